@@ -1,0 +1,2 @@
+//! dreamc
+fn main() {}
