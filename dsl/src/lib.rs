@@ -1,1 +1,3 @@
-//! dsl
+//! The language of dreamc.
+pub mod source;
+pub mod spec;

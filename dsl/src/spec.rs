@@ -1,0 +1,667 @@
+//! The checked specification: what both spellings mean once every name, default and value is resolved.
+//!
+//! This is the only type that leaves the language; nothing in it refers to the spelling it came from, save
+//! [`Spec::sources`], which finds the token behind a field for later stages' diagnostics.
+//! Sizes are `u64`, checked to be positive and below 2^48; real numbers are finite.
+
+use indexmap::IndexMap;
+use serde::Serialize;
+
+/// A whole specification file, defaults filled in.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Spec {
+    /// The architecture.
+    pub model: Model,
+    /// Where tokens come from; a spec that is only counted or compiled needs none.
+    pub data: Option<Data>,
+    /// The training recipe (Table 3 of the paper by default).
+    pub train: Train,
+    /// What `dreamc eval` and the evaluations during training measure.
+    pub eval: Eval,
+    /// What `dreamc match` varies, and against which baseline.
+    #[serde(rename = "match")]
+    pub matching: Option<Match>,
+    /// Finds the token of a field.
+    #[serde(skip)]
+    pub sources: crate::source::SourceMap,
+}
+
+/// The architecture of a model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// Its name: letters, digits, `-`, `_`, `.`.
+    pub name: String,
+    /// Vocabulary size `V`.
+    pub vocab: u64,
+    /// Hidden size `h`.
+    pub hidden: u64,
+    /// Longest sequence `t` the model is built for.
+    pub context: u64,
+    /// Whether the head is the embedding matrix.
+    pub tie: bool,
+    /// Factor on the embedding (Gemma 2: `sqrt(h)`, rounded to the weights' dtype).
+    pub embed_scale: Option<EmbedScale>,
+    /// `c·tanh(logits/c)`.
+    pub logit_softcap: Option<f64>,
+    /// The form of every norm of the model.
+    pub norm: Norm,
+    /// The attentions (and dense networks) that layers mix, by name, in order of definition.
+    pub components: IndexMap<String, Component>,
+    /// The layers, in order of application.
+    pub body: Vec<Item>,
+}
+
+/// Factor on the embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EmbedScale {
+    /// `sqrt(h)`.
+    SqrtHidden,
+    /// A given number.
+    Value(f64),
+}
+
+/// RMSNorm: `x · rsqrt(mean(x²) + eps) · g`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Norm {
+    /// Added to the mean square.
+    pub eps: f64,
+    /// The stored weight is `g - 1` (Gemma 2).
+    pub unit_offset: bool,
+}
+
+impl Default for Norm {
+    fn default() -> Self {
+        Norm { eps: 1e-6, unit_offset: false }
+    }
+}
+
+/// One named component of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Component {
+    /// Attention over the tokens of the sequence (SEMANTICS section 2).
+    Sequence(Attention),
+    /// Attention over the earlier depths of the same token (section 3).
+    Depth(Attention),
+    /// A routed mixture of networks (section 4).
+    Experts(Experts),
+    /// One dense network.
+    Mlp(Mlp),
+}
+
+/// Sequence or depth attention.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: u64,
+    /// Head size `d`; even where there is RoPE.
+    pub head_size: u64,
+    /// Rotary positions (tokens for sequence attention, applications for depth attention).
+    pub rope: Option<Rope>,
+    /// Normalisation of queries and keys.
+    pub qk_norm: QkNorm,
+    /// Query `i` sees keys `j` with `0 <= i - j < window`.
+    pub window: Option<u64>,
+    /// `c·tanh(s/c)` on the scores, before the mask.
+    pub softcap: Option<f64>,
+    /// Factor on `q·k`; `1/sqrt(head_size)` where absent.
+    pub scale: Option<f64>,
+    /// Whether the branch output has a norm of its own (Gemma 2).
+    pub post_norm: bool,
+    /// The mixture of projections in recurrent layers (section 5); `None` reuses one projection at every depth.
+    pub projection: Option<Projection>,
+}
+
+/// Rotary position embedding: pairs `(i, i + d/2)`, `θ_i = base^(-2i/d)`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Rope {
+    /// Base of the geometric sequence of frequencies.
+    pub base: f64,
+    /// Odd pairs count from the last depth backwards (`L - 1 - l`); depth attention and routers only.
+    pub half_reversed: bool,
+    /// Frequency scaling of Llama 3.1 and later.
+    pub scaling: Option<RopeScaling>,
+}
+
+/// Llama 3's frequency scaling (`rope_type: llama3`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RopeScaling {
+    /// Division of the low frequencies.
+    pub factor: f64,
+    /// Wavelengths above `original_context / low` are divided.
+    pub low: f64,
+    /// Wavelengths below `original_context / high` are kept.
+    pub high: f64,
+    /// Context the model was first trained with.
+    pub original_context: f64,
+}
+
+/// Which vectors are RMS-normalised before the rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Each head by itself, gain `[d]`.
+    Rms,
+    /// All heads as one vector (OLMoE), gain `[heads · d]`.
+    RmsAll,
+}
+
+/// The mixture of linear experts that replaces each projection of a recurrent attention.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Projection {
+    /// Routed experts; how often the layer is applied where absent.
+    pub count: Option<u64>,
+    /// Whether there is a shared, always active expert beside them.
+    pub shared: bool,
+    /// The router: top-1, no gate normalisation.
+    pub router: Router,
+}
+
+/// A routed mixture of networks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Experts {
+    /// Number of experts `E`.
+    pub count: u64,
+    /// Experts each token uses, `k <= E`.
+    pub active: u64,
+    /// Intermediate size `I` of each.
+    pub intermediate: u64,
+    /// Non-linearity.
+    pub activation: Activation,
+    /// Further experts that return nothing (integrated MoDE); routed like the others, numbered after them.
+    pub noop: u64,
+    /// How experts are scored, chosen and balanced.
+    pub router: Router,
+    /// Whether the branch output has a norm of its own.
+    pub post_norm: bool,
+}
+
+/// One dense network.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mlp {
+    /// Intermediate size `I`.
+    pub intermediate: u64,
+    /// Non-linearity.
+    pub activation: Activation,
+    /// Whether the branch output has a norm of its own.
+    pub post_norm: bool,
+}
+
+/// Non-linearity of a network. The gated ones have a `gate` matrix, the others only `up` and `down`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `silu(gate x) ⊙ up x`
+    Swiglu,
+    /// `gelu_tanh(gate x) ⊙ up x`
+    Geglu,
+    /// `relu(up x)`
+    Relu,
+    /// `gelu_tanh(up x)`
+    Gelu,
+}
+
+impl Activation {
+    /// Whether there is a `gate` matrix.
+    pub fn gated(self) -> bool {
+        matches!(self, Activation::Swiglu | Activation::Geglu)
+    }
+}
+
+/// How a mixture scores, chooses, gates and balances its experts. The fields are orthogonal (section 4).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Router {
+    /// The form of the logits.
+    pub form: RouterForm,
+    /// Logit to score.
+    pub score: Score,
+    /// What the `k` largest are taken of; the balancing bias, where there is one, is added to it.
+    pub select: Select,
+    /// Gates are divided by their sum over the chosen.
+    pub normalise: bool,
+    /// Factor on the gates.
+    pub scale: f64,
+    /// Balancing by a bias that chooses and never gates.
+    pub balance: Option<Balance>,
+    /// Weight of the Switch load-balancing loss; 0 for none.
+    pub load_balance_loss: f64,
+    /// Weight of the router z-loss; 0 for none.
+    pub z_loss: f64,
+}
+
+/// The form of a router's logits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouterForm {
+    /// `RoPE(RMSNorm(W_q x))·RMSNorm(K_e) / sqrt(query)`
+    LowRank {
+        /// Size of queries and keys.
+        query: u64,
+        /// Rotation of the query by the depth of the application.
+        rope: Option<Rope>,
+    },
+    /// `W x`, `W` of shape `[E, h]`.
+    Linear,
+}
+
+/// Logit to score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Score {
+    /// Each by itself.
+    Sigmoid,
+    /// Over all experts.
+    Softmax,
+}
+
+/// What selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Select {
+    /// Logit plus bias (Dreamer).
+    Logit,
+    /// Score plus bias (DeepSeek-V3).
+    Score,
+}
+
+/// `b += rate · law(target(N) - N)` once per optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Balance {
+    /// Step size λ.
+    pub rate: f64,
+    /// The count an expert should have.
+    pub target: BalanceTarget,
+    /// How the difference moves the bias.
+    pub law: BalanceLaw,
+}
+
+/// The count an expert should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BalanceTarget {
+    /// The median count; the mean of the two middle ones for an even number of experts.
+    Median,
+    /// The mean count.
+    Mean,
+}
+
+/// How the difference moves the bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BalanceLaw {
+    /// By its sign.
+    Sign,
+    /// By the difference over the mean count.
+    Proportional,
+}
+
+/// One item of a body.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Item {
+    /// One application with weights of its own (unless a `recur` around it shares them).
+    Layer(Expr),
+    /// `count` copies with weights of their own.
+    Repeat {
+        /// Copies.
+        count: u64,
+        /// What is copied.
+        items: Vec<Item>,
+    },
+    /// One set of weights applied `count` times.
+    Recur {
+        /// Applications.
+        count: u64,
+        /// Whether the residual stream is normalised after every application inside.
+        residual_norm: bool,
+        /// What is applied.
+        items: Vec<Item>,
+    },
+}
+
+/// A composition expression (section 6). `Sequential` and `Parallel` hold at least two terms and never a term
+/// of their own kind; a component appears at most once in a layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expr {
+    /// A component by name.
+    Component(String),
+    /// `a > b`
+    Sequential(Vec<Expr>),
+    /// `a | b`
+    Parallel(Vec<Expr>),
+    /// `skip(…) { a }` (section 8).
+    Skip(Box<Skip>, Box<Expr>),
+}
+
+/// A Mixture-of-Depths wrapper around a part of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Skip {
+    /// Which tokens are processed.
+    pub rule: SkipRule,
+    /// What the router reads.
+    pub input: SkipInput,
+    /// Tokens decide one by one, or whole sequences.
+    pub level: SkipLevel,
+    /// Which tokens write keys and values of the wrapped attention.
+    pub kv: SkipKv,
+    /// Skipped tokens are merged into the nearest selected one before, and back after.
+    pub merge: bool,
+}
+
+/// Which tokens a wrapped part processes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipRule {
+    /// Expert choice: the `max(1, floor(capacity · t))` tokens with the largest score.
+    TopK {
+        /// Share of the tokens, in (0, 1].
+        capacity: f64,
+        /// How to decide without looking ahead; a model without can be trained but not sampled.
+        causal: Option<CausalRule>,
+    },
+    /// `sigmoid(w·x) >= 0.5`, straight-through.
+    Threshold {
+        /// Target share `c*`.
+        capacity: f64,
+        /// Weight λ of `ReLU(mean(mask) - c*)`.
+        penalty: f64,
+        /// Whether the mean is over all wrapped parts rather than for each.
+        pooled: bool,
+    },
+}
+
+/// How a top-k router is sampled from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CausalRule {
+    /// Binary cross-entropy of the score against membership; then `score > 0`.
+    Bce {
+        /// Weight of the loss.
+        weight: f64,
+        /// Whether the loss also reaches the input of the router.
+        into_input: bool,
+    },
+    /// A small network on the stopped input, same loss; then its output `> 0`.
+    Predictor {
+        /// Its hidden size.
+        hidden: u64,
+        /// Weight of the loss.
+        weight: f64,
+    },
+}
+
+/// What a skip router reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipInput {
+    /// The hidden state.
+    Hidden,
+    /// `scale·‖x‖ + bias`.
+    NormOnly,
+}
+
+/// What decides together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipLevel {
+    /// Each token.
+    Token,
+    /// Each sequence, by the mean over its tokens.
+    Sequence,
+}
+
+/// Which tokens write keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipKv {
+    /// All.
+    All,
+    /// Processed ones.
+    Processed,
+}
+
+/// Where tokens come from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Data {
+    /// Sources and their relative weights.
+    pub sources: Vec<(Source, f64)>,
+    /// How text becomes tokens.
+    pub tokenizer: Tokenizer,
+    /// Share of the documents of a file held out for validation, where no file is named for it.
+    pub validation: f64,
+    /// A file of its own for validation.
+    pub validation_file: Option<String>,
+    /// Whether attention stops at document boundaries.
+    pub document_mask: bool,
+    /// What happens at a row that cannot be read.
+    pub bad_rows: BadRows,
+}
+
+/// What happens at a row that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BadRows {
+    /// Stop with file and line.
+    Stop,
+    /// Leave it out and count it.
+    Skip,
+}
+
+/// One source of documents. Paths are relative to the spec's folder.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A generated reasoning task.
+    Task(Task),
+    /// A text file.
+    Text {
+        /// Its path.
+        path: String,
+    },
+    /// JSON objects, one a line.
+    Jsonl {
+        /// Its path.
+        path: String,
+        /// Field of the prompt; no loss on it. The whole text is in `answer` where absent.
+        prompt: Option<String>,
+        /// Field of the text to learn.
+        answer: String,
+        /// How both are put together; `{prompt}` and `{answer}` are replaced.
+        template: String,
+    },
+    /// A Parquet file; columns as the fields of `Jsonl`.
+    Parquet {
+        /// Its path.
+        path: String,
+        /// Column of the prompt.
+        prompt: Option<String>,
+        /// Column of the text to learn.
+        answer: String,
+        /// As for `Jsonl`.
+        template: String,
+    },
+}
+
+/// A generated task whose difficulty is a number of composed steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Task {
+    /// Which.
+    pub kind: TaskKind,
+    /// Fewest steps.
+    pub min_steps: u64,
+    /// Most steps.
+    pub max_steps: u64,
+    /// Modulus of the arithmetic, entries of the table, or elements permuted.
+    pub size: u64,
+}
+
+/// The generated tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskKind {
+    /// Multi-step arithmetic in words, modulo `size`.
+    Arithmetic,
+    /// A function given as a random table, applied `steps` times.
+    Composition,
+    /// State tracking: swaps of `size` elements.
+    Permutation,
+}
+
+/// How text becomes tokens.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tokenizer {
+    /// One token a byte.
+    Bytes,
+    /// A `tokenizer.json`.
+    File(String),
+}
+
+/// The training recipe. Defaults are those of Table 3.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Train {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Sequences in a step.
+    pub batch: u64,
+    /// Micro-batches a step is split into; divides `batch`.
+    pub accumulate: u64,
+    /// Tokens in a sequence; the model's context where absent.
+    pub sequence: Option<u64>,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+    /// What follows the warm-up.
+    pub schedule: Schedule,
+    /// AdamW's decay rates.
+    pub betas: (f64, f64),
+    /// AdamW's ε.
+    pub eps: f64,
+    /// Decoupled weight decay on matrices.
+    pub weight_decay: f64,
+    /// Whether embeddings decay too.
+    pub decay_embeddings: bool,
+    /// Largest global gradient norm; `None` for no clipping.
+    pub clip: Option<f64>,
+    /// Seed of weights, order and sampling.
+    pub seed: u64,
+    /// Storage and products.
+    pub precision: Precision,
+    /// Train only tensors whose names match one of these patterns (`routers` is short for all router tensors).
+    pub only: Vec<String>,
+    /// Do not train tensors whose names match one of these.
+    pub freeze: Vec<String>,
+    /// Parameter groups: pattern, factor on the learning rate, weight decay.
+    pub groups: Vec<Group>,
+    /// Recurrent depth drawn anew each step between these (as a function of seed and step).
+    pub random_depth: Option<(u64, u64)>,
+    /// Evaluation during training.
+    pub evaluate: Evaluate,
+    /// Checkpoints during training.
+    pub checkpoint: Checkpoint,
+    /// Stop when the validation loss has not improved for so many evaluations.
+    pub patience: Option<u64>,
+}
+
+/// What follows the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// The peak until the end.
+    Constant,
+    /// Half a cosine down to `floor` times the peak.
+    Cosine {
+        /// Final share of the peak.
+        floor: f64,
+    },
+    /// A line down to `floor` times the peak.
+    Linear {
+        /// Final share of the peak.
+        floor: f64,
+    },
+    /// Warm-up, stable, decay: the peak, then a line to `floor` over the last `decay` steps.
+    Wsd {
+        /// Length of the decay.
+        decay: u64,
+        /// Final share of the peak.
+        floor: f64,
+    },
+}
+
+/// Storage and products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// f32 everywhere.
+    F32,
+    /// bf16 storage and products; f32 accumulation, master weights, statistics and optimizer.
+    Bf16,
+}
+
+/// A parameter group.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Group {
+    /// Pattern of tensor names; `*` stands for any text.
+    pub pattern: String,
+    /// Factor on the learning rate.
+    pub learning_rate: f64,
+    /// Weight decay in place of the recipe's.
+    pub weight_decay: Option<f64>,
+}
+
+/// Evaluation during training.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Evaluate {
+    /// Steps between evaluations; 0 for the end only.
+    pub every: u64,
+    /// Batches of validation data each time.
+    pub batches: u64,
+}
+
+/// Checkpoints during training.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Checkpoint {
+    /// Steps between checkpoints; 0 for the end only.
+    pub every: u64,
+    /// How many of the newest are kept.
+    pub keep: u64,
+    /// Steps between checkpoints that are kept for good; 0 for none.
+    pub keep_every: u64,
+    /// Whether the best by validation loss is kept.
+    pub best: bool,
+}
+
+/// What evaluations measure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Eval {
+    /// Examples scored by exact match on each difficulty of a task, or in all for a file.
+    pub examples: u64,
+    /// Most tokens generated for an answer.
+    pub max_tokens: u64,
+    /// Depths to evaluate recurrent models at, besides their own.
+    pub depths: Vec<u64>,
+    /// Tokens a perplexity window advances by; the sequence length where absent.
+    pub stride: Option<u64>,
+}
+
+/// What `dreamc match` varies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Match {
+    /// The baseline's spec.
+    pub baseline: String,
+    /// Field that meets the FLOPs, and its step.
+    pub flops: (String, u64),
+    /// Field that meets the parameters, and its step.
+    pub params: (String, u64),
+    /// Field that meets the memory, and its step.
+    pub memory: Option<(String, u64)>,
+    /// Largest relative difference that counts as matched.
+    pub tolerance: f64,
+}
