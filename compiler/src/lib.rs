@@ -1,1 +1,2 @@
-//! compiler
+//! The compiler of dreamc: a checked specification becomes a program of launches.
+pub mod ir;

@@ -1,0 +1,242 @@
+//! The tensor graph: what an architecture computes, one function per distinct layer body.
+//!
+//! *In*: functions built by [`crate::lower`] or read back from text. *Out*: the same, rewritten, differentiated and
+//! scheduled. *Promise*: between passes every function satisfies [`verify`]; [`interpret`] is the meaning of every
+//! operation, in f64.
+//!
+//! Shapes are lists of **named dimensions**. A dimension is a name with a size in the module's table, so the graph is
+//! independent of batch and sequence length and prints as people write it. Names decide everything that axis numbers
+//! decide elsewhere: a [`Op::Contract`] sums over a name, a [`Op::Binary`] broadcasts the operand that lacks a name.
+//! No value has the same dimension twice.
+//!
+//! Look next at [`op`] (the operations), [`text`] (the printed form and its parser), [`verify`], [`interpret`].
+
+pub mod infer;
+pub mod op;
+
+pub use infer::{TypeError, infer};
+pub use op::{Attention, Binary, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
+
+use indexmap::IndexMap;
+
+/// A named dimension: an index into [`Module::dims`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Dim(pub u32);
+
+/// Storage of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 32-bit integer: token ids, positions, expert indices, offsets.
+    I32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 => 2,
+        }
+    }
+
+    /// Whether gradients exist.
+    pub fn is_float(self) -> bool {
+        self != DType::I32
+    }
+}
+
+/// Element type and shape of a value; no dimension is a scalar.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Type {
+    /// Storage.
+    pub dtype: DType,
+    /// Dimensions, slowest first.
+    pub dims: Vec<Dim>,
+}
+
+impl Type {
+    /// A float type.
+    pub fn f32(dims: &[Dim]) -> Self {
+        Type { dtype: DType::F32, dims: dims.to_vec() }
+    }
+
+    /// An integer type.
+    pub fn i32(dims: &[Dim]) -> Self {
+        Type { dtype: DType::I32, dims: dims.to_vec() }
+    }
+
+    /// Whether the type has the dimension.
+    pub fn has(&self, dim: Dim) -> bool {
+        self.dims.contains(&dim)
+    }
+
+    /// The dimensions of `self` that are not in `over`, in order.
+    pub fn without(&self, over: &[Dim]) -> Vec<Dim> {
+        self.dims.iter().copied().filter(|d| !over.contains(d)).collect()
+    }
+}
+
+/// A value of a function: first its parameters, then the results of its nodes, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub u32);
+
+impl Value {
+    /// As an index into [`Function::types`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a parameter of a function is bound to when it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// A value of the caller: the stream, a cotangent, a batch input.
+    Input,
+    /// A trained tensor of the layer's weight set.
+    Weight,
+    /// A tensor of the weight set that no gradient reaches: a balancing bias.
+    Buffer,
+    /// A tensor carried from application to application and updated in place: a depth or sequence cache, selection
+    /// counts. The function returns its new value under the same name.
+    State,
+    /// A forward value kept for the backward function.
+    Saved,
+    /// An `i32` scalar that the loops of the program supply: `depth`, `depths`, the cache row of a component.
+    Index,
+}
+
+/// A parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// Its name; unique in the function. For weights the tensor name inside the layer (`sa.qkv.weight`).
+    pub name: String,
+    /// What it is bound to.
+    pub role: Role,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it does.
+    pub op: Op,
+    /// Its operands, all defined earlier.
+    pub inputs: Vec<Value>,
+    /// Its first result; the others follow.
+    pub first: Value,
+    /// How many results it has.
+    pub count: u32,
+}
+
+impl Node {
+    /// Its results.
+    pub fn results(&self) -> impl Iterator<Item = Value> + use<> {
+        (self.first.0..self.first.0 + self.count).map(Value)
+    }
+}
+
+/// A function in SSA form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// Parameters; the first `params.len()` values.
+    pub params: Vec<Param>,
+    /// Type of every value.
+    pub types: Vec<Type>,
+    /// Operations in order of definition.
+    pub nodes: Vec<Node>,
+    /// Named results.
+    pub results: Vec<(String, Value)>,
+}
+
+impl Function {
+    /// An empty function.
+    pub fn new(name: impl Into<String>) -> Self {
+        Function { name: name.into(), params: vec![], types: vec![], nodes: vec![], results: vec![] }
+    }
+
+    /// Adds a parameter. All parameters come before all nodes.
+    pub fn param(&mut self, name: impl Into<String>, role: Role, ty: Type) -> Value {
+        debug_assert!(self.nodes.is_empty(), "parameters come first");
+        self.params.push(Param { name: name.into(), role });
+        self.types.push(ty);
+        Value(self.types.len() as u32 - 1)
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: Value) -> &Type {
+        &self.types[value.index()]
+    }
+
+    /// Adds a node whose result types are `types`; [`crate::build::Builder`] infers them.
+    pub fn push(&mut self, op: Op, inputs: Vec<Value>, types: Vec<Type>) -> Value {
+        let first = Value(self.types.len() as u32);
+        self.nodes.push(Node { op, inputs, first, count: types.len() as u32 });
+        self.types.extend(types);
+        first
+    }
+
+    /// The value of a parameter by name.
+    pub fn find_param(&self, name: &str) -> Option<Value> {
+        self.params.iter().position(|p| p.name == name).map(|i| Value(i as u32))
+    }
+
+    /// The value of a result by name.
+    pub fn find_result(&self, name: &str) -> Option<Value> {
+        self.results.iter().find(|(n, _)| n == name).map(|(_, v)| *v)
+    }
+
+    /// Index of the node that defines each value; `None` for parameters.
+    pub fn definitions(&self) -> Vec<Option<usize>> {
+        let mut defined = vec![None; self.types.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            for r in node.results() {
+                defined[r.index()] = Some(i);
+            }
+        }
+        defined
+    }
+}
+
+/// Functions over one table of dimensions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Module {
+    /// Dimension names and sizes.
+    pub dims: IndexMap<String, u64>,
+    /// Functions by name.
+    pub functions: IndexMap<String, Function>,
+}
+
+impl Module {
+    /// The dimension of that name, made with `size` where it is new.
+    ///
+    /// # Panics
+    /// Where the name exists with another size: a bug of the caller, who chooses names.
+    pub fn dim(&mut self, name: impl Into<String>, size: u64) -> Dim {
+        let name = name.into();
+        let entry = self.dims.entry(name);
+        let index = entry.index() as u32;
+        let found = *entry.or_insert(size);
+        assert_eq!(found, size, "dimension {index} made twice with different sizes");
+        Dim(index)
+    }
+
+    /// Size of a dimension.
+    pub fn size(&self, dim: Dim) -> u64 {
+        self.dims[dim.0 as usize]
+    }
+
+    /// Name of a dimension.
+    pub fn name(&self, dim: Dim) -> &str {
+        self.dims.get_index(dim.0 as usize).map(|(n, _)| n.as_str()).unwrap_or("?")
+    }
+
+    /// Product of the sizes of dimensions.
+    pub fn elements(&self, dims: &[Dim]) -> u64 {
+        dims.iter().map(|&d| self.size(d)).product()
+    }
+}
