@@ -1,2 +1,3 @@
 //! The compiler of dreamc: a checked specification becomes a program of launches.
 pub mod ir;
+pub mod program;
