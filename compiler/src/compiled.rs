@@ -1,0 +1,85 @@
+//! What compilation hands to the runtime.
+
+use crate::program::{BufferId, Plan};
+
+/// A compiled model: the launch list and where every tensor lies in it.
+///
+/// Inputs and results of the programs are buffers of space `Io`, found by name with [`Plan::find`]:
+///
+/// | buffer | type | meaning |
+/// |---|---|---|
+/// | `ids` | `i32[batch, seq]` | input tokens |
+/// | `targets` | `i32[batch, seq]` | next tokens; negative where no loss is taken |
+/// | `positions` | `i32[batch, seq]` | position of each token in its document |
+/// | `segments` | `i32[batch, seq]` | document of each token; only with document masks |
+/// | `loss_scale` | `f32[1]` | one over the number of targets of the whole step |
+/// | `loss` | `f32[1]` | `backward` adds `loss_scale · Σ nll`; the host zeroes it before a step |
+/// | `nll` | `f32[batch, seq]` | loss of each token |
+/// | `logits` | `f32[batch, seq, vocab]` | only in plans that ask for them |
+/// | `scalars` | `f32[8]` | of the optimizer step, see [`crate::program::Kernel::AdamW`] |
+/// | `norm` | `f32[1]` | global gradient norm before clipping |
+///
+/// Programs: `backward` (one micro-batch; adds to the gradients), `update` (one optimizer step; leaves gradients and
+/// counts zero), `evaluate` (forward alone: `nll`, and `logits` where asked for).
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// The launch list.
+    pub plan: Plan,
+    /// Every tensor of the model, in checkpoint order.
+    pub tensors: Vec<Tensor>,
+    /// Total depth `L`: applications of layers.
+    pub depth: u64,
+}
+
+/// A named tensor (SEMANTICS section 11) and its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Its name in checkpoints.
+    pub name: String,
+    /// Its shape in checkpoints.
+    pub shape: Vec<u64>,
+    /// What it is.
+    pub kind: TensorKind,
+    /// How it begins.
+    pub init: Init,
+    /// Buffer of the values.
+    pub weight: BufferId,
+    /// Buffer of the gradient, where one is computed.
+    pub gradient: Option<BufferId>,
+    /// Buffers of AdamW's moments, where it is trained.
+    pub moments: Option<(BufferId, BufferId)>,
+    /// Buffer of selection counts, for a balancing bias.
+    pub counts: Option<BufferId>,
+    /// Which instance of each of them.
+    pub instance: u64,
+}
+
+/// What a tensor is, for counting, decay and freezing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TensorKind {
+    /// The embedding table.
+    Embedding,
+    /// The output head.
+    Head,
+    /// A matrix every token uses.
+    Matrix,
+    /// A routed mixture of matrices.
+    Routed,
+    /// The shared expert of a mixture.
+    Shared,
+    /// A router's matrices and gains.
+    Router,
+    /// A norm's gain.
+    Gain,
+    /// A balancing bias: no gradient, moved by balancing.
+    Balance,
+}
+
+/// How a tensor begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// The same number everywhere.
+    Constant(f64),
+}
