@@ -35,6 +35,16 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
     let rows = |t: &Type| t.dims[..t.dims.len().saturating_sub(1)].to_vec();
     let float = |t: &Type| check(t.dtype.is_float(), "needs floats");
     let int = |t: &Type| check(t.dtype == DType::I32, "needs integers where indices are meant");
+    let scalar = |t: &Type| check(t.dtype == DType::I32 && t.dims.is_empty(), "the row is an i32 scalar");
+    let one_more = |offsets: Dim, experts: Dim| {
+        check(
+            module.size(offsets) == module.size(experts).saturating_add(1),
+            "offsets must have one entry more than there are experts",
+        )
+    };
+    let sum = |dims: &mut dyn Iterator<Item = Dim>| {
+        dims.fold(0u64, |total, d| total.saturating_add(module.size(d)))
+    };
     let typed = |dtype: DType, dims: Vec<Dim>| Type { dtype, dims };
     let float_with = |dims: Vec<Dim>| typed(operands.first().map_or(DType::F32, |t| t.dtype), dims);
 
@@ -110,6 +120,8 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         }
         Op::SoftmaxGrad => {
             arity(2)?;
+            float(operands[0])?;
+            last(operands[0])?;
             check(operands[0] == operands[1], "y and dy must have one type")?;
             vec![operands[0].clone()]
         }
@@ -147,7 +159,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             arity(1)?;
             let n = last(operands[0])?;
             check(
-                parts.iter().map(|&d| module.size(d)).sum::<u64>() == module.size(n),
+                sum(&mut parts.iter().copied()) == module.size(n),
                 "the parts must add up to the last dimension",
             )?;
             parts
@@ -161,15 +173,18 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         }
         Op::Concat(to) => {
             check(!operands.is_empty(), "takes at least one operand")?;
-            let mut sum = 0;
+            let mut parts = vec![];
             for t in operands {
-                sum += module.size(last(t)?);
+                parts.push(last(t)?);
                 check(
                     t.dtype == operands[0].dtype && rows(t) == rows(operands[0]),
                     "operands differ before the last dimension",
                 )?;
             }
-            check(sum == module.size(*to), "the last dimensions must add up to the result's")?;
+            check(
+                sum(&mut parts.into_iter()) == module.size(*to),
+                "the last dimensions must add up to the result's",
+            )?;
             let mut dims = rows(operands[0]);
             dims.push(*to);
             vec![typed(operands[0].dtype, dims)]
@@ -199,11 +214,9 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 x.dims.len() == 2 && w.dims.len() == 3 && offsets.dims.len() == 1,
                 "takes x[slots, in], w[experts, out, in], offsets",
             )?;
+            check(x.dtype == w.dtype, "operands have different dtypes; cast one")?;
             check(x.dims[1] == *over, "x must end in the dimension summed over")?;
-            check(
-                module.size(offsets.dims[0]) == module.size(w.dims[0]) + 1,
-                "offsets must have one entry more than there are experts",
-            )?;
+            one_more(offsets.dims[0], w.dims[0])?;
             let out = match (w.dims[2] == *over, w.dims[1] == *over) {
                 (true, false) => w.dims[1],
                 (false, true) => w.dims[2],
@@ -214,15 +227,14 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         Op::GroupedOuter { experts } => {
             arity(3)?;
             let (y, x, offsets) = (operands[0], operands[1], operands[2]);
+            float(y)?;
+            check(y.dtype == x.dtype, "operands have different dtypes; cast one")?;
             int(offsets)?;
             check(
-                y.dims.len() == 2 && x.dims.len() == 2 && y.dims[0] == x.dims[0],
+                y.dims.len() == 2 && x.dims.len() == 2 && y.dims[0] == x.dims[0] && offsets.dims.len() == 1,
                 "takes y[slots, out], x[slots, in], offsets",
             )?;
-            check(
-                module.size(offsets.dims[0]) == module.size(*experts) + 1,
-                "offsets must have one entry more than there are experts",
-            )?;
+            one_more(offsets.dims[0], *experts)?;
             vec![typed(y.dtype, vec![*experts, y.dims[1], x.dims[1]])]
         }
         Op::Route { k } => {
@@ -237,20 +249,20 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         Op::Group { experts, offsets, slots } => {
             arity(1)?;
             int(operands[0])?;
+            last(operands[0])?;
             check(
                 module.elements(&operands[0].dims) == module.size(*slots),
                 "slots must be the product of the dimensions",
             )?;
-            check(
-                module.size(*offsets) == module.size(*experts) + 1,
-                "offsets must have one entry more than there are experts",
-            )?;
+            one_more(*offsets, *experts)?;
             vec![Type::i32(&[*slots]), Type::i32(&[*offsets]), operands[0].clone()]
         }
         Op::Pick => {
             arity(2)?;
             float(operands[0])?;
             int(operands[1])?;
+            last(operands[0])?;
+            last(operands[1])?;
             check(rows(operands[0]) == rows(operands[1]), "table and choice must have the same rows")?;
             vec![float_with(operands[1].dims.clone())]
         }
@@ -258,6 +270,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             arity(2)?;
             float(operands[0])?;
             int(operands[1])?;
+            last(operands[0])?;
             check(operands[0].dims == operands[1].dims, "gradient and choice must have the same dimensions")?;
             let mut dims = rows(operands[0]);
             dims.push(*experts);
@@ -281,9 +294,10 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             float(operands[0])?;
             int(operands[1])?;
             check(operands[0].dims.len() == 2, "y is [slots, h]")?;
+            last(operands[1])?;
             check(
-                operands.get(2).is_none_or(|g| g.dims == operands[1].dims),
-                "gates have the dimensions of inverse",
+                operands.get(2).is_none_or(|g| g.dtype.is_float() && g.dims == operands[1].dims),
+                "gates are floats with the dimensions of inverse",
             )?;
             check(
                 module.elements(&operands[1].dims) == module.size(operands[0].dims[0]),
@@ -297,62 +311,83 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             arity(3)?;
             float(operands[0])?;
             int(operands[1])?;
+            float(operands[2])?;
             let h = last(operands[0])?;
+            last(operands[2])?;
+            check(operands[1].dims.len() == 1, "order has one dimension")?;
+            check(rows(operands[0]) == rows(operands[2]), "d and gates must have the same rows")?;
             check(module.elements(&operands[2].dims) == module.size(operands[1].dims[0]), "one gate a slot")?;
             vec![float_with(vec![operands[1].dims[0], h])]
         }
         Op::CombineGates => {
             arity(3)?;
             float(operands[0])?;
+            float(operands[1])?;
             int(operands[2])?;
+            let h = last(operands[0])?;
+            last(operands[2])?;
+            check(operands[1].dims.len() == 2 && operands[1].dims[1] == h, "y is [slots, h], h that of d")?;
+            check(rows(operands[0]) == rows(operands[2]), "d and inverse must have the same rows")?;
+            check(
+                module.elements(&operands[2].dims) == module.size(operands[1].dims[0]),
+                "inverse has one entry a slot",
+            )?;
             vec![float_with(operands[2].dims.clone())]
         }
         Op::AddCounts => {
             arity(2)?;
             int(operands[1])?;
-            check(
-                operands[0].dims.len() == 1
-                    && module.size(operands[1].dims[0]) == module.size(operands[0].dims[0]) + 1,
-                "one count an expert",
-            )?;
+            check(operands[0].dtype == DType::F32, "counts are f32")?;
+            check(operands[0].dims.len() == 1 && operands[1].dims.len() == 1, "takes counts[e], offsets")?;
+            one_more(operands[1].dims[0], operands[0].dims[0])?;
             vec![operands[0].clone()]
         }
         Op::Attention(a) => {
             arity(3 + mask_operands(a))?;
-            attention(module, operands, &fail)?;
+            attention(module, a, operands, &operands[3..], &fail)?;
             let lse = operands[0].dims[..3].to_vec();
             vec![operands[0].clone(), Type::f32(&lse)]
         }
         Op::AttentionGrad(a) => {
             arity(6 + mask_operands(a))?;
-            attention(module, operands, &fail)?;
+            attention(module, a, operands, &operands[6..], &fail)?;
             check(operands[3] == operands[0] && operands[5] == operands[0], "o and do have the type of q")?;
+            check(
+                *operands[4] == Type::f32(&operands[0].dims[..3]),
+                "lse is f32 with the dimensions of q but the last",
+            )?;
             vec![operands[0].clone(), operands[1].clone(), operands[2].clone()]
         }
         Op::CacheWrite => {
             arity(3)?;
-            int(operands[2])?;
+            scalar(operands[2])?;
             check(
-                !operands[0].dims.is_empty() && operands[0].dims[1..] == operands[1].dims[..],
-                "the row has the cache's dimensions but the first",
+                operands[0].dtype == operands[1].dtype
+                    && !operands[0].dims.is_empty()
+                    && operands[0].dims[1..] == operands[1].dims[..],
+                "x has the cache's type without the first dimension",
             )?;
             vec![operands[0].clone()]
         }
         Op::CacheTake => {
             arity(2)?;
-            int(operands[1])?;
+            scalar(operands[1])?;
             check(!operands[0].dims.is_empty(), "a cache has rows")?;
             vec![typed(operands[0].dtype, operands[0].dims[1..].to_vec()), operands[0].clone()]
         }
-        Op::DepthAttention(_) => {
+        Op::DepthAttention(a) => {
             arity(4)?;
-            depth_attention(module, operands, &fail)?;
+            depth_attention(module, a, operands, &fail)?;
+            scalar(operands[3])?;
             vec![operands[0].clone()]
         }
-        Op::DepthAttentionGrad(_) => {
+        Op::DepthAttentionGrad(a) => {
             arity(7)?;
-            depth_attention(module, operands, &fail)?;
+            depth_attention(module, a, operands, &fail)?;
+            scalar(operands[3])?;
             check(operands[4] == operands[0], "do has the type of q")?;
+            float(operands[5])?;
+            float(operands[6])?;
             check(
                 operands[5].dims == operands[1].dims && operands[6].dims == operands[2].dims,
                 "dk and dv have the dimensions of the caches",
@@ -361,6 +396,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         }
         Op::Embed => {
             arity(2)?;
+            float(operands[0])?;
             int(operands[1])?;
             check(operands[0].dims.len() == 2, "the table is [vocabulary, hidden]")?;
             let mut dims = operands[1].dims.clone();
@@ -369,6 +405,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         }
         Op::EmbedGrad { vocab } => {
             arity(2)?;
+            float(operands[0])?;
             int(operands[1])?;
             let h = last(operands[0])?;
             check(rows(operands[0]) == operands[1].dims, "one row an id")?;
@@ -376,61 +413,132 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         }
         Op::CrossEntropy => {
             arity(2)?;
-            int(operands[1])?;
-            last(operands[0])?;
-            check(rows(operands[0]) == operands[1].dims, "one target a row")?;
+            cross_entropy(operands, &fail)?;
             vec![Type::f32(&operands[1].dims), Type::f32(&operands[1].dims)]
         }
         Op::CrossEntropyGrad => {
             arity(4)?;
+            cross_entropy(operands, &fail)?;
+            per_row(&operands[2..], &operands[1].dims, &fail)?;
             vec![operands[0].clone()]
         }
         Op::HeadLoss { .. } => {
             arity(3)?;
-            int(operands[2])?;
             head(operands, &fail)?;
             vec![Type::f32(&operands[2].dims), Type::f32(&operands[2].dims)]
         }
         Op::HeadLossGrad { .. } => {
             arity(5)?;
             head(operands, &fail)?;
+            per_row(&operands[3..], &operands[2].dims, &fail)?;
             vec![operands[0].clone(), operands[1].clone()]
         }
     };
+    for t in &results {
+        if let Some(&d) = repeated(&t.dims) {
+            return Err(fail(format!("the result {} would have {} twice", module.show(t), module.name(d))));
+        }
+    }
     Ok(results)
+}
+
+/// A dimension that occurs more than once. No value may have one: names decide what is summed and broadcast.
+pub(super) fn repeated(dims: &[Dim]) -> Option<&Dim> {
+    dims.iter().enumerate().find(|(i, d)| dims[..*i].contains(d)).map(|(_, d)| d)
 }
 
 fn mask_operands(a: &Attention) -> usize {
     usize::from(a.mask == Mask::Positions) * 2 + usize::from(a.segments)
 }
 
-fn head(t: &[&Type], fail: &dyn Fn(String) -> TypeError) -> Result<(), TypeError> {
-    let (x, w) = (t[0], t[1]);
-    if w.dims.len() == 2 && x.dims.last() == Some(&w.dims[1]) && x.dims[..x.dims.len() - 1] == t[2].dims[..] {
+fn cross_entropy(t: &[&Type], fail: &dyn Fn(String) -> TypeError) -> Result<(), TypeError> {
+    let (logits, targets) = (t[0], t[1]);
+    let fits = logits.dims.split_last().is_some_and(|(_, rows)| rows == targets.dims);
+    if logits.dtype.is_float() && targets.dtype == DType::I32 && fits {
         Ok(())
     } else {
-        Err(fail("takes x[.., h], w[V, h], targets[..]".into()))
+        Err(fail("takes logits[.., V], targets i32[..]".into()))
     }
 }
 
-fn attention(module: &Module, t: &[&Type], fail: &dyn Fn(String) -> TypeError) -> Result<(), TypeError> {
+fn head(t: &[&Type], fail: &dyn Fn(String) -> TypeError) -> Result<(), TypeError> {
+    let (x, w, targets) = (t[0], t[1], t[2]);
+    let fits = x.dims.split_last().is_some_and(|(h, rows)| w.dims.last() == Some(h) && rows == targets.dims);
+    if w.dims.len() == 2 && fits && x.dtype.is_float() && x.dtype == w.dtype && targets.dtype == DType::I32 {
+        Ok(())
+    } else {
+        Err(fail("takes x[.., h], w[V, h] of x's dtype, targets i32[..]".into()))
+    }
+}
+
+/// Statistics and cotangents of a loss: f32, one a row.
+fn per_row(t: &[&Type], rows: &[Dim], fail: &dyn Fn(String) -> TypeError) -> Result<(), TypeError> {
+    if t.iter().all(|t| t.dtype == DType::F32 && t.dims == rows) {
+        Ok(())
+    } else {
+        Err(fail("lse and d are f32 with the dimensions of targets".into()))
+    }
+}
+
+fn attention(
+    module: &Module,
+    a: &Attention,
+    t: &[&Type],
+    mask: &[&Type],
+    fail: &dyn Fn(String) -> TypeError,
+) -> Result<(), TypeError> {
     let (q, k, v) = (t[0], t[1], t[2]);
-    if q.dims.len() != 4 || k.dims.len() != 4 || k != v || q.dims[0] != k.dims[0] || q.dims[3] != k.dims[3] {
+    if q.dims.len() != 4
+        || k.dims.len() != 4
+        || k != v
+        || !q.dtype.is_float()
+        || q.dtype != k.dtype
+        || q.dims[0] != k.dims[0]
+        || q.dims[3] != k.dims[3]
+    {
         return Err(fail("takes q[b, t, heads, d], k[b, s, kv_heads, d], v of k's type".into()));
+    }
+    let same_tokens = module.size(q.dims[1]) == module.size(k.dims[1]);
+    if a.mask == Mask::Causal && !same_tokens {
+        return Err(fail("a causal mask needs as many keys as queries; give their positions".into()));
+    }
+    let mut expected = vec![];
+    if a.mask == Mask::Positions {
+        expected.extend([Type::i32(&q.dims[..2]), Type::i32(&k.dims[..2])]);
+    }
+    if a.segments {
+        if !same_tokens {
+            return Err(fail("segments need as many keys as queries".into()));
+        }
+        expected.push(Type::i32(&q.dims[..2]));
+    }
+    if mask.iter().zip(&expected).any(|(found, expected)| *found != expected) {
+        let expected: Vec<String> = expected.iter().map(|t| module.show(t)).collect();
+        return Err(fail(format!("the mask's operands must be {}", expected.join(", "))));
     }
     divisible(module, q.dims[2], k.dims[2], fail)
 }
 
 fn depth_attention(
     module: &Module,
+    a: &Attention,
     t: &[&Type],
     fail: &dyn Fn(String) -> TypeError,
 ) -> Result<(), TypeError> {
     let (q, k, v) = (t[0], t[1], t[2]);
     let (n, m) = (q.dims.len(), k.dims.len());
-    if n < 2 || m != n + 1 || k != v || q.dims[..n - 2] != k.dims[1..m - 2] || q.dims[n - 1] != k.dims[m - 1]
+    if n < 2
+        || m != n + 1
+        || k != v
+        || !q.dtype.is_float()
+        || q.dtype != k.dtype
+        || q.dims[..n - 2] != k.dims[1..m - 2]
+        || q.dims[n - 1] != k.dims[m - 1]
     {
         return Err(fail("takes q[.., heads, d], k[depths, .., kv_heads, d], v of k's type".into()));
+    }
+    if a.mask != Mask::Causal || a.segments {
+        return Err(fail("depths are seen causally and have neither positions nor segments".into()));
     }
     divisible(module, q.dims[n - 2], k.dims[m - 2], fail)
 }

@@ -1,21 +1,27 @@
 //! The tensor graph: what an architecture computes, one function per distinct layer body.
 //!
 //! *In*: functions built by [`crate::lower`] or read back from text. *Out*: the same, rewritten, differentiated and
-//! scheduled. *Promise*: between passes every function satisfies [`verify`]; [`interpret`] is the meaning of every
-//! operation, in f64.
+//! scheduled. *Promise*: between passes every function satisfies [`verify`](verify()); [`interpret`](interpret()) is the
+//! meaning of every operation, in f64.
 //!
 //! Shapes are lists of **named dimensions**. A dimension is a name with a size in the module's table, so the graph is
 //! independent of batch and sequence length and prints as people write it. Names decide everything that axis numbers
 //! decide elsewhere: a [`Op::Contract`] sums over a name, a [`Op::Binary`] broadcasts the operand that lacks a name.
 //! No value has the same dimension twice.
 //!
-//! Look next at [`op`] (the operations), [`text`] (the printed form and its parser), [`verify`], [`interpret`].
+//! Look next at [`op`] (the operations), [`text`] (the printed form and its parser), [`mod@verify`], [`mod@interpret`].
 
 pub mod infer;
+pub mod interpret;
 pub mod op;
+pub mod text;
+pub mod verify;
 
 pub use infer::{TypeError, infer};
+pub use interpret::{InterpretError, Tensor, interpret};
 pub use op::{Attention, Binary, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
+pub use text::{ParseError, parse};
+pub use verify::{VerifyError, verify, verify_function};
 
 use indexmap::IndexMap;
 
@@ -134,7 +140,7 @@ pub struct Node {
 impl Node {
     /// Its results.
     pub fn results(&self) -> impl Iterator<Item = Value> + use<> {
-        (self.first.0..self.first.0 + self.count).map(Value)
+        (self.first.0..self.first.0.saturating_add(self.count)).map(Value)
     }
 }
 
@@ -235,8 +241,8 @@ impl Module {
         self.dims.get_index(dim.0 as usize).map(|(n, _)| n.as_str()).unwrap_or("?")
     }
 
-    /// Product of the sizes of dimensions.
+    /// Product of the sizes of dimensions; `u64::MAX` where it is larger, which [`verify`](verify()) refuses in any value.
     pub fn elements(&self, dims: &[Dim]) -> u64 {
-        dims.iter().map(|&d| self.size(d)).product()
+        dims.iter().fold(1, |product: u64, &d| product.saturating_mul(self.size(d)))
     }
 }

@@ -1,0 +1,977 @@
+//! The printed form of the graph, and its parser.
+//!
+//! *In*: a [`Module`], or text. *Out*: the other. *Promise*: `parse(print(m)) == m` for every module that satisfies
+//! [`verify`](super::verify()), floats to the bit and names of any characters included, and [`parse`] neither panics nor runs long on any text. The parser checks syntax and names alone:
+//! types are taken as written, so that the verifier's tests can write wrong ones.
+//!
+//! ```text
+//! dims { batch 2  seq 8  hidden 16 }
+//!
+//! func @layer0 {
+//!   input  %x              : f32[batch, seq, hidden]     a parameter: role, name, type
+//!   weight %sa.norm.weight : f32[hidden]
+//!
+//!   %0 = rms %x inner 1 eps 1e-6 : f32[batch, seq, hidden]
+//!   %1 = mul %0, %sa.norm.weight : f32[batch, seq, hidden]
+//!   return y = %1
+//! }
+//! ```
+//!
+//! A node is `%results = operation %operands attributes : types`. Nodes' results are numbered from `%0` in order;
+//! parameters go by their names. An attribute is a word and its value, a list of dimensions is in brackets, and names
+//! that are not words are quoted. `;` starts a comment. Line breaks are spaces.
+
+use super::{
+    Attention, Binary, DType, Dim, Function, Mask, Module, Node, Op, Param, Positions, Reduce, Role, Rope,
+    RopeScaling, Type, Unary, Value,
+};
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Write as _};
+use thiserror::Error;
+
+/// Statements up to this width have their types aligned; longer ones push theirs to the right.
+const ALIGNED: usize = 76;
+/// Lines of the table of dimensions are broken here.
+const WIDTH: usize = 100;
+/// Longest text that is read, in bytes.
+const LONGEST: usize = 64 << 20;
+
+// --- printing ---------------------------------------------------------------------------------------------------------
+
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&dims_table(self))?;
+        for function in self.functions.values() {
+            write!(f, "\n{}", self.show_function(function))?;
+        }
+        Ok(())
+    }
+}
+
+fn dims_table(module: &Module) -> String {
+    let entries: Vec<String> = module.dims.iter().map(|(n, size)| format!("{} {size}", name(n))).collect();
+    let line = entries.join("  ");
+    if entries.is_empty() {
+        return "dims { }\n".into();
+    }
+    if line.chars().count() + "dims {  }".len() <= WIDTH {
+        return format!("dims {{ {line} }}\n");
+    }
+    let (mut out, mut column) = (String::from("dims {"), WIDTH);
+    for entry in entries {
+        let width = entry.chars().count() + 2;
+        if column + width > WIDTH {
+            out.push('\n');
+            column = 0;
+        }
+        column += width;
+        out.push_str("  ");
+        out.push_str(&entry);
+    }
+    out + "\n}\n"
+}
+
+impl Module {
+    /// A function as the text form prints it.
+    pub fn show_function(&self, function: &Function) -> String {
+        let mut out = format!("func @{} {{\n", name(&function.name));
+        let names: Vec<String> =
+            (0..function.params.len()).map(|i| show_value(function, Value(i as u32))).collect();
+        let role_width = width(function.params.iter().map(|p| p.role.name()));
+        let name_width = width(names.iter().map(String::as_str)).min(ALIGNED);
+        for ((param, name), ty) in function.params.iter().zip(&names).zip(&function.types) {
+            let ty = self.show_type(ty);
+            let _ = writeln!(out, "  {:role_width$} {name:name_width$} : {ty}", param.role.name());
+        }
+        if !function.params.is_empty() {
+            out.push('\n');
+        }
+        let left: Vec<String> = function.nodes.iter().map(|n| show_results(function, n)).collect();
+        let left_width = width(left.iter().map(String::as_str)).min(ALIGNED / 4);
+        let statements: Vec<String> = function
+            .nodes
+            .iter()
+            .zip(&left)
+            .map(|(n, l)| format!("{l:left_width$} = {}", self.show_operation(function, n)))
+            .collect();
+        let type_column =
+            width(statements.iter().map(String::as_str).filter(|s| s.chars().count() <= ALIGNED));
+        for (node, statement) in function.nodes.iter().zip(&statements) {
+            let _ = writeln!(out, "  {statement:type_column$} : {}", self.show_result_types(function, node));
+        }
+        out.push_str("  return");
+        for (i, (n, v)) in function.results.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            let _ = write!(out, "{comma} {} = {}", name(n), show_value(function, *v));
+        }
+        out.push_str("\n}\n");
+        out
+    }
+
+    /// A node as the text form prints it, for messages: `%1 = mul %0, %g : f32[batch, hidden]`.
+    pub fn show_node(&self, function: &Function, node: &Node) -> String {
+        let operation = self.show_operation(function, node);
+        format!("{} = {operation} : {}", show_results(function, node), self.show_result_types(function, node))
+    }
+
+    fn show_operation(&self, function: &Function, node: &Node) -> String {
+        let operands: Vec<String> = node.inputs.iter().map(|v| show_value(function, *v)).collect();
+        let mut out = String::from(node.op.name());
+        if !operands.is_empty() {
+            out.push(' ');
+            out.push_str(&operands.join(", "));
+        }
+        out + &self.show_attributes(&node.op)
+    }
+
+    fn show_result_types(&self, function: &Function, node: &Node) -> String {
+        let types = node
+            .results()
+            .map(|v| function.types.get(v.index()).map_or_else(|| "?".into(), |t| self.show_type(t)));
+        types.collect::<Vec<_>>().join(", ")
+    }
+
+    /// As [`Module::show`], names quoted where the parser needs it.
+    fn show_type(&self, ty: &Type) -> String {
+        format!("{}{}", ty.dtype.name(), self.show_dims(&ty.dims))
+    }
+
+    fn show_dims(&self, dims: &[Dim]) -> String {
+        let names: Vec<String> = dims.iter().map(|&d| name(self.name(d))).collect();
+        format!("[{}]", names.join(", "))
+    }
+
+    /// Everything about an operation but its name: each attribute behind a space. [`Parser::op`] reads it back.
+    fn show_attributes(&self, op: &Op) -> String {
+        let one = |d: &Dim| name(self.name(*d));
+        match op {
+            Op::Constant(x) => format!(" {}", float(*x)),
+            Op::Cast(to) => format!(" to {}", to.name()),
+            Op::Reduce(_, over) | Op::Contract(over) => format!(" over {}", self.show_dims(over)),
+            Op::Rms { inner, eps } | Op::RmsGrad { inner, eps } => {
+                format!(" inner {inner} eps {}", float(*eps))
+            }
+            Op::Rope(rope) => show_rope(rope),
+            Op::Reshape(dims) => format!(" to {}", self.show_dims(dims)),
+            Op::Split(parts) => format!(" into {}", self.show_dims(parts)),
+            Op::Concat(to) => format!(" to {}", one(to)),
+            Op::Zeros(dims) => format!(" {}", self.show_dims(dims)),
+            Op::Grouped { over } => format!(" over {}", one(over)),
+            Op::GroupedOuter { experts } | Op::PickGrad { experts } => format!(" experts {}", one(experts)),
+            Op::Route { k } => format!(" choose {}", one(k)),
+            Op::Group { experts, offsets, slots } => {
+                format!(" experts {} offsets {} slots {}", one(experts), one(offsets), one(slots))
+            }
+            Op::Attention(a) | Op::AttentionGrad(a) | Op::DepthAttention(a) | Op::DepthAttentionGrad(a) => {
+                show_attention(a)
+            }
+            Op::EmbedGrad { vocab } => format!(" vocab {}", one(vocab)),
+            Op::HeadLoss { softcap } | Op::HeadLossGrad { softcap } => show_softcap(*softcap),
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::StopGradient
+            | Op::Softmax
+            | Op::SoftmaxGrad
+            | Op::Pick
+            | Op::Gather
+            | Op::Combine
+            | Op::CombineGrad
+            | Op::CombineGates
+            | Op::AddCounts
+            | Op::CacheWrite
+            | Op::CacheTake
+            | Op::Embed
+            | Op::CrossEntropy
+            | Op::CrossEntropyGrad => String::new(),
+        }
+    }
+}
+
+fn show_rope(rope: &Rope) -> String {
+    let mut out = format!(" base {}", float(rope.base));
+    out.push_str(match rope.positions {
+        Positions::Tokens => " tokens",
+        Positions::Depth { half_reversed: false } => " depth",
+        Positions::Depth { half_reversed: true } => " depth half_reversed",
+    });
+    if let Some(s) = &rope.scaling {
+        let (factor, low, high) = (float(s.factor), float(s.low), float(s.high));
+        let context = float(s.original_context);
+        let _ = write!(out, " factor {factor} low {low} high {high} context {context}");
+    }
+    if rope.inverse {
+        out.push_str(" inverse");
+    }
+    out
+}
+
+fn show_attention(a: &Attention) -> String {
+    let mut out = format!(" scale {}{}", float(a.scale), show_softcap(a.softcap));
+    if let Some(window) = a.window {
+        let _ = write!(out, " window {window}");
+    }
+    out.push_str(match a.mask {
+        Mask::Causal => " mask causal",
+        Mask::Positions => " mask positions",
+    });
+    if a.segments {
+        out.push_str(" segments");
+    }
+    out
+}
+
+fn show_softcap(softcap: Option<f64>) -> String {
+    softcap.map_or_else(String::new, |c| format!(" softcap {}", float(c)))
+}
+
+fn show_results(function: &Function, node: &Node) -> String {
+    node.results().map(|v| show_value(function, v)).collect::<Vec<_>>().join(", ")
+}
+
+/// A value as the text form names it; `%?n` where there is none of that index.
+pub(super) fn show_value(function: &Function, value: Value) -> String {
+    let params = function.params.len();
+    match function.params.get(value.index()) {
+        Some(param) => format!("%{}", name(&param.name)),
+        None if value.index() < function.types.len() => format!("%{}", value.index() - params),
+        None => format!("%?{}", value.0),
+    }
+}
+
+fn width<'a>(texts: impl Iterator<Item = &'a str>) -> usize {
+    texts.map(|t| t.chars().count()).max().unwrap_or(0)
+}
+
+fn is_word(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && text.chars().all(is_word_char)
+}
+
+fn is_word_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-')
+}
+
+/// A name, quoted where it is not a word.
+fn name(text: &str) -> String {
+    if is_word(text) {
+        return text.into();
+    }
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{{{:x}}}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// The shortest text that parses back to the same bits.
+fn float(x: f64) -> String {
+    if x.is_nan() {
+        return format!("{:#018x}", x.to_bits());
+    }
+    let text = format!("{x:?}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_string)
+}
+
+impl Role {
+    /// All roles.
+    pub const ALL: [Role; 6] =
+        [Role::Input, Role::Weight, Role::Buffer, Role::State, Role::Saved, Role::Index];
+
+    /// As the text form prints it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Input => "input",
+            Role::Weight => "weight",
+            Role::Buffer => "buffer",
+            Role::State => "state",
+            Role::Saved => "saved",
+            Role::Index => "index",
+        }
+    }
+}
+
+// --- parsing ----------------------------------------------------------------------------------------------------------
+
+/// Text that is not a module.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{line}:{column}: {problem}; {help}")]
+pub struct ParseError {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// What is wrong.
+    pub problem: String,
+    /// What would be right.
+    pub help: String,
+}
+
+/// Reads a module from its printed form.
+pub fn parse(text: &str) -> Result<Module, ParseError> {
+    if text.len() > LONGEST {
+        return Err(ParseError {
+            line: 1,
+            column: 1,
+            problem: format!("the text has {} bytes", text.len()),
+            help: format!("at most {LONGEST} are read"),
+        });
+    }
+    let mut parser = Parser::new(text)?;
+    let mut module = Module::default();
+    parser.dims(&mut module)?;
+    while parser.token != Token::End {
+        let start = parser.start;
+        let function = parser.function(&module)?;
+        let name = function.name.clone();
+        if module.functions.insert(name.clone(), function).is_some() {
+            return Err(parser.error_at(
+                start,
+                format!("function `@{name}` is defined twice"),
+                "give each function a name of its own",
+            ));
+        }
+    }
+    Ok(module)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token {
+    /// A bare word: a keyword or a name.
+    Word(String),
+    /// A quoted name, which is never a keyword.
+    Quoted(String),
+    /// `%0`
+    Numbered(u32),
+    /// `%name`
+    Named(String),
+    /// `@name`
+    Function(String),
+    /// Digits, sign, point, exponent; read when its kind is known.
+    Number(String),
+    /// One of `{ } [ ] : , =`.
+    Punctuation(char),
+    End,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Token::Word(w) => write!(f, "`{w}`"),
+            Token::Quoted(w) => write!(f, "`{}`", name(w)),
+            Token::Numbered(n) => write!(f, "`%{n}`"),
+            Token::Named(n) => write!(f, "`%{}`", name(n)),
+            Token::Function(n) => write!(f, "`@{}`", name(n)),
+            Token::Number(n) => write!(f, "`{n}`"),
+            Token::Punctuation(c) => write!(f, "`{c}`"),
+            Token::End => f.write_str("the end of the text"),
+        }
+    }
+}
+
+/// One token of look-ahead over the text. No rule of the grammar nests, so nothing recurses.
+struct Parser<'a> {
+    text: &'a str,
+    /// Byte behind the current token.
+    position: usize,
+    /// The current token, and its first byte.
+    token: Token,
+    start: usize,
+}
+
+type Parsed<T> = Result<T, ParseError>;
+
+impl<'a> Parser<'a> {
+    fn new(text: &'a str) -> Parsed<Self> {
+        let mut parser = Parser { text, position: 0, token: Token::End, start: 0 };
+        parser.advance()?;
+        Ok(parser)
+    }
+
+    // --- tokens ---
+
+    /// Steps to the next token and returns the current one.
+    fn advance(&mut self) -> Parsed<Token> {
+        self.skip_blanks();
+        self.start = self.position;
+        let token = match self.peek() {
+            None => Token::End,
+            Some(c @ ('{' | '}' | '[' | ']' | ':' | ',' | '=')) => {
+                self.position += 1;
+                Token::Punctuation(c)
+            }
+            Some('"') => Token::Quoted(self.quoted()?),
+            Some('%') => {
+                self.position += 1;
+                self.value_name()?
+            }
+            Some('@') => {
+                self.position += 1;
+                Token::Function(self.bare_or_quoted("a function's name follows `@`")?)
+            }
+            Some(c) if c.is_ascii_digit() || matches!(c, '-' | '+' | '.') => {
+                Token::Number(self.take(|c| is_word_char(c) || c == '+').into())
+            }
+            Some(c) if is_word_char(c) => Token::Word(self.take(is_word_char).into()),
+            Some(c) => {
+                return Err(self.error_at(
+                    self.start,
+                    format!("unexpected character `{}`", c.escape_debug()),
+                    "names of other characters are quoted",
+                ));
+            }
+        };
+        Ok(std::mem::replace(&mut self.token, token))
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.text[self.position..].chars().next()
+    }
+
+    fn skip_blanks(&mut self) {
+        loop {
+            self.take(char::is_whitespace);
+            if self.peek() != Some(';') {
+                return;
+            }
+            self.take(|c| c != '\n');
+        }
+    }
+
+    fn take(&mut self, accept: impl Fn(char) -> bool) -> &'a str {
+        let rest = &self.text[self.position..];
+        let end = rest.find(|c| !accept(c)).unwrap_or(rest.len());
+        self.position += end;
+        &rest[..end]
+    }
+
+    /// What follows `%`: digits alone number a node's result, anything else names a parameter.
+    fn value_name(&mut self) -> Parsed<Token> {
+        if self.peek().is_some_and(|c| c.is_ascii_digit()) {
+            let digits = self.take(is_word_char);
+            let canonical = digits == "0" || !digits.starts_with('0');
+            return match digits.parse() {
+                Ok(n) if canonical => Ok(Token::Numbered(n)),
+                _ => Err(self.error_at(
+                    self.start,
+                    format!("`%{digits}` is neither a number nor a name"),
+                    "quote a parameter's name that starts with a digit",
+                )),
+            };
+        }
+        Ok(Token::Named(self.bare_or_quoted("a parameter's name or a number follows `%`")?))
+    }
+
+    fn bare_or_quoted(&mut self, help: &str) -> Parsed<String> {
+        match self.peek() {
+            Some('"') => self.quoted(),
+            Some(c) if c.is_ascii_alphabetic() || c == '_' => Ok(self.take(is_word_char).into()),
+            _ => Err(self.error_at(self.start, "a name is missing", help)),
+        }
+    }
+
+    fn quoted(&mut self) -> Parsed<String> {
+        let open = self.position;
+        let unclosed = "a quoted name ends with `\"` on its line";
+        self.position += 1;
+        let mut out = String::new();
+        loop {
+            let at = self.position;
+            let c = self.next_char().ok_or_else(|| self.error_at(open, "unclosed name", unclosed))?;
+            match c {
+                '"' => return Ok(out),
+                '\n' => return Err(self.error_at(open, "unclosed name", unclosed)),
+                '\\' => match self.next_char() {
+                    Some('n') => out.push('\n'),
+                    Some(c @ ('"' | '\\')) => out.push(c),
+                    Some('u') if self.peek() == Some('{') => {
+                        self.position += 1;
+                        let digits = self.take(|c| c.is_ascii_hexdigit());
+                        let c = u32::from_str_radix(digits, 16).ok().and_then(char::from_u32);
+                        match (c, self.next_char()) {
+                            (Some(c), Some('}')) => out.push(c),
+                            _ => {
+                                return Err(self.error_at(
+                                    at,
+                                    "not a character",
+                                    "write `\\u{` hexadecimal digits `}`",
+                                ));
+                            }
+                        }
+                    }
+                    _ => {
+                        return Err(self.error_at(
+                            at,
+                            "unknown escape",
+                            "`\\\"`, `\\\\`, `\\n` and `\\u{…}` are known",
+                        ));
+                    }
+                },
+                c => out.push(c),
+            }
+        }
+    }
+
+    fn next_char(&mut self) -> Option<char> {
+        let c = self.peek()?;
+        self.position += c.len_utf8();
+        Some(c)
+    }
+
+    // --- errors ---
+
+    fn error_at(&self, byte: usize, problem: impl Into<String>, help: impl Into<String>) -> ParseError {
+        let before = &self.text[..byte];
+        let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+        ParseError {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            problem: problem.into(),
+            help: help.into(),
+        }
+    }
+
+    fn expected<T>(&self, what: &str) -> Parsed<T> {
+        Err(self.error_at(self.start, format!("unexpected {}", self.token), format!("expected {what}")))
+    }
+
+    // --- pieces ---
+
+    fn punctuation(&mut self, c: char) -> Parsed<()> {
+        if self.token != Token::Punctuation(c) {
+            return self.expected(&format!("`{c}`"));
+        }
+        self.advance().map(drop)
+    }
+
+    /// Steps over the word if it is next.
+    fn accept(&mut self, word: &str) -> Parsed<bool> {
+        let found = matches!(&self.token, Token::Word(w) if w == word);
+        if found {
+            self.advance()?;
+        }
+        Ok(found)
+    }
+
+    fn word(&mut self, word: &str) -> Parsed<()> {
+        if self.accept(word)? { Ok(()) } else { self.expected(&format!("`{word}`")) }
+    }
+
+    fn name(&mut self, what: &str) -> Parsed<String> {
+        match &self.token {
+            Token::Word(w) | Token::Quoted(w) => {
+                let w = w.clone();
+                self.advance()?;
+                Ok(w)
+            }
+            _ => self.expected(what),
+        }
+    }
+
+    fn integer(&mut self) -> Parsed<u64> {
+        let what = "a whole number";
+        let Token::Number(digits) = &self.token else { return self.expected(what) };
+        let Ok(n) = digits.parse() else { return self.expected(what) };
+        self.advance()?;
+        Ok(n)
+    }
+
+    fn float(&mut self) -> Parsed<f64> {
+        let (Token::Number(text) | Token::Word(text)) = &self.token else { return self.expected("a number") };
+        let parsed = match text.strip_prefix("0x") {
+            Some(bits) => u64::from_str_radix(bits, 16).ok().map(f64::from_bits),
+            None => text.parse().ok(),
+        };
+        let Some(x) = parsed else { return self.expected("a number") };
+        self.advance()?;
+        Ok(x)
+    }
+
+    fn dim(&mut self, module: &Module) -> Parsed<Dim> {
+        let start = self.start;
+        let name = self.name("a dimension")?;
+        match module.dims.get_index_of(&name) {
+            Some(i) => Ok(Dim(i as u32)),
+            None => {
+                let known: Vec<&str> = module.dims.keys().take(12).map(String::as_str).collect();
+                let more = if module.dims.len() > known.len() { ", …" } else { "" };
+                Err(self.error_at(
+                    start,
+                    format!("unknown dimension `{name}`"),
+                    format!("the table has: {}{more}", known.join(", ")),
+                ))
+            }
+        }
+    }
+
+    /// `[a, b]`
+    fn dim_list(&mut self, module: &Module) -> Parsed<Vec<Dim>> {
+        self.punctuation('[')?;
+        let mut dims = vec![];
+        while self.token != Token::Punctuation(']') {
+            if !dims.is_empty() {
+                self.punctuation(',')?;
+            }
+            dims.push(self.dim(module)?);
+        }
+        self.punctuation(']')?;
+        Ok(dims)
+    }
+
+    fn dtype(&mut self) -> Parsed<DType> {
+        for dtype in DType::ALL {
+            if self.accept(dtype.name())? {
+                return Ok(dtype);
+            }
+        }
+        self.expected("`f32`, `bf16` or `i32`")
+    }
+
+    fn ty(&mut self, module: &Module) -> Parsed<Type> {
+        Ok(Type { dtype: self.dtype()?, dims: self.dim_list(module)? })
+    }
+
+    // --- statements ---
+
+    fn dims(&mut self, module: &mut Module) -> Parsed<()> {
+        self.word("dims")?;
+        self.punctuation('{')?;
+        while self.token != Token::Punctuation('}') {
+            let start = self.start;
+            let name = self.name("a dimension's name or `}`")?;
+            let size = self.integer()?;
+            if module.dims.insert(name.clone(), size).is_some() {
+                return Err(self.error_at(
+                    start,
+                    format!("dimension `{name}` is given twice"),
+                    "give each dimension one size",
+                ));
+            }
+        }
+        self.punctuation('}')
+    }
+
+    fn function(&mut self, module: &Module) -> Parsed<Function> {
+        self.word("func")?;
+        let Token::Function(name) = self.token.clone() else {
+            return self.expected("the function's `@name`");
+        };
+        self.advance()?;
+        self.punctuation('{')?;
+        let mut function = Function::new(name);
+        let mut names = HashMap::new();
+        while let Some(role) = self.role()? {
+            self.param(module, &mut function, &mut names, role)?;
+        }
+        while matches!(self.token, Token::Numbered(_) | Token::Named(_)) {
+            self.node(module, &mut function, &names)?;
+        }
+        if !self.accept("return")? {
+            let roles: Vec<String> = Role::ALL.iter().map(|r| format!("`{}`", r.name())).collect();
+            let param =
+                if function.nodes.is_empty() { format!("{}, ", roles.join(", ")) } else { String::new() };
+            return self.expected(&format!("{param}`%{}` or `return`", function.types.len() - names.len()));
+        }
+        let mut results = HashSet::new();
+        while self.token != Token::Punctuation('}') {
+            if !function.results.is_empty() {
+                self.punctuation(',')?;
+            }
+            let start = self.start;
+            let name = self.name("a result's name or `}`")?;
+            self.punctuation('=')?;
+            let value = self.value(&function, &names)?;
+            if !results.insert(name.clone()) {
+                return Err(self.error_at(
+                    start,
+                    format!("result `{name}` is given twice"),
+                    "give each result a name of its own",
+                ));
+            }
+            function.results.push((name, value));
+        }
+        self.punctuation('}')?;
+        Ok(function)
+    }
+
+    fn role(&mut self) -> Parsed<Option<Role>> {
+        for role in Role::ALL {
+            if self.accept(role.name())? {
+                return Ok(Some(role));
+            }
+        }
+        Ok(None)
+    }
+
+    fn param(
+        &mut self,
+        module: &Module,
+        function: &mut Function,
+        names: &mut HashMap<String, Value>,
+        role: Role,
+    ) -> Parsed<()> {
+        let start = self.start;
+        let Token::Named(name) = self.token.clone() else { return self.expected("the parameter's `%name`") };
+        self.advance()?;
+        self.punctuation(':')?;
+        let ty = self.ty(module)?;
+        let value = Value(function.types.len() as u32);
+        if names.insert(name.clone(), value).is_some() {
+            return Err(self.error_at(
+                start,
+                format!("parameter `%{name}` is given twice"),
+                "give each parameter a name of its own",
+            ));
+        }
+        function.params.push(Param { name, role });
+        function.types.push(ty);
+        Ok(())
+    }
+
+    /// A value defined so far.
+    fn value(&mut self, function: &Function, names: &HashMap<String, Value>) -> Parsed<Value> {
+        let params = function.params.len();
+        let found = match &self.token {
+            Token::Named(name) => names.get(name).copied(),
+            Token::Numbered(n) => {
+                Some(params + *n as usize).filter(|&i| i < function.types.len()).map(|i| Value(i as u32))
+            }
+            _ => return self.expected("a value"),
+        };
+        let Some(value) = found else {
+            return Err(self.error_at(
+                self.start,
+                format!("{} is not defined here", self.token),
+                "an operand is a parameter or the result of an earlier node",
+            ));
+        };
+        self.advance()?;
+        Ok(value)
+    }
+
+    /// `%0, %1 = operation operands attributes : types`
+    fn node(
+        &mut self,
+        module: &Module,
+        function: &mut Function,
+        names: &HashMap<String, Value>,
+    ) -> Parsed<()> {
+        let first = function.types.len();
+        let mut count = 0;
+        loop {
+            let next = (first - function.params.len() + count) as u32;
+            if self.token != Token::Numbered(next) {
+                return self.expected(&format!("`%{next}`: results are numbered in order"));
+            }
+            self.advance()?;
+            count += 1;
+            if self.token != Token::Punctuation(',') {
+                break;
+            }
+            self.advance()?;
+        }
+        self.punctuation('=')?;
+        let op_start = self.start;
+        let op_name = self.name("an operation")?;
+        let mut inputs = vec![];
+        while matches!(self.token, Token::Numbered(_) | Token::Named(_)) {
+            inputs.push(self.value(function, names)?);
+            if self.token != Token::Punctuation(',') {
+                break;
+            }
+            self.advance()?;
+        }
+        let op = self.op(module, &op_name, op_start)?;
+        self.punctuation(':')?;
+        let mut types = vec![self.ty(module)?];
+        while self.token == Token::Punctuation(',') {
+            self.advance()?;
+            types.push(self.ty(module)?);
+        }
+        if types.len() != count {
+            return Err(self.error_at(
+                op_start,
+                format!("`{op_name}` has {count} results but {} types", types.len()),
+                "give each result its type, with commas between",
+            ));
+        }
+        function.push(op, inputs, types);
+        Ok(())
+    }
+
+    /// The operation of that name with its attributes; [`Module::show_attributes`] wrote them.
+    fn op(&mut self, module: &Module, name: &str, start: usize) -> Parsed<Op> {
+        if let Some(op) = element_wise(name) {
+            return Ok(op);
+        }
+        let reduce = |r, over| Ok(Op::Reduce(r, over));
+        match name {
+            "constant" => Ok(Op::Constant(self.float()?)),
+            "stop_gradient" => Ok(Op::StopGradient),
+            "cast" => {
+                self.word("to")?;
+                Ok(Op::Cast(self.dtype()?))
+            }
+            "sum" => reduce(Reduce::Sum, self.over(module)?),
+            "mean" => reduce(Reduce::Mean, self.over(module)?),
+            "largest" => reduce(Reduce::Max, self.over(module)?),
+            "rms" => {
+                let (inner, eps) = self.norm()?;
+                Ok(Op::Rms { inner, eps })
+            }
+            "rms_grad" => {
+                let (inner, eps) = self.norm()?;
+                Ok(Op::RmsGrad { inner, eps })
+            }
+            "softmax" => Ok(Op::Softmax),
+            "softmax_grad" => Ok(Op::SoftmaxGrad),
+            "rope" => Ok(Op::Rope(self.rope()?)),
+            "reshape" => {
+                self.word("to")?;
+                Ok(Op::Reshape(self.dim_list(module)?))
+            }
+            "split" => {
+                self.word("into")?;
+                Ok(Op::Split(self.dim_list(module)?))
+            }
+            "concat" => Ok(Op::Concat(self.named_dim("to", module)?)),
+            "zeros" => Ok(Op::Zeros(self.dim_list(module)?)),
+            "contract" => Ok(Op::Contract(self.over(module)?)),
+            "grouped" => Ok(Op::Grouped { over: self.named_dim("over", module)? }),
+            "grouped_outer" => Ok(Op::GroupedOuter { experts: self.named_dim("experts", module)? }),
+            "route" => Ok(Op::Route { k: self.named_dim("choose", module)? }),
+            "group" => Ok(Op::Group {
+                experts: self.named_dim("experts", module)?,
+                offsets: self.named_dim("offsets", module)?,
+                slots: self.named_dim("slots", module)?,
+            }),
+            "pick" => Ok(Op::Pick),
+            "pick_grad" => Ok(Op::PickGrad { experts: self.named_dim("experts", module)? }),
+            "gather" => Ok(Op::Gather),
+            "combine" => Ok(Op::Combine),
+            "combine_grad" => Ok(Op::CombineGrad),
+            "combine_gates" => Ok(Op::CombineGates),
+            "add_counts" => Ok(Op::AddCounts),
+            "attention" => Ok(Op::Attention(self.attention()?)),
+            "attention_grad" => Ok(Op::AttentionGrad(self.attention()?)),
+            "cache_write" => Ok(Op::CacheWrite),
+            "cache_take" => Ok(Op::CacheTake),
+            "depth_attention" => Ok(Op::DepthAttention(self.attention()?)),
+            "depth_attention_grad" => Ok(Op::DepthAttentionGrad(self.attention()?)),
+            "embed" => Ok(Op::Embed),
+            "embed_grad" => Ok(Op::EmbedGrad { vocab: self.named_dim("vocab", module)? }),
+            "cross_entropy" => Ok(Op::CrossEntropy),
+            "cross_entropy_grad" => Ok(Op::CrossEntropyGrad),
+            "head_loss" => Ok(Op::HeadLoss { softcap: self.softcap()? }),
+            "head_loss_grad" => Ok(Op::HeadLossGrad { softcap: self.softcap()? }),
+            _ => Err(self.error_at(
+                start,
+                format!("unknown operation `{name}`"),
+                "operations are listed in ir/op.rs, their names in `Op::name`",
+            )),
+        }
+    }
+
+    fn over(&mut self, module: &Module) -> Parsed<Vec<Dim>> {
+        self.word("over")?;
+        self.dim_list(module)
+    }
+
+    fn named_dim(&mut self, word: &str, module: &Module) -> Parsed<Dim> {
+        self.word(word)?;
+        self.dim(module)
+    }
+
+    fn named_float(&mut self, word: &str) -> Parsed<f64> {
+        self.word(word)?;
+        self.float()
+    }
+
+    fn norm(&mut self) -> Parsed<(usize, f64)> {
+        self.word("inner")?;
+        let inner = usize::try_from(self.integer()?).unwrap_or(usize::MAX);
+        Ok((inner, self.named_float("eps")?))
+    }
+
+    fn rope(&mut self) -> Parsed<Rope> {
+        let base = self.named_float("base")?;
+        let positions = if self.accept("tokens")? {
+            Positions::Tokens
+        } else if self.accept("depth")? {
+            Positions::Depth { half_reversed: self.accept("half_reversed")? }
+        } else {
+            return self.expected("`tokens` or `depth`");
+        };
+        let scaling = if self.accept("factor")? {
+            Some(RopeScaling {
+                factor: self.float()?,
+                low: self.named_float("low")?,
+                high: self.named_float("high")?,
+                original_context: self.named_float("context")?,
+            })
+        } else {
+            None
+        };
+        Ok(Rope { base, positions, scaling, inverse: self.accept("inverse")? })
+    }
+
+    fn softcap(&mut self) -> Parsed<Option<f64>> {
+        Ok(if self.accept("softcap")? { Some(self.float()?) } else { None })
+    }
+
+    fn attention(&mut self) -> Parsed<Attention> {
+        let scale = self.named_float("scale")?;
+        let softcap = self.softcap()?;
+        let window = if self.accept("window")? { Some(self.integer()?) } else { None };
+        self.word("mask")?;
+        let mask = if self.accept("causal")? {
+            Mask::Causal
+        } else if self.accept("positions")? {
+            Mask::Positions
+        } else {
+            return self.expected("`causal` or `positions`");
+        };
+        Ok(Attention { scale, softcap, window, mask, segments: self.accept("segments")? })
+    }
+}
+
+/// Element-wise operations by name: the inverse of [`Op::name`] on them.
+fn element_wise(name: &str) -> Option<Op> {
+    let unary = Unary::ALL.into_iter().map(Op::Unary);
+    let binary = Binary::ALL.into_iter().map(Op::Binary);
+    unary.chain(binary).find(|op| op.name() == name)
+}
+
+impl Unary {
+    /// All of them.
+    pub const ALL: [Unary; 16] = [
+        Unary::Neg,
+        Unary::Exp,
+        Unary::Log,
+        Unary::Sigmoid,
+        Unary::Tanh,
+        Unary::Silu,
+        Unary::SiluGrad,
+        Unary::Gelu,
+        Unary::GeluGrad,
+        Unary::Relu,
+        Unary::Softplus,
+        Unary::Rsqrt,
+        Unary::Sqrt,
+        Unary::Recip,
+        Unary::Square,
+        Unary::Positive,
+    ];
+}
+
+impl Binary {
+    /// All of them.
+    pub const ALL: [Binary; 5] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max];
+}

@@ -1,0 +1,288 @@
+//! What every pass may rely on, checked.
+//!
+//! *In*: a [`Module`]. *Out*: nothing, or the first rule broken, naming function and node as printed. *Promise*: in a
+//! module that passes,
+//!
+//! - every dimension has a size from 1 to 2^48, and no value more than 2^48 elements;
+//! - values are numbered parameters first, then results of nodes in order, and every operand is defined earlier;
+//! - no type has a dimension twice, and every node's types are those that [`infer`](infer()) gives;
+//! - names of parameters are unique, and so are names of results;
+//! - [`Role::Index`] parameters are `i32` scalars, [`Role::Weight`] and [`Role::Buffer`] ones floats;
+//! - a result named as a [`Role::State`] parameter has its type.
+//!
+//! Indices *inside* tensors (ids, orders, offsets) are values, which no type can promise; who reads them checks.
+
+use super::infer::repeated;
+use super::text::show_value;
+use super::{DType, Dim, Function, Module, Op, Role, Type, TypeError, infer};
+use std::collections::{HashMap, HashSet};
+use thiserror::Error;
+
+/// Largest size of a dimension and largest number of elements of a value: sizes multiply without care below it.
+pub const LARGEST: u64 = 1 << 48;
+
+/// A rule that a module breaks.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum VerifyError {
+    /// A dimension's size is out of range.
+    #[error("dimension {name} has size {size}; sizes are 1 to 2^48")]
+    Size {
+        /// The dimension.
+        name: String,
+        /// Its size.
+        size: u64,
+    },
+    /// A function stands in the table under another name.
+    #[error("@{name} stands in the table as {key}; use one name")]
+    Key {
+        /// Name of the function.
+        name: String,
+        /// Its key.
+        key: String,
+    },
+    /// A parameter is wrong.
+    #[error("@{function}, {param}: {problem}")]
+    Param {
+        /// The function.
+        function: String,
+        /// The parameter as printed.
+        param: String,
+        /// The rule broken.
+        problem: String,
+    },
+    /// A node is wrong.
+    #[error("@{function}, `{node}`: {problem}")]
+    Node {
+        /// The function.
+        function: String,
+        /// The node as printed.
+        node: String,
+        /// The rule broken.
+        problem: String,
+    },
+    /// A node's operands are of the wrong type.
+    #[error("@{function}, `{node}`: {error}")]
+    Type {
+        /// The function.
+        function: String,
+        /// The node as printed.
+        node: String,
+        /// What inference says.
+        error: TypeError,
+    },
+    /// A result is wrong.
+    #[error("@{function}, result {result}: {problem}")]
+    Result {
+        /// The function.
+        function: String,
+        /// The result's name.
+        result: String,
+        /// The rule broken.
+        problem: String,
+    },
+}
+
+/// Checks a module; see the [module's page](self) for the rules.
+pub fn verify(module: &Module) -> Result<(), VerifyError> {
+    verify_dims(module)?;
+    for (key, function) in &module.functions {
+        if *key != function.name {
+            return Err(VerifyError::Key { name: function.name.clone(), key: key.clone() });
+        }
+        verify_body(module, function)?;
+    }
+    Ok(())
+}
+
+/// Checks one function over the dimensions of `module`, whether or not it stands in its table.
+pub fn verify_function(module: &Module, function: &Function) -> Result<(), VerifyError> {
+    verify_dims(module)?;
+    verify_body(module, function)
+}
+
+fn verify_dims(module: &Module) -> Result<(), VerifyError> {
+    match module.dims.iter().find(|(_, size)| !(1..=LARGEST).contains(*size)) {
+        Some((name, &size)) => Err(VerifyError::Size { name: name.clone(), size }),
+        None => Ok(()),
+    }
+}
+
+fn verify_body(module: &Module, function: &Function) -> Result<(), VerifyError> {
+    verify_params(module, function)?;
+    let mut defined = function.params.len();
+    for (index, node) in function.nodes.iter().enumerate() {
+        let fail = |problem: String| VerifyError::Node {
+            function: function.name.clone(),
+            node: module.show_node(function, node),
+            problem,
+        };
+        let end = defined.saturating_add(node.count as usize);
+        if node.first.index() != defined || end > function.types.len() {
+            return Err(VerifyError::Node {
+                function: function.name.clone(),
+                node: format!("node {index}: {}", node.op.name()),
+                problem: format!(
+                    "claims values {}..{}; {defined} are defined before it, {} exist",
+                    node.first.0,
+                    u64::from(node.first.0) + u64::from(node.count),
+                    function.types.len()
+                ),
+            });
+        }
+        if let Some(&v) = node.inputs.iter().find(|v| v.index() >= defined) {
+            return Err(fail(format!("uses {} before it is defined", show_value(function, v))));
+        }
+        if let Some(d) = node.op.dims().iter().find(|d| d.0 as usize >= module.dims.len()) {
+            return Err(fail(unknown(*d)));
+        }
+        for ty in &function.types[defined..end] {
+            verify_type(module, ty).map_err(&fail)?;
+        }
+        let operands: Vec<&Type> = node.inputs.iter().map(|&v| function.ty(v)).collect();
+        let inferred = infer(module, &node.op, &operands).map_err(|error| VerifyError::Type {
+            function: function.name.clone(),
+            node: module.show_node(function, node),
+            error,
+        })?;
+        if inferred != function.types[defined..end] {
+            let types: Vec<String> = inferred.iter().map(|t| module.show(t)).collect();
+            return Err(fail(format!("its type should be {}", types.join(", "))));
+        }
+        defined = end;
+    }
+    if defined != function.types.len() {
+        return Err(VerifyError::Result {
+            function: function.name.clone(),
+            result: "of no node".into(),
+            problem: format!("{} types for {defined} values", function.types.len()),
+        });
+    }
+    verify_results(module, function)
+}
+
+fn verify_params(module: &Module, function: &Function) -> Result<(), VerifyError> {
+    let mut names = HashSet::new();
+    for (i, param) in function.params.iter().enumerate() {
+        let fail = |problem: String| VerifyError::Param {
+            function: function.name.clone(),
+            param: format!("{} %{}", param.role.name(), param.name),
+            problem,
+        };
+        let Some(ty) = function.types.get(i) else { return Err(fail("has no type".into())) };
+        verify_type(module, ty).map_err(&fail)?;
+        if !names.insert(&param.name) {
+            return Err(fail("another parameter has this name".into()));
+        }
+        match param.role {
+            Role::Index if *ty != Type::i32(&[]) => {
+                return Err(fail(format!("is {}; an index is i32[]", module.show(ty))));
+            }
+            Role::Weight | Role::Buffer if !ty.dtype.is_float() => {
+                return Err(fail(format!("is {}; weights and buffers are floats", module.show(ty))));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn verify_type(module: &Module, ty: &Type) -> Result<(), String> {
+    if let Some(d) = ty.dims.iter().find(|d| d.0 as usize >= module.dims.len()) {
+        return Err(unknown(*d));
+    }
+    if let Some(&d) = repeated(&ty.dims) {
+        return Err(format!("{} has dimension {} twice", module.show(ty), module.name(d)));
+    }
+    if module.elements(&ty.dims) > LARGEST {
+        return Err(format!("{} has more than 2^48 elements", module.show(ty)));
+    }
+    Ok(())
+}
+
+fn unknown(dim: Dim) -> String {
+    format!("dimension {} is not in the module's table", dim.0)
+}
+
+fn verify_results(module: &Module, function: &Function) -> Result<(), VerifyError> {
+    let mut names = HashSet::new();
+    let states: HashMap<&str, &Type> = function
+        .params
+        .iter()
+        .zip(&function.types)
+        .filter(|(p, _)| p.role == Role::State)
+        .map(|(p, ty)| (p.name.as_str(), ty))
+        .collect();
+    for (name, value) in &function.results {
+        let fail = |problem: String| VerifyError::Result {
+            function: function.name.clone(),
+            result: name.clone(),
+            problem,
+        };
+        let Some(ty) = function.types.get(value.index()) else {
+            return Err(fail(format!("{} is not defined", show_value(function, *value))));
+        };
+        if !names.insert(name) {
+            return Err(fail("another result has this name".into()));
+        }
+        if let Some(state) = states.get(name.as_str()).filter(|state| **state != ty) {
+            return Err(fail(format!(
+                "is {}, but the state of this name is {}",
+                module.show(ty),
+                module.show(state)
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl DType {
+    /// All of them.
+    pub const ALL: [DType; 3] = [DType::F32, DType::Bf16, DType::I32];
+}
+
+impl Op {
+    /// The dimensions that the operation itself names, beside those of its operands.
+    pub fn dims(&self) -> Vec<Dim> {
+        match self {
+            Op::Reduce(_, dims)
+            | Op::Reshape(dims)
+            | Op::Split(dims)
+            | Op::Zeros(dims)
+            | Op::Contract(dims) => dims.clone(),
+            Op::Concat(d)
+            | Op::Grouped { over: d }
+            | Op::GroupedOuter { experts: d }
+            | Op::Route { k: d }
+            | Op::PickGrad { experts: d }
+            | Op::EmbedGrad { vocab: d } => vec![*d],
+            Op::Group { experts, offsets, slots } => vec![*experts, *offsets, *slots],
+            Op::Constant(_)
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::StopGradient
+            | Op::Cast(_)
+            | Op::Rms { .. }
+            | Op::RmsGrad { .. }
+            | Op::Softmax
+            | Op::SoftmaxGrad
+            | Op::Rope(_)
+            | Op::Pick
+            | Op::Gather
+            | Op::Combine
+            | Op::CombineGrad
+            | Op::CombineGates
+            | Op::AddCounts
+            | Op::Attention(_)
+            | Op::AttentionGrad(_)
+            | Op::CacheWrite
+            | Op::CacheTake
+            | Op::DepthAttention(_)
+            | Op::DepthAttentionGrad(_)
+            | Op::Embed
+            | Op::CrossEntropy
+            | Op::CrossEntropyGrad
+            | Op::HeadLoss { .. }
+            | Op::HeadLossGrad { .. } => vec![],
+        }
+    }
+}

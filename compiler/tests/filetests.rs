@@ -1,0 +1,126 @@
+//! Tests that are files: `compiler/filetests/**/*.ir`, after cranelift's.
+//!
+//! The first line is a command, `; test print`; then come the input and, behind `; expect:`, the expected output as
+//! comments. `BLESS=1 cargo test -p dreamc-compiler --test filetests` writes the output found in place of that expected.
+//!
+//! | command | output |
+//! |---|---|
+//! | `print` | the module as printed, or the parser's error |
+//! | `verify` | `ok`, or the rule broken |
+//! | `interpret` | the results of the last function, or of `; call @f`, and the multiply-adds executed |
+//!
+//! An interpreted function takes its arguments from lines `; set %x = 1 2 3` (elements in row-major order), or
+//! `; set %x = all 0.5`.
+
+use dreamc_compiler::ir::interpret::{Data, execute};
+use dreamc_compiler::ir::{Function, Module, Tensor, Type, parse, verify};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+#[test]
+fn filetests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests");
+    let mut files = vec![];
+    collect(&root, &mut files);
+    files.sort();
+    assert!(!files.is_empty(), "no file tests in {}", root.display());
+    let bless = std::env::var_os("BLESS").is_some();
+    let mut failures = String::new();
+    for file in &files {
+        let text = std::fs::read_to_string(file).expect("a file test is text");
+        let (input, expected) = text.split_once("\n; expect:\n").unwrap_or((text.trim_end(), ""));
+        let found = as_comment(&run(input));
+        if bless {
+            std::fs::write(file, format!("{}\n\n; expect:\n{found}", input.trim_end()))
+                .expect("blessing writes");
+        } else if found != expected {
+            let shown = file.strip_prefix(&root).unwrap_or(file).display();
+            let _ = write!(failures, "\n{shown}\nexpected:\n{expected}found:\n{found}");
+        }
+    }
+    assert!(failures.is_empty(), "file tests differ; BLESS=1 accepts what was found\n{failures}");
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("the folder of file tests is readable") {
+        let path = entry.expect("its entries are readable").path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|e| e == "ir") {
+            files.push(path);
+        }
+    }
+}
+
+fn as_comment(text: &str) -> String {
+    text.lines().map(|l| format!("; {l}").trim_end().to_string() + "\n").collect()
+}
+
+fn run(input: &str) -> String {
+    let command = input.lines().next().and_then(|l| l.strip_prefix("; test ")).unwrap_or("").trim();
+    let module = match parse(input) {
+        Ok(module) => module,
+        Err(error) => return format!("error: {error}"),
+    };
+    match command {
+        "print" => module.to_string(),
+        "verify" => verify(&module).map_or_else(|e| format!("error: {e}"), |()| "ok".into()),
+        "interpret" => interpret_test(input, &module).unwrap_or_else(|e| format!("error: {e}")),
+        other => {
+            format!("unknown command `{other}`; the first line is `; test print`, `verify` or `interpret`")
+        }
+    }
+}
+
+fn interpret_test(input: &str, module: &Module) -> Result<String, String> {
+    let call = input.lines().find_map(|l| l.strip_prefix("; call @"));
+    let function = match call {
+        Some(name) => module.functions.get(name.trim()),
+        None => module.functions.values().last(),
+    };
+    let function = function.ok_or("no such function")?;
+    let args: Vec<Tensor> =
+        (0..function.params.len()).map(|i| argument(input, module, function, i)).collect::<Result<_, _>>()?;
+    let execution = execute(module, function, &args).map_err(|e| e.to_string())?;
+    let mut out = String::new();
+    for (name, value) in &function.results {
+        let _ = writeln!(out, "{name}: {}", module.show(function.ty(*value)));
+        out.push_str(&rows(&execution.values[value.index()]));
+    }
+    let _ = writeln!(out, "multiply-adds: {}", execution.multiply_adds.iter().sum::<u64>());
+    Ok(out)
+}
+
+fn argument(input: &str, module: &Module, function: &Function, i: usize) -> Result<Tensor, String> {
+    let (param, ty): (_, &Type) = (&function.params[i], &function.types[i]);
+    let set = format!("; set %{} = ", param.name);
+    let line = input.lines().find_map(|l| l.strip_prefix(&set)).ok_or(format!("no `{set}`"))?;
+    let numbers = |text: &str| -> Result<Vec<f64>, String> {
+        text.split_whitespace().map(|n| n.parse().map_err(|_| format!("`{n}` is no number"))).collect()
+    };
+    let values = match line.strip_prefix("all ") {
+        Some(value) => vec![numbers(value)?[0]; module.elements(&ty.dims).min(1 << 20) as usize],
+        None => numbers(line)?,
+    };
+    let dims: Vec<usize> = ty.dims.iter().map(|&d| module.size(d) as usize).collect();
+    Ok(if ty.dtype.is_float() {
+        Tensor::float(&dims, values)
+    } else {
+        Tensor::int(&dims, values.into_iter().map(|x| x as i32).collect())
+    })
+}
+
+/// One line for each row of the last dimension; ten digits, so that another libm's last bit does not show.
+fn rows(tensor: &Tensor) -> String {
+    let words: Vec<String> = match &tensor.data {
+        Data::Float(data) => data.iter().map(|x| format!("{}", rounded(*x))).collect(),
+        Data::Int(data) => data.iter().map(i32::to_string).collect(),
+    };
+    let width = tensor.dims.last().copied().unwrap_or(1);
+    words.chunks(width).map(|row| format!("  {}\n", row.join(" "))).collect()
+}
+
+fn rounded(x: f64) -> f64 {
+    let x: f64 = format!("{x:.9e}").parse().unwrap_or(x);
+    if x.abs() < 1e-12 { 0.0 } else { x }
+}
