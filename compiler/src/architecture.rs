@@ -1,0 +1,315 @@
+//! The spec resolved: distinct layer bodies, which weights each application uses, and its place in depth.
+//!
+//! *In*: a checked [`Model`]. *Out*: an [`Architecture`], whose size follows the text of the spec and not its depth:
+//! loops stay loops, and everything that changes from application to application is [`Affine`] in the loop variables.
+
+use crate::CompileError;
+use crate::program::Affine;
+use dreamc_dsl::spec::{Component, Expr, Item, Model};
+use std::collections::HashMap;
+
+/// A resolved model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Architecture {
+    /// The model it comes from.
+    pub model: Model,
+    /// The distinct layer bodies.
+    pub bodies: Vec<Body>,
+    /// What is applied, in order.
+    pub blocks: Vec<Block>,
+    /// How many loop variables the blocks use.
+    pub variables: u32,
+    /// Total depth `L`: applications of layers.
+    pub depth: u64,
+    /// For each set of weights, `layers.{i}`: its body and which of the body's sets it is.
+    pub sets: Vec<(usize, u64)>,
+    /// For each component, how many applications contain it: rows of its cache.
+    pub rows: Vec<u64>,
+    /// Whether the last application leaves the stream unnormalised, so that a final norm follows.
+    pub final_norm: bool,
+    /// Number of attention dimensions `n` of the initialisation: 3 with depth attention, else 2.
+    pub attention_dimensions: u64,
+}
+
+/// A distinct layer body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Body {
+    /// Its name in the IR: `layer0`, …
+    pub name: String,
+    /// What it computes.
+    pub expr: Expr,
+    /// Applications of each set of weights, where the layer is inside a `recur`: the size of projection mixtures.
+    pub recurrent: Option<u64>,
+    /// Whether the stream is normalised after each application.
+    pub residual_norm: bool,
+    /// How many sets of weights it has.
+    pub sets: u64,
+    /// How often it is applied in all.
+    pub applications: u64,
+}
+
+/// Applications in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Block {
+    /// One application.
+    Apply(Apply),
+    /// Blocks repeated.
+    Loop {
+        /// The loop variable.
+        variable: u32,
+        /// How often.
+        count: u64,
+        /// What is repeated.
+        blocks: Vec<Block>,
+    },
+}
+
+/// One application of a layer; everything in it may depend on the loops around it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Apply {
+    /// Which body.
+    pub body: usize,
+    /// Which set of the body's weights.
+    pub set: Affine,
+    /// Which application of the body it is.
+    pub application: Affine,
+    /// Depth `l` in the whole model.
+    pub depth: Affine,
+    /// For each component of the model, how many applications before this one contain it.
+    pub rows: Vec<Affine>,
+}
+
+/// Running numbers of the walk over the body.
+#[derive(Clone)]
+struct Counters {
+    depth: u64,
+    sets: Vec<u64>,
+    applications: Vec<u64>,
+    rows: Vec<u64>,
+}
+
+struct Walk<'a> {
+    model: &'a Model,
+    bodies: Vec<Body>,
+    known: HashMap<String, usize>,
+    variables: u32,
+    now: Counters,
+    /// Factor between an override of the recurrent depth and the spec's count.
+    depth_override: Option<u64>,
+}
+
+impl Architecture {
+    /// Resolves a model. `recurrence` replaces the count of the outermost `recur` (the projection mixtures keep the size
+    /// they were trained with).
+    pub fn new(model: &Model, recurrence: Option<u64>) -> Result<Self, CompileError> {
+        if recurrence.is_some() && model.body.iter().filter(|i| matches!(i, Item::Recur { .. })).count() != 1
+        {
+            return Err(CompileError::Depth);
+        }
+        let components = model.components.len();
+        let mut walk = Walk {
+            model,
+            bodies: vec![],
+            known: HashMap::new(),
+            variables: 0,
+            now: Counters { depth: 0, sets: vec![], applications: vec![], rows: vec![0; components] },
+            depth_override: recurrence,
+        };
+        let blocks = walk.items(&model.body, None, true)?;
+        for (body, (&sets, &applications)) in
+            walk.bodies.iter_mut().zip(walk.now.sets.iter().zip(&walk.now.applications))
+        {
+            body.sets = sets;
+            body.applications = applications;
+        }
+        let final_norm = !last(&blocks).is_some_and(|a| walk.bodies[a.body].residual_norm);
+        let mut sets = vec![];
+        let mut seen = std::collections::HashSet::new();
+        for_each_application(&blocks, walk.variables, &mut |apply, variables| {
+            let key = (apply.body, apply.set.at(variables));
+            if seen.insert(key) {
+                sets.push(key);
+            }
+        });
+        let uses_depth = walk.bodies.iter().any(|b| {
+            names(&b.expr).iter().any(|c| matches!(model.components.get(*c), Some(Component::Depth(_))))
+        });
+        Ok(Architecture {
+            model: model.clone(),
+            depth: walk.now.depth,
+            rows: walk.now.rows,
+            variables: walk.variables,
+            bodies: walk.bodies,
+            blocks,
+            sets,
+            final_norm,
+            attention_dimensions: if uses_depth { 3 } else { 2 },
+        })
+    }
+
+    /// Row count of a component's cache.
+    pub fn rows_of(&self, component: &str) -> u64 {
+        self.model.components.get_index_of(component).map_or(0, |i| self.rows[i])
+    }
+}
+
+/// Calls `f` for every application in order with the loop variables' values. Takes time in proportion to depth.
+pub fn for_each_application(blocks: &[Block], variables: u32, f: &mut dyn FnMut(&Apply, &[u64])) {
+    fn walk(blocks: &[Block], values: &mut [u64], f: &mut dyn FnMut(&Apply, &[u64])) {
+        for block in blocks {
+            match block {
+                Block::Apply(apply) => f(apply, values),
+                Block::Loop { variable, count, blocks } => {
+                    for i in 0..*count {
+                        values[*variable as usize] = i;
+                        walk(blocks, values, f);
+                    }
+                }
+            }
+        }
+    }
+    walk(blocks, &mut vec![0; variables as usize], f);
+}
+
+/// The names in an expression, in order.
+pub fn names(expr: &Expr) -> Vec<&str> {
+    match expr {
+        Expr::Component(name) => vec![name],
+        Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(names).collect(),
+        Expr::Skip(_, inner) => names(inner),
+    }
+}
+
+fn last(blocks: &[Block]) -> Option<&Apply> {
+    blocks.iter().rev().find_map(|b| match b {
+        Block::Apply(a) => Some(a),
+        Block::Loop { blocks, .. } => last(blocks),
+    })
+}
+
+impl Walk<'_> {
+    /// `shared` is how often each set of weights inside is applied, and whether the stream is normalised.
+    fn items(
+        &mut self,
+        items: &[Item],
+        shared: Option<(u64, bool)>,
+        outermost: bool,
+    ) -> Result<Vec<Block>, CompileError> {
+        let mut blocks = vec![];
+        for item in items {
+            match item {
+                Item::Layer(expr) => blocks.push(Block::Apply(self.apply(expr, shared))),
+                Item::Repeat { count, items } => blocks.push(self.repeated(*count, items, shared, false)?),
+                Item::Recur { count, residual_norm, items } => {
+                    let trained = count
+                        .checked_mul(shared.map_or(1, |s| s.0))
+                        .ok_or(CompileError::Overflow("depth"))?;
+                    let now = if outermost { self.depth_override.unwrap_or(*count) } else { *count };
+                    blocks.push(self.repeated(now, items, Some((trained, *residual_norm)), true)?);
+                }
+            }
+        }
+        Ok(blocks)
+    }
+
+    fn repeated(
+        &mut self,
+        count: u64,
+        items: &[Item],
+        shared: Option<(u64, bool)>,
+        recur: bool,
+    ) -> Result<Block, CompileError> {
+        let variable = self.variables;
+        self.variables += 1;
+        let before = self.now.clone();
+        let mut blocks = self.items(items, shared, false)?;
+        // What one iteration advances; bodies first met inside began at zero.
+        let bodies = self.bodies.len();
+        let start = |v: &[u64], i: usize| v.get(i).copied().unwrap_or(0);
+        let step = Counters {
+            depth: self.now.depth - before.depth,
+            sets: (0..bodies)
+                .map(|i| if recur { 0 } else { self.now.sets[i] - start(&before.sets, i) })
+                .collect(),
+            applications: (0..bodies)
+                .map(|i| self.now.applications[i] - start(&before.applications, i))
+                .collect(),
+            rows: self.now.rows.iter().zip(&before.rows).map(|(a, b)| a - b).collect(),
+        };
+        advance(&mut blocks, variable, &step);
+        let more = count - 1;
+        let grow = |now: &mut u64, step: u64| -> Result<(), CompileError> {
+            *now = step
+                .checked_mul(more)
+                .and_then(|s| now.checked_add(s))
+                .ok_or(CompileError::Overflow("depth"))?;
+            Ok(())
+        };
+        grow(&mut self.now.depth, step.depth)?;
+        for i in 0..bodies {
+            grow(&mut self.now.sets[i], step.sets[i])?;
+            grow(&mut self.now.applications[i], step.applications[i])?;
+        }
+        for (now, &s) in self.now.rows.iter_mut().zip(&step.rows) {
+            grow(now, s)?;
+        }
+        Ok(Block::Loop { variable, count, blocks })
+    }
+
+    fn apply(&mut self, expr: &Expr, shared: Option<(u64, bool)>) -> Apply {
+        let key = format!("{expr:?} {shared:?}");
+        let body = *self.known.entry(key).or_insert_with(|| {
+            let name = format!("layer{}", self.bodies.len());
+            self.bodies.push(Body {
+                name,
+                expr: expr.clone(),
+                recurrent: shared.map(|s| s.0),
+                residual_norm: shared.is_some_and(|s| s.1),
+                sets: 0,
+                applications: 0,
+            });
+            self.now.sets.push(0);
+            self.now.applications.push(0);
+            self.bodies.len() - 1
+        });
+        let now = &mut self.now;
+        let apply = Apply {
+            body,
+            set: Affine::constant(now.sets[body]),
+            application: Affine::constant(now.applications[body]),
+            depth: Affine::constant(now.depth),
+            rows: now.rows.iter().map(|&r| Affine::constant(r)).collect(),
+        };
+        now.sets[body] += 1;
+        now.applications[body] += 1;
+        now.depth += 1;
+        for name in names(expr) {
+            if let Some(i) = self.model.components.get_index_of(name) {
+                now.rows[i] += 1;
+            }
+        }
+        apply
+    }
+}
+
+/// Adds a loop's variable to everything inside it.
+fn advance(blocks: &mut [Block], variable: u32, step: &Counters) {
+    let add = |a: &mut Affine, s: u64| {
+        if s != 0 {
+            a.terms.push((variable, s));
+        }
+    };
+    for block in blocks {
+        match block {
+            Block::Loop { blocks, .. } => advance(blocks, variable, step),
+            Block::Apply(apply) => {
+                add(&mut apply.set, step.sets[apply.body]);
+                add(&mut apply.application, step.applications[apply.body]);
+                add(&mut apply.depth, step.depth);
+                for (row, &s) in apply.rows.iter_mut().zip(&step.rows) {
+                    add(row, s);
+                }
+            }
+        }
+    }
+}

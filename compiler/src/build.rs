@@ -1,0 +1,188 @@
+//! Building functions: parameters may appear at any time, types are inferred, the first mistake is kept for the end.
+
+use crate::ir::{
+    self, Binary, DType, Dim, Function, Module, Node, Op, Param, Reduce, Role, Type, TypeError, Unary, Value,
+};
+
+/// Builds one [`Function`] of a module.
+///
+/// A builder hands out values freely; a parameter made after nodes is moved before them by [`Builder::finish`]. An
+/// operation that does not fit its operands is remembered and reported there, so that lowering reads like a formula.
+pub struct Builder<'m> {
+    /// The module whose dimensions are used.
+    pub module: &'m mut Module,
+    name: String,
+    params: Vec<(Param, Type)>,
+    nodes: Vec<Node>,
+    types: Vec<Type>,
+    results: Vec<(String, Value)>,
+    error: Option<TypeError>,
+}
+
+/// Marks values that stand for parameters until `finish` numbers them.
+const PARAM: u32 = 1 << 31;
+
+impl<'m> Builder<'m> {
+    /// A builder of a function of that name.
+    pub fn new(module: &'m mut Module, name: impl Into<String>) -> Self {
+        Builder {
+            module,
+            name: name.into(),
+            params: vec![],
+            nodes: vec![],
+            types: vec![],
+            results: vec![],
+            error: None,
+        }
+    }
+
+    /// The parameter of that name, made where it is new.
+    pub fn param(&mut self, name: &str, role: Role, ty: Type) -> Value {
+        if let Some(i) = self.params.iter().position(|(p, _)| p.name == name) {
+            return Value(i as u32 | PARAM);
+        }
+        self.params.push((Param { name: name.into(), role }, ty));
+        Value((self.params.len() - 1) as u32 | PARAM)
+    }
+
+    /// An `i32` scalar that the program's loops supply.
+    pub fn index(&mut self, name: &str) -> Value {
+        self.param(name, Role::Index, Type::i32(&[]))
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, v: Value) -> &Type {
+        if v.0 & PARAM != 0 { &self.params[(v.0 & !PARAM) as usize].1 } else { &self.types[v.index()] }
+    }
+
+    /// Dimensions of a value.
+    pub fn dims(&self, v: Value) -> Vec<Dim> {
+        self.ty(v).dims.clone()
+    }
+
+    /// Dimensions of a value but the last.
+    pub fn rows(&self, v: Value) -> Vec<Dim> {
+        let mut dims = self.dims(v);
+        dims.pop();
+        dims
+    }
+
+    /// Adds an operation with several results.
+    pub fn ops(&mut self, op: Op, inputs: &[Value]) -> Vec<Value> {
+        let operands: Vec<&Type> = inputs.iter().map(|&v| self.ty(v)).collect();
+        let types = match ir::infer(self.module, &op, &operands) {
+            Ok(types) => types,
+            Err(e) => {
+                self.error.get_or_insert(e);
+                // Any types will do: the function is never used. Eight cover the operation with the most results.
+                return vec![inputs.first().copied().unwrap_or(Value(0)); 8];
+            }
+        };
+        let first = Value(self.types.len() as u32);
+        let count = types.len() as u32;
+        self.types.extend(types);
+        self.nodes.push(Node { op, inputs: inputs.to_vec(), first, count });
+        (first.0..first.0 + count).map(Value).collect()
+    }
+
+    /// Adds an operation with one result.
+    pub fn op(&mut self, op: Op, inputs: &[Value]) -> Value {
+        self.ops(op, inputs)[0]
+    }
+
+    /// A number.
+    pub fn constant(&mut self, x: f64) -> Value {
+        self.op(Op::Constant(x), &[])
+    }
+
+    /// Element-wise function.
+    pub fn unary(&mut self, f: Unary, x: Value) -> Value {
+        self.op(Op::Unary(f), &[x])
+    }
+
+    /// `a + b`
+    pub fn add(&mut self, a: Value, b: Value) -> Value {
+        self.op(Op::Binary(Binary::Add), &[a, b])
+    }
+
+    /// `a - b`
+    pub fn sub(&mut self, a: Value, b: Value) -> Value {
+        self.op(Op::Binary(Binary::Sub), &[a, b])
+    }
+
+    /// `a · b`, element by element
+    pub fn mul(&mut self, a: Value, b: Value) -> Value {
+        self.op(Op::Binary(Binary::Mul), &[a, b])
+    }
+
+    /// `a / b`
+    pub fn div(&mut self, a: Value, b: Value) -> Value {
+        self.op(Op::Binary(Binary::Div), &[a, b])
+    }
+
+    /// `c · x`; `x` itself where `c` is 1.
+    pub fn scale(&mut self, x: Value, c: f64) -> Value {
+        if c == 1.0 {
+            return x;
+        }
+        let c = self.constant(c);
+        self.mul(x, c)
+    }
+
+    /// `c · tanh(x / c)`
+    pub fn softcap(&mut self, x: Value, c: Option<f64>) -> Value {
+        let Some(c) = c else { return x };
+        let x = self.scale(x, 1.0 / c);
+        let x = self.unary(Unary::Tanh, x);
+        self.scale(x, c)
+    }
+
+    /// Sum over the dimensions `over` of both.
+    pub fn contract(&mut self, a: Value, b: Value, over: &[Dim]) -> Value {
+        self.op(Op::Contract(over.to_vec()), &[a, b])
+    }
+
+    /// Reduction over dimensions.
+    pub fn reduce(&mut self, how: Reduce, x: Value, over: &[Dim]) -> Value {
+        self.op(Op::Reduce(how, over.to_vec()), &[x])
+    }
+
+    /// Same elements, other dimensions.
+    pub fn reshape(&mut self, x: Value, dims: &[Dim]) -> Value {
+        if self.ty(x).dims == dims { x } else { self.op(Op::Reshape(dims.to_vec()), &[x]) }
+    }
+
+    /// The value with no gradient.
+    pub fn stop_gradient(&mut self, x: Value) -> Value {
+        self.op(Op::StopGradient, &[x])
+    }
+
+    /// Zeros.
+    pub fn zeros(&mut self, ty: &Type) -> Value {
+        let z = self.op(Op::Zeros(ty.dims.clone()), &[]);
+        if ty.dtype == DType::F32 { z } else { self.op(Op::Cast(ty.dtype), &[z]) }
+    }
+
+    /// Names a result.
+    pub fn result(&mut self, name: impl Into<String>, v: Value) {
+        self.results.push((name.into(), v));
+    }
+
+    /// The function, parameters first.
+    pub fn finish(self) -> Result<Function, TypeError> {
+        if let Some(e) = self.error {
+            return Err(e);
+        }
+        let shift = self.params.len() as u32;
+        let number = |v: Value| if v.0 & PARAM != 0 { Value(v.0 & !PARAM) } else { Value(v.0 + shift) };
+        let (params, mut types): (Vec<_>, Vec<_>) = self.params.into_iter().unzip();
+        types.extend(self.types);
+        let nodes = self
+            .nodes
+            .into_iter()
+            .map(|n| Node { inputs: n.inputs.into_iter().map(number).collect(), first: number(n.first), ..n })
+            .collect();
+        let results = self.results.into_iter().map(|(n, v)| (n, number(v))).collect();
+        Ok(Function { name: self.name, params, types, nodes, results })
+    }
+}

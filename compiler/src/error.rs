@@ -1,0 +1,24 @@
+//! What can keep a checked spec from becoming a program.
+
+use crate::ir::TypeError;
+use thiserror::Error;
+
+/// Why compilation failed.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum CompileError {
+    /// A part of the language that this stage cannot compile.
+    #[error("{0} cannot be compiled yet")]
+    Unsupported(&'static str),
+    /// Another depth was asked of a model that has no single outermost `recur`.
+    #[error("only a model with exactly one outermost `recur` can be run at another depth")]
+    Depth,
+    /// A size does not fit into 64 bits.
+    #[error("{0} is too large: it does not fit into 64 bits")]
+    Overflow(&'static str),
+    /// A pass built an operation that does not fit its operands.
+    #[error("internal error, please report it: {0}")]
+    Type(#[from] TypeError),
+    /// A pass met a graph that it cannot schedule.
+    #[error("internal error, please report it: {0}")]
+    Schedule(String),
+}
