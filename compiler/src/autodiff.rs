@@ -650,3 +650,21 @@ fn copy_nodes(
     }
     to.results = results.iter().map(|(n, v)| (n.clone(), map[v])).collect();
 }
+
+/// The function with only the results for which `keep` holds, and only the nodes they need.
+pub fn prune(f: &Function, keep: &dyn Fn(&str) -> bool) -> Function {
+    let results: Vec<(String, Value)> = f.results.iter().filter(|(n, _)| keep(n)).cloned().collect();
+    let live = live_nodes(f, results.iter().map(|(_, v)| *v), &|_| false);
+    let mut used: HashSet<Value> = results.iter().map(|(_, v)| *v).collect();
+    used.extend(f.nodes.iter().zip(&live).filter(|(_, l)| **l).flat_map(|(n, _)| n.inputs.iter().copied()));
+    let mut to = Function::new(f.name.clone());
+    let mut map = HashMap::new();
+    for (i, p) in f.params.iter().enumerate() {
+        let v = Value(i as u32);
+        if used.contains(&v) {
+            map.insert(v, to.param(p.name.clone(), p.role, f.ty(v).clone()));
+        }
+    }
+    copy_nodes(f, &mut to, map, &|i| live[i], &results);
+    to
+}

@@ -1,11 +1,18 @@
 //! The compiler of dreamc: a checked specification becomes a program of launches.
+//!
+//! [`compile()`] names the passes in order; each is a module whose front page says what comes in and what goes out.
+
 pub mod architecture;
 pub mod autodiff;
 pub mod build;
+mod compile;
 pub mod compiled;
 pub mod error;
 pub mod ir;
 pub mod lower;
 pub mod program;
+pub mod schedule;
 
+pub use compile::{Options, compile, matches};
+pub use compiled::Compiled;
 pub use error::CompileError;

@@ -36,6 +36,8 @@ pub enum Space {
     Io,
     /// Values of one program; they share memory where their lifetimes do not overlap.
     Temporary,
+    /// A range of other buffers under a name of its own; its bytes are counted there.
+    Alias,
 }
 
 /// A range of the arena, of `instances` equal tensors one after another.

@@ -1,0 +1,852 @@
+//! The whole pipeline: which passes run, in order, and how their results become one plan.
+//!
+//! [`compile`] is the place to start reading the compiler: spec → [`Architecture`] → [`lower`](crate::lower) →
+//! [`differentiate`](crate::autodiff) and partition → [`schedule`](crate::schedule) → [`Plan`].
+
+use crate::CompileError;
+use crate::architecture::{Apply, Architecture, Block};
+use crate::autodiff::{Seed, differentiate, partition, prune};
+use crate::compiled::{Compiled, Tensor, TensorKind};
+use crate::ir::{DType, Function, Module, Param, Role};
+use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower};
+use crate::program::{
+    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
+};
+use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
+use dreamc_dsl::spec::Spec;
+use indexmap::IndexMap;
+
+/// What to compile a spec for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Sequences in a (micro-)batch.
+    pub batch: u64,
+    /// Tokens in a sequence.
+    pub sequence: u64,
+    /// Whether there are gradients (`backward`) and an optimizer (`update`), or only `evaluate`.
+    pub train: bool,
+    /// Whether the logits are kept for the host.
+    pub logits: bool,
+    /// Whether attention stops at document boundaries.
+    pub segments: bool,
+    /// Count of the outermost `recur` in place of the spec's.
+    pub depth: Option<u64>,
+}
+
+/// Which tensors are trained, and how: by tensor name. `None` is frozen.
+fn recipe(spec: &Spec, name: &str, dims: usize, kind: TensorKind) -> Option<(f64, f64)> {
+    let train = &spec.train;
+    let router = name.contains(".router.") || name.contains(".skip.");
+    let hit = |p: &String| if p == "routers" { router } else { matches(p, name) };
+    if kind == TensorKind::Balance
+        || (!train.only.is_empty() && !train.only.iter().any(hit))
+        || train.freeze.iter().any(hit)
+    {
+        return None;
+    }
+    let decays = dims >= 2 && (kind != TensorKind::Embedding || train.decay_embeddings);
+    let mut chosen = (if decays { train.weight_decay } else { 0.0 }, 1.0);
+    for group in &train.groups {
+        if hit(&group.pattern) {
+            chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
+        }
+    }
+    Some(chosen)
+}
+
+/// Whether a name matches a pattern in which `*` stands for any text.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let pieces: Vec<&str> = pieces.collect();
+    let Some((last, middle)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in middle {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// A function in the forms that programs need.
+struct Forms {
+    forward: (Function, Scheduled),
+    backward: Option<(Function, Scheduled)>,
+    evaluate: (Function, Scheduled),
+}
+
+/// Compiles a spec.
+pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError> {
+    let architecture = Architecture::new(&spec.model, options.depth)?;
+    let shape = Shape { batch: options.batch, sequence: options.sequence, segments: options.segments };
+    let mut lowered = lower(&architecture, shape)?;
+    let mut assembly = Assembly::new(spec, options, &architecture, &lowered)?;
+
+    let trained = |w: &Weight, body: Option<usize>| assembly.trained.contains(&(body, w.name.clone()));
+    let mut bodies = vec![];
+    for (i, body) in architecture.bodies.iter().enumerate() {
+        let weights: Vec<String> =
+            lowered.weights[i].iter().filter(|w| trained(w, Some(i))).map(|w| w.name.clone()).collect();
+        let function = lowered.module.functions[&body.name].clone();
+        let wanted = |p: &Param| match p.role {
+            Role::Weight => weights.contains(&p.name),
+            Role::Input => p.name == "x",
+            Role::State => !p.name.ends_with(".counts"),
+            _ => false,
+        };
+        let mut seeds = vec![("y", Seed::Param), ("aux", Seed::Param)];
+        seeds.extend(
+            function.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
+        );
+        bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, options)?);
+    }
+    let globals: Vec<String> =
+        lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
+    let wanted = |p: &Param| (p.role == Role::Weight && globals.contains(&p.name)) || p.name == "x";
+    let function = lowered.module.functions[EMBED].clone();
+    let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, options)?;
+    let function = lowered.module.functions[HEAD].clone();
+    let head = head_forms(&mut lowered.module, &function, &wanted, options)?;
+
+    if options.train {
+        let program = assembly.backward(&lowered.module, &bodies, &embed, &head)?;
+        assembly.plan.programs.insert("backward".into(), program);
+        let program = assembly.update()?;
+        assembly.plan.programs.insert("update".into(), program);
+    }
+    let program = assembly.evaluate(&lowered.module, &bodies, &embed, &head)?;
+    assembly.plan.programs.insert("evaluate".into(), program);
+    assembly.finish()
+}
+
+/// How the results of a function are bound.
+fn binds(f: &Function) -> Vec<Bind> {
+    f.results
+        .iter()
+        .map(|(name, _)| match f.find_param(name).filter(|p| f.params[p.index()].role == Role::State) {
+            Some(p) => Bind::State(p.0),
+            None => match name.as_str() {
+                "loss" | "aux" => Bind::Add,
+                "d.x" => Bind::Store,
+                _ => match name.strip_prefix("d.") {
+                    // The cotangent of a state that nothing earlier reads needs no place.
+                    Some(of) if f.find_param(&format!("d.{of}")).is_some() => Bind::Store,
+                    Some(_) => Bind::Add,
+                    None => Bind::Store,
+                },
+            },
+        })
+        .collect()
+}
+
+fn scheduled(module: &Module, f: Function) -> Result<(Function, Scheduled), CompileError> {
+    let s = schedule(module, &f, &binds(&f))?;
+    Ok((f, s))
+}
+
+fn forms(
+    module: &mut Module,
+    f: &Function,
+    seeds: &[(&str, Seed)],
+    wanted: &dyn Fn(&Param) -> bool,
+    options: &Options,
+) -> Result<Forms, CompileError> {
+    let evaluate = prune(f, &|n| !n.ends_with(".counts") && n != "aux");
+    let evaluate = scheduled(module, evaluate)?;
+    if !options.train {
+        return Ok(Forms { forward: evaluate.clone(), backward: None, evaluate });
+    }
+    let joint = differentiate(module, f, seeds, wanted)?;
+    let (front, back) = partition(module, &joint, f);
+    // A cotangent of state with no use inside leaves the state's cotangent as it is.
+    let back = prune(&back, &|n| {
+        n == "d.x"
+            || back.find_param(n).is_some()
+            || !f.params.iter().any(|p| p.role == Role::State && n == format!("d.{}", p.name))
+    });
+    Ok(Forms { forward: scheduled(module, front)?, backward: Some(scheduled(module, back)?), evaluate })
+}
+
+/// The head goes forward and back in one function: nothing needs to be kept.
+fn head_forms(
+    module: &mut Module,
+    f: &Function,
+    wanted: &dyn Fn(&Param) -> bool,
+    options: &Options,
+) -> Result<Forms, CompileError> {
+    let evaluate = scheduled(module, prune(f, &|n| n == "nll" || (n == "logits" && options.logits)))?;
+    let forward = if options.train {
+        let joint = differentiate(module, f, &[("loss", Seed::One)], wanted)?;
+        scheduled(module, prune(&joint, &|n| n != "logits" || options.logits))?
+    } else {
+        evaluate.clone()
+    };
+    Ok(Forms { forward, backward: None, evaluate })
+}
+
+/// Where the operands of one call come from.
+struct Site<'s> {
+    body: Option<usize>,
+    apply: Option<&'s Apply>,
+}
+
+/// Puts programs and buffers together.
+struct Assembly<'a> {
+    options: &'a Options,
+    architecture: &'a Architecture,
+    plan: Plan,
+    /// Body (`None`: outside the layers) and name of a weight to its buffers.
+    weights: IndexMap<(Option<usize>, String), BufferId>,
+    gradients: IndexMap<(Option<usize>, String), BufferId>,
+    trained: Vec<(Option<usize>, String)>,
+    counts: IndexMap<(Option<usize>, String), BufferId>,
+    /// Ranges of AdamW: operands and recipe.
+    ranges: Vec<Range>,
+    tensors: Vec<Tensor>,
+    /// Buffers by name that are made when they are first named.
+    named: IndexMap<String, BufferId>,
+    /// Bytes of temporaries that programs share.
+    temporary: u64,
+    /// Temporaries, whose offsets count from the end of everything else.
+    temporaries: Vec<BufferId>,
+    /// Kernels already in the plan, by their printed form.
+    kernels: std::collections::HashMap<String, KernelId>,
+    spec: &'a Spec,
+}
+
+struct Range {
+    buffers: Vec<BufferId>,
+    elements: u64,
+    recipe: Option<(f64, f64)>,
+}
+
+impl<'a> Assembly<'a> {
+    fn new(
+        spec: &'a Spec,
+        options: &'a Options,
+        architecture: &'a Architecture,
+        lowered: &lower::Lowered,
+    ) -> Result<Self, CompileError> {
+        let mut a = Assembly {
+            options,
+            architecture,
+            plan: Plan::default(),
+            weights: IndexMap::new(),
+            gradients: IndexMap::new(),
+            trained: vec![],
+            counts: IndexMap::new(),
+            ranges: vec![],
+            tensors: vec![],
+            named: IndexMap::new(),
+            temporary: 0,
+            temporaries: vec![],
+            kernels: std::collections::HashMap::new(),
+            spec,
+        };
+        a.parameters(lowered)?;
+        Ok(a)
+    }
+
+    fn buffer(
+        &mut self,
+        name: String,
+        space: Space,
+        dtype: DType,
+        shape: Vec<u64>,
+        instances: u64,
+    ) -> Result<BufferId, CompileError> {
+        let bytes = shape
+            .iter()
+            .try_fold(instances, |n, &d| n.checked_mul(d))
+            .and_then(|n| n.checked_mul(dtype.bytes()))
+            .and_then(|n| n.checked_next_multiple_of(ALIGNMENT))
+            .ok_or(CompileError::Overflow("a tensor"))?;
+        let offset = self.plan.arena;
+        self.plan.arena = offset.checked_add(bytes).ok_or(CompileError::Overflow("the memory"))?;
+        self.plan.buffers.push(Buffer { name, space, dtype, shape, instances, offset });
+        Ok(BufferId(self.plan.buffers.len() as u32 - 1))
+    }
+
+    /// Weights, gradients and moments, each kind one contiguous range in the same order; then the list of tensors.
+    fn parameters(&mut self, lowered: &lower::Lowered) -> Result<(), CompileError> {
+        struct Entry {
+            key: (Option<usize>, String),
+            shape: Vec<u64>,
+            instances: u64,
+            recipes: Vec<Option<(f64, f64)>>,
+        }
+        let architecture = self.architecture;
+        let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
+        let mut entries = vec![];
+        for w in &lowered.globals {
+            let shape = size(w);
+            let recipes = vec![recipe(self.spec, &w.name, shape.len(), w.kind)];
+            entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes });
+        }
+        for (b, body) in architecture.bodies.iter().enumerate() {
+            for w in &lowered.weights[b] {
+                let shape = size(w);
+                let mut recipes = vec![None; body.sets as usize];
+                for (i, (owner, set)) in architecture.sets.iter().enumerate() {
+                    if *owner == b {
+                        recipes[*set as usize] =
+                            recipe(self.spec, &format!("layers.{i}.{}", w.name), shape.len(), w.kind);
+                    }
+                }
+                entries.push(Entry { key: (Some(b), w.name.clone()), shape, instances: body.sets, recipes });
+            }
+        }
+        // Equal recipes side by side make few and large optimizer launches; untrained tensors come last.
+        let rank = |e: &Entry| match e.recipes.iter().flatten().next() {
+            Some((decay, rate)) => (0, -decay, *rate),
+            None => (1, 0.0, 0.0),
+        };
+        entries.sort_by(|x, y| rank(x).partial_cmp(&rank(y)).unwrap_or(std::cmp::Ordering::Equal));
+        let name = |key: &(Option<usize>, String)| match key.0 {
+            Some(b) => format!("{}.{}", architecture.bodies[b].name, key.1),
+            None => key.1.clone(),
+        };
+        for e in &entries {
+            let id = self.buffer(name(&e.key), Space::Weights, DType::F32, e.shape.clone(), e.instances)?;
+            self.weights.insert(e.key.clone(), id);
+        }
+        let mut moments: [IndexMap<(Option<usize>, String), BufferId>; 2] =
+            [IndexMap::new(), IndexMap::new()];
+        if self.options.train {
+            let trained: Vec<&Entry> =
+                entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
+            self.trained = trained.iter().map(|e| e.key.clone()).collect();
+            for e in &trained {
+                let id = self.buffer(
+                    format!("d.{}", name(&e.key)),
+                    Space::Gradients,
+                    DType::F32,
+                    e.shape.clone(),
+                    e.instances,
+                )?;
+                self.gradients.insert(e.key.clone(), id);
+            }
+            for (m, prefix) in moments.iter_mut().zip(["m", "v"]) {
+                for e in &trained {
+                    let id = self.buffer(
+                        format!("{prefix}.{}", name(&e.key)),
+                        Space::Optimizer,
+                        DType::F32,
+                        e.shape.clone(),
+                        e.instances,
+                    )?;
+                    m.insert(e.key.clone(), id);
+                }
+            }
+            // Runs of equal recipes over instances and buffers.
+            let mut runs: Vec<(Option<(f64, f64)>, u64, u64)> = vec![];
+            let Some(base) = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset) else {
+                return self.list(lowered, &moments);
+            };
+            for e in &trained {
+                let start = self.plan.buffer(self.gradients[&e.key]).offset - base;
+                let one = e.shape.iter().product::<u64>() * DType::F32.bytes();
+                for (i, r) in e.recipes.iter().enumerate() {
+                    let (from, to) = (start + i as u64 * one, start + (i as u64 + 1) * one);
+                    match runs.last_mut() {
+                        Some((last, _, end)) if last == r => *end = to,
+                        _ => runs.push((*r, from, to)),
+                    }
+                }
+            }
+            let first = |map: &IndexMap<(Option<usize>, String), BufferId>| {
+                map.get(&trained[0].key).map(|id| self.plan.buffer(*id).offset).unwrap_or(0)
+            };
+            let bases =
+                [first(&self.weights), first(&self.gradients), first(&moments[0]), first(&moments[1])];
+            let total = runs.last().map_or(0, |r| r.2);
+            self.alias("gradients".into(), base, total / 4);
+            for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
+                let elements = (to - from) / 4;
+                let buffers = ["weights", "gradients", "m", "v"]
+                    .iter()
+                    .zip(bases)
+                    .map(|(n, b)| self.alias(format!("{n}.range{k}"), b + from, elements))
+                    .collect();
+                self.ranges.push(Range { buffers, elements, recipe });
+            }
+        }
+        self.list(lowered, &moments)
+    }
+
+    fn alias(&mut self, name: String, offset: u64, elements: u64) -> BufferId {
+        self.plan.buffers.push(Buffer {
+            name: name.clone(),
+            space: Space::Alias,
+            dtype: DType::F32,
+            shape: vec![elements],
+            instances: 1,
+            offset,
+        });
+        let id = BufferId(self.plan.buffers.len() as u32 - 1);
+        self.named.insert(name, id);
+        id
+    }
+
+    /// The tensors in checkpoint order: embedding, layers, final norm and head.
+    fn list(
+        &mut self,
+        lowered: &lower::Lowered,
+        moments: &[IndexMap<(Option<usize>, String), BufferId>; 2],
+    ) -> Result<(), CompileError> {
+        let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
+        let mut order: Vec<(Option<usize>, u64, String, &Weight)> = vec![];
+        let (first, rest): (Vec<_>, Vec<_>) =
+            lowered.globals.iter().partition(|w| w.kind == TensorKind::Embedding);
+        order.extend(first.iter().map(|w| (None, 0, w.name.clone(), *w)));
+        for (i, (b, set)) in self.architecture.sets.iter().enumerate() {
+            order.extend(
+                lowered.weights[*b].iter().map(|w| (Some(*b), *set, format!("layers.{i}.{}", w.name), w)),
+            );
+        }
+        order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w)));
+        for (body, instance, name, w) in order {
+            let key = (body, w.name.clone());
+            let counts = match w.kind {
+                TensorKind::Balance if self.options.train => {
+                    let state = w.name.replace(".bias", ".counts");
+                    let key = (body, state.clone());
+                    if !self.counts.contains_key(&key) {
+                        let (prefix, sets) = body.map_or((String::new(), 1), |b| {
+                            let b = &self.architecture.bodies[b];
+                            (format!("{}.", b.name), b.sets)
+                        });
+                        let id =
+                            self.buffer(format!("{prefix}{state}"), Space::State, DType::F32, size(w), sets)?;
+                        self.counts.insert(key.clone(), id);
+                    }
+                    Some(self.counts[&key])
+                }
+                _ => None,
+            };
+            let trained = recipe(self.spec, &name, w.dims.len(), w.kind).is_some();
+            self.tensors.push(Tensor {
+                shape: size(w),
+                kind: w.kind,
+                init: w.init,
+                weight: self.weights[&key],
+                gradient: self.gradients.get(&key).copied().filter(|_| trained),
+                moments: moments[0].get(&key).copied().zip(moments[1].get(&key).copied()).filter(|_| trained),
+                counts,
+                instance,
+                name,
+            });
+        }
+        Ok(())
+    }
+
+    fn named(
+        &mut self,
+        name: &str,
+        space: Space,
+        dtype: DType,
+        shape: Vec<u64>,
+        instances: u64,
+    ) -> Result<BufferId, CompileError> {
+        if let Some(id) = self.named.get(name) {
+            return Ok(*id);
+        }
+        let id = self.buffer(name.into(), space, dtype, shape, instances)?;
+        self.named.insert(name.into(), id);
+        Ok(id)
+    }
+
+    fn kernel(&mut self, kernel: &Kernel) -> KernelId {
+        let key = format!("{kernel:?}");
+        if let Some(id) = self.kernels.get(&key) {
+            return *id;
+        }
+        self.plan.kernels.push(kernel.clone());
+        let id = KernelId(self.plan.kernels.len() as u32 - 1);
+        self.kernels.insert(key, id);
+        id
+    }
+
+    fn launch(&mut self, kernel: Kernel, operands: Vec<Operand>, origin: &str) -> Step {
+        let kernel = self.kernel(&kernel);
+        Step::Launch(Launch { kernel, operands, origin: origin.into() })
+    }
+
+    /// Temporaries of a scheduled function, placed where their lifetimes do not overlap.
+    fn place_temps(&mut self, name: &str, s: &Scheduled) -> Vec<BufferId> {
+        let mut order: Vec<usize> = (0..s.temps.len()).collect();
+        order.sort_by_key(|&i| (std::cmp::Reverse(s.temps[i].bytes), i));
+        let mut offsets = vec![0u64; s.temps.len()];
+        let mut placed: Vec<usize> = vec![];
+        for &i in &order {
+            let t = s.temps[i];
+            let size = t.bytes.next_multiple_of(ALIGNMENT);
+            let mut taken: Vec<(u64, u64)> = placed
+                .iter()
+                .filter(|&&j| s.temps[j].first <= t.last && t.first <= s.temps[j].last)
+                .map(|&j| (offsets[j], offsets[j] + s.temps[j].bytes.next_multiple_of(ALIGNMENT)))
+                .collect();
+            taken.sort();
+            let mut at = 0;
+            for (from, to) in taken {
+                if at + size <= from {
+                    break;
+                }
+                at = at.max(to);
+            }
+            offsets[i] = at;
+            self.temporary = self.temporary.max(at + size);
+            placed.push(i);
+        }
+        s.temps
+            .iter()
+            .enumerate()
+            .map(|(i, t)| {
+                self.plan.buffers.push(Buffer {
+                    name: format!("{name}.t{i}"),
+                    space: Space::Temporary,
+                    dtype: t.dtype,
+                    shape: vec![t.bytes / t.dtype.bytes()],
+                    instances: 1,
+                    offset: offsets[i],
+                });
+                let id = BufferId(self.plan.buffers.len() as u32 - 1);
+                self.temporaries.push(id);
+                id
+            })
+            .collect()
+    }
+
+    /// Buffer and instance of a parameter (or of a result, which has the name of what it becomes).
+    fn place(
+        &mut self,
+        module: &Module,
+        site: &Site,
+        f: &Function,
+        name: &str,
+        v: crate::ir::Value,
+        result: bool,
+    ) -> Result<Operand, CompileError> {
+        let ty = f.ty(v).clone();
+        let shape: Vec<u64> = ty.dims.iter().map(|&d| module.size(d)).collect();
+        let at = |buffer, instance| Operand::Tensor { buffer, instance, offset: 0, stride: 0 };
+        let zero = Affine::default();
+        let key = (site.body, name.to_string());
+        let depth = self.architecture.depth;
+        if let (Some(id), Some(apply)) = (self.weights.get(&key), site.apply) {
+            return Ok(at(*id, apply.set.clone()));
+        }
+        if let Some(id) = self.weights.get(&(None, name.to_string())) {
+            return Ok(at(*id, zero));
+        }
+        if let Some(of) = name.strip_prefix("d.") {
+            if let (Some(id), Some(apply)) = (self.gradients.get(&(site.body, of.to_string())), site.apply) {
+                return Ok(at(*id, apply.set.clone()));
+            }
+            if let Some(id) = self.gradients.get(&(None, of.to_string())) {
+                return Ok(at(*id, zero));
+            }
+        }
+        if let (Some(id), Some(apply)) = (self.counts.get(&key), site.apply) {
+            return Ok(at(*id, apply.set.clone()));
+        }
+        let stream = |a: &mut Self, next: u64| -> Result<Operand, CompileError> {
+            let id = a.named("stream", Space::Saved, DType::F32, shape.clone(), depth + 1)?;
+            let mut instance = match (site.apply, site.body) {
+                (Some(apply), _) => apply.depth.clone(),
+                // The embedding writes the first, the head reads the last.
+                _ => Affine::constant(if result { 0 } else { depth }),
+            };
+            instance.base += next;
+            Ok(at(id, instance))
+        };
+        if name == "x" {
+            return stream(self, 0);
+        }
+        if name == "y" {
+            return stream(self, 1);
+        }
+        if name.starts_with("saved.") {
+            let (Some(b), Some(apply)) = (site.body, site.apply) else {
+                return Err(CompileError::Schedule("something is kept outside the layers".into()));
+            };
+            let body = &self.architecture.bodies[b];
+            let id = self.named(
+                &format!("{}.{name}", body.name),
+                Space::Saved,
+                ty.dtype,
+                shape,
+                body.applications,
+            )?;
+            return Ok(at(id, apply.application.clone()));
+        }
+        let (name, space) = match name {
+            "d.y" => ("d.stream", Space::Saved),
+            "d.x" if site.apply.is_some() => ("d.next", Space::Saved),
+            "d.x" => ("d.stream", Space::Saved),
+            "d.aux" => ("aux_scale", Space::Io),
+            "ids" | "targets" | "positions" | "segments" | "loss_scale" | "loss" | "nll" | "logits"
+            | "aux" => (name, Space::Io),
+            _ => (name, Space::Saved),
+        };
+        let shape = if shape.is_empty() { vec![1] } else { shape };
+        let id = self.named(name, space, ty.dtype, shape, 1)?;
+        Ok(at(id, zero))
+    }
+
+    /// The launches of one call.
+    fn call(
+        &mut self,
+        module: &Module,
+        site: &Site,
+        (f, s): &(Function, Scheduled),
+        steps: &mut Vec<Step>,
+    ) -> Result<(), CompileError> {
+        let temps = self.place_temps(&f.name, s);
+        let mut params = vec![];
+        for (i, p) in f.params.iter().enumerate() {
+            params.push(match p.role {
+                Role::Index => Operand::Index(self.index(site, &p.name)?),
+                _ => self.place(module, site, f, &p.name, crate::ir::Value(i as u32), false)?,
+            });
+        }
+        let mut results = vec![];
+        for (name, v) in &f.results {
+            results.push(self.place(module, site, f, name, *v, true)?);
+        }
+        for launch in &s.launches {
+            let operands = launch
+                .operands
+                .iter()
+                .map(|o| match o {
+                    LocalOperand::Index(p) => params[*p as usize].clone(),
+                    LocalOperand::View(view) => {
+                        let base = match view.place {
+                            Place::Param(p) => params[p as usize].clone(),
+                            Place::Result(r) => results[r as usize].clone(),
+                            Place::Temp(t) => Operand::Tensor {
+                                buffer: temps[t as usize],
+                                instance: Affine::default(),
+                                offset: 0,
+                                stride: 0,
+                            },
+                        };
+                        match base {
+                            Operand::Tensor { buffer, instance, .. } => {
+                                Operand::Tensor { buffer, instance, offset: view.offset, stride: view.stride }
+                            }
+                            index => index,
+                        }
+                    }
+                })
+                .collect();
+            let step = self.launch(launch.kernel.clone(), operands, &launch.origin);
+            steps.push(step);
+        }
+        Ok(())
+    }
+
+    fn index(&self, site: &Site, name: &str) -> Result<Affine, CompileError> {
+        let unknown = || CompileError::Schedule(format!("an index `{name}` that no loop supplies"));
+        let apply = site.apply.ok_or_else(unknown)?;
+        match name {
+            "depth" => Ok(apply.depth.clone()),
+            "depths" => Ok(Affine::constant(self.architecture.depth)),
+            _ => {
+                let component = name.strip_suffix(".row").ok_or_else(unknown)?;
+                let i = self.architecture.model.components.get_index_of(component).ok_or_else(unknown)?;
+                Ok(apply.rows[i].clone())
+            }
+        }
+    }
+
+    /// The calls of all applications, first to last or last to first.
+    fn blocks(
+        &mut self,
+        blocks: &[Block],
+        reverse: bool,
+        call: &mut dyn FnMut(&mut Self, &Apply, &mut Vec<Step>) -> Result<(), CompileError>,
+    ) -> Result<Vec<Step>, CompileError> {
+        let mut steps = vec![];
+        let mut order: Vec<&Block> = blocks.iter().collect();
+        if reverse {
+            order.reverse();
+        }
+        for block in order {
+            match block {
+                Block::Apply(apply) => call(self, apply, &mut steps)?,
+                Block::Loop { variable, count, blocks } => {
+                    let inner = self.blocks(blocks, reverse, call)?;
+                    steps.push(Step::Loop { variable: *variable, count: *count, reverse, steps: inner });
+                }
+            }
+        }
+        Ok(steps)
+    }
+
+    fn outside(&self) -> Site<'static> {
+        Site { body: None, apply: None }
+    }
+
+    fn backward(
+        &mut self,
+        module: &Module,
+        bodies: &[Forms],
+        embed: &Forms,
+        head: &Forms,
+    ) -> Result<Program, CompileError> {
+        let mut steps = vec![];
+        let architecture = self.architecture;
+        let outside = self.outside();
+        self.call(module, &outside, &embed.forward, &mut steps)?;
+        steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
+            a.call(
+                module,
+                &Site { body: Some(apply.body), apply: Some(apply) },
+                &bodies[apply.body].forward,
+                steps,
+            )
+        })?);
+        self.call(module, &outside, &head.forward, &mut steps)?;
+        steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
+            let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
+            a.call(module, &Site { body: Some(apply.body), apply: Some(apply) }, backward, steps)?;
+            a.advance("d.next", "d.stream", steps)
+        })?);
+        if let Some(backward) = &embed.backward {
+            // The cotangent of the first stream is where the last application of the way back left it.
+            let mut renamed = backward.clone();
+            for p in &mut renamed.0.params {
+                if p.name == "d.x" {
+                    p.name = "d.y".into();
+                }
+            }
+            self.call(module, &outside, &renamed, &mut steps)?;
+        }
+        Ok(Program { steps, variables: architecture.variables })
+    }
+
+    /// Makes what one application returned the input of the next.
+    fn advance(&mut self, from: &str, to: &str, steps: &mut Vec<Step>) -> Result<(), CompileError> {
+        let (Some(&x), Some(&y)) = (self.named.get(from), self.named.get(to)) else {
+            return Err(CompileError::Schedule(format!("no `{from}` or `{to}` to pass on")));
+        };
+        let elements = self.plan.buffer(x).elements();
+        let at = |buffer| Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
+        let step = self.launch(
+            Kernel::Copy { elements, accumulate: false },
+            vec![at(x), at(y)],
+            &format!("{from} -> {to}"),
+        );
+        steps.push(step);
+        Ok(())
+    }
+
+    fn evaluate(
+        &mut self,
+        module: &Module,
+        bodies: &[Forms],
+        embed: &Forms,
+        head: &Forms,
+    ) -> Result<Program, CompileError> {
+        let mut steps = vec![];
+        let architecture = self.architecture;
+        let outside = self.outside();
+        self.call(module, &outside, &embed.evaluate, &mut steps)?;
+        steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
+            a.call(
+                module,
+                &Site { body: Some(apply.body), apply: Some(apply) },
+                &bodies[apply.body].evaluate,
+                steps,
+            )
+        })?);
+        self.call(module, &outside, &head.evaluate, &mut steps)?;
+        Ok(Program { steps, variables: architecture.variables })
+    }
+
+    /// One optimizer step. Its loops run over the sets of weights, so its length does not depend on depth.
+    fn update(&mut self) -> Result<Program, CompileError> {
+        let mut steps = vec![];
+        let at = |buffer| Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
+        let norm = self.named("norm", Space::Io, DType::F32, vec![1], 1)?;
+        let scalars = self.named("scalars", Space::Io, DType::F32, vec![8], 1)?;
+        let Some(&gradients) = self.named.get("gradients") else { return Ok(Program::default()) };
+        let elements = self.plan.buffer(gradients).elements();
+        for range in self
+            .ranges
+            .iter()
+            .filter(|r| r.recipe.is_none())
+            .map(|r| (r.buffers[1], r.elements))
+            .collect::<Vec<_>>()
+        {
+            let step = self.launch(Kernel::Zero { elements: range.1 }, vec![at(range.0)], "frozen gradients");
+            steps.push(step);
+        }
+        let step = self.launch(Kernel::AllReduce { elements }, vec![at(gradients)], "gradients");
+        steps.push(step);
+        let step = self.launch(Kernel::Norm { elements }, vec![at(gradients), at(norm)], "gradient norm");
+        steps.push(step);
+        let train = &self.spec.train;
+        for range in std::mem::take(&mut self.ranges) {
+            let Some((weight_decay, rate)) = range.recipe else { continue };
+            let kernel = Kernel::AdamW {
+                elements: range.elements,
+                betas: train.betas,
+                eps: train.eps,
+                weight_decay,
+                rate,
+            };
+            let operands = range.buffers.iter().copied().chain([norm, scalars]).map(at).collect();
+            let step = self.launch(kernel, operands, "AdamW");
+            steps.push(step);
+        }
+        let mut variables = 0;
+        for ((body, state), counts) in self.counts.clone() {
+            let bias = (body, state.replace(".counts", ".bias"));
+            let (Some(&bias_id), Some(balance)) = (self.weights.get(&bias), self.balance(body, &state))
+            else {
+                continue;
+            };
+            let sets = self.plan.buffer(counts).instances;
+            let experts = self.plan.buffer(counts).elements();
+            let instance = Affine { base: 0, terms: vec![(variables, 1)] };
+            let set = |buffer| Operand::Tensor { buffer, instance: instance.clone(), offset: 0, stride: 0 };
+            let all =
+                self.launch(Kernel::AllReduce { elements: experts }, vec![set(counts)], "selection counts");
+            let step = self.launch(
+                Kernel::Balance { experts, balance },
+                vec![set(bias_id), set(counts)],
+                "balancing",
+            );
+            steps.push(Step::Loop {
+                variable: variables,
+                count: sets,
+                reverse: false,
+                steps: vec![all, step],
+            });
+            variables += 1;
+        }
+        Ok(Program { steps, variables })
+    }
+
+    /// The balancing of the router whose counts have that name.
+    fn balance(&self, body: Option<usize>, state: &str) -> Option<dreamc_dsl::spec::Balance> {
+        use dreamc_dsl::spec::Component;
+        body?;
+        let component = state.strip_suffix(".router.counts")?;
+        match self.architecture.model.components.get(component)? {
+            Component::Sequence(a) | Component::Depth(a) => a.projection.as_ref()?.router.balance,
+            Component::Experts(e) => e.router.balance,
+            Component::Mlp(_) => None,
+        }
+    }
+
+    fn finish(mut self) -> Result<Compiled, CompileError> {
+        let base = self.plan.arena;
+        for id in &self.temporaries {
+            self.plan.buffers[id.0 as usize].offset += base;
+        }
+        self.plan.arena = base.checked_add(self.temporary).ok_or(CompileError::Overflow("the memory"))?;
+        Ok(Compiled { plan: self.plan, tensors: self.tensors, depth: self.architecture.depth })
+    }
+}

@@ -1,0 +1,260 @@
+//! From a function to launches: what is fused, what is a view, where values live.
+//!
+//! *In*: one verified function. *Out*: a [`Scheduled`] function: launches whose operands are parameters, results and
+//! temporaries of the function, so that one schedule serves every application of the body. *Promise*: launches are in an
+//! order in which every value is written before it is read; fusion never changes what is computed.
+//!
+//! Operations are of three kinds. *Views* (`reshape`, and `split` of something in memory) cost nothing. *Row* operations
+//! work on the inner dimensions of each row alone, or sum over all rows; those that can run together become one
+//! [`RowKernel`]. Everything else is an *anchor*: one kernel each. Levels decide what runs together: row operations of
+//! level `n` come before the anchors of level `n`, and use the anchors of levels below.
+
+mod launch;
+mod rows;
+
+use crate::CompileError;
+use crate::ir::{Dim, Function, Module, Op, Reduce, Value};
+use crate::program::Kernel;
+use std::collections::BTreeMap;
+
+/// Where a value lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// In a parameter of the function.
+    Param(u32),
+    /// Where the caller wants a result.
+    Result(u32),
+    /// In a temporary.
+    Temp(u32),
+}
+
+/// A value in memory: rows `stride` elements apart (0: adjacent), from element `offset` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// Where.
+    pub place: Place,
+    /// First element.
+    pub offset: u64,
+    /// Elements from row to row.
+    pub stride: u64,
+}
+
+impl View {
+    fn whole(place: Place) -> Self {
+        View { place, offset: 0, stride: 0 }
+    }
+}
+
+/// An operand of a scheduled launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalOperand {
+    /// Memory.
+    View(View),
+    /// The index parameter of that number.
+    Index(u32),
+}
+
+/// A launch of a scheduled function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalLaunch {
+    /// What runs.
+    pub kernel: Kernel,
+    /// On what.
+    pub operands: Vec<LocalOperand>,
+    /// Which nodes it computes.
+    pub origin: String,
+}
+
+/// A temporary: live from the launch that writes it first to the last that reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Temp {
+    /// Its size.
+    pub bytes: u64,
+    /// Element type.
+    pub dtype: crate::ir::DType,
+    /// First launch that touches it.
+    pub first: usize,
+    /// Last launch that touches it.
+    pub last: usize,
+}
+
+/// What the caller does with a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bind {
+    /// It is written to memory of its own.
+    Store,
+    /// It is added to memory: a gradient.
+    Add,
+    /// It stays in the place of the state parameter of this number.
+    State(u32),
+    /// It is not wanted.
+    Ignore,
+}
+
+/// A scheduled function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scheduled {
+    /// Launches in order.
+    pub launches: Vec<LocalLaunch>,
+    /// Temporaries.
+    pub temps: Vec<Temp>,
+}
+
+/// Schedules a function. `bind` has an entry for each result.
+pub fn schedule(module: &Module, f: &Function, bind: &[Bind]) -> Result<Scheduled, CompileError> {
+    let kinds = classify(f)?;
+    let levels = levels(f, &kinds);
+    launch::emit(module, f, bind, &kinds, &levels)
+}
+
+/// What becomes of a node.
+#[derive(Clone, Debug, PartialEq)]
+enum Kind {
+    /// Nothing is computed.
+    View,
+    /// Part of a row kernel over the first so many dimensions of its widest operand or result.
+    Row(Vec<Dim>),
+    /// A kernel of its own.
+    Anchor,
+    /// Numbers that every kernel makes for itself.
+    Free,
+    /// Rows that the consumer gathers itself.
+    Gathered,
+}
+
+/// The row dimensions of a shape: `[batch, seq]` of a stream, the slots of grouped rows, the first of a matrix or
+/// mixture; a vector is one row.
+fn row_dims(dims: &[Dim]) -> &[Dim] {
+    const BATCH: Dim = Dim(0);
+    match dims {
+        [BATCH, _, ..] => &dims[..2],
+        [_, _, ..] => &dims[..1],
+        _ => &[],
+    }
+}
+
+fn classify(f: &Function) -> Result<Vec<Kind>, CompileError> {
+    let defined = f.definitions();
+    let mut kinds: Vec<Kind> = Vec::with_capacity(f.nodes.len());
+    for node in &f.nodes {
+        let kind = match &node.op {
+            Op::Constant(_) | Op::Zeros(_) => Kind::Free,
+            Op::Reshape(_) | Op::Split(_) => {
+                let (from, to) = (&f.ty(node.inputs[0]).dims, &f.ty(node.first).dims);
+                let computed = defined[node.inputs[0].index()]
+                    .is_some_and(|n| matches!(kinds[n], Kind::Row(_) | Kind::Free));
+                let same_rows = row_dims(from) == row_dims(to);
+                if computed && same_rows { Kind::Row(row_dims(from).to_vec()) } else { Kind::View }
+            }
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::StopGradient
+            | Op::Cast(_)
+            | Op::Rms { .. }
+            | Op::RmsGrad { .. }
+            | Op::Softmax
+            | Op::SoftmaxGrad
+            | Op::Rope(_)
+            | Op::Concat(_)
+            | Op::Pick
+            | Op::PickGrad { .. } => Kind::Row(row_dims(&f.ty(node.first).dims).to_vec()),
+            Op::Reduce(..) => Kind::Row(row_dims(&f.ty(node.inputs[0]).dims).to_vec()),
+            _ => Kind::Anchor,
+        };
+        kinds.push(kind);
+    }
+    // Gathers that only grouped products read as their `x` are read through the order there.
+    for (i, node) in f.nodes.iter().enumerate() {
+        if node.op != Op::Gather {
+            continue;
+        }
+        let wanted = |n: &crate::ir::Node| match n.op {
+            Op::Grouped { .. } => n.inputs[0] == node.first,
+            Op::GroupedOuter { .. } => n.inputs[1] == node.first && n.inputs[0] != node.first,
+            _ => false,
+        };
+        let users = f.nodes.iter().filter(|n| n.inputs.contains(&node.first));
+        let returned = f.results.iter().any(|(_, v)| *v == node.first);
+        if !returned && users.clone().next().is_some() && users.clone().all(wanted) {
+            kinds[i] = Kind::Gathered;
+        }
+    }
+    Ok(kinds)
+}
+
+/// Whether a row node sums over all rows, so that its result exists only after the kernel.
+fn sums_rows(f: &Function, node: &crate::ir::Node) -> bool {
+    match &node.op {
+        Op::Reduce(_, over) => {
+            let rows = row_dims(&f.ty(node.inputs[0]).dims);
+            !rows.is_empty() && rows.iter().any(|d| over.contains(d))
+        }
+        _ => false,
+    }
+}
+
+/// Level of every node.
+fn levels(f: &Function, kinds: &[Kind]) -> Vec<u32> {
+    let defined = f.definitions();
+    let mut levels = vec![0u32; f.nodes.len()];
+    for (i, node) in f.nodes.iter().enumerate() {
+        let mut level = 0;
+        for input in &node.inputs {
+            let Some(n) = defined[input.index()] else { continue };
+            let there = levels[n];
+            level = level.max(match (&kinds[i], &kinds[n]) {
+                (_, Kind::Free) => 0,
+                (Kind::Row(here), Kind::Row(rows)) if here == rows && !sums_rows(f, &f.nodes[n]) => there,
+                (Kind::Row(_), _) => there + 1,
+                // A view of a row value is of the row's level; of an anchor, of the anchor's.
+                _ => there,
+            });
+        }
+        levels[i] = level;
+    }
+    sink(f, kinds, &mut levels, &defined);
+    levels
+}
+
+/// Moves row nodes down to the first level that reads them, where only one kernel does: their operands are read there
+/// instead of their result being stored.
+fn sink(f: &Function, kinds: &[Kind], levels: &mut [u32], defined: &[Option<usize>]) {
+    let mut readers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (i, node) in f.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            if let Some(n) = defined[input.index()] {
+                readers.entry(n).or_default().push(i);
+            }
+        }
+    }
+    for i in (0..f.nodes.len()).rev() {
+        let Kind::Row(rows) = &kinds[i] else { continue };
+        if sums_rows(f, &f.nodes[i]) || f.results.iter().any(|(_, v)| f.nodes[i].results().any(|r| r == *v)) {
+            continue;
+        }
+        let Some(users) = readers.get(&i) else { continue };
+        let first = users.iter().map(|&u| levels[u]).min().unwrap_or(0);
+        if first > levels[i]
+            && users.iter().all(|&u| kinds[u] == Kind::Row(rows.clone()) && levels[u] == first)
+        {
+            levels[i] = first;
+        }
+    }
+}
+
+/// Whether a reduction is one that a row kernel can do, and over which inner dimensions.
+fn inner_reduction(
+    f: &Function,
+    x: Value,
+    how: Reduce,
+    over: &[Dim],
+) -> Result<(Vec<Dim>, bool), CompileError> {
+    let dims = &f.ty(x).dims;
+    let rows = row_dims(dims);
+    let inner: Vec<Dim> = over.iter().copied().filter(|d| !rows.contains(d)).collect();
+    let summed = rows.iter().filter(|d| over.contains(d)).count();
+    if summed != 0 && (summed != rows.len() || how == Reduce::Max) {
+        return Err(CompileError::Schedule("a reduction over some of the row dimensions".into()));
+    }
+    Ok((inner, summed != 0))
+}
