@@ -10,6 +10,7 @@ pub mod compiled;
 pub mod error;
 pub mod ir;
 pub mod lower;
+pub mod oracle;
 pub mod program;
 pub mod schedule;
 

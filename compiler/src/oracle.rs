@@ -1,0 +1,305 @@
+//! A whole model evaluated by the f64 interpreter: the oracle that every device is compared with.
+//!
+//! *In*: a model and its tensors by checkpoint name. *Out*: logits, loss, every gradient, and how often each router chose
+//! each expert. It walks the applications one by one and differentiates each by the joint function, keeping every input:
+//! slow and obvious. It shares lowering and differentiation with the compiler, and nothing behind them.
+
+use crate::CompileError;
+use crate::architecture::{Apply, Architecture, for_each_application};
+use crate::autodiff::{Seed, differentiate};
+use crate::compiled::{Init, TensorKind};
+use crate::ir::interpret::{Data, InterpretError, Tensor, interpret};
+use crate::ir::{Function, Module, Param, Role};
+use crate::lower::{EMBED, HEAD, Lowered, Shape, lower};
+use dreamc_dsl::spec::Model;
+use indexmap::IndexMap;
+use thiserror::Error;
+
+/// Why the oracle failed.
+#[derive(Debug, Error)]
+pub enum OracleError {
+    /// The model does not compile.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The interpreter refused.
+    #[error(transparent)]
+    Interpret(#[from] InterpretError),
+    /// A tensor is missing.
+    #[error("no tensor `{0}`")]
+    Missing(String),
+}
+
+/// A model ready to be evaluated.
+pub struct Oracle {
+    architecture: Architecture,
+    lowered: Lowered,
+    module: Module,
+    /// Joint functions of the bodies, of `embed` and of `head`.
+    joints: IndexMap<String, Function>,
+    shape: Shape,
+}
+
+/// A name, sizes, kind and beginning of a tensor, in checkpoint order.
+pub type TensorSpec = (String, Vec<u64>, TensorKind, Init);
+
+/// One batch: ids and targets of `batch · sequence` entries.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Input tokens.
+    pub ids: Vec<i32>,
+    /// Next tokens; negative where no loss is taken.
+    pub targets: Vec<i32>,
+}
+
+/// What an evaluation gives.
+#[derive(Clone, Debug)]
+pub struct Evaluation {
+    /// `[batch, seq, vocab]`
+    pub logits: Tensor,
+    /// Mean over the targets that there are.
+    pub loss: f64,
+    /// By tensor name.
+    pub gradients: IndexMap<String, Tensor>,
+    /// Choices of each expert since the batch began, by the name of the router's bias.
+    pub counts: IndexMap<String, Vec<f64>>,
+}
+
+impl Oracle {
+    /// Lowers and differentiates a model.
+    pub fn new(model: &Model, shape: Shape, recurrence: Option<u64>) -> Result<Self, CompileError> {
+        let architecture = Architecture::new(model, recurrence)?;
+        let lowered = lower(&architecture, shape)?;
+        let mut module = lowered.module.clone();
+        let mut joints = IndexMap::new();
+        for (name, f) in &lowered.module.functions {
+            let wanted = |p: &Param| match p.role {
+                Role::Weight => true,
+                Role::Input => p.name == "x",
+                Role::State => !p.name.ends_with(".counts"),
+                _ => false,
+            };
+            let mut seeds: Vec<(&str, Seed)> = match name.as_str() {
+                EMBED => vec![("x", Seed::Param)],
+                HEAD => vec![("loss", Seed::One)],
+                _ => vec![("y", Seed::Param), ("aux", Seed::One)],
+            };
+            seeds.extend(
+                f.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
+            );
+            joints.insert(name.clone(), differentiate(&mut module, f, &seeds, &wanted)?);
+        }
+        Ok(Oracle { architecture, lowered, module, joints, shape })
+    }
+
+    /// The tensors of the model.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let size = |dims: &[crate::ir::Dim]| dims.iter().map(|&d| self.module.size(d)).collect();
+        let global = |embedding: bool| {
+            self.lowered
+                .globals
+                .iter()
+                .filter(move |w| (w.kind == TensorKind::Embedding) == embedding)
+                .map(move |w| (w.name.clone(), size(&w.dims), w.kind, w.init))
+        };
+        let mut all: Vec<TensorSpec> = global(true).collect();
+        for (i, (body, _)) in self.architecture.sets.iter().enumerate() {
+            all.extend(
+                self.lowered.weights[*body]
+                    .iter()
+                    .map(|w| (format!("layers.{i}.{}", w.name), size(&w.dims), w.kind, w.init)),
+            );
+        }
+        all.extend(global(false));
+        all
+    }
+
+    /// Evaluates a batch, forward and back.
+    pub fn evaluate(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+    ) -> Result<Evaluation, OracleError> {
+        let (b, t) = (self.shape.batch as usize, self.shape.sequence as usize);
+        let mut context: IndexMap<String, Tensor> = IndexMap::new();
+        let positions = (0..b * t).map(|i| (i % t) as i32).collect();
+        context.insert("positions".into(), Tensor::int(&[b, t], positions));
+        context.insert("segments".into(), Tensor::int(&[b, t], vec![0; b * t]));
+        context.insert("ids".into(), Tensor::int(&[b, t], batch.ids.clone()));
+        context.insert("targets".into(), Tensor::int(&[b, t], batch.targets.clone()));
+        let targets = batch.targets.iter().filter(|&&x| x >= 0).count().max(1);
+        context.insert("loss_scale".into(), Tensor::float(&[], vec![1.0 / targets as f64]));
+
+        let mut applications: Vec<(Apply, Vec<u64>)> = vec![];
+        for_each_application(&self.architecture.blocks, self.architecture.variables, &mut |a, v| {
+            applications.push((a.clone(), v.to_vec()))
+        });
+        let mut evaluation = Evaluation {
+            logits: Tensor::float(&[0], vec![]),
+            loss: 0.0,
+            gradients: IndexMap::new(),
+            counts: IndexMap::new(),
+        };
+
+        let embedded = self.call(EMBED, None, &context, weights)?;
+        let mut x = take(&embedded, "x")?;
+        let mut inputs = vec![];
+        let mut state: IndexMap<String, Tensor> = IndexMap::new();
+        for (apply, variables) in &applications {
+            let body = &self.architecture.bodies[apply.body];
+            let layer = self.layer(apply, variables);
+            let mut here = context.clone();
+            here.insert("x".into(), x.clone());
+            for p in self.lowered.module.functions[&body.name].params.iter().filter(|p| p.role == Role::State)
+            {
+                let zeros = || self.zeros(&body.name, &p.name);
+                let value = if p.name.ends_with(".counts") {
+                    zeros()?
+                } else {
+                    state.get(&p.name).cloned().map_or_else(zeros, Ok)?
+                };
+                here.insert(p.name.clone(), value);
+            }
+            self.indices(apply, variables, &mut here);
+            let out = self.call(&body.name, Some(layer), &here, weights)?;
+            x = take(&out, "y")?;
+            if let Some(aux) = out.get("aux") {
+                evaluation.loss += aux.floats()[0];
+            }
+            for (name, value) in &out {
+                if let Some(router) = name.strip_suffix(".counts") {
+                    let key = format!("layers.{layer}.{router}.bias");
+                    let sum = evaluation.counts.entry(key).or_insert_with(|| vec![0.0; value.floats().len()]);
+                    sum.iter_mut().zip(value.floats()).for_each(|(s, c)| *s += c);
+                } else if name != "y" && name != "aux" {
+                    state.insert(name.clone(), value.clone());
+                }
+            }
+            inputs.push((layer, body.name.clone(), here));
+        }
+        let mut here = context.clone();
+        here.insert("x".into(), x);
+        let out = self.joint(HEAD, None, &here, weights)?;
+        evaluation.loss += take(&out, "loss")?.floats()[0];
+        evaluation.logits = take(&out, "logits")?;
+        self.collect(None, &out, &mut evaluation.gradients);
+        let mut dx = take(&out, "d.x")?;
+        let mut dstate: IndexMap<String, Tensor> = IndexMap::new();
+        for (layer, body, mut here) in inputs.into_iter().rev() {
+            here.insert("d.y".into(), dx.clone());
+            for p in
+                self.joints[&body].params.iter().filter(|p| p.role == Role::State && p.name.starts_with("d."))
+            {
+                let value = match dstate.get(&p.name) {
+                    Some(value) => value.clone(),
+                    None => self.zeros(&body, &p.name[2..])?,
+                };
+                here.insert(p.name.clone(), value);
+            }
+            let out = self.joint(&body, Some(layer), &here, weights)?;
+            dx = take(&out, "d.x")?;
+            for (name, value) in &out {
+                let of_state = name.strip_prefix("d.").is_some_and(|n| {
+                    self.joints[&body]
+                        .find_param(n)
+                        .is_some_and(|p| self.joints[&body].params[p.index()].role == Role::State)
+                });
+                if of_state {
+                    dstate.insert(name.clone(), value.clone());
+                }
+            }
+            self.collect(Some(layer), &out, &mut evaluation.gradients);
+        }
+        let mut here = context;
+        here.insert("d.x".into(), dx);
+        let out = self.joint(EMBED, None, &here, weights)?;
+        self.collect(None, &out, &mut evaluation.gradients);
+        Ok(evaluation)
+    }
+
+    fn layer(&self, apply: &Apply, variables: &[u64]) -> usize {
+        let key = (apply.body, apply.set.at(variables));
+        self.architecture.sets.iter().position(|s| *s == key).unwrap_or(0)
+    }
+
+    fn indices(&self, apply: &Apply, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
+        here.insert("depth".into(), Tensor::index(apply.depth.at(variables) as i32));
+        here.insert("depths".into(), Tensor::index(self.architecture.depth as i32));
+        for (i, name) in self.architecture.model.components.keys().enumerate() {
+            here.insert(format!("{name}.row"), Tensor::index(apply.rows[i].at(variables) as i32));
+        }
+    }
+
+    fn zeros(&self, function: &str, param: &str) -> Result<Tensor, OracleError> {
+        let f = &self.lowered.module.functions[function];
+        let v = f.find_param(param).ok_or_else(|| OracleError::Missing(param.into()))?;
+        Ok(Tensor::zeros(&self.module, f.ty(v)))
+    }
+
+    fn call(
+        &self,
+        name: &str,
+        layer: Option<usize>,
+        values: &IndexMap<String, Tensor>,
+        weights: &IndexMap<String, Tensor>,
+    ) -> Result<IndexMap<String, Tensor>, OracleError> {
+        run(&self.module, &self.lowered.module.functions[name], layer, values, weights)
+    }
+
+    fn joint(
+        &self,
+        name: &str,
+        layer: Option<usize>,
+        values: &IndexMap<String, Tensor>,
+        weights: &IndexMap<String, Tensor>,
+    ) -> Result<IndexMap<String, Tensor>, OracleError> {
+        run(&self.module, &self.joints[name], layer, values, weights)
+    }
+
+    /// Adds the results that are gradients of tensors.
+    fn collect(
+        &self,
+        layer: Option<usize>,
+        out: &IndexMap<String, Tensor>,
+        gradients: &mut IndexMap<String, Tensor>,
+    ) {
+        for (name, value) in out {
+            let Some(of) = name.strip_prefix("d.").filter(|n| n.ends_with(".weight")) else { continue };
+            let name = layer.map_or(of.to_string(), |i| format!("layers.{i}.{of}"));
+            match gradients.get_mut(&name).map(|t| &mut t.data) {
+                Some(Data::Float(sum)) => sum.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d),
+                _ => {
+                    gradients.insert(name, value.clone());
+                }
+            }
+        }
+    }
+}
+
+fn take(out: &IndexMap<String, Tensor>, name: &str) -> Result<Tensor, OracleError> {
+    out.get(name).cloned().ok_or_else(|| OracleError::Missing(name.into()))
+}
+
+fn run(
+    module: &Module,
+    f: &Function,
+    layer: Option<usize>,
+    values: &IndexMap<String, Tensor>,
+    weights: &IndexMap<String, Tensor>,
+) -> Result<IndexMap<String, Tensor>, OracleError> {
+    let mut args = vec![];
+    for p in &f.params {
+        let value = match p.role {
+            Role::Weight | Role::Buffer => {
+                let name = layer.map_or(p.name.clone(), |i| format!("layers.{i}.{}", p.name));
+                weights
+                    .get(&name)
+                    .or_else(|| weights.get(&p.name))
+                    .cloned()
+                    .ok_or(OracleError::Missing(name))?
+            }
+            _ => values.get(&p.name).cloned().ok_or_else(|| OracleError::Missing(p.name.clone()))?,
+        };
+        args.push(value);
+    }
+    Ok(interpret(module, f, &args)?.into_iter().collect())
+}
