@@ -14,6 +14,7 @@
 pub mod infer;
 pub mod interpret;
 pub mod op;
+pub mod random;
 pub mod text;
 pub mod verify;
 

@@ -975,3 +975,8 @@ impl Binary {
     /// All of them.
     pub const ALL: [Binary; 5] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max];
 }
+
+impl Reduce {
+    /// All of them.
+    pub const ALL: [Reduce; 3] = [Reduce::Sum, Reduce::Mean, Reduce::Max];
+}
