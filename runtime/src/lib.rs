@@ -1,1 +1,5 @@
-//! runtime
+//! The runtime of dreamc: a compiled program and data become a trained model.
+pub mod data;
+pub mod files;
+pub mod init;
+pub mod rng;

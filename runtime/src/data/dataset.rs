@@ -1,0 +1,444 @@
+//! All sources of a specification together.
+//!
+//! *In*: the `data` section, sequence length, seed. *Out*: endless training batches and finite validation batches.
+//! *Promise*: rows come from the sources in the proportions of their weights, by the least-served source first, so that the
+//! mixture, too, needs no random state.
+
+use super::batch::Batch;
+use super::examples::{self, Examples, Packer, Part};
+use super::rows::{Fields, Template};
+use super::shard::{self, Format, Shard};
+use super::stream::Stream;
+use super::task::{self, Problems, Split};
+use super::{DataError, Notice, Tokenizer};
+use crate::rng::Philox;
+use dreamc_dsl::spec::{self, Source, Task};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How a dataset is opened.
+#[derive(Clone, Debug)]
+pub struct Settings<'a> {
+    /// Paths of the specification are relative to this.
+    pub base: &'a Path,
+    /// Folder of the shards.
+    pub cache: &'a Path,
+    /// Tokens in a row.
+    pub sequence: u64,
+    /// Vocabulary of the model; the tokenizer must not have more.
+    pub vocab: u64,
+    /// Seed of the order and of generated problems.
+    pub seed: u64,
+}
+
+/// Where rows come from, ready to be read.
+#[derive(Clone)]
+enum Rows {
+    Stream(Stream),
+    Examples(Examples),
+}
+
+/// One source.
+struct Mixed {
+    weight: f64,
+    train: Rows,
+    validation: Option<Rows>,
+    /// The task, for exact match by difficulty.
+    task: Option<Task>,
+    /// What it is, for people.
+    description: String,
+    hash: String,
+}
+
+/// The data of a specification.
+pub struct Dataset {
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    sources: Vec<Mixed>,
+    sequence: usize,
+    mask: bool,
+}
+
+impl Dataset {
+    /// Opens all sources; tokenises what is not in the cache yet.
+    pub fn open(
+        data: &spec::Data,
+        settings: &Settings,
+        notice: &mut dyn FnMut(Notice),
+    ) -> Result<Self, DataError> {
+        let tokenizer = Arc::new(Tokenizer::open(&data.tokenizer, settings.base)?);
+        if tokenizer.vocab() as u64 > settings.vocab {
+            let (has, model) = (tokenizer.vocab(), settings.vocab);
+            return Err(DataError::Tokenizer(format!("has {has} tokens, the model's vocab is {model}; set vocab to {has}")));
+        }
+        if data.sources.is_empty() {
+            return Err(DataError::Section("names no source".into()));
+        }
+        let opener = Opener { data, settings, tokenizer: &tokenizer };
+        let mut sources = vec![];
+        for (i, (source, weight)) in data.sources.iter().enumerate() {
+            if !(weight.is_finite() && *weight > 0.0) {
+                return Err(DataError::Section(format!("weight {weight} of source {} is not positive", i + 1)));
+            }
+            sources.push(opener.source(source, *weight, i, notice)?);
+        }
+        if let (Some(path), Some(format)) =
+            (&data.validation_file, data.sources.iter().find_map(|(s, _)| format(s).transpose()))
+        {
+            let shard = Arc::new(opener.shard(&settings.base.join(path), &format?, notice)?);
+            sources[0].hash = hash(&[&sources[0].hash, &shard.meta.source]);
+            sources[0].validation = Some(opener.rows(&shard, shard.len(), format_prompted(data)?, Side::Whole));
+            for other in &mut sources[1..] {
+                other.validation = None;
+            }
+        }
+        let sequence = settings.sequence as usize;
+        Ok(Dataset { tokenizer, sources, sequence, mask: data.document_mask })
+    }
+
+    /// Hash of all that decides what is read: contents, weights, tokenizer.
+    pub fn hash(&self) -> String {
+        let mut parts = vec![self.tokenizer.fingerprint().to_string(), format!("mask {}", self.mask)];
+        for source in &self.sources {
+            parts.push(format!("{} × {}", source.weight, source.hash));
+        }
+        hash(&parts)
+    }
+
+    /// One line on each source.
+    pub fn describe(&self) -> Vec<String> {
+        self.sources.iter().map(|s| s.description.clone()).collect()
+    }
+
+    /// The generated tasks among the sources.
+    pub fn tasks(&self) -> impl Iterator<Item = &Task> {
+        self.sources.iter().filter_map(|s| s.task.as_ref())
+    }
+
+    /// Whether documents begin with the begin token, so that prompts must too. Running text does not.
+    pub fn begins(&self) -> bool {
+        self.sources.iter().any(|s| matches!(s.train, Rows::Examples(_)))
+    }
+
+    /// Training batches from a cursor on, without end.
+    pub fn train(&self, cursor: Cursor) -> Result<Batches, DataError> {
+        let sources = self.sources.iter().map(|s| (s.weight, s.train.clone()));
+        self.batches(sources.collect(), cursor, true)
+    }
+
+    /// Validation batches, always the same; `None` where nothing is held out.
+    pub fn validation(&self) -> Result<Option<Batches>, DataError> {
+        let held = |s: &Mixed| s.validation.clone().map(|v| (s.weight, v));
+        let sources: Vec<_> = self.sources.iter().filter_map(held).collect();
+        if sources.is_empty() { Ok(None) } else { self.batches(sources, Cursor::default(), false).map(Some) }
+    }
+
+    fn batches(&self, sources: Vec<(f64, Rows)>, cursor: Cursor, repeat: bool) -> Result<Batches, DataError> {
+        let mut cursors = cursor.sources;
+        if !cursors.is_empty() && cursors.len() != sources.len() {
+            return Err(DataError::Section(format!(
+                "the checkpoint was reading {} sources, the specification has {}",
+                cursors.len(),
+                sources.len()
+            )));
+        }
+        cursors.resize(sources.len(), SourceCursor::default());
+        let readers = sources
+            .into_iter()
+            .zip(cursors)
+            .map(|((weight, rows), cursor)| {
+                let from = match rows {
+                    Rows::Stream(stream) => Supply::Stream(stream, cursor.examples),
+                    Rows::Examples(e) => {
+                        Supply::Packer(Packer::new(e, &self.tokenizer, self.mask, repeat, cursor.examples)?)
+                    }
+                };
+                Ok(Reader { weight, served: cursor.served, from, done: false })
+            })
+            .collect::<Result<Vec<_>, DataError>>()?;
+        Ok(Batches { readers, sequence: self.sequence, repeat, filler: self.tokenizer.end() })
+    }
+}
+
+/// Which side of a split.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Learned(u64),
+    HeldOut,
+    Whole,
+}
+
+struct Opener<'a> {
+    data: &'a spec::Data,
+    settings: &'a Settings<'a>,
+    tokenizer: &'a Arc<Tokenizer>,
+}
+
+impl Opener<'_> {
+    fn shard(&self, path: &Path, format: &Format, notice: &mut dyn FnMut(Notice)) -> Result<Shard, DataError> {
+        shard::open(path, format, self.tokenizer, self.data.bad_rows, self.settings.cache, notice)
+    }
+
+    fn source(
+        &self,
+        source: &Source,
+        weight: f64,
+        number: usize,
+        notice: &mut dyn FnMut(Notice),
+    ) -> Result<Mixed, DataError> {
+        if let Source::Task(task) = source {
+            return self.task(task, weight);
+        }
+        let Some(format) = format(source)? else {
+            return Err(DataError::Section("names a source that has no reader".into()));
+        };
+        let path = self.settings.base.join(path(source).unwrap_or_default());
+        let shard = Arc::new(self.shard(&path, &format, notice)?);
+        let meta = &shard.meta;
+        let mut description = format!("{}: {} documents, {} tokens", path.display(), meta.documents, meta.tokens);
+        if meta.skipped > 0 {
+            let first = meta.first_skipped.as_deref().unwrap_or_default();
+            description += &format!(", {} bad rows left out ({first})", meta.skipped);
+        }
+        let hash = hash(&[meta.source.clone(), format!("{format:?}"), self.data.validation.to_string()]);
+        let own = self.data.validation_file.is_none() && self.data.validation > 0.0;
+        let (train, validation) = if format.prompted() {
+            let (learned, held) = Part::split(meta.documents, if own { self.data.validation } else { 0.0 });
+            let documents = |part: Part, order: Option<Philox>| {
+                Rows::Examples(Examples::Documents { shard: shard.clone(), part, order })
+            };
+            let validation = (held.len() > 0).then(|| documents(held, None));
+            (documents(learned, Some(self.order(number))), validation)
+        } else {
+            let mut cut = shard.len();
+            if own {
+                cut -= (shard.len() as f64 * self.data.validation) as u64;
+                // Running text of several documents is cut between two of them.
+                if meta.documents > 1 {
+                    cut = shard.document(shard.document_of(cut.min(shard.len() - 1))).start;
+                }
+            }
+            let validation = (cut + 1 < shard.len()).then(|| self.rows(&shard, cut, false, Side::HeldOut));
+            (self.rows(&shard, cut, false, Side::Learned(number as u64)), validation)
+        };
+        let empty = match &train {
+            Rows::Stream(s) => s.rows(0) == 0,
+            Rows::Examples(e) => e.len() == Some(0),
+        };
+        if empty {
+            return Err(DataError::file(&path, "holds too little to learn from once validation is held out"));
+        }
+        Ok(Mixed { weight, train, validation, task: None, description, hash })
+    }
+
+    /// Rows of a shard: up to token `cut`, from it on, or all.
+    fn rows(&self, shard: &Arc<Shard>, cut: u64, prompted: bool, side: Side) -> Rows {
+        if prompted {
+            let part = Part::all(shard.meta.documents);
+            return Rows::Examples(Examples::Documents { shard: shard.clone(), part, order: None });
+        }
+        let (range, order) = match side {
+            Side::Learned(number) => (0..cut, Some(self.order(number as usize))),
+            Side::HeldOut => (cut..shard.len(), None),
+            Side::Whole => (0..shard.len(), None),
+        };
+        Rows::Stream(Stream {
+            shard: shard.clone(),
+            range,
+            sequence: self.settings.sequence,
+            order,
+            mask: self.data.document_mask,
+            end: self.tokenizer.end(),
+        })
+    }
+
+    fn order(&self, number: usize) -> Philox {
+        Philox::new(self.settings.seed, &format!("order of source {number}"))
+    }
+
+    fn task(&self, task: &Task, weight: f64) -> Result<Mixed, DataError> {
+        let side = |split| -> Result<Rows, DataError> {
+            let problems = Problems::new(task, self.settings.seed, split)?;
+            Ok(Rows::Examples(Examples::Problems { problems, tokenizer: self.tokenizer.clone() }))
+        };
+        // The longest problems must fit a row: better said now than at some later step.
+        let longest = Problems::new(task, self.settings.seed, Split::Train)?;
+        for problem in (0..16).filter_map(|i| longest.of_steps(task.max_steps, i)) {
+            let needed = examples::example(self.tokenizer, &problem.prompt, &problem.answer)?.tokens.len() as u64;
+            if needed > self.settings.sequence {
+                return Err(DataError::Task {
+                    task: task::name(task.kind),
+                    problem: format!(
+                        "a problem of {} steps takes {needed} tokens, a sequence has {}; use sequence {}, fewer steps or \
+                         a smaller size",
+                        task.max_steps,
+                        self.settings.sequence,
+                        needed.next_power_of_two()
+                    ),
+                });
+            }
+        }
+        let description = format!(
+            "task {}: size {}, {} to {} steps, problems without end, one in {} held out",
+            task::name(task.kind),
+            task.size,
+            task.min_steps,
+            task.max_steps,
+            task::HELD_OUT
+        );
+        Ok(Mixed {
+            weight,
+            train: side(Split::Train)?,
+            validation: Some(side(Split::Test)?),
+            task: Some(task.clone()),
+            hash: hash(&[format!("{task:?}"), self.settings.seed.to_string()]),
+            description,
+        })
+    }
+}
+
+fn hash(parts: &[impl AsRef<str>]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part.as_ref().as_bytes()).update(&[0]);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// The format of a source that is a file.
+fn format(source: &Source) -> Result<Option<Format>, DataError> {
+    let fields = |prompt: &Option<String>, answer: &String, template: &String| -> Result<Fields, DataError> {
+        let template = Template::new(template, prompt.is_some())?;
+        Ok(Fields { prompt: prompt.clone(), answer: answer.clone(), template })
+    };
+    Ok(match source {
+        Source::Text { .. } => Some(Format::Text),
+        Source::Jsonl { prompt, answer, template, .. } => Some(Format::Jsonl(fields(prompt, answer, template)?)),
+        Source::Parquet { prompt, answer, template, .. } => {
+            Some(Format::Parquet(fields(prompt, answer, template)?))
+        }
+        Source::Task(_) => None,
+    })
+}
+
+fn format_prompted(data: &spec::Data) -> Result<bool, DataError> {
+    for (source, _) in &data.sources {
+        if let Some(format) = format(source)? {
+            return Ok(format.prompted());
+        }
+    }
+    Ok(false)
+}
+
+/// The path of a source that is a file.
+pub fn path(source: &Source) -> Option<PathBuf> {
+    match source {
+        Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => Some(path.into()),
+        Source::Task(_) => None,
+    }
+}
+
+/// What comes next of every source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// By source; empty at the beginning.
+    pub sources: Vec<SourceCursor>,
+}
+
+/// What comes next of one source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceCursor {
+    /// Rows it has given.
+    pub served: u64,
+    /// Where it goes on.
+    #[serde(flatten)]
+    pub examples: examples::Cursor,
+}
+
+enum Supply {
+    Stream(Stream, examples::Cursor),
+    Packer(Packer),
+}
+
+struct Reader {
+    weight: f64,
+    served: u64,
+    from: Supply,
+    done: bool,
+}
+
+/// Batches one after another.
+pub struct Batches {
+    readers: Vec<Reader>,
+    sequence: usize,
+    repeat: bool,
+    filler: u32,
+}
+
+impl Batches {
+    /// The next rows. Validation may end with a batch filled up with empty rows, and then gives `None`.
+    pub fn next(&mut self, rows: usize) -> Result<Option<Batch>, DataError> {
+        let mut batch = Batch::new(self.sequence);
+        while batch.rows() < rows {
+            let owed = |r: &Reader| (r.served + 1) as f64 / r.weight;
+            let Some(reader) =
+                self.readers.iter_mut().filter(|r| !r.done).min_by(|a, b| owed(a).total_cmp(&owed(b)))
+            else {
+                break;
+            };
+            let repeat = self.repeat;
+            let more = match &mut reader.from {
+                Supply::Packer(packer) => packer.row(&mut batch)?,
+                Supply::Stream(stream, cursor) => {
+                    if repeat && cursor.next >= stream.rows(cursor.epoch) {
+                        (cursor.epoch, cursor.next) = (cursor.epoch + 1, 0);
+                    }
+                    let more = cursor.next < stream.rows(cursor.epoch);
+                    if more {
+                        stream.row(cursor.epoch, cursor.next, &mut batch);
+                        cursor.next += 1;
+                    }
+                    more
+                }
+            };
+            reader.served += u64::from(more);
+            reader.done = !more;
+        }
+        if batch.rows() == 0 && rows > 0 {
+            return Ok(None);
+        }
+        batch.pad_rows(rows, self.filler);
+        Ok(Some(batch))
+    }
+
+    /// Where to go on.
+    pub fn cursor(&self) -> Cursor {
+        let sources = self.readers.iter().map(|r| SourceCursor {
+            served: r.served,
+            examples: match &r.from {
+                Supply::Stream(_, cursor) => cursor.clone(),
+                Supply::Packer(packer) => packer.cursor().clone(),
+            },
+        });
+        Cursor { sources: sources.collect() }
+    }
+
+    /// Times the source gone through most often has been.
+    pub fn epoch(&self) -> u64 {
+        let epoch = |r: &Reader| match &r.from {
+            Supply::Stream(_, cursor) => cursor.epoch,
+            Supply::Packer(packer) => packer.cursor().epoch,
+        };
+        self.readers.iter().map(epoch).max().unwrap_or(0)
+    }
+
+    /// Examples longer than a row so far.
+    pub fn too_long(&self) -> u64 {
+        let count = |r: &Reader| match &r.from {
+            Supply::Stream(..) => 0,
+            Supply::Packer(packer) => packer.too_long,
+        };
+        self.readers.iter().map(count).sum()
+    }
+}

@@ -1,0 +1,280 @@
+//! Whole examples, loss on the answer: generated problems and documents with prompts, packed into rows.
+//!
+//! *In*: examples by index. *Out*: rows that hold as many as fit. *Promise*: an example is never cut unless it is longer than a row;
+//! the oldest example goes first, so none waits for ever; what comes next is a function of the seed and of a
+//! [`Cursor`] of a few numbers.
+
+use super::batch::{Batch, NO_LOSS};
+use super::shard::Shard;
+use super::task::Problems;
+use super::{DataError, Tokenizer};
+use crate::rng::{Permutation, Philox};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Examples looked at for one that fits the rest of a row.
+const WAITING: usize = 16;
+
+/// Tokens of one example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Example {
+    /// Its tokens, the end token last.
+    pub tokens: Vec<i32>,
+    /// The first that loss is taken on.
+    pub learn: usize,
+}
+
+/// Where examples come from.
+#[derive(Clone)]
+pub enum Examples {
+    /// Documents of a shard.
+    Documents {
+        /// The shard.
+        shard: Arc<Shard>,
+        /// Which of its documents.
+        part: Part,
+        /// Shuffles them; without, they come in order.
+        order: Option<Philox>,
+    },
+    /// Problems without end.
+    Problems {
+        /// The problems.
+        problems: Problems,
+        /// Their tokenizer.
+        tokenizer: Arc<Tokenizer>,
+    },
+}
+
+/// A share of the numbers `0..n`: one in every `period` is held out, at a place within the period that is a hash of the
+/// period's number, so that a sorted file does not give a lopsided split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// All.
+    n: u64,
+    /// 0 where nothing is held out.
+    period: u64,
+    /// The held-out ones rather than the others.
+    held_out: bool,
+}
+
+impl Part {
+    /// Everything.
+    pub fn all(n: u64) -> Self {
+        Part { n, period: 0, held_out: false }
+    }
+
+    /// The parts to learn from and held out, for a share to hold out.
+    pub fn split(n: u64, share: f64) -> (Self, Self) {
+        if share <= 0.0 || n < 2 {
+            return (Part::all(n), Part::all(0));
+        }
+        let period = ((1.0 / share).round() as u64).clamp(2, n);
+        (Part { n, period, held_out: false }, Part { n, period, held_out: true })
+    }
+
+    fn held_out_of(&self, period: u64) -> u64 {
+        Philox::new(0, "held out").bits(0, period) % self.period
+    }
+
+    /// How many there are. Only whole periods hold one out.
+    pub fn len(&self) -> u64 {
+        match (self.period, self.held_out) {
+            (0, _) => self.n,
+            (p, true) => self.n / p,
+            (p, false) => self.n - self.n / p,
+        }
+    }
+
+    /// The `i`th of them.
+    pub fn at(&self, i: u64) -> u64 {
+        if self.period == 0 {
+            return i;
+        }
+        if self.held_out {
+            return i * self.period + self.held_out_of(i);
+        }
+        let (period, k) = (i / (self.period - 1), i % (self.period - 1));
+        let base = period * self.period;
+        if base + self.period > self.n {
+            // The incomplete period at the end is all learned from.
+            return self.n / self.period * self.period + (i - self.n / self.period * (self.period - 1));
+        }
+        base + k + u64::from(k >= self.held_out_of(period))
+    }
+}
+
+impl Examples {
+    /// How many there are; `None` where there is no end.
+    pub fn len(&self) -> Option<u64> {
+        match self {
+            Examples::Documents { part, .. } => Some(part.len()),
+            Examples::Problems { .. } => None,
+        }
+    }
+
+    /// Example number `i` of an epoch.
+    pub fn get(&self, epoch: u64, i: u64) -> Result<Example, DataError> {
+        match self {
+            Examples::Documents { shard, part, order } => {
+                let i = order.map_or(i, |philox| Permutation::new(philox, epoch, part.len()).at(i));
+                let place = shard.document(part.at(i));
+                let tokens = (place.start..place.end).map(|t| shard.token(t)).collect();
+                Ok(Example { tokens, learn: (place.learn - place.start) as usize })
+            }
+            Examples::Problems { problems, tokenizer } => {
+                let problem = problems.at(i)?;
+                example(tokenizer, &problem.prompt, &problem.answer)
+            }
+        }
+    }
+}
+
+/// The tokens of a prompt and its answer.
+pub fn example(tokenizer: &Tokenizer, prompt: &str, answer: &str) -> Result<Example, DataError> {
+    let mut tokens = tokenizer.encode(prompt)?;
+    let learn = tokens.len();
+    tokens.extend(tokenizer.encode(answer)?);
+    tokens.push(tokenizer.end());
+    Ok(Example { tokens: tokens.into_iter().map(|t| t as i32).collect(), learn })
+}
+
+/// Adds one example to the row begun last: the begin token and all tokens but the last are inputs.
+pub fn add(example: &Example, begin: u32, mask: bool, space: usize, out: &mut Batch) {
+    let used = out.ids.len() % out.sequence;
+    let (segment, first) = match out.segments.last() {
+        Some(segment) if used > 0 => (segment + 1, if mask { 0 } else { used as i32 }),
+        _ => (0, 0),
+    };
+    for (i, &target) in example.tokens.iter().enumerate().take(space) {
+        out.ids.push(if i == 0 { begin as i32 } else { example.tokens[i - 1] });
+        out.targets.push(if i >= example.learn { target } else { NO_LOSS });
+        out.positions.push(first + i as i32);
+        out.segments.push(segment);
+    }
+}
+
+/// What comes next of a source of examples.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// Times the source has been gone through.
+    pub epoch: u64,
+    /// The next example of the epoch.
+    pub next: u64,
+    /// Examples taken out and not yet in a row, oldest first: epoch and number.
+    pub waiting: Vec<(u64, u64)>,
+}
+
+/// Packs examples into rows.
+pub struct Packer {
+    examples: Examples,
+    begin: u32,
+    end: u32,
+    mask: bool,
+    repeat: bool,
+    cursor: Cursor,
+    waiting: Vec<Example>,
+    /// Examples longer than a row so far: cut where some of the answer fits, else left out.
+    pub too_long: u64,
+}
+
+impl Packer {
+    /// Goes on at the cursor. Without `repeat` it ends after one epoch.
+    pub fn new(
+        examples: Examples,
+        tokenizer: &Tokenizer,
+        mask: bool,
+        repeat: bool,
+        cursor: Cursor,
+    ) -> Result<Self, DataError> {
+        let waiting = cursor.waiting.iter().map(|&(e, i)| examples.get(e, i)).collect::<Result<_, _>>()?;
+        let (begin, end) = (tokenizer.begin(), tokenizer.end());
+        Ok(Packer { examples, begin, end, mask, repeat, cursor, waiting, too_long: 0 })
+    }
+
+    /// What comes next.
+    pub fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    /// Adds a row; `false` at the end.
+    pub fn row(&mut self, out: &mut Batch) -> Result<bool, DataError> {
+        let mut space = out.sequence;
+        loop {
+            self.refill(out.sequence)?;
+            let fits = |e: &Example| e.tokens.len() <= space;
+            let first = space == out.sequence;
+            let best = match self.waiting.iter().enumerate().filter(|(_, e)| fits(e)) {
+                _ if first => (!self.waiting.is_empty()).then_some(0),
+                // The longest that fits; the oldest of equals.
+                fitting => fitting.max_by_key(|(i, e)| (e.tokens.len(), usize::MAX - i)).map(|(i, _)| i),
+            };
+            let Some(i) = best else { break };
+            let example = self.waiting.remove(i);
+            self.cursor.waiting.remove(i);
+            add(&example, self.begin, self.mask, space, out);
+            space -= example.tokens.len().min(space);
+            if space == 0 {
+                break;
+            }
+        }
+        out.pad_row(self.end);
+        Ok(space < out.sequence)
+    }
+
+    fn refill(&mut self, sequence: usize) -> Result<(), DataError> {
+        let mut useless = 0;
+        while self.waiting.len() < WAITING {
+            match self.examples.len() {
+                Some(0) => return Ok(()),
+                Some(n) if self.cursor.next == n && !self.repeat => return Ok(()),
+                Some(n) if self.cursor.next == n => {
+                    if useless >= n {
+                        return Err(DataError::Section(format!(
+                            "no prompt of the {n} documents is shorter than the sequence of {sequence} tokens; \
+                             use a longer sequence"
+                        )));
+                    }
+                    (self.cursor.epoch, self.cursor.next) = (self.cursor.epoch + 1, 0);
+                }
+                _ => {}
+            }
+            let example = self.examples.get(self.cursor.epoch, self.cursor.next)?;
+            self.cursor.next += 1;
+            if example.tokens.len() > sequence {
+                self.too_long += 1;
+                if let Examples::Problems { .. } = self.examples {
+                    let needed = example.tokens.len();
+                    return Err(DataError::Section(format!(
+                        "a problem of the task takes {needed} tokens, a sequence has {sequence}; use sequence {}, \
+                         fewer steps or a smaller size",
+                        needed.next_power_of_two()
+                    )));
+                }
+                if example.learn >= sequence {
+                    useless += 1;
+                    continue;
+                }
+            }
+            self.cursor.waiting.push((self.cursor.epoch, self.cursor.next - 1));
+            self.waiting.push(example);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_disjoint_and_complete() {
+        for (n, share) in [(2, 0.5), (7, 0.5), (10, 0.1), (103, 0.05), (5, 0.001), (1, 0.5), (9, 0.0)] {
+            let (learned, held) = Part::split(n, share);
+            let mut all: Vec<u64> = (0..learned.len()).map(|i| learned.at(i)).collect();
+            all.extend((0..held.len()).map(|i| held.at(i)));
+            all.sort_unstable();
+            assert_eq!(all, (0..n).collect::<Vec<_>>(), "{n} {share}");
+            assert!(n < 2 || share == 0.0 || held.len() > 0);
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Token shards: a file tokenised once, then memory-mapped.
+//!
+//! *In*: a file, what its rows mean, a tokenizer. *Out*: a [`Shard`]: tokens and document ends on disk. *Promise*: built
+//! streaming (memory does not grow with the file), with progress; a shard is found again by a hash of the file's content, its
+//! reading and the tokenizer, and appears whole or not at all, whoever is killed or builds the same at the same moment.
+//!
+//! A shard is a folder of `tokens.bin` (little-endian, 1, 2 or 4 bytes each), `documents.bin` (for each document where it ends
+//! and where loss begins, as two 64-bit token numbers) and `shard.json`. Look next at [`super::stream`] and [`super::examples`],
+//! which cut shards into rows.
+
+use super::rows::{BadRow, Document, Fields, Lines, TextPieces};
+use super::{DataError, Notice, Tokenizer};
+use crate::files;
+use dreamc_dsl::spec::BadRows;
+use memmap2::Mmap;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Changes whenever the same file and tokenizer would give other shards.
+const VERSION: u32 = 1;
+
+/// Text tokenised at once, shared among threads.
+const BATCH: usize = 1 << 20;
+
+/// What a file's rows mean.
+#[derive(Clone, Debug)]
+pub enum Format {
+    /// One document.
+    Text,
+    /// JSON objects, one a line.
+    Jsonl(Fields),
+    /// A table.
+    Parquet(Fields),
+}
+
+impl Format {
+    fn describe(&self) -> String {
+        match self {
+            Format::Text => "text".into(),
+            Format::Jsonl(fields) => format!("jsonl {fields:?}"),
+            Format::Parquet(fields) => format!("parquet {fields:?}"),
+        }
+    }
+
+    /// Whether loss begins after a prompt, so that documents must stay whole.
+    pub fn prompted(&self) -> bool {
+        match self {
+            Format::Text => false,
+            Format::Jsonl(fields) | Format::Parquet(fields) => fields.prompt.is_some(),
+        }
+    }
+}
+
+/// What is known of a shard besides its tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// Format of the shard.
+    pub version: u32,
+    /// Hash of the file's content.
+    pub source: String,
+    /// The tokenizer's fingerprint.
+    pub tokenizer: String,
+    /// Bytes a token takes.
+    pub width: u8,
+    /// Tokens, end tokens included.
+    pub tokens: u64,
+    /// Documents.
+    pub documents: u64,
+    /// Rows left out because they could not be read.
+    pub skipped: u64,
+    /// The first of them.
+    pub first_skipped: Option<String>,
+}
+
+/// A tokenised file, mapped into memory.
+pub struct Shard {
+    /// What is known of it.
+    pub meta: Meta,
+    tokens: Mmap,
+    documents: Mmap,
+}
+
+/// A document's place in a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its first token.
+    pub start: u64,
+    /// The first token that loss is taken on.
+    pub learn: u64,
+    /// One past its last token, which is the end token.
+    pub end: u64,
+}
+
+impl Shard {
+    /// Tokens in all.
+    pub fn len(&self) -> u64 {
+        self.meta.tokens
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.meta.tokens == 0
+    }
+
+    /// Token number `i`.
+    pub fn token(&self, i: u64) -> i32 {
+        let (i, t) = (i as usize, &self.tokens);
+        match self.meta.width {
+            1 => i32::from(t[i]),
+            2 => i32::from(u16::from_le_bytes([t[2 * i], t[2 * i + 1]])),
+            _ => u32::from_le_bytes([t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]]) as i32,
+        }
+    }
+
+    /// Document number `i`.
+    pub fn document(&self, i: u64) -> Place {
+        let word = |n: u64| {
+            let at = 8 * n as usize;
+            u64::from_le_bytes(std::array::from_fn(|k| self.documents[at + k]))
+        };
+        let start = if i == 0 { 0 } else { word(2 * i - 2) };
+        Place { start, learn: word(2 * i + 1), end: word(2 * i) }
+    }
+
+    /// The document that holds token `i`, by bisection.
+    pub fn document_of(&self, i: u64) -> u64 {
+        let (mut low, mut high) = (0, self.meta.documents.saturating_sub(1));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.document(middle).end > i { high = middle } else { low = middle + 1 }
+        }
+        low
+    }
+
+    fn map(folder: &Path) -> Result<Self, DataError> {
+        let meta_path = folder.join("shard.json");
+        let text = fs::read_to_string(&meta_path).map_err(|e| DataError::io(&meta_path, e))?;
+        let meta: Meta =
+            serde_json::from_str(&text).map_err(|e| DataError::file(&meta_path, e.to_string()))?;
+        let map = |name: &str, bytes: u64| {
+            let path = folder.join(name);
+            let file = File::open(&path).map_err(|e| DataError::io(&path, e))?;
+            let size = file.metadata().map_err(|e| DataError::io(&path, e))?.len();
+            if size != bytes {
+                return Err(DataError::file(&path, format!("has {size} bytes instead of {bytes}")));
+            }
+            // SAFETY: shards are never written once they have their name.
+            unsafe { Mmap::map(&file) }.map_err(|e| DataError::io(&path, e))
+        };
+        let tokens = map("tokens.bin", meta.tokens * u64::from(meta.width))?;
+        let documents = map("documents.bin", meta.documents * 16)?;
+        Ok(Shard { meta, tokens, documents })
+    }
+}
+
+/// The shard of a file: from the cache where it is there, else built.
+pub fn open(
+    path: &Path,
+    format: &Format,
+    tokenizer: &Tokenizer,
+    bad_rows: BadRows,
+    cache: &Path,
+    notice: &mut dyn FnMut(Notice),
+) -> Result<Shard, DataError> {
+    let source = content_hash(path, cache, notice)?;
+    let policy = match bad_rows {
+        BadRows::Stop => "stop",
+        BadRows::Skip => "skip",
+    };
+    let key = format!("{VERSION}|{source}|{}|{}|{policy}", format.describe(), tokenizer.fingerprint());
+    let folder = cache.join("shards").join(&blake3::hash(key.as_bytes()).to_hex()[..32]);
+    if folder.is_dir() {
+        match Shard::map(&folder) {
+            Ok(shard) => return Ok(shard),
+            // A damaged shard is built anew; it is only a cache.
+            Err(_) => fs::remove_dir_all(&folder).map_err(|e| DataError::io(&folder, e))?,
+        }
+    }
+    let parent = cache.join("shards");
+    fs::create_dir_all(&parent).map_err(|e| DataError::io(&parent, e))?;
+    remove_abandoned(&parent);
+    let temporary = files::temporary(&folder);
+    let built = Builder::new(&temporary, tokenizer)
+        .and_then(|b| b.run(path, format, bad_rows, source, notice))
+        .and_then(|()| match fs::rename(&temporary, &folder) {
+            // Another process built the same meanwhile.
+            Err(_) if folder.is_dir() => Ok(()),
+            result => result.map_err(|e| DataError::io(&folder, e)),
+        });
+    if temporary.exists() {
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    built?;
+    files::sync_folder(&parent).map_err(|e| DataError::io(&parent, e))?;
+    Shard::map(&folder)
+}
+
+/// Removes what killed builders left behind. A builder holds a lock on its folder as long as it lives.
+fn remove_abandoned(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY) {
+            let path = entry.path();
+            let lock = File::open(path.join("lock"));
+            if lock.is_ok_and(|f| f.try_lock().is_ok()) {
+                let _ = fs::remove_dir_all(path);
+            }
+        }
+    }
+}
+
+/// Writes a shard into a temporary folder.
+struct Builder<'a> {
+    folder: PathBuf,
+    tokenizer: &'a Tokenizer,
+    tokens: BufWriter<File>,
+    documents: BufWriter<File>,
+    meta: Meta,
+    waiting: Vec<Part>,
+    waiting_bytes: usize,
+    _lock: File,
+}
+
+/// A part of a document; the last one closes it.
+struct Part {
+    document: Document,
+    last: bool,
+}
+
+impl<'a> Builder<'a> {
+    fn new(folder: &Path, tokenizer: &'a Tokenizer) -> Result<Self, DataError> {
+        let create = |name: &str| {
+            let path = folder.join(name);
+            File::create(&path).map_err(|e| DataError::io(&path, e))
+        };
+        fs::create_dir_all(folder).map_err(|e| DataError::io(folder, e))?;
+        let lock = create("lock")?;
+        let _ = lock.try_lock();
+        let width = match tokenizer.vocab() {
+            0..=0x100 => 1,
+            0x101..=0x1_0000 => 2,
+            _ => 4,
+        };
+        Ok(Builder {
+            tokens: BufWriter::with_capacity(1 << 18, create("tokens.bin")?),
+            documents: BufWriter::with_capacity(1 << 16, create("documents.bin")?),
+            folder: folder.to_path_buf(),
+            tokenizer,
+            meta: Meta {
+                version: VERSION,
+                source: String::new(),
+                tokenizer: tokenizer.fingerprint().to_string(),
+                width,
+                tokens: 0,
+                documents: 0,
+                skipped: 0,
+                first_skipped: None,
+            },
+            waiting: vec![],
+            waiting_bytes: 0,
+            _lock: lock,
+        })
+    }
+
+    fn run(
+        mut self,
+        path: &Path,
+        format: &Format,
+        bad_rows: BadRows,
+        source: String,
+        notice: &mut dyn FnMut(Notice),
+    ) -> Result<(), DataError> {
+        let total = fs::metadata(path).map_err(|e| DataError::io(path, e))?.len();
+        let mut report = |done, total| notice(Notice { what: "tokenising", path, done, total });
+        let io = |e| DataError::io(path, e);
+        match format {
+            Format::Text => {
+                let mut pieces = TextPieces::new(Lines::open(path)?);
+                while let Some(piece) = pieces.next().map_err(io)? {
+                    if let Some(answer) = self.sift(path, bad_rows, piece)? {
+                        self.push(Part { document: Document { prompt: String::new(), answer }, last: false })?;
+                    }
+                    report(pieces.bytes(), total);
+                }
+                self.push(Part { document: Document::default(), last: true })?;
+            }
+            Format::Jsonl(fields) => {
+                let mut lines = Lines::open(path)?;
+                while let Some((line, row)) = lines.next().map_err(io)? {
+                    let row = row.and_then(|text| {
+                        fields.document(text).map_err(|problem| BadRow { line, problem })
+                    });
+                    if let Some(Some(document)) = self.sift(path, bad_rows, row)? {
+                        self.push(Part { document, last: true })?;
+                    }
+                    report(lines.bytes, total);
+                }
+            }
+            #[cfg(feature = "parquet")]
+            Format::Parquet(fields) => {
+                let mut rows = super::parquet::ParquetRows::open(path, fields)?;
+                while let Some(row) = rows.next() {
+                    if let Some(document) = self.sift(path, bad_rows, row)? {
+                        self.push(Part { document, last: true })?;
+                    }
+                    report(rows.read(), rows.total);
+                }
+            }
+            #[cfg(not(feature = "parquet"))]
+            Format::Parquet(_) => {
+                return Err(DataError::file(path, "this dreamc was built without the feature `parquet`"));
+            }
+        }
+        self.flush()?;
+        report(total, total);
+        if self.meta.documents == 0 || self.meta.tokens <= self.meta.documents {
+            return Err(DataError::file(path, format!("holds no text ({} bad rows)", self.meta.skipped)));
+        }
+        self.meta.source = source;
+        self.finish()
+    }
+
+    /// A good row, or `None` for one to leave out.
+    fn sift<T>(&mut self, path: &Path, bad_rows: BadRows, row: Result<T, BadRow>) -> Result<Option<T>, DataError> {
+        match (row, bad_rows) {
+            (Ok(row), _) => Ok(Some(row)),
+            (Err(BadRow { line, problem }), BadRows::Stop) => {
+                Err(DataError::Row { path: path.to_path_buf(), line, problem })
+            }
+            (Err(BadRow { line, problem }), BadRows::Skip) => {
+                self.meta.skipped += 1;
+                self.meta.first_skipped.get_or_insert_with(|| format!("line {line}: {problem}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn push(&mut self, part: Part) -> Result<(), DataError> {
+        self.waiting_bytes += part.document.prompt.len() + part.document.answer.len() + 64;
+        self.waiting.push(part);
+        if self.waiting_bytes >= BATCH { self.flush() } else { Ok(()) }
+    }
+
+    /// Tokenises what waits, on all threads, and writes it in order.
+    fn flush(&mut self) -> Result<(), DataError> {
+        let parts = std::mem::take(&mut self.waiting);
+        self.waiting_bytes = 0;
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let tokenizer = self.tokenizer;
+        let encode = |parts: &[Part]| -> Result<Vec<(Vec<u32>, Vec<u32>)>, DataError> {
+            parts
+                .iter()
+                .map(|p| Ok((tokenizer.encode(&p.document.prompt)?, tokenizer.encode(&p.document.answer)?)))
+                .collect()
+        };
+        let share = parts.len().div_ceil(threads).max(1);
+        let encoded = std::thread::scope(|scope| {
+            let running: Vec<_> =
+                parts.chunks(share).map(|chunk| scope.spawn(move || encode(chunk))).collect();
+            running
+                .into_iter()
+                .map(|t| {
+                    t.join().unwrap_or_else(|_| Err(DataError::Tokenizer("failed on a row of the data".into())))
+                })
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        for (part, (prompt, answer)) in parts.iter().zip(encoded.into_iter().flatten()) {
+            let learn = self.meta.tokens + prompt.len() as u64;
+            self.write(&prompt)?;
+            self.write(&answer)?;
+            if part.last {
+                self.write(&[self.tokenizer.end()])?;
+                self.meta.documents += 1;
+                let words = [self.meta.tokens, learn];
+                let io = |e| DataError::io(&self.folder, e);
+                self.documents.write_all(bytemuck::cast_slice(&words.map(u64::to_le))).map_err(io)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, ids: &[u32]) -> Result<(), DataError> {
+        self.meta.tokens += ids.len() as u64;
+        let width = usize::from(self.meta.width);
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect();
+        self.tokens.write_all(&bytes).map_err(|e| DataError::io(&self.folder, e))
+    }
+
+    fn finish(mut self) -> Result<(), DataError> {
+        let io = |e| DataError::io(&self.folder, e);
+        for file in [&mut self.tokens, &mut self.documents] {
+            file.flush().map_err(io)?;
+            file.get_ref().sync_all().map_err(io)?;
+        }
+        let text = serde_json::to_string_pretty(&self.meta).expect("plain data");
+        files::write_atomic(&self.folder.join("shard.json"), |out| out.write_all(text.as_bytes())).map_err(io)
+    }
+}
+
+/// What a file was when its content was hashed.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    size: u64,
+    inode: (u64, u64),
+    modified: (i64, i64),
+    changed: (i64, i64),
+    hash: String,
+}
+
+/// Hash of a file's content. A file that has not been touched since is not read again.
+pub fn content_hash(path: &Path, cache: &Path, notice: &mut dyn FnMut(Notice)) -> Result<String, DataError> {
+    let io = |e| DataError::io(path, e);
+    let mut file = File::open(path).map_err(io)?;
+    let m = file.metadata().map_err(io)?;
+    if !m.is_file() {
+        return Err(DataError::file(path, "is not a file"));
+    }
+    let name = blake3::hash(path.canonicalize().map_err(io)?.as_os_str().as_encoded_bytes()).to_hex();
+    let stamp_path = cache.join("stamps").join(format!("{}.json", &name[..32]));
+    let mut stamp = Stamp {
+        size: m.len(),
+        inode: (m.dev(), m.ino()),
+        modified: (m.mtime(), m.mtime_nsec()),
+        changed: (m.ctime(), m.ctime_nsec()),
+        hash: String::new(),
+    };
+    let known = fs::read(&stamp_path).ok().and_then(|text| serde_json::from_slice::<Stamp>(&text).ok());
+    if let Some(known) = known {
+        stamp.hash.clone_from(&known.hash);
+        if stamp == known {
+            return Ok(known.hash);
+        }
+    }
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut done = 0;
+    loop {
+        let n = file.read(&mut buffer).map_err(io)?;
+        if n == 0 {
+            break;
+        }
+        hasher.update(&buffer[..n]);
+        done += n as u64;
+        notice(Notice { what: "hashing", path, done, total: m.len() });
+    }
+    stamp.hash = hasher.finalize().to_hex().to_string();
+    // A file written a moment ago may be written again within one tick of the clock, which no stamp would show.
+    let age = std::time::SystemTime::now().duration_since(m.modified().map_err(io)?);
+    let settled = age.is_ok_and(|age| age.as_secs() >= 2);
+    // Only a cache: where it cannot be written, the file is read again next time.
+    if let (true, Some(folder)) = (settled, stamp_path.parent()) {
+        let _ = fs::create_dir_all(folder);
+        let text = serde_json::to_vec(&stamp).unwrap_or_default();
+        let _ = files::write_atomic(&stamp_path, |out| out.write_all(&text));
+    }
+    Ok(stamp.hash)
+}

@@ -1,0 +1,65 @@
+//! Rows cut from one long run of tokens: text, and documents without prompts put one after another.
+//!
+//! *In*: a range of a shard, an epoch, a row number. *Out*: the row. *Promise*: each epoch visits every token once, in an order
+//! and from an offset that are functions of (seed, epoch); nothing is remembered between rows.
+
+use super::batch::Batch;
+use super::shard::Shard;
+use crate::rng::{Permutation, Philox};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A range of a shard, cut into rows.
+#[derive(Clone)]
+pub struct Stream {
+    /// The tokens.
+    pub shard: Arc<Shard>,
+    /// Which of them.
+    pub range: Range<u64>,
+    /// Tokens in a row.
+    pub sequence: u64,
+    /// Shuffles rows; without, they come in order.
+    pub order: Option<Philox>,
+    /// Attention stops, and positions begin again, at each document.
+    pub mask: bool,
+    /// The token that ends documents, and as an input begins the next.
+    pub end: u32,
+}
+
+impl Stream {
+    /// Rows of an epoch.
+    pub fn rows(&self, epoch: u64) -> u64 {
+        let targets = (self.range.end - self.range.start).saturating_sub(1);
+        if targets == 0 { 0 } else { (targets + self.shift(epoch)).div_ceil(self.sequence) }
+    }
+
+    /// Rows begin at other tokens in every epoch.
+    fn shift(&self, epoch: u64) -> u64 {
+        self.order.map_or(0, |philox| philox.bits(epoch, u64::MAX) % self.sequence)
+    }
+
+    /// Adds row `index` of an epoch. A row at either end of the range may be short; it is filled up.
+    pub fn row(&self, epoch: u64, index: u64, out: &mut Batch) {
+        let place = match self.order {
+            Some(philox) => Permutation::new(philox, epoch, self.rows(epoch)).at(index),
+            None => index,
+        };
+        let shift = self.shift(epoch);
+        let targets = self.range.end - self.range.start - 1;
+        let from = (place * self.sequence).saturating_sub(shift);
+        let to = ((place + 1) * self.sequence - shift).min(targets);
+        let (mut position, mut segment) = (0, 0);
+        for i in from..to {
+            let id = self.shard.token(self.range.start + i);
+            if self.mask && i > from && id == self.end as i32 {
+                (position, segment) = (0, segment + 1);
+            }
+            out.ids.push(id);
+            out.targets.push(self.shard.token(self.range.start + i + 1));
+            out.positions.push(position);
+            out.segments.push(segment);
+            position += 1;
+        }
+        out.pad_row(self.end);
+    }
+}

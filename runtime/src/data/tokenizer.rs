@@ -1,0 +1,227 @@
+//! Text to tokens and back.
+//!
+//! *In*: text. *Out*: ids below [`Tokenizer::vocab`]. *Promise*: deterministic; two tokenizers with one
+//! [`Tokenizer::fingerprint`] give the same tokens, which is what shards are cached by.
+//!
+//! **Bytes**, the default, is one token a byte, 256 in all. Id 0, the byte NUL, which no text contains, ends a document, begins
+//! the next, and fills unused places (where no loss is taken). A `tokenizer.json` uses its own end and begin tokens.
+
+use super::DataError;
+use dreamc_dsl::spec;
+use std::path::Path;
+use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, TokenizerBuilder};
+
+/// Largest `tokenizer.json` that is read; the largest in the wild are below 40 MB.
+const LARGEST_FILE: u64 = 256 << 20;
+
+/// Names under which tokenizers have a token that ends a document, likeliest first.
+const ENDS: [&str; 10] = [
+    "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]",
+    "<end_of_turn>",
+];
+/// The same for tokens that begin one.
+const BEGINS: [&str; 6] = ["<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "[BOS]", "[CLS]"];
+
+/// How text becomes tokens.
+pub struct Tokenizer {
+    kind: Kind,
+    fingerprint: String,
+    vocab: usize,
+    end: u32,
+    begin: u32,
+}
+
+enum Kind {
+    Bytes,
+    Json { inner: Box<tokenizers::Tokenizer>, text: String, lengths: Vec<u8> },
+}
+
+impl Tokenizer {
+    /// One token a byte.
+    pub fn bytes() -> Self {
+        Tokenizer { kind: Kind::Bytes, fingerprint: "bytes".into(), vocab: 256, end: 0, begin: 0 }
+    }
+
+    /// The tokenizer a specification names; paths are relative to `base`.
+    pub fn open(spec: &spec::Tokenizer, base: &Path) -> Result<Self, DataError> {
+        match spec {
+            spec::Tokenizer::Bytes => Ok(Self::bytes()),
+            spec::Tokenizer::File(path) => Self::from_file(&base.join(path)),
+        }
+    }
+
+    /// Reads a `tokenizer.json`.
+    pub fn from_file(path: &Path) -> Result<Self, DataError> {
+        let size = std::fs::metadata(path).map_err(|e| DataError::io(path, e))?.len();
+        if size > LARGEST_FILE {
+            return Err(DataError::file(path, format!("{size} bytes are too many for a tokenizer.json")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| DataError::io(path, e))?;
+        Self::from_json(text).map_err(|e| DataError::file(path, e.to_string()))
+    }
+
+    /// Parses the content of a `tokenizer.json`.
+    pub fn from_json(text: String) -> Result<Self, DataError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes())
+            .map_err(|e| DataError::Tokenizer(format!("not a tokenizer.json: {e}")))?;
+        let _ = inner.with_truncation(None);
+        inner.with_padding(None);
+        let find = |names: &[&str]| names.iter().find_map(|name| inner.token_to_id(name));
+        let end = find(&ENDS).ok_or_else(|| {
+            DataError::Tokenizer(format!("has no token that ends a document; add one of {}", ENDS.join(", ")))
+        })?;
+        let begin = find(&BEGINS).unwrap_or(end);
+        let vocab = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        let lengths = (0..vocab).map(|id| token_bytes(&inner, id as u32)).collect();
+        let fingerprint = format!("json-{}", blake3::hash(text.as_bytes()).to_hex());
+        let kind = Kind::Json { inner: Box::new(inner), text, lengths };
+        Ok(Tokenizer { kind, fingerprint, vocab, end, begin })
+    }
+
+    /// One more than the largest id.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// The token after the last of a document.
+    pub fn end(&self) -> u32 {
+        self.end
+    }
+
+    /// The token before the first of a document.
+    pub fn begin(&self) -> u32 {
+        self.begin
+    }
+
+    /// Equal for tokenizers that give the same tokens.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// The content of its `tokenizer.json`, where it has one.
+    pub fn json(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::Json { text, .. } => Some(text),
+        }
+    }
+
+    /// The tokens of a text, with nothing put before or after it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Json { inner, .. } => {
+                let encoding =
+                    inner.encode_fast(text, false).map_err(|e| DataError::Tokenizer(e.to_string()))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The text of tokens; end and begin tokens give nothing, broken UTF-8 gives replacement characters.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> =
+                    ids.iter().filter(|&&id| id != 0).filter_map(|&id| u8::try_from(id).ok()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Kind::Json { inner, .. } => inner.decode(ids, true).unwrap_or_default(),
+        }
+    }
+
+    /// How many bytes of text a token stands for; 0 for those that are not text. Bits per byte are counted by it.
+    pub fn byte_length(&self, id: u32) -> u64 {
+        match &self.kind {
+            Kind::Bytes => u64::from(id != 0),
+            Kind::Json { lengths, .. } => lengths.get(id as usize).map_or(0, |&n| u64::from(n)),
+        }
+    }
+}
+
+/// Bytes a token stands for: byte-level vocabularies write a byte as one character, others a space as `▁` and single
+/// bytes as `<0x0A>`.
+fn token_bytes(inner: &tokenizers::Tokenizer, id: u32) -> u8 {
+    let Some(token) = inner.id_to_token(id) else { return 0 };
+    let added = inner.get_added_vocabulary();
+    if added.is_special_token(&token) {
+        return 0;
+    }
+    let byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
+    let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
+    let n = match () {
+        _ if byte => 1,
+        _ if byte_level => token.chars().count(),
+        _ => token.replace('▁', " ").len(),
+    };
+    n.min(255) as u8
+}
+
+/// Learns a byte-level BPE vocabulary of `size` from texts and returns its `tokenizer.json`. Texts are read one at a
+/// time; memory grows with the number of different words, not with the texts.
+pub fn train(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<String, DataError> {
+    if size <= 256 {
+        return Err(DataError::Tokenizer(format!(
+            "a vocabulary of {size} cannot hold the 256 bytes and the end token; use at least 257, or the byte level"
+        )));
+    }
+    let mut trainer = BpeTrainerBuilder::new()
+        .show_progress(false)
+        .vocab_size(size)
+        .min_frequency(2)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .special_tokens(vec![AddedToken::from(ENDS[0], true)])
+        .build();
+    let problem = |e: tokenizers::Error| DataError::Tokenizer(e.to_string());
+    let byte_level = ByteLevel::new(false, true, true);
+    let mut tokenizer = TokenizerBuilder::new()
+        .with_model(BPE::default())
+        .with_normalizer(None::<tokenizers::NormalizerWrapper>)
+        .with_pre_tokenizer(Some(byte_level))
+        .with_post_processor(Some(byte_level))
+        .with_decoder(Some(byte_level))
+        .build()
+        .map_err(problem)?;
+    tokenizer.train(&mut trainer, texts).map_err(problem)?;
+    tokenizer.to_string(true).map_err(problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_round_trip() {
+        let t = Tokenizer::bytes();
+        let ids = t.encode("héllo\n").unwrap();
+        assert_eq!(ids.len(), 7);
+        assert_eq!(t.decode(&ids), "héllo\n");
+        assert_eq!(t.decode(&[104, 0, 300, 105]), "hi");
+        assert_eq!(ids.iter().map(|&id| t.byte_length(id)).sum::<u64>(), 7);
+    }
+
+    #[test]
+    fn a_trained_tokenizer_round_trips_and_compresses() {
+        let text = "the cat sat on the mat, the cat sat on the hat. ".repeat(20);
+        let json = train(std::iter::once(text.clone()), 300).unwrap();
+        let t = Tokenizer::from_json(json.clone()).unwrap();
+        assert_eq!(t.vocab(), t.end().max(t.vocab() as u32 - 1) as usize + 1);
+        let ids = t.encode(&text).unwrap();
+        assert!(ids.len() * 3 < text.len(), "{} tokens for {} bytes", ids.len(), text.len());
+        assert_eq!(t.decode(&ids), text);
+        assert_eq!(ids.iter().map(|&id| t.byte_length(id)).sum::<u64>(), text.len() as u64);
+        assert_eq!(t.byte_length(t.end()), 0);
+        assert_eq!(t.fingerprint(), Tokenizer::from_json(json).unwrap().fingerprint());
+        let strange = "naïve 🦀\u{7}";
+        assert_eq!(t.decode(&t.encode(strange).unwrap()), strange);
+    }
+
+    #[test]
+    fn bad_files_are_refused() {
+        let problem = |text: &str| Tokenizer::from_json(text.into()).err().unwrap().to_string();
+        assert!(problem("{").contains("not a tokenizer.json"));
+        assert!(train(std::iter::empty(), 10).unwrap_err().to_string().contains("at least 257"));
+    }
+}
