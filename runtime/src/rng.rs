@@ -29,12 +29,7 @@ impl Philox {
         let mut key = self.key;
         for _ in 0..10 {
             let (p0, p1) = (u64::from(c[0]) * 0xD251_1F53, u64::from(c[2]) * 0xCD9E_8D57);
-            c = [
-                (p1 >> 32) as u32 ^ c[1] ^ key[0],
-                p1 as u32,
-                (p0 >> 32) as u32 ^ c[3] ^ key[1],
-                p0 as u32,
-            ];
+            c = [(p1 >> 32) as u32 ^ c[1] ^ key[0], p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ key[1], p0 as u32];
             key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
         }
         c

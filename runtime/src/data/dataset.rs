@@ -70,7 +70,9 @@ impl Dataset {
         let tokenizer = Arc::new(Tokenizer::open(&data.tokenizer, settings.base)?);
         if tokenizer.vocab() as u64 > settings.vocab {
             let (has, model) = (tokenizer.vocab(), settings.vocab);
-            return Err(DataError::Tokenizer(format!("has {has} tokens, the model's vocab is {model}; set vocab to {has}")));
+            return Err(DataError::Tokenizer(format!(
+                "has {has} tokens, the model's vocab is {model}; set vocab to {has}"
+            )));
         }
         if data.sources.is_empty() {
             return Err(DataError::Section("names no source".into()));
@@ -79,7 +81,10 @@ impl Dataset {
         let mut sources = vec![];
         for (i, (source, weight)) in data.sources.iter().enumerate() {
             if !(weight.is_finite() && *weight > 0.0) {
-                return Err(DataError::Section(format!("weight {weight} of source {} is not positive", i + 1)));
+                return Err(DataError::Section(format!(
+                    "weight {weight} of source {} is not positive",
+                    i + 1
+                )));
             }
             sources.push(opener.source(source, *weight, i, notice)?);
         }
@@ -88,7 +93,8 @@ impl Dataset {
         {
             let shard = Arc::new(opener.shard(&settings.base.join(path), &format?, notice)?);
             sources[0].hash = hash(&[&sources[0].hash, &shard.meta.source]);
-            sources[0].validation = Some(opener.rows(&shard, shard.len(), format_prompted(data)?, Side::Whole));
+            sources[0].validation =
+                Some(opener.rows(&shard, shard.len(), format_prompted(data)?, Side::Whole));
             for other in &mut sources[1..] {
                 other.validation = None;
             }
@@ -176,7 +182,12 @@ struct Opener<'a> {
 }
 
 impl Opener<'_> {
-    fn shard(&self, path: &Path, format: &Format, notice: &mut dyn FnMut(Notice)) -> Result<Shard, DataError> {
+    fn shard(
+        &self,
+        path: &Path,
+        format: &Format,
+        notice: &mut dyn FnMut(Notice),
+    ) -> Result<Shard, DataError> {
         shard::open(path, format, self.tokenizer, self.data.bad_rows, self.settings.cache, notice)
     }
 
@@ -196,7 +207,8 @@ impl Opener<'_> {
         let path = self.settings.base.join(path(source).unwrap_or_default());
         let shard = Arc::new(self.shard(&path, &format, notice)?);
         let meta = &shard.meta;
-        let mut description = format!("{}: {} documents, {} tokens", path.display(), meta.documents, meta.tokens);
+        let mut description =
+            format!("{}: {} documents, {} tokens", path.display(), meta.documents, meta.tokens);
         if meta.skipped > 0 {
             let first = meta.first_skipped.as_deref().unwrap_or_default();
             description += &format!(", {} bad rows left out ({first})", meta.skipped);
@@ -208,7 +220,7 @@ impl Opener<'_> {
             let documents = |part: Part, order: Option<Philox>| {
                 Rows::Examples(Examples::Documents { shard: shard.clone(), part, order })
             };
-            let validation = (held.len() > 0).then(|| documents(held, None));
+            let validation = (held.count() > 0).then(|| documents(held, None));
             (documents(learned, Some(self.order(number))), validation)
         } else {
             let mut cut = shard.len();
@@ -224,7 +236,7 @@ impl Opener<'_> {
         };
         let empty = match &train {
             Rows::Stream(s) => s.rows(0) == 0,
-            Rows::Examples(e) => e.len() == Some(0),
+            Rows::Examples(e) => e.count() == Some(0),
         };
         if empty {
             return Err(DataError::file(&path, "holds too little to learn from once validation is held out"));
@@ -265,7 +277,8 @@ impl Opener<'_> {
         // The longest problems must fit a row: better said now than at some later step.
         let longest = Problems::new(task, self.settings.seed, Split::Train)?;
         for problem in (0..16).filter_map(|i| longest.of_steps(task.max_steps, i)) {
-            let needed = examples::example(self.tokenizer, &problem.prompt, &problem.answer)?.tokens.len() as u64;
+            let needed =
+                examples::example(self.tokenizer, &problem.prompt, &problem.answer)?.tokens.len() as u64;
             if needed > self.settings.sequence {
                 return Err(DataError::Task {
                     task: task::name(task.kind),
@@ -314,7 +327,9 @@ fn format(source: &Source) -> Result<Option<Format>, DataError> {
     };
     Ok(match source {
         Source::Text { .. } => Some(Format::Text),
-        Source::Jsonl { prompt, answer, template, .. } => Some(Format::Jsonl(fields(prompt, answer, template)?)),
+        Source::Jsonl { prompt, answer, template, .. } => {
+            Some(Format::Jsonl(fields(prompt, answer, template)?))
+        }
         Source::Parquet { prompt, answer, template, .. } => {
             Some(Format::Parquet(fields(prompt, answer, template)?))
         }
@@ -334,7 +349,9 @@ fn format_prompted(data: &spec::Data) -> Result<bool, DataError> {
 /// The path of a source that is a file.
 pub fn path(source: &Source) -> Option<PathBuf> {
     match source {
-        Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => Some(path.into()),
+        Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => {
+            Some(path.into())
+        }
         Source::Task(_) => None,
     }
 }
@@ -378,7 +395,7 @@ pub struct Batches {
 
 impl Batches {
     /// The next rows. Validation may end with a batch filled up with empty rows, and then gives `None`.
-    pub fn next(&mut self, rows: usize) -> Result<Option<Batch>, DataError> {
+    pub fn take(&mut self, rows: usize) -> Result<Option<Batch>, DataError> {
         let mut batch = Batch::new(self.sequence);
         while batch.rows() < rows {
             let owed = |r: &Reader| (r.served + 1) as f64 / r.weight;

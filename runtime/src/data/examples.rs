@@ -77,7 +77,7 @@ impl Part {
     }
 
     /// How many there are. Only whole periods hold one out.
-    pub fn len(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         match (self.period, self.held_out) {
             (0, _) => self.n,
             (p, true) => self.n / p,
@@ -105,9 +105,9 @@ impl Part {
 
 impl Examples {
     /// How many there are; `None` where there is no end.
-    pub fn len(&self) -> Option<u64> {
+    pub fn count(&self) -> Option<u64> {
         match self {
-            Examples::Documents { part, .. } => Some(part.len()),
+            Examples::Documents { part, .. } => Some(part.count()),
             Examples::Problems { .. } => None,
         }
     }
@@ -116,7 +116,7 @@ impl Examples {
     pub fn get(&self, epoch: u64, i: u64) -> Result<Example, DataError> {
         match self {
             Examples::Documents { shard, part, order } => {
-                let i = order.map_or(i, |philox| Permutation::new(philox, epoch, part.len()).at(i));
+                let i = order.map_or(i, |philox| Permutation::new(philox, epoch, part.count()).at(i));
                 let place = shard.document(part.at(i));
                 let tokens = (place.start..place.end).map(|t| shard.token(t)).collect();
                 Ok(Example { tokens, learn: (place.learn - place.start) as usize })
@@ -224,7 +224,7 @@ impl Packer {
     fn refill(&mut self, sequence: usize) -> Result<(), DataError> {
         let mut useless = 0;
         while self.waiting.len() < WAITING {
-            match self.examples.len() {
+            match self.examples.count() {
                 Some(0) => return Ok(()),
                 Some(n) if self.cursor.next == n && !self.repeat => return Ok(()),
                 Some(n) if self.cursor.next == n => {
@@ -270,11 +270,11 @@ mod tests {
     fn parts_are_disjoint_and_complete() {
         for (n, share) in [(2, 0.5), (7, 0.5), (10, 0.1), (103, 0.05), (5, 0.001), (1, 0.5), (9, 0.0)] {
             let (learned, held) = Part::split(n, share);
-            let mut all: Vec<u64> = (0..learned.len()).map(|i| learned.at(i)).collect();
-            all.extend((0..held.len()).map(|i| held.at(i)));
+            let mut all: Vec<u64> = (0..learned.count()).map(|i| learned.at(i)).collect();
+            all.extend((0..held.count()).map(|i| held.at(i)));
             all.sort_unstable();
             assert_eq!(all, (0..n).collect::<Vec<_>>(), "{n} {share}");
-            assert!(n < 2 || share == 0.0 || held.len() > 0);
+            assert!(n < 2 || share == 0.0 || held.count() > 0);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Parquet files to documents. Built with the feature `parquet`, which is on by default.
 
-use super::rows::{BadRow, Document, Fields, Row};
 use super::DataError;
+use super::rows::{BadRow, Document, Fields, Row};
 use parquet::basic::Repetition;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
@@ -56,7 +56,7 @@ impl ParquetRows {
     }
 
     /// The next row.
-    pub fn next(&mut self) -> Option<Row<Document>> {
+    pub fn read_row(&mut self) -> Option<Row<Document>> {
         let row = self.rows.next()?;
         self.row += 1;
         let document = row.map_err(|e| format!("cannot be decoded: {e}")).and_then(|row| {

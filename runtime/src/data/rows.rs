@@ -36,8 +36,9 @@ pub struct Template {
 impl Template {
     /// Parses a template; `prompted` says whether rows have a prompt.
     pub fn new(text: &str, prompted: bool) -> Result<Self, DataError> {
-        let refuse =
-            |what: &str| Err(DataError::Section(format!("template {text:?} {what}, as \"{{prompt}}\\n{{answer}}\"")));
+        let refuse = |what: &str| {
+            Err(DataError::Section(format!("template {text:?} {what}, as \"{{prompt}}\\n{{answer}}\"")))
+        };
         let Some((head, after)) = text.split_once("{answer}") else {
             return refuse("lacks {answer}");
         };
@@ -72,6 +73,9 @@ impl Template {
 
 /// A row that could be read, or why not.
 pub type Row<T> = Result<T, BadRow>;
+
+/// A line's number, and its bytes with the ending.
+pub type Line<'a> = (u64, Row<&'a [u8]>);
 
 /// What is wrong with a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +113,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// The next line with its ending, and its number; `None` at the end.
-    pub fn next(&mut self) -> std::io::Result<Option<(u64, Result<&[u8], BadRow>)>> {
+    pub fn read_line(&mut self) -> std::io::Result<Option<Line<'_>>> {
         self.buffer.clear();
         let mut length = 0usize;
         loop {
@@ -163,7 +167,7 @@ impl<R: BufRead> TextPieces<R> {
     }
 
     /// The next piece. A line that is not text is an error; what is held comes with the next call.
-    pub fn next(&mut self) -> std::io::Result<Option<Row<String>>> {
+    pub fn read_piece(&mut self) -> std::io::Result<Option<Row<String>>> {
         loop {
             let held = self.held.len() - self.start;
             if held >= PIECE || (self.done && held > 0) {
@@ -172,7 +176,7 @@ impl<R: BufRead> TextPieces<R> {
             if self.done {
                 return Ok(None);
             }
-            match self.lines.next()? {
+            match self.lines.read_line()? {
                 None => self.done = true,
                 Some((_, Err(bad))) => return Ok(Some(Err(bad))),
                 Some((line, Ok(bytes))) => match text(bytes) {
@@ -200,8 +204,9 @@ impl<R: BufRead> TextPieces<R> {
 
 /// The bytes as text, or what is wrong with them.
 fn text(bytes: &[u8]) -> Result<&str, String> {
-    let text = std::str::from_utf8(bytes)
-        .map_err(|e| format!("byte {} of the line is not UTF-8; convert the file to UTF-8", e.valid_up_to() + 1))?;
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        format!("byte {} of the line is not UTF-8; convert the file to UTF-8", e.valid_up_to() + 1)
+    })?;
     match text.find('\0') {
         Some(at) => Err(format!("byte {} of the line is NUL, which text does not contain", at + 1)),
         None => Ok(text),
@@ -251,7 +256,7 @@ mod tests {
 
     fn pieces(input: &[u8]) -> Vec<Row<String>> {
         let mut pieces = TextPieces::new(Lines::new(input));
-        std::iter::from_fn(|| pieces.next().unwrap()).collect()
+        std::iter::from_fn(|| pieces.read_piece().unwrap()).collect()
     }
 
     #[test]
@@ -296,7 +301,9 @@ mod tests {
 
     #[test]
     fn templates_are_checked() {
-        for bad in ["{prompt}", "{answer}{prompt}", "{answer}{answer}", "{prompt}{prompt}{answer}", "{answer}"] {
+        for bad in
+            ["{prompt}", "{answer}{prompt}", "{answer}{answer}", "{prompt}{prompt}{answer}", "{answer}"]
+        {
             assert!(Template::new(bad, true).is_err(), "{bad}");
         }
         let plain = Template::new("{answer}\n", false).unwrap();

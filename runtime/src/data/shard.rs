@@ -278,9 +278,12 @@ impl<'a> Builder<'a> {
         match format {
             Format::Text => {
                 let mut pieces = TextPieces::new(Lines::open(path)?);
-                while let Some(piece) = pieces.next().map_err(io)? {
+                while let Some(piece) = pieces.read_piece().map_err(io)? {
                     if let Some(answer) = self.sift(path, bad_rows, piece)? {
-                        self.push(Part { document: Document { prompt: String::new(), answer }, last: false })?;
+                        self.push(Part {
+                            document: Document { prompt: String::new(), answer },
+                            last: false,
+                        })?;
                     }
                     report(pieces.bytes(), total);
                 }
@@ -288,10 +291,9 @@ impl<'a> Builder<'a> {
             }
             Format::Jsonl(fields) => {
                 let mut lines = Lines::open(path)?;
-                while let Some((line, row)) = lines.next().map_err(io)? {
-                    let row = row.and_then(|text| {
-                        fields.document(text).map_err(|problem| BadRow { line, problem })
-                    });
+                while let Some((line, row)) = lines.read_line().map_err(io)? {
+                    let row = row
+                        .and_then(|text| fields.document(text).map_err(|problem| BadRow { line, problem }));
                     if let Some(Some(document)) = self.sift(path, bad_rows, row)? {
                         self.push(Part { document, last: true })?;
                     }
@@ -301,7 +303,7 @@ impl<'a> Builder<'a> {
             #[cfg(feature = "parquet")]
             Format::Parquet(fields) => {
                 let mut rows = super::parquet::ParquetRows::open(path, fields)?;
-                while let Some(row) = rows.next() {
+                while let Some(row) = rows.read_row() {
                     if let Some(document) = self.sift(path, bad_rows, row)? {
                         self.push(Part { document, last: true })?;
                     }
@@ -323,7 +325,12 @@ impl<'a> Builder<'a> {
     }
 
     /// A good row, or `None` for one to leave out.
-    fn sift<T>(&mut self, path: &Path, bad_rows: BadRows, row: Result<T, BadRow>) -> Result<Option<T>, DataError> {
+    fn sift<T>(
+        &mut self,
+        path: &Path,
+        bad_rows: BadRows,
+        row: Result<T, BadRow>,
+    ) -> Result<Option<T>, DataError> {
         match (row, bad_rows) {
             (Ok(row), _) => Ok(Some(row)),
             (Err(BadRow { line, problem }), BadRows::Stop) => {
@@ -349,7 +356,8 @@ impl<'a> Builder<'a> {
         self.waiting_bytes = 0;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let tokenizer = self.tokenizer;
-        let encode = |parts: &[Part]| -> Result<Vec<(Vec<u32>, Vec<u32>)>, DataError> {
+        type Encoded = Vec<(Vec<u32>, Vec<u32>)>;
+        let encode = |parts: &[Part]| -> Result<Encoded, DataError> {
             parts
                 .iter()
                 .map(|p| Ok((tokenizer.encode(&p.document.prompt)?, tokenizer.encode(&p.document.answer)?)))
@@ -362,7 +370,8 @@ impl<'a> Builder<'a> {
             running
                 .into_iter()
                 .map(|t| {
-                    t.join().unwrap_or_else(|_| Err(DataError::Tokenizer("failed on a row of the data".into())))
+                    t.join()
+                        .unwrap_or_else(|_| Err(DataError::Tokenizer("failed on a row of the data".into())))
                 })
                 .collect::<Result<Vec<_>, _>>()
         })?;

@@ -51,7 +51,7 @@ fn jsonl(path: &str) -> Source {
 }
 
 fn take(batches: &mut Batches, n: usize) -> Vec<Batch> {
-    (0..n).map(|_| batches.next(3).unwrap().unwrap()).collect()
+    (0..n).map(|_| batches.take(3).unwrap().unwrap()).collect()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn an_epoch_of_text_visits_every_token_once_in_another_order() {
     let mut batches = set.train(Cursor::default()).unwrap();
     let mut orders: Vec<Vec<Batch>> = vec![];
     while orders.len() < 3 {
-        let batch = batches.next(1).unwrap().unwrap();
+        let batch = batches.take(1).unwrap().unwrap();
         if orders.len() as u64 <= batches.epoch() {
             orders.push(vec![]);
         }
@@ -78,7 +78,7 @@ fn an_epoch_of_text_visits_every_token_once_in_another_order() {
     assert_ne!(orders[0], orders[1]);
     let mut held = set.validation().unwrap().unwrap();
     let mut n = 0;
-    while let Some(batch) = held.next(4).unwrap() {
+    while let Some(batch) = held.take(4).unwrap() {
         assert_eq!(batch.rows(), 4);
         n += batch.learned();
     }
@@ -87,7 +87,8 @@ fn an_epoch_of_text_visits_every_token_once_in_another_order() {
 
 #[test]
 fn batches_continue_from_any_cursor_with_the_same_bits() {
-    let rows: String = (0..40).map(|i| format!("{{\"q\": \"{i}\", \"a\": \"{}\"}}\n", "x".repeat(i))).collect();
+    let rows: String =
+        (0..40).map(|i| format!("{{\"q\": \"{i}\", \"a\": \"{}\"}}\n", "x".repeat(i))).collect();
     let long = "some running text. ".repeat(50);
     let house = House::new(&[("a.jsonl", rows.as_bytes()), ("t.txt", long.as_bytes())]);
     let task = Task { kind: TaskKind::Permutation, min_steps: 1, max_steps: 3, size: 4 };
@@ -99,7 +100,7 @@ fn batches_continue_from_any_cursor_with_the_same_bits() {
     for (i, expected) in whole.iter().enumerate() {
         let text = serde_json::to_string(&batches.cursor()).unwrap();
         batches = set.train(serde_json::from_str(&text).unwrap()).unwrap();
-        assert_eq!(batches.next(3).unwrap().as_ref(), Some(expected), "batch {i}");
+        assert_eq!(batches.take(3).unwrap().as_ref(), Some(expected), "batch {i}");
     }
     assert_ne!(whole[0], whole[1]);
     let seeded = |seed| {
@@ -118,7 +119,7 @@ fn weights_are_proportions_of_rows() {
     let mut d = data(vec![text("a.txt"), text("b.txt")]);
     d.sources[0].1 = 3.0;
     let set = house.open(&d, 8).unwrap();
-    let batch = set.train(Cursor::default()).unwrap().next(400).unwrap().unwrap();
+    let batch = set.train(Cursor::default()).unwrap().take(400).unwrap().unwrap();
     let a = batch.ids.chunks(8).filter(|row| row[0] == i32::from(b'a')).count();
     assert_eq!(a, 300);
 }
@@ -131,7 +132,7 @@ fn examples_are_whole_and_loss_is_on_the_answer_and_the_end() {
     d.document_mask = true;
     let set = house.open(&d, 14).unwrap();
     assert!(set.begins());
-    let batch = set.train(Cursor::default()).unwrap().next(1).unwrap().unwrap();
+    let batch = set.train(Cursor::default()).unwrap().take(1).unwrap().unwrap();
     let (e, a, b, c, d, eq) = (0, 97, 98, 99, 100, 61);
     assert_eq!(batch.ids, [e, a, b, eq, c, d, e, a, b, eq, c, d, e, e]);
     assert_eq!(batch.targets, [-1, -1, -1, c, d, e, -1, -1, -1, c, d, e, -1, -1]);
@@ -147,12 +148,12 @@ fn training_and_validation_rows_are_disjoint() {
     let prompts = |b: &Batch| -> Vec<Vec<i32>> { b.ids.chunks(8).map(|r| r[1..4].to_vec()).collect() };
     let mut held = set.validation().unwrap().unwrap();
     let mut validation = HashSet::new();
-    while let Some(batch) = held.next(5).unwrap() {
+    while let Some(batch) = held.take(5).unwrap() {
         validation.extend(prompts(&batch));
     }
     assert_eq!(validation.len(), 20);
     let mut batches = set.train(Cursor::default()).unwrap();
-    let epoch: HashSet<_> = (0..180).flat_map(|_| prompts(&batches.next(1).unwrap().unwrap())).collect();
+    let epoch: HashSet<_> = (0..180).flat_map(|_| prompts(&batches.take(1).unwrap().unwrap())).collect();
     assert_eq!(epoch.len(), 180);
     assert!(epoch.is_disjoint(&validation));
 }
@@ -196,7 +197,7 @@ fn shards_are_cached_by_content_and_damage_is_repaired() {
     fs::write(house.folder.path().join("t.txt"), [b'y'; 5000]).unwrap();
     let other = house.open(&d, 8).unwrap();
     assert_eq!(shards().len(), 2);
-    assert_eq!(other.train(Cursor::default()).unwrap().next(1).unwrap().unwrap().ids[0], i32::from(b'y'));
+    assert_eq!(other.train(Cursor::default()).unwrap().take(1).unwrap().unwrap().ids[0], i32::from(b'y'));
 }
 
 #[test]
@@ -208,7 +209,7 @@ fn sequences_too_short_are_refused_with_one_long_enough() {
     let rows = format!("{{\"q\": \"{}\", \"a\": \"2\"}}\n", "long ".repeat(10)).repeat(5);
     let house = House::new(&[("a.jsonl", rows.as_bytes())]);
     let set = house.open(&data(vec![jsonl("a.jsonl")]), 16).unwrap();
-    let error = set.train(Cursor::default()).unwrap().next(1).unwrap_err().to_string();
+    let error = set.train(Cursor::default()).unwrap().take(1).unwrap_err().to_string();
     assert!(error.contains("use a longer sequence"), "{error}");
 }
 
@@ -216,15 +217,19 @@ fn sequences_too_short_are_refused_with_one_long_enough() {
 fn a_mask_begins_a_document_at_every_end_token() {
     let rows = "{\"a\": \"ab\"}\n".repeat(20);
     let house = House::new(&[("a.jsonl", rows.as_bytes())]);
-    let source =
-        Source::Jsonl { path: "a.jsonl".into(), prompt: None, answer: "a".into(), template: "{answer}".into() };
+    let source = Source::Jsonl {
+        path: "a.jsonl".into(),
+        prompt: None,
+        answer: "a".into(),
+        template: "{answer}".into(),
+    };
     let mut d = data(vec![source]);
     (d.document_mask, d.validation) = (true, 0.0);
     let set = house.open(&d, 9).unwrap();
     assert!(!set.begins() && set.validation().unwrap().is_none());
     let mut batches = set.train(Cursor::default()).unwrap();
     for _ in 0..10 {
-        let batch = batches.next(1).unwrap().unwrap();
+        let batch = batches.take(1).unwrap().unwrap();
         for i in (1..9).filter(|&i| batch.targets[i] >= 0) {
             let begins = batch.ids[i] == 0;
             assert_eq!(batch.positions[i], if begins { 0 } else { batch.positions[i - 1] + 1 });
@@ -272,7 +277,7 @@ fn parquet_reads_as_jsonl_does() {
     assert!(problem(&d).contains("a.parquet:2: column \"a\" is null"));
     d.bad_rows = BadRows::Skip;
     let set = house.open(&d, 8).unwrap();
-    let batch = set.train(Cursor::default()).unwrap().next(1).unwrap().unwrap();
+    let batch = set.train(Cursor::default()).unwrap().take(1).unwrap().unwrap();
     assert_eq!(set.tokenizer.decode(&batch.ids.iter().map(|&i| i as u32).collect::<Vec<_>>()), "ab=yes");
     assert!(problem(&data(vec![source("a.parquet", "b")])).contains("its columns are q, n, a"));
     assert!(problem(&data(vec![source("bad.parquet", "a")])).contains("not a Parquet file"));

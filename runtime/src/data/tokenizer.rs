@@ -18,7 +18,15 @@ const LARGEST_FILE: u64 = 256 << 20;
 
 /// Names under which tokenizers have a token that ends a document, likeliest first.
 const ENDS: [&str; 10] = [
-    "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "<|im_end|>",
+    "[SEP]",
     "<end_of_turn>",
 ];
 /// The same for tokens that begin one.
