@@ -1,9 +1,13 @@
-//! Where things stand in a source file.
+//! Where things stand in a source text.
+//!
+//! A [`Span`] is a range of bytes in one address space: first the file's text, then, each behind a gap of one byte,
+//! the `--set` arguments that changed it. So a diagnostic about an override points into the argument with no
+//! other machinery than a span.
 
 use indexmap::IndexMap;
 
-/// A range of bytes of a source text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A range of bytes of a source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Span {
     /// First byte.
     pub start: usize,
@@ -11,18 +15,61 @@ pub struct Span {
     pub end: usize,
 }
 
-/// The tokens of a specification's fields, by path: `model.components.ea.count`, `model.body[0].recur`, …
-#[derive(Clone, Debug, Default, PartialEq)]
+impl Span {
+    /// The bytes from `start` up to `end`.
+    pub fn new(start: usize, end: usize) -> Span {
+        Span { start, end: end.max(start) }
+    }
+
+    /// The smallest span that holds both.
+    pub fn to(self, other: Span) -> Span {
+        Span::new(self.start.min(other.start), self.end.max(other.end))
+    }
+
+    /// Whether the byte at `position` lies inside.
+    pub fn contains(self, position: usize) -> bool {
+        self.start <= position && position < self.end
+    }
+}
+
+/// A text and the tokens of the specification's fields in it, by path: `model.components.ea.count`,
+/// `model.body[0].recur`, `train.steps`, …
+///
+/// Paths follow the fields of [`crate::Spec`]; the kind of a component and the levels of a router are left out
+/// (`model.components.ea.router.query`). A field that was left to its default has the token of what holds it.
+#[derive(Clone, Debug, Default)]
 pub struct SourceMap {
     /// The file's name as the user gave it.
     pub name: String,
     /// Its text.
     pub text: String,
+    /// The `--set` arguments, in order.
+    pub arguments: Vec<String>,
     /// Path to the span of the field's value.
     pub fields: IndexMap<String, Span>,
 }
 
+/// One line of a source, for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The file's name, or `--set` for an argument.
+    pub name: &'a str,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// The whole line.
+    pub text: &'a str,
+    /// The part of the span that lies in this line, in bytes of `text`.
+    pub mark: Span,
+}
+
 impl SourceMap {
+    /// A text without fields.
+    pub fn new(name: impl Into<String>, text: impl Into<String>) -> SourceMap {
+        SourceMap { name: name.into(), text: text.into(), ..SourceMap::default() }
+    }
+
     /// The span of the field, or of the closest enclosing field that has one.
     pub fn locate(&self, path: &str) -> Option<Span> {
         let mut path = path;
@@ -31,6 +78,60 @@ impl SourceMap {
                 return Some(*span);
             }
             path = &path[..path.rfind(['.', '['])?];
+        }
+    }
+
+    /// Appends an argument and says where its first byte lies.
+    pub(crate) fn add_argument(&mut self, argument: &str) -> usize {
+        let base = self.end() + 1;
+        self.arguments.push(argument.to_string());
+        base
+    }
+
+    fn end(&self) -> usize {
+        self.text.len() + self.arguments.iter().map(|argument| argument.len() + 1).sum::<usize>()
+    }
+
+    /// The text of a span; empty where the span does not fit the source.
+    pub fn slice(&self, span: Span) -> &str {
+        let (_, text, base) = self.piece(span.start);
+        text.get(span.start - base..span.end.saturating_sub(base)).unwrap_or("")
+    }
+
+    /// The file or argument that holds the byte at `position`, and where it begins.
+    fn piece(&self, position: usize) -> (&str, &str, usize) {
+        let mut base = self.text.len() + 1;
+        if position < base {
+            return (&self.name, &self.text, 0);
+        }
+        for argument in &self.arguments {
+            if position <= base + argument.len() {
+                return ("--set", argument, base);
+            }
+            base += argument.len() + 1;
+        }
+        (&self.name, &self.text, 0)
+    }
+
+    /// The line in which a span begins. A span that fits no line gives the end of the text.
+    pub fn place(&self, span: Span) -> Place<'_> {
+        let (name, text, base) = self.piece(span.start);
+        let mut start = (span.start - base).min(text.len());
+        while !text.is_char_boundary(start) {
+            start -= 1;
+        }
+        let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
+        let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
+        let mut end = span.end.saturating_sub(base).clamp(start, line_end);
+        while !text.is_char_boundary(end) {
+            end += 1;
+        }
+        Place {
+            name,
+            line: text[..start].bytes().filter(|byte| *byte == b'\n').count() + 1,
+            column: text[line_start..start].chars().count() + 1,
+            text: text[line_start..line_end].trim_end_matches('\r'),
+            mark: Span::new(start - line_start, end - line_start),
         }
     }
 }

@@ -7,8 +7,8 @@
 use indexmap::IndexMap;
 use serde::Serialize;
 
-/// A whole specification file, defaults filled in.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever they came from.
+#[derive(Clone, Debug, Serialize)]
 pub struct Spec {
     /// The architecture.
     pub model: Model,
@@ -24,6 +24,17 @@ pub struct Spec {
     /// Finds the token of a field.
     #[serde(skip)]
     pub sources: crate::source::SourceMap,
+}
+
+impl PartialEq for Spec {
+    fn eq(&self, other: &Spec) -> bool {
+        let Spec { model, data, train, eval, matching, sources: _ } = self;
+        *model == other.model
+            && *data == other.data
+            && *train == other.train
+            && *eval == other.eval
+            && *matching == other.matching
+    }
 }
 
 /// The architecture of a model.

@@ -1,0 +1,399 @@
+//! Layers: how often they are applied, what they compose, what they skip.
+
+use std::collections::HashSet;
+
+use indexmap::IndexMap;
+
+use super::{Checker, Group};
+use crate::ast::{Item as Noted, Layer, LayerKind, List, Map, Value, ValueKind};
+use crate::keys;
+use crate::source::Span;
+use crate::spec::*;
+use crate::suggest::closest;
+
+/// Layer applications of a model.
+const MAX_APPLICATIONS: u64 = 65_536;
+
+/// Components by name; `None` for one whose definition is wrong.
+type Components = IndexMap<String, Option<Component>>;
+
+struct Walk<'a> {
+    components: Option<&'a Components>,
+    used: HashSet<String>,
+    /// Components used inside and outside `recur`.
+    recurrent: HashSet<String>,
+    /// Distinct items, so that a body of many aliases stays bounded.
+    items: usize,
+}
+
+impl Checker {
+    pub(super) fn body(&mut self, group: &Group, components: Option<&Components>) -> Option<Vec<Item>> {
+        self.setting(group, "body")?;
+        let value = self.written(group, "body")?;
+        let mut walk = Walk { components, used: HashSet::new(), recurrent: HashSet::new(), items: 0 };
+        let (items, applications) = self.items(&mut walk, value, "body", "model.body", false)?;
+        if applications.is_some_and(|applications| applications > MAX_APPLICATIONS) {
+            self.too_deep(value.span);
+        }
+        self.unused_components(&walk);
+        if applications == Some(1) {
+            self.lonely_depth(&walk);
+        }
+        items.into_iter().collect()
+    }
+
+    /// The items of a list, each `None` where it is wrong, and how many layer applications they make.
+    #[allow(clippy::type_complexity)]
+    fn items(
+        &mut self,
+        walk: &mut Walk,
+        value: &Value,
+        key: &str,
+        path: &str,
+        recurrent: bool,
+    ) -> Option<(Vec<Option<Item>>, Option<u64>)> {
+        let single;
+        let list = match &value.kind {
+            ValueKind::List(list) => list,
+            ValueKind::Layer(_) | ValueKind::Map(_) => {
+                single = List { items: vec![Noted::new(value.clone())], span: value.span, ..List::default() };
+                &single
+            }
+            _ => {
+                let help = "write a list of compositions, `repeat` and `recur`: `[\"(da | sa) > ea\"]`";
+                if value.kind != ValueKind::Invalid {
+                    let message = format!("{} is not a list of layers", super::capital(&value.describe()));
+                    self.error("wrong-type", value.span, message, help);
+                }
+                return None;
+            }
+        };
+        if list.items.is_empty() {
+            let help = "write at least one layer, such as `sa > mlp`";
+            self.error("empty", value.span, format!("`{key}` holds no layers"), help);
+            return None;
+        }
+        let mut applications = Some(0u64);
+        let mut items = Vec::new();
+        for (index, item) in list.items.iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            self.sources.fields.insert(path.clone(), item.node.span);
+            let (item, count) = self.item(walk, &item.node, &path, recurrent);
+            applications = applications.zip(count).and_then(|(sum, count)| sum.checked_add(count));
+            items.push(item);
+        }
+        Some((items, applications))
+    }
+
+    fn item(
+        &mut self,
+        walk: &mut Walk,
+        value: &Value,
+        path: &str,
+        recurrent: bool,
+    ) -> (Option<Item>, Option<u64>) {
+        match &value.kind {
+            ValueKind::Layer(layer) => (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1)),
+            ValueKind::Map(map) => self.group_item(walk, value, map, path, recurrent),
+            ValueKind::Invalid => (None, Some(1)),
+            _ => {
+                let message = format!("{} is not a layer", super::capital(&value.describe()));
+                let help = "write a composition such as `(da | sa) > ea`, `repeat` or `recur`";
+                self.error("wrong-type", value.span, message, help);
+                (None, Some(1))
+            }
+        }
+    }
+
+    fn group_item(
+        &mut self,
+        walk: &mut Walk,
+        value: &Value,
+        map: &Map,
+        path: &str,
+        recurrent: bool,
+    ) -> (Option<Item>, Option<u64>) {
+        let section = keys::ITEMS.iter().find(|section| map.get(section.name).is_some());
+        let Some(section) = section else {
+            let key = map.items.first().map(|item| &item.node.key);
+            let names = ["repeat", "recur", "layer"];
+            let known = key.and_then(|key| closest(&key.text, names));
+            let help = match known {
+                Some(known) => format!("did you mean `{known}`?"),
+                None => "write `- recur: 16` and, under it, `layers: [\"(da | sa) > ea\"]`".into(),
+            };
+            let (span, what) = key.map_or((value.span, "nothing"), |key| (key.span, key.text.as_str()));
+            self.error("unknown-key", span, format!("`{what}` is not a kind of layer"), help);
+            return (None, Some(1));
+        };
+        let at = map.get(section.name).map_or(value.span, |pair| pair.key.span);
+        let group = self.group(section, map, path.to_string(), at);
+        if section.name == "layer" {
+            return match map.get("layer").map(|pair| &pair.value.kind) {
+                Some(ValueKind::Layer(layer)) => {
+                    (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1))
+                }
+                _ => {
+                    self.error("wrong-type", at, "`layer` holds no composition", "write `layer: sa > mlp`");
+                    (None, Some(1))
+                }
+            };
+        }
+        let recur = section.name == "recur";
+        let count = self.int(&group, section.name);
+        let residual_norm = if recur { self.bool(&group, "residual_norm") } else { Some(true) };
+        let inner = match self.setting(&group, "layers") {
+            Some(_) => self.written(&group, "layers").cloned(),
+            None => None,
+        };
+        let inner = inner.and_then(|value| {
+            self.items(walk, &value, "layers", &format!("{path}.layers"), recurrent || recur)
+        });
+        let applications = match (count, inner.as_ref().and_then(|(_, applications)| *applications)) {
+            (Some(count), Some(inner)) => {
+                match inner.checked_mul(count).filter(|all| *all <= MAX_APPLICATIONS) {
+                    Some(all) => Some(all),
+                    None => {
+                        self.too_deep(self.sources.locate(&format!("{path}.{}", section.name)).unwrap_or(at));
+                        None
+                    }
+                }
+            }
+            _ => None,
+        };
+        let items = inner.and_then(|(items, _)| items.into_iter().collect::<Option<Vec<_>>>());
+        let item = count.zip(items).zip(residual_norm).map(|((count, items), residual_norm)| match recur {
+            true => Item::Recur { count, residual_norm, items },
+            false => Item::Repeat { count, items },
+        });
+        (item, applications)
+    }
+
+    fn too_deep(&mut self, span: Span) {
+        let message = format!("these are more than {MAX_APPLICATIONS} layer applications");
+        self.error("out-of-range", span, message, "make the model less deep");
+    }
+
+    fn layer(&mut self, walk: &mut Walk, layer: &Layer, recurrent: bool) -> Option<Expr> {
+        walk.items += 1;
+        let mut names: Vec<(String, Span)> = Vec::new();
+        let expr = self.expr(walk, layer, &mut names);
+        let mut seen: IndexMap<String, Span> = IndexMap::new();
+        let mut twice = false;
+        for (name, span) in names {
+            if recurrent {
+                walk.recurrent.insert(name.clone());
+            }
+            if let Some(first) = seen.get(&name) {
+                let error =
+                    ast_error("repeated-component", format!("`{name}` is twice in one layer")).on(span);
+                let help = "a layer has one set of weights for each component: define a second one, or use two layers";
+                self.found.push(error.related(*first, "first here").help(help));
+                twice = true;
+            } else {
+                seen.insert(name, span);
+            }
+        }
+        expr.filter(|_| !twice)
+    }
+
+    fn expr(&mut self, walk: &mut Walk, layer: &Layer, names: &mut Vec<(String, Span)>) -> Option<Expr> {
+        match &layer.kind {
+            LayerKind::Component(name) => {
+                walk.used.insert(name.clone());
+                names.push((name.clone(), layer.span));
+                let components = walk.components?;
+                match components.get(name) {
+                    Some(component) => component.is_some().then(|| Expr::Component(name.clone())),
+                    None => {
+                        self.unknown_component(components, name, layer.span);
+                        None
+                    }
+                }
+            }
+            LayerKind::Group(inner) => self.expr(walk, inner, names),
+            LayerKind::Sequential(terms) => {
+                let mut all = Some(Vec::new());
+                for term in terms {
+                    let term = self.expr(walk, term, names);
+                    all = all.zip(term).map(|(mut all, term)| {
+                        match term {
+                            Expr::Sequential(inner) => all.extend(inner),
+                            term => all.push(term),
+                        }
+                        all
+                    });
+                }
+                all.map(Expr::Sequential)
+            }
+            LayerKind::Parallel(terms) => {
+                let mut all = Some(Vec::new());
+                for term in terms {
+                    let term = self.expr(walk, term, names);
+                    all = all.zip(term).map(|(mut all, term)| {
+                        match term {
+                            Expr::Parallel(inner) => all.extend(inner),
+                            term => all.push(term),
+                        }
+                        all
+                    });
+                }
+                all.map(Expr::Parallel)
+            }
+            LayerKind::Skip(arguments, inner) => {
+                let skip = self.skip(arguments);
+                let inner = self.expr(walk, inner, names);
+                Some(Expr::Skip(Box::new(skip?), Box::new(inner?)))
+            }
+            LayerKind::Invalid => None,
+        }
+    }
+
+    fn unknown_component(&mut self, components: &Components, name: &str, span: Span) {
+        let help = match closest(name, components.keys().map(String::as_str)) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None if components.is_empty() => "define it under `components`".into(),
+            None => format!(
+                "define it under `components`; there {} {}",
+                if components.len() == 1 { "is" } else { "are" },
+                crate::suggest::listing(components.keys().map(String::as_str)).replace(" or ", " and ")
+            ),
+        };
+        self.error("unknown-component", span, format!("no component is called `{name}`"), help);
+    }
+
+    fn unused_components(&mut self, walk: &Walk) {
+        let Some(components) = walk.components else { return };
+        for (name, component) in components {
+            let span = self.sources.locate(&format!("model.components.{name}")).unwrap_or_default();
+            if !walk.used.contains(name) {
+                let help = "use it in a layer, or take it away";
+                self.warning("unused-component", span, format!("no layer uses `{name}`"), help);
+                continue;
+            }
+            let attention = match component {
+                Some(Component::Sequence(attention) | Component::Depth(attention)) => attention,
+                _ => continue,
+            };
+            let path = format!("model.components.{name}.projection");
+            let token = self.sources.locate(&path).filter(|token| *token != span);
+            if let (Some(token), Some(_)) = (token, &attention.projection)
+                && !walk.recurrent.contains(name)
+            {
+                let help = "projections are mixtures in `recur` only; take it away";
+                self.warning("unused-key", token, format!("`{name}` is never recurrent"), help);
+            }
+        }
+    }
+
+    fn lonely_depth(&mut self, walk: &Walk) {
+        let Some(components) = walk.components else { return };
+        for (name, component) in components {
+            if matches!(component, Some(Component::Depth(_))) && walk.used.contains(name) {
+                let span = self.sources.locate(&format!("model.components.{name}")).unwrap_or_default();
+                let help = "apply the layer more often with `recur` or `repeat`";
+                self.warning(
+                    "lonely-depth",
+                    span,
+                    format!("`{name}` has one depth to attend to, its own"),
+                    help,
+                );
+            }
+        }
+    }
+
+    // Skipping -----------------------------------------------------------------------------------------------------------
+
+    fn skip(&mut self, arguments: &Map) -> Option<Skip> {
+        // Fields of a skip have no path of their own: several layers may hold one.
+        let group = self.group(&keys::SKIP, arguments, "skip".into(), arguments.span);
+        let threshold = self.bool(&group, "threshold");
+        let capacity = self.real(&group, "capacity");
+        let threshold_rule = threshold?;
+        let rule = match threshold_rule {
+            true => self.threshold(&group, capacity),
+            false => self.top_k(&group, capacity),
+        };
+        let input = self.bool(&group, "norm_only");
+        let level = self.word(&group, "level");
+        let kv = match self.has(&group, "kv") {
+            true => self.word(&group, "kv"),
+            false => Some(if threshold_rule { "all" } else { "processed" }),
+        };
+        let merge = self.bool(&group, "merge");
+        if !threshold_rule && level == Some("sequence") {
+            let help = "take `level` away, or use `threshold`";
+            self.error_at("skip", "skip.level", "top-k chooses tokens, not sequences", help);
+        }
+        if !threshold_rule && kv == Some("all") {
+            let help = "take `kv` away, or use `threshold`";
+            self.error_at("skip", "skip.kv", "tokens that top-k leaves out have no keys and values", help);
+        }
+        self.sources.fields.retain(|path, _| path != "skip" && !path.starts_with("skip."));
+        Some(Skip {
+            rule: rule?,
+            input: if input? { SkipInput::NormOnly } else { SkipInput::Hidden },
+            level: if level? == "sequence" { SkipLevel::Sequence } else { SkipLevel::Token },
+            kv: if kv? == "all" { SkipKv::All } else { SkipKv::Processed },
+            merge: merge?,
+        })
+    }
+
+    fn misplaced(&mut self, group: &Group, names: &[&'static str], rule: &str) {
+        for name in names {
+            if self.has(group, name) {
+                let message = format!("`{name}` does not go with {rule}");
+                self.error_at("skip", &group.path(name), message, "take it away");
+            }
+        }
+    }
+
+    fn threshold(&mut self, group: &Group, capacity: Option<f64>) -> Option<SkipRule> {
+        self.misplaced(group, &["causal"], "`threshold`");
+        if !self.has(group, "penalty") {
+            let message = "a threshold router without `penalty` has a target that no loss reaches";
+            self.error("unreached-router", group.at, message, "add `penalty 0.1`");
+        }
+        let penalty = self.real(group, "penalty");
+        let pooled = self.bool(group, "pooled");
+        Some(SkipRule::Threshold { capacity: capacity?, penalty: penalty?, pooled: pooled? })
+    }
+
+    fn top_k(&mut self, group: &Group, capacity: Option<f64>) -> Option<SkipRule> {
+        self.misplaced(group, &["penalty", "pooled"], "top-k; it goes with `threshold`");
+        let causal = match self.has(group, "causal") && !self.is_none(group, "causal") {
+            true => self.causal(group).map(Some),
+            false => Some(None),
+        };
+        if causal == Some(None) && capacity.is_some_and(|capacity| capacity < 1.0) {
+            let message = "this model can be trained but not sampled: top-k looks at later tokens";
+            self.warning("not-causal", group.at, message, "name an inference rule: `causal bce 0.01`");
+        }
+        Some(SkipRule::TopK { capacity: capacity?, causal: causal? })
+    }
+
+    fn causal(&mut self, owner: &Group) -> Option<CausalRule> {
+        let group = self.section(owner, "causal")?;
+        match (self.has(&group, "bce"), self.has(&group, "predictor")) {
+            (true, false) => {
+                self.misplaced(&group, &["weight"], "`bce`, whose number is the weight");
+                let (weight, into_input) = (self.real(&group, "bce"), self.bool(&group, "into_input"));
+                Some(CausalRule::Bce { weight: weight?, into_input: into_input? })
+            }
+            (false, true) => {
+                self.misplaced(&group, &["into_input"], "`predictor`");
+                let (hidden, weight) = (self.int(&group, "predictor"), self.real(&group, "weight"));
+                Some(CausalRule::Predictor { hidden: hidden?, weight: weight? })
+            }
+            _ => {
+                let help = "write `causal bce 0.01` or `causal predictor 64`";
+                self.error("missing-key", group.at, "an inference rule is either `bce` or `predictor`", help);
+                None
+            }
+        }
+    }
+}
+
+fn ast_error(code: &'static str, message: String) -> crate::diagnostic::Diagnostic {
+    crate::diagnostic::Diagnostic::error(code, message)
+}

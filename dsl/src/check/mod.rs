@@ -1,0 +1,584 @@
+//! From the tree to the checked specification.
+//!
+//! In: a tree of any content. Out: a [`Spec`] with every default filled in, or every error of the file. A wrong value is
+//! reported where it stands and read as `None` from there on, so that it hides no other error and causes none.
+
+mod body;
+mod model;
+mod recipe;
+mod router;
+pub(crate) mod suite;
+
+use std::collections::HashMap;
+
+use crate::ast::*;
+use crate::diagnostic::Diagnostic;
+use crate::keys::{self, Fallback, Range, Section, Type};
+use crate::number::{self, Lets, Number};
+use crate::source::{SourceMap, Span};
+use crate::spec::Spec;
+use crate::suggest::closest;
+
+/// Sizes are below this.
+const MAX_SIZE: i128 = 1 << 48;
+
+/// A group of keys being read: a map, the table of its keys, and where it is.
+pub(crate) struct Group<'a> {
+    section: &'static Section,
+    map: Option<&'a Map>,
+    /// A value that stands for one key of the group.
+    short: Option<&'a Value>,
+    path: String,
+    /// The token to point at for what is missing.
+    at: Span,
+}
+
+impl Group<'_> {
+    /// The path of one of its keys.
+    fn path(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
+    }
+}
+
+pub(crate) struct Checker {
+    pub(crate) sources: SourceMap,
+    pub(crate) found: Vec<Diagnostic>,
+    lets: Lets,
+}
+
+/// The value of a key: as written, or the table's default.
+enum Setting<'a> {
+    Written(&'a Value),
+    Default(&'static str),
+    Absent,
+}
+
+impl Checker {
+    pub(crate) fn new(sources: SourceMap) -> Checker {
+        Checker { sources, found: Vec::new(), lets: Lets::default() }
+    }
+
+    /// The specification; `None` where an error was found.
+    pub(crate) fn spec(&mut self, root: &Map) -> Option<Spec> {
+        let at = root.items.first().map_or(Span::new(0, 0), |item| item.node.key.span);
+        let group = self.group(&keys::SPEC, root, String::new(), at);
+        self.lets(&group);
+        let model = self.section(&group, "model").and_then(|group| self.model(&group));
+        let context = model.as_ref().map(|model| model.context);
+        let data = self.section(&group, "data").map(|group| self.data(&group, model.as_ref()));
+        let train = self.section_or_default(&group, "train", &keys::TRAIN);
+        let train = self.train(&train, context);
+        let eval = self.section_or_default(&group, "eval", &keys::EVAL);
+        let eval = self.eval(&eval);
+        let matching = self.section(&group, "match").map(|group| self.matching(&group, model.as_ref()));
+        self.unused_lets(&group);
+        let spec = Spec {
+            model: model?,
+            data: flip(data)?,
+            train: train?,
+            eval: eval?,
+            matching: flip(matching)?,
+            sources: SourceMap::default(),
+        };
+        Some(spec)
+    }
+
+    // Diagnostics ------------------------------------------------------------------------------------------------------
+
+    fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>, help: impl Into<String>) {
+        self.found.push(Diagnostic::error(code, message).on(span).help(help));
+    }
+
+    fn warning(
+        &mut self,
+        code: &'static str,
+        span: Span,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        self.found.push(Diagnostic::warning(code, message).on(span).help(help));
+    }
+
+    /// An error about a field, at its token.
+    fn error_at(
+        &mut self,
+        code: &'static str,
+        path: &str,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let span = self.sources.locate(path).unwrap_or_default();
+        self.error(code, span, message, help);
+    }
+
+    fn wrong_type(&mut self, key: &str, kind: &Type, value: &Value) {
+        if value.kind == ValueKind::Invalid {
+            return;
+        }
+        let expected = kind.describe();
+        let mut message = match &value.kind {
+            ValueKind::Null => format!("`{key}` has no value"),
+            _ => format!("{} is not right for `{key}`", capital(&value.describe())),
+        };
+        let mut help = format!("expected {expected}");
+        if let (ValueKind::Word(word) | ValueKind::Text(word), Some(words)) = (&value.kind, words(kind)) {
+            message = format!("`{word}` is not a value of `{key}`");
+            if let Some(known) = closest(word, words.iter().map(|(word, _)| *word).chain(["none"])) {
+                help = format!("did you mean `{known}`? Expected {expected}");
+            }
+        }
+        self.error("wrong-type", value.span, message, help);
+    }
+
+    // Groups -----------------------------------------------------------------------------------------------------------
+
+    /// A group over a map: reports keys that are unknown or written twice, and notes the token of every field.
+    fn group<'a>(&mut self, section: &'static Section, map: &'a Map, path: String, at: Span) -> Group<'a> {
+        let mut seen: HashMap<&str, Span> = HashMap::new();
+        for item in &map.items {
+            let key = &item.node.key;
+            if let Some(first) = seen.insert(&key.text, key.span) {
+                let error = Diagnostic::error("duplicate-key", format!("`{}` is written twice", key.text));
+                self.found.push(error.on(key.span).related(first, "first here").help("take one away"));
+            }
+            if section.key(&key.text).is_none() {
+                self.unknown_key(section, key);
+            }
+        }
+        let group = Group { section, map: Some(map), short: None, path, at };
+        self.note_fields(&group);
+        group
+    }
+
+    fn unknown_key(&mut self, section: &Section, key: &Key) {
+        let message = format!("`{}` is not a key of {}", key.text, section.name);
+        let names = || section.keys.iter().map(|key| key.name);
+        let help = match closest(&key.text, names()) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => match elsewhere(section, &key.text) {
+                Some(place) => format!("`{}` belongs to {place}", key.text),
+                None => format!("its keys are {}", crate::suggest::listing(names()).replace(" or ", " and ")),
+            },
+        };
+        self.error("unknown-key", key.span, message, help);
+    }
+
+    fn note_fields(&mut self, group: &Group) {
+        if !group.path.is_empty() {
+            self.sources.fields.entry(group.path.clone()).or_insert(group.at);
+        }
+        for key in group.section.keys {
+            let span = match self.written(group, key.name) {
+                Some(value) => value.span,
+                None => group.at,
+            };
+            self.sources.fields.insert(group.path(key.name), span);
+        }
+    }
+
+    fn written<'a>(&self, group: &Group<'a>, key: &str) -> Option<&'a Value> {
+        if group.section.short == Some(key)
+            && let Some(value) = group.short
+        {
+            return Some(value);
+        }
+        group.map.and_then(|map| map.get(key)).map(|pair| &pair.value)
+    }
+
+    /// The group of keys under a key, where it is written; reports a required one that is not.
+    fn section<'a>(&mut self, group: &Group<'a>, key: &'static str) -> Option<Group<'a>> {
+        let entry = group.section.key(key)?;
+        let section = entry.kind.section()?;
+        match self.setting(group, key)? {
+            Setting::Written(value) => {
+                let token = group.map.and_then(|map| map.get(key)).map_or(value.span, |pair| pair.key.span);
+                self.section_of(section, &entry.kind, key, value, group.path(key), token)
+            }
+            _ => None,
+        }
+    }
+
+    /// The group of keys that a value holds or, where the section has a short form, stands for.
+    fn section_of<'a>(
+        &mut self,
+        section: &'static Section,
+        kind: &Type,
+        key: &str,
+        value: &'a Value,
+        path: String,
+        at: Span,
+    ) -> Option<Group<'a>> {
+        match &value.kind {
+            ValueKind::Map(map) => Some(self.group(section, map, path, at)),
+            ValueKind::Null | ValueKind::List(_) | ValueKind::Layer(_) | ValueKind::Invalid => {
+                self.wrong_type(key, kind, value);
+                None
+            }
+            _ if section.short.is_some() => {
+                let group = Group { section, map: None, short: Some(value), path, at: value.span };
+                self.note_fields(&group);
+                Some(group)
+            }
+            _ => {
+                self.wrong_type(key, kind, value);
+                None
+            }
+        }
+    }
+
+    /// The group of keys under a key; an empty one, all defaults, where it is not written.
+    fn section_or_default<'a>(
+        &mut self,
+        group: &Group<'a>,
+        key: &'static str,
+        section: &'static Section,
+    ) -> Group<'a> {
+        if let Some(section) = self.section(group, key) {
+            return section;
+        }
+        let group = Group { section, map: None, short: None, path: group.path(key), at: group.at };
+        self.note_fields(&group);
+        group
+    }
+
+    fn has(&self, group: &Group, key: &str) -> bool {
+        self.written(group, key).is_some()
+    }
+
+    /// Whether `none` is written.
+    fn is_none(&self, group: &Group, key: &str) -> bool {
+        self.written(group, key).is_some_and(is_none)
+    }
+
+    /// What a key is set to; `None` where it is required and missing, which is reported.
+    fn setting<'a>(&mut self, group: &Group<'a>, key: &'static str) -> Option<Setting<'a>> {
+        let entry = group.section.key(key);
+        debug_assert!(entry.is_some(), "`{key}` is not in the table of {}", group.section.name);
+        if let Some(value) = self.written(group, key) {
+            return Some(Setting::Written(value));
+        }
+        let entry = entry?;
+        match entry.default {
+            Fallback::Value(text) => Some(Setting::Default(text)),
+            Fallback::Absent | Fallback::Rule(_) => Some(Setting::Absent),
+            Fallback::Required => {
+                let message = format!("`{key}` is missing in {}", group.section.name);
+                let help = format!("`{key}`: {}", decapital(entry.doc));
+                let help = format!("write it; {help} ({})", entry.kind.describe());
+                self.error("missing-key", group.at, message, help);
+                None
+            }
+        }
+    }
+
+    fn kind(group: &Group, key: &str) -> Type {
+        group.section.key(key).map_or(Type::Any, |key| key.kind)
+    }
+
+    // Scalars: `None` where the value is wrong, which is reported, or where there is none ------------------------------
+
+    fn number(&mut self, key: &str, kind: &Type, value: &Value) -> Option<Number> {
+        match &value.kind {
+            ValueKind::Number(arith) => number::evaluate(arith, &self.lets, &mut self.found),
+            ValueKind::Word(word) if !word.contains('.') && word != "none" => {
+                number::named(word, value.span, &self.lets, &mut self.found)
+            }
+            _ => {
+                self.wrong_type(key, kind, value);
+                None
+            }
+        }
+    }
+
+    fn whole(&mut self, key: &str, kind: &Type, min: u64, value: &Value) -> Option<u64> {
+        let number = self.number(key, kind, value)?;
+        let range = |size: &str| format!("`{key}` is {size}: {number}");
+        let limit = "sizes are below 2^48";
+        match number.whole() {
+            None if number.real() >= MAX_SIZE as f64 => {
+                self.error("out-of-range", value.span, range("too large"), limit)
+            }
+            None => {
+                let help = format!("expected {}", kind.describe());
+                self.error(
+                    "out-of-range",
+                    value.span,
+                    format!("`{key}` is not a whole number: {number}"),
+                    help,
+                );
+            }
+            Some(whole) if whole >= MAX_SIZE => {
+                self.error("out-of-range", value.span, range("too large"), limit)
+            }
+            Some(whole) if whole < i128::from(min) => {
+                let help = format!("expected {}", kind.describe());
+                self.error("out-of-range", value.span, range("too small"), help);
+            }
+            Some(whole) => return u64::try_from(whole).ok(),
+        }
+        None
+    }
+
+    fn real_of(&mut self, key: &str, kind: &Type, range: Range, value: &Value) -> Option<f64> {
+        let number = self.number(key, kind, value)?.real();
+        if range.holds(number) {
+            return Some(number);
+        }
+        let help = format!("expected a number {}", range.describe());
+        self.error("out-of-range", value.span, format!("`{key}` is out of range: {number}"), help);
+        None
+    }
+
+    /// A whole number.
+    fn int(&mut self, group: &Group, key: &'static str) -> Option<u64> {
+        let kind = Self::kind(group, key);
+        match self.setting(group, key)? {
+            Setting::Written(value) => self.whole(key, &kind, least(&kind), value),
+            Setting::Default(text) => {
+                number::literal(text)?.whole().and_then(|value| u64::try_from(value).ok())
+            }
+            Setting::Absent => None,
+        }
+    }
+
+    /// A whole number or `none`: `Some(None)` for none.
+    fn int_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<u64>> {
+        if self.is_none(group, key) || !self.has(group, key) {
+            return Some(None);
+        }
+        self.int(group, key).map(Some)
+    }
+
+    /// A number.
+    fn real(&mut self, group: &Group, key: &'static str) -> Option<f64> {
+        let kind = Self::kind(group, key);
+        match self.setting(group, key)? {
+            Setting::Written(value) => self.real_of(key, &kind, range(&kind), value),
+            Setting::Default(text) => number::literal(text).map(Number::real),
+            Setting::Absent => None,
+        }
+    }
+
+    /// A number or `none`: `Some(None)` for none.
+    fn real_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<f64>> {
+        if self.is_none(group, key) {
+            return Some(None);
+        }
+        match self.setting(group, key)? {
+            Setting::Absent | Setting::Default("none") => Some(None),
+            _ => self.real(group, key).map(Some),
+        }
+    }
+
+    fn bool(&mut self, group: &Group, key: &'static str) -> Option<bool> {
+        match self.setting(group, key)? {
+            Setting::Written(Value { kind: ValueKind::Bool(value), .. }) => Some(*value),
+            Setting::Written(value) => {
+                self.wrong_type(key, &Type::Bool, value);
+                None
+            }
+            Setting::Default(text) => Some(text == "true"),
+            Setting::Absent => None,
+        }
+    }
+
+    /// One of the words of the table.
+    fn word(&mut self, group: &Group, key: &'static str) -> Option<&'static str> {
+        let kind = Self::kind(group, key);
+        let words = words(&kind)?;
+        let known = |text: &str| words.iter().map(|(word, _)| *word).find(|word| *word == text);
+        match self.setting(group, key)? {
+            Setting::Written(value) => {
+                let word = if let ValueKind::Word(word) = &value.kind { known(word) } else { None };
+                if word.is_none() {
+                    self.wrong_type(key, &kind, value);
+                }
+                word
+            }
+            Setting::Default(text) => known(text),
+            Setting::Absent => None,
+        }
+    }
+
+    fn text(&mut self, group: &Group, key: &'static str) -> Option<String> {
+        let kind = Self::kind(group, key);
+        match self.setting(group, key)? {
+            Setting::Written(value) => self.text_of(key, &kind, value),
+            Setting::Default(text) => Some(text.to_string()),
+            Setting::Absent => None,
+        }
+    }
+
+    fn text_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<String>> {
+        if self.is_none(group, key) || !self.has(group, key) {
+            return Some(None);
+        }
+        self.text(group, key).map(Some)
+    }
+
+    fn text_of(&mut self, key: &str, kind: &Type, value: &Value) -> Option<String> {
+        match &value.kind {
+            ValueKind::Word(text) | ValueKind::Text(text) if !text.trim().is_empty() => Some(text.clone()),
+            ValueKind::Text(_) => {
+                self.error(
+                    "wrong-type",
+                    value.span,
+                    format!("`{key}` is empty"),
+                    format!("expected {}", kind.describe()),
+                );
+                None
+            }
+            ValueKind::Number(_) => {
+                let help = "put the text in quotes";
+                self.error(
+                    "wrong-type",
+                    value.span,
+                    format!("{} is not a text", capital(&value.describe())),
+                    help,
+                );
+                None
+            }
+            _ => {
+                self.wrong_type(key, kind, value);
+                None
+            }
+        }
+    }
+
+    /// The elements of a list, with their paths; nothing where it is not written.
+    fn elements<'a>(&mut self, group: &Group<'a>, key: &'static str) -> Option<Vec<(&'a Value, String)>> {
+        let path = group.path(key);
+        match self.setting(group, key)? {
+            Setting::Written(Value { kind: ValueKind::List(list), .. }) => {
+                let elements = list.items.iter().map(|item| &item.node).enumerate();
+                let elements: Vec<_> =
+                    elements.map(|(index, value)| (value, format!("{path}[{index}]"))).collect();
+                for (value, path) in &elements {
+                    self.sources.fields.insert(path.clone(), value.span);
+                }
+                Some(elements)
+            }
+            Setting::Written(value) => {
+                self.wrong_type(key, &Self::kind(group, key), value);
+                None
+            }
+            _ => Some(Vec::new()),
+        }
+    }
+
+    // Names for numbers ------------------------------------------------------------------------------------------------
+
+    fn lets(&mut self, group: &Group) {
+        let kind = Self::kind(group, "let");
+        let Some(value) = self.written(group, "let") else { return };
+        let ValueKind::Map(map) = &value.kind else {
+            self.wrong_type("let", &kind, value);
+            return;
+        };
+        for item in &map.items {
+            let Pair { key, value } = &item.node;
+            if !is_word(&key.text) || key.text.contains('.') || matches!(key.text.as_str(), "none" | "let") {
+                let help = "a name has letters, digits and `_`, and begins with a letter";
+                self.error("bad-name", key.span, format!("`{}` cannot be a name", key.text), help);
+                continue;
+            }
+            if self.lets.names().any(|name| name == key.text) {
+                let help = "choose another name";
+                self.error("duplicate-key", key.span, format!("`{}` is defined twice", key.text), help);
+                continue;
+            }
+            self.sources.fields.insert(format!("let.{}", key.text), value.span);
+            let number = self.number(&key.text, &Type::Real(Range::Any), value);
+            self.lets.define(&key.text, number);
+        }
+    }
+
+    fn unused_lets(&mut self, group: &Group) {
+        let unused: Vec<String> = self.lets.unused().map(str::to_string).collect();
+        let map = self.written(group, "let").and_then(Value::as_map);
+        for name in unused {
+            if let Some(pair) = map.and_then(|map| map.get(&name)) {
+                self.warning(
+                    "unused-name",
+                    pair.key.span,
+                    format!("`{name}` is never used"),
+                    "take it away, or use it",
+                );
+            }
+        }
+    }
+}
+
+/// `Some(None)` for what is absent and right.
+fn flip<T>(value: Option<Option<T>>) -> Option<Option<T>> {
+    match value {
+        None => Some(None),
+        Some(None) => None,
+        Some(Some(value)) => Some(Some(value)),
+    }
+}
+
+fn is_none(value: &Value) -> bool {
+    matches!(&value.kind, ValueKind::Null) || matches!(&value.kind, ValueKind::Word(word) if word == "none")
+}
+
+fn least(kind: &Type) -> u64 {
+    match kind {
+        Type::Int { min } => *min,
+        Type::Optional(inner) => least(inner),
+        _ => 0,
+    }
+}
+
+fn range(kind: &Type) -> Range {
+    match kind {
+        Type::Real(range) => *range,
+        Type::Optional(inner) => range(inner),
+        Type::Either(kinds) => {
+            kinds.iter().map(range).find(|range| *range != Range::Any).unwrap_or(Range::Any)
+        }
+        _ => Range::Any,
+    }
+}
+
+fn words(kind: &Type) -> Option<&'static [(&'static str, &'static str)]> {
+    match kind {
+        Type::Word(words) => Some(words),
+        Type::Optional(inner) => words(inner),
+        Type::Either(kinds) => kinds.iter().find_map(words),
+        Type::Section(section) => {
+            section.short.and_then(|short| section.key(short)).and_then(|key| words(&key.kind))
+        }
+        _ => None,
+    }
+}
+
+/// Where a key that is unknown here would be at home.
+fn elsewhere(section: &Section, key: &str) -> Option<String> {
+    let own = section.keys.iter().filter_map(|entry| Some((entry.name, entry.kind.section()?)));
+    let mut inner = own.filter(|(_, inner)| inner.key(key).is_some());
+    if let Some((name, _)) = inner.next() {
+        return Some(format!("`{name}`"));
+    }
+    let others: [&Section; 4] = [&keys::MODEL, &keys::TRAIN, &keys::DATA, &keys::EVAL];
+    let mut kinds = keys::COMPONENTS.into_iter().chain(others);
+    kinds.find(|other| other.key(key).is_some()).map(|other| format!("*{}*", other.name))
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => first.to_uppercase().chain(letters).collect(),
+        None => String::new(),
+    }
+}
+
+fn decapital(text: &str) -> String {
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => {
+            first.to_lowercase().chain(letters).collect::<String>().trim_end_matches('.').to_string()
+        }
+        None => String::new(),
+    }
+}

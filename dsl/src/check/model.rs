@@ -1,0 +1,263 @@
+//! The architecture and its components.
+
+use indexmap::IndexMap;
+
+use super::{Checker, Group};
+use crate::ast::*;
+use crate::keys::{self, Range, Type};
+use crate::spec::*;
+
+/// Words that have a meaning in a composition.
+const RESERVED: [&str; 7] = ["skip", "layer", "repeat", "recur", "none", "true", "false"];
+
+impl Checker {
+    pub(super) fn model(&mut self, group: &Group) -> Option<Model> {
+        let name = self.text(group, "name");
+        if let Some(name) = &name
+            && !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        {
+            let help = "write letters, digits, `-`, `_` and `.`";
+            self.error_at("bad-name", "model.name", format!("`{name}` cannot be the name of a model"), help);
+        }
+        let (vocab, hidden, context) =
+            (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));
+        let tie = self.bool(group, "tie");
+        let embed_scale = self.embed_scale(group);
+        let logit_softcap = self.real_or_none(group, "logit_softcap");
+        let norm = self.section_or_default(group, "norm", &keys::NORM);
+        let (eps, unit_offset) = (self.real(&norm, "eps"), self.bool(&norm, "unit_offset"));
+        let components = self.components(group, hidden);
+        let body = self.body(group, components.as_ref());
+        Some(Model {
+            name: name?,
+            vocab: vocab?,
+            hidden: hidden?,
+            context: context?,
+            tie: tie?,
+            embed_scale: embed_scale?,
+            logit_softcap: logit_softcap?,
+            norm: Norm { eps: eps?, unit_offset: unit_offset? },
+            components: components?.into_iter().filter_map(|(name, c)| Some((name, c?))).collect(),
+            body: body?,
+        })
+    }
+
+    fn embed_scale(&mut self, group: &Group) -> Option<Option<EmbedScale>> {
+        let Some(value) = self.written(group, "embed_scale") else { return Some(None) };
+        match &value.kind {
+            ValueKind::Word(word) if word == "none" => Some(None),
+            ValueKind::Word(word) if word == "sqrt_hidden" => Some(Some(EmbedScale::SqrtHidden)),
+            _ => {
+                let kind = Self::kind(group, "embed_scale");
+                let scale = self.real_of("embed_scale", &kind, Range::NonZero, value)?;
+                Some(Some(EmbedScale::Value(scale)))
+            }
+        }
+    }
+
+    /// The components by name; `None` for one that is wrong, so that its name is still known.
+    fn components(
+        &mut self,
+        group: &Group,
+        hidden: Option<u64>,
+    ) -> Option<IndexMap<String, Option<Component>>> {
+        self.setting(group, "components")?;
+        let value = self.written(group, "components")?;
+        let ValueKind::Map(map) = &value.kind else {
+            self.wrong_type("components", &Self::kind(group, "components"), value);
+            return None;
+        };
+        let mut components = IndexMap::new();
+        for item in &map.items {
+            let Pair { key, value } = &item.node;
+            if !is_word(&key.text) || key.text.contains('.') || RESERVED.contains(&key.text.as_str()) {
+                let help = "a name has letters, digits and `_`, begins with a letter, and is no word of the language";
+                self.error("bad-name", key.span, format!("`{}` cannot name a component", key.text), help);
+                continue;
+            }
+            if components.contains_key(&key.text) {
+                let help = "choose another name";
+                self.error("duplicate-key", key.span, format!("`{}` is defined twice", key.text), help);
+                continue;
+            }
+            let component = self.component(&key.text, key, value, hidden);
+            components.insert(key.text.clone(), component);
+        }
+        Some(components)
+    }
+
+    fn component(&mut self, name: &str, key: &Key, value: &Value, hidden: Option<u64>) -> Option<Component> {
+        let path = format!("model.components.{name}");
+        let example = format!("write `{name}: {{sequence: {{heads: 8, head_size: 64}}}}`");
+        let kinds = crate::suggest::listing(keys::COMPONENTS.iter().map(|kind| kind.name));
+        let map = match &value.kind {
+            ValueKind::Map(map) => map,
+            ValueKind::Invalid => return None,
+            _ => {
+                let help = format!("a component is {kinds} with its keys: {example}");
+                self.error(
+                    "wrong-type",
+                    value.span,
+                    format!("{} is not a component", super::capital(&value.describe())),
+                    help,
+                );
+                return None;
+            }
+        };
+        let (first, rest) = match map.items.split_first() {
+            Some((first, rest)) => (&first.node, rest),
+            None => {
+                self.error("missing-key", key.span, format!("`{name}` has no kind"), example);
+                return None;
+            }
+        };
+        if let Some(extra) = rest.first() {
+            let help = format!("it has one kind ({kinds}) and its keys stand under it: {example}");
+            self.error("unknown-key", extra.node.key.span, format!("`{name}` has more than one kind"), help);
+        }
+        let Some(kind) = keys::COMPONENTS.iter().find(|kind| kind.name == first.key.text) else {
+            let names = keys::COMPONENTS.iter().map(|kind| kind.name);
+            let help = match crate::suggest::closest(&first.key.text, names) {
+                Some(known) => format!("did you mean `{known}`?"),
+                None => format!("a component is {kinds}"),
+            };
+            self.error(
+                "unknown-key",
+                first.key.span,
+                format!("`{}` is not a kind of component", first.key.text),
+                help,
+            );
+            return None;
+        };
+        let group = self.section_of(kind, &Type::Section(kind), kind.name, &first.value, path, key.span)?;
+        match kind.name {
+            "sequence" => self.attention(&group, hidden, false).map(Component::Sequence),
+            "depth" => self.attention(&group, hidden, true).map(Component::Depth),
+            "experts" => self.experts(&group).map(Component::Experts),
+            _ => self.mlp(&group).map(Component::Mlp),
+        }
+    }
+
+    fn attention(&mut self, group: &Group, hidden: Option<u64>, depth: bool) -> Option<Attention> {
+        let heads = self.int(group, "heads");
+        let kv_heads = if self.has(group, "kv_heads") { self.int(group, "kv_heads") } else { heads };
+        if let (Some(heads), Some(kv_heads)) = (heads, kv_heads)
+            && heads % kv_heads != 0
+        {
+            let message = format!("{heads} heads cannot share {kv_heads} key and value heads");
+            let help = format!("`kv_heads` divides `heads`: {}", divisors(heads));
+            self.error_at("indivisible", &group.path("kv_heads"), message, help);
+        }
+        let head_size = match (self.has(group, "head_size"), hidden, heads) {
+            (true, ..) => self.int(group, "head_size"),
+            (false, Some(hidden), Some(heads)) if hidden % heads == 0 => Some(hidden / heads),
+            (false, Some(hidden), Some(heads)) => {
+                let message = format!("hidden {hidden} is not divisible by {heads} heads");
+                self.error_at("indivisible", &group.path("heads"), message, "write `head_size`");
+                None
+            }
+            _ => None,
+        };
+        let rope = self.rope(group, depth);
+        if let (Some(Some(_)), Some(size)) = (&rope, head_size)
+            && size % 2 == 1
+        {
+            let help = "a rotation turns pairs: make it even, or write `rope: none`";
+            self.error_at("odd-size", &group.path("head_size"), format!("`head_size` is odd: {size}"), help);
+        }
+        let qk_norm = self.word(group, "qk_norm").map(|word| match word {
+            "rms" => QkNorm::Rms,
+            "rms_all" => QkNorm::RmsAll,
+            _ => QkNorm::None,
+        });
+        let window = if depth { Some(None) } else { self.int_or_none(group, "window") };
+        let (softcap, scale) = (self.real_or_none(group, "softcap"), self.real_or_none(group, "scale"));
+        let post_norm = self.bool(group, "post_norm");
+        let projection = match self.is_none(group, "projection") {
+            true => Some(None),
+            false => self.projection(group).map(Some),
+        };
+        Some(Attention {
+            heads: heads?,
+            kv_heads: kv_heads?,
+            head_size: head_size?,
+            rope: rope?,
+            qk_norm: qk_norm?,
+            window: window?,
+            softcap: softcap?,
+            scale: scale?,
+            post_norm: post_norm?,
+            projection: projection?,
+        })
+    }
+
+    fn projection(&mut self, owner: &Group) -> Option<Projection> {
+        if self.has(owner, "projection") {
+            let group = self.section(owner, "projection")?;
+            return self.projection_of(&group);
+        }
+        let group = self.section_or_default(owner, "projection", &keys::PROJECTION);
+        self.projection_of(&group)
+    }
+
+    fn projection_of(&mut self, group: &Group) -> Option<Projection> {
+        let count = self.int_or_none(group, "count");
+        let shared = self.bool(group, "shared");
+        let router = self.router(group, true);
+        Some(Projection { count: count?, shared: shared?, router: router? })
+    }
+
+    fn activation(&mut self, group: &Group) -> Option<Activation> {
+        self.word(group, "activation").map(|word| match word {
+            "geglu" => Activation::Geglu,
+            "relu" => Activation::Relu,
+            "gelu" => Activation::Gelu,
+            _ => Activation::Swiglu,
+        })
+    }
+
+    fn experts(&mut self, group: &Group) -> Option<Experts> {
+        let (count, active) = (self.int(group, "count"), self.int(group, "active"));
+        let (intermediate, noop) = (self.int(group, "intermediate"), self.int(group, "noop"));
+        let activation = self.activation(group);
+        if let (Some(count), Some(active), Some(noop)) = (count, active, noop)
+            && active > count + noop
+        {
+            let message = format!("{active} experts cannot be active: there are {}", count + noop);
+            let help = format!(
+                "write at most {} (`count`{})",
+                count + noop,
+                if noop > 0 { " and `noop`" } else { "" }
+            );
+            self.error_at("out-of-range", &group.path("active"), message, help);
+        }
+        let router = self.router(group, false);
+        let post_norm = self.bool(group, "post_norm");
+        Some(Experts {
+            count: count?,
+            active: active?,
+            intermediate: intermediate?,
+            activation: activation?,
+            noop: noop?,
+            router: router?,
+            post_norm: post_norm?,
+        })
+    }
+
+    fn mlp(&mut self, group: &Group) -> Option<Mlp> {
+        let intermediate = self.int(group, "intermediate");
+        let activation = self.activation(group);
+        let post_norm = self.bool(group, "post_norm");
+        Some(Mlp { intermediate: intermediate?, activation: activation?, post_norm: post_norm? })
+    }
+}
+
+/// The divisors of a small number, for help.
+fn divisors(number: u64) -> String {
+    if number > 4096 {
+        return "write a divisor".into();
+    }
+    let divisors: Vec<String> =
+        (1..=number).filter(|d| number.is_multiple_of(*d)).map(|d| d.to_string()).collect();
+    divisors.join(", ")
+}

@@ -1,0 +1,465 @@
+//! Data, training, evaluation and matching.
+
+use super::{Checker, Group};
+use crate::ast::ValueKind;
+use crate::keys::{self, Type};
+use crate::spec::*;
+
+impl Checker {
+    pub(super) fn data(&mut self, group: &Group, model: Option<&Model>) -> Option<Data> {
+        let sources = match self.has(group, "sources") {
+            false => self.source(group).map(|source| vec![(source, 1.0)]),
+            true => {
+                for key in ["task", "text", "jsonl", "parquet"] {
+                    if self.has(group, key) {
+                        let help = "write it as one of `sources`";
+                        self.error_at(
+                            "duplicate-key",
+                            &group.path(key),
+                            format!("`{key}` stands beside `sources`"),
+                            help,
+                        );
+                    }
+                }
+                self.sources_list(group)
+            }
+        };
+        let tokenizer = self.text(group, "tokenizer").map(|text| match text.as_str() {
+            "bytes" => Tokenizer::Bytes,
+            path => Tokenizer::File(path.to_string()),
+        });
+        if let (Some(model), Some(Tokenizer::Bytes)) = (model, &tokenizer)
+            && model.vocab < 256
+        {
+            let message = format!("a vocabulary of {} cannot hold the 256 bytes", model.vocab);
+            self.error_at(
+                "out-of-range",
+                "model.vocab",
+                message,
+                "write `vocab: 256` or more, or name a `tokenizer`",
+            );
+        }
+        let validation = self.real(group, "validation");
+        let validation_file = self.text_or_none(group, "validation_file");
+        let document_mask = self.bool(group, "document_mask");
+        let bad_rows = self.word(group, "bad_rows");
+        Some(Data {
+            sources: sources?,
+            tokenizer: tokenizer?,
+            validation: validation?,
+            validation_file: validation_file?,
+            document_mask: document_mask?,
+            bad_rows: if bad_rows? == "skip" { BadRows::Skip } else { BadRows::Stop },
+        })
+    }
+
+    fn sources_list(&mut self, group: &Group) -> Option<Vec<(Source, f64)>> {
+        let elements = self.elements(group, "sources")?;
+        if elements.is_empty() {
+            self.error_at("empty", &group.path("sources"), "`sources` is empty", "write at least one source");
+            return None;
+        }
+        let mut sources = Some(Vec::new());
+        for (value, path) in elements {
+            let group = self.section_of(
+                &keys::SOURCE,
+                &Type::Section(&keys::SOURCE),
+                "sources",
+                value,
+                path,
+                value.span,
+            );
+            let source = group.and_then(|group| {
+                let (source, weight) = (self.source(&group), self.real(&group, "weight"));
+                Some((source?, weight?))
+            });
+            sources = sources.zip(source).map(|(mut sources, source)| {
+                sources.push(source);
+                sources
+            });
+        }
+        sources
+    }
+
+    fn source(&mut self, group: &Group) -> Option<Source> {
+        let kinds: Vec<&'static str> =
+            ["task", "text", "jsonl", "parquet"].into_iter().filter(|key| self.has(group, key)).collect();
+        let kind = match kinds.as_slice() {
+            [kind] => *kind,
+            [] => {
+                let help = "write one of `task`, `text`, `jsonl` and `parquet`, such as `task: arithmetic`";
+                self.error("missing-key", group.at, format!("{} names no source", group.section.name), help);
+                return None;
+            }
+            [first, second, ..] => {
+                let message = format!("`{first}` and `{second}` are two sources");
+                self.error_at("duplicate-key", &group.path(second), message, "list them under `sources`");
+                return None;
+            }
+        };
+        if kind != "task" {
+            self.misplaced_in_data(group, &["min_steps", "max_steps", "size"], "`task`");
+        }
+        if !matches!(kind, "jsonl" | "parquet") {
+            self.misplaced_in_data(group, &["prompt", "answer", "template"], "`jsonl` and `parquet`");
+        }
+        match kind {
+            "task" => self.task(group).map(Source::Task),
+            "text" => Some(Source::Text { path: self.text(group, "text")? }),
+            _ => {
+                let path = self.text(group, kind);
+                let prompt = self.text_or_none(group, "prompt");
+                let answer = self.text(group, "answer");
+                let template = self.template(group, prompt.as_ref().is_some_and(Option::is_some));
+                let (path, prompt, answer, template) = (path?, prompt?, answer?, template?);
+                Some(match kind {
+                    "jsonl" => Source::Jsonl { path, prompt, answer, template },
+                    _ => Source::Parquet { path, prompt, answer, template },
+                })
+            }
+        }
+    }
+
+    fn misplaced_in_data(&mut self, group: &Group, names: &[&'static str], home: &str) {
+        for name in names {
+            if self.has(group, name) {
+                let message = format!("`{name}` goes with {home}");
+                self.error_at("unknown-key", &group.path(name), message, "take it away");
+            }
+        }
+    }
+
+    fn template(&mut self, group: &Group, prompt: bool) -> Option<String> {
+        if !self.has(group, "template") {
+            return Some(if prompt { "{prompt}\n{answer}" } else { "{answer}" }.to_string());
+        }
+        let template = self.text(group, "template")?;
+        for (place, wanted) in [("{answer}", true), ("{prompt}", prompt)] {
+            if template.contains(place) != wanted {
+                let message =
+                    format!("the template {} `{place}`", if wanted { "lacks" } else { "has no prompt for" });
+                let help = "`{prompt}` and `{answer}` stand for the two fields";
+                self.error_at("template", &group.path("template"), message, help);
+                return None;
+            }
+        }
+        Some(template)
+    }
+
+    fn task(&mut self, group: &Group) -> Option<Task> {
+        let kind = self.word(group, "task");
+        let (min_steps, max_steps) = (self.int(group, "min_steps"), self.int(group, "max_steps"));
+        let size = match (self.has(group, "size"), kind) {
+            (true, _) => self.int(group, "size"),
+            (false, Some("composition")) => Some(8),
+            (false, Some("permutation")) => Some(5),
+            (false, _) => Some(10),
+        };
+        if size == Some(1) {
+            self.error_at(
+                "out-of-range",
+                &group.path("size"),
+                "a task of size 1 has one answer",
+                "write at least 2",
+            );
+        }
+        if let (Some(min), Some(max)) = (min_steps, max_steps)
+            && min > max
+        {
+            let message = format!("`min_steps` ({min}) is above `max_steps` ({max})");
+            let path = if self.has(group, "min_steps") { "min_steps" } else { "max_steps" };
+            self.error_at("out-of-range", &group.path(path), message, "swap them");
+        }
+        let kind = match kind? {
+            "composition" => TaskKind::Composition,
+            "permutation" => TaskKind::Permutation,
+            _ => TaskKind::Arithmetic,
+        };
+        Some(Task { kind, min_steps: min_steps?, max_steps: max_steps?, size: size? })
+    }
+
+    pub(super) fn train(&mut self, group: &Group, context: Option<u64>) -> Option<Train> {
+        let (steps, batch, accumulate) =
+            (self.int(group, "steps"), self.int(group, "batch"), self.int(group, "accumulate"));
+        if let (Some(batch), Some(accumulate)) = (batch, accumulate)
+            && batch % accumulate != 0
+        {
+            let message = format!("a batch of {batch} cannot be split into {accumulate} equal parts");
+            self.error_at("indivisible", &group.path("accumulate"), message, "`accumulate` divides `batch`");
+        }
+        let sequence = self.int_or_none(group, "sequence");
+        if let (Some(Some(sequence)), Some(context)) = (sequence, context)
+            && sequence > context
+        {
+            let message = format!("sequences of {sequence} do not fit the model's context of {context}");
+            let help = "make `train.sequence` shorter or `model.context` longer";
+            self.error_at("out-of-range", &group.path("sequence"), message, help);
+        }
+        let (learning_rate, warmup) = (self.real(group, "learning_rate"), self.int(group, "warmup"));
+        let schedule = self.schedule(group, steps, warmup);
+        let betas = self.betas(group);
+        let (eps, weight_decay) = (self.real(group, "eps"), self.real(group, "weight_decay"));
+        let decay_embeddings = self.bool(group, "decay_embeddings");
+        let clip = self.real_or_none(group, "clip");
+        let seed = self.int(group, "seed");
+        let precision = self.word(group, "precision");
+        let (only, freeze) = (self.texts(group, "only"), self.texts(group, "freeze"));
+        let groups = self.groups(group);
+        let random_depth = self.random_depth(group);
+        let evaluate = self.section_or_default(group, "evaluate", &keys::EVALUATE);
+        let evaluate = (self.int(&evaluate, "every"), self.int(&evaluate, "batches"));
+        let checkpoint = self.section_or_default(group, "checkpoint", &keys::CHECKPOINT);
+        let kept = (self.int(&checkpoint, "every"), self.int(&checkpoint, "keep"));
+        let kept_too = (self.int(&checkpoint, "keep_every"), self.bool(&checkpoint, "best"));
+        let patience = self.int_or_none(group, "patience");
+        if let (Some(Some(_)), Some(0)) = (patience, evaluate.0) {
+            let help = "write `evaluate: {every: 200}` too";
+            self.error_at(
+                "unreached",
+                &group.path("patience"),
+                "patience needs evaluations during training",
+                help,
+            );
+        }
+        Some(Train {
+            steps: steps?,
+            batch: batch?,
+            accumulate: accumulate?,
+            sequence: sequence?,
+            learning_rate: learning_rate?,
+            warmup: warmup?,
+            schedule: schedule?,
+            betas: betas?,
+            eps: eps?,
+            weight_decay: weight_decay?,
+            decay_embeddings: decay_embeddings?,
+            clip: clip.or_else(|| (!self.has(group, "clip")).then_some(Some(0.5)))?,
+            seed: seed?,
+            precision: if precision? == "f32" { Precision::F32 } else { Precision::Bf16 },
+            only: only?,
+            freeze: freeze?,
+            groups: groups?,
+            random_depth: random_depth?,
+            evaluate: Evaluate { every: evaluate.0?, batches: evaluate.1? },
+            checkpoint: Checkpoint {
+                every: kept.0?,
+                keep: kept.1?,
+                keep_every: kept_too.0?,
+                best: kept_too.1?,
+            },
+            patience: patience?,
+        })
+    }
+
+    fn schedule(&mut self, owner: &Group, steps: Option<u64>, warmup: Option<u64>) -> Option<Schedule> {
+        if !self.has(owner, "schedule") {
+            return Some(Schedule::Constant);
+        }
+        let group = self.section(owner, "schedule")?;
+        let kind = self.word(&group, "kind");
+        let floor = self.real(&group, "floor");
+        if floor.is_some_and(|floor| floor > 1.0) {
+            let help = "it is a share of the peak, at most 1";
+            self.error_at("out-of-range", &group.path("floor"), "`floor` is above the peak", help);
+        }
+        let kind = kind?;
+        if kind == "constant" {
+            self.misplaced_in_schedule(&group, "floor", "`constant`");
+        }
+        if kind != "wsd" {
+            self.misplaced_in_schedule(&group, "decay", &format!("`{kind}`"));
+        }
+        Some(match kind {
+            "cosine" => Schedule::Cosine { floor: floor? },
+            "linear" => Schedule::Linear { floor: floor? },
+            "wsd" => {
+                if !self.has(&group, "decay") {
+                    let help = "write `schedule: {kind: wsd, decay: 200}`";
+                    self.error("missing-key", group.at, "`decay` is missing in schedule", help);
+                }
+                let decay = self.int(&group, "decay")?;
+                if let (Some(steps), Some(warmup)) = (steps, warmup)
+                    && decay.saturating_add(warmup) > steps
+                {
+                    let message =
+                        format!("{warmup} steps of warm-up and {decay} of decay are more than {steps}");
+                    self.error_at("out-of-range", &group.path("decay"), message, "make one shorter");
+                }
+                Schedule::Wsd { decay, floor: floor? }
+            }
+            _ => Schedule::Constant,
+        })
+    }
+
+    fn misplaced_in_schedule(&mut self, group: &Group, key: &'static str, kind: &str) {
+        if self.has(group, key) {
+            let message = format!("`{key}` does not go with {kind}");
+            self.error_at("unknown-key", &group.path(key), message, "take it away");
+        }
+    }
+
+    fn betas(&mut self, group: &Group) -> Option<(f64, f64)> {
+        if !self.has(group, "betas") {
+            return Some((0.9, 0.999));
+        }
+        let kind = Type::Real(keys::Range::Fraction);
+        let values: Vec<_> = self.elements(group, "betas")?;
+        let betas: Vec<_> = values
+            .iter()
+            .map(|(value, _)| self.real_of("betas", &kind, keys::Range::Fraction, value))
+            .collect();
+        match betas.as_slice() {
+            [first, second] => Some(((*first)?, (*second)?)),
+            _ => {
+                self.error_at(
+                    "wrong-type",
+                    &group.path("betas"),
+                    "`betas` are two numbers",
+                    "write `[0.9, 0.999]`",
+                );
+                None
+            }
+        }
+    }
+
+    fn texts(&mut self, group: &Group, key: &'static str) -> Option<Vec<String>> {
+        let elements = self.elements(group, key)?;
+        let texts: Vec<_> = elements.iter().map(|(value, _)| self.text_of(key, &Type::Text, value)).collect();
+        texts.into_iter().collect()
+    }
+
+    fn groups(&mut self, group: &Group) -> Option<Vec<crate::spec::Group>> {
+        let mut groups = Vec::new();
+        for (value, path) in self.elements(group, "groups")? {
+            let kind = Type::Section(&keys::GROUP);
+            let read =
+                self.section_of(&keys::GROUP, &kind, "groups", value, path, value.span).and_then(|group| {
+                    let pattern = self.text(&group, "pattern");
+                    let learning_rate = self.real(&group, "learning_rate");
+                    let weight_decay = self.real_or_none(&group, "weight_decay");
+                    let (pattern, learning_rate) = (pattern?, learning_rate?);
+                    Some(crate::spec::Group { pattern, learning_rate, weight_decay: weight_decay? })
+                });
+            groups.push(read);
+        }
+        groups.into_iter().collect()
+    }
+
+    fn random_depth(&mut self, owner: &Group) -> Option<Option<(u64, u64)>> {
+        if !self.has(owner, "random_depth") || self.is_none(owner, "random_depth") {
+            return Some(None);
+        }
+        let group = self.section(owner, "random_depth")?;
+        let (min, max) = (self.int(&group, "min"), self.int(&group, "max"));
+        let (min, max) = (min?, max?);
+        if min > max {
+            let message = format!("`min` ({min}) is above `max` ({max})");
+            self.error_at("out-of-range", &group.path("min"), message, "swap them");
+        }
+        Some(Some((min, max)))
+    }
+
+    pub(super) fn eval(&mut self, group: &Group) -> Option<Eval> {
+        let (examples, max_tokens) = (self.int(group, "examples"), self.int(group, "max_tokens"));
+        let depths = self.elements(group, "depths").and_then(|elements| {
+            let kind = Type::Int { min: 1 };
+            let depths: Vec<_> =
+                elements.iter().map(|(value, _)| self.whole("depths", &kind, 1, value)).collect();
+            depths.into_iter().collect::<Option<Vec<_>>>()
+        });
+        let stride = self.int_or_none(group, "stride");
+        Some(Eval { examples: examples?, max_tokens: max_tokens?, depths: depths?, stride: stride? })
+    }
+
+    pub(super) fn matching(&mut self, group: &Group, model: Option<&Model>) -> Option<Match> {
+        let baseline = self.text(group, "baseline");
+        let flops = self.field_step(group, "flops", model);
+        let params = self.field_step(group, "params", model);
+        let memory = match self.has(group, "memory") && !self.is_none(group, "memory") {
+            true => self.field_step(group, "memory", model).map(Some),
+            false => Some(None),
+        };
+        let tolerance = self.real(group, "tolerance");
+        Some(Match {
+            baseline: baseline?,
+            flops: flops?,
+            params: params?,
+            memory: memory?,
+            tolerance: tolerance?,
+        })
+    }
+
+    /// A field and its step: `{ea.intermediate: 8}`, or `ea.intermediate`.
+    pub(super) fn field_step(
+        &mut self,
+        group: &Group,
+        key: &'static str,
+        model: Option<&Model>,
+    ) -> Option<(String, u64)> {
+        self.setting(group, key)?;
+        let value = self.written(group, key)?;
+        let (field, span, step) = match &value.kind {
+            ValueKind::Word(field) => (field.clone(), value.span, Some(1)),
+            ValueKind::Map(map) if map.items.len() == 1 => {
+                let pair = &map.items[0].node;
+                let step = self.whole("step", &Type::Int { min: 1 }, 1, &pair.value);
+                (pair.key.text.clone(), pair.key.span, step)
+            }
+            _ => {
+                self.wrong_type(key, &Self::kind(group, key), value);
+                return None;
+            }
+        };
+        self.field(&field, span, model).then_some((field, step?))
+    }
+
+    /// Whether a path names a numeric field of the model; reports it where it does not.
+    fn field(&mut self, field: &str, span: crate::source::Span, model: Option<&Model>) -> bool {
+        let Some(model) = model else { return true };
+        let path = field.strip_prefix("model.").unwrap_or(field);
+        let path = path.strip_prefix("components.").unwrap_or(path);
+        let (first, rest) = match path.split_once('.') {
+            Some((first, rest)) => (first, Some(rest)),
+            None => (path, None),
+        };
+        let section = match (model.components.get(first), rest) {
+            (Some(Component::Sequence(_)), Some(_)) => &keys::SEQUENCE,
+            (Some(Component::Depth(_)), Some(_)) => &keys::DEPTH,
+            (Some(Component::Experts(_)), Some(_)) => &keys::EXPERTS,
+            (Some(Component::Mlp(_)), Some(_)) => &keys::MLP,
+            _ => &keys::MODEL,
+        };
+        let mut section: &keys::Section = section;
+        let names: Vec<&str> =
+            if std::ptr::eq(section, &keys::MODEL) { path.split('.') } else { rest.unwrap_or("").split('.') }
+                .collect();
+        for (index, name) in names.iter().enumerate() {
+            let Some(key) = section.key(name) else { break };
+            if index + 1 == names.len() {
+                if key.kind.numeric() {
+                    return true;
+                }
+                break;
+            }
+            match key.kind.section() {
+                Some(inner) => section = inner,
+                None => break,
+            }
+        }
+        let fields = model.components.iter().flat_map(|(name, component)| {
+            let keys: &[&str] = match component {
+                Component::Experts(_) => &["count", "active", "intermediate"],
+                Component::Mlp(_) => &["intermediate"],
+                _ => &["heads", "kv_heads", "head_size"],
+            };
+            keys.iter().map(move |key| format!("{name}.{key}"))
+        });
+        let fields: Vec<String> = fields.chain(["hidden".to_string()]).collect();
+        let help = match crate::suggest::closest(field, fields.iter().map(String::as_str)) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => format!("write a numeric field such as `{}`", fields[0]),
+        };
+        self.error("unknown-field", span, format!("`{field}` is not a numeric field of the model"), help);
+        false
+    }
+}

@@ -1,0 +1,235 @@
+//! Routers, rotary positions and balancing, shared by expert mixtures and projections.
+
+use super::{Checker, Group, Setting};
+use crate::dream;
+use crate::keys::{self, Section};
+use crate::spec::*;
+
+/// The router that a preset stands for.
+fn preset(name: &str, projection: bool) -> Router {
+    let rope = Rope { base: 500.0, half_reversed: true, scaling: None };
+    let dreamer = Router {
+        form: RouterForm::LowRank { query: 128, rope: Some(rope) },
+        score: Score::Sigmoid,
+        select: Select::Logit,
+        normalise: !projection,
+        scale: 1.0,
+        balance: Some(Balance {
+            rate: if projection { 1e-2 } else { 1e-3 },
+            target: BalanceTarget::Median,
+            law: BalanceLaw::Sign,
+        }),
+        load_balance_loss: 0.0,
+        z_loss: 0.0,
+    };
+    let linear = Router { form: RouterForm::Linear, balance: None, ..dreamer.clone() };
+    match name {
+        "deepseek_v3" => Router {
+            select: Select::Score,
+            scale: 2.5,
+            balance: Some(Balance { rate: 1e-3, target: BalanceTarget::Mean, law: BalanceLaw::Sign }),
+            ..linear
+        },
+        "mixtral" => Router { score: Score::Softmax, load_balance_loss: 0.02, ..linear },
+        "olmoe" => Router {
+            score: Score::Softmax,
+            normalise: false,
+            load_balance_loss: 0.01,
+            z_loss: 0.001,
+            ..linear
+        },
+        _ => dreamer,
+    }
+}
+
+impl Checker {
+    /// The router of a mixture: its preset, the fields written over it, and the short keys of the mixture itself.
+    pub(super) fn router(&mut self, owner: &Group, projection: bool) -> Option<Router> {
+        let group = self.section_or_default(owner, "router", &keys::ROUTER);
+        let base = preset(self.word(&group, "preset")?, projection);
+        let form = match self.has(&group, "form") {
+            true => self.word(&group, "form"),
+            false => Some(if base.form == RouterForm::Linear { "linear" } else { "low_rank" }),
+        };
+        let form = form.and_then(|form| self.form(owner, &group, form, &base));
+        let score = match self.has(&group, "score") {
+            false => Some(base.score),
+            true => self
+                .word(&group, "score")
+                .map(|w| if w == "softmax" { Score::Softmax } else { Score::Sigmoid }),
+        };
+        let select = match self.has(&group, "select") {
+            false => Some(base.select),
+            true => {
+                self.word(&group, "select").map(|w| if w == "score" { Select::Score } else { Select::Logit })
+            }
+        };
+        let normalise =
+            if self.has(&group, "normalise") { self.bool(&group, "normalise") } else { Some(base.normalise) };
+        if projection && normalise == Some(true) {
+            let path = group.path("normalise");
+            let help = "a gate over its own sum is 1, and no loss would reach the router";
+            self.error_at("unreached-router", &path, "a top-1 router cannot be normalised", help);
+        }
+        let scale = if self.has(&group, "scale") { self.real(&group, "scale") } else { Some(base.scale) };
+        let weight = |this: &mut Checker, key, base| {
+            if this.has(&group, key) { this.real(&group, key) } else { Some(base) }
+        };
+        let load_balance_loss = weight(self, "load_balance_loss", base.load_balance_loss);
+        let z_loss = weight(self, "z_loss", base.z_loss);
+        let balance = self.one_of(owner, &group, "balance");
+        let balance = match balance {
+            Some(place) => self.balance(place, base.balance),
+            None => Some(base.balance),
+        };
+        let note = self.sources.locate(&owner.path("balance")).filter(|_| self.has(owner, "balance"));
+        if let Some(span) = note {
+            self.sources.fields.insert(group.path("balance"), span);
+        }
+        Some(Router {
+            form: form?,
+            score: score?,
+            select: select?,
+            normalise: normalise?,
+            scale: scale?,
+            balance: balance?,
+            load_balance_loss: load_balance_loss?,
+            z_loss: z_loss?,
+        })
+    }
+
+    /// Which of two groups a key is written in: the mixture (short) or its router. Both is an error.
+    fn one_of<'g, 'a>(
+        &mut self,
+        owner: &'g Group<'a>,
+        router: &'g Group<'a>,
+        key: &'static str,
+    ) -> Option<&'g Group<'a>> {
+        match (self.has(owner, key), self.has(router, key)) {
+            (true, true) => {
+                let message = format!("`{key}` is written here and in `router`");
+                self.error_at("duplicate-key", &owner.path(key), message, "take one away");
+                None
+            }
+            (true, false) => Some(owner),
+            (false, true) => Some(router),
+            (false, false) => None,
+        }
+    }
+
+    fn form(&mut self, owner: &Group, group: &Group, form: &str, base: &Router) -> Option<RouterForm> {
+        let query_place = self.one_of(owner, group, "query");
+        if form == "linear" {
+            for (place, key) in [(query_place, "query"), (self.has(group, "rope").then_some(group), "rope")] {
+                if let Some(place) = place {
+                    let message = format!("a linear router has no `{key}`");
+                    let help = format!("take `{key}` away, or write `form: low_rank`");
+                    self.error_at("unknown-key", &place.path(key), message, help);
+                }
+            }
+            return Some(RouterForm::Linear);
+        }
+        let (base_query, base_rope) = match &base.form {
+            RouterForm::LowRank { query, rope } => (*query, *rope),
+            RouterForm::Linear => (128, Some(Rope { base: 500.0, half_reversed: true, scaling: None })),
+        };
+        let query = match query_place {
+            Some(place) => self.int(place, "query"),
+            None => Some(base_query),
+        };
+        let rope = if self.has(group, "rope") { self.rope(group, true) } else { Some(base_rope) };
+        let (query, rope) = (query?, rope?);
+        if let Some(place) = query_place {
+            let span = self.sources.locate(&place.path("query")).unwrap_or_default();
+            self.sources.fields.insert(group.path("query"), span);
+        }
+        if rope.is_some() && query % 2 == 1 {
+            let help = "make it even, or write `rope: none`";
+            self.error_at(
+                "odd-size",
+                &group.path("query"),
+                format!("a rotated query is even, not {query}"),
+                help,
+            );
+        }
+        Some(RouterForm::LowRank { query, rope })
+    }
+
+    fn balance(&mut self, owner: &Group, base: Option<Balance>) -> Option<Option<Balance>> {
+        if self.is_none(owner, "balance") {
+            return Some(None);
+        }
+        let group = self.section(owner, "balance")?;
+        let rate =
+            if self.has(&group, "rate") { self.real(&group, "rate") } else { base.map(|base| base.rate) };
+        if rate.is_none() && !self.has(&group, "rate") {
+            self.error("missing-key", group.at, "`rate` is missing in balance", "write it: `balance: 1e-3`");
+        }
+        let target = match self.has(&group, "target") {
+            false => Some(base.map_or(BalanceTarget::Median, |base| base.target)),
+            true => self.word(&group, "target").map(|word| match word {
+                "mean" => BalanceTarget::Mean,
+                _ => BalanceTarget::Median,
+            }),
+        };
+        let law = match self.has(&group, "law") {
+            false => Some(base.map_or(BalanceLaw::Sign, |base| base.law)),
+            true => self.word(&group, "law").map(|word| match word {
+                "proportional" => BalanceLaw::Proportional,
+                _ => BalanceLaw::Sign,
+            }),
+        };
+        Some(Some(Balance { rate: rate?, target: target?, law: law? }))
+    }
+
+    /// The rotation under `rope`, or the table's default; `Some(None)` for none.
+    pub(super) fn rope(&mut self, owner: &Group, depth: bool) -> Option<Option<Rope>> {
+        if self.is_none(owner, "rope") {
+            return Some(None);
+        }
+        if let Setting::Default(text) = self.setting(owner, "rope")? {
+            return Some(default_rope(owner.section, text));
+        }
+        let group = self.section(owner, "rope")?;
+        let base = self.real(&group, "base");
+        let half_reversed = self.bool(&group, "half_reversed");
+        if half_reversed == Some(true) && !depth {
+            let help = "the last token is not known; take it away";
+            let path = group.path("half_reversed");
+            self.error_at("rope", &path, "only positions of depth can be half reversed", help);
+        }
+        let scaling = match self.has(&group, "scaling") && !self.is_none(&group, "scaling") {
+            false => Some(None),
+            true => self.scaling(&group).map(Some),
+        };
+        Some(Some(Rope { base: base?, half_reversed: half_reversed?, scaling: scaling? }))
+    }
+
+    fn scaling(&mut self, owner: &Group) -> Option<RopeScaling> {
+        let group = self.section(owner, "scaling")?;
+        let (factor, low, high) =
+            (self.real(&group, "factor"), self.real(&group, "low"), self.real(&group, "high"));
+        let original_context = self.real(&group, "original_context");
+        let (low, high) = (low?, high?);
+        if low >= high {
+            let help = "wavelengths between the two are blended, so `low` is below `high`";
+            self.error_at(
+                "out-of-range",
+                &group.path("low"),
+                format!("`low` ({low}) is not below `high` ({high})"),
+                help,
+            );
+        }
+        Some(RopeScaling { factor: factor?, low, high, original_context: original_context? })
+    }
+}
+
+/// The rotation that a default of the table stands for.
+fn default_rope(section: &Section, text: &str) -> Option<Rope> {
+    let value = dream::read_value(text, section.key("rope").map(|key| key.kind), &mut Vec::new());
+    let mut checker = Checker::new(Default::default());
+    let group =
+        checker.section_of(&keys::ROPE, &keys::Type::Any, "rope", &value, String::new(), value.span)?;
+    let (base, half_reversed) = (checker.real(&group, "base")?, checker.bool(&group, "half_reversed")?);
+    Some(Rope { base, half_reversed, scaling: None })
+}

@@ -1,0 +1,321 @@
+//! The `.dream` spelling: its blocks and its shorter forms, put into the shape of the tree.
+
+use crate::ast::*;
+use crate::diagnostic::Diagnostic;
+use crate::grammar::{Lowering, Node, Rule, broken};
+use crate::keys::{self, Section, Type};
+use crate::source::{SourceMap, Span};
+
+/// Reads the sections of a file. Errors go to `found`.
+pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(FileKind, Map)> {
+    let mut lowering = Lowering { at: &|offset| offset, found };
+    let file = lowering.file(&source.text)?;
+    let key_is = |node: &Node, names: &[&str]| {
+        node.as_rule() == Rule::pair
+            && node.clone().into_inner().next().is_some_and(|key| names.contains(&key.as_str()))
+    };
+    let mut nodes = file.clone().into_inner();
+    let model = nodes.clone().any(|node| node.as_rule() == Rule::model);
+    let suite = !model && nodes.any(|node| key_is(&node, &["variants", "baseline"]));
+    let (kind, section) = match suite {
+        true => (FileKind::Suite, &keys::SUITE),
+        false => (FileKind::Spec, &keys::SPEC),
+    };
+    let mut map = Map { span: Span::new(0, source.text.len()), broken: true, ..Map::default() };
+    lowering.entries(file, Some(Type::Section(section)), &mut map);
+    Some((kind, map))
+}
+
+/// Reads one value, as the right side of a default is.
+pub(crate) fn read_value(text: &str, kind: Option<Type>, found: &mut Vec<Diagnostic>) -> Value {
+    let source = format!("x {text}");
+    let mut lowering = Lowering { at: &|offset| offset.saturating_sub(2), found };
+    let invalid = Value::new(ValueKind::Invalid, Span::default());
+    let Some(file) = lowering.file(&source) else { return invalid };
+    let Some(pair) = file.into_inner().find(|node| node.as_rule() == Rule::pair) else { return invalid };
+    match pair.into_inner().find(|node| node.as_rule() == Rule::value) {
+        Some(value) => lowering.value(value, kind),
+        None => invalid,
+    }
+}
+
+fn is(kind: Option<Type>, section: &Section) -> bool {
+    kind.and_then(|kind| kind.section()).is_some_and(|own| std::ptr::eq(own, section))
+}
+
+impl Lowering<'_> {
+    /// The pairs between two braces.
+    pub(crate) fn block(&mut self, node: Node, kind: Option<Type>) -> Map {
+        let span = self.span(&node);
+        let mut map = Map { span, broken: broken(node.as_str()), ..Map::default() };
+        self.entries(node, kind, &mut map);
+        map
+    }
+
+    fn entries(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
+        let open = node.as_rule() == Rule::block || node.as_rule() == Rule::stray_block;
+        let span = self.span(&node);
+        let mut closed = !open;
+        for part in node.into_inner() {
+            let at = self.span(&part);
+            match part.as_rule() {
+                Rule::pair => {
+                    let pair = self.pair(part, kind);
+                    map.items.push(Item::new(pair));
+                }
+                Rule::let_ => self.let_(part, map),
+                Rule::model => self.model(part, kind, map),
+                Rule::definition => self.definition(part, kind, map),
+                Rule::repeat | Rule::recur | Rule::layer | Rule::body => self.body_item(part, kind, map),
+                Rule::close_brace => closed = true,
+                Rule::stray => {
+                    let help = "keys and values alternate: `vocab 256  hidden 64`";
+                    self.error(at, format!("`{}` stands where a key should be", part.as_str()), help);
+                }
+                Rule::stray_block => {
+                    self.error(
+                        Span::new(at.start, at.start + 1),
+                        "this group has no key",
+                        "write its key before it",
+                    );
+                    self.entries(part, None, &mut Map::default());
+                }
+                Rule::brace_stray => self.error(at, "this `}` closes nothing", "take it away"),
+                _ => {}
+            }
+        }
+        if !closed {
+            self.error(Span::new(span.start, span.start + 1), "this `{` is not closed", "add `}`");
+        }
+    }
+
+    fn pair(&mut self, node: Node, kind: Option<Type>) -> Pair {
+        let mut parts = node.into_inner().filter(|part| part.as_rule() != Rule::COMMENT);
+        let key = self.key(parts.next());
+        let inner = kind.and_then(|kind| kind.child(&key.text));
+        let value = match parts.next() {
+            Some(part) => self.value(part, inner),
+            None if matches!(inner, Some(Type::Bool)) => Value::new(ValueKind::Bool(true), key.span),
+            None => Value::new(ValueKind::Null, key.span),
+        };
+        Pair { key, value }
+    }
+
+    fn let_(&mut self, node: Node, map: &mut Map) {
+        let span = self.span(&node);
+        let keyword = Span::new(span.start, span.start + "let".len());
+        let (mut name, mut value) = (None, None);
+        for part in node.into_inner() {
+            match part.as_rule() {
+                Rule::name => name = Some(self.key(Some(part))),
+                Rule::value => value = Some(self.value(part, Some(Type::Real(keys::Range::Any)))),
+                _ => {}
+            }
+        }
+        match (name, value) {
+            (Some(key), Some(value)) => {
+                let lets = group(map, "let", keyword);
+                lets.span = lets.span.to(span);
+                lets.items.push(Item::new(Pair { key, value }));
+            }
+            _ => self.error(span, "this definition is not complete", "write `let depth = 16`"),
+        }
+    }
+
+    fn model(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
+        let span = self.span(&node);
+        let keyword = Span::new(span.start, span.start + "model".len());
+        let inner = kind.and_then(|kind| kind.child("model"));
+        let mut name = None;
+        for part in node.into_inner() {
+            match part.as_rule() {
+                Rule::bare_name => name = Some(self.key(Some(part))),
+                Rule::block => {
+                    let mut model = self.block(part, inner);
+                    model.broken = true;
+                    if let Some(name) = name.take() {
+                        let key = Key { text: "name".into(), span: name.span };
+                        let value = Value::new(crate::grammar::text_kind(name.text), name.span);
+                        model.items.insert(0, Item::new(Pair { key, value }));
+                    }
+                    let key = Key { text: "model".into(), span: keyword };
+                    let value = Value::new(ValueKind::Map(model), span);
+                    map.items.push(Item::new(Pair { key, value }));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn definition(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
+        let span = self.span(&node);
+        let mut parts = node.into_inner().filter(|part| part.as_rule() != Rule::COMMENT);
+        let key = self.key(parts.next());
+        let value = match (parts.next(), parts.next()) {
+            (Some(name), Some(block)) if name.as_rule() == Rule::kind => {
+                let name = self.key(Some(name));
+                let whole = name.span.to(self.span(&block));
+                let keys = self.block(block, Type::Component.child(&name.text));
+                let value = Value::new(ValueKind::Map(keys), whole);
+                let pairs = vec![Item::new(Pair { key: name, value })];
+                let map = Map { items: pairs, broken: false, span: whole, ..Map::default() };
+                Value::new(ValueKind::Map(map), whole)
+            }
+            (Some(value), None) => self.value(value, None),
+            _ => Value::new(ValueKind::Null, key.span),
+        };
+        if !is(kind, &keys::MODEL) {
+            let help = format!("write `{} …` without `=`, or define the component inside `model`", key.text);
+            self.error(span, "a component is defined outside `model`", help);
+            return;
+        }
+        let components = group(map, "components", key.span);
+        components.span = components.span.to(span);
+        components.items.push(Item::new(Pair { key, value }));
+    }
+
+    fn body_item(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
+        let span = self.span(&node);
+        let word = node.as_str().split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or("").len();
+        let keyword = Span::new(span.start, span.start + word);
+        if !is(kind, &keys::MODEL) {
+            self.error(keyword, "layers stand outside `model`", "move them into the braces of `model`");
+            return;
+        }
+        let items = match node.as_rule() {
+            Rule::body => match node.into_inner().find(|part| part.as_rule() == Rule::layers) {
+                Some(layers) => self.layers(layers).items,
+                None => Vec::new(),
+            },
+            _ => self.item(node).into_iter().map(Item::new).collect(),
+        };
+        if map.get("body").is_none() {
+            let key = Key { text: "body".into(), span: keyword };
+            let list = List { span, broken: true, ..List::default() };
+            map.items.push(Item::new(Pair { key, value: Value::new(ValueKind::List(list), span) }));
+        }
+        if let Some(Pair { value: Value { kind: ValueKind::List(list), span: whole }, .. }) =
+            map.get_mut("body")
+        {
+            list.span = list.span.to(span);
+            *whole = list.span;
+            list.items.extend(items);
+        }
+    }
+
+    /// `repeat`, `recur` or `layer`.
+    fn item(&mut self, node: Node) -> Option<Value> {
+        let span = self.span(&node);
+        if node.as_rule() == Rule::layer {
+            let layers = node.into_inner().find(|part| part.as_rule() == Rule::layers)?;
+            let keyword = Span::new(span.start, span.start + "layer".len());
+            let mut list = self.layers(layers);
+            return match list.items.pop().map(|item| item.node) {
+                Some(Value { kind: ValueKind::Layer(layer), span }) if list.items.is_empty() => {
+                    Some(Value::new(ValueKind::Layer(layer), span))
+                }
+                Some(_) => {
+                    let help = "join the terms with `>` or `|`; `repeat` and `recur` stand outside `layer`";
+                    self.error(keyword, "a layer holds one composition", help);
+                    None
+                }
+                None => {
+                    self.error(keyword, "this layer is empty", "write `layer { sa > mlp }`");
+                    None
+                }
+            };
+        }
+        let word = if node.as_rule() == Rule::repeat { "repeat" } else { "recur" };
+        let keyword = Span::new(span.start, span.start + word.len());
+        let mut map = Map { span, broken: true, ..Map::default() };
+        let missing = Value::new(ValueKind::Null, keyword);
+        map.items.push(Item::new(Pair { key: Key { text: word.into(), span: keyword }, value: missing }));
+        for part in node.into_inner() {
+            match part.as_rule() {
+                Rule::header => self.header(part, &mut map),
+                Rule::layers => {
+                    let at = self.span(&part);
+                    let list = self.layers(part);
+                    let key = Key { text: "layers".into(), span: keyword };
+                    map.items.push(Item::new(Pair { key, value: Value::new(ValueKind::List(list), at) }));
+                }
+                _ => {}
+            }
+        }
+        Some(Value::new(ValueKind::Map(map), span))
+    }
+
+    fn header(&mut self, node: Node, map: &mut Map) {
+        let mut key = None;
+        for part in node.into_inner() {
+            let span = self.span(&part);
+            match part.as_rule() {
+                Rule::sum => {
+                    let arith = self.sum(part);
+                    map.items[0].node.value = Value::new(crate::grammar::scalar_kind(arith), span);
+                }
+                Rule::key => key = Some(self.key(Some(part))),
+                Rule::scalar => {
+                    if let Some(key) = key.take() {
+                        let value = self.value_part(part, keys::RECUR.key(&key.text).map(|key| key.kind));
+                        map.items.push(Item::new(Pair { key, value }));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn layers(&mut self, node: Node) -> List {
+        let span = self.span(&node);
+        let mut list = List { span, broken: broken(node.as_str()), ..List::default() };
+        let mut closed = false;
+        let mut bare: Option<Span> = None;
+        for part in node.into_inner() {
+            let at = self.span(&part);
+            match part.as_rule() {
+                Rule::mixed => {
+                    let layer = self.mixed(part);
+                    if bare.is_some() {
+                        let help = "join them with `>` or `|`, or write `layer {…}` around each";
+                        self.error(at, "two compositions stand side by side", help);
+                    }
+                    bare = Some(at);
+                    list.items.push(Item::new(Value::new(ValueKind::Layer(layer), at)));
+                }
+                Rule::repeat | Rule::recur | Rule::layer => {
+                    bare = None;
+                    list.items.extend(self.item(part).map(Item::new));
+                }
+                Rule::close_brace => closed = true,
+                Rule::layer_stray => {
+                    let help = "write a composition such as `(da | sa) > ea`, `layer`, `repeat` or `recur`";
+                    self.error(at, format!("`{}` does not belong here", part.as_str()), help);
+                }
+                _ => {}
+            }
+        }
+        if !closed {
+            self.error(Span::new(span.start, span.start + 1), "this `{` is not closed", "add `}`");
+        }
+        list
+    }
+}
+
+/// The map of that key, made where there is none.
+fn group<'m>(map: &'m mut Map, name: &str, span: Span) -> &'m mut Map {
+    let position = map
+        .items
+        .iter()
+        .position(|item| item.node.key.text == name && matches!(item.node.value.kind, ValueKind::Map(_)));
+    let position = position.unwrap_or_else(|| {
+        let inner = Map { span, broken: true, ..Map::default() };
+        let key = Key { text: name.into(), span };
+        map.items.push(Item::new(Pair { key, value: Value::new(ValueKind::Map(inner), span) }));
+        map.items.len() - 1
+    });
+    match &mut map.items[position].node.value.kind {
+        ValueKind::Map(inner) => inner,
+        _ => unreachable!("the position is that of a map"),
+    }
+}

@@ -1,0 +1,1088 @@
+//! The keys of the language: one table that the front ends, the checker, the formatter, "did you mean", the JSON
+//! Schema and the reference page all read. A key that is not here does not exist.
+
+/// A group of keys.
+#[derive(Debug)]
+pub struct Section {
+    /// Its name in diagnostics and in the reference.
+    pub name: &'static str,
+    /// What it is for.
+    pub doc: &'static str,
+    /// The key that a plain value stands for: `rope 500` is `rope {base 500}`.
+    pub short: Option<&'static str>,
+    /// Its keys.
+    pub keys: &'static [Key],
+}
+
+/// One key.
+#[derive(Debug)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What its value may be.
+    pub kind: Type,
+    /// What it is where it is not written.
+    pub default: Fallback,
+    /// What it means.
+    pub doc: &'static str,
+}
+
+/// What a value may be.
+#[derive(Clone, Copy, Debug)]
+pub enum Type {
+    /// A whole number, at least `min`, below 2^48.
+    Int {
+        /// The least.
+        min: u64,
+    },
+    /// A finite number.
+    Real(Range),
+    /// `true` or `false`.
+    Bool,
+    /// One of these words, each with its meaning.
+    Word(&'static [(&'static str, &'static str)]),
+    /// Any text.
+    Text,
+    /// A path to a file, relative to the folder of this one.
+    Path,
+    /// A numeric field of a spec, such as `ea.count`.
+    Field,
+    /// The value, or `none`.
+    Optional(&'static Type),
+    /// The first of these that fits.
+    Either(&'static [Type]),
+    /// A group of keys.
+    Section(&'static Section),
+    /// A list.
+    List(&'static Type),
+    /// A map from names to values.
+    Names(&'static Type),
+    /// A component: one key, its kind, with the keys of that kind.
+    Component,
+    /// Layers: composition expressions, `repeat` and `recur`.
+    Layers,
+    /// One composition expression.
+    Composition,
+    /// A number, a word or a text.
+    Any,
+}
+
+/// What a number may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// Above 0.
+    Positive,
+    /// 0 or above.
+    NonNegative,
+    /// Above 0, at most 1.
+    Share,
+    /// From 0 up to, not including, 1.
+    Fraction,
+    /// Any but 0.
+    NonZero,
+    /// Any.
+    Any,
+}
+
+impl Range {
+    /// Whether the number lies in it.
+    pub fn holds(self, value: f64) -> bool {
+        match self {
+            Range::Positive => value > 0.0,
+            Range::NonNegative => value >= 0.0,
+            Range::Share => value > 0.0 && value <= 1.0,
+            Range::Fraction => (0.0..1.0).contains(&value),
+            Range::NonZero => value != 0.0,
+            Range::Any => true,
+        }
+    }
+
+    /// It in words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Range::Positive => "above 0",
+            Range::NonNegative => "0 or above",
+            Range::Share => "above 0 and at most 1",
+            Range::Fraction => "at least 0 and below 1",
+            Range::NonZero => "not 0",
+            Range::Any => "of any size",
+        }
+    }
+}
+
+/// What a key is where it is not written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fallback {
+    /// It must be written.
+    Required,
+    /// Nothing.
+    Absent,
+    /// This value.
+    Value(&'static str),
+    /// What this says.
+    Rule(&'static str),
+}
+
+impl Section {
+    /// The key of that name.
+    pub fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+}
+
+impl Type {
+    /// The group of keys a map in this place has.
+    pub fn section(&self) -> Option<&'static Section> {
+        match self {
+            Type::Section(section) => Some(section),
+            Type::Optional(inner) => inner.section(),
+            Type::Either(types) => types.iter().find_map(Type::section),
+            _ => None,
+        }
+    }
+
+    /// The type of list elements in this place.
+    pub fn element(&self) -> Option<&'static Type> {
+        match self {
+            Type::List(element) => Some(element),
+            Type::Optional(inner) => inner.element(),
+            Type::Either(types) => types.iter().find_map(Type::element),
+            _ => None,
+        }
+    }
+
+    /// Whether a scalar in this place is a number, so that arithmetic may be written.
+    pub fn numeric(&self) -> bool {
+        match self {
+            Type::Int { .. } | Type::Real(_) | Type::Any => true,
+            Type::Optional(inner) => inner.numeric(),
+            Type::Either(types) => types.iter().any(Type::numeric),
+            Type::Section(section) => {
+                section.short.and_then(|short| section.key(short)).is_some_and(|k| k.kind.numeric())
+            }
+            Type::Names(inner) => inner.numeric(),
+            _ => false,
+        }
+    }
+
+    /// Whether a scalar in this place is text, whatever it looks like.
+    pub fn textual(&self) -> bool {
+        match self {
+            Type::Text | Type::Path | Type::Field => true,
+            Type::Optional(inner) => inner.textual(),
+            Type::Either(types) => types.iter().any(Type::textual),
+            Type::Section(section) => {
+                section.short.and_then(|short| section.key(short)).is_some_and(|key| key.kind.textual())
+            }
+            _ => false,
+        }
+    }
+
+    /// The type of the value of a key of a map in this place; `None` where there is no such key.
+    pub fn child(&self, key: &str) -> Option<Type> {
+        match self {
+            Type::Names(inner) => Some(**inner),
+            Type::Component => {
+                COMPONENTS.iter().find(|kind| kind.name == key).map(|kind| Type::Section(kind))
+            }
+            Type::Layers => ITEMS.iter().find_map(|item| item.key(key)).map(|key| key.kind),
+            Type::Optional(inner) => inner.child(key),
+            Type::Either(types) => types.iter().find_map(|kind| kind.child(key)),
+            Type::Section(section) => section.key(key).map(|key| key.kind),
+            _ => None,
+        }
+    }
+
+    /// It in words, for help and the reference.
+    pub fn describe(&self) -> String {
+        match self {
+            Type::Int { min: 0 } => "whole number".into(),
+            Type::Int { min } => format!("whole number, at least {min}"),
+            Type::Real(range) => format!("number, {}", range.describe()),
+            Type::Bool => "`true` or `false`".into(),
+            Type::Word(words) => crate::suggest::listing(words.iter().map(|(word, _)| *word)),
+            Type::Text => "text".into(),
+            Type::Path => "path".into(),
+            Type::Field => "numeric field, such as `ea.count`".into(),
+            Type::Optional(inner) => format!("{}; or `none`", inner.describe()),
+            Type::Either(types) => types.iter().map(Type::describe).collect::<Vec<_>>().join("; or "),
+            Type::Section(section) => match section.short {
+                None => format!("the keys of *{}*", section.name),
+                Some(short) => format!("`{short}` alone, or the keys of *{}*", section.name),
+            },
+            Type::List(inner) => format!("list of: {}", inner.describe()),
+            Type::Names(inner) => format!("names, each with a {}", inner.describe()),
+            Type::Component => "`sequence`, `depth`, `experts` or `mlp` with its keys".into(),
+            Type::Layers => "layers".into(),
+            Type::Composition => "a composition, such as `(da | sa) > ea`".into(),
+            Type::Any => "value".into(),
+        }
+    }
+}
+
+const fn key(name: &'static str, kind: Type, default: Fallback, doc: &'static str) -> Key {
+    Key { name, kind, default, doc }
+}
+
+const SIZE: Type = Type::Int { min: 1 };
+const COUNT: Type = Type::Int { min: 0 };
+const POSITIVE: Type = Type::Real(Range::Positive);
+const WEIGHT: Type = Type::Real(Range::NonNegative);
+const FALSE: Fallback = Fallback::Value("false");
+const NONE: Fallback = Fallback::Value("none");
+
+use Fallback::{Absent, Required, Rule, Value};
+
+/// A specification file.
+pub static SPEC: Section = Section {
+    name: "spec",
+    doc: "A specification file.",
+    short: None,
+    keys: &[
+        key(
+            "let",
+            Type::Names(&Type::Real(Range::Any)),
+            Absent,
+            "Names for numbers. Every number of the file may be arithmetic (`+ - * /`, parentheses) over the names defined before it.",
+        ),
+        key("model", Type::Section(&MODEL), Required, "The architecture."),
+        key(
+            "data",
+            Type::Section(&DATA),
+            Absent,
+            "Where tokens come from. A spec that is only counted or compiled needs none.",
+        ),
+        key(
+            "train",
+            Type::Section(&TRAIN),
+            Absent,
+            "The training recipe. Defaults are those of the paper's Table 3.",
+        ),
+        key("eval", Type::Section(&EVAL), Absent, "What evaluations measure."),
+        key(
+            "match",
+            Type::Section(&MATCH),
+            Absent,
+            "What `dreamc match` varies, and against which baseline.",
+        ),
+    ],
+};
+
+/// The architecture.
+pub static MODEL: Section = Section {
+    name: "model",
+    doc: "The architecture.",
+    short: None,
+    keys: &[
+        key(
+            "name",
+            Type::Text,
+            Value("model"),
+            "Name of the model: letters, digits, `-`, `_`, `.`. In `.dream` it follows `model`.",
+        ),
+        key("vocab", SIZE, Required, "Vocabulary size *V*."),
+        key("hidden", SIZE, Required, "Hidden size *h*."),
+        key("context", SIZE, Required, "Longest sequence the model is built for."),
+        key("tie", Type::Bool, FALSE, "Whether the head is the embedding matrix."),
+        key(
+            "embed_scale",
+            Type::Optional(&Type::Either(&[
+                Type::Word(&[("sqrt_hidden", "√h, rounded to the weights' dtype (Gemma 2)")]),
+                Type::Real(Range::NonZero),
+            ])),
+            NONE,
+            "Factor on the embedding.",
+        ),
+        key("logit_softcap", Type::Optional(&POSITIVE), NONE, "*c* in `c·tanh(logits/c)`."),
+        key(
+            "norm",
+            Type::Section(&NORM),
+            Rule("`eps` 1e-6, no offset"),
+            "The form of every RMSNorm of the model.",
+        ),
+        key(
+            "components",
+            Type::Names(&Type::Component),
+            Required,
+            "What layers mix, by name. In `.dream`: `sa = sequence {…}`.",
+        ),
+        key(
+            "body",
+            Type::Layers,
+            Required,
+            "The layers in order of application. In `.dream` they are written straight into the model.",
+        ),
+    ],
+};
+
+/// RMSNorm.
+pub static NORM: Section = Section {
+    name: "norm",
+    doc: "RMSNorm, `x · rsqrt(mean(x²) + eps) · g`.",
+    short: Some("eps"),
+    keys: &[
+        key("eps", POSITIVE, Value("1e-6"), "Added to the mean square."),
+        key("unit_offset", Type::Bool, FALSE, "The stored weight is `g - 1` (Gemma 2)."),
+    ],
+};
+
+const QK_NORM: &[(&str, &str)] = &[
+    ("rms", "each head by itself"),
+    ("rms_all", "all heads as one vector (OLMoE)"),
+    ("none", "not normalised"),
+];
+const POST_NORM: Key =
+    key("post_norm", Type::Bool, FALSE, "Whether the branch output has a norm of its own (Gemma 2).");
+const SCALE: Key = key(
+    "scale",
+    Type::Optional(&Type::Real(Range::NonZero)),
+    Rule("`1/sqrt(head_size)`"),
+    "Factor on `q·k`.",
+);
+const SOFTCAP: Key =
+    key("softcap", Type::Optional(&POSITIVE), NONE, "*c* in `c·tanh(s/c)` on the scores, before the mask.");
+const QK: Key = key(
+    "qk_norm",
+    Type::Word(QK_NORM),
+    Value("rms"),
+    "Which vectors of queries and keys are RMS-normalised before the rotation.",
+);
+const HEADS: Key = key("heads", SIZE, Required, "Query heads.");
+const KV_HEADS: Key = key("kv_heads", SIZE, Rule("`heads`"), "Key and value heads; divides `heads`.");
+const HEAD_SIZE: Key =
+    key("head_size", SIZE, Rule("`hidden / heads`"), "Size of a head; even where there is a rotation.");
+const PROJECTION_KEY: Key = key(
+    "projection",
+    Type::Optional(&PROJECTION_TYPE),
+    Rule("a mixture with the defaults of *projection*"),
+    "The mixture of linear experts that replaces each projection in recurrent layers; `none` reuses one projection at every depth. Layers outside `recur` do not use it.",
+);
+
+/// Attention over the tokens of the sequence.
+pub static SEQUENCE: Section = Section {
+    name: "sequence",
+    doc: "Causal attention over the tokens of the sequence.",
+    short: None,
+    keys: &[
+        HEADS,
+        KV_HEADS,
+        HEAD_SIZE,
+        key("rope", Type::Optional(&Type::Section(&ROPE)), Value("10000"), "Rotary positions of the tokens."),
+        QK,
+        key(
+            "window",
+            Type::Optional(&SIZE),
+            NONE,
+            "A query sees itself and the `window - 1` tokens before it.",
+        ),
+        SOFTCAP,
+        SCALE,
+        POST_NORM,
+        PROJECTION_KEY,
+    ],
+};
+
+/// Attention over the earlier depths of the same token.
+pub static DEPTH: Section = Section {
+    name: "depth",
+    doc: "Attention over the earlier depths of the same token.",
+    short: None,
+    keys: &[
+        HEADS,
+        KV_HEADS,
+        HEAD_SIZE,
+        key(
+            "rope",
+            Type::Optional(&Type::Section(&ROPE)),
+            Value("500 half_reversed"),
+            "Rotary positions of the layer applications.",
+        ),
+        QK,
+        SOFTCAP,
+        SCALE,
+        POST_NORM,
+        PROJECTION_KEY,
+    ],
+};
+
+/// Rotary positions.
+pub static ROPE: Section = Section {
+    name: "rope",
+    doc: "Rotary position embedding: pairs `(i, i + d/2)`, angles `base^(-2i/d)`. `rope 500 half_reversed` in `.dream`.",
+    short: Some("base"),
+    keys: &[
+        key("base", POSITIVE, Required, "Base of the geometric sequence of frequencies."),
+        key(
+            "half_reversed",
+            Type::Bool,
+            FALSE,
+            "Odd pairs count from the last depth backwards; for `depth` and for routers only.",
+        ),
+        key(
+            "scaling",
+            Type::Optional(&Type::Section(&SCALING)),
+            NONE,
+            "Frequency scaling of Llama 3.1 and later.",
+        ),
+    ],
+};
+
+/// Llama 3's frequency scaling.
+pub static SCALING: Section = Section {
+    name: "scaling",
+    doc: "Llama 3's frequency scaling (`rope_type: llama3`).",
+    short: None,
+    keys: &[
+        key("factor", POSITIVE, Required, "Division of the low frequencies."),
+        key("low", POSITIVE, Value("1"), "Wavelengths above `original_context / low` are divided."),
+        key("high", POSITIVE, Value("4"), "Wavelengths below `original_context / high` are kept."),
+        key("original_context", POSITIVE, Required, "Context the model was first trained with."),
+    ],
+};
+
+const QUERY_SHORT: Key = key("query", SIZE, Rule("the router's"), "Short for `query` of the router.");
+static PROJECTION_TYPE: Type = Type::Section(&PROJECTION);
+static BALANCE_TYPE: Type = Type::Section(&BALANCE);
+const BALANCE_SHORT: Key =
+    key("balance", Type::Optional(&BALANCE_TYPE), Rule("the router's"), "Short for `balance` of the router.");
+
+/// Projection experts.
+pub static PROJECTION: Section = Section {
+    name: "projection",
+    doc: "The mixture of linear experts that replaces the projections of a recurrent attention: top-1, one router for both projections.",
+    short: None,
+    keys: &[
+        key("count", Type::Optional(&SIZE), Rule("how often the layer is applied"), "Routed experts."),
+        key(
+            "shared",
+            Type::Bool,
+            Value("true"),
+            "Whether there is a shared, always active expert beside them.",
+        ),
+        QUERY_SHORT,
+        BALANCE_SHORT,
+        key(
+            "router",
+            Type::Section(&ROUTER),
+            Rule("the preset `dreamer`, with `normalise` false and `balance` 1e-2"),
+            "How an expert is chosen.",
+        ),
+    ],
+};
+
+const ACTIVATION: &[(&str, &str)] = &[
+    ("swiglu", "`silu(gate x) ⊙ up x`"),
+    ("geglu", "`gelu_tanh(gate x) ⊙ up x`"),
+    ("relu", "`relu(up x)`"),
+    ("gelu", "`gelu_tanh(up x)`"),
+];
+const ACTIVATION_KEY: Key = key("activation", Type::Word(ACTIVATION), Value("swiglu"), "Non-linearity.");
+
+/// A routed mixture of networks.
+pub static EXPERTS: Section = Section {
+    name: "experts",
+    doc: "A routed mixture of networks.",
+    short: None,
+    keys: &[
+        key("count", SIZE, Required, "Number of experts *E*."),
+        key("active", SIZE, Required, "Experts each token uses; at most `count + noop`."),
+        key("intermediate", SIZE, Required, "Intermediate size of each."),
+        ACTIVATION_KEY,
+        key(
+            "noop",
+            COUNT,
+            Value("0"),
+            "Further experts that return nothing (integrated MoDE), routed like the others and numbered after them.",
+        ),
+        QUERY_SHORT,
+        BALANCE_SHORT,
+        key(
+            "router",
+            Type::Section(&ROUTER),
+            Rule("the preset `dreamer`"),
+            "How experts are scored, chosen, gated and balanced.",
+        ),
+        POST_NORM,
+    ],
+};
+
+/// One dense network.
+pub static MLP: Section = Section {
+    name: "mlp",
+    doc: "One dense network.",
+    short: None,
+    keys: &[key("intermediate", SIZE, Required, "Intermediate size."), ACTIVATION_KEY, POST_NORM],
+};
+
+const PRESETS: &[(&str, &str)] = &[
+    (
+        "dreamer",
+        "low_rank 128 with rope 500 half_reversed, sigmoid, select logit, normalise, balance 1e-3 median sign",
+    ),
+    ("deepseek_v3", "linear, sigmoid, select score, normalise, scale 2.5, balance 1e-3 mean sign"),
+    ("mixtral", "linear, softmax, select logit, normalise, load_balance_loss 0.02"),
+    ("olmoe", "linear, softmax, select logit, no normalise, load_balance_loss 0.01, z_loss 0.001"),
+];
+
+/// How a mixture scores, chooses, gates and balances.
+pub static ROUTER: Section = Section {
+    name: "router",
+    doc: "How a mixture scores, chooses, gates and balances its experts. The fields are orthogonal; a preset fills in those not written.",
+    short: Some("preset"),
+    keys: &[
+        key(
+            "preset",
+            Type::Word(PRESETS),
+            Value("dreamer"),
+            "What the other fields are where they are not written.",
+        ),
+        key(
+            "form",
+            Type::Word(&[
+                ("low_rank", "`RoPE(RMSNorm(W_q x))·RMSNorm(K_e) / sqrt(query)`"),
+                ("linear", "`W x`"),
+            ]),
+            Rule("the preset's"),
+            "The form of the logits.",
+        ),
+        key("query", SIZE, Rule("the preset's, else 128"), "Size of queries and keys of `low_rank`."),
+        key(
+            "rope",
+            Type::Optional(&Type::Section(&ROPE)),
+            Rule("the preset's, else `500 half_reversed`"),
+            "Rotation of the query of `low_rank` by the depth of the application.",
+        ),
+        key(
+            "score",
+            Type::Word(&[("sigmoid", "each by itself"), ("softmax", "over all experts")]),
+            Rule("the preset's"),
+            "From logit to score.",
+        ),
+        key(
+            "select",
+            Type::Word(&[("logit", "logit plus bias"), ("score", "score plus bias")]),
+            Rule("the preset's"),
+            "What the largest are taken of.",
+        ),
+        key("normalise", Type::Bool, Rule("the preset's"), "Gates are divided by their sum over the chosen."),
+        key("scale", POSITIVE, Rule("the preset's, else 1"), "Factor on the gates."),
+        key(
+            "balance",
+            Type::Optional(&Type::Section(&BALANCE)),
+            Rule("the preset's"),
+            "Balancing by a bias that chooses and never gates.",
+        ),
+        key(
+            "load_balance_loss",
+            WEIGHT,
+            Rule("the preset's, else 0"),
+            "Weight of the Switch load-balancing loss.",
+        ),
+        key("z_loss", WEIGHT, Rule("the preset's, else 0"), "Weight of the router z-loss."),
+    ],
+};
+
+/// Balancing by a bias.
+pub static BALANCE: Section = Section {
+    name: "balance",
+    doc: "`b += rate · law(target(N) - N)` once per optimizer step.",
+    short: Some("rate"),
+    keys: &[
+        key("rate", POSITIVE, Rule("the preset's"), "Step size."),
+        key(
+            "target",
+            Type::Word(&[("median", "the median count"), ("mean", "the mean count")]),
+            Rule("the preset's, else median"),
+            "The count an expert should have.",
+        ),
+        key(
+            "law",
+            Type::Word(&[("sign", "by its sign"), ("proportional", "by the difference over the mean count")]),
+            Rule("the preset's, else sign"),
+            "How the difference moves the bias.",
+        ),
+    ],
+};
+
+/// One layer.
+pub static LAYER: Section = Section {
+    name: "layer",
+    doc: "One application of a composition with weights of its own; a composition alone is short for it.",
+    short: None,
+    keys: &[key("layer", Type::Composition, Required, "The composition.")],
+};
+
+/// Copies with weights of their own.
+pub static REPEAT: Section = Section {
+    name: "repeat",
+    doc: "Copies of layers with weights of their own: `repeat 16 { sa > ea }`.",
+    short: None,
+    keys: &[
+        key("repeat", SIZE, Required, "Copies."),
+        key("layers", Type::Layers, Required, "What is copied."),
+    ],
+};
+
+/// One set of weights, applied several times.
+pub static RECUR: Section = Section {
+    name: "recur",
+    doc: "One set of weights applied several times: `recur 16 { (da | sa) > ea }`.",
+    short: None,
+    keys: &[
+        key("recur", SIZE, Required, "Applications."),
+        key(
+            "residual_norm",
+            Type::Bool,
+            Value("true"),
+            "Whether the residual stream is normalised after every application inside. In `.dream` it stands behind the count.",
+        ),
+        key("layers", Type::Layers, Required, "What is applied."),
+    ],
+};
+
+/// A Mixture-of-Depths wrapper.
+pub static SKIP: Section = Section {
+    name: "skip",
+    doc: "A Mixture-of-Depths wrapper around a part of a layer: `skip(capacity 0.125, causal bce 0.01) { sa > mlp }`. A key that is `true` is written alone.",
+    short: None,
+    keys: &[
+        key(
+            "threshold",
+            Type::Bool,
+            FALSE,
+            "A token is processed iff `sigmoid(w·x) >= 0.5`, trained straight through; otherwise the `capacity · t` tokens with the largest score are.",
+        ),
+        key(
+            "capacity",
+            Type::Real(Range::Share),
+            Required,
+            "Share of the tokens processed; the target share with `threshold`.",
+        ),
+        key(
+            "causal",
+            Type::Optional(&Type::Section(&CAUSAL)),
+            NONE,
+            "How a top-k router decides without looking ahead: `bce WEIGHT`, or `predictor SIZE`. A model without can be trained but not sampled.",
+        ),
+        key(
+            "penalty",
+            POSITIVE,
+            Rule("required with `threshold`"),
+            "Weight of `ReLU(mean(mask) - capacity)`.",
+        ),
+        key("pooled", Type::Bool, FALSE, "Whether that mean is over all wrapped parts rather than for each."),
+        key(
+            "norm_only",
+            Type::Bool,
+            FALSE,
+            "The router reads `scale·‖x‖ + bias` in place of the hidden state.",
+        ),
+        key(
+            "level",
+            Type::Word(&[
+                ("token", "each token"),
+                ("sequence", "each sequence, by the mean over its tokens"),
+            ]),
+            Value("token"),
+            "What decides together.",
+        ),
+        key(
+            "kv",
+            Type::Word(&[("all", "all tokens"), ("processed", "processed tokens")]),
+            Rule("`all` with `threshold`, else `processed`"),
+            "Which tokens write keys and values of the wrapped attention.",
+        ),
+        key(
+            "merge",
+            Type::Bool,
+            FALSE,
+            "Skipped tokens are merged into the nearest selected one before, and back after.",
+        ),
+    ],
+};
+
+/// What decides without looking ahead.
+pub static CAUSAL: Section = Section {
+    name: "causal",
+    doc: "How a top-k router decides without looking ahead.",
+    short: None,
+    keys: &[
+        key(
+            "bce",
+            POSITIVE,
+            Absent,
+            "Binary cross-entropy of the score against membership, of this weight; then `score > 0`.",
+        ),
+        key("into_input", Type::Bool, FALSE, "With `bce`: whether the loss also reaches the router's input."),
+        key(
+            "predictor",
+            SIZE,
+            Absent,
+            "A network of this hidden size on the stopped input, same loss; then its output `> 0`.",
+        ),
+        key("weight", POSITIVE, Value("0.01"), "With `predictor`: weight of the loss."),
+    ],
+};
+
+const TASKS: &[(&str, &str)] = &[
+    ("arithmetic", "multi-step arithmetic in words, modulo `size`"),
+    ("composition", "a function given as a random table of `size` entries, applied several times"),
+    ("permutation", "state tracking: swaps of `size` elements"),
+];
+const TASK: Key = key("task", Type::Word(TASKS), Absent, "A generated reasoning task.");
+const TEXT: Key = key("text", Type::Path, Absent, "A text file.");
+const JSONL: Key = key("jsonl", Type::Path, Absent, "A file of JSON objects, one a line.");
+const PARQUET: Key = key("parquet", Type::Path, Absent, "A Parquet file.");
+const PROMPT: Key =
+    key("prompt", Type::Optional(&Type::Text), NONE, "Field or column of the prompt; no loss on it.");
+const ANSWER: Key = key("answer", Type::Text, Value("text"), "Field or column of the text to learn.");
+const TEMPLATE: Key = key(
+    "template",
+    Type::Text,
+    Rule("`{prompt}`, a line break and `{answer}`; `{answer}` where there is no prompt"),
+    "How both are put together.",
+);
+const MIN_STEPS: Key = key("min_steps", SIZE, Value("1"), "Fewest steps of the task.");
+const MAX_STEPS: Key = key("max_steps", SIZE, Value("4"), "Most steps of the task.");
+const TASK_SIZE: Key = key(
+    "size",
+    SIZE,
+    Rule("10 for arithmetic, 8 for composition, 5 for permutation"),
+    "Modulus of the arithmetic, entries of the table, or elements permuted; at least 2.",
+);
+
+/// One source of documents.
+pub static SOURCE: Section = Section {
+    name: "source",
+    doc: "One source of documents: one of `task`, `text`, `jsonl` and `parquet`.",
+    short: None,
+    keys: &[
+        TASK,
+        TEXT,
+        JSONL,
+        PARQUET,
+        PROMPT,
+        ANSWER,
+        TEMPLATE,
+        MIN_STEPS,
+        MAX_STEPS,
+        TASK_SIZE,
+        key("weight", POSITIVE, Value("1"), "How often this source is drawn from, relative to the others."),
+    ],
+};
+
+/// Where tokens come from.
+pub static DATA: Section = Section {
+    name: "data",
+    doc: "Where tokens come from: one source written here, or several under `sources`.",
+    short: None,
+    keys: &[
+        TASK,
+        TEXT,
+        JSONL,
+        PARQUET,
+        PROMPT,
+        ANSWER,
+        TEMPLATE,
+        MIN_STEPS,
+        MAX_STEPS,
+        TASK_SIZE,
+        key("sources", Type::List(&Type::Section(&SOURCE)), Absent, "Several sources."),
+        key(
+            "tokenizer",
+            Type::Path,
+            Value("bytes"),
+            "`bytes` for one token a byte, or the path of a `tokenizer.json`.",
+        ),
+        key(
+            "validation",
+            Type::Real(Range::Fraction),
+            Value("0.05"),
+            "Share of the documents of a file held out for validation, where no file is named for it.",
+        ),
+        key("validation_file", Type::Optional(&Type::Path), NONE, "A file of its own for validation."),
+        key("document_mask", Type::Bool, Value("true"), "Whether attention stops at document boundaries."),
+        key(
+            "bad_rows",
+            Type::Word(&[("stop", "stop with file and line"), ("skip", "leave it out and count it")]),
+            Value("stop"),
+            "What happens at a row that cannot be read.",
+        ),
+    ],
+};
+
+/// The training recipe.
+pub static TRAIN: Section = Section {
+    name: "train",
+    doc: "The training recipe. Defaults are those of the paper's Table 3.",
+    short: None,
+    keys: &[
+        key("steps", SIZE, Value("1000"), "Optimizer steps."),
+        key("batch", SIZE, Value("32"), "Sequences in a step."),
+        key("accumulate", SIZE, Value("1"), "Micro-batches a step is split into; divides `batch`."),
+        key("sequence", Type::Optional(&SIZE), Rule("the model's `context`"), "Tokens in a sequence."),
+        key("learning_rate", POSITIVE, Value("4e-4"), "Peak learning rate."),
+        key("warmup", COUNT, Value("500"), "Steps of linear warm-up."),
+        key("schedule", Type::Section(&SCHEDULE), Value("constant"), "What follows the warm-up."),
+        key(
+            "betas",
+            Type::List(&Type::Real(Range::Fraction)),
+            Value("[0.9, 0.999]"),
+            "AdamW's two decay rates.",
+        ),
+        key("eps", POSITIVE, Value("1e-8"), "AdamW's ε."),
+        key("weight_decay", WEIGHT, Value("1e-3"), "Decoupled weight decay on matrices."),
+        key("decay_embeddings", Type::Bool, FALSE, "Whether embeddings decay too."),
+        key("clip", Type::Optional(&POSITIVE), Value("0.5"), "Largest global gradient norm."),
+        key("seed", COUNT, Value("0"), "Seed of weights, order and sampling."),
+        key(
+            "precision",
+            Type::Word(&[
+                (
+                    "bf16",
+                    "bf16 storage and products; f32 accumulation, master weights, statistics and optimizer",
+                ),
+                ("f32", "f32 everywhere"),
+            ]),
+            Value("bf16"),
+            "Storage and products.",
+        ),
+        key(
+            "only",
+            Type::List(&Type::Text),
+            Value("[]"),
+            "Train only tensors whose names match one of these patterns (`*` stands for any text, `routers` for all router tensors).",
+        ),
+        key(
+            "freeze",
+            Type::List(&Type::Text),
+            Value("[]"),
+            "Do not train tensors whose names match one of these.",
+        ),
+        key(
+            "groups",
+            Type::List(&Type::Section(&GROUP)),
+            Value("[]"),
+            "Parameter groups; the first that matches a tensor counts.",
+        ),
+        key(
+            "random_depth",
+            Type::Optional(&Type::Section(&RANDOM_DEPTH)),
+            NONE,
+            "Recurrent depth drawn anew each step, as a function of seed and step.",
+        ),
+        key("evaluate", Type::Section(&EVALUATE), Rule("at the end"), "Evaluation during training."),
+        key("checkpoint", Type::Section(&CHECKPOINT), Rule("at the end"), "Checkpoints during training."),
+        key(
+            "patience",
+            Type::Optional(&SIZE),
+            NONE,
+            "Stop when the validation loss has not improved for so many evaluations.",
+        ),
+    ],
+};
+
+/// What follows the warm-up.
+pub static SCHEDULE: Section = Section {
+    name: "schedule",
+    doc: "What follows the warm-up.",
+    short: Some("kind"),
+    keys: &[
+        key(
+            "kind",
+            Type::Word(&[
+                ("constant", "the peak until the end"),
+                ("cosine", "half a cosine down to `floor`"),
+                ("linear", "a line down to `floor`"),
+                ("wsd", "the peak, then a line down to `floor` over the last `decay` steps"),
+            ]),
+            Required,
+            "Which.",
+        ),
+        key("floor", Type::Real(Range::NonNegative), Value("0"), "Final share of the peak, at most 1."),
+        key("decay", SIZE, Rule("required with `wsd`"), "Steps of the decay of `wsd`."),
+    ],
+};
+
+/// A parameter group.
+pub static GROUP: Section = Section {
+    name: "group",
+    doc: "A parameter group.",
+    short: None,
+    keys: &[
+        key("pattern", Type::Text, Required, "Pattern of tensor names; `*` stands for any text."),
+        key("learning_rate", WEIGHT, Value("1"), "Factor on the learning rate."),
+        key("weight_decay", Type::Optional(&WEIGHT), Rule("the recipe's"), "Weight decay."),
+    ],
+};
+
+/// Recurrent depth drawn anew each step.
+pub static RANDOM_DEPTH: Section = Section {
+    name: "random_depth",
+    doc: "Bounds of the recurrent depth drawn at each step.",
+    short: None,
+    keys: &[key("min", SIZE, Required, "Least depth."), key("max", SIZE, Required, "Greatest depth.")],
+};
+
+/// Evaluation during training.
+pub static EVALUATE: Section = Section {
+    name: "evaluate",
+    doc: "Evaluation during training.",
+    short: Some("every"),
+    keys: &[
+        key("every", COUNT, Value("0"), "Steps between evaluations; 0 for the end only."),
+        key("batches", SIZE, Value("8"), "Batches of validation data each time."),
+    ],
+};
+
+/// Checkpoints during training.
+pub static CHECKPOINT: Section = Section {
+    name: "checkpoint",
+    doc: "Checkpoints during training.",
+    short: Some("every"),
+    keys: &[
+        key("every", COUNT, Value("0"), "Steps between checkpoints; 0 for the end only."),
+        key("keep", SIZE, Value("2"), "How many of the newest are kept."),
+        key("keep_every", COUNT, Value("0"), "Steps between checkpoints that are kept for good; 0 for none."),
+        key("best", Type::Bool, FALSE, "Whether the best by validation loss is kept."),
+    ],
+};
+
+/// What evaluations measure.
+pub static EVAL: Section = Section {
+    name: "eval",
+    doc: "What evaluations measure.",
+    short: None,
+    keys: &[
+        key(
+            "examples",
+            COUNT,
+            Value("100"),
+            "Examples scored by exact match on each difficulty of a task, or in all for a file.",
+        ),
+        key("max_tokens", SIZE, Value("64"), "Most tokens generated for an answer."),
+        key(
+            "depths",
+            Type::List(&SIZE),
+            Value("[]"),
+            "Depths to evaluate recurrent models at, besides their own.",
+        ),
+        key(
+            "stride",
+            Type::Optional(&SIZE),
+            Rule("the sequence length"),
+            "Tokens a perplexity window advances by.",
+        ),
+    ],
+};
+
+const FIELD_STEP: Type = Type::Either(&[Type::Field, Type::Names(&SIZE)]);
+const MATCH_FLOPS: Key = key(
+    "flops",
+    FIELD_STEP,
+    Required,
+    "Field that meets the FLOPs, with its step: `{ea.intermediate: 8}`, or `ea.intermediate` for steps of 1.",
+);
+const MATCH_PARAMS: Key =
+    key("params", FIELD_STEP, Required, "Field that meets the parameters, with its step.");
+const MATCH_MEMORY: Key =
+    key("memory", Type::Optional(&FIELD_STEP), NONE, "Field that meets the memory, with its step.");
+
+/// What `dreamc match` varies.
+pub static MATCH: Section = Section {
+    name: "match",
+    doc: "What `dreamc match` varies, and against which baseline.",
+    short: None,
+    keys: &[
+        key("baseline", Type::Path, Required, "The baseline's spec."),
+        MATCH_FLOPS,
+        MATCH_PARAMS,
+        MATCH_MEMORY,
+        key("tolerance", POSITIVE, Value("0.5%"), "Largest relative difference that counts as matched."),
+    ],
+};
+
+/// A suite file.
+pub static SUITE: Section = Section {
+    name: "suite",
+    doc: "A suite file: a baseline, variants of it, and what must be equal between them.",
+    short: None,
+    keys: &[
+        key("let", Type::Names(&Type::Real(Range::Any)), Absent, "Names for numbers."),
+        key("name", Type::Text, Value("suite"), "Name of the suite."),
+        key("baseline", Type::Path, Required, "The baseline's spec."),
+        key("variants", Type::List(&Type::Section(&VARIANT)), Required, "What is compared with it."),
+        key("data", Type::Section(&DATA), Absent, "Data of all arms, in place of their own."),
+        key("train", Type::Section(&TRAIN), Absent, "Recipe of all arms, in place of their own."),
+        key("eval", Type::Section(&EVAL), Absent, "Evaluation of all arms, in place of their own."),
+        key(
+            "equal",
+            Type::Section(&EQUAL),
+            Rule("everything it can name"),
+            "What must be equal between the arms.",
+        ),
+        key("seeds", Type::List(&COUNT), Value("[0]"), "Every arm is trained once for each."),
+    ],
+};
+
+/// One arm of a suite.
+pub static VARIANT: Section = Section {
+    name: "variant",
+    doc: "One arm of a suite.",
+    short: Some("spec"),
+    keys: &[
+        key("name", Type::Text, Rule("the name of its model"), "Name of the arm."),
+        key("spec", Type::Path, Required, "Its spec."),
+        key("set", Type::Names(&Type::Any), Absent, "Fields that differ from the spec: `{ea.count: 512}`."),
+        key("match", Type::Section(&VARIANT_MATCH), Absent, "What is varied until it meets the baseline."),
+    ],
+};
+
+/// What is varied until an arm meets the baseline.
+pub static VARIANT_MATCH: Section = Section {
+    name: "match of a variant",
+    doc: "What is varied until an arm meets the baseline.",
+    short: None,
+    keys: &[MATCH_FLOPS, MATCH_PARAMS, MATCH_MEMORY],
+};
+
+/// What must be equal between arms.
+pub static EQUAL: Section = Section {
+    name: "equal",
+    doc: "What must be equal between the arms. A key alone is `true`.",
+    short: None,
+    keys: &[
+        key(
+            "flops",
+            Type::Optional(&POSITIVE),
+            Value("0.5%"),
+            "Largest relative difference in FLOPs per token.",
+        ),
+        key(
+            "parameters",
+            Type::Optional(&POSITIVE),
+            Value("0.1%"),
+            "Largest relative difference in parameters.",
+        ),
+        key(
+            "memory",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Largest relative difference in memory of generation.",
+        ),
+        key("tokens", Type::Bool, Value("true"), "Training tokens."),
+        key("data", Type::Bool, Value("true"), "Data, by hash."),
+        key("order", Type::Bool, Value("true"), "Order of the examples."),
+        key("tokenizer", Type::Bool, Value("true"), "Tokenizer."),
+        key("schedule", Type::Bool, Value("true"), "Learning rate and its schedule."),
+        key("optimizer", Type::Bool, Value("true"), "Optimizer, decay and clipping."),
+        key("batch", Type::Bool, Value("true"), "Batch and sequence length."),
+        key("precision", Type::Bool, Value("true"), "Storage and products."),
+        key("seeds", Type::Bool, Value("true"), "Seeds."),
+    ],
+};
+
+/// The kinds of components with their keys.
+pub static COMPONENTS: [&Section; 4] = [&SEQUENCE, &DEPTH, &EXPERTS, &MLP];
+/// The kinds of items of a body.
+pub static ITEMS: [&Section; 3] = [&LAYER, &REPEAT, &RECUR];

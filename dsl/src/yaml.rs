@@ -1,0 +1,522 @@
+//! The YAML spelling.
+//!
+//! `serde_yaml` is the authority on syntax and on what each scalar is; an event parser walks the same text for the
+//! position of every token. The two trees must have the same shape; a text that they read differently is refused.
+//! Aliases are written out, within bounds.
+
+use std::fmt;
+
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use crate::ast::*;
+use crate::diagnostic::Diagnostic;
+use crate::grammar::{Lowering, broken, text_kind};
+use crate::keys::{self, Type};
+use crate::source::{SourceMap, Span};
+
+/// Collections may nest so deep.
+const MAX_NESTING: usize = 48;
+/// Nodes of a file, aliases written out.
+const MAX_NODES: usize = 100_000;
+
+/// Reads the sections of a file. Errors go to `found`; the kind of the file is seen from its keys.
+pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(FileKind, Map)> {
+    let offsets = Offsets::new(&source.text);
+    let tokens = match tokens(&source.text, &offsets) {
+        Ok(tokens) => tokens,
+        Err(error) => {
+            found.push(*error);
+            return None;
+        }
+    };
+    let raw = match serde_yaml::from_str::<Raw>(&source.text) {
+        Ok(raw) => raw,
+        Err(error) => {
+            let at = error.location().map_or(0, |location| location.index());
+            let at = at.min(source.text.len());
+            let message = error.to_string();
+            let message = message.split(" at line ").next().unwrap_or(&message).to_string();
+            found.push(Diagnostic::error("yaml", message).on(Span::new(at, at + 1)));
+            return None;
+        }
+    };
+    let whole = Span::new(0, source.text.len());
+    let (kind, pairs) = match &tokens.kind {
+        TokenKind::Map { pairs, .. } => (kind_of(pairs), true),
+        TokenKind::Scalar { text, .. } if text.is_empty() => (FileKind::Spec, false),
+        _ => {
+            let error = Diagnostic::error("wrong-type", "a specification is a group of keys");
+            found.push(error.on(tokens.span).help("start with `model:`"));
+            return None;
+        }
+    };
+    if !pairs {
+        return Some((kind, Map { span: whole, ..Map::default() }));
+    }
+    let root: &'static keys::Section = if kind == FileKind::Suite { &keys::SUITE } else { &keys::SPEC };
+    let mut reader = Reader { source, found };
+    let value = reader.value(&tokens, &raw, Some(Type::Section(root)));
+    match value.kind {
+        ValueKind::Map(map) => Some((kind, map)),
+        _ => None,
+    }
+}
+
+/// Reads one value, as the right side of `--set` is; `at` is where it begins in the address space of the source.
+pub(crate) fn read_value(
+    source: &SourceMap,
+    text: &str,
+    at: usize,
+    kind: Option<Type>,
+    found: &mut Vec<Diagnostic>,
+) -> Value {
+    let whole = Span::new(at, at + text.len());
+    let shift = |span: Span| Span::new(span.start + at, span.end + at);
+    let offsets = Offsets::new(text);
+    let parsed = tokens(text, &offsets).map_err(|error| error.message);
+    let parsed = parsed.and_then(|tokens| {
+        serde_yaml::from_str::<Raw>(text).map(|raw| (tokens, raw)).map_err(|error| error.to_string())
+    });
+    match parsed {
+        Err(message) => {
+            found.push(Diagnostic::error("yaml", message).on(whole));
+            Value::new(ValueKind::Invalid, whole)
+        }
+        Ok((mut tokens, raw)) => {
+            tokens.each_span(&mut |span| *span = shift(*span));
+            Reader { source, found }.value(&tokens, &raw, kind)
+        }
+    }
+}
+
+fn kind_of(pairs: &[(Token, Token)]) -> FileKind {
+    let has = |name: &str| {
+        pairs.iter().any(|(key, _)| matches!(&key.kind, TokenKind::Scalar { text, .. } if text == name))
+    };
+    if !has("model") && (has("variants") || has("baseline")) { FileKind::Suite } else { FileKind::Spec }
+}
+
+// Positions --------------------------------------------------------------------------------------------------------------
+
+/// Turns the event parser's offsets, in characters, into bytes.
+struct Offsets {
+    bytes: Option<Vec<usize>>,
+    length: usize,
+}
+
+impl Offsets {
+    fn new(text: &str) -> Offsets {
+        let bytes = (!text.is_ascii()).then(|| text.char_indices().map(|(index, _)| index).collect());
+        Offsets { bytes, length: text.len() }
+    }
+
+    fn byte(&self, character: usize) -> usize {
+        match &self.bytes {
+            None => character.min(self.length),
+            Some(bytes) => bytes.get(character).copied().unwrap_or(self.length),
+        }
+    }
+}
+
+/// A node of the text with its positions.
+#[derive(Clone, Debug)]
+struct Token {
+    kind: TokenKind,
+    span: Span,
+}
+
+#[derive(Clone, Debug)]
+enum TokenKind {
+    Scalar { text: String, plain: bool, quoted: bool },
+    Seq { elements: Vec<Token>, flow: bool },
+    Map { pairs: Vec<(Token, Token)>, flow: bool },
+}
+
+impl Token {
+    fn each_span(&mut self, change: &mut dyn FnMut(&mut Span)) {
+        change(&mut self.span);
+        match &mut self.kind {
+            TokenKind::Scalar { .. } => {}
+            TokenKind::Seq { elements, .. } => elements.iter_mut().for_each(|token| token.each_span(change)),
+            TokenKind::Map { pairs, .. } => pairs.iter_mut().for_each(|(key, value)| {
+                key.each_span(change);
+                value.each_span(change);
+            }),
+        }
+    }
+}
+
+struct Walk<'t> {
+    parser: Parser<'t, saphyr_parser::StrInput<'t>>,
+    text: &'t str,
+    offsets: &'t Offsets,
+    anchors: Vec<(usize, Token, usize)>,
+    nodes: usize,
+}
+
+fn tokens(text: &str, offsets: &Offsets) -> Result<Token, Box<Diagnostic>> {
+    let mut walk = Walk { parser: Parser::new_from_str(text), text, offsets, anchors: Vec::new(), nodes: 0 };
+    let mut root = None;
+    loop {
+        let (event, span) = walk.next()?;
+        match event {
+            Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd | Event::Nothing => {}
+            Event::StreamEnd => break,
+            _ if root.is_some() => {
+                let error = Diagnostic::error("yaml", "a second document begins here").on(span);
+                return Err(Box::new(error.help("a file holds one specification: take `---` away")));
+            }
+            event => root = Some(walk.node(event, span, 0)?),
+        }
+    }
+    let empty = TokenKind::Scalar { text: String::new(), plain: true, quoted: false };
+    Ok(root.unwrap_or(Token { kind: empty, span: Span::new(0, text.len()) }))
+}
+
+impl<'t> Walk<'t> {
+    fn next(&mut self) -> Result<(Event<'t>, Span), Box<Diagnostic>> {
+        match self.parser.next_event() {
+            None => Ok((Event::StreamEnd, Span::default())),
+            Some(Ok((event, span))) => {
+                let (start, end) =
+                    (self.offsets.byte(span.start.index()), self.offsets.byte(span.end.index()));
+                Ok((event, Span::new(start, end)))
+            }
+            Some(Err(error)) => {
+                let at = self.offsets.byte(error.marker().index());
+                Err(Box::new(Diagnostic::error("yaml", error.info().to_string()).on(Span::new(at, at + 1))))
+            }
+        }
+    }
+
+    fn count(&mut self, more: usize, span: Span) -> Result<(), Box<Diagnostic>> {
+        self.nodes = self.nodes.saturating_add(more);
+        if self.nodes > MAX_NODES {
+            let error =
+                Diagnostic::error("too-large", "the file is too large here, aliases written out").on(span);
+            return Err(Box::new(error.help(format!("at most {MAX_NODES} values are read"))));
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Token, Box<Diagnostic>> {
+        self.count(1, span)?;
+        if depth > MAX_NESTING {
+            let error = Diagnostic::error("syntax", "this is nested too deep").on(span);
+            return Err(Box::new(error.help(format!("at most {MAX_NESTING} levels are read"))));
+        }
+        let before = self.nodes;
+        let (tag, anchor) = match &event {
+            Event::Scalar(_, _, anchor, tag) => (tag.is_some(), *anchor),
+            Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => (tag.is_some(), *anchor),
+            _ => (false, 0),
+        };
+        if tag {
+            let error = Diagnostic::error("yaml", "tags are not part of the language").on(span);
+            return Err(Box::new(error.help("write the value without `!`")));
+        }
+        let token = match event {
+            Event::Alias(anchor) => {
+                let known = self.anchors.iter().rev().find(|(id, ..)| *id == anchor).cloned();
+                let Some((_, token, size)) = known else {
+                    return Err(Box::new(
+                        Diagnostic::error("yaml", "this alias is inside what it names").on(span),
+                    ));
+                };
+                self.count(size, span)?;
+                Token { kind: token.kind, span }
+            }
+            Event::Scalar(text, style, ..) => {
+                let plain = style == ScalarStyle::Plain;
+                let quoted = matches!(style, ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted);
+                Token { kind: TokenKind::Scalar { text: text.into_owned(), plain, quoted }, span }
+            }
+            Event::SequenceStart(..) => self.sequence(span, depth)?,
+            Event::MappingStart(..) => self.mapping(span, depth)?,
+            _ => return Err(Box::new(Diagnostic::error("yaml", "a value is missing here").on(span))),
+        };
+        if anchor != 0 {
+            self.anchors.push((anchor, token.clone(), self.nodes - before + 1));
+        }
+        Ok(token)
+    }
+
+    fn sequence(&mut self, start: Span, depth: usize) -> Result<Token, Box<Diagnostic>> {
+        let flow = self.text[start.start..].starts_with('[');
+        let mut elements: Vec<Token> = Vec::new();
+        let end = loop {
+            let (event, span) = self.next()?;
+            if event == Event::SequenceEnd {
+                break span;
+            }
+            elements.push(self.node(event, span, depth + 1)?);
+        };
+        let inside = elements.first().zip(elements.last()).map(|(first, last)| first.span.to(last.span));
+        let span = if flow { start.to(end) } else { inside.unwrap_or(start) };
+        // A block list begins at its first dash, which stands before the first element in the same line or above.
+        let span = if flow { span } else { Span::new(start.start.min(span.start), span.end) };
+        Ok(Token { kind: TokenKind::Seq { elements, flow }, span })
+    }
+
+    fn mapping(&mut self, start: Span, depth: usize) -> Result<Token, Box<Diagnostic>> {
+        let flow = self.text[start.start..].starts_with('{');
+        let mut pairs: Vec<(Token, Token)> = Vec::new();
+        let end = loop {
+            let (event, span) = self.next()?;
+            if event == Event::MappingEnd {
+                break span;
+            }
+            let key = self.node(event, span, depth + 1)?;
+            let (event, span) = self.next()?;
+            let value = self.node(event, span, depth + 1)?;
+            pairs.push((key, value));
+        };
+        let inside = pairs
+            .first()
+            .zip(pairs.last())
+            .map(|((first, _), (key, last))| first.span.to(key.span).to(last.span));
+        let span = if flow { start.to(end) } else { inside.unwrap_or(start) };
+        Ok(Token { kind: TokenKind::Map { pairs, flow }, span })
+    }
+}
+
+// Values -----------------------------------------------------------------------------------------------------------------
+
+/// A document as `serde_yaml` reads it, in order, keys that occur twice included.
+#[derive(Debug)]
+enum Raw {
+    Null,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Str,
+    Seq(Vec<Raw>),
+    Map(Vec<(Raw, Raw)>),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Raw, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Raw;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a value")
+            }
+            fn visit_unit<E>(self) -> Result<Raw, E> {
+                Ok(Raw::Null)
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
+                Ok(Raw::Bool(value))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
+                Ok(Raw::Int(value.into()))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
+                Ok(Raw::Int(value.into()))
+            }
+            fn visit_i128<E>(self, value: i128) -> Result<Raw, E> {
+                Ok(Raw::Int(value))
+            }
+            fn visit_u128<E>(self, value: u128) -> Result<Raw, E> {
+                Ok(i128::try_from(value).map_or(Raw::Float(value as f64), Raw::Int))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
+                Ok(Raw::Float(value))
+            }
+            fn visit_str<E>(self, _: &str) -> Result<Raw, E> {
+                Ok(Raw::Str)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+                let mut elements = Vec::new();
+                while let Some(element) = access.next_element()? {
+                    elements.push(element);
+                }
+                Ok(Raw::Seq(elements))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = access.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Raw::Map(pairs))
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
+}
+
+struct Reader<'a> {
+    source: &'a SourceMap,
+    found: &'a mut Vec<Diagnostic>,
+}
+
+impl Reader<'_> {
+    fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>, help: impl Into<String>) {
+        self.found.push(Diagnostic::error(code, message).on(span).help(help));
+    }
+
+    fn value(&mut self, token: &Token, raw: &Raw, kind: Option<Type>) -> Value {
+        let span = token.span;
+        let value = match (&token.kind, raw) {
+            (TokenKind::Map { pairs, flow }, Raw::Map(raws)) if pairs.len() == raws.len() => {
+                let broken = if *flow { broken(self.source.slice(span)) } else { true };
+                let mut map = Map { span, broken, ..Map::default() };
+                for ((key, value), (_, raw)) in pairs.iter().zip(raws) {
+                    let TokenKind::Scalar { text, .. } = &key.kind else {
+                        self.error("yaml", key.span, "a key must be a name", "write `name: value`");
+                        continue;
+                    };
+                    let value = self.value(value, raw, kind.and_then(|kind| kind.child(text)));
+                    let key = Key { text: text.clone(), span: key.span };
+                    map.items.push(Item::new(Pair { key, value }));
+                }
+                ValueKind::Map(map)
+            }
+            (TokenKind::Seq { elements, flow }, Raw::Seq(raws)) if elements.len() == raws.len() => {
+                let broken = if *flow { broken(self.source.slice(span)) } else { true };
+                let inner = match kind {
+                    Some(Type::Layers) => Some(Type::Layers),
+                    kind => kind.and_then(|kind| kind.element().copied()),
+                };
+                let mut list = List { span, broken, ..List::default() };
+                for (token, raw) in elements.iter().zip(raws) {
+                    let value = self.value(token, raw, inner);
+                    list.items.push(Item::new(value));
+                }
+                ValueKind::List(list)
+            }
+            (TokenKind::Scalar { text, plain, quoted }, raw) => {
+                let scalar = Scalar { text, plain: *plain, quoted: *quoted, span };
+                match raw {
+                    Raw::Map(_) | Raw::Seq(_) => self.ambiguous(span),
+                    raw => self.scalar(&scalar, raw, kind),
+                }
+            }
+            _ => self.ambiguous(span),
+        };
+        Value::new(value, span)
+    }
+
+    fn ambiguous(&mut self, span: Span) -> ValueKind {
+        let help = "quote the text, or write the value on one line";
+        self.error("yaml", span, "YAML parsers disagree about what this is", help);
+        ValueKind::Invalid
+    }
+
+    fn scalar(&mut self, scalar: &Scalar, raw: &Raw, kind: Option<Type>) -> ValueKind {
+        match kind {
+            Some(Type::Layers | Type::Composition) if !matches!(raw, Raw::Null) => {
+                let aligned = scalar.align(self.source);
+                let at = |offset: usize| aligned.get(offset).copied().unwrap_or(scalar.span.end);
+                let layer = Lowering { at: &at, found: self.found }.layer_text(scalar.text, scalar.span);
+                return ValueKind::Layer(layer);
+            }
+            Some(kind) if kind.textual() && !matches!(raw, Raw::Null) => {
+                return text_kind(scalar.text.to_string());
+            }
+            _ => {}
+        }
+        let numeric = kind.is_none_or(|kind| kind.numeric());
+        match raw {
+            Raw::Null => match kind {
+                Some(Type::Bool) => ValueKind::Bool(true),
+                _ => ValueKind::Null,
+            },
+            Raw::Bool(value) => ValueKind::Bool(*value),
+            Raw::Int(value) => self.literal(scalar, value.to_string(), *value < 0),
+            Raw::Float(value) if value.is_finite() => {
+                self.literal(scalar, format!("{value:?}"), *value < 0.0)
+            }
+            Raw::Float(_) => {
+                self.error("out-of-range", scalar.span, "this number is not finite", "write a finite number");
+                ValueKind::Invalid
+            }
+            _ if is_word(scalar.text) => ValueKind::Word(scalar.text.to_string()),
+            _ if numeric && kind.is_some() => {
+                let aligned = scalar.align(self.source);
+                let at = |offset: usize| aligned.get(offset).copied().unwrap_or(scalar.span.end);
+                if matches!(kind, Some(Type::Any)) && !looks_arithmetic(scalar.text) {
+                    return text_kind(scalar.text.to_string());
+                }
+                let arith = Lowering { at: &at, found: self.found }.arith_text(scalar.text, scalar.span);
+                crate::grammar::scalar_kind(arith)
+            }
+            _ => text_kind(scalar.text.to_string()),
+        }
+    }
+
+    /// A number as it was written, where the language writes numbers so too; `0x10` and `.5` are rewritten.
+    fn literal(&mut self, scalar: &Scalar, value: String, negative: bool) -> ValueKind {
+        let span = scalar.span;
+        let written = scalar.text.strip_prefix('-').unwrap_or(scalar.text);
+        let plain = written.starts_with(|c: char| c.is_ascii_digit())
+            && written.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'))
+            && !written.ends_with('.')
+            && !written.contains(".e");
+        let text = if plain { written } else { value.trim_start_matches('-') };
+        let literal = Arith { kind: ArithKind::Literal(text.to_string()), span };
+        ValueKind::Number(match negative {
+            true => Arith { kind: ArithKind::Negate(Box::new(literal)), span },
+            false => literal,
+        })
+    }
+}
+
+fn looks_arithmetic(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_alphanumeric() || b" _.+-*/()%".contains(&b))
+        && text.contains(|c: char| c.is_ascii_digit() || "+*/".contains(c))
+        && !text.contains(".y")
+}
+
+struct Scalar<'a> {
+    text: &'a str,
+    plain: bool,
+    quoted: bool,
+    span: Span,
+}
+
+impl Scalar<'_> {
+    /// The source byte of every byte of the decoded text: both are walked together, and what the decoding folded
+    /// or unescaped is stepped over.
+    fn align(&self, source: &SourceMap) -> Vec<usize> {
+        let written = source.slice(self.span);
+        let base = self.span.start;
+        let skip = usize::from(self.quoted);
+        if self.plain && written == self.text {
+            return (base..=base + written.len()).collect();
+        }
+        let mut places = Vec::with_capacity(self.text.len() + 1);
+        let bytes = written.as_bytes();
+        let mut position = skip;
+        if !self.plain && !self.quoted {
+            // The header of a block scalar (`|`, `>-`) ends with its line.
+            position = written.find('\n').map_or(0, |newline| newline + 1);
+        }
+        for byte in self.text.bytes() {
+            let blank = byte.is_ascii_whitespace();
+            let mut next = position;
+            while next < bytes.len()
+                && bytes[next] != byte
+                && (bytes[next].is_ascii_whitespace() || bytes[next] == b'\\')
+            {
+                next += 1;
+            }
+            if next < bytes.len() && bytes[next] == byte {
+                position = next;
+            } else if blank {
+                // A folded line break: the text has a space where the source has a break.
+                let here = position;
+                while position < bytes.len() && bytes[position].is_ascii_whitespace() {
+                    position += 1;
+                }
+                places.push(base + here);
+                continue;
+            }
+            places.push(base + position);
+            position = (position + 1).min(bytes.len());
+        }
+        places.push((base + position).min(self.span.end));
+        places
+    }
+}
