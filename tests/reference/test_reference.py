@@ -3,16 +3,17 @@
 What is compared here was written a second time, in plain loops or in another form, or is a property that must hold.
 """
 
-import copy
 import unittest
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from make_goldens import CASES, TRAIN, draw
 from reference import (
-    Forward, Model, depth_positions, evaluate, loss_and_gradients, parse, read_spec, rms_norm, rotate,
-    split_weights, train,
+    Forward, Model, cross_entropy, depth_positions, evaluate, loss_and_gradients, parse, read_spec, rms_norm,
+    rotate, split_weights, train,
 )  # fmt: skip
 
 
@@ -26,6 +27,16 @@ def load(case, edit=lambda spec: None, seed=0):
 
 def body(items):
     return lambda model: model.update(body=items)
+
+
+@partial(jax.jit, static_argnums=0)
+def logits_of(model, weights, ids):
+    return Forward(model, weights).run(ids)
+
+
+@partial(jax.jit, static_argnums=0)
+def replayed_loss(model, weights, ids, stopped):
+    return cross_entropy(Forward(model, weights, stopped).run(ids[:, :-1]), ids[:, 1:])
 
 
 class Formulas(unittest.TestCase):
@@ -137,22 +148,23 @@ class Formulas(unittest.TestCase):
 
 class Gradients(unittest.TestCase):
     def test_finite_differences(self):
-        """Three random entries of every tensor of every case, the stopped values and the choices held still."""
+        """Every tensor of every case along a random direction, the stopped values and the choices held still."""
         for case in CASES:
             model, weights, ids = load(case)
+            weights = {name: jnp.asarray(w) for name, w in weights.items()}
             loss, rest = evaluate(model, weights, ids)
-            replayed, _ = evaluate(model, weights, ids, rest["stopped"])
-            self.assertEqual(float(loss), float(replayed))
+            replayed = replayed_loss(model, weights, ids, rest["stopped"])
+            self.assertAlmostEqual(float(loss), float(replayed), places=13)
             rng, step = np.random.default_rng(2), 1e-5
             for name, gradient in rest["gradients"].items():
-                for _ in range(3):
-                    entry, losses = tuple(rng.integers(0, gradient.shape)), []
-                    for sign in (1, -1):
-                        moved = weights | {name: weights[name].copy()}
-                        moved[name][entry] += sign * step
-                        losses.append(float(evaluate(model, moved, ids, rest["stopped"])[0]))
-                    difference = (losses[0] - losses[1]) / (2 * step)
-                    self.assertAlmostEqual(difference, float(gradient[entry]), delta=1e-8, msg=f"{case} {name}{entry}")
+                direction = rng.standard_normal(gradient.shape)
+                direction /= np.linalg.norm(direction)
+                ahead, behind = (
+                    float(replayed_loss(model, weights | {name: weights[name] + move * direction}, ids, rest["stopped"]))
+                    for move in (step, -step)
+                )
+                slope = float(np.sum(gradient * direction))
+                self.assertAlmostEqual((ahead - behind) / (2 * step), slope, delta=5e-9, msg=f"{case} {name}")
 
     def test_shared_expert_is_the_sum_of_all_experts(self):
         """SEMANTICS 5: ∂W_shared = Σ_e ∂W_e."""
@@ -170,7 +182,7 @@ class Gradients(unittest.TestCase):
 
 class Properties(unittest.TestCase):
     def logits(self, model, weights, ids):
-        return np.array(Forward(model, weights).run(ids))
+        return np.array(logits_of(model, weights, ids))
 
     def test_causality(self):
         """A changed token changes its own logits and none before; with the window, none far behind either."""
@@ -189,8 +201,16 @@ class Properties(unittest.TestCase):
         changed = np.any(self.logits(model, weights, ids) != self.logits(model, weights, other), axis=(0, 2))
         np.testing.assert_array_equal(changed, [False, False, True, True, True, False, False, False])
 
+    def test_depth_attention_sees_one_token(self):
+        """With no attention over the sequence, a changed token changes its own logits alone."""
+        model, weights, ids = load("dr_da", body([{"recur": 4, "layers": ["da > ea"]}]))
+        other = ids.copy()
+        other[:, 2] = (other[:, 2] + 1) % model.vocab
+        changed = np.any(self.logits(model, weights, ids) != self.logits(model, weights, other), axis=(0, 2))
+        np.testing.assert_array_equal(changed, np.arange(8) == 2)
+
     def test_rows_are_independent(self):
-        for case in CASES:
+        for case in ("dr_da", "nested", "switch"):
             model, weights, ids = load(case)
             both, second = self.logits(model, weights, ids), self.logits(model, weights, ids[1:])
             np.testing.assert_allclose(both[1:], second, atol=1e-13, err_msg=case)
