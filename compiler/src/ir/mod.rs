@@ -11,6 +11,7 @@
 //!
 //! Look next at [`op`] (the operations), [`text`] (the printed form and its parser), [`mod@verify`], [`mod@interpret`].
 
+pub mod cost;
 pub mod infer;
 pub mod interpret;
 pub mod op;
@@ -18,6 +19,7 @@ pub mod random;
 pub mod text;
 pub mod verify;
 
+pub use cost::{Cost, CostError, Extents, cost};
 pub use infer::{TypeError, infer};
 pub use interpret::{InterpretError, Tensor, interpret};
 pub use op::{Attention, Binary, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};

@@ -1,0 +1,578 @@
+//! What every operation costs: the one place that counts.
+//!
+//! *In*: an operation, the types of its operands and results, and the [`Extents`] that types leave open. *Out*: its
+//! [`Cost`]. *Promise*: arithmetic is exact or an error, never wrapped; and for every operation `flops` is twice the
+//! multiply-adds that the interpreter executes one by one (tested on random instances, given the extents observed).
+//!
+//! A *flop* is one multiply or one add of a matrix product: `contract`, `grouped`, `grouped_outer`, the two products of
+//! attention over the (query, key) pairs that exist, the logits of `head_loss`, and the products of their gradients as
+//! the gradient operations do them. Those that only repeat a forward product are also in `recomputed`. Everything else
+//! is `elementwise`: one for each addition, multiplication, comparison or special function ([`Unary`](super::Unary) ones count as one
+//! each), close to what a fused kernel does and reported beside flops, never in them. Moving elements costs bytes only.
+//!
+//! Bytes are those of operands read once and results written once: what an operation that runs alone moves.
+
+use super::{Attention, Function, Mask, Module, Node, Op, Tensor, Type};
+use std::iter::Sum;
+use thiserror::Error;
+
+/// A count that does not fit 128 bits, or depends on an extent that is out of range.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum CostError {
+    /// Too large to count.
+    #[error("the count of {0} exceeds 128 bits")]
+    Overflow(&'static str),
+}
+
+/// Costs of an operation, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Multiplies and adds of matrix products.
+    pub flops: u128,
+    /// Those of `flops` that repeat a product of the forward operation.
+    pub recomputed: u128,
+    /// Element-wise operations.
+    pub elementwise: u128,
+    /// Bytes read.
+    pub read: u128,
+    /// Bytes written.
+    pub written: u128,
+}
+
+impl Cost {
+    /// The sum of two costs.
+    pub fn plus(self, other: Cost) -> Result<Cost, CostError> {
+        self.zip(other, u128::checked_add)
+    }
+
+    /// The cost of `n` times the work.
+    pub fn times(self, n: u128) -> Result<Cost, CostError> {
+        let all = Cost { flops: n, recomputed: n, elementwise: n, read: n, written: n };
+        self.zip(all, u128::checked_mul)
+    }
+
+    fn zip(self, other: Cost, f: impl Fn(u128, u128) -> Option<u128>) -> Result<Cost, CostError> {
+        let each = |a, b, what| f(a, b).ok_or(CostError::Overflow(what));
+        Ok(Cost {
+            flops: each(self.flops, other.flops, "flops")?,
+            recomputed: each(self.recomputed, other.recomputed, "recomputed flops")?,
+            elementwise: each(self.elementwise, other.elementwise, "element-wise operations")?,
+            read: each(self.read, other.read, "bytes read")?,
+            written: each(self.written, other.written, "bytes written")?,
+        })
+    }
+}
+
+/// Sums results of [`cost`](cost()), stopping at the first error.
+impl Sum<Cost> for Result<Cost, CostError> {
+    fn sum<I: Iterator<Item = Cost>>(mut costs: I) -> Self {
+        costs.try_fold(Cost::default(), Cost::plus)
+    }
+}
+
+/// What types leave open because values decide it. An extent left out stands for the most that the types allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extents {
+    /// Depth attention: the row of the cache, of which rows `0..=row` are seen. Out: the last row.
+    pub row: Option<u64>,
+    /// Sequence attention by positions or segments: (query, key) pairs that exist, over the whole batch, for one head.
+    /// Out: what a causal mask and the window would leave, or all pairs within the window where only positions are
+    /// known.
+    pub pairs: Option<u64>,
+    /// Grouped products: slots in some group, that is, the last offset. Out: all slots.
+    pub slots: Option<u64>,
+    /// Grouped products: groups that have a slot, whose matrices are read. Out: as many as there are slots or experts.
+    pub groups: Option<u64>,
+}
+
+impl Extents {
+    /// The extents that these operands (tensors that fit `op`) lead to.
+    pub fn observe(op: &Op, operands: &[&Tensor]) -> Extents {
+        let ints = |i: usize| operands.get(i).map_or(&[][..], |t| t.ints());
+        match op {
+            Op::Grouped { .. } | Op::GroupedOuter { .. } => Extents {
+                slots: ints(2).last().map(|&n| n.max(0) as u64),
+                groups: Some(ints(2).windows(2).filter(|o| o[0] < o[1]).count() as u64),
+                ..Extents::default()
+            },
+            Op::DepthAttention(_) | Op::DepthAttentionGrad(_) => {
+                Extents { row: ints(3).first().map(|&r| r.max(0) as u64), ..Extents::default() }
+            }
+            Op::Attention(a) => Extents { pairs: observed_pairs(a, operands, 3), ..Extents::default() },
+            Op::AttentionGrad(a) => Extents { pairs: observed_pairs(a, operands, 6), ..Extents::default() },
+            _ => Extents::default(),
+        }
+    }
+}
+
+/// Pairs counted one by one, where positions or segments decide; `first` is the number of the first mask operand.
+fn observed_pairs(a: &Attention, operands: &[&Tensor], first: usize) -> Option<u64> {
+    if a.mask == Mask::Causal && !a.segments {
+        return None;
+    }
+    let (&[b, t, ..], &[_, s, ..]) = (operands.first()?.dims.as_slice(), operands.get(1)?.dims.as_slice())
+    else {
+        return None;
+    };
+    let positions = a.mask == Mask::Positions;
+    let mask = |n: usize| operands.get(first + n).map(|t| t.ints());
+    let (query, key) = if positions { (mask(0)?, mask(1)?) } else { (&[][..], &[][..]) };
+    let segments = if a.segments { mask(2 * usize::from(positions))? } else { &[] };
+    let mut pairs = 0;
+    for b in 0..b {
+        for i in 0..t {
+            for j in 0..s {
+                let (query, key) = if positions {
+                    (i64::from(*query.get(b * t + i)?), i64::from(*key.get(b * s + j)?))
+                } else {
+                    (i as i64, j as i64)
+                };
+                let seen = key >= 0 && key <= query && a.window.is_none_or(|w| ((query - key) as u64) < w);
+                let together = !a.segments || segments.get(b * t + i) == segments.get(b * t + j);
+                pairs += u64::from(seen && together);
+            }
+        }
+    }
+    Some(pairs)
+}
+
+/// Cost of each node of a function; `extents` gives what is known of a node's.
+pub fn nodes(
+    module: &Module,
+    function: &Function,
+    extents: impl Fn(&Node) -> Extents,
+) -> Result<Vec<Cost>, CostError> {
+    let of = |node: &Node| {
+        let operands: Vec<&Type> = node.inputs.iter().map(|&v| function.ty(v)).collect();
+        let results: Vec<&Type> = node.results().map(|v| function.ty(v)).collect();
+        cost(module, &node.op, &operands, &results, &extents(node))
+    };
+    function.nodes.iter().map(of).collect()
+}
+
+/// Cost of one call of a function.
+pub fn total(
+    module: &Module,
+    function: &Function,
+    extents: impl Fn(&Node) -> Extents,
+) -> Result<Cost, CostError> {
+    nodes(module, function, extents)?.into_iter().sum()
+}
+
+/// A count that remembers whether it left the range, so that formulas read as formulas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Count(Option<u128>);
+
+impl std::ops::Add for Count {
+    type Output = Count;
+    fn add(self, other: Count) -> Count {
+        Count(self.0.zip(other.0).and_then(|(a, b)| a.checked_add(b)))
+    }
+}
+
+impl<T: Into<Count>> std::ops::Mul<T> for Count {
+    type Output = Count;
+    fn mul(self, other: T) -> Count {
+        Count(self.0.zip(other.into().0).and_then(|(a, b)| a.checked_mul(b)))
+    }
+}
+
+impl From<u64> for Count {
+    fn from(n: u64) -> Count {
+        Count(Some(u128::from(n)))
+    }
+}
+
+impl Count {
+    const ZERO: Count = Count(Some(0));
+
+    fn min(self, other: Count) -> Count {
+        match (self.0, other.0) {
+            (Some(a), Some(b)) => Count(Some(a.min(b))),
+            // What exceeds the range is larger.
+            (a, b) => Count(a.or(b)),
+        }
+    }
+
+    fn get(self, what: &'static str) -> Result<u128, CostError> {
+        self.0.ok_or(CostError::Overflow(what))
+    }
+}
+
+/// Costs before they are known to fit.
+struct Counts {
+    multiply_adds: Count,
+    /// Those that repeat the forward operation.
+    repeated: Count,
+    elementwise: Count,
+    read: Count,
+    written: Count,
+}
+
+/// Types of an operation, and sizes in them.
+struct Shapes<'a> {
+    module: &'a Module,
+    operands: &'a [&'a Type],
+    results: &'a [&'a Type],
+}
+
+impl Shapes<'_> {
+    fn count(&self, ty: &Type) -> Count {
+        ty.dims.iter().fold(Count::from(1), |n, &d| n * self.module.size(d))
+    }
+
+    /// Elements of an operand; none where it is absent.
+    fn operand(&self, i: usize) -> Count {
+        self.operands.get(i).map_or(Count::ZERO, |t| self.count(t))
+    }
+
+    /// Elements of a result.
+    fn result(&self, i: usize) -> Count {
+        self.results.get(i).map_or(Count::ZERO, |t| self.count(t))
+    }
+
+    /// Size of an operand's dimension; of the last with [`LAST`].
+    fn size(&self, i: usize, axis: usize) -> u64 {
+        let dims = self.operands.get(i).map_or(&[][..], |t| &t.dims);
+        let axis = axis.min(dims.len().saturating_sub(1));
+        dims.get(axis).map_or(1, |&d| self.module.size(d))
+    }
+
+    /// Bytes of so many elements of an operand.
+    fn operand_bytes(&self, i: usize, elements: Count) -> Count {
+        elements * self.operands.get(i).map_or(0, |t| t.dtype.bytes())
+    }
+
+    fn bytes_of(&self, types: &[&Type]) -> Count {
+        types.iter().fold(Count::ZERO, |sum, t| sum + self.count(t) * t.dtype.bytes())
+    }
+
+    /// So much element-wise work, on operands and results read and written whole.
+    fn whole(&self, elementwise: Count) -> Counts {
+        Counts {
+            multiply_adds: Count::ZERO,
+            repeated: Count::ZERO,
+            elementwise,
+            read: self.bytes_of(self.operands),
+            written: self.bytes_of(self.results),
+        }
+    }
+
+    fn product(&self, multiply_adds: Count) -> Counts {
+        Counts { multiply_adds, ..self.whole(Count::ZERO) }
+    }
+}
+
+const LAST: usize = usize::MAX;
+
+/// Cost of one operation on operands and results of these types, which fit it.
+pub fn cost(
+    module: &Module,
+    op: &Op,
+    operands: &[&Type],
+    results: &[&Type],
+    extents: &Extents,
+) -> Result<Cost, CostError> {
+    let s = Shapes { module, operands, results };
+    let x = s.operand(0);
+    let y = s.result(0);
+    let nothing = Counts { read: Count::ZERO, written: Count::ZERO, ..s.whole(Count::ZERO) };
+    let counts = match op {
+        // Views and facts: no kernel runs.
+        Op::Constant(_) | Op::StopGradient | Op::Reshape(_) => nothing,
+        Op::Zeros(_) | Op::Split(_) | Op::Concat(_) | Op::Pick | Op::Gather => s.whole(Count::ZERO),
+        Op::Unary(_) | Op::Binary(_) | Op::Cast(_) => s.whole(y),
+        Op::Reduce(..) => s.whole(x),
+        // Square and add; scale.
+        Op::Rms { .. } => s.whole(x * 3),
+        // Two inner products; `r·(dy - x·c)`.
+        Op::RmsGrad { .. } => s.whole(x * 7),
+        // Maximum, difference, exponential, sum, quotient.
+        Op::Softmax => s.whole(x * 5),
+        // An inner product; `y·(dy - c)`.
+        Op::SoftmaxGrad => s.whole(x * 4),
+        // Two multiplications and an addition.
+        Op::Rope(_) => s.whole(x * 3),
+
+        Op::Contract(over) => s.product(over.iter().fold(y, |n, &d| n * module.size(d))),
+        Op::Grouped { .. } => grouped(&s, extents, s.operand(1), 1),
+        Op::GroupedOuter { .. } => grouped(&s, extents, y, 0),
+
+        // A comparison with every score for each choice.
+        Op::Route { k } => s.whole(x * module.size(*k)),
+        Op::Group { .. } | Op::PickGrad { .. } => s.whole(x),
+        // Slots times `h`, gates multiplied.
+        Op::Combine => s.whole(if operands.len() == 3 { x * 2 } else { x }),
+        Op::CombineGrad => s.whole(y),
+        Op::CombineGates => s.whole(s.operand(1) * 2),
+        Op::AddCounts => s.whole(x * 2),
+
+        Op::Attention(a) => sequence_attention(&s, a, extents, false),
+        Op::AttentionGrad(a) => sequence_attention(&s, a, extents, true),
+        // A row read and written, the rest left where it is.
+        Op::CacheWrite => {
+            let row = s.operand_bytes(1, s.operand(1));
+            Counts { read: row + Count::from(4), written: row, ..nothing }
+        }
+        // The row moved out and zeros in its place.
+        Op::CacheTake => {
+            let row = s.operand_bytes(0, y);
+            Counts { read: row + Count::from(4), written: row * 2, ..nothing }
+        }
+        Op::DepthAttention(a) => depth_attention(&s, a, extents, false),
+        Op::DepthAttentionGrad(a) => depth_attention(&s, a, extents, true),
+
+        Op::Embed => {
+            let read = s.operand_bytes(0, y) + s.operand_bytes(1, s.operand(1));
+            Counts { read, ..s.whole(Count::ZERO) }
+        }
+        Op::EmbedGrad { .. } => s.whole(x),
+        // Maximum, difference, exponential, sum.
+        Op::CrossEntropy => s.whole(x * 4),
+        // Difference, exponential, scale.
+        Op::CrossEntropyGrad => s.whole(x * 3),
+        Op::HeadLoss { softcap } => {
+            let logits = s.operand(2) * s.size(1, 0);
+            Counts {
+                multiply_adds: x * s.size(1, 0),
+                ..s.whole(logits * (4 + 3 * u64::from(softcap.is_some())))
+            }
+        }
+        // The logits again, then both gradients; every row, whether it has a target or not.
+        Op::HeadLossGrad { softcap } => {
+            let logits = s.operand(2) * s.size(1, 0);
+            let product = x * s.size(1, 0);
+            Counts {
+                multiply_adds: product * 3,
+                repeated: product,
+                ..s.whole(logits * (3 + 6 * u64::from(softcap.is_some())))
+            }
+        }
+    };
+    let flops = |n: Count, what| (n * 2).get(what);
+    Ok(Cost {
+        flops: flops(counts.multiply_adds, "flops")?,
+        recomputed: flops(counts.repeated, "recomputed flops")?,
+        elementwise: counts.elementwise.get("element-wise operations")?,
+        read: counts.read.get("bytes read")?,
+        written: counts.written.get("bytes written")?,
+    })
+}
+
+/// Rows of some group times a matrix of its own. `matrices` is the number of elements of all of them; where operand
+/// `weights` has them (not 0), only those of groups with rows are read.
+fn grouped(s: &Shapes, extents: &Extents, matrices: Count, weights: usize) -> Counts {
+    let all = s.size(0, 0);
+    let slots = extents.slots.map_or(all, |n| n.min(all));
+    let experts = s.size(2, 0).saturating_sub(1).max(1);
+    let groups = extents.groups.unwrap_or(experts).min(experts).min(slots);
+    // Every matrix has the same size, and experts divide the whole.
+    let matrix = Count(matrices.0.map(|n| n / u128::from(experts)));
+    let rows = |i: usize| s.operand_bytes(i, Count::from(slots) * s.size(i, LAST));
+    let offsets = s.operand_bytes(2, s.operand(2));
+    let second = if weights == 1 { s.operand_bytes(1, matrix * groups) } else { rows(1) };
+    Counts { multiply_adds: matrix * slots, read: rows(0) + second + offsets, ..s.whole(Count::ZERO) }
+}
+
+/// Products of attention for so many pairs of a query and a key, each of size `d`, all heads together: two forward
+/// (scores, output), five backward (scores again, and the gradients of scores, queries, keys and values).
+fn pairwise(s: &Shapes, a: &Attention, pairs: Count, gradient: bool) -> Counts {
+    let product = pairs * s.size(0, LAST);
+    let capped = u64::from(a.softcap.is_some());
+    // Forward: scale, maximum, difference, exponential, sum, and a quotient for each output. Backward: scale,
+    // difference, exponential, `p·(dp - c)`, scale, and the inner product of output and cotangent. A cap is a quotient,
+    // a tanh and a product, and its slope a product each of three.
+    let (work, each_output) = if gradient { (6 + 6 * capped, 2) } else { (5 + 3 * capped, 1) };
+    Counts {
+        multiply_adds: product * if gradient { 5 } else { 2 },
+        repeated: if gradient { product } else { Count::ZERO },
+        ..s.whole(pairs * work + s.operand(0) * each_output)
+    }
+}
+
+fn sequence_attention(s: &Shapes, a: &Attention, extents: &Extents, gradient: bool) -> Counts {
+    let (batch, queries, keys) = (s.size(0, 0), s.size(0, 1), s.size(1, 1));
+    let pairs = match extents.pairs {
+        Some(pairs) => Count::from(pairs),
+        None if a.mask == Mask::Causal => causal_pairs(queries, a.window) * batch,
+        None => Count::from(keys.min(a.window.unwrap_or(keys))) * queries * batch,
+    };
+    // A key that no query sees is not read: with one query a key and a pair are the same thing.
+    let key_vectors = (Count::from(keys) * batch).min(pairs);
+    let key_elements = key_vectors * s.size(1, 2) * s.size(1, 3);
+    let whole = pairwise(s, a, pairs * s.size(0, 2), gradient);
+    let mut read = s.operand_bytes(1, key_elements) + s.operand_bytes(2, key_elements);
+    for i in (0..s.operands.len()).filter(|i| !(1..3).contains(i)) {
+        read = read + s.operand_bytes(i, s.operand(i));
+    }
+    Counts { read, ..whole }
+}
+
+/// `Σ_i min(i + 1, window)` over `t` queries.
+fn causal_pairs(t: u64, window: Option<u64>) -> Count {
+    let w = window.unwrap_or(t).min(t);
+    let triangle = Count(Some(u128::from(w) * (u128::from(w) + 1) / 2));
+    triangle + Count::from(t - w) * w
+}
+
+fn depth_attention(s: &Shapes, a: &Attention, extents: &Extents, gradient: bool) -> Counts {
+    let rows = extents.row.map_or(s.size(1, 0), |r| r.saturating_add(1).min(s.size(1, 0)));
+    let seen = rows.min(a.window.unwrap_or(rows));
+    // One query a head of every position.
+    let d = u128::from(s.size(0, LAST));
+    let queries = Count(s.operand(0).0.and_then(|n| n.checked_div(d)));
+    let row = Count(s.operand(1).0.and_then(|n| n.checked_div(u128::from(s.size(1, 0)))));
+    let cached = |i: usize| s.operand_bytes(i, row * seen);
+    let own = s.operand_bytes(0, s.operand(0));
+    let counts = pairwise(s, a, queries * seen, gradient);
+    let read = own + cached(1) + cached(2) + Count::from(4);
+    if !gradient {
+        return Counts { read, written: own, ..counts };
+    }
+    // The cotangents of the rows seen are updated in place.
+    let updated = cached(5) + cached(6);
+    let elementwise = counts.elementwise;
+    Counts { read: read + own + updated, written: own + updated, elementwise, ..counts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::interpret::execute;
+    use crate::ir::random::table;
+    use crate::ir::{Dim, Function, Role, infer};
+
+    /// The interpreter counts every multiply-add where it happens; the formulas here must say the same.
+    #[test]
+    fn flops_are_twice_the_multiply_adds_executed() {
+        for entry in table() {
+            let mut most = 0;
+            for seed in 0..300 {
+                let i = entry.instance(seed);
+                let operands: Vec<&Tensor> = i.node().inputs.iter().map(|v| &i.args[v.index()]).collect();
+                let extents = Extents::observe(i.op(), &operands);
+                let cost = total(&i.module, &i.function, |_| extents).expect("small");
+                let executed = execute(&i.module, &i.function, &i.args).expect("valid").multiply_adds[0];
+                assert_eq!(cost.flops, 2 * u128::from(executed), "seed {seed}: {extents:?}\n{}", i.module);
+                let bound = total(&i.module, &i.function, |_| Extents::default()).expect("small");
+                for (exact, bound) in [
+                    (cost.flops, bound.flops),
+                    (cost.read, bound.read),
+                    (cost.written, bound.written),
+                    (cost.elementwise, bound.elementwise),
+                ] {
+                    assert!(exact <= bound, "extents left out are the largest: {extents:?}\n{}", i.module);
+                }
+                assert!(cost.recomputed <= cost.flops);
+                most = most.max(cost.flops);
+            }
+            let products = [
+                "contract",
+                "grouped",
+                "grouped_outer",
+                "attention",
+                "attention_grad",
+                "depth_attention",
+                "depth_attention_grad",
+                "head_loss",
+                "head_loss_grad",
+            ];
+            assert_eq!(most > 0, products.contains(&entry.name), "{} has flops", entry.name);
+        }
+    }
+
+    fn dims<const N: usize>(module: &mut Module, sizes: [(&str, u64); N]) -> [Dim; N] {
+        sizes.map(|(name, size)| module.dim(name, size))
+    }
+
+    fn of(module: &Module, op: &Op, operands: &[&Type], extents: Extents) -> Result<Cost, CostError> {
+        let results = infer(module, op, operands).expect("fits");
+        cost(module, op, operands, &results.iter().collect::<Vec<_>>(), &extents)
+    }
+
+    #[test]
+    fn figures_worked_out_by_hand() {
+        let mut m = Module::default();
+        let [b, t, h, g, d, r] =
+            dims(&mut m, [("b", 2), ("t", 10), ("h", 4), ("g", 2), ("d", 8), ("rows", 16)]);
+        let (q, k) = (Type::f32(&[b, t, h, d]), Type::f32(&[b, t, g, d]));
+        let mut a =
+            Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
+        // 2 sequences of 55 pairs, 4 heads, 2 products of size 8.
+        let full = of(&m, &Op::Attention(a), &[&q, &k, &k], Extents::default()).unwrap();
+        assert_eq!(full.flops, 2 * 2 * 55 * 4 * 2 * 8);
+        assert_eq!(full.read, 4 * (2 * 10 * 4 * 8 + 2 * (2 * 10 * 2 * 8)));
+        assert_eq!(full.written, 4 * (2 * 10 * 4 * 8 + 2 * 10 * 4));
+        a.window = Some(3);
+        let windowed = of(&m, &Op::Attention(a), &[&q, &k, &k], Extents::default()).unwrap();
+        assert_eq!(windowed.flops, 2 * 2 * (1 + 2 + 3 * 8) * 4 * 2 * 8);
+        a.window = None;
+        // Depth attention at row 5: 6 keys for each of 20 positions and 4 heads.
+        let (dq, dk) = (Type::f32(&[b, t, h, d]), Type::f32(&[r, b, t, g, d]));
+        let row = Type::i32(&[]);
+        let at = Extents { row: Some(5), ..Extents::default() };
+        let depth = of(&m, &Op::DepthAttention(a), &[&dq, &dk, &dk, &row], at).unwrap();
+        assert_eq!(depth.flops, 2 * 20 * 4 * 6 * 2 * 8);
+        assert_eq!(depth.read, 4 * (20 * 4 * 8 + 2 * 6 * 20 * 2 * 8) + 4);
+        // A product of 20 rows of 8 with a matrix of 4 rows of 8.
+        let (x, w) = (Type::f32(&[b, t, d]), Type { dtype: crate::ir::DType::Bf16, dims: vec![h, d] });
+        let x16 = Type { dtype: w.dtype, ..x };
+        let contract = of(&m, &Op::Contract(vec![d]), &[&x16, &w], Extents::default()).unwrap();
+        assert_eq!(contract.flops, 2 * 20 * 8 * 4);
+        assert_eq!((contract.read, contract.written), (2 * (20 * 8 + 4 * 8), 2 * 20 * 4));
+    }
+
+    /// Decoding: one query, a cache of which few rows hold a key. Only those are read.
+    #[test]
+    fn keys_that_do_not_exist_cost_nothing() {
+        let mut m = Module::default();
+        let [b, one, s, h, d] = dims(&mut m, [("b", 1), ("one", 1), ("s", 1024), ("h", 2), ("d", 4)]);
+        let (q, k) = (Type::f32(&[b, one, h, d]), Type::f32(&[b, s, h, d]));
+        let (query, keys) = (Type::i32(&[b, one]), Type::i32(&[b, s]));
+        let op = Op::Attention(Attention {
+            scale: 1.0,
+            softcap: None,
+            window: None,
+            mask: Mask::Positions,
+            segments: false,
+        });
+        let operands = [&q, &k, &k, &query, &keys];
+        let some = Extents { pairs: Some(7), ..Extents::default() };
+        let seven = of(&m, &op, &operands, some).unwrap();
+        assert_eq!(seven.flops, 2 * 7 * 2 * 2 * 4);
+        assert_eq!(seven.read, 4 * (2 * 4 + 2 * 7 * 2 * 4 + 1 + 1024));
+        let all = of(&m, &op, &operands, Extents::default()).unwrap();
+        assert_eq!(all.flops, 2 * 1024 * 2 * 2 * 4);
+    }
+
+    #[test]
+    fn overflow_is_an_error() {
+        let mut m = Module::default();
+        let names = ["a", "b", "c", "d"];
+        let [a, b, c, d] = names.map(|n| m.dim(n, 1 << 48));
+        let (x, y) = (Type::f32(&[a, b]), Type::f32(&[b, c, d]));
+        let overflow = of(&m, &Op::Contract(vec![b]), &[&x, &y], Extents::default());
+        assert_eq!(overflow, Err(CostError::Overflow("flops")));
+        let one = Cost { flops: u128::MAX, ..Cost::default() };
+        assert!(one.plus(Cost { flops: 1, ..Cost::default() }).is_err());
+        assert!(one.times(2).is_err());
+        assert_eq!(one.times(1), Ok(one));
+        assert_eq!(one.times(0), Ok(Cost::default()));
+    }
+
+    #[test]
+    fn a_call_costs_the_sum_of_its_nodes() {
+        let mut m = Module::default();
+        let [b, h] = dims(&mut m, [("b", 3), ("h", 5)]);
+        let mut f = Function::new("f");
+        let x = f.param("x", Role::Input, Type::f32(&[b, h]));
+        let y = f.add(&m, Op::Softmax, &[x]).unwrap()[0];
+        f.add(&m, Op::Contract(vec![b]), &[y, x]).unwrap_err();
+        f.add(&m, Op::Contract(vec![b, h]), &[y, x]).unwrap();
+        let each = nodes(&m, &f, |_| Extents::default()).unwrap();
+        assert_eq!(each.len(), 2);
+        assert_eq!(total(&m, &f, |_| Extents::default()), each[0].plus(each[1]));
+        assert_eq!(each[1].flops, 30);
+        assert_eq!(each[0].elementwise, 75);
+    }
+}
