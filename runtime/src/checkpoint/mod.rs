@@ -1,0 +1,441 @@
+//! Checkpoints: all a run needs to go on to the same bits, and all a user needs to take a model away.
+//!
+//! *In*: a [`State`] and tensors, one at a time. *Out*: a folder `step-00000500` of `model.safetensors` (names of SEMANTICS section 11,
+//! the specification in its metadata), `optimizer.safetensors` (moments as `{name}.m` and `.v`, selection counts as
+//! `{name}.counts`), `state.json` (step, data cursor, counters) and `checksums.txt` (BLAKE3 of the other three, in the
+//! format of `b3sum`). *Promise*: a folder of that name is whole: it is written under a temporary name, synced, renamed, and
+//! only then is an older one removed. Opening verifies every byte; a damaged checkpoint is refused with what is wrong, and
+//! [`Checkpoints::latest`] falls back to the newest good one.
+
+pub mod safetensors;
+
+use crate::data::Cursor;
+use crate::files;
+use safetensors::{Entry, Tensors};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Changes whenever an older dreamc could not read what a newer one writes.
+pub const VERSION: u32 = 1;
+
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const STATE: &str = "state.json";
+const CHECKSUMS: &str = "checksums.txt";
+
+/// A checkpoint that cannot be used.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// The system says no.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// It is not what was written.
+    #[error("{}: {problem}", path.display())]
+    Corrupt {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// There is none.
+    #[error("{}: {problem}", path.display())]
+    Missing {
+        /// Where one was looked for.
+        path: PathBuf,
+        /// What was expected.
+        problem: String,
+    },
+    /// It belongs to another model.
+    #[error("{}: does not fit the model: {problem}", path.display())]
+    Mismatch {
+        /// Which file.
+        path: PathBuf,
+        /// Which tensor, and how it differs.
+        problem: String,
+    },
+}
+
+/// Where a run stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Format of the checkpoint.
+    pub version: u32,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// Tokens read, padding included.
+    pub tokens: u64,
+    /// Tokens loss was taken on.
+    pub targets: u64,
+    /// Seconds spent in training steps.
+    pub train_seconds: f64,
+    /// Multiply-adds carried out by training steps.
+    pub multiply_adds: u64,
+    /// Hash of the resolved specification.
+    pub spec_hash: String,
+    /// Hash of the data.
+    pub data_hash: String,
+    /// Where the data goes on.
+    pub cursor: Cursor,
+    /// Length of `metrics.jsonl` at this step.
+    pub metrics_bytes: u64,
+    /// Length of the TensorBoard file at this step.
+    pub events_bytes: u64,
+    /// Step and loss of the best evaluation.
+    pub best: Option<(u64, f64)>,
+    /// Evaluations since then.
+    pub stale: u64,
+    /// Steps left out because of infinities, where that was asked for.
+    pub skipped: u64,
+}
+
+/// What a checkpoint is written from.
+pub struct Content<'a> {
+    /// Where the run stands.
+    pub state: &'a State,
+    /// The resolved specification.
+    pub spec: &'a str,
+    /// Tensors of the model.
+    pub model: Vec<Entry>,
+    /// Tensors of the optimizer.
+    pub optimizer: Vec<Entry>,
+    /// Values of a tensor of either.
+    pub read: &'a mut dyn FnMut(&str) -> io::Result<Vec<f32>>,
+}
+
+/// An opened checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Where the run stood.
+    pub state: State,
+    /// Tensors of the model.
+    pub model: Tensors,
+    /// Tensors of the optimizer.
+    pub optimizer: Tensors,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint and verifies every byte of it.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        let text = |name: &str| {
+            let path = folder.join(name);
+            fs::read(&path).map_err(|error| CheckpointError::Io { path, error })
+        };
+        let corrupt =
+            |name: &str, problem: String| CheckpointError::Corrupt { path: folder.join(name), problem };
+        let sums =
+            String::from_utf8(text(CHECKSUMS)?).map_err(|_| corrupt(CHECKSUMS, "is not text".into()))?;
+        if !sums.ends_with('\n') {
+            return Err(corrupt(CHECKSUMS, "is cut short".into()));
+        }
+        let verify = |name: &str, bytes: &[u8]| {
+            let recorded = sums.lines().find_map(|l| l.split_once("  ").filter(|(_, n)| *n == name));
+            let Some((recorded, _)) = recorded else {
+                return Err(corrupt(CHECKSUMS, format!("has no checksum of {name}")));
+            };
+            if blake3::hash(bytes).to_hex().as_str() == recorded {
+                Ok(())
+            } else {
+                Err(corrupt(
+                    name,
+                    format!("its {} bytes are not those that were written (BLAKE3 differs)", bytes.len()),
+                ))
+            }
+        };
+        let state = text(STATE)?;
+        verify(STATE, &state)?;
+        let state: State =
+            serde_json::from_slice(&state).map_err(|e| corrupt(STATE, format!("cannot be read: {e}")))?;
+        if state.version != VERSION {
+            let problem = format!("is of format {}, this dreamc reads format {VERSION}", state.version);
+            return Err(corrupt(STATE, problem));
+        }
+        let open = |name: &str| {
+            let path = folder.join(name);
+            // Verified before it is parsed: the header of a damaged file is not worth reading.
+            let file = File::open(&path).and_then(|f| {
+                // SAFETY: as in `Tensors::open`.
+                unsafe { memmap2::Mmap::map(&f) }
+            });
+            let map = file.map_err(|error| CheckpointError::Io { path: path.clone(), error })?;
+            verify(name, &map)?;
+            Tensors::open(&path)
+        };
+        Ok(Checkpoint {
+            folder: folder.to_path_buf(),
+            state,
+            model: open(MODEL)?,
+            optimizer: open(OPTIMIZER)?,
+        })
+    }
+}
+
+/// The checkpoints of a run.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+}
+
+/// Which checkpoints stay.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Keep {
+    /// So many of the newest; at least one.
+    pub newest: u64,
+    /// Those at multiples of this step; 0 for none.
+    pub every: u64,
+    /// This one.
+    pub best: Option<u64>,
+}
+
+impl Checkpoints {
+    /// The checkpoints in this folder.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Checkpoints { folder: folder.into() }
+    }
+
+    /// The folder of a step.
+    pub fn at(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("step-{step:08}"))
+    }
+
+    /// Steps that have one, oldest first.
+    pub fn steps(&self) -> Vec<u64> {
+        let step = |e: fs::DirEntry| e.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
+        let mut steps: Vec<u64> =
+            fs::read_dir(&self.folder).into_iter().flatten().flatten().filter_map(step).collect();
+        steps.sort_unstable();
+        steps
+    }
+
+    /// Writes one.
+    pub fn save(&self, content: Content) -> Result<PathBuf, CheckpointError> {
+        let path = self.at(content.state.step);
+        self.write(&path, content).map_err(|error| CheckpointError::Io { path: path.clone(), error })?;
+        Ok(path)
+    }
+
+    fn write(&self, path: &Path, content: Content) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        self.remove_abandoned();
+        let temporary = files::temporary(path);
+        let attempt = fs::create_dir(&temporary).and_then(|()| {
+            let mut sums = String::new();
+            let mut file = |name: &str, fill: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>| {
+                let mut out = Hashed {
+                    inner: BufWriter::new(File::create(temporary.join(name))?),
+                    hasher: blake3::Hasher::new(),
+                };
+                fill(&mut out)?;
+                let Hashed { inner, hasher } = out;
+                inner.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+                sums += &format!("{}  {name}\n", hasher.finalize().to_hex());
+                io::Result::Ok(())
+            };
+            let Content { state, spec, model, optimizer, read } = content;
+            let step = state.step.to_string();
+            let metadata = [("format", "dreamc"), ("spec", spec), ("step", step.as_str())];
+            file(MODEL, &mut |out| safetensors::write(out, &metadata, &model, |i| read(&model[i].0)))?;
+            file(OPTIMIZER, &mut |out| safetensors::write(out, &[], &optimizer, |i| read(&optimizer[i].0)))?;
+            file(STATE, &mut |out| Ok(serde_json::to_writer_pretty(out, state)?))?;
+            let mut out = File::create(temporary.join(CHECKSUMS))?;
+            out.write_all(sums.as_bytes())?;
+            out.sync_all()?;
+            files::sync_folder(&temporary)?;
+            // A step saved twice (a damaged one, or one saved by a resumed run) is replaced.
+            let replaced = files::temporary(path);
+            if path.exists() {
+                fs::rename(path, &replaced)?;
+            }
+            fs::rename(&temporary, path)?;
+            let _ = fs::remove_dir_all(&replaced);
+            files::sync_folder(&self.folder)
+        });
+        if attempt.is_err() {
+            let _ = fs::remove_dir_all(&temporary);
+        }
+        attempt
+    }
+
+    /// Removes what a killed process left half written. The run's lock says that no other process writes here.
+    fn remove_abandoned(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// The newest good one, and what was wrong with newer ones.
+    pub fn latest(&self) -> Result<(Checkpoint, Vec<CheckpointError>), CheckpointError> {
+        let mut refused = vec![];
+        for step in self.steps().into_iter().rev() {
+            match Checkpoint::open(&self.at(step)) {
+                Ok(checkpoint) => return Ok((checkpoint, refused)),
+                Err(error) => refused.push(error),
+            }
+        }
+        let problem = match refused.first() {
+            None => "holds no checkpoint yet; a run has one from its first saved step on".to_string(),
+            Some(first) => format!("none of its {} checkpoints is good; the newest: {first}", refused.len()),
+        };
+        Err(CheckpointError::Missing { path: self.folder.clone(), problem })
+    }
+
+    /// Removes those that need not stay.
+    pub fn prune(&self, keep: Keep) -> Result<(), CheckpointError> {
+        let steps = self.steps();
+        let old = steps.len().saturating_sub(keep.newest.max(1) as usize);
+        for &step in &steps[..old] {
+            if (keep.every > 0 && step.is_multiple_of(keep.every)) || keep.best == Some(step) {
+                continue;
+            }
+            // First away from its name, so that a kill in between leaves no half of a checkpoint under it.
+            let path = self.at(step);
+            let temporary = files::temporary(&path);
+            fs::rename(&path, &temporary)
+                .and_then(|()| fs::remove_dir_all(&temporary))
+                .map_err(|error| CheckpointError::Io { path, error })?;
+        }
+        Ok(())
+    }
+}
+
+/// Hashes what goes through.
+struct Hashed<W> {
+    inner: W,
+    hasher: blake3::Hasher,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(bytes)?;
+        self.hasher.update(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// The model tensors at a path: a run (its newest good checkpoint), a checkpoint, or a safetensors file by itself.
+pub fn open_model(path: &Path) -> Result<Tensors, CheckpointError> {
+    if path.is_file() {
+        return Tensors::open(path);
+    }
+    if path.join(CHECKSUMS).exists() {
+        return Checkpoint::open(path).map(|c| c.model);
+    }
+    for folder in [path.join("checkpoints"), path.to_path_buf()] {
+        let checkpoints = Checkpoints::new(folder);
+        if !checkpoints.steps().is_empty() {
+            return checkpoints.latest().map(|(c, _)| c.model);
+        }
+    }
+    let problem = "holds no checkpoint; name a run folder, a checkpoint folder or a .safetensors file".into();
+    Err(CheckpointError::Missing { path: path.to_path_buf(), problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(checkpoints: &Checkpoints, step: u64) -> PathBuf {
+        let state = State { version: VERSION, step, best: Some((1, 0.1 + 0.2)), ..State::default() };
+        let entry = |name: &str| (name.to_string(), vec![2, 2]);
+        let content = Content {
+            state: &state,
+            spec: "model: …",
+            model: vec![entry("w"), entry("b")],
+            optimizer: vec![entry("w.m"), entry("w.v")],
+            read: &mut |name| Ok(vec![step as f32, name.len() as f32, -0.0, 1.0]),
+        };
+        checkpoints.save(content).unwrap()
+    }
+
+    #[test]
+    fn what_is_saved_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path().join("checkpoints"));
+        save(&checkpoints, 3);
+        save(&checkpoints, 12);
+        save(&checkpoints, 12);
+        let (last, refused) = checkpoints.latest().unwrap();
+        assert!(refused.is_empty());
+        assert_eq!((last.state.step, last.state.best), (12, Some((1, 0.1 + 0.2))));
+        assert_eq!(last.model.get("b").unwrap().unwrap().1[..2], [12.0, 1.0]);
+        assert_eq!(last.optimizer.get("w.v").unwrap().unwrap().0, [2, 2]);
+        for path in [folder.path().to_path_buf(), folder.path().join("checkpoints"), checkpoints.at(12)] {
+            assert_eq!(open_model(&path).unwrap().metadata("step"), Some("12"));
+        }
+        assert_eq!(open_model(&checkpoints.at(3).join(MODEL)).unwrap().metadata("spec"), Some("model: …"));
+        assert!(open_model(Path::new("/nonexistent")).unwrap_err().to_string().contains("no checkpoint"));
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_cut_is_refused_and_the_last_good_one_serves() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        save(&checkpoints, 1);
+        let newest = save(&checkpoints, 2);
+        for name in [MODEL, OPTIMIZER, STATE, CHECKSUMS] {
+            let path = newest.join(name);
+            let good = fs::read(&path).unwrap();
+            for i in 0..good.len() {
+                let mut bad = good.clone();
+                bad[i] ^= 1 << (i % 8);
+                fs::write(&path, &bad).unwrap();
+                let error = Checkpoint::open(&newest).unwrap_err().to_string();
+                assert!(error.contains("step-00000002"), "{name} byte {i}: {error}");
+            }
+            for n in [0, 1, good.len() / 2, good.len() - 1] {
+                fs::write(&path, &good[..n]).unwrap();
+                let (fallback, refused) = checkpoints.latest().unwrap();
+                assert_eq!((fallback.state.step, refused.len()), (1, 1), "{name} cut to {n}");
+            }
+            fs::remove_file(&path).unwrap();
+            assert_eq!(checkpoints.latest().unwrap().0.state.step, 1);
+            fs::write(&path, &good).unwrap();
+        }
+        assert_eq!(checkpoints.latest().unwrap().0.state.step, 2);
+    }
+
+    #[test]
+    fn a_failed_save_leaves_the_last_good_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        save(&checkpoints, 1);
+        let state = State { version: VERSION, step: 2, ..State::default() };
+        let content = Content {
+            state: &state,
+            spec: "",
+            model: vec![("w".into(), vec![1])],
+            optimizer: vec![],
+            read: &mut |_| Err(io::Error::other("disk full")),
+        };
+        let error = checkpoints.save(content).unwrap_err().to_string();
+        assert!(error.contains("disk full") && error.contains("step-00000002"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(checkpoints.latest().unwrap().0.state.step, 1);
+    }
+
+    #[test]
+    fn pruning_keeps_newest_best_and_multiples() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path());
+        (1..=9).for_each(|step| drop(save(&checkpoints, step)));
+        checkpoints.prune(Keep { newest: 2, every: 4, best: Some(3) }).unwrap();
+        assert_eq!(checkpoints.steps(), [3, 4, 8, 9]);
+        checkpoints.prune(Keep::default()).unwrap();
+        assert_eq!(checkpoints.steps(), [9]);
+    }
+}
