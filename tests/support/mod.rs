@@ -1,0 +1,103 @@
+//! What the whole-program tests share: golden files and comparisons.
+
+use dreamc_compiler::ir::interpret::Tensor;
+use dreamc_dsl::Spec;
+use indexmap::IndexMap;
+use safetensors::{Dtype, SafeTensors};
+use std::path::PathBuf;
+
+/// The golden cases, by file name.
+pub const CASES: [&str; 13] = [
+    "la",
+    "dr",
+    "dr_da",
+    "eq4",
+    "eq6",
+    "la_da",
+    "prelude_core_coda",
+    "nested",
+    "window",
+    "switch",
+    "geglu_relu",
+    "gemma",
+    "dr_da_deep",
+];
+
+/// A golden file: the spec and its tensors in f64.
+pub struct Golden {
+    pub name: String,
+    pub spec: Spec,
+    pub tensors: IndexMap<String, Tensor>,
+}
+
+/// A path below the repository's root.
+pub fn root(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// All golden files that there are.
+pub fn goldens() -> Vec<Golden> {
+    let found: Vec<Golden> = CASES
+        .iter()
+        .filter(|name| root(&format!("tests/goldens/{name}.yaml")).exists())
+        .map(|name| Golden {
+            name: name.to_string(),
+            spec: load(&format!("tests/goldens/{name}.yaml")),
+            tensors: read(&format!("tests/goldens/{name}.safetensors")),
+        })
+        .collect();
+    assert!(found.len() >= 12, "golden files are missing");
+    found
+}
+
+/// A spec that must be without errors.
+pub fn load(path: &str) -> Spec {
+    match dreamc_dsl::load(&root(path), &[]) {
+        Ok((spec, _)) => spec,
+        Err(e) => panic!("{path}: {e}"),
+    }
+}
+
+/// Tensors of a file as f64 or i32.
+pub fn read(path: &str) -> IndexMap<String, Tensor> {
+    let bytes = std::fs::read(root(path)).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: IndexMap<String, Tensor> = IndexMap::new();
+    for (name, view) in file.tensors() {
+        let data = view.data();
+        let tensor = match view.dtype() {
+            Dtype::F64 => Tensor::float(view.shape(), data.chunks_exact(8).map(|c| f64::from_le_bytes(c.try_into().unwrap())).collect()),
+            Dtype::F32 => {
+                Tensor::float(view.shape(), data.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap()) as f64).collect())
+            }
+            Dtype::I64 => Tensor::int(view.shape(), data.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as i32).collect()),
+            other => panic!("{name}: {other:?}"),
+        };
+        all.insert(name, tensor);
+    }
+    all
+}
+
+impl Golden {
+    /// Tensors whose names begin with a prefix, without it.
+    pub fn with_prefix(&self, prefix: &str) -> IndexMap<String, Tensor> {
+        self.tensors
+            .iter()
+            .filter_map(|(n, t)| n.strip_prefix(prefix).map(|n| (n.to_string(), t.clone())))
+            .collect()
+    }
+
+    /// Input ids and targets of rows of `n + 1` ids.
+    pub fn batch(&self, ids: &[i32], n: usize) -> (Vec<i32>, Vec<i32>) {
+        let rows = ids.chunks_exact(n + 1);
+        (rows.clone().flat_map(|r| r[..n].to_vec()).collect(), rows.flat_map(|r| r[1..].to_vec()).collect())
+    }
+}
+
+/// Largest difference, relative to the largest expected value.
+pub fn error(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(0.0f64, |m, x| m.max(x.abs())).max(1e-30);
+    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
+    worst / scale
+}
