@@ -19,8 +19,15 @@ fn the_interpreter_agrees_with_the_reference() {
             assert!(named.contains(name), "{}: the model has no tensor {name}", golden.name);
         }
         for (name, dims, ..) in oracle.tensors() {
-            let expected = weights.get(&name).unwrap_or_else(|| panic!("{}: the reference has no tensor {name}", golden.name));
-            assert_eq!(dims.iter().map(|&d| d as usize).collect::<Vec<_>>(), expected.dims, "{}: {name}", golden.name);
+            let expected = weights
+                .get(&name)
+                .unwrap_or_else(|| panic!("{}: the reference has no tensor {name}", golden.name));
+            assert_eq!(
+                dims.iter().map(|&d| d as usize).collect::<Vec<_>>(),
+                expected.dims,
+                "{}: {name}",
+                golden.name
+            );
         }
         let (inputs, targets) = golden.batch(ids.ints(), n);
         let found = oracle.evaluate(&weights, &Batch { ids: inputs, targets }).unwrap();
@@ -30,10 +37,15 @@ fn the_interpreter_agrees_with_the_reference() {
         assert!(e < 1e-9, "{}: loss differs by {e}", golden.name);
         let expected = golden.with_prefix("gradients.");
         for (name, gradient) in &expected {
-            let there = found.gradients.get(name).unwrap_or_else(|| panic!("{}: no gradient of {name}", golden.name));
+            let there =
+                found.gradients.get(name).unwrap_or_else(|| panic!("{}: no gradient of {name}", golden.name));
             // Gradients that are zero by nature hold rounding noise on both sides.
             let scale = gradient.floats().iter().fold(0.0f64, |m, x| m.max(x.abs()));
-            let e = if scale < 1e-12 { there.floats().iter().fold(0.0f64, |m, x| m.max(x.abs())) } else { error(there.floats(), gradient.floats()) };
+            let e = if scale < 1e-12 {
+                there.floats().iter().fold(0.0f64, |m, x| m.max(x.abs()))
+            } else {
+                error(there.floats(), gradient.floats())
+            };
             assert!(e < 1e-9, "{}: gradient of {name} differs by {e}", golden.name);
         }
         for name in found.gradients.keys() {

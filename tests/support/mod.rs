@@ -66,11 +66,18 @@ pub fn read(path: &str) -> IndexMap<String, Tensor> {
     for (name, view) in file.tensors() {
         let data = view.data();
         let tensor = match view.dtype() {
-            Dtype::F64 => Tensor::float(view.shape(), data.chunks_exact(8).map(|c| f64::from_le_bytes(c.try_into().unwrap())).collect()),
-            Dtype::F32 => {
-                Tensor::float(view.shape(), data.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap()) as f64).collect())
-            }
-            Dtype::I64 => Tensor::int(view.shape(), data.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as i32).collect()),
+            Dtype::F64 => Tensor::float(
+                view.shape(),
+                data.chunks_exact(8).map(|c| f64::from_le_bytes(c.try_into().unwrap())).collect(),
+            ),
+            Dtype::F32 => Tensor::float(
+                view.shape(),
+                data.chunks_exact(4).map(|c| f32::from_le_bytes(c.try_into().unwrap()) as f64).collect(),
+            ),
+            Dtype::I64 => Tensor::int(
+                view.shape(),
+                data.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as i32).collect(),
+            ),
             other => panic!("{name}: {other:?}"),
         };
         all.insert(name, tensor);
@@ -98,6 +105,10 @@ impl Golden {
 pub fn error(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0.0f64, |m, x| m.max(x.abs())).max(1e-30);
-    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
+    let worst = found
+        .iter()
+        .zip(expected)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
     worst / scale
 }
