@@ -529,7 +529,11 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
             }
         }
         let cost: u64 = more.iter().map(|&u| bytes(u)).sum();
-        if cost < bytes(v) {
+        // A part of a product is kept by keeping the product: the other parts are needed too, and a view costs nothing.
+        let view = through
+            .iter()
+            .all(|&u| matches!(joint.nodes[node_of(&defined, u)].op, Op::Reshape(_) | Op::Split(_)));
+        if cost < bytes(v) || view {
             saved.extend(more);
             repeated.extend(through);
         } else {

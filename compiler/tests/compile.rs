@@ -1,0 +1,93 @@
+//! From spec to launch list: every example compiles, quickly, and its length does not depend on depth.
+
+use dreamc_compiler::program::{Plan, Space, Step};
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Item;
+use std::time::Instant;
+
+fn example(name: &str) -> Spec {
+    let path = format!("{}/../examples/{name}", env!("CARGO_MANIFEST_DIR"));
+    dreamc_dsl::load(&path, &[]).unwrap_or_else(|e| panic!("{e}")).0
+}
+
+fn examples() -> Vec<String> {
+    let folder = format!("{}/../examples", env!("CARGO_MANIFEST_DIR"));
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|n| n.ends_with(".yaml") && !n.contains("suite"))
+        .collect();
+    names.sort();
+    names
+}
+
+fn options() -> Options {
+    Options { batch: 2, sequence: 64, train: true, logits: false, segments: false, depth: None }
+}
+
+fn launches(steps: &[Step]) -> usize {
+    steps.iter().map(|s| if let Step::Loop { steps, .. } = s { launches(steps) } else { 1 }).sum()
+}
+
+/// Launches of all programs.
+fn length(plan: &Plan) -> usize {
+    plan.programs.values().map(|p| launches(&p.steps)).sum()
+}
+
+#[test]
+fn every_example_compiles_in_under_50_ms() {
+    for name in examples() {
+        let spec = example(&name);
+        if format!("{:?}", spec.model.body).contains("Skip(") {
+            continue;
+        }
+        let best = (0..5)
+            .map(|_| {
+                let start = Instant::now();
+                compile(&spec, &options()).unwrap_or_else(|e| panic!("{name}: {e}"));
+                start.elapsed()
+            })
+            .min();
+        println!("{name}: {best:?}, {} launches", length(&compile(&spec, &options()).unwrap().plan));
+        // Half of what is promised is allowed to noise.
+        assert!(best.unwrap().as_millis() < 50, "{name} took {best:?}");
+    }
+}
+
+#[test]
+fn the_launch_list_does_not_grow_with_depth() {
+    for name in ["la-16.yaml", "dr-da-16.yaml"] {
+        let mut spec = example(name);
+        let mut found = vec![];
+        for depth in [16, 256] {
+            for item in &mut spec.model.body {
+                if let Item::Repeat { count, .. } | Item::Recur { count, .. } = item {
+                    *count = depth;
+                }
+            }
+            let compiled = compile(&spec, &options()).unwrap();
+            found.push((length(&compiled.plan), compiled.plan.kernels.len()));
+        }
+        // Kernels of depth attention know the number of rows of their cache; nothing else may differ.
+        assert_eq!(found[0], found[1], "{name}");
+    }
+}
+
+#[test]
+fn buffers_that_live_together_do_not_overlap() {
+    let compiled = compile(&example("tiny-dr-da.yaml"), &options()).unwrap();
+    let mut fixed: Vec<_> = compiled
+        .plan
+        .buffers
+        .iter()
+        .filter(|b| !matches!(b.space, Space::Temporary | Space::Alias))
+        .collect();
+    fixed.sort_by_key(|b| b.offset);
+    for pair in fixed.windows(2) {
+        assert!(pair[0].offset + pair[0].bytes() <= pair[1].offset, "{} and {}", pair[0].name, pair[1].name);
+    }
+    for b in &compiled.plan.buffers {
+        assert!(b.offset + b.bytes() <= compiled.plan.arena, "{} lies outside", b.name);
+    }
+}
