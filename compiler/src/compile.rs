@@ -110,6 +110,8 @@ pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError>
     if options.train {
         let program = assembly.backward(&lowered.module, &bodies, &embed, &head)?;
         assembly.plan.programs.insert("backward".into(), program);
+        let program = assembly.norm()?;
+        assembly.plan.programs.insert("norm".into(), program);
         let program = assembly.update()?;
         assembly.plan.programs.insert("update".into(), program);
     }
@@ -764,28 +766,32 @@ impl<'a> Assembly<'a> {
         Ok(Program { steps, variables: architecture.variables })
     }
 
+    /// The gradient norm of the step, which is a program of its own so that the host can look at it before anything is
+    /// changed by it.
+    fn norm(&mut self) -> Result<Program, CompileError> {
+        let mut steps = vec![];
+        let at = |buffer| Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
+        let norm = self.named("norm", Space::Io, DType::F32, vec![1], 1)?;
+        let Some(&gradients) = self.named.get("gradients") else { return Ok(Program::default()) };
+        let elements = self.plan.buffer(gradients).elements();
+        let frozen = self.ranges.iter().filter(|r| r.recipe.is_none()).map(|r| (r.buffers[1], r.elements));
+        for (range, elements) in frozen.collect::<Vec<_>>() {
+            steps.push(self.launch(Kernel::Zero { elements }, vec![at(range)], "frozen gradients"));
+        }
+        steps.push(self.launch(Kernel::AllReduce { elements }, vec![at(gradients)], "gradients"));
+        steps.push(self.launch(Kernel::Norm { elements }, vec![at(gradients), at(norm)], "gradient norm"));
+        Ok(Program { steps, variables: 0 })
+    }
+
     /// One optimizer step. Its loops run over the sets of weights, so its length does not depend on depth.
     fn update(&mut self) -> Result<Program, CompileError> {
         let mut steps = vec![];
         let at = |buffer| Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
         let norm = self.named("norm", Space::Io, DType::F32, vec![1], 1)?;
         let scalars = self.named("scalars", Space::Io, DType::F32, vec![8], 1)?;
-        let Some(&gradients) = self.named.get("gradients") else { return Ok(Program::default()) };
-        let elements = self.plan.buffer(gradients).elements();
-        for range in self
-            .ranges
-            .iter()
-            .filter(|r| r.recipe.is_none())
-            .map(|r| (r.buffers[1], r.elements))
-            .collect::<Vec<_>>()
-        {
-            let step = self.launch(Kernel::Zero { elements: range.1 }, vec![at(range.0)], "frozen gradients");
-            steps.push(step);
+        if !self.named.contains_key("gradients") {
+            return Ok(Program::default());
         }
-        let step = self.launch(Kernel::AllReduce { elements }, vec![at(gradients)], "gradients");
-        steps.push(step);
-        let step = self.launch(Kernel::Norm { elements }, vec![at(gradients), at(norm)], "gradient norm");
-        steps.push(step);
         let train = &self.spec.train;
         for range in std::mem::take(&mut self.ranges) {
             let Some((weight_decay, rate)) = range.recipe else { continue };

@@ -19,8 +19,8 @@ use crate::program::{BufferId, Plan};
 /// | `scalars` | `f32[8]` | of the optimizer step, see [`crate::program::Kernel::AdamW`] |
 /// | `norm` | `f32[1]` | global gradient norm before clipping |
 ///
-/// Programs: `backward` (one micro-batch; adds to the gradients), `update` (one optimizer step; leaves gradients and
-/// counts zero), `evaluate` (forward alone: `nll`, and `logits` where asked for).
+/// Programs: `backward` (one micro-batch; adds to the gradients), `norm` (global gradient norm of the step; to be looked at and
+/// then used by `update`), `update` (one optimizer step; leaves gradients and counts zero), `evaluate` (forward alone: `nll`, and `logits` where asked for).
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// The launch list.
