@@ -11,7 +11,7 @@ fn the_interpreter_agrees_with_the_reference() {
     for golden in goldens() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let shape = Shape { batch: b as u64, sequence: n as u64, segments: false };
+        let shape = Shape { batch: b as u64, sequence: n as u64, segments: false, cache: None };
         let oracle = Oracle::new(&golden.spec.model, shape, None).unwrap();
         let weights = golden.with_prefix("weights.");
         let named: Vec<String> = oracle.tensors().iter().map(|t| t.0.clone()).collect();

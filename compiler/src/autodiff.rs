@@ -453,6 +453,7 @@ impl Reverse<'_, '_> {
             | Op::CombineGates
             | Op::AttentionGrad(_)
             | Op::CacheTake
+            | Op::Append
             | Op::DepthAttentionGrad(_)
             | Op::EmbedGrad { .. }
             | Op::CrossEntropyGrad

@@ -31,6 +31,18 @@ pub struct Options {
     pub segments: bool,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
+    /// Programs `prefill` and `decode` over sequence caches, and nothing else.
+    pub cache: Option<Cache>,
+}
+
+/// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one of `decode` one token:
+/// ids, their positions, and the places (`slots`) their keys and values go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Tokens each sequence has room for.
+    pub places: u64,
+    /// Tokens of a `prefill`.
+    pub chunk: u64,
 }
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen.
@@ -77,47 +89,77 @@ struct Forms {
 /// Compiles a spec.
 pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError> {
     let architecture = Architecture::new(&spec.model, options.depth)?;
-    let shape = Shape { batch: options.batch, sequence: options.sequence, segments: options.segments };
-    let mut lowered = lower(&architecture, shape)?;
+    let shape = |sequence, cache| Shape { batch: options.batch, sequence, segments: options.segments, cache };
+    let mut lowered = lower(&architecture, shape(options.sequence, None))?;
     let mut assembly = Assembly::new(spec, options, &architecture, &lowered)?;
 
-    let trained = |w: &Weight, body: Option<usize>| assembly.trained.contains(&(body, w.name.clone()));
-    let mut bodies = vec![];
-    for (i, body) in architecture.bodies.iter().enumerate() {
-        let weights: Vec<String> =
-            lowered.weights[i].iter().filter(|w| trained(w, Some(i))).map(|w| w.name.clone()).collect();
-        let function = lowered.module.functions[&body.name].clone();
-        let wanted = |p: &Param| match p.role {
-            Role::Weight => weights.contains(&p.name),
-            Role::Input => p.name == "x",
-            Role::State => !p.name.ends_with(".counts"),
-            _ => false,
-        };
-        let mut seeds = vec![("y", Seed::Param), ("aux", Seed::Param)];
-        seeds.extend(
-            function.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
-        );
-        bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, options)?);
+    if let Some(cache) = options.cache {
+        for (scope, sequence) in [("prefill", cache.chunk), ("decode", 1)] {
+            let mut lowered = lower(&architecture, shape(sequence, Some(cache.places)))?;
+            let inference = Options { train: false, logits: true, ..options.clone() };
+            let forms = ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference)?;
+            assembly.scope = format!("{scope}.");
+            let program = assembly.evaluate(&lowered.module, &forms)?;
+            assembly.plan.programs.insert(scope.into(), program);
+        }
+        return assembly.finish();
     }
-    let globals: Vec<String> =
-        lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
-    let wanted = |p: &Param| (p.role == Role::Weight && globals.contains(&p.name)) || p.name == "x";
-    let function = lowered.module.functions[EMBED].clone();
-    let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, options)?;
-    let function = lowered.module.functions[HEAD].clone();
-    let head = head_forms(&mut lowered.module, &function, &wanted, options)?;
-
+    let trained = assembly.trained.clone();
+    let trained = |w: &Weight, body: Option<usize>| trained.contains(&(body, w.name.clone()));
+    let forms = ModelForms::new(&architecture, &mut lowered, &trained, options)?;
     if options.train {
-        let program = assembly.backward(&lowered.module, &bodies, &embed, &head)?;
+        let program = assembly.backward(&lowered.module, &forms)?;
         assembly.plan.programs.insert("backward".into(), program);
         let program = assembly.norm()?;
         assembly.plan.programs.insert("norm".into(), program);
         let program = assembly.update()?;
         assembly.plan.programs.insert("update".into(), program);
     }
-    let program = assembly.evaluate(&lowered.module, &bodies, &embed, &head)?;
+    let program = assembly.evaluate(&lowered.module, &forms)?;
     assembly.plan.programs.insert("evaluate".into(), program);
     assembly.finish()
+}
+
+/// The functions of a model in the forms that programs need.
+struct ModelForms {
+    bodies: Vec<Forms>,
+    embed: Forms,
+    head: Forms,
+}
+
+impl ModelForms {
+    /// `trained` says of which weights gradients are wanted.
+    fn new(
+        architecture: &Architecture,
+        lowered: &mut lower::Lowered,
+        trained: &dyn Fn(&Weight, Option<usize>) -> bool,
+        options: &Options,
+    ) -> Result<Self, CompileError> {
+        let mut bodies = vec![];
+        for (i, body) in architecture.bodies.iter().enumerate() {
+            let weights: Vec<String> =
+                lowered.weights[i].iter().filter(|w| trained(w, Some(i))).map(|w| w.name.clone()).collect();
+            let function = lowered.module.functions[&body.name].clone();
+            let wanted = |p: &Param| match p.role {
+                Role::Weight => weights.contains(&p.name),
+                Role::Input => p.name == "x",
+                Role::State => !p.name.ends_with(".counts"),
+                _ => false,
+            };
+            let mut seeds = vec![("y", Seed::Param), ("aux", Seed::Param)];
+            let state = function.params.iter().filter(|p| p.role == Role::State);
+            seeds.extend(state.map(|p| (p.name.as_str(), Seed::Param)));
+            bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, options)?);
+        }
+        let globals: Vec<String> =
+            lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
+        let wanted = |p: &Param| (p.role == Role::Weight && globals.contains(&p.name)) || p.name == "x";
+        let function = lowered.module.functions[EMBED].clone();
+        let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, options)?;
+        let function = lowered.module.functions[HEAD].clone();
+        let head = head_forms(&mut lowered.module, &function, &wanted, options)?;
+        Ok(ModelForms { bodies, embed, head })
+    }
 }
 
 /// How the results of a function are bound.
@@ -175,7 +217,9 @@ fn head_forms(
     wanted: &dyn Fn(&Param) -> bool,
     options: &Options,
 ) -> Result<Forms, CompileError> {
-    let evaluate = scheduled(module, prune(f, &|n| n == "nll" || (n == "logits" && options.logits)))?;
+    let generating = options.cache.is_some();
+    let keep = |n: &str| (n == "nll" && !generating) || (n == "logits" && options.logits);
+    let evaluate = scheduled(module, prune(f, &keep))?;
     let forward = if options.train {
         let joint = differentiate(module, f, &[("loss", Seed::One)], wanted)?;
         scheduled(module, prune(&joint, &|n| n != "logits" || options.logits))?
@@ -213,6 +257,8 @@ struct Assembly<'a> {
     /// Kernels already in the plan, by their printed form.
     kernels: std::collections::HashMap<String, KernelId>,
     spec: &'a Spec,
+    /// Prefix of the buffers that belong to one program alone.
+    scope: String,
 }
 
 struct Range {
@@ -243,6 +289,7 @@ impl<'a> Assembly<'a> {
             temporaries: vec![],
             kernels: std::collections::HashMap::new(),
             spec,
+            scope: String::new(),
         };
         a.parameters(lowered)?;
         Ok(a)
@@ -552,7 +599,8 @@ impl<'a> Assembly<'a> {
             return Ok(at(*id, apply.set.clone()));
         }
         let stream = |a: &mut Self, next: u64| -> Result<Operand, CompileError> {
-            let id = a.named("stream", Space::Saved, DType::F32, shape.clone(), depth + 1)?;
+            let name = format!("{}stream", a.scope);
+            let id = a.named(&name, Space::Saved, DType::F32, shape.clone(), depth + 1)?;
             let mut instance = match (site.apply, site.body) {
                 (Some(apply), _) => apply.depth.clone(),
                 // The embedding writes the first, the head reads the last.
@@ -581,17 +629,28 @@ impl<'a> Assembly<'a> {
             )?;
             return Ok(at(id, apply.application.clone()));
         }
+        // The caches of a sequence attention: a row for each application, kept from program to program.
+        let component = name.strip_suffix(".keys").or_else(|| name.strip_suffix(".values"));
+        if let (Some(c), Some(apply)) = (component, site.apply) {
+            let components = &self.architecture.model.components;
+            if let Some((i, _, dreamc_dsl::spec::Component::Sequence(_))) = components.get_full(c) {
+                let id = self.named(name, Space::State, ty.dtype, shape, self.architecture.rows[i])?;
+                return Ok(at(id, apply.rows[i].clone()));
+            }
+        }
         let (name, space) = match name {
             "d.y" => ("d.stream", Space::Saved),
             "d.x" if site.apply.is_some() => ("d.next", Space::Saved),
             "d.x" => ("d.stream", Space::Saved),
             "d.aux" => ("aux_scale", Space::Io),
             "ids" | "targets" | "positions" | "segments" | "loss_scale" | "loss" | "nll" | "logits"
-            | "aux" => (name, Space::Io),
+            | "aux" | "slots" | "key_positions" => (name, Space::Io),
             _ => (name, Space::Saved),
         };
         let shape = if shape.is_empty() { vec![1] } else { shape };
-        let id = self.named(name, space, ty.dtype, shape, 1)?;
+        // The places of the caches are the same for all programs.
+        let name = if name == "key_positions" { name.to_string() } else { format!("{}{name}", self.scope) };
+        let id = self.named(&name, space, ty.dtype, shape, 1)?;
         Ok(at(id, zero))
     }
 
@@ -692,9 +751,7 @@ impl<'a> Assembly<'a> {
     fn backward(
         &mut self,
         module: &Module,
-        bodies: &[Forms],
-        embed: &Forms,
-        head: &Forms,
+        ModelForms { bodies, embed, head }: &ModelForms,
     ) -> Result<Program, CompileError> {
         let mut steps = vec![];
         let architecture = self.architecture;
@@ -746,9 +803,7 @@ impl<'a> Assembly<'a> {
     fn evaluate(
         &mut self,
         module: &Module,
-        bodies: &[Forms],
-        embed: &Forms,
-        head: &Forms,
+        ModelForms { bodies, embed, head }: &ModelForms,
     ) -> Result<Program, CompileError> {
         let mut steps = vec![];
         let architecture = self.architecture;

@@ -19,6 +19,14 @@ use crate::program::{BufferId, Plan};
 /// | `scalars` | `f32[8]` | of the optimizer step, see [`crate::program::Kernel::AdamW`] |
 /// | `norm` | `f32[1]` | global gradient norm before clipping |
 ///
+/// Plans for generation ([`crate::Cache`]) have the programs `prefill` and `decode`, whose inputs and logits are named
+/// `prefill.ids`, `decode.positions`, … Besides those above there are
+///
+/// | buffer | type | meaning |
+/// |---|---|---|
+/// | `{program}.slots` | `i32[batch, seq]` | place in the caches for each token; negative for padding |
+/// | `key_positions` | `i32[batch, places]` | position of the token in each place, those of this call included; negative: none |
+///
 /// Programs: `backward` (one micro-batch; adds to the gradients), `norm` (global gradient norm of the step; to be looked at and
 /// then used by `update`), `update` (one optimizer step; leaves gradients and counts zero), `evaluate` (forward alone: `nll`, and `logits` where asked for).
 #[derive(Clone, Debug)]

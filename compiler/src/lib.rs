@@ -14,6 +14,6 @@ pub mod oracle;
 pub mod program;
 pub mod schedule;
 
-pub use compile::{Options, compile, matches};
+pub use compile::{Cache, Options, compile, matches};
 pub use compiled::Compiled;
 pub use error::CompileError;

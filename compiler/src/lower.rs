@@ -25,6 +25,9 @@ pub struct Shape {
     pub sequence: u64,
     /// Whether attention stops at document boundaries (`segments` input).
     pub segments: bool,
+    /// Whether keys and values are appended to caches of so many places for each sequence, and attention reads those:
+    /// `slots` says where, `key_positions` what is there.
+    pub cache: Option<u64>,
 }
 
 /// A model as IR.
@@ -84,7 +87,7 @@ fn embed(
     module: &mut Module,
     globals: &mut Vec<Weight>,
 ) -> Result<Function, CompileError> {
-    let shape = Shape { batch: 0, sequence: 0, segments: false };
+    let shape = Shape { batch: 0, sequence: 0, segments: false, cache: None };
     let mut lower = Lower::new(architecture, None, shape, module, EMBED);
     let table = lower.weight(
         "embed.weight",
@@ -338,7 +341,7 @@ impl<'a> Lower<'a> {
             scale: a.scale.unwrap_or(1.0 / (a.head_size as f64).sqrt()),
             softcap: a.softcap,
             window: a.window,
-            mask: Mask::Causal,
+            mask: if !depth && self.shape.cache.is_some() { Mask::Positions } else { Mask::Causal },
             segments: !depth && self.shape.segments,
         };
         let o = if depth {
@@ -356,6 +359,19 @@ impl<'a> Lower<'a> {
             self.b.op(Op::DepthAttention(op), &[q, k, v, row])
         } else {
             let mut operands = vec![q, k, v];
+            if let Some(places) = self.shape.cache {
+                let places = self.dim("places", places);
+                let slots = self.b.param("slots", Role::Input, Type::i32(&rows));
+                let ty = Type::f32(&[rows[0], places, kv, size]);
+                for (operand, name) in [(1, "keys"), (2, "values")] {
+                    let name = format!("{c}.{name}");
+                    let cache = self.b.param(&name, Role::State, ty.clone());
+                    operands[operand] = self.b.op(Op::Append, &[cache, operands[operand], slots]);
+                    self.b.result(name, operands[operand]);
+                }
+                operands.push(self.b.param("positions", Role::Input, Type::i32(&rows)));
+                operands.push(self.b.param("key_positions", Role::Input, Type::i32(&[rows[0], places])));
+            }
             if op.segments {
                 operands.push(self.b.param("segments", Role::Input, Type::i32(&rows)));
             }

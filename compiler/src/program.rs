@@ -339,6 +339,18 @@ pub enum Kernel {
         /// Pieces `x` lies in.
         parts: u64,
     },
+    /// `(x[rows, width], slots i32[rows], cache[rows / tokens, places, width])`: row `i` goes to place `slots[i]` of its
+    /// sequence, unless that is negative; `x` strided by row.
+    Append {
+        /// Rows of `x`.
+        rows: u64,
+        /// Rows of one sequence.
+        tokens: u64,
+        /// Places of one sequence.
+        places: u64,
+        /// Elements of a row.
+        width: u64,
+    },
     /// `(row: index, cache[rows, width], x)`: `x` becomes the row, the row zero; `x` strided as in `CacheWrite`.
     CacheTake {
         /// Elements of a row.

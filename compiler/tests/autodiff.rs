@@ -8,7 +8,8 @@ use dreamc_compiler::ir::{Function, Module, Op, Role, Type, verify_function};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 21] = [
+const NONE: [&str; 22] = [
+    "append",
     "constant",
     "zeros",
     "stop_gradient",

@@ -1,7 +1,7 @@
 //! From spec to launch list: every example compiles, quickly, and its length does not depend on depth.
 
 use dreamc_compiler::program::{Plan, Space, Step};
-use dreamc_compiler::{Options, compile};
+use dreamc_compiler::{Cache, Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Item;
 use std::time::Instant;
@@ -23,7 +23,7 @@ fn examples() -> Vec<String> {
 }
 
 fn options() -> Options {
-    Options { batch: 2, sequence: 64, train: true, logits: false, segments: false, depth: None }
+    Options { batch: 2, sequence: 64, train: true, logits: false, segments: false, depth: None, cache: None }
 }
 
 fn launches(steps: &[Step]) -> usize {
@@ -89,5 +89,21 @@ fn buffers_that_live_together_do_not_overlap() {
     }
     for b in &compiled.plan.buffers {
         assert!(b.offset + b.bytes() <= compiled.plan.arena, "{} lies outside", b.name);
+    }
+}
+
+#[test]
+fn every_example_compiles_for_generation() {
+    for name in examples() {
+        let spec = example(&name);
+        if format!("{:?}", spec.model.body).contains("Skip(") {
+            continue;
+        }
+        let options = Options { train: false, cache: Some(Cache { places: 32, chunk: 8 }), ..options() };
+        let compiled = compile(&spec, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(compiled.plan.programs.keys().collect::<Vec<_>>(), ["prefill", "decode"], "{name}");
+        for buffer in ["prefill.logits", "decode.logits", "decode.slots", "key_positions"] {
+            assert!(compiled.plan.find(buffer).is_some(), "{name} has no {buffer}");
+        }
     }
 }

@@ -314,6 +314,11 @@ pub fn cost(
             let row = s.operand_bytes(1, s.operand(1));
             Counts { read: row + Count::from(4), written: row, ..nothing }
         }
+        // Rows read and written, the rest left where it is.
+        Op::Append => {
+            let rows = s.operand_bytes(1, s.operand(1));
+            Counts { read: rows + s.operand_bytes(2, s.operand(2)), written: rows, ..nothing }
+        }
         // The row moved out and zeros in its place.
         Op::CacheTake => {
             let row = s.operand_bytes(0, y);

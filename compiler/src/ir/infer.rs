@@ -369,6 +369,21 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             )?;
             vec![operands[0].clone()]
         }
+        Op::Append => {
+            arity(3)?;
+            int(operands[2])?;
+            let (cache, x) = (operands[0], operands[1]);
+            check(
+                cache.dims.len() >= 2
+                    && x.dims.len() == cache.dims.len()
+                    && cache.dtype == x.dtype
+                    && cache.dims[0] == x.dims[0]
+                    && cache.dims[2..] == x.dims[2..]
+                    && operands[2].dims == x.dims[..2],
+                "takes cache[b, s, ..], x[b, t, ..], slots[b, t]",
+            )?;
+            vec![cache.clone()]
+        }
         Op::CacheTake => {
             arity(2)?;
             scalar(operands[1])?;
@@ -643,6 +658,7 @@ impl Op {
             Op::Attention(_) => "attention",
             Op::AttentionGrad(_) => "attention_grad",
             Op::CacheWrite => "cache_write",
+            Op::Append => "append",
             Op::CacheTake => "cache_take",
             Op::DepthAttention(_) => "depth_attention",
             Op::DepthAttentionGrad(_) => "depth_attention_grad",

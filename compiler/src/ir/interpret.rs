@@ -466,6 +466,7 @@ impl<'a> Evaluation<'a> {
             Op::Attention(a) => self.attention(a),
             Op::AttentionGrad(a) => self.attention_grad(a),
             Op::CacheWrite => self.cache_write()?,
+            Op::Append => self.append()?,
             Op::CacheTake => self.cache_take()?,
             Op::DepthAttention(a) => self.depth_attention(a)?,
             Op::DepthAttentionGrad(a) => self.depth_attention_grad(a)?,
@@ -971,6 +972,25 @@ impl<'a> Evaluation<'a> {
             Data::Int(cache) => cache[row].copy_from_slice(self.ints(1)),
         }
         Ok(vec![cache])
+    }
+
+    fn append(&self) -> Result<Vec<Data>, String> {
+        let (cache, x) = (&self.operands[0].dims, &self.operands[1].dims);
+        let (places, tokens) = (cache[1], x[1]);
+        let width: usize = cache[2..].iter().product();
+        let mut all = self.floats(0).to_vec();
+        for (i, &slot) in self.ints(2).iter().enumerate() {
+            if slot < 0 {
+                continue;
+            }
+            let slot = slot as usize;
+            if slot >= places {
+                return Err(format!("slot {slot} of {places}"));
+            }
+            let to = ((i / tokens) * places + slot) * width;
+            all[to..to + width].copy_from_slice(&self.floats(1)[i * width..(i + 1) * width]);
+        }
+        Ok(vec![Data::Float(all)])
     }
 
     fn cache_take(&self) -> Result<Vec<Data>, String> {

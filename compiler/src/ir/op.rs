@@ -245,6 +245,9 @@ pub enum Op {
     AttentionGrad(Attention),
     /// `(cache[D, ..], x[..], row[]) -> cache` with that row replaced.
     CacheWrite,
+    /// `(cache[b, s, ..], x[b, t, ..], slots i32[b, t]) -> cache` with `x[b, i]` in place `slots[b, i]` of its sequence; a
+    /// negative slot is not written. Slots of one sequence differ.
+    Append,
     /// `(cache[D, ..], row[]) -> x[..], cache`: the row, and the cache with it set to zero; the reverse of `CacheWrite`.
     CacheTake,
     /// `(q[.., H, d], k[D, .., G, d], v[D, .., G, d], row[]) -> o[.., H, d]`: each position attends to rows `0..=row` of itself.

@@ -147,6 +147,7 @@ pub fn table() -> Vec<Entry> {
         entry("attention", |c| attention(c, false)),
         entry("attention_grad", |c| attention(c, true)),
         entry("cache_write", cache_write),
+        entry("append", append),
         entry("cache_take", cache_take),
         entry("depth_attention", |c| depth_attention(c, false)),
         entry("depth_attention_grad", |c| depth_attention(c, true)),
@@ -670,6 +671,24 @@ fn cache_dims(case: &mut Case) -> (Vec<Dim>, Vec<Dim>, u64) {
     let row = row_dims(case, "h");
     let at = case.rng.below(case.module.size(depths));
     ([&[depths], &row[..]].concat(), row, at)
+}
+
+fn append(mut case: Case) -> Instance {
+    let (b, s, t, h) = (case.dim("b"), case.dim("s"), case.dim("t"), case.dim("h"));
+    let (places, tokens) = (case.module.size(s), case.module.size(t));
+    let mut next = 0;
+    let cache = case.state("cache", &[b, s, h]);
+    let x = case.floats("x", &[b, t, h]);
+    // One after another from a place of its own for each sequence, the last ones perhaps beyond the end.
+    let slots = case.ints_from("slots", &[b, t], |rng| {
+        if next % tokens == 0 {
+            next = tokens * rng.below(places);
+        }
+        let slot = next / tokens + next % tokens;
+        next += 1;
+        if slot < places { slot as i32 } else { -1 }
+    });
+    case.finish(Op::Append, &[cache, x, slots], &["cache"])
 }
 
 fn cache_write(mut case: Case) -> Instance {

@@ -179,6 +179,7 @@ impl Module {
             | Op::CombineGates
             | Op::AddCounts
             | Op::CacheWrite
+            | Op::Append
             | Op::CacheTake
             | Op::Embed
             | Op::CrossEntropy
@@ -862,6 +863,7 @@ impl<'a> Parser<'a> {
             "attention" => Ok(Op::Attention(self.attention()?)),
             "attention_grad" => Ok(Op::AttentionGrad(self.attention()?)),
             "cache_write" => Ok(Op::CacheWrite),
+            "append" => Ok(Op::Append),
             "cache_take" => Ok(Op::CacheTake),
             "depth_attention" => Ok(Op::DepthAttention(self.attention()?)),
             "depth_attention_grad" => Ok(Op::DepthAttentionGrad(self.attention()?)),

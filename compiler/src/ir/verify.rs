@@ -275,6 +275,7 @@ impl Op {
             | Op::Attention(_)
             | Op::AttentionGrad(_)
             | Op::CacheWrite
+            | Op::Append
             | Op::CacheTake
             | Op::DepthAttention(_)
             | Op::DepthAttentionGrad(_)

@@ -373,6 +373,18 @@ impl<'a> Emit<'a> {
                 let cache = self.in_place(i, node.first, x(0))?;
                 self.launch(Kernel::CacheWrite { width, parts }, vec![value, row, cache], i);
             }
+            Op::Append => {
+                let (cache, d) = (dims(0), dims(1));
+                let kernel = Kernel::Append {
+                    rows: self.elements(&d[..2]),
+                    tokens: self.size(d[1]),
+                    places: self.size(cache[1]),
+                    width: self.elements(&d[2..]),
+                };
+                let (value, slots) = (self.strided(x(1))?, self.contiguous(x(2))?);
+                let cache = self.in_place(i, node.first, x(0))?;
+                self.launch(kernel, vec![value, slots, cache], i);
+            }
             Op::CacheTake => {
                 let row = self.index(x(1))?;
                 let cache = self.in_place(i, Value(node.first.0 + 1), x(0))?;
