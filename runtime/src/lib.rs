@@ -3,4 +3,5 @@ pub mod checkpoint;
 pub mod data;
 pub mod files;
 pub mod init;
+pub mod nvrtc;
 pub mod rng;
