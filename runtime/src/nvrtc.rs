@@ -143,7 +143,8 @@ impl Program {
         let options = c_strings(options.iter().copied(), "compiler option")?;
         let header_names = c_strings(source.headers.iter().map(|header| header.0), "header's name")?;
         let header_texts = c_strings(source.headers.iter().map(|header| header.1), "header")?;
-        let [options_at, names_at, texts_at] = [&options, &header_names, &header_texts].map(|strings| pointers(strings));
+        let [options_at, names_at, texts_at] =
+            [&options, &header_names, &header_texts].map(|strings| pointers(strings));
 
         let mut handle = std::ptr::null_mut();
         // SAFETY: every pointer is to a C string or an array of them that outlives the call; NVRTC copies what it keeps.
@@ -160,7 +161,8 @@ impl Program {
         check("nvrtcCreateProgram", created)?;
         let program = Program(handle);
         // SAFETY: a live handle and `options.len()` C strings.
-        let compiled = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as c_int, options_at.as_ptr()) };
+        let compiled =
+            unsafe { sys::nvrtcCompileProgram(program.0, options.len() as c_int, options_at.as_ptr()) };
         match compiled {
             sys::nvrtcResult::NVRTC_SUCCESS => Ok(program),
             sys::nvrtcResult::NVRTC_ERROR_COMPILATION | sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
@@ -206,7 +208,10 @@ fn c_string(text: &str, what: &'static str) -> Result<CString, NvrtcError> {
     CString::new(text).map_err(|_| NvrtcError::ZeroByte { what })
 }
 
-fn c_strings<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Vec<CString>, NvrtcError> {
+fn c_strings<'a>(
+    texts: impl Iterator<Item = &'a str>,
+    what: &'static str,
+) -> Result<Vec<CString>, NvrtcError> {
     texts.map(|text| c_string(text, what)).collect()
 }
 
@@ -296,7 +301,8 @@ fn open_with_builtins(path: &Path) -> Result<(), NvrtcError> {
 
     let open = |file: &Path| -> Result<(), NvrtcError> {
         let failed = |reason: String| NvrtcError::Load { path: file.display().to_string(), reason };
-        let name = CString::new(file.as_os_str().as_bytes()).map_err(|_| failed("a zero byte in its name".into()))?;
+        let name = CString::new(file.as_os_str().as_bytes())
+            .map_err(|_| failed("a zero byte in its name".into()))?;
         // SAFETY: a C string; the library's initialisers are NVIDIA's own, and it is never unloaded.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         if !handle.is_null() {
@@ -304,7 +310,11 @@ fn open_with_builtins(path: &Path) -> Result<(), NvrtcError> {
         }
         // SAFETY: dlerror gives null or a C string that stays until the next dl call of this thread.
         let words = unsafe { libc::dlerror() };
-        let words = if words.is_null() { "no reason given".into() } else { unsafe { CStr::from_ptr(words) }.to_string_lossy() };
+        let words = if words.is_null() {
+            "no reason given".into()
+        } else {
+            unsafe { CStr::from_ptr(words) }.to_string_lossy()
+        };
         Err(failed(words.into_owned()))
     };
     if let Some(folder) = path.parent()

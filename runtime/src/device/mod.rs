@@ -1,0 +1,3 @@
+//! The machines that programs run on.
+
+pub mod ptx;

@@ -1,0 +1,6 @@
+//! The PTX device on kernels written in CUDA C++ and compiled by NVRTC.
+//!
+//! Where NVRTC is missing the tests say so and pass; in CI (`CI=true`) that is a failure.
+
+mod kernels;
+mod support;
