@@ -667,14 +667,14 @@ fn compare(comparison: &str, kind: &str, ftz: bool) -> Option<Alu> {
         ($file:ident, $x:ident => $value:expr) => {
             match comparison {
                 // Unlike Rust's, the ordered `ne` is false where either is NaN.
-                "ne" => of!($file, $x => $value; a b, a < b || a > b),
+                "ne" => of!($file, $x => $value; a b, a != b && !a.is_nan() && !b.is_nan()),
                 "eq" | "lt" | "le" | "gt" | "ge" => ordered!($file, $x => $value),
-                "equ" => of!($file, $x => $value; a b, !(a < b || a > b)),
+                "equ" => of!($file, $x => $value; a b, a == b || a.is_nan() || b.is_nan()),
                 "neu" => of!($file, $x => $value; a b, a != b),
-                "ltu" => of!($file, $x => $value; a b, !(a >= b)),
-                "leu" => of!($file, $x => $value; a b, !(a > b)),
-                "gtu" => of!($file, $x => $value; a b, !(a <= b)),
-                "geu" => of!($file, $x => $value; a b, !(a < b)),
+                "ltu" => of!($file, $x => $value; a b, a < b || a.is_nan() || b.is_nan()),
+                "leu" => of!($file, $x => $value; a b, a <= b || a.is_nan() || b.is_nan()),
+                "gtu" => of!($file, $x => $value; a b, a > b || a.is_nan() || b.is_nan()),
+                "geu" => of!($file, $x => $value; a b, a >= b || a.is_nan() || b.is_nan()),
                 "num" => of!($file, $x => $value; a b, !a.is_nan() && !b.is_nan()),
                 "nan" => of!($file, $x => $value; a b, a.is_nan() || b.is_nan()),
                 _ => return None,

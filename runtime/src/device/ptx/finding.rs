@@ -62,7 +62,7 @@ pub struct Finding {
     /// The kind, for tests and tools.
     pub kind: Kind,
     /// The kernel's name.
-    pub kernel: String,
+    pub kernel: Box<str>,
     /// The block, where one was running.
     pub block: Option<[u32; 3]>,
     /// The thread in its block, where it was one.
@@ -70,11 +70,11 @@ pub struct Finding {
     /// The instruction.
     pub site: Option<Box<Site>>,
     /// What happened.
-    pub what: String,
+    pub what: Box<str>,
     /// Where the other party was, for races and the like.
     pub other: Option<Box<Site>>,
     /// What would be right.
-    pub right: String,
+    pub right: Box<str>,
 }
 
 /// The kinds of finding.

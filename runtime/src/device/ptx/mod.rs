@@ -357,8 +357,17 @@ impl<'a> Grid<'a> {
 }
 
 fn refuse(launch: &Launch, kind: Kind, what: String, right: String) -> Finding {
-    let kernel = launch.kernel.clone();
-    Finding { kind, kernel, block: None, thread: None, site: None, what, other: None, right }
+    let kernel = launch.kernel.as_str().into();
+    Finding {
+        kind,
+        kernel,
+        block: None,
+        thread: None,
+        site: None,
+        what: what.into(),
+        other: None,
+        right: right.into(),
+    }
 }
 
 /// The limits of the hardware, and those that the kernel was compiled with.
@@ -432,13 +441,13 @@ fn describe(program: &Program, launched: &Launched, at: &At, trouble: Trouble) -
     let placed = !matches!(trouble.kind, Kind::Budget);
     Finding {
         kind: trouble.kind,
-        kernel: launched.kernel.name.clone(),
+        kernel: launched.kernel.name.as_str().into(),
         block: Some(position(at.block, launched.grid)),
         thread,
         site: placed.then(|| Box::new(program.site(launched.kernel, pc))),
-        what: trouble.what,
+        what: trouble.what.into(),
         other: trouble.other.map(|pc| Box::new(program.site(launched.kernel, pc))),
-        right: trouble.right,
+        right: trouble.right.into(),
     }
 }
 

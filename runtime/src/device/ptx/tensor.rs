@@ -3,7 +3,7 @@
 //! Products of the narrow formats are exact in f32; they are added in order of k, each sum rounded. Hardware adds in
 //! other orders and widths, so results agree within a tolerance and not to the bit.
 
-use super::alu::{LANES, Registers};
+use super::alu::Registers;
 use super::decode::{Address, Op, Operands};
 use super::finding::{Kind, LoadError, Outcome, Trouble};
 use super::float;
@@ -129,28 +129,24 @@ impl Multiply {
         let halves = if self.element == Element::Tensor { 1 } else { 2 };
         // A lane holds, of each quadrant of a and each half of b, the elements of its row and its column (or columns).
         for (i, &row) in self.a.iter().enumerate() {
-            let words = &registers.w[usize::from(row)];
-            for lane in 0..LANES {
+            for (lane, &word) in registers.w[usize::from(row)].iter().enumerate() {
                 for half in 0..halves {
                     let (m, k) = (lane / 4 + i % 2 * 8, lane % 4 * halves + half + i / 2 * 4 * halves);
-                    a[m][k] = self.element.value(words[lane], half);
+                    a[m][k] = self.element.value(word, half);
                 }
             }
         }
         for (i, &row) in self.b.iter().enumerate() {
-            let words = &registers.w[usize::from(row)];
-            for lane in 0..LANES {
+            for (lane, &word) in registers.w[usize::from(row)].iter().enumerate() {
                 for half in 0..halves {
-                    b[lane % 4 * halves + half + i * 4 * halves][lane / 4] =
-                        self.element.value(words[lane], half);
+                    b[lane % 4 * halves + half + i * 4 * halves][lane / 4] = self.element.value(word, half);
                 }
             }
         }
         let mut sums = [[0f32; 8]; 16];
         for (i, &row) in self.c.iter().enumerate() {
-            let words = &registers.w[usize::from(row)];
-            for lane in 0..LANES {
-                sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = f32::from_bits(words[lane]);
+            for (lane, &word) in registers.w[usize::from(row)].iter().enumerate() {
+                sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = f32::from_bits(word);
             }
         }
         for (sums, a) in sums.iter_mut().zip(&a) {
@@ -161,9 +157,8 @@ impl Multiply {
             }
         }
         for (i, &row) in self.d.iter().enumerate() {
-            let words = &mut registers.w[usize::from(row)];
-            for lane in 0..LANES {
-                words[lane] = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2].to_bits();
+            for (lane, word) in registers.w[usize::from(row)].iter_mut().enumerate() {
+                *word = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2].to_bits();
             }
         }
     }
