@@ -2,13 +2,14 @@
 //!
 //! *In*: a function and a tensor for each parameter. *Out*: its results, and how many multiply-adds each node's products
 //! really executed. *Promise*: this is the oracle. Every sum runs in increasing index order, every value is f64 (a cast
-//! to bf16 rounds, nothing else does), every index is checked, and more than [`MOST_ELEMENTS`] is
-//! refused before the start. No input panics.
+//! to bf16 rounds, nothing else does), every index is checked, and work beyond [`MOST_ELEMENTS`] or [`MOST_WORK`] is
+//! refused before it starts. No input panics.
 //!
 //! Multiply-adds are counted where they happen, one by one in the innermost loops (`Evaluation::dot`,
-//! `Evaluation::add_scaled` and the loop of `Contract`), so that [`super::cost`] has something independent to agree
+//! `Evaluation::add_scaled` and the loop of `Contract`), so that [`mod@super::cost`] has something independent to agree
 //! with. Only matrix products count; see there.
 
+use super::cost::{self, CostError, Extents};
 use super::verify::VerifyError;
 use super::{
     Attention, Binary, DType, Dim, Function, Mask, Module, Op, Positions, Reduce, Rope, Type, TypeError,
@@ -21,6 +22,9 @@ use thiserror::Error;
 
 /// Most elements that the values of one call may have together (1 GiB of f64).
 pub const MOST_ELEMENTS: u64 = 1 << 27;
+
+/// Most multiply-adds and element-wise operations of one call: a minute or so.
+pub const MOST_WORK: u128 = 1 << 36;
 
 /// Elements with the sizes of their dimensions, slowest first.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,7 +156,7 @@ pub enum InterpretError {
         /// The index and its range.
         problem: String,
     },
-    /// Too much for the interpreter.
+    /// Too large for the interpreter.
     #[error("@{function} has {elements} elements; the interpreter takes {MOST_ELEMENTS}")]
     Elements {
         /// The function.
@@ -160,6 +164,17 @@ pub enum InterpretError {
         /// Elements of all values.
         elements: u64,
     },
+    /// Too much for the interpreter.
+    #[error("@{function} takes {work} operations; the interpreter does {MOST_WORK}")]
+    Work {
+        /// The function.
+        function: String,
+        /// Multiply-adds and element-wise operations.
+        work: u128,
+    },
+    /// Too much to count.
+    #[error(transparent)]
+    Cost(#[from] CostError),
 }
 
 /// What a call did.
@@ -185,10 +200,7 @@ pub fn interpret(
 /// As [`interpret`](interpret()), with every value and count.
 pub fn execute(module: &Module, function: &Function, args: &[Tensor]) -> Result<Execution, InterpretError> {
     verify_function(module, function)?;
-    let elements = function.types.iter().fold(0u64, |sum, ty| sum.saturating_add(module.elements(&ty.dims)));
-    if elements > MOST_ELEMENTS {
-        return Err(InterpretError::Elements { function: function.name.clone(), elements });
-    }
+    check_work(module, function)?;
     check_args(module, function, args)?;
     let mut values: Vec<Cow<'_, Tensor>> = args.iter().map(Cow::Borrowed).collect();
     let mut multiply_adds = vec![];
@@ -231,6 +243,20 @@ pub fn bind(function: &Function, tensors: &IndexMap<String, Tensor>) -> Result<V
     let missing =
         |param: &str| InterpretError::Missing { function: function.name.clone(), param: param.into() };
     function.params.iter().map(|p| tensors.get(&p.name).cloned().ok_or_else(|| missing(&p.name))).collect()
+}
+
+fn check_work(module: &Module, function: &Function) -> Result<(), InterpretError> {
+    let name = || function.name.clone();
+    let elements = function.types.iter().fold(0u64, |sum, ty| sum.saturating_add(module.elements(&ty.dims)));
+    if elements > MOST_ELEMENTS {
+        return Err(InterpretError::Elements { function: name(), elements });
+    }
+    let cost = cost::total(module, function, |_| Extents::default())?;
+    let work = (cost.flops / 2).saturating_add(cost.elementwise);
+    if work > MOST_WORK {
+        return Err(InterpretError::Work { function: name(), work });
+    }
+    Ok(())
 }
 
 fn check_args(module: &Module, function: &Function, args: &[Tensor]) -> Result<(), InterpretError> {
@@ -723,13 +749,10 @@ impl<'a> Evaluation<'a> {
         if let Some(e) = chosen.iter().find(|&&e| e < 0) {
             return Err(format!("choice {e} is negative"));
         }
-        let mut order = vec![];
-        let mut offsets = vec![0];
-        for e in 0..experts {
-            order.extend((0..chosen.len()).filter(|&s| chosen[s] as usize == e));
-            offsets.push(order.len() as i32);
-        }
-        order.extend((0..chosen.len()).filter(|&s| chosen[s] as usize >= experts));
+        let expert = |slot: &usize| (chosen[*slot] as usize).min(experts);
+        let mut order: Vec<usize> = (0..chosen.len()).collect();
+        order.sort_by_key(expert);
+        let offsets = (0..=experts).map(|e| order.partition_point(|slot| expert(slot) < e) as i32).collect();
         let mut inverse = vec![0; chosen.len()];
         for (position, &slot) in order.iter().enumerate() {
             inverse[slot] = position as i32;
@@ -862,15 +885,16 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// For every query of sequence attention in the order of `q`'s rows: where the keys it sees begin. `mask` is the
-    /// number of the first mask operand.
-    fn sequence_keys(&self, a: &Attention, mask: usize) -> Vec<Keys> {
-        let [b, t, heads, d] = *self.sizes(0) else { return vec![] };
+    /// Where the keys begin that a query of sequence attention sees; `row` numbers the queries in the order of `q`'s
+    /// rows, and `mask` is the number of the first mask operand.
+    fn sequence_keys(&self, a: &Attention, mask: usize, row: usize) -> Keys {
+        let [_, t, heads, d] = *self.sizes(0) else { return vec![] };
         let [_, s, groups, _] = *self.sizes(1) else { return vec![] };
+        let (b, i, h) = (row / heads / t, row / heads % t, row % heads);
         let segments = mask + 2 * usize::from(a.mask == Mask::Positions);
-        let sees = |b: usize, i: usize, j: usize| {
+        let sees = |j: &usize| {
             let (query, key) = match a.mask {
-                Mask::Causal => (i as i64, j as i64),
+                Mask::Causal => (i as i64, *j as i64),
                 Mask::Positions => {
                     (i64::from(self.ints(mask)[b * t + i]), i64::from(self.ints(mask + 1)[b * s + j]))
                 }
@@ -878,24 +902,16 @@ impl<'a> Evaluation<'a> {
             let together = !a.segments || self.ints(segments)[b * t + i] == self.ints(segments)[b * t + j];
             key >= 0 && key <= query && a.window.is_none_or(|w| ((query - key) as u64) < w) && together
         };
-        let mut all = vec![];
-        for b in 0..b {
-            for i in 0..t {
-                for h in 0..heads {
-                    let group = h / (heads / groups);
-                    let at = |j: usize| ((b * s + j) * groups + group) * d;
-                    all.push((0..s).filter(|&j| sees(b, i, j)).map(at).collect());
-                }
-            }
-        }
-        all
+        let group = h / (heads / groups);
+        (0..s).filter(sees).map(|j| ((b * s + j) * groups + group) * d).collect()
     }
 
     fn attention(&mut self, a: &Attention) -> Vec<Data> {
         let (q, kv, d) = (self.floats(0), [self.floats(1), self.floats(2)], self.last(0));
         let mut out = vec![0.0; q.len()];
         let mut lse = vec![];
-        for ((q, out), keys) in q.chunks(d).zip(out.chunks_mut(d)).zip(self.sequence_keys(a, 3)) {
+        for (row, (q, out)) in q.chunks(d).zip(out.chunks_mut(d)).enumerate() {
+            let keys = self.sequence_keys(a, 3, row);
             lse.push(self.attend(a, q, kv, &keys, out));
         }
         vec![Data::Float(out), Data::Float(lse)]
@@ -907,37 +923,33 @@ impl<'a> Evaluation<'a> {
         let mut dq = vec![0.0; q.len()];
         let mut dk = vec![0.0; kv[0].len()];
         let mut dv = vec![0.0; kv[1].len()];
-        for (row, keys) in self.sequence_keys(a, 6).iter().enumerate() {
+        for (row, &lse) in lse.iter().enumerate() {
+            let keys = self.sequence_keys(a, 6, row);
             let own = row * d..(row + 1) * d;
-            let kept = Some((&out[own.clone()], lse[row]));
+            let kept = Some((&out[own.clone()], lse));
             let (dq, dout) = (&mut dq[own.clone()], &dout[own.clone()]);
-            self.attend_grad(a, &q[own], kv, keys, kept, dout, dq, [&mut dk, &mut dv]);
+            self.attend_grad(a, &q[own], kv, &keys, kept, dout, dq, [&mut dk, &mut dv]);
         }
         vec![Data::Float(dq), Data::Float(dk), Data::Float(dv)]
     }
 
-    /// For every query of depth attention in the order of `q`'s rows: where the keys it sees begin.
-    fn depth_keys(&self, a: &Attention) -> Result<Vec<Keys>, String> {
+    /// As [`Self::sequence_keys`], of depth attention.
+    fn depth_keys(&self, a: &Attention, row: usize) -> Result<Keys, String> {
         let (q, k) = (self.sizes(0), self.sizes(1));
-        let row = checked(self.ints(3)[0], k[0], "cache row")?;
+        let depth = checked(self.ints(3)[0], k[0], "cache row")?;
         let [.., heads, d] = *q else { return Ok(vec![]) };
         let groups = k[k.len() - 2];
-        let first = a.window.map_or(0, |w| (row as u64 + 1).saturating_sub(w) as usize);
         let positions: usize = q[..q.len() - 2].iter().product();
-        let mut all = vec![];
-        for position in 0..positions {
-            for h in 0..heads {
-                let at = |r: usize| ((r * positions + position) * groups + h / (heads / groups)) * d;
-                all.push((first..=row).map(at).collect());
-            }
-        }
-        Ok(all)
+        let (position, group) = (row / heads, row % heads / (heads / groups));
+        let first = a.window.map_or(0, |w| (depth as u64 + 1).saturating_sub(w) as usize);
+        Ok((first..=depth).map(|r| ((r * positions + position) * groups + group) * d).collect())
     }
 
     fn depth_attention(&mut self, a: &Attention) -> Result<Vec<Data>, String> {
         let (q, kv, d) = (self.floats(0), [self.floats(1), self.floats(2)], self.last(0));
         let mut out = vec![0.0; q.len()];
-        for ((q, out), keys) in q.chunks(d).zip(out.chunks_mut(d)).zip(self.depth_keys(a)?) {
+        for (row, (q, out)) in q.chunks(d).zip(out.chunks_mut(d)).enumerate() {
+            let keys = self.depth_keys(a, row)?;
             self.attend(a, q, kv, &keys, out);
         }
         Ok(vec![Data::Float(out)])
@@ -949,10 +961,11 @@ impl<'a> Evaluation<'a> {
         let mut dq = vec![0.0; q.len()];
         let mut dk = self.floats(5).to_vec();
         let mut dv = self.floats(6).to_vec();
-        for (row, keys) in self.depth_keys(a)?.iter().enumerate() {
+        for row in 0..q.len() / d {
+            let keys = self.depth_keys(a, row)?;
             let own = row * d..(row + 1) * d;
             let (dq, dout) = (&mut dq[own.clone()], &dout[own.clone()]);
-            self.attend_grad(a, &q[own], kv, keys, None, dout, dq, [&mut dk, &mut dv]);
+            self.attend_grad(a, &q[own], kv, &keys, None, dout, dq, [&mut dk, &mut dv]);
         }
         Ok(vec![Data::Float(dq), Data::Float(dk), Data::Float(dv)])
     }

@@ -769,7 +769,13 @@ impl<'a> Parser<'a> {
         loop {
             let next = (first - function.params.len() + count) as u32;
             if self.token != Token::Numbered(next) {
-                return self.expected(&format!("`%{next}`: results are numbered in order"));
+                let hint = match (&self.token, function.nodes.is_empty()) {
+                    (Token::Named(_), true) => {
+                        "; a parameter has its role (`input`, `weight`, …) before its name"
+                    }
+                    _ => ": results are numbered in order",
+                };
+                return self.expected(&format!("`%{next}`{hint}"));
             }
             self.advance()?;
             count += 1;
@@ -981,4 +987,127 @@ impl Binary {
 impl Reduce {
     /// All of them.
     pub const ALL: [Reduce; 3] = [Reduce::Sum, Reduce::Mean, Reduce::Max];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::random::{Rng, table};
+    use crate::ir::{Tensor, interpret, verify};
+
+    #[test]
+    fn floats_print_to_the_bit() {
+        let mut rng = Rng::new(1);
+        let mut all =
+            vec![0.0, -0.0, 0.1, 1.0 / 3.0, 1e-6, 1e16, 10000.0, f64::MAX, f64::MIN_POSITIVE, 5e-324];
+        all.extend([f64::INFINITY, f64::NEG_INFINITY, f64::NAN, -f64::NAN]);
+        all.extend((0..5000).map(|_| f64::from_bits(rng.bits())));
+        for x in all {
+            let text = float(x);
+            let parsed = Parser::new(&text).unwrap().float().unwrap();
+            assert_eq!(parsed.to_bits(), x.to_bits(), "{x:?} as {text}");
+        }
+        assert_eq!([10000.0, 0.25, 1e-6, -2.0].map(float), ["10000", "0.25", "1e-6", "-2"]);
+    }
+
+    #[test]
+    fn names_of_any_characters_are_kept() {
+        let names = [
+            "x",
+            "",
+            "0",
+            "3x",
+            "to",
+            "over",
+            "a b",
+            "a\"b",
+            "\\",
+            "line\nbreak",
+            "\u{7}é",
+            ";",
+            "é",
+            "-",
+            "f32",
+        ];
+        let mut module = Module::default();
+        for (i, n) in names.into_iter().enumerate() {
+            let d = module.dim(n, i as u64 + 1);
+            let mut f = Function::new(n);
+            for n in names {
+                f.param(n, Role::Input, Type::f32(&[d]));
+            }
+            f.add(&module, Op::Concat(d), &[Value(0)]).unwrap();
+            f.results = names.iter().map(|n| (n.to_string(), Value(1))).collect();
+            module.functions.insert(n.into(), f);
+        }
+        verify(&module).unwrap();
+        let text = module.to_string();
+        assert_eq!(parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}")), module);
+    }
+
+    #[test]
+    fn a_long_table_of_dimensions_is_broken() {
+        let mut module = Module::default();
+        for i in 0..40 {
+            module.dim(format!("dimension{i}"), i + 1);
+        }
+        let text = module.to_string();
+        assert!(text.lines().all(|l| l.len() <= WIDTH), "{text}");
+        assert_eq!(parse(&text).unwrap(), module);
+    }
+
+    /// Damage of many kinds to every kind of node: an error, or a module that prints, verifies and runs as any other.
+    #[test]
+    fn no_text_panics() {
+        let mut rng = Rng::new(2);
+        let texts: Vec<String> = table().iter().map(|e| e.instance(5).module.to_string()).collect();
+        let (mut parsed, mut valid) = (0, 0);
+        for round in 0..60_000 {
+            let mut bytes = texts[round % texts.len()].clone().into_bytes();
+            for _ in 0..1 + rng.below(3) {
+                damage(&mut rng, &mut bytes, &texts);
+            }
+            let text = String::from_utf8_lossy(&bytes);
+            let module = match parse(&text) {
+                Ok(module) => module,
+                Err(e) => {
+                    let lines = text.matches('\n').count() + 1;
+                    assert!((1..=lines).contains(&e.line) && e.column >= 1, "{e}\n{text}");
+                    continue;
+                }
+            };
+            parsed += 1;
+            let printed = module.to_string();
+            assert_eq!(parse(&printed).map(|m| m.to_string()), Ok(printed));
+            if verify(&module).is_err() {
+                continue;
+            }
+            valid += 1;
+            for f in module.functions.values() {
+                if f.types.iter().all(|t| module.elements(&t.dims) < 5000) {
+                    let args: Vec<Tensor> =
+                        f.types[..f.params.len()].iter().map(|t| Tensor::zeros(&module, t)).collect();
+                    let _ = interpret(&module, f, &args);
+                }
+            }
+        }
+        assert!(parsed > 1000 && valid > 500, "damage leaves some whole: {parsed} parsed, {valid} valid");
+    }
+
+    fn damage(rng: &mut Rng, bytes: &mut Vec<u8>, texts: &[String]) {
+        let at = rng.below(bytes.len() as u64) as usize;
+        let end = (at + 1 + rng.below(6) as usize).min(bytes.len());
+        match rng.below(5) {
+            0 if !bytes.is_empty() => bytes[at] = rng.below(256) as u8,
+            1 => drop(bytes.drain(at..end)),
+            2 => drop(bytes.splice(at..at, bytes[at..end].to_vec())),
+            3 if !bytes.is_empty() => bytes[at] = b"{}[]:,=%@;\"0 9-\n"[rng.below(16) as usize],
+            _ => {
+                let other = texts[rng.below(texts.len() as u64) as usize].as_bytes();
+                let from = rng.below(other.len() as u64) as usize;
+                let piece = other[from..(from + 20).min(other.len())].to_vec();
+                drop(bytes.splice(at..end, piece));
+            }
+        }
+    }
 }

@@ -287,3 +287,80 @@ impl Op {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{Binary, Reduce, Unary, Value};
+
+    /// `y = -x + x`, valid.
+    fn sample() -> Module {
+        let mut module = Module::default();
+        let b = module.dim("b", 2);
+        let mut f = Function::new("f");
+        let x = f.param("x", Role::Input, Type::f32(&[b]));
+        let neg = f.add(&module, Op::Unary(Unary::Neg), &[x]).unwrap()[0];
+        let y = f.add(&module, Op::Binary(Binary::Add), &[neg, x]).unwrap()[0];
+        f.results.push(("y".into(), y));
+        module.functions.insert("f".into(), f);
+        module
+    }
+
+    /// What the verifier says once `damage` is done. The text form cannot express most of it, so it is done here.
+    fn broken(damage: impl Fn(&mut Module, &mut Function)) -> String {
+        let mut module = sample();
+        verify(&module).expect("the sample is valid");
+        let mut f = module.functions.shift_remove("f").unwrap();
+        damage(&mut module, &mut f);
+        module.functions.insert("f".into(), f);
+        verify(&module).expect_err("the damage is seen").to_string()
+    }
+
+    #[test]
+    fn structure() {
+        let later = "@f, `%0 = neg %1 : f32[b]`: uses %1 before it is defined";
+        assert_eq!(broken(|_, f| f.nodes[0].inputs[0] = Value(2)), later);
+        let itself = "@f, `%0 = neg %0 : f32[b]`: uses %0 before it is defined";
+        assert_eq!(broken(|_, f| f.nodes[0].inputs[0] = Value(1)), itself);
+        let nowhere = "@f, `%0 = neg %?77 : f32[b]`: uses %?77 before it is defined";
+        assert_eq!(broken(|_, f| f.nodes[0].inputs[0] = Value(77)), nowhere);
+        let swapped = "@f, `node 0: add`: claims values 2..3; 1 are defined before it, 3 exist";
+        assert_eq!(broken(|_, f| f.nodes.swap(0, 1)), swapped);
+        let many = "@f, `node 0: neg`: claims values 1..4294967296; 1 are defined before it, 3 exist";
+        assert_eq!(broken(|_, f| f.nodes[0].count = u32::MAX), many);
+        let missing = "@f, result of no node: 3 types for 2 values";
+        assert_eq!(broken(|_, f| drop(f.nodes.pop())), missing);
+        assert_eq!(broken(|_, f| f.types.clear()), "@f, input %x: has no type");
+        let result = "@f, result y: %?9 is not defined";
+        assert_eq!(broken(|_, f| f.results[0].1 = Value(9)), result);
+        let twice = "@f, result y: another result has this name";
+        assert_eq!(broken(|_, f| f.results.push(("y".into(), Value(0)))), twice);
+        assert_eq!(broken(|_, f| f.name = "g".into()), "@g stands in the table as f; use one name");
+        let wrong = "@f, `%0 = neg %x : i32[b]`: its type should be f32[b]";
+        assert_eq!(broken(|_, f| f.types[1].dtype = DType::I32), wrong);
+    }
+
+    #[test]
+    fn dimensions() {
+        let unknown = "@f, input %x: dimension 7 is not in the module's table";
+        assert_eq!(broken(|_, f| f.types[0].dims[0] = Dim(7)), unknown);
+        let attribute = "@f, `%0 = sum %x over [\"?\"] : f32[b]`: dimension 9 is not in the module's table";
+        let sum = Op::Reduce(Reduce::Sum, vec![Dim(9)]);
+        assert_eq!(broken(|_, f| f.nodes[0].op = sum.clone()), attribute);
+        let none = "dimension none has size 0; sizes are 1 to 2^48";
+        assert_eq!(broken(|m, _| m.dims = [("none".into(), 0)].into()), none);
+        let long = format!("dimension long has size {}; sizes are 1 to 2^48", LARGEST + 1);
+        assert_eq!(broken(|m, _| m.dims = [("long".into(), LARGEST + 1)].into()), long);
+    }
+
+    #[test]
+    fn parameters() {
+        let again = |f: &mut Function| {
+            let mut g = Function::new("f");
+            g.param("x", Role::Input, f.types[0].clone());
+            g.param("x", Role::Input, f.types[0].clone());
+            *f = g;
+        };
+        assert_eq!(broken(|_, f| again(f)), "@f, input %x: another parameter has this name");
+    }
+}
