@@ -988,22 +988,18 @@ impl<'a> Evaluation<'a> {
     }
 
     fn append(&self) -> Result<Vec<Data>, String> {
-        let (cache, x) = (&self.operands[0].dims, &self.operands[1].dims);
-        let (places, tokens) = (cache[1], x[1]);
-        let width: usize = cache[2..].iter().product();
-        let mut all = self.floats(0).to_vec();
-        for (i, &slot) in self.ints(2).iter().enumerate() {
-            if slot < 0 {
-                continue;
+        let (places, tokens) = (self.sizes(0)[1], self.sizes(1)[1]);
+        let width: usize = self.sizes(0)[2..].iter().product();
+        let mut cache = self.operands[0].data.clone();
+        for (i, &slot) in self.ints(2).iter().enumerate().filter(|(_, slot)| **slot >= 0) {
+            let place = i / tokens * places + checked(slot, places, "slot")?;
+            let (to, from) = (place * width..(place + 1) * width, i * width..(i + 1) * width);
+            match &mut cache {
+                Data::Float(cache) => cache[to].copy_from_slice(&self.floats(1)[from]),
+                Data::Int(cache) => cache[to].copy_from_slice(&self.ints(1)[from]),
             }
-            let slot = slot as usize;
-            if slot >= places {
-                return Err(format!("slot {slot} of {places}"));
-            }
-            let to = ((i / tokens) * places + slot) * width;
-            all[to..to + width].copy_from_slice(&self.floats(1)[i * width..(i + 1) * width]);
         }
-        Ok(vec![Data::Float(all)])
+        Ok(vec![cache])
     }
 
     fn cache_take(&self) -> Result<Vec<Data>, String> {
