@@ -13,7 +13,7 @@ use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
 };
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
-use dreamc_dsl::spec::Spec;
+use dreamc_dsl::spec::{Spec, Train};
 use indexmap::IndexMap;
 
 /// What to compile a spec for.
@@ -46,8 +46,7 @@ pub struct Cache {
 }
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen.
-fn recipe(spec: &Spec, name: &str, dims: usize, kind: TensorKind) -> Option<(f64, f64)> {
-    let train = &spec.train;
+pub(crate) fn recipe(train: &Train, name: &str, dims: usize, kind: TensorKind) -> Option<(f64, f64)> {
     let router = name.contains(".router.") || name.contains(".skip.");
     let hit = |p: &String| if p == "routers" { router } else { matches(p, name) };
     if kind == TensorKind::Balance
@@ -328,7 +327,7 @@ impl<'a> Assembly<'a> {
         let mut entries = vec![];
         for w in &lowered.globals {
             let shape = size(w);
-            let recipes = vec![recipe(self.spec, &w.name, shape.len(), w.kind)];
+            let recipes = vec![recipe(&self.spec.train, &w.name, shape.len(), w.kind)];
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes });
         }
         for (b, body) in architecture.bodies.iter().enumerate() {
@@ -338,7 +337,7 @@ impl<'a> Assembly<'a> {
                 for (i, (owner, set)) in architecture.sets.iter().enumerate() {
                     if *owner == b {
                         recipes[*set as usize] =
-                            recipe(self.spec, &format!("layers.{i}.{}", w.name), shape.len(), w.kind);
+                            recipe(&self.spec.train, &format!("layers.{i}.{}", w.name), shape.len(), w.kind);
                     }
                 }
                 entries.push(Entry { key: (Some(b), w.name.clone()), shape, instances: body.sets, recipes });
@@ -472,7 +471,7 @@ impl<'a> Assembly<'a> {
                 }
                 _ => None,
             };
-            let trained = recipe(self.spec, &name, w.dims.len(), w.kind).is_some();
+            let trained = recipe(&self.spec.train, &name, w.dims.len(), w.kind).is_some();
             self.tensors.push(Tensor {
                 shape: size(w),
                 kind: w.kind,

@@ -61,6 +61,17 @@ pub const HEAD: &str = "head";
 
 /// Lowers an architecture for a batch shape.
 pub fn lower(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
+    lower_as(architecture, shape, false)
+}
+
+/// The canonical inference form, of which declared counts are taken: as [`lower`], but the matrices of a projection
+/// mixture stand for their sums with the shared expert (Equation 8), which is listed and not read.
+pub fn lower_inference(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
+    lower_as(architecture, shape, true)
+}
+
+fn lower_as(architecture: &Architecture, shape: Shape, merged: bool) -> Result<Lowered, CompileError> {
+    check_sizes(architecture, shape)?;
     let mut module = Module::default();
     module.dim("batch", shape.batch);
     module.dim("seq", shape.sequence);
@@ -72,6 +83,7 @@ pub fn lower(architecture: &Architecture, shape: Shape) -> Result<Lowered, Compi
     functions.push(embed(architecture, &mut module, &mut globals)?);
     for body in &architecture.bodies {
         let mut lower = Lower::new(architecture, Some(body), shape, &mut module, &body.name);
+        lower.merged = merged;
         lower.layer(body)?;
         let (function, read) = lower.finish()?;
         functions.push(function);
@@ -80,6 +92,31 @@ pub fn lower(architecture: &Architecture, shape: Shape) -> Result<Lowered, Compi
     functions.push(head(architecture, shape, &mut module, &mut globals)?);
     module.functions = functions.into_iter().map(|f| (f.name.clone(), f)).collect();
     Ok(Lowered { module, weights, globals })
+}
+
+/// Whether the sizes that lowering multiplies or adds fit into 64 bits.
+fn check_sizes(architecture: &Architecture, shape: Shape) -> Result<(), CompileError> {
+    let fits = |what, factors: &[u64]| {
+        let product = factors.iter().try_fold(1u64, |n, &f| n.checked_mul(f));
+        product.filter(|n| n.checked_mul(4).is_some()).ok_or(CompileError::Overflow(what))
+    };
+    let tokens = fits("a batch", &[shape.batch, shape.sequence])?;
+    for component in architecture.model.components.values() {
+        match component {
+            Component::Sequence(a) | Component::Depth(a) => {
+                fits("an attention", &[a.heads.max(a.kv_heads), a.head_size])?;
+            }
+            Component::Experts(e) => {
+                fits("the choice of experts", &[tokens, e.active])?;
+                e.count
+                    .checked_add(e.noop)
+                    .and_then(|n| n.checked_add(1))
+                    .ok_or(CompileError::Overflow("a mixture"))?;
+            }
+            Component::Mlp(_) => {}
+        }
+    }
+    Ok(())
 }
 
 fn embed(
@@ -146,6 +183,8 @@ struct Lower<'a> {
     body: Option<&'a Body>,
     shape: Shape,
     b: Builder<'a>,
+    /// Whether matrices of projection mixtures stand for their sums with the shared one.
+    merged: bool,
     weights: Vec<Weight>,
     /// Auxiliary losses of routers.
     auxiliary: Vec<Value>,
@@ -168,7 +207,8 @@ impl<'a> Lower<'a> {
         module: &'a mut Module,
         name: &str,
     ) -> Self {
-        Lower { architecture, body, shape, b: Builder::new(module, name), weights: vec![], auxiliary: vec![] }
+        let b = Builder::new(module, name);
+        Lower { architecture, body, shape, b, merged: false, weights: vec![], auxiliary: vec![] }
     }
 
     fn finish(self) -> Result<(Function, Vec<Weight>), CompileError> {
@@ -440,6 +480,9 @@ impl<'a> Lower<'a> {
             return y;
         }
         let w = self.weight(&format!("{c}.{which}.shared.weight"), &[out, inner], TensorKind::Shared, init);
+        if self.merged {
+            return y;
+        }
         let common = self.b.contract(x, w, &[over]);
         let s = self.b.stop_gradient(s);
         let common = self.b.mul(common, s);

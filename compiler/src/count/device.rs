@@ -1,0 +1,118 @@
+//! Devices by name, and the time a roofline predicts on one.
+
+use serde::Serialize;
+
+/// What a device can do at most, by its maker's data sheet (dense, not sparse).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Device {
+    /// The name that `--device` takes.
+    pub name: &'static str,
+    /// What it is.
+    pub title: &'static str,
+    /// Peak FLOP/s of bf16 products with f32 accumulation.
+    pub bf16: f64,
+    /// Peak FLOP/s of f32 products.
+    pub f32: f64,
+    /// Bytes of memory moved a second.
+    pub bandwidth: f64,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+const GIB: u64 = 1 << 30;
+
+/// The devices known.
+pub static DEVICES: &[Device] = &[
+    Device {
+        name: "h100",
+        title: "NVIDIA H100 SXM 80 GB",
+        bf16: 989.4e12,
+        f32: 66.9e12,
+        bandwidth: 3.35e12,
+        memory: 80 * GIB,
+    },
+    Device {
+        name: "h200",
+        title: "NVIDIA H200 SXM 141 GB",
+        bf16: 989.4e12,
+        f32: 66.9e12,
+        bandwidth: 4.8e12,
+        memory: 141 * GIB,
+    },
+    Device {
+        name: "a100",
+        title: "NVIDIA A100 SXM 80 GB",
+        bf16: 312e12,
+        f32: 19.5e12,
+        bandwidth: 2.039e12,
+        memory: 80 * GIB,
+    },
+    Device {
+        name: "l40s",
+        title: "NVIDIA L40S 48 GB",
+        bf16: 362e12,
+        f32: 91.6e12,
+        bandwidth: 0.864e12,
+        memory: 48 * GIB,
+    },
+    Device {
+        name: "rtx4090",
+        title: "NVIDIA GeForce RTX 4090 24 GB",
+        bf16: 165.2e12,
+        f32: 82.6e12,
+        bandwidth: 1.008e12,
+        memory: 24 * GIB,
+    },
+];
+
+impl Device {
+    /// The device of that name.
+    pub fn find(name: &str) -> Option<&'static Device> {
+        DEVICES.iter().find(|d| d.name.eq_ignore_ascii_case(name))
+    }
+
+    /// The names known, for messages.
+    pub fn names() -> String {
+        DEVICES.iter().map(|d| d.name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Time of so many FLOPs and bytes a token.
+    pub(super) fn roofline(&self, bf16: bool, flops: f64, bytes: f64) -> Roofline {
+        let compute = flops / if bf16 { self.bf16 } else { self.f32 };
+        let transfer = bytes / self.bandwidth;
+        let bound = if compute >= transfer { Bound::Compute } else { Bound::Bandwidth };
+        Roofline { seconds_per_token: compute.max(transfer), bound }
+    }
+}
+
+/// The larger of the time for the products at peak and the time for the bytes at full bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Roofline {
+    /// Seconds for each token.
+    pub seconds_per_token: f64,
+    /// Which of the two it is.
+    pub bound: Bound,
+}
+
+/// What limits a roofline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Products.
+    Compute,
+    /// Memory traffic.
+    Bandwidth,
+}
+
+/// Predicted times on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Predicted {
+    /// Which device.
+    pub device: &'static Device,
+    /// A generated token, one sequence at a time.
+    pub decode: Roofline,
+    /// A token of a prompt.
+    pub prefill: Roofline,
+    /// A token of a training step, the optimizer's traffic included.
+    pub training: Roofline,
+}

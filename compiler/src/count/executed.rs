@@ -1,0 +1,1 @@
+//! Executed counts of a compiled plan.

@@ -1,0 +1,700 @@
+//! Declared counts: what an architecture has and does, before anything is optimised.
+//!
+//! *In*: a spec. *Out*: [`Counts`]: parameters, FLOPs per token, bytes, and times predicted for a device. *Promise*: every
+//! FLOP comes from [`cost`](crate::ir::cost()) on the lowered IR, walked with its loops, so that counting takes the same
+//! time at every depth; sums are exact or an error, never wrapped.
+//!
+//! Conventions, which `dreamc count` prints under its table:
+//!
+//! - The IR is the canonical inference form ([`lower_inference`]): the shared expert of a projection mixture is added to
+//!   the routed ones, which saves its product and not its storage. Training is that form and its derivative.
+//! - A FLOP is one multiply or one add of a matrix product, causal attention over the positions that exist, router products
+//!   and head included, embedding look-up not. Element-wise work is reported beside it.
+//! - *Decode* is the mean over a generated sequence. Every product acts on each token by itself and token `i` attends to
+//!   `min(i, window)` keys, so this is the forward over the whole sequence divided by its length: no second form of the
+//!   IR is needed. *Prefill* is the same without the head of all tokens but the last.
+//! - A balancing bias is no parameter: no gradient reaches it. It is reported beside the total.
+//! - *Active* parameters are those that one token can touch: of a mixture `k` matrices for each application of its
+//!   weights, or all where that is more than there are.
+//!
+//! Look next at `walk` (sums over loops), [`device`] (rooflines), [`executed`] (counts of a compiled plan).
+
+pub mod device;
+pub mod executed;
+mod walk;
+
+use crate::CompileError;
+use crate::architecture::Architecture;
+use crate::autodiff::{Seed, differentiate, partition, prune};
+use crate::compiled::TensorKind;
+use crate::ir::{Cost, CostError, DType, Function, Module, Node, Op, Param, Role, Type, Value};
+use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_inference};
+use device::{Device, Predicted};
+use dreamc_dsl::spec::{Model, Precision, Spec, Train};
+use indexmap::IndexMap;
+use serde::{Serialize, Serializer};
+use thiserror::Error;
+
+/// Why something could not be counted.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum CountError {
+    /// The spec does not become IR.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// A number exceeds what exact arithmetic holds.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// A sum exceeds 128 bits.
+    #[error("the count of {0} exceeds 128 bits")]
+    Overflow(&'static str),
+}
+
+/// What to count for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Length of the generated sequence, and of the prompt.
+    pub tokens: u64,
+    /// The device to predict times for.
+    pub device: Option<&'static Device>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { tokens: 1024, device: None }
+    }
+}
+
+/// Everything that is counted of an architecture. Serialised, the keys are stable.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Counts {
+    /// The model's name.
+    pub model: String,
+    /// Applications of layers.
+    pub depth: u64,
+    /// Length of the sequence that decoding is averaged over.
+    pub tokens: u64,
+    /// Tokens of a sequence in training.
+    pub sequence: u64,
+    /// Sequences of a micro-batch in training.
+    pub micro_batch: u64,
+    /// How weights and activations are stored.
+    pub precision: Precision,
+    /// Trained numbers.
+    pub parameters: Parameters,
+    /// Products.
+    pub flops_per_token: Flops,
+    /// Everything else, in operations.
+    pub elementwise_per_token: Elementwise,
+    /// Bytes.
+    pub memory_bytes: Memory,
+    /// Times, where a device was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
+}
+
+/// Numbers of parameters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Parameters {
+    /// All trained tensors.
+    pub total: u128,
+    /// Those that one token can touch.
+    pub active: u128,
+    /// By kind; they add up to the total.
+    #[serde(flatten)]
+    pub kinds: Kinds,
+    /// Entries of balancing biases, which are not in the total.
+    pub balance: u128,
+    /// By component; they add up to the total.
+    pub by_component: IndexMap<String, u128>,
+}
+
+/// Numbers of parameters by kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Kinds {
+    /// The embedding table (and head, where they are one).
+    pub embedding: u128,
+    /// The output head.
+    pub head: u128,
+    /// Matrices that every token uses.
+    pub dense: u128,
+    /// Matrices that routers choose from.
+    pub routed: u128,
+    /// Shared experts of mixtures.
+    pub shared: u128,
+    /// Routers.
+    pub router: u128,
+    /// Gains of norms.
+    pub gain: u128,
+}
+
+/// A number of operations for some tokens, given as their mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerToken {
+    /// Operations for all of them.
+    pub total: u128,
+    /// How many tokens.
+    pub tokens: u128,
+}
+
+impl PerToken {
+    /// The mean.
+    pub fn mean(self) -> f64 {
+        self.total as f64 / self.tokens.max(1) as f64
+    }
+}
+
+impl Serialize for PerToken {
+    /// The mean, as an integer where it is one.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match u64::try_from(self.total / self.tokens.max(1)) {
+            Ok(mean) if self.total.is_multiple_of(self.tokens.max(1)) => serializer.serialize_u64(mean),
+            _ => serializer.serialize_f64(self.mean()),
+        }
+    }
+}
+
+/// FLOPs per token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Flops {
+    /// A generated token, averaged over the sequence.
+    pub decode: PerToken,
+    /// A token of a prompt, the head at its end included.
+    pub prefill: PerToken,
+    /// A token of a training step: the sum of the next three.
+    pub training: PerToken,
+    /// Its way forward.
+    pub training_forward: PerToken,
+    /// Its way back, without what is done a second time.
+    pub training_backward: PerToken,
+    /// Products that the way back repeats: the scores of attention.
+    pub training_recomputation: PerToken,
+    /// Decoding by component; they add up.
+    pub decode_by_component: IndexMap<String, PerToken>,
+    /// Decoding by kind of product; they add up.
+    pub decode_by_kind: IndexMap<&'static str, PerToken>,
+}
+
+/// Element-wise operations per token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Elementwise {
+    /// A generated token.
+    pub decode: PerToken,
+    /// A token of a prompt.
+    pub prefill: PerToken,
+    /// A token of a training step.
+    pub training: PerToken,
+}
+
+/// Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Parameters as they are stored for products, and balancing biases in f32.
+    pub weights: u128,
+    /// Gradients, in f32.
+    pub gradients: u128,
+    /// AdamW's moments in f32, and f32 master weights where products use bf16.
+    pub optimizer: u128,
+    /// What the way back reads of a micro-batch: streams, saved values, depth caches and their gradients, logits.
+    pub activations: u128,
+    /// Keys and values of one sequence, the mean over a generated sequence.
+    pub sequence_cache: u128,
+    /// The same at the end of the model's context.
+    pub sequence_cache_context: u128,
+    /// Keys and values along depth of one token.
+    pub depth_cache: u128,
+    /// Weights and caches while a sequence is generated.
+    pub generation: u128,
+    /// Weights, gradients, optimizer and activations.
+    pub training: u128,
+}
+
+/// What `dreamc match` compares: exact, and quick to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Figures {
+    /// Parameters in total.
+    pub parameters: u128,
+    /// Decoding FLOPs per token.
+    pub flops_per_token: PerToken,
+    /// Bytes while generating: weights and mean caches.
+    pub memory_bytes: u128,
+}
+
+/// Counts a spec.
+pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
+    let (model, train) = (&spec.model, &spec.train);
+    let bytes = Bytes(train.precision);
+    let architecture = Architecture::new(model, None)?;
+    let forward = Form::new(&architecture, 1, options.tokens)?;
+    let parameters = forward.parameters()?;
+    let decode = forward.forward()?;
+    let decoded = sum(decode.iter().map(|p| p.cost))?;
+    let one = Form::new(&architecture, 1, 1)?;
+    let single = one.forward()?;
+    let head = |pieces: &[Piece]| sum(pieces.iter().filter(|p| p.owner == "head").map(|p| p.cost));
+    let mut prefill = sum(decode.iter().filter(|p| p.owner != "head").map(|p| p.cost))?;
+    prefill = prefill.plus(head(&single)?)?;
+
+    let sequence = train.sequence.unwrap_or(model.context);
+    let micro_batch = (train.batch / train.accumulate.max(1)).max(1);
+    let training = Form::new(&architecture, micro_batch, sequence)?.training(train, bytes)?;
+    let trained = checked("training tokens", [micro_batch.into(), sequence.into()])?;
+
+    let mut memory = forward.generation(&parameters, bytes)?;
+    let all = parameters.total;
+    memory.gradients = checked("gradients", [training.trained, 4])?;
+    let kept = if train.precision == Precision::Bf16 { 12 } else { 8 };
+    memory.optimizer = checked("optimizer state", [training.trained, kept])?;
+    memory.activations = training.activations;
+    memory.training =
+        total("bytes", [memory.weights, memory.gradients, memory.optimizer, memory.activations])?;
+
+    let tokens = u128::from(options.tokens.max(1));
+    let per = |total: u128| PerToken { total, tokens };
+    let per_trained = |total: u128| PerToken { total, tokens: trained };
+    let forth = training.forward.flops;
+    let again = training.backward.recomputed;
+    let back = training.backward.flops - again;
+    let flops = Flops {
+        decode: per(decoded.flops),
+        prefill: per(prefill.flops),
+        training: per_trained(total("training FLOPs", [forth, back, again])?),
+        training_forward: per_trained(forth),
+        training_backward: per_trained(back),
+        training_recomputation: per_trained(again),
+        decode_by_component: by(&decode, |p| Some(p.owner.clone()))?
+            .into_iter()
+            .map(|(k, v)| (k, per(v)))
+            .collect(),
+        decode_by_kind: by(&decode, |p| p.kind)?.into_iter().map(|(k, v)| (k, per(v))).collect(),
+    };
+    let elementwise = Elementwise {
+        decode: per(decoded.elementwise),
+        prefill: per(prefill.elementwise),
+        training: per_trained(total(
+            "element-wise operations",
+            [training.forward.elementwise, training.backward.elementwise],
+        )?),
+    };
+    let predicted = options.device.map(|device| {
+        let bf16 = train.precision == Precision::Bf16;
+        // Products were lowered in f32.
+        let stored = |moved: u128| moved as f64 * bytes.float() as f64 / DType::F32.bytes() as f64;
+        let moved = |c: &Cost| c.read as f64 + c.written as f64;
+        let step = train.batch as f64 * sequence as f64;
+        let one_token: u128 = single.iter().filter(|p| p.kind.is_some()).map(|p| p.cost.read).sum();
+        let prompt: u128 =
+            decode.iter().filter(|p| p.kind.is_some()).map(|p| p.cost.read + p.cost.written).sum();
+        let decode_bytes = stored(one_token) + (memory.sequence_cache + memory.depth_cache) as f64;
+        // AdamW reads weight, gradient and moments, and writes all but the gradient.
+        let update = 28.0 * all as f64 / step;
+        let products =
+            (moved(&training.products.0) + moved(&training.products.1)) * bytes.float() as f64 / 4.0;
+        Predicted {
+            device,
+            decode: device.roofline(bf16, flops.decode.mean(), decode_bytes),
+            prefill: device.roofline(bf16, flops.prefill.mean(), stored(prompt) / tokens as f64),
+            training: device.roofline(bf16, flops.training.mean(), products / trained as f64 + update),
+        }
+    });
+    Ok(Counts {
+        model: model.name.clone(),
+        depth: architecture.depth,
+        tokens: options.tokens,
+        sequence,
+        micro_batch,
+        precision: train.precision,
+        parameters,
+        flops_per_token: flops,
+        elementwise_per_token: elementwise,
+        memory_bytes: memory,
+        predicted,
+    })
+}
+
+/// The three figures that matching compares.
+pub fn figures(model: &Model, precision: Precision, tokens: u64) -> Result<Figures, CountError> {
+    let architecture = Architecture::new(model, None)?;
+    let form = Form::new(&architecture, 1, tokens)?;
+    let parameters = form.parameters()?;
+    let flops = sum(form.forward()?.iter().map(|p| p.cost))?.flops;
+    Ok(Figures {
+        parameters: parameters.total,
+        flops_per_token: PerToken { total: flops, tokens: tokens.max(1).into() },
+        memory_bytes: form.generation(&parameters, Bytes(precision))?.generation,
+    })
+}
+
+/// How values are stored.
+#[derive(Clone, Copy)]
+struct Bytes(Precision);
+
+impl Bytes {
+    fn float(self) -> u128 {
+        match self.0 {
+            Precision::F32 => 4,
+            Precision::Bf16 => 2,
+        }
+    }
+
+    /// Bytes of a value.
+    fn of(self, module: &Module, ty: &Type) -> Result<u128, CountError> {
+        let element = if ty.dtype.is_float() { self.float() } else { ty.dtype.bytes().into() };
+        checked("bytes", [elements(module, ty)?, element])
+    }
+}
+
+/// An architecture lowered for a batch.
+struct Form<'a> {
+    architecture: &'a Architecture,
+    lowered: Lowered,
+    sites: Vec<Vec<walk::Site<'a>>>,
+    batch: u64,
+    sequence: u64,
+}
+
+/// Costs of one node over all its applications.
+struct Piece {
+    /// Component, or `embedding`, `head` or `stream`.
+    owner: String,
+    /// Kind of product; element-wise work and movements have none.
+    kind: Option<&'static str>,
+    cost: Cost,
+}
+
+/// Costs of a micro-batch.
+struct Training {
+    forward: Cost,
+    backward: Cost,
+    /// Products alone.
+    products: (Cost, Cost),
+    /// Bytes.
+    activations: u128,
+    /// Parameters that have gradients.
+    trained: u128,
+}
+
+impl<'a> Form<'a> {
+    fn new(architecture: &'a Architecture, batch: u64, sequence: u64) -> Result<Self, CountError> {
+        let (batch, sequence) = (batch.max(1), sequence.max(1));
+        let lowered = lower_inference(architecture, Shape { batch, sequence, segments: false })?;
+        Ok(Form { architecture, lowered, sites: walk::sites(architecture), batch, sequence })
+    }
+
+    fn function(&self, name: &str) -> &Function {
+        &self.lowered.module.functions[name]
+    }
+
+    /// Weights with the body they belong to and the number of sets there are of them.
+    fn weights(&self) -> impl Iterator<Item = (Option<usize>, u64, &Weight)> {
+        let bodies = self.architecture.bodies.iter().enumerate();
+        let layers =
+            bodies.flat_map(|(i, b)| self.lowered.weights[i].iter().map(move |w| (Some(i), b.sets, w)));
+        self.lowered.globals.iter().map(|w| (None, 1, w)).chain(layers)
+    }
+
+    fn parameters(&self) -> Result<Parameters, CountError> {
+        let mut p = Parameters::default();
+        let module = &self.lowered.module;
+        for (body, sets, w) in self.weights() {
+            let one = elements(module, &Type::f32(&w.dims))?;
+            let all = checked("parameters", [one, sets.into()])?;
+            let kind = match w.kind {
+                TensorKind::Embedding => &mut p.kinds.embedding,
+                TensorKind::Head => &mut p.kinds.head,
+                TensorKind::Matrix => &mut p.kinds.dense,
+                TensorKind::Routed => &mut p.kinds.routed,
+                TensorKind::Shared => &mut p.kinds.shared,
+                TensorKind::Router => &mut p.kinds.router,
+                TensorKind::Gain => &mut p.kinds.gain,
+                TensorKind::Balance => {
+                    p.balance = total("parameters", [p.balance, all])?;
+                    continue;
+                }
+            };
+            *kind = total("parameters", [*kind, all])?;
+            p.total = total("parameters", [p.total, all])?;
+            let touched = match (body, w.kind) {
+                (Some(b), TensorKind::Routed) => {
+                    let (experts, chosen) = self.chosen(b, w);
+                    let applications = self.architecture.bodies[b].applications / sets.max(1);
+                    let chosen = checked("active parameters", [chosen, applications.into()])?.min(experts);
+                    checked("active parameters", [one / experts.max(1), chosen, sets.into()])?
+                }
+                _ => all,
+            };
+            p.active = total("active parameters", [p.active, touched])?;
+            let owner = self.owner_of_weight(body, w);
+            let sum = p.by_component.entry(owner).or_default();
+            *sum = total("parameters", [*sum, all])?;
+        }
+        Ok(p)
+    }
+
+    /// The number of matrices of a mixture, and how many of them a token uses in one application.
+    fn chosen(&self, body: usize, w: &Weight) -> (u128, u128) {
+        let (module, f) = (&self.lowered.module, self.function(&self.architecture.bodies[body].name));
+        let size = |d| u128::from(module.size(d));
+        let reader = f.find_param(&w.name).and_then(|v| {
+            f.nodes.iter().find(|n| matches!(n.op, Op::Grouped { .. }) && n.inputs.get(1) == Some(&v))
+        });
+        let slots = reader.map_or(0, |n| size(f.ty(n.inputs[0]).dims[0]));
+        (w.dims.first().map_or(1, |&d| size(d)), slots / (u128::from(self.batch) * u128::from(self.sequence)))
+    }
+
+    fn owner_of_weight(&self, body: Option<usize>, w: &Weight) -> String {
+        match (body, w.name.split_once('.')) {
+            (None, Some(("embed", _))) => "embedding".into(),
+            (None, Some(("head", _))) => "head".into(),
+            (Some(_), Some((c, _))) if self.architecture.model.components.contains_key(c) => c.into(),
+            _ => "stream".into(),
+        }
+    }
+
+    /// Costs of the forward, node by node, without what only training needs.
+    fn forward(&self) -> Result<Vec<Piece>, CountError> {
+        let module = &self.lowered.module;
+        let inference = |name: &str| {
+            prune(self.function(name), &|n| !n.ends_with(".counts") && !["aux", "loss", "nll"].contains(&n))
+        };
+        let mut pieces = vec![];
+        for (body, sites) in self.architecture.bodies.iter().zip(&self.sites) {
+            let f = &inference(&body.name);
+            let costs = walk::applied(module, f, self.architecture, sites)?;
+            pieces.extend(f.nodes.iter().zip(costs).map(|(n, cost)| self.piece(module, f, n, cost)));
+        }
+        for (name, owner) in [(EMBED, "embedding"), (HEAD, "head")] {
+            let f = &inference(name);
+            let costs = walk::once(module, f)?;
+            pieces.extend(f.nodes.iter().zip(costs).map(|(n, cost)| Piece {
+                owner: owner.into(),
+                kind: product_kind(module, f, n).map(|_| "head"),
+                cost,
+            }));
+        }
+        Ok(pieces)
+    }
+
+    fn piece(&self, module: &Module, f: &Function, node: &Node, cost: Cost) -> Piece {
+        let values = node.inputs.iter().copied().chain(node.results());
+        let owner = values
+            .flat_map(|v| &f.ty(v).dims)
+            .find_map(|&d| module.name(d).split_once('.').map(|(c, _)| c))
+            .filter(|c| self.architecture.model.components.contains_key(*c));
+        Piece { owner: owner.unwrap_or("stream").into(), kind: product_kind(module, f, node), cost }
+    }
+
+    /// Costs of a micro-batch, forward and back, and what it keeps in between.
+    fn training(&self, train: &Train, bytes: Bytes) -> Result<Training, CountError> {
+        let mut module = self.lowered.module.clone();
+        let mut result = Training {
+            forward: Cost::default(),
+            backward: Cost::default(),
+            products: (Cost::default(), Cost::default()),
+            activations: 0,
+            trained: 0,
+        };
+        let mut trained: Vec<(Option<usize>, String)> = vec![];
+        for (body, sets, w) in self.weights() {
+            let of = self.trained_sets(train, body, sets, w);
+            if of > 0 {
+                trained.push((body, w.name.clone()));
+                let all = checked("parameters", [elements(&module, &Type::f32(&w.dims))?, of.into()])?;
+                result.trained = total("parameters", [result.trained, all])?;
+            }
+        }
+        let bodies = self.architecture.bodies.iter().enumerate().map(|(i, b)| (Some(i), b.name.as_str()));
+        let all: Vec<(Option<usize>, &str)> =
+            [(None, EMBED)].into_iter().chain(bodies).chain([(None, HEAD)]).collect();
+        for (body, name) in all {
+            let f = self.function(name).clone();
+            let wanted = |p: &Param| match p.role {
+                Role::Weight => trained.iter().any(|(b, n)| *b == body && *n == p.name),
+                Role::Input => p.name == "x",
+                Role::State => !p.name.ends_with(".counts"),
+                _ => false,
+            };
+            let seeds: Vec<(&str, Seed)> = match (body, name) {
+                (None, HEAD) => vec![("loss", Seed::One)],
+                (None, _) => vec![("x", Seed::Param)],
+                _ => {
+                    let state = f.params.iter().filter(|p| p.role == Role::State);
+                    [("y", Seed::Param), ("aux", Seed::Param)]
+                        .into_iter()
+                        .chain(state.map(|p| (p.name.as_str(), Seed::Param)))
+                        .collect()
+                }
+            };
+            let joint = differentiate(&mut module, &f, &seeds, &wanted)?;
+            let (front, back) = partition(&module, &joint, &f);
+            let costs = |f: &Function| match body {
+                Some(b) => walk::applied(&module, f, self.architecture, &self.sites[b]),
+                None => walk::once(&module, f),
+            };
+            for (f, all, products) in [
+                (&front, &mut result.forward, &mut result.products.0),
+                (&back, &mut result.backward, &mut result.products.1),
+            ] {
+                for (node, cost) in f.nodes.iter().zip(costs(f)?) {
+                    *all = all.plus(cost)?;
+                    if product_kind(&module, f, node).is_some() {
+                        *products = products.plus(cost)?;
+                    }
+                }
+            }
+            let applications = body.map_or(1, |b| self.architecture.bodies[b].applications);
+            let saved = front.results.iter().filter(|(n, _)| n.starts_with("saved."));
+            for (_, v) in saved {
+                let one = bytes.of(&module, front.ty(*v))?;
+                let all = checked("activations", [one, applications.into()])?;
+                result.activations = total("activations", [result.activations, all])?;
+            }
+        }
+        // The stream before and after each application, and the depth caches with their gradients.
+        let head = self.function(HEAD);
+        let x = head.find_param("x").map_or(Ok(0), |x| bytes.of(&module, head.ty(x)))?;
+        let streams = checked("activations", [x, u128::from(self.architecture.depth) + 1])?;
+        let caches = checked("activations", [self.depth_caches(bytes)?, 2])?;
+        result.activations = total("activations", [result.activations, streams, caches])?;
+        Ok(result)
+    }
+
+    /// How many sets of a weight the recipe trains.
+    fn trained_sets(&self, train: &Train, body: Option<usize>, sets: u64, w: &Weight) -> u64 {
+        let trains = |name: &str| crate::compile::recipe(train, name, w.dims.len(), w.kind).is_some();
+        match body {
+            None => u64::from(trains(&w.name)),
+            // Without patterns every set is treated alike.
+            Some(_) if train.only.is_empty() && train.freeze.is_empty() => {
+                sets * u64::from(trains(&format!("layers.0.{}", w.name)))
+            }
+            Some(b) => {
+                let of_body = self.architecture.sets.iter().enumerate().filter(|(_, s)| s.0 == b);
+                of_body.filter(|(i, _)| trains(&format!("layers.{i}.{}", w.name))).count() as u64
+            }
+        }
+    }
+
+    /// Bytes while generating one sequence.
+    fn generation(&self, parameters: &Parameters, bytes: Bytes) -> Result<Memory, CountError> {
+        let weights = checked("bytes", [parameters.total, bytes.float()])?;
+        let biases = checked("bytes", [parameters.balance, 4])?;
+        let mut memory = Memory { weights: total("bytes", [weights, biases])?, ..Memory::default() };
+        let tokens = u128::from(self.sequence);
+        for (body, sites) in self.architecture.bodies.iter().zip(&self.sites) {
+            if sites.is_empty() {
+                continue;
+            }
+            let f = self.function(&body.name);
+            for node in &f.nodes {
+                let Op::Attention(a) = &node.op else { continue };
+                let mut one = 0;
+                for &v in &node.inputs[1..3] {
+                    one = total("bytes", [one, bytes.of(&self.lowered.module, f.ty(v))?])?;
+                }
+                // Keys and values of one token of one sequence, at every application.
+                let one = one / (tokens * u128::from(self.batch));
+                let one = checked("the sequence cache", [one, body.applications.into()])?;
+                let kept = positions(self.sequence, a.window);
+                let mean = checked("the sequence cache", [one, kept])? / tokens;
+                memory.sequence_cache = total("bytes", [memory.sequence_cache, mean])?;
+                let context = self.architecture.model.context;
+                let full =
+                    checked("the sequence cache", [one, context.min(a.window.unwrap_or(context)).into()])?;
+                memory.sequence_cache_context = total("bytes", [memory.sequence_cache_context, full])?;
+            }
+        }
+        memory.depth_cache = self.depth_caches(bytes)? / (tokens * u128::from(self.batch));
+        memory.generation = total("bytes", [memory.weights, memory.sequence_cache, memory.depth_cache])?;
+        Ok(memory)
+    }
+
+    /// Bytes of the depth caches of the whole batch. Bodies that share a component share its cache.
+    fn depth_caches(&self, bytes: Bytes) -> Result<u128, CountError> {
+        let mut caches: IndexMap<&str, &Type> = IndexMap::new();
+        for body in &self.architecture.bodies {
+            let f = self.function(&body.name);
+            let read = f
+                .nodes
+                .iter()
+                .filter(|n| matches!(n.op, Op::DepthAttention(_)))
+                .flat_map(|n| &n.inputs[1..3]);
+            let written: Vec<Value> = read.copied().collect();
+            for (name, v) in f.results.iter().filter(|(_, v)| written.contains(v)) {
+                caches.insert(name, f.ty(*v));
+            }
+        }
+        let each = caches.values().map(|ty| bytes.of(&self.lowered.module, ty));
+        each.sum_checked("depth caches")
+    }
+}
+
+/// What sort of product a node is, if it is one.
+fn product_kind(module: &Module, f: &Function, node: &Node) -> Option<&'static str> {
+    let routing = |v: &Value| {
+        f.ty(*v).dims.iter().any(|&d| {
+            let part = module.name(d).split_once('.').map_or("", |(_, part)| part);
+            matches!(part, "experts" | "candidates" | "query" | "router_query")
+                || part.starts_with("projections")
+        })
+    };
+    match node.op {
+        Op::Contract(_) if node.inputs.iter().any(routing) => Some("router"),
+        Op::Contract(_) | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => Some("dense"),
+        Op::Grouped { .. } | Op::GroupedOuter { .. } => Some("routed"),
+        Op::Attention(_) | Op::AttentionGrad(_) => Some("sequence_attention"),
+        Op::DepthAttention(_) | Op::DepthAttentionGrad(_) => Some("depth_attention"),
+        _ => None,
+    }
+}
+
+/// FLOPs of the pieces, added up by a key.
+fn by<K: std::hash::Hash + Eq>(
+    pieces: &[Piece],
+    key: impl Fn(&Piece) -> Option<K>,
+) -> Result<IndexMap<K, u128>, CountError> {
+    let mut sums: IndexMap<K, u128> = IndexMap::new();
+    for piece in pieces.iter().filter(|p| p.cost.flops > 0) {
+        if let Some(key) = key(piece) {
+            let sum = sums.entry(key).or_default();
+            *sum = total("FLOPs", [*sum, piece.cost.flops])?;
+        }
+    }
+    Ok(sums)
+}
+
+fn sum(mut costs: impl Iterator<Item = Cost>) -> Result<Cost, CostError> {
+    costs.try_fold(Cost::default(), Cost::plus)
+}
+
+/// `Σ min(i, window)` for `i` from 1 to `tokens`: keys kept while a sequence grows.
+fn positions(tokens: u64, window: Option<u64>) -> u128 {
+    let full = u128::from(window.unwrap_or(tokens).min(tokens));
+    full * (full + 1) / 2 + (u128::from(tokens) - full) * full
+}
+
+fn elements(module: &Module, ty: &Type) -> Result<u128, CountError> {
+    ty.dims
+        .iter()
+        .try_fold(1u128, |n, &d| n.checked_mul(module.size(d).into()))
+        .ok_or(CountError::Overflow("elements"))
+}
+
+/// The product, or an error that says of what.
+fn checked<const N: usize>(what: &'static str, factors: [u128; N]) -> Result<u128, CountError> {
+    factors.into_iter().try_fold(1, u128::checked_mul).ok_or(CountError::Overflow(what))
+}
+
+/// The sum, or an error that says of what.
+fn total<const N: usize>(what: &'static str, terms: [u128; N]) -> Result<u128, CountError> {
+    terms.into_iter().try_fold(0, u128::checked_add).ok_or(CountError::Overflow(what))
+}
+
+/// Sums of counts that may fail.
+trait SumChecked: Iterator<Item = Result<u128, CountError>> + Sized {
+    /// The sum, or the first error.
+    fn sum_checked(mut self, what: &'static str) -> Result<u128, CountError> {
+        self.try_fold(0, |sum, n| total(what, [sum, n?]))
+    }
+}
+
+impl<I: Iterator<Item = Result<u128, CountError>>> SumChecked for I {}

@@ -1,0 +1,191 @@
+//! What a function costs over all its applications, without visiting them one by one.
+//!
+//! *In*: a function of the module and the [`Site`]s that apply it. *Out*: the cost of each node summed over every
+//! application. *Promise*: the sums are exact and take time in proportion to the text of the spec, not to its depth.
+//!
+//! The cost of all operations but one is the same at every application. Depth attention at cache row `r` reads
+//! `min(r + 1, window)` rows; [`cost`](cost()) at rows 0 and 1 gives both coefficients, and [`sum_rows`] adds the rows up.
+
+use crate::architecture::{Apply, Architecture, Block};
+use crate::ir::{Cost, CostError, Extents, Function, Module, Node, Op, Type, cost};
+use crate::program::Affine;
+
+/// An application in the text of the body, and the loops around it.
+pub(super) struct Site<'a> {
+    pub apply: &'a Apply,
+    /// Variable and count of each loop, outermost first.
+    pub loops: Vec<(u32, u64)>,
+}
+
+impl Site<'_> {
+    /// How many applications it stands for.
+    fn applications(&self) -> Option<u128> {
+        self.loops.iter().try_fold(1u128, |n, &(_, count)| n.checked_mul(count.into()))
+    }
+}
+
+/// The sites of each body.
+pub(super) fn sites(architecture: &Architecture) -> Vec<Vec<Site<'_>>> {
+    fn walk<'a>(blocks: &'a [Block], loops: &mut Vec<(u32, u64)>, out: &mut [Vec<Site<'a>>]) {
+        for block in blocks {
+            match block {
+                Block::Apply(apply) => out[apply.body].push(Site { apply, loops: loops.clone() }),
+                Block::Loop { variable, count, blocks } => {
+                    loops.push((*variable, *count));
+                    walk(blocks, loops, out);
+                    loops.pop();
+                }
+            }
+        }
+    }
+    let mut out: Vec<Vec<Site>> = architecture.bodies.iter().map(|_| vec![]).collect();
+    walk(&architecture.blocks, &mut vec![], &mut out);
+    out
+}
+
+/// Cost of each node of a layer's function, over all applications of the layer.
+pub(super) fn applied(
+    module: &Module,
+    f: &Function,
+    architecture: &Architecture,
+    sites: &[Site],
+) -> Result<Vec<Cost>, CostError> {
+    let overflow = || CostError::Overflow("applications");
+    let applications =
+        sites.iter().try_fold(0u128, |sum, s| sum.checked_add(s.applications()?)).ok_or_else(overflow)?;
+    let each = |node: &Node| match &node.op {
+        Op::DepthAttention(a) | Op::DepthAttentionGrad(a) => {
+            let row = f.params.get(node.inputs[3].index()).and_then(|p| p.name.strip_suffix(".row"));
+            let component = row.and_then(|c| architecture.model.components.get_index_of(c));
+            let last = a.window.map_or(u64::MAX, |w| w - 1);
+            let rows = sites
+                .iter()
+                .try_fold(0u128, |sum, s| {
+                    sum.checked_add(sum_rows(&s.apply.rows[component?], &s.loops, last)?)
+                })
+                .ok_or_else(overflow)?;
+            let at =
+                |row| node_cost(module, f, node, Extents { row: Some(row), ..expected(module, f, node) });
+            let (first, second) = (at(0)?, at(1)?);
+            first.times(applications)?.plus(minus(second, first).times(rows)?)
+        }
+        _ => node_cost(module, f, node, expected(module, f, node))?.times(applications),
+    };
+    f.nodes.iter().map(each).collect()
+}
+
+/// Cost of each node of a function that is called once.
+pub(super) fn once(module: &Module, f: &Function) -> Result<Vec<Cost>, CostError> {
+    f.nodes.iter().map(|n| node_cost(module, f, n, expected(module, f, n))).collect()
+}
+
+fn node_cost(module: &Module, f: &Function, node: &Node, extents: Extents) -> Result<Cost, CostError> {
+    let operands: Vec<&Type> = node.inputs.iter().map(|&v| f.ty(v)).collect();
+    let results: Vec<&Type> = node.results().map(|v| f.ty(v)).collect();
+    cost(module, &node.op, &operands, &results, &extents)
+}
+
+/// Routing that is not known yet is taken to be even: a mixture with no-op experts sends them their share of the slots.
+fn expected(module: &Module, f: &Function, node: &Node) -> Extents {
+    let experts = match node.op {
+        Op::Grouped { .. } => f.ty(node.inputs[1]).dims[0],
+        Op::GroupedOuter { experts } => experts,
+        _ => return Extents::default(),
+    };
+    let slots = u128::from(module.size(f.ty(node.inputs[0]).dims[0]));
+    let real = module.size(experts);
+    let candidates = module
+        .name(experts)
+        .strip_suffix(".experts")
+        .and_then(|c| module.dims.get(&format!("{c}.candidates")))
+        .map_or(real, |&n| n.max(real));
+    // The share is at most `slots`, which is a `u64`.
+    Extents {
+        slots: Some((slots * u128::from(real) / u128::from(candidates.max(1))) as u64),
+        ..Extents::default()
+    }
+}
+
+/// The difference of two costs of which the first is the larger in every respect.
+fn minus(a: Cost, b: Cost) -> Cost {
+    Cost {
+        flops: a.flops.saturating_sub(b.flops),
+        recomputed: a.recomputed.saturating_sub(b.recomputed),
+        elementwise: a.elementwise.saturating_sub(b.elementwise),
+        read: a.read.saturating_sub(b.read),
+        written: a.written.saturating_sub(b.written),
+    }
+}
+
+/// `Σ min(row, last)` over all values of the loops' variables; `None` where it exceeds 128 bits.
+pub(super) fn sum_rows(row: &Affine, loops: &[(u32, u64)], last: u64) -> Option<u128> {
+    let stride = |variable: u32| row.terms.iter().filter(|t| t.0 == variable).map(|t| t.1).sum::<u64>();
+    let mut axes: Vec<(u128, u128)> =
+        loops.iter().map(|&(v, count)| (u128::from(stride(v)), u128::from(count))).collect();
+    axes.sort_unstable_by(|a, b| b.cmp(a));
+    sum_box(row.base.into(), &axes, last.into())
+}
+
+/// The same over axes of (stride, count), widest stride first.
+fn sum_box(base: u128, axes: &[(u128, u128)], last: u128) -> Option<u128> {
+    let points = axes.iter().try_fold(1u128, |n, a| n.checked_mul(a.1))?;
+    if base >= last || points == 0 {
+        return points.checked_mul(last.min(base));
+    }
+    let most = axes.iter().try_fold(base, |m, a| a.0.checked_mul(a.1 - 1)?.checked_add(m))?;
+    if most <= last {
+        // Along each axis the mean is half way.
+        let twice = base.checked_add(most)?.checked_mul(points)?;
+        return Some(twice / 2);
+    }
+    // Rows of one component are all different, so that at most one slice of an axis lies on both sides of `last`.
+    let (&(stride, count), rest) = axes.split_first()?;
+    let span = most - base - stride * (count - 1);
+    let below = if base + span > last { 0 } else { ((last - base - span) / stride.max(1) + 1).min(count) };
+    let mut sum = if below == 0 { 0 } else { sum_box(base, &[&[(stride, below)], rest].concat(), last)? };
+    for i in below..count {
+        let at = base.checked_add(stride.checked_mul(i)?)?;
+        if at >= last {
+            return sum.checked_add((points / count).checked_mul(count - i)?.checked_mul(last)?);
+        }
+        sum = sum.checked_add(sum_box(at, rest, last)?)?;
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_add_up_like_one_by_one() {
+        let cases: [(u64, &[(u64, u64)]); 6] = [
+            (0, &[(1, 16)]),
+            (3, &[(5, 4), (1, 5)]),
+            (0, &[(1, 3), (3, 7)]),
+            (2, &[(12, 2), (4, 3), (1, 4)]),
+            (7, &[]),
+            (1, &[(2, 9)]),
+        ];
+        for (base, axes) in cases {
+            let terms = axes.iter().enumerate().map(|(i, a)| (i as u32, a.0)).collect();
+            let loops: Vec<(u32, u64)> = axes.iter().enumerate().map(|(i, a)| (i as u32, a.1)).collect();
+            let mut rows = vec![base];
+            for &(stride, count) in axes {
+                rows = rows.iter().flat_map(|r| (0..count).map(move |i| r + stride * i)).collect();
+            }
+            for last in [0, 1, 2, 5, 6, 11, 13, 30, u64::MAX] {
+                let expected: u128 = rows.iter().map(|&r| u128::from(r.min(last))).sum();
+                let row = Affine { base, terms: Vec::clone(&terms) };
+                assert_eq!(sum_rows(&row, &loops, last), Some(expected), "{base} {axes:?} {last}");
+            }
+        }
+    }
+
+    #[test]
+    fn sums_beyond_128_bits_are_refused() {
+        let row = Affine { base: u64::MAX, terms: vec![] };
+        let loops = [(0, u64::MAX), (1, u64::MAX), (2, u64::MAX)];
+        assert_eq!(sum_rows(&row, &loops, u64::MAX), None);
+    }
+}
