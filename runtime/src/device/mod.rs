@@ -1,3 +1,256 @@
-//! The machines that programs run on.
+//! Devices: where a launch list becomes numbers.
+//!
+//! *In*: a [`Plan`]. *Out*: a [`Session`], which holds the plan's arena and runs its programs. *Promise*: a plan is
+//! checked once, when it is loaded ([`check`]); a plan that loads never reads or writes outside the buffers it names,
+//! whatever the values in them, and nothing panics on one that does not load. All memory is allocated by
+//! [`Device::load`], none by [`Session::run`]. The same writes followed by the same runs give the same bits.
+//!
+//! ```text
+//! let mut session = CpuDevice::new(CpuOptions::default()).load(&plan)?;
+//! session.write_at(plan.find("tokens").unwrap(), 0, 0, &ids)?;       // [i32]
+//! session.run("evaluate")?;
+//! session.read_at(plan.find("loss").unwrap(), 0, 0, &mut loss)?;     // [f32]
+//! ```
+//!
+//! Look next at [`check`] (what every kernel's operands must be) and [`cpu`] (the embedded device).
 
+pub mod check;
+pub mod cpu;
 pub mod ptx;
+
+pub use check::PlanError;
+
+use bytemuck::Pod;
+use dreamc_compiler::ir::DType;
+use dreamc_compiler::program::{BufferId, KernelId, Plan};
+use thiserror::Error;
+
+/// What can go wrong on a device.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// The plan does not fit together.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The device does not run such a kernel.
+    #[error("device {device} cannot run kernel {}: {reason}", kernel.0)]
+    Unsupported {
+        /// Name of the device.
+        device: String,
+        /// Which kernel.
+        kernel: KernelId,
+        /// Why.
+        reason: String,
+    },
+    /// There is not so much memory.
+    #[error("cannot allocate {bytes} bytes for the {what}")]
+    OutOfMemory {
+        /// How much was asked for.
+        bytes: u64,
+        /// What for.
+        what: &'static str,
+    },
+    /// The plan has no such program.
+    #[error("no program `{program}`; there are {known}")]
+    NoProgram {
+        /// What was asked for.
+        program: String,
+        /// What there is.
+        known: String,
+    },
+    /// A read or write outside a buffer.
+    #[error("{elements} elements at instance {instance}, element {element} do not fit in buffer `{buffer}`")]
+    OutOfBounds {
+        /// Name of the buffer.
+        buffer: String,
+        /// First instance.
+        instance: u64,
+        /// First element in it.
+        element: u64,
+        /// How many elements.
+        elements: u64,
+    },
+    /// A typed read or write of a buffer of another type.
+    #[error("buffer `{buffer}` holds {actual:?}, not {asked:?}")]
+    WrongType {
+        /// Name of the buffer.
+        buffer: String,
+        /// What it holds.
+        actual: DType,
+        /// What was asked for.
+        asked: DType,
+    },
+    /// The plan has no buffer of that number.
+    #[error("no buffer {}", .0.0)]
+    NoBuffer(BufferId),
+    /// An integer in memory (a token, a target, a choice, an offset) points outside what it indexes. The launch skipped
+    /// it, so memory is intact, but results are meaningless.
+    #[error("{origin}: an index in its operands is out of range")]
+    BadIndex {
+        /// Origin of the launch.
+        origin: String,
+    },
+    /// A worker thread panicked: a bug of this crate.
+    #[error("{origin}: the kernel panicked")]
+    Panicked {
+        /// Origin of the launch.
+        origin: String,
+    },
+    /// A failure of the machine below, in its words.
+    #[error("{device}: {message}")]
+    Driver {
+        /// Name of the device.
+        device: String,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// Something that runs plans.
+pub trait Device: Send + Sync {
+    /// What it is, for people: `cpu (8 threads, avx512)`.
+    fn name(&self) -> String;
+
+    /// Bytes that a session of this plan allocates beside the plan's arena.
+    fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError>;
+
+    /// Checks the plan, allocates everything it needs, and sets the arena to zero.
+    fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError>;
+}
+
+/// A loaded plan and its memory.
+pub trait Session: Send {
+    /// The plan.
+    fn plan(&self) -> &Plan;
+
+    /// Bytes allocated beside the plan's arena.
+    fn scratch_bytes(&self) -> u64;
+
+    /// Copies bytes into a buffer, from `element` of `instance` on; the range may span instances.
+    fn write(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError>;
+
+    /// Copies bytes out of a buffer, from `element` of `instance` on; the range may span instances.
+    fn read(
+        &self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError>;
+
+    /// Runs a program to its end.
+    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError>;
+
+    /// Sets what later runs measure.
+    fn instrument(&mut self, instrument: Instrument);
+}
+
+/// What a run measures beside its duration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Instrument {
+    /// Multiply-adds of products, dynamic extents included.
+    pub count: bool,
+    /// Duration of every launch.
+    pub time: bool,
+}
+
+/// What a run was.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunStats {
+    /// Wall-clock duration.
+    pub seconds: f64,
+    /// How many launches took place.
+    pub launches: u64,
+    /// Measurements by launch of the list (loops added up), in the order of the list; empty unless instrumented.
+    pub by_launch: Vec<LaunchStats>,
+}
+
+impl RunStats {
+    /// Multiply-adds of all launches; 0 unless they were counted.
+    pub fn multiply_adds(&self) -> u64 {
+        self.by_launch.iter().map(|l| l.multiply_adds).sum()
+    }
+}
+
+/// Measurements of one launch of the list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchStats {
+    /// Its [`origin`](dreamc_compiler::program::Launch::origin).
+    pub origin: String,
+    /// Its kernel.
+    pub kernel: KernelId,
+    /// How often it took place.
+    pub count: u64,
+    /// How long in all; 0 unless timed.
+    pub seconds: f64,
+    /// Multiply-adds in all; 0 unless counted.
+    pub multiply_adds: u64,
+}
+
+/// A Rust type with the layout of a [`DType`].
+pub trait Element: Pod {
+    /// Which.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for half::bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+
+impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}
+
+impl dyn Session + '_ {
+    /// [`Session::write`] of elements of the buffer's type.
+    pub fn write_at<T: Element>(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        values: &[T],
+    ) -> Result<(), DeviceError> {
+        self.expect::<T>(buffer)?;
+        self.write(buffer, instance, element, bytemuck::cast_slice(values))
+    }
+
+    /// [`Session::read`] of elements of the buffer's type.
+    pub fn read_at<T: Element>(
+        &self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        values: &mut [T],
+    ) -> Result<(), DeviceError> {
+        self.expect::<T>(buffer)?;
+        self.read(buffer, instance, element, bytemuck::cast_slice_mut(values))
+    }
+
+    /// All instances of a buffer.
+    pub fn read_all<T: Element>(&self, buffer: BufferId) -> Result<Vec<T>, DeviceError> {
+        self.expect::<T>(buffer)?;
+        let b = self.plan().buffer(buffer);
+        let mut values = vec![T::zeroed(); (b.elements() * b.instances) as usize];
+        self.read(buffer, 0, 0, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    fn expect<T: Element>(&self, buffer: BufferId) -> Result<(), DeviceError> {
+        match self.plan().buffers.get(buffer.0 as usize) {
+            None => Err(DeviceError::NoBuffer(buffer)),
+            Some(b) if b.dtype != T::DTYPE => {
+                Err(DeviceError::WrongType { buffer: b.name.clone(), actual: b.dtype, asked: T::DTYPE })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}

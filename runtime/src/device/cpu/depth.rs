@@ -1,0 +1,188 @@
+//! Attention along depth, and caches.
+//!
+//! Each token attends to a few rows of its own: no product is large enough for tiles, and what counts is to read every
+//! key and value once. A task takes some tokens.
+
+use super::simd::{dot, exp, fma, kernel_fn, tanh};
+use super::{Arguments, Context, View};
+use dreamc_compiler::ir::Attention;
+use dreamc_compiler::program::DepthShape;
+
+/// Shapes and scores.
+struct Depth {
+    tokens: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+    /// Rows of the cache that are seen.
+    rows: std::ops::Range<usize>,
+    scale: f32,
+    softcap: Option<f32>,
+}
+
+impl Depth {
+    fn new(shape: &DepthShape, attention: &Attention, row: usize) -> Self {
+        let first = attention.window.map_or(0, |w| (row + 1).saturating_sub(w as usize));
+        Depth {
+            tokens: shape.rows as usize,
+            heads: shape.heads as usize,
+            kv_heads: shape.kv_heads as usize,
+            size: shape.size as usize,
+            rows: first..row + 1,
+            scale: attention.scale as f32,
+            softcap: attention.softcap.map(|c| c as f32),
+        }
+    }
+
+    /// Where the key of a head lies among the rows of a cache.
+    #[inline(always)]
+    fn key(&self, row: usize, token: usize, head: usize) -> usize {
+        (row * self.tokens + token) * self.kv_heads + head / (self.heads / self.kv_heads)
+    }
+
+    /// Runs a task for some tokens at a time.
+    fn tokens(&self, cx: &Context, task: impl Fn(usize, &mut [f32]) + Sync) {
+        let work = self.rows.len() * self.heads * self.size;
+        let size = ((1 << 14) / work.max(1)).max(1);
+        cx.parallel(self.tokens.div_ceil(size), |number, scratch| {
+            (number * size..((number + 1) * size).min(self.tokens)).for_each(|token| task(token, scratch));
+        });
+    }
+
+    fn multiply_adds(&self) -> u64 {
+        (self.rows.len() * self.tokens * self.heads * self.size) as u64
+    }
+}
+
+/// Probabilities of one head of one token; scores are left in `scores`.
+#[inline(always)]
+fn probabilities<const FMA: bool>(
+    s: &Depth,
+    token: usize,
+    head: usize,
+    q: &[f32],
+    k: View<f32>,
+    scores: &mut [f32],
+    p: &mut [f32],
+) {
+    let mut most = f32::NEG_INFINITY;
+    for (score, row) in scores.iter_mut().zip(s.rows.clone()) {
+        *score = dot::<FMA>(q, k.row(s.key(row, token, head))) * s.scale;
+        if let Some(c) = s.softcap {
+            *score = c * tanh::<FMA>(*score / c);
+        }
+        most = if *score > most { *score } else { most };
+    }
+    let mut sum = 0.0;
+    for (p, score) in p.iter_mut().zip(&*scores) {
+        *p = exp::<FMA>(*score - most);
+        sum += *p;
+    }
+    let factor = 1.0 / sum;
+    p.iter_mut().for_each(|p| *p *= factor);
+}
+
+kernel_fn! {
+    fn token_forward(s: &Depth, token: usize, q: &[f32], k: View<f32>, v: View<f32>, o: &mut [f32], scratch: &mut [f32]) {
+        let (scores, rest) = scratch.split_at_mut(s.rows.len());
+        let p = &mut rest[..s.rows.len()];
+        for head in 0..s.heads {
+            let range = head * s.size..(head + 1) * s.size;
+            probabilities::<FMA>(s, token, head, &q[range.clone()], k, scores, p);
+            let o = &mut o[range];
+            o.fill(0.0);
+            for (p, row) in p.iter().zip(s.rows.clone()) {
+                let v = v.row(s.key(row, token, head));
+                o.iter_mut().zip(v).for_each(|(o, v)| *o = fma::<FMA>(*p, *v, *o));
+            }
+        }
+    }
+
+    fn token_backward(s: &Depth, token: usize, q: &[f32], k: View<f32>, v: View<f32>, d: &[f32], dq: &mut [f32], dk: View<f32>, dv: View<f32>, scratch: &mut [f32]) {
+        let (scores, rest) = scratch.split_at_mut(s.rows.len());
+        let (p, rest) = rest.split_at_mut(s.rows.len());
+        let dp = &mut rest[..s.rows.len()];
+        for head in 0..s.heads {
+            let range = head * s.size..(head + 1) * s.size;
+            let (q, d, dq) = (&q[range.clone()], &d[range.clone()], &mut dq[range]);
+            probabilities::<FMA>(s, token, head, q, k, scores, p);
+            let mut along = 0.0;
+            for ((dp, p), row) in dp.iter_mut().zip(&*p).zip(s.rows.clone()) {
+                let at = s.key(row, token, head);
+                *dp = dot::<FMA>(d, v.row(at));
+                along = fma::<FMA>(*dp, *p, along);
+                dv.row_mut(at).iter_mut().zip(d).for_each(|(dv, d)| *dv = fma::<FMA>(*p, *d, *dv));
+            }
+            dq.fill(0.0);
+            for (i, row) in s.rows.clone().enumerate() {
+                let at = s.key(row, token, head);
+                let slope = s.softcap.map_or(1.0, |c| 1.0 - (scores[i] / c) * (scores[i] / c));
+                let ds = p[i] * (dp[i] - along) * slope * s.scale;
+                dq.iter_mut().zip(k.row(at)).for_each(|(dq, k)| *dq = fma::<FMA>(ds, *k, *dq));
+                dk.row_mut(at).iter_mut().zip(q).for_each(|(dk, q)| *dk = fma::<FMA>(ds, *q, *dk));
+            }
+        }
+    }
+}
+
+/// `(q, k, v, row, o)`
+pub(super) fn forward(cx: &Context, shape: &DepthShape, attention: &Attention, args: &Arguments) {
+    let s = Depth::new(shape, attention, args.index(3));
+    let (q, o) = (args.floats(0), args.floats(4).rows_of(s.heads * s.size));
+    let [k, v] = [1, 2].map(|i| args.floats(i).rows_of(s.size));
+    cx.count(|| 2 * s.multiply_adds());
+    s.tokens(cx, |token, scratch| {
+        token_forward(&s, token, q.row(token), k, v, o.row_mut(token), scratch);
+    });
+}
+
+/// `(q, k, v, row, do, dq, dk, dv)`
+pub(super) fn backward(cx: &Context, shape: &DepthShape, attention: &Attention, args: &Arguments) {
+    let s = Depth::new(shape, attention, args.index(3));
+    let (q, d, dq) = (args.floats(0), args.floats(4).rows_of(s.heads * s.size), args.floats(5));
+    let [k, v, dk, dv] = [1, 2, 6, 7].map(|i| args.floats(i).rows_of(s.size));
+    cx.count(|| 5 * s.multiply_adds());
+    s.tokens(cx, |token, scratch| {
+        let (q, d, dq) = (q.row(token), d.row(token), dq.row_mut(token));
+        token_backward(&s, token, q, k, v, d, dq, dk, dv, scratch);
+    });
+}
+
+/// `(x, row, cache)`
+pub(super) fn cache_write(cx: &Context, width: usize, parts: usize, args: &Arguments) {
+    let (x, row, cache) = (args.floats(0), args.index(1), args.floats(2));
+    let length = width / parts;
+    cx.pieces(parts, length, |range| {
+        for part in range {
+            cache.part_mut(row * width + part * length, length).copy_from_slice(x.row(part));
+        }
+    });
+}
+
+/// `(row, cache, x)`
+pub(super) fn cache_take(cx: &Context, width: usize, parts: usize, args: &Arguments) {
+    let (row, cache, x) = (args.index(0), args.floats(1), args.floats(2));
+    let length = width / parts;
+    cx.pieces(parts, length, |range| {
+        for part in range {
+            let cached = cache.part_mut(row * width + part * length, length);
+            x.row_mut(part).copy_from_slice(cached);
+            cached.fill(0.0);
+        }
+    });
+}
+
+/// `(x, slots, cache)`: a task takes whole sequences, so of two rows for one place the later stays.
+pub(super) fn append(cx: &Context, [rows, tokens, places, width]: [usize; 4], args: &Arguments) {
+    let (x, slots, cache) = (args.floats(0), args.ints(1).all(), args.floats(2).rows_of(width));
+    if slots.iter().any(|&slot| slot as i64 >= places as i64) {
+        return cx.bad_index();
+    }
+    cx.pieces(rows / tokens, tokens * width, |sequences| {
+        for row in sequences.start * tokens..sequences.end * tokens {
+            if let Ok(place) = usize::try_from(slots[row]) {
+                cache.row_mut(row / tokens * places + place).copy_from_slice(x.row(row));
+            }
+        }
+    });
+}

@@ -1,0 +1,292 @@
+//! Routing and grouped products.
+//!
+//! A routing decision is integers in memory: `chosen` lists experts by row, `order` lists slots by expert, `offsets` says
+//! where each expert's begin. Work follows them: an expert that nobody chose costs nothing. Integers come from memory, so
+//! every kernel here looks at them before it believes them ([`Context::indices_below`]).
+
+use super::product::{self, Side};
+use super::{Arguments, Context, Scratch, simd};
+use dreamc_compiler::program::Kernel;
+
+/// Choices up to which the best are kept in a short list while a row is read; beyond, the row is sorted.
+const SHORT: usize = 16;
+
+pub(super) fn scratch(kernel: &Kernel) -> Scratch {
+    match *kernel {
+        Kernel::Route { experts, k, .. } if k as usize > SHORT => Scratch::local(2 * experts as usize),
+        Kernel::Grouped { slots, experts, out, inner, transposed, .. } => {
+            let (n, k) = if transposed { (inner, out) } else { (out, inner) };
+            Scratch {
+                local: product::product_scratch(slots as usize, n as usize, k as usize),
+                shared: 3 * most_pieces(slots as usize, experts as usize),
+            }
+        }
+        Kernel::GroupedOuter { slots, out, inner, .. } => {
+            Scratch::local(product::product_scratch(out as usize, inner as usize, slots as usize))
+        }
+        _ => Scratch::default(),
+    }
+}
+
+/// `(z, chosen)`
+pub(super) fn route(cx: &Context, rows: usize, experts: usize, k: usize, args: &Arguments) {
+    let (z, chosen) = (args.floats(0).rows_of(experts), args.ints(1).rows_of(k));
+    let size = ((1 << 14) / experts.max(1)).max(1);
+    cx.parallel(rows.div_ceil(size), |task, scratch| {
+        for row in task * size..((task + 1) * size).min(rows) {
+            if k > SHORT {
+                best_of_many(z.row(row), chosen.row_mut(row), scratch);
+            } else {
+                best_of_few(z.row(row), chosen.row_mut(row));
+            }
+        }
+    });
+}
+
+/// NaN is never worth choosing.
+fn worth(z: f32) -> f32 {
+    if z.is_nan() { f32::NEG_INFINITY } else { z }
+}
+
+fn best_of_few(z: &[f32], chosen: &mut [i32]) {
+    let mut best = [f32::NEG_INFINITY; SHORT];
+    let k = chosen.len();
+    for (i, z) in z.iter().enumerate() {
+        let z = worth(*z);
+        let filled = i.min(k);
+        // Equal ones stay behind those that came before.
+        if filled == k && (k == 0 || z <= best[k - 1]) {
+            continue;
+        }
+        let mut place = filled.min(k - 1);
+        while place > 0 && best[place - 1] < z {
+            best[place] = best[place - 1];
+            chosen[place] = chosen[place - 1];
+            place -= 1;
+        }
+        best[place] = z;
+        chosen[place] = i as i32;
+    }
+}
+
+fn best_of_many(z: &[f32], chosen: &mut [i32], scratch: &mut [f32]) {
+    let keys: &mut [u64] = bytemuck::cast_slice_mut(&mut scratch[..2 * z.len()]);
+    for (i, (key, z)) in keys.iter_mut().zip(z).enumerate() {
+        // Bits of floats in the order of their values, negated to put the largest first; zeros are one.
+        let bits = (worth(*z) + 0.0).to_bits();
+        let ordered = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+        *key = (!ordered as u64) << 32 | i as u64;
+    }
+    if chosen.len() < keys.len() {
+        keys.select_nth_unstable(chosen.len());
+    }
+    let keys = &mut keys[..chosen.len()];
+    keys.sort_unstable();
+    for (chosen, key) in chosen.iter_mut().zip(keys) {
+        *chosen = *key as u32 as i32;
+    }
+}
+
+/// `(chosen, order, offsets, inverse)`: a stable counting sort. On one thread: it reads each choice twice and is done.
+pub(super) fn group(slots: usize, experts: usize, args: &Arguments) {
+    let chosen = args.ints(0).all();
+    let [order, offsets, inverse] = [1, 2, 3].map(|i| args.ints(i).all_mut());
+    // No-ops are one more group, behind the others. `offsets[e + 1]` counts group `e`, then says where its next slot goes,
+    // and so ends up where group `e + 1` begins: no further array is needed.
+    offsets.fill(0);
+    let group_of = |c: i32| (c as u32 as usize).min(experts);
+    for &c in chosen {
+        if group_of(c) < experts {
+            offsets[group_of(c) + 1] += 1;
+        }
+    }
+    let mut start = 0;
+    for offset in &mut offsets[1..] {
+        let count = *offset;
+        *offset = start;
+        start += count;
+    }
+    let mut last = start;
+    for (slot, &c) in chosen.iter().enumerate().take(slots) {
+        let next = match group_of(c) {
+            e if e < experts => &mut offsets[e + 1],
+            _ => &mut last,
+        };
+        order[*next as usize] = slot as i32;
+        inverse[slot] = *next;
+        *next += 1;
+    }
+}
+
+/// `(x, order, y)`
+pub(super) fn gather(cx: &Context, slots: usize, k: usize, width: usize, args: &Arguments) {
+    let (x, order, y) = (args.floats(0).rows_of(width), args.ints(1).all(), args.floats(2).rows_of(width));
+    if !cx.indices_below(order, slots) {
+        return;
+    }
+    cx.pieces(slots, width, |range| {
+        for s in range {
+            y.row_mut(s).copy_from_slice(x.row(order[s] as usize / k));
+        }
+    });
+}
+
+/// `(y, inverse, [gates,] x)`
+pub(super) fn combine(cx: &Context, rows: usize, k: usize, width: usize, gated: bool, args: &Arguments) {
+    let (y, inverse) = (args.floats(0).rows_of(width), args.ints(1).all());
+    let gates = gated.then(|| args.floats(2).all());
+    let x = args.floats(2 + gated as usize).rows_of(width);
+    if !cx.indices_below(inverse, rows * k) {
+        return;
+    }
+    cx.pieces(rows, width * k, |range| {
+        for row in range {
+            let x = x.row_mut(row);
+            if k == 0 {
+                x.fill(0.0);
+            }
+            for slot in row * k..(row + 1) * k {
+                let y = y.row(inverse[slot] as usize);
+                let gate = gates.map_or(1.0, |g| g[slot]);
+                if slot == row * k { simd::scale(gate, y, x) } else { simd::add_scaled(gate, y, x) }
+            }
+        }
+    });
+}
+
+/// `(d, order, gates, y)`
+pub(super) fn combine_grad(cx: &Context, slots: usize, k: usize, width: usize, args: &Arguments) {
+    let (d, order, gates) = (args.floats(0).rows_of(width), args.ints(1).all(), args.floats(2).all());
+    let y = args.floats(3).rows_of(width);
+    if !cx.indices_below(order, slots) {
+        return;
+    }
+    cx.pieces(slots, width, |range| {
+        for s in range {
+            let slot = order[s] as usize;
+            simd::scale(gates[slot], d.row(slot / k), y.row_mut(s));
+        }
+    });
+}
+
+/// `(d, y, inverse, gates)`
+pub(super) fn combine_gates(cx: &Context, rows: usize, k: usize, width: usize, args: &Arguments) {
+    let (d, y, inverse) = (args.floats(0).rows_of(width), args.floats(1).rows_of(width), args.ints(2).all());
+    let gates = args.floats(3).rows_of(k);
+    if !cx.indices_below(inverse, rows * k) {
+        return;
+    }
+    cx.pieces(rows, width * k, |range| {
+        for row in range {
+            for (gate, place) in gates.row_mut(row).iter_mut().zip(&inverse[row * k..]) {
+                *gate = simd::inner(d.row(row), y.row(*place as usize));
+            }
+        }
+    });
+}
+
+/// `(offsets, counts)`
+pub(super) fn add_counts(args: &Arguments) {
+    let (offsets, counts) = (args.ints(0).all(), args.floats(1).all_mut());
+    for (count, pair) in counts.iter_mut().zip(offsets.windows(2)) {
+        *count += pair[1].wrapping_sub(pair[0]) as f32;
+    }
+}
+
+/// Whether offsets are increasing, from 0 to at most `slots`.
+fn offsets_fit(cx: &Context, offsets: &[i32], slots: usize) -> bool {
+    let fine = offsets[0] == 0 && offsets.is_sorted() && offsets[offsets.len() - 1] as usize <= slots;
+    if !fine {
+        cx.bad_index();
+    }
+    fine
+}
+
+/// Pieces that groups of `slots` rows in all are cut into, at most.
+fn most_pieces(slots: usize, experts: usize) -> usize {
+    experts + slots.div_ceil(product::TILE.0 / 2) + 1
+}
+
+/// `(x, w, offsets, [order,] y)`
+pub(super) fn grouped(cx: &Context, kernel: &Kernel, args: &Arguments) {
+    let &Kernel::Grouped { slots, experts, out, inner, transposed, gather } = kernel else { return };
+    let [slots, experts, out, inner] = [slots, experts, out, inner].map(|n| n as usize);
+    let (n, k) = if transposed { (inner, out) } else { (out, inner) };
+    let (x, w, offsets) = (args.floats(0).start, args.floats(1).start, args.ints(2).all());
+    let order = gather.map(|per| (args.ints(3), per as usize));
+    let y = args.floats(3 + gather.is_some() as usize).rows_of(n);
+    if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {
+        return;
+    }
+    let used = offsets[experts] as usize;
+    cx.count(|| (used * out * inner) as u64);
+    cx.pieces(slots - used, n, |range| range.for_each(|row| y.row_mut(used + row).fill(0.0)));
+
+    // Every piece of rows of one expert, and every range of columns, is a task.
+    let unit = product::shape().rows;
+    let list = cx.shared().integers().rows_of_part(3, most_pieces(slots, experts));
+    let mut count = 0;
+    for e in 0..experts {
+        let (first, end) = (offsets[e] as usize, offsets[e + 1] as usize);
+        let size = product::piece(end - first, product::TILE.0, unit);
+        for start in (first..end).step_by(size) {
+            list.row_mut(count).copy_from_slice(&[e as i32, start as i32, (start + size).min(end) as i32]);
+            count += 1;
+        }
+    }
+    let columns = product::tiles((used, n, k), 1).1;
+    let across = n.div_ceil(columns);
+    cx.parallel(count * across, |task, scratch| {
+        let &[expert, start, end] = list.row(task / across) else { return };
+        let (expert, start, end) = (expert as usize, start as usize, end as usize);
+        let column = task % across * columns;
+        let a = match order {
+            None => Side::Strided { start: x.add(start * k), line: k, step: 1 },
+            Some((order, per)) => {
+                Side::GatheredLines { start: x, row: k, order: order.start.add(start), per }
+            }
+        };
+        let (line, step) = if transposed { (1, inner) } else { (inner, 1) };
+        let b = Side::Strided { start: w.add(expert * out * inner), line, step };
+        let size = (end - start, columns.min(n - column), k);
+        let c = y.start.add(start * n + column);
+        // SAFETY: pieces are disjoint rows of `y` below `used`, column ranges are disjoint; `order` was looked at.
+        unsafe { product::block(size, a, b.skip_lines(column), c, n, false, scratch) };
+    });
+}
+
+/// `(y, x, offsets, [order,] w)`
+pub(super) fn grouped_outer(cx: &Context, kernel: &Kernel, args: &Arguments) {
+    let &Kernel::GroupedOuter { slots, experts, out, inner, gather, accumulate } = kernel else { return };
+    let [slots, experts, out, inner] = [slots, experts, out, inner].map(|n| n as usize);
+    let (y, x, offsets) = (args.floats(0).start, args.floats(1).start, args.ints(2).all());
+    let order = gather.map(|per| (args.ints(3), per as usize));
+    let w = args.floats(3 + gather.is_some() as usize).start;
+    if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {
+        return;
+    }
+    cx.count(|| (offsets[experts] as usize * out * inner) as u64);
+    let (rows, columns) = product::tiles((out, inner, slots / experts), experts);
+    let (down, across) = (out.div_ceil(rows), inner.div_ceil(columns));
+    cx.parallel(experts * down * across, |task, scratch| {
+        let expert = task / (down * across);
+        let (row, column) = (task / across % down * rows, task % across * columns);
+        let (start, end) = (offsets[expert] as usize, offsets[expert + 1] as usize);
+        if start == end && accumulate {
+            return;
+        }
+        let a = Side::Strided { start: y.add(start * out), line: 1, step: out };
+        let b = match order {
+            None => Side::Strided { start: x.add(start * inner), line: 1, step: inner },
+            Some((order, per)) => {
+                Side::GatheredSteps { start: x, row: inner, order: order.start.add(start), per }
+            }
+        };
+        let size = (rows.min(out - row), columns.min(inner - column), end - start);
+        let c = w.add((expert * out + row) * inner + column);
+        // SAFETY: tasks have disjoint tiles of `w`; `order` was looked at.
+        unsafe {
+            product::block(size, a.skip_lines(row), b.skip_lines(column), c, inner, accumulate, scratch)
+        };
+    });
+}

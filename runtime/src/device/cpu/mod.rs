@@ -1,0 +1,912 @@
+//! The embedded device: native code, all threads of the machine, nothing to install.
+//!
+//! *In*: a plan that [`check`](super::check) passed. *Out*: a session over one aligned arena. *Promise*: the bits of
+//! every result depend on the operands alone, not on the number of threads nor on chance: work is cut by shape, each
+//! piece is computed in one order, and pieces are joined in one order. All memory is allocated when the plan is loaded.
+//!
+//! A launch becomes tasks ([`Context::parallel`]) that a [`Pool`] of threads claims. The files, by what they compute:
+//!
+//! - `simd`: compiling for several instruction sets; `exp` and its like
+//! - `product`: matrix products, the ground of everything heavy
+//! - `rows`: generated row kernels
+//! - `experts`: routing, grouping, grouped products
+//! - `attention`, `depth`: attention along the sequence and along depth, and the caches
+//! - `ends`: embedding, cross-entropy, the head fused with its loss
+//! - `update`: the optimizer step
+//!
+//! # Where the unsafe code is
+//!
+//! Operands are places in one arena, so Rust cannot see that they do not overlap; the check of the plan did. A [`View`]
+//! is such a place. Making one is unsafe and happens once per operand, in `Arguments`; it hands out slices, checks their
+//! bounds, and relies on one rule that every kernel here keeps: *tasks that run at the same time write disjoint
+//! elements, and read none that another writes*. What remains is products ([`product`]), which take raw pointers.
+
+mod attention;
+mod depth;
+mod ends;
+mod experts;
+mod pool;
+mod product;
+mod rows;
+mod simd;
+#[cfg(test)]
+mod tests;
+mod update;
+
+use super::check::{self, Extent, Slot, check, slots};
+use super::{Device, DeviceError, Instrument, LaunchStats, RunStats, Session};
+use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Program, Step};
+use pool::Pool;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// How a [`CpuDevice`] is set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads; as many as the process may use where not given.
+    pub threads: Option<usize>,
+}
+
+/// The device. Its threads are shared by its sessions, which run one at a time.
+pub struct CpuDevice {
+    pool: Arc<Pool>,
+}
+
+impl CpuDevice {
+    /// Starts the threads.
+    pub fn new(options: CpuOptions) -> Self {
+        let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        CpuDevice { pool: Arc::new(Pool::new(options.threads.unwrap_or_else(available).max(1))) }
+    }
+
+    /// How many threads it has.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+impl Default for CpuDevice {
+    fn default() -> Self {
+        CpuDevice::new(CpuOptions::default())
+    }
+}
+
+impl Device for CpuDevice {
+    fn name(&self) -> String {
+        let threads = self.threads();
+        let s = if threads == 1 { "" } else { "s" };
+        format!("cpu ({threads} thread{s}, {})", simd::level().name())
+    }
+
+    fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
+        check(plan)?;
+        Ok(Scratch::of_plan(plan).bytes(self.threads()))
+    }
+
+    fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
+        Ok(Box::new(CpuSession::new(self.pool.clone(), plan)?))
+    }
+}
+
+/// Memory of a session, zeroed and aligned for any vector.
+struct Memory {
+    start: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: it is owned memory; accesses are governed by the session.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(bytes: u64, what: &'static str) -> Result<Self, DeviceError> {
+        let failed = DeviceError::OutOfMemory { bytes, what };
+        // At least one byte: there is no allocation of none.
+        let Ok(size) = usize::try_from(bytes.max(1)) else { return Err(failed) };
+        let Ok(layout) = Layout::from_size_align(size, 4096) else { return Err(failed) };
+        // SAFETY: the size is not 0.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() { Err(failed) } else { Ok(Memory { start, layout }) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.start, self.layout) };
+    }
+}
+
+/// Floats that a kernel needs beside its operands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Scratch {
+    /// For each thread.
+    local: usize,
+    /// For the launch.
+    shared: usize,
+}
+
+impl Scratch {
+    fn local(local: usize) -> Self {
+        Scratch { local, shared: 0 }
+    }
+
+    fn of_plan(plan: &Plan) -> Self {
+        let most = plan.kernels.iter().map(Scratch::of).fold(Scratch::default(), |a, b| Scratch {
+            local: a.local.max(b.local),
+            shared: a.shared.max(b.shared),
+        });
+        // Whole pages, so that threads share no cache line.
+        Scratch { local: most.local.next_multiple_of(1024), shared: most.shared.next_multiple_of(1024) }
+    }
+
+    fn bytes(&self, threads: usize) -> u64 {
+        4 * (self.local as u64 * threads as u64 + self.shared as u64)
+    }
+
+    fn of(kernel: &Kernel) -> Self {
+        let size = |n: u64| n as usize;
+        match *kernel {
+            Kernel::Rows(ref k) => rows::scratch(k),
+            Kernel::Product { m, n, k, .. } => {
+                Scratch::local(product::product_scratch(size(m), size(n), size(k)))
+            }
+            Kernel::Grouped { .. } | Kernel::GroupedOuter { .. } | Kernel::Route { .. } => {
+                experts::scratch(kernel)
+            }
+            Kernel::Attention { ref shape, .. } => attention::scratch(shape, false),
+            Kernel::AttentionGrad { ref shape, .. } => attention::scratch(shape, true),
+            Kernel::DepthAttention { ref shape, .. } | Kernel::DepthAttentionGrad { ref shape, .. } => {
+                Scratch::local(3 * size(shape.depths))
+            }
+            Kernel::HeadLoss { rows, vocab, width, .. } => {
+                ends::head_scratch(size(rows), size(vocab), size(width))
+            }
+            Kernel::HeadLossGrad { rows, vocab, width, .. } => {
+                ends::head_grad_scratch(size(rows), size(vocab), size(width))
+            }
+            Kernel::Norm { elements } => update::norm_scratch(size(elements)),
+            Kernel::Balance { experts, .. } => Scratch { local: 0, shared: size(experts) },
+            Kernel::Group { .. }
+            | Kernel::Gather { .. }
+            | Kernel::Combine { .. }
+            | Kernel::CombineGrad { .. }
+            | Kernel::CombineGates { .. }
+            | Kernel::AddCounts { .. }
+            | Kernel::CacheWrite { .. }
+            | Kernel::CacheTake { .. }
+            | Kernel::Append { .. }
+            | Kernel::Embed { .. }
+            | Kernel::EmbedGrad { .. }
+            | Kernel::CrossEntropy { .. }
+            | Kernel::CrossEntropyGrad { .. }
+            | Kernel::Zero { .. }
+            | Kernel::Copy { .. }
+            | Kernel::AdamW { .. }
+            | Kernel::AllReduce { .. } => Scratch::default(),
+        }
+    }
+}
+
+/// An address that threads may share. What is done with it is up to whoever does it.
+#[derive(Debug)]
+pub(crate) struct Pointer<T>(*mut T);
+
+impl<T> Clone for Pointer<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Pointer<T> {}
+
+// SAFETY: an address is a number; every access through it is unsafe and argued for where it is made.
+unsafe impl<T> Send for Pointer<T> {}
+// SAFETY: likewise.
+unsafe impl<T> Sync for Pointer<T> {}
+
+impl<T> Pointer<T> {
+    /// To the first element of a slice. Using the slice ends the use of the pointer.
+    pub(crate) fn to(slice: &mut [T]) -> Self {
+        Pointer(slice.as_mut_ptr())
+    }
+
+    pub(crate) fn add(self, elements: usize) -> Self {
+        Pointer(self.0.wrapping_add(elements))
+    }
+
+    pub(crate) fn get(self) -> *const T {
+        self.0
+    }
+
+    pub(crate) fn get_mut(self) -> *mut T {
+        self.0
+    }
+}
+
+/// Rows of an operand: `rows` pieces of `length` elements, `stride` apart.
+pub(crate) struct View<'a, T> {
+    start: Pointer<T>,
+    rows: usize,
+    length: usize,
+    stride: usize,
+    _launch: PhantomData<&'a T>,
+}
+
+impl<T> Clone for View<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for View<'_, T> {}
+
+impl<'a, T> View<'a, T> {
+    /// # Safety
+    /// The rows are valid for `'a`; tasks that use the view at the same time write disjoint elements, and read none that
+    /// another writes.
+    unsafe fn new(start: Pointer<T>, rows: usize, length: usize, stride: usize) -> Self {
+        View { start, rows, length, stride, _launch: PhantomData }
+    }
+
+    /// Adjacent elements as rows of another length.
+    fn rows_of(self, length: usize) -> Self {
+        assert!(self.rows == 1 && (length == 0 || self.length.is_multiple_of(length)));
+        // There are as many rows of nothing as anyone asks for.
+        View { rows: self.length.checked_div(length).unwrap_or(usize::MAX), length, stride: length, ..self }
+    }
+
+    /// The first adjacent elements as so many rows.
+    fn rows_of_part(self, length: usize, rows: usize) -> Self {
+        assert!(self.rows == 1 && rows.checked_mul(length).is_some_and(|n| n <= self.length));
+        View { rows, length, stride: length, ..self }
+    }
+
+    /// Some of the rows.
+    fn rows_from(self, first: usize, rows: usize) -> Self {
+        assert!(first <= self.rows && rows <= self.rows - first);
+        View { start: self.start.add(first * self.stride), rows, ..self }
+    }
+
+    /// All of an operand without rows, as each of so many rows.
+    fn repeated(self, rows: usize) -> Self {
+        assert!(self.rows == 1);
+        View { rows, stride: 0, ..self }
+    }
+
+    /// All rows in one piece, where they are adjacent.
+    #[inline]
+    fn flat(self) -> Option<&'a [T]> {
+        let adjacent = self.rows == 1 || self.stride == self.length;
+        // SAFETY: as for `row`.
+        adjacent.then(|| unsafe { std::slice::from_raw_parts(self.start.get(), self.rows * self.length) })
+    }
+
+    /// All rows in one piece to write, where they are adjacent.
+    #[inline]
+    fn flat_mut(self) -> Option<&'a mut [T]> {
+        let adjacent = self.rows == 1 || self.stride == self.length;
+        // SAFETY: as for `row`.
+        adjacent
+            .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.get_mut(), self.rows * self.length) })
+    }
+
+    /// As many adjacent elements as there are bytes in an operand of any type.
+    fn bytes(self, element_bytes: usize) -> View<'a, u8> {
+        assert!(self.rows == 1 && size_of::<T>() == 1);
+        let length = self.length * element_bytes;
+        View { start: Pointer(self.start.0.cast()), rows: 1, length, stride: length, _launch: PhantomData }
+    }
+
+    /// A row.
+    #[inline]
+    fn row(self, row: usize) -> &'a [T] {
+        assert!(row < self.rows);
+        // SAFETY: in bounds by the assertion; aliasing is the maker's promise.
+        unsafe { std::slice::from_raw_parts(self.start.get().add(row * self.stride), self.length) }
+    }
+
+    /// A row to write.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    fn row_mut(self, row: usize) -> &'a mut [T] {
+        assert!(row < self.rows);
+        // SAFETY: as for `row`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.get_mut().add(row * self.stride), self.length) }
+    }
+
+    /// Adjacent elements.
+    fn part(self, start: usize, length: usize) -> &'a [T] {
+        assert!(self.rows == 1 && start <= self.length && length <= self.length - start);
+        // SAFETY: as for `row`.
+        unsafe { std::slice::from_raw_parts(self.start.get().add(start), length) }
+    }
+
+    /// Adjacent elements to write.
+    fn part_mut(self, start: usize, length: usize) -> &'a mut [T] {
+        assert!(self.rows == 1 && start <= self.length && length <= self.length - start);
+        // SAFETY: as for `row`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.get_mut().add(start), length) }
+    }
+
+    /// All of an operand without rows.
+    fn all(self) -> &'a [T] {
+        self.part(0, self.length)
+    }
+
+    /// All of an operand without rows, to write.
+    fn all_mut(self) -> &'a mut [T] {
+        self.part_mut(0, self.length)
+    }
+}
+
+impl<'a> View<'a, f32> {
+    /// The same memory as integers.
+    fn integers(self) -> View<'a, i32> {
+        View {
+            start: Pointer(self.start.0.cast()),
+            rows: self.rows,
+            length: self.length,
+            stride: self.stride,
+            _launch: PhantomData,
+        }
+    }
+
+    /// Pairs of floats as doubles.
+    fn doubles(self) -> View<'a, f64> {
+        assert!(self.rows == 1 && self.start.get().cast::<f64>().is_aligned());
+        let length = self.length / 2;
+        View { start: Pointer(self.start.0.cast()), rows: 1, length, stride: length, _launch: PhantomData }
+    }
+}
+
+/// One operand of one launch, its loop variables filled in.
+#[derive(Clone, Copy)]
+struct Argument {
+    start: Pointer<u8>,
+    /// Elements from row to row where the operand is strided.
+    stride: usize,
+    index: usize,
+}
+
+/// The operands of one launch.
+struct Arguments<'a> {
+    slots: &'a [Slot],
+    list: &'a [Argument],
+}
+
+impl<'a> Arguments<'a> {
+    fn view<T>(&self, i: usize) -> View<'a, T> {
+        let (slot, argument) = (&self.slots[i], &self.list[i]);
+        let start = Pointer(argument.start.0.cast());
+        let (rows, length, stride) = match slot.extent {
+            Extent::Rows { rows, length } => (rows as usize, length as usize, argument.stride),
+            Extent::Flat(elements) => (1, elements as usize, elements as usize),
+            Extent::UpTo { index, width } => {
+                let elements = (self.list[index].index + 1) * width as usize;
+                (1, elements, elements)
+            }
+            Extent::Matrix { rows: 0, .. } | Extent::Matrix { columns: 0, .. } | Extent::Index { .. } => {
+                (1, 0, 0)
+            }
+            Extent::Matrix { rows, columns, layout } => {
+                let elements = (rows - 1) * layout.row + (columns - 1) * layout.column + 1;
+                (1, elements as usize, elements as usize)
+            }
+        };
+        debug_assert!(slot.dtype.is_none_or(|d| d.bytes() == size_of::<T>() as u64));
+        // SAFETY: the plan was checked: these rows lie in the operand's buffer, which is aligned for any type and lives as
+        // long as the launch, and overlap no other operand that the launch writes (nor read what it writes, but for row
+        // kernels in place, which know). That tasks are disjoint is the rule of this module.
+        unsafe { View::new(start, rows, length, stride) }
+    }
+
+    fn floats(&self, i: usize) -> View<'a, f32> {
+        self.view(i)
+    }
+
+    fn ints(&self, i: usize) -> View<'a, i32> {
+        self.view(i)
+    }
+
+    fn index(&self, i: usize) -> usize {
+        self.list[i].index
+    }
+}
+
+/// What a kernel works with besides its operands.
+pub(crate) struct Context<'a> {
+    pool: &'a Pool,
+    local: Pointer<f32>,
+    /// Floats of each thread.
+    local_len: usize,
+    shared: Pointer<f32>,
+    shared_len: usize,
+    /// An index in memory was out of range.
+    bad_index: &'a AtomicBool,
+    panicked: &'a AtomicBool,
+    /// Multiply-adds of this launch, where they are counted.
+    multiply_adds: Option<&'a AtomicU64>,
+}
+
+impl<'a> Context<'a> {
+    /// Calls `task(number, scratch)` for every number below `tasks`, on all threads; scratch belongs to the task while it
+    /// runs and holds anything before.
+    fn parallel(&self, tasks: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+        let done = self.pool.run(tasks, &|number, thread| {
+            let start = self.local.add(thread * self.local_len);
+            // SAFETY: the session allocated as much for every thread, and a thread does one task at a time.
+            let scratch = unsafe { std::slice::from_raw_parts_mut(start.get_mut(), self.local_len) };
+            task(number, scratch);
+        });
+        if done.is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Calls `task(range)` for pieces of `0..n`, so large that each is some 2¹⁴ elements of work, `work` per item.
+    fn pieces(&self, n: usize, work: usize, task: impl Fn(std::ops::Range<usize>) + Sync) {
+        let size = ((1 << 14) / work.max(1)).max(1);
+        self.parallel(n.div_ceil(size), |i, _| task(i * size..((i + 1) * size).min(n)));
+    }
+
+    /// Scratch that all tasks of the launch see.
+    fn shared(&self) -> View<'a, f32> {
+        // SAFETY: the session allocated it and runs one launch at a time; kernels keep to the rule of this module.
+        unsafe { View::new(self.shared, 1, self.shared_len, self.shared_len) }
+    }
+
+    /// Whether all indices lie in `0..bound`; where not, the run fails after this launch.
+    fn indices_below(&self, indices: &[i32], bound: usize) -> bool {
+        let fine = simd::all_below(indices, bound.min(i32::MAX as usize) as u32);
+        if !fine {
+            self.bad_index();
+        }
+        fine
+    }
+
+    fn bad_index(&self) {
+        self.bad_index.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts multiply-adds, if anyone wants to know.
+    fn count(&self, multiply_adds: impl FnOnce() -> u64) {
+        if let Some(counter) = self.multiply_adds {
+            counter.fetch_add(multiply_adds(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A kernel ready to run.
+struct Prepared {
+    kernel: Kernel,
+    slots: Vec<Slot>,
+    rows: Option<rows::Compiled>,
+}
+
+impl Prepared {
+    fn new(kernel: &Kernel) -> Self {
+        let rows = if let Kernel::Rows(k) = kernel { Some(rows::Compiled::new(k)) } else { None };
+        Prepared { kernel: kernel.clone(), slots: slots(kernel), rows }
+    }
+
+    fn run(&self, cx: &Context, list: &[Argument], in_place: bool) {
+        let args = &Arguments { slots: &self.slots, list };
+        match &self.kernel {
+            Kernel::Rows(k) => {
+                if let Some(compiled) = &self.rows {
+                    compiled.run(cx, k, args, in_place);
+                }
+            }
+            Kernel::Product { m, n, k, a, b, accumulate } => {
+                let side = |i: usize, line, step| product::Side::Strided {
+                    start: args.floats(i).start,
+                    line: line as usize,
+                    step: step as usize,
+                };
+                let size = (*m as usize, *n as usize, *k as usize);
+                cx.count(|| m * n * k);
+                let c = args.floats(2).start;
+                // SAFETY: the plan was checked: the operands hold these matrices, and nothing overlaps the result.
+                unsafe {
+                    product::product(
+                        cx,
+                        size,
+                        side(0, a.row, a.column),
+                        side(1, b.column, b.row),
+                        c,
+                        size.1,
+                        *accumulate,
+                    )
+                };
+            }
+            Kernel::Grouped { .. } => experts::grouped(cx, &self.kernel, args),
+            Kernel::GroupedOuter { .. } => experts::grouped_outer(cx, &self.kernel, args),
+            Kernel::Route { rows, experts, k } => {
+                experts::route(cx, *rows as usize, *experts as usize, *k as usize, args)
+            }
+            Kernel::Group { slots, experts } => experts::group(*slots as usize, *experts as usize, args),
+            Kernel::Gather { slots, k, width } => {
+                experts::gather(cx, *slots as usize, *k as usize, *width as usize, args)
+            }
+            Kernel::Combine { rows, k, width, gated } => {
+                experts::combine(cx, *rows as usize, *k as usize, *width as usize, *gated, args)
+            }
+            Kernel::CombineGrad { slots, k, width } => {
+                experts::combine_grad(cx, *slots as usize, *k as usize, *width as usize, args)
+            }
+            Kernel::CombineGates { rows, k, width } => {
+                experts::combine_gates(cx, *rows as usize, *k as usize, *width as usize, args)
+            }
+            Kernel::AddCounts { .. } => experts::add_counts(args),
+            Kernel::Attention { shape, attention } => attention::forward(cx, shape, attention, args),
+            Kernel::AttentionGrad { shape, attention } => attention::backward(cx, shape, attention, args),
+            Kernel::DepthAttention { shape, attention } => depth::forward(cx, shape, attention, args),
+            Kernel::DepthAttentionGrad { shape, attention } => depth::backward(cx, shape, attention, args),
+            Kernel::CacheWrite { width, parts } => {
+                depth::cache_write(cx, *width as usize, *parts as usize, args)
+            }
+            Kernel::Append { rows, tokens, places, width } => {
+                depth::append(cx, [*rows, *tokens, *places, *width].map(|n| n as usize), args)
+            }
+            Kernel::CacheTake { width, parts } => {
+                depth::cache_take(cx, *width as usize, *parts as usize, args)
+            }
+            Kernel::Embed { rows, vocab, width } => {
+                ends::embed(cx, *rows as usize, *vocab as usize, *width as usize, args)
+            }
+            Kernel::EmbedGrad { rows, vocab, width, accumulate } => {
+                ends::embed_grad(cx, *rows as usize, *vocab as usize, *width as usize, *accumulate, args)
+            }
+            Kernel::CrossEntropy { rows, vocab } => {
+                ends::cross_entropy(cx, *rows as usize, *vocab as usize, args)
+            }
+            Kernel::CrossEntropyGrad { rows, vocab } => {
+                ends::cross_entropy_grad(cx, *rows as usize, *vocab as usize, args)
+            }
+            Kernel::HeadLoss { rows, vocab, width, softcap } => {
+                let size = (*rows as usize, *vocab as usize, *width as usize);
+                ends::head_loss(cx, size, *softcap, args)
+            }
+            Kernel::HeadLossGrad { rows, vocab, width, softcap, accumulate } => {
+                let size = (*rows as usize, *vocab as usize, *width as usize);
+                ends::head_loss_grad(cx, size, *softcap, *accumulate, args)
+            }
+            Kernel::Zero { .. } => update::zero(cx, self.element_bytes(list, 0), args),
+            Kernel::Copy { accumulate, .. } => {
+                update::copy(cx, self.element_bytes(list, 0), *accumulate, args)
+            }
+            Kernel::Norm { .. } => update::norm(cx, args),
+            Kernel::AdamW { betas, eps, weight_decay, rate, .. } => {
+                let law = update::AdamW {
+                    betas: *betas,
+                    eps: *eps as f32,
+                    weight_decay: *weight_decay as f32,
+                    rate: *rate as f32,
+                };
+                update::adamw(cx, &law, args)
+            }
+            Kernel::Balance { balance, .. } => update::balance(cx, balance, args),
+            // One device is the whole group.
+            Kernel::AllReduce { .. } => {}
+        }
+    }
+
+    /// Bytes of an element of an operand of any type, which `stride` of its argument holds.
+    fn element_bytes(&self, list: &[Argument], i: usize) -> usize {
+        list[i].stride
+    }
+}
+
+/// An operand with everything known that does not depend on the loops.
+enum PreparedOperand {
+    Tensor { base: usize, instance: Affine, instance_bytes: usize, stride: usize },
+    Index(Affine),
+}
+
+struct PreparedLaunch {
+    kernel: KernelId,
+    operands: Vec<PreparedOperand>,
+    in_place: bool,
+    origin: String,
+}
+
+enum PreparedStep {
+    Launch(usize),
+    Loop { variable: usize, count: u64, reverse: bool, steps: Vec<PreparedStep> },
+}
+
+struct PreparedProgram {
+    name: String,
+    launches: Vec<PreparedLaunch>,
+    steps: Vec<PreparedStep>,
+    variables: Vec<u64>,
+}
+
+impl PreparedProgram {
+    fn new(
+        plan: &Plan,
+        name: &str,
+        program: &Program,
+        checked: &mut impl Iterator<Item = check::LaunchCheck>,
+    ) -> Self {
+        let mut prepared = PreparedProgram {
+            name: name.into(),
+            launches: vec![],
+            steps: vec![],
+            variables: vec![0; program.variables as usize],
+        };
+        prepared.steps = prepared.steps(plan, &program.steps, checked);
+        prepared
+    }
+
+    fn steps(
+        &mut self,
+        plan: &Plan,
+        steps: &[Step],
+        checked: &mut impl Iterator<Item = check::LaunchCheck>,
+    ) -> Vec<PreparedStep> {
+        let mut list = vec![];
+        for step in steps {
+            list.push(match step {
+                Step::Launch(launch) => {
+                    let slots = slots(plan.kernel(launch.kernel));
+                    let operands =
+                        launch.operands.iter().zip(&slots).map(|(o, s)| prepare_operand(plan, o, s));
+                    self.launches.push(PreparedLaunch {
+                        kernel: launch.kernel,
+                        operands: operands.collect(),
+                        in_place: checked.next().is_none_or(|c| c.in_place),
+                        origin: launch.origin.clone(),
+                    });
+                    PreparedStep::Launch(self.launches.len() - 1)
+                }
+                Step::Loop { variable, count, reverse, steps } => PreparedStep::Loop {
+                    variable: *variable as usize,
+                    count: *count,
+                    reverse: *reverse,
+                    steps: self.steps(plan, steps, checked),
+                },
+            });
+        }
+        list
+    }
+}
+
+fn prepare_operand(plan: &Plan, operand: &Operand, slot: &Slot) -> PreparedOperand {
+    match operand {
+        Operand::Index(affine) => PreparedOperand::Index(affine.clone()),
+        Operand::Tensor { buffer, instance, offset, stride } => {
+            let b = plan.buffer(*buffer);
+            let stride = match slot.extent {
+                Extent::Rows { length, .. } if *stride == 0 => length,
+                // Operands of any type have no stride; the place holds the size of their elements.
+                _ if slot.dtype.is_none() => b.dtype.bytes(),
+                _ => *stride,
+            };
+            PreparedOperand::Tensor {
+                base: (b.offset + offset * b.dtype.bytes()) as usize,
+                instance: instance.clone(),
+                instance_bytes: (b.elements() * b.dtype.bytes()) as usize,
+                stride: stride as usize,
+            }
+        }
+    }
+}
+
+/// A loaded plan on the CPU.
+struct CpuSession {
+    pool: Arc<Pool>,
+    plan: Plan,
+    kernels: Vec<Prepared>,
+    programs: Vec<PreparedProgram>,
+    arena: Memory,
+    scratch: Memory,
+    scratch_size: Scratch,
+    instrument: Instrument,
+    /// Operands of the launch under way; as long as the longest list.
+    arguments: Vec<Argument>,
+}
+
+impl CpuSession {
+    fn new(pool: Arc<Pool>, plan: &Plan) -> Result<Self, DeviceError> {
+        let checked = check(plan)?;
+        let scratch_size = Scratch::of_plan(plan);
+        let arena = Memory::new(plan.arena, "arena")?;
+        let scratch = Memory::new(scratch_size.bytes(pool.threads()), "scratch of the CPU device")?;
+        let mut checked = checked.launches.into_iter();
+        let programs: Vec<_> = plan
+            .programs
+            .iter()
+            .map(|(name, program)| PreparedProgram::new(plan, name, program, &mut checked))
+            .collect();
+        let longest = programs.iter().flat_map(|p| &p.launches).map(|l| l.operands.len()).max().unwrap_or(0);
+        Ok(CpuSession {
+            pool,
+            kernels: plan.kernels.iter().map(Prepared::new).collect(),
+            programs,
+            plan: plan.clone(),
+            arena,
+            scratch,
+            scratch_size,
+            instrument: Instrument::default(),
+            arguments: Vec::with_capacity(longest),
+        })
+    }
+
+    /// Bytes of the arena.
+    fn range(
+        &self,
+        id: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: usize,
+    ) -> Result<std::ops::Range<usize>, DeviceError> {
+        let b = self.plan.buffers.get(id.0 as usize).ok_or(DeviceError::NoBuffer(id))?;
+        let size = b.dtype.bytes();
+        let start = instance.checked_mul(b.elements()).and_then(|i| i.checked_add(element));
+        let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes as u64));
+        match (start, end) {
+            (Some(start), Some(end)) if end <= b.bytes() && (bytes as u64).is_multiple_of(size) => {
+                let start = (b.offset + start * size) as usize;
+                Ok(start..start + bytes)
+            }
+            _ => Err(DeviceError::OutOfBounds {
+                buffer: b.name.clone(),
+                instance,
+                element,
+                elements: bytes as u64 / size,
+            }),
+        }
+    }
+}
+
+/// What a run changes as it goes.
+struct Run<'a> {
+    kernels: &'a [Prepared],
+    launches: &'a [PreparedLaunch],
+    variables: &'a mut [u64],
+    arguments: &'a mut Vec<Argument>,
+    arena: Pointer<u8>,
+    cx: Context<'a>,
+    instrument: Instrument,
+    stats: RunStats,
+}
+
+impl Run<'_> {
+    fn steps(&mut self, steps: &[PreparedStep]) -> Result<(), DeviceError> {
+        for step in steps {
+            match step {
+                PreparedStep::Launch(number) => self.launch(*number)?,
+                PreparedStep::Loop { variable, count, reverse, steps } => {
+                    for i in 0..*count {
+                        self.variables[*variable] = if *reverse { count - 1 - i } else { i };
+                        self.steps(steps)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, number: usize) -> Result<(), DeviceError> {
+        let launch = &self.launches[number];
+        self.arguments.clear();
+        for operand in &launch.operands {
+            self.arguments.push(match operand {
+                PreparedOperand::Tensor { base, instance, instance_bytes, stride } => Argument {
+                    start: self.arena.add(base + instance.at(self.variables) as usize * instance_bytes),
+                    stride: *stride,
+                    index: 0,
+                },
+                PreparedOperand::Index(affine) => {
+                    Argument { start: self.arena, stride: 0, index: affine.at(self.variables) as usize }
+                }
+            });
+        }
+        let begun = self.instrument.time.then(Instant::now);
+        self.kernels[launch.kernel.0 as usize].run(&self.cx, self.arguments, launch.in_place);
+        self.stats.launches += 1;
+        if let Some(measured) = self.stats.by_launch.get_mut(number) {
+            measured.count += 1;
+            measured.seconds += begun.map_or(0.0, |b| b.elapsed().as_secs_f64());
+            measured.multiply_adds += self.cx.multiply_adds.map_or(0, |m| m.swap(0, Ordering::Relaxed));
+        }
+        if self.cx.panicked.swap(false, Ordering::Relaxed) {
+            return Err(DeviceError::Panicked { origin: launch.origin.clone() });
+        }
+        if self.cx.bad_index.swap(false, Ordering::Relaxed) {
+            return Err(DeviceError::BadIndex { origin: launch.origin.clone() });
+        }
+        Ok(())
+    }
+}
+
+impl Session for CpuSession {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.scratch_size.bytes(self.pool.threads())
+    }
+
+    fn write(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let range = self.range(buffer, instance, element, bytes.len())?;
+        // SAFETY: the range lies in the arena, and no launch is under way.
+        let target =
+            unsafe { std::slice::from_raw_parts_mut(self.arena.start.add(range.start), range.len()) };
+        target.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(
+        &self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let range = self.range(buffer, instance, element, bytes.len())?;
+        // SAFETY: the range lies in the arena, and no launch is under way.
+        let source = unsafe { std::slice::from_raw_parts(self.arena.start.add(range.start), range.len()) };
+        bytes.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
+        let begun = Instant::now();
+        let Some(program) = self.programs.iter_mut().find(|p| p.name == program) else {
+            return Err(DeviceError::NoProgram {
+                program: program.into(),
+                known: self.plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
+            });
+        };
+        let (bad_index, panicked, multiply_adds) =
+            (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
+        let measured = self.instrument != Instrument::default();
+        let by_launch = program.launches.iter().filter(|_| measured).map(|l| LaunchStats {
+            origin: l.origin.clone(),
+            kernel: l.kernel,
+            count: 0,
+            seconds: 0.0,
+            multiply_adds: 0,
+        });
+        let local: Pointer<f32> = Pointer(self.scratch.start.cast());
+        let mut run = Run {
+            kernels: &self.kernels,
+            launches: &program.launches,
+            variables: &mut program.variables,
+            arguments: &mut self.arguments,
+            arena: Pointer(self.arena.start),
+            cx: Context {
+                pool: &self.pool,
+                local,
+                local_len: self.scratch_size.local,
+                shared: local.add(self.scratch_size.local * self.pool.threads()),
+                shared_len: self.scratch_size.shared,
+                bad_index: &bad_index,
+                panicked: &panicked,
+                multiply_adds: self.instrument.count.then_some(&multiply_adds),
+            },
+            instrument: self.instrument,
+            stats: RunStats { by_launch: by_launch.collect(), ..RunStats::default() },
+        };
+        run.steps(&program.steps)?;
+        let mut stats = run.stats;
+        stats.seconds = begun.elapsed().as_secs_f64();
+        Ok(stats)
+    }
+
+    fn instrument(&mut self, instrument: Instrument) {
+        self.instrument = instrument;
+    }
+}

@@ -1,0 +1,643 @@
+//! Matrix products.
+//!
+//! *In*: two matrices of any layout, perhaps with gathered rows. *Out*: a row-major matrix, overwritten or added to.
+//! *Promise*: an element of the result is the sum over `k` in increasing order, in blocks of [`DEPTH`], whatever the
+//! shape of the rest: neither the number of threads nor the other rows of a batch change its bits. Nothing is allocated.
+//!
+//! The method is the usual one: pieces of both operands are copied into *panels*, in which the elements that the
+//! innermost loop needs together lie together, and a *microkernel* multiplies a panel of rows by a panel of columns with
+//! the whole result in registers. A panel of `lines` holds, for each step along `k`, one element of each line; lines are
+//! rows of the left operand or columns of the right one, so one function packs both.
+
+use super::simd::{Level, PORTABLE_FMA, fma, level};
+use super::{Context, Pointer};
+
+/// Length of the sums between two visits to the result.
+pub(crate) const DEPTH: usize = 256;
+/// Largest tile that one task computes.
+pub(crate) const TILE: (usize, usize) = (192, 256);
+
+/// Where the elements of an operand lie, by line and by step along `k`. Whoever makes one vouches for all lines and steps
+/// that it is asked for.
+#[derive(Clone, Copy)]
+pub(crate) enum Side {
+    /// `line · line_stride + step · step_stride`.
+    Strided { start: Pointer<f32>, line: usize, step: usize },
+    /// Line `i` is row `order[i] / per`, its steps adjacent.
+    GatheredLines { start: Pointer<f32>, row: usize, order: Pointer<i32>, per: usize },
+    /// Step `i` is in row `order[i] / per`, lines adjacent.
+    GatheredSteps { start: Pointer<f32>, row: usize, order: Pointer<i32>, per: usize },
+}
+
+impl Side {
+    /// The same operand from another line on.
+    pub(crate) fn skip_lines(self, first: usize) -> Self {
+        match self {
+            Side::Strided { start, line, step } => {
+                Side::Strided { start: start.add(first * line), line, step }
+            }
+            Side::GatheredLines { start, row, order, per } => {
+                Side::GatheredLines { start, row, order: order.add(first), per }
+            }
+            Side::GatheredSteps { start, row, order, per } => {
+                Side::GatheredSteps { start: start.add(first), row, order, per }
+            }
+        }
+    }
+
+    /// The same operand from another step on.
+    pub(crate) fn skip_steps(self, first: usize) -> Self {
+        match self {
+            Side::Strided { start, line, step } => {
+                Side::Strided { start: start.add(first * step), line, step }
+            }
+            Side::GatheredLines { start, row, order, per } => {
+                Side::GatheredLines { start: start.add(first), row, order, per }
+            }
+            Side::GatheredSteps { start, row, order, per } => {
+                Side::GatheredSteps { start, row, order: order.add(first), per }
+            }
+        }
+    }
+}
+
+/// Vectors of one instruction set, and the microkernel's height that suits its number of registers.
+trait Vector: Copy {
+    const LANES: usize;
+    const ROWS: usize;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn fma(self, a: Self, b: Self) -> Self;
+    unsafe fn plus(self, other: Self) -> Self;
+}
+
+/// Four floats, for LLVM to make a vector of.
+#[derive(Clone, Copy)]
+struct Four([f32; 4]);
+
+impl Vector for Four {
+    const LANES: usize = 4;
+    const ROWS: usize = 6;
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { Four(from.cast::<[f32; 4]>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { to.cast::<[f32; 4]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Four([x; 4])
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        Four(std::array::from_fn(|i| fma::<PORTABLE_FMA>(a.0[i], b.0[i], self.0[i])))
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        Four(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Vector;
+    use std::arch::x86_64::*;
+
+    macro_rules! vector {
+        ($name:ident, $ty:ty, $lanes:literal, $rows:literal, $load:ident, $store:ident, $splat:ident, $fma:ident, $add:ident) => {
+            #[derive(Clone, Copy)]
+            pub(super) struct $name($ty);
+
+            impl Vector for $name {
+                const LANES: usize = $lanes;
+                const ROWS: usize = $rows;
+                #[inline(always)]
+                unsafe fn load(from: *const f32) -> Self {
+                    unsafe { $name($load(from)) }
+                }
+                #[inline(always)]
+                unsafe fn store(self, to: *mut f32) {
+                    unsafe { $store(to, self.0) }
+                }
+                #[inline(always)]
+                unsafe fn splat(x: f32) -> Self {
+                    unsafe { $name($splat(x)) }
+                }
+                #[inline(always)]
+                unsafe fn fma(self, a: Self, b: Self) -> Self {
+                    unsafe { $name($fma(a.0, b.0, self.0)) }
+                }
+                #[inline(always)]
+                unsafe fn plus(self, other: Self) -> Self {
+                    unsafe { $name($add(self.0, other.0)) }
+                }
+            }
+        };
+    }
+
+    vector!(
+        Eight,
+        __m256,
+        8,
+        6,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps,
+        _mm256_add_ps
+    );
+    vector!(
+        Sixteen,
+        __m512,
+        16,
+        12,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps,
+        _mm512_add_ps
+    );
+}
+
+/// Vectors side by side in the microkernel.
+const VECTORS: usize = 2;
+/// The largest microkernel of any instruction set, in floats.
+const LARGEST: usize = 12 * 32;
+
+/// Lines of a left and of a right panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+/// The shape of panels on this machine.
+pub(crate) fn shape() -> Shape {
+    fn of<V: Vector>() -> Shape {
+        Shape { rows: V::ROWS, columns: VECTORS * V::LANES }
+    }
+    match level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => of::<x86::Sixteen>(),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => of::<x86::Eight>(),
+        Level::Portable => of::<Four>(),
+    }
+}
+
+/// Floats of the panels of so many lines and steps.
+pub(crate) fn panels(lines: usize, steps: usize, width: usize) -> usize {
+    lines.next_multiple_of(width) * steps
+}
+
+/// Floats that a task of [`product`] or [`block`] needs for a tile of at most `rows` by `columns`.
+pub(crate) fn block_scratch(rows: usize, columns: usize, steps: usize) -> usize {
+    let s = shape();
+    let steps = steps.min(DEPTH);
+    panels(rows, steps, s.rows) + panels(columns, steps, s.columns)
+}
+
+/// Floats that a task of [`product`] needs.
+pub(crate) fn product_scratch(m: usize, n: usize, k: usize) -> usize {
+    block_scratch(m.min(TILE.0 + 12), n.min(TILE.1 + 32), k)
+}
+
+/// Copies lines into left panels.
+pub(crate) fn pack_rows(side: Side, lines: usize, steps: usize, to: &mut [f32]) {
+    pack(side, lines, steps, shape().rows, to);
+}
+
+/// Copies lines into right panels.
+pub(crate) fn pack_columns(side: Side, lines: usize, steps: usize, to: &mut [f32]) {
+    pack(side, lines, steps, shape().columns, to);
+}
+
+fn pack(side: Side, lines: usize, steps: usize, width: usize, to: &mut [f32]) {
+    let to = &mut to[..panels(lines, steps, width)];
+    for (panel, to) in to.chunks_exact_mut((width * steps).max(1)).enumerate() {
+        let first = panel * width;
+        let count = width.min(lines - first);
+        // SAFETY: whoever made the side vouches for all lines below `lines` and steps below `steps`; `to` has room for
+        // `width` lines of `steps`.
+        unsafe {
+            match side {
+                Side::Strided { start, line, step: 1 } => {
+                    pack_lines(|i| start.get().add((first + i) * line), count, steps, width, to)
+                }
+                Side::Strided { start, line: 1, step } => {
+                    pack_steps(|s| start.get().add(s * step + first), count, steps, width, to)
+                }
+                Side::Strided { start, line, step } => {
+                    for s in 0..steps {
+                        for i in 0..count {
+                            to[s * width + i] = *start.get().add((first + i) * line + s * step);
+                        }
+                    }
+                }
+                Side::GatheredLines { start, row, order, per } => pack_lines(
+                    |i| start.get().add(*order.get().add(first + i) as usize / per * row),
+                    count,
+                    steps,
+                    width,
+                    to,
+                ),
+                Side::GatheredSteps { start, row, order, per } => pack_steps(
+                    |s| start.get().add(*order.get().add(s) as usize / per * row + first),
+                    count,
+                    steps,
+                    width,
+                    to,
+                ),
+            }
+        }
+    }
+}
+
+/// Packs lines whose steps are adjacent: a transposition, four by four.
+///
+/// # Safety
+/// `line(i)` points to `steps` floats for `i` below `count`; `to` has `width · steps`, `count <= width`.
+#[inline(always)]
+unsafe fn pack_lines(
+    line: impl Fn(usize) -> *const f32,
+    count: usize,
+    steps: usize,
+    width: usize,
+    to: &mut [f32],
+) {
+    debug_assert!(count <= width && to.len() >= width * steps);
+    let to = to.as_mut_ptr();
+    let mut i = 0;
+    while i + 4 <= count {
+        let from = [line(i), line(i + 1), line(i + 2), line(i + 3)];
+        let mut s = 0;
+        while s + 4 <= steps {
+            // SAFETY: four lines from `i`, four steps from `s`, as the conditions of the loops say.
+            unsafe { transpose(from.map(|f| f.add(s)), to.add(s * width + i), width) };
+            s += 4;
+        }
+        while s < steps {
+            for (j, from) in from.iter().enumerate() {
+                // SAFETY: likewise.
+                unsafe { *to.add(s * width + i + j) = *from.add(s) };
+            }
+            s += 1;
+        }
+        i += 4;
+    }
+    while i < count {
+        let from = line(i);
+        for s in 0..steps {
+            // SAFETY: `i < count`, `s < steps`.
+            unsafe { *to.add(s * width + i) = *from.add(s) };
+        }
+        i += 1;
+    }
+}
+
+/// Four lines of four become four steps of four, `width` apart.
+///
+/// # Safety
+/// All are in bounds.
+#[inline(always)]
+unsafe fn transpose(from: [*const f32; 4], to: *mut f32, width: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of the architecture; bounds are the caller's.
+    unsafe {
+        use std::arch::x86_64::*;
+        let [mut a, mut b, mut c, mut d] = from.map(|f| _mm_loadu_ps(f));
+        _MM_TRANSPOSE4_PS(&mut a, &mut b, &mut c, &mut d);
+        for (i, row) in [a, b, c, d].into_iter().enumerate() {
+            _mm_storeu_ps(to.add(i * width), row);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: bounds are the caller's.
+    unsafe {
+        let rows = from.map(|f| f.cast::<[f32; 4]>().read_unaligned());
+        for i in 0..4 {
+            to.add(i * width).cast::<[f32; 4]>().write_unaligned(rows.map(|r| r[i]));
+        }
+    }
+}
+
+/// Packs lines that are adjacent: copies.
+///
+/// # Safety
+/// `step(s)` points to `count` floats for `s` below `steps`; `to` has `width · steps`, `count <= width`.
+#[inline(always)]
+unsafe fn pack_steps(
+    step: impl Fn(usize) -> *const f32,
+    count: usize,
+    steps: usize,
+    width: usize,
+    to: &mut [f32],
+) {
+    #[inline(always)]
+    unsafe fn copy(
+        step: impl Fn(usize) -> *const f32,
+        count: usize,
+        steps: usize,
+        width: usize,
+        to: *mut f32,
+    ) {
+        for s in 0..steps {
+            // SAFETY: the caller's.
+            unsafe { std::ptr::copy_nonoverlapping(step(s), to.add(s * width), count) };
+        }
+    }
+    debug_assert!(count <= width && to.len() >= width * steps);
+    let to = to.as_mut_ptr();
+    // SAFETY: the caller's. Copies of a constant size need no call.
+    unsafe {
+        match count {
+            6 => copy(step, 6, steps, width, to),
+            8 => copy(step, 8, steps, width, to),
+            12 => copy(step, 12, steps, width, to),
+            16 => copy(step, 16, steps, width, to),
+            32 => copy(step, 32, steps, width, to),
+            _ => copy(step, count, steps, width, to),
+        }
+    }
+}
+
+/// `c[m, n] = a · b` for panels of `k` steps, or `c += a · b`. Rows of `c` are `stride` apart.
+///
+/// # Safety
+/// `c` is `m` rows of `n` floats that nothing else refers to.
+pub(crate) unsafe fn tile(
+    (m, n, k): (usize, usize, usize),
+    a: &[f32],
+    b: &[f32],
+    c: Pointer<f32>,
+    stride: usize,
+    accumulate: bool,
+) {
+    let s = shape();
+    assert!(a.len() >= panels(m, k, s.rows) && b.len() >= panels(n, k, s.columns));
+    let run = match level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => tile_avx512,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => tile_avx2,
+        Level::Portable => tile_of::<Four>,
+    };
+    // SAFETY: the panels were measured above, `c` is the caller's.
+    unsafe { run((m, n, k), a.as_ptr(), b.as_ptr(), c.get_mut(), stride, accumulate) }
+}
+
+type Size = (usize, usize, usize);
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+unsafe fn tile_avx512(
+    size: Size,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    accumulate: bool,
+) {
+    unsafe { tile_of::<x86::Sixteen>(size, a, b, c, stride, accumulate) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile_avx2(size: Size, a: *const f32, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+    unsafe { tile_of::<x86::Eight>(size, a, b, c, stride, accumulate) }
+}
+
+/// # Safety
+/// `a` and `b` are panels of `m` and `n` lines, `c` is `m` rows of `n` floats, and the processor has the vectors.
+#[inline(always)]
+unsafe fn tile_of<V: Vector>(
+    (m, n, k): Size,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    accumulate: bool,
+) {
+    let width = VECTORS * V::LANES;
+    // A panel of columns stays in the first-level cache while the panels of rows pass by.
+    for j in (0..n).step_by(width) {
+        let columns = width.min(n - j);
+        for i in (0..m).step_by(V::ROWS) {
+            let rows = V::ROWS.min(m - i);
+            // SAFETY: panels are in order, `ROWS · k` and `width · k` long; the tile of `c` is `rows` by `columns`.
+            unsafe {
+                let (a, b, c) = (a.add(i * k), b.add(j * k), c.add(i * stride + j));
+                if columns == width {
+                    micro_rows::<V, VECTORS>(rows, k, a, b, c, stride, accumulate);
+                    continue;
+                }
+                // The microkernel knows whole vectors only, so the last columns take a detour.
+                let mut edge = [0.0; LARGEST];
+                if columns <= V::LANES {
+                    micro_rows::<V, 1>(rows, k, a, b, edge.as_mut_ptr(), width, false);
+                } else {
+                    micro_rows::<V, VECTORS>(rows, k, a, b, edge.as_mut_ptr(), width, false);
+                }
+                for r in 0..rows {
+                    for j in 0..columns {
+                        let c = c.add(r * stride + j);
+                        let x = edge[r * width + j];
+                        *c = if accumulate { *c + x } else { x };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The microkernel of the right height.
+///
+/// # Safety
+/// As for [`micro`]; `rows` is at most `V::ROWS`.
+#[inline(always)]
+unsafe fn micro_rows<V: Vector, const N: usize>(
+    rows: usize,
+    k: usize,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    accumulate: bool,
+) {
+    macro_rules! of {
+        ($($m:literal)*) => {
+            // SAFETY: the caller's. Heights above `V::ROWS` do not occur and need no code.
+            unsafe {
+                match rows {
+                    $($m if $m <= V::ROWS => micro::<V, $m, N>(k, a, b, c, stride, accumulate),)*
+                    _ => {}
+                }
+            }
+        };
+    }
+    of!(12 6 1 2 3 4 5 7 8 9 10 11)
+}
+
+/// `M` rows of `N` vectors of the result.
+///
+/// # Safety
+/// `a` holds `k` steps of `V::ROWS` floats, `b` `k` steps of `VECTORS` vectors, `c` `M` rows of `N` vectors.
+#[inline(always)]
+unsafe fn micro<V: Vector, const M: usize, const N: usize>(
+    k: usize,
+    mut a: *const f32,
+    mut b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    accumulate: bool,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; M];
+        for _ in 0..k {
+            let mut right = [V::splat(0.0); N];
+            for (j, right) in right.iter_mut().enumerate() {
+                *right = V::load(b.add(j * V::LANES));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let left = V::splat(*a.add(i));
+                for (sum, right) in sums.iter_mut().zip(right) {
+                    *sum = sum.fma(left, right);
+                }
+            }
+            a = a.add(V::ROWS);
+            b = b.add(VECTORS * V::LANES);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            for (j, sum) in sums.iter().enumerate() {
+                let c = c.add(i * stride + j * V::LANES);
+                let sum = if accumulate { V::load(c).plus(*sum) } else { *sum };
+                sum.store(c);
+            }
+        }
+    }
+}
+
+/// A whole product on the calling thread, `scratch` as [`block_scratch`] says.
+///
+/// # Safety
+/// `c` is `m` rows of `n` floats that nothing else refers to.
+pub(crate) unsafe fn block(
+    (m, n, k): (usize, usize, usize),
+    a: Side,
+    b: Side,
+    c: Pointer<f32>,
+    stride: usize,
+    accumulate: bool,
+    scratch: &mut [f32],
+) {
+    if k == 0 && !accumulate {
+        for i in 0..m {
+            // SAFETY: row `i` of `c`.
+            unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n).fill(0.0) };
+        }
+    }
+    let s = shape();
+    let steps = k.min(DEPTH);
+    let (left, right) = scratch.split_at_mut(panels(m, steps, s.rows));
+    for first in (0..k).step_by(DEPTH) {
+        let steps = DEPTH.min(k - first);
+        pack_rows(a.skip_steps(first), m, steps, left);
+        pack_columns(b.skip_steps(first), n, steps, right);
+        // SAFETY: the caller's.
+        unsafe { tile((m, n, steps), left, right, c, stride, accumulate || first > 0) };
+    }
+}
+
+/// Cuts `n` into equal pieces of at most `most`, multiples of `unit`; returns their length.
+pub(crate) fn piece(n: usize, most: usize, unit: usize) -> usize {
+    let pieces = n.div_ceil(most).max(1);
+    n.div_ceil(pieces).next_multiple_of(unit).max(unit)
+}
+
+/// The tiles that `copies` results of `m` by `n` are cut into: as large as they may be, but small results with long sums
+/// are cut finer, to have something for every thread.
+pub(crate) fn tiles((m, n, k): (usize, usize, usize), copies: usize) -> (usize, usize) {
+    let s = shape();
+    let (mut rows, mut columns) = (piece(m, TILE.0, s.rows), piece(n, TILE.1, s.columns));
+    while copies * m.div_ceil(rows) * n.div_ceil(columns) < 8 && rows * columns * k > 1 << 20 {
+        if rows > columns && rows > 4 * s.rows {
+            rows = piece(rows, rows / 2, s.rows);
+        } else if columns > 2 * s.columns {
+            columns = piece(columns, columns / 2, s.columns);
+        } else {
+            break;
+        }
+    }
+    (rows, columns)
+}
+
+/// `c = a · b` or `c += a · b` on all threads.
+///
+/// # Safety
+/// `c` is `m` rows of `n` floats, `stride` apart, that nothing else refers to.
+pub(crate) unsafe fn product(
+    cx: &Context,
+    (m, n, k): (usize, usize, usize),
+    a: Side,
+    b: Side,
+    c: Pointer<f32>,
+    stride: usize,
+    accumulate: bool,
+) {
+    let (rows, columns) = tiles((m, n, k), 1);
+    let across = n.div_ceil(columns);
+    cx.parallel(m.div_ceil(rows) * across, |task, scratch| {
+        let (i, j) = (task / across * rows, task % across * columns);
+        let size = (rows.min(m - i), columns.min(n - j), k);
+        // SAFETY: tasks have disjoint tiles of `c`.
+        unsafe {
+            block(size, a.skip_lines(i), b.skip_lines(j), c.add(i * stride + j), stride, accumulate, scratch)
+        };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::Pointer;
+
+    /// Both packings and all edges of the microkernel, at every level that this machine has.
+    #[test]
+    fn tiles_of_every_size() {
+        let value = |i: usize| ((i * 37 + 11) % 23) as f32 - 11.0;
+        for (m, n, k) in
+            [(1, 1, 1), (12, 32, 5), (13, 33, 7), (25, 70, 4), (5, 16, 300), (30, 17, 3), (7, 100, 0)]
+        {
+            let mut a: Vec<f32> = (0..m * k).map(value).collect();
+            let mut b: Vec<f32> = (0..k * n).map(|i| value(i + 5)).collect();
+            for transposed in [false, true] {
+                let side = |x: &mut [f32], lines: usize, adjacent: bool| {
+                    let start = Pointer::to(x);
+                    if adjacent {
+                        Side::Strided { start, line: k, step: 1 }
+                    } else {
+                        Side::Strided { start, line: 1, step: lines }
+                    }
+                };
+                let (sa, sb) = (side(&mut a, m, !transposed), side(&mut b, n, transposed));
+                let mut c = vec![1.0f32; m * (n + 3)];
+                let mut scratch = vec![0.0; block_scratch(m, n, k)];
+                let pointer = Pointer::to(&mut c);
+                unsafe { block((m, n, k), sa, sb, pointer, n + 3, true, &mut scratch) };
+                for i in 0..m {
+                    for j in 0..n {
+                        let a = |s: usize| if transposed { a[s * m + i] } else { a[i * k + s] };
+                        let b = |s: usize| if transposed { b[j * k + s] } else { b[s * n + j] };
+                        let sum: f32 = 1.0 + (0..k).map(|s| a(s) * b(s)).sum::<f32>();
+                        assert_eq!(c[i * (n + 3) + j], sum, "{m} {n} {k} at {i} {j}");
+                    }
+                    assert!(c[i * (n + 3) + n..(i + 1) * (n + 3)].iter().all(|&x| x == 1.0));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,656 @@
+//! Generated row kernels.
+//!
+//! A [`RowKernel`] is a list of operations on arrays that belong to one row. It is executed an operation at a time for a
+//! *block* of rows, as many as keep all arrays in the nearest caches, so that each operation is a long loop over adjacent
+//! memory and intermediate results never reach main memory. Arrays share scratch where their lifetimes do not overlap;
+//! float inputs are read and outputs written where they lie.
+//!
+//! Sums over rows follow the plan's own law (blocks of [`SUM_BLOCK`] rows in order, then the blocks in order), so they do
+//! not depend on blocks here.
+
+use super::simd::{self, dot, exp, fma, gelu, gelu_grad, kernel_fn, largest, log, sigmoid, silu, silu_grad};
+use super::simd::{sin_cos, softplus, sum, tanh};
+use super::{Arguments, Context, Pointer, Scratch, View};
+use dreamc_compiler::ir::{Binary, DType, Positions, Reduce, Unary};
+use dreamc_compiler::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
+use half::bf16;
+
+/// Floats of all arrays of a block.
+const BLOCK: usize = 12 * 1024;
+/// Floats that a task computes, about.
+const TASK: usize = 32 * 1024;
+
+/// Where an array lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// In scratch: the floats before it, per row of the block.
+    Scratch(usize),
+    /// In scratch, the same for all rows: the floats before it among those.
+    Fixed(usize),
+    /// In the memory of an input.
+    Input(usize),
+    /// Part of another array, from an element on.
+    Part(usize, usize),
+}
+
+/// A row kernel prepared for execution.
+pub(super) struct Compiled {
+    places: Vec<Place>,
+    /// The output that an array is computed into, where its operands allow.
+    direct: Vec<Option<usize>>,
+    /// Angles per position of each rotation, one per pair.
+    frequencies: Vec<Vec<f64>>,
+    /// Floats of scratch for each row of a block, and beside them.
+    per_row: usize,
+    fixed: usize,
+    /// Floats of the sines and cosines of a row.
+    rotation: usize,
+    /// Rows of a block and of a task.
+    block: usize,
+    task: usize,
+    /// First float in shared scratch of the partial sums of each output.
+    partials: Vec<usize>,
+    partial_floats: usize,
+}
+
+pub(super) fn scratch(kernel: &RowKernel) -> Scratch {
+    let c = Compiled::new(kernel);
+    Scratch { local: c.per_row * c.block + c.fixed + c.rotation, shared: c.partial_floats }
+}
+
+/// The arrays an operation reads.
+fn operands(op: &RowOp) -> Vec<usize> {
+    let list: &[u32] = match op {
+        RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros => &[],
+        RowOp::Unary(_, x)
+        | RowOp::Reduce { x, .. }
+        | RowOp::Rms { x, .. }
+        | RowOp::Softmax { x, .. }
+        | RowOp::Rope { x, .. }
+        | RowOp::Slice { x, .. }
+        | RowOp::Pick { table: x, .. }
+        | RowOp::PickGrad { d: x, .. } => &[*x],
+        RowOp::Binary { a, b, .. }
+        | RowOp::RmsGrad { x: a, dy: b, .. }
+        | RowOp::SoftmaxGrad { y: a, dy: b, .. } => &[*a, *b],
+        RowOp::Concat { parts, .. } => parts,
+    };
+    list.iter().map(|&a| a as usize).collect()
+}
+
+impl Compiled {
+    pub(super) fn new(kernel: &RowKernel) -> Self {
+        let count = kernel.ops.len();
+        let lengths: Vec<usize> = kernel.lengths.iter().map(|&l| l as usize).collect();
+        let stored = |array: usize| kernel.outputs.iter().any(|o| o.array as usize == array);
+
+        let mut fixed = 0;
+        let mut places = vec![Place::Scratch(0); count];
+        // The array whose memory another is part of.
+        let mut roots: Vec<usize> = (0..count).collect();
+        for (i, op) in kernel.ops.iter().enumerate() {
+            match *op {
+                // What is stored again is copied first: an output may lie over the input.
+                RowOp::Load { input } if !stored(i) => {
+                    if let RowInput::Row { dtype: DType::F32, .. }
+                    | RowInput::Shared { dtype: DType::F32, .. } = kernel.inputs[input as usize]
+                    {
+                        places[i] = Place::Input(input as usize);
+                    }
+                }
+                RowOp::Constant(_) | RowOp::Zeros => {
+                    places[i] = Place::Fixed(fixed);
+                    fixed += lengths[i];
+                }
+                RowOp::Slice { x, size, start } if lengths[x as usize] == size as usize && !stored(i) => {
+                    places[i] = Place::Part(x as usize, start as usize);
+                    roots[i] = roots[x as usize];
+                }
+                _ => {}
+            }
+        }
+
+        // The operation after which the memory of an array is free.
+        let mut last: Vec<usize> = (0..count).map(|i| if stored(i) { count } else { i }).collect();
+        for (i, op) in kernel.ops.iter().enumerate() {
+            for x in operands(op) {
+                last[roots[x]] = last[roots[x]].max(i);
+            }
+        }
+        let mut per_row = 0;
+        let mut live: Vec<(usize, usize, usize)> = vec![];
+        for i in 0..count {
+            if places[i] != Place::Scratch(0) {
+                continue;
+            }
+            // The first gap among arrays that are still needed.
+            live.retain(|&(_, _, until)| until >= i);
+            live.sort_unstable();
+            let mut start = 0;
+            for &(from, to, _) in &live {
+                if start + lengths[i] <= from {
+                    break;
+                }
+                start = start.max(to);
+            }
+            places[i] = Place::Scratch(start);
+            live.push((start, start + lengths[i], last[i]));
+            per_row = per_row.max(start + lengths[i]);
+        }
+
+        let mut direct = vec![None; count];
+        for (number, output) in kernel.outputs.iter().enumerate() {
+            let array = output.array as usize;
+            let whole = output.store == RowStore::Row && output.dtype == DType::F32;
+            if whole && matches!(places[array], Place::Scratch(_)) && direct[array].is_none() {
+                direct[array] = Some(number);
+            }
+        }
+
+        let frequencies: Vec<Vec<f64>> = kernel
+            .ops
+            .iter()
+            .map(|op| match op {
+                RowOp::Rope { size, rope, .. } => {
+                    (0..size / 2).map(|i| rope.frequency(i, size / 2)).collect()
+                }
+                _ => vec![],
+            })
+            .collect();
+
+        let sums = kernel.outputs.iter().map(|o| matches!(o.store, RowStore::Sum | RowStore::AddSum));
+        let mut partial_floats = 0;
+        let blocks = kernel.rows.div_ceil(SUM_BLOCK) as usize;
+        let partials = kernel.outputs.iter().zip(sums.clone()).map(|(output, is_sum)| {
+            let start = partial_floats;
+            partial_floats += if is_sum { blocks * lengths[output.array as usize] } else { 0 };
+            start
+        });
+        let partials = partials.collect();
+
+        // A power of two, so that blocks do not straddle those of the sums.
+        let rows = (BLOCK / per_row.max(1)).clamp(1, SUM_BLOCK as usize);
+        let block = 1 << rows.ilog2();
+        let unit = if sums.clone().any(|s| s) { SUM_BLOCK as usize } else { block };
+        let work: usize = lengths.iter().sum();
+        Compiled {
+            places,
+            direct,
+            rotation: frequencies.iter().map(|f| 2 * f.len()).max().unwrap_or(0),
+            frequencies,
+            per_row,
+            fixed,
+            block,
+            task: (TASK / work.max(1)).max(1).next_multiple_of(unit),
+            partials,
+            partial_floats,
+        }
+    }
+
+    pub(super) fn run(&self, cx: &Context, kernel: &RowKernel, args: &Arguments, in_place: bool) {
+        let rows = kernel.rows as usize;
+        let shared = cx.shared();
+        cx.parallel(rows.div_ceil(self.task), |task, scratch| {
+            let (scratch, rest) = scratch.split_at_mut(self.per_row * self.block);
+            let (fixed, rest) = rest.split_at_mut(self.fixed);
+            let rotation = &mut rest[..self.rotation];
+            self.fill_fixed(kernel, fixed);
+            let (scratch, fixed) = (Pointer::to(scratch), Pointer::to(fixed));
+            let end = ((task + 1) * self.task).min(rows);
+            for first in (task * self.task..end).step_by(self.block) {
+                let block = Block {
+                    compiled: self,
+                    kernel,
+                    args,
+                    scratch,
+                    fixed,
+                    first,
+                    rows: self.block.min(end - first),
+                    in_place,
+                };
+                for i in 0..kernel.ops.len() {
+                    block.compute(cx, i, rotation);
+                }
+                for (number, output) in kernel.outputs.iter().enumerate() {
+                    let x = block.array(output.array as usize);
+                    match output.store {
+                        RowStore::Row | RowStore::AddRow => {
+                            let adds = output.store == RowStore::AddRow;
+                            if adds || in_place || self.direct[output.array as usize] != Some(number) {
+                                block.store(number, x, output.dtype, adds);
+                            }
+                        }
+                        RowStore::Sum | RowStore::AddSum => {
+                            let start = self.partials[number] + first / SUM_BLOCK as usize * x.length;
+                            let partial = shared.part_mut(start, x.length);
+                            sum_rows(x, partial, !first.is_multiple_of(SUM_BLOCK as usize));
+                        }
+                    }
+                }
+            }
+        });
+        for (number, output) in kernel.outputs.iter().enumerate() {
+            let adds = output.store == RowStore::AddSum;
+            if !adds && output.store != RowStore::Sum {
+                continue;
+            }
+            let length = kernel.lengths[output.array as usize] as usize;
+            let blocks = rows.div_ceil(SUM_BLOCK as usize);
+            let partials = shared.part_mut(self.partials[number], blocks * length);
+            let (total, others) = partials.split_at_mut(length.min(partials.len()));
+            for other in others.chunks_exact(length.max(1)) {
+                simd::add(other, total);
+            }
+            let at = kernel.inputs.len() + number;
+            match output.dtype {
+                DType::Bf16 => {
+                    let out = args.view::<bf16>(at).all_mut();
+                    for (i, y) in out.iter_mut().enumerate() {
+                        let x = total.get(i).copied().unwrap_or(0.0);
+                        *y = bf16::from_f32(if adds { y.to_f32() + x } else { x });
+                    }
+                }
+                _ => {
+                    let out = args.floats(at).all_mut();
+                    if !adds {
+                        out.fill(0.0);
+                    }
+                    simd::add(total, out);
+                }
+            }
+        }
+    }
+
+    /// Constants and zeros, which stay as they are for the whole task.
+    fn fill_fixed(&self, kernel: &RowKernel, fixed: &mut [f32]) {
+        for (i, (op, place)) in kernel.ops.iter().zip(&self.places).enumerate() {
+            if let &Place::Fixed(start) = place {
+                let value = if let RowOp::Constant(x) = op { *x as f32 } else { 0.0 };
+                fixed[start..start + kernel.lengths[i] as usize].fill(value);
+            }
+        }
+    }
+}
+
+/// Some rows under way.
+struct Block<'a> {
+    compiled: &'a Compiled,
+    kernel: &'a RowKernel,
+    args: &'a Arguments<'a>,
+    scratch: Pointer<f32>,
+    fixed: Pointer<f32>,
+    /// First row, and how many.
+    first: usize,
+    rows: usize,
+    in_place: bool,
+}
+
+impl<'a> Block<'a> {
+    /// The rows of an array.
+    fn array(&self, i: usize) -> View<'a, f32> {
+        let length = self.kernel.lengths[i] as usize;
+        let (start, stride) = match self.compiled.places[i] {
+            Place::Scratch(before) => match self.compiled.direct[i] {
+                Some(output) if !self.in_place => return self.operand(self.kernel.inputs.len() + output),
+                _ => (self.scratch.add(before * self.compiled.block), length),
+            },
+            Place::Fixed(before) => (self.fixed.add(before), 0),
+            Place::Input(input) => return self.operand(input),
+            Place::Part(x, first) => {
+                let x = self.array(x);
+                (x.start.add(first), x.stride)
+            }
+        };
+        // SAFETY: scratch belongs to the task, and arrays overlap only where one is dead; a part lies in its array, by the
+        // check of the plan.
+        unsafe { View::new(start, self.rows, length, stride) }
+    }
+
+    /// The rows of an operand of floats.
+    fn operand(&self, i: usize) -> View<'a, f32> {
+        match self.kernel.inputs.get(i) {
+            Some(RowInput::Shared { .. }) => self.args.floats(i).repeated(self.rows),
+            _ => self.args.floats(i).rows_from(self.first, self.rows),
+        }
+    }
+
+    fn ints(&self, i: u32) -> View<'a, i32> {
+        self.args.ints(i as usize).rows_from(self.first, self.rows)
+    }
+
+    fn store(&self, number: usize, x: View<f32>, dtype: DType, adds: bool) {
+        let at = self.kernel.inputs.len() + number;
+        match dtype {
+            DType::Bf16 => {
+                let y = self.args.view::<bf16>(at).rows_from(self.first, self.rows);
+                for row in 0..self.rows {
+                    for (y, &x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
+                        *y = bf16::from_f32(if adds { y.to_f32() + x } else { x });
+                    }
+                }
+            }
+            _ => {
+                let y = self.args.floats(at).rows_from(self.first, self.rows);
+                if adds { add_rows(x, y) } else { copy_rows(x, y) }
+            }
+        }
+    }
+
+    /// Performs operation `i`. Its result overlaps none of its operands.
+    fn compute(&self, cx: &Context, i: usize, rotation: &mut [f32]) {
+        let y = || self.array(i);
+        let x = |array: u32| self.array(array as usize);
+        match self.kernel.ops[i] {
+            RowOp::Constant(_) | RowOp::Zeros => {}
+            RowOp::Load { input } => self.load(i, input as usize),
+            RowOp::Unary(op, a) => unary(op, x(a), y()),
+            RowOp::Binary { op, a, b, broadcast, small_first } => {
+                let (large, small) = if small_first { (b, a) } else { (a, b) };
+                binary(op, small_first, x(large), x(small), broadcast, y())
+            }
+            RowOp::Reduce { op, x: a, over } => reduce(op, x(a), over, y()),
+            RowOp::Rms { x: a, size, eps } => rms(x(a), size as usize, eps as f32, y()),
+            RowOp::RmsGrad { x: a, dy, size, eps } => rms_grad(x(a), x(dy), size as usize, eps as f32, y()),
+            RowOp::Softmax { x: a, size } => softmax(x(a), size as usize, y()),
+            RowOp::SoftmaxGrad { y: a, dy, size } => softmax_grad(x(a), x(dy), size as usize, y()),
+            RowOp::Rope { x: a, size, rope, position, depths } => {
+                let frequencies = &self.compiled.frequencies[i];
+                match rope.positions {
+                    Positions::Tokens => {
+                        let positions = self.ints(position);
+                        for row in 0..self.rows {
+                            let p = positions.row(row)[0] as f64;
+                            angles(frequencies, p, p, rope.inverse, rotation);
+                            rotate(x(a).rows_from(row, 1), size as usize, rotation, y().rows_from(row, 1));
+                        }
+                    }
+                    Positions::Depth { half_reversed } => {
+                        let p = self.args.index(position as usize) as f64;
+                        let odd = match half_reversed {
+                            true => self.args.index(depths as usize) as f64 - 1.0 - p,
+                            false => p,
+                        };
+                        angles(frequencies, p, odd, rope.inverse, rotation);
+                        rotate(x(a), size as usize, rotation, y());
+                    }
+                }
+            }
+            RowOp::Slice { x: a, size, start } => {
+                if !matches!(self.compiled.places[i], Place::Part(..)) {
+                    slice(x(a), size as usize, start as usize, y());
+                }
+            }
+            RowOp::Concat { ref parts, groups } => {
+                let mut first = 0;
+                let (y, groups) = (y(), groups as usize);
+                let total = y.length / groups;
+                for &part in parts {
+                    let part = x(part);
+                    let size = part.length / groups;
+                    for row in 0..self.rows {
+                        let (part, y) = (part.row(row), y.row_mut(row));
+                        for g in 0..groups {
+                            y[g * total + first..][..size].copy_from_slice(&part[g * size..][..size]);
+                        }
+                    }
+                    first += size;
+                }
+            }
+            RowOp::Pick { table, chosen } => {
+                let (table, chosen, y) = (x(table), self.ints(chosen), y());
+                for row in 0..self.rows {
+                    let table = table.row(row);
+                    if cx.indices_below(chosen.row(row), table.len()) {
+                        for (y, c) in y.row_mut(row).iter_mut().zip(chosen.row(row)) {
+                            *y = table[*c as usize];
+                        }
+                    }
+                }
+            }
+            RowOp::PickGrad { d, chosen } => {
+                let (d, chosen, y) = (x(d), self.ints(chosen), y());
+                for row in 0..self.rows {
+                    let y = y.row_mut(row);
+                    y.fill(0.0);
+                    if cx.indices_below(chosen.row(row), y.len()) {
+                        for (d, c) in d.row(row).iter().zip(chosen.row(row)) {
+                            y[*c as usize] = *d;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn load(&self, i: usize, input: usize) {
+        if matches!(self.compiled.places[i], Place::Input(_)) {
+            return;
+        }
+        let y = self.array(i);
+        match self.kernel.inputs[input] {
+            RowInput::Row { dtype: DType::Bf16, .. } => {
+                widen(self.args.view(input).rows_from(self.first, self.rows), y);
+            }
+            RowInput::Shared { dtype: DType::Bf16, .. } => {
+                widen(self.args.view(input).repeated(self.rows), y)
+            }
+            _ => copy_rows(self.operand(input), y),
+        }
+    }
+}
+
+#[inline(always)]
+fn map(x: View<f32>, y: View<f32>, f: impl Fn(f32) -> f32) {
+    if let (Some(x), Some(y)) = (x.flat(), y.flat_mut()) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*x));
+        return;
+    }
+    for row in 0..y.rows {
+        y.row_mut(row).iter_mut().zip(x.row(row)).for_each(|(y, x)| *y = f(*x));
+    }
+}
+
+/// `y = f(large, small)`, the small operand spread over `[outer, size, inner]`.
+#[inline(always)]
+fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: impl Fn(f32, f32) -> f32) {
+    let (size, inner) = (b.size as usize, b.inner as usize);
+    if size == y.length
+        && let (Some(large), Some(small), Some(y)) = (large.flat(), small.flat(), y.flat_mut())
+    {
+        y.iter_mut().zip(large).zip(small).for_each(|((y, l), s)| *y = f(*l, *s));
+        return;
+    }
+    if y.length == 0 {
+        return;
+    }
+    for row in 0..y.rows {
+        let (large, small, y) = (large.row(row), small.row(row), y.row_mut(row));
+        if size == 1 {
+            y.iter_mut().zip(large).for_each(|(y, l)| *y = f(*l, small[0]));
+        } else if inner == 1 {
+            for (y, large) in y.chunks_exact_mut(size).zip(large.chunks_exact(size)) {
+                y.iter_mut().zip(large).zip(small).for_each(|((y, l), s)| *y = f(*l, *s));
+            }
+        } else {
+            for (y, large) in y.chunks_exact_mut(size * inner).zip(large.chunks_exact(size * inner)) {
+                for (i, s) in small.iter().enumerate() {
+                    let (y, large) = (&mut y[i * inner..][..inner], &large[i * inner..][..inner]);
+                    y.iter_mut().zip(large).for_each(|(y, l)| *y = f(*l, *s));
+                }
+            }
+        }
+    }
+}
+
+/// Calls `f` with the same group of every row.
+#[inline(always)]
+fn groups(x: View<f32>, y: View<f32>, size: usize, f: impl Fn(&[f32], &mut [f32])) {
+    for row in 0..y.rows {
+        let pairs = x.row(row).chunks_exact(size).zip(y.row_mut(row).chunks_exact_mut(size));
+        pairs.for_each(|(x, y)| f(x, y));
+    }
+}
+
+kernel_fn! {
+    fn unary(op: Unary, x: View<f32>, y: View<f32>) {
+        match op {
+            Unary::Neg => map(x, y, |x| -x),
+            Unary::Exp => map(x, y, exp::<FMA>),
+            Unary::Log => map(x, y, log::<FMA>),
+            Unary::Sigmoid => map(x, y, sigmoid::<FMA>),
+            Unary::Tanh => map(x, y, tanh::<FMA>),
+            Unary::Silu => map(x, y, silu::<FMA>),
+            Unary::SiluGrad => map(x, y, silu_grad::<FMA>),
+            Unary::Gelu => map(x, y, gelu::<FMA>),
+            Unary::GeluGrad => map(x, y, gelu_grad::<FMA>),
+            Unary::Relu => map(x, y, |x| if x > 0.0 { x } else { 0.0 }),
+            Unary::Softplus => map(x, y, softplus::<FMA>),
+            Unary::Rsqrt => map(x, y, |x| 1.0 / x.sqrt()),
+            Unary::Sqrt => map(x, y, f32::sqrt),
+            Unary::Recip => map(x, y, |x| 1.0 / x),
+            Unary::Square => map(x, y, |x| x * x),
+            Unary::Positive => map(x, y, |x| if x > 0.0 { 1.0 } else { 0.0 }),
+        }
+    }
+
+    fn binary(op: Binary, small_first: bool, large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>) {
+        match (op, small_first) {
+            (Binary::Add, _) => spread(large, small, b, y, |l, s| l + s),
+            (Binary::Sub, false) => spread(large, small, b, y, |l, s| l - s),
+            (Binary::Sub, true) => spread(large, small, b, y, |l, s| s - l),
+            (Binary::Mul, _) => spread(large, small, b, y, |l, s| l * s),
+            (Binary::Div, false) => spread(large, small, b, y, |l, s| l / s),
+            (Binary::Div, true) => spread(large, small, b, y, |l, s| s / l),
+            (Binary::Max, _) => spread(large, small, b, y, |l, s| if s > l { s } else { l }),
+        }
+    }
+
+    fn reduce(op: Reduce, x: View<f32>, over: Broadcast, y: View<f32>) {
+        let (size, inner) = (over.size as usize, over.inner as usize);
+        let empty = if op == Reduce::Max { f32::NEG_INFINITY } else { 0.0 };
+        for row in 0..y.rows {
+            let (x, y) = (x.row(row), y.row_mut(row));
+            if size * inner == 0 {
+                y.fill(empty);
+            } else if inner == 1 {
+                for (y, x) in y.iter_mut().zip(x.chunks_exact(size)) {
+                    *y = if op == Reduce::Max { largest(x) } else { sum(x) };
+                }
+            } else {
+                for (y, x) in y.chunks_exact_mut(inner).zip(x.chunks_exact(size * inner)) {
+                    y.fill(empty);
+                    for x in x.chunks_exact(inner) {
+                        if op == Reduce::Max {
+                            y.iter_mut().zip(x).for_each(|(y, x)| *y = if *x > *y { *x } else { *y });
+                        } else {
+                            y.iter_mut().zip(x).for_each(|(y, x)| *y += *x);
+                        }
+                    }
+                }
+            }
+            if op == Reduce::Mean {
+                y.iter_mut().for_each(|y| *y /= size as f32);
+            }
+        }
+    }
+
+    fn rms(x: View<f32>, size: usize, eps: f32, y: View<f32>) {
+        groups(x, y, size, |x, y| {
+            let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = *x * r);
+        });
+    }
+
+    fn rms_grad(x: View<f32>, dy: View<f32>, size: usize, eps: f32, y: View<f32>) {
+        for row in 0..y.rows {
+            let (x, dy, y) = (x.row(row), dy.row(row), y.row_mut(row));
+            for ((x, dy), y) in x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)) {
+                let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+                let along = dot::<FMA>(x, dy) / size as f32 * (r * r * r);
+                y.iter_mut().zip(x).zip(dy).for_each(|((y, x), dy)| *y = fma::<FMA>(-along, *x, *dy * r));
+            }
+        }
+    }
+
+    fn softmax(x: View<f32>, size: usize, y: View<f32>) {
+        groups(x, y, size, |x, y| {
+            let most = largest(x);
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = exp::<FMA>(*x - most));
+            let factor = 1.0 / sum(y);
+            y.iter_mut().for_each(|y| *y *= factor);
+        });
+    }
+
+    fn softmax_grad(s: View<f32>, dy: View<f32>, size: usize, y: View<f32>) {
+        for row in 0..y.rows {
+            let (s, dy, y) = (s.row(row), dy.row(row), y.row_mut(row));
+            for ((s, dy), y) in s.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)) {
+                let along = dot::<FMA>(s, dy);
+                y.iter_mut().zip(s).zip(dy).for_each(|((y, s), dy)| *y = *s * (*dy - along));
+            }
+        }
+    }
+
+    /// Cosines and sines of a row, position `even` for even pairs and `odd` for odd ones.
+    fn angles(frequencies: &[f64], even: f64, odd: f64, inverse: bool, rotation: &mut [f32]) {
+        let pairs = frequencies.len();
+        let (cos, sin) = rotation[..2 * pairs].split_at_mut(pairs);
+        let sign = if inverse { -1.0 } else { 1.0 };
+        for (i, ((f, c), s)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
+            let position = if i % 2 == 0 { even } else { odd };
+            let (sin, cos) = sin_cos::<FMA>(position * *f);
+            *c = cos;
+            *s = sin * sign;
+        }
+    }
+
+    fn rotate(x: View<f32>, size: usize, rotation: &[f32], y: View<f32>) {
+        let pairs = size / 2;
+        let (cos, sin) = rotation[..size].split_at(pairs);
+        groups(x, y, size, |x, y| {
+            let ((a, b), (ya, yb)) = (x.split_at(pairs), y.split_at_mut(pairs));
+            for i in 0..pairs {
+                ya[i] = a[i] * cos[i] - b[i] * sin[i];
+                yb[i] = b[i] * cos[i] + a[i] * sin[i];
+            }
+        });
+    }
+
+    fn slice(x: View<f32>, size: usize, start: usize, y: View<f32>) {
+        for row in 0..y.rows {
+            let (x, y) = (x.row(row), y.row_mut(row));
+            let taken = (y.len() * size).checked_div(x.len()).unwrap_or(0);
+            if taken > 0 {
+                for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(taken)) {
+                    y.copy_from_slice(&x[start..start + taken]);
+                }
+            }
+        }
+    }
+
+    fn copy_rows(x: View<f32>, y: View<f32>) {
+        map(x, y, |x| x);
+    }
+
+    fn add_rows(x: View<f32>, y: View<f32>) {
+        for row in 0..y.rows {
+            y.row_mut(row).iter_mut().zip(x.row(row)).for_each(|(y, x)| *y += *x);
+        }
+    }
+
+    /// Adds up rows in order, on top of the sum so far where there is one.
+    fn sum_rows(x: View<f32>, total: &mut [f32], begun: bool) {
+        if !begun {
+            total.copy_from_slice(x.row(0));
+        }
+        for row in !begun as usize..x.rows {
+            total.iter_mut().zip(x.row(row)).for_each(|(t, x)| *t += *x);
+        }
+    }
+
+    fn widen(x: View<bf16>, y: View<f32>) {
+        for row in 0..y.rows {
+            y.row_mut(row).iter_mut().zip(x.row(row)).for_each(|(y, x)| *y = f32::from_bits((x.to_bits() as u32) << 16));
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Inner loops for the processor at hand.
+//!
+//! [`kernel_fn!`] compiles a function once for every instruction set worth having and picks one when it runs, so one
+//! binary serves every machine of an architecture. Bodies are plain loops over slices that LLVM vectorises; what it
+//! cannot vectorise, calls of the mathematical library and reductions whose order it may not change, is written here so
+//! that it can: polynomials, and sums over 16 interleaved accumulators.
+//!
+//! *Promise*: functions of one number are within 2 units in the last place of f32 (4 for `log` next to 1); they give the
+//! same bits at every position of a slice.
+
+use std::sync::LazyLock;
+
+/// An instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// What every processor of the architecture has.
+    Portable,
+    /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// The AVX-512 of Skylake and later.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Level::Portable => "neon",
+            #[cfg(not(target_arch = "aarch64"))]
+            Level::Portable => "portable",
+        }
+    }
+}
+
+/// The best instruction set of this machine.
+#[inline]
+pub(crate) fn level() -> Level {
+    static LEVEL: LazyLock<Level> = LazyLock::new(|| {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512bw")
+            {
+                return Level::Avx512;
+            }
+            if avx2 {
+                return Level::Avx2;
+            }
+        }
+        Level::Portable
+    });
+    *LEVEL
+}
+
+/// Whether the portable code may use fused multiply-adds; where there is no instruction they are slow calls.
+pub(crate) const PORTABLE_FMA: bool = cfg!(target_arch = "aarch64");
+
+/// Defines functions that are compiled for every [`Level`]. The body may use the constant `FMA`, which says whether
+/// there is a fused multiply-add, and passes it on to the `#[inline(always)]` functions it calls.
+macro_rules! kernel_fn {
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
+            fn body<const FMA: bool>($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                body::<true>($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                body::<true>($($arg),*)
+            }
+
+            match $crate::device::cpu::simd::level() {
+                // SAFETY: the level is there only where the features are.
+                #[cfg(target_arch = "x86_64")]
+                $crate::device::cpu::simd::Level::Avx512 => unsafe { avx512($($arg),*) },
+                // SAFETY: likewise.
+                #[cfg(target_arch = "x86_64")]
+                $crate::device::cpu::simd::Level::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::device::cpu::simd::Level::Portable => {
+                    body::<{ $crate::device::cpu::simd::PORTABLE_FMA }>($($arg),*)
+                }
+            }
+        }
+    )*};
+}
+pub(crate) use kernel_fn;
+
+/// `a · b + c`.
+#[inline(always)]
+pub(crate) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// `a · b + c`.
+#[inline(always)]
+fn fma64<const FMA: bool>(a: f64, b: f64, c: f64) -> f64 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// A polynomial, highest coefficient first.
+#[inline(always)]
+fn polynomial<const FMA: bool, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
+    let mut sum = coefficients[0];
+    for c in &coefficients[1..] {
+        sum = fma::<FMA>(sum, x, *c);
+    }
+    sum
+}
+
+/// Added and subtracted, it rounds to the nearest integer and leaves it in the low bits.
+const ROUND: f32 = 12_582_912.0;
+/// `ln 2` in two parts; the product of the first and a small integer is exact.
+const LN2: (f32, f32) = (0.693_359_4, -2.121_944_4e-4);
+
+/// `e^x`.
+#[inline(always)]
+pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
+    // Beyond these the result is infinity or zero anyway; NaN passes.
+    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < -104.0 { -104.0 } else { x };
+    let t = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
+    let n = t - ROUND;
+    let r = fma::<FMA>(n, -LN2.0, x);
+    let r = fma::<FMA>(n, -LN2.1, r);
+    let p = polynomial::<FMA, 6>(
+        r,
+        [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5],
+    );
+    let y = fma::<FMA>(p, r * r, r) + 1.0;
+    // In two steps, because 2^n alone may be no normal number where the product is one.
+    let n = t.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1;
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    y * power(half) * power(n.wrapping_sub(half))
+}
+
+/// `ln x`.
+#[inline(always)]
+pub(crate) fn log<const FMA: bool>(x: f32) -> f32 {
+    let tiny = x < f32::MIN_POSITIVE;
+    let scaled = if tiny { x * 8_388_608.0 } else { x };
+    // The mantissa between sqrt(1/2) and sqrt(2).
+    let bits = (scaled.to_bits() as i32).wrapping_sub(0x3f35_04f3);
+    let e = (bits >> 23) as f32 - if tiny { 23.0 } else { 0.0 };
+    let m = f32::from_bits(((bits & 0x007f_ffff) + 0x3f35_04f3) as u32);
+    let f = m - 1.0;
+    let z = f * f;
+    let p = polynomial::<FMA, 9>(
+        f,
+        [
+            7.037_683_6e-2,
+            -1.151_461e-1,
+            1.167_699_9e-1,
+            -1.242_014_1e-1,
+            1.424_932_3e-1,
+            -1.666_805_8e-1,
+            2.000_071_5e-1,
+            -2.499_999_4e-1,
+            3.333_333e-1,
+        ],
+    );
+    let y = fma::<FMA>(e, LN2.1, f * z * p);
+    let y = fma::<FMA>(z, -0.5, y);
+    let y = fma::<FMA>(e, LN2.0, f + y);
+    let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
+    let y = if x < 0.0 { f32::NAN } else { y };
+    if x < f32::INFINITY { y } else { x }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+    1.0 / (1.0 + exp::<FMA>(-x))
+}
+
+/// `tanh x`.
+#[inline(always)]
+pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
+    let z = x * x;
+    let p = polynomial::<FMA, 5>(
+        z,
+        [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1],
+    );
+    let near = fma::<FMA>(p * z, x, x);
+    let far = 1.0 - 2.0 / (exp::<FMA>(2.0 * x.abs()) + 1.0);
+    if x.abs() < 0.625 { near } else { far.copysign(x) }
+}
+
+/// `x · sigmoid(x)`.
+#[inline(always)]
+pub(crate) fn silu<const FMA: bool>(x: f32) -> f32 {
+    x / (1.0 + exp::<FMA>(-x))
+}
+
+/// Derivative of [`silu`].
+#[inline(always)]
+pub(crate) fn silu_grad<const FMA: bool>(x: f32) -> f32 {
+    let s = sigmoid::<FMA>(x);
+    s * fma::<FMA>(x, 1.0 - s, 1.0)
+}
+
+const GELU: (f32, f32) = (0.797_884_6, 0.044_715);
+
+/// `x/2 · (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`.
+#[inline(always)]
+pub(crate) fn gelu<const FMA: bool>(x: f32) -> f32 {
+    // (1 + tanh u) / 2 = sigmoid(2u), without the cancellation.
+    x * sigmoid::<FMA>(2.0 * GELU.0 * x * fma::<FMA>(GELU.1 * x, x, 1.0))
+}
+
+/// Derivative of [`gelu`].
+#[inline(always)]
+pub(crate) fn gelu_grad<const FMA: bool>(x: f32) -> f32 {
+    let s = sigmoid::<FMA>(2.0 * GELU.0 * x * fma::<FMA>(GELU.1 * x, x, 1.0));
+    let inner = 2.0 * GELU.0 * fma::<FMA>(3.0 * GELU.1 * x, x, 1.0);
+    s * fma::<FMA>(x * (1.0 - s), inner, 1.0)
+}
+
+/// `ln(1 + e^x)`.
+#[inline(always)]
+pub(crate) fn softplus<const FMA: bool>(x: f32) -> f32 {
+    let u = exp::<FMA>(-x.abs());
+    let w = 1.0 + u;
+    // ln w is off by the rounding of w; the factor u / (w - 1) undoes it.
+    let ratio = if w == 1.0 { 1.0 } else { u / (w - 1.0) };
+    let log1p = if w == 1.0 { u } else { log::<FMA>(w) * ratio };
+    (if x > 0.0 { x } else { 0.0 }) + if x.is_nan() { x } else { log1p }
+}
+
+/// Sine and cosine of an angle that may be large.
+#[inline(always)]
+pub(crate) fn sin_cos<const FMA: bool>(angle: f64) -> (f32, f32) {
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let t = fma64::<FMA>(angle, std::f64::consts::FRAC_2_PI, ROUND);
+    let n = t - ROUND;
+    let r = fma64::<FMA>(n, -std::f64::consts::FRAC_PI_2, angle);
+    let r = fma64::<FMA>(n, -6.123_233_995_736_766e-17, r) as f32;
+    let z = r * r;
+    let sin = fma::<FMA>(polynomial::<FMA, 3>(z, [-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1]) * z, r, r);
+    let cos = fma::<FMA>(
+        polynomial::<FMA, 3>(z, [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2]) * z,
+        z,
+        fma::<FMA>(z, -0.5, 1.0),
+    );
+    let quadrant = t.to_bits() as u32;
+    let (a, b) = if quadrant & 1 == 0 { (sin, cos) } else { (cos, sin) };
+    let sign = |negative: u32| negative << 31;
+    (
+        f32::from_bits(a.to_bits() ^ sign((quadrant >> 1) & 1)),
+        f32::from_bits(b.to_bits() ^ sign((quadrant.wrapping_add(1) >> 1) & 1)),
+    )
+}
+
+/// Interleaved accumulators of a reduction.
+const LANES: usize = 16;
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Sum of `f` over the pairs of two slices of equal length.
+#[inline(always)]
+pub(crate) fn sum_with(a: &[f32], b: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    let n = a.len().min(b.len());
+    let (a, b) = (&a[..n], &b[..n]);
+    let mut lanes = [0.0; LANES];
+    let (a16, b16) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let (ra, rb) = (a16.remainder(), b16.remainder());
+    for (a, b) in a16.zip(b16) {
+        for i in 0..LANES {
+            lanes[i] = f(a[i], b[i], lanes[i]);
+        }
+    }
+    for i in 0..ra.len() {
+        lanes[i] = f(ra[i], rb[i], lanes[i]);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// Inner product.
+#[inline(always)]
+pub(crate) fn dot<const FMA: bool>(a: &[f32], b: &[f32]) -> f32 {
+    sum_with(a, b, fma::<FMA>)
+}
+
+/// Sum.
+#[inline(always)]
+pub(crate) fn sum(x: &[f32]) -> f32 {
+    sum_with(x, x, |x, _, c| c + x)
+}
+
+/// Largest; NaN is passed over.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    let max = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for x in chunks {
+        for i in 0..LANES {
+            lanes[i] = max(lanes[i], x[i]);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = max(*lane, *x);
+    }
+    fold(lanes, max)
+}
+
+kernel_fn! {
+    /// `y += x`.
+    pub(crate) fn add(x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += *x;
+        }
+    }
+
+    /// `y += factor · x`.
+    pub(crate) fn add_scaled(factor: f32, x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = fma::<FMA>(factor, *x, *y);
+        }
+    }
+
+    /// `y = factor · x`.
+    pub(crate) fn scale(factor: f32, x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = factor * *x;
+        }
+    }
+
+    /// Inner product.
+    pub(crate) fn inner(a: &[f32], b: &[f32]) -> f32 {
+        dot::<FMA>(a, b)
+    }
+
+    /// Whether all integers lie in `0..bound`.
+    pub(crate) fn all_below(x: &[i32], bound: u32) -> bool {
+        x.iter().fold(true, |ok, &i| ok & ((i as u32) < bound))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest error in units of the last place, over many numbers of either sign.
+    fn error(f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64, low: f32, high: f32) -> f64 {
+        let mut worst: f64 = 0.0;
+        for i in 0..200_000 {
+            let x = low + (high - low) * (i as f32 / 200_000.0);
+            let (y, e) = (f(x) as f64, exact(x as f64));
+            let unit = (e.abs() as f32).to_bits();
+            let unit = f32::from_bits(unit + 1) as f64 - f32::from_bits(unit) as f64;
+            worst = worst.max((y - e).abs() / unit);
+        }
+        worst
+    }
+
+    #[test]
+    fn functions_are_accurate() {
+        fn check<const FMA: bool>() {
+            assert!(error(exp::<FMA>, f64::exp, -87.0, 88.0) < 2.0);
+            assert!(error(log::<FMA>, f64::ln, 1e-3, 0.9) < 3.0);
+            assert!(error(log::<FMA>, f64::ln, 1.1, 1e6) < 2.0);
+            assert!(error(tanh::<FMA>, f64::tanh, -9.0, 9.0) < 3.0);
+            assert!(error(sigmoid::<FMA>, |x| 1.0 / (1.0 + (-x).exp()), -80.0, 80.0) < 3.0);
+            assert!(error(silu::<FMA>, |x| x / (1.0 + (-x).exp()), -80.0, 80.0) < 3.0);
+            assert!(error(softplus::<FMA>, |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), -80.0, 80.0) < 4.0);
+            let mut worst: f64 = 0.0;
+            for i in 0..100_000 {
+                let angle = i as f64 * 1.31 - 1000.0;
+                let (s, c) = sin_cos::<FMA>(angle);
+                worst = worst.max((s as f64 - angle.sin()).abs()).max((c as f64 - angle.cos()).abs());
+            }
+            assert!(worst < 2e-7, "{worst}");
+        }
+        check::<true>();
+        check::<false>();
+    }
+
+    #[test]
+    fn functions_at_the_ends() {
+        fn check<const FMA: bool>() {
+            assert_eq!(exp::<FMA>(0.0), 1.0);
+            assert_eq!(exp::<FMA>(f32::NEG_INFINITY), 0.0);
+            assert_eq!(exp::<FMA>(f32::INFINITY), f32::INFINITY);
+            assert_eq!(exp::<FMA>(88.8), f32::INFINITY);
+            assert!(exp::<FMA>(-100.0) > 0.0);
+            assert!(exp::<FMA>(f32::NAN).is_nan());
+            assert_eq!(log::<FMA>(0.0), f32::NEG_INFINITY);
+            assert_eq!(log::<FMA>(f32::INFINITY), f32::INFINITY);
+            assert!(log::<FMA>(-1.0).is_nan() && log::<FMA>(f32::NAN).is_nan());
+            assert!((log::<FMA>(1e-40) as f64 - (1e-40f32 as f64).ln()).abs() < 1e-4);
+            assert_eq!(tanh::<FMA>(100.0), 1.0);
+            assert_eq!(tanh::<FMA>(-100.0), -1.0);
+            assert!(tanh::<FMA>(f32::NAN).is_nan() && softplus::<FMA>(f32::NAN).is_nan());
+            assert_eq!(sigmoid::<FMA>(-200.0), 0.0);
+            assert_eq!(softplus::<FMA>(200.0), 200.0);
+        }
+        check::<true>();
+        check::<false>();
+    }
+
+    #[test]
+    fn reductions_of_any_length() {
+        for n in [0, 1, 15, 16, 17, 100] {
+            let x: Vec<f32> = (0..n).map(|i| i as f32 - 3.0).collect();
+            assert_eq!(sum(&x), x.iter().sum::<f32>());
+            assert_eq!(dot::<true>(&x, &x), x.iter().map(|x| x * x).sum::<f32>());
+            assert_eq!(largest(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        }
+    }
+}

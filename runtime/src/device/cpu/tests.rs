@@ -1,0 +1,1493 @@
+//! Every kernel against its definition in f64, at awkward sizes, with one, two and three threads.
+
+use super::{CpuDevice, CpuOptions};
+use crate::device::{Device, DeviceError, Instrument, PlanError, Session};
+use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
+use dreamc_compiler::program::*;
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget};
+
+/// Numbers that look random and are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+
+    /// Between -1 and 1.
+    fn float(&mut self) -> f32 {
+        (self.next() as f64 / (1u64 << 30) as f64 - 1.0) as f32
+    }
+
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+
+    fn ints(&mut self, n: usize, below: usize) -> Vec<i32> {
+        (0..n).map(|_| self.below(below) as i32).collect()
+    }
+}
+
+/// An operand and its contents, a buffer of its own.
+#[derive(Clone, Debug)]
+enum Value {
+    F(Vec<f32>),
+    /// Rows so many elements apart, the first some elements into the buffer.
+    Strided(Vec<f32>, u64),
+    I(Vec<i32>),
+    Index(u64),
+}
+
+use Value::{F, I, Index, Strided};
+
+impl Value {
+    fn f(&self) -> &[f32] {
+        match self {
+            F(x) | Strided(x, _) => x,
+            _ => panic!("not floats"),
+        }
+    }
+
+    fn i(&self) -> &[i32] {
+        let I(x) = self else { panic!("not integers") };
+        x
+    }
+}
+
+fn buffer(name: &str, dtype: DType, elements: usize, offset: &mut u64) -> Buffer {
+    let b = Buffer {
+        name: name.into(),
+        space: Space::Io,
+        dtype,
+        shape: vec![elements as u64],
+        instances: 1,
+        offset: *offset,
+    };
+    *offset += b.bytes().next_multiple_of(ALIGNMENT);
+    b
+}
+
+/// A plan of one launch.
+fn plan_of(kernel: &Kernel, operands: &[Value]) -> Plan {
+    let mut plan = Plan { kernels: vec![kernel.clone()], ..Plan::default() };
+    let mut list = vec![];
+    for (i, value) in operands.iter().enumerate() {
+        let (dtype, n, stride) = match value {
+            F(x) => (DType::F32, x.len(), 0),
+            Strided(x, stride) => (DType::F32, x.len(), *stride),
+            I(x) => (DType::I32, x.len(), 0),
+            Index(i) => {
+                list.push(Operand::Index(Affine::constant(*i)));
+                continue;
+            }
+        };
+        plan.buffers.push(buffer(&i.to_string(), dtype, n, &mut plan.arena));
+        let buffer = BufferId(plan.buffers.len() as u32 - 1);
+        list.push(Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride });
+    }
+    let launch = Launch { kernel: KernelId(0), operands: list, origin: "test".into() };
+    plan.programs.insert("main".into(), Program { steps: vec![Step::Launch(launch)], variables: 0 });
+    plan
+}
+
+fn session(plan: &Plan, threads: usize) -> Box<dyn Session> {
+    let device = CpuDevice::new(CpuOptions { threads: Some(threads) });
+    let session = device.load(plan).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(session.scratch_bytes(), device.scratch_bytes(plan).unwrap());
+    session
+}
+
+/// Runs one launch and returns what its operands hold then, and its multiply-adds.
+fn launch(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
+    let plan = plan_of(&kernel, operands);
+    let mut first: Option<(Vec<Value>, u64)> = None;
+    for threads in [1, 2, 3] {
+        let mut session = session(&plan, threads);
+        session.instrument(Instrument { count: true, time: false });
+        let tensors = operands.iter().filter(|v| !matches!(v, Index(_)));
+        for (i, value) in tensors.enumerate() {
+            match value {
+                F(x) | Strided(x, _) => session.write_at(BufferId(i as u32), 0, 0, x),
+                I(x) => session.write_at(BufferId(i as u32), 0, 0, x),
+                Index(_) => Ok(()),
+            }
+            .unwrap();
+        }
+        let stats = session.run("main").unwrap();
+        let mut results = vec![];
+        let mut number = 0;
+        for value in operands {
+            let id = BufferId(number);
+            number += !matches!(value, Index(_)) as u32;
+            results.push(match value {
+                F(_) => F(session.read_all(id).unwrap()),
+                Strided(_, s) => Strided(session.read_all(id).unwrap(), *s),
+                I(_) => I(session.read_all(id).unwrap()),
+                Index(i) => Index(*i),
+            });
+        }
+        let run = (results, stats.multiply_adds());
+        match &first {
+            None => first = Some(run),
+            // By text, which tells -0 from 0 and finds NaN equal to itself.
+            Some(f) => assert_eq!(format!("{f:?}"), format!("{run:?}"), "{threads} threads: {kernel:?}"),
+        }
+    }
+    first.unwrap()
+}
+
+fn close(what: &str, actual: &[f32], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    let scale = expected.iter().filter(|e| e.is_finite()).fold(0f64, |m, e| m.max(e.abs()));
+    for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let fine = (*a as f64 - e).abs() <= 3e-6 * e.abs().max(scale) + 1e-30 || *a as f64 == *e;
+        assert!(fine, "{what}: element {i} is {a}, should be {e}");
+    }
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| x as f64).collect()
+}
+
+#[test]
+fn product() {
+    let mut r = Random(1);
+    for (m, n, k) in [
+        (1, 1, 1),
+        (7, 5, 3),
+        (64, 96, 33),
+        (193, 257, 300),
+        (1, 40, 513),
+        (300, 1, 20),
+        (4, 4, 0),
+        (130, 129, 2100),
+    ] {
+        for (ta, tb, accumulate) in
+            [(false, false, false), (false, true, true), (true, false, false), (true, true, true)]
+        {
+            let (a, b, c) = (r.floats(m * k), r.floats(k * n), r.floats(m * n));
+            let layout = |transposed, rows: usize, columns: usize| match transposed {
+                false => Matrix { row: columns as u64, column: 1 },
+                true => Matrix { row: 1, column: rows as u64 },
+            };
+            let (la, lb) = (layout(ta, m, k), layout(tb, k, n));
+            let kernel = Kernel::Product { m: m as u64, n: n as u64, k: k as u64, a: la, b: lb, accumulate };
+            let (out, count) = launch(kernel, &[F(a.clone()), F(b.clone()), F(c.clone())]);
+            assert_eq!(count, (m * n * k) as u64);
+            let at = |x: &[f32], l: Matrix, i: usize, j: usize| {
+                x[i * l.row as usize + j * l.column as usize] as f64
+            };
+            let expected: Vec<f64> = (0..m * n)
+                .map(|e| {
+                    let (i, j) = (e / n, e % n);
+                    let sum: f64 = (0..k).map(|s| at(&a, la, i, s) * at(&b, lb, s, j)).sum();
+                    sum + if accumulate { c[e] as f64 } else { 0.0 }
+                })
+                .collect();
+            close(&format!("{m} {n} {k}"), out[2].f(), &expected);
+        }
+    }
+}
+
+/// Chosen experts, and what `Group` makes of them.
+fn grouping(chosen: &[i32], experts: usize) -> (Vec<i32>, Vec<i32>, Vec<i32>) {
+    let mut order: Vec<i32> = (0..chosen.len() as i32).collect();
+    order.sort_by_key(|&s| (chosen[s as usize].min(experts as i32), s));
+    let offsets = (0..=experts as i32).map(|e| chosen.iter().filter(|&&c| c < e).count() as i32).collect();
+    let mut inverse = vec![0; chosen.len()];
+    order.iter().enumerate().for_each(|(place, &slot)| inverse[slot as usize] = place as i32);
+    (order, offsets, inverse)
+}
+
+#[test]
+fn group() {
+    let mut r = Random(2);
+    for (slots, experts) in [(1, 1), (40, 7), (1000, 64), (5, 300), (0, 3)] {
+        // Some choices are no-ops.
+        let chosen = r.ints(slots, experts + 2);
+        let (order, offsets, inverse) = grouping(&chosen, experts);
+        let kernel = Kernel::Group { slots: slots as u64, experts: experts as u64 };
+        let empty = || I(vec![-7; slots]);
+        let (out, _) = launch(kernel, &[I(chosen), empty(), I(vec![-7; experts + 1]), empty()]);
+        assert_eq!((out[1].i(), out[2].i(), out[3].i()), (&order[..], &offsets[..], &inverse[..]));
+        let counts = r.floats(experts);
+        let kernel = Kernel::AddCounts { experts: experts as u64 };
+        let (out, _) = launch(kernel, &[I(offsets.clone()), F(counts.clone())]);
+        let expected: Vec<f64> =
+            (0..experts).map(|e| counts[e] as f64 + (offsets[e + 1] - offsets[e]) as f64).collect();
+        close("counts", out[1].f(), &expected);
+    }
+}
+
+#[test]
+fn route() {
+    let mut r = Random(3);
+    for (rows, experts, k) in
+        [(1, 1, 1), (50, 7, 7), (33, 64, 4), (5, 300, 20), (3, 40, 16), (9, 5, 0), (2, 2000, 500)]
+    {
+        // Few values, so that there are ties.
+        let mut z: Vec<f32> = r.ints(rows * experts, 9).iter().map(|&i| i as f32 - 4.0).collect();
+        z[0] = f32::NAN;
+        if z.len() > 3 {
+            z[2] = -0.0;
+        }
+        let kernel = Kernel::Route { rows: rows as u64, experts: experts as u64, k: k as u64 };
+        let (out, _) = launch(kernel, &[F(z.clone()), I(vec![-1; rows * k])]);
+        for row in 0..rows {
+            let z = &z[row * experts..][..experts];
+            let worth = |i: i32| if z[i as usize].is_nan() { f32::NEG_INFINITY } else { z[i as usize] };
+            let mut best: Vec<i32> = (0..experts as i32).collect();
+            best.sort_by(|&a, &b| worth(b).partial_cmp(&worth(a)).unwrap().then(a.cmp(&b)));
+            assert_eq!(&out[1].i()[row * k..][..k], &best[..k], "{rows} {experts} {k}, row {row}");
+        }
+    }
+}
+
+/// `(tokens, per token, experts, out, inner)`; experts without tokens and no-ops among them.
+const MIXTURES: [(usize, usize, usize, usize, usize); 5] =
+    [(1, 1, 1, 1, 1), (50, 1, 3, 20, 17), (70, 4, 9, 33, 40), (3, 2, 40, 5, 64), (500, 2, 3, 70, 260)];
+
+#[test]
+fn grouped_products() {
+    let mut r = Random(4);
+    for (tokens, per, experts, out, inner) in MIXTURES {
+        let slots = tokens * per;
+        let chosen = r.ints(slots, experts + (experts > 2) as usize);
+        let (order, offsets, _) = grouping(&chosen, experts);
+        let used = offsets[experts] as usize;
+        let expert_of = |s: usize| (0..experts).find(|&e| (s as i32) < offsets[e + 1]);
+        let w = r.floats(experts * out * inner);
+        let sizes = [slots as u64, experts as u64, out as u64, inner as u64];
+        let [slots64, experts64, out64, inner64] = sizes;
+        for (transposed, gathered) in [(false, false), (false, true), (true, false), (true, true)] {
+            let (k, n) = if transposed { (out, inner) } else { (inner, out) };
+            let row = |s: usize| if gathered { order[s] as usize / per } else { s };
+            let x = r.floats(if gathered { tokens } else { slots } * k);
+            let mut operands = vec![F(x.clone()), F(w.clone()), I(offsets.clone())];
+            if gathered {
+                operands.push(I(order.clone()));
+            }
+            operands.push(F(vec![9.0; slots * n]));
+            let kernel = Kernel::Grouped {
+                slots: slots64,
+                experts: experts64,
+                out: out64,
+                inner: inner64,
+                transposed,
+                gather: gathered.then_some(per as u64),
+            };
+            let (result, count) = launch(kernel, &operands);
+            assert_eq!(count, (used * out * inner) as u64);
+            let mut expected = vec![0.0; slots * n];
+            for s in 0..used {
+                let e = expert_of(s).unwrap();
+                for j in 0..n {
+                    let w = |i: usize| {
+                        let (o, i) = if transposed { (i, j) } else { (j, i) };
+                        w[(e * out + o) * inner + i] as f64
+                    };
+                    expected[s * n + j] = (0..k).map(|i| x[row(s) * k + i] as f64 * w(i)).sum();
+                }
+            }
+            close("grouped", result.last().unwrap().f(), &expected);
+        }
+        for (gathered, accumulate) in [(false, false), (true, false), (false, true), (true, true)] {
+            let row = |s: usize| if gathered { order[s] as usize / per } else { s };
+            let y = r.floats(slots * out);
+            let x = r.floats(if gathered { tokens } else { slots } * inner);
+            let before = r.floats(w.len());
+            let mut operands = vec![F(y.clone()), F(x.clone()), I(offsets.clone())];
+            if gathered {
+                operands.push(I(order.clone()));
+            }
+            operands.push(F(before.clone()));
+            let kernel = Kernel::GroupedOuter {
+                slots: slots64,
+                experts: experts64,
+                out: out64,
+                inner: inner64,
+                gather: gathered.then_some(per as u64),
+                accumulate,
+            };
+            let (result, count) = launch(kernel, &operands);
+            assert_eq!(count, (used * out * inner) as u64);
+            let mut expected = if accumulate { wide(&before) } else { vec![0.0; before.len()] };
+            for s in 0..used {
+                let e = expert_of(s).unwrap();
+                for o in 0..out {
+                    for i in 0..inner {
+                        expected[(e * out + o) * inner + i] +=
+                            y[s * out + o] as f64 * x[row(s) * inner + i] as f64;
+                    }
+                }
+            }
+            close("outer", result.last().unwrap().f(), &expected);
+        }
+    }
+}
+
+#[test]
+fn gather_and_combine() {
+    let mut r = Random(5);
+    for (rows, k, width) in [(1, 1, 1), (20, 3, 17), (300, 4, 70), (7, 1, 128)] {
+        let (slots, experts) = (rows * k, 5);
+        let (order, _, inverse) = grouping(&r.ints(slots, experts), experts);
+        let (x, y, gates) = (r.floats(rows * width), r.floats(slots * width), r.floats(slots));
+        let sizes = [rows as u64, slots as u64, k as u64, width as u64];
+        let [rows64, slots64, k64, width64] = sizes;
+
+        let kernel = Kernel::Gather { slots: slots64, k: k64, width: width64 };
+        let (out, _) = launch(kernel, &[F(x.clone()), I(order.clone()), F(vec![0.0; slots * width])]);
+        let expected: Vec<f64> =
+            (0..slots * width).map(|i| x[order[i / width] as usize / k * width + i % width] as f64).collect();
+        close("gather", out[2].f(), &expected);
+
+        for gated in [false, true] {
+            let mut operands = vec![F(y.clone()), I(inverse.clone())];
+            if gated {
+                operands.push(F(gates.clone()));
+            }
+            operands.push(F(vec![5.0; rows * width]));
+            let (out, _) = launch(Kernel::Combine { rows: rows64, k: k64, width: width64, gated }, &operands);
+            let expected: Vec<f64> = (0..rows * width)
+                .map(|i| {
+                    let slots = i / width * k..(i / width + 1) * k;
+                    let gate = |s: usize| if gated { gates[s] as f64 } else { 1.0 };
+                    slots.map(|s| gate(s) * y[inverse[s] as usize * width + i % width] as f64).sum()
+                })
+                .collect();
+            close("combine", out.last().unwrap().f(), &expected);
+        }
+
+        let kernel = Kernel::CombineGrad { slots: slots64, k: k64, width: width64 };
+        let operands = [F(x.clone()), I(order.clone()), F(gates.clone()), F(vec![0.0; slots * width])];
+        let (out, _) = launch(kernel, &operands);
+        let expected: Vec<f64> = (0..slots * width)
+            .map(|i| {
+                let slot = order[i / width] as usize;
+                gates[slot] as f64 * x[slot / k * width + i % width] as f64
+            })
+            .collect();
+        close("combine grad", out[3].f(), &expected);
+
+        let kernel = Kernel::CombineGates { rows: rows64, k: k64, width: width64 };
+        let operands = [F(x.clone()), F(y.clone()), I(inverse.clone()), F(vec![0.0; slots])];
+        let (out, _) = launch(kernel, &operands);
+        let expected: Vec<f64> = (0..slots)
+            .map(|s| {
+                let at = |i: usize| y[inverse[s] as usize * width + i] as f64;
+                (0..width).map(|i| x[s / k * width + i] as f64 * at(i)).sum()
+            })
+            .collect();
+        close("combine gates", out[3].f(), &expected);
+    }
+}
+
+/// Softmax attention of one query over keys in f64: result, `lse`, probabilities and slopes of the soft-cap.
+fn attend(scores: &[f64], a: &Attention) -> (f64, Vec<f64>, Vec<f64>) {
+    let capped: Vec<f64> =
+        scores.iter().map(|s| a.softcap.map_or(s * a.scale, |c| c * (s * a.scale / c).tanh())).collect();
+    let most = capped.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = capped.iter().map(|s| (s - most).exp()).sum();
+    let p = capped.iter().map(|s| (s - most).exp() / sum).collect();
+    let slopes = capped.iter().map(|s| a.softcap.map_or(1.0, |c| 1.0 - (s / c) * (s / c))).collect();
+    (if scores.is_empty() { f64::NEG_INFINITY } else { most + sum.ln() }, p, slopes)
+}
+
+/// Naive gradient of one query: `(d score, p)` for each key.
+fn attend_grad(p: &[f64], slopes: &[f64], dp: &[f64], a: &Attention) -> Vec<f64> {
+    let along: f64 = p.iter().zip(dp).map(|(p, d)| p * d).sum();
+    (0..p.len()).map(|j| p[j] * (dp[j] - along) * slopes[j] * a.scale).collect()
+}
+
+#[test]
+fn attention() {
+    let mut r = Random(6);
+    let shapes = [
+        (1, 1, 1, 1, 1, 4),
+        (2, 70, 70, 4, 2, 16),
+        (1, 130, 130, 3, 3, 33),
+        (2, 5, 150, 2, 1, 32),
+        (1, 200, 200, 6, 1, 8),
+    ];
+    for (batch, queries, keys, heads, kv_heads, size) in shapes {
+        for (softcap, window, mask, segments) in [
+            (None, None, Mask::Causal, false),
+            (Some(2.0), Some(40), Mask::Causal, false),
+            (None, Some(1), Mask::Causal, true),
+            (None, None, Mask::Causal, true),
+            (None, None, Mask::Positions, false),
+            (Some(3.0), Some(33), Mask::Positions, queries == keys),
+        ] {
+            if mask == Mask::Causal && queries != keys {
+                continue;
+            }
+            let a = Attention { scale: 1.0 / (size as f64).sqrt(), softcap, window, mask, segments };
+            let shape = AttentionShape {
+                batch: batch as u64,
+                queries: queries as u64,
+                keys: keys as u64,
+                heads: heads as u64,
+                kv_heads: kv_heads as u64,
+                size: size as u64,
+            };
+            let (qn, kn) = (heads * size, kv_heads * size);
+            // Rows further apart than they are long.
+            let (qs, ks) = (qn + 3, kn + 5);
+            let rows = |r: &mut Random, n: usize, stride: usize| Strided(r.floats(n * stride), stride as u64);
+            let q = rows(&mut r, batch * queries, qs);
+            let (k, v) = (rows(&mut r, batch * keys, ks), rows(&mut r, batch * keys, ks));
+            // Positions with gaps and absent keys; queries from the middle on; one sees nothing.
+            let shift = (keys - queries) as i32;
+            let mut q_pos: Vec<i32> =
+                (0..batch * queries).map(|i| (i % queries) as i32 * 2 + shift).collect();
+            if q_pos.len() > 1 {
+                q_pos[0] = -5;
+            }
+            let k_pos: Vec<i32> =
+                (0..batch * keys).map(|i| if i % 7 == 3 { -1 } else { (i % keys) as i32 * 2 }).collect();
+            let segment: Vec<i32> = (0..batch * queries).map(|i| (i % queries / 29) as i32).collect();
+            let mut mask_operands = vec![];
+            if mask == Mask::Positions {
+                mask_operands.extend([I(q_pos.clone()), I(k_pos.clone())]);
+            }
+            if segments {
+                mask_operands.push(I(segment.clone()));
+            }
+            let sees = |b: usize, i: usize, j: usize| {
+                let (p, s) = match mask {
+                    Mask::Causal => (i as i64, j as i64),
+                    Mask::Positions => (q_pos[b * queries + i] as i64, k_pos[b * keys + j] as i64),
+                };
+                s >= 0
+                    && s <= p
+                    && window.is_none_or(|w| p - s < w as i64)
+                    && (!segments || segment[b * queries + i] == segment[b * queries + j])
+            };
+            let mut operands = vec![q.clone(), k.clone(), v.clone()];
+            operands.extend(mask_operands.clone());
+            operands.extend([F(vec![7.0; batch * queries * qn]), F(vec![7.0; batch * queries * heads])]);
+            let (out, count) = launch(Kernel::Attention { shape, attention: a }, &operands);
+            let (o, lse) = (out[out.len() - 2].f(), out[out.len() - 1].f());
+
+            let d = rows(&mut r, batch * queries, qs);
+            let mut o_exact = vec![0.0; o.len()];
+            let mut lse_exact = vec![0.0; lse.len()];
+            let [mut dq, mut dk, mut dv] =
+                [(queries, qs), (keys, ks), (keys, ks)].map(|(n, s)| vec![0.0; batch * n * s]);
+            let mut pairs = 0;
+            for b in 0..batch {
+                for i in 0..queries {
+                    for h in 0..heads {
+                        let seen: Vec<usize> = (0..keys).filter(|&j| sees(b, i, j)).collect();
+                        pairs += seen.len();
+                        let g = h / (heads / kv_heads) * size;
+                        let at_q = (b * queries + i) * qs + h * size;
+                        let at_k: Vec<usize> = seen.iter().map(|j| (b * keys + j) * ks + g).collect();
+                        let inner = |x: &[f32], i: usize, y: &[f32], j: usize| -> f64 {
+                            (0..size).map(|c| x[i + c] as f64 * y[j + c] as f64).sum()
+                        };
+                        let scores: Vec<f64> = at_k.iter().map(|&j| inner(q.f(), at_q, k.f(), j)).collect();
+                        let (l, p, slopes) = attend(&scores, &a);
+                        lse_exact[(b * queries + i) * heads + h] = l;
+                        let dp: Vec<f64> = at_k.iter().map(|&j| inner(d.f(), at_q, v.f(), j)).collect();
+                        let ds = attend_grad(&p, &slopes, &dp, &a);
+                        for c in 0..size {
+                            for (n, &j) in at_k.iter().enumerate() {
+                                o_exact[((b * queries + i) * heads + h) * size + c] +=
+                                    p[n] * v.f()[j + c] as f64;
+                                dq[at_q + c] += ds[n] * k.f()[j + c] as f64;
+                                dk[j + c] += ds[n] * q.f()[at_q + c] as f64;
+                                dv[j + c] += p[n] * d.f()[at_q + c] as f64;
+                            }
+                        }
+                    }
+                }
+            }
+            assert_eq!(count, (2 * pairs * size) as u64);
+            close("o", o, &o_exact);
+            close("lse", lse, &lse_exact);
+
+            let mut o_rows = vec![0.0; batch * queries * qs];
+            for (row, o) in o.chunks_exact(qn).enumerate() {
+                o_rows[row * qs..][..qn].copy_from_slice(o);
+            }
+            let mut operands = vec![q, k, v, Strided(o_rows, qs as u64), F(lse.to_vec()), d];
+            operands.extend(mask_operands);
+            // What lies between rows stays.
+            for (n, s) in [(queries, qs), (keys, ks), (keys, ks)] {
+                operands.push(Strided(vec![7.0; batch * n * s], s as u64));
+            }
+            let (out, count) = launch(Kernel::AttentionGrad { shape, attention: a }, &operands);
+            assert_eq!(count, (5 * pairs * size) as u64);
+            for (i, (mut exact, n, s)) in [(dq, qn, qs), (dk, kn, ks), (dv, kn, ks)].into_iter().enumerate() {
+                exact.chunks_exact_mut(s).for_each(|row| row[n..].fill(7.0));
+                close(["dq", "dk", "dv"][i], out[out.len() - 3 + i].f(), &exact);
+            }
+        }
+    }
+}
+
+#[test]
+fn depth_attention() {
+    let mut r = Random(7);
+    for (depths, rows, heads, kv_heads, size) in
+        [(1, 1, 1, 1, 1), (5, 37, 4, 2, 16), (9, 300, 1, 1, 40), (3, 6, 6, 3, 128)]
+    {
+        for (row, softcap) in [(0, None), (depths - 1, None), (depths / 2, Some(1.5))] {
+            let scale = 1.0 / (size as f64).sqrt();
+            let a = Attention { scale, softcap, window: None, mask: Mask::Causal, segments: false };
+            let shape = DepthShape {
+                depths: depths as u64,
+                rows: rows as u64,
+                heads: heads as u64,
+                kv_heads: kv_heads as u64,
+                size: size as u64,
+            };
+            let (qs, cache) = (heads * size + 2, depths * rows * kv_heads * size);
+            let q = Strided(r.floats(rows * qs), qs as u64);
+            let (k, v, d) = (r.floats(cache), r.floats(cache), r.floats(rows * heads * size));
+            let index = Index(row as u64);
+            let operands = [q.clone(), F(k.clone()), F(v.clone()), index.clone(), F(vec![0.0; d.len()])];
+            let (out, count) = launch(Kernel::DepthAttention { shape, attention: a }, &operands);
+            assert_eq!(count, (2 * (row + 1) * d.len()) as u64);
+            let (dk0, dv0) = (r.floats(cache), r.floats(cache));
+            let (mut o, mut dq) = (vec![0.0; d.len()], vec![0.0; rows * qs]);
+            let (mut dk, mut dv) = (wide(&dk0), wide(&dv0));
+            for n in 0..rows {
+                for h in 0..heads {
+                    let at: Vec<usize> = (0..=row)
+                        .map(|l| ((l * rows + n) * kv_heads + h / (heads / kv_heads)) * size)
+                        .collect();
+                    let (at_q, at_d) = (n * qs + h * size, (n * heads + h) * size);
+                    let inner = |x: &[f32], i: usize, y: &[f32], j: usize| -> f64 {
+                        (0..size).map(|c| x[i + c] as f64 * y[j + c] as f64).sum()
+                    };
+                    let scores: Vec<f64> = at.iter().map(|&j| inner(q.f(), at_q, &k, j)).collect();
+                    let (_, p, slopes) = attend(&scores, &a);
+                    let dp: Vec<f64> = at.iter().map(|&j| inner(&d, at_d, &v, j)).collect();
+                    let ds = attend_grad(&p, &slopes, &dp, &a);
+                    for c in 0..size {
+                        for (l, &j) in at.iter().enumerate() {
+                            o[at_d + c] += p[l] * v[j + c] as f64;
+                            dq[at_q + c] += ds[l] * k[j + c] as f64;
+                            dk[j + c] += ds[l] * q.f()[at_q + c] as f64;
+                            dv[j + c] += p[l] * d[at_d + c] as f64;
+                        }
+                    }
+                }
+            }
+            close("o", out[4].f(), &o);
+            let operands = [
+                q,
+                F(k),
+                F(v),
+                index,
+                F(d.clone()),
+                Strided(vec![0.0; rows * qs], qs as u64),
+                F(dk0),
+                F(dv0),
+            ];
+            let (out, count) = launch(Kernel::DepthAttentionGrad { shape, attention: a }, &operands);
+            assert_eq!(count, (5 * (row + 1) * d.len()) as u64);
+            close("dq", out[5].f(), &dq);
+            close("dk", out[6].f(), &dk);
+            close("dv", out[7].f(), &dv);
+        }
+    }
+}
+
+#[test]
+fn caches() {
+    let mut r = Random(8);
+    let (width, parts, rows) = (60, 5, 4);
+    let (length, stride) = (width / parts, 15);
+    let x = r.floats(parts * stride);
+    let cache = r.floats(rows * width);
+    let kernel = Kernel::CacheWrite { width: width as u64, parts: parts as u64 };
+    let (out, _) = launch(kernel, &[Strided(x.clone(), stride as u64), Index(2), F(cache.clone())]);
+    let mut expected = cache.clone();
+    for i in 0..width {
+        expected[2 * width + i] = x[i / length * stride + i % length];
+    }
+    assert_eq!(out[2].f(), expected);
+    let kernel = Kernel::CacheTake { width: width as u64, parts: parts as u64 };
+    let (out, _) =
+        launch(kernel, &[Index(2), F(expected.clone()), Strided(vec![0.0; x.len()], stride as u64)]);
+    for i in 0..width {
+        assert_eq!(out[2].f()[i / length * stride + i % length], expected[2 * width + i]);
+    }
+    expected[2 * width..3 * width].fill(0.0);
+    assert_eq!(out[1].f(), expected);
+}
+
+#[test]
+fn append() {
+    let mut r = Random(14);
+    let (sequences, tokens, places, width) = (3, 4, 6, 5);
+    let (x, cache) = (r.floats(sequences * tokens * (width + 2)), r.floats(sequences * places * width));
+    let mut slots = r.ints(sequences * tokens, places);
+    slots[1] = -1;
+    let mut expected = cache.clone();
+    for (row, &slot) in slots.iter().enumerate().filter(|(_, s)| **s >= 0) {
+        let at = (row / tokens * places + slot as usize) * width;
+        expected[at..at + width].copy_from_slice(&x[row * (width + 2)..][..width]);
+    }
+    let [rows, tokens, places, width] = [sequences * tokens, tokens, places, width].map(|n| n as u64);
+    let operands = [Strided(x, width + 2), I(slots), F(cache)];
+    let (out, _) = launch(Kernel::Append { rows, tokens, places, width }, &operands);
+    assert_eq!(out[2].f(), expected);
+}
+
+#[test]
+fn embedding() {
+    let mut r = Random(9);
+    for (rows, vocab, width) in [(1, 1, 1), (100, 7, 33), (50, 400, 20)] {
+        let (table, ids, d) = (r.floats(vocab * width), r.ints(rows, vocab), r.floats(rows * width));
+        let [rows64, vocab64, width64] = [rows, vocab, width].map(|n| n as u64);
+        let kernel = Kernel::Embed { rows: rows64, vocab: vocab64, width: width64 };
+        let (out, _) = launch(kernel, &[F(table.clone()), I(ids.clone()), F(vec![0.0; rows * width])]);
+        for row in 0..rows {
+            assert_eq!(out[2].f()[row * width..][..width], table[ids[row] as usize * width..][..width]);
+        }
+        for accumulate in [false, true] {
+            let kernel = Kernel::EmbedGrad { rows: rows64, vocab: vocab64, width: width64, accumulate };
+            let (out, _) = launch(kernel, &[F(d.clone()), I(ids.clone()), F(table.clone())]);
+            let mut expected = if accumulate { wide(&table) } else { vec![0.0; table.len()] };
+            for i in 0..d.len() {
+                expected[ids[i / width] as usize * width + i % width] += d[i] as f64;
+            }
+            close("table", out[2].f(), &expected);
+        }
+    }
+}
+
+/// Loss and gradient of logits in f64.
+fn cross_entropy_exact(logits: &[f64], target: i32, d: f64) -> (f64, f64, Vec<f64>) {
+    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let lse = most + logits.iter().map(|z| (z - most).exp()).sum::<f64>().ln();
+    if target < 0 {
+        return (0.0, lse, vec![0.0; logits.len()]);
+    }
+    let mut grad: Vec<f64> = logits.iter().map(|z| d * (z - lse).exp()).collect();
+    grad[target as usize] -= d;
+    (lse - logits[target as usize], lse, grad)
+}
+
+#[test]
+fn cross_entropy() {
+    let mut r = Random(10);
+    for (rows, vocab) in [(1, 1), (40, 17), (9, 700)] {
+        let logits: Vec<f32> = r.floats(rows * vocab).iter().map(|x| x * 9.0).collect();
+        let mut targets = r.ints(rows, vocab);
+        targets[rows / 2] = -1;
+        let d = r.floats(rows);
+        let [rows64, vocab64] = [rows, vocab].map(|n| n as u64);
+        let (mut nll, mut lse, mut grad) = (vec![], vec![], vec![]);
+        for row in 0..rows {
+            let exact =
+                cross_entropy_exact(&wide(&logits[row * vocab..][..vocab]), targets[row], d[row] as f64);
+            nll.push(exact.0);
+            lse.push(exact.1);
+            grad.extend(exact.2);
+        }
+        let kernel = Kernel::CrossEntropy { rows: rows64, vocab: vocab64 };
+        let operands = [F(logits.clone()), I(targets.clone()), F(vec![3.0; rows]), F(vec![3.0; rows])];
+        let (out, _) = launch(kernel, &operands);
+        close("nll", out[2].f(), &nll);
+        close("lse", out[3].f(), &lse);
+        let kernel = Kernel::CrossEntropyGrad { rows: rows64, vocab: vocab64 };
+        let operands = [F(logits.clone()), I(targets), out[3].clone(), F(d), F(vec![3.0; rows * vocab])];
+        let (out, _) = launch(kernel, &operands);
+        close("dlogits", out[4].f(), &grad);
+    }
+}
+
+#[test]
+fn head_loss() {
+    let mut r = Random(11);
+    for (rows, vocab, width, softcap) in [
+        (1, 1, 1, None),
+        (100, 300, 20, None),
+        (97, 513, 33, Some(2.0)),
+        (5, 40_000, 3, None),
+        (300, 30_000, 2, Some(5.0)),
+    ] {
+        let (x, w, d) = (r.floats(rows * width), r.floats(vocab * width), r.floats(rows));
+        let mut targets = r.ints(rows, vocab);
+        targets[rows / 2] = -100;
+        let (mut nll, mut lse, mut dx) = (vec![], vec![], vec![0.0; x.len()]);
+        let before = r.floats(w.len());
+        let mut dw = vec![0.0; w.len()];
+        for row in 0..rows {
+            let z: Vec<f64> = (0..vocab)
+                .map(|j| (0..width).map(|i| x[row * width + i] as f64 * w[j * width + i] as f64).sum())
+                .collect();
+            let capped: Vec<f64> =
+                z.iter().map(|z| softcap.map_or(*z, |c: f64| c * (z / c).tanh())).collect();
+            let exact = cross_entropy_exact(&capped, targets[row], d[row] as f64);
+            nll.push(exact.0);
+            lse.push(exact.1);
+            for j in 0..vocab {
+                let slope = softcap.map_or(1.0, |c| 1.0 - (capped[j] / c) * (capped[j] / c));
+                for i in 0..width {
+                    dx[row * width + i] += exact.2[j] * slope * w[j * width + i] as f64;
+                    dw[j * width + i] += exact.2[j] * slope * x[row * width + i] as f64;
+                }
+            }
+        }
+        let [rows64, vocab64, width64] = [rows, vocab, width].map(|n| n as u64);
+        let kernel = Kernel::HeadLoss { rows: rows64, vocab: vocab64, width: width64, softcap };
+        let empty = || F(vec![3.0; rows]);
+        let (out, count) =
+            launch(kernel, &[F(x.clone()), F(w.clone()), I(targets.clone()), empty(), empty()]);
+        assert_eq!(count, (rows * vocab * width) as u64);
+        close("nll", out[3].f(), &nll);
+        close("lse", out[4].f(), &lse);
+        for accumulate in [false, true] {
+            let kernel =
+                Kernel::HeadLossGrad { rows: rows64, vocab: vocab64, width: width64, softcap, accumulate };
+            let operands = [
+                F(x.clone()),
+                F(w.clone()),
+                I(targets.clone()),
+                out[4].clone(),
+                F(d.clone()),
+                F(vec![3.0; x.len()]),
+                F(before.clone()),
+            ];
+            let (out, count) = launch(kernel, &operands);
+            assert_eq!(count, (3 * rows * vocab * width) as u64);
+            close("dx", out[5].f(), &dx);
+            let start = if accumulate { wide(&before) } else { vec![0.0; w.len()] };
+            let expected: Vec<f64> = start.iter().zip(&dw).map(|(s, d)| s + d).collect();
+            close("dw", out[6].f(), &expected);
+        }
+    }
+}
+
+#[test]
+fn zero_copy_norm() {
+    let mut r = Random(12);
+    for n in [1, 100, 40_000] {
+        let (x, y) = (r.floats(n), r.floats(n));
+        let elements = n as u64;
+        assert_eq!(launch(Kernel::Zero { elements }, &[F(x.clone())]).0[0].f(), vec![0.0; n]);
+        let (out, _) = launch(Kernel::Copy { elements, accumulate: false }, &[F(x.clone()), F(y.clone())]);
+        assert_eq!(out[1].f(), x);
+        let (out, _) = launch(Kernel::Copy { elements, accumulate: true }, &[F(x.clone()), F(y.clone())]);
+        close("sum", out[1].f(), &(0..n).map(|i| x[i] as f64 + y[i] as f64).collect::<Vec<_>>());
+        let (out, _) = launch(Kernel::Norm { elements }, &[F(x.clone()), F(vec![0.0])]);
+        close("norm", out[1].f(), &[wide(&x).iter().map(|x| x * x).sum::<f64>().sqrt()]);
+        assert_eq!(launch(Kernel::AllReduce { elements }, &[F(x.clone())]).0[0].f(), x);
+    }
+}
+
+#[test]
+fn adamw() {
+    let mut r = Random(13);
+    for (n, clip) in [(1, 0.5), (9000, 2.0), (100, f32::INFINITY)] {
+        let (w, g, m) = (r.floats(n), r.floats(n), r.floats(n));
+        let v: Vec<f32> = r.floats(n).iter().map(|v| v.abs()).collect();
+        let (betas, eps, weight_decay, rate) = ((0.9, 0.999), 1e-8, 0.1, 0.5);
+        let kernel = Kernel::AdamW { elements: n as u64, betas, eps, weight_decay, rate };
+        let scalars = vec![1e-2, 3.0, 40.0, clip, 0.0, 0.0, 0.0, 0.0];
+        let operands = [F(w.clone()), F(g.clone()), F(m.clone()), F(v.clone()), F(vec![4.0]), F(scalars)];
+        let (out, _) = launch(kernel, &operands);
+        let (mut ew, mut em, mut ev) = (vec![], vec![], vec![]);
+        for i in 0..n {
+            let x = g[i] as f64 * (clip as f64 / 4.0).min(1.0);
+            em.push(betas.0 * m[i] as f64 + (1.0 - betas.0) * x);
+            ev.push(betas.1 * v[i] as f64 + (1.0 - betas.1) * x * x);
+            let lr = 1e-2 * rate;
+            let kept = w[i] as f64 * (1.0 - lr * weight_decay);
+            ew.push(kept - lr * (em[i] * 3.0) / ((ev[i] * 40.0).sqrt() + eps));
+        }
+        close("w", out[0].f(), &ew);
+        assert_eq!(out[1].f(), vec![0.0; n]);
+        close("m", out[2].f(), &em);
+        close("v", out[3].f(), &ev);
+    }
+}
+
+#[test]
+fn balance() {
+    let cases: [(&[f32], BalanceTarget, BalanceLaw, &[f64]); 4] = [
+        (&[5.0, 1.0, 3.0], BalanceTarget::Median, BalanceLaw::Sign, &[-1.0, 1.0, 0.0]),
+        (&[5.0, 1.0, 3.0, 2.0], BalanceTarget::Median, BalanceLaw::Sign, &[-1.0, 1.0, -1.0, 1.0]),
+        (&[6.0, 2.0, 4.0], BalanceTarget::Mean, BalanceLaw::Proportional, &[-0.5, 0.5, 0.0]),
+        (&[0.0, 0.0], BalanceTarget::Mean, BalanceLaw::Proportional, &[0.0, 0.0]),
+    ];
+    for (counts, target, law, steps) in cases {
+        let balance = Balance { rate: 0.25, target, law };
+        let kernel = Kernel::Balance { experts: counts.len() as u64, balance };
+        let (out, _) = launch(kernel, &[F(vec![1.0; counts.len()]), F(counts.to_vec())]);
+        close("bias", out[0].f(), &steps.iter().map(|s| 1.0 + 0.25 * s).collect::<Vec<_>>());
+        assert_eq!(out[1].f(), vec![0.0; counts.len()]);
+    }
+}
+
+mod row_kernels {
+    use super::*;
+
+    /// A row kernel in f64: arrays of one row.
+    fn evaluate(kernel: &RowKernel, inputs: &[Vec<f64>], indices: &[i64]) -> Vec<Vec<f64>> {
+        let mut arrays: Vec<Vec<f64>> = vec![];
+        for (i, op) in kernel.ops.iter().enumerate() {
+            let n = kernel.lengths[i] as usize;
+            let x = |a: u32| &arrays[a as usize];
+            let by_group = |a: &[f64], size: u64, f: &dyn Fn(usize, &[f64]) -> Vec<f64>| -> Vec<f64> {
+                a.chunks(size as usize).enumerate().flat_map(|(g, a)| f(g, a)).collect()
+            };
+            let result: Vec<f64> = match op {
+                RowOp::Load { input } => inputs[*input as usize].clone(),
+                RowOp::Constant(c) => vec![*c; n],
+                RowOp::Zeros => vec![0.0; n],
+                RowOp::Unary(op, a) => x(*a).iter().map(|&x| unary(*op, x)).collect(),
+                RowOp::Binary { op, a, b, broadcast, small_first } => {
+                    let (large, small) = if *small_first { (x(*b), x(*a)) } else { (x(*a), x(*b)) };
+                    let spread = |i: usize| small[i / broadcast.inner as usize % broadcast.size as usize];
+                    (0..n)
+                        .map(|i| {
+                            let (l, s) = (large[i], spread(i));
+                            let (a, b) = if *small_first { (s, l) } else { (l, s) };
+                            match op {
+                                ir::Binary::Add => a + b,
+                                ir::Binary::Sub => a - b,
+                                ir::Binary::Mul => a * b,
+                                ir::Binary::Div => a / b,
+                                ir::Binary::Max => a.max(b),
+                            }
+                        })
+                        .collect()
+                }
+                RowOp::Reduce { op, x: a, over } => (0..n)
+                    .map(|i| {
+                        let (o, inner) = (i / over.inner as usize, i % over.inner as usize);
+                        let terms = (0..over.size as usize)
+                            .map(|s| x(*a)[(o * over.size as usize + s) * over.inner as usize + inner]);
+                        match op {
+                            Reduce::Sum => terms.sum(),
+                            Reduce::Mean => terms.sum::<f64>() / over.size as f64,
+                            Reduce::Max => terms.fold(f64::NEG_INFINITY, f64::max),
+                        }
+                    })
+                    .collect(),
+                RowOp::Rms { x: a, size, eps } => by_group(x(*a), *size, &|_, a| {
+                    let r = (a.iter().map(|x| x * x).sum::<f64>() / a.len() as f64 + eps).sqrt();
+                    a.iter().map(|x| x / r).collect()
+                }),
+                RowOp::RmsGrad { x: a, dy, size, eps } => by_group(x(*a), *size, &|g, a| {
+                    let dy = &x(*dy)[g * a.len()..][..a.len()];
+                    let r = 1.0 / (a.iter().map(|x| x * x).sum::<f64>() / a.len() as f64 + eps).sqrt();
+                    let along = a.iter().zip(dy).map(|(x, d)| x * d).sum::<f64>() / a.len() as f64;
+                    a.iter().zip(dy).map(|(x, d)| r * d - x * r * r * r * along).collect()
+                }),
+                RowOp::Softmax { x: a, size } => by_group(x(*a), *size, &|_, a| {
+                    let most = a.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sum: f64 = a.iter().map(|x| (x - most).exp()).sum();
+                    a.iter().map(|x| (x - most).exp() / sum).collect()
+                }),
+                RowOp::SoftmaxGrad { y, dy, size } => by_group(x(*y), *size, &|g, y| {
+                    let dy = &x(*dy)[g * y.len()..][..y.len()];
+                    let along: f64 = y.iter().zip(dy).map(|(y, d)| y * d).sum();
+                    y.iter().zip(dy).map(|(y, d)| y * (d - along)).collect()
+                }),
+                RowOp::Rope { x: a, size, rope, position, depths } => by_group(x(*a), *size, &|_, a| {
+                    let half = a.len() / 2;
+                    let mut out = a.to_vec();
+                    for i in 0..half {
+                        let p = match rope.positions {
+                            Positions::Tokens => inputs[*position as usize][0],
+                            Positions::Depth { half_reversed: true } if i % 2 == 1 => {
+                                (indices[*depths as usize] - 1 - indices[*position as usize]) as f64
+                            }
+                            Positions::Depth { .. } => indices[*position as usize] as f64,
+                        };
+                        let angle = p * rope.frequency(i as u64, half as u64);
+                        let (s, c) = if rope.inverse { (-angle).sin_cos() } else { angle.sin_cos() };
+                        out[i] = a[i] * c - a[i + half] * s;
+                        out[i + half] = a[i + half] * c + a[i] * s;
+                    }
+                    out
+                }),
+                RowOp::Slice { x: a, size, start } => {
+                    let taken = n * *size as usize / x(*a).len();
+                    by_group(x(*a), *size, &|_, a| a[*start as usize..][..taken].to_vec())
+                }
+                RowOp::Concat { parts, groups } => (0..*groups as usize)
+                    .flat_map(|g| {
+                        parts.iter().flat_map(move |&p| {
+                            let size = x(p).len() / *groups as usize;
+                            x(p)[g * size..][..size].to_vec()
+                        })
+                    })
+                    .collect(),
+                RowOp::Pick { table, chosen } => {
+                    inputs[*chosen as usize].iter().map(|&c| x(*table)[c as usize]).collect()
+                }
+                RowOp::PickGrad { d, chosen } => {
+                    let mut out = vec![0.0; n];
+                    inputs[*chosen as usize].iter().zip(x(*d)).for_each(|(&c, &d)| out[c as usize] = d);
+                    out
+                }
+            };
+            assert_eq!(result.len(), n, "operation {i}");
+            arrays.push(result);
+        }
+        arrays
+    }
+
+    fn unary(op: Unary, x: f64) -> f64 {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let c = (2.0 / std::f64::consts::PI).sqrt();
+        let t = (c * (x + 0.044715 * x * x * x)).tanh();
+        match op {
+            Unary::Neg => -x,
+            Unary::Exp => x.exp(),
+            Unary::Log => x.ln(),
+            Unary::Sigmoid => sigmoid(x),
+            Unary::Tanh => x.tanh(),
+            Unary::Silu => x * sigmoid(x),
+            Unary::SiluGrad => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
+            Unary::Gelu => x / 2.0 * (1.0 + t),
+            Unary::GeluGrad => (1.0 + t) / 2.0 + x / 2.0 * (1.0 - t * t) * c * (1.0 + 3.0 * 0.044715 * x * x),
+            Unary::Relu => x.max(0.0),
+            Unary::Softplus => (1.0 + x.exp()).ln(),
+            Unary::Rsqrt => 1.0 / x.sqrt(),
+            Unary::Sqrt => x.sqrt(),
+            Unary::Recip => 1.0 / x,
+            Unary::Square => x * x,
+            Unary::Positive => (x > 0.0) as u8 as f64,
+        }
+    }
+
+    /// Builds row kernels and their operands.
+    #[derive(Clone)]
+    struct Build {
+        kernel: RowKernel,
+        operands: Vec<Value>,
+        random: u64,
+    }
+
+    impl Build {
+        fn new(rows: u64, random: u64) -> Self {
+            let kernel = RowKernel { rows, inputs: vec![], ops: vec![], lengths: vec![], outputs: vec![] };
+            Build { kernel, operands: vec![], random }
+        }
+
+        fn op(&mut self, op: RowOp, length: u64) -> u32 {
+            self.kernel.ops.push(op);
+            self.kernel.lengths.push(length);
+            self.kernel.ops.len() as u32 - 1
+        }
+
+        fn input(&mut self, input: RowInput, value: Value) -> u32 {
+            self.kernel.inputs.push(input);
+            self.operands.push(value);
+            self.operands.len() as u32 - 1
+        }
+
+        /// Loads a random input, strided by `gap` more than its length.
+        fn row(&mut self, length: u64, gap: u64) -> u32 {
+            self.random += 1;
+            let stride = length + gap;
+            let x = Random(self.random).floats((self.kernel.rows * stride) as usize);
+            let input = self.input(RowInput::Row { length, dtype: DType::F32 }, Strided(x, stride));
+            self.op(RowOp::Load { input }, length)
+        }
+
+        fn shared(&mut self, length: u64) -> u32 {
+            self.random += 1;
+            let x = Random(self.random).floats(length as usize);
+            let input = self.input(RowInput::Shared { length, dtype: DType::F32 }, F(x));
+            self.op(RowOp::Load { input }, length)
+        }
+
+        fn ints(&mut self, length: u64, below: usize) -> u32 {
+            self.random += 1;
+            // Different ones within a row.
+            let mut r = Random(self.random);
+            let rows = (0..self.kernel.rows).flat_map(|_| {
+                let first = r.below(below);
+                (0..length as usize).map(move |i| ((first + i) % below) as i32)
+            });
+            let x = rows.collect();
+            self.input(RowInput::RowInts { length }, I(x))
+        }
+
+        fn store(&mut self, array: u32, store: RowStore) {
+            self.kernel.outputs.push(RowOutput { array, dtype: DType::F32, store });
+        }
+
+        /// Runs it and compares every output.
+        fn check(&self) {
+            let kernel = &self.kernel;
+            let rows = kernel.rows as usize;
+            let mut operands = self.operands.clone();
+            let mut r = Random(99);
+            for output in &kernel.outputs {
+                let n = kernel.lengths[output.array as usize] as usize;
+                operands.push(match output.store {
+                    RowStore::Row | RowStore::AddRow => Strided(r.floats(rows * (n + 1)), n as u64 + 1),
+                    RowStore::Sum | RowStore::AddSum => F(r.floats(n)),
+                });
+            }
+            let (out, _) = launch(Kernel::Rows(kernel.clone()), &operands);
+            let before = &operands[kernel.inputs.len()..];
+            let mut expected: Vec<Vec<f64>> = before.iter().map(|v| wide(v.f())).collect();
+            for (output, e) in kernel.outputs.iter().zip(&mut expected) {
+                if output.store == RowStore::Sum {
+                    e.fill(0.0);
+                }
+            }
+            for row in 0..rows {
+                let mut inputs = vec![];
+                let mut indices = vec![];
+                for (input, value) in kernel.inputs.iter().zip(&operands) {
+                    inputs.push(match (*input, value) {
+                        (RowInput::Row { length, .. }, Strided(x, s)) => {
+                            wide(&x[row * *s as usize..][..length as usize])
+                        }
+                        (RowInput::RowInts { length }, I(x)) => {
+                            x[row * length as usize..][..length as usize].iter().map(|&i| i as f64).collect()
+                        }
+                        (_, F(x)) => wide(x),
+                        _ => vec![],
+                    });
+                    indices.push(if let Index(i) = value { *i as i64 } else { 0 });
+                }
+                let arrays = evaluate(kernel, &inputs, &indices);
+                for (output, e) in kernel.outputs.iter().zip(&mut expected) {
+                    let x = &arrays[output.array as usize];
+                    for (i, x) in x.iter().enumerate() {
+                        match output.store {
+                            RowStore::Row => e[row * (arrays[output.array as usize].len() + 1) + i] = *x,
+                            RowStore::AddRow => e[row * (arrays[output.array as usize].len() + 1) + i] += x,
+                            RowStore::Sum | RowStore::AddSum => e[i] += x,
+                        }
+                    }
+                }
+            }
+            for (i, e) in expected.iter().enumerate() {
+                close(&format!("output {i} of {:?}", kernel.ops), out[kernel.inputs.len() + i].f(), e);
+            }
+        }
+    }
+
+    /// Row counts around the borders of blocks.
+    const ROWS: [u64; 4] = [1, 63, 130, 700];
+
+    #[test]
+    fn element_wise() {
+        use Unary::*;
+        for rows in ROWS {
+            for length in [1, 7, 96] {
+                let mut b = Build::new(rows, rows + length);
+                let x = b.row(length, 3);
+                let square = b.op(RowOp::Unary(Square, x), length);
+                let one = b.op(RowOp::Constant(0.5), 1);
+                let broadcast = Broadcast { outer: length, size: 1, inner: 1 };
+                let op =
+                    RowOp::Binary { op: ir::Binary::Add, a: square, b: one, broadcast, small_first: false };
+                let positive = b.op(op, length);
+                for op in [Neg, Exp, Sigmoid, Tanh, Silu, SiluGrad, Gelu, GeluGrad, Relu, Softplus, Positive]
+                {
+                    let y = b.op(RowOp::Unary(op, x), length);
+                    b.store(y, RowStore::Row);
+                }
+                for op in [Log, Rsqrt, Sqrt, Recip] {
+                    let y = b.op(RowOp::Unary(op, positive), length);
+                    b.store(y, RowStore::Row);
+                }
+                b.check();
+            }
+        }
+    }
+
+    #[test]
+    fn broadcasts_and_reductions() {
+        for (rows, (outer, size, inner)) in
+            ROWS.into_iter().zip([(1, 5, 1), (3, 16, 1), (4, 3, 17), (2, 1, 20)])
+        {
+            let broadcast = Broadcast { outer, size, inner };
+            let n = outer * size * inner;
+            let mut b = Build::new(rows, n);
+            let large = b.row(n, 0);
+            let small = b.row(size, 1);
+            let gain = b.shared(size);
+            for op in [ir::Binary::Add, ir::Binary::Sub, ir::Binary::Mul, ir::Binary::Div, ir::Binary::Max] {
+                for (small, small_first) in [(small, false), (small, true), (gain, false)] {
+                    let (l, s) = if small_first { (small, large) } else { (large, small) };
+                    let y = b.op(RowOp::Binary { op, a: l, b: s, broadcast, small_first }, n);
+                    // Quotients by numbers near 0 would drown the other elements of the comparison.
+                    let y = if op == ir::Binary::Div { b.op(RowOp::Unary(Unary::Tanh, y), n) } else { y };
+                    b.store(y, RowStore::AddRow);
+                }
+            }
+            for op in [Reduce::Sum, Reduce::Mean, Reduce::Max] {
+                let y = b.op(RowOp::Reduce { op, x: large, over: broadcast }, outer * inner);
+                b.store(y, RowStore::Row);
+            }
+            b.check();
+        }
+    }
+
+    #[test]
+    fn norms_softmax_and_sums() {
+        for (rows, (groups, size)) in ROWS.into_iter().zip([(1, 1), (3, 20), (1, 130), (8, 32)]) {
+            let n = groups * size;
+            let mut b = Build::new(rows, n + 7);
+            let (x, dy) = (b.row(n, 0), b.row(n, 2));
+            let y = b.op(RowOp::Rms { x, size, eps: 1e-3 }, n);
+            let dx = b.op(RowOp::RmsGrad { x, dy, size, eps: 1e-3 }, n);
+            let p = b.op(RowOp::Softmax { x, size }, n);
+            let dp = b.op(RowOp::SoftmaxGrad { y: p, dy, size }, n);
+            let zeros = b.op(RowOp::Zeros, 3);
+            for array in [y, dx, p, dp, x, zeros] {
+                b.store(array, RowStore::Row);
+            }
+            b.store(y, RowStore::Sum);
+            b.store(dp, RowStore::AddSum);
+            b.store(y, RowStore::Row);
+            b.check();
+        }
+    }
+
+    #[test]
+    fn rotations() {
+        for (rows, (groups, size)) in ROWS.into_iter().zip([(1, 2), (3, 16), (5, 64), (2, 6)]) {
+            let n = groups * size;
+            let mut b = Build::new(rows, n);
+            let x = b.row(n, 1);
+            let position = b.ints(1, 100_000);
+            let depth = b.input(RowInput::Index, Index(3));
+            let depths = b.input(RowInput::Index, Index(11));
+            let scaling = ir::RopeScaling { factor: 8.0, low: 1.0, high: 4.0, original_context: 100.0 };
+            for (positions, scaling, inverse) in [
+                (Positions::Tokens, None, false),
+                (Positions::Tokens, Some(scaling), true),
+                (Positions::Depth { half_reversed: false }, None, true),
+                (Positions::Depth { half_reversed: true }, None, false),
+            ] {
+                let rope = Rope { base: 500.0, positions, scaling, inverse };
+                let position = if positions == Positions::Tokens { position } else { depth };
+                let y = b.op(RowOp::Rope { x, size, rope, position, depths }, n);
+                b.store(y, RowStore::Row);
+            }
+            b.check();
+        }
+    }
+
+    #[test]
+    fn rearrangements() {
+        for rows in ROWS {
+            let mut b = Build::new(rows, rows);
+            let x = b.row(60, 0);
+            let chosen = b.ints(4, 60);
+            let whole = b.op(RowOp::Slice { x, size: 60, start: 13 }, 20);
+            let grouped = b.op(RowOp::Slice { x, size: 15, start: 2 }, 20);
+            let joined = b.op(RowOp::Concat { parts: vec![whole, grouped, x], groups: 4 }, 100);
+            let picked = b.op(RowOp::Pick { table: x, chosen }, 4);
+            let spread = b.op(RowOp::PickGrad { d: picked, chosen }, 60);
+            let twice = b.op(RowOp::Unary(Unary::Neg, whole), 20);
+            for array in [grouped, joined, picked, spread, twice] {
+                b.store(array, RowStore::Row);
+            }
+            b.check();
+            b.store(whole, RowStore::Row);
+            b.check();
+        }
+    }
+
+    /// A chain long enough that arrays take each other's places.
+    #[test]
+    fn long_chains() {
+        let mut b = Build::new(300, 5);
+        let mut arrays = vec![b.row(50, 0), b.row(50, 4)];
+        let mut r = Random(77);
+        for i in 0..40 {
+            let recent = arrays.len().saturating_sub(6);
+            let pick = |r: &mut Random| arrays[recent + r.below(arrays.len() - recent)];
+            let (x, y) = (pick(&mut r), pick(&mut r));
+            let broadcast = Broadcast { outer: 1, size: 50, inner: 1 };
+            arrays.push(if i % 3 == 0 {
+                b.op(RowOp::Unary(Unary::Tanh, x), 50)
+            } else {
+                b.op(RowOp::Binary { op: ir::Binary::Add, a: x, b: y, broadcast, small_first: false }, 50)
+            });
+        }
+        let last = arrays[arrays.len() - 1];
+        b.store(arrays[20], RowStore::Row);
+        b.store(last, RowStore::Row);
+        b.check();
+    }
+
+    /// Outputs over inputs, crosswise, and bf16 on both sides.
+    #[test]
+    fn in_place_and_bf16() {
+        let mut kernel = RowKernel {
+            rows: 200,
+            inputs: vec![RowInput::Row { length: 9, dtype: DType::F32 }; 2],
+            ops: vec![RowOp::Load { input: 0 }, RowOp::Load { input: 1 }, RowOp::Unary(Unary::Neg, 0)],
+            lengths: vec![9; 3],
+            outputs: vec![
+                RowOutput { array: 2, dtype: DType::F32, store: RowStore::Row },
+                RowOutput { array: 0, dtype: DType::F32, store: RowStore::Row },
+            ],
+        };
+        let mut plan = plan_of(&Kernel::Rows(kernel.clone()), &vec![F(vec![0.0; 1800]); 4]);
+        let tensor =
+            |i| Operand::Tensor { buffer: BufferId(i), instance: Affine::default(), offset: 0, stride: 9 };
+        let operands = |plan: &mut Plan, list: [u32; 4]| {
+            let Step::Launch(l) = &mut plan.programs[0].steps[0] else { panic!() };
+            l.operands = list.map(tensor).to_vec();
+        };
+        operands(&mut plan, [0, 1, 2, 2]);
+        let error = CpuDevice::default().load(&plan).err().unwrap();
+        assert!(error.to_string().contains("overlap"), "{error}");
+        operands(&mut plan, [0, 1, 1, 0]);
+        let mut session = session(&plan, 2);
+        let (x, y) = (Random(1).floats(1800), Random(2).floats(1800));
+        session.write_at(BufferId(0), 0, 0, &x).unwrap();
+        session.write_at(BufferId(1), 0, 0, &y).unwrap();
+        session.run("main").unwrap();
+        assert_eq!(session.read_all::<f32>(BufferId(0)).unwrap(), x);
+        assert_eq!(session.read_all::<f32>(BufferId(1)).unwrap(), x.iter().map(|x| -x).collect::<Vec<_>>());
+
+        kernel.inputs[0] = RowInput::Row { length: 9, dtype: DType::Bf16 };
+        kernel.outputs[0].dtype = DType::Bf16;
+        let mut plan = plan_of(&Kernel::Rows(kernel), &vec![F(vec![0.0; 1800]); 4]);
+        for i in [0, 2] {
+            plan.buffers[i].dtype = DType::Bf16;
+        }
+        let mut session = super::session(&plan, 2);
+        let x: Vec<half::bf16> = x.iter().map(|&x| half::bf16::from_f32(x)).collect();
+        session.write_at(BufferId(0), 0, 0, &x).unwrap();
+        session.run("main").unwrap();
+        assert_eq!(
+            session.read_all::<half::bf16>(BufferId(2)).unwrap(),
+            x.iter().map(|x| -*x).collect::<Vec<_>>()
+        );
+        let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+        assert_eq!(session.read_all::<f32>(BufferId(3)).unwrap(), wide);
+    }
+}
+
+/// `y[i] = y[i] + x[2 - i]` over a loop backwards, then the norm of all of `y`: instances, offsets, nested loops.
+fn looped() -> Plan {
+    let mut plan = Plan {
+        kernels: vec![Kernel::Copy { elements: 5, accumulate: true }, Kernel::Norm { elements: 30 }],
+        ..Plan::default()
+    };
+    for (name, shape, instances) in [("x", vec![2, 5], 3), ("y", vec![10], 3), ("norm", vec![1], 1)] {
+        let b = Buffer {
+            name: name.into(),
+            space: Space::Io,
+            dtype: DType::F32,
+            shape,
+            instances,
+            offset: plan.arena,
+        };
+        plan.arena += b.bytes().next_multiple_of(ALIGNMENT);
+        plan.buffers.push(b);
+    }
+    let tensor = |buffer, terms: &[(u32, u64)], offset| Operand::Tensor {
+        buffer: BufferId(buffer),
+        instance: Affine { base: 0, terms: terms.to_vec() },
+        offset,
+        stride: 0,
+    };
+    let copy = |offset| {
+        let operands = vec![tensor(0, &[(1, 1)], offset), tensor(1, &[(0, 1)], offset)];
+        Step::Launch(Launch { kernel: KernelId(0), operands, origin: "copy".into() })
+    };
+    let inner = Step::Loop { variable: 1, count: 3, reverse: false, steps: vec![copy(0), copy(5)] };
+    let outer = Step::Loop { variable: 0, count: 3, reverse: true, steps: vec![inner] };
+    let operands = vec![tensor(1, &[], 0), tensor(2, &[], 0)];
+    let norm = Step::Launch(Launch { kernel: KernelId(1), operands, origin: "norm".into() });
+    plan.programs.insert("main".into(), Program { steps: vec![outer, norm], variables: 2 });
+    plan
+}
+
+#[test]
+fn loops_instances_and_profiles() {
+    let plan = looped();
+    let mut session = session(&plan, 2);
+    let x = Random(3).floats(30);
+    session.write_at(plan.find("x").unwrap(), 0, 0, &x[..10]).unwrap();
+    session.write_at(plan.find("x").unwrap(), 1, 0, &x[10..]).unwrap();
+    let stats = session.run("main").unwrap();
+    assert_eq!((stats.launches, stats.by_launch.len()), (19, 0));
+    let y: Vec<f32> = session.read_all(plan.find("y").unwrap()).unwrap();
+    let sums: Vec<f64> = (0..30).map(|i| (0..3).map(|j| x[j * 10 + i % 10] as f64).sum()).collect();
+    close("y", &y, &sums);
+    let mut norm = [0.0];
+    session.read_at(plan.find("norm").unwrap(), 0, 0, &mut norm).unwrap();
+    close("norm", &norm, &[sums.iter().map(|s| s * s).sum::<f64>().sqrt()]);
+
+    session.instrument(Instrument { count: true, time: true });
+    let stats = session.run("main").unwrap();
+    let counts: Vec<_> = stats.by_launch.iter().map(|l| (l.origin.as_str(), l.count)).collect();
+    assert_eq!(counts, [("copy", 9), ("copy", 9), ("norm", 1)]);
+    assert!(stats.by_launch.iter().all(|l| l.seconds > 0.0));
+}
+
+#[test]
+fn access_is_checked() {
+    let plan = looped();
+    let mut session = session(&plan, 1);
+    let x = plan.find("x").unwrap();
+    assert!(matches!(session.write_at(x, 0, 1, &[0f32; 30]), Err(DeviceError::OutOfBounds { .. })));
+    assert!(matches!(session.write_at(x, u64::MAX, 1, &[0f32; 3]), Err(DeviceError::OutOfBounds { .. })));
+    assert!(matches!(session.write_at(x, 0, 0, &[0i32; 3]), Err(DeviceError::WrongType { .. })));
+    assert!(matches!(session.write(x, 0, 0, &[0; 3]), Err(DeviceError::OutOfBounds { .. })));
+    assert!(matches!(session.read_all::<f32>(BufferId(9)), Err(DeviceError::NoBuffer(_))));
+    let error = session.run("train").unwrap_err();
+    assert_eq!(error.to_string(), "no program `train`; there are `main`");
+}
+
+/// A plan that is wrong in one way is refused, and the message says in which.
+#[test]
+fn malformed_plans() {
+    fn refused(what: &str, break_it: impl Fn(&mut Plan)) {
+        let mut plan = looped();
+        break_it(&mut plan);
+        match CpuDevice::default().load(&plan) {
+            Err(DeviceError::Plan(error)) => assert!(error.to_string().contains(what), "{what}: {error}"),
+            Err(error) => panic!("{what}: {error}"),
+            Ok(_) => panic!("{what}: loaded"),
+        }
+    }
+    fn operand(plan: &mut Plan, i: usize) -> &mut Operand {
+        let Step::Launch(launch) = &mut plan.programs[0].steps[1] else { panic!() };
+        &mut launch.operands[i]
+    }
+    fn outer(plan: &mut Plan) -> (&mut u32, &mut u64, &mut Vec<Step>) {
+        let Step::Loop { variable, count, steps, .. } = &mut plan.programs[0].steps[0] else { panic!() };
+        (variable, count, steps)
+    }
+    fn operand_of_loop(plan: &mut Plan) -> &mut Operand {
+        let Step::Loop { steps, .. } = &mut outer(plan).2[0] else { panic!() };
+        let Step::Launch(launch) = &mut steps[0] else { panic!() };
+        &mut launch.operands[0]
+    }
+    refused("it is not aligned", |p| p.buffers[1].offset += 4);
+    refused("beyond the arena", |p| p.arena -= ALIGNMENT);
+    refused("64 bits", |p| p.buffers[0].shape = vec![u64::MAX, 3]);
+    refused("there is no such variable", |p| *outer(p).0 = 7);
+    refused("the variable is in use", |p| *outer(p).0 = 1);
+    refused("ends at", |p| *outer(p).1 = 4);
+    refused("does not fit in 64 bits", |p| {
+        let Operand::Tensor { instance, .. } = operand_of_loop(p) else { panic!() };
+        instance.terms[0].1 = u64::MAX;
+    });
+    refused("has no value here", |p| {
+        let launch = outer(p).2.remove(0);
+        p.programs[0].steps.push(launch);
+        let Step::Loop { steps, .. } = p.programs[0].steps.pop().unwrap() else { panic!() };
+        p.programs[0].steps.extend(steps);
+    });
+    refused("no such kernel", |p| p.kernels.truncate(1));
+    refused("takes 2 operands, has 3", |p| {
+        let Step::Launch(launch) = &mut p.programs[0].steps[1] else { panic!() };
+        launch.operands.push(Operand::Index(Affine::default()));
+    });
+    refused("no such buffer", |p| {
+        *operand(p, 0) =
+            Operand::Tensor { buffer: BufferId(9), instance: Affine::default(), offset: 0, stride: 0 }
+    });
+    refused("must be a tensor", |p| *operand(p, 0) = Operand::Index(Affine::default()));
+    refused("holds I32, must be F32", |p| p.buffers[2].dtype = DType::I32);
+    refused("ends at", |p| p.kernels[1] = Kernel::Norm { elements: 31 });
+    refused("overlap", |p| *operand(p, 1) = operand(p, 0).clone());
+    refused("copies I32 to Bf16", |p| {
+        p.buffers[0].dtype = DType::I32;
+        p.buffers[1].dtype = DType::Bf16;
+        p.kernels[0] = Kernel::Copy { elements: 5, accumulate: false };
+        p.programs[0].steps.pop();
+    });
+    refused("adds f32 only", |p| p.buffers[0].dtype = DType::I32);
+    refused("cannot choose more", |p| p.kernels.push(Kernel::Route { rows: 1, experts: 2, k: 3 }));
+    refused("multiple of slots per row", |p| p.kernels.push(Kernel::Gather { slots: 3, k: 2, width: 1 }));
+    let rows = |ops: Vec<RowOp>, lengths: Vec<u64>| {
+        let inputs = vec![RowInput::Row { length: 4, dtype: DType::F32 }];
+        Kernel::Rows(RowKernel { rows: 2, inputs, ops, lengths, outputs: vec![] })
+    };
+    let load = || RowOp::Load { input: 0 };
+    refused("1 operations but 0 lengths", |p| p.kernels.push(rows(vec![load()], vec![])));
+    refused("length 5 where 4 is right", |p| p.kernels.push(rows(vec![load()], vec![5])));
+    refused("there is no input 1", |p| p.kernels.push(rows(vec![RowOp::Load { input: 1 }], vec![4])));
+    refused("array 0 is not defined", |p| p.kernels.push(rows(vec![RowOp::Unary(Unary::Neg, 0)], vec![4])));
+    refused("not a multiple of 3", |p| {
+        p.kernels.push(rows(vec![load(), RowOp::Softmax { x: 0, size: 3 }], vec![4, 4]))
+    });
+    refused("takes more than there is", |p| {
+        p.kernels.push(rows(vec![load(), RowOp::Slice { x: 0, size: 4, start: 2 }], vec![4, 3]))
+    });
+    assert!(matches!(PlanError::Kernel { kernel: 1, problem: String::new() }, PlanError::Kernel { .. }));
+}
+
+/// Integers in memory that point nowhere are an error and no more.
+#[test]
+fn bad_indices() {
+    let floats = |n| F(vec![1.0; n]);
+    let cases: Vec<(Kernel, Vec<Value>)> = vec![
+        (Kernel::Embed { rows: 2, vocab: 3, width: 4 }, vec![floats(12), I(vec![0, 3]), floats(8)]),
+        (Kernel::Embed { rows: 2, vocab: 3, width: 4 }, vec![floats(12), I(vec![0, -1]), floats(8)]),
+        (
+            Kernel::EmbedGrad { rows: 2, vocab: 3, width: 4, accumulate: true },
+            vec![floats(8), I(vec![0, 3]), floats(12)],
+        ),
+        (Kernel::CrossEntropy { rows: 1, vocab: 3 }, vec![floats(3), I(vec![3]), floats(1), floats(1)]),
+        (Kernel::Gather { slots: 2, k: 1, width: 2 }, vec![floats(4), I(vec![0, 2]), floats(4)]),
+        (
+            Kernel::Combine { rows: 2, k: 1, width: 2, gated: false },
+            vec![floats(4), I(vec![-1, 1]), floats(4)],
+        ),
+        (
+            Kernel::Grouped { slots: 2, experts: 2, out: 1, inner: 1, transposed: false, gather: None },
+            vec![floats(2), floats(2), I(vec![0, 2, 1]), floats(2)],
+        ),
+        (
+            Kernel::GroupedOuter {
+                slots: 2,
+                experts: 1,
+                out: 1,
+                inner: 1,
+                gather: Some(1),
+                accumulate: false,
+            },
+            vec![floats(2), floats(2), I(vec![0, 2]), I(vec![0, 5]), floats(1)],
+        ),
+        (
+            Kernel::Rows(RowKernel {
+                rows: 1,
+                inputs: vec![
+                    RowInput::Shared { length: 2, dtype: DType::F32 },
+                    RowInput::RowInts { length: 1 },
+                ],
+                ops: vec![RowOp::Load { input: 0 }, RowOp::Pick { table: 0, chosen: 1 }],
+                lengths: vec![2, 1],
+                outputs: vec![RowOutput { array: 1, dtype: DType::F32, store: RowStore::Row }],
+            }),
+            vec![floats(2), I(vec![2]), floats(1)],
+        ),
+    ];
+    for (kernel, operands) in cases {
+        let plan = plan_of(&kernel, &operands);
+        let mut session = session(&plan, 2);
+        for (i, value) in operands.iter().enumerate() {
+            match value {
+                I(x) => session.write_at(BufferId(i as u32), 0, 0, x).unwrap(),
+                _ => session.write_at(BufferId(i as u32), 0, 0, value.f()).unwrap(),
+            }
+        }
+        assert!(matches!(session.run("main"), Err(DeviceError::BadIndex { .. })), "{kernel:?}");
+    }
+}
