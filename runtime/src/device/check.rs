@@ -423,6 +423,10 @@ fn check_kernel(kernel: &Kernel) -> Result<(), String> {
         Kernel::CacheWrite { width, parts } | Kernel::CacheTake { width, parts } => {
             divides(parts, width, "parts must divide the width")
         }
+        Kernel::Append { rows, tokens, places, .. } => {
+            small(places, "more places than integers")?;
+            divides(tokens, rows, "rows must be a multiple of the tokens of a sequence")
+        }
         Kernel::Embed { vocab, .. } | Kernel::EmbedGrad { vocab, .. } => {
             small(vocab, "more rows than integers")
         }
