@@ -179,9 +179,12 @@ pub(super) fn append(cx: &Context, [rows, tokens, places, width]: [usize; 4], ar
         return cx.bad_index();
     }
     cx.pieces(rows / tokens, tokens * width, |sequences| {
-        for row in sequences.start * tokens..sequences.end * tokens {
-            if let Ok(place) = usize::try_from(slots[row]) {
-                cache.row_mut(row / tokens * places + place).copy_from_slice(x.row(row));
+        for sequence in sequences {
+            for (i, &slot) in slots[sequence * tokens..][..tokens].iter().enumerate() {
+                if let Ok(place) = usize::try_from(slot) {
+                    let to = cache.row_mut(sequence * places + place);
+                    to.copy_from_slice(x.row(sequence * tokens + i));
+                }
             }
         }
     });
