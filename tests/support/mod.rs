@@ -87,6 +87,7 @@ pub fn read(path: &str) -> IndexMap<String, Tensor> {
 
 impl Golden {
     /// Tensors whose names begin with a prefix, without it.
+    #[allow(dead_code)]
     pub fn with_prefix(&self, prefix: &str) -> IndexMap<String, Tensor> {
         self.tensors
             .iter()
@@ -111,4 +112,14 @@ pub fn error(found: &[f64], expected: &[f64]) -> f64 {
         .map(|(a, b)| (a - b).abs())
         .fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
     worst / scale
+}
+
+/// Length of the difference, relative to the length of the expected vector.
+#[allow(dead_code)]
+pub fn distance(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let length = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = length(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let e = difference / length(&mut expected.iter().copied()).max(1e-30);
+    if e.is_nan() { f64::INFINITY } else { e }
 }
