@@ -15,6 +15,7 @@ pub mod lower;
 pub mod matching;
 pub mod oracle;
 pub mod program;
+pub mod random;
 pub mod schedule;
 
 pub use compile::{Cache, Options, compile, matches};
