@@ -403,8 +403,8 @@ impl Reverse<'_, '_> {
                 let mut operands = vec![m[0], m[1], m[2], y[0], y[1], d];
                 operands.extend(&m[3..]);
                 let grads = self.b.ops(Op::AttentionGrad(*a), &operands);
-                for k in 0..3 {
-                    self.add(x(k), grads[k]);
+                for (k, grad) in grads.into_iter().enumerate().take(3) {
+                    self.add(x(k), grad);
                 }
             }
             Op::CacheWrite => {
@@ -483,10 +483,11 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
     // The final value of a state is in the state's place when the way back begins.
     let mut in_state: HashMap<Value, Value> = HashMap::new();
     for (name, v) in &forward.results {
-        if let (Some(p), Some(j)) = (forward.find_param(name), joint.find_result(name)) {
-            if forward.params[p.index()].role == Role::State && *v != p {
-                in_state.insert(j, p);
-            }
+        if let (Some(p), Some(j)) = (forward.find_param(name), joint.find_result(name))
+            && forward.params[p.index()].role == Role::State
+            && *v != p
+        {
+            in_state.insert(j, p);
         }
     }
     let live = live_nodes(
@@ -625,10 +626,10 @@ fn live_nodes(f: &Function, roots: impl Iterator<Item = Value>, stop: &dyn Fn(Va
         if stop(v) {
             continue;
         }
-        if let Some(n) = defined[v.index()] {
-            if !std::mem::replace(&mut live[n], true) {
-                stack.extend(&f.nodes[n].inputs);
-            }
+        if let Some(n) = defined[v.index()]
+            && !std::mem::replace(&mut live[n], true)
+        {
+            stack.extend(&f.nodes[n].inputs);
         }
     }
     live

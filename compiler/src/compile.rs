@@ -260,6 +260,12 @@ struct Assembly<'a> {
     scope: String,
 }
 
+/// Weight decay and factor on the learning rate of a trained tensor.
+type Recipe = Option<(f64, f64)>;
+
+/// What is done for each application.
+type Call<'c, 'a> = &'c mut dyn FnMut(&mut Assembly<'a>, &Apply, &mut Vec<Step>) -> Result<(), CompileError>;
+
 struct Range {
     buffers: Vec<BufferId>,
     elements: u64,
@@ -386,7 +392,7 @@ impl<'a> Assembly<'a> {
                 }
             }
             // Runs of equal recipes over instances and buffers.
-            let mut runs: Vec<(Option<(f64, f64)>, u64, u64)> = vec![];
+            let mut runs: Vec<(Recipe, u64, u64)> = vec![];
             let Some(base) = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset) else {
                 return self.list(lowered, &moments);
             };
@@ -724,7 +730,7 @@ impl<'a> Assembly<'a> {
         &mut self,
         blocks: &[Block],
         reverse: bool,
-        call: &mut dyn FnMut(&mut Self, &Apply, &mut Vec<Step>) -> Result<(), CompileError>,
+        call: Call<'_, 'a>,
     ) -> Result<Vec<Step>, CompileError> {
         let mut steps = vec![];
         let mut order: Vec<&Block> = blocks.iter().collect();

@@ -183,10 +183,11 @@ impl<'a> Emit<'a> {
     fn row_kernels(&mut self, level: u32) -> Result<(), CompileError> {
         let mut domains: Vec<Vec<Dim>> = vec![];
         for (i, kind) in self.kinds.iter().enumerate() {
-            if let Kind::Row(rows) = kind {
-                if self.levels[i] == level && !domains.contains(rows) {
-                    domains.push(rows.clone());
-                }
+            if let Kind::Row(rows) = kind
+                && self.levels[i] == level
+                && !domains.contains(rows)
+            {
+                domains.push(rows.clone());
             }
         }
         for rows in domains {
@@ -467,12 +468,12 @@ impl<'a> Emit<'a> {
 
     /// The rows a grouped product reads: through an order where the gather is left to it.
     fn gathered(&mut self, v: Value) -> Result<(Option<u64>, LocalOperand, Vec<LocalOperand>), CompileError> {
-        if let Some((n, node)) = self.node_of(v) {
-            if self.kinds[n] == Kind::Gathered {
-                let (x, order) = (self.contiguous(node.inputs[0])?, self.contiguous(node.inputs[1])?);
-                let (_, _, k) = self.slots(node.inputs[0], node.inputs[1]);
-                return Ok((Some(k), x, vec![order]));
-            }
+        if let Some((n, node)) = self.node_of(v)
+            && self.kinds[n] == Kind::Gathered
+        {
+            let (x, order) = (self.contiguous(node.inputs[0])?, self.contiguous(node.inputs[1])?);
+            let (_, _, k) = self.slots(node.inputs[0], node.inputs[1]);
+            return Ok((Some(k), x, vec![order]));
         }
         Ok((None, self.contiguous(v)?, vec![]))
     }
