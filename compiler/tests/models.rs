@@ -36,10 +36,10 @@ fn batch(model: &Model, shape: Shape, rng: &mut Rng) -> Batch {
 /// A stopped gradient is no derivative: without the shared experts, the only values that are stopped choose.
 fn without_shared(mut model: Model) -> Model {
     for component in model.components.values_mut() {
-        if let Component::Sequence(a) | Component::Depth(a) = component {
-            if let Some(p) = &mut a.projection {
-                p.shared = false;
-            }
+        if let Component::Sequence(a) | Component::Depth(a) = component
+            && let Some(p) = &mut a.projection
+        {
+            p.shared = false;
         }
     }
     model
