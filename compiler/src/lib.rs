@@ -14,6 +14,7 @@ pub mod ir;
 pub mod lower;
 pub mod matching;
 pub mod oracle;
+mod plan_text;
 pub mod program;
 pub mod random;
 pub mod schedule;

@@ -107,3 +107,16 @@ fn every_example_compiles_for_generation() {
         }
     }
 }
+
+/// The IR and the launch list of the paper's block, as people read them.
+#[test]
+fn the_block_of_the_paper_as_ir_and_as_launches() {
+    let mut spec = example("tiny-dr-da.yaml");
+    spec.sources = Default::default();
+    let options = Options { batch: 2, sequence: 16, ..options() };
+    let architecture = dreamc_compiler::architecture::Architecture::new(&spec.model, None).unwrap();
+    let shape = dreamc_compiler::lower::Shape { batch: 2, sequence: 16, segments: false, cache: None };
+    let lowered = dreamc_compiler::lower::lower(&architecture, shape).unwrap();
+    insta::assert_snapshot!("tiny-dr-da.ir", lowered.module.to_string());
+    insta::assert_snapshot!("tiny-dr-da.plan", compile(&spec, &options).unwrap().plan.to_string());
+}
