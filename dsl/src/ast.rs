@@ -77,7 +77,7 @@ pub type List = Block<Value>;
 /// A node with what was written around it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item<T> {
-    /// Whether a blank line precedes it (and its comments).
+    /// Whether a blank line precedes it, behind its comments.
     pub blank: bool,
     /// The comments before it.
     pub comments: Vec<Comment>,
@@ -99,8 +99,8 @@ impl<T> Item<T> {
 pub struct Comment {
     /// What it says.
     pub text: String,
-    /// Whether a blank line follows it.
-    pub blank_after: bool,
+    /// Whether a blank line precedes it.
+    pub blank: bool,
 }
 
 /// A key and its value.
@@ -228,6 +228,14 @@ pub enum LayerKind {
     Skip(Map, Box<Layer>),
     /// Something that was reported when it was read.
     Invalid,
+}
+
+impl<T> Block<T> {
+    /// Whether comments stand directly inside.
+    pub(crate) fn commented(&self) -> bool {
+        let noted = |item: &Item<T>| !item.comments.is_empty() || item.trailing.is_some();
+        self.opening.is_some() || !self.closing.is_empty() || self.items.iter().any(noted)
+    }
 }
 
 impl Map {

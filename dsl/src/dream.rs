@@ -1,6 +1,7 @@
 //! The `.dream` spelling: its blocks and its shorter forms, put into the shape of the tree.
 
 use crate::ast::*;
+use crate::comments;
 use crate::diagnostic::Diagnostic;
 use crate::grammar::{Lowering, Node, Rule, broken};
 use crate::keys::{self, Section, Type};
@@ -23,6 +24,7 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
     };
     let mut map = Map { span: Span::new(0, source.text.len()), broken: true, ..Map::default() };
     lowering.entries(file, Some(Type::Section(section)), &mut map);
+    comments::attach(&mut map, &source.text, Spelling::Dream, comments::in_dream(&source.text));
     Some((kind, map))
 }
 
@@ -114,9 +116,7 @@ impl Lowering<'_> {
         }
         match (name, value) {
             (Some(key), Some(value)) => {
-                let lets = group(map, "let", keyword);
-                lets.span = lets.span.to(span);
-                lets.items.push(Item::new(Pair { key, value }));
+                add_to_group(map, "let", keyword, span, Pair { key, value });
             }
             _ => self.error(span, "this definition is not complete", "write `let depth = 16`"),
         }
@@ -169,9 +169,7 @@ impl Lowering<'_> {
             self.error(span, "a component is defined outside `model`", help);
             return;
         }
-        let components = group(map, "components", key.span);
-        components.span = components.span.to(span);
-        components.items.push(Item::new(Pair { key, value }));
+        add_to_group(map, "components", key.span, span, Pair { key, value });
     }
 
     fn body_item(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
@@ -302,20 +300,19 @@ impl Lowering<'_> {
     }
 }
 
-/// The map of that key, made where there is none.
-fn group<'m>(map: &'m mut Map, name: &str, span: Span) -> &'m mut Map {
-    let position = map
-        .items
-        .iter()
-        .position(|item| item.node.key.text == name && matches!(item.node.value.kind, ValueKind::Map(_)));
-    let position = position.unwrap_or_else(|| {
+/// Adds a pair to the map of that key, which is made where there is none.
+fn add_to_group(map: &mut Map, name: &str, at: Span, span: Span, pair: Pair) {
+    let is_group = |item: &Item<Pair>| item.node.key.text == name && item.node.value.as_map().is_some();
+    if !map.items.iter().any(is_group) {
         let inner = Map { span, broken: true, ..Map::default() };
-        let key = Key { text: name.into(), span };
+        let key = Key { text: name.into(), span: at };
         map.items.push(Item::new(Pair { key, value: Value::new(ValueKind::Map(inner), span) }));
-        map.items.len() - 1
-    });
-    match &mut map.items[position].node.value.kind {
-        ValueKind::Map(inner) => inner,
-        _ => unreachable!("the position is that of a map"),
+    }
+    if let Some(item) = map.items.iter_mut().find(|item| is_group(item))
+        && let Value { kind: ValueKind::Map(inner), span: whole } = &mut item.node.value
+    {
+        inner.span = inner.span.to(span);
+        *whole = inner.span;
+        inner.items.push(Item::new(pair));
     }
 }

@@ -103,10 +103,11 @@ impl Lowering<'_> {
             return Arith { kind: ArithKind::Invalid, span: whole };
         };
         let mut result = Arith { kind: ArithKind::Invalid, span: whole };
+        let stray = node.clone().into_inner().any(|part| part.as_rule() == Rule::text_stray);
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::sum => result = self.sum(part),
-                Rule::missing => {
+                Rule::missing if !stray => {
                     self.error(
                         whole,
                         "a number is missing here",
@@ -129,10 +130,11 @@ impl Lowering<'_> {
         let invalid = Layer { kind: LayerKind::Invalid, span: whole };
         let Some(node) = self.parse(Rule::layer_text, text) else { return invalid };
         let mut result = invalid.clone();
+        let stray = node.clone().into_inner().any(|part| part.as_rule() == Rule::text_stray);
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::mixed => result = self.mixed(part),
-                Rule::missing => {
+                Rule::missing if !stray => {
                     let help = "write a composition such as `(da | sa) > ea`";
                     self.error(whole, "a composition is missing here", help);
                 }
@@ -325,7 +327,7 @@ impl Lowering<'_> {
                 let span = self.span(&node);
                 let text = match node.as_str().strip_prefix('"') {
                     Some(_) => self.unquote(node.as_str(), span),
-                    None => node.as_str().to_string(),
+                    None => node.as_str().trim_end().to_string(),
                 };
                 Key { text, span }
             }

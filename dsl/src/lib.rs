@@ -1,22 +1,28 @@
 //! The language of dreamc.
+mod address;
 pub mod ast;
 mod check;
+mod comments;
 pub mod diagnostic;
 mod dream;
+mod format;
 mod grammar;
 pub mod keys;
 mod number;
-#[allow(dead_code)]
+mod schema;
+mod show;
 pub mod source;
 pub mod spec;
 mod suggest;
-#[allow(dead_code)] // `--set` comes next
+pub mod suite;
 mod yaml;
 
 pub use ast::{Ast, FileKind, Spelling};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use schema::schema;
 pub use source::{SourceMap, Span};
 pub use spec::Spec;
+pub use suite::Suite;
 
 /// A file may have so many bytes.
 const MAX_BYTES: usize = 1 << 20;
@@ -42,17 +48,40 @@ pub fn parse(name: &str, text: &str, spelling: Spelling) -> Result<Ast, Diagnost
     }
 }
 
-/// Checks a tree.
-pub fn check(ast: &Ast) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
-    let mut checker = check::Checker::new(ast.source.clone());
-    checker.found.extend(ast.errors.iter().cloned());
-    let spec = checker.spec(&ast.root);
+/// Checks the tree of a specification, with `--set` arguments (`ea.count=1024`) applied to it first.
+pub fn check(ast: &Ast, overrides: &[String]) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
+    let (spec, diagnostics) = run(ast, FileKind::Spec, overrides, check::Checker::spec)?;
+    Ok((Spec { sources: *diagnostics.source, ..spec }, diagnostics.list))
+}
+
+/// Checks the tree of a suite, with `--set` arguments applied to it first.
+pub fn check_suite(ast: &Ast, overrides: &[String]) -> Result<(Suite, Vec<Diagnostic>), Diagnostics> {
+    let (suite, diagnostics) = run(ast, FileKind::Suite, overrides, check::Checker::suite)?;
+    Ok((Suite { sources: *diagnostics.source, ..suite }, diagnostics.list))
+}
+
+/// What a reader makes of a tree, or every error.
+fn run<T>(
+    ast: &Ast,
+    kind: FileKind,
+    overrides: &[String],
+    read: impl FnOnce(&mut check::Checker, &ast::Map) -> Option<T>,
+) -> Result<(T, Diagnostics), Diagnostics> {
+    let (mut root, mut source, mut found) = (ast.root.clone(), ast.source.clone(), ast.errors.clone());
+    if ast.kind != kind {
+        let (message, help) = match kind {
+            FileKind::Spec => ("this is a suite, not a specification", "name one of the specifications it compares"),
+            FileKind::Suite => ("this is a specification, not a suite", "a suite has `baseline` and `variants`"),
+        };
+        return Err(Diagnostics::new(source, vec![Diagnostic::error("wrong-file", message).help(help)]));
+    }
+    address::apply(&mut root, ast.kind, &mut source, overrides, &mut found);
+    let mut checker = check::Checker::new(source);
+    checker.found = found;
+    let value = read(&mut checker, &root);
     let diagnostics = Diagnostics::new(checker.sources, checker.found);
-    match spec {
-        Some(mut spec) if !diagnostics.has_errors() => {
-            spec.sources = *diagnostics.source;
-            Ok((spec, diagnostics.list))
-        }
+    match value {
+        Some(value) if !diagnostics.has_errors() => Ok((value, diagnostics)),
         _ => Err(diagnostics),
     }
 }
@@ -62,8 +91,12 @@ pub fn load(
     path: impl AsRef<std::path::Path>,
     overrides: &[String],
 ) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
-    let _ = overrides;
-    check(&parse_file(path)?)
+    check(&parse_file(path)?, overrides)
+}
+
+/// Reads and checks a suite file.
+pub fn load_suite(path: impl AsRef<std::path::Path>, overrides: &[String]) -> Result<(Suite, Vec<Diagnostic>), Diagnostics> {
+    check_suite(&parse_file(path)?, overrides)
 }
 
 /// Reads a file.
@@ -77,4 +110,23 @@ pub fn parse_file(path: impl AsRef<std::path::Path>) -> Result<Ast, Diagnostics>
             Err(Diagnostics::new(SourceMap::new(name, ""), vec![error]))
         }
     }
+}
+
+/// Writes a tree in either spelling.
+pub fn format(ast: &Ast, spelling: Spelling) -> Result<String, Diagnostics> {
+    match ast.errors.is_empty() {
+        true => Ok(format::print(&ast.root, spelling)),
+        false => Err(Diagnostics::new(ast.source.clone(), ast.errors.clone())),
+    }
+}
+
+/// The text of a file with the value at `path` (`ea.count`) replaced and not another byte changed.
+pub fn edit(name: &str, text: &str, path: &str, value: &str) -> Result<String, Diagnostics> {
+    let ast = parse(name, text, Spelling::of(name))?;
+    address::edit(text, &ast, path, value).map_err(|error| Diagnostics::new(ast.source, vec![error]))
+}
+
+/// A specification with every default written out; it reads back as an equal one.
+pub fn show(spec: &Spec, spelling: Spelling) -> String {
+    format::print(&show::tree(spec), spelling)
 }

@@ -10,6 +10,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::ast::*;
+use crate::comments;
 use crate::diagnostic::Diagnostic;
 use crate::grammar::{Lowering, broken, text_kind};
 use crate::keys::{self, Type};
@@ -52,13 +53,21 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
         }
     };
     if !pairs {
-        return Some((kind, Map { span: whole, ..Map::default() }));
+        let mut map = Map { span: whole, ..Map::default() };
+        comments::attach(&mut map, &source.text, Spelling::Yaml, comments::in_yaml(&source.text, Vec::new()));
+        return Some((kind, map));
     }
     let root: &'static keys::Section = if kind == FileKind::Suite { &keys::SUITE } else { &keys::SPEC };
     let mut reader = Reader { source, found };
     let value = reader.value(&tokens, &raw, Some(Type::Section(root)));
     match value.kind {
-        ValueKind::Map(map) => Some((kind, map)),
+        ValueKind::Map(mut map) => {
+            let mut scalars = Vec::new();
+            tokens.scalars(&mut scalars);
+            let comments = comments::in_yaml(&source.text, scalars);
+            comments::attach(&mut map, &source.text, Spelling::Yaml, comments);
+            Some((kind, map))
+        }
         _ => None,
     }
 }
@@ -134,6 +143,17 @@ enum TokenKind {
 }
 
 impl Token {
+    fn scalars(&self, spans: &mut Vec<Span>) {
+        match &self.kind {
+            TokenKind::Scalar { .. } => spans.push(self.span),
+            TokenKind::Seq { elements, .. } => elements.iter().for_each(|token| token.scalars(spans)),
+            TokenKind::Map { pairs, .. } => pairs.iter().for_each(|(key, value)| {
+                key.scalars(spans);
+                value.scalars(spans);
+            }),
+        }
+    }
+
     fn each_span(&mut self, change: &mut dyn FnMut(&mut Span)) {
         change(&mut self.span);
         match &mut self.kind {
@@ -230,6 +250,7 @@ impl<'t> Walk<'t> {
             Event::Scalar(text, style, ..) => {
                 let plain = style == ScalarStyle::Plain;
                 let quoted = matches!(style, ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted);
+                let span = trimmed(self.text, span, style);
                 Token { kind: TokenKind::Scalar { text: text.into_owned(), plain, quoted }, span }
             }
             Event::SequenceStart(..) => self.sequence(span, depth)?,
@@ -279,6 +300,29 @@ impl<'t> Walk<'t> {
         let span = if flow { start.to(end) } else { inside.unwrap_or(start) };
         Ok(Token { kind: TokenKind::Map { pairs, flow }, span })
     }
+}
+
+/// The span of a scalar alone: the event parser may go on to the next token.
+fn trimmed(text: &str, span: Span, style: ScalarStyle) -> Span {
+    let written = text.get(span.start..span.end).unwrap_or("");
+    let bytes = written.as_bytes();
+    let length = match style {
+        ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => {
+            let quote = if style == ScalarStyle::SingleQuoted { b'\'' } else { b'"' };
+            let mut index = 1;
+            while index < bytes.len() {
+                match bytes[index] {
+                    b'\\' if quote == b'"' => index += 2,
+                    byte if byte == quote && quote == b'\'' && bytes.get(index + 1) == Some(&quote) => index += 2,
+                    byte if byte == quote => break,
+                    _ => index += 1,
+                }
+            }
+            (index + 1).min(bytes.len())
+        }
+        _ => written.trim_end().len(),
+    };
+    Span::new(span.start, span.start + length)
 }
 
 // Values -----------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,13 @@ fn examples() -> Vec<PathBuf> {
 fn check_clean() {
     for path in examples() {
         let start = std::time::Instant::now();
-        match dreamc_dsl::load(&path, &[]) {
-            Ok((_, warnings)) => assert!(warnings.is_empty(), "{}: {warnings:?}", path.display()),
+        let ast = dreamc_dsl::parse_file(&path).unwrap_or_else(|diagnostics| panic!("{diagnostics}"));
+        let checked = match ast.kind {
+            dreamc_dsl::FileKind::Spec => dreamc_dsl::check(&ast, &[]).map(|(_, warnings)| warnings),
+            dreamc_dsl::FileKind::Suite => dreamc_dsl::check_suite(&ast, &[]).map(|(_, warnings)| warnings),
+        };
+        match checked {
+            Ok(warnings) => assert!(warnings.is_empty(), "{}: {warnings:?}", path.display()),
             Err(diagnostics) => panic!("{diagnostics}"),
         }
         println!("{} {:?}", path.display(), start.elapsed());

@@ -42,6 +42,18 @@ fn preset(name: &str, projection: bool) -> Router {
     }
 }
 
+impl Default for Projection {
+    fn default() -> Self {
+        Projection { count: None, shared: true, router: preset("dreamer", true) }
+    }
+}
+
+impl Default for Router {
+    fn default() -> Self {
+        preset("dreamer", false)
+    }
+}
+
 impl Checker {
     /// The router of a mixture: its preset, the fields written over it, and the short keys of the mixture itself.
     pub(super) fn router(&mut self, owner: &Group, projection: bool) -> Option<Router> {

@@ -1,0 +1,280 @@
+//! The `.dream` spelling, with its shorter forms wherever the tree has their shape.
+
+use super::Lines;
+use crate::ast::*;
+use crate::keys::{self, Section, Type};
+
+const MARKER: &str = "//";
+const KEYWORDS: [&str; 6] = ["let", "model", "repeat", "recur", "layer", "body"];
+
+pub(super) fn print(root: &Map) -> String {
+    let mut lines = Lines::default();
+    for item in &root.items {
+        let Pair { key, value } = &item.node;
+        match (key.text.as_str(), &value.kind) {
+            ("let", ValueKind::Map(map)) if !map.items.is_empty() => {
+                lines.head(item, MARKER);
+                for item in &map.items {
+                    lines.head(item, MARKER);
+                    lines.begin();
+                    lines.push(&format!("let {} = {}", item.node.key.text, flow(&item.node.value, None)));
+                    lines.trailing(item.trailing.as_ref(), MARKER);
+                }
+            }
+            ("model", ValueKind::Map(map)) => {
+                lines.head(item, MARKER);
+                lines.begin();
+                model(&mut lines, map);
+                lines.trailing(item.trailing.as_ref(), MARKER);
+            }
+            _ => pair(&mut lines, item, root_kind(key)),
+        }
+    }
+    lines.comments(&root.closing, MARKER);
+    lines.finish()
+}
+
+fn root_kind(key: &Key) -> Option<Type> {
+    keys::SPEC.key(&key.text).or_else(|| keys::SUITE.key(&key.text)).map(|key| key.kind)
+}
+
+fn model(lines: &mut Lines, map: &Map) {
+    lines.push("model ");
+    let mut items = map.items.as_slice();
+    if let Some((first, rest)) = items.split_first()
+        && let (true, ValueKind::Word(name) | ValueKind::Text(name)) = (first.node.key.text == "name", &first.node.value.kind)
+    {
+        let bare = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+        lines.push(&if bare { name.clone() } else { quote(name) });
+        lines.push(" ");
+        items = rest;
+    }
+    lines.push("{");
+    lines.trailing(map.opening.as_ref(), MARKER);
+    lines.indent += 1;
+    for (index, item) in items.iter().enumerate() {
+        let Pair { key, value } = &item.node;
+        match (key.text.as_str(), &value.kind) {
+            ("components", ValueKind::Map(map)) if !map.items.is_empty() => {
+                if item.blank && index > 0 {
+                    lines.blank();
+                }
+                map.items.iter().for_each(|item| component(lines, item));
+            }
+            ("body", ValueKind::List(list)) if !list.items.is_empty() => {
+                if item.blank && index > 0 {
+                    lines.blank();
+                }
+                for item in &list.items {
+                    lines.head(item, MARKER);
+                    lines.begin();
+                    layers_item(lines, &item.node, false);
+                    lines.trailing(item.trailing.as_ref(), MARKER);
+                }
+            }
+            _ => pair(lines, item, keys::MODEL.key(&key.text).map(|key| key.kind)),
+        }
+    }
+    lines.comments(&map.closing, MARKER);
+    lines.indent -= 1;
+    lines.begin();
+    lines.push("}");
+}
+
+/// `sa = sequence {…}`, or what stands in its place.
+fn component(lines: &mut Lines, item: &Item<Pair>) {
+    lines.head(item, MARKER);
+    lines.begin();
+    let Pair { key, value } = &item.node;
+    lines.push(&format!("{} = ", self::key(&key.text)));
+    match &value.kind {
+        ValueKind::Map(wrapper) if wrapper.items.len() == 1 => {
+            let inner = &wrapper.items[0].node;
+            let kind = Type::Component.child(&inner.key.text);
+            match &inner.value.kind {
+                ValueKind::Map(_) if is_word(&inner.key.text) && !inner.key.text.contains('.') => {
+                    lines.push(&format!("{} ", inner.key.text));
+                    self::value(lines, &inner.value, kind);
+                }
+                _ => lines.push(&flow(value, None)),
+            }
+        }
+        _ => self::value(lines, value, None),
+    }
+    lines.trailing(item.trailing.as_ref(), MARKER);
+}
+
+/// A composition, `repeat` or `recur`; a composition alone in its braces needs no `layer`.
+fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
+    match &value.kind {
+        ValueKind::Layer(layer) if alone => lines.push(&super::layer(layer)),
+        ValueKind::Layer(layer) => lines.push(&format!("layer {{ {} }}", super::layer(layer))),
+        ValueKind::Map(map) => {
+            for (index, item) in map.items.iter().enumerate() {
+                let Pair { key, value } = &item.node;
+                if index > 0 {
+                    lines.push(" ");
+                }
+                match &value.kind {
+                    ValueKind::List(list) if key.text == "layers" => {
+                        layers(lines, list);
+                        lines.trailing(item.trailing.as_ref(), MARKER);
+                    }
+                    _ => lines.push(&format!("{} {}", key.text, flow(value, None))),
+                }
+            }
+        }
+        _ => lines.push(&flow(value, None)),
+    }
+}
+
+fn layers(lines: &mut Lines, list: &List) {
+    let alone = list.items.len() == 1;
+    if !list.broken {
+        lines.push("{ ");
+        for (index, item) in list.items.iter().enumerate() {
+            if index > 0 {
+                lines.push(" ");
+            }
+            layers_item(lines, &item.node, alone);
+        }
+        lines.push(" }");
+        return;
+    }
+    lines.push("{");
+    lines.trailing(list.opening.as_ref(), MARKER);
+    lines.indent += 1;
+    for item in &list.items {
+        lines.head(item, MARKER);
+        lines.begin();
+        layers_item(lines, &item.node, alone);
+        lines.trailing(item.trailing.as_ref(), MARKER);
+    }
+    lines.comments(&list.closing, MARKER);
+    lines.indent -= 1;
+    lines.begin();
+    lines.push("}");
+}
+
+fn pair(lines: &mut Lines, item: &Item<Pair>, kind: Option<Type>) {
+    lines.head(item, MARKER);
+    lines.begin();
+    lines.push(&key(&item.node.key.text));
+    lines.push(" ");
+    value(lines, &item.node.value, kind);
+    lines.trailing(item.trailing.as_ref(), MARKER);
+}
+
+fn value(lines: &mut Lines, value: &Value, kind: Option<Type>) {
+    match &value.kind {
+        ValueKind::Map(map) if map.broken => {
+            lines.push("{");
+            lines.trailing(map.opening.as_ref(), MARKER);
+            lines.indent += 1;
+            for item in &map.items {
+                pair(lines, item, kind.and_then(|kind| kind.child(&item.node.key.text)));
+            }
+            lines.comments(&map.closing, MARKER);
+            lines.indent -= 1;
+            lines.begin();
+            lines.push("}");
+        }
+        ValueKind::List(list) if list.broken => {
+            lines.push("[");
+            lines.trailing(list.opening.as_ref(), MARKER);
+            lines.indent += 1;
+            let element = kind.and_then(|kind| kind.element().copied());
+            for item in &list.items {
+                lines.head(item, MARKER);
+                lines.begin();
+                self::value(lines, &item.node, element);
+                lines.trailing(item.trailing.as_ref(), MARKER);
+            }
+            lines.comments(&list.closing, MARKER);
+            lines.indent -= 1;
+            lines.begin();
+            lines.push("]");
+        }
+        _ => lines.push(&flow(value, kind)),
+    }
+}
+
+/// A value on one line.
+fn flow(value: &Value, kind: Option<Type>) -> String {
+    match &value.kind {
+        ValueKind::Null | ValueKind::Invalid => "null".into(),
+        ValueKind::Bool(value) => value.to_string(),
+        ValueKind::Word(word) => word.clone(),
+        ValueKind::Text(text) => quote(text),
+        ValueKind::Number(arith) => super::arith(arith),
+        ValueKind::Map(map) if map.items.is_empty() => "{}".into(),
+        ValueKind::Map(map) => {
+            if let Some(text) = kind.and_then(|kind| kind.section()).and_then(|section| with_flags(map, section)) {
+                return text;
+            }
+            let inner = |key: &str| kind.and_then(|kind| kind.child(key));
+            let pair = |item: &Item<Pair>| {
+                let Pair { key, value } = &item.node;
+                format!("{} {}", self::key(&key.text), flow(value, inner(&key.text)))
+            };
+            format!("{{ {} }}", map.items.iter().map(pair).collect::<Vec<_>>().join("  "))
+        }
+        ValueKind::List(list) => {
+            let element = kind.and_then(|kind| kind.element().copied());
+            let elements: Vec<String> = list.items.iter().map(|item| flow(&item.node, element)).collect();
+            format!("[{}]", elements.join(", "))
+        }
+        ValueKind::Layer(layer) => quote(&super::layer(layer)),
+    }
+}
+
+/// `500 half_reversed` for a map of the section's short key and that flag.
+fn with_flags(map: &Map, section: &Section) -> Option<String> {
+    let [first, flag] = map.items.as_slice() else { return None };
+    let plain = !matches!(first.node.value.kind, ValueKind::Map(_) | ValueKind::List(_) | ValueKind::Null);
+    let flagged = flag.node.key.text == "half_reversed" && flag.node.value.kind == ValueKind::Bool(true);
+    let short = section.short == Some(first.node.key.text.as_str());
+    (plain && flagged && short).then(|| format!("{} half_reversed", flow(&first.node.value, None)))
+}
+
+/// An argument of `skip`.
+pub(super) fn argument(pair: &Pair) -> String {
+    let Pair { key, value } = pair;
+    let name = self::key(&key.text);
+    match &value.kind {
+        ValueKind::Bool(true) => name,
+        ValueKind::Map(map) if !map.items.is_empty() && tagged(map) => {
+            let parts: Vec<String> = map.items.iter().map(|item| argument(&item.node)).collect();
+            format!("{name} {}", parts.join(" "))
+        }
+        _ => format!("{name} {}", flow(value, keys::SKIP.key(&key.text).map(|key| key.kind))),
+    }
+}
+
+/// Whether a map can be written as pairs without braces: names, the first with a number.
+fn tagged(map: &Map) -> bool {
+    let number = |value: &Value| matches!(&value.kind, ValueKind::Number(_) | ValueKind::Word(_));
+    let simple = |pair: &Pair| number(&pair.value) || pair.value.kind == ValueKind::Bool(true);
+    map.items.iter().all(|item| simple(&item.node) && is_word(&item.node.key.text) && !item.node.key.text.contains('.'))
+        && map.items.first().is_some_and(|item| number(&item.node.value))
+}
+
+fn key(name: &str) -> String {
+    if is_word(name) && !KEYWORDS.contains(&name) { name.to_string() } else { quote(name) }
+}
+
+fn quote(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            '\r' => quoted.push_str("\\r"),
+            letter => quoted.push(letter),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,456 @@
+//! A checked specification back as a tree, with every default written out.
+//!
+//! What it prints reads back as an equal specification, in both spellings.
+
+use std::collections::HashSet;
+
+use crate::ast::{
+    Arith, ArithKind, Item as Noted, Key, Layer, LayerKind, List, Map, Pair, Value, ValueKind,
+};
+use crate::source::Span;
+use crate::spec::{self, *};
+
+/// The tree of a specification.
+pub(crate) fn tree(spec: &Spec) -> Map {
+    let mut root = Fields::broken();
+    root.put("model", model(&spec.model));
+    if let Some(data) = &spec.data {
+        root.gap("data", data_tree(data));
+    }
+    root.gap("train", train(&spec.train));
+    root.gap("eval", eval(&spec.eval));
+    if let Some(matching) = &spec.matching {
+        root.gap("match", match_tree(matching));
+    }
+    root.0
+}
+
+/// A map being filled.
+struct Fields(Map);
+
+impl Fields {
+    fn broken() -> Fields {
+        Fields(Map { broken: true, ..Map::default() })
+    }
+
+    fn inline() -> Fields {
+        Fields(Map::default())
+    }
+
+    fn put(&mut self, key: &str, value: ValueKind) {
+        let key = Key { text: key.to_string(), span: Span::default() };
+        self.0.items.push(Noted::new(Pair { key, value: Value::new(value, Span::default()) }));
+    }
+
+    /// A key with a blank line before it.
+    fn gap(&mut self, key: &str, value: ValueKind) {
+        self.put(key, value);
+        if let Some(item) = self.0.items.last_mut() {
+            item.blank = true;
+        }
+    }
+
+    fn map(self) -> ValueKind {
+        ValueKind::Map(self.0)
+    }
+}
+
+fn word(text: &str) -> ValueKind {
+    crate::grammar::text_kind(text.to_string())
+}
+
+/// The name that serde gives a unit variant: the same words as the language's.
+fn name(value: impl serde::Serialize) -> ValueKind {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(text)) => word(&text),
+        _ => ValueKind::Invalid,
+    }
+}
+
+fn int(value: u64) -> ValueKind {
+    ValueKind::Number(literal(value.to_string()))
+}
+
+fn real(value: f64) -> ValueKind {
+    let size = value.abs();
+    let plain = size == 0.0 || (1e-3..1e15).contains(&size);
+    let digits = literal(if plain { format!("{size}") } else { format!("{size:e}") });
+    ValueKind::Number(match value < 0.0 {
+        true => Arith { kind: ArithKind::Negate(Box::new(digits)), span: Span::default() },
+        false => digits,
+    })
+}
+
+fn literal(text: String) -> Arith {
+    Arith { kind: ArithKind::Literal(text), span: Span::default() }
+}
+
+fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> ValueKind) -> ValueKind {
+    value.map_or_else(|| word("none"), show)
+}
+
+fn list(values: impl IntoIterator<Item = ValueKind>) -> ValueKind {
+    let items = values.into_iter().map(|value| Noted::new(Value::new(value, Span::default()))).collect();
+    ValueKind::List(List { items, ..List::default() })
+}
+
+fn broken_list(values: impl IntoIterator<Item = ValueKind>) -> ValueKind {
+    match list(values) {
+        ValueKind::List(list) => ValueKind::List(List { broken: !list.items.is_empty(), ..list }),
+        other => other,
+    }
+}
+
+fn model(model: &Model) -> ValueKind {
+    let mut fields = Fields::broken();
+    fields.put("name", word(&model.name));
+    fields.put("vocab", int(model.vocab));
+    fields.put("hidden", int(model.hidden));
+    fields.put("context", int(model.context));
+    fields.put("tie", ValueKind::Bool(model.tie));
+    let scale = |scale| match scale {
+        EmbedScale::SqrtHidden => word("sqrt_hidden"),
+        EmbedScale::Value(value) => real(value),
+    };
+    fields.put("embed_scale", or_none(model.embed_scale, scale));
+    fields.put("logit_softcap", or_none(model.logit_softcap, real));
+    let mut norm = Fields::inline();
+    norm.put("eps", real(model.norm.eps));
+    norm.put("unit_offset", ValueKind::Bool(model.norm.unit_offset));
+    fields.put("norm", norm.map());
+    let mut recurrent = HashSet::new();
+    model.body.iter().for_each(|item| note_recurrent(item, false, &mut recurrent));
+    let mut components = Fields::broken();
+    for (name, value) in &model.components {
+        components.put(name, component(value, recurrent.contains(name.as_str())));
+    }
+    fields.put("components", components.map());
+    fields.put("body", broken_list(model.body.iter().map(item)));
+    fields.map()
+}
+
+/// The components that stand in a `recur`.
+fn note_recurrent<'a>(item: &'a spec::Item, inside: bool, names: &mut HashSet<&'a str>) {
+    fn each<'a>(expr: &'a Expr, names: &mut HashSet<&'a str>) {
+        match expr {
+            Expr::Component(name) => {
+                names.insert(name);
+            }
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().for_each(|term| each(term, names)),
+            Expr::Skip(_, term) => each(term, names),
+        }
+    }
+    match item {
+        spec::Item::Layer(expr) if inside => each(expr, names),
+        spec::Item::Layer(_) => {}
+        spec::Item::Repeat { items, .. } => items.iter().for_each(|item| note_recurrent(item, inside, names)),
+        spec::Item::Recur { items, .. } => items.iter().for_each(|item| note_recurrent(item, true, names)),
+    }
+}
+
+fn component(component: &Component, recurrent: bool) -> ValueKind {
+    let mut keys = Fields::broken();
+    let kind = match component {
+        Component::Sequence(attention) => {
+            attention_keys(&mut keys, attention, true, recurrent);
+            "sequence"
+        }
+        Component::Depth(attention) => {
+            attention_keys(&mut keys, attention, false, recurrent);
+            "depth"
+        }
+        Component::Experts(experts) => {
+            keys.put("count", int(experts.count));
+            keys.put("active", int(experts.active));
+            keys.put("intermediate", int(experts.intermediate));
+            keys.put("activation", name(experts.activation));
+            keys.put("noop", int(experts.noop));
+            keys.put("router", router(&experts.router));
+            keys.put("post_norm", ValueKind::Bool(experts.post_norm));
+            "experts"
+        }
+        Component::Mlp(mlp) => {
+            keys.put("intermediate", int(mlp.intermediate));
+            keys.put("activation", name(mlp.activation));
+            keys.put("post_norm", ValueKind::Bool(mlp.post_norm));
+            "mlp"
+        }
+    };
+    let mut wrapper = Fields::broken();
+    wrapper.put(kind, keys.map());
+    wrapper.map()
+}
+
+fn attention_keys(keys: &mut Fields, attention: &Attention, sequence: bool, recurrent: bool) {
+    keys.put("heads", int(attention.heads));
+    keys.put("kv_heads", int(attention.kv_heads));
+    keys.put("head_size", int(attention.head_size));
+    keys.put("rope", or_none(attention.rope, rope));
+    keys.put("qk_norm", name(attention.qk_norm));
+    if sequence {
+        keys.put("window", or_none(attention.window, int));
+    }
+    keys.put("softcap", or_none(attention.softcap, real));
+    keys.put("scale", or_none(attention.scale, real));
+    keys.put("post_norm", ValueKind::Bool(attention.post_norm));
+    // Outside `recur` nothing reads it; written out, it would be warned about.
+    if recurrent || attention.projection != Some(Projection::default()) {
+        keys.put("projection", or_none(attention.projection.as_ref(), projection));
+    }
+}
+
+fn rope(rope: Rope) -> ValueKind {
+    let mut fields = Fields::inline();
+    fields.put("base", real(rope.base));
+    fields.put("half_reversed", ValueKind::Bool(rope.half_reversed));
+    let scaling = |scaling: RopeScaling| {
+        let mut fields = Fields::inline();
+        fields.put("factor", real(scaling.factor));
+        fields.put("low", real(scaling.low));
+        fields.put("high", real(scaling.high));
+        fields.put("original_context", real(scaling.original_context));
+        fields.map()
+    };
+    fields.put("scaling", or_none(rope.scaling, scaling));
+    fields.map()
+}
+
+fn projection(projection: &Projection) -> ValueKind {
+    let mut fields = Fields::broken();
+    fields.put("count", or_none(projection.count, int));
+    fields.put("shared", ValueKind::Bool(projection.shared));
+    fields.put("router", router(&projection.router));
+    fields.map()
+}
+
+fn router(router: &Router) -> ValueKind {
+    let mut fields = Fields::broken();
+    match &router.form {
+        RouterForm::Linear => fields.put("form", word("linear")),
+        RouterForm::LowRank { query, rope } => {
+            fields.put("form", word("low_rank"));
+            fields.put("query", int(*query));
+            fields.put("rope", or_none(*rope, self::rope));
+        }
+    }
+    fields.put("score", name(router.score));
+    fields.put("select", name(router.select));
+    fields.put("normalise", ValueKind::Bool(router.normalise));
+    fields.put("scale", real(router.scale));
+    let balance = |balance: Balance| {
+        let mut fields = Fields::inline();
+        fields.put("rate", real(balance.rate));
+        fields.put("target", name(balance.target));
+        fields.put("law", name(balance.law));
+        fields.map()
+    };
+    fields.put("balance", or_none(router.balance, balance));
+    fields.put("load_balance_loss", real(router.load_balance_loss));
+    fields.put("z_loss", real(router.z_loss));
+    fields.map()
+}
+
+fn item(item: &spec::Item) -> ValueKind {
+    let (key, count, residual_norm, items) = match item {
+        spec::Item::Layer(expr) => return ValueKind::Layer(layer(expr)),
+        spec::Item::Repeat { count, items } => ("repeat", count, None, items),
+        spec::Item::Recur { count, residual_norm, items } => ("recur", count, Some(*residual_norm), items),
+    };
+    let mut fields = Fields::broken();
+    fields.put(key, int(*count));
+    if let Some(norm) = residual_norm {
+        fields.put("residual_norm", ValueKind::Bool(norm));
+    }
+    fields.put("layers", broken_list(items.iter().map(self::item)));
+    fields.map()
+}
+
+fn layer(expr: &Expr) -> Layer {
+    let inner = |term: &Expr| match term {
+        Expr::Sequential(_) | Expr::Parallel(_) => {
+            Layer { kind: LayerKind::Group(Box::new(layer(term))), span: Span::default() }
+        }
+        _ => layer(term),
+    };
+    let kind = match expr {
+        Expr::Component(name) => LayerKind::Component(name.clone()),
+        Expr::Sequential(terms) => LayerKind::Sequential(terms.iter().map(inner).collect()),
+        Expr::Parallel(terms) => LayerKind::Parallel(terms.iter().map(inner).collect()),
+        Expr::Skip(skip, term) => LayerKind::Skip(skip_keys(skip), Box::new(layer(term))),
+    };
+    Layer { kind, span: Span::default() }
+}
+
+fn skip_keys(skip: &Skip) -> Map {
+    let mut fields = Fields::inline();
+    match &skip.rule {
+        SkipRule::TopK { capacity, causal } => {
+            fields.put("capacity", real(*capacity));
+            fields.put("causal", or_none(causal.as_ref(), causal_keys));
+        }
+        SkipRule::Threshold { capacity, penalty, pooled } => {
+            fields.put("threshold", ValueKind::Bool(true));
+            fields.put("capacity", real(*capacity));
+            fields.put("penalty", real(*penalty));
+            fields.put("pooled", ValueKind::Bool(*pooled));
+        }
+    }
+    fields.put("norm_only", ValueKind::Bool(skip.input == SkipInput::NormOnly));
+    fields.put("level", name(skip.level));
+    fields.put("kv", name(skip.kv));
+    fields.put("merge", ValueKind::Bool(skip.merge));
+    fields.0
+}
+
+fn causal_keys(causal: &CausalRule) -> ValueKind {
+    let mut fields = Fields::inline();
+    match causal {
+        CausalRule::Bce { weight, into_input } => {
+            fields.put("bce", real(*weight));
+            fields.put("into_input", ValueKind::Bool(*into_input));
+        }
+        CausalRule::Predictor { hidden, weight } => {
+            fields.put("predictor", int(*hidden));
+            fields.put("weight", real(*weight));
+        }
+    }
+    fields.map()
+}
+
+fn data_tree(data: &Data) -> ValueKind {
+    let mut fields = Fields::broken();
+    match data.sources.as_slice() {
+        [(source, 1.0)] => source_keys(&mut fields, source),
+        sources => {
+            let sources = sources.iter().map(|(source, weight)| {
+                let mut fields = Fields::broken();
+                source_keys(&mut fields, source);
+                fields.put("weight", real(*weight));
+                fields.map()
+            });
+            fields.put("sources", broken_list(sources));
+        }
+    }
+    match &data.tokenizer {
+        Tokenizer::Bytes => fields.put("tokenizer", word("bytes")),
+        Tokenizer::File(path) => fields.put("tokenizer", word(path)),
+    }
+    fields.put("validation", real(data.validation));
+    fields.put("validation_file", or_none(data.validation_file.as_deref(), word));
+    fields.put("document_mask", ValueKind::Bool(data.document_mask));
+    fields.put("bad_rows", name(data.bad_rows));
+    fields.map()
+}
+
+fn source_keys(fields: &mut Fields, source: &Source) {
+    let (kind, path, prompt, answer, template) = match source {
+        Source::Task(task) => {
+            fields.put("task", name(task.kind));
+            fields.put("min_steps", int(task.min_steps));
+            fields.put("max_steps", int(task.max_steps));
+            fields.put("size", int(task.size));
+            return;
+        }
+        Source::Text { path } => return fields.put("text", word(path)),
+        Source::Jsonl { path, prompt, answer, template } => ("jsonl", path, prompt, answer, template),
+        Source::Parquet { path, prompt, answer, template } => ("parquet", path, prompt, answer, template),
+    };
+    fields.put(kind, word(path));
+    fields.put("prompt", or_none(prompt.as_deref(), word));
+    fields.put("answer", word(answer));
+    fields.put("template", word(template));
+}
+
+fn train(train: &Train) -> ValueKind {
+    let mut fields = Fields::broken();
+    fields.put("steps", int(train.steps));
+    fields.put("batch", int(train.batch));
+    fields.put("accumulate", int(train.accumulate));
+    fields.put("sequence", or_none(train.sequence, int));
+    fields.put("learning_rate", real(train.learning_rate));
+    fields.put("warmup", int(train.warmup));
+    fields.put("schedule", schedule(&train.schedule));
+    fields.put("betas", list([real(train.betas.0), real(train.betas.1)]));
+    fields.put("eps", real(train.eps));
+    fields.put("weight_decay", real(train.weight_decay));
+    fields.put("decay_embeddings", ValueKind::Bool(train.decay_embeddings));
+    fields.put("clip", or_none(train.clip, real));
+    fields.put("seed", int(train.seed));
+    fields.put("precision", name(train.precision));
+    fields.put("only", list(train.only.iter().map(|pattern| word(pattern))));
+    fields.put("freeze", list(train.freeze.iter().map(|pattern| word(pattern))));
+    let groups = train.groups.iter().map(|group| {
+        let mut fields = Fields::inline();
+        fields.put("pattern", word(&group.pattern));
+        fields.put("learning_rate", real(group.learning_rate));
+        if let Some(decay) = group.weight_decay {
+            fields.put("weight_decay", real(decay));
+        }
+        fields.map()
+    });
+    fields.put("groups", broken_list(groups));
+    let random_depth = |(min, max)| {
+        let mut fields = Fields::inline();
+        fields.put("min", int(min));
+        fields.put("max", int(max));
+        fields.map()
+    };
+    fields.put("random_depth", or_none(train.random_depth, random_depth));
+    let mut evaluate = Fields::inline();
+    evaluate.put("every", int(train.evaluate.every));
+    evaluate.put("batches", int(train.evaluate.batches));
+    fields.put("evaluate", evaluate.map());
+    let mut checkpoint = Fields::inline();
+    checkpoint.put("every", int(train.checkpoint.every));
+    checkpoint.put("keep", int(train.checkpoint.keep));
+    checkpoint.put("keep_every", int(train.checkpoint.keep_every));
+    checkpoint.put("best", ValueKind::Bool(train.checkpoint.best));
+    fields.put("checkpoint", checkpoint.map());
+    fields.put("patience", or_none(train.patience, int));
+    fields.map()
+}
+
+fn schedule(schedule: &Schedule) -> ValueKind {
+    let mut fields = Fields::inline();
+    match *schedule {
+        Schedule::Constant => return word("constant"),
+        Schedule::Cosine { floor } => {
+            fields.put("kind", word("cosine"));
+            fields.put("floor", real(floor));
+        }
+        Schedule::Linear { floor } => {
+            fields.put("kind", word("linear"));
+            fields.put("floor", real(floor));
+        }
+        Schedule::Wsd { decay, floor } => {
+            fields.put("kind", word("wsd"));
+            fields.put("decay", int(decay));
+            fields.put("floor", real(floor));
+        }
+    }
+    fields.map()
+}
+
+fn eval(eval: &Eval) -> ValueKind {
+    let mut fields = Fields::broken();
+    fields.put("examples", int(eval.examples));
+    fields.put("max_tokens", int(eval.max_tokens));
+    fields.put("depths", list(eval.depths.iter().map(|depth| int(*depth))));
+    fields.put("stride", or_none(eval.stride, int));
+    fields.map()
+}
+
+fn match_tree(matching: &Match) -> ValueKind {
+    let field = |(field, step): &(String, u64)| {
+        let mut fields = Fields::inline();
+        fields.put(field, int(*step));
+        fields.map()
+    };
+    let mut fields = Fields::broken();
+    fields.put("baseline", word(&matching.baseline));
+    fields.put("flops", field(&matching.flops));
+    fields.put("params", field(&matching.params));
+    fields.put("memory", or_none(matching.memory.as_ref(), field));
+    fields.put("tolerance", real(matching.tolerance));
+    fields.map()
+}

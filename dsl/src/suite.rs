@@ -1,0 +1,101 @@
+//! The checked suite: a comparison of variants with a baseline.
+
+use serde::Serialize;
+
+use crate::source::SourceMap;
+use crate::spec::{Data, Eval, Train};
+
+/// A suite file, defaults filled in.
+#[derive(Clone, Debug, Serialize)]
+pub struct Suite {
+    /// Its name.
+    pub name: String,
+    /// The baseline's spec. Paths are relative to the suite's folder.
+    pub baseline: String,
+    /// What is compared with it.
+    pub variants: Vec<Variant>,
+    /// Data of all arms, in place of their own.
+    pub data: Option<Data>,
+    /// Recipe of all arms, in place of their own.
+    pub train: Option<Train>,
+    /// Evaluation of all arms, in place of their own.
+    pub eval: Option<Eval>,
+    /// What must be equal between the arms.
+    pub equal: Equal,
+    /// Every arm is trained once for each.
+    pub seeds: Vec<u64>,
+    /// Finds the token of a field: `variants[0].spec`, `equal.flops`, …
+    #[serde(skip)]
+    pub sources: SourceMap,
+}
+
+impl PartialEq for Suite {
+    fn eq(&self, other: &Suite) -> bool {
+        let Suite { name, baseline, variants, data, train, eval, equal, seeds, sources: _ } = self;
+        (name, baseline, variants, data, train, eval, equal, seeds)
+            == (
+                &other.name,
+                &other.baseline,
+                &other.variants,
+                &other.data,
+                &other.train,
+                &other.eval,
+                &other.equal,
+                &other.seeds,
+            )
+    }
+}
+
+/// One arm of a suite.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Variant {
+    /// Its name; that of its model where absent.
+    pub name: Option<String>,
+    /// Its spec.
+    pub spec: String,
+    /// Overrides of the spec, as `--set` takes them: `ea.count=512`.
+    pub set: Vec<String>,
+    /// What is varied until it meets the baseline.
+    #[serde(rename = "match")]
+    pub matching: Option<VariantMatch>,
+}
+
+/// What is varied until an arm meets the baseline.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VariantMatch {
+    /// Field that meets the FLOPs, and its step.
+    pub flops: (String, u64),
+    /// Field that meets the parameters, and its step.
+    pub params: (String, u64),
+    /// Field that meets the memory, and its step.
+    pub memory: Option<(String, u64)>,
+}
+
+/// What must be equal between the arms. A number is the largest relative difference.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Equal {
+    /// FLOPs per token.
+    pub flops: Option<f64>,
+    /// Parameters.
+    pub parameters: Option<f64>,
+    /// Memory of generation.
+    pub memory: Option<f64>,
+    /// Training tokens.
+    pub tokens: bool,
+    /// Data, by hash.
+    pub data: bool,
+    /// Order of the examples.
+    pub order: bool,
+    /// Tokenizer.
+    pub tokenizer: bool,
+    /// Learning rate and its schedule.
+    pub schedule: bool,
+    /// Optimizer, decay and clipping.
+    pub optimizer: bool,
+    /// Batch and sequence length.
+    pub batch: bool,
+    /// Storage and products.
+    pub precision: bool,
+    /// Seeds.
+    pub seeds: bool,
+}
