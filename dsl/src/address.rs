@@ -19,7 +19,13 @@ enum Step {
 }
 
 /// Applies `--set` arguments to a tree, in order.
-pub(crate) fn apply(root: &mut Map, kind: FileKind, source: &mut SourceMap, arguments: &[String], found: &mut Vec<Diagnostic>) {
+pub(crate) fn apply(
+    root: &mut Map,
+    kind: FileKind,
+    source: &mut SourceMap,
+    arguments: &[String],
+    found: &mut Vec<Diagnostic>,
+) {
     for argument in arguments {
         let at = source.add_argument(argument);
         let whole = Span::new(at, at + argument.len());
@@ -156,7 +162,13 @@ fn short_of(kind: Option<Type>) -> Option<&'static str> {
 }
 
 /// Puts a value at a place, with the groups on the way there.
-fn put(node: &mut Value, kind: Option<Type>, steps: &[Step], value: Value, token: Span) -> Result<(), Diagnostic> {
+fn put(
+    node: &mut Value,
+    kind: Option<Type>,
+    steps: &[Step],
+    value: Value,
+    token: Span,
+) -> Result<(), Diagnostic> {
     let Some((step, rest)) = steps.split_first() else {
         *node = value;
         return Ok(());
@@ -164,7 +176,9 @@ fn put(node: &mut Value, kind: Option<Type>, steps: &[Step], value: Value, token
     let next = kind.and_then(|kind| step_type(kind, step));
     match step {
         Step::Index(index) => match &mut node.kind {
-            ValueKind::List(list) if *index < list.items.len() => put(&mut list.items[*index].node, next, rest, value, token),
+            ValueKind::List(list) if *index < list.items.len() => {
+                put(&mut list.items[*index].node, next, rest, value, token)
+            }
             ValueKind::List(list) => {
                 let error = Diagnostic::error("unknown-field", format!("there is no element {index}"));
                 Err(error.help(format!("the list has {}, counted from 0", list.items.len())))
@@ -190,7 +204,10 @@ fn put(node: &mut Value, kind: Option<Type>, steps: &[Step], value: Value, token
             }
             let ValueKind::Map(map) = &mut node.kind else { return Ok(()) };
             if map.get(key).is_none() {
-                let pair = Pair { key: Key { text: key.clone(), span: token }, value: Value::new(ValueKind::Null, token) };
+                let pair = Pair {
+                    key: Key { text: key.clone(), span: token },
+                    value: Value::new(ValueKind::Null, token),
+                };
                 map.items.push(Item::new(pair));
             }
             match map.get_mut(key) {
@@ -207,7 +224,11 @@ fn steps(root: &Map, kind: FileKind, path: &str) -> Result<Vec<Step>, Diagnostic
     let top: &Section = if kind == FileKind::Suite { &keys::SUITE } else { &keys::SPEC };
     let first = match names.first() {
         Some(Step::Key(name)) => name.clone(),
-        _ => return Err(Diagnostic::error("argument", "the path is empty").help("write, for instance, `ea.count`")),
+        _ => {
+            return Err(
+                Diagnostic::error("argument", "the path is empty").help("write, for instance, `ea.count`")
+            );
+        }
     };
     if kind == FileKind::Suite {
         return match top.key(&first) {
@@ -215,11 +236,13 @@ fn steps(root: &Map, kind: FileKind, path: &str) -> Result<Vec<Step>, Diagnostic
             None => Err(unknown(root, top, path, &first)),
         };
     }
-    let components = root.get("model").and_then(|pair| pair.value.as_map()).and_then(|model| {
-        model.get("components").and_then(|pair| pair.value.as_map())
-    });
+    let components = root
+        .get("model")
+        .and_then(|pair| pair.value.as_map())
+        .and_then(|model| model.get("components").and_then(|pair| pair.value.as_map()));
     let is_component = |name: &str| components.is_some_and(|components| components.get(name).is_some());
-    let is_let = root.get("let").and_then(|pair| pair.value.as_map()).is_some_and(|lets| lets.get(&first).is_some());
+    let is_let =
+        root.get("let").and_then(|pair| pair.value.as_map()).is_some_and(|lets| lets.get(&first).is_some());
     let mut steps: Vec<Step> = Vec::new();
     if is_component(&first) && names.len() > 1 {
         steps.extend([Step::Key("model".into()), Step::Key("components".into())]);
@@ -247,11 +270,14 @@ fn steps(root: &Map, kind: FileKind, path: &str) -> Result<Vec<Step>, Diagnostic
 /// Adds the kind of the component to the path of one of its fields, and goes to where its router's field is written.
 fn through_component(components: Option<&Map>, steps: &mut Vec<Step>) -> Result<(), Diagnostic> {
     let Step::Key(name) = steps[2].clone() else { return Ok(()) };
-    let component = components.and_then(|components| components.get(&name)).and_then(|pair| pair.value.as_map());
+    let component =
+        components.and_then(|components| components.get(&name)).and_then(|pair| pair.value.as_map());
     let Some(pair) = component.and_then(|component| component.items.first()).map(|item| &item.node) else {
         return Err(Diagnostic::error("unknown-field", format!("no component is called `{name}`")));
     };
-    if steps[3] != Step::Key(pair.key.text.clone()) || keys::COMPONENTS.iter().all(|kind| kind.name != pair.key.text) {
+    if steps[3] != Step::Key(pair.key.text.clone())
+        || keys::COMPONENTS.iter().all(|kind| kind.name != pair.key.text)
+    {
         steps.insert(3, Step::Key(pair.key.text.clone()));
     }
     // `query` and `balance` may be written beside the router or in it.
@@ -268,7 +294,8 @@ fn through_component(components: Option<&Map>, steps: &mut Vec<Step>) -> Result<
     };
     for key in ["query", "balance"] {
         let own = steps.get(depth) == Some(&Step::Key(key.into()));
-        let inner = steps.get(depth) == Some(&Step::Key("router".into())) && steps.get(depth + 1) == Some(&Step::Key(key.into()));
+        let inner = steps.get(depth) == Some(&Step::Key("router".into()))
+            && steps.get(depth + 1) == Some(&Step::Key(key.into()));
         if own && routed(key) && !written(key) {
             steps.insert(depth, Step::Key("router".into()));
         } else if inner && written(key) {
@@ -318,7 +345,8 @@ fn check_known(root: &Map, kind: FileKind, steps: &[Step], path: &str) -> Result
 fn unknown(root: &Map, section: &Section, path: &str, name: &str) -> Diagnostic {
     let mut names: Vec<String> = section.keys.iter().map(|key| key.name.to_string()).collect();
     if std::ptr::eq(section, &keys::SPEC) {
-        let inside = |pair: Option<&Pair>| pair.and_then(|pair| pair.value.as_map()).cloned().unwrap_or_default();
+        let inside =
+            |pair: Option<&Pair>| pair.and_then(|pair| pair.value.as_map()).cloned().unwrap_or_default();
         names.extend(inside(root.get("let")).items.into_iter().map(|item| item.node.key.text));
         let components = inside(inside(root.get("model")).get("components"));
         names.extend(components.items.into_iter().map(|item| item.node.key.text));

@@ -288,3 +288,59 @@ pub(crate) fn is_word(text: &str) -> bool {
     };
     !matches!(text, "true" | "false" | "null") && text.split('.').all(part)
 }
+
+impl Ast {
+    /// The sections with every span taken away, so that trees of different texts can be compared.
+    pub fn without_spans(&self) -> Map {
+        let mut root = self.root.clone();
+        strip_map(&mut root);
+        root
+    }
+}
+
+fn strip_map(map: &mut Map) {
+    map.span = Span::default();
+    for item in &mut map.items {
+        item.node.key.span = Span::default();
+        strip_value(&mut item.node.value);
+    }
+}
+
+fn strip_value(value: &mut Value) {
+    value.span = Span::default();
+    match &mut value.kind {
+        ValueKind::Map(map) => strip_map(map),
+        ValueKind::List(list) => {
+            list.span = Span::default();
+            list.items.iter_mut().for_each(|item| strip_value(&mut item.node));
+        }
+        ValueKind::Number(arith) => strip_arith(arith),
+        ValueKind::Layer(layer) => strip_layer(layer),
+        _ => {}
+    }
+}
+
+fn strip_arith(arith: &mut Arith) {
+    arith.span = Span::default();
+    match &mut arith.kind {
+        ArithKind::Negate(inner) | ArithKind::Group(inner) => strip_arith(inner),
+        ArithKind::Binary(_, left, right) => {
+            strip_arith(left);
+            strip_arith(right);
+        }
+        _ => {}
+    }
+}
+
+fn strip_layer(layer: &mut Layer) {
+    layer.span = Span::default();
+    match &mut layer.kind {
+        LayerKind::Sequential(terms) | LayerKind::Parallel(terms) => terms.iter_mut().for_each(strip_layer),
+        LayerKind::Group(inner) => strip_layer(inner),
+        LayerKind::Skip(arguments, inner) => {
+            strip_map(arguments);
+            strip_layer(inner);
+        }
+        _ => {}
+    }
+}

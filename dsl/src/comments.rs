@@ -30,7 +30,7 @@ pub(crate) fn in_dream(text: &str) -> Vec<Found> {
             }
             b'/' if bytes.get(index + 1) == Some(&b'/') => {
                 let end = text[index..].find('\n').map_or(text.len(), |length| index + length);
-                found.push(Found { at: index, text: text[index + 2..end].trim().to_string() });
+                found.push(Found { at: index, text: clean(&text[index + 2..end]) });
                 index = end;
             }
             _ => index += 1,
@@ -59,13 +59,22 @@ pub(crate) fn in_yaml(text: &str, mut scalars: Vec<Span>) -> Vec<Found> {
         let begins = index == 0 || bytes[index - 1].is_ascii_whitespace();
         if bytes[index] == b'#' && begins {
             let end = text[index..].find('\n').map_or(text.len(), |length| index + length);
-            found.push(Found { at: index, text: text[index + 1..end].trim().to_string() });
+            found.push(Found { at: index, text: clean(&text[index + 1..end]) });
             index = end;
         } else {
             index += 1;
         }
     }
     found
+}
+
+/// A comment without what YAML has no place for.
+fn clean(text: &str) -> String {
+    let plain = |c: &char| {
+        !c.is_control() && !matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
+    };
+    let text: String = text.chars().map(|c| if c == '\t' { ' ' } else { c }).filter(plain).collect();
+    text.trim().to_string()
 }
 
 /// Gives every comment to an item and notes blank lines.
@@ -161,8 +170,8 @@ impl Place<'_> {
     /// with the line of its last item, or in YAML with its indentation.
     fn belongs_inside(&self, span: Span, at: usize, value: &Value) -> bool {
         let inner = match &value.kind {
-            ValueKind::Map(map) if !map.items.is_empty() => map.span,
-            ValueKind::List(list) if !list.items.is_empty() => list.span,
+            ValueKind::Map(map) if map.broken && !map.items.is_empty() => map.span,
+            ValueKind::List(list) if list.broken && !list.items.is_empty() => list.span,
             _ => return false,
         };
         if self.delimited(inner) {
@@ -189,7 +198,8 @@ impl Place<'_> {
     }
 
     fn blank_above(&self, at: usize) -> bool {
-        let Some(above) = self.text.get(..at).and_then(|text| text.rfind('\n')).map(|end| &self.text[..end]) else {
+        let Some(above) = self.text.get(..at).and_then(|text| text.rfind('\n')).map(|end| &self.text[..end])
+        else {
             return false;
         };
         let line = above.rfind('\n').map_or(above, |start| &above[start + 1..]);
@@ -259,7 +269,9 @@ fn tidy(root: &mut Map) {
     if let Some(pair) = model.get_mut("body") {
         as_list(&mut pair.value);
     }
-    if let Some(Pair { value: Value { kind: ValueKind::Map(components), .. }, .. }) = model.get_mut("components") {
+    if let Some(Pair { value: Value { kind: ValueKind::Map(components), .. }, .. }) =
+        model.get_mut("components")
+    {
         components.items.iter_mut().for_each(tidy_component);
     }
     if let Some(Pair { value: Value { kind: ValueKind::List(body), .. }, .. }) = model.get_mut("body") {
@@ -353,7 +365,8 @@ fn tidy_component(item: &mut Item<Pair>) {
                 keys.closing.extend(trailing.into_iter().map(|text| Comment { text, blank: false }));
                 keys.closing.extend(closing);
             } else {
-                item.trailing = trailing.into_iter().chain(closing.into_iter().map(|comment| comment.text)).next();
+                item.trailing =
+                    trailing.into_iter().chain(closing.into_iter().map(|comment| comment.text)).next();
             }
             wrapper.broken = keys.broken;
         }

@@ -92,12 +92,11 @@ impl Lowering<'_> {
     }
 
     fn pair(&mut self, node: Node, kind: Option<Type>) -> Pair {
-        let mut parts = node.into_inner().filter(|part| part.as_rule() != Rule::COMMENT);
+        let mut parts = node.into_inner();
         let key = self.key(parts.next());
         let inner = kind.and_then(|kind| kind.child(&key.text));
         let value = match parts.next() {
             Some(part) => self.value(part, inner),
-            None if matches!(inner, Some(Type::Bool)) => Value::new(ValueKind::Bool(true), key.span),
             None => Value::new(ValueKind::Null, key.span),
         };
         Pair { key, value }
@@ -149,7 +148,7 @@ impl Lowering<'_> {
 
     fn definition(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
         let span = self.span(&node);
-        let mut parts = node.into_inner().filter(|part| part.as_rule() != Rule::COMMENT);
+        let mut parts = node.into_inner();
         let key = self.key(parts.next());
         let value = match (parts.next(), parts.next()) {
             (Some(name), Some(block)) if name.as_rule() == Rule::kind => {

@@ -39,7 +39,8 @@ pub(crate) fn layer(layer: &Layer) -> String {
         LayerKind::Parallel(terms) => join(terms, " | "),
         LayerKind::Group(inner) => format!("({})", self::layer(inner)),
         LayerKind::Skip(arguments, inner) => {
-            let arguments: Vec<String> = arguments.items.iter().map(|item| dream::argument(&item.node)).collect();
+            let arguments: Vec<String> =
+                arguments.items.iter().map(|item| dream::argument(&item.node)).collect();
             format!("skip({}) {{ {} }}", arguments.join(", "), self::layer(inner))
         }
         LayerKind::Invalid => "invalid".into(),

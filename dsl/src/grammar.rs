@@ -285,7 +285,7 @@ impl Lowering<'_> {
     }
 
     fn argument(&mut self, node: Node) -> Pair {
-        let mut parts = node.into_inner().filter(|part| part.as_rule() != Rule::COMMENT);
+        let mut parts = node.into_inner();
         let key = self.key(parts.next());
         let kind = keys::SKIP.key(&key.text).map(|key| key.kind);
         let value = match parts.next() {
@@ -343,7 +343,6 @@ impl Lowering<'_> {
         let mut flags = Vec::new();
         for part in node.into_inner() {
             match part.as_rule() {
-                Rule::COMMENT => {}
                 Rule::flag => flags.push(self.key(Some(part))),
                 _ => value = Some(self.value_part(part, kind)),
             }
@@ -354,7 +353,7 @@ impl Lowering<'_> {
         }
         let Some(short) = kind.and_then(|kind| kind.section()).and_then(|section| section.short) else {
             let flag = &flags[0];
-            self.error(flag.span, format!("`{}` does not belong here", flag.text), "it goes with `rope`");
+            self.error(flag.span, format!("`{}` has no value", flag.text), "write `half_reversed true`");
             return value;
         };
         let key = Key { text: short.to_string(), span: value.span };
@@ -379,12 +378,10 @@ impl Lowering<'_> {
                 let text = self.unquote(node.as_str(), span);
                 Value::new(text_kind(text), span)
             }
-            Rule::scalar | Rule::number_value | Rule::element => {
-                match node.into_inner().find(|part| part.as_rule() != Rule::COMMENT) {
-                    Some(part) => self.value_part(part, kind),
-                    None => Value::new(ValueKind::Invalid, span),
-                }
-            }
+            Rule::scalar | Rule::number_value | Rule::element => match node.into_inner().next() {
+                Some(part) => self.value_part(part, kind),
+                None => Value::new(ValueKind::Invalid, span),
+            },
             Rule::path => Value::new(text_kind(node.as_str().to_string()), span),
             Rule::sum => {
                 let (start, end) = extent(&node);
@@ -432,7 +429,7 @@ impl Lowering<'_> {
         let span = self.span(&node);
         let mut left: Option<Arith> = None;
         let mut operator = None;
-        for (index, part) in node.into_inner().filter(|part| part.as_rule() != Rule::COMMENT).enumerate() {
+        for (index, part) in node.into_inner().enumerate() {
             if index > 2 * MAX_TERMS {
                 self.error(
                     span,
@@ -556,7 +553,7 @@ impl Lowering<'_> {
 /// The bytes from a node's first token to its last; the rule itself may also have taken blanks and comments.
 fn extent(node: &Node) -> (usize, usize) {
     let start = node.as_span().start();
-    let inner = |part: &Node| !matches!(part.as_rule(), Rule::COMMENT | Rule::missing | Rule::EOI);
+    let inner = |part: &Node| !matches!(part.as_rule(), Rule::missing | Rule::EOI);
     let end = match node.clone().into_inner().filter(inner).last() {
         Some(last) => extent(&last).1,
         None => start + node.as_str().trim_end().len(),

@@ -70,8 +70,12 @@ fn run<T>(
     let (mut root, mut source, mut found) = (ast.root.clone(), ast.source.clone(), ast.errors.clone());
     if ast.kind != kind {
         let (message, help) = match kind {
-            FileKind::Spec => ("this is a suite, not a specification", "name one of the specifications it compares"),
-            FileKind::Suite => ("this is a specification, not a suite", "a suite has `baseline` and `variants`"),
+            FileKind::Spec => {
+                ("this is a suite, not a specification", "name one of the specifications it compares")
+            }
+            FileKind::Suite => {
+                ("this is a specification, not a suite", "a suite has `baseline` and `variants`")
+            }
         };
         return Err(Diagnostics::new(source, vec![Diagnostic::error("wrong-file", message).help(help)]));
     }
@@ -95,7 +99,10 @@ pub fn load(
 }
 
 /// Reads and checks a suite file.
-pub fn load_suite(path: impl AsRef<std::path::Path>, overrides: &[String]) -> Result<(Suite, Vec<Diagnostic>), Diagnostics> {
+pub fn load_suite(
+    path: impl AsRef<std::path::Path>,
+    overrides: &[String],
+) -> Result<(Suite, Vec<Diagnostic>), Diagnostics> {
     check_suite(&parse_file(path)?, overrides)
 }
 

@@ -51,7 +51,8 @@ fn section(section: &'static Section, sections: &mut Vec<&'static Section>) -> V
         }
         properties.insert(key.name.to_string(), value);
     }
-    let required: Vec<_> = section.keys.iter().filter(|key| key.default == Fallback::Required).map(|k| k.name).collect();
+    let required: Vec<_> =
+        section.keys.iter().filter(|key| key.default == Fallback::Required).map(|k| k.name).collect();
     let mut body = json!({"type": "object", "description": section.doc, "properties": properties,
                           "additionalProperties": false});
     if !required.is_empty() {
@@ -78,7 +79,9 @@ fn default(kind: &Type, text: &str) -> Value {
         Type::Bool => json!(text == "true"),
         Type::List(_) => serde_json::from_str(text).unwrap_or(json!(text)),
         _ if kind.numeric() => match crate::number::literal(text) {
-            Some(crate::number::Number::Int(value)) => i64::try_from(value).map_or(json!(text), |value| json!(value)),
+            Some(crate::number::Number::Int(value)) => {
+                i64::try_from(value).map_or(json!(text), |value| json!(value))
+            }
             Some(crate::number::Number::Real(value)) if !text.ends_with('%') => json!(value),
             _ => json!(text),
         },
@@ -91,8 +94,10 @@ const ARITHMETIC: &str = "^[A-Za-z0-9_.+*/()% -]+$";
 
 fn of(kind: &Type, sections: &mut Vec<&'static Section>) -> Value {
     match kind {
-        Type::Int { min } => json!({"anyOf": [{"type": "integer", "minimum": min, "exclusiveMaximum": 1u64 << 48},
-                                              {"type": "string", "pattern": ARITHMETIC}]}),
+        Type::Int { min } => {
+            json!({"anyOf": [{"type": "integer", "minimum": min, "exclusiveMaximum": 1u64 << 48},
+                                              {"type": "string", "pattern": ARITHMETIC}]})
+        }
         Type::Real(_) => json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": ARITHMETIC}]}),
         Type::Bool => json!({"type": ["boolean", "null"]}),
         Type::Word(words) => json!({"enum": words.iter().map(|(word, _)| word).collect::<Vec<_>>()}),
@@ -100,7 +105,9 @@ fn of(kind: &Type, sections: &mut Vec<&'static Section>) -> Value {
         Type::Field => json!({"type": "string"}),
         Type::Any => json!({"type": ["string", "number", "boolean"]}),
         Type::Optional(inner) => json!({"anyOf": [of(inner, sections), {"enum": ["none", null]}]}),
-        Type::Either(kinds) => json!({"anyOf": kinds.iter().map(|kind| of(kind, sections)).collect::<Vec<_>>()}),
+        Type::Either(kinds) => {
+            json!({"anyOf": kinds.iter().map(|kind| of(kind, sections)).collect::<Vec<_>>()})
+        }
         Type::Section(section) => {
             if !sections.iter().any(|known| std::ptr::eq(*known, *section)) {
                 sections.push(section);
@@ -120,7 +127,8 @@ fn of(kind: &Type, sections: &mut Vec<&'static Section>) -> Value {
 }
 
 fn component(sections: &mut Vec<&'static Section>) -> Value {
-    let kinds = keys::COMPONENTS.iter().map(|kind| (kind.name.to_string(), of(&Type::Section(kind), sections)));
+    let kinds =
+        keys::COMPONENTS.iter().map(|kind| (kind.name.to_string(), of(&Type::Section(kind), sections)));
     let properties: Map<String, Value> = kinds.collect();
     json!({"type": "object", "description": "A component: one key, its kind.", "properties": properties,
            "additionalProperties": false, "minProperties": 1, "maxProperties": 1})

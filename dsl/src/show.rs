@@ -4,9 +4,7 @@
 
 use std::collections::HashSet;
 
-use crate::ast::{
-    Arith, ArithKind, Item as Noted, Key, Layer, LayerKind, List, Map, Pair, Value, ValueKind,
-};
+use crate::ast::{Arith, ArithKind, Item as Noted, Key, Layer, LayerKind, List, Map, Pair, Value, ValueKind};
 use crate::source::Span;
 use crate::spec::{self, *};
 
@@ -136,7 +134,9 @@ fn note_recurrent<'a>(item: &'a spec::Item, inside: bool, names: &mut HashSet<&'
             Expr::Component(name) => {
                 names.insert(name);
             }
-            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().for_each(|term| each(term, names)),
+            Expr::Sequential(terms) | Expr::Parallel(terms) => {
+                terms.iter().for_each(|term| each(term, names))
+            }
             Expr::Skip(_, term) => each(term, names),
         }
     }

@@ -274,7 +274,7 @@ impl<'t> Walk<'t> {
             elements.push(self.node(event, span, depth + 1)?);
         };
         let inside = elements.first().zip(elements.last()).map(|(first, last)| first.span.to(last.span));
-        let span = if flow { start.to(end) } else { inside.unwrap_or(start) };
+        let span = if flow { closed(start, end) } else { inside.unwrap_or(start) };
         // A block list begins at its first dash, which stands before the first element in the same line or above.
         let span = if flow { span } else { Span::new(start.start.min(span.start), span.end) };
         Ok(Token { kind: TokenKind::Seq { elements, flow }, span })
@@ -297,9 +297,14 @@ impl<'t> Walk<'t> {
             .first()
             .zip(pairs.last())
             .map(|((first, _), (key, last))| first.span.to(key.span).to(last.span));
-        let span = if flow { start.to(end) } else { inside.unwrap_or(start) };
+        let span = if flow { closed(start, end) } else { inside.unwrap_or(start) };
         Ok(Token { kind: TokenKind::Map { pairs, flow }, span })
     }
+}
+
+/// The span of a collection in brackets; the token of its end may go on to the next one, but begins with the bracket.
+fn closed(start: Span, end: Span) -> Span {
+    Span::new(start.start, end.start + 1)
 }
 
 /// The span of a scalar alone: the event parser may go on to the next token.
@@ -313,7 +318,9 @@ fn trimmed(text: &str, span: Span, style: ScalarStyle) -> Span {
             while index < bytes.len() {
                 match bytes[index] {
                     b'\\' if quote == b'"' => index += 2,
-                    byte if byte == quote && quote == b'\'' && bytes.get(index + 1) == Some(&quote) => index += 2,
+                    byte if byte == quote && quote == b'\'' && bytes.get(index + 1) == Some(&quote) => {
+                        index += 2
+                    }
                     byte if byte == quote => break,
                     _ => index += 1,
                 }
@@ -349,6 +356,12 @@ impl<'de> Deserialize<'de> for Raw {
             }
             fn visit_unit<E>(self) -> Result<Raw, E> {
                 Ok(Raw::Null)
+            }
+            fn visit_none<E>(self) -> Result<Raw, E> {
+                Ok(Raw::Null)
+            }
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Raw, D::Error> {
+                deserializer.deserialize_any(Any)
             }
             fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
                 Ok(Raw::Bool(value))
@@ -411,7 +424,10 @@ impl Reader<'_> {
                         self.error("yaml", key.span, "a key must be a name", "write `name: value`");
                         continue;
                     };
-                    let value = self.value(value, raw, kind.and_then(|kind| kind.child(text)));
+                    let mut value = self.value(value, raw, kind.and_then(|kind| kind.child(text)));
+                    if value.kind == ValueKind::Null {
+                        value.span = key.span;
+                    }
                     let key = Key { text: text.clone(), span: key.span };
                     map.items.push(Item::new(Pair { key, value }));
                 }
@@ -463,10 +479,7 @@ impl Reader<'_> {
         }
         let numeric = kind.is_none_or(|kind| kind.numeric());
         match raw {
-            Raw::Null => match kind {
-                Some(Type::Bool) => ValueKind::Bool(true),
-                _ => ValueKind::Null,
-            },
+            Raw::Null => ValueKind::Null,
             Raw::Bool(value) => ValueKind::Bool(*value),
             Raw::Int(value) => self.literal(scalar, value.to_string(), *value < 0),
             Raw::Float(value) if value.is_finite() => {
@@ -530,37 +543,46 @@ impl Scalar<'_> {
         if self.plain && written == self.text {
             return (base..=base + written.len()).collect();
         }
+        let double = self.quoted && written.starts_with('"');
+        let single = self.quoted && !double;
         let mut places = Vec::with_capacity(self.text.len() + 1);
-        let bytes = written.as_bytes();
         let mut position = skip;
-        if !self.plain && !self.quoted {
-            // The header of a block scalar (`|`, `>-`) ends with its line.
-            position = written.find('\n').map_or(0, |newline| newline + 1);
-        }
-        for byte in self.text.bytes() {
-            let blank = byte.is_ascii_whitespace();
-            let mut next = position;
-            while next < bytes.len()
-                && bytes[next] != byte
-                && (bytes[next].is_ascii_whitespace() || bytes[next] == b'\\')
-            {
-                next += 1;
+        let blanks = |position: usize| {
+            let rest = written.get(position..).unwrap_or("");
+            rest.len() - rest.trim_start().len()
+        };
+        for letter in self.text.chars() {
+            if double && written.get(position..).is_some_and(|rest| rest.starts_with("\\\n")) {
+                position += 1 + blanks(position + 1);
             }
-            if next < bytes.len() && bytes[next] == byte {
-                position = next;
-            } else if blank {
-                // A folded line break: the text has a space where the source has a break.
-                let here = position;
-                while position < bytes.len() && bytes[position].is_ascii_whitespace() {
-                    position += 1;
+            let rest = written.get(position..).unwrap_or("");
+            let length = match rest.chars().next() {
+                Some('\\') if double => escape_length(rest),
+                Some('\'') if single => 2,
+                Some(found) if found == letter => letter.len_utf8(),
+                // A folded line break: the text has a space where the source has a break and an indentation.
+                _ if letter.is_whitespace() => blanks(position),
+                _ => {
+                    position += blanks(position);
+                    letter.len_utf8()
                 }
-                places.push(base + here);
-                continue;
-            }
-            places.push(base + position);
-            position = (position + 1).min(bytes.len());
+            };
+            places.extend(
+                (0..letter.len_utf8()).map(|byte| base + position + byte.min(length.saturating_sub(1))),
+            );
+            position = (position + length).min(written.len());
         }
         places.push((base + position).min(self.span.end));
         places
+    }
+}
+
+/// The bytes of the escape that a double-quoted text goes on with.
+fn escape_length(text: &str) -> usize {
+    match text.as_bytes().get(1) {
+        Some(b'x') => 4,
+        Some(b'u') => 6,
+        Some(b'U') => 10,
+        _ => 2,
     }
 }

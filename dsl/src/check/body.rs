@@ -22,19 +22,20 @@ struct Walk<'a> {
     used: HashSet<String>,
     /// Components used inside and outside `recur`.
     recurrent: HashSet<String>,
-    /// Distinct items, so that a body of many aliases stays bounded.
-    items: usize,
+    /// Whether some layer could not be read, so that it is not known what it uses.
+    unread: bool,
 }
 
 impl Checker {
     pub(super) fn body(&mut self, group: &Group, components: Option<&Components>) -> Option<Vec<Item>> {
         self.setting(group, "body")?;
         let value = self.written(group, "body")?;
-        let mut walk = Walk { components, used: HashSet::new(), recurrent: HashSet::new(), items: 0 };
+        let mut walk = Walk { components, used: HashSet::new(), recurrent: HashSet::new(), unread: false };
         let (items, applications) = self.items(&mut walk, value, "body", "model.body", false)?;
         if applications.is_some_and(|applications| applications > MAX_APPLICATIONS) {
             self.too_deep(value.span);
         }
+        self.known.recurrent = Some(!walk.recurrent.is_empty() || walk.unread);
         self.unused_components(&walk);
         if applications == Some(1) {
             self.lonely_depth(&walk);
@@ -95,7 +96,10 @@ impl Checker {
         match &value.kind {
             ValueKind::Layer(layer) => (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1)),
             ValueKind::Map(map) => self.group_item(walk, value, map, path, recurrent),
-            ValueKind::Invalid => (None, Some(1)),
+            ValueKind::Invalid => {
+                walk.unread = true;
+                (None, Some(1))
+            }
             _ => {
                 let message = format!("{} is not a layer", super::capital(&value.describe()));
                 let help = "write a composition such as `(da | sa) > ea`, `repeat` or `recur`";
@@ -124,6 +128,7 @@ impl Checker {
             };
             let (span, what) = key.map_or((value.span, "nothing"), |key| (key.span, key.text.as_str()));
             self.error("unknown-key", span, format!("`{what}` is not a kind of layer"), help);
+            walk.unread = true;
             return (None, Some(1));
         };
         let at = map.get(section.name).map_or(value.span, |pair| pair.key.span);
@@ -175,7 +180,6 @@ impl Checker {
     }
 
     fn layer(&mut self, walk: &mut Walk, layer: &Layer, recurrent: bool) -> Option<Expr> {
-        walk.items += 1;
         let mut names: Vec<(String, Span)> = Vec::new();
         let expr = self.expr(walk, layer, &mut names);
         let mut seen: IndexMap<String, Span> = IndexMap::new();
@@ -207,6 +211,7 @@ impl Checker {
                     Some(component) => component.is_some().then(|| Expr::Component(name.clone())),
                     None => {
                         self.unknown_component(components, name, layer.span);
+                        walk.unread = true;
                         None
                     }
                 }
@@ -245,7 +250,10 @@ impl Checker {
                 let inner = self.expr(walk, inner, names);
                 Some(Expr::Skip(Box::new(skip?), Box::new(inner?)))
             }
-            LayerKind::Invalid => None,
+            LayerKind::Invalid => {
+                walk.unread = true;
+                None
+            }
         }
     }
 
@@ -266,6 +274,9 @@ impl Checker {
         let Some(components) = walk.components else { return };
         for (name, component) in components {
             let span = self.sources.locate(&format!("model.components.{name}")).unwrap_or_default();
+            if !walk.used.contains(name) && walk.unread {
+                continue;
+            }
             if !walk.used.contains(name) {
                 let help = "use it in a layer, or take it away";
                 self.warning("unused-component", span, format!("no layer uses `{name}`"), help);

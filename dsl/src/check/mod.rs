@@ -44,6 +44,17 @@ pub(crate) struct Checker {
     pub(crate) sources: SourceMap,
     pub(crate) found: Vec<Diagnostic>,
     lets: Lets,
+    known: Known,
+}
+
+/// What other sections are checked against, known even where the model has errors elsewhere.
+#[derive(Default)]
+struct Known {
+    vocab: Option<u64>,
+    context: Option<u64>,
+    components: Vec<(String, &'static Section)>,
+    /// Whether a layer stands in a `recur`.
+    recurrent: Option<bool>,
 }
 
 /// The value of a key: as written, or the table's default.
@@ -55,7 +66,7 @@ enum Setting<'a> {
 
 impl Checker {
     pub(crate) fn new(sources: SourceMap) -> Checker {
-        Checker { sources, found: Vec::new(), lets: Lets::default() }
+        Checker { sources, found: Vec::new(), lets: Lets::default(), known: Known::default() }
     }
 
     /// The specification; `None` where an error was found.
@@ -64,13 +75,12 @@ impl Checker {
         let group = self.group(&keys::SPEC, root, String::new(), at);
         self.lets(&group);
         let model = self.section(&group, "model").and_then(|group| self.model(&group));
-        let context = model.as_ref().map(|model| model.context);
-        let data = self.section(&group, "data").map(|group| self.data(&group, model.as_ref()));
+        let data = self.section(&group, "data").map(|group| self.data(&group));
         let train = self.section_or_default(&group, "train", &keys::TRAIN);
-        let train = self.train(&train, context);
+        let train = self.train(&train);
         let eval = self.section_or_default(&group, "eval", &keys::EVAL);
         let eval = self.eval(&eval);
-        let matching = self.section(&group, "match").map(|group| self.matching(&group, model.as_ref()));
+        let matching = self.section(&group, "match").map(|group| self.matching(&group));
         self.unused_lets(&group);
         let spec = Spec {
             model: model?,
@@ -115,16 +125,16 @@ impl Checker {
         if value.kind == ValueKind::Invalid {
             return;
         }
-        let expected = kind.describe();
+        let expected = format!("expected: {}", kind.describe());
         let mut message = match &value.kind {
             ValueKind::Null => format!("`{key}` has no value"),
             _ => format!("{} is not right for `{key}`", capital(&value.describe())),
         };
-        let mut help = format!("expected {expected}");
+        let mut help = expected.clone();
         if let (ValueKind::Word(word) | ValueKind::Text(word), Some(words)) = (&value.kind, words(kind)) {
             message = format!("`{word}` is not a value of `{key}`");
-            if let Some(known) = closest(word, words.iter().map(|(word, _)| *word).chain(["none"])) {
-                help = format!("did you mean `{known}`? Expected {expected}");
+            if let Some(known) = closest(word, words.iter().map(|(word, _)| *word)) {
+                help = format!("did you mean `{known}`? ({expected})");
             }
         }
         self.error("wrong-type", value.span, message, help);
@@ -271,6 +281,12 @@ impl Checker {
         }
     }
 
+    /// The key as the author knows it: `schedule` where `schedule: cosine` stands for its `kind`.
+    fn label<'k>(group: &'k Group, key: &'k str) -> &'k str {
+        let short = group.short.is_some() && group.section.short == Some(key);
+        if short { group.path.rsplit('.').next().unwrap_or(key) } else { key }
+    }
+
     fn kind(group: &Group, key: &str) -> Type {
         group.section.key(key).map_or(Type::Any, |key| key.kind)
     }
@@ -299,7 +315,7 @@ impl Checker {
                 self.error("out-of-range", value.span, range("too large"), limit)
             }
             None => {
-                let help = format!("expected {}", kind.describe());
+                let help = format!("expected: {}", kind.describe());
                 self.error(
                     "out-of-range",
                     value.span,
@@ -311,7 +327,7 @@ impl Checker {
                 self.error("out-of-range", value.span, range("too large"), limit)
             }
             Some(whole) if whole < i128::from(min) => {
-                let help = format!("expected {}", kind.describe());
+                let help = format!("expected: {}", kind.describe());
                 self.error("out-of-range", value.span, range("too small"), help);
             }
             Some(whole) => return u64::try_from(whole).ok(),
@@ -324,7 +340,7 @@ impl Checker {
         if range.holds(number) {
             return Some(number);
         }
-        let help = format!("expected a number {}", range.describe());
+        let help = format!("expected: number, {}", range.describe());
         self.error("out-of-range", value.span, format!("`{key}` is out of range: {number}"), help);
         None
     }
@@ -333,7 +349,7 @@ impl Checker {
     fn int(&mut self, group: &Group, key: &'static str) -> Option<u64> {
         let kind = Self::kind(group, key);
         match self.setting(group, key)? {
-            Setting::Written(value) => self.whole(key, &kind, least(&kind), value),
+            Setting::Written(value) => self.whole(Self::label(group, key), &kind, least(&kind), value),
             Setting::Default(text) => {
                 number::literal(text)?.whole().and_then(|value| u64::try_from(value).ok())
             }
@@ -353,7 +369,7 @@ impl Checker {
     fn real(&mut self, group: &Group, key: &'static str) -> Option<f64> {
         let kind = Self::kind(group, key);
         match self.setting(group, key)? {
-            Setting::Written(value) => self.real_of(key, &kind, range(&kind), value),
+            Setting::Written(value) => self.real_of(Self::label(group, key), &kind, range(&kind), value),
             Setting::Default(text) => number::literal(text).map(Number::real),
             Setting::Absent => None,
         }
@@ -373,6 +389,12 @@ impl Checker {
     fn bool(&mut self, group: &Group, key: &'static str) -> Option<bool> {
         match self.setting(group, key)? {
             Setting::Written(Value { kind: ValueKind::Bool(value), .. }) => Some(*value),
+            // `equal: {tokens, order}`
+            Setting::Written(Value { kind: ValueKind::Null, .. })
+                if group.section.name == keys::EQUAL.name =>
+            {
+                Some(true)
+            }
             Setting::Written(value) => {
                 self.wrong_type(key, &Type::Bool, value);
                 None
@@ -391,7 +413,7 @@ impl Checker {
             Setting::Written(value) => {
                 let word = if let ValueKind::Word(word) = &value.kind { known(word) } else { None };
                 if word.is_none() {
-                    self.wrong_type(key, &kind, value);
+                    self.wrong_type(Self::label(group, key), &kind, value);
                 }
                 word
             }
@@ -403,7 +425,7 @@ impl Checker {
     fn text(&mut self, group: &Group, key: &'static str) -> Option<String> {
         let kind = Self::kind(group, key);
         match self.setting(group, key)? {
-            Setting::Written(value) => self.text_of(key, &kind, value),
+            Setting::Written(value) => self.text_of(Self::label(group, key), &kind, value),
             Setting::Default(text) => Some(text.to_string()),
             Setting::Absent => None,
         }
@@ -424,7 +446,7 @@ impl Checker {
                     "wrong-type",
                     value.span,
                     format!("`{key}` is empty"),
-                    format!("expected {}", kind.describe()),
+                    format!("expected: {}", kind.describe()),
                 );
                 None
             }

@@ -21,6 +21,7 @@ impl Checker {
         }
         let (vocab, hidden, context) =
             (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));
+        (self.known.vocab, self.known.context) = (vocab, context);
         let tie = self.bool(group, "tie");
         let embed_scale = self.embed_scale(group);
         let logit_softcap = self.real_or_none(group, "logit_softcap");
@@ -80,6 +81,7 @@ impl Checker {
                 self.error("duplicate-key", key.span, format!("`{}` is defined twice", key.text), help);
                 continue;
             }
+            self.sources.fields.insert(format!("model.components.{}", key.text), key.span);
             let component = self.component(&key.text, key, value, hidden);
             components.insert(key.text.clone(), component);
         }
@@ -129,6 +131,7 @@ impl Checker {
             );
             return None;
         };
+        self.known.components.push((name.to_string(), kind));
         let group = self.section_of(kind, &Type::Section(kind), kind.name, &first.value, path, key.span)?;
         match kind.name {
             "sequence" => self.attention(&group, hidden, false).map(Component::Sequence),

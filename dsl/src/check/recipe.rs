@@ -6,7 +6,7 @@ use crate::keys::{self, Type};
 use crate::spec::*;
 
 impl Checker {
-    pub(super) fn data(&mut self, group: &Group, model: Option<&Model>) -> Option<Data> {
+    pub(super) fn data(&mut self, group: &Group) -> Option<Data> {
         let sources = match self.has(group, "sources") {
             false => self.source(group).map(|source| vec![(source, 1.0)]),
             true => {
@@ -28,10 +28,10 @@ impl Checker {
             "bytes" => Tokenizer::Bytes,
             path => Tokenizer::File(path.to_string()),
         });
-        if let (Some(model), Some(Tokenizer::Bytes)) = (model, &tokenizer)
-            && model.vocab < 256
+        if let (Some(vocab), Some(Tokenizer::Bytes)) = (self.known.vocab, &tokenizer)
+            && vocab < 256
         {
-            let message = format!("a vocabulary of {} cannot hold the 256 bytes", model.vocab);
+            let message = format!("a vocabulary of {vocab} cannot hold the 256 bytes");
             self.error_at(
                 "out-of-range",
                 "model.vocab",
@@ -94,6 +94,9 @@ impl Checker {
             [first, second, ..] => {
                 let message = format!("`{first}` and `{second}` are two sources");
                 self.error_at("duplicate-key", &group.path(second), message, "list them under `sources`");
+                if *first == "task" {
+                    self.task(group);
+                }
                 return None;
             }
         };
@@ -178,7 +181,7 @@ impl Checker {
         Some(Task { kind, min_steps: min_steps?, max_steps: max_steps?, size: size? })
     }
 
-    pub(super) fn train(&mut self, group: &Group, context: Option<u64>) -> Option<Train> {
+    pub(super) fn train(&mut self, group: &Group) -> Option<Train> {
         let (steps, batch, accumulate) =
             (self.int(group, "steps"), self.int(group, "batch"), self.int(group, "accumulate"));
         if let (Some(batch), Some(accumulate)) = (batch, accumulate)
@@ -188,7 +191,7 @@ impl Checker {
             self.error_at("indivisible", &group.path("accumulate"), message, "`accumulate` divides `batch`");
         }
         let sequence = self.int_or_none(group, "sequence");
-        if let (Some(Some(sequence)), Some(context)) = (sequence, context)
+        if let (Some(Some(sequence)), Some(context)) = (sequence, self.known.context)
             && sequence > context
         {
             let message = format!("sequences of {sequence} do not fit the model's context of {context}");
@@ -351,12 +354,28 @@ impl Checker {
         }
         let group = self.section(owner, "random_depth")?;
         let (min, max) = (self.int(&group, "min"), self.int(&group, "max"));
+        self.needs_recurrence(owner, "random_depth");
         let (min, max) = (min?, max?);
         if min > max {
             let message = format!("`min` ({min}) is above `max` ({max})");
             self.error_at("out-of-range", &group.path("min"), message, "swap them");
         }
         Some(Some((min, max)))
+    }
+
+    /// Warns about a depth to vary where none can.
+    fn needs_recurrence(&mut self, group: &Group, key: &'static str) {
+        if self.known.recurrent == Some(false)
+            && let Some(span) = self.sources.locate(&group.path(key))
+        {
+            let help = "depth can be varied in `recur` only; take it away";
+            self.warning(
+                "unused-key",
+                span,
+                format!("`{key}` has no effect: the model is not recurrent"),
+                help,
+            );
+        }
     }
 
     pub(super) fn eval(&mut self, group: &Group) -> Option<Eval> {
@@ -367,16 +386,19 @@ impl Checker {
                 elements.iter().map(|(value, _)| self.whole("depths", &kind, 1, value)).collect();
             depths.into_iter().collect::<Option<Vec<_>>>()
         });
+        if self.has(group, "depths") && depths.as_ref().is_some_and(|depths| !depths.is_empty()) {
+            self.needs_recurrence(group, "depths");
+        }
         let stride = self.int_or_none(group, "stride");
         Some(Eval { examples: examples?, max_tokens: max_tokens?, depths: depths?, stride: stride? })
     }
 
-    pub(super) fn matching(&mut self, group: &Group, model: Option<&Model>) -> Option<Match> {
+    pub(super) fn matching(&mut self, group: &Group) -> Option<Match> {
         let baseline = self.text(group, "baseline");
-        let flops = self.field_step(group, "flops", model);
-        let params = self.field_step(group, "params", model);
+        let flops = self.field_step(group, "flops");
+        let params = self.field_step(group, "params");
         let memory = match self.has(group, "memory") && !self.is_none(group, "memory") {
-            true => self.field_step(group, "memory", model).map(Some),
+            true => self.field_step(group, "memory").map(Some),
             false => Some(None),
         };
         let tolerance = self.real(group, "tolerance");
@@ -390,12 +412,7 @@ impl Checker {
     }
 
     /// A field and its step: `{ea.intermediate: 8}`, or `ea.intermediate`.
-    pub(super) fn field_step(
-        &mut self,
-        group: &Group,
-        key: &'static str,
-        model: Option<&Model>,
-    ) -> Option<(String, u64)> {
+    pub(super) fn field_step(&mut self, group: &Group, key: &'static str) -> Option<(String, u64)> {
         self.setting(group, key)?;
         let value = self.written(group, key)?;
         let (field, span, step) = match &value.kind {
@@ -410,49 +427,33 @@ impl Checker {
                 return None;
             }
         };
-        self.field(&field, span, model).then_some((field, step?))
+        self.field(&field, span).then_some((field, step?))
     }
 
-    /// Whether a path names a numeric field of the model; reports it where it does not.
-    fn field(&mut self, field: &str, span: crate::source::Span, model: Option<&Model>) -> bool {
-        let Some(model) = model else { return true };
+    /// Whether a path names a numeric field of the model; reports it where it does not. A suite knows no model.
+    fn field(&mut self, field: &str, span: crate::source::Span) -> bool {
+        if self.known.components.is_empty() {
+            return true;
+        }
         let path = field.strip_prefix("model.").unwrap_or(field);
         let path = path.strip_prefix("components.").unwrap_or(path);
-        let (first, rest) = match path.split_once('.') {
-            Some((first, rest)) => (first, Some(rest)),
-            None => (path, None),
-        };
-        let section = match (model.components.get(first), rest) {
-            (Some(Component::Sequence(_)), Some(_)) => &keys::SEQUENCE,
-            (Some(Component::Depth(_)), Some(_)) => &keys::DEPTH,
-            (Some(Component::Experts(_)), Some(_)) => &keys::EXPERTS,
-            (Some(Component::Mlp(_)), Some(_)) => &keys::MLP,
-            _ => &keys::MODEL,
-        };
-        let mut section: &keys::Section = section;
-        let names: Vec<&str> =
-            if std::ptr::eq(section, &keys::MODEL) { path.split('.') } else { rest.unwrap_or("").split('.') }
-                .collect();
-        for (index, name) in names.iter().enumerate() {
-            let Some(key) = section.key(name) else { break };
-            if index + 1 == names.len() {
-                if key.kind.numeric() {
-                    return true;
-                }
-                break;
-            }
-            match key.kind.section() {
-                Some(inner) => section = inner,
-                None => break,
+        let component = path.split_once('.').and_then(|(name, rest)| {
+            let known = self.known.components.iter().find(|(known, _)| known == name);
+            known.map(|(_, section)| (*section, rest))
+        });
+        let (mut section, rest) = component.unwrap_or((&keys::MODEL, path));
+        let mut names = rest.split('.').peekable();
+        while let Some(key) = names.next().and_then(|name| section.key(name)) {
+            match (names.peek(), key.kind.section()) {
+                (None, _) if key.kind.numeric() => return true,
+                (Some(_), Some(inner)) => section = inner,
+                _ => break,
             }
         }
-        let fields = model.components.iter().flat_map(|(name, component)| {
-            let keys: &[&str] = match component {
-                Component::Experts(_) => &["count", "active", "intermediate"],
-                Component::Mlp(_) => &["intermediate"],
-                _ => &["heads", "kv_heads", "head_size"],
-            };
-            keys.iter().map(move |key| format!("{name}.{key}"))
+        let fields = self.known.components.iter().flat_map(|(name, section)| {
+            let sizes = ["count", "active", "intermediate", "heads", "kv_heads", "head_size"];
+            let own = sizes.into_iter().filter(|key| section.key(key).is_some());
+            own.map(move |key| format!("{name}.{key}"))
         });
         let fields: Vec<String> = fields.chain(["hidden".to_string()]).collect();
         let help = match crate::suggest::closest(field, fields.iter().map(String::as_str)) {

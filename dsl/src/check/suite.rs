@@ -16,8 +16,8 @@ impl Checker {
         self.lets(&group);
         let (name, baseline) = (self.text(&group, "name"), self.text(&group, "baseline"));
         let variants = self.variants(&group);
-        let data = self.section(&group, "data").map(|group| self.data(&group, None));
-        let train = self.section(&group, "train").map(|group| self.train(&group, None));
+        let data = self.section(&group, "data").map(|group| self.data(&group));
+        let train = self.section(&group, "train").map(|group| self.train(&group));
         let eval = self.section(&group, "eval").map(|group| self.eval(&group));
         let equal = self.equal(&group);
         let seeds = self.seeds(&group);
@@ -96,9 +96,9 @@ impl Checker {
     }
 
     fn variant_match(&mut self, group: &Group) -> Option<VariantMatch> {
-        let (flops, params) = (self.field_step(group, "flops", None), self.field_step(group, "params", None));
+        let (flops, params) = (self.field_step(group, "flops"), self.field_step(group, "params"));
         let memory = match self.has(group, "memory") && !self.is_none(group, "memory") {
-            true => self.field_step(group, "memory", None).map(Some),
+            true => self.field_step(group, "memory").map(Some),
             false => Some(None),
         };
         Some(VariantMatch { flops: flops?, params: params?, memory: memory? })
@@ -106,9 +106,11 @@ impl Checker {
 
     fn equal(&mut self, owner: &Group) -> Option<Equal> {
         let group = self.section_or_default(owner, "equal", &keys::EQUAL);
-        let (flops, parameters) = (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
+        let (flops, parameters) =
+            (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
         let memory = self.real_or_none(&group, "memory");
-        let names = ["tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision", "seeds"];
+        let names =
+            ["tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision", "seeds"];
         let [tokens, data, order, tokenizer, schedule, optimizer, batch, precision, seeds] =
             names.map(|key| self.bool(&group, key));
         Some(Equal {

@@ -42,7 +42,8 @@ fn model(lines: &mut Lines, map: &Map) {
     lines.push("model ");
     let mut items = map.items.as_slice();
     if let Some((first, rest)) = items.split_first()
-        && let (true, ValueKind::Word(name) | ValueKind::Text(name)) = (first.node.key.text == "name", &first.node.value.kind)
+        && let (true, ValueKind::Word(name) | ValueKind::Text(name)) =
+            (first.node.key.text == "name", &first.node.value.kind)
     {
         let bare = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
         lines.push(&if bare { name.clone() } else { quote(name) });
@@ -160,8 +161,13 @@ fn pair(lines: &mut Lines, item: &Item<Pair>, kind: Option<Type>) {
     lines.head(item, MARKER);
     lines.begin();
     lines.push(&key(&item.node.key.text));
-    lines.push(" ");
-    value(lines, &item.node.value, kind);
+    if item.node.value.kind == ValueKind::Null {
+        // The comma keeps the next key from being the value.
+        lines.push(",");
+    } else {
+        lines.push(" ");
+        value(lines, &item.node.value, kind);
+    }
     lines.trailing(item.trailing.as_ref(), MARKER);
 }
 
@@ -204,20 +210,30 @@ fn flow(value: &Value, kind: Option<Type>) -> String {
     match &value.kind {
         ValueKind::Null | ValueKind::Invalid => "null".into(),
         ValueKind::Bool(value) => value.to_string(),
+        ValueKind::Word(word) if matches!(word.as_str(), "repeat" | "recur" | "let" | "half_reversed") => {
+            quote(word)
+        }
         ValueKind::Word(word) => word.clone(),
         ValueKind::Text(text) => quote(text),
         ValueKind::Number(arith) => super::arith(arith),
         ValueKind::Map(map) if map.items.is_empty() => "{}".into(),
         ValueKind::Map(map) => {
-            if let Some(text) = kind.and_then(|kind| kind.section()).and_then(|section| with_flags(map, section)) {
+            if let Some(text) =
+                kind.and_then(|kind| kind.section()).and_then(|section| with_flags(map, section))
+            {
                 return text;
             }
             let inner = |key: &str| kind.and_then(|kind| kind.child(key));
             let pair = |item: &Item<Pair>| {
                 let Pair { key, value } = &item.node;
-                format!("{} {}", self::key(&key.text), flow(value, inner(&key.text)))
+                match value.kind {
+                    ValueKind::Null => self::key(&key.text),
+                    _ => format!("{} {}", self::key(&key.text), flow(value, inner(&key.text))),
+                }
             };
-            format!("{{ {} }}", map.items.iter().map(pair).collect::<Vec<_>>().join("  "))
+            let alone = map.items.iter().any(|item| item.node.value.kind == ValueKind::Null);
+            let gap = if alone { ", " } else { "  " };
+            format!("{{ {} }}", map.items.iter().map(pair).collect::<Vec<_>>().join(gap))
         }
         ValueKind::List(list) => {
             let element = kind.and_then(|kind| kind.element().copied());
@@ -255,7 +271,9 @@ pub(super) fn argument(pair: &Pair) -> String {
 fn tagged(map: &Map) -> bool {
     let number = |value: &Value| matches!(&value.kind, ValueKind::Number(_) | ValueKind::Word(_));
     let simple = |pair: &Pair| number(&pair.value) || pair.value.kind == ValueKind::Bool(true);
-    map.items.iter().all(|item| simple(&item.node) && is_word(&item.node.key.text) && !item.node.key.text.contains('.'))
+    map.items
+        .iter()
+        .all(|item| simple(&item.node) && is_word(&item.node.key.text) && !item.node.key.text.contains('.'))
         && map.items.first().is_some_and(|item| number(&item.node.value))
 }
 

@@ -53,6 +53,7 @@ fn value(lines: &mut Lines, value: &Value) {
             lines.push(" ");
             lines.push(&plain_layer(layer));
         }
+        ValueKind::Null => {}
         _ => {
             lines.push(" ");
             lines.push(&flow(value));
@@ -88,7 +89,10 @@ fn flow(value: &Value) -> String {
         ValueKind::Text(words) => text(words),
         ValueKind::Number(arith) => super::arith(arith),
         ValueKind::Map(map) => {
-            let pair = |item: &Item<Pair>| format!("{}: {}", key(&item.node.key.text), flow(&item.node.value));
+            let pair = |item: &Item<Pair>| match &item.node.value.kind {
+                ValueKind::Null => key(&item.node.key.text),
+                _ => format!("{}: {}", key(&item.node.key.text), flow(&item.node.value)),
+            };
             format!("{{{}}}", map.items.iter().map(pair).collect::<Vec<_>>().join(", "))
         }
         ValueKind::List(list) => {
@@ -113,7 +117,10 @@ fn key(name: &str) -> String {
 fn text(text: &str) -> String {
     let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '.' | '/'))
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_./-".contains(&byte))
-        && !matches!(text.to_ascii_lowercase().as_str(), "true" | "false" | "null" | ".inf" | ".nan" | "." | "..." )
+        && !matches!(
+            text.to_ascii_lowercase().as_str(),
+            "true" | "false" | "null" | ".inf" | ".nan" | "." | "..."
+        )
         && !text.strip_prefix('.').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     if plain { text.to_string() } else { quote(text) }
 }
@@ -127,7 +134,10 @@ fn quote(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
             '\r' => quoted.push_str("\\r"),
-            letter if letter.is_control() || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}') => {
+            letter
+                if letter.is_control()
+                    || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}') =>
+            {
                 quoted.push_str(&format!("\\u{:04x}", u32::from(letter)));
             }
             letter => quoted.push(letter),

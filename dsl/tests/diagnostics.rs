@@ -1,0 +1,221 @@
+//! What is said about broken files.
+
+mod common;
+
+use dreamc_dsl::{Ast, Diagnostics, Spelling, check, load, parse, parse_file};
+
+fn file(name: &str) -> Ast {
+    let path = format!("{}/tests/files/{name}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    parse(name, &text, Spelling::of(name)).unwrap_or_else(|diagnostics| panic!("{diagnostics}"))
+}
+
+fn errors(ast: &Ast) -> Diagnostics {
+    check(ast, &[]).expect_err("the file is broken")
+}
+
+fn errors_of(text: &str) -> String {
+    match parse("spec.yaml", text, Spelling::Yaml).and_then(|ast| check(&ast, &[])) {
+        Ok((spec, warnings)) => warnings.iter().map(|warning| warning.render(&spec.sources, false)).collect(),
+        Err(diagnostics) => diagnostics.to_string(),
+    }
+}
+
+#[test]
+fn every_error_of_a_yaml_file_at_once() {
+    insta::assert_snapshot!(errors(&file("broken.yaml")).to_string());
+}
+
+#[test]
+fn every_error_of_a_dream_file_at_once() {
+    insta::assert_snapshot!(errors(&file("broken.dream")).to_string());
+}
+
+#[test]
+fn every_slip_of_syntax_at_once() {
+    insta::assert_snapshot!(errors(&file("slips.dream")).to_string());
+}
+
+#[test]
+fn both_spellings_report_the_same_errors_at_the_same_tokens() {
+    let list = |diagnostics: Diagnostics| {
+        let token =
+            |span| diagnostics.source.slice(span).trim_matches(['"', '[', ']', '{', '}', ' ']).to_string();
+        let line = |d: &dreamc_dsl::Diagnostic| (d.code, d.message.clone(), d.span.map(token));
+        diagnostics.list.iter().map(line).collect::<Vec<_>>()
+    };
+    let yaml = list(errors(&file("broken.yaml")));
+    let dream = list(errors(&file("broken.dream")));
+    assert!(yaml.len() > 35);
+    assert_eq!(yaml, dream);
+}
+
+#[test]
+fn json_names_file_line_and_column() {
+    let json = errors(&file("broken.yaml")).to_json();
+    let first = &json[0];
+    assert_eq!(first["code"], "unused-name");
+    assert_eq!(first["at"]["file"], "broken.yaml");
+    assert_eq!((&first["at"]["line"], &first["at"]["column"]), (&2.into(), &17.into()));
+}
+
+const MODEL: &str = "model:\n  vocab: 256\n  hidden: 64\n  context: 64\n  components:\n    sa: {sequence: {heads: 4}}\n    ea: {experts: {count: 8, active: 2, intermediate: 32}}\n    mlp: {mlp: {intermediate: 64}}\n";
+
+#[test]
+fn layers_are_located_inside_strings() {
+    // Quoted with an escape, folded over lines, in a block scalar, and in single quotes.
+    let bodies = [
+        ("  body: [\"sa\\t> mpl > ea\"]\n", 9),
+        ("  body:\n    - sa\n      > mpl\n      > ea\n", 11),
+        ("  body:\n    - >-\n      sa\n      > mpl > ea\n", 12),
+        ("  body: ['sa > mpl > ea']\n", 9),
+    ];
+    for (body, line) in bodies {
+        let text = format!("{MODEL}{body}");
+        let diagnostics =
+            parse("spec.yaml", &text, Spelling::Yaml).and_then(|ast| check(&ast, &[])).unwrap_err();
+        let error = diagnostics.list.iter().find(|d| d.code == "unknown-component").unwrap();
+        assert_eq!(diagnostics.source.place(error.span.unwrap()).line, line, "{diagnostics}");
+        assert_eq!(diagnostics.source.slice(error.span.unwrap()), "mpl", "{diagnostics}");
+    }
+}
+
+#[test]
+fn positions_count_characters_not_bytes() {
+    let text = format!(
+        "# Grüße, 世界\n{MODEL}  body: [\"sa > mlp > ea\"]\ndata: {{text: \"Übung 日本.txt\", tokeniser: bytes}}\n"
+    );
+    insta::assert_snapshot!(errors_of(&text), @r#"
+    error[unknown-key]: `tokeniser` is not a key of data
+      --> spec.yaml:11:31
+    11 | data: {text: "Übung 日本.txt", tokeniser: bytes}
+       |                              ^^^^^^^^^
+       = help: did you mean `tokenizer`?
+
+    spec.yaml: 1 error
+    "#);
+}
+
+#[test]
+fn syntax_errors_of_yaml_have_a_place() {
+    insta::assert_snapshot!(errors_of("model:\n  vocab: [1, 2\n  hidden: 3\n"));
+    insta::assert_snapshot!(errors_of("model: {vocab: 1}\n---\nmodel: {vocab: 2}\n"));
+    insta::assert_snapshot!(errors_of("model: !!set {vocab: 1}\n"));
+    insta::assert_snapshot!(errors_of("[1, 2]\n"));
+    insta::assert_snapshot!(errors_of(""));
+}
+
+#[test]
+fn overrides_are_blamed_at_the_command_line() {
+    let path = format!("{}/../examples/dr-da-16.yaml", env!("CARGO_MANIFEST_DIR"));
+    let arguments = [
+        "ea.count=0",
+        "depth=deep",
+        "sa.rope.half_reversed=true",
+        "ea.quer=3",
+        "hiden=3",
+        "train.steps",
+        "hidden=12x",
+    ];
+    let arguments: Vec<String> = arguments.iter().map(|text| text.to_string()).collect();
+    let error = load(&path, &arguments).unwrap_err();
+    let rendered: String =
+        error.list.iter().map(|d| d.render(&error.source, false)).collect::<Vec<_>>().join("\n");
+    insta::assert_snapshot!(rendered);
+}
+
+#[test]
+fn overrides_change_what_they_name() {
+    let path = format!("{}/../examples/dr-da-16.yaml", env!("CARGO_MANIFEST_DIR"));
+    let arguments = [
+        "ea.count=2 * 512",
+        "depth=8",
+        "train.steps=10",
+        "sa.rope.base=500",
+        "da.rope=none",
+        "ea.router.query=64",
+        "model.body[0].residual_norm=false",
+        "hidden=2048",
+        "model.ea.balance={rate: 2e-3, law: proportional}",
+        "train.evaluate.every=5",
+        "train.only=[routers]",
+        "model.body[0].layers[0]=sa > da > ea",
+    ];
+    let arguments: Vec<String> = arguments.iter().map(|text| text.to_string()).collect();
+    let (spec, warnings) = load(&path, &arguments).unwrap_or_else(|diagnostics| panic!("{diagnostics}"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    insta::assert_snapshot!(dreamc_dsl::show(&spec, Spelling::Dream));
+    let span = spec.sources.locate("model.components.ea.count").unwrap();
+    assert_eq!(spec.sources.slice(span), "2 * 512");
+    assert_eq!(spec.sources.place(span).name, "--set");
+}
+
+#[test]
+fn warnings_do_not_stop_the_work() {
+    let text = format!("{MODEL}  body: [\"skip(capacity 0.5) {{ sa }} > ea\"]\n");
+    insta::assert_snapshot!(errors_of(&text), @r#"
+    warning[unused-component]: no layer uses `mlp`
+     --> spec.yaml:8:5
+    8 |     mlp: {mlp: {intermediate: 64}}
+      |     ^^^
+      = help: use it in a layer, or take it away
+    warning[not-causal]: this model can be trained but not sampled: top-k looks at later tokens
+     --> spec.yaml:9:15
+    9 |   body: ["skip(capacity 0.5) { sa } > ea"]
+      |               ^^^^^^^^^^^^^^
+      = help: name an inference rule: `causal bce 0.01`
+    "#);
+}
+
+#[test]
+fn limits_hold() {
+    let repeat =
+        |count: &str| format!("{MODEL}  body:\n    - repeat: {count}\n      layers: [\"sa > ea > mlp\"]\n");
+    assert_eq!(errors_of(&repeat("65536")), "");
+    assert!(errors_of(&repeat("65537")).contains("more than 65536 layer applications"));
+    assert!(
+        errors_of(&repeat("100000000000 * 100000000000 * 100000000000 * 100000000000"))
+            .contains("too large to compute")
+    );
+    assert!(errors_of(&repeat("9999999999999999999999999999999999999999999999")).contains("too large"));
+    assert!(errors_of(&repeat("1 / (2 - 2)")).contains("this is zero"));
+    let deep = format!("{MODEL}  body: [\"{}sa{}\"]\n", "(".repeat(3000), ")".repeat(3000));
+    assert!(errors_of(&deep).contains("nested too deep"));
+    let brackets = errors_of(&format!("model: {}{}", "[".repeat(100_000), "]".repeat(100_000)));
+    assert!(brackets.contains("error[yaml]") || brackets.contains("nested too deep"), "{}", &brackets[..200]);
+    let lists = errors_of(&format!("model: {}1{}", "[".repeat(60), "]".repeat(60)));
+    assert!(lists.contains("nested too deep"), "{lists}");
+    let dream = format!("model x {}", "{ a ".repeat(50_000));
+    let error = parse("x.dream", &dream, Spelling::Dream).unwrap_err().to_string();
+    assert!(error.contains("nested too deep"), "{error}");
+    let large = format!("# {}\n", "x".repeat(1 << 20));
+    assert!(errors_of(&large).contains("larger than 1 MiB"));
+    let mut aliases = String::from("a0: &a0 [1, 1]\n");
+    for level in 1..40 {
+        let below = level - 1;
+        aliases += &format!("a{level}: &a{level} [*a{below}, *a{below}, *a{below}, *a{below}]\n");
+    }
+    assert!(errors_of(&aliases).contains("aliases written out"));
+    assert!(errors_of("a: &a [*a]\n").contains("alias"));
+    let sum = format!("{MODEL}  body: [\"sa\"]\ntrain: {{steps: {}}}\n", "1 + ".repeat(5000) + "1");
+    assert!(errors_of(&sum).contains("too long"));
+}
+
+#[test]
+fn a_missing_file_says_so() {
+    let error = load("no/such/file.yaml", &[]).unwrap_err().to_string();
+    assert!(error.starts_with("error[unreadable]: no/such/file.yaml cannot be read"), "{error}");
+    let folder = parse_file(env!("CARGO_MANIFEST_DIR")).unwrap_err().to_string();
+    assert!(folder.contains("cannot be read"), "{folder}");
+}
+
+#[test]
+fn later_stages_point_at_fields() {
+    let path = format!("{}/../examples/tiny-dr.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let (spec, _) = parse("tiny-dr.yaml", &text, Spelling::Yaml).and_then(|ast| check(&ast, &[])).unwrap();
+    let error = dreamc_dsl::Diagnostic::error("no-loss", "no loss reaches this router")
+        .at(&spec.sources, "model.components.ea.router.select")
+        .help("add a balancing loss");
+    insta::assert_snapshot!(error.render(&spec.sources, false));
+}
