@@ -33,7 +33,7 @@ pub struct Diagnostic {
     /// The token it is about.
     pub span: Option<Span>,
     /// Another token that has to do with it, and what.
-    pub related: Option<(Span, String)>,
+    pub related: Option<Box<(Span, String)>>,
     /// What would be right.
     pub help: Option<String>,
 }
@@ -70,7 +70,7 @@ impl Diagnostic {
 
     /// With another token that has to do with it.
     pub fn related(mut self, span: Span, note: impl Into<String>) -> Diagnostic {
-        self.related = Some((span, note.into()));
+        self.related = Some(Box::new((span, note.into())));
         self
     }
 
@@ -87,7 +87,7 @@ impl Diagnostic {
         let mut out =
             format!("{}: {}\n", paint(tint, &format!("{word}[{}]", self.code)), paint("1", &self.message));
         let places =
-            [self.span.map(|span| (span, "")), self.related.as_ref().map(|(s, note)| (*s, note.as_str()))];
+            [self.span.map(|span| (span, "")), self.related.as_deref().map(|(s, note)| (*s, note.as_str()))];
         let places: Vec<_> =
             places.into_iter().flatten().map(|(span, note)| (source.place(span), note)).collect();
         let width = places.iter().map(|(place, _)| place.line.to_string().len()).max().unwrap_or(1);
@@ -127,40 +127,47 @@ impl Diagnostic {
             "severity": self.severity,
             "message": self.message,
             "at": self.span.map(place),
-            "related": self.related.as_ref().map(|(span, note)| json!({"at": place(*span), "message": note})),
+            "related": self.related.as_deref().map(|(span, note)| json!({"at": place(*span), "message": note})),
             "help": self.help,
         })
     }
 }
 
-/// The part of a line a terminal can show around the mark, the mark's offset in it and its length, in characters.
+/// The part of a line a terminal can show around the mark, the mark's offset in it and its length, in columns.
 /// Tabs become spaces and control characters a dot, so that the marks stand under what they mean.
 fn window(line: &str, mark: Span) -> (String, usize, usize) {
     const WIDTH: usize = 140;
     let clean = |text: &str| -> Vec<char> {
-        let plain = |c: char| {
-            if c == '\t' {
-                ' '
-            } else if c.is_control() {
-                '·'
-            } else {
-                c
-            }
+        let plain = |c: char| match c {
+            '\t' => ' ',
+            c if c.is_control() => '·',
+            c => c,
         };
         text.chars().map(plain).collect()
     };
+    let columns = |letters: &[char]| letters.iter().map(|letter| columns(*letter)).sum::<usize>();
     let end = mark.end.min(line.len());
-    let before = clean(line.get(..mark.start).unwrap_or(line));
-    let inside = clean(line.get(mark.start..end).unwrap_or(""));
-    let after = clean(line.get(end..).unwrap_or(""));
-    let (offset, length) = (before.len(), inside.len().max(1));
-    let all: Vec<char> = before.into_iter().chain(inside).chain(after).collect();
-    if all.len() <= WIDTH {
-        return (all.into_iter().collect(), offset, length);
+    let mut before = clean(line.get(..mark.start).unwrap_or(line));
+    let mut inside = clean(line.get(mark.start..end).unwrap_or(""));
+    let mut after = clean(line.get(end..).unwrap_or(""));
+    inside.truncate(WIDTH);
+    let used = before.len() + inside.len() + after.len();
+    if used > WIDTH {
+        let left = (WIDTH - inside.len()) / 2;
+        let left = left.max((WIDTH - inside.len()).saturating_sub(after.len()));
+        before.drain(..before.len().saturating_sub(left));
+        after.truncate(WIDTH - inside.len() - before.len());
     }
-    let first = offset.saturating_sub(WIDTH / 2).min(all.len() - WIDTH);
-    let text = all[first..first + WIDTH].iter().collect();
-    (text, offset - first, length.min(WIDTH - (offset - first).min(WIDTH - 1)))
+    let (offset, length) = (columns(&before), columns(&inside).max(1));
+    (before.into_iter().chain(inside).chain(after).collect(), offset, length)
+}
+
+/// The columns a character takes in a terminal: two for East Asian wide ones and pictures.
+fn columns(letter: char) -> usize {
+    let wide = matches!(u32::from(letter),
+        0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff | 0xfe30..=0xfe6f
+        | 0xff00..=0xff60 | 0xffe0..=0xffe6 | 0x1f300..=0x1faff | 0x20000..=0x3fffd);
+    if wide { 2 } else { 1 }
 }
 
 /// What was found in one source: at least one error where this is the `Err` of a result.

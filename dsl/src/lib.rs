@@ -1,4 +1,35 @@
-//! The language of dreamc.
+//! The language of dreamc: from text to a checked [`Spec`].
+//!
+//! ```text
+//! .dream ── dream.pest ──┐                    ┌── check ──> Spec, Suite   every error at its token
+//!                        ├──> Ast ── --set ───┤
+//! YAML ── serde_yaml ────┘                    └── format ──> text         either spelling, nothing lost
+//! ```
+//!
+//! In: any text. Out: a specification with every default filled in, or [`Diagnostics`], all errors of the file at
+//! once. Nothing here panics, and time and memory are bounded by the limits in `docs/language.md`.
+//!
+//! - [`ast`]: the one tree of both spellings. `dream` and `yaml` read it, `comments` gives comments to its
+//!   items, `format` writes it.
+//! - [`keys`]: the table of all keys with types, defaults and meanings. The readers, the checker, [`schema`] and the
+//!   reference page ([`reference()`]) are driven by it: a new key is a line there and a line where it is read.
+//! - `check`: the meaning. [`spec`] and [`suite`] are its results and the only types that later stages see.
+//! - [`diagnostic`], [`source`]: what is said, and about which token. Later stages speak through them too:
+//!   `Diagnostic::error("code", "phrase").at(&spec.sources, "model.components.ea.count")`.
+//!
+//! ```
+//! use dreamc_dsl::{Spelling, check, format, parse};
+//!
+//! let text = "model tiny { vocab 256 hidden 64 context 32 \
+//!             sa = sequence { heads 4 } mlp = mlp { intermediate 128 } repeat 2 { sa > mlp } }";
+//! let ast = parse("tiny.dream", text, Spelling::Dream)?;
+//! let (spec, warnings) = check(&ast, &["mlp.intermediate=4 * 64".into()])?;
+//! assert!(warnings.is_empty());
+//! assert_eq!(spec.model.body.len(), 1);
+//! assert!(format(&ast, Spelling::Yaml)?.contains("- repeat: 2"));
+//! # Ok::<(), dreamc_dsl::Diagnostics>(())
+//! ```
+
 mod address;
 pub mod ast;
 mod check;
@@ -9,6 +40,7 @@ mod format;
 mod grammar;
 pub mod keys;
 mod number;
+mod reference;
 mod schema;
 mod show;
 pub mod source;
@@ -19,6 +51,7 @@ mod yaml;
 
 pub use ast::{Ast, FileKind, Spelling};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use reference::reference;
 pub use schema::schema;
 pub use source::{SourceMap, Span};
 pub use spec::Spec;
@@ -27,7 +60,8 @@ pub use suite::Suite;
 /// A file may have so many bytes.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Reads a text.
+/// Reads a text. Slips of syntax that the reader could read over are in the tree ([`Ast::errors`]); [`check`] reports
+/// them with its own, [`format`] refuses.
 pub fn parse(name: &str, text: &str, spelling: Spelling) -> Result<Ast, Diagnostics> {
     let source = SourceMap::new(name, text);
     let mut found = Vec::new();

@@ -27,7 +27,7 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
     let tokens = match tokens(&source.text, &offsets) {
         Ok(tokens) => tokens,
         Err(error) => {
-            found.push(*error);
+            found.push(error);
             return None;
         }
     };
@@ -175,7 +175,7 @@ struct Walk<'t> {
     nodes: usize,
 }
 
-fn tokens(text: &str, offsets: &Offsets) -> Result<Token, Box<Diagnostic>> {
+fn tokens(text: &str, offsets: &Offsets) -> Result<Token, Diagnostic> {
     let mut walk = Walk { parser: Parser::new_from_str(text), text, offsets, anchors: Vec::new(), nodes: 0 };
     let mut root = None;
     loop {
@@ -185,7 +185,7 @@ fn tokens(text: &str, offsets: &Offsets) -> Result<Token, Box<Diagnostic>> {
             Event::StreamEnd => break,
             _ if root.is_some() => {
                 let error = Diagnostic::error("yaml", "a second document begins here").on(span);
-                return Err(Box::new(error.help("a file holds one specification: take `---` away")));
+                return Err(error.help("a file holds one specification: take `---` away"));
             }
             event => root = Some(walk.node(event, span, 0)?),
         }
@@ -195,7 +195,7 @@ fn tokens(text: &str, offsets: &Offsets) -> Result<Token, Box<Diagnostic>> {
 }
 
 impl<'t> Walk<'t> {
-    fn next(&mut self) -> Result<(Event<'t>, Span), Box<Diagnostic>> {
+    fn next(&mut self) -> Result<(Event<'t>, Span), Diagnostic> {
         match self.parser.next_event() {
             None => Ok((Event::StreamEnd, Span::default())),
             Some(Ok((event, span))) => {
@@ -205,26 +205,26 @@ impl<'t> Walk<'t> {
             }
             Some(Err(error)) => {
                 let at = self.offsets.byte(error.marker().index());
-                Err(Box::new(Diagnostic::error("yaml", error.info().to_string()).on(Span::new(at, at + 1))))
+                Err(Diagnostic::error("yaml", error.info().to_string()).on(Span::new(at, at + 1)))
             }
         }
     }
 
-    fn count(&mut self, more: usize, span: Span) -> Result<(), Box<Diagnostic>> {
+    fn count(&mut self, more: usize, span: Span) -> Result<(), Diagnostic> {
         self.nodes = self.nodes.saturating_add(more);
         if self.nodes > MAX_NODES {
             let error =
                 Diagnostic::error("too-large", "the file is too large here, aliases written out").on(span);
-            return Err(Box::new(error.help(format!("at most {MAX_NODES} values are read"))));
+            return Err(error.help(format!("at most {MAX_NODES} values are read")));
         }
         Ok(())
     }
 
-    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Token, Box<Diagnostic>> {
+    fn node(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Token, Diagnostic> {
         self.count(1, span)?;
         if depth > MAX_NESTING {
             let error = Diagnostic::error("syntax", "this is nested too deep").on(span);
-            return Err(Box::new(error.help(format!("at most {MAX_NESTING} levels are read"))));
+            return Err(error.help(format!("at most {MAX_NESTING} levels are read")));
         }
         let before = self.nodes;
         let (tag, anchor) = match &event {
@@ -234,15 +234,13 @@ impl<'t> Walk<'t> {
         };
         if tag {
             let error = Diagnostic::error("yaml", "tags are not part of the language").on(span);
-            return Err(Box::new(error.help("write the value without `!`")));
+            return Err(error.help("write the value without `!`"));
         }
         let token = match event {
             Event::Alias(anchor) => {
                 let known = self.anchors.iter().rev().find(|(id, ..)| *id == anchor).cloned();
                 let Some((_, token, size)) = known else {
-                    return Err(Box::new(
-                        Diagnostic::error("yaml", "this alias is inside what it names").on(span),
-                    ));
+                    return Err(Diagnostic::error("yaml", "this alias is inside what it names").on(span));
                 };
                 self.count(size, span)?;
                 Token { kind: token.kind, span }
@@ -255,7 +253,7 @@ impl<'t> Walk<'t> {
             }
             Event::SequenceStart(..) => self.sequence(span, depth)?,
             Event::MappingStart(..) => self.mapping(span, depth)?,
-            _ => return Err(Box::new(Diagnostic::error("yaml", "a value is missing here").on(span))),
+            _ => return Err(Diagnostic::error("yaml", "a value is missing here").on(span)),
         };
         if anchor != 0 {
             self.anchors.push((anchor, token.clone(), self.nodes - before + 1));
@@ -263,7 +261,7 @@ impl<'t> Walk<'t> {
         Ok(token)
     }
 
-    fn sequence(&mut self, start: Span, depth: usize) -> Result<Token, Box<Diagnostic>> {
+    fn sequence(&mut self, start: Span, depth: usize) -> Result<Token, Diagnostic> {
         let flow = self.text[start.start..].starts_with('[');
         let mut elements: Vec<Token> = Vec::new();
         let end = loop {
@@ -280,7 +278,7 @@ impl<'t> Walk<'t> {
         Ok(Token { kind: TokenKind::Seq { elements, flow }, span })
     }
 
-    fn mapping(&mut self, start: Span, depth: usize) -> Result<Token, Box<Diagnostic>> {
+    fn mapping(&mut self, start: Span, depth: usize) -> Result<Token, Diagnostic> {
         let flow = self.text[start.start..].starts_with('{');
         let mut pairs: Vec<(Token, Token)> = Vec::new();
         let end = loop {

@@ -87,9 +87,9 @@ fn positions_count_characters_not_bytes() {
     );
     insta::assert_snapshot!(errors_of(&text), @r#"
     error[unknown-key]: `tokeniser` is not a key of data
-      --> spec.yaml:11:31
+      --> spec.yaml:11:30
     11 | data: {text: "Übung 日本.txt", tokeniser: bytes}
-       |                              ^^^^^^^^^
+       |                                ^^^^^^^^^
        = help: did you mean `tokenizer`?
 
     spec.yaml: 1 error

@@ -4,7 +4,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use dreamc_dsl::{Ast, Diagnostics, FileKind, Spelling, check, check_suite, format, parse, parse_file, show};
+use dreamc_dsl::spec::{Component, Expr, Item, Model, QkNorm};
+use dreamc_dsl::{
+    Ast, Diagnostics, FileKind, Spec, Spelling, check, check_suite, format, load, parse, parse_file, show,
+};
 
 fn examples() -> Vec<(String, Ast)> {
     let paths = common::files("../examples");
@@ -93,4 +96,74 @@ fn every_key_of_a_checked_spec_has_a_token() {
         assert!(spec.sources.fields.contains_key("train.steps"), "{name}");
         assert!(spec.sources.fields.contains_key("model.body[0]"), "{name}");
     }
+}
+
+/// Parameters by hand, for models of `repeat n { a > b }` without depth recurrence.
+fn parameters(spec: &Spec) -> u64 {
+    let Model { vocab, hidden, tie, components, body, .. } = &spec.model;
+    let of = |component: &Component| match component {
+        Component::Sequence(a) | Component::Depth(a) => {
+            let (q, kv) = (a.heads * a.head_size, a.kv_heads * a.head_size);
+            let norms = match a.qk_norm {
+                QkNorm::None => 0,
+                QkNorm::Rms => 2 * a.head_size,
+                QkNorm::RmsAll => q + kv,
+            };
+            (q + 2 * kv) * hidden + q * hidden + norms + hidden * (1 + u64::from(a.post_norm))
+        }
+        Component::Mlp(mlp) => {
+            let matrices = 2 + u64::from(mlp.activation.gated());
+            matrices * mlp.intermediate * hidden + hidden * (1 + u64::from(mlp.post_norm))
+        }
+        // A linear router has a row for each expert.
+        Component::Experts(e) => e.count * (3 * e.intermediate * hidden + hidden) + hidden,
+    };
+    let [Item::Repeat { count, items }] = body.as_slice() else { panic!("one `repeat`") };
+    let layers: u64 = items
+        .iter()
+        .map(|item| match item {
+            Item::Layer(Expr::Sequential(terms)) => terms
+                .iter()
+                .map(|term| match term {
+                    Expr::Component(name) => of(&components[name]),
+                    _ => panic!("a component"),
+                })
+                .sum::<u64>(),
+            _ => panic!("a layer"),
+        })
+        .sum();
+    (if *tie { 1 } else { 2 }) * vocab * hidden + count * layers + hidden
+}
+
+#[test]
+fn published_models_have_their_published_sizes() {
+    // Llama:   128256·2048 + 16·(48·64·2048 + 2048² + 3·8192·2048 + 2·2048) + 2048
+    // Mixtral: 2·32000·4096 + 32·(48·128·4096 + 4096² + 8·3·14336·4096 + 8·4096 + 2·4096) + 4096
+    // OLMoE:   2·50304·2048 + 16·(4·2048² + 2·2048 + 64·3·1024·2048 + 64·2048 + 2·2048) + 2048
+    // Gemma 2: 256000·2304 + 26·(16·256·2304 + 2048·2304 + 3·9216·2304 + 4·2304) + 2304
+    let published = [
+        ("llama-3.2-1b.yaml", 1_235_814_400),
+        ("mixtral-8x7b.yaml", 46_702_792_704),
+        ("olmoe-1b-7b.yaml", 6_919_161_856),
+        ("gemma-2-2b.yaml", 2_614_341_888),
+    ];
+    for (name, total) in published {
+        let path = format!("{}/../examples/{name}", env!("CARGO_MANIFEST_DIR"));
+        let (spec, _) = load(path, &[]).unwrap();
+        assert_eq!(parameters(&spec), total, "{name}");
+    }
+}
+
+#[test]
+fn an_example_in_both_spellings_is_one() {
+    let mut pairs = 0;
+    for path in
+        common::files("../examples").iter().filter(|path| path.extension().is_some_and(|e| e == "dream"))
+    {
+        let (dream, _) = load(path, &[]).unwrap();
+        let (yaml, _) = load(path.with_extension("yaml"), &[]).unwrap();
+        assert_eq!(dream, yaml, "{}", path.display());
+        pairs += 1;
+    }
+    assert!(pairs >= 2);
 }

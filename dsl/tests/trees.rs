@@ -104,6 +104,26 @@ fn forms_that_mean_the_same() {
     assert_eq!(spec(yaml, Spelling::Yaml), spec(explicit, Spelling::Dream));
 }
 
+/// `DREAMC_BLESS=1 cargo test -p dreamc-dsl reference` writes the page anew.
+#[test]
+fn the_reference_page_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/language.md");
+    if std::env::var_os("DREAMC_BLESS").is_some() {
+        std::fs::write(path, dreamc_dsl::reference()).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), dreamc_dsl::reference());
+}
+
+#[test]
+fn the_examples_of_the_reference_page_mean_the_same() {
+    let page = dreamc_dsl::reference();
+    let block = |fence: &str| page.split(fence).nth(1).unwrap().split("```").next().unwrap().to_string();
+    let (dream, yaml) =
+        (read(&block("```text\n"), Spelling::Dream), read(&block("```yaml\n"), Spelling::Yaml));
+    let spec = |ast| check(ast, &[]).unwrap_or_else(|diagnostics| panic!("{diagnostics}")).0;
+    assert_eq!(spec(&dream), spec(&yaml));
+}
+
 #[test]
 fn the_schema_knows_every_key() {
     let schema = schema(dreamc_dsl::FileKind::Spec);
