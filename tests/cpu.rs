@@ -20,6 +20,7 @@ fn options(b: usize, n: usize) -> Options {
         logits: true,
         segments: false,
         depth: None,
+        depths: vec![],
         cache: None,
     }
 }
@@ -65,6 +66,10 @@ impl Run {
 
     /// Loss and gradients of a batch, added to what is there.
     fn backward(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
+        self.program("backward", golden, ids, b, n)
+    }
+
+    fn program(&mut self, program: &str, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
         let (inputs, targets) = golden.batch(ids, n);
         self.write_i32("ids", &inputs);
         self.write_i32("targets", &targets);
@@ -72,7 +77,7 @@ impl Run {
         self.write_f32("loss_scale", &[1.0 / (b * n) as f32]);
         self.write_f32("aux_scale", &[1.0]);
         self.write_f32("loss", &[0.0]);
-        self.session.run("backward").unwrap();
+        self.session.run(program).unwrap();
         f64::from(self.read("loss")[0])
     }
 
@@ -253,5 +258,36 @@ fn cached_generation_equals_uncached() {
         }
         assert!(lengths.iter().all(|&l| l == n));
         assert!(worst < 1e-5, "{}: cached logits differ by {worst}", golden.name);
+    }
+}
+
+#[test]
+fn training_at_other_depths_agrees_with_the_oracle() {
+    let golden = goldens().into_iter().find(|g| g.name == "dr_da").unwrap();
+    let ids = &golden.tensors["ids"];
+    let (b, n) = (ids.dims[0], ids.dims[1] - 1);
+    let depths = vec![2, 6];
+    let mut run = Run::new(&golden, &Options { depths: depths.clone(), ..options(b, n) }, 2);
+    let shape = Shape { batch: b as u64, sequence: n as u64, segments: false, cache: None };
+    let (inputs, targets) = golden.batch(ids.ints(), n);
+    let batch = Batch { ids: inputs, targets };
+    for depth in depths {
+        let loss = run.program(&format!("backward@{depth}"), &golden, ids.ints(), b, n);
+        let oracle = Oracle::new(&golden.spec.model, shape, Some(depth)).unwrap();
+        let expected = oracle.evaluate(&golden.with_prefix("weights."), &batch).unwrap();
+        assert!(
+            error(&[loss], &[expected.loss]) < 1e-5,
+            "depth {depth}: loss {loss} against {}",
+            expected.loss
+        );
+        for tensor in run.compiled.tensors.clone() {
+            let Some(gradient) = tensor.gradient else { continue };
+            let mut found = vec![0.0f32; tensor.shape.iter().product::<u64>() as usize];
+            run.session.read_at(gradient, tensor.instance, 0, &mut found).unwrap();
+            run.session.write_at(gradient, tensor.instance, 0, &vec![0.0f32; found.len()]).unwrap();
+            let found: Vec<f64> = found.into_iter().map(f64::from).collect();
+            let e = distance(&found, expected.gradients[&tensor.name].floats());
+            assert!(e < 1e-4, "depth {depth}: gradient of {} differs by {e}", tensor.name);
+        }
     }
 }

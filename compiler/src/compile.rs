@@ -31,6 +31,8 @@ pub struct Options {
     pub segments: bool,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
+    /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for training at random depths.
+    pub depths: Vec<u64>,
     /// Programs `prefill` and `decode` over sequence caches, and nothing else.
     pub cache: Option<Cache>,
 }
@@ -88,6 +90,12 @@ struct Forms {
 /// Compiles a spec.
 pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError> {
     let architecture = Architecture::new(&spec.model, options.depth)?;
+    // Deepest first: what others keep then fits into the same buffers.
+    let mut others = options.depths.clone();
+    others.sort_by_key(|&d| std::cmp::Reverse(d));
+    others.dedup();
+    let others = others.into_iter().map(|d| Ok((d, Architecture::new(&spec.model, Some(d))?)));
+    let others = others.collect::<Result<Vec<_>, CompileError>>()?;
     let shape = |sequence, cache| Shape { batch: options.batch, sequence, segments: options.segments, cache };
     let mut lowered = lower(&architecture, shape(options.sequence, None))?;
     let mut assembly = Assembly::new(spec, options, &architecture, &lowered)?;
@@ -107,8 +115,21 @@ pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError>
     let trained = |w: &Weight, body: Option<usize>| trained.contains(&(body, w.name.clone()));
     let forms = ModelForms::new(&architecture, &mut lowered, &trained, options)?;
     if options.train {
-        let program = assembly.backward(&lowered.module, &forms)?;
-        assembly.plan.programs.insert("backward".into(), program);
+        let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
+        programs.push((&architecture, "backward".into()));
+        programs.sort_by_key(|(a, _)| std::cmp::Reverse(a.depth));
+        for (deep, name) in programs {
+            assembly.architecture = deep;
+            let program = if deep.depth == architecture.depth {
+                assembly.backward(&lowered.module, &forms)?
+            } else {
+                let mut lowered = lower(deep, shape(options.sequence, None))?;
+                let forms = ModelForms::new(deep, &mut lowered, &trained, options)?;
+                assembly.backward(&lowered.module, &forms)?
+            };
+            assembly.plan.programs.insert(name, program);
+        }
+        assembly.architecture = &architecture;
         let program = assembly.norm()?;
         assembly.plan.programs.insert("norm".into(), program);
         let program = assembly.update()?;

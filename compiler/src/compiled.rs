@@ -27,7 +27,7 @@ use crate::program::{BufferId, Plan};
 /// | `{program}.slots` | `i32[batch, seq]` | place in the caches for each token; negative for padding |
 /// | `key_positions` | `i32[batch, places]` | position of the token in each place, those of this call included; negative: none |
 ///
-/// Programs: `backward` (one micro-batch; adds to the gradients), `norm` (global gradient norm of the step; to be looked at and
+/// Programs: `backward` (and `backward@{depth}` for other recurrent depths) (one micro-batch; adds to the gradients), `norm` (global gradient norm of the step; to be looked at and
 /// then used by `update`), `update` (one optimizer step; leaves gradients and counts zero), `evaluate` (forward alone: `nll`, and `logits` where asked for).
 #[derive(Clone, Debug)]
 pub struct Compiled {

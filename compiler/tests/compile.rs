@@ -23,7 +23,16 @@ fn examples() -> Vec<String> {
 }
 
 fn options() -> Options {
-    Options { batch: 2, sequence: 64, train: true, logits: false, segments: false, depth: None, cache: None }
+    Options {
+        batch: 2,
+        sequence: 64,
+        train: true,
+        logits: false,
+        segments: false,
+        depth: None,
+        depths: vec![],
+        cache: None,
+    }
 }
 
 fn launches(steps: &[Step]) -> usize {
@@ -119,4 +128,20 @@ fn the_block_of_the_paper_as_ir_and_as_launches() {
     let lowered = dreamc_compiler::lower::lower(&architecture, shape).unwrap();
     insta::assert_snapshot!("tiny-dr-da.ir", lowered.module.to_string());
     insta::assert_snapshot!("tiny-dr-da.plan", compile(&spec, &options).unwrap().plan.to_string());
+}
+
+#[test]
+fn other_depths_share_every_buffer_that_outlives_a_step() {
+    let spec = example("tiny-dr-da.yaml");
+    let plain = compile(&spec, &options()).unwrap();
+    let random = compile(&spec, &Options { depths: vec![2, 4, 6], ..options() }).unwrap();
+    let programs: Vec<&str> = random.plan.programs.keys().map(String::as_str).collect();
+    assert_eq!(
+        programs,
+        ["backward@6", "backward@4", "backward", "backward@2", "norm", "update", "evaluate"]
+    );
+    for (a, b) in plain.tensors.iter().zip(&random.tensors) {
+        assert_eq!(a.name, b.name);
+        assert_eq!(plain.plan.buffer(a.weight).offset, random.plan.buffer(b.weight).offset);
+    }
 }

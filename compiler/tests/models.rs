@@ -116,6 +116,7 @@ fn random_models_compile() {
                 logits: seed % 2 == 0,
                 segments,
                 depth: None,
+                depths: vec![],
                 cache: None,
             };
             compile(&spec, &options).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{:#?}", spec.model));
