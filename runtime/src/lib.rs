@@ -2,7 +2,10 @@
 pub mod checkpoint;
 pub mod data;
 pub mod device;
+pub mod evaluate;
 pub mod files;
+pub mod generate;
 pub mod init;
-pub mod nvrtc;
+pub mod model;
 pub mod rng;
+pub mod train;

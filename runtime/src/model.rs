@@ -1,0 +1,365 @@
+//! A compiled model on a device: the one place where names become buffers.
+//!
+//! *In*: a [`Compiled`] and a [`Device`]. *Out*: a [`Model`] that takes batches and gives losses, gradients, logits. *Promise*: all
+//! memory is allocated by [`Model::load`]; a tensor is reached by its name of SEMANTICS section 11, its moments by `{name}.m` and
+//! `{name}.v`, its selection counts by `{name}.counts`, its gradient by [`Model::gradient`].
+
+use crate::checkpoint::CheckpointError;
+use crate::checkpoint::safetensors::{Entry, Tensors};
+use crate::data::Batch;
+use crate::device::{Device, DeviceError, RunStats, Session};
+use crate::init;
+use dreamc_compiler::Compiled;
+use dreamc_compiler::compiled::Tensor;
+use dreamc_compiler::ir::DType;
+use dreamc_compiler::program::{BufferId, Plan, Space};
+use std::collections::HashMap;
+use thiserror::Error;
+
+/// What can go wrong between a model and its device.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// The device fails.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A checkpoint does not fit, or cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The plan lacks what every plan has: a bug of the compiler.
+    #[error("the compiled plan has no buffer `{0}`")]
+    NoBuffer(String),
+    /// A batch of another shape.
+    #[error("a batch of {rows} rows of {sequence} tokens does not fit a model compiled for {expected}")]
+    Shape {
+        /// Rows given.
+        rows: usize,
+        /// Tokens of each.
+        sequence: usize,
+        /// What was compiled.
+        expected: String,
+    },
+}
+
+/// A model in the memory of a device.
+pub struct Model {
+    compiled: Compiled,
+    session: Box<dyn Session>,
+    /// Places of tensors, moments and counts by name.
+    places: HashMap<String, Place>,
+    batch: u64,
+    sequence: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    buffer: BufferId,
+    instance: u64,
+    elements: u64,
+}
+
+/// Bytes of the device's memory by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Memory {
+    /// Weights.
+    pub weights: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// AdamW's moments.
+    pub optimizer: u64,
+    /// What the forward keeps for the backward, depth caches, counts.
+    pub activations: u64,
+    /// Inputs, results and values of one program.
+    pub temporary: u64,
+    /// What the device needs beside the plan.
+    pub scratch: u64,
+    /// All of it: known before the first allocation, and never exceeded.
+    pub total: u64,
+}
+
+impl Memory {
+    /// What a plan takes, with so many bytes beside it.
+    pub fn of(plan: &Plan, scratch: u64) -> Self {
+        let of = |spaces: &[Space]| {
+            plan.buffers.iter().filter(|b| spaces.contains(&b.space)).map(|b| b.bytes()).sum::<u64>()
+        };
+        let (weights, gradients) = (of(&[Space::Weights]), of(&[Space::Gradients]));
+        let (optimizer, activations) = (of(&[Space::Optimizer]), of(&[Space::State, Space::Saved]));
+        // Values of one program share memory, so what is left of the arena is theirs.
+        let temporary = plan.arena.saturating_sub(weights + gradients + optimizer + activations);
+        let total = plan.arena + scratch;
+        Memory { weights, gradients, optimizer, activations, temporary, scratch, total }
+    }
+}
+
+impl Model {
+    /// Puts a model into the memory of a device; all values are zero.
+    pub fn load(device: &dyn Device, compiled: Compiled) -> Result<Self, ModelError> {
+        let session = device.load(&compiled.plan)?;
+        let ids = compiled.plan.find("ids").ok_or_else(|| ModelError::NoBuffer("ids".into()))?;
+        let (batch, sequence) = match compiled.plan.buffer(ids).shape[..] {
+            [batch, sequence] => (batch, sequence),
+            _ => return Err(ModelError::NoBuffer("ids [batch, sequence]".into())),
+        };
+        let mut places = HashMap::new();
+        for t in &compiled.tensors {
+            let mut add = |name: String, buffer: Option<BufferId>| {
+                if let Some(buffer) = buffer {
+                    let elements = compiled.plan.buffer(buffer).elements();
+                    places.insert(name, Place { buffer, instance: t.instance, elements });
+                }
+            };
+            add(t.name.clone(), Some(t.weight));
+            add(format!("{}.m", t.name), t.moments.map(|m| m.0));
+            add(format!("{}.v", t.name), t.moments.map(|m| m.1));
+            add(format!("{}.counts", t.name), t.counts);
+        }
+        Ok(Model { compiled, session, places, batch, sequence })
+    }
+
+    /// What was compiled.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// Rows of a batch.
+    pub fn batch(&self) -> usize {
+        self.batch as usize
+    }
+
+    /// Tokens of a row.
+    pub fn sequence(&self) -> usize {
+        self.sequence as usize
+    }
+
+    /// Number of parameters; balancing biases are state, not parameters, and are not counted.
+    pub fn parameters(&self) -> u64 {
+        parameters(&self.compiled)
+    }
+
+    /// What it takes of the device's memory.
+    pub fn memory(&self) -> Memory {
+        Memory::of(&self.compiled.plan, self.session.scratch_bytes())
+    }
+
+    /// The device's side, for what has no method here.
+    pub fn session(&mut self) -> &mut dyn Session {
+        self.session.as_mut()
+    }
+
+    /// Gives all tensors their first values.
+    pub fn initialise(&mut self, seed: u64) -> Result<(), ModelError> {
+        for i in 0..self.compiled.tensors.len() {
+            let t = &self.compiled.tensors[i];
+            let elements = t.shape.iter().product::<u64>() as usize;
+            let values = init::values(seed, &t.name, t.init, elements);
+            let name = t.name.clone();
+            self.set(&name, &values)?;
+        }
+        Ok(())
+    }
+
+    /// Takes all tensors from a file; every tensor must be there, of the right shape.
+    pub fn restore(&mut self, from: &Tensors) -> Result<(), ModelError> {
+        let entries = self.entries();
+        let unknown = from.entries().find(|(name, _)| !entries.iter().any(|(n, _)| n == name));
+        if let Some((name, _)) = unknown {
+            let problem = format!("it has a tensor {name}, which the model has not");
+            return Err(CheckpointError::Mismatch { path: from.path().to_path_buf(), problem }.into());
+        }
+        self.take(from, &entries)
+    }
+
+    /// Takes moments and selection counts from a file.
+    pub fn restore_optimizer(&mut self, from: &Tensors) -> Result<(), ModelError> {
+        let entries = self.optimizer_entries();
+        self.take(from, &entries)
+    }
+
+    fn take(&mut self, from: &Tensors, entries: &[Entry]) -> Result<(), ModelError> {
+        for (name, shape) in entries {
+            let mismatch = |problem| CheckpointError::Mismatch { path: from.path().to_path_buf(), problem };
+            let Some((found, values)) = from.get(name)? else {
+                return Err(mismatch(format!("it lacks the tensor {name}")).into());
+            };
+            if found != shape {
+                return Err(mismatch(format!("{name} is {found:?} there and {shape:?} in the model")).into());
+            }
+            self.set(name, &values)?;
+        }
+        Ok(())
+    }
+
+    /// Takes all tensors from another model of the same specification, compiled in another way.
+    pub fn copy_from(&mut self, other: &Model) -> Result<(), ModelError> {
+        for i in 0..self.compiled.tensors.len() {
+            let name = self.compiled.tensors[i].name.clone();
+            let values = other.get(&name)?;
+            self.set(&name, &values)?;
+        }
+        Ok(())
+    }
+
+    /// Names and shapes of the tensors.
+    pub fn entries(&self) -> Vec<Entry> {
+        self.compiled.tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect()
+    }
+
+    /// Names and shapes of moments and selection counts.
+    pub fn optimizer_entries(&self) -> Vec<Entry> {
+        let of = |t: &Tensor| {
+            ["m", "v", "counts"]
+                .into_iter()
+                .filter(|kind| if *kind == "counts" { t.counts.is_some() } else { t.moments.is_some() })
+                .map(|kind| (format!("{}.{kind}", t.name), t.shape.clone()))
+                .collect::<Vec<_>>()
+        };
+        self.compiled.tensors.iter().flat_map(of).collect()
+    }
+
+    /// Values of a tensor, its moments or counts.
+    pub fn get(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
+        self.read(place)
+    }
+
+    /// Sets a tensor, its moments or counts.
+    pub fn set(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
+        let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
+        let dtype = self.compiled.plan.buffer(place.buffer).dtype;
+        if dtype == DType::Bf16 {
+            let values: Vec<half::bf16> = values.iter().map(|&v| half::bf16::from_f32(v)).collect();
+            Ok(self.session.write_at(place.buffer, place.instance, 0, &values)?)
+        } else {
+            Ok(self.session.write_at(place.buffer, place.instance, 0, values)?)
+        }
+    }
+
+    /// Gradient of a tensor, where one is computed.
+    pub fn gradient(&self, tensor: &Tensor) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(buffer) = tensor.gradient else { return Ok(None) };
+        let elements = self.compiled.plan.buffer(buffer).elements();
+        self.read(Place { buffer, instance: tensor.instance, elements }).map(Some)
+    }
+
+    fn read(&self, place: Place) -> Result<Vec<f32>, ModelError> {
+        let n = place.elements as usize;
+        if self.compiled.plan.buffer(place.buffer).dtype == DType::Bf16 {
+            let mut values = vec![half::bf16::ZERO; n];
+            self.session.read_at(place.buffer, place.instance, 0, &mut values)?;
+            return Ok(values.into_iter().map(half::bf16::to_f32).collect());
+        }
+        let mut values = vec![0.0; n];
+        self.session.read_at(place.buffer, place.instance, 0, &mut values)?;
+        Ok(values)
+    }
+
+    fn io(&self, name: &str) -> Result<BufferId, ModelError> {
+        self.compiled.plan.find(name).ok_or_else(|| ModelError::NoBuffer(name.into()))
+    }
+
+    fn scalar(&self, name: &str) -> Result<f32, ModelError> {
+        let mut value = [0.0f32];
+        self.session.read_at(self.io(name)?, 0, 0, &mut value)?;
+        Ok(value[0])
+    }
+
+    fn put(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        if batch.rows() as u64 != self.batch || batch.sequence as u64 != self.sequence {
+            let expected = format!("{} rows of {}", self.batch, self.sequence);
+            return Err(ModelError::Shape { rows: batch.rows(), sequence: batch.sequence, expected });
+        }
+        let parts = [
+            ("ids", &batch.ids),
+            ("targets", &batch.targets),
+            ("positions", &batch.positions),
+            ("segments", &batch.segments),
+        ];
+        for (name, values) in parts {
+            // A model without rotary positions or document masks has no such input.
+            if let Some(buffer) = self.compiled.plan.find(name) {
+                self.session.write_at(buffer, 0, 0, values)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a step: no loss yet.
+    pub fn begin_step(&mut self) -> Result<(), ModelError> {
+        let loss = self.io("loss")?;
+        Ok(self.session.write_at(loss, 0, 0, &[0.0f32])?)
+    }
+
+    /// Forward and back over one micro-batch; gradients and loss add up. `scale` is one over the targets of the whole step.
+    pub fn backward(&mut self, batch: &Batch, scale: f32) -> Result<RunStats, ModelError> {
+        self.put(batch)?;
+        let buffer = self.io("loss_scale")?;
+        self.session.write_at(buffer, 0, 0, &[scale])?;
+        Ok(self.session.run("backward")?)
+    }
+
+    /// The loss of the step so far.
+    pub fn loss(&self) -> Result<f32, ModelError> {
+        self.scalar("loss")
+    }
+
+    /// The norm of the gradients of the step. Nothing is changed yet.
+    pub fn norm(&mut self) -> Result<f32, ModelError> {
+        self.session.run("norm")?;
+        self.scalar("norm")
+    }
+
+    /// The optimizer step; [`Model::norm`] comes before it.
+    pub fn update(&mut self, scalars: &[f32; 8]) -> Result<RunStats, ModelError> {
+        let buffer = self.io("scalars")?;
+        self.session.write_at(buffer, 0, 0, scalars)?;
+        Ok(self.session.run("update")?)
+    }
+
+    /// Forgets the gradients and counts of a step that is not to be taken.
+    pub fn drop_step(&mut self) -> Result<(), ModelError> {
+        let mut places = vec![];
+        for t in &self.compiled.tensors {
+            places.extend([t.gradient, t.counts].into_iter().flatten().map(|b| (b, t.instance)));
+        }
+        for (buffer, instance) in places {
+            let b = self.compiled.plan.buffer(buffer);
+            let zeros = vec![0u8; (b.elements() * b.dtype.bytes()) as usize];
+            self.session.write(buffer, instance, 0, &zeros)?;
+        }
+        Ok(())
+    }
+
+    /// Forward alone; gives the loss of every token.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
+        self.put(batch)?;
+        self.session.run("evaluate")?;
+        Ok(self.session.read_all(self.io("nll")?)?)
+    }
+
+    /// Whether logits are kept.
+    pub fn keeps_logits(&self) -> bool {
+        self.compiled.plan.find("logits").is_some()
+    }
+
+    /// Logits of the token after place `column` of row `row`, of the last evaluation.
+    pub fn logits(&self, row: usize, column: usize) -> Result<Vec<f32>, ModelError> {
+        let buffer = self.io("logits")?;
+        let vocab = self.compiled.plan.buffer(buffer).shape.last().copied().unwrap_or(0);
+        let mut values = vec![0.0; vocab as usize];
+        let first = (row as u64 * self.sequence + column as u64) * vocab;
+        self.session.read_at(buffer, 0, first, &mut values)?;
+        Ok(values)
+    }
+
+    /// All logits of the last evaluation, `[batch, sequence, vocab]`.
+    pub fn all_logits(&self) -> Result<Vec<f32>, ModelError> {
+        Ok(self.session.read_all(self.io("logits")?)?)
+    }
+}
+
+/// Number of parameters of a compiled model.
+pub fn parameters(compiled: &Compiled) -> u64 {
+    use dreamc_compiler::compiled::TensorKind;
+    let counted = compiled.tensors.iter().filter(|t| t.kind != TensorKind::Balance);
+    counted.map(|t| t.shape.iter().product::<u64>()).sum()
+}

@@ -1,0 +1,76 @@
+//! Why a run stops before its end.
+
+use super::folder::FolderError;
+use crate::checkpoint::CheckpointError;
+use crate::data::DataError;
+use crate::evaluate::EvaluateError;
+use crate::model::ModelError;
+use dreamc_compiler::CompileError;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why a run stops before its end.
+#[derive(Debug, Error)]
+pub enum TrainError {
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The model or its device.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The run folder.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The architecture.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// A file of the run cannot be written.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// Numbers left the range of floats.
+    #[error(
+        "step {step}: {what} is {value}{}; the last good checkpoint is kept. A lower learning_rate, a longer warmup or a \
+         smaller clip usually helps",
+        tensor.as_ref().map_or(String::new(), |t| format!(", first in {t}"))
+    )]
+    NotFinite {
+        /// The step.
+        step: u64,
+        /// `the loss` or `the gradient norm`.
+        what: &'static str,
+        /// What it is.
+        value: f32,
+        /// The first tensor with such a number.
+        tensor: Option<String>,
+    },
+    /// The recipe asks for what cannot be done.
+    #[error("{0}")]
+    Recipe(String),
+    /// A run is to be continued with something else than it began with.
+    #[error(
+        "{what} changed since the checkpoint was written; `--allow-changes` goes on all the same:\n{difference}"
+    )]
+    Changed {
+        /// `the specification` or `the data`.
+        what: &'static str,
+        /// How.
+        difference: String,
+    },
+}
+
+impl From<EvaluateError> for TrainError {
+    fn from(error: EvaluateError) -> Self {
+        match error {
+            EvaluateError::Model(e) => e.into(),
+            EvaluateError::Data(e) => e.into(),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The folder a run leaves behind.
+//!
+//! *Promise*: a folder is made, taken over with `force`, or resumed, never silently overwritten; one process at a time has it.
+//!
+//! | entry | content |
+//! |---|---|
+//! | `spec.yaml` | the specification with every default filled in |
+//! | `tokenizer.json` | the tokenizer, where it is not the byte level |
+//! | `metrics.jsonl` | one line a step, one an evaluation |
+//! | `events.out.tfevents.dreamc` | the same for TensorBoard |
+//! | `checkpoints/` | see [`crate::checkpoint`] |
+//! | `samples.jsonl` | what the model wrote at evaluations |
+//! | `ledger.json` | what was run on what, and what it cost |
+//! | `run.lock` | locked while a process trains here |
+
+use crate::checkpoint::Checkpoints;
+use crate::files;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a folder cannot be used.
+#[derive(Debug, Error)]
+pub enum FolderError {
+    /// The system says no.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is something already.
+    #[error("{0} exists already: resume it with `dreamc resume {0}`, choose another --out, or replace it with --force", path.display())]
+    Exists {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// It is no run.
+    #[error("{} is not empty and is not a run of dreamc; it is left alone, choose another --out", path.display())]
+    Foreign {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// There is none.
+    #[error("{} is not a run folder: it has no spec.yaml", path.display())]
+    NoRun {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// Another process has it.
+    #[error("{}: another process{holder} is training in this folder; wait for it or choose another --out", path.display())]
+    Locked {
+        /// Which folder.
+        path: PathBuf,
+        /// ` (process 123)`, where it is known.
+        holder: String,
+    },
+}
+
+/// What dreamc writes into a run folder; nothing else is ever removed.
+const OURS: [&str; 8] = [
+    "spec.yaml",
+    "tokenizer.json",
+    "metrics.jsonl",
+    EVENTS,
+    "checkpoints",
+    "samples.jsonl",
+    "ledger.json",
+    "run.lock",
+];
+
+const EVENTS: &str = "events.out.tfevents.dreamc";
+
+/// Where a new run goes.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// `runs/NAME-001`, or the first number that is free.
+    Numbered {
+        /// The folder of runs.
+        runs: PathBuf,
+        /// The model's name.
+        name: String,
+    },
+    /// Here.
+    At {
+        /// The folder.
+        path: PathBuf,
+        /// A run that is there already is replaced.
+        force: bool,
+    },
+}
+
+/// A run folder that this process has locked.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Makes one.
+    pub fn create(place: &Place) -> Result<Self, FolderError> {
+        match place {
+            Place::Numbered { runs, name } => {
+                fs::create_dir_all(runs).map_err(|e| io_error(runs, e))?;
+                let mut number = 1;
+                loop {
+                    let path = runs.join(format!("{name}-{number:03}"));
+                    match fs::create_dir(&path) {
+                        Ok(()) => return Self::lock(path),
+                        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                        Err(e) => return Err(io_error(&path, e)),
+                    }
+                }
+            }
+            Place::At { path, force } => {
+                fs::create_dir_all(path).map_err(|e| io_error(path, e))?;
+                let entries = fs::read_dir(path).map_err(|e| io_error(path, e))?;
+                let names: Vec<String> =
+                    entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+                if names.is_empty() {
+                    return Self::lock(path.clone());
+                }
+                if !names.iter().any(|n| n == "spec.yaml" || n == "run.lock") {
+                    return Err(FolderError::Foreign { path: path.clone() });
+                }
+                if !force {
+                    return Err(FolderError::Exists { path: path.clone() });
+                }
+                let folder = Self::lock(path.clone())?;
+                for name in OURS.iter().filter(|n| **n != "run.lock") {
+                    let entry = path.join(name);
+                    let removed = match fs::symlink_metadata(&entry) {
+                        Ok(m) if m.is_dir() => fs::remove_dir_all(&entry),
+                        Ok(_) => fs::remove_file(&entry),
+                        Err(_) => Ok(()),
+                    };
+                    removed.map_err(|e| io_error(&entry, e))?;
+                }
+                Ok(folder)
+            }
+        }
+    }
+
+    /// Takes one that exists.
+    pub fn open(path: &Path) -> Result<Self, FolderError> {
+        if !path.join("spec.yaml").is_file() {
+            return Err(FolderError::NoRun { path: path.to_path_buf() });
+        }
+        Self::lock(path.to_path_buf())
+    }
+
+    fn lock(path: PathBuf) -> Result<Self, FolderError> {
+        let name = path.join("run.lock");
+        let open = File::options().create(true).truncate(false).read(true).write(true).open(&name);
+        let mut file = open.map_err(|e| io_error(&name, e))?;
+        match file.try_lock() {
+            Ok(()) => {
+                let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+                write.map_err(|e| io_error(&name, e))?;
+                Ok(RunFolder { path, _lock: file })
+            }
+            Err(TryLockError::WouldBlock) => {
+                let mut text = String::new();
+                let _ = file.rewind().and_then(|()| file.read_to_string(&mut text));
+                let holder =
+                    text.trim().parse::<u32>().map_or(String::new(), |id| format!(" (process {id})"));
+                Err(FolderError::Locked { path, holder })
+            }
+            Err(TryLockError::Error(e)) => Err(io_error(&name, e)),
+        }
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its checkpoints.
+    pub fn checkpoints(&self) -> Checkpoints {
+        Checkpoints::new(self.path.join("checkpoints"))
+    }
+
+    /// The resolved specification.
+    pub fn spec(&self) -> PathBuf {
+        self.path.join("spec.yaml")
+    }
+
+    /// The metrics.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// The TensorBoard file.
+    pub fn events(&self) -> PathBuf {
+        self.path.join(EVENTS)
+    }
+
+    /// The samples.
+    pub fn samples(&self) -> PathBuf {
+        self.path.join("samples.jsonl")
+    }
+
+    /// The ledger.
+    pub fn ledger(&self) -> PathBuf {
+        self.path.join("ledger.json")
+    }
+
+    /// Writes one of its files as a whole.
+    pub fn write(&self, name: &str, content: &str) -> Result<(), FolderError> {
+        let path = self.path.join(name);
+        files::write_atomic(&path, |out| out.write_all(content.as_bytes())).map_err(|e| io_error(&path, e))
+    }
+}
+
+fn io_error(path: &Path, error: io::Error) -> FolderError {
+    FolderError::Io { path: path.to_path_buf(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(path: &Path, force: bool) -> Place {
+        Place::At { path: path.to_path_buf(), force }
+    }
+
+    #[test]
+    fn numbers_count_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::Numbered { runs: folder.path().join("runs"), name: "m".into() };
+        let first = RunFolder::create(&place).unwrap();
+        let second = RunFolder::create(&place).unwrap();
+        assert!(first.path().ends_with("runs/m-001") && second.path().ends_with("runs/m-002"));
+    }
+
+    #[test]
+    fn nothing_is_overwritten_without_being_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        drop(RunFolder::create(&at(&path, false)).unwrap());
+        let error = RunFolder::create(&at(&path, false)).unwrap_err();
+        assert!(matches!(error, FolderError::Exists { .. }), "{error}");
+        fs::write(path.join("metrics.jsonl"), "x").unwrap();
+        fs::write(path.join("notes.txt"), "mine").unwrap();
+        RunFolder::create(&at(&path, true)).unwrap();
+        assert!(!path.join("metrics.jsonl").exists() && path.join("notes.txt").exists());
+        let error = RunFolder::create(&at(folder.path(), true)).unwrap_err();
+        assert!(matches!(error, FolderError::Foreign { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_second_process_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(&at(folder.path(), false)).unwrap();
+        assert!(matches!(RunFolder::open(folder.path()).unwrap_err(), FolderError::NoRun { .. }));
+        run.write("spec.yaml", "model: {}").unwrap();
+        let error = RunFolder::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("(process {})", std::process::id())), "{error}");
+        drop(run);
+        RunFolder::open(folder.path()).unwrap();
+    }
+}

@@ -1,0 +1,48 @@
+//! `ledger.json`: what was run on what, and what it cost. The keys are stable.
+
+use serde::{Deserialize, Serialize};
+
+/// The account of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// Version of dreamc.
+    pub dreamc: String,
+    /// The model's name.
+    pub model: String,
+    /// BLAKE3 of the resolved specification.
+    pub spec_hash: String,
+    /// BLAKE3 of contents, weights and tokenizer of the data.
+    pub data_hash: String,
+    /// Seed of weights, order and sampling.
+    pub seed: u64,
+    /// The device, for people.
+    pub device: String,
+    /// `running`, `finished`, `stopped early`, `interrupted` or `failed`.
+    pub status: String,
+    /// Optimizer steps taken.
+    pub steps: u64,
+    /// Tokens read by training steps, padding included.
+    pub tokens: u64,
+    /// Tokens loss was taken on.
+    pub targets: u64,
+    /// Seconds spent in training steps, over all continuations.
+    pub train_seconds: f64,
+    /// Parameters, balancing biases not counted.
+    pub parameters: u64,
+    /// FLOPs a training token should take, where they were counted.
+    pub declared_flops_per_token: Option<f64>,
+    /// FLOPs of products that training steps carried out: two a multiply-add.
+    pub executed_flops: u64,
+    /// Bytes of the device's memory, all programs.
+    pub peak_memory: u64,
+    /// Steps left out because of infinities.
+    pub skipped_steps: u64,
+    /// The last evaluation.
+    pub validation_loss: Option<f64>,
+    /// The last evaluation.
+    pub bits_per_byte: Option<f64>,
+    /// The last evaluation.
+    pub exact_match: Option<f64>,
+    /// Step and loss of the best evaluation.
+    pub best: Option<(u64, f64)>,
+}

@@ -1,0 +1,94 @@
+//! The learning rate of each step.
+
+use dreamc_dsl::spec::{Schedule, Train};
+
+/// The learning rate of step `step`, counted from 1: a linear warm-up to the peak, then what the schedule says until the last step.
+pub fn learning_rate(train: &Train, step: u64) -> f64 {
+    let peak = train.learning_rate;
+    if step <= train.warmup {
+        return peak * step as f64 / train.warmup as f64;
+    }
+    // From 0 just after the warm-up to 1 at the last step.
+    let length = train.steps.saturating_sub(train.warmup).max(1) as f64;
+    let progress = ((step - train.warmup) as f64 / length).min(1.0);
+    let toward = |floor: f64, share: f64| peak * (floor + (1.0 - floor) * share);
+    match train.schedule {
+        Schedule::Constant => peak,
+        Schedule::Cosine { floor } => toward(floor, 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())),
+        Schedule::Linear { floor } => toward(floor, 1.0 - progress),
+        Schedule::Wsd { decay, floor } => {
+            let start = train.steps.saturating_sub(decay);
+            let gone = step.saturating_sub(start) as f64 / decay.max(1) as f64;
+            toward(floor, 1.0 - gone.min(1.0))
+        }
+    }
+}
+
+/// What the optimizer launch reads: learning rate, bias corrections, clipping.
+pub fn scalars(train: &Train, step: u64) -> [f32; 8] {
+    let correction = |beta: f64| (1.0 / (1.0 - beta.powf(step as f64))) as f32;
+    let clip = train.clip.map_or(f32::INFINITY, |c| c as f32);
+    let (m, v) = train.betas;
+    [learning_rate(train, step) as f32, correction(m), correction(v), clip, 0.0, 0.0, 0.0, 0.0]
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use dreamc_dsl::spec::{Checkpoint, Evaluate, Precision};
+
+    pub(crate) fn recipe() -> Train {
+        Train {
+            steps: 100,
+            batch: 4,
+            accumulate: 1,
+            sequence: None,
+            learning_rate: 1.0,
+            warmup: 10,
+            schedule: Schedule::Constant,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 1e-3,
+            decay_embeddings: false,
+            clip: Some(0.5),
+            seed: 0,
+            precision: Precision::F32,
+            only: vec![],
+            freeze: vec![],
+            groups: vec![],
+            random_depth: None,
+            evaluate: Evaluate { every: 0, batches: 1 },
+            checkpoint: Checkpoint { every: 0, keep: 1, keep_every: 0, best: false },
+            patience: None,
+        }
+    }
+
+    fn rates(schedule: Schedule, steps: &[u64]) -> Vec<f64> {
+        let train = Train { schedule, ..recipe() };
+        steps.iter().map(|&s| (learning_rate(&train, s) * 1e6).round() / 1e6).collect()
+    }
+
+    #[test]
+    fn schedules_pass_through_their_corners() {
+        let steps = [1, 5, 10, 55, 100, 200];
+        assert_eq!(rates(Schedule::Constant, &steps), [0.1, 0.5, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!(rates(Schedule::Cosine { floor: 0.0 }, &steps), [0.1, 0.5, 1.0, 0.5, 0.0, 0.0]);
+        assert_eq!(rates(Schedule::Linear { floor: 0.1 }, &steps), [0.1, 0.5, 1.0, 0.55, 0.1, 0.1]);
+        let wsd = Schedule::Wsd { decay: 20, floor: 0.0 };
+        assert_eq!(rates(wsd, &[1, 80, 90, 100, 101]), [0.1, 1.0, 0.5, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn scalars_are_those_of_adamw() {
+        let s = scalars(&recipe(), 1);
+        assert_eq!(s[..4], [0.1, 10.0, 1000.0, 0.5]);
+        assert_eq!(scalars(&Train { clip: None, ..recipe() }, 1)[3], f32::INFINITY);
+        assert!((scalars(&recipe(), 100_000)[2] - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn no_warmup_begins_at_the_peak() {
+        let train = Train { warmup: 0, steps: 0, ..recipe() };
+        assert_eq!(learning_rate(&train, 1), 1.0);
+    }
+}
