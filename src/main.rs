@@ -1,2 +1,74 @@
-//! dreamc
-fn main() {}
+//! The command line of dreamc.
+//!
+//! One file a command, under [`command`]; each reads its arguments, calls the library and prints. What several share: [`spec`]
+//! reads specifications, [`device`] picks a device, [`failure`] is how a command fails, [`show`] prints tables and numbers,
+//! [`progress`] is the live line.
+//!
+//! Exit codes: 0; 1 for a failed run or check; 2 for bad usage.
+
+mod command;
+mod device;
+mod failure;
+mod model;
+mod progress;
+mod show;
+mod spec;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+/// A declarative architecture compiler for attention mixtures.
+#[derive(Parser)]
+#[command(name = "dreamc", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "\
+Examples:
+  dreamc train examples/quickstart.yaml            train a small model, on the CPU, from nothing
+  dreamc check my.yaml                             every error of a file, each at its place
+  dreamc train my.yaml --data book.txt --out run   train on a text of yours
+  dreamc generate run \"Once upon\"                  let it write
+
+`dreamc COMMAND --help` shows more of each.")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Check(command::check::Arguments),
+    Fmt(command::fmt::Arguments),
+    Show(command::show::Arguments),
+    Schema(command::schema::Arguments),
+    Compile(command::compile::Arguments),
+    Train(command::train::Arguments),
+    Resume(command::resume::Arguments),
+    Generate(command::generate::Arguments),
+    Eval(command::eval::Arguments),
+    Probe(command::probe::Arguments),
+    Data(command::data::Arguments),
+    Tokenizer(command::tokenizer::Arguments),
+    Completions(command::completions::Arguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Check(a) => command::check::run(a),
+        Command::Fmt(a) => command::fmt::run(a),
+        Command::Show(a) => command::show::run(a),
+        Command::Schema(a) => command::schema::run(a),
+        Command::Compile(a) => command::compile::run(a),
+        Command::Train(a) => command::train::run(a),
+        Command::Resume(a) => command::resume::run(a),
+        Command::Generate(a) => command::generate::run(a),
+        Command::Eval(a) => command::eval::run(a),
+        Command::Probe(a) => command::probe::run(a),
+        Command::Data(a) => command::data::run(a),
+        Command::Tokenizer(a) => command::tokenizer::run(a),
+        Command::Completions(a) => command::completions::run::<Arguments>(a),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

@@ -5,7 +5,8 @@
 
 use crate::data::examples::{self, Example};
 use crate::data::task::{Problems, Split};
-use crate::data::{Batch, Batches, DataError, Tokenizer};
+use crate::data::{Batch, Batches, DataError, NO_LOSS, Tokenizer};
+use crate::generate::{NextLogits, Sampling, Why, generate};
 use crate::model::{Model, ModelError};
 use dreamc_dsl::spec::Task;
 use serde::Serialize;
@@ -178,4 +179,112 @@ pub fn argmax(logits: &[f32]) -> usize {
         }
     }
     best
+}
+
+/// The answer a text ends in: what stands behind the last `####` of GSM8K, without separators of thousands, units of money and a
+/// full stop; the whole text where there is none.
+pub fn final_answer(text: &str) -> String {
+    let text = text.rsplit_once("####").map_or(text, |(_, answer)| answer);
+    let line = text.trim().lines().next().unwrap_or_default();
+    line.trim().trim_start_matches('$').trim_end_matches('.').replace(',', "").trim().to_string()
+}
+
+/// Answers written after prompts, against the right ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Answers {
+    /// Final answers that are right.
+    pub right: u64,
+    /// Prompts asked.
+    pub asked: u64,
+    /// Texts that came to an end of their own.
+    pub ended: u64,
+}
+
+/// Lets the model answer prompts greedily and compares final answers. `asked` are whole documents.
+pub fn answers(
+    decoder: &mut dyn NextLogits,
+    tokenizer: &Tokenizer,
+    asked: &[Example],
+    max_tokens: usize,
+) -> Result<Answers, EvaluateError> {
+    let ids = |tokens: &[i32]| tokens.iter().map(|&t| t as u32).collect::<Vec<u32>>();
+    let prompt = |e: &Example| [&[tokenizer.begin()], &ids(&e.tokens[..e.learn])[..]].concat();
+    let prompts: Vec<Vec<u32>> = asked.iter().map(prompt).collect();
+    let sampling = Sampling { max_tokens, ..Sampling::default() };
+    let written = generate(decoder, tokenizer, &prompts, &sampling, &mut |_, _| {})?;
+    let mut found = Answers { asked: asked.len() as u64, ..Answers::default() };
+    for (example, written) in asked.iter().zip(written) {
+        let right = tokenizer.decode(&ids(&example.tokens[example.learn..]));
+        found.right += u64::from(final_answer(&written.text) == final_answer(&right));
+        found.ended += u64::from(written.why == Why::End);
+    }
+    Ok(found)
+}
+
+/// The log-probability of each continuation of a prompt, in nats, and its length in tokens. What does not fit a row is read from as far
+/// back as fits.
+pub fn likelihoods(
+    model: &mut Model,
+    prompt: &[u32],
+    continuations: &[Vec<u32>],
+) -> Result<Vec<(f64, u64)>, EvaluateError> {
+    let (rows, sequence) = (model.batch(), model.sequence());
+    let mut found = vec![];
+    for chunk in continuations.chunks(rows) {
+        let mut batch = Batch::new(sequence);
+        for continuation in chunk {
+            let text: Vec<i32> = prompt.iter().chain(continuation).map(|&t| t as i32).collect();
+            let text = &text[text.len().saturating_sub(sequence + 1)..];
+            let places = text.len() - 1;
+            let learn = places - continuation.len().min(places);
+            batch.ids.extend(&text[..places]);
+            batch.targets.extend(text[1..].iter().enumerate().map(|(i, &t)| if i >= learn { t } else { NO_LOSS }));
+            batch.positions.extend(0..places as i32);
+            batch.segments.extend(std::iter::repeat_n(0, places));
+            batch.pad_row(0);
+        }
+        batch.pad_rows(rows, 0);
+        let nll = model.evaluate(&batch)?;
+        for (row, _) in chunk.iter().enumerate() {
+            let range = row * sequence..(row + 1) * sequence;
+            let taken = batch.targets[range.clone()].iter().zip(&nll[range]).filter(|(t, _)| **t >= 0);
+            let (mut sum, mut tokens) = (0.0, 0);
+            for (_, &nats) in taken {
+                sum -= f64::from(nats);
+                tokens += 1;
+            }
+            found.push((sum, tokens));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn final_answers_follow_the_rule_of_gsm8k() {
+        assert_eq!(final_answer("She has 48/2 = 24.\n#### 1,024"), "1024");
+        assert_eq!(final_answer("x #### 3\n#### $5.\nmore"), "5");
+        assert_eq!(final_answer(" seven \n"), "seven");
+        assert_eq!(final_answer(""), "");
+    }
+
+    #[test]
+    fn loss_counts_bytes_of_text_alone() {
+        let batch = Batch { sequence: 3, targets: vec![97, 0, -1], ..Batch::new(3) };
+        let mut loss = Loss::default();
+        loss.add(&batch, &[1.0, 2.0, 9.0], &Tokenizer::bytes());
+        assert_eq!((loss.nats, loss.targets, loss.bytes), (3.0, 2, 1));
+        assert!((loss.bits_per_byte().unwrap() - 3.0 / std::f64::consts::LN_2).abs() < 1e-12);
+        assert_eq!(Loss::default().bits_per_byte(), None);
+    }
+
+    #[test]
+    fn the_largest_is_the_lowest_of_equals() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), 1);
+        assert_eq!(argmax(&[f32::NAN, 1.0, f32::NAN]), 1);
+        assert_eq!(argmax(&[]), 0);
+    }
 }

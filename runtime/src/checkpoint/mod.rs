@@ -88,6 +88,8 @@ pub struct State {
     pub metrics_bytes: u64,
     /// Length of the TensorBoard file at this step.
     pub events_bytes: u64,
+    /// Length of `samples.jsonl` at this step.
+    pub samples_bytes: u64,
     /// Step and loss of the best evaluation.
     pub best: Option<(u64, f64)>,
     /// Evaluations since then.

@@ -30,6 +30,8 @@ pub struct Settings<'a> {
     pub vocab: u64,
     /// Seed of the order and of generated problems.
     pub seed: u64,
+    /// Tokens a validation row advances by in running text; a whole row where absent.
+    pub stride: Option<u64>,
 }
 
 /// Where rows come from, ready to be read.
@@ -125,6 +127,31 @@ impl Dataset {
     /// Whether documents begin with the begin token, so that prompts must too. Running text does not.
     pub fn begins(&self) -> bool {
         self.sources.iter().any(|s| matches!(s.train, Rows::Examples(_)))
+    }
+
+    /// Held-out documents with prompts, so many at most, in the order of the file.
+    pub fn held_out(&self, most: u64) -> Result<Vec<examples::Example>, DataError> {
+        let mut found = vec![];
+        for source in &self.sources {
+            if let (Some(Rows::Examples(held)), None) = (&source.validation, &source.task) {
+                for i in 0..held.count().unwrap_or(0).min(most - found.len() as u64) {
+                    found.push(held.get(0, i)?);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The beginning of the first validation row, as a prompt to look at; up to the first answer where there is one.
+    pub fn opening(&self, most: usize) -> Result<Option<String>, DataError> {
+        let Some(batch) = self.validation()?.map(|mut v| v.take(1)).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        let learned = batch.targets.iter().position(|&t| t >= 0).unwrap_or(0);
+        let prompted = self.begins();
+        let ids = if prompted { &batch.ids[..learned + 1] } else { &batch.ids[..most.min(batch.ids.len())] };
+        let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+        Ok(Some(self.tokenizer.decode(&ids)))
     }
 
     /// Training batches from a cursor on, without end.
@@ -259,6 +286,10 @@ impl Opener<'_> {
             shard: shard.clone(),
             range,
             sequence: self.settings.sequence,
+            stride: match (order, self.settings.stride) {
+                (None, Some(stride)) => stride.clamp(1, self.settings.sequence),
+                _ => self.settings.sequence,
+            },
             order,
             mask: self.data.document_mask,
             end: self.tokenizer.end(),

@@ -3,7 +3,7 @@
 //! *In*: a range of a shard, an epoch, a row number. *Out*: the row. *Promise*: each epoch visits every token once, in an order
 //! and from an offset that are functions of (seed, epoch); nothing is remembered between rows.
 
-use super::batch::Batch;
+use super::batch::{Batch, NO_LOSS};
 use super::shard::Shard;
 use crate::rng::{Permutation, Philox};
 use std::ops::Range;
@@ -20,6 +20,9 @@ pub struct Stream {
     pub sequence: u64,
     /// Shuffles rows; without, they come in order.
     pub order: Option<Philox>,
+    /// Targets a row takes loss on, for measuring: with fewer than a row has tokens, rows overlap, and each target is predicted
+    /// from at least `sequence - stride` tokens, as far as there are any.
+    pub stride: u64,
     /// Attention stops, and positions begin again, at each document.
     pub mask: bool,
     /// The token that ends documents, and as an input begins the next.
@@ -30,7 +33,7 @@ impl Stream {
     /// Rows of an epoch.
     pub fn rows(&self, epoch: u64) -> u64 {
         let targets = (self.range.end - self.range.start).saturating_sub(1);
-        if targets == 0 { 0 } else { (targets + self.shift(epoch)).div_ceil(self.sequence) }
+        if targets == 0 { 0 } else { (targets + self.shift(epoch)).div_ceil(self.stride) }
     }
 
     /// Rows begin at other tokens in every epoch.
@@ -46,8 +49,11 @@ impl Stream {
         };
         let shift = self.shift(epoch);
         let targets = self.range.end - self.range.start - 1;
-        let from = (place * self.sequence).saturating_sub(shift);
-        let to = ((place + 1) * self.sequence - shift).min(targets);
+        let learn = (place * self.stride).saturating_sub(shift);
+        let end = (place + 1) * self.stride - shift;
+        let to = end.min(targets);
+        // With overlap, what comes before the first target that counts is there to be read.
+        let from = if self.stride == self.sequence { learn } else { end.saturating_sub(self.sequence) };
         let (mut position, mut segment) = (0, 0);
         for i in from..to {
             let id = self.shard.token(self.range.start + i);
@@ -55,7 +61,8 @@ impl Stream {
                 (position, segment) = (0, segment + 1);
             }
             out.ids.push(id);
-            out.targets.push(self.shard.token(self.range.start + i + 1));
+            let target = self.shard.token(self.range.start + i + 1);
+            out.targets.push(if i >= learn { target } else { NO_LOSS });
             out.positions.push(position);
             out.segments.push(segment);
             position += 1;

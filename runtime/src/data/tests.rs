@@ -21,7 +21,7 @@ impl House {
 
     fn open(&self, data: &spec::Data, sequence: u64) -> Result<Dataset, DataError> {
         let cache = self.folder.path().join("cache");
-        let settings = Settings { base: self.folder.path(), cache: &cache, sequence, vocab: 256, seed: 5 };
+        let settings = Settings { base: self.folder.path(), cache: &cache, sequence, vocab: 256, seed: 5, stride: None };
         Dataset::open(data, &settings, &mut |_| {})
     }
 }
@@ -105,12 +105,33 @@ fn batches_continue_from_any_cursor_with_the_same_bits() {
     assert_ne!(whole[0], whole[1]);
     let seeded = |seed| {
         let cache = house.folder.path().join("cache");
-        let settings = Settings { base: house.folder.path(), cache: &cache, sequence: 48, vocab: 256, seed };
+        let settings = Settings { base: house.folder.path(), cache: &cache, sequence: 48, vocab: 256, seed, stride: None };
         let set = Dataset::open(&d, &settings, &mut |_| {}).unwrap();
         take(&mut set.train(Cursor::default()).unwrap(), 4)
     };
     assert_eq!(seeded(5), whole[..4]);
     assert_ne!(seeded(6), whole[..4]);
+}
+
+#[test]
+fn a_stride_predicts_every_target_once_from_more_context() {
+    let content: Vec<u8> = (0..100).map(|i| b'0' + i % 64).collect();
+    let house = House::new(&[("t.txt", &content)]);
+    let mut d = data(vec![text("t.txt")]);
+    d.validation_file = Some("t.txt".into());
+    let cache = house.folder.path().join("cache");
+    let settings =
+        Settings { base: house.folder.path(), cache: &cache, sequence: 16, vocab: 256, seed: 5, stride: Some(6) };
+    let set = Dataset::open(&d, &settings, &mut |_| {}).unwrap();
+    let mut held = set.validation().unwrap().unwrap();
+    let mut targets = vec![];
+    while let Some(batch) = held.take(1).unwrap() {
+        let first = batch.targets.iter().position(|&t| t >= 0).unwrap();
+        assert!(targets.len() < 16 || first == 10, "{first} after {}", targets.len());
+        targets.extend(batch.targets.iter().copied().filter(|&t| t >= 0));
+    }
+    let expected: Vec<i32> = content[1..].iter().map(|&b| i32::from(b)).chain([0]).collect();
+    assert_eq!(targets, expected);
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! What is known before the first step: programs and memory.
+
+use super::error::TrainError;
+use crate::device::Device;
+use crate::model::{Memory, parameters};
+use dreamc_compiler::{Compiled, Options, compile};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Source;
+
+/// Logits kept at once by the model that scores answers.
+const MOST_LOGITS: u64 = 64 << 20;
+
+/// Rows scored at once, where memory allows.
+const MOST_ROWS: u64 = 32;
+
+/// A specification compiled for training.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// Steps and evaluation.
+    pub compiled: Compiled,
+    /// The same model with logits, for exact match and samples; it has weights of its own. Absent where even one row of logits would
+    /// take more memory than it is worth.
+    pub scorer: Option<Compiled>,
+    /// Rows of a micro-batch.
+    pub rows: u64,
+    /// Tokens of a row.
+    pub sequence: u64,
+    /// Seconds it took to compile.
+    pub seconds: f64,
+}
+
+impl Prepared {
+    /// Number of parameters.
+    pub fn parameters(&self) -> u64 {
+        parameters(&self.compiled)
+    }
+
+    /// Memory on a device: of training, and of scoring beside it.
+    pub fn memory(&self, device: &dyn Device) -> Result<(Memory, Memory), TrainError> {
+        let of = |compiled: &Compiled| -> Result<Memory, TrainError> {
+            let scratch = device.scratch_bytes(&compiled.plan).map_err(crate::model::ModelError::from)?;
+            Ok(Memory::of(&compiled.plan, scratch))
+        };
+        Ok((of(&self.compiled)?, self.scorer.as_ref().map(of).transpose()?.unwrap_or_default()))
+    }
+}
+
+/// Tokens of a row: the recipe's, else the model's context.
+pub fn sequence(spec: &Spec) -> u64 {
+    spec.train.sequence.unwrap_or(spec.model.context)
+}
+
+/// Whether attention stops at document boundaries.
+pub fn masked(spec: &Spec) -> bool {
+    spec.data.as_ref().is_some_and(|d| d.document_mask)
+}
+
+/// Compiles a specification for scoring whole rows: forward alone, logits kept.
+pub fn scorer(spec: &Spec, depth: Option<u64>) -> Result<Option<Compiled>, TrainError> {
+    let sequence = sequence(spec);
+    let row = sequence.saturating_mul(spec.model.vocab).saturating_mul(4);
+    let rows = (MOST_LOGITS / row.max(1)).clamp(1, MOST_ROWS);
+    if row.saturating_mul(rows) > 16 * MOST_LOGITS {
+        return Ok(None);
+    }
+    let segments = masked(spec);
+    let options = Options { batch: rows, sequence, train: false, logits: true, segments, depth, cache: None };
+    Ok(Some(compile(spec, &options)?))
+}
+
+/// Compiles a specification for training.
+pub fn prepare(spec: &Spec) -> Result<Prepared, TrainError> {
+    let begun = std::time::Instant::now();
+    let train = &spec.train;
+    let refuse = |what: String| Err(TrainError::Recipe(what));
+    if train.accumulate == 0 || !train.batch.is_multiple_of(train.accumulate) {
+        return refuse(format!(
+            "train.batch {} is not a multiple of accumulate {}",
+            train.batch, train.accumulate
+        ));
+    }
+    if train.random_depth.is_some() {
+        return refuse("train.random_depth is not supported yet; leave it out".into());
+    }
+    let (rows, sequence) = (train.batch / train.accumulate, sequence(spec));
+    if sequence > spec.model.context {
+        return refuse(format!(
+            "train.sequence {sequence} exceeds the model's context {}",
+            spec.model.context
+        ));
+    }
+    let segments = masked(spec);
+    let options =
+        Options { batch: rows, sequence, train: true, logits: false, segments, depth: None, cache: None };
+    let compiled = compile(spec, &options)?;
+    let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
+    let scorer = if tasks || spec.data.is_some() { scorer(spec, None)? } else { None };
+    Ok(Prepared { compiled, scorer, rows, sequence, seconds: begun.elapsed().as_secs_f64() })
+}

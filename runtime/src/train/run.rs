@@ -1,0 +1,396 @@
+//! The loop.
+//!
+//! *In*: a [`Prepared`] model, data, a run folder, perhaps a checkpoint. *Out*: a trained model in the folder and an [`Outcome`].
+//! *Promise*: the bits after step `n` are a function of specification, data and seed, however often the run was cut off before:
+//! a step reads nothing but the tensors, the data cursor and its own number, and all three are in a checkpoint. What lies behind a
+//! checkpoint in metrics and events is dropped when it is continued, and written again.
+
+use super::error::TrainError;
+use super::event::{Event, Watcher};
+use super::folder::RunFolder;
+use super::ledger::Ledger;
+use super::metrics::{EvaluationLine, Lines, StepLine};
+use super::prepare::Prepared;
+use super::tensorboard::Events;
+use super::{changes, schedule, signal};
+use crate::checkpoint::{Checkpoint, Content, Keep, State, VERSION};
+use crate::data::{Batches, Dataset};
+use crate::device::{Device, Instrument};
+use crate::evaluate;
+use crate::model::Model;
+use crate::train::sample;
+use dreamc_dsl::Spec;
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// What a run is made of.
+pub struct Setup<'a> {
+    /// The checked specification.
+    pub spec: &'a Spec,
+    /// Its resolved text, as it is kept in the folder.
+    pub text: &'a str,
+    /// Where it runs.
+    pub device: &'a dyn Device,
+    /// The data.
+    pub dataset: &'a Dataset,
+    /// The folder.
+    pub folder: &'a RunFolder,
+    /// Continue from here.
+    pub from: Option<Checkpoint>,
+    /// Continue even where specification or data have changed.
+    pub allow_changes: bool,
+}
+
+/// Why the loop ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// All steps were taken.
+    Finished,
+    /// The validation loss no longer improved.
+    Early,
+    /// A signal asked for it; the run can be continued.
+    Interrupted(&'static str),
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Why.
+    pub stop: Stop,
+    /// Its account.
+    pub ledger: Ledger,
+    /// The last evaluation, where there was one.
+    pub evaluation: Option<EvaluationLine>,
+}
+
+/// Trains until the end or until asked to stop.
+pub fn run(prepared: Prepared, setup: Setup, watcher: &mut dyn Watcher) -> Result<Outcome, TrainError> {
+    let mut runner = Runner::new(prepared, setup, watcher)?;
+    let result = runner.train();
+    let status = match &result {
+        Ok(Stop::Finished) => "finished",
+        Ok(Stop::Early) => "stopped early",
+        Ok(Stop::Interrupted(_)) => "interrupted",
+        Err(_) => "failed",
+    };
+    let ledger = runner.ledger(status);
+    let written = runner.write_ledger(&ledger);
+    let stop = result?;
+    written?;
+    Ok(Outcome { stop, ledger, evaluation: runner.evaluation })
+}
+
+struct Runner<'a> {
+    setup: Setup<'a>,
+    watcher: &'a mut dyn Watcher,
+    model: Model,
+    scorer: Option<Model>,
+    batches: Batches,
+    state: State,
+    metrics: Lines,
+    samples: Lines,
+    events: Events,
+    evaluation: Option<EvaluationLine>,
+    /// The last step a checkpoint was written of.
+    saved: u64,
+    speed: f64,
+}
+
+impl<'a> Runner<'a> {
+    fn new(
+        prepared: Prepared,
+        mut setup: Setup<'a>,
+        watcher: &'a mut dyn Watcher,
+    ) -> Result<Self, TrainError> {
+        let train = &setup.spec.train;
+        let spec_hash = blake3::hash(setup.text.as_bytes()).to_hex().to_string();
+        let data_hash = setup.dataset.hash();
+        let mut model = Model::load(setup.device, prepared.compiled)?;
+        model.session().instrument(Instrument { count: true, time: false });
+        let scorer = prepared.scorer.map(|c| Model::load(setup.device, c)).transpose()?;
+        let from = setup.from.take();
+        let state = match &from {
+            None => {
+                model.initialise(train.seed)?;
+                State { version: VERSION, spec_hash, data_hash, ..State::default() }
+            }
+            Some(from) => {
+                if !setup.allow_changes {
+                    changes::refuse(from, setup.text, &data_hash)?;
+                }
+                model.restore(&from.model)?;
+                model.restore_optimizer(&from.optimizer)?;
+                State { spec_hash, data_hash, ..from.state.clone() }
+            }
+        };
+        let batches = setup.dataset.train(state.cursor.clone())?;
+        let io = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error| TrainError::Io { path, error }
+        };
+        let folder = setup.folder;
+        let metrics = Lines::open(&folder.metrics(), state.metrics_bytes).map_err(io(&folder.metrics()))?;
+        let samples = Lines::open(&folder.samples(), state.samples_bytes).map_err(io(&folder.samples()))?;
+        let events =
+            Events::open(&folder.events(), state.events_bytes, now()).map_err(io(&folder.events()))?;
+        let saved = state.step;
+        let runner = Runner {
+            setup,
+            watcher,
+            model,
+            scorer,
+            batches,
+            state,
+            metrics,
+            samples,
+            events,
+            evaluation: None,
+            saved,
+            speed: 0.0,
+        };
+        runner.write_ledger(&runner.ledger("running"))?;
+        Ok(runner)
+    }
+
+    fn train(&mut self) -> Result<Stop, TrainError> {
+        let train = self.setup.spec.train.clone();
+        signal::catch();
+        while self.state.step < train.steps {
+            if let Some(name) = signal::caught() {
+                self.save()?;
+                return Ok(Stop::Interrupted(name));
+            }
+            self.step()?;
+            let step = self.state.step;
+            let due = |every: u64| every > 0 && step.is_multiple_of(every);
+            let mut best = false;
+            if due(train.evaluate.every) && step < train.steps {
+                best = self.evaluate(false)?;
+                if train.patience.is_some_and(|p| p > 0 && self.state.stale >= p) {
+                    self.finish()?;
+                    return Ok(Stop::Early);
+                }
+            }
+            if (due(train.checkpoint.every) || (best && train.checkpoint.best)) && step < train.steps {
+                self.save()?;
+            }
+        }
+        self.finish()?;
+        Ok(Stop::Finished)
+    }
+
+    /// The last evaluation and the last checkpoint.
+    fn finish(&mut self) -> Result<(), TrainError> {
+        self.evaluate(true)?;
+        self.save()
+    }
+
+    /// One optimizer step.
+    fn step(&mut self) -> Result<(), TrainError> {
+        let train = &self.setup.spec.train;
+        let begun = Instant::now();
+        let step = self.state.step + 1;
+        let (rows, micro) = (train.batch as usize, self.model.batch());
+        let Some(batch) = self.batches.take(rows)? else {
+            return Err(TrainError::Recipe("the data has no rows to train on".into()));
+        };
+        let targets = batch.learned();
+        let scale = 1.0 / targets.max(1) as f32;
+        self.model.begin_step()?;
+        let mut multiply_adds = 0;
+        for first in (0..rows).step_by(micro) {
+            multiply_adds += self.model.backward(&batch.slice(first, micro), scale)?.multiply_adds();
+        }
+        let loss = self.model.loss()?;
+        self.check(step, "the loss", loss)?;
+        let norm = self.model.norm()?;
+        self.check(step, "the gradient norm", norm)?;
+        self.model.update(&schedule::scalars(train, step))?;
+
+        let seconds = begun.elapsed().as_secs_f64();
+        let tokens = (rows * batch.sequence) as u64;
+        let state = &mut self.state;
+        state.step = step;
+        state.tokens += tokens;
+        state.targets += targets;
+        state.multiply_adds += multiply_adds;
+        state.train_seconds += seconds;
+        // A moving average that forgets the slow first steps soon.
+        let now_speed = tokens as f64 / seconds.max(1e-9);
+        self.speed = if self.speed == 0.0 { now_speed } else { 0.9 * self.speed + 0.1 * now_speed };
+        let line = StepLine {
+            step,
+            loss: f64::from(loss),
+            learning_rate: schedule::learning_rate(train, step),
+            norm: f64::from(norm),
+            tokens: state.tokens,
+            seconds: state.train_seconds,
+        };
+        let left = (train.steps - step) as f64 * tokens as f64 / self.speed;
+        self.log(|metrics, events| {
+            metrics.push(&line)?;
+            let scalars = [("loss", line.loss), ("learning_rate", line.learning_rate), ("norm", line.norm)];
+            events.scalars(now(), step, &scalars)
+        })?;
+        self.watcher.tell(&Event::Step { line: &line, steps: train.steps, speed: self.speed, left });
+        Ok(())
+    }
+
+    /// Stops before a number that is none reaches the weights.
+    fn check(&mut self, step: u64, what: &'static str, value: f32) -> Result<(), TrainError> {
+        if value.is_finite() {
+            return Ok(());
+        }
+        let bad = |values: &[f32]| values.iter().any(|v| !v.is_finite());
+        let tensors = self.model.compiled().tensors.clone();
+        let mut tensor = None;
+        for t in &tensors {
+            if bad(&self.model.get(&t.name)?) {
+                tensor = Some(t.name.clone());
+                break;
+            }
+        }
+        for t in &tensors {
+            if tensor.is_none() && self.model.gradient(t)?.is_some_and(|g| bad(&g)) {
+                tensor = Some(format!("the gradient of {}", t.name));
+            }
+        }
+        Err(TrainError::NotFinite { step, what, value, tensor })
+    }
+
+    /// Measures the model; says whether it is the best so far.
+    fn evaluate(&mut self, last: bool) -> Result<bool, TrainError> {
+        let Setup { spec, dataset, .. } = self.setup;
+        self.watcher.tell(&Event::Busy("evaluating"));
+        let mut line = EvaluationLine { step: self.state.step, ..EvaluationLine::default() };
+        if let Some(mut held) = dataset.validation()? {
+            let most = spec.train.evaluate.batches;
+            let loss = evaluate::loss(&mut self.model, &dataset.tokenizer, &mut held, most)?;
+            line.validation_loss = Some(loss.mean());
+            // Generated answers are not text to be compressed; bits per byte of them would mean nothing.
+            line.bits_per_byte = if dataset.tasks().next().is_none() { loss.bits_per_byte() } else { None };
+        }
+        if let Some(scorer) = &mut self.scorer {
+            scorer.copy_from(&self.model)?;
+            let each = if last { spec.eval.examples } else { spec.eval.examples.min(32) };
+            let mut found = vec![];
+            for task in dataset.tasks() {
+                let mask = spec.data.as_ref().is_some_and(|d| d.document_mask);
+                let seed = spec.train.seed;
+                found.extend(evaluate::exact_match(scorer, &dataset.tokenizer, task, seed, mask, each)?);
+            }
+            line.exact_match = evaluate::share(&found);
+            line.by_difficulty = found
+                .iter()
+                .filter(|d| d.asked > 0)
+                .map(|d| (d.steps, d.right as f64 / d.asked as f64))
+                .collect();
+            for sample in sample::write(scorer, dataset, spec)? {
+                let step = self.state.step;
+                self.samples
+                    .push(&sample.line(step))
+                    .map_err(|error| TrainError::Io { path: self.setup.folder.samples(), error })?;
+                let answer = sample.answer.as_deref();
+                self.watcher.tell(&Event::Sample {
+                    step,
+                    prompt: &sample.prompt,
+                    text: &sample.text,
+                    answer,
+                });
+            }
+        }
+        let mut best = false;
+        if let Some(loss) = line.validation_loss {
+            best = loss.is_finite() && self.state.best.is_none_or(|(_, b)| loss < b);
+            self.state.stale = if best { 0 } else { self.state.stale + 1 };
+            if best {
+                self.state.best = Some((line.step, loss));
+            }
+        }
+        self.log(|metrics, events| {
+            metrics.push(&line)?;
+            let scalars = [
+                ("validation/loss", line.validation_loss),
+                ("validation/bits_per_byte", line.bits_per_byte),
+                ("validation/exact_match", line.exact_match),
+            ];
+            let scalars: Vec<_> = scalars.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
+            events.scalars(now(), line.step, &scalars)
+        })?;
+        self.watcher.tell(&Event::Evaluated(&line));
+        self.evaluation = Some(line);
+        Ok(best)
+    }
+
+    fn log(
+        &mut self,
+        write: impl FnOnce(&mut Lines, &mut Events) -> std::io::Result<()>,
+    ) -> Result<(), TrainError> {
+        write(&mut self.metrics, &mut self.events)
+            .map_err(|error| TrainError::Io { path: self.setup.folder.metrics(), error })
+    }
+
+    /// Writes a checkpoint of the step, unless there is one.
+    fn save(&mut self) -> Result<(), TrainError> {
+        if self.state.step == self.saved && self.state.step > 0 {
+            return Ok(());
+        }
+        let synced = self.metrics.sync().and_then(|()| self.events.sync()).and_then(|()| self.samples.sync());
+        synced.map_err(|error| TrainError::Io { path: self.setup.folder.metrics(), error })?;
+        self.state.cursor = self.batches.cursor();
+        self.state.metrics_bytes = self.metrics.bytes();
+        self.state.events_bytes = self.events.bytes();
+        self.state.samples_bytes = self.samples.bytes();
+        let checkpoints = self.setup.folder.checkpoints();
+        let path = checkpoints.save(Content {
+            state: &self.state,
+            spec: self.setup.text,
+            model: self.model.entries(),
+            optimizer: self.model.optimizer_entries(),
+            read: &mut |name| self.model.get(name).map_err(std::io::Error::other),
+        })?;
+        self.saved = self.state.step;
+        let rule = self.setup.spec.train.checkpoint.clone();
+        let best = if rule.best { self.state.best.map(|b| b.0) } else { None };
+        checkpoints.prune(Keep { newest: rule.keep, every: rule.keep_every, best })?;
+        self.write_ledger(&self.ledger("running"))?;
+        self.watcher.tell(&Event::Saved { step: self.state.step, path: &path });
+        Ok(())
+    }
+
+    fn ledger(&self, status: &str) -> Ledger {
+        let (state, line) = (&self.state, self.evaluation.clone().unwrap_or_default());
+        let memory = self.model.memory().total + self.scorer.as_ref().map_or(0, |s| s.memory().total);
+        Ledger {
+            dreamc: env!("CARGO_PKG_VERSION").into(),
+            model: self.setup.spec.model.name.clone(),
+            spec_hash: state.spec_hash.clone(),
+            data_hash: state.data_hash.clone(),
+            seed: self.setup.spec.train.seed,
+            device: self.setup.device.name(),
+            status: status.into(),
+            steps: state.step,
+            tokens: state.tokens,
+            targets: state.targets,
+            train_seconds: state.train_seconds,
+            parameters: self.model.parameters(),
+            declared_flops_per_token: None,
+            executed_flops: 2 * state.multiply_adds,
+            peak_memory: memory,
+            skipped_steps: state.skipped,
+            validation_loss: line.validation_loss,
+            bits_per_byte: line.bits_per_byte,
+            exact_match: line.exact_match,
+            best: state.best,
+        }
+    }
+
+    fn write_ledger(&self, ledger: &Ledger) -> Result<(), TrainError> {
+        let text = serde_json::to_string_pretty(ledger).unwrap_or_default() + "\n";
+        Ok(self.setup.folder.write("ledger.json", &text)?)
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}

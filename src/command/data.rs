@@ -1,0 +1,151 @@
+//! `dreamc data`: look at what a model would be trained on.
+
+use crate::failure::{Done, Failure};
+use crate::progress::Progress;
+use crate::spec::{SpecArguments, make_absolute, replace_data};
+use crate::{say, show};
+use clap::{Args, Subcommand};
+use dreamc_runtime::data::{Batch, Cursor, Dataset, Settings, Tokenizer};
+use dreamc_runtime::files::cache_folder;
+use dreamc_runtime::train::prepare;
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Look at training data
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Inspect(Inspect),
+}
+
+/// Show rows as the model would be trained on them, decoded, with the loss mask
+#[derive(Args)]
+#[command(after_help = "\
+Text that loss is taken on is green on a terminal and in ⟦brackets⟧ elsewhere; ¶ stands for the end of a document.
+
+Examples:
+  dreamc data inspect examples/quickstart.yaml
+  dreamc data inspect model.yaml --data train.jsonl --rows 10 --validation
+  dreamc data inspect model.yaml --json")]
+struct Inspect {
+    #[command(flatten)]
+    spec: SpecArguments,
+
+    /// This file (text, .jsonl, .parquet) in place of the specification's data
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
+    /// Rows to show
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    rows: usize,
+
+    /// Rows held out for validation
+    #[arg(long)]
+    validation: bool,
+
+    /// Print ids, targets, positions and segments as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    ids: &'a [i32],
+    targets: &'a [i32],
+    positions: &'a [i32],
+    segments: &'a [i32],
+    text: String,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let Command::Inspect(a) = a.command;
+    let mut spec = a.spec.load()?;
+    make_absolute(&mut spec, &a.spec.base());
+    if let Some(file) = &a.data {
+        replace_data(&mut spec, file)?;
+    }
+    let Some(data) = &spec.data else {
+        return Err(Failure::Usage("the specification has no data; name a file with --data".into()));
+    };
+    let sequence = prepare::sequence(&spec);
+    let (vocab, seed) = (spec.model.vocab, spec.train.seed);
+    let settings = Settings { base: Path::new(""), cache: &cache_folder(), sequence, vocab, seed, stride: None };
+    let mut progress = Progress::new();
+    let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
+    progress.clear();
+    let dataset = dataset?;
+    let batch = if a.validation {
+        let Some(mut held) = dataset.validation()? else {
+            return Err(Failure::Usage("nothing is held out for validation".into()));
+        };
+        held.take(a.rows)?
+    } else {
+        dataset.train(Cursor::default())?.take(a.rows)?
+    };
+    let batch = batch.unwrap_or_default();
+    if a.json {
+        let rows: Vec<_> = (0..batch.rows()).map(|r| row(&batch, r, &dataset.tokenizer)).collect();
+        show::json(&rows)?;
+        return Ok(());
+    }
+    for line in dataset.describe() {
+        say!("{line}")?;
+    }
+    let color = std::io::stdout().is_terminal();
+    for r in 0..batch.rows() {
+        let one = batch.slice(r, 1);
+        let last = one.segments.last().copied().unwrap_or(0);
+        let unused = one.targets.iter().rev().take_while(|&&t| t < 0).count();
+        say!("\nrow {}: {} tokens, loss on {}, {} documents, {unused} unused", r + 1, batch.sequence, one.learned(), last + 1)?;
+        say!("{}", masked_text(&one, &dataset.tokenizer, color))?;
+    }
+    Ok(())
+}
+
+fn row<'a>(batch: &'a Batch, r: usize, tokenizer: &Tokenizer) -> Row<'a> {
+    let range = r * batch.sequence..(r + 1) * batch.sequence;
+    let ids: Vec<u32> = batch.ids[range.clone()].iter().map(|&id| id as u32).collect();
+    Row {
+        ids: &batch.ids[range.clone()],
+        targets: &batch.targets[range.clone()],
+        positions: &batch.positions[range.clone()],
+        segments: &batch.segments[range],
+        text: tokenizer.decode(&ids),
+    }
+}
+
+/// The text of a row: what each place predicts where loss is taken, what it holds elsewhere.
+fn masked_text(row: &Batch, tokenizer: &Tokenizer, color: bool) -> String {
+    let marks = if color { ("\x1b[32m", "\x1b[0m") } else { ("⟦", "⟧") };
+    let used = row.targets.iter().rposition(|&t| t >= 0).map_or(0, |i| i + 1);
+    let mut out = String::new();
+    let mut i = 0;
+    while i < used {
+        let learned = row.targets[i] >= 0;
+        let end = (i..used).find(|&k| (row.targets[k] >= 0) != learned).unwrap_or(used);
+        // Of a stretch without loss its inputs are shown, but for the begin token; the input of the first learned place
+        // belongs to the stretch before it.
+        let ids: Vec<u32> = if learned {
+            row.targets[i..end].iter().map(|&t| t as u32).collect()
+        } else {
+            row.ids[i..(end + 1).min(row.ids.len())].iter().map(|&id| id as u32).collect()
+        };
+        let mut text = tokenizer.decode(&ids);
+        if learned && ids.last() == Some(&tokenizer.end()) {
+            text.push('¶');
+        }
+        if learned {
+            out += &format!("{}{text}{}", marks.0, marks.1);
+        } else {
+            out += &text;
+        }
+        i = end;
+    }
+    out
+}

@@ -1,0 +1,285 @@
+//! `dreamc eval`: what a model is worth.
+
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::model::Trained;
+use crate::progress::Progress;
+use crate::show::{short, table};
+use crate::spec::replace_data;
+use crate::{say, show};
+use clap::Args;
+use dreamc_dsl::spec::Source;
+use dreamc_runtime::data::{Dataset, Settings, Tokenizer, task};
+use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
+use dreamc_runtime::files::cache_folder;
+use dreamc_runtime::generate::Uncached;
+use dreamc_runtime::model::Model;
+use dreamc_runtime::train::prepare;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Measure a model on held-out data
+#[derive(Args)]
+#[command(after_help = "\
+Running text: perplexity and bits per byte. Generated tasks: exact match by difficulty. Documents with prompts: loss on the
+answers, and final answers (behind the last `####`, where there is one) against the right ones. With --choices: how often the
+right continuation is the likeliest.
+
+Examples:
+  dreamc eval runs/quickstart-001
+  dreamc eval runs/book-001 --data other.txt --stride 64
+  dreamc eval runs/gsm8k-001 --data gsm8k-test.jsonl --examples 200 --json
+  dreamc eval runs/quickstart-001 --depth 2 --depth 8        a recurrent model at other depths")]
+pub struct Arguments {
+    /// A run folder, a checkpoint or a .safetensors file
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Measure on all of this file (text, .jsonl, .parquet) in place of what was held out
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
+    /// Rows `{"prompt": …, "choices": […], "answer": 0}` to rank by likelihood
+    #[arg(long, value_name = "FILE.jsonl")]
+    choices: Option<PathBuf>,
+
+    /// Examples of each difficulty, or prompts in all; the specification's by default
+    #[arg(long, value_name = "N")]
+    examples: Option<u64>,
+
+    /// Tokens a row of running text advances by; a whole row by default, so that rows do not overlap
+    #[arg(long, value_name = "N")]
+    stride: Option<u64>,
+
+    /// Run a recurrent model at this depth, too: the count of its outermost `recur`; may be given several times
+    #[arg(long, value_name = "N")]
+    depth: Vec<u64>,
+
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+/// Figures at one depth.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    step: Option<u64>,
+    /// Applications of layers.
+    depth: u64,
+    data: Vec<String>,
+    /// How texts begin and rows advance.
+    conventions: String,
+    loss: Option<Loss>,
+    perplexity: Option<f64>,
+    bits_per_byte: Option<f64>,
+    exact_match: Option<f64>,
+    by_difficulty: Vec<(String, Vec<Difficulty>)>,
+    answers: Option<Answers>,
+    choices: Option<Ranked>,
+}
+
+/// Rows whose right choice is the likeliest.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Ranked {
+    asked: u64,
+    /// By log-probability.
+    right: u64,
+    /// By log-probability per token.
+    right_per_token: u64,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let device = a.device.open()?;
+    let mut trained = Trained::open(&a.model, &[])?;
+    let tokenizer = trained.tokenizer()?;
+    if let Some(file) = &a.data {
+        replace_data(&mut trained.spec, file)?;
+        // All of the file is measured.
+        if let Some(data) = &mut trained.spec.data {
+            data.validation_file = data.sources.first().and_then(|(s, _)| match s {
+                Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => {
+                    Some(path.clone())
+                }
+                Source::Task(_) => None,
+            });
+        }
+    }
+    let spec = &trained.spec;
+    let stride = a.stride.or(spec.eval.stride);
+    let dataset = match &spec.data {
+        None => None,
+        Some(data) => {
+            let settings = Settings {
+                base: Path::new(""),
+                cache: &cache_folder(),
+                sequence: prepare::sequence(spec),
+                vocab: spec.model.vocab,
+                seed: spec.train.seed,
+                stride,
+            };
+            let mut progress = Progress::new();
+            let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
+            progress.clear();
+            Some(dataset?)
+        }
+    };
+    let mut depths: Vec<Option<u64>> = vec![None];
+    let more = if a.depth.is_empty() { &spec.eval.depths } else { &a.depth };
+    depths.extend(more.iter().map(|&d| Some(d)));
+    let mut reports = vec![];
+    for depth in depths {
+        let Some(compiled) = prepare::scorer(spec, depth)? else {
+            return Err(Failure::Usage("the vocabulary is too large for the context to be measured".into()));
+        };
+        let mut model = Model::load(device.as_ref(), compiled)?;
+        model.restore(&trained.tensors)?;
+        let report = measure(&a, &trained, &tokenizer, dataset.as_ref(), &mut model, stride)?;
+        if !a.json {
+            print(&report)?;
+        }
+        reports.push(report);
+    }
+    if a.json {
+        show::json(&reports)?;
+    }
+    Ok(())
+}
+
+fn measure(
+    a: &Arguments,
+    trained: &Trained,
+    tokenizer: &Tokenizer,
+    dataset: Option<&Dataset>,
+    model: &mut Model,
+    stride: Option<u64>,
+) -> Result<Report, Failure> {
+    let spec = &trained.spec;
+    let begins = if trained.begins() { "texts begin with the begin token" } else { "no begin token" };
+    let sequence = model.sequence() as u64;
+    let mut report = Report {
+        model: spec.model.name.clone(),
+        step: trained.tensors.metadata("step").and_then(|s| s.parse().ok()),
+        depth: model.compiled().depth,
+        data: dataset.map(Dataset::describe).unwrap_or_default(),
+        conventions: format!("{begins}; rows of {sequence} tokens, stride {}", stride.unwrap_or(sequence)),
+        loss: None,
+        perplexity: None,
+        bits_per_byte: None,
+        exact_match: None,
+        by_difficulty: vec![],
+        answers: None,
+        choices: None,
+    };
+    let examples = a.examples.unwrap_or(spec.eval.examples);
+    if let Some(dataset) = dataset {
+        let tasks: Vec<_> = dataset.tasks().collect();
+        // Tasks have no end; everything else is measured whole.
+        let most = if tasks.is_empty() { u64::MAX } else { spec.train.evaluate.batches };
+        if let Some(mut held) = dataset.validation()? {
+            let loss = evaluate::loss(model, tokenizer, &mut held, most)?;
+            report.loss = Some(loss);
+            report.perplexity = Some(loss.perplexity());
+            report.bits_per_byte = if tasks.is_empty() { loss.bits_per_byte() } else { None };
+        }
+        let mut all = vec![];
+        for task in tasks {
+            let mask = prepare::masked(spec);
+            let found = evaluate::exact_match(model, tokenizer, task, spec.train.seed, mask, examples)?;
+            all.extend(found.clone());
+            report.by_difficulty.push((task::name(task.kind).to_string(), found));
+        }
+        report.exact_match = evaluate::share(&all);
+        let asked = dataset.held_out(examples)?;
+        if !asked.is_empty() {
+            let most = spec.eval.max_tokens as usize;
+            report.answers = Some(evaluate::answers(&mut Uncached::new(model), tokenizer, &asked, most)?);
+        }
+    }
+    if let Some(path) = &a.choices {
+        report.choices = Some(rank(path, trained, tokenizer, model)?);
+    }
+    Ok(report)
+}
+
+/// Ranks the choices of every row of a file.
+fn rank(path: &Path, trained: &Trained, tokenizer: &Tokenizer, model: &mut Model) -> Result<Ranked, Failure> {
+    #[derive(serde::Deserialize)]
+    struct Row {
+        prompt: String,
+        choices: Vec<String>,
+        answer: usize,
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| dreamc_runtime::files::about(path, e))?;
+    let mut ranked = Ranked::default();
+    for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let refuse = |what: String| Failure::Usage(format!("{}:{}: {what}", path.display(), i + 1));
+        let row: Row = serde_json::from_str(line).map_err(|e| {
+            refuse(format!("not a row {{\"prompt\": …, \"choices\": […], \"answer\": 0}}: {e}"))
+        })?;
+        if row.answer >= row.choices.len() {
+            return Err(refuse(format!("answer {} of {} choices", row.answer, row.choices.len())));
+        }
+        let mut prompt = trained.prompt(tokenizer, &row.prompt)?;
+        if prompt.is_empty() {
+            prompt.push(tokenizer.end());
+        }
+        let choices = row.choices.iter().map(|c| tokenizer.encode(c)).collect::<Result<Vec<_>, _>>()?;
+        if choices.iter().any(Vec::is_empty) {
+            return Err(refuse("a choice is empty".into()));
+        }
+        let scores = evaluate::likelihoods(model, &prompt, &choices)?;
+        let best = |score: &dyn Fn(&(f64, u64)) -> f64| {
+            let mut best = 0;
+            for (i, s) in scores.iter().enumerate() {
+                if score(s) > score(&scores[best]) {
+                    best = i;
+                }
+            }
+            best
+        };
+        ranked.asked += 1;
+        ranked.right += u64::from(best(&|s| s.0) == row.answer);
+        ranked.right_per_token += u64::from(best(&|s| s.0 / s.1.max(1) as f64) == row.answer);
+    }
+    Ok(ranked)
+}
+
+fn print(r: &Report) -> Done {
+    let step = r.step.map_or(String::new(), |s| format!(", step {s}"));
+    say!("{}{step}, depth {}", r.model, r.depth)?;
+    for line in &r.data {
+        say!("  {line}")?;
+    }
+    say!("  {}", r.conventions)?;
+    let percent = |right: u64, asked: u64| format!("{:.1} %", 100.0 * right as f64 / asked.max(1) as f64);
+    let mut rows = vec![];
+    if let Some(loss) = &r.loss {
+        rows.push(vec!["loss".into(), format!("{:.4}", loss.mean()), format!("{} targets", short(loss.targets as f64))]);
+        rows.push(vec!["perplexity".into(), format!("{:.3}", loss.perplexity())]);
+    }
+    if let (Some(bits), Some(loss)) = (r.bits_per_byte, &r.loss) {
+        rows.push(vec!["bits per byte".into(), format!("{bits:.4}"), format!("{} bytes", short(loss.bytes as f64))]);
+    }
+    for (name, difficulties) in &r.by_difficulty {
+        rows.push(vec![
+            format!("exact match, {name}"),
+            format!("{:.1} %", 100.0 * evaluate::share(difficulties).unwrap_or(0.0)),
+        ]);
+        for d in difficulties {
+            rows.push(vec![format!("  {} steps", d.steps), percent(d.right, d.asked), format!("of {}", d.asked)]);
+        }
+    }
+    if let Some(x) = &r.answers {
+        rows.push(vec!["final answers".into(), percent(x.right, x.asked), format!("of {}, {} ended", x.asked, x.ended)]);
+    }
+    if let Some(x) = &r.choices {
+        rows.push(vec!["likeliest choice".into(), percent(x.right, x.asked), format!("of {}", x.asked)]);
+        rows.push(vec!["  per token".into(), percent(x.right_per_token, x.asked)]);
+    }
+    say!("{}", table(&rows))?;
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! One file a command.
+
+pub mod check;
+pub mod compile;
+pub mod completions;
+pub mod data;
+pub mod eval;
+pub mod fmt;
+pub mod generate;
+pub mod probe;
+pub mod resume;
+pub mod schema;
+pub mod show;
+pub mod tokenizer;
+pub mod train;

@@ -1,0 +1,154 @@
+//! `dreamc probe`: logits, loss and gradients for given tokens, to compare with another framework.
+
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::spec::SpecArguments;
+use clap::Args;
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::Spec;
+use dreamc_runtime::checkpoint::safetensors::{self, Entry};
+
+use dreamc_runtime::data::Batch;
+use dreamc_runtime::files::write_atomic;
+use dreamc_runtime::model::Model;
+use std::path::{Path, PathBuf};
+
+/// Write logits, loss and gradients for given token ids, under the names every checkpoint has
+#[derive(Args)]
+#[command(after_help = "\
+The ids are a JSON list of equally long lists. A row of n+1 ids is n positions: the first n are the input, each next one
+the target. The result holds `logits` [rows, n, vocab], `loss` [1], `gradients.NAME` and, with --weights,
+`weights.NAME`, all f32.
+
+Examples:
+  echo '[[1, 2, 3, 4], [5, 6, 7, 8]]' > ids.json
+  dreamc probe model.yaml --ids ids.json -o probe.safetensors --seed 0 --weights
+  dreamc probe runs/quickstart-001 --ids ids.json -o probe.safetensors")]
+pub struct Arguments {
+    /// A specification (weights are drawn from the seed), a run folder, a checkpoint or a .safetensors file
+    #[arg(value_name = "SPEC|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Token ids
+    #[arg(long, value_name = "FILE.json")]
+    ids: PathBuf,
+
+    /// Where the result goes
+    #[arg(short, long, value_name = "OUT.safetensors")]
+    out: PathBuf,
+
+    /// Seed of the weights of a specification; its own `train.seed` by default
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Write the weights, too
+    #[arg(long)]
+    weights: bool,
+
+    /// Change a field: `--set ea.count=1024`; may be given several times
+    #[arg(long, value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+
+    /// Run a recurrent model at this depth: the count of its outermost `recur`
+    #[arg(long, value_name = "N")]
+    depth: Option<u64>,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let device = a.device.open()?;
+    let specification = a.model.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
+    let (mut spec, tensors) = if specification {
+        (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
+    } else {
+        let trained = crate::model::Trained::open(&a.model, &a.set)?;
+        (trained.spec, Some(trained.tensors))
+    };
+    let batch = read_ids(&a.ids, &spec)?;
+    // Every gradient is wanted, whatever training would leave out.
+    spec.train.only.clear();
+    spec.train.freeze.clear();
+    let options = Options {
+        batch: batch.rows() as u64,
+        sequence: batch.sequence as u64,
+        train: true,
+        logits: true,
+        segments: false,
+        depth: a.depth,
+        cache: None,
+    };
+    let mut model = Model::load(device.as_ref(), compile(&spec, &options)?)?;
+    match &tensors {
+        Some(tensors) => model.restore(tensors)?,
+        None => model.initialise(a.seed.unwrap_or(spec.train.seed))?,
+    }
+    model.evaluate(&batch)?;
+    let logits = model.all_logits()?;
+    model.begin_step()?;
+    model.backward(&batch, 1.0 / batch.learned() as f32)?;
+    write(&a, &model, &batch, logits)
+}
+
+fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Vec<f32>) -> Done {
+    let (b, n) = (batch.rows() as u64, batch.sequence as u64);
+    let mut entries: Vec<Entry> =
+        vec![("logits".into(), vec![b, n, logits.len() as u64 / (b * n)]), ("loss".into(), vec![1])];
+    let tensors = &model.compiled().tensors;
+    let with_gradient = tensors.iter().filter(|t| t.gradient.is_some());
+    entries.extend(with_gradient.map(|t| (format!("gradients.{}", t.name), t.shape.clone())));
+    if a.weights {
+        entries.extend(tensors.iter().map(|t| (format!("weights.{}", t.name), t.shape.clone())));
+    }
+    let metadata = [("format", "dreamc probe")];
+    let other = std::io::Error::other;
+    write_atomic(&a.out, |out| {
+        safetensors::write(out, &metadata, &entries, |i| {
+            let name = entries[i].0.as_str();
+            if let Some(name) = name.strip_prefix("gradients.") {
+                let tensor = tensors.iter().find(|t| t.name == name).ok_or_else(|| other("no such tensor"))?;
+                Ok(model.gradient(tensor).map_err(other)?.unwrap_or_default())
+            } else if let Some(name) = name.strip_prefix("weights.") {
+                model.get(name).map_err(other)
+            } else if name == "loss" {
+                Ok(vec![model.loss().map_err(other)?])
+            } else {
+                Ok(logits.clone())
+            }
+        })
+    })?;
+    crate::say!("{}: {} tensors, loss {:.6}", a.out.display(), entries.len(), model.loss()?)?;
+    Ok(())
+}
+
+/// The rows of a file of ids as inputs and targets.
+fn read_ids(path: &Path, spec: &Spec) -> Result<Batch, Failure> {
+    let refuse = |what: String| Err(Failure::Usage(format!("{}: {what}", path.display())));
+    let text = std::fs::read_to_string(path).map_err(|e| dreamc_runtime::files::about(path, e))?;
+    let rows: Vec<Vec<u64>> = match serde_json::from_str(&text) {
+        Ok(rows) => rows,
+        Err(e) => return refuse(format!("not a JSON list of lists of ids, as [[1, 2, 3], [4, 5, 6]]: {e}")),
+    };
+    let length = rows.first().map_or(0, Vec::len);
+    if length < 2 {
+        return refuse("needs at least one row of at least two ids: inputs, and the target of the last".into());
+    }
+    if let Some(i) = rows.iter().position(|r| r.len() != length) {
+        return refuse(format!("row {} has {} ids and row 1 has {length}; all must be equally long", i + 1, rows[i].len()));
+    }
+    if length as u64 - 1 > spec.model.context {
+        return refuse(format!("{} positions exceed the model's context {}", length - 1, spec.model.context));
+    }
+    let mut batch = Batch::new(length - 1);
+    for (r, row) in rows.iter().enumerate() {
+        if let Some(c) = row.iter().position(|&id| id >= spec.model.vocab) {
+            return refuse(format!("id {} of row {}, place {} is not below vocab {}", row[c], r + 1, c + 1, spec.model.vocab));
+        }
+        batch.ids.extend(row[..length - 1].iter().map(|&id| id as i32));
+        batch.targets.extend(row[1..].iter().map(|&id| id as i32));
+        batch.positions.extend(0..length as i32 - 1);
+        batch.segments.extend(std::iter::repeat_n(0, length - 1));
+    }
+    Ok(batch)
+}

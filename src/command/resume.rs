@@ -1,0 +1,65 @@
+//! `dreamc resume`: go on with a run.
+
+use crate::command::train::Job;
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::spec;
+use clap::Args;
+use dreamc_runtime::checkpoint::Checkpoint;
+use dreamc_runtime::train::folder::RunFolder;
+use std::path::PathBuf;
+
+/// Go on with a run, from its last good checkpoint, to the same bits
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc resume runs/quickstart-001
+  dreamc resume runs/quickstart-001 --set train.steps=4000     train longer than was planned")]
+pub struct Arguments {
+    /// The folder of the run
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+
+    /// Change a field of the run's specification: `--set train.steps=4000`; may be given several times
+    #[arg(long, value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+
+    /// Go on even though the data have changed
+    #[arg(long)]
+    allow_changes: bool,
+
+    /// Print the final ledger as JSON on standard output, everything else on the error stream
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let folder = RunFolder::open(&a.run)?;
+    let path = folder.spec();
+    let text = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
+    let spec = spec::parse(&path.display().to_string(), &text, &a.set)?;
+    let from = latest(&folder)?;
+    let device = a.device.open()?;
+    let job = Job { spec: &spec, device: device.as_ref(), json: a.json };
+    let prepared = job.prepare()?;
+    let dataset = job.dataset()?;
+    job.train(prepared, &dataset, &folder, from, a.allow_changes || !a.set.is_empty())
+}
+
+/// The newest good checkpoint of a run; `None` where the run was stopped before its first.
+pub fn latest(folder: &RunFolder) -> Result<Option<Checkpoint>, Failure> {
+    let checkpoints = folder.checkpoints();
+    if checkpoints.steps().is_empty() {
+        eprintln!("the run has no checkpoint yet: it begins anew");
+        return Ok(None);
+    }
+    let (checkpoint, refused) = checkpoints.latest()?;
+    for error in refused {
+        eprintln!("warning: {error}");
+    }
+    eprintln!("going on after step {}", checkpoint.state.step);
+    Ok(Some(checkpoint))
+}

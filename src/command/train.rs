@@ -1,0 +1,251 @@
+//! `dreamc train`: from a specification to a trained model in a folder.
+
+use crate::command::resume;
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::progress::Progress;
+use crate::show::{bytes, duration, short, table};
+use crate::spec::{SpecArguments, make_absolute, replace_data, resolved};
+use crate::{say, show};
+use clap::Args;
+use dreamc_dsl::Spec;
+use dreamc_runtime::checkpoint::Checkpoint;
+use dreamc_runtime::data::{Dataset, Settings};
+use dreamc_runtime::device::Device;
+use dreamc_runtime::files::cache_folder;
+use dreamc_runtime::train::folder::{Place, RunFolder};
+use dreamc_runtime::train::{self, Outcome, Prepared, Setup, Stop, prepare};
+use std::path::{Path, PathBuf};
+
+/// Train a model; leaves a folder with checkpoints, metrics and a ledger
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc train examples/quickstart.yaml
+  dreamc train model.yaml --data book.txt --out runs/book
+  dreamc train model.yaml --set train.steps=500 --set train.learning_rate=1e-3
+  dreamc train model.yaml --out runs/book --resume      go on after a Ctrl-C or a crash")]
+pub struct Arguments {
+    #[command(flatten)]
+    spec: SpecArguments,
+
+    /// Train on this file (text, .jsonl, .parquet) in place of the specification's data
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
+    /// Folder of the run; `runs/NAME-001`, or the next number, by default
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Replace the run that is in --out
+    #[arg(long, requires = "out", conflicts_with = "resume")]
+    force: bool,
+
+    /// Go on with the run in --out
+    #[arg(long, requires = "out")]
+    resume: bool,
+
+    /// With --resume: go on even though the specification or the data have changed
+    #[arg(long, requires = "resume")]
+    allow_changes: bool,
+
+    /// Compile, print what would be done, and stop
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Print the final ledger as JSON on standard output, everything else on the error stream
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let mut spec = a.spec.load()?;
+    make_absolute(&mut spec, &a.spec.base());
+    if let Some(file) = &a.data {
+        replace_data(&mut spec, file)?;
+    }
+    let device = a.device.open()?;
+    let job = Job { spec: &spec, device: device.as_ref(), json: a.json };
+    let prepared = job.prepare()?;
+    if a.dry_run {
+        return Ok(());
+    }
+    let dataset = job.dataset()?;
+    let (folder, from) = if a.resume {
+        let folder = RunFolder::open(a.out.as_deref().unwrap_or(Path::new(".")))?;
+        let from = resume::latest(&folder)?;
+        (folder, from)
+    } else {
+        let place = match &a.out {
+            Some(path) => Place::At { path: path.clone(), force: a.force },
+            None => Place::Numbered { runs: "runs".into(), name: spec.model.name.clone() },
+        };
+        (RunFolder::create(&place)?, None)
+    };
+    job.train(prepared, &dataset, &folder, from, a.allow_changes)
+}
+
+/// A training to be done, new or continued.
+pub struct Job<'a> {
+    /// The specification.
+    pub spec: &'a Spec,
+    /// Where.
+    pub device: &'a dyn Device,
+    /// Whether standard output is for a program.
+    pub json: bool,
+}
+
+impl Job<'_> {
+    fn tell(&self, line: &str) -> Done {
+        if self.json {
+            eprintln!("{line}");
+        } else {
+            say!("{line}")?;
+        }
+        Ok(())
+    }
+
+    /// Compiles, and says what will be done.
+    pub fn prepare(&self) -> Result<Prepared, Failure> {
+        let (spec, t) = (self.spec, &self.spec.train);
+        let prepared = prepare(spec)?;
+        let (memory, scoring) = prepared.memory(self.device)?;
+        let tokens = t.batch * prepared.sequence;
+        let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
+        self.tell(&format!("{}: {} parameters, depth {}", spec.model.name, short(prepared.parameters() as f64), prepared.compiled.depth))?;
+        let rows = vec![
+            vec!["steps".into(), format!("{} of {} × {} tokens{micro}", t.steps, t.batch, prepared.sequence)],
+            vec!["tokens".into(), short((t.steps * tokens) as f64)],
+            vec!["device".into(), self.device.name()],
+            vec![
+                "memory".into(),
+                format!(
+                    "{} (weights {}, gradients {}, optimizer {}, activations {}, scoring {})",
+                    bytes(memory.total + scoring.total),
+                    bytes(memory.weights),
+                    bytes(memory.gradients),
+                    bytes(memory.optimizer),
+                    bytes(memory.activations + memory.temporary + memory.scratch),
+                    bytes(scoring.total),
+                ),
+            ],
+            vec!["compiled in".into(), format!("{:.0} ms", prepared.seconds * 1e3)],
+        ];
+        let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
+        for row in rows {
+            self.tell(&format!("  {:<width$}  {}", row[0], row[1]))?;
+        }
+        Ok(prepared)
+    }
+
+    /// Opens the data.
+    pub fn dataset(&self) -> Result<Dataset, Failure> {
+        let Some(data) = &self.spec.data else {
+            return Err(Failure::Usage(
+                "the specification has no data; add a `data` section or name a file with --data".into(),
+            ));
+        };
+        let settings = Settings {
+            base: Path::new(""),
+            cache: &cache_folder(),
+            sequence: train::prepare::sequence(self.spec),
+            vocab: self.spec.model.vocab,
+            seed: self.spec.train.seed,
+            stride: None,
+        };
+        let mut progress = Progress::new();
+        let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
+        progress.clear();
+        let dataset = dataset?;
+        for line in dataset.describe() {
+            self.tell(&format!("  data  {line}"))?;
+        }
+        Ok(dataset)
+    }
+
+    /// Trains in a folder, and says how it ended.
+    pub fn train(
+        &self,
+        prepared: Prepared,
+        dataset: &Dataset,
+        folder: &RunFolder,
+        from: Option<Checkpoint>,
+        allow_changes: bool,
+    ) -> Done {
+        let text = resolved(self.spec);
+        if from.is_none() {
+            folder.write("spec.yaml", &text)?;
+            if let Some(json) = dataset.tokenizer.json() {
+                folder.write("tokenizer.json", json)?;
+            }
+        }
+        self.tell(&format!("  run  {}\n", folder.path().display()))?;
+        let mut progress = Progress::new();
+        let setup = Setup {
+            spec: self.spec,
+            text: &text,
+            device: self.device,
+            dataset,
+            folder,
+            from,
+            allow_changes,
+        };
+        let outcome = train::run(prepared, setup, &mut progress);
+        progress.clear();
+        let outcome = outcome?;
+        if allow_changes {
+            folder.write("spec.yaml", &text)?;
+        }
+        if self.json {
+            show::json(&outcome.ledger)?;
+        } else {
+            report(&outcome, folder.path(), dataset.tasks().next().is_some())?;
+        }
+        match outcome.stop {
+            Stop::Interrupted(_) => Err(Failure::Silent),
+            Stop::Finished | Stop::Early => Ok(()),
+        }
+    }
+}
+
+/// The final table and what to do next.
+fn report(outcome: &Outcome, folder: &Path, tasks: bool) -> Done {
+    let l = &outcome.ledger;
+    let folder = folder.display();
+    match outcome.stop {
+        Stop::Finished => say!("\nfinished after {} steps", l.steps)?,
+        Stop::Early => say!("\nstopped after {} steps: the validation loss no longer improves", l.steps)?,
+        Stop::Interrupted(signal) => {
+            say!("\n{signal}: stopped after step {}, nothing is lost", l.steps)?;
+            say!("go on with:  dreamc resume {folder}")?;
+            return Ok(());
+        }
+    }
+    let line = outcome.evaluation.clone().unwrap_or_default();
+    let mut rows = vec![];
+    let mut row = |name: &str, value: Option<String>| {
+        rows.extend(value.map(|v| vec![name.to_string(), v]));
+    };
+    row("validation loss", line.validation_loss.map(|x| format!("{x:.4}")));
+    row("bits per byte", line.bits_per_byte.map(|x| format!("{x:.4}")));
+    row("exact match, held out", line.exact_match.map(|x| format!("{:.1} %", 100.0 * x)));
+    for (steps, share) in &line.by_difficulty {
+        row(&format!("  {steps} steps"), Some(format!("{:.1} %", 100.0 * share)));
+    }
+    row("tokens", Some(short(l.tokens as f64)));
+    row("training time", Some(duration(l.train_seconds)));
+    row("tokens/s", Some(short(l.tokens as f64 / l.train_seconds.max(1e-9))));
+    row("FLOP/s", Some(short(l.executed_flops as f64 / l.train_seconds.max(1e-9))));
+    row("memory", Some(bytes(l.peak_memory)));
+    say!("{}", table(&rows))?;
+    say!("left in {folder}; next:")?;
+    if tasks {
+        say!("  dreamc eval {folder}")?;
+    } else {
+        say!("  dreamc generate {folder} \"Once upon a time\"")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! How a command fails.
+
+use dreamc_dsl::Diagnostics;
+use std::error::Error;
+use std::io::{self, ErrorKind, IsTerminal};
+use std::process::ExitCode;
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// A specification has errors.
+    Diagnostics(Box<Diagnostics>),
+    /// The command line asks for something that does not exist.
+    Usage(String),
+    /// Anything else; printed with its causes.
+    Error(Box<dyn Error>),
+    /// All is said already.
+    Silent,
+}
+
+/// What commands return.
+pub type Done = Result<(), Failure>;
+
+impl Failure {
+    /// Says what is wrong, on the error stream.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Failure::Diagnostics(d) => {
+                eprint!("{}", d.render(io::stderr().is_terminal()));
+                ExitCode::from(1)
+            }
+            Failure::Usage(what) => {
+                eprintln!("error: {what}");
+                ExitCode::from(2)
+            }
+            Failure::Error(error) if broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
+            Failure::Error(error) => {
+                let mut text = error.to_string();
+                let mut cause = error.source();
+                while let Some(c) = cause {
+                    // Transparent wrappers say the same again.
+                    if !text.contains(&c.to_string()) {
+                        text += &format!(": {c}");
+                    }
+                    cause = c.source();
+                }
+                eprintln!("error: {text}");
+                ExitCode::from(1)
+            }
+            Failure::Silent => ExitCode::from(1),
+        }
+    }
+}
+
+/// Whoever read our output went away, which is their right.
+fn broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    let mut at = Some(error);
+    while let Some(e) = at {
+        if e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
+            return true;
+        }
+        at = e.source();
+    }
+    false
+}
+
+impl From<Diagnostics> for Failure {
+    fn from(d: Diagnostics) -> Self {
+        Failure::Diagnostics(Box::new(d))
+    }
+}
+
+/// Errors that are printed as they are.
+macro_rules! errors {
+    ($($error:ty),* $(,)?) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Failure::Error(Box::new(error))
+            }
+        })*
+    };
+}
+
+errors! {
+    io::Error,
+    serde_json::Error,
+    dreamc_compiler::CompileError,
+    dreamc_runtime::checkpoint::CheckpointError,
+    dreamc_runtime::data::DataError,
+    dreamc_runtime::device::DeviceError,
+    dreamc_runtime::evaluate::EvaluateError,
+    dreamc_runtime::model::ModelError,
+    dreamc_runtime::train::TrainError,
+    dreamc_runtime::train::folder::FolderError,
+}

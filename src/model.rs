@@ -1,0 +1,63 @@
+//! Trained models on the command line.
+
+use crate::failure::Failure;
+use crate::spec;
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Source;
+use dreamc_runtime::checkpoint::{self, safetensors::Tensors};
+use dreamc_runtime::data::Tokenizer;
+use std::path::{Path, PathBuf};
+
+/// A checkpoint with the specification it was trained from.
+pub struct Trained {
+    /// The specification, with `--set` applied.
+    pub spec: Spec,
+    /// The weights.
+    pub tensors: Tensors,
+    /// Where it was found.
+    pub path: PathBuf,
+}
+
+impl Trained {
+    /// Opens a run folder, a checkpoint folder, or a safetensors file that dreamc wrote.
+    pub fn open(path: &Path, set: &[String]) -> Result<Self, Failure> {
+        let tensors = checkpoint::open_model(path)?;
+        let name = tensors.path().display().to_string();
+        let Some(text) = tensors.metadata("spec") else {
+            return Err(Failure::Usage(format!(
+                "{name} was not written by dreamc: it does not say which specification it belongs to"
+            )));
+        };
+        let spec = spec::parse(&name, text, set)?;
+        Ok(Trained { spec, tensors, path: path.to_path_buf() })
+    }
+
+    /// The tokenizer: the copy in the run's folder, else the one the specification names.
+    pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+        let Some(data) = &self.spec.data else { return Ok(Tokenizer::bytes()) };
+        if let dreamc_dsl::spec::Tokenizer::Bytes = data.tokenizer {
+            return Ok(Tokenizer::bytes());
+        }
+        let copy = self.tensors.path().ancestors().map(|p| p.join("tokenizer.json")).take(5).find(|p| p.is_file());
+        Ok(match copy {
+            Some(path) => Tokenizer::from_file(&path)?,
+            None => Tokenizer::open(&data.tokenizer, Path::new(""))?,
+        })
+    }
+
+    /// Whether its training documents began with the begin token. Running text does not.
+    pub fn begins(&self) -> bool {
+        self.spec.data.iter().flat_map(|d| &d.sources).any(|(source, _)| match source {
+            Source::Task(_) => true,
+            Source::Text { .. } => false,
+            Source::Jsonl { prompt, .. } | Source::Parquet { prompt, .. } => prompt.is_some(),
+        })
+    }
+
+    /// The tokens of a prompt.
+    pub fn prompt(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Failure> {
+        let mut ids = if self.begins() { vec![tokenizer.begin()] } else { vec![] };
+        ids.extend(tokenizer.encode(text)?);
+        Ok(ids)
+    }
+}

@@ -1,0 +1,145 @@
+//! Specifications on the command line.
+
+use crate::failure::Failure;
+use clap::Args;
+use dreamc_dsl::spec::{self, Source, Spec, Tokenizer};
+use dreamc_dsl::{Diagnostics, Severity, Spelling};
+use std::fs;
+use std::io::{self, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+/// A specification and changes to it.
+#[derive(Args)]
+pub struct SpecArguments {
+    /// The specification, YAML or .dream
+    #[arg(value_name = "SPEC")]
+    pub spec: PathBuf,
+
+    /// Change a field: `--set ea.count=1024`, `--set train.steps=100`; may be given several times
+    #[arg(long, value_name = "FIELD=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl SpecArguments {
+    /// The checked specification; warnings are printed.
+    pub fn load(&self) -> Result<Spec, Failure> {
+        let (spec, warnings) = dreamc_dsl::load(&self.spec, &self.set)?;
+        warn(&spec, warnings);
+        Ok(spec)
+    }
+
+    /// The folder that paths in the specification are relative to.
+    pub fn base(&self) -> PathBuf {
+        self.spec.parent().map(Path::to_path_buf).unwrap_or_default()
+    }
+}
+
+/// Prints warnings.
+pub fn warn(spec: &Spec, list: Vec<dreamc_dsl::Diagnostic>) {
+    let color = io::stderr().is_terminal();
+    for d in list.iter().filter(|d| d.severity == Severity::Warning) {
+        eprint!("{}", d.render(&spec.sources, color));
+    }
+}
+
+/// The specification kept with a run or a checkpoint.
+pub fn parse(name: &str, text: &str, set: &[String]) -> Result<Spec, Diagnostics> {
+    dreamc_dsl::check(&dreamc_dsl::parse(name, text, Spelling::Yaml)?, set).map(|(spec, _)| spec)
+}
+
+/// The text kept with runs and checkpoints: every default filled in.
+pub fn resolved(spec: &Spec) -> String {
+    dreamc_dsl::show(spec, Spelling::Yaml)
+}
+
+/// Makes every path of the specification independent of where it is read from.
+pub fn make_absolute(spec: &mut Spec, base: &Path) {
+    let Some(data) = &mut spec.data else { return };
+    let absolute = |path: &mut String| {
+        let joined = base.join(&*path);
+        let full = joined.canonicalize().or_else(|_| std::path::absolute(&joined)).unwrap_or(joined);
+        *path = full.to_string_lossy().into_owned();
+    };
+    for (source, _) in &mut data.sources {
+        if let Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } = source {
+            absolute(path);
+        }
+    }
+    data.validation_file.iter_mut().for_each(absolute);
+    if let Tokenizer::File(path) = &mut data.tokenizer {
+        absolute(path);
+    }
+}
+
+/// Replaces the sources of the specification by one file, read as the first source of its kind was, or as its name says.
+pub fn replace_data(spec: &mut Spec, file: &Path) -> Result<(), Failure> {
+    if !file.is_file() {
+        return Err(Failure::Usage(format!("--data {}: there is no such file", file.display())));
+    }
+    let path = std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf()).to_string_lossy().into_owned();
+    let extension = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    let old = spec.data.as_ref().map(|d| d.sources.as_slice()).unwrap_or_default();
+    let fields = old.iter().find_map(|(s, _)| match s {
+        Source::Jsonl { prompt, answer, template, .. } | Source::Parquet { prompt, answer, template, .. } => {
+            Some((prompt.clone(), answer.clone(), template.clone()))
+        }
+        _ => None,
+    });
+    let source = match extension.as_str() {
+        "jsonl" | "ndjson" => {
+            let (prompt, answer, template) = match fields {
+                Some(fields) => fields,
+                None => guess_fields(file)?,
+            };
+            Source::Jsonl { path, prompt, answer, template }
+        }
+        "parquet" => {
+            let (prompt, answer, template) =
+                fields.unwrap_or_else(|| (None, "text".into(), "{answer}".into()));
+            Source::Parquet { path, prompt, answer, template }
+        }
+        _ => Source::Text { path },
+    };
+    let sources = vec![(source, 1.0)];
+    spec.data = Some(match spec.data.take() {
+        Some(data) => {
+            // Tasks hold out problems of their own; a file needs a share.
+            let validation = if data.validation > 0.0 { data.validation } else { 0.05 };
+            spec::Data { sources, validation, validation_file: None, ..data }
+        }
+        None => spec::Data {
+            sources,
+            tokenizer: Tokenizer::Bytes,
+            validation: 0.05,
+            validation_file: None,
+            document_mask: false,
+            bad_rows: spec::BadRows::Stop,
+        },
+    });
+    Ok(())
+}
+
+/// Fields of a JSONL file that the specification says nothing about, by the names its first row has.
+fn guess_fields(file: &Path) -> Result<(Option<String>, String, String), Failure> {
+    let mut start = vec![];
+    fs::File::open(file)?.take(1 << 20).read_to_end(&mut start)?;
+    let line = start.split(|&b| b == b'\n').next().unwrap_or_default();
+    let row: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(line).unwrap_or_default();
+    let pairs = [("prompt", "answer"), ("question", "answer"), ("prompt", "completion"), ("prompt", "response")];
+    let pairs = pairs.into_iter().chain([("instruction", "output"), ("input", "output")]);
+    for (prompt, answer) in pairs {
+        if row.contains_key(prompt) && row.contains_key(answer) {
+            return Ok((Some(prompt.into()), answer.into(), "{prompt}\n{answer}".into()));
+        }
+    }
+    if row.contains_key("text") {
+        return Ok((None, "text".into(), "{answer}".into()));
+    }
+    let has = row.keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
+    Err(Failure::Usage(format!(
+        "--data {}: its rows have the fields {has}; say which to learn in the specification, as \
+         `data: {{jsonl: {}, prompt: …, answer: …}}`",
+        file.display(),
+        file.display()
+    )))
+}
