@@ -7,5 +7,6 @@ pub mod files;
 pub mod generate;
 pub mod init;
 pub mod model;
+pub mod nvrtc;
 pub mod rng;
 pub mod train;
