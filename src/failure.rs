@@ -13,7 +13,7 @@ pub enum Failure {
     /// The command line asks for something that does not exist.
     Usage(String),
     /// Anything else; printed with its causes.
-    Error(Box<dyn Error>),
+    Error(Box<dyn Error + Send + Sync>),
     /// All is said already.
     Silent,
 }

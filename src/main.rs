@@ -15,7 +15,6 @@ mod show;
 mod spec;
 
 use clap::{Parser, Subcommand};
-use failure::Failure;
 use std::process::ExitCode;
 
 /// A declarative architecture compiler for attention mixtures.

@@ -38,7 +38,8 @@ impl Trained {
         if let dreamc_dsl::spec::Tokenizer::Bytes = data.tokenizer {
             return Ok(Tokenizer::bytes());
         }
-        let copy = self.tensors.path().ancestors().map(|p| p.join("tokenizer.json")).take(5).find(|p| p.is_file());
+        let copy =
+            self.tensors.path().ancestors().map(|p| p.join("tokenizer.json")).take(5).find(|p| p.is_file());
         Ok(match copy {
             Some(path) => Tokenizer::from_file(&path)?,
             None => Tokenizer::open(&data.tokenizer, Path::new(""))?,

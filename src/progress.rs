@@ -111,8 +111,11 @@ impl Watcher for Progress {
                     Some(answer) => format!("  ✗ (right: {answer})"),
                     None => String::new(),
                 };
-                let shown = |s: &str| s.chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect::<String>();
-                let line = format!("    {} → {}{mark}", shown(prompt).replace('\n', "⏎"), text.replace('\n', "⏎"));
+                let shown = |s: &str| {
+                    s.chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect::<String>()
+                };
+                let line =
+                    format!("    {} → {}{mark}", shown(prompt).replace('\n', "⏎"), text.replace('\n', "⏎"));
                 self.stay(&line);
             }
             Event::Saved { .. } => {}

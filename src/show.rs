@@ -26,7 +26,13 @@ pub fn short(n: f64) -> String {
         x if x >= 1e4 => (n / 1e3, " k"),
         _ => return if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.1}") },
     };
-    let digits = if value.abs() >= 100.0 { 0 } else if value.abs() >= 10.0 { 1 } else { 2 };
+    let digits = if value.abs() >= 100.0 {
+        0
+    } else if value.abs() >= 10.0 {
+        1
+    } else {
+        2
+    };
     format!("{value:.digits$}{unit}")
 }
 
@@ -78,8 +84,14 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        assert_eq!([0.0, 12.5, 9999.0, 12_345.0, 1.5e6, 2e9].map(short), ["0", "12.5", "9999", "12.3 k", "1.50 M", "2.00 G"]);
+        assert_eq!(
+            [0.0, 12.5, 9999.0, 12_345.0, 1.5e6, 2e9].map(short),
+            ["0", "12.5", "9999", "12.3 k", "1.50 M", "2.00 G"]
+        );
         assert_eq!([100, 2048, 5 << 20, 3 << 30].map(bytes), ["100 B", "2.0 KiB", "5.0 MiB", "3.00 GiB"]);
-        assert_eq!([3.14159, 12.0, 200.0, 3720.0].map(duration), ["3.1 s", "12 s", "3 min 20 s", "1 h 02 min"]);
+        assert_eq!(
+            [3.14159, 12.0, 200.0, 3720.0].map(duration),
+            ["3.1 s", "12 s", "3 min 20 s", "1 h 02 min"]
+        );
     }
 }

@@ -76,7 +76,8 @@ pub fn replace_data(spec: &mut Spec, file: &Path) -> Result<(), Failure> {
     if !file.is_file() {
         return Err(Failure::Usage(format!("--data {}: there is no such file", file.display())));
     }
-    let path = std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf()).to_string_lossy().into_owned();
+    let path =
+        std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf()).to_string_lossy().into_owned();
     let extension = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     let old = spec.data.as_ref().map(|d| d.sources.as_slice()).unwrap_or_default();
     let fields = old.iter().find_map(|(s, _)| match s {
@@ -125,7 +126,8 @@ fn guess_fields(file: &Path) -> Result<(Option<String>, String, String), Failure
     fs::File::open(file)?.take(1 << 20).read_to_end(&mut start)?;
     let line = start.split(|&b| b == b'\n').next().unwrap_or_default();
     let row: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(line).unwrap_or_default();
-    let pairs = [("prompt", "answer"), ("question", "answer"), ("prompt", "completion"), ("prompt", "response")];
+    let pairs =
+        [("prompt", "answer"), ("question", "answer"), ("prompt", "completion"), ("prompt", "response")];
     let pairs = pairs.into_iter().chain([("instruction", "output"), ("input", "output")]);
     for (prompt, answer) in pairs {
         if row.contains_key(prompt) && row.contains_key(answer) {

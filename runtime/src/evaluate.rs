@@ -238,7 +238,9 @@ pub fn likelihoods(
             let places = text.len() - 1;
             let learn = places - continuation.len().min(places);
             batch.ids.extend(&text[..places]);
-            batch.targets.extend(text[1..].iter().enumerate().map(|(i, &t)| if i >= learn { t } else { NO_LOSS }));
+            batch
+                .targets
+                .extend(text[1..].iter().enumerate().map(|(i, &t)| if i >= learn { t } else { NO_LOSS }));
             batch.positions.extend(0..places as i32);
             batch.segments.extend(std::iter::repeat_n(0, places));
             batch.pad_row(0);

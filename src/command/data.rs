@@ -75,7 +75,8 @@ pub fn run(a: Arguments) -> Done {
     };
     let sequence = prepare::sequence(&spec);
     let (vocab, seed) = (spec.model.vocab, spec.train.seed);
-    let settings = Settings { base: Path::new(""), cache: &cache_folder(), sequence, vocab, seed, stride: None };
+    let settings =
+        Settings { base: Path::new(""), cache: &cache_folder(), sequence, vocab, seed, stride: None };
     let mut progress = Progress::new();
     let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
     progress.clear();
@@ -102,7 +103,13 @@ pub fn run(a: Arguments) -> Done {
         let one = batch.slice(r, 1);
         let last = one.segments.last().copied().unwrap_or(0);
         let unused = one.targets.iter().rev().take_while(|&&t| t < 0).count();
-        say!("\nrow {}: {} tokens, loss on {}, {} documents, {unused} unused", r + 1, batch.sequence, one.learned(), last + 1)?;
+        say!(
+            "\nrow {}: {} tokens, loss on {}, {} documents, {unused} unused",
+            r + 1,
+            batch.sequence,
+            one.learned(),
+            last + 1
+        )?;
         say!("{}", masked_text(&one, &dataset.tokenizer, color))?;
     }
     Ok(())

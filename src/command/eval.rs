@@ -258,11 +258,19 @@ fn print(r: &Report) -> Done {
     let percent = |right: u64, asked: u64| format!("{:.1} %", 100.0 * right as f64 / asked.max(1) as f64);
     let mut rows = vec![];
     if let Some(loss) = &r.loss {
-        rows.push(vec!["loss".into(), format!("{:.4}", loss.mean()), format!("{} targets", short(loss.targets as f64))]);
+        rows.push(vec![
+            "loss".into(),
+            format!("{:.4}", loss.mean()),
+            format!("{} targets", short(loss.targets as f64)),
+        ]);
         rows.push(vec!["perplexity".into(), format!("{:.3}", loss.perplexity())]);
     }
     if let (Some(bits), Some(loss)) = (r.bits_per_byte, &r.loss) {
-        rows.push(vec!["bits per byte".into(), format!("{bits:.4}"), format!("{} bytes", short(loss.bytes as f64))]);
+        rows.push(vec![
+            "bits per byte".into(),
+            format!("{bits:.4}"),
+            format!("{} bytes", short(loss.bytes as f64)),
+        ]);
     }
     for (name, difficulties) in &r.by_difficulty {
         rows.push(vec![
@@ -270,11 +278,19 @@ fn print(r: &Report) -> Done {
             format!("{:.1} %", 100.0 * evaluate::share(difficulties).unwrap_or(0.0)),
         ]);
         for d in difficulties {
-            rows.push(vec![format!("  {} steps", d.steps), percent(d.right, d.asked), format!("of {}", d.asked)]);
+            rows.push(vec![
+                format!("  {} steps", d.steps),
+                percent(d.right, d.asked),
+                format!("of {}", d.asked),
+            ]);
         }
     }
     if let Some(x) = &r.answers {
-        rows.push(vec!["final answers".into(), percent(x.right, x.asked), format!("of {}, {} ended", x.asked, x.ended)]);
+        rows.push(vec![
+            "final answers".into(),
+            percent(x.right, x.asked),
+            format!("of {}, {} ended", x.asked, x.ended),
+        ]);
     }
     if let Some(x) = &r.choices {
         rows.push(vec!["likeliest choice".into(), percent(x.right, x.asked), format!("of {}", x.asked)]);

@@ -102,17 +102,19 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Vec<f32>) -> Done 
         entries.extend(tensors.iter().map(|t| (format!("weights.{}", t.name), t.shape.clone())));
     }
     let metadata = [("format", "dreamc probe")];
-    let other = std::io::Error::other;
     write_atomic(&a.out, |out| {
         safetensors::write(out, &metadata, &entries, |i| {
             let name = entries[i].0.as_str();
             if let Some(name) = name.strip_prefix("gradients.") {
-                let tensor = tensors.iter().find(|t| t.name == name).ok_or_else(|| other("no such tensor"))?;
-                Ok(model.gradient(tensor).map_err(other)?.unwrap_or_default())
+                let tensor = tensors
+                    .iter()
+                    .find(|t| t.name == name)
+                    .ok_or_else(|| std::io::Error::other("no such tensor"))?;
+                Ok(model.gradient(tensor).map_err(std::io::Error::other)?.unwrap_or_default())
             } else if let Some(name) = name.strip_prefix("weights.") {
-                model.get(name).map_err(other)
+                model.get(name).map_err(std::io::Error::other)
             } else if name == "loss" {
-                Ok(vec![model.loss().map_err(other)?])
+                Ok(vec![model.loss().map_err(std::io::Error::other)?])
             } else {
                 Ok(logits.clone())
             }
@@ -132,10 +134,16 @@ fn read_ids(path: &Path, spec: &Spec) -> Result<Batch, Failure> {
     };
     let length = rows.first().map_or(0, Vec::len);
     if length < 2 {
-        return refuse("needs at least one row of at least two ids: inputs, and the target of the last".into());
+        return refuse(
+            "needs at least one row of at least two ids: inputs, and the target of the last".into(),
+        );
     }
     if let Some(i) = rows.iter().position(|r| r.len() != length) {
-        return refuse(format!("row {} has {} ids and row 1 has {length}; all must be equally long", i + 1, rows[i].len()));
+        return refuse(format!(
+            "row {} has {} ids and row 1 has {length}; all must be equally long",
+            i + 1,
+            rows[i].len()
+        ));
     }
     if length as u64 - 1 > spec.model.context {
         return refuse(format!("{} positions exceed the model's context {}", length - 1, spec.model.context));
@@ -143,7 +151,13 @@ fn read_ids(path: &Path, spec: &Spec) -> Result<Batch, Failure> {
     let mut batch = Batch::new(length - 1);
     for (r, row) in rows.iter().enumerate() {
         if let Some(c) = row.iter().position(|&id| id >= spec.model.vocab) {
-            return refuse(format!("id {} of row {}, place {} is not below vocab {}", row[c], r + 1, c + 1, spec.model.vocab));
+            return refuse(format!(
+                "id {} of row {}, place {} is not below vocab {}",
+                row[c],
+                r + 1,
+                c + 1,
+                spec.model.vocab
+            ));
         }
         batch.ids.extend(row[..length - 1].iter().map(|&id| id as i32));
         batch.targets.extend(row[1..].iter().map(|&id| id as i32));

@@ -3,6 +3,7 @@
 use crate::failure::Done;
 use crate::show;
 use clap::Args;
+use dreamc_dsl::FileKind;
 
 /// Print the JSON Schema of specifications, for completion and checking in editors
 #[derive(Args)]
@@ -11,8 +12,13 @@ Examples:
   dreamc schema > dreamc.schema.json
   # then, in the first line of a YAML file, for editors with a YAML language server:
   # yaml-language-server: $schema=dreamc.schema.json")]
-pub struct Arguments {}
+pub struct Arguments {
+    /// The schema of suites, which compare several models
+    #[arg(long)]
+    suite: bool,
+}
 
-pub fn run(_: Arguments) -> Done {
-    Ok(show::json(&dreamc_dsl::schema())?)
+pub fn run(a: Arguments) -> Done {
+    let kind = if a.suite { FileKind::Suite } else { FileKind::Spec };
+    Ok(show::json(&dreamc_dsl::schema(kind))?)
 }

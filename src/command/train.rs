@@ -115,7 +115,12 @@ impl Job<'_> {
         let (memory, scoring) = prepared.memory(self.device)?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
-        self.tell(&format!("{}: {} parameters, depth {}", spec.model.name, short(prepared.parameters() as f64), prepared.compiled.depth))?;
+        self.tell(&format!(
+            "{}: {} parameters, depth {}",
+            spec.model.name,
+            short(prepared.parameters() as f64),
+            prepared.compiled.depth
+        ))?;
         let rows = vec![
             vec!["steps".into(), format!("{} of {} × {} tokens{micro}", t.steps, t.batch, prepared.sequence)],
             vec!["tokens".into(), short((t.steps * tokens) as f64)],
@@ -184,15 +189,8 @@ impl Job<'_> {
         }
         self.tell(&format!("  run  {}\n", folder.path().display()))?;
         let mut progress = Progress::new();
-        let setup = Setup {
-            spec: self.spec,
-            text: &text,
-            device: self.device,
-            dataset,
-            folder,
-            from,
-            allow_changes,
-        };
+        let setup =
+            Setup { spec: self.spec, text: &text, device: self.device, dataset, folder, from, allow_changes };
         let outcome = train::run(prepared, setup, &mut progress);
         progress.clear();
         let outcome = outcome?;

@@ -21,7 +21,8 @@ impl House {
 
     fn open(&self, data: &spec::Data, sequence: u64) -> Result<Dataset, DataError> {
         let cache = self.folder.path().join("cache");
-        let settings = Settings { base: self.folder.path(), cache: &cache, sequence, vocab: 256, seed: 5, stride: None };
+        let settings =
+            Settings { base: self.folder.path(), cache: &cache, sequence, vocab: 256, seed: 5, stride: None };
         Dataset::open(data, &settings, &mut |_| {})
     }
 }
@@ -105,7 +106,14 @@ fn batches_continue_from_any_cursor_with_the_same_bits() {
     assert_ne!(whole[0], whole[1]);
     let seeded = |seed| {
         let cache = house.folder.path().join("cache");
-        let settings = Settings { base: house.folder.path(), cache: &cache, sequence: 48, vocab: 256, seed, stride: None };
+        let settings = Settings {
+            base: house.folder.path(),
+            cache: &cache,
+            sequence: 48,
+            vocab: 256,
+            seed,
+            stride: None,
+        };
         let set = Dataset::open(&d, &settings, &mut |_| {}).unwrap();
         take(&mut set.train(Cursor::default()).unwrap(), 4)
     };
@@ -120,8 +128,14 @@ fn a_stride_predicts_every_target_once_from_more_context() {
     let mut d = data(vec![text("t.txt")]);
     d.validation_file = Some("t.txt".into());
     let cache = house.folder.path().join("cache");
-    let settings =
-        Settings { base: house.folder.path(), cache: &cache, sequence: 16, vocab: 256, seed: 5, stride: Some(6) };
+    let settings = Settings {
+        base: house.folder.path(),
+        cache: &cache,
+        sequence: 16,
+        vocab: 256,
+        seed: 5,
+        stride: Some(6),
+    };
     let set = Dataset::open(&d, &settings, &mut |_| {}).unwrap();
     let mut held = set.validation().unwrap().unwrap();
     let mut targets = vec![];
