@@ -6,7 +6,7 @@ use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
 use dreamc_runtime::checkpoint::{self, safetensors::Tensors};
 use dreamc_runtime::data::Tokenizer;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A checkpoint with the specification it was trained from.
 pub struct Trained {
@@ -14,8 +14,6 @@ pub struct Trained {
     pub spec: Spec,
     /// The weights.
     pub tensors: Tensors,
-    /// Where it was found.
-    pub path: PathBuf,
 }
 
 impl Trained {
@@ -29,7 +27,7 @@ impl Trained {
             )));
         };
         let spec = spec::parse(&name, text, set)?;
-        Ok(Trained { spec, tensors, path: path.to_path_buf() })
+        Ok(Trained { spec, tensors })
     }
 
     /// The tokenizer: the copy in the run's folder, else the one the specification names.
