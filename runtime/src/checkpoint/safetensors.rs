@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 /// A tensor to be written: name and shape.
 pub type Entry = (String, Vec<u64>);
 
+/// A tensor that was read: shape and values.
+pub type View<'a> = (&'a [u64], Cow<'a, [f32]>);
+
 /// Writes f32 tensors: `fill` gives the values of entry number `i`.
 pub fn write(
     out: &mut dyn Write,
@@ -123,7 +126,7 @@ impl Tensors {
     }
 
     /// Shape and values of a tensor; 16-bit floats are widened.
-    pub fn get(&self, name: &str) -> Result<Option<(&[u64], Cow<'_, [f32]>)>, CheckpointError> {
+    pub fn get(&self, name: &str) -> Result<Option<View<'_>>, CheckpointError> {
         let Some(found) = self.index.iter().find(|f| f.name == name) else { return Ok(None) };
         let bytes = &self.map[found.start..found.end];
         let values = match found.dtype {
