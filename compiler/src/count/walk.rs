@@ -107,7 +107,7 @@ fn expected(module: &Module, f: &Function, node: &Node) -> Extents {
 }
 
 /// The difference of two costs of which the first is the larger in every respect.
-fn minus(a: Cost, b: Cost) -> Cost {
+pub(super) fn minus(a: Cost, b: Cost) -> Cost {
     Cost {
         flops: a.flops.saturating_sub(b.flops),
         recomputed: a.recomputed.saturating_sub(b.recomputed),
