@@ -52,7 +52,7 @@ impl fmt::Display for Measure {
 }
 
 /// A measure and the field that meets it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Objective {
     /// What is to be as the baseline's.
     pub measure: Measure,
@@ -60,6 +60,8 @@ pub struct Objective {
     pub field: String,
     /// Its values are multiples of this.
     pub step: u64,
+    /// Largest relative difference that counts as matched.
+    pub tolerance: f64,
 }
 
 /// How to match.
@@ -67,20 +69,25 @@ pub struct Objective {
 pub struct Request {
     /// What is to be met, in the order of the search.
     pub objectives: Vec<Objective>,
-    /// Largest relative difference that counts as matched.
-    pub tolerance: f64,
     /// Length of the sequence that decoding is averaged over.
     pub tokens: u64,
 }
 
+/// Length of the sequence that decoding is averaged over, where nothing else is asked for.
+pub const TOKENS: u64 = 1024;
+
 impl From<&Match> for Request {
     fn from(m: &Match) -> Self {
-        let objective =
-            |measure, (field, step): &(String, u64)| Objective { measure, field: field.clone(), step: *step };
+        let objective = |measure, (field, step): &(String, u64)| Objective {
+            measure,
+            field: field.clone(),
+            step: *step,
+            tolerance: m.tolerance,
+        };
         let mut objectives =
             vec![objective(Measure::FlopsPerToken, &m.flops), objective(Measure::Parameters, &m.params)];
         objectives.extend(m.memory.as_ref().map(|f| objective(Measure::MemoryBytes, f)));
-        Request { objectives, tolerance: m.tolerance, tokens: 1024 }
+        Request { objectives, tokens: TOKENS }
     }
 }
 
@@ -106,6 +113,12 @@ impl Matched {
     /// The largest relative difference.
     fn worst(&self) -> f64 {
         self.residual.values().fold(0.0, |w, r| r.abs().max(w))
+    }
+
+    /// The first objective that is not met.
+    fn missed<'o>(&self, objectives: &'o [Objective]) -> Option<&'o Objective> {
+        // A difference that is no number is not met either.
+        objectives.iter().find(|o| !self.residual.get(&o.measure).is_some_and(|r| r.abs() <= o.tolerance))
     }
 }
 
@@ -175,8 +188,10 @@ pub enum MatchError {
         closest: Box<Matched>,
     },
     /// No values are close enough.
-    #[error("no match within {:.3} %; closest: {closest}{note}", 100.0 * tolerance)]
+    #[error("no match within {:.3} % for {measure}; closest: {closest}{note}", 100.0 * tolerance)]
     Tolerance {
+        /// What is not met.
+        measure: Measure,
         /// What was asked for.
         tolerance: f64,
         /// What came closest.
@@ -236,21 +251,16 @@ pub fn find(spec: &Spec, baseline: &Spec, request: &Request) -> Result<Matched, 
             best = Some(found.clone());
         }
         if values == before {
-            if found.worst() <= request.tolerance {
-                return Ok(found);
-            }
+            let Some(missed) = found.missed(objectives) else { return Ok(found) };
             let notes: Vec<&str> = search.limits.values().map(String::as_str).collect();
             let note = if notes.is_empty() { String::new() } else { format!("; {}", notes.join("; ")) };
-            return Err(MatchError::Tolerance {
-                tolerance: request.tolerance,
-                closest: Box::new(found),
-                note,
-            });
+            let Objective { measure, tolerance, .. } = *missed;
+            return Err(MatchError::Tolerance { measure, tolerance, closest: Box::new(found), note });
         }
         if seen.contains(&values) || iterations == ROUNDS {
             let closest = Box::new(best.unwrap_or(found));
             // A cycle among values that are all close enough is a match.
-            return if closest.worst() <= request.tolerance {
+            return if closest.missed(objectives).is_none() {
                 Ok(*closest)
             } else {
                 Err(MatchError::Contradictory { rounds: iterations, closest })
