@@ -58,6 +58,59 @@ pub fn executed(
     Ok(walk.out)
 }
 
+/// What the host feeds to masks; empty where a program takes none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Masks<'a> {
+    /// `positions[batch, queries]`
+    pub positions: &'a [i32],
+    /// `key_positions[batch, keys]`
+    pub key_positions: &'a [i32],
+    /// `segments[batch, queries]`
+    pub segments: &'a [i32],
+}
+
+impl Masks<'_> {
+    /// The extents of a sequence attention by these values; those of other kernels stay open.
+    pub fn extents(&self, kernel: &Kernel) -> Extents {
+        match kernel {
+            Kernel::Attention { shape, attention } | Kernel::AttentionGrad { shape, attention } => {
+                Extents { pairs: self.pairs(shape, attention), ..Extents::default() }
+            }
+            _ => Extents::default(),
+        }
+    }
+
+    /// Pairs of a query and a key that it sees; `None` where the values do not cover the shape.
+    fn pairs(&self, s: &AttentionShape, a: &Attention) -> Option<u64> {
+        let index = |b: u64, of: u64, i: u64| usize::try_from(b * of + i).ok();
+        let at = |values: &[i32], b, of, i| values.get(index(b, of, i)?).copied();
+        let mut pairs = 0;
+        for b in 0..s.batch {
+            for i in 0..s.queries {
+                let query = match a.mask {
+                    Mask::Causal => i as i64,
+                    Mask::Positions => at(self.positions, b, s.queries, i)?.into(),
+                };
+                let segment = if a.segments { Some(at(self.segments, b, s.queries, i)?) } else { None };
+                for j in 0..s.keys {
+                    let key = match a.mask {
+                        Mask::Causal => j as i64,
+                        Mask::Positions => at(self.key_positions, b, s.keys, j)?.into(),
+                    };
+                    let near =
+                        (0..=query).contains(&key) && a.window.is_none_or(|w| ((query - key) as u64) < w);
+                    let together = match segment {
+                        Some(segment) => segment == at(self.segments, b, s.queries, j)?,
+                        None => true,
+                    };
+                    pairs += u64::from(near && together);
+                }
+            }
+        }
+        Some(pairs)
+    }
+}
+
 /// Where a tensor lies, whatever the loops.
 type Place = (BufferId, u64);
 

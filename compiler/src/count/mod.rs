@@ -21,6 +21,8 @@
 
 pub mod device;
 pub mod executed;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use crate::CompileError;
