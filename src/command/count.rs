@@ -1,0 +1,248 @@
+//! `dreamc count`: parameters, FLOPs, bytes and predicted time of a spec.
+
+use crate::failure::Done;
+use crate::number::{decimal_bytes, decimals, grouped, instant};
+use crate::show;
+use crate::spec::SpecArguments;
+use clap::{Args, value_parser};
+use dreamc_compiler::compile;
+use dreamc_compiler::count::device::{Bound, Device, Predicted, Roofline};
+use dreamc_compiler::count::executed::executed;
+use dreamc_compiler::count::{Counts, Options, PerToken, count};
+use dreamc_compiler::ir::Extents;
+use dreamc_compiler::matching::TOKENS;
+use dreamc_dsl::Spec;
+use indexmap::IndexMap;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Count parameters, FLOPs and bytes of a specification, and predict its speed
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc count examples/dr-da-16.yaml
+  dreamc count examples/dr-da-16.yaml --device h100
+  dreamc count examples/dr-da-16.yaml --set ea.count=1024 --json | jq .parameters.total
+  dreamc count examples/tiny-dr-da.yaml --executed")]
+pub struct Arguments {
+    #[command(flatten)]
+    spec: SpecArguments,
+
+    /// Length of the generated sequence, and of the prompt; 1024 by default, or the context where that is shorter
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 48))]
+    tokens: Option<u64>,
+
+    /// Predict times on this device by a roofline: h100, h200, a100, l40s, rtx4090
+    #[arg(long, value_name = "NAME", value_parser = device)]
+    device: Option<&'static Device>,
+
+    /// Compile the specification and count what its programs execute, too
+    #[arg(long)]
+    executed: bool,
+
+    /// Print JSON with stable keys
+    #[arg(long)]
+    json: bool,
+}
+
+fn device(name: &str) -> Result<&'static Device, String> {
+    Device::find(name).ok_or_else(|| format!("no such device is known; there are {}", Device::names()))
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    counts: Counts,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    executed: Option<Programs>,
+}
+
+/// What the compiled programs execute for one micro-batch.
+#[derive(Serialize)]
+struct Programs {
+    /// By program.
+    multiply_adds: IndexMap<String, u128>,
+    /// Programs of which data decide how much they execute: these are the most.
+    bounds: Vec<String>,
+    /// Memory of all of them.
+    arena_bytes: u64,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let spec = a.spec.load()?;
+    let tokens = a.tokens.unwrap_or(TOKENS.min(spec.model.context));
+    let counts = count(&spec, &Options { tokens, device: a.device })?;
+    let executed = if a.executed { Some(programs(&spec, &counts)?) } else { None };
+    let report = Report { counts, executed };
+    if a.json {
+        return Ok(show::json(&report)?);
+    }
+    Ok(std::io::Write::write_all(&mut std::io::stdout(), table(&report).as_bytes())?)
+}
+
+/// Counts of the training plan of a micro-batch.
+fn programs(spec: &Spec, counts: &Counts) -> Result<Programs, crate::failure::Failure> {
+    let options = dreamc_compiler::Options {
+        batch: counts.micro_batch,
+        sequence: counts.sequence,
+        train: true,
+        logits: false,
+        segments: spec.data.as_ref().is_some_and(|d| d.document_mask),
+        depth: None,
+        cache: None,
+    };
+    let plan = compile(spec, &options)?.plan;
+    let mut all = Programs { multiply_adds: IndexMap::new(), bounds: vec![], arena_bytes: plan.arena };
+    for name in plan.programs.keys() {
+        let found = executed(&plan, name, &|_| Extents::default())?;
+        if found.open() {
+            all.bounds.push(name.clone());
+        }
+        if found.multiply_adds > 0 {
+            all.multiply_adds.insert(name.clone(), found.multiply_adds);
+        }
+    }
+    Ok(all)
+}
+
+/// The table and, under it, what its numbers mean.
+fn table(report: &Report) -> String {
+    let c = &report.counts;
+    let mut t = String::new();
+    let precision = format!("{:?}", c.precision).to_lowercase();
+    let _ = writeln!(t, "{}: depth {}, {precision}\n", c.model, c.depth);
+
+    let p = &c.parameters;
+    let share = |n: u128| format!("{:5.1} %", 100.0 * n as f64 / p.total.max(1) as f64);
+    line(&mut t, "parameters", p.total, &decimals(p.total as f64));
+    line(&mut t, "  active", p.active, &share(p.active));
+    let k = &p.kinds;
+    let kinds = [
+        ("embedding", k.embedding),
+        ("head", k.head),
+        ("dense", k.dense),
+        ("routed", k.routed),
+        ("shared", k.shared),
+        ("router", k.router),
+        ("gain", k.gain),
+    ];
+    t.push_str("  by kind\n");
+    for (name, n) in kinds.into_iter().filter(|k| k.1 > 0) {
+        line(&mut t, &format!("    {name}"), n, &share(n));
+    }
+    t.push_str("  by component\n");
+    for (name, &n) in &p.by_component {
+        line(&mut t, &format!("    {name}"), n, &share(n));
+    }
+    if p.balance > 0 {
+        line(&mut t, "  balancing biases", p.balance, "not in the total");
+    }
+
+    let f = &c.flops_per_token;
+    let share = |n: &PerToken| format!("{:5.1} %", 100.0 * n.mean() / f.decode.mean().max(1.0));
+    t.push('\n');
+    mean(&mut t, "FLOPs per token, decode", f.decode, &decimals(f.decode.mean()));
+    for (name, n) in &f.decode_by_component {
+        mean(&mut t, &format!("    {name}"), *n, &share(n));
+    }
+    t.push_str("  by kind\n");
+    for (name, n) in &f.decode_by_kind {
+        mean(&mut t, &format!("    {}", name.replace('_', " ")), *n, &share(n));
+    }
+    mean(&mut t, "FLOPs per token, prefill", f.prefill, &decimals(f.prefill.mean()));
+    mean(&mut t, "FLOPs per token, training", f.training, &decimals(f.training.mean()));
+    mean(&mut t, "    forward", f.training_forward, "");
+    mean(&mut t, "    backward", f.training_backward, "");
+    mean(&mut t, "    recomputation", f.training_recomputation, "");
+    let e = &c.elementwise_per_token;
+    t.push_str("element-wise work per token\n");
+    for (name, n) in [("decode", e.decode), ("prefill", e.prefill), ("training", e.training)] {
+        mean(&mut t, &format!("    {name}"), n, "");
+    }
+
+    let m = &c.memory_bytes;
+    t.push('\n');
+    line(&mut t, "bytes, generation", m.generation, &decimal_bytes(m.generation));
+    line(&mut t, "    weights", m.weights, &decimal_bytes(m.weights));
+    line(&mut t, "    sequence cache, mean", m.sequence_cache, &decimal_bytes(m.sequence_cache));
+    line(&mut t, "    depth cache", m.depth_cache, &decimal_bytes(m.depth_cache));
+    line(
+        &mut t,
+        "  sequence cache at context",
+        m.sequence_cache_context,
+        &decimal_bytes(m.sequence_cache_context),
+    );
+    line(&mut t, "bytes, training", m.training, &decimal_bytes(m.training));
+    line(&mut t, "    weights", m.weights, &decimal_bytes(m.weights));
+    line(&mut t, "    gradients", m.gradients, &decimal_bytes(m.gradients));
+    line(&mut t, "    optimizer", m.optimizer, &decimal_bytes(m.optimizer));
+    line(&mut t, "    activations", m.activations, &decimal_bytes(m.activations));
+
+    if let Some(executed) = &report.executed {
+        t.push_str("\nexecuted for a micro-batch, multiply-adds\n");
+        for (name, &n) in &executed.multiply_adds {
+            let note = if executed.bounds.contains(name) { "at most" } else { "" };
+            line(&mut t, &format!("    {name}"), n, note);
+        }
+        line(
+            &mut t,
+            "  memory, planned",
+            executed.arena_bytes.into(),
+            &decimal_bytes(executed.arena_bytes.into()),
+        );
+    }
+    if let Some(predicted) = &c.predicted {
+        times(&mut t, predicted, m.training);
+    }
+    conventions(&mut t, c);
+    t
+}
+
+fn times(t: &mut String, p: &Predicted, training: u128) {
+    let _ = writeln!(t, "\n{}, at best", p.device.title);
+    let mut row = |name: &str, r: Roofline| {
+        let bound = match r.bound {
+            Bound::Compute => "bound by products",
+            Bound::Bandwidth => "bound by memory traffic",
+        };
+        let rate = grouped((1.0 / r.seconds_per_token) as u128);
+        let _ = writeln!(t, "    {name:<24}{:>18}   {rate} tokens/s, {bound}", instant(r.seconds_per_token));
+    };
+    row("decode", p.decode);
+    row("prefill", p.prefill);
+    row("training", p.training);
+    let memory = u128::from(p.device.memory);
+    let fits = if training <= memory { "fits into" } else { "does not fit into" };
+    let _ = writeln!(t, "    training {fits} its {}", decimal_bytes(memory));
+}
+
+fn conventions(t: &mut String, c: &Counts) {
+    let _ = write!(
+        t,
+        "
+Counted on the canonical inference form, shared projection experts merged, and its derivative.
+A FLOP is one multiply or one add of a matrix product: attention over the positions that exist, routers and
+head included, embedding look-up not; element-wise work is beside it. Parameters: norm gains included,
+balancing biases not. Active: all but the experts that a token cannot choose. Decode: mean over a
+generated sequence of {} tokens. Prefill: a prompt as long, head on its last token. Training: micro-batches
+of {} x {} tokens; recomputation is what the way back repeats. Bytes: weights and activations in the
+spec's precision, the rest in f32; activations are what the way back reads; temporaries are not included.
+",
+        c.tokens, c.micro_batch, c.sequence
+    );
+    if c.predicted.is_some() {
+        t.push_str(
+            "Times: products at peak or their bytes at full bandwidth, whichever takes longer; decoding one sequence.\n",
+        );
+    }
+}
+
+fn line(t: &mut String, name: &str, n: u128, note: &str) {
+    let text = format!("{name:<28}{:>24}   {note}", grouped(n));
+    let _ = writeln!(t, "{}", text.trim_end());
+}
+
+fn mean(t: &mut String, name: &str, n: PerToken, note: &str) {
+    line(t, name, n.mean().round() as u128, note);
+}
