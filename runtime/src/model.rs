@@ -289,12 +289,21 @@ impl Model {
         Ok(self.session.write_at(loss, 0, 0, &[0.0f32])?)
     }
 
-    /// Forward and back over one micro-batch; gradients and loss add up. `scale` is one over the targets of the whole step.
-    pub fn backward(&mut self, batch: &Batch, scale: f32) -> Result<RunStats, ModelError> {
+    /// Forward and back over one micro-batch; gradients and loss add up. `scale` is one over the targets of the whole step; `depth` is
+    /// another count of the outermost `recur`, of those compiled for.
+    pub fn backward(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        depth: Option<u64>,
+    ) -> Result<RunStats, ModelError> {
         self.put(batch)?;
         let buffer = self.io("loss_scale")?;
         self.session.write_at(buffer, 0, 0, &[scale])?;
-        Ok(self.session.run("backward")?)
+        match depth {
+            None => Ok(self.session.run("backward")?),
+            Some(depth) => Ok(self.session.run(&format!("backward@{depth}"))?),
+        }
     }
 
     /// The loss of the step so far.

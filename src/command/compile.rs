@@ -41,15 +41,10 @@ enum Emit {
 
 pub fn run(a: Arguments) -> Done {
     let spec = a.spec.load()?;
-    let options = Options {
-        batch: a.batch.unwrap_or(spec.train.batch / spec.train.accumulate.max(1)),
-        sequence: a.sequence.unwrap_or_else(|| prepare::sequence(&spec)),
-        train: true,
-        logits: false,
-        segments: prepare::masked(&spec),
-        depth: None,
-        cache: None,
-    };
+    let batch = a.batch.unwrap_or(spec.train.batch / spec.train.accumulate.max(1));
+    let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
+    let segments = prepare::masked(&spec);
+    let options = Options { train: true, segments, ..prepare::forward(batch, sequence) };
     let compiled = compile(&spec, &options)?;
     match a.emit {
         Emit::Tensors => {

@@ -11,6 +11,7 @@ use dreamc_runtime::checkpoint::safetensors::{self, Entry};
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::files::write_atomic;
 use dreamc_runtime::model::Model;
+use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
 /// Write logits, loss and gradients for given token ids, under the names every checkpoint has
@@ -70,15 +71,8 @@ pub fn run(a: Arguments) -> Done {
     // Every gradient is wanted, whatever training would leave out.
     spec.train.only.clear();
     spec.train.freeze.clear();
-    let options = Options {
-        batch: batch.rows() as u64,
-        sequence: batch.sequence as u64,
-        train: true,
-        logits: true,
-        segments: false,
-        depth: a.depth,
-        cache: None,
-    };
+    let shape = prepare::forward(batch.rows() as u64, batch.sequence as u64);
+    let options = Options { train: true, logits: true, depth: a.depth, ..shape };
     let mut model = Model::load(device.as_ref(), compile(&spec, &options)?)?;
     match &tensors {
         Some(tensors) => model.restore(tensors)?,
@@ -87,7 +81,7 @@ pub fn run(a: Arguments) -> Done {
     model.evaluate(&batch)?;
     let logits = model.all_logits()?;
     model.begin_step()?;
-    model.backward(&batch, 1.0 / batch.learned() as f32)?;
+    model.backward(&batch, 1.0 / batch.learned() as f32, None)?;
     write(&a, &model, &batch, logits)
 }
 

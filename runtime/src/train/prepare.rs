@@ -50,6 +50,20 @@ pub fn sequence(spec: &Spec) -> u64 {
     spec.train.sequence.unwrap_or(spec.model.context)
 }
 
+/// Compiles the forward alone; a place to begin from with `..`.
+pub fn forward(batch: u64, sequence: u64) -> Options {
+    Options {
+        batch,
+        sequence,
+        train: false,
+        logits: false,
+        segments: false,
+        depth: None,
+        depths: vec![],
+        cache: None,
+    }
+}
+
 /// Whether attention stops at document boundaries.
 pub fn masked(spec: &Spec) -> bool {
     spec.data.as_ref().is_some_and(|d| d.document_mask)
@@ -64,7 +78,7 @@ pub fn scorer(spec: &Spec, depth: Option<u64>) -> Result<Option<Compiled>, Train
         return Ok(None);
     }
     let segments = masked(spec);
-    let options = Options { batch: rows, sequence, train: false, logits: true, segments, depth, cache: None };
+    let options = Options { logits: true, segments, depth, ..forward(rows, sequence) };
     Ok(Some(compile(spec, &options)?))
 }
 
@@ -79,9 +93,7 @@ pub fn prepare(spec: &Spec) -> Result<Prepared, TrainError> {
             train.batch, train.accumulate
         ));
     }
-    if train.random_depth.is_some() {
-        return refuse("train.random_depth is not supported yet; leave it out".into());
-    }
+    let depths = train.random_depth.map_or(vec![], |(low, high)| (low..=high).collect());
     let (rows, sequence) = (train.batch / train.accumulate, sequence(spec));
     if sequence > spec.model.context {
         return refuse(format!(
@@ -90,8 +102,7 @@ pub fn prepare(spec: &Spec) -> Result<Prepared, TrainError> {
         ));
     }
     let segments = masked(spec);
-    let options =
-        Options { batch: rows, sequence, train: true, logits: false, segments, depth: None, cache: None };
+    let options = Options { train: true, segments, depths, ..forward(rows, sequence) };
     let compiled = compile(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     let scorer = if tasks || spec.data.is_some() { scorer(spec, None)? } else { None };

@@ -197,9 +197,10 @@ impl<'a> Runner<'a> {
         let targets = batch.learned();
         let scale = 1.0 / targets.max(1) as f32;
         self.model.begin_step()?;
+        let depth = schedule::depth(train, step);
         let mut multiply_adds = 0;
         for first in (0..rows).step_by(micro) {
-            multiply_adds += self.model.backward(&batch.slice(first, micro), scale)?.multiply_adds();
+            multiply_adds += self.model.backward(&batch.slice(first, micro), scale, depth)?.multiply_adds();
         }
         let loss = self.model.loss()?;
         self.check(step, "the loss", loss)?;

@@ -1,5 +1,6 @@
-//! The learning rate of each step.
+//! What each step does: its learning rate, its depth.
 
+use crate::rng::Philox;
 use dreamc_dsl::spec::{Schedule, Train};
 
 /// The learning rate of step `step`, counted from 1: a linear warm-up to the peak, then what the schedule says until the last step.
@@ -32,9 +33,16 @@ pub fn scalars(train: &Train, step: u64) -> [f32; 8] {
     [learning_rate(train, step) as f32, correction(m), correction(v), clip, 0.0, 0.0, 0.0, 0.0]
 }
 
+/// The recurrent depth of a step, where it is drawn anew each step.
+pub fn depth(train: &Train, step: u64) -> Option<u64> {
+    let (low, high) = train.random_depth?;
+    Some(low + Philox::new(train.seed, "depth").stream(step).below(high.saturating_sub(low) + 1))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::rng::Philox;
     use dreamc_dsl::spec::{Checkpoint, Evaluate, Precision};
 
     pub(crate) fn recipe() -> Train {
@@ -84,6 +92,15 @@ pub(crate) mod tests {
         assert_eq!(s[..4], [0.1, 10.0, 1000.0, 0.5]);
         assert_eq!(scalars(&Train { clip: None, ..recipe() }, 1)[3], f32::INFINITY);
         assert!((scalars(&recipe(), 100_000)[2] - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn depths_are_drawn_by_step() {
+        let train = Train { random_depth: Some((2, 5)), ..recipe() };
+        let drawn: Vec<u64> = (1..100).filter_map(|s| depth(&train, s)).collect();
+        assert!((2..=5).all(|d| drawn.contains(&d)) && drawn.iter().all(|d| (2..=5).contains(d)));
+        assert_eq!(depth(&train, 7), depth(&train, 7));
+        assert_eq!(depth(&recipe(), 7), None);
     }
 
     #[test]
