@@ -85,6 +85,8 @@ errors! {
     io::Error,
     serde_json::Error,
     dreamc_compiler::CompileError,
+    dreamc_compiler::count::CountError,
+    dreamc_compiler::matching::MatchError,
     dreamc_runtime::checkpoint::CheckpointError,
     dreamc_runtime::data::DataError,
     dreamc_runtime::device::DeviceError,

@@ -2,7 +2,7 @@
 //!
 //! One file a command, under [`command`]; each reads its arguments, calls the library and prints. What several share: [`spec`]
 //! reads specifications, [`device`] picks a device, [`failure`] is how a command fails, [`show`] prints tables and numbers,
-//! [`progress`] is the live line.
+//! [`number`] those that are compared to the last digit, [`progress`] is the live line.
 //!
 //! Exit codes: 0; 1 for a failed run or check; 2 for bad usage.
 
@@ -10,6 +10,7 @@ mod command;
 mod device;
 mod failure;
 mod model;
+mod number;
 mod progress;
 mod show;
 mod spec;
@@ -39,6 +40,8 @@ enum Command {
     Fmt(command::fmt::Arguments),
     Show(command::show::Arguments),
     Schema(command::schema::Arguments),
+    Count(command::count::Arguments),
+    Match(command::matching::Arguments),
     Compile(command::compile::Arguments),
     Train(command::train::Arguments),
     Resume(command::resume::Arguments),
@@ -56,6 +59,8 @@ fn main() -> ExitCode {
         Command::Fmt(a) => command::fmt::run(a),
         Command::Show(a) => command::show::run(a),
         Command::Schema(a) => command::schema::run(a),
+        Command::Count(a) => command::count::run(a),
+        Command::Match(a) => command::matching::run(a),
         Command::Compile(a) => command::compile::run(a),
         Command::Train(a) => command::train::run(a),
         Command::Resume(a) => command::resume::run(a),

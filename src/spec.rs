@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use clap::Args;
 use dreamc_dsl::spec::{self, Source, Spec, Tokenizer};
-use dreamc_dsl::{Diagnostics, Severity, Spelling};
+use dreamc_dsl::{Diagnostics, Severity, SourceMap, Spelling};
 use std::fs;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ impl SpecArguments {
     /// The checked specification; warnings are printed.
     pub fn load(&self) -> Result<Spec, Failure> {
         let (spec, warnings) = dreamc_dsl::load(&self.spec, &self.set)?;
-        warn(&spec, warnings);
+        warn(&spec.sources, warnings);
         Ok(spec)
     }
 
@@ -35,10 +35,10 @@ impl SpecArguments {
 }
 
 /// Prints warnings.
-pub fn warn(spec: &Spec, list: Vec<dreamc_dsl::Diagnostic>) {
+pub fn warn(sources: &SourceMap, list: Vec<dreamc_dsl::Diagnostic>) {
     let color = io::stderr().is_terminal();
     for d in list.iter().filter(|d| d.severity == Severity::Warning) {
-        eprint!("{}", d.render(&spec.sources, color));
+        eprint!("{}", d.render(sources, color));
     }
 }
 

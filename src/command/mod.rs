@@ -3,10 +3,12 @@
 pub mod check;
 pub mod compile;
 pub mod completions;
+pub mod count;
 pub mod data;
 pub mod eval;
 pub mod fmt;
 pub mod generate;
+pub mod matching;
 pub mod probe;
 pub mod resume;
 pub mod schema;
