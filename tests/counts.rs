@@ -52,6 +52,7 @@ fn training_and_evaluation() {
             logits: false,
             segments: false,
             depth: None,
+            depths: vec![],
             cache: None,
         };
         compare(&example(name), &options, &["backward", "evaluate"], Extents::default());
@@ -68,6 +69,7 @@ fn prefill_and_decode() {
         logits: true,
         segments: false,
         depth: None,
+        depths: vec![],
         cache: Some(Cache { places: 10, chunk: 4 }),
     };
     for (program, tokens) in [("prefill", 4), ("decode", 1)] {

@@ -90,6 +90,7 @@ fn programs(spec: &Spec, counts: &Counts) -> Result<Programs, crate::failure::Fa
         logits: false,
         segments: spec.data.as_ref().is_some_and(|d| d.document_mask),
         depth: None,
+        depths: vec![],
         cache: None,
     };
     let plan = compile(spec, &options)?.plan;
