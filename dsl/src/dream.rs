@@ -30,12 +30,12 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
 
 /// Reads one value, as the right side of a default is.
 pub(crate) fn read_value(text: &str, kind: Option<Type>, found: &mut Vec<Diagnostic>) -> Value {
-    let source = format!("x {text}");
-    let mut lowering = Lowering { at: &|offset| offset.saturating_sub(2), found };
+    let source = format!("rope {text}");
+    let mut lowering = Lowering { at: &|offset| offset.saturating_sub("rope ".len()), found };
     let invalid = Value::new(ValueKind::Invalid, Span::default());
     let Some(file) = lowering.file(&source) else { return invalid };
     let Some(pair) = file.into_inner().find(|node| node.as_rule() == Rule::pair) else { return invalid };
-    match pair.into_inner().find(|node| node.as_rule() == Rule::value) {
+    match pair.into_inner().find(|node| matches!(node.as_rule(), Rule::value | Rule::flagged)) {
         Some(value) => lowering.value(value, kind),
         None => invalid,
     }
@@ -108,7 +108,7 @@ impl Lowering<'_> {
         let (mut name, mut value) = (None, None);
         for part in node.into_inner() {
             match part.as_rule() {
-                Rule::name => name = Some(self.key(Some(part))),
+                Rule::let_key => name = Some(self.key(Some(part))),
                 Rule::value => value = Some(self.value(part, Some(Type::Real(keys::Range::Any)))),
                 _ => {}
             }

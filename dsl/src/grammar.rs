@@ -336,33 +336,21 @@ impl Lowering<'_> {
 
     // Values -----------------------------------------------------------------------------------------------------------
 
-    /// The value in a node of the rule `value`, in a place of type `kind`.
+    /// The value in a node of the rule `value` or `flagged`, in a place of type `kind`.
     pub(crate) fn value(&mut self, node: Node, kind: Option<Type>) -> Value {
         let span = self.span(&node);
-        let mut value = None;
-        let mut flags = Vec::new();
-        for part in node.into_inner() {
-            match part.as_rule() {
-                Rule::flag => flags.push(self.key(Some(part))),
-                _ => value = Some(self.value_part(part, kind)),
-            }
-        }
-        let Some(value) = value else { return Value::new(ValueKind::Invalid, span) };
-        if flags.is_empty() {
-            return value;
-        }
-        let Some(short) = kind.and_then(|kind| kind.section()).and_then(|section| section.short) else {
-            let flag = &flags[0];
-            self.error(flag.span, format!("`{}` has no value", flag.text), "write `half_reversed true`");
-            return value;
+        let mut parts = node.into_inner();
+        let Some(value) = parts.next().map(|part| self.value_part(part, kind)) else {
+            return Value::new(ValueKind::Invalid, span);
         };
-        let key = Key { text: short.to_string(), span: value.span };
-        let mut map = Map { span, ..Map::default() };
-        map.items.push(Item::new(Pair { key, value }));
-        for key in flags {
-            let value = Value::new(ValueKind::Bool(true), key.span);
-            map.items.push(Item::new(Pair { key, value }));
-        }
+        let short = kind.and_then(|kind| kind.section()).and_then(|section| section.short);
+        let (Some(flag), Some(short)) = (parts.next(), short) else { return value };
+        // `500 half_reversed` is `{base 500 half_reversed true}`.
+        let flag = self.key(Some(flag));
+        let yes = Value::new(ValueKind::Bool(true), flag.span);
+        let short = Key { text: short.to_string(), span: value.span };
+        let pairs = [Pair { key: short, value }, Pair { key: flag, value: yes }];
+        let map = Map { items: pairs.map(Item::new).into(), span, ..Map::default() };
         Value::new(ValueKind::Map(map), span)
     }
 
@@ -376,6 +364,11 @@ impl Lowering<'_> {
             Rule::list => self.list(node, kind),
             Rule::string => {
                 let text = self.unquote(node.as_str(), span);
+                if matches!(kind, Some(Type::Layers | Type::Composition)) {
+                    let at = |offset: usize| (span.start + 1 + offset).min(span.end);
+                    let layer = Lowering { at: &at, found: self.found }.layer_text(&text, span);
+                    return Value::new(ValueKind::Layer(layer), span);
+                }
                 Value::new(text_kind(text), span)
             }
             Rule::scalar | Rule::number_value | Rule::element => match node.into_inner().next() {
@@ -400,7 +393,10 @@ impl Lowering<'_> {
 
     fn list(&mut self, node: Node, kind: Option<Type>) -> Value {
         let span = self.span(&node);
-        let element = kind.and_then(|kind| kind.element().copied());
+        let element = match kind {
+            Some(Type::Layers) => kind,
+            kind => kind.and_then(|kind| kind.element().copied()),
+        };
         let mut list = List { span, broken: broken(node.as_str()), ..List::default() };
         let mut closed = false;
         for part in node.into_inner() {

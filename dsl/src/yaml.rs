@@ -475,7 +475,7 @@ impl Reader<'_> {
             }
             _ => {}
         }
-        let numeric = kind.is_none_or(|kind| kind.numeric());
+        let numeric = kind.is_some_and(|kind| kind.numeric() && !matches!(kind, Type::Any));
         match raw {
             Raw::Null => ValueKind::Null,
             Raw::Bool(value) => ValueKind::Bool(*value),
@@ -488,12 +488,10 @@ impl Reader<'_> {
                 ValueKind::Invalid
             }
             _ if is_word(scalar.text) => ValueKind::Word(scalar.text.to_string()),
-            _ if numeric && kind.is_some() => {
+            // Where the table says nothing, only what has no quotes and looks like arithmetic is.
+            _ if numeric || (scalar.plain && looks_arithmetic(scalar.text)) => {
                 let aligned = scalar.align(self.source);
                 let at = |offset: usize| aligned.get(offset).copied().unwrap_or(scalar.span.end);
-                if matches!(kind, Some(Type::Any)) && !looks_arithmetic(scalar.text) {
-                    return text_kind(scalar.text.to_string());
-                }
                 let arith = Lowering { at: &at, found: self.found }.arith_text(scalar.text, scalar.span);
                 crate::grammar::scalar_kind(arith)
             }

@@ -108,10 +108,13 @@ fn no_text_makes_it_panic() {
             texts.push((dream, Spelling::Dream));
         }
     }
-    let mut random = Random(7);
+    // `DREAMC_FUZZ=600` goes on for ten minutes, from another seed each time.
+    let longer = std::env::var("DREAMC_FUZZ").ok().and_then(|seconds| seconds.parse().ok());
+    let (seconds, limit) = longer.map_or((6, 4000), |seconds| (seconds, usize::MAX));
+    let mut random = Random(if longer.is_some() { u64::from(std::process::id()) } else { 7 });
     let start = Instant::now();
     let mut rounds = 0;
-    while start.elapsed() < Duration::from_secs(6) && rounds < 4000 {
+    while start.elapsed() < Duration::from_secs(seconds) && rounds < limit {
         rounds += 1;
         let (text, spelling) = random.pick(&texts);
         let text = mutate(&mut random, text);
@@ -126,21 +129,23 @@ fn no_text_makes_it_panic() {
                     "train.evaluate.every=2".into(),
                 ];
                 let overrides = if random.one_in(2) { &overrides[..] } else { &[] };
-                match ast.kind {
-                    FileKind::Spec => drop(
-                        check(&ast, overrides)
-                            .map_err(|diagnostics| (diagnostics.to_string(), diagnostics.to_json())),
-                    ),
-                    FileKind::Suite => {
-                        drop(check_suite(&ast, &[]).map_err(|diagnostics| diagnostics.to_string()))
-                    }
+                let clean = match ast.kind {
+                    FileKind::Spec => check(&ast, overrides).map(drop),
+                    FileKind::Suite => check_suite(&ast, &[]).map(drop),
+                };
+                if let Err(diagnostics) = &clean {
+                    drop((diagnostics.to_string(), diagnostics.to_json()));
                 }
                 for to in [Spelling::Yaml, Spelling::Dream] {
                     if let Ok(written) = format(&ast, to) {
-                        // What it writes it can read.
+                        // What it writes it can read, and would write again.
                         let name = if to == Spelling::Yaml { "y.yaml" } else { "y.dream" };
-                        parse(name, &written, to)
-                            .unwrap_or_else(|d| panic!("{d}\n--- from\n{text}\n--- to\n{written}"));
+                        let again = parse(name, &written, to).and_then(|ast| format(&ast, to));
+                        let again =
+                            again.unwrap_or_else(|d| panic!("{d}\n--- from\n{text}\n--- to\n{written}"));
+                        if clean.is_ok() {
+                            assert_eq!(again, written, "\n--- from\n{text}");
+                        }
                     }
                 }
                 drop(edit(name, &text, "ea.count", "4"));

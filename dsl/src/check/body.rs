@@ -6,7 +6,9 @@ use indexmap::IndexMap;
 
 use super::{Checker, Group};
 use crate::ast::{Item as Noted, Layer, LayerKind, List, Map, Value, ValueKind};
+use crate::diagnostic::Diagnostic;
 use crate::keys;
+use crate::number::{self, Number};
 use crate::source::Span;
 use crate::spec::*;
 use crate::suggest::closest;
@@ -16,6 +18,9 @@ const MAX_APPLICATIONS: u64 = 65_536;
 
 /// Components by name; `None` for one whose definition is wrong.
 type Components = IndexMap<String, Option<Component>>;
+
+/// The items of a list, each `None` where it is wrong, and how many layer applications they make.
+type Items = (Vec<Option<Item>>, Option<u64>);
 
 struct Walk<'a> {
     components: Option<&'a Components>,
@@ -44,7 +49,6 @@ impl Checker {
     }
 
     /// The items of a list, each `None` where it is wrong, and how many layer applications they make.
-    #[allow(clippy::type_complexity)]
     fn items(
         &mut self,
         walk: &mut Walk,
@@ -52,7 +56,7 @@ impl Checker {
         key: &str,
         path: &str,
         recurrent: bool,
-    ) -> Option<(Vec<Option<Item>>, Option<u64>)> {
+    ) -> Option<Items> {
         let single;
         let list = match &value.kind {
             ValueKind::List(list) => list,
@@ -190,7 +194,8 @@ impl Checker {
             }
             if let Some(first) = seen.get(&name) {
                 let error =
-                    ast_error("repeated-component", format!("`{name}` is twice in one layer")).on(span);
+                    Diagnostic::error("repeated-component", format!("`{name}` is twice in one layer"))
+                        .on(span);
                 let help = "a layer has one set of weights for each component: define a second one, or use two layers";
                 self.found.push(error.related(*first, "first here").help(help));
                 twice = true;
@@ -365,7 +370,25 @@ impl Checker {
             let message = "a threshold router without `penalty` has a target that no loss reaches";
             self.error("unreached-router", group.at, message, "add `penalty 0.1`");
         }
-        let penalty = self.real(group, "penalty");
+        let zero = self.written(group, "penalty").filter(|value| match &value.kind {
+            ValueKind::Number(arith) => {
+                number::evaluate(arith, &self.lets, &mut Vec::new()) == Some(Number::Int(0))
+            }
+            _ => false,
+        });
+        let penalty = match zero {
+            Some(value) => {
+                let message = "with `penalty` 0 no loss reaches the target";
+                self.error(
+                    "unreached-router",
+                    value.span,
+                    message,
+                    "write a weight above 0, such as `penalty 0.1`",
+                );
+                None
+            }
+            None => self.real(group, "penalty"),
+        };
         let pooled = self.bool(group, "pooled");
         Some(SkipRule::Threshold { capacity: capacity?, penalty: penalty?, pooled: pooled? })
     }
@@ -403,8 +426,4 @@ impl Checker {
             }
         }
     }
-}
-
-fn ast_error(code: &'static str, message: String) -> crate::diagnostic::Diagnostic {
-    crate::diagnostic::Diagnostic::error(code, message)
 }

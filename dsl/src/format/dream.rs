@@ -17,7 +17,11 @@ pub(super) fn print(root: &Map) -> String {
                 for item in &map.items {
                     lines.head(item, MARKER);
                     lines.begin();
-                    lines.push(&format!("let {} = {}", item.node.key.text, flow(&item.node.value, None)));
+                    lines.push(&format!(
+                        "let {} = {}",
+                        self::key(&item.node.key.text),
+                        flow(&item.node.value, None)
+                    ));
                     lines.trailing(item.trailing.as_ref(), MARKER);
                 }
             }
@@ -62,7 +66,7 @@ fn model(lines: &mut Lines, map: &Map) {
                 }
                 map.items.iter().for_each(|item| component(lines, item));
             }
-            ("body", ValueKind::List(list)) if !list.items.is_empty() => {
+            ("body", ValueKind::List(list)) if !list.items.is_empty() && regular(list) => {
                 if item.blank && index > 0 {
                     lines.blank();
                 }
@@ -121,12 +125,40 @@ fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
                         layers(lines, list);
                         lines.trailing(item.trailing.as_ref(), MARKER);
                     }
-                    _ => lines.push(&format!("{} {}", key.text, flow(value, None))),
+                    _ => {
+                        lines.push(&format!("{} {}", self::key_of_item(index, &key.text), flow(value, None)))
+                    }
                 }
             }
         }
         _ => lines.push(&flow(value, None)),
     }
+}
+
+fn key_of_item(index: usize, name: &str) -> String {
+    if index == 0 { name.to_string() } else { key(name) }
+}
+
+/// Whether a list of layers has the shape that the forms of `.dream` have; another is written as the list it is.
+fn regular(list: &List) -> bool {
+    list.items.iter().all(|item| match &item.node.kind {
+        ValueKind::Layer(_) => true,
+        ValueKind::Map(map) => {
+            let scalar = |value: &Value| {
+                matches!(value.kind, ValueKind::Bool(_) | ValueKind::Word(_) | ValueKind::Number(_))
+            };
+            let ends = map.items.first().zip(map.items.last()).is_some_and(|(first, last)| {
+                matches!(first.node.key.text.as_str(), "recur" | "repeat")
+                    && matches!(first.node.value.kind, ValueKind::Number(_) | ValueKind::Word(_))
+                    && last.node.key.text == "layers"
+            });
+            ends && map.items.iter().all(|item| match &item.node.value.kind {
+                ValueKind::List(list) => item.node.key.text == "layers" && regular(list),
+                _ => item.node.key.text != "layers" && scalar(&item.node.value),
+            })
+        }
+        _ => false,
+    })
 }
 
 fn layers(lines: &mut Lines, list: &List) {
