@@ -124,7 +124,7 @@ enum Kind {
 
 /// The row dimensions of a shape: `[batch, seq]` of a stream, the slots of grouped rows, the first of a matrix or
 /// mixture; a vector is one row.
-fn row_dims(dims: &[Dim]) -> &[Dim] {
+pub(crate) fn row_dims(dims: &[Dim]) -> &[Dim] {
     const BATCH: Dim = Dim(0);
     match dims {
         [BATCH, _, ..] => &dims[..2],

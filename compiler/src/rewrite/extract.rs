@@ -1,0 +1,420 @@
+//! Choosing one e-node a class so that the function as a whole costs least, shared values counted once.
+//!
+//! egg's extractors charge a value for each of its users; in a deep graph that hides every gain from sharing. Here a
+//! [`Selection`] is priced whole: operands are walked once, element-wise chains pay for what leaves their kernel, weights
+//! that are prepared once are charged to all calls they serve. The search begins with the original function and takes what
+//! a rule made, or a single e-node, or gives it up again, for as long as the price falls; it is a local search, measured
+//! against all selections on small graphs in `tests.rs`. Nothing in it depends on hash order or time.
+
+use super::language::{Graph, Source, Term};
+use super::target::Target;
+use crate::ir::{Dim, Extents, Op, Type, cost};
+use egg::{Id, Language};
+use std::collections::HashMap;
+
+/// What runs for an e-node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Nothing: parameters, numbers, views.
+    Free,
+    /// Part of a row kernel.
+    Row,
+    /// Rows that a grouped product reads through their order; a kernel where something else reads them.
+    Gather,
+    /// A kernel of its own.
+    Anchor,
+}
+
+/// An e-node with its price.
+struct Choice {
+    term: Term,
+    children: Vec<usize>,
+    kind: Kind,
+    /// Depends on no data, so that it can be prepared once.
+    still: bool,
+    flops: f64,
+    elementwise: f64,
+    moved: f64,
+}
+
+/// What a selection costs in one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Total {
+    /// Predicted time.
+    pub seconds: f64,
+    /// Multiplies and adds of products.
+    pub flops: f64,
+    /// Bytes moved.
+    pub bytes: f64,
+    /// Launches.
+    pub launches: f64,
+}
+
+/// One e-node for every class.
+pub type Selection = Vec<usize>;
+
+/// How long the search may go on: sweeps over all moves.
+const SWEEPS: usize = 6;
+
+/// The e-graph laid out for pricing.
+pub struct Extractor<'g> {
+    graph: &'g Graph,
+    target: Target,
+    /// Calls that one preparation serves.
+    uses: f64,
+    classes: Vec<Id>,
+    index: HashMap<Id, usize>,
+    choices: Vec<Vec<Choice>>,
+    /// Bytes of the first result of a class.
+    bytes: Vec<f64>,
+    /// Row dimensions of a class.
+    rows: Vec<Vec<Dim>>,
+    root: usize,
+}
+
+impl<'g> Extractor<'g> {
+    /// Prices every e-node of a clean graph.
+    pub fn new(graph: &'g Graph, root: Id, target: Target, uses: f64) -> Self {
+        let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
+        classes.sort();
+        let index: HashMap<Id, usize> = classes.iter().enumerate().map(|(i, c)| (*c, i)).collect();
+        let module = &graph.analysis.module;
+        let mut x = Extractor {
+            graph,
+            target,
+            uses: uses.max(1.0),
+            index,
+            choices: vec![],
+            bytes: vec![],
+            rows: vec![],
+            root: 0,
+            classes,
+        };
+        for &class in &x.classes {
+            let facts = &graph[class].data;
+            let first = facts.types.first();
+            let bytes = first.map_or(0.0, |t| module.elements(&t.dims) as f64 * t.dtype.bytes() as f64);
+            x.bytes.push(bytes);
+            x.rows.push(first.map_or(vec![], |t| row_dims(&t.dims).to_vec()));
+            // Order of e-nodes in a class is egg's sorted one: a function of the terms.
+            let choices = graph[class].nodes.iter().map(|t| x.choice(class, t)).collect();
+            x.choices.push(choices);
+        }
+        x.root = x.index[&graph.find(root)];
+        x
+    }
+
+    fn choice(&self, class: Id, term: &Term) -> Choice {
+        let graph = self.graph;
+        let children = term.children().iter().map(|c| self.index[&graph.find(*c)]).collect();
+        let still = graph[class].data.source != Source::Data;
+        let free = |kind| Choice {
+            term: term.clone(),
+            children,
+            kind,
+            still,
+            flops: 0.0,
+            elementwise: 0.0,
+            moved: 0.0,
+        };
+        let Term::Op(o, inputs) = term else { return free(Kind::Free) };
+        let operands: Vec<&Type> = inputs.iter().filter_map(|&i| graph[i].data.types.first()).collect();
+        let results: Vec<&Type> = graph[class].data.types.iter().collect();
+        // What cannot be counted is too large to be chosen.
+        let cost = cost::cost(&graph.analysis.module, &o.op, &operands, &results, &Extents::default());
+        let Ok(cost) = cost else { return Choice { flops: f64::MAX, ..free(Kind::Anchor) } };
+        Choice {
+            flops: cost.flops as f64,
+            elementwise: cost.elementwise as f64 + scaling(&o.op, &operands, graph),
+            moved: (cost.read + cost.written) as f64,
+            ..free(kind(&o.op))
+        }
+    }
+
+    /// The original function: for each class its first original e-node, for others one of least height.
+    pub fn original(&self, order: &[Id]) -> Selection {
+        let mut selection: Vec<Option<usize>> = vec![None; self.classes.len()];
+        for &id in order {
+            let (class, node) = self.locate(id, id);
+            selection[class] = selection[class].or(node);
+        }
+        // Heights settle in as many rounds as the graph is high.
+        loop {
+            let mut changed = false;
+            for (class, choices) in self.choices.iter().enumerate() {
+                if selection[class].is_none() {
+                    selection[class] =
+                        choices.iter().position(|c| c.children.iter().all(|&c| selection[c].is_some()));
+                    changed |= selection[class].is_some();
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        selection.into_iter().map(|s| s.unwrap_or(0)).collect()
+    }
+
+    /// The class of `old`, and in it the e-node that `new` was added as.
+    pub fn locate(&self, old: Id, new: Id) -> (usize, Option<usize>) {
+        let class = self.index[&self.graph.find(old)];
+        let term = self.graph.id_to_node(new).clone().map_children(|c| self.graph.find(c));
+        (class, self.choices[class].iter().position(|c| c.term == term))
+    }
+
+    /// Classes that a selection reaches, operands first; `None` where it turns in a circle.
+    pub fn live(&self, selection: &Selection) -> Option<Vec<usize>> {
+        let mut state = vec![0u8; self.classes.len()];
+        let mut order = vec![];
+        let mut stack = vec![(self.root, false)];
+        while let Some((class, ready)) = stack.pop() {
+            match (state[class], ready) {
+                (_, true) => {
+                    state[class] = 2;
+                    order.push(class);
+                }
+                (0, _) => {
+                    state[class] = 1;
+                    stack.push((class, true));
+                    for &c in &self.choices[class][selection[class]].children {
+                        match state[c] {
+                            1 => return None,
+                            0 => stack.push((c, false)),
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Some(order)
+    }
+
+    /// What a selection costs; `None` where it turns in a circle.
+    pub fn price(&self, selection: &Selection) -> Option<Total> {
+        let live = self.live(selection)?;
+        let t = &self.target;
+        let n = self.classes.len();
+        // Whether something reads a value from memory, and whether a row kernel reads it there.
+        let (mut stored, mut row_read, mut returned) = (vec![false; n], vec![false; n], vec![false; n]);
+        for &class in live.iter().rev() {
+            let c = &self.choices[class][selection[class]];
+            let chosen = |i: usize| &self.choices[i][selection[i]];
+            for (k, &child) in c.children.iter().enumerate() {
+                match c.kind {
+                    Kind::Free if matches!(c.term, Term::Return(_)) => {
+                        stored[child] = true;
+                        returned[child] = true;
+                    }
+                    Kind::Free => {
+                        stored[child] |= stored[class];
+                        row_read[child] |= row_read[class];
+                    }
+                    Kind::Row => {
+                        row_read[child] = true;
+                        stored[child] |= self.rows[child] != self.rows[class] && !self.rows[child].is_empty();
+                    }
+                    // Only what reads a gather through its order reads no copy of it.
+                    Kind::Anchor if chosen(child).kind == Kind::Gather && through(&c.term, k) => {}
+                    Kind::Anchor | Kind::Gather => stored[child] = true,
+                }
+            }
+        }
+        let mut total = Total::default();
+        let mut once = Total::default();
+        let mut level = vec![0u32; n];
+        let mut groups: Vec<(u32, &[Dim])> = vec![];
+        for &class in &live {
+            let c = &self.choices[class][selection[class]];
+            for &child in &c.children {
+                let below = self.choices[child][selection[child]].kind;
+                let same = self.rows[child] == self.rows[class];
+                let up = c.kind == Kind::Row && !c.still && !(below == Kind::Row && same);
+                level[class] = level[class].max(level[child] + u32::from(up));
+            }
+            let into = match &c.term {
+                // The gradient of a shared expert is summed after all calls.
+                Term::Op(o, _) if sums(&o.op) && c.children.iter().all(|&x| returned[x]) => &mut once,
+                _ if c.still => &mut once,
+                _ => &mut total,
+            };
+            let (kind, stored) = (c.kind, stored[class]);
+            let work = match kind {
+                Kind::Free => continue,
+                Kind::Gather if !stored => continue,
+                // Weights are prepared by kernels of their own.
+                _ if c.still => c.moved.max(c.elementwise * t.bandwidth / t.elementwise),
+                Kind::Row => {
+                    if !c.still {
+                        groups.push((level[class], &self.rows[class]));
+                    }
+                    into.seconds += c.elementwise / t.elementwise;
+                    if stored { self.bytes[class] } else { 0.0 }
+                }
+                Kind::Gather | Kind::Anchor => c.moved,
+            };
+            let spilled = stored && !c.still && self.bytes[class] > t.large;
+            let work = work * if spilled { Target::SPILL } else { 1.0 };
+            into.flops += c.flops;
+            into.bytes += work;
+            into.seconds += (work / t.bandwidth).max(c.flops / t.flops);
+            if kind != Kind::Row || c.still {
+                into.launches += 1.0;
+                into.seconds += t.launch;
+            }
+            // What a row kernel reads, it reads once.
+            if row_read[class] && !matches!(kind, Kind::Row) {
+                total.bytes += self.bytes[class];
+                total.seconds += self.bytes[class] / t.bandwidth;
+            }
+        }
+        groups.sort();
+        groups.dedup();
+        total.launches += groups.len() as f64;
+        total.seconds += groups.len() as f64 * t.launch;
+        let share = |all: f64, once: f64| all + once / self.uses;
+        Some(Total {
+            seconds: share(total.seconds, once.seconds),
+            flops: share(total.flops, once.flops),
+            bytes: share(total.bytes, once.bytes),
+            launches: share(total.launches, once.launches),
+        })
+    }
+
+    /// The cheapest selection that the search finds from `start`. A move sets several classes at once.
+    pub fn search(&self, start: &Selection, moves: &[Vec<(usize, usize)>]) -> Selection {
+        let mut all: Vec<Vec<(usize, usize)>> = moves.to_vec();
+        all.extend(moves.iter().map(|m| m.iter().map(|&(c, _)| (c, start[c])).collect()));
+        for (class, choices) in self.choices.iter().enumerate().filter(|(_, c)| c.len() > 1) {
+            all.extend((0..choices.len()).map(|k| vec![(class, k)]));
+        }
+        let mut best: Option<(f64, Selection)> = None;
+        for eager in [false, true] {
+            let mut now = start.clone();
+            if eager {
+                for m in moves {
+                    let undo = set(&mut now, m);
+                    if self.live(&now).is_none() {
+                        set(&mut now, &undo);
+                    }
+                }
+            }
+            let Some(mut price) = self.price(&now).map(|t| t.seconds) else { continue };
+            for _ in 0..SWEEPS {
+                let before = price;
+                for m in &all {
+                    if m.iter().all(|&(c, k)| now[c] == k) {
+                        continue;
+                    }
+                    let undo = set(&mut now, m);
+                    match self.price(&now) {
+                        // A gain in the last bits is noise.
+                        Some(t) if t.seconds < price * (1.0 - 1e-12) => price = t.seconds,
+                        _ => {
+                            set(&mut now, &undo);
+                        }
+                    }
+                }
+                if price == before {
+                    break;
+                }
+            }
+            if best.as_ref().is_none_or(|(p, _)| price < *p) {
+                best = Some((price, now));
+            }
+        }
+        best.map_or_else(|| start.clone(), |(_, s)| s)
+    }
+
+    /// The cheapest of all selections, by trying every one; `None` where there are more than `limit`.
+    pub fn exact(&self, start: &Selection, limit: u64) -> Option<Selection> {
+        let open: Vec<usize> = (0..self.choices.len()).filter(|&c| self.choices[c].len() > 1).collect();
+        let count = open.iter().try_fold(1u64, |n, &c| n.checked_mul(self.choices[c].len() as u64))?;
+        if count > limit {
+            return None;
+        }
+        let mut best: Option<(f64, Selection)> = None;
+        for number in 0..count {
+            let (mut rest, mut now) = (number, start.clone());
+            for &c in &open {
+                let choices = self.choices[c].len() as u64;
+                now[c] = (rest % choices) as usize;
+                rest /= choices;
+            }
+            if let Some(t) = self.price(&now) {
+                if best.as_ref().is_none_or(|(p, _)| t.seconds < *p) {
+                    best = Some((t.seconds, now));
+                }
+            }
+        }
+        best.map(|(_, s)| s)
+    }
+
+    /// The chosen term of a class.
+    pub fn term(&self, selection: &Selection, class: Id) -> Option<Term> {
+        let class = *self.index.get(&self.graph.find(class))?;
+        Some(self.choices[class][selection[class]].term.clone())
+    }
+
+    /// The classes that a selection reaches.
+    pub fn reached(&self, selection: &Selection) -> Option<Vec<Id>> {
+        Some(self.live(selection)?.into_iter().map(|c| self.classes[c]).collect())
+    }
+}
+
+/// Sets classes; what to set them back to.
+fn set(selection: &mut Selection, to: &[(usize, usize)]) -> Vec<(usize, usize)> {
+    let undo = to.iter().map(|&(c, _)| (c, selection[c])).collect();
+    for &(c, k) in to {
+        selection[c] = k;
+    }
+    undo
+}
+
+/// Whether operand `k` is one whose rows may be read through an order.
+fn through(term: &Term, k: usize) -> bool {
+    match term.op() {
+        Some(Op::Grouped { .. }) => k == 0,
+        Some(Op::GroupedOuter { .. }) => k == 1,
+        _ => false,
+    }
+}
+
+fn sums(op: &Op) -> bool {
+    matches!(op, Op::Reduce(crate::ir::Reduce::Sum, over) if over.len() == 1)
+}
+
+fn kind(op: &Op) -> Kind {
+    match op {
+        Op::Constant(_) | Op::Zeros(_) | Op::Reshape(_) | Op::Split(_) | Op::StopGradient => Kind::Free,
+        Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Cast(_)
+        | Op::Reduce(..)
+        | Op::Rms { .. }
+        | Op::RmsGrad { .. }
+        | Op::Softmax
+        | Op::SoftmaxGrad
+        | Op::Rope(_)
+        | Op::Concat(_)
+        | Op::Pick
+        | Op::PickGrad { .. } => Kind::Row,
+        Op::Gather => Kind::Gather,
+        _ => Kind::Anchor,
+    }
+}
+
+/// A scale of 1 is not multiplied by.
+fn scaling(op: &Op, operands: &[&Type], graph: &Graph) -> f64 {
+    match op {
+        Op::Attention(a) | Op::DepthAttention(a) if a.scale != 1.0 => {
+            operands.first().map_or(0.0, |t| graph.analysis.module.elements(&t.dims) as f64)
+        }
+        _ => 0.0,
+    }
+}
+
+/// The row dimensions of a shape, as the schedule sees them.
+fn row_dims(dims: &[Dim]) -> &[Dim] {
+    crate::schedule::row_dims(dims)
+}

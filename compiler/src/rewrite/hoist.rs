@@ -1,0 +1,143 @@
+//! Work that needs no data leaves the body: weights are prepared before the calls, sums of gradients finished after them.
+//!
+//! *In*: an extracted function. *Out*: the same without its subexpressions of weights alone, which become parameters
+//! `prepared.{n}`; and without gradients that are sums of other gradients. [`Prepared`] keeps both as functions of their
+//! own, shared by all forms of a body: an expression that evaluation and decoding both need is prepared once.
+
+use super::language::Source;
+use crate::ir::{Dim, Function, Module, Op, Param, Reduce, Role, Value};
+use indexmap::IndexMap;
+
+/// What is done before and after the calls of one body, for each set of weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prepared {
+    /// Functions from weights to one `prepared.{n}` each, by what they compute.
+    before: IndexMap<String, Function>,
+    /// Functions from one gradient to another each, by the name of the gradient.
+    after: IndexMap<String, Function>,
+}
+
+impl Prepared {
+    /// The functions that make what `users` read, in order.
+    pub fn before<'a>(&'a self, users: &'a [&Function]) -> impl Iterator<Item = &'a Function> {
+        self.before.values().filter(|f| f.results.iter().any(|(n, _)| users.iter().any(|u| u.find_param(n).is_some())))
+    }
+
+    /// The functions that finish gradients.
+    pub fn after(&self) -> impl Iterator<Item = &Function> {
+        self.after.values()
+    }
+
+    /// Moves expressions of weights out of `f`.
+    pub fn hoist(&mut self, f: &Function) -> Function {
+        let source = sources(f);
+        let defined = f.definitions();
+        // A view stays where it is read.
+        let base = |mut v: Value| {
+            while let Some(n) = defined[v.index()].map(|n| &f.nodes[n]) {
+                if !matches!(n.op, Op::Reshape(_) | Op::StopGradient) {
+                    break;
+                }
+                v = n.inputs[0];
+            }
+            v
+        };
+        let read = f.nodes.iter().filter(|n| source[n.first.index()] == Source::Data).flat_map(|n| &n.inputs);
+        let mut hoisted: IndexMap<Value, String> = IndexMap::new();
+        for &v in read {
+            let v = base(v);
+            if source[v.index()] != Source::Weights || defined[v.index()].is_none() || hoisted.contains_key(&v) {
+                continue;
+            }
+            let mut alone = crate::autodiff::prune(
+                &Function { results: vec![(String::new(), v)], ..f.clone() },
+                &|_| true,
+            );
+            alone.name = String::new();
+            let next = self.before.len();
+            let made = self.before.entry(format!("{:?} {:?} {:?}", alone.params, alone.types, alone.nodes)).or_insert_with(|| {
+                alone.name = format!("prepare{next}");
+                alone.results[0].0 = format!("prepared.{next}");
+                alone
+            });
+            hoisted.insert(v, made.results[0].0.clone());
+        }
+        if hoisted.is_empty() {
+            return f.clone();
+        }
+        // Prepared values come after the weights and before what a derivative added.
+        let at = f.params.iter().position(|p| p.name.starts_with("d.")).unwrap_or(f.params.len());
+        let mut g = Function::new(f.name.clone());
+        let mut map: Vec<Option<Value>> = vec![None; f.types.len()];
+        for i in 0..=f.params.len() {
+            if i == at {
+                for (v, name) in &hoisted {
+                    map[v.index()] = Some(g.param(name.clone(), Role::Buffer, f.ty(*v).clone()));
+                }
+            }
+            if let Some(Param { name, role }) = f.params.get(i) {
+                map[i] = Some(g.param(name.clone(), *role, f.types[i].clone()));
+            }
+        }
+        for node in &f.nodes {
+            let inputs: Option<Vec<Value>> = node.inputs.iter().map(|v| map[v.index()]).collect();
+            let Some(inputs) = inputs else { continue };
+            if hoisted.contains_key(&node.first) {
+                continue;
+            }
+            let types = node.results().map(|r| f.ty(r).clone()).collect();
+            let first = g.push(node.op.clone(), inputs, types);
+            for (k, r) in node.results().enumerate() {
+                map[r.index()].get_or_insert(Value(first.0 + k as u32));
+            }
+        }
+        g.results =
+            f.results.iter().filter_map(|(n, v)| Some((n.clone(), map[v.index()]?))).collect();
+        crate::autodiff::prune_nodes(&g)
+    }
+
+    /// Moves gradients that are sums over the experts of other gradients out of `f`: the sum of what all calls added is
+    /// what they would have added one by one.
+    pub fn sink(&mut self, module: &Module, f: &Function) -> Function {
+        let defined = f.definitions();
+        let mut kept = vec![];
+        for (name, v) in &f.results {
+            let sum = defined[v.index()].and_then(|n| match &f.nodes[n].op {
+                Op::Reduce(Reduce::Sum, over) if over.len() == 1 => Some((over.clone(), f.nodes[n].inputs[0])),
+                _ => None,
+            });
+            let of = sum.and_then(|(over, x)| Some((over, x, f.results.iter().find(|(_, r)| *r == x)?.0.clone())));
+            match of {
+                Some((over, x, of)) if name.starts_with("d.") && of.starts_with("d.") => {
+                    self.after.insert(name.clone(), summed(module, f, name, &of, x, over));
+                }
+                _ => kept.push((name.clone(), *v)),
+            }
+        }
+        crate::autodiff::prune_nodes(&Function { results: kept, ..f.clone() })
+    }
+}
+
+fn summed(_: &Module, f: &Function, name: &str, of: &str, x: Value, over: Vec<Dim>) -> Function {
+    let mut g = Function::new(format!("finish.{name}"));
+    let ty = f.ty(x).clone();
+    let result = crate::ir::Type { dtype: ty.dtype, dims: ty.without(&over) };
+    let x = g.param(of, Role::Saved, ty);
+    let sum = g.push(Op::Reduce(Reduce::Sum, over), vec![x], vec![result]);
+    g.results.push((name.into(), sum));
+    g
+}
+
+/// What each value depends on.
+pub fn sources(f: &Function) -> Vec<Source> {
+    let mut source: Vec<Source> = f
+        .params
+        .iter()
+        .map(|p| if matches!(p.role, Role::Weight | Role::Buffer) { Source::Weights } else { Source::Data })
+        .collect();
+    for node in &f.nodes {
+        let of = node.inputs.iter().map(|v| source[v.index()]).max().unwrap_or(Source::Constant);
+        source.extend(node.results().map(|_| of));
+    }
+    source
+}

@@ -1,0 +1,394 @@
+//! The IR as an egg language, and functions into e-graphs and back.
+//!
+//! A [`Term`] is a parameter, an operation, one result of an operation that has several, or the tuple of what a function
+//! returns. Operations keep their attributes; equal terms are one e-node, so values computed twice are shared by
+//! conversion alone. [`Facts`] are what is proven of a class; [`Analyse`] derives them and refuses to merge unequal ones.
+//!
+//! Operations with state (`cache_write`, `add_counts`, …) and routing (`route`, `group`) are e-nodes like others, but
+//! no rule makes one, so that each stands in the extracted function at most as often as it stood in the original.
+
+use crate::ir::{Attention, Binary, Function, Mask, Module, Op, Param, Role, Type, Unary, Value, infer};
+use egg::{Analysis, DidMerge, EGraph, Id, Language};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// An operation that can be compared and hashed: by its printed attributes, in which equal floats print equally.
+#[derive(Clone)]
+pub struct Operation {
+    /// The operation.
+    pub op: Arc<Op>,
+    key: Arc<str>,
+}
+
+impl Operation {
+    /// Wraps an operation.
+    pub fn new(op: Op) -> Self {
+        let key = format!("{op:?}").into();
+        Operation { op: Arc::new(op), key }
+    }
+}
+
+impl PartialEq for Operation {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl Eq for Operation {}
+
+impl PartialOrd for Operation {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Operation {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key.cmp(&other.key)
+    }
+}
+
+impl Hash for Operation {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key.hash(state);
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.key)
+    }
+}
+
+/// An e-node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Term {
+    /// The parameter of that number and name.
+    Param(u32, Arc<str>),
+    /// An operation on its operands. Its value is its result, or all its results where it has several.
+    Op(Operation, Vec<Id>),
+    /// One result of an operation with several.
+    Result(u32, Id),
+    /// What the function returns, in order.
+    Return(Vec<Id>),
+}
+
+impl Term {
+    /// The operation, unless it is something else.
+    pub fn op(&self) -> Option<&Op> {
+        match self {
+            Term::Op(o, _) => Some(&o.op),
+            _ => None,
+        }
+    }
+}
+
+impl Language for Term {
+    type Discriminant = std::mem::Discriminant<Term>;
+
+    fn discriminant(&self) -> Self::Discriminant {
+        std::mem::discriminant(self)
+    }
+
+    fn matches(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Term::Param(a, _), Term::Param(b, _)) => a == b,
+            (Term::Op(a, x), Term::Op(b, y)) => a == b && x.len() == y.len(),
+            (Term::Result(a, _), Term::Result(b, _)) => a == b,
+            (Term::Return(x), Term::Return(y)) => x.len() == y.len(),
+            _ => false,
+        }
+    }
+
+    fn children(&self) -> &[Id] {
+        match self {
+            Term::Param(..) => &[],
+            Term::Op(_, x) | Term::Return(x) => x,
+            Term::Result(_, x) => std::slice::from_ref(x),
+        }
+    }
+
+    fn children_mut(&mut self) -> &mut [Id] {
+        match self {
+            Term::Param(..) => &mut [],
+            Term::Op(_, x) | Term::Return(x) => x,
+            Term::Result(_, x) => std::slice::from_mut(x),
+        }
+    }
+}
+
+/// The operator alone, for proofs.
+impl fmt::Display for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Term::Param(_, name) => write!(f, "%{name}"),
+            Term::Op(o, _) => match &*o.op {
+                Op::Constant(c) => write!(f, "{c:?}"),
+                op => f.write_str(op.name()),
+            },
+            Term::Result(k, _) => write!(f, "result{k}"),
+            Term::Return(_) => f.write_str("return"),
+        }
+    }
+}
+
+/// What a value depends on; each kind includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Nothing: a number.
+    Constant,
+    /// Weights and buffers of the weight set.
+    Weights,
+    /// The data of the call.
+    Data,
+}
+
+/// Which tokens of a sequence enter the value of one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// Its own.
+    Own,
+    /// Its own and earlier ones.
+    Earlier,
+    /// Any: sums over tokens, and the order of routed slots.
+    Any,
+}
+
+/// What is proven of a class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Type of each result.
+    pub types: Vec<Type>,
+    /// What every element is, where they are one known number.
+    pub constant: Option<f64>,
+    /// What it depends on.
+    pub source: Source,
+    /// Which tokens enter.
+    pub reach: Reach,
+    /// The mask of the attention that computes it.
+    pub mask: Option<(Mask, bool)>,
+}
+
+/// Derives [`Facts`]. A contradiction is remembered, since egg has no way to return it.
+#[derive(Clone, Debug)]
+pub struct Analyse {
+    /// The dimensions; rules add some.
+    pub module: Module,
+    /// Parameters and their types.
+    pub params: Vec<(Param, Type)>,
+    /// Parameters of role index that are known numbers: `da.row` where a body is applied once.
+    pub indices: Vec<(String, u64)>,
+    /// The first contradiction.
+    pub contradiction: Option<String>,
+}
+
+/// The e-graph of a function.
+pub type Graph = EGraph<Term, Analyse>;
+
+impl Analyse {
+    fn refuse(&mut self, what: String) {
+        self.contradiction.get_or_insert(what);
+    }
+}
+
+impl Analysis<Term> for Analyse {
+    type Data = Facts;
+
+    fn make(graph: &mut Graph, term: &Term, _: Id) -> Facts {
+        let of = |id: &Id| &graph[*id].data;
+        let none = Facts {
+            types: vec![],
+            constant: None,
+            source: Source::Constant,
+            reach: Reach::Own,
+            mask: None,
+        };
+        match term {
+            Term::Param(i, _) => {
+                let Some((p, ty)) = graph.analysis.params.get(*i as usize) else { return none };
+                let source =
+                    if matches!(p.role, Role::Weight | Role::Buffer) { Source::Weights } else { Source::Data };
+                let constant = graph.analysis.indices.iter().find(|(n, _)| *n == p.name).map(|(_, x)| *x as f64);
+                Facts { types: vec![ty.clone()], source, constant, ..none }
+            }
+            Term::Return(_) => none,
+            Term::Result(k, x) => {
+                let x = of(x);
+                let types = x.types.get(*k as usize).cloned().into_iter().collect();
+                Facts { types, constant: None, ..x.clone() }
+            }
+            Term::Op(o, inputs) => {
+                let operands: Vec<&Type> = inputs.iter().filter_map(|i| of(i).types.first()).collect();
+                let source = inputs.iter().map(|i| of(i).source).max().unwrap_or(Source::Constant);
+                let reach = inputs.iter().map(|i| of(i).reach).max().unwrap_or(Reach::Own).max(reach(&o.op));
+                let numbers: Option<Vec<f64>> = inputs.iter().map(|i| of(i).constant).collect();
+                let constant = numbers.and_then(|n| fold(&o.op, &n));
+                let mask = match &*o.op {
+                    Op::Attention(Attention { mask, segments, .. })
+                    | Op::AttentionGrad(Attention { mask, segments, .. }) => Some((*mask, *segments)),
+                    _ => None,
+                };
+                match infer(&graph.analysis.module, &o.op, &operands) {
+                    Ok(types) => Facts { types, constant, source, reach, mask },
+                    Err(e) => {
+                        graph.analysis.refuse(e.to_string());
+                        none
+                    }
+                }
+            }
+        }
+    }
+
+    /// Equal values have equal types, numbers and masks; what one of them is not known to depend on, neither does.
+    fn merge(&mut self, to: &mut Facts, from: Facts) -> DidMerge {
+        let unequal = to.types != from.types
+            || to.constant.zip(from.constant).is_some_and(|(a, b)| a != b)
+            || to.mask.zip(from.mask).is_some_and(|(a, b)| a != b);
+        if unequal {
+            self.refuse(format!("{to:?} and {from:?} were made equal"));
+            return DidMerge(false, false);
+        }
+        let merged = Facts {
+            types: from.types.clone(),
+            constant: to.constant.or(from.constant),
+            source: to.source.min(from.source),
+            reach: to.reach.min(from.reach),
+            mask: to.mask.or(from.mask),
+        };
+        let did = DidMerge(*to != merged, from != merged);
+        *to = merged;
+        did
+    }
+}
+
+/// Which tokens an operation mixes.
+fn reach(op: &Op) -> Reach {
+    match op {
+        Op::Attention(_) => Reach::Earlier,
+        Op::Reduce(_, over) if over.iter().any(|d| d.0 < 2) => Reach::Any,
+        Op::Contract(over) if over.iter().any(|d| d.0 < 2) => Reach::Any,
+        Op::Group { .. } | Op::AddCounts | Op::GroupedOuter { .. } | Op::EmbedGrad { .. } => Reach::Any,
+        Op::AttentionGrad(_) | Op::HeadLossGrad { .. } => Reach::Any,
+        _ => Reach::Own,
+    }
+}
+
+/// The number that every element of a result is, where every element of each operand is one: the few cases rules look at.
+fn fold(op: &Op, x: &[f64]) -> Option<f64> {
+    let folded = match (op, x) {
+        (Op::Constant(c), []) => *c,
+        (Op::Zeros(_), []) => 0.0,
+        (Op::Unary(Unary::Neg), [a]) => -a,
+        (Op::Binary(Binary::Mul), [a, b]) => a * b,
+        (Op::Binary(Binary::Add), [a, b]) => a + b,
+        (Op::Binary(Binary::Sub), [a, b]) => a - b,
+        (Op::Reshape(_) | Op::StopGradient, [a]) => *a,
+        _ => return None,
+    };
+    // What is no number equals nothing, itself included.
+    (!folded.is_nan()).then_some(folded)
+}
+
+/// A function in an e-graph.
+pub struct Converted {
+    /// The graph.
+    pub graph: Graph,
+    /// The class of what is returned.
+    pub root: Id,
+    /// The class of each value.
+    pub values: Vec<Id>,
+    /// Original terms, operands before users.
+    pub order: Vec<Id>,
+    /// Nodes that were equal to an earlier one.
+    pub shared: Vec<usize>,
+}
+
+/// Puts a function into an e-graph.
+pub fn convert(module: &Module, f: &Function, indices: &[(String, u64)], explain: bool) -> Converted {
+    let dims = Module { dims: module.dims.clone(), functions: Default::default() };
+    let params = f.params.iter().cloned().zip(f.types.iter().cloned()).collect();
+    let mut graph =
+        Graph::new(Analyse { module: dims, params, indices: indices.to_vec(), contradiction: None });
+    if explain {
+        graph = graph.with_explanations_enabled();
+    }
+    let mut values: Vec<Id> = vec![];
+    for (i, p) in f.params.iter().enumerate() {
+        values.push(graph.add(Term::Param(i as u32, p.name.as_str().into())));
+    }
+    let mut order = values.clone();
+    let mut shared = vec![];
+    for (n, node) in f.nodes.iter().enumerate() {
+        let inputs = node.inputs.iter().map(|v| values[v.index()]).collect();
+        let before = graph.total_size();
+        let id = graph.add(Term::Op(Operation::new(node.op.clone()), inputs));
+        if graph.total_size() == before {
+            shared.push(n);
+        }
+        order.push(id);
+        if node.count == 1 {
+            values.push(id);
+            continue;
+        }
+        for k in 0..node.count {
+            let result = graph.add(Term::Result(k, id));
+            values.push(result);
+            order.push(result);
+        }
+    }
+    let returned = f.results.iter().map(|(_, v)| values[v.index()]).collect();
+    let root = graph.add(Term::Return(returned));
+    order.push(root);
+    graph.rebuild();
+    Converted { graph, root, values, order, shared }
+}
+
+/// The function of the chosen e-nodes: parameters as they were, nodes in an order close to the original's. `chosen`
+/// gives the e-node of a class.
+pub fn restore(
+    graph: &Graph,
+    original: &Function,
+    order: &[Id],
+    root: Id,
+    chosen: &dyn Fn(Id) -> Option<Term>,
+    live: &dyn Fn(Id) -> bool,
+) -> Option<Function> {
+    let mut f = Function::new(original.name.clone());
+    for (p, ty) in original.params.iter().zip(&original.types) {
+        f.param(p.name.clone(), p.role, ty.clone());
+    }
+    // First values of classes already placed.
+    let mut placed: std::collections::HashMap<Id, Value> = Default::default();
+    for start in order.iter().chain([&root]).map(|id| graph.find(*id)).filter(|id| live(*id)) {
+        let mut stack = vec![(start, false)];
+        while let Some((id, ready)) = stack.pop() {
+            if placed.contains_key(&id) {
+                continue;
+            }
+            let term = chosen(id)?;
+            if !ready {
+                stack.push((id, true));
+                stack.extend(term.children().iter().rev().map(|c| (graph.find(*c), false)));
+                continue;
+            }
+            let at = |c: &Id| placed.get(&graph.find(*c)).copied();
+            let value = match &term {
+                Term::Param(i, _) => Value(*i),
+                Term::Result(k, x) => Value(at(x)?.0 + k),
+                Term::Op(o, inputs) => {
+                    let inputs = inputs.iter().map(at).collect::<Option<Vec<_>>>()?;
+                    f.push((*o.op).clone(), inputs, graph[id].data.types.clone())
+                }
+                Term::Return(results) => {
+                    for ((name, _), r) in original.results.iter().zip(results) {
+                        f.results.push((name.clone(), at(r)?));
+                    }
+                    Value(0)
+                }
+            };
+            placed.insert(id, value);
+        }
+    }
+    Some(f)
+}

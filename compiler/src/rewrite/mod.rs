@@ -1,0 +1,345 @@
+//! Rewriting with `egg`: equal functions that cost less.
+//!
+//! *In*: a function of the canonical IR, before or after differentiation. *Out*: an equal function, and what happened to it
+//! ([`Report`]). *Promise*: the result is what the function was, up to rounding (every rule is proved on random tensors in
+//! f64); dtypes, masks, state and routing are as they were; the same function gives the same result every time; limits are
+//! hard, and meeting one leaves a correct function and a reason.
+//!
+//! Each distinct body is rewritten once however deep the model is:
+//!
+//! 1. [`language`] puts a function into an e-graph, where equal subexpressions are one, with facts about each class;
+//! 2. [`rules`] is the table of directed rules that add equal expressions;
+//! 3. [`extract`] chooses, by the roofline of a [`target`], with shared work counted once;
+//! 4. [`hoist`] moves what needs no data before the calls, and sums of gradients behind them.
+
+pub mod extract;
+pub mod hoist;
+pub mod language;
+pub mod report;
+pub mod rules;
+pub mod target;
+#[cfg(test)]
+mod tests;
+
+pub use hoist::Prepared;
+pub use report::{Firing, Report, Rewritten, Work};
+pub use rules::{RULES, Rule, Stage};
+pub use target::Target;
+
+use crate::CompileError;
+use crate::ir::{Function, Module, Op, verify_function};
+use egg::{Applier, Id, Rewrite, Runner, SearchMatches, Searcher, SimpleScheduler, Subst, Symbol, Var};
+use extract::Extractor;
+use language::{Analyse, Converted, Graph, Term, convert, restore};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Which rules are used, and for which device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rewriting {
+    /// Which rules.
+    pub rules: Rules,
+    /// The device whose roofline chooses.
+    pub target: Target,
+    /// Whether reports carry egg's proofs; this takes more time.
+    pub proofs: bool,
+}
+
+/// A choice of rules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Rules {
+    /// All of them.
+    #[default]
+    All,
+    /// None: functions stay as they were lowered and differentiated.
+    Off,
+    /// Those of these names.
+    Only(Vec<String>),
+}
+
+impl Rewriting {
+    /// Nothing is rewritten.
+    pub fn off() -> Self {
+        Rewriting { rules: Rules::Off, ..Rewriting::default() }
+    }
+
+    /// Only the rules of these names.
+    pub fn only(names: &[&str]) -> Self {
+        Rewriting { rules: Rules::Only(names.iter().map(|n| n.to_string()).collect()), ..Rewriting::default() }
+    }
+
+    fn uses(&self, rule: &Rule) -> bool {
+        match &self.rules {
+            Rules::All => true,
+            Rules::Off => false,
+            Rules::Only(names) => names.iter().any(|n| n == rule.name),
+        }
+    }
+
+    /// An error that names the first rule that does not exist.
+    fn check(&self) -> Result<(), CompileError> {
+        let Rules::Only(names) = &self.rules else { return Ok(()) };
+        match names.iter().find(|n| rules::find(n).is_none()) {
+            Some(n) => {
+                let known: Vec<&str> = RULES.iter().map(|r| r.name).collect();
+                Err(CompileError::Rule { name: n.clone(), known: known.join(", ") })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Limits of one function's rewriting. All functions of all examples stay far below them.
+pub const ITERATIONS: usize = 16;
+/// E-nodes.
+pub const NODES: usize = 20_000;
+/// Time, against the unforeseen; the other limits are met first, so that results do not depend on it.
+pub const TIME: Duration = Duration::from_secs(5);
+
+/// What is known of the place where a function is used.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// What will be done with it.
+    pub stage: Stage,
+    /// Calls that one preparation of weights serves.
+    pub uses: f64,
+    /// Index parameters that are the same number in every call.
+    pub indices: Vec<(String, u64)>,
+}
+
+/// Rewrites functions and keeps the books.
+#[derive(Clone, Debug)]
+pub struct Optimiser {
+    rewriting: Rewriting,
+    /// What happened to each function so far.
+    pub report: Report,
+}
+
+impl Optimiser {
+    /// An optimiser; an error where `rewriting` names a rule that does not exist.
+    pub fn new(rewriting: &Rewriting) -> Result<Self, CompileError> {
+        rewriting.check()?;
+        Ok(Optimiser { rewriting: rewriting.clone(), report: Report::default() })
+    }
+
+    /// Whether nothing is rewritten.
+    pub fn is_off(&self) -> bool {
+        self.rewriting.rules == Rules::Off
+    }
+
+    /// A function equal to `f`.
+    pub fn rewrite(
+        &mut self,
+        module: &mut Module,
+        f: &Function,
+        context: &Context,
+    ) -> Result<Function, CompileError> {
+        if self.is_off() {
+            return Ok(f.clone());
+        }
+        let (g, rewritten) = rewrite(module, f, context, &self.rewriting)?;
+        self.report.functions.push(rewritten);
+        Ok(g)
+    }
+}
+
+/// What a rule did: pairs of an old e-node and the one made equal to it.
+#[derive(Clone, Debug)]
+struct Fired {
+    rule: &'static Rule,
+    pairs: Vec<(Id, Id)>,
+}
+
+/// A rule for egg: it looks at every class in a fixed order.
+struct Engine {
+    rule: &'static Rule,
+    fired: Rc<RefCell<Vec<Fired>>>,
+}
+
+impl Searcher<Term, Analyse> for Engine {
+    fn search_eclass_with_limit(&self, graph: &Graph, class: Id, _: usize) -> Option<SearchMatches<'_, Term>> {
+        let any = graph[class].nodes.iter().any(|t| t.op().is_some());
+        any.then(|| SearchMatches { eclass: class, substs: vec![Subst::default()], ast: None })
+    }
+
+    fn search_with_limit(&self, graph: &Graph, limit: usize) -> Vec<SearchMatches<'_, Term>> {
+        let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
+        classes.sort();
+        classes.into_iter().filter_map(|c| self.search_eclass_with_limit(graph, c, limit)).collect()
+    }
+
+    fn vars(&self) -> Vec<Var> {
+        vec![]
+    }
+}
+
+impl Applier<Term, Analyse> for Engine {
+    fn apply_one(
+        &self,
+        graph: &mut Graph,
+        class: Id,
+        _: &Subst,
+        _: Option<&egg::PatternAst<Term>>,
+        name: Symbol,
+    ) -> Vec<Id> {
+        let mut changed = vec![];
+        // Unions since the search may have renamed operands; rules compare canonical ones.
+        for term in graph[class].nodes.clone() {
+            let Term::Op(o, inputs) = &term else { continue };
+            let inputs: Vec<Id> = inputs.iter().map(|&i| graph.find(i)).collect();
+            let class = graph.find(class);
+            let Some(pairs) = (self.rule.apply)(graph, class, &o.op, &inputs) else { continue };
+            let new: Vec<(Id, Id)> =
+                pairs.into_iter().filter(|&(a, b)| graph.find(a) != graph.find(b)).collect();
+            for &(a, b) in &new {
+                graph.union_trusted(a, b, name);
+                changed.push(a);
+            }
+            if !new.is_empty() {
+                self.fired.borrow_mut().push(Fired { rule: self.rule, pairs: new });
+            }
+        }
+        changed
+    }
+}
+
+/// Rewrites one function.
+pub fn rewrite(
+    module: &mut Module,
+    f: &Function,
+    context: &Context,
+    rewriting: &Rewriting,
+) -> Result<(Function, Rewritten), CompileError> {
+    let start = std::time::Instant::now();
+    let Converted { graph, root, values, order, shared } =
+        convert(module, f, &context.indices, rewriting.proofs);
+    let fired = Rc::new(RefCell::new(vec![]));
+    let mut active: Vec<Rewrite<Term, Analyse>> = vec![];
+    for rule in RULES.iter().filter(|r| r.stage <= context.stage && rewriting.uses(r)) {
+        let engine = || Engine { rule, fired: fired.clone() };
+        active.push(Rewrite::new(rule.name, engine(), engine()).map_err(CompileError::Rewrite)?);
+    }
+    let runner = Runner::<Term, Analyse>::new(graph.analysis.clone())
+        .with_egraph(graph)
+        .with_iter_limit(ITERATIONS)
+        .with_node_limit(NODES)
+        .with_time_limit(TIME)
+        .with_scheduler(SimpleScheduler)
+        .run(&active);
+    let stopped = report::stopped(runner.stop_reason.as_ref());
+    let mut graph = runner.egraph;
+    if let Some(what) = graph.analysis.contradiction.take() {
+        return Err(CompileError::Rewrite(format!("{}: {what}", f.name)));
+    }
+    let fired = fired.take();
+
+    let extractor = Extractor::new(&graph, root, rewriting.target, context);
+    let original = extractor.original(&order);
+    let moves: Vec<Vec<(usize, usize)>> = fired
+        .iter()
+        .map(|fired| {
+            let of = fired.pairs.iter().map(|&(old, new)| extractor.locate(old, new));
+            of.filter_map(|(class, node)| Some((class, node?))).collect()
+        })
+        .collect();
+    let chosen = extractor.search(&original, &moves);
+    let lost = || CompileError::Rewrite(format!("{}: nothing could be extracted", f.name));
+    let live: std::collections::HashSet<Id> =
+        extractor.reached(&chosen).ok_or_else(lost)?.into_iter().collect();
+    let g = restore(&graph, f, &order, root, &|id| extractor.term(&chosen, id), &|id| live.contains(&id))
+        .ok_or_else(lost)?;
+
+    let used: Vec<report::Used> = fired
+        .iter()
+        .zip(&moves)
+        .map(|(fired, to)| report::used(&extractor, &original, &chosen, fired.pairs.as_slice(), to))
+        .collect();
+    module.dims = graph.analysis.module.dims.clone();
+    verify_function(module, &g).map_err(|e| CompileError::Rewrite(e.to_string()))?;
+    let mut firings = report::sharing(module, f, &shared);
+    for (fired, used) in fired.iter().zip(used) {
+        let sites = report::sites(module, f, &graph, &values, &fired.pairs);
+        firings.push(Firing { rule: fired.rule.name.into(), sites, used: used.chosen, saved: used.saved, proof: None });
+    }
+    if rewriting.proofs {
+        report::prove(&mut graph, &fired.iter().map(|f| f.pairs.clone()).collect::<Vec<_>>(), &mut firings);
+    }
+    let rewritten = Rewritten {
+        function: f.name.clone(),
+        stage: format!("{:?}", context.stage).to_lowercase(),
+        firings,
+        stopped,
+        nodes: graph.total_size(),
+        before: Work::of(module, f),
+        after: Work::of(module, &g),
+        micros: start.elapsed().as_micros() as u64,
+    };
+    Ok((g, rewritten))
+}
+
+/// In a function just differentiated, the operands of `stop_gradient` in its place: it has done its work. Nodes keep
+/// their numbers.
+pub fn forget_stops(f: &mut Function) {
+    let mut map: Vec<crate::ir::Value> = (0..f.types.len() as u32).map(crate::ir::Value).collect();
+    for node in &mut f.nodes {
+        for v in &mut node.inputs {
+            *v = map[v.index()];
+        }
+        if node.op == Op::StopGradient {
+            map[node.first.index()] = node.inputs[0];
+        }
+    }
+}
+
+/// Cuts a rewritten joint function: the forward function `f` became its first nodes, those that the results named in `f`
+/// need; then come the rest. Gives the joint function in that order, and the forward one, for
+/// [`partition`](crate::autodiff::partition).
+pub fn rejoin(joint: &Function, f: &Function) -> (Function, Function) {
+    let mut forward = crate::autodiff::prune(joint, &|n| f.find_result(n).is_some());
+    let front = crate::autodiff::needed(joint, &|n| f.find_result(n).is_some());
+    let mut whole = Function::new(joint.name.clone());
+    let mut map: Vec<crate::ir::Value> = vec![];
+    for (p, ty) in joint.params.iter().zip(&joint.types) {
+        map.push(whole.param(p.name.clone(), p.role, ty.clone()));
+    }
+    map.resize(joint.types.len(), crate::ir::Value(0));
+    for part in [true, false] {
+        for (node, _) in joint.nodes.iter().zip(&front).filter(|(_, first)| **first == part) {
+            let inputs = node.inputs.iter().map(|v| map[v.index()]).collect();
+            let first = whole.push(node.op.clone(), inputs, node.results().map(|r| joint.ty(r).clone()).collect());
+            for (k, r) in node.results().enumerate() {
+                map[r.index()] = crate::ir::Value(first.0 + k as u32);
+            }
+        }
+        if part {
+            // The forward function has all parameters that are not cotangents, so that both number them alike.
+            let kept = joint.params.iter().take_while(|p| !p.name.starts_with("d.")).count();
+            let shift = joint.params.len() - kept;
+            forward.params = joint.params[..kept].to_vec();
+            forward.types = [&whole.types[..kept], &whole.types[joint.params.len()..]].concat();
+            let number = |v: crate::ir::Value| {
+                if v.index() < kept { v } else { crate::ir::Value(v.0 - shift as u32) }
+            };
+            forward.nodes = whole
+                .nodes
+                .iter()
+                .map(|n| crate::ir::Node {
+                    op: n.op.clone(),
+                    inputs: n.inputs.iter().map(|&v| number(v)).collect(),
+                    first: number(n.first),
+                    count: n.count,
+                })
+                .collect();
+            forward.results = joint
+                .results
+                .iter()
+                .filter(|(n, _)| f.find_result(n).is_some())
+                .map(|(n, v)| (n.clone(), number(map[v.index()])))
+                .collect();
+            forward.name = f.name.clone();
+        }
+    }
+    whole.results = joint.results.iter().map(|(n, v)| (n.clone(), map[v.index()])).collect();
+    (whole, forward)
+}

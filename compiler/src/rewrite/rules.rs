@@ -1,0 +1,585 @@
+//! The table of rules. Each is directed, has a name, and says in a few lines what it makes of which facts.
+//!
+//! A rule looks at one e-node and gives pairs of classes that are equal, or nothing. It fires only on proven facts: types,
+//! constants, which `group` an order comes from. No rule commutes or reassociates sums, changes a dtype or a mask, or makes
+//! an operation with state or routing. `tests.rs` proves each on random tensors and shows where it must refuse.
+
+use super::language::{Graph, Operation, Source, Term};
+use crate::ir::{Attention, Binary, Dim, Mask, Op, Reduce, Type, Unary, infer};
+use egg::{Id, Language};
+
+/// Where a rule may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Anywhere, before differentiation too: it keeps gradients as well as values.
+    Differentiable,
+    /// Only in functions that are not differentiated again, where `stop_gradient` means nothing any more.
+    Final,
+    /// Only in functions that have no derivative at all.
+    Inference,
+}
+
+/// A rule.
+pub struct Rule {
+    /// Its name, for `--only` and reports.
+    pub name: &'static str,
+    /// What it does, in the notation of the paper.
+    pub about: &'static str,
+    /// The earliest stage at which it is sound.
+    pub stage: Stage,
+    /// Classes made equal by what the e-node is: `(graph, its class, operation, operands)`.
+    pub apply: fn(&mut Graph, Id, &Op, &[Id]) -> Option<Equal>,
+}
+
+/// Pairs of classes, each an old one and its equal.
+pub type Equal = Vec<(Id, Id)>;
+
+/// Sharing, which conversion into the e-graph does by itself.
+pub const SHARE: &str = "share";
+
+/// All rules.
+pub const RULES: &[Rule] = &[
+    Rule { name: "head-loss", stage: Stage::Differentiable, apply: head_loss,
+        about: "cross_entropy(cap(x·Wᵀ)) = head_loss(x, W): the logits are never stored" },
+    Rule { name: "window", stage: Stage::Differentiable, apply: window,
+        about: "a window at least as long as the sequence is none" },
+    Rule { name: "depth-zero", stage: Stage::Differentiable, apply: depth_zero,
+        about: "depth attention at the first row is its value" },
+    Rule { name: "norm-of-norm", stage: Stage::Differentiable, apply: norm_of_norm,
+        about: "rms(rms(x)) is one rms with another epsilon, times a number" },
+    Rule { name: "norm-rotation", stage: Stage::Differentiable, apply: norm_rotation,
+        about: "rms(rope(x)) = rope(rms(x)): a rotation keeps lengths" },
+    Rule { name: "one-expert", stage: Stage::Differentiable, apply: one_expert,
+        about: "with one expert there is nothing to route: gather, grouped product and combine are dense" },
+    Rule { name: "one-gate", stage: Stage::Differentiable, apply: one_gate,
+        about: "a positive score normalised over itself, or a softmax over one, is 1" },
+    Rule { name: "unit", stage: Stage::Differentiable, apply: unit,
+        about: "x·1 = x, x + 0 = x, x·0 = 0: dead branches" },
+    Rule { name: "stop-gradient", stage: Stage::Final, apply: stop_gradient,
+        about: "a stopped gradient stops nothing where nothing is differentiated" },
+    Rule { name: "factor", stage: Stage::Final, apply: factor,
+        about: "a·s + b·s = (a + b)·s" },
+    Rule { name: "merge-shared", stage: Stage::Final, apply: merge_shared,
+        about: "W_e·x + W_shared·x = (W_e + W_shared)·x (Equations 7 and 8)" },
+    Rule { name: "shared-gradient", stage: Stage::Final, apply: shared_gradient,
+        about: "the gradient of the shared expert is the sum of the experts' (Equation 8)" },
+    Rule { name: "fold-gain", stage: Stage::Final, apply: fold_gain,
+        about: "W·(x ⊙ g) = (W ⊙ g)·x" },
+    Rule { name: "fold-scale", stage: Stage::Final, apply: fold_scale,
+        about: "c·(W·x) = (c·W)·x" },
+    Rule { name: "attention-scale", stage: Stage::Inference, apply: attention_scale,
+        about: "the scale of attention goes into the gain of the queries" },
+    Rule { name: "stack", stage: Stage::Inference, apply: stack,
+        about: "W_1·x, W_2·x, … are parts of one product with the matrices stacked" },
+    Rule { name: "stack-experts", stage: Stage::Inference, apply: stack_experts,
+        about: "the same for grouped products of the same slots" },
+    Rule { name: "low-rank", stage: Stage::Final, apply: low_rank,
+        about: "B·(A·x) = (B·A)·x, whichever is cheaper" },
+];
+
+/// The rule of that name.
+pub fn find(name: &str) -> Option<&'static Rule> {
+    RULES.iter().find(|r| r.name == name)
+}
+
+// --- looking ----------------------------------------------------------------------------------------------------------
+
+/// The first e-node of the class for which `f` gives something.
+fn first<T>(g: &Graph, id: Id, f: impl Fn(&Op, &[Id]) -> Option<T>) -> Option<T> {
+    g[id].nodes.iter().find_map(|n| match n {
+        Term::Op(o, inputs) => f(&o.op, inputs),
+        _ => None,
+    })
+}
+
+/// The operands of a sum, product, … in the class.
+fn binary(g: &Graph, id: Id, which: Binary) -> Option<(Id, Id)> {
+    first(g, id, |op, x| (*op == Op::Binary(which)).then(|| (x[0], x[1])))
+}
+
+fn ty(g: &Graph, id: Id) -> Option<&Type> {
+    g[id].data.types.first()
+}
+
+fn dims(g: &Graph, id: Id) -> Option<Vec<Dim>> {
+    ty(g, id).map(|t| t.dims.clone())
+}
+
+fn size(g: &Graph, d: Dim) -> u64 {
+    g.analysis.module.size(d)
+}
+
+fn number(g: &Graph, id: Id) -> Option<f64> {
+    g[id].data.constant
+}
+
+/// Whether it depends on weights and on nothing but weights.
+fn is_weight(g: &Graph, id: Id) -> bool {
+    g[id].data.source == Source::Weights
+}
+
+fn is_data(g: &Graph, id: Id) -> bool {
+    g[id].data.source == Source::Data
+}
+
+fn same(g: &Graph, a: Id, b: Id) -> bool {
+    g.find(a) == g.find(b)
+}
+
+/// The operation on those operands, where it fits them.
+fn make(g: &mut Graph, op: Op, inputs: &[Id]) -> Option<Id> {
+    let operands: Vec<&Type> = inputs.iter().filter_map(|&i| g[i].data.types.first()).collect();
+    infer(&g.analysis.module, &op, &operands).ok()?;
+    Some(g.add(Term::Op(Operation::new(op), inputs.to_vec())))
+}
+
+fn result(g: &mut Graph, k: u32, of: Id) -> Id {
+    g.add(Term::Result(k, of))
+}
+
+/// A value with every element the same number.
+fn filled(g: &mut Graph, dims: &[Dim], number: f64) -> Option<Id> {
+    let zeros = make(g, Op::Zeros(dims.to_vec()), &[])?;
+    if number == 0.0 {
+        return Some(zeros);
+    }
+    let number = make(g, Op::Constant(number), &[])?;
+    make(g, Op::Binary(Binary::Add), &[zeros, number])
+}
+
+/// Where slots come from.
+struct Routed {
+    /// Size of the dimension of experts.
+    experts: u64,
+    /// Choices for each row.
+    k: u64,
+    /// Whether every choice is of an expert that is there.
+    complete: bool,
+}
+
+/// What is known of the `group` that all of these are results of: `(number of the result, value)`.
+fn routed(g: &Graph, of: &[(u32, Id)]) -> Option<Routed> {
+    let group = |k: u32, id: Id| {
+        g[id].nodes.iter().find_map(|n| match n {
+            Term::Result(j, x) if *j == k => Some(g.find(*x)),
+            _ => None,
+        })
+    };
+    let &(k, id) = of.first()?;
+    let made = group(k, id)?;
+    if of.iter().any(|&(k, id)| group(k, id) != Some(made)) {
+        return None;
+    }
+    let (experts, chosen) = first(g, made, |op, x| match op {
+        Op::Group { experts, .. } => Some((*experts, x[0])),
+        _ => None,
+    })?;
+    let k = size(g, *dims(g, chosen)?.last()?);
+    let candidates = first(g, chosen, |op, x| match op {
+        Op::Route { .. } => dims(g, x[0])?.last().map(|&d| size(g, d)),
+        _ => None,
+    });
+    let experts = size(g, experts);
+    Some(Routed { experts, k, complete: candidates.is_some_and(|c| c <= experts) })
+}
+
+/// E-nodes that use a class: the class of each, its operation and operands; in a fixed order.
+fn users(g: &Graph, id: Id) -> Vec<(Id, Op, Vec<Id>)> {
+    let mut all: Vec<(Id, Op, Vec<Id>)> = g[id]
+        .parents()
+        .filter_map(|p| match g.id_to_node(p) {
+            Term::Op(o, x) => Some((g.find(p), (*o.op).clone(), x.iter().map(|&i| g.find(i)).collect())),
+            _ => None,
+        })
+        .collect();
+    all.sort_by(|a, b| (a.0, &a.2).cmp(&(b.0, &b.2)));
+    all.dedup();
+    all
+}
+
+// --- everywhere -------------------------------------------------------------------------------------------------------
+
+fn head_loss(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    if *op != Op::CrossEntropy {
+        return None;
+    }
+    // cap(z) = c·tanh(z/c), as lowering writes it.
+    let scaled = |id| {
+        let (y, c) = binary(g, id, Binary::Mul)?;
+        Some((y, number(g, c)?))
+    };
+    let capped = || {
+        let (tanh, c) = scaled(x[0])?;
+        let inner = first(g, tanh, |op, x| (*op == Op::Unary(Unary::Tanh)).then(|| x[0]))?;
+        let (z, r) = scaled(inner)?;
+        (r == 1.0 / c).then_some((z, Some(c)))
+    };
+    let (logits, softcap) = capped().unwrap_or((x[0], None));
+    let (h, w) = first(g, logits, |op, x| match op {
+        Op::Contract(over) if over.len() == 1 => {
+            let (h, w) = (dims(g, x[0])?, dims(g, x[1])?);
+            (w.len() == 2 && h.last() == over.last() && w.last() == over.last()).then(|| (x[0], x[1]))
+        }
+        _ => None,
+    })?;
+    let fused = make(g, Op::HeadLoss { softcap }, &[h, w, x[1]])?;
+    Some(vec![(id, fused)])
+}
+
+fn window(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    // Positions in a cache may be farther apart than there are keys.
+    let useless = |a: &Attention, axis: usize| {
+        let keys = size(g, *dims(g, x[1])?.get(axis)?);
+        (a.mask == Mask::Causal && a.window? >= keys).then_some(Attention { window: None, ..*a })
+    };
+    let plain = match op {
+        Op::Attention(a) => Op::Attention(useless(a, 1)?),
+        Op::AttentionGrad(a) => Op::AttentionGrad(useless(a, 1)?),
+        Op::DepthAttention(a) => Op::DepthAttention(useless(a, 0)?),
+        Op::DepthAttentionGrad(a) => Op::DepthAttentionGrad(useless(a, 0)?),
+        _ => return None,
+    };
+    let plain = make(g, plain, x)?;
+    Some(vec![(id, plain)])
+}
+
+fn depth_zero(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let &Op::DepthAttention(_) = op else { return None };
+    let rows = size(g, *dims(g, x[1])?.first()?);
+    if rows != 1 && number(g, x[3]) != Some(0.0) {
+        return None;
+    }
+    let (value, row) = first(g, x[2], |op, y| (*op == Op::CacheWrite).then(|| (y[1], y[2])))?;
+    let (of_value, of_query) = (dims(g, value)?, dims(g, x[0])?);
+    let heads = |d: &[Dim]| d.len().checked_sub(2).map(|i| size(g, d[i]));
+    if !same(g, row, x[3]) || heads(&of_value) != heads(&of_query) {
+        return None;
+    }
+    let o = if of_value == of_query { value } else { make(g, Op::Reshape(of_query), &[value])? };
+    Some(vec![(id, o)])
+}
+
+/// `rms_e(x) = x / sqrt(m + e)` has mean square `m / (m + e)`, so `rms_f(rms_e(x)) = x / sqrt((1 + f)·m + e·f)`.
+fn norm_of_norm(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let &Op::Rms { inner, eps: f } = op else { return None };
+    let (y, e) = first(g, x[0], |op, y| match op {
+        Op::Rms { inner: i, eps } if *i == inner => Some((y[0], *eps)),
+        _ => None,
+    })?;
+    let norm = make(g, Op::Rms { inner, eps: e * f / (1.0 + f) }, &[y])?;
+    let c = make(g, Op::Constant(1.0 / (1.0 + f).sqrt()), &[])?;
+    let scaled = make(g, Op::Binary(Binary::Mul), &[norm, c])?;
+    Some(vec![(id, scaled)])
+}
+
+fn norm_rotation(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let Op::Rms { .. } = op else { return None };
+    let (rope, mut operands) = first(g, x[0], |op, y| match op {
+        Op::Rope(_) => Some((op.clone(), y.to_vec())),
+        _ => None,
+    })?;
+    operands[0] = make(g, op.clone(), &[operands[0]])?;
+    let rotated = make(g, rope, &operands)?;
+    Some(vec![(id, rotated)])
+}
+
+fn one_expert(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let alone = |r: Routed| (r.experts == 1 && r.k == 1 && r.complete).then_some(());
+    let dense = match op {
+        Op::Gather => {
+            alone(routed(g, &[(0, x[1])])?)?;
+            let to = dims(g, id)?;
+            make(g, Op::Reshape(to), &[x[0]])?
+        }
+        Op::Grouped { over } => {
+            alone(routed(g, &[(1, x[2])])?)?;
+            let matrix = dims(g, x[1])?[1..].to_vec();
+            let w = make(g, Op::Reshape(matrix), &[x[1]])?;
+            make(g, Op::Contract(vec![*over]), &[x[0], w])?
+        }
+        Op::Combine => {
+            alone(routed(g, &[(2, x[1])])?)?;
+            let to = dims(g, id)?;
+            let y = make(g, Op::Reshape(to.clone()), &[x[0]])?;
+            match x.get(2) {
+                None => y,
+                Some(&gates) => {
+                    let gates = make(g, Op::Reshape(to[..to.len() - 1].to_vec()), &[gates])?;
+                    make(g, Op::Binary(Binary::Mul), &[y, gates])?
+                }
+            }
+        }
+        _ => return None,
+    };
+    Some(vec![(id, dense)])
+}
+
+fn one_gate(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let all = dims(g, id)?;
+    let one = |d: &Dim| size(g, *d) == 1;
+    match op {
+        Op::Softmax => all.last().filter(|d| one(d)).map(|_| ())?,
+        Op::Binary(Binary::Div) => {
+            let of = first(g, x[1], |op, y| match op {
+                Op::Reduce(Reduce::Sum, over) => over.iter().all(one).then(|| y[0]),
+                _ => None,
+            })?;
+            // A sigmoid is positive: it is not divided by zero.
+            first(g, of, |op, _| (*op == Op::Unary(Unary::Sigmoid)).then_some(()))?;
+            if !same(g, of, x[0]) {
+                return None;
+            }
+        }
+        _ => return None,
+    }
+    let ones = filled(g, &all, 1.0)?;
+    Some(vec![(id, ones)])
+}
+
+fn unit(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let Op::Binary(which) = op else {
+        // Gates that are all 1 do not gate.
+        let (Op::Combine, Some(&gates)) = (op, x.get(2)) else { return None };
+        let plain = (number(g, gates) == Some(1.0)).then(|| make(g, Op::Combine, &x[..2]))??;
+        return Some(vec![(id, plain)]);
+    };
+    for (a, b) in [(x[0], x[1]), (x[1], x[0])] {
+        let kept = ty(g, a) == ty(g, id);
+        let equal = match (which, number(g, b)) {
+            (Binary::Mul, Some(1.0)) | (Binary::Add, Some(0.0)) if kept => a,
+            (Binary::Mul, Some(0.0)) => {
+                let all = dims(g, id)?;
+                make(g, Op::Zeros(all), &[])?
+            }
+            _ => continue,
+        };
+        // Zeros are f32.
+        return (ty(g, equal) == ty(g, id)).then(|| vec![(id, equal)]);
+    }
+    None
+}
+
+// --- what is not differentiated again ---------------------------------------------------------------------------------
+
+fn stop_gradient(_: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    (*op == Op::StopGradient).then(|| vec![(id, x[0])])
+}
+
+fn factor(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    if *op != Op::Binary(Binary::Add) || ty(g, x[0]) != ty(g, x[1]) {
+        return None;
+    }
+    let ((a, s), (b, t)) = (binary(g, x[0], Binary::Mul)?, binary(g, x[1], Binary::Mul)?);
+    if !same(g, s, t) || ty(g, a) != ty(g, b) {
+        return None;
+    }
+    let sum = make(g, Op::Binary(Binary::Add), &[a, b])?;
+    let product = make(g, Op::Binary(Binary::Mul), &[sum, s])?;
+    Some(vec![(id, product)])
+}
+
+fn merge_shared(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    if *op != Op::Binary(Binary::Add) {
+        return None;
+    }
+    [(x[0], x[1]), (x[1], x[0])].into_iter().find_map(|(routed_part, shared_part)| {
+        let (y, inverse) =
+            first(g, routed_part, |op, y| (*op == Op::Combine && y.len() == 2).then(|| (y[0], y[1])))?;
+        let (over, slots, w, offsets) = first(g, y, |op, y| match op {
+            Op::Grouped { over } => Some((*over, y[0], y[1], y[2])),
+            _ => None,
+        })?;
+        let (input, order) = first(g, slots, |op, y| (*op == Op::Gather).then(|| (y[0], y[1])))?;
+        let shared = first(g, shared_part, |op, y| match op {
+            Op::Contract(o) => (o[..] == [over] && same(g, y[0], input)).then(|| y[1]),
+            _ => None,
+        })?;
+        // A row in no group has nothing of its expert, but would still have the shared one.
+        let r = routed(g, &[(0, order), (1, offsets), (2, inverse)])?;
+        if r.k != 1 || !r.complete || dims(g, w)?[1..] != dims(g, shared)?[..] {
+            return None;
+        }
+        let sum = make(g, Op::Binary(Binary::Add), &[w, shared])?;
+        let y = make(g, Op::Grouped { over }, &[slots, sum, offsets])?;
+        let merged = make(g, Op::Combine, &[y, inverse])?;
+        Some(vec![(id, merged)])
+    })
+}
+
+fn shared_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let &Op::GroupedOuter { experts } = op else { return None };
+    let gathered = |id| first(g, id, |op, y| (*op == Op::Gather).then(|| (y[0], y[1])));
+    let ((d, order), (n, other)) = (gathered(x[0])?, gathered(x[1])?);
+    let r = routed(g, &[(0, order), (0, other), (1, x[2])])?;
+    if r.k != 1 || !r.complete {
+        return None;
+    }
+    let rows = dims(g, d)?;
+    let rows = rows[..rows.len() - 1].to_vec();
+    let whole = Term::Op(Operation::new(Op::Contract(rows)), vec![g.find(d), g.find(n)]);
+    let whole = g.lookup(whole)?;
+    let sum = make(g, Op::Reduce(Reduce::Sum, vec![experts]), &[id])?;
+    (ty(g, sum) == ty(g, whole)).then(|| vec![(whole, sum)])
+}
+
+fn fold_gain(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let over = match op {
+        Op::Contract(over) if over.len() == 1 => over[0],
+        Op::Grouped { over } => *over,
+        _ => return None,
+    };
+    if !is_weight(g, x[1]) {
+        return None;
+    }
+    // The gain may stand behind a gather of rows, which does not touch it.
+    let gather = first(g, x[0], |op, y| (*op == Op::Gather).then(|| (y[0], y[1])));
+    let (y, gain) = binary(g, gather.map_or(x[0], |(y, _)| y), Binary::Mul)?;
+    if !is_data(g, y) || !is_weight(g, gain) || dims(g, gain)? != [over] {
+        return None;
+    }
+    let w = make(g, Op::Binary(Binary::Mul), &[x[1], gain])?;
+    let y = match gather {
+        Some((_, order)) => make(g, Op::Gather, &[y, order])?,
+        None => y,
+    };
+    let folded = make(g, op.clone(), &[&[y, w], &x[2..]].concat())?;
+    Some(vec![(id, folded)])
+}
+
+fn fold_scale(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    if *op != Op::Binary(Binary::Mul) || number(g, x[1]).is_none() || !dims(g, x[1])?.is_empty() {
+        return None;
+    }
+    let (product, y, w) = first(g, x[0], |op, y| match op {
+        Op::Contract(_) => (is_weight(g, y[1]) && is_data(g, y[0])).then(|| (op.clone(), y[0], y[1])),
+        _ => None,
+    })?;
+    let w = make(g, Op::Binary(Binary::Mul), &[w, x[1]])?;
+    let scaled = make(g, product, &[y, w])?;
+    Some(vec![(id, scaled)])
+}
+
+fn attention_scale(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let (scale, plain) = match op {
+        Op::Attention(a) => (a.scale, Op::Attention(Attention { scale: 1.0, ..*a })),
+        Op::DepthAttention(a) => (a.scale, Op::DepthAttention(Attention { scale: 1.0, ..*a })),
+        _ => return None,
+    };
+    if scale == 1.0 {
+        return None;
+    }
+    let rope = first(g, x[0], |op, y| match op {
+        Op::Rope(_) => Some((op.clone(), y.to_vec())),
+        _ => None,
+    });
+    let (y, gain) = binary(g, rope.as_ref().map_or(x[0], |(_, y)| y[0]), Binary::Mul)?;
+    if !is_weight(g, gain) || !is_data(g, y) {
+        return None;
+    }
+    let c = make(g, Op::Constant(scale), &[])?;
+    let gain = make(g, Op::Binary(Binary::Mul), &[gain, c])?;
+    let mut q = make(g, Op::Binary(Binary::Mul), &[y, gain])?;
+    if let Some((rope, mut operands)) = rope {
+        operands[0] = q;
+        q = make(g, rope, &operands)?;
+    }
+    let attention = make(g, plain, &[&[q], &x[1..]].concat())?;
+    Some(vec![(id, attention)])
+}
+
+/// Matrices under each other: `[o1, i]`, `[o2, i]`, … or `[e, o1, i]`, … as `[.., o, i]`; `None` where they do not fit.
+fn stacked(g: &mut Graph, matrices: &[Id]) -> Option<(Id, Vec<Dim>, Dim)> {
+    let first = dims(g, *matrices.first()?)?;
+    let (lead, i) = (first[..first.len() - 2].to_vec(), *first.last()?);
+    let (mut parts, mut flat) = (vec![], vec![]);
+    for &w in matrices {
+        let d = dims(g, w)?;
+        if d.len() != first.len() || d[..d.len() - 2] != lead[..] || d.last() != Some(&i) {
+            return None;
+        }
+        let o = d[d.len() - 2];
+        parts.push(o);
+        let n = fresh(g, size(g, o).checked_mul(size(g, i))?);
+        flat.push(make(g, Op::Reshape([&lead[..], &[n]].concat()), &[w])?);
+    }
+    let rows = parts.iter().try_fold(0u64, |n, &o| n.checked_add(size(g, o)))?;
+    let (all, rows) = (fresh(g, rows.checked_mul(size(g, i))?), fresh(g, rows));
+    let w = make(g, Op::Concat(all), &flat)?;
+    let w = make(g, Op::Reshape([&lead[..], &[rows, i]].concat()), &[w])?;
+    Some((w, parts, rows))
+}
+
+/// A dimension that stands for a size alone.
+fn fresh(g: &mut Graph, size: u64) -> Dim {
+    g.analysis.module.dim(format!("n{size}"), size)
+}
+
+fn is_stack(g: &Graph, id: Id) -> bool {
+    let reshaped = first(g, id, |op, y| matches!(op, Op::Reshape(_)).then(|| y[0]));
+    reshaped.is_some_and(|y| first(g, y, |op, _| matches!(op, Op::Concat(_)).then_some(())).is_some())
+}
+
+/// Products of weights with what `x` holds, by the e-nodes that `alike` accepts, as parts of one.
+fn stack_of(
+    g: &mut Graph,
+    id: Id,
+    op: &Op,
+    x: &[Id],
+    rank: usize,
+) -> Option<Equal> {
+    let input = g.find(x[0]);
+    let rest: Vec<Id> = x[2..].iter().map(|&i| g.find(i)).collect();
+    let mut products: Vec<(Id, Id)> = users(g, input)
+        .into_iter()
+        .filter(|(_, o, y)| o == op && y[0] == input && y[2..] == rest[..])
+        .map(|(class, _, y)| (class, y[1]))
+        .filter(|&(_, w)| {
+            let over = op.dims();
+            let last = dims(g, w).filter(|d| d.len() == rank).and_then(|d| d.last().copied());
+            is_weight(g, w) && last == over.last().copied() && !is_stack(g, w)
+        })
+        .collect();
+    products.dedup_by_key(|p| p.0);
+    // The first product of each input speaks for all.
+    if products.len() < 2 || !same(g, products[0].0, id) || !is_data(g, input) {
+        return None;
+    }
+    let matrices: Vec<Id> = products.iter().map(|p| p.1).collect();
+    let (w, parts, _) = stacked(g, &matrices)?;
+    let product = make(g, op.clone(), &[&[input, w], &rest[..]].concat())?;
+    let split = make(g, Op::Split(parts), &[product])?;
+    Some(products.iter().enumerate().map(|(k, p)| (p.0, result(g, k as u32, split))).collect())
+}
+
+fn stack(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let Op::Contract(over) = op else { return None };
+    (over.len() == 1).then(|| stack_of(g, id, op, x, 2))?
+}
+
+fn stack_experts(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    matches!(op, Op::Grouped { .. }).then(|| stack_of(g, id, op, x, 3))?
+}
+
+fn low_rank(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let Op::Contract(over) = op else { return None };
+    let contract = |id, want: fn(&Graph, Id) -> bool| {
+        first(g, id, |op, y| match op {
+            Op::Contract(o) if want(g, y[0]) => Some((o.clone(), y[0], y[1])),
+            _ => None,
+        })
+    };
+    let matrix = |id| dims(g, id).is_some_and(|d| d.len() == 2) && is_weight(g, id);
+    if !is_data(g, x[0]) || over.len() != 1 || !matrix(x[1]) {
+        return None;
+    }
+    // x·W with W = B·A is (x·A)·B.
+    if let Some((r, b, a)) = contract(x[1], is_weight).filter(|(r, b, a)| r.len() == 1 && matrix(*b) && matrix(*a)) {
+        let y = make(g, op.clone(), &[x[0], a])?;
+        let product = make(g, Op::Contract(r), &[y, b])?;
+        return (ty(g, product) == ty(g, id)).then(|| vec![(id, product)]);
+    }
+    let (h, y, a) = contract(x[0], is_data).filter(|(h, _, a)| h.len() == 1 && matrix(*a))?;
+    let w = make(g, op.clone(), &[x[1], a])?;
+    let product = make(g, Op::Contract(h), &[y, w])?;
+    (ty(g, product) == ty(g, id)).then(|| vec![(id, product)])
+}
