@@ -657,6 +657,23 @@ fn copy_nodes(
     to.results = results.iter().map(|(n, v)| (n.clone(), map[v])).collect();
 }
 
+/// Which nodes the results need for which `keep` holds.
+pub(crate) fn needed(f: &Function, keep: &dyn Fn(&str) -> bool) -> Vec<bool> {
+    live_nodes(f, f.results.iter().filter(|(n, _)| keep(n)).map(|(_, v)| *v), &|_| false)
+}
+
+/// The function without the nodes that no result needs, and with all its parameters.
+pub(crate) fn prune_nodes(f: &Function) -> Function {
+    let live = needed(f, &|_| true);
+    let mut to = Function::new(f.name.clone());
+    let mut map = HashMap::new();
+    for (i, p) in f.params.iter().enumerate() {
+        map.insert(Value(i as u32), to.param(p.name.clone(), p.role, f.types[i].clone()));
+    }
+    copy_nodes(f, &mut to, map, &|i| live[i], &f.results);
+    to
+}
+
 /// The function with only the results for which `keep` holds, and only the nodes they need.
 pub fn prune(f: &Function, keep: &dyn Fn(&str) -> bool) -> Function {
     let results: Vec<(String, Value)> = f.results.iter().filter(|(n, _)| keep(n)).cloned().collect();

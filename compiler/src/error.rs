@@ -21,4 +21,15 @@ pub enum CompileError {
     /// A pass met a graph that it cannot schedule.
     #[error("internal error, please report it: {0}")]
     Schedule(String),
+    /// Rewriting broke one of its own promises.
+    #[error("internal error, please report it: rewriting {0}")]
+    Rewrite(String),
+    /// No rewriting rule has that name.
+    #[error("there is no rule `{name}`; the rules are {known}")]
+    Rule {
+        /// The name asked for.
+        name: String,
+        /// All names.
+        known: String,
+    },
 }

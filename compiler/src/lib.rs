@@ -17,6 +17,7 @@ pub mod oracle;
 mod plan_text;
 pub mod program;
 pub mod random;
+pub mod rewrite;
 pub mod schedule;
 
 pub use compile::{Cache, Options, compile, matches};

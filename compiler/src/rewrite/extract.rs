@@ -8,6 +8,7 @@
 
 use super::language::{Graph, Source, Term};
 use super::target::Target;
+use super::{Context, Stage};
 use crate::ir::{Dim, Extents, Op, Type, cost};
 use egg::{Id, Language};
 use std::collections::HashMap;
@@ -62,6 +63,8 @@ pub struct Extractor<'g> {
     target: Target,
     /// Calls that one preparation serves.
     uses: f64,
+    /// Whether a derivative follows, which costs twice what a product does.
+    differentiated: bool,
     classes: Vec<Id>,
     index: HashMap<Id, usize>,
     choices: Vec<Vec<Choice>>,
@@ -74,7 +77,7 @@ pub struct Extractor<'g> {
 
 impl<'g> Extractor<'g> {
     /// Prices every e-node of a clean graph.
-    pub fn new(graph: &'g Graph, root: Id, target: Target, uses: f64) -> Self {
+    pub fn new(graph: &'g Graph, root: Id, target: Target, context: &Context) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
         classes.sort();
         let index: HashMap<Id, usize> = classes.iter().enumerate().map(|(i, c)| (*c, i)).collect();
@@ -82,7 +85,8 @@ impl<'g> Extractor<'g> {
         let mut x = Extractor {
             graph,
             target,
-            uses: uses.max(1.0),
+            uses: context.uses.max(1.0),
+            differentiated: context.stage == Stage::Differentiable,
             index,
             choices: vec![],
             bytes: vec![],
@@ -123,10 +127,16 @@ impl<'g> Extractor<'g> {
         // What cannot be counted is too large to be chosen.
         let cost = cost::cost(&graph.analysis.module, &o.op, &operands, &results, &Extents::default());
         let Ok(cost) = cost else { return Choice { flops: f64::MAX, ..free(Kind::Anchor) } };
+        // With its derivative a product is three, and a head that does not store its logits computes them again.
+        let times = match (self.differentiated, &*o.op) {
+            (false, _) => 1.0,
+            (true, Op::HeadLoss { .. }) => 4.0,
+            (true, _) => 3.0,
+        };
         Choice {
-            flops: cost.flops as f64,
-            elementwise: cost.elementwise as f64 + scaling(&o.op, &operands, graph),
-            moved: (cost.read + cost.written) as f64,
+            flops: times * cost.flops as f64,
+            elementwise: times * (cost.elementwise as f64 + scaling(&o.op, &operands, graph)),
+            moved: times * (cost.read + cost.written) as f64,
             ..free(kind(&o.op))
         }
     }
@@ -348,6 +358,18 @@ impl<'g> Extractor<'g> {
             }
         }
         best.map(|(_, s)| s)
+    }
+
+    /// What an e-node costs by itself.
+    pub fn alone(&self, node: Id) -> Total {
+        let (class, k) = self.locate(node, node);
+        let Some(c) = k.map(|k| &self.choices[class][k]) else { return Total::default() };
+        let launches = if matches!(c.kind, Kind::Anchor) { 1.0 } else { 0.0 };
+        let (flops, bytes) = (c.flops, if launches > 0.0 { c.moved } else { 0.0 });
+        let seconds = (bytes / self.target.bandwidth).max(flops / self.target.flops)
+            + c.elementwise / self.target.elementwise
+            + launches * self.target.launch;
+        Total { seconds, flops, bytes, launches }
     }
 
     /// The chosen term of a class.

@@ -5,7 +5,7 @@
 //! own, shared by all forms of a body: an expression that evaluation and decoding both need is prepared once.
 
 use super::language::Source;
-use crate::ir::{Dim, Function, Module, Op, Param, Reduce, Role, Value};
+use crate::ir::{Dim, Function, Op, Param, Reduce, Role, Value};
 use indexmap::IndexMap;
 
 /// What is done before and after the calls of one body, for each set of weights.
@@ -28,8 +28,8 @@ impl Prepared {
         self.after.values()
     }
 
-    /// Moves expressions of weights out of `f`.
-    pub fn hoist(&mut self, f: &Function) -> Function {
+    /// Moves expressions of weights out of `f`. The parameters that replace them come behind its first `at`.
+    pub fn hoist(&mut self, f: &Function, at: usize) -> Function {
         let source = sources(f);
         let defined = f.definitions();
         // A view stays where it is read.
@@ -65,8 +65,7 @@ impl Prepared {
         if hoisted.is_empty() {
             return f.clone();
         }
-        // Prepared values come after the weights and before what a derivative added.
-        let at = f.params.iter().position(|p| p.name.starts_with("d.")).unwrap_or(f.params.len());
+        let at = at.min(f.params.len());
         let mut g = Function::new(f.name.clone());
         let mut map: Vec<Option<Value>> = vec![None; f.types.len()];
         for i in 0..=f.params.len() {
@@ -98,7 +97,7 @@ impl Prepared {
 
     /// Moves gradients that are sums over the experts of other gradients out of `f`: the sum of what all calls added is
     /// what they would have added one by one.
-    pub fn sink(&mut self, module: &Module, f: &Function) -> Function {
+    pub fn sink(&mut self, f: &Function) -> Function {
         let defined = f.definitions();
         let mut kept = vec![];
         for (name, v) in &f.results {
@@ -109,7 +108,7 @@ impl Prepared {
             let of = sum.and_then(|(over, x)| Some((over, x, f.results.iter().find(|(_, r)| *r == x)?.0.clone())));
             match of {
                 Some((over, x, of)) if name.starts_with("d.") && of.starts_with("d.") => {
-                    self.after.insert(name.clone(), summed(module, f, name, &of, x, over));
+                    self.after.insert(name.clone(), summed(f, name, &of, x, over));
                 }
                 _ => kept.push((name.clone(), *v)),
             }
@@ -118,7 +117,7 @@ impl Prepared {
     }
 }
 
-fn summed(_: &Module, f: &Function, name: &str, of: &str, x: Value, over: Vec<Dim>) -> Function {
+fn summed(f: &Function, name: &str, of: &str, x: Value, over: Vec<Dim>) -> Function {
     let mut g = Function::new(format!("finish.{name}"));
     let ty = f.ty(x).clone();
     let result = crate::ir::Type { dtype: ty.dtype, dims: ty.without(&over) };

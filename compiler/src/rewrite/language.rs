@@ -179,6 +179,8 @@ pub struct Analyse {
     pub params: Vec<(Param, Type)>,
     /// Parameters of role index that are known numbers: `da.row` where a body is applied once.
     pub indices: Vec<(String, u64)>,
+    /// What rules did, in order.
+    pub fired: Vec<super::Fired>,
     /// The first contradiction.
     pub contradiction: Option<String>,
 }
@@ -309,7 +311,7 @@ pub fn convert(module: &Module, f: &Function, indices: &[(String, u64)], explain
     let dims = Module { dims: module.dims.clone(), functions: Default::default() };
     let params = f.params.iter().cloned().zip(f.types.iter().cloned()).collect();
     let mut graph =
-        Graph::new(Analyse { module: dims, params, indices: indices.to_vec(), contradiction: None });
+        Graph::new(Analyse { module: dims, params, indices: indices.to_vec(), fired: vec![], contradiction: None });
     if explain {
         graph = graph.with_explanations_enabled();
     }

@@ -31,8 +31,6 @@ use crate::ir::{Function, Module, Op, verify_function};
 use egg::{Applier, Id, Rewrite, Runner, SearchMatches, Searcher, SimpleScheduler, Subst, Symbol, Var};
 use extract::Extractor;
 use language::{Analyse, Converted, Graph, Term, convert, restore};
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Duration;
 
 /// Which rules are used, and for which device.
@@ -146,16 +144,15 @@ impl Optimiser {
 
 /// What a rule did: pairs of an old e-node and the one made equal to it.
 #[derive(Clone, Debug)]
-struct Fired {
-    rule: &'static Rule,
-    pairs: Vec<(Id, Id)>,
+pub struct Fired {
+    /// Which rule.
+    pub rule: &'static Rule,
+    /// What it made equal.
+    pub pairs: Vec<(Id, Id)>,
 }
 
 /// A rule for egg: it looks at every class in a fixed order.
-struct Engine {
-    rule: &'static Rule,
-    fired: Rc<RefCell<Vec<Fired>>>,
-}
+struct Engine(&'static Rule);
 
 impl Searcher<Term, Analyse> for Engine {
     fn search_eclass_with_limit(&self, graph: &Graph, class: Id, _: usize) -> Option<SearchMatches<'_, Term>> {
@@ -189,7 +186,7 @@ impl Applier<Term, Analyse> for Engine {
             let Term::Op(o, inputs) = &term else { continue };
             let inputs: Vec<Id> = inputs.iter().map(|&i| graph.find(i)).collect();
             let class = graph.find(class);
-            let Some(pairs) = (self.rule.apply)(graph, class, &o.op, &inputs) else { continue };
+            let Some(pairs) = (self.0.apply)(graph, class, &o.op, &inputs) else { continue };
             let new: Vec<(Id, Id)> =
                 pairs.into_iter().filter(|&(a, b)| graph.find(a) != graph.find(b)).collect();
             for &(a, b) in &new {
@@ -197,7 +194,7 @@ impl Applier<Term, Analyse> for Engine {
                 changed.push(a);
             }
             if !new.is_empty() {
-                self.fired.borrow_mut().push(Fired { rule: self.rule, pairs: new });
+                graph.analysis.fired.push(Fired { rule: self.0, pairs: new });
             }
         }
         changed
@@ -214,11 +211,9 @@ pub fn rewrite(
     let start = std::time::Instant::now();
     let Converted { graph, root, values, order, shared } =
         convert(module, f, &context.indices, rewriting.proofs);
-    let fired = Rc::new(RefCell::new(vec![]));
     let mut active: Vec<Rewrite<Term, Analyse>> = vec![];
     for rule in RULES.iter().filter(|r| r.stage <= context.stage && rewriting.uses(r)) {
-        let engine = || Engine { rule, fired: fired.clone() };
-        active.push(Rewrite::new(rule.name, engine(), engine()).map_err(CompileError::Rewrite)?);
+        active.push(Rewrite::new(rule.name, Engine(rule), Engine(rule)).map_err(CompileError::Rewrite)?);
     }
     let runner = Runner::<Term, Analyse>::new(graph.analysis.clone())
         .with_egraph(graph)
@@ -232,7 +227,7 @@ pub fn rewrite(
     if let Some(what) = graph.analysis.contradiction.take() {
         return Err(CompileError::Rewrite(format!("{}: {what}", f.name)));
     }
-    let fired = fired.take();
+    let fired = std::mem::take(&mut graph.analysis.fired);
 
     let extractor = Extractor::new(&graph, root, rewriting.target, context);
     let original = extractor.original(&order);
@@ -267,7 +262,7 @@ pub fn rewrite(
     }
     let rewritten = Rewritten {
         function: f.name.clone(),
-        stage: format!("{:?}", context.stage).to_lowercase(),
+        stage: context.stage.to_string(),
         firings,
         stopped,
         nodes: graph.total_size(),
@@ -296,7 +291,7 @@ pub fn forget_stops(f: &mut Function) {
 /// need; then come the rest. Gives the joint function in that order, and the forward one, for
 /// [`partition`](crate::autodiff::partition).
 pub fn rejoin(joint: &Function, f: &Function) -> (Function, Function) {
-    let mut forward = crate::autodiff::prune(joint, &|n| f.find_result(n).is_some());
+    let mut forward = Function::new(f.name.clone());
     let front = crate::autodiff::needed(joint, &|n| f.find_result(n).is_some());
     let mut whole = Function::new(joint.name.clone());
     let mut map: Vec<crate::ir::Value> = vec![];
@@ -314,7 +309,8 @@ pub fn rejoin(joint: &Function, f: &Function) -> (Function, Function) {
         }
         if part {
             // The forward function has all parameters that are not cotangents, so that both number them alike.
-            let kept = joint.params.iter().take_while(|p| !p.name.starts_with("d.")).count();
+            let own = |p: &crate::ir::Param| f.find_param(&p.name).is_some() || p.name.starts_with("prepared.");
+            let kept = joint.params.iter().take_while(|p| own(p)).count();
             let shift = joint.params.len() - kept;
             forward.params = joint.params[..kept].to_vec();
             forward.types = [&whole.types[..kept], &whole.types[joint.params.len()..]].concat();
@@ -337,7 +333,6 @@ pub fn rejoin(joint: &Function, f: &Function) -> (Function, Function) {
                 .filter(|(n, _)| f.find_result(n).is_some())
                 .map(|(n, v)| (n.clone(), number(map[v.index()])))
                 .collect();
-            forward.name = f.name.clone();
         }
     }
     whole.results = joint.results.iter().map(|(n, v)| (n.clone(), map[v.index()])).collect();

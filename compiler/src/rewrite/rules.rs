@@ -6,7 +6,7 @@
 
 use super::language::{Graph, Operation, Source, Term};
 use crate::ir::{Attention, Binary, Dim, Mask, Op, Reduce, Type, Unary, infer};
-use egg::{Id, Language};
+use egg::Id;
 
 /// Where a rule may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +20,7 @@ pub enum Stage {
 }
 
 /// A rule.
+#[derive(Debug)]
 pub struct Rule {
     /// Its name, for `--only` and reports.
     pub name: &'static str,

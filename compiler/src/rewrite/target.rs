@@ -1,6 +1,8 @@
 //! What a device is, as far as choosing between equal programs goes: a roofline and the price of a launch.
 
-/// A device by its roofline. Figures are what generated kernels reach, not data sheets, and only their ratios decide.
+use crate::count::device::Device;
+
+/// A device by its roofline. Figures are what kernels reach, not data sheets, and only their ratios decide.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
     /// Its name, as `--target` takes it.
@@ -21,23 +23,35 @@ impl Target {
     /// Factor on the bytes of a value that should not be stored.
     pub const SPILL: f64 = 32.0;
 
-    /// All targets. The first is the default.
-    pub const ALL: [Target; 5] = [
-        Target { name: "cpu", flops: 6e10, bandwidth: 1.2e10, elementwise: 4e9, launch: 4e-6, large: 2.7e8 },
-        Target { name: "a100", flops: 1.2e14, bandwidth: 1.4e12, elementwise: 8e12, launch: 3e-6, large: 2.1e9 },
-        Target { name: "h100", flops: 3.5e14, bandwidth: 2.6e12, elementwise: 2e13, launch: 3e-6, large: 4.2e9 },
-        Target { name: "h200", flops: 3.5e14, bandwidth: 3.8e12, elementwise: 2e13, launch: 3e-6, large: 4.2e9 },
-        Target { name: "rtx4090", flops: 1.2e14, bandwidth: 8e11, elementwise: 2e13, launch: 3e-6, large: 1.1e9 },
-    ];
+    /// The CPU of a small machine.
+    pub const CPU: Target =
+        Target { name: "cpu", flops: 6e10, bandwidth: 1.2e10, elementwise: 4e9, launch: 4e-6, large: 2.7e8 };
 
-    /// The target of that name.
+    /// `cpu`, or a device that [`count`](crate::count) knows.
     pub fn named(name: &str) -> Option<Target> {
-        Self::ALL.into_iter().find(|t| t.name == name)
+        if name == Self::CPU.name { Some(Self::CPU) } else { Device::find(name).map(Target::of) }
+    }
+
+    /// A GPU: what generated kernels reach of its data sheet.
+    fn of(device: &'static Device) -> Target {
+        Target {
+            name: device.name,
+            flops: 0.5 * device.f32,
+            bandwidth: 0.8 * device.bandwidth,
+            elementwise: 0.25 * device.f32,
+            launch: 3e-6,
+            large: device.memory as f64 / 64.0,
+        }
+    }
+
+    /// The names known, for messages.
+    pub fn names() -> String {
+        format!("{}, {}", Self::CPU.name, Device::names())
     }
 }
 
 impl Default for Target {
     fn default() -> Self {
-        Self::ALL[0]
+        Self::CPU
     }
 }

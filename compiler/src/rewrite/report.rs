@@ -1,0 +1,293 @@
+//! What rewriting did: which rule fired where, what each saved, and why it stopped.
+
+use super::Stage;
+use super::extract::{Extractor, Selection, Total};
+use super::language::Graph;
+use crate::ir::{Extents, Function, Module, cost};
+use egg::{Id, StopReason};
+use serde::Serialize;
+use std::fmt;
+
+/// What happened to all functions of a model, in order.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// One entry for each function and stage.
+    pub functions: Vec<Rewritten>,
+}
+
+/// What happened to one function.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rewritten {
+    /// Its name.
+    pub function: String,
+    /// Where in the pipeline.
+    pub stage: String,
+    /// What fired, in order.
+    pub firings: Vec<Firing>,
+    /// Why no more rules were tried.
+    pub stopped: String,
+    /// E-nodes in the end.
+    pub nodes: usize,
+    /// Work of one call before.
+    pub before: Work,
+    /// Work of one call after; what is prepared once is in it where the function computes it.
+    pub after: Work,
+    /// Time taken, in microseconds.
+    pub micros: u64,
+}
+
+/// One firing of a rule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Firing {
+    /// The rule.
+    pub rule: String,
+    /// The nodes it found an equal for, as printed.
+    pub sites: Vec<String>,
+    /// Whether the result was chosen; otherwise the original was cheaper, or another rule's result.
+    pub used: bool,
+    /// What one call saves by it, as predicted: what the function would cost without it, less what it costs.
+    pub saved: Saving,
+    /// egg's explanation of the equality, where proofs are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proof: Option<String>,
+}
+
+/// A predicted saving of one call. What is prepared once counts as its share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Saving {
+    /// Microseconds on the target.
+    pub micros: f64,
+    /// Multiplies and adds of products.
+    pub flops: f64,
+    /// Bytes moved.
+    pub bytes: f64,
+    /// Launches.
+    pub launches: f64,
+}
+
+/// Work of one call by the cost of its nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Work {
+    /// Multiplies and adds of products.
+    pub flops: u128,
+    /// Element-wise operations.
+    pub elementwise: u128,
+    /// Bytes that the nodes would move, each alone.
+    pub bytes: u128,
+    /// Nodes.
+    pub nodes: usize,
+}
+
+impl Work {
+    /// Of a function; what exceeds the range counts as the most there is.
+    pub fn of(module: &Module, f: &Function) -> Work {
+        let total = cost::total(module, f, |_| Extents::default());
+        let nodes = f.nodes.len();
+        match total {
+            Ok(c) => Work {
+                flops: c.flops,
+                elementwise: c.elementwise,
+                bytes: c.read.saturating_add(c.written),
+                nodes,
+            },
+            Err(_) => Work { flops: u128::MAX, elementwise: u128::MAX, bytes: u128::MAX, nodes },
+        }
+    }
+}
+
+impl Report {
+    /// Names of the rules that were used, with how often.
+    pub fn used(&self) -> Vec<(String, usize)> {
+        let mut counts: indexmap::IndexMap<String, usize> = Default::default();
+        for firing in self.functions.iter().flat_map(|f| &f.firings).filter(|f| f.used) {
+            *counts.entry(firing.rule.clone()).or_default() += 1;
+        }
+        counts.into_iter().collect()
+    }
+
+    /// Microseconds of all functions.
+    pub fn micros(&self) -> u64 {
+        self.functions.iter().map(|f| f.micros).sum()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for r in &self.functions {
+            writeln!(f, "{} ({}): {} → {} nodes; {}", r.function, r.stage, r.before.nodes, r.after.nodes, r.stopped)?;
+            for firing in &r.firings {
+                let s = &firing.saved;
+                let what = if firing.used {
+                    format!(
+                        "saves {} FLOPs, {}B, {:.1} launches, {:.1} µs a call",
+                        scaled(s.flops),
+                        scaled(s.bytes),
+                        s.launches,
+                        s.micros
+                    )
+                } else {
+                    "not used: it does not pay here".into()
+                };
+                writeln!(f, "  {:16} {what}", firing.rule)?;
+                for site in &firing.sites {
+                    writeln!(f, "    {site}")?;
+                }
+                for line in firing.proof.iter().flat_map(|p| p.lines()) {
+                    writeln!(f, "      | {line}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number with the letter of its thousands.
+pub fn scaled(x: f64) -> String {
+    let (x, unit) = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+        .iter()
+        .find(|(size, _)| x.abs() >= *size)
+        .map_or((x, ""), |(size, unit)| (x / size, *unit));
+    if unit.is_empty() && x.fract() == 0.0 { format!("{x} ") } else { format!("{x:.1} {unit}") }
+}
+
+/// egg's reason in words.
+pub(super) fn stopped(reason: Option<&StopReason>) -> String {
+    match reason {
+        Some(StopReason::Saturated) => "no rule finds anything new".into(),
+        Some(StopReason::IterationLimit(n)) => format!("limit of {n} iterations"),
+        Some(StopReason::NodeLimit(n)) => format!("limit of {n} e-nodes"),
+        Some(StopReason::TimeLimit(t)) => format!("limit of {t} seconds"),
+        Some(StopReason::Other(what)) => what.clone(),
+        None => "it did not run".into(),
+    }
+}
+
+/// Whether a firing's result was chosen, and what that saves.
+pub(super) struct Used {
+    pub chosen: bool,
+    pub saved: Saving,
+}
+
+pub(super) fn used(
+    extractor: &Extractor,
+    original: &Selection,
+    chosen: &Selection,
+    pairs: &[(Id, Id)],
+    to: &[(usize, usize)],
+) -> Used {
+    let live = extractor.live(chosen).unwrap_or_default();
+    let taken = to.iter().any(|&(class, node)| chosen[class] == node && live.contains(&class));
+    let no = Used { chosen: false, saved: Saving::default() };
+    if !taken {
+        return no;
+    }
+    let mut without = chosen.clone();
+    for &(class, _) in to {
+        without[class] = original[class];
+    }
+    let (with, before) = (extractor.price(chosen), extractor.price(&without));
+    let saved = match (with, before) {
+        (Some(with), Some(before)) if without != *chosen => less(before, with),
+        // Both are one class now: what is saved is the e-node that is not there any more.
+        (Some(_), _) => pairs.iter().map(|&(old, _)| extractor.alone(old)).fold(Saving::default(), more),
+        _ => Saving::default(),
+    };
+    Used { chosen: true, saved }
+}
+
+fn less(a: Total, b: Total) -> Saving {
+    Saving {
+        micros: (a.seconds - b.seconds) * 1e6,
+        flops: a.flops - b.flops,
+        bytes: a.bytes - b.bytes,
+        launches: a.launches - b.launches,
+    }
+}
+
+fn more(a: Saving, b: Total) -> Saving {
+    Saving {
+        micros: a.micros + b.seconds * 1e6,
+        flops: a.flops + b.flops,
+        bytes: a.bytes + b.bytes,
+        launches: a.launches + b.launches,
+    }
+}
+
+/// A firing of the sharing that conversion does, where there is any.
+pub(super) fn sharing(module: &Module, f: &Function, shared: &[usize]) -> Vec<Firing> {
+    let worth = |n: &&usize| {
+        !matches!(f.nodes[**n].op, crate::ir::Op::Constant(_) | crate::ir::Op::Zeros(_) | crate::ir::Op::Reshape(_))
+    };
+    let nodes: Vec<&usize> = shared.iter().filter(worth).collect();
+    if nodes.is_empty() {
+        return vec![];
+    }
+    let mut saved = Saving::default();
+    for &&n in &nodes {
+        let node = &f.nodes[n];
+        let operands: Vec<_> = node.inputs.iter().map(|&v| f.ty(v)).collect();
+        let results: Vec<_> = node.results().map(|v| f.ty(v)).collect();
+        if let Ok(c) = cost::cost(module, &node.op, &operands, &results, &Extents::default()) {
+            saved.flops += c.flops as f64;
+            saved.bytes += (c.read + c.written) as f64;
+        }
+    }
+    let sites = nodes.iter().map(|&&n| module.show_node(f, &f.nodes[n])).collect();
+    vec![Firing { rule: super::rules::SHARE.into(), sites, used: true, saved, proof: None }]
+}
+
+/// The original nodes that a firing found an equal for; a firing on what another made has none.
+pub(super) fn sites(
+    module: &Module,
+    f: &Function,
+    graph: &Graph,
+    values: &[Id],
+    pairs: &[(Id, Id)],
+) -> Vec<String> {
+    let defined = f.definitions();
+    let mut found: Vec<usize> = vec![];
+    for (old, _) in pairs {
+        let class = graph.find(*old);
+        let of = values.iter().enumerate().filter(|(_, v)| graph.find(**v) == class);
+        // The last value of a class is the one that was computed from the others.
+        if let Some(n) = of.filter_map(|(v, _)| defined[v]).next_back() {
+            found.push(n);
+        }
+        if let Some(n) = node_of(graph, values, &defined, class) {
+            found.push(n);
+        }
+    }
+    found.sort();
+    found.dedup();
+    found.into_iter().map(|n| module.show_node(f, &f.nodes[n])).collect()
+}
+
+/// The node with several results whose tuple is the class.
+fn node_of(graph: &Graph, values: &[Id], defined: &[Option<usize>], class: Id) -> Option<usize> {
+    values.iter().enumerate().find_map(|(v, id)| {
+        let tuple = match graph.id_to_node(*id) {
+            super::language::Term::Result(_, x) => graph.find(*x),
+            _ => return None,
+        };
+        (tuple == class).then(|| defined[v])?
+    })
+}
+
+/// Explains each used firing.
+pub(super) fn prove(graph: &mut Graph, pairs: &[Vec<(Id, Id)>], firings: &mut [Firing]) {
+    let offset = firings.len() - pairs.len();
+    for (pairs, firing) in pairs.iter().zip(&mut firings[offset..]) {
+        let Some(&(old, new)) = pairs.first() else { continue };
+        firing.proof = Some(graph.explain_id_equivalence(old, new).get_string_with_let());
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Differentiable => "before differentiation",
+            Stage::Final => "with its derivative",
+            Stage::Inference => "inference",
+        })
+    }
+}
