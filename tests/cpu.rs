@@ -22,6 +22,7 @@ fn options(b: usize, n: usize) -> Options {
         depth: None,
         depths: vec![],
         cache: None,
+        rewrite: Default::default(),
     }
 }
 

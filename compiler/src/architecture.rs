@@ -147,6 +147,26 @@ impl Architecture {
         })
     }
 
+    /// Cache rows, as `{component}.row`, that are the same at every application of a body.
+    pub fn constant_rows(&self, body: usize) -> Vec<(String, u64)> {
+        fn applies<'a>(blocks: &'a [Block], body: usize, found: &mut Vec<&'a Apply>) {
+            for block in blocks {
+                match block {
+                    Block::Apply(a) if a.body == body => found.push(a),
+                    Block::Apply(_) => {}
+                    Block::Loop { blocks, .. } => applies(blocks, body, found),
+                }
+            }
+        }
+        let mut found = vec![];
+        applies(&self.blocks, body, &mut found);
+        let Some(first) = found.first() else { return vec![] };
+        let same =
+            |i: usize| first.rows[i].terms.is_empty() && found.iter().all(|a| a.rows[i] == first.rows[i]);
+        let names = self.model.components.keys().enumerate();
+        names.filter(|(i, _)| same(*i)).map(|(i, n)| (format!("{n}.row"), first.rows[i].base)).collect()
+    }
+
     /// Row count of a component's cache.
     pub fn rows_of(&self, component: &str) -> u64 {
         self.model.components.get_index_of(component).map_or(0, |i| self.rows[i])

@@ -12,6 +12,7 @@ use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower};
 use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
 };
+use crate::rewrite::{self, Optimiser, Prepared, Report, Rewriting, Stage};
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_dsl::spec::{Spec, Train};
 use indexmap::IndexMap;
@@ -35,6 +36,8 @@ pub struct Options {
     pub depths: Vec<u64>,
     /// Programs `prefill` and `decode` over sequence caches, and nothing else.
     pub cache: Option<Cache>,
+    /// Which rewriting rules are used, and for which device.
+    pub rewrite: Rewriting,
 }
 
 /// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one of `decode` one token:
@@ -89,6 +92,11 @@ struct Forms {
 
 /// Compiles a spec.
 pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError> {
+    Ok(compile_with_report(spec, options)?.0)
+}
+
+/// Compiles a spec, and says what rewriting did.
+pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, Report), CompileError> {
     let architecture = Architecture::new(&spec.model, options.depth)?;
     // Deepest first: what others keep then fits into the same buffers.
     let mut others = options.depths.clone();
@@ -99,21 +107,23 @@ pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError>
     let shape = |sequence, cache| Shape { batch: options.batch, sequence, segments: options.segments, cache };
     let mut lowered = lower(&architecture, shape(options.sequence, None))?;
     let mut assembly = Assembly::new(spec, options, &architecture, &lowered)?;
+    let mut optimiser = Optimiser::new(&options.rewrite)?;
 
     if let Some(cache) = options.cache {
         for (scope, sequence) in [("prefill", cache.chunk), ("decode", 1)] {
             let mut lowered = lower(&architecture, shape(sequence, Some(cache.places)))?;
             let inference = Options { train: false, logits: true, ..options.clone() };
-            let forms = ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference)?;
+            let forms =
+                ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference, &mut optimiser)?;
             assembly.scope = format!("{scope}.");
             let program = assembly.evaluate(&lowered.module, &forms)?;
             assembly.plan.programs.insert(scope.into(), program);
         }
-        return assembly.finish();
+        return Ok((assembly.finish()?, optimiser.report));
     }
     let trained = assembly.trained.clone();
     let trained = |w: &Weight, body: Option<usize>| trained.contains(&(body, w.name.clone()));
-    let forms = ModelForms::new(&architecture, &mut lowered, &trained, options)?;
+    let forms = ModelForms::new(&architecture, &mut lowered, &trained, options, &mut optimiser)?;
     if options.train {
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
         programs.push((&architecture, "backward".into()));
@@ -137,7 +147,7 @@ pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError>
     }
     let program = assembly.evaluate(&lowered.module, &forms)?;
     assembly.plan.programs.insert("evaluate".into(), program);
-    assembly.finish()
+    Ok((assembly.finish()?, optimiser.report))
 }
 
 /// The functions of a model in the forms that programs need.
@@ -145,6 +155,8 @@ struct ModelForms {
     bodies: Vec<Forms>,
     embed: Forms,
     head: Forms,
+    /// What is done before and after the calls of each body, and of what is outside the layers.
+    prepared: IndexMap<Option<usize>, Prepared>,
 }
 
 impl ModelForms {
@@ -154,8 +166,10 @@ impl ModelForms {
         lowered: &mut lower::Lowered,
         trained: &dyn Fn(&Weight, Option<usize>) -> bool,
         options: &Options,
+        optimiser: &mut Optimiser,
     ) -> Result<Self, CompileError> {
         let mut bodies = vec![];
+        let mut prepared = IndexMap::new();
         for (i, body) in architecture.bodies.iter().enumerate() {
             let weights: Vec<String> =
                 lowered.weights[i].iter().filter(|w| trained(w, Some(i))).map(|w| w.name.clone()).collect();
@@ -169,16 +183,84 @@ impl ModelForms {
             let mut seeds = vec![("y", Seed::Param), ("aux", Seed::Param)];
             let state = function.params.iter().filter(|p| p.role == Role::State);
             seeds.extend(state.map(|p| (p.name.as_str(), Seed::Param)));
-            bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, options)?);
+            let mut rewriter = Rewriter::new(architecture, Some(i), options, optimiser);
+            bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, &mut rewriter)?);
+            prepared.insert(Some(i), rewriter.prepared);
         }
         let globals: Vec<String> =
             lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
         let wanted = |p: &Param| (p.role == Role::Weight && globals.contains(&p.name)) || p.name == "x";
         let function = lowered.module.functions[EMBED].clone();
-        let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, options)?;
+        let mut rewriter = Rewriter::new(architecture, None, options, optimiser);
+        let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, &mut rewriter)?;
         let function = lowered.module.functions[HEAD].clone();
-        let head = head_forms(&mut lowered.module, &function, &wanted, options)?;
-        Ok(ModelForms { bodies, embed, head })
+        let head = head_forms(&mut lowered.module, &function, &wanted, &mut rewriter)?;
+        prepared.insert(None, rewriter.prepared);
+        Ok(ModelForms { bodies, embed, head, prepared })
+    }
+}
+
+/// Rewriting of the functions of one body.
+struct Rewriter<'a> {
+    options: &'a Options,
+    optimiser: &'a mut Optimiser,
+    prepared: Prepared,
+    /// Applications of each set of weights.
+    uses: f64,
+    indices: Vec<(String, u64)>,
+}
+
+impl<'a> Rewriter<'a> {
+    fn new(
+        architecture: &Architecture,
+        body: Option<usize>,
+        options: &'a Options,
+        optimiser: &'a mut Optimiser,
+    ) -> Self {
+        let uses = body.map_or(1.0, |b| {
+            let body = &architecture.bodies[b];
+            body.applications as f64 / body.sets.max(1) as f64
+        });
+        let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
+        Rewriter { options, optimiser, prepared: Prepared::default(), uses, indices }
+    }
+
+    fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
+        let context = rewrite::Context { stage, uses: self.uses, indices: self.indices.clone() };
+        self.optimiser.rewrite(module, f, &context)
+    }
+
+    /// Whether weights are prepared: not for a single use, and not where the host would have to ask for it.
+    fn prepares(&self) -> bool {
+        !self.optimiser.is_off() && self.uses > 1.0 && self.options.cache.is_none()
+    }
+
+    fn inference(&mut self, module: &mut Module, f: &Function) -> Result<Function, CompileError> {
+        let f = self.rewrite(module, f, Stage::Inference)?;
+        if !self.prepares() {
+            return Ok(f);
+        }
+        let f = self.prepared.hoist(&f, f.params.len());
+        Ok(prune(&f, &|_| true))
+    }
+
+    /// The joint function of `f`, and the part of it that is forward.
+    fn joint(
+        &mut self,
+        module: &mut Module,
+        mut joint: Function,
+        f: &Function,
+    ) -> Result<(Function, Function), CompileError> {
+        if self.optimiser.is_off() {
+            return Ok((joint, f.clone()));
+        }
+        rewrite::forget_stops(&mut joint);
+        let mut joint = self.rewrite(module, &joint, Stage::Final)?;
+        if self.prepares() {
+            let sunk = self.prepared.sink(&joint);
+            joint = self.prepared.hoist(&sunk, f.params.len());
+        }
+        Ok(rewrite::rejoin(&joint, f))
     }
 }
 
@@ -212,15 +294,18 @@ fn forms(
     f: &Function,
     seeds: &[(&str, Seed)],
     wanted: &dyn Fn(&Param) -> bool,
-    options: &Options,
+    rewriter: &mut Rewriter,
 ) -> Result<Forms, CompileError> {
     let evaluate = prune(f, &|n| !n.ends_with(".counts") && n != "aux");
+    let evaluate = rewriter.inference(module, &evaluate)?;
     let evaluate = scheduled(module, evaluate)?;
-    if !options.train {
+    if !rewriter.options.train {
         return Ok(Forms { forward: evaluate.clone(), backward: None, evaluate });
     }
-    let joint = differentiate(module, f, seeds, wanted)?;
-    let (front, back) = partition(module, &joint, f);
+    let f = rewriter.rewrite(module, f, Stage::Differentiable)?;
+    let joint = differentiate(module, &f, seeds, wanted)?;
+    let (joint, f) = rewriter.joint(module, joint, &f)?;
+    let (front, back) = partition(module, &joint, &f);
     // A cotangent of state with no use inside leaves the state's cotangent as it is.
     let back = prune(&back, &|n| {
         n == "d.x"
@@ -235,14 +320,18 @@ fn head_forms(
     module: &mut Module,
     f: &Function,
     wanted: &dyn Fn(&Param) -> bool,
-    options: &Options,
+    rewriter: &mut Rewriter,
 ) -> Result<Forms, CompileError> {
-    let generating = options.cache.is_some();
-    let keep = |n: &str| (n == "nll" && !generating) || (n == "logits" && options.logits);
-    let evaluate = scheduled(module, prune(f, &keep))?;
-    let forward = if options.train {
-        let joint = differentiate(module, f, &[("loss", Seed::One)], wanted)?;
-        scheduled(module, prune(&joint, &|n| n != "logits" || options.logits))?
+    let (generating, logits) = (rewriter.options.cache.is_some(), rewriter.options.logits);
+    let keep = |n: &str| (n == "nll" && !generating) || (n == "logits" && logits);
+    let evaluate = rewriter.inference(module, &prune(f, &keep))?;
+    let evaluate = scheduled(module, evaluate)?;
+    let forward = if rewriter.options.train {
+        let f = prune(f, &|n| n != "logits" || logits);
+        let f = rewriter.rewrite(module, &f, Stage::Differentiable)?;
+        let joint = differentiate(module, &f, &[("loss", Seed::One)], wanted)?;
+        let (joint, _) = rewriter.joint(module, joint, &f)?;
+        scheduled(module, joint)?
     } else {
         evaluate.clone()
     };
@@ -641,6 +730,12 @@ impl<'a> Assembly<'a> {
         if name == "y" {
             return stream(self, 1);
         }
+        if name.starts_with("prepared.") {
+            let body = site.body.map(|b| &self.architecture.bodies[b]);
+            let (prefix, sets) = body.map_or(("model", 1), |b| (b.name.as_str(), b.sets));
+            let id = self.named(&format!("{prefix}.{name}"), Space::Prepared, ty.dtype, shape, sets)?;
+            return Ok(at(id, site.apply.map_or(zero, |a| a.set.clone())));
+        }
         if name.starts_with("saved.") {
             let (Some(b), Some(apply)) = (site.body, site.apply) else {
                 return Err(CompileError::Schedule("something is kept outside the layers".into()));
@@ -774,14 +869,12 @@ impl<'a> Assembly<'a> {
         Site { body: None, apply: None }
     }
 
-    fn backward(
-        &mut self,
-        module: &Module,
-        ModelForms { bodies, embed, head }: &ModelForms,
-    ) -> Result<Program, CompileError> {
-        let mut steps = vec![];
+    fn backward(&mut self, module: &Module, forms: &ModelForms) -> Result<Program, CompileError> {
+        let ModelForms { bodies, embed, head, .. } = forms;
         let architecture = self.architecture;
         let outside = self.outside();
+        let mut steps =
+            self.prepare(module, forms, &|f| vec![Some(&f.forward.0), f.backward.as_ref().map(|b| &b.0)])?;
         self.call(module, &outside, &embed.forward, &mut steps)?;
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
@@ -807,7 +900,8 @@ impl<'a> Assembly<'a> {
             }
             self.call(module, &outside, &renamed, &mut steps)?;
         }
-        Ok(Program { steps, variables: architecture.variables })
+        steps.extend(self.complete(module, forms)?);
+        Ok(Program { steps, variables: architecture.variables + 1 })
     }
 
     /// Makes what one application returned the input of the next.
@@ -826,14 +920,11 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    fn evaluate(
-        &mut self,
-        module: &Module,
-        ModelForms { bodies, embed, head }: &ModelForms,
-    ) -> Result<Program, CompileError> {
-        let mut steps = vec![];
+    fn evaluate(&mut self, module: &Module, forms: &ModelForms) -> Result<Program, CompileError> {
+        let ModelForms { bodies, embed, head, .. } = forms;
         let architecture = self.architecture;
         let outside = self.outside();
+        let mut steps = self.prepare(module, forms, &|f| vec![Some(&f.evaluate.0)])?;
         self.call(module, &outside, &embed.evaluate, &mut steps)?;
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
@@ -844,7 +935,66 @@ impl<'a> Assembly<'a> {
             )
         })?);
         self.call(module, &outside, &head.evaluate, &mut steps)?;
-        Ok(Program { steps, variables: architecture.variables })
+        Ok(Program { steps, variables: architecture.variables + 1 })
+    }
+
+    /// What the functions that a program uses read of prepared weights, for every set of weights.
+    fn prepare(
+        &mut self,
+        module: &Module,
+        forms: &ModelForms,
+        used: &dyn Fn(&Forms) -> Vec<Option<&Function>>,
+    ) -> Result<Vec<Step>, CompileError> {
+        let mut steps = vec![];
+        for (&body, prepared) in &forms.prepared {
+            let of = match body {
+                Some(b) => used(&forms.bodies[b]),
+                None => [used(&forms.embed), used(&forms.head)].concat(),
+            };
+            let users: Vec<&Function> = of.into_iter().flatten().collect();
+            let functions = prepared.before(&users).collect();
+            steps.extend(self.for_each_set(module, body, functions)?);
+        }
+        Ok(steps)
+    }
+
+    /// Gradients that are sums of other gradients.
+    fn complete(&mut self, module: &Module, forms: &ModelForms) -> Result<Vec<Step>, CompileError> {
+        let mut steps = vec![];
+        for (&body, prepared) in &forms.prepared {
+            steps.extend(self.for_each_set(module, body, prepared.after().collect())?);
+        }
+        Ok(steps)
+    }
+
+    /// Calls functions from weights to weights, or gradients to gradients, for every set of a body. They overwrite.
+    fn for_each_set(
+        &mut self,
+        module: &Module,
+        body: Option<usize>,
+        functions: Vec<&Function>,
+    ) -> Result<Option<Step>, CompileError> {
+        if functions.is_empty() {
+            return Ok(None);
+        }
+        // One variable more than the loops over depth have.
+        let variable = self.architecture.variables;
+        let set = Affine { base: 0, terms: vec![(variable, 1)] };
+        let apply = Apply {
+            body: body.unwrap_or(0),
+            set,
+            application: Affine::default(),
+            depth: Affine::default(),
+            rows: vec![],
+        };
+        let site = Site { body, apply: body.map(|_| &apply) };
+        let mut steps = vec![];
+        for f in functions {
+            let s = schedule(module, f, &vec![Bind::Store; f.results.len()])?;
+            self.call(module, &site, &(f.clone(), s), &mut steps)?;
+        }
+        let count = body.map_or(1, |b| self.architecture.bodies[b].sets);
+        Ok(Some(Step::Loop { variable, count, reverse: false, steps }))
     }
 
     /// The gradient norm of the step, which is a program of its own so that the host can look at it before anything is

@@ -32,6 +32,8 @@ pub enum Space {
     State,
     /// What the forward keeps for the backward, an instance per application; depth caches.
     Saved,
+    /// What programs compute from weights alone before they use it.
+    Prepared,
     /// Batch inputs, scalars of the step and results the host reads.
     Io,
     /// Values of one program; they share memory where their lifetimes do not overlap.

@@ -118,6 +118,7 @@ fn random_models_compile() {
                 depth: None,
                 depths: vec![],
                 cache: None,
+                rewrite: Default::default(),
             };
             compile(&spec, &options).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{:#?}", spec.model));
         }

@@ -135,7 +135,7 @@ impl<'g> Extractor<'g> {
         };
         Choice {
             flops: times * cost.flops as f64,
-            elementwise: times * (cost.elementwise as f64 + scaling(&o.op, &operands, graph)),
+            elementwise: times * (cost.elementwise as f64 + scores(&o.op, &operands, graph)),
             moved: times * (cost.read + cost.written) as f64,
             ..free(kind(&o.op))
         }
@@ -310,16 +310,21 @@ impl<'g> Extractor<'g> {
                 }
             }
             let Some(mut price) = self.price(&now).map(|t| t.seconds) else { continue };
+            let mut live = self.is_live(&now);
             for _ in 0..SWEEPS {
                 let before = price;
                 for m in &all {
-                    if m.iter().all(|&(c, k)| now[c] == k) {
+                    // What is not reached has no price.
+                    if m.iter().all(|&(c, k)| now[c] == k || !live[c]) {
                         continue;
                     }
                     let undo = set(&mut now, m);
                     match self.price(&now) {
                         // A gain in the last bits is noise.
-                        Some(t) if t.seconds < price * (1.0 - 1e-12) => price = t.seconds,
+                        Some(t) if t.seconds < price * (1.0 - 1e-12) => {
+                            price = t.seconds;
+                            live = self.is_live(&now);
+                        }
                         _ => {
                             set(&mut now, &undo);
                         }
@@ -334,6 +339,14 @@ impl<'g> Extractor<'g> {
             }
         }
         best.map_or_else(|| start.clone(), |(_, s)| s)
+    }
+
+    fn is_live(&self, selection: &Selection) -> Vec<bool> {
+        let mut live = vec![false; self.classes.len()];
+        for class in self.live(selection).unwrap_or_default() {
+            live[class] = true;
+        }
+        live
     }
 
     /// The cheapest of all selections, by trying every one; `None` where there are more than `limit`.
@@ -351,10 +364,9 @@ impl<'g> Extractor<'g> {
                 now[c] = (rest % choices) as usize;
                 rest /= choices;
             }
-            if let Some(t) = self.price(&now) {
-                if best.as_ref().is_none_or(|(p, _)| t.seconds < *p) {
-                    best = Some((t.seconds, now));
-                }
+            let price = self.price(&now).map(|t| t.seconds);
+            if let Some(p) = price.filter(|p| best.as_ref().is_none_or(|(least, _)| p < least)) {
+                best = Some((p, now));
             }
         }
         best.map(|(_, s)| s)
@@ -426,11 +438,13 @@ fn kind(op: &Op) -> Kind {
     }
 }
 
-/// A scale of 1 is not multiplied by.
-fn scaling(op: &Op, operands: &[&Type], graph: &Graph) -> f64 {
+/// What attention does to scores beyond what [`cost`] counts: one multiplies by no scale of 1, and compares with no
+/// window where there is none.
+fn scores(op: &Op, operands: &[&Type], graph: &Graph) -> f64 {
     match op {
-        Op::Attention(a) | Op::DepthAttention(a) if a.scale != 1.0 => {
-            operands.first().map_or(0.0, |t| graph.analysis.module.elements(&t.dims) as f64)
+        Op::Attention(a) | Op::DepthAttention(a) | Op::AttentionGrad(a) | Op::DepthAttentionGrad(a) => {
+            let each = f64::from(u8::from(a.scale != 1.0) + u8::from(a.window.is_some()));
+            each * operands.first().map_or(0.0, |t| graph.analysis.module.elements(&t.dims) as f64)
         }
         _ => 0.0,
     }

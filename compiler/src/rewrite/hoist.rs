@@ -20,7 +20,9 @@ pub struct Prepared {
 impl Prepared {
     /// The functions that make what `users` read, in order.
     pub fn before<'a>(&'a self, users: &'a [&Function]) -> impl Iterator<Item = &'a Function> {
-        self.before.values().filter(|f| f.results.iter().any(|(n, _)| users.iter().any(|u| u.find_param(n).is_some())))
+        self.before
+            .values()
+            .filter(|f| f.results.iter().any(|(n, _)| users.iter().any(|u| u.find_param(n).is_some())))
     }
 
     /// The functions that finish gradients.
@@ -46,20 +48,26 @@ impl Prepared {
         let mut hoisted: IndexMap<Value, String> = IndexMap::new();
         for &v in read {
             let v = base(v);
-            if source[v.index()] != Source::Weights || defined[v.index()].is_none() || hoisted.contains_key(&v) {
+            if source[v.index()] != Source::Weights
+                || defined[v.index()].is_none()
+                || hoisted.contains_key(&v)
+            {
                 continue;
             }
-            let mut alone = crate::autodiff::prune(
-                &Function { results: vec![(String::new(), v)], ..f.clone() },
-                &|_| true,
-            );
+            let mut alone =
+                crate::autodiff::prune(&Function { results: vec![(String::new(), v)], ..f.clone() }, &|_| {
+                    true
+                });
             alone.name = String::new();
             let next = self.before.len();
-            let made = self.before.entry(format!("{:?} {:?} {:?}", alone.params, alone.types, alone.nodes)).or_insert_with(|| {
-                alone.name = format!("prepare{next}");
-                alone.results[0].0 = format!("prepared.{next}");
-                alone
-            });
+            let made = self
+                .before
+                .entry(format!("{:?} {:?} {:?}", alone.params, alone.types, alone.nodes))
+                .or_insert_with(|| {
+                    alone.name = format!("prepare{next}");
+                    alone.results[0].0 = format!("prepared.{next}");
+                    alone
+                });
             hoisted.insert(v, made.results[0].0.clone());
         }
         if hoisted.is_empty() {
@@ -90,8 +98,7 @@ impl Prepared {
                 map[r.index()].get_or_insert(Value(first.0 + k as u32));
             }
         }
-        g.results =
-            f.results.iter().filter_map(|(n, v)| Some((n.clone(), map[v.index()]?))).collect();
+        g.results = f.results.iter().filter_map(|(n, v)| Some((n.clone(), map[v.index()]?))).collect();
         crate::autodiff::prune_nodes(&g)
     }
 
@@ -102,10 +109,13 @@ impl Prepared {
         let mut kept = vec![];
         for (name, v) in &f.results {
             let sum = defined[v.index()].and_then(|n| match &f.nodes[n].op {
-                Op::Reduce(Reduce::Sum, over) if over.len() == 1 => Some((over.clone(), f.nodes[n].inputs[0])),
+                Op::Reduce(Reduce::Sum, over) if over.len() == 1 => {
+                    Some((over.clone(), f.nodes[n].inputs[0]))
+                }
                 _ => None,
             });
-            let of = sum.and_then(|(over, x)| Some((over, x, f.results.iter().find(|(_, r)| *r == x)?.0.clone())));
+            let of =
+                sum.and_then(|(over, x)| Some((over, x, f.results.iter().find(|(_, r)| *r == x)?.0.clone())));
             match of {
                 Some((over, x, of)) if name.starts_with("d.") && of.starts_with("d.") => {
                     self.after.insert(name.clone(), summed(f, name, &of, x, over));

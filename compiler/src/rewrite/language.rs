@@ -133,6 +133,15 @@ impl fmt::Display for Term {
     }
 }
 
+/// egg's proofs ask for it; terms are not read from text.
+impl egg::FromOp for Term {
+    type Error = String;
+
+    fn from_op(op: &str, _: Vec<Id>) -> Result<Self, String> {
+        Err(format!("`{op}` is printed, not read"))
+    }
+}
+
 /// What a value depends on; each kind includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
@@ -199,19 +208,18 @@ impl Analysis<Term> for Analyse {
 
     fn make(graph: &mut Graph, term: &Term, _: Id) -> Facts {
         let of = |id: &Id| &graph[*id].data;
-        let none = Facts {
-            types: vec![],
-            constant: None,
-            source: Source::Constant,
-            reach: Reach::Own,
-            mask: None,
-        };
+        let none =
+            Facts { types: vec![], constant: None, source: Source::Constant, reach: Reach::Own, mask: None };
         match term {
             Term::Param(i, _) => {
                 let Some((p, ty)) = graph.analysis.params.get(*i as usize) else { return none };
-                let source =
-                    if matches!(p.role, Role::Weight | Role::Buffer) { Source::Weights } else { Source::Data };
-                let constant = graph.analysis.indices.iter().find(|(n, _)| *n == p.name).map(|(_, x)| *x as f64);
+                let source = if matches!(p.role, Role::Weight | Role::Buffer) {
+                    Source::Weights
+                } else {
+                    Source::Data
+                };
+                let constant =
+                    graph.analysis.indices.iter().find(|(n, _)| *n == p.name).map(|(_, x)| *x as f64);
                 Facts { types: vec![ty.clone()], source, constant, ..none }
             }
             Term::Return(_) => none,
@@ -310,8 +318,13 @@ pub struct Converted {
 pub fn convert(module: &Module, f: &Function, indices: &[(String, u64)], explain: bool) -> Converted {
     let dims = Module { dims: module.dims.clone(), functions: Default::default() };
     let params = f.params.iter().cloned().zip(f.types.iter().cloned()).collect();
-    let mut graph =
-        Graph::new(Analyse { module: dims, params, indices: indices.to_vec(), fired: vec![], contradiction: None });
+    let mut graph = Graph::new(Analyse {
+        module: dims,
+        params,
+        indices: indices.to_vec(),
+        fired: vec![],
+        contradiction: None,
+    });
     if explain {
         graph = graph.with_explanations_enabled();
     }

@@ -64,7 +64,10 @@ impl Rewriting {
 
     /// Only the rules of these names.
     pub fn only(names: &[&str]) -> Self {
-        Rewriting { rules: Rules::Only(names.iter().map(|n| n.to_string()).collect()), ..Rewriting::default() }
+        Rewriting {
+            rules: Rules::Only(names.iter().map(|n| n.to_string()).collect()),
+            ..Rewriting::default()
+        }
     }
 
     fn uses(&self, rule: &Rule) -> bool {
@@ -155,7 +158,12 @@ pub struct Fired {
 struct Engine(&'static Rule);
 
 impl Searcher<Term, Analyse> for Engine {
-    fn search_eclass_with_limit(&self, graph: &Graph, class: Id, _: usize) -> Option<SearchMatches<'_, Term>> {
+    fn search_eclass_with_limit(
+        &self,
+        graph: &Graph,
+        class: Id,
+        _: usize,
+    ) -> Option<SearchMatches<'_, Term>> {
         let any = graph[class].nodes.iter().any(|t| t.op().is_some());
         any.then(|| SearchMatches { eclass: class, substs: vec![Subst::default()], ast: None })
     }
@@ -245,17 +253,13 @@ pub fn rewrite(
     let g = restore(&graph, f, &order, root, &|id| extractor.term(&chosen, id), &|id| live.contains(&id))
         .ok_or_else(lost)?;
 
-    let used: Vec<report::Used> = fired
-        .iter()
-        .zip(&moves)
-        .map(|(fired, to)| report::used(&extractor, &original, &chosen, fired.pairs.as_slice(), to))
-        .collect();
+    let used = report::used(&extractor, &original, &chosen, &fired, &moves);
     module.dims = graph.analysis.module.dims.clone();
     verify_function(module, &g).map_err(|e| CompileError::Rewrite(e.to_string()))?;
     let mut firings = report::sharing(module, f, &shared);
-    for (fired, used) in fired.iter().zip(used) {
+    for (fired, (used, saved)) in fired.iter().zip(used) {
         let sites = report::sites(module, f, &graph, &values, &fired.pairs);
-        firings.push(Firing { rule: fired.rule.name.into(), sites, used: used.chosen, saved: used.saved, proof: None });
+        firings.push(Firing { rule: fired.rule.name.into(), sites, used, saved, proof: None });
     }
     if rewriting.proofs {
         report::prove(&mut graph, &fired.iter().map(|f| f.pairs.clone()).collect::<Vec<_>>(), &mut firings);
@@ -302,14 +306,16 @@ pub fn rejoin(joint: &Function, f: &Function) -> (Function, Function) {
     for part in [true, false] {
         for (node, _) in joint.nodes.iter().zip(&front).filter(|(_, first)| **first == part) {
             let inputs = node.inputs.iter().map(|v| map[v.index()]).collect();
-            let first = whole.push(node.op.clone(), inputs, node.results().map(|r| joint.ty(r).clone()).collect());
+            let first =
+                whole.push(node.op.clone(), inputs, node.results().map(|r| joint.ty(r).clone()).collect());
             for (k, r) in node.results().enumerate() {
                 map[r.index()] = crate::ir::Value(first.0 + k as u32);
             }
         }
         if part {
             // The forward function has all parameters that are not cotangents, so that both number them alike.
-            let own = |p: &crate::ir::Param| f.find_param(&p.name).is_some() || p.name.starts_with("prepared.");
+            let own =
+                |p: &crate::ir::Param| f.find_param(&p.name).is_some() || p.name.starts_with("prepared.");
             let kept = joint.params.iter().take_while(|p| own(p)).count();
             let shift = joint.params.len() - kept;
             forward.params = joint.params[..kept].to_vec();

@@ -45,7 +45,7 @@ pub struct Firing {
     pub sites: Vec<String>,
     /// Whether the result was chosen; otherwise the original was cheaper, or another rule's result.
     pub used: bool,
-    /// What one call saves by it, as predicted: what the function would cost without it, less what it costs.
+    /// What one call saves by it, as predicted, beyond what the firings before it save.
     pub saved: Saving,
     /// egg's explanation of the equality, where proofs are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,27 +114,29 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for r in &self.functions {
-            writeln!(f, "{} ({}): {} → {} nodes; {}", r.function, r.stage, r.before.nodes, r.after.nodes, r.stopped)?;
-            for firing in &r.firings {
+            writeln!(
+                f,
+                "{} ({}): {} → {} nodes; {}",
+                r.function, r.stage, r.before.nodes, r.after.nodes, r.stopped
+            )?;
+            let idle: Vec<&str> = r.firings.iter().filter(|f| !f.used).map(|f| f.rule.as_str()).collect();
+            for firing in r.firings.iter().filter(|f| f.used) {
                 let s = &firing.saved;
-                let what = if firing.used {
-                    format!(
-                        "saves {} FLOPs, {}B, {:.1} launches, {:.1} µs a call",
-                        scaled(s.flops),
-                        scaled(s.bytes),
-                        s.launches,
-                        s.micros
-                    )
-                } else {
-                    "not used: it does not pay here".into()
-                };
-                writeln!(f, "  {:16} {what}", firing.rule)?;
+                let (flops, bytes) = (scaled(s.flops), scaled(s.bytes));
+                let saves = format!("{flops}FLOPs, {bytes}B, {:.1} launches, {:.1} µs", s.launches, s.micros);
+                writeln!(f, "  {:16} saves {saves} a call", firing.rule)?;
                 for site in &firing.sites {
                     writeln!(f, "    {site}")?;
                 }
                 for line in firing.proof.iter().flat_map(|p| p.lines()) {
                     writeln!(f, "      | {line}")?;
                 }
+            }
+            if !idle.is_empty() {
+                let mut counts: indexmap::IndexMap<&str, usize> = Default::default();
+                idle.iter().for_each(|rule| *counts.entry(rule).or_default() += 1);
+                let list: Vec<String> = counts.iter().map(|(rule, n)| format!("{rule} ({n})")).collect();
+                writeln!(f, "  found, but not worth it here: {}", list.join(", "))?;
             }
         }
         Ok(())
@@ -162,37 +164,38 @@ pub(super) fn stopped(reason: Option<&StopReason>) -> String {
     }
 }
 
-/// Whether a firing's result was chosen, and what that saves.
-pub(super) struct Used {
-    pub chosen: bool,
-    pub saved: Saving,
-}
-
+/// For each firing whether its result was chosen, and what that saves: the step in price when the firings chosen are taken
+/// one after another, so that savings add up.
 pub(super) fn used(
     extractor: &Extractor,
     original: &Selection,
     chosen: &Selection,
-    pairs: &[(Id, Id)],
-    to: &[(usize, usize)],
-) -> Used {
+    fired: &[super::Fired],
+    moves: &[Vec<(usize, usize)>],
+) -> Vec<(bool, Saving)> {
     let live = extractor.live(chosen).unwrap_or_default();
-    let taken = to.iter().any(|&(class, node)| chosen[class] == node && live.contains(&class));
-    let no = Used { chosen: false, saved: Saving::default() };
-    if !taken {
-        return no;
-    }
-    let mut without = chosen.clone();
-    for &(class, _) in to {
-        without[class] = original[class];
-    }
-    let (with, before) = (extractor.price(chosen), extractor.price(&without));
-    let saved = match (with, before) {
-        (Some(with), Some(before)) if without != *chosen => less(before, with),
-        // Both are one class now: what is saved is the e-node that is not there any more.
-        (Some(_), _) => pairs.iter().map(|&(old, _)| extractor.alone(old)).fold(Saving::default(), more),
-        _ => Saving::default(),
+    let mut now = original.clone();
+    let mut price = extractor.price(&now);
+    let step = |(fired, to): (&super::Fired, &Vec<(usize, usize)>)| {
+        if !to.iter().any(|&(class, node)| chosen[class] == node && live.contains(&class)) {
+            return (false, Saving::default());
+        }
+        if to.iter().all(|&(class, node)| original[class] == node) {
+            // Both are one class now: what is saved is the e-node that is not there any more.
+            let gone = fired.pairs.iter().map(|&(old, _)| extractor.alone(old));
+            return (true, gone.fold(Saving::default(), more));
+        }
+        for &(class, node) in to {
+            if chosen[class] == node {
+                now[class] = node;
+            }
+        }
+        let after = extractor.price(&now);
+        let saved = price.zip(after).map_or(Saving::default(), |(before, after)| less(before, after));
+        price = after.or(price);
+        (true, saved)
     };
-    Used { chosen: true, saved }
+    fired.iter().zip(moves).map(step).collect()
 }
 
 fn less(a: Total, b: Total) -> Saving {
@@ -216,7 +219,10 @@ fn more(a: Saving, b: Total) -> Saving {
 /// A firing of the sharing that conversion does, where there is any.
 pub(super) fn sharing(module: &Module, f: &Function, shared: &[usize]) -> Vec<Firing> {
     let worth = |n: &&usize| {
-        !matches!(f.nodes[**n].op, crate::ir::Op::Constant(_) | crate::ir::Op::Zeros(_) | crate::ir::Op::Reshape(_))
+        !matches!(
+            f.nodes[**n].op,
+            crate::ir::Op::Constant(_) | crate::ir::Op::Zeros(_) | crate::ir::Op::Reshape(_)
+        )
     };
     let nodes: Vec<&usize> = shared.iter().filter(worth).collect();
     if nodes.is_empty() {

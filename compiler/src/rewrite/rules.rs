@@ -40,42 +40,99 @@ pub const SHARE: &str = "share";
 
 /// All rules.
 pub const RULES: &[Rule] = &[
-    Rule { name: "head-loss", stage: Stage::Differentiable, apply: head_loss,
-        about: "cross_entropy(cap(x·Wᵀ)) = head_loss(x, W): the logits are never stored" },
-    Rule { name: "window", stage: Stage::Differentiable, apply: window,
-        about: "a window at least as long as the sequence is none" },
-    Rule { name: "depth-zero", stage: Stage::Differentiable, apply: depth_zero,
-        about: "depth attention at the first row is its value" },
-    Rule { name: "norm-of-norm", stage: Stage::Differentiable, apply: norm_of_norm,
-        about: "rms(rms(x)) is one rms with another epsilon, times a number" },
-    Rule { name: "norm-rotation", stage: Stage::Differentiable, apply: norm_rotation,
-        about: "rms(rope(x)) = rope(rms(x)): a rotation keeps lengths" },
-    Rule { name: "one-expert", stage: Stage::Differentiable, apply: one_expert,
-        about: "with one expert there is nothing to route: gather, grouped product and combine are dense" },
-    Rule { name: "one-gate", stage: Stage::Differentiable, apply: one_gate,
-        about: "a positive score normalised over itself, or a softmax over one, is 1" },
-    Rule { name: "unit", stage: Stage::Differentiable, apply: unit,
-        about: "x·1 = x, x + 0 = x, x·0 = 0: dead branches" },
-    Rule { name: "stop-gradient", stage: Stage::Final, apply: stop_gradient,
-        about: "a stopped gradient stops nothing where nothing is differentiated" },
-    Rule { name: "factor", stage: Stage::Final, apply: factor,
-        about: "a·s + b·s = (a + b)·s" },
-    Rule { name: "merge-shared", stage: Stage::Final, apply: merge_shared,
-        about: "W_e·x + W_shared·x = (W_e + W_shared)·x (Equations 7 and 8)" },
-    Rule { name: "shared-gradient", stage: Stage::Final, apply: shared_gradient,
-        about: "the gradient of the shared expert is the sum of the experts' (Equation 8)" },
-    Rule { name: "fold-gain", stage: Stage::Final, apply: fold_gain,
-        about: "W·(x ⊙ g) = (W ⊙ g)·x" },
-    Rule { name: "fold-scale", stage: Stage::Final, apply: fold_scale,
-        about: "c·(W·x) = (c·W)·x" },
-    Rule { name: "attention-scale", stage: Stage::Inference, apply: attention_scale,
-        about: "the scale of attention goes into the gain of the queries" },
-    Rule { name: "stack", stage: Stage::Inference, apply: stack,
-        about: "W_1·x, W_2·x, … are parts of one product with the matrices stacked" },
-    Rule { name: "stack-experts", stage: Stage::Inference, apply: stack_experts,
-        about: "the same for grouped products of the same slots" },
-    Rule { name: "low-rank", stage: Stage::Final, apply: low_rank,
-        about: "B·(A·x) = (B·A)·x, whichever is cheaper" },
+    Rule {
+        name: "head-loss",
+        stage: Stage::Differentiable,
+        apply: head_loss,
+        about: "cross_entropy(cap(x·Wᵀ)) = head_loss(x, W): the logits are never stored",
+    },
+    Rule {
+        name: "window",
+        stage: Stage::Differentiable,
+        apply: window,
+        about: "a window at least as long as the sequence is none",
+    },
+    Rule {
+        name: "depth-zero",
+        stage: Stage::Differentiable,
+        apply: depth_zero,
+        about: "depth attention at the first row is its value",
+    },
+    Rule {
+        name: "norm-of-norm",
+        stage: Stage::Differentiable,
+        apply: norm_of_norm,
+        about: "rms(rms(x)) is one rms with another epsilon, times a number",
+    },
+    Rule {
+        name: "norm-rotation",
+        stage: Stage::Differentiable,
+        apply: norm_rotation,
+        about: "rms(rope(x)) = rope(rms(x)): a rotation keeps lengths",
+    },
+    Rule {
+        name: "one-expert",
+        stage: Stage::Differentiable,
+        apply: one_expert,
+        about: "with one expert there is nothing to route: gather, grouped product and combine are dense",
+    },
+    Rule {
+        name: "one-gate",
+        stage: Stage::Differentiable,
+        apply: one_gate,
+        about: "a positive score normalised over itself, or a softmax over one, is 1",
+    },
+    Rule {
+        name: "unit",
+        stage: Stage::Differentiable,
+        apply: unit,
+        about: "x·1 = x, x + 0 = x, x·0 = 0: dead branches",
+    },
+    Rule {
+        name: "stop-gradient",
+        stage: Stage::Final,
+        apply: stop_gradient,
+        about: "a stopped gradient stops nothing where nothing is differentiated",
+    },
+    Rule { name: "factor", stage: Stage::Final, apply: factor, about: "a·s + b·s = (a + b)·s" },
+    Rule {
+        name: "merge-shared",
+        stage: Stage::Final,
+        apply: merge_shared,
+        about: "W_e·x + W_shared·x = (W_e + W_shared)·x (Equations 7 and 8)",
+    },
+    Rule {
+        name: "shared-gradient",
+        stage: Stage::Final,
+        apply: shared_gradient,
+        about: "the gradient of the shared expert is the sum of the experts' (Equation 8)",
+    },
+    Rule { name: "fold-gain", stage: Stage::Final, apply: fold_gain, about: "W·(x ⊙ g) = (W ⊙ g)·x" },
+    Rule { name: "fold-scale", stage: Stage::Final, apply: fold_scale, about: "c·(W·x) = (c·W)·x" },
+    Rule {
+        name: "attention-scale",
+        stage: Stage::Inference,
+        apply: attention_scale,
+        about: "the scale of attention goes into the gain of the queries",
+    },
+    Rule {
+        name: "stack",
+        stage: Stage::Inference,
+        apply: stack,
+        about: "W_1·x, W_2·x, … are parts of one product with the matrices stacked",
+    },
+    Rule {
+        name: "stack-experts",
+        stage: Stage::Inference,
+        apply: stack_experts,
+        about: "the same for grouped products of the same slots",
+    },
+    Rule {
+        name: "low-rank",
+        stage: Stage::Final,
+        apply: low_rank,
+        about: "B·(A·x) = (B·A)·x, whichever is cheaper",
+    },
 ];
 
 /// The rule of that name.
@@ -521,13 +578,7 @@ fn is_stack(g: &Graph, id: Id) -> bool {
 }
 
 /// Products of weights with what `x` holds, by the e-nodes that `alike` accepts, as parts of one.
-fn stack_of(
-    g: &mut Graph,
-    id: Id,
-    op: &Op,
-    x: &[Id],
-    rank: usize,
-) -> Option<Equal> {
+fn stack_of(g: &mut Graph, id: Id, op: &Op, x: &[Id], rank: usize) -> Option<Equal> {
     let input = g.find(x[0]);
     let rest: Vec<Id> = x[2..].iter().map(|&i| g.find(i)).collect();
     let mut products: Vec<(Id, Id)> = users(g, input)
@@ -574,7 +625,9 @@ fn low_rank(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
         return None;
     }
     // x·W with W = B·A is (x·A)·B.
-    if let Some((r, b, a)) = contract(x[1], is_weight).filter(|(r, b, a)| r.len() == 1 && matrix(*b) && matrix(*a)) {
+    if let Some((r, b, a)) =
+        contract(x[1], is_weight).filter(|(r, b, a)| r.len() == 1 && matrix(*b) && matrix(*a))
+    {
         let y = make(g, op.clone(), &[x[0], a])?;
         let product = make(g, Op::Contract(r), &[y, b])?;
         return (ty(g, product) == ty(g, id)).then(|| vec![(id, product)]);
