@@ -54,6 +54,7 @@ fn training_and_evaluation() {
             depth: None,
             depths: vec![],
             cache: None,
+            rewrite: Default::default(),
         };
         compare(&example(name), &options, &["backward", "evaluate"], Extents::default());
     }
@@ -71,6 +72,7 @@ fn prefill_and_decode() {
         depth: None,
         depths: vec![],
         cache: Some(Cache { places: 10, chunk: 4 }),
+        rewrite: Default::default(),
     };
     for (program, tokens) in [("prefill", 4), ("decode", 1)] {
         let known = Extents { pairs: Some(2 * 10 * tokens), ..Extents::default() };

@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             logits: false,
             segments: false,
             depth: None,
+            depths: vec![],
             cache: None,
             rewrite: Rewriting { proofs, ..Rewriting::default() },
         };

@@ -134,7 +134,7 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
                 assembly.backward(&lowered.module, &forms)?
             } else {
                 let mut lowered = lower(deep, shape(options.sequence, None))?;
-                let forms = ModelForms::new(deep, &mut lowered, &trained, options)?;
+                let forms = ModelForms::new(deep, &mut lowered, &trained, options, &mut optimiser)?;
                 assembly.backward(&lowered.module, &forms)?
             };
             assembly.plan.programs.insert(name, program);
@@ -205,6 +205,8 @@ struct Rewriter<'a> {
     options: &'a Options,
     optimiser: &'a mut Optimiser,
     prepared: Prepared,
+    /// Name of the body.
+    scope: String,
     /// Applications of each set of weights.
     uses: f64,
     indices: Vec<(String, u64)>,
@@ -222,7 +224,8 @@ impl<'a> Rewriter<'a> {
             body.applications as f64 / body.sets.max(1) as f64
         });
         let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
-        Rewriter { options, optimiser, prepared: Prepared::default(), uses, indices }
+        let scope = body.map_or("model".into(), |b| architecture.bodies[b].name.clone());
+        Rewriter { options, optimiser, prepared: Prepared::default(), scope, uses, indices }
     }
 
     fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
@@ -235,12 +238,16 @@ impl<'a> Rewriter<'a> {
         !self.optimiser.is_off() && self.uses > 1.0 && self.options.cache.is_none()
     }
 
+    fn hoist(&mut self, module: &Module, f: &Function, at: usize) -> Function {
+        self.prepared.hoist(&mut self.optimiser.names, module, &self.scope, f, at)
+    }
+
     fn inference(&mut self, module: &mut Module, f: &Function) -> Result<Function, CompileError> {
         let f = self.rewrite(module, f, Stage::Inference)?;
         if !self.prepares() {
             return Ok(f);
         }
-        let f = self.prepared.hoist(&f, f.params.len());
+        let f = self.hoist(module, &f, f.params.len());
         Ok(prune(&f, &|_| true))
     }
 
@@ -258,7 +265,7 @@ impl<'a> Rewriter<'a> {
         let mut joint = self.rewrite(module, &joint, Stage::Final)?;
         if self.prepares() {
             let sunk = self.prepared.sink(&joint);
-            joint = self.prepared.hoist(&sunk, f.params.len());
+            joint = self.hoist(module, &sunk, f.params.len());
         }
         Ok(rewrite::rejoin(&joint, f))
     }

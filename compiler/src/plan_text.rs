@@ -21,6 +21,7 @@ impl Display for Space {
             Space::Optimizer => "optimizer",
             Space::State => "state",
             Space::Saved => "saved",
+            Space::Prepared => "prepared",
             Space::Io => "io",
             Space::Temporary => "temporary",
             Space::Alias => "alias",

@@ -92,6 +92,7 @@ fn programs(spec: &Spec, counts: &Counts) -> Result<Programs, crate::failure::Fa
         depth: None,
         depths: vec![],
         cache: None,
+        rewrite: Default::default(),
     };
     let plan = compile(spec, &options)?.plan;
     let mut all = Programs { multiply_adds: IndexMap::new(), bounds: vec![], arena_bytes: plan.arena };

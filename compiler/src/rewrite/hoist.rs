@@ -5,8 +5,12 @@
 //! own, shared by all forms of a body: an expression that evaluation and decoding both need is prepared once.
 
 use super::language::Source;
-use crate::ir::{Dim, Function, Op, Param, Reduce, Role, Value};
+use crate::ir::{Dim, Function, Module, Op, Param, Reduce, Role, Value};
 use indexmap::IndexMap;
+
+/// Numbers of what is prepared, the same for the same expression of the same body in all functions of a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Names(indexmap::IndexSet<String>);
 
 /// What is done before and after the calls of one body, for each set of weights.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,8 +34,16 @@ impl Prepared {
         self.after.values()
     }
 
-    /// Moves expressions of weights out of `f`. The parameters that replace them come behind its first `at`.
-    pub fn hoist(&mut self, f: &Function, at: usize) -> Function {
+    /// Moves expressions of weights out of `f`, a function of the body `scope`. The parameters that replace them come
+    /// behind its first `at`.
+    pub fn hoist(
+        &mut self,
+        names: &mut Names,
+        module: &Module,
+        scope: &str,
+        f: &Function,
+        at: usize,
+    ) -> Function {
         let source = sources(f);
         let defined = f.definitions();
         // A view stays where it is read.
@@ -59,15 +71,13 @@ impl Prepared {
                     true
                 });
             alone.name = String::new();
-            let next = self.before.len();
-            let made = self
-                .before
-                .entry(format!("{:?} {:?} {:?}", alone.params, alone.types, alone.nodes))
-                .or_insert_with(|| {
-                    alone.name = format!("prepare{next}");
-                    alone.results[0].0 = format!("prepared.{next}");
-                    alone
-                });
+            let what = format!("{scope}: {}", module.show_function(&alone));
+            let made = self.before.entry(what).or_insert_with_key(|what| {
+                let (number, _) = names.0.insert_full(what.clone());
+                alone.name = format!("prepare{number}");
+                alone.results[0].0 = format!("prepared.{number}");
+                alone
+            });
             hoisted.insert(v, made.results[0].0.clone());
         }
         if hoisted.is_empty() {

@@ -115,13 +115,15 @@ pub struct Optimiser {
     rewriting: Rewriting,
     /// What happened to each function so far.
     pub report: Report,
+    /// Numbers of what is prepared.
+    pub names: hoist::Names,
 }
 
 impl Optimiser {
     /// An optimiser; an error where `rewriting` names a rule that does not exist.
     pub fn new(rewriting: &Rewriting) -> Result<Self, CompileError> {
         rewriting.check()?;
-        Ok(Optimiser { rewriting: rewriting.clone(), report: Report::default() })
+        Ok(Optimiser { rewriting: rewriting.clone(), report: Report::default(), names: Default::default() })
     }
 
     /// Whether nothing is rewritten.
@@ -209,14 +211,23 @@ impl Applier<Term, Analyse> for Engine {
     }
 }
 
-/// Rewrites one function.
-pub fn rewrite(
-    module: &mut Module,
+/// A function in an e-graph in which rules find nothing new, or have met a limit.
+struct Explored {
+    graph: Graph,
+    root: Id,
+    values: Vec<Id>,
+    order: Vec<Id>,
+    shared: Vec<usize>,
+    fired: Vec<Fired>,
+    stopped: String,
+}
+
+fn explore(
+    module: &Module,
     f: &Function,
     context: &Context,
     rewriting: &Rewriting,
-) -> Result<(Function, Rewritten), CompileError> {
-    let start = std::time::Instant::now();
+) -> Result<Explored, CompileError> {
     let Converted { graph, root, values, order, shared } =
         convert(module, f, &context.indices, rewriting.proofs);
     let mut active: Vec<Rewrite<Term, Analyse>> = vec![];
@@ -236,24 +247,49 @@ pub fn rewrite(
         return Err(CompileError::Rewrite(format!("{}: {what}", f.name)));
     }
     let fired = std::mem::take(&mut graph.analysis.fired);
+    Ok(Explored { graph, root, values, order, shared, fired, stopped })
+}
 
-    let extractor = Extractor::new(&graph, root, rewriting.target, context);
-    let original = extractor.original(&order);
-    let moves: Vec<Vec<(usize, usize)>> = fired
-        .iter()
-        .map(|fired| {
+impl Explored {
+    /// What each firing sets: classes to e-nodes.
+    fn moves(&self, extractor: &Extractor) -> Vec<Vec<(usize, usize)>> {
+        let set = |fired: &Fired| {
             let of = fired.pairs.iter().map(|&(old, new)| extractor.locate(old, new));
             of.filter_map(|(class, node)| Some((class, node?))).collect()
-        })
-        .collect();
-    let chosen = extractor.search(&original, &moves);
-    let lost = || CompileError::Rewrite(format!("{}: nothing could be extracted", f.name));
-    let live: std::collections::HashSet<Id> =
-        extractor.reached(&chosen).ok_or_else(lost)?.into_iter().collect();
-    let g = restore(&graph, f, &order, root, &|id| extractor.term(&chosen, id), &|id| live.contains(&id))
-        .ok_or_else(lost)?;
+        };
+        self.fired.iter().map(set).collect()
+    }
 
-    let used = report::used(&extractor, &original, &chosen, &fired, &moves);
+    fn extract(
+        &self,
+        f: &Function,
+        extractor: &Extractor,
+        chosen: &extract::Selection,
+    ) -> Result<Function, CompileError> {
+        let lost = || CompileError::Rewrite(format!("{}: nothing could be extracted", f.name));
+        let live: std::collections::HashSet<Id> =
+            extractor.reached(chosen).ok_or_else(lost)?.into_iter().collect();
+        let term = |id| extractor.term(chosen, id);
+        restore(&self.graph, f, &self.order, self.root, &term, &|id| live.contains(&id)).ok_or_else(lost)
+    }
+}
+
+/// Rewrites one function.
+pub fn rewrite(
+    module: &mut Module,
+    f: &Function,
+    context: &Context,
+    rewriting: &Rewriting,
+) -> Result<(Function, Rewritten), CompileError> {
+    let start = std::time::Instant::now();
+    let explored = explore(module, f, context, rewriting)?;
+    let extractor = Extractor::new(&explored.graph, explored.root, rewriting.target, context);
+    let original = extractor.original(&explored.order);
+    let moves = explored.moves(&extractor);
+    let chosen = extractor.search(&original, &moves);
+    let g = explored.extract(f, &extractor, &chosen)?;
+    let used = report::used(&extractor, &original, &chosen, &explored.fired, &moves);
+    let Explored { mut graph, values, shared, fired, stopped, .. } = explored;
     module.dims = graph.analysis.module.dims.clone();
     verify_function(module, &g).map_err(|e| CompileError::Rewrite(e.to_string()))?;
     let mut firings = report::sharing(module, f, &shared);
@@ -343,4 +379,45 @@ pub fn rejoin(joint: &Function, f: &Function) -> (Function, Function) {
     }
     whole.results = joint.results.iter().map(|(n, v)| (n.clone(), map[v.index()])).collect();
     (whole, forward)
+}
+
+/// What a rule leads to, priced or not, with all that fired before it; and whether it fired. For tests.
+#[cfg(test)]
+fn rewrite_eagerly(
+    module: &mut Module,
+    f: &Function,
+    context: &Context,
+    rewriting: &Rewriting,
+    rule: &str,
+) -> Result<(Function, bool), CompileError> {
+    let explored = explore(module, f, context, rewriting)?;
+    let extractor = Extractor::new(&explored.graph, explored.root, rewriting.target, context);
+    let mut now = extractor.original(&explored.order);
+    for m in explored.moves(&extractor) {
+        let before = now.clone();
+        m.iter().for_each(|&(class, node)| now[class] = node);
+        if extractor.live(&now).is_none() {
+            now = before;
+        }
+    }
+    let g = explored.extract(f, &extractor, &now)?;
+    module.dims = explored.graph.analysis.module.dims.clone();
+    verify_function(module, &g).map_err(|e| CompileError::Rewrite(e.to_string()))?;
+    Ok((g, explored.fired.iter().any(|f| f.rule.name == rule)))
+}
+
+/// Predicted time of what the search finds, and of the best there is. For tests.
+#[cfg(test)]
+fn against_exact(
+    module: &mut Module,
+    f: &Function,
+    context: &Context,
+    rewriting: &Rewriting,
+) -> Option<(f64, f64)> {
+    let explored = explore(module, f, context, rewriting).ok()?;
+    let extractor = Extractor::new(&explored.graph, explored.root, rewriting.target, context);
+    let original = extractor.original(&explored.order);
+    let found = extractor.search(&original, &explored.moves(&extractor));
+    let best = extractor.exact(&original, 1 << 14)?;
+    Some((extractor.price(&found)?.seconds, extractor.price(&best)?.seconds))
 }

@@ -1,1 +1,265 @@
+//! Every rule: it fires where it should, refuses where it must, and what it gives is what there was: proved in f64 on
+//! random tensors, and by gradients where it is used before differentiation. Each failure names the seed.
 
+use super::extract::Extractor;
+use super::language::convert;
+use super::{Context, RULES, Rewriting, Stage, Target, rewrite};
+use crate::autodiff::{Seed, differentiate};
+use crate::ir::interpret::{Data, Tensor, interpret};
+use crate::ir::random::Rng;
+use crate::ir::{DType, Function, Module, Role, parse, verify};
+
+mod cases;
+use cases::cases;
+
+/// How often a rule is proved, each time with other sizes.
+const SEEDS: u64 = 12;
+
+/// A function on which a rule fires, or must not.
+struct Case {
+    rule: &'static str,
+    /// The rules that may be used.
+    with: &'static [&'static str],
+    /// Parameters and nodes; `{a}` to `{e}` are sizes: random ones of 1 to 5, of which `{e}` is even.
+    text: String,
+    /// Whether the rule fires.
+    fires: bool,
+}
+
+fn context(stage: Stage) -> Context {
+    Context { stage, uses: 1e6, indices: vec![("zero".into(), 0)] }
+}
+
+fn fill(text: &str, rng: &mut Rng, round: u64) -> String {
+    let mut text = text.to_string();
+    for name in ["a", "b", "c", "d", "e"] {
+        // The first round has sizes of 1 alone, where 1 is even enough.
+        let size = match name {
+            "e" => 2 + 2 * rng.below(3),
+            _ if round == 0 => 1,
+            _ => 1 + rng.below(5),
+        };
+        text = text.replace(&format!("{{{name}}}"), &size.to_string());
+        let next = size + 1;
+        text = text.replace(&format!("{{{name}+1}}"), &next.to_string());
+    }
+    let (a, b) = (size_of(&text, "batch"), size_of(&text, "seq"));
+    text.replace("{slots}", &(a * b).to_string())
+}
+
+fn size_of(text: &str, dim: &str) -> u64 {
+    let mut words = text.split_whitespace();
+    words.find(|w| *w == dim);
+    words.next().and_then(|w| w.parse().ok()).unwrap_or(1)
+}
+
+fn arguments(module: &Module, f: &Function, rng: &mut Rng) -> Vec<Tensor> {
+    let tensor = |(p, ty): (&crate::ir::Param, &crate::ir::Type)| {
+        let dims: Vec<usize> = ty.dims.iter().map(|&d| module.size(d) as usize).collect();
+        let count: usize = dims.iter().product();
+        match ty.dtype {
+            DType::I32 => {
+                // A known index is what it is known to be; ids and positions are below what is there.
+                let most = if p.role == Role::Index || p.name == "targets" { 1 } else { 4 };
+                Tensor::int(&dims, (0..count).map(|_| rng.below(most) as i32).collect())
+            }
+            _ => Tensor::float(&dims, (0..count).map(|_| rng.between(-1.5, 1.5)).collect()),
+        }
+    };
+    f.params.iter().zip(&f.types).map(tensor).collect()
+}
+
+/// Largest difference of float results, relative to the largest value.
+fn difference(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let mut worst = 0.0f64;
+    for ((n, x), (m, y)) in a.iter().zip(b) {
+        assert_eq!((n, &x.dims), (m, &y.dims));
+        match (&x.data, &y.data) {
+            (Data::Float(x), Data::Float(y)) => {
+                let scale = x.iter().fold(1e-3f64, |s, v| s.max(v.abs()));
+                for (a, b) in x.iter().zip(y) {
+                    let d = (a - b).abs() / scale;
+                    worst =
+                        worst.max(if d.is_nan() && a.to_bits() != b.to_bits() { f64::INFINITY } else { d });
+                }
+            }
+            (x, y) => assert!(x == y, "{n} differs"),
+        }
+    }
+    worst
+}
+
+/// The function with what the rule made of it in place of the original, priced or not.
+fn applied(module: &mut Module, f: &Function, case: &Case, stage: Stage) -> (Function, bool) {
+    let rewriting = Rewriting::only(&[case.with, &[case.rule]].concat());
+    super::rewrite_eagerly(module, f, &context(stage), &rewriting, case.rule).expect("it rewrites")
+}
+
+fn stage(rule: &str) -> Stage {
+    super::rules::find(rule).expect("a rule").stage
+}
+
+#[test]
+fn rules_fire_where_they_should_and_nowhere_else() {
+    for case in cases() {
+        let (mut fired, mut rng) = (0, Rng::new(7));
+        for round in 0..SEEDS {
+            let text = fill(&case.text, &mut rng, round);
+            let mut module = parse(&text).unwrap_or_else(|e| panic!("{}: {e}\n{text}", case.rule));
+            if let Err(e) = verify(&module) {
+                panic!("{}: {e}\n{text}", case.rule);
+            }
+            let f = module.functions[0].clone();
+            let (_, did) = applied(&mut module, &f, &case, stage(case.rule));
+            fired += u64::from(did);
+        }
+        let all = if case.fires { SEEDS } else { 0 };
+        assert_eq!(fired, all, "{} on\n{}", case.rule, case.text);
+    }
+}
+
+#[test]
+fn every_rule_has_a_case_for_and_a_case_against() {
+    let cases = cases();
+    for rule in RULES {
+        for fires in [true, false] {
+            let found = cases.iter().any(|c| c.rule == rule.name && c.fires == fires);
+            assert!(found, "{} lacks a case that {}", rule.name, if fires { "fires" } else { "refuses" });
+        }
+    }
+}
+
+#[test]
+fn both_sides_of_every_rule_are_equal() {
+    for case in cases().iter().filter(|c| c.fires) {
+        for seed in 0..SEEDS {
+            let mut rng = Rng::new(seed);
+            let text = fill(&case.text, &mut rng, seed);
+            let mut module = parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let f = module.functions[0].clone();
+            let (g, did) = applied(&mut module, &f, case, stage(case.rule));
+            assert!(did && g != f, "{}, seed {seed}: nothing changed\n{text}", case.rule);
+            let args = arguments(&module, &f, &mut rng);
+            let of = |f: &Function| {
+                interpret(&module, f, &args).unwrap_or_else(|e| {
+                    panic!("{}, seed {seed}: {e}\n{}", case.rule, module.show_function(f))
+                })
+            };
+            let d = difference(&of(&f), &of(&g));
+            assert!(d < 1e-11, "{}, seed {seed}: differs by {d}\n{}", case.rule, module.show_function(&g));
+            let types = |f: &Function| f.results.iter().map(|(_, v)| f.ty(*v).clone()).collect::<Vec<_>>();
+            assert_eq!(types(&f), types(&g), "{}: precision or shape changed", case.rule);
+            if stage(case.rule) == Stage::Differentiable {
+                let d = gradients(&module, &f, &g, &args, &mut rng);
+                assert!(d < 1e-10, "{}, seed {seed}: gradients differ by {d}", case.rule);
+            }
+        }
+    }
+}
+
+/// Largest difference of the gradients of two functions of the same parameters.
+fn gradients(module: &Module, f: &Function, g: &Function, args: &[Tensor], rng: &mut Rng) -> f64 {
+    let float = |f: &Function, v: crate::ir::Value| f.ty(v).dtype.is_float();
+    // State is threaded through calls by its own cotangents; statistics have none.
+    let seeds: Vec<(&str, Seed)> = f
+        .results
+        .iter()
+        .filter(|(n, v)| float(f, *v) && n != "lse")
+        .map(|(n, _)| (n.as_str(), Seed::Param))
+        .collect();
+    let wanted = |p: &crate::ir::Param| p.role != Role::Buffer;
+    let mut both = vec![];
+    let mut cotangents: Vec<(String, Tensor)> = vec![];
+    for function in [f, g] {
+        let mut module = module.clone();
+        let joint = differentiate(&mut module, function, &seeds, &wanted).expect("it has a derivative");
+        let mut all = args.to_vec();
+        for (p, ty) in joint.params.iter().zip(&joint.types).skip(args.len()) {
+            if !cotangents.iter().any(|(n, _)| *n == p.name) {
+                let mut t = Tensor::zeros(&module, ty);
+                if let Data::Float(x) = &mut t.data {
+                    x.iter_mut().for_each(|x| *x = rng.between(-1.0, 1.0));
+                }
+                cotangents.push((p.name.clone(), t));
+            }
+            all.push(cotangents.iter().find(|(n, _)| *n == p.name).expect("made").1.clone());
+        }
+        let results = interpret(&module, &joint, &all).expect("it runs");
+        both.push(results.into_iter().filter(|(n, _)| n.starts_with("d.")).collect::<Vec<_>>());
+    }
+    difference(&both[0], &both[1])
+}
+
+#[test]
+fn extraction_is_close_to_the_best_there_is() {
+    let mut compared = 0;
+    for case in cases().iter().filter(|c| c.fires) {
+        for seed in 0..4 {
+            let mut rng = Rng::new(seed + 100);
+            let text = fill(&case.text, &mut rng, seed)
+                .replace("hidden 1 ", "hidden 64 ")
+                .replace("out 1 ", "out 32 ");
+            let Ok(mut module) = parse(&text) else { continue };
+            if verify(&module).is_err() {
+                continue;
+            }
+            let f = module.functions[0].clone();
+            let context = Context { uses: 8.0, ..context(Stage::Inference) };
+            let Some((found, best)) = super::against_exact(&mut module, &f, &context, &Rewriting::default())
+            else {
+                continue;
+            };
+            compared += 1;
+            assert!(found <= best * (1.0 + 1e-9), "{}, seed {seed}: {found} s, best {best} s", case.rule);
+        }
+    }
+    println!("{compared} graphs compared");
+    assert!(compared > 20, "only {compared} graphs were small enough");
+}
+
+#[test]
+fn unequal_facts_do_not_merge() {
+    let module =
+        parse("dims { n 2 m 3 } func @f { input %x : f32[n] input %y : f32[m] return x = %x, y = %y }")
+            .unwrap();
+    let f = &module.functions[0];
+    let mut c = convert(&module, f, &[], false);
+    c.graph.union_trusted(c.values[0], c.values[1], "a lie");
+    c.graph.rebuild();
+    assert!(c.graph.analysis.contradiction.is_some());
+    let numbers =
+        parse("dims { } func @f { %0 = constant 1 : f32[] %1 = constant 2 : f32[] return a = %0, b = %1 }")
+            .unwrap();
+    let mut c = convert(&numbers, &numbers.functions[0], &[], false);
+    c.graph.union_trusted(c.values[0], c.values[1], "another");
+    c.graph.rebuild();
+    assert!(c.graph.analysis.contradiction.is_some());
+}
+
+#[test]
+fn a_function_comes_back_as_it_was() {
+    let mut rng = Rng::new(3);
+    for case in cases().iter().filter(|c| c.rule != "unit") {
+        let module = parse(&fill(&case.text, &mut rng, 1)).unwrap();
+        let f = &module.functions[0];
+        let none = Rewriting::only(&[]);
+        let (g, _) = rewrite(&mut module.clone(), f, &context(Stage::Differentiable), &none).unwrap();
+        assert_eq!(crate::autodiff::prune_nodes(f), g);
+    }
+}
+
+#[test]
+fn sharing_is_counted_once() {
+    // Twenty layers of x + x: a tree has a million nodes, the graph twenty.
+    let mut text = String::from("dims { n 8 } func @f { input %x : f32[n] %0 = add %x, %x : f32[n] ");
+    for i in 1..20 {
+        text += &format!("%{i} = add %{}, %{} : f32[n] ", i - 1, i - 1);
+    }
+    let module = parse(&(text + "return y = %19 }")).unwrap();
+    let c = convert(&module, &module.functions[0], &[], false);
+    let x = Extractor::new(&c.graph, c.root, Target::CPU, &context(Stage::Inference));
+    let price = x.price(&x.original(&c.order)).unwrap();
+    assert_eq!(price.launches, 1.0);
+    assert!(price.seconds < 1e-5, "{price:?}");
+}

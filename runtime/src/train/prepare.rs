@@ -61,6 +61,7 @@ pub fn forward(batch: u64, sequence: u64) -> Options {
         depth: None,
         depths: vec![],
         cache: None,
+        rewrite: Default::default(),
     }
 }
 
