@@ -4,15 +4,28 @@ mod support;
 
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{Batch, Oracle};
+use dreamc_compiler::rewrite::{Rewriting, Target};
 use support::{error, goldens};
 
 #[test]
 fn the_interpreter_agrees_with_the_reference() {
+    agree(&Rewriting::off());
+}
+
+#[test]
+fn what_was_rewritten_agrees_with_the_reference() {
+    for target in ["cpu", "h100"] {
+        let target = Target::named(target).unwrap();
+        agree(&Rewriting { target, ..Rewriting::default() });
+    }
+}
+
+fn agree(rewriting: &Rewriting) {
     for golden in goldens() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         let shape = Shape { batch: b as u64, sequence: n as u64, segments: false, cache: None };
-        let oracle = Oracle::new(&golden.spec.model, shape, None).unwrap();
+        let oracle = Oracle::rewritten(&golden.spec.model, shape, None, rewriting).unwrap();
         let weights = golden.with_prefix("weights.");
         let named: Vec<String> = oracle.tensors().iter().map(|t| t.0.clone()).collect();
         for name in weights.keys() {

@@ -11,6 +11,7 @@ use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{Data, InterpretError, Tensor, interpret};
 use crate::ir::{Function, Module, Param, Role};
 use crate::lower::{EMBED, HEAD, Lowered, Shape, lower};
+use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
 use thiserror::Error;
@@ -67,11 +68,28 @@ pub struct Evaluation {
 impl Oracle {
     /// Lowers and differentiates a model.
     pub fn new(model: &Model, shape: Shape, recurrence: Option<u64>) -> Result<Self, CompileError> {
+        Self::rewritten(model, shape, recurrence, &Rewriting::off())
+    }
+
+    /// The same with every function rewritten as compilation would, which must not change what it computes.
+    pub fn rewritten(
+        model: &Model,
+        shape: Shape,
+        recurrence: Option<u64>,
+        rewriting: &Rewriting,
+    ) -> Result<Self, CompileError> {
         let architecture = Architecture::new(model, recurrence)?;
-        let lowered = lower(&architecture, shape)?;
+        let mut lowered = lower(&architecture, shape)?;
+        let mut optimiser = Optimiser::new(rewriting)?;
         let mut module = lowered.module.clone();
         let mut joints = IndexMap::new();
-        for (name, f) in &lowered.module.functions {
+        for (name, f) in lowered.module.functions.iter_mut() {
+            let body = architecture.bodies.iter().position(|b| b.name == *name);
+            let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
+            let mut rewrite = |module: &mut Module, f: &Function, stage| {
+                let context = Context { stage, uses: 16.0, indices: indices.clone() };
+                optimiser.rewrite(module, f, &context)
+            };
             let wanted = |p: &Param| match p.role {
                 Role::Weight => true,
                 Role::Input => p.name == "x",
@@ -86,7 +104,13 @@ impl Oracle {
             seeds.extend(
                 f.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
             );
-            joints.insert(name.clone(), differentiate(&mut module, f, &seeds, &wanted)?);
+            let once = rewrite(&mut module, f, Stage::Differentiable)?;
+            let mut joint = differentiate(&mut module, &once, &seeds, &wanted)?;
+            if rewriting.rules != Rules::Off {
+                forget_stops(&mut joint);
+            }
+            joints.insert(name.clone(), rewrite(&mut module, &joint, Stage::Final)?);
+            *f = rewrite(&mut module, f, Stage::Inference)?;
         }
         Ok(Oracle { architecture, lowered, module, joints, shape })
     }
