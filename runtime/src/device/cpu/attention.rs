@@ -5,7 +5,7 @@
 //! by another product. Backward, a task takes one key head of one sequence and goes through pairs of blocks, recomputing
 //! the scores. Nothing of size `queries · keys` exists, and blocks that the mask hides altogether are not computed.
 
-use super::product::{self, Side, pack_columns, pack_rows, panels, tile};
+use super::product::{self, Left, Side, left, pack_columns, panels, tile};
 use super::simd::{dot, exp, kernel_fn, largest, sum, tanh};
 use super::{Arguments, Context, Pointer, Scratch, View};
 use dreamc_compiler::ir::{Attention, Mask};
@@ -48,17 +48,15 @@ pub(super) fn scratch(shape: &AttentionShape, backward: bool) -> Scratch {
     let Sizes { batch, queries, heads, size, group, .. } = Sizes::new(shape);
     let panel = product::shape();
     let square = BLOCK * BLOCK;
-    let rows_by_size = panels(BLOCK, size, panel.rows);
+    let rows = panels(BLOCK, size.max(BLOCK), panel.rows);
     let keys_by_size = panels(BLOCK, size, panel.columns);
     let size_by_keys = panels(size, BLOCK, panel.columns);
-    let square_rows = panels(BLOCK, BLOCK, panel.rows);
     if backward {
-        let local = 2 * keys_by_size + 3 * size_by_keys + 2 * rows_by_size + 2 * square + square_rows;
+        let local = 2 * keys_by_size + 3 * size_by_keys + rows + 2 * square;
         Scratch { local, shared: batch * queries * heads }
     } else {
         let heads = group.min(HEADS);
-        let per_head = rows_by_size + square + square_rows + BLOCK * size + 2 * BLOCK;
-        Scratch::local(heads * per_head + keys_by_size + size_by_keys)
+        Scratch::local(heads * (BLOCK * size + 2 * BLOCK) + rows + square + keys_by_size + size_by_keys)
     }
 }
 
@@ -148,10 +146,16 @@ impl Scores {
     #[inline(always)]
     fn apply<const FMA: bool>(&self, x: &mut [f32]) {
         match self.softcap {
-            None => x.iter_mut().for_each(|x| *x *= self.scale),
+            None => {
+                for x in x.iter_mut() {
+                    *x *= self.scale;
+                }
+            }
             Some(c) => {
                 let factor = self.scale / c;
-                x.iter_mut().for_each(|x| *x = c * tanh::<FMA>(*x * factor));
+                for x in x.iter_mut() {
+                    *x = c * tanh::<FMA>(*x * factor);
+                }
             }
         }
     }
@@ -192,11 +196,15 @@ kernel_fn! {
                 x.fill(0.0);
                 continue;
             }
-            x.iter_mut().for_each(|x| *x = exp::<FMA>(*x - high));
+            for x in x.iter_mut() {
+                *x = exp::<FMA>(*x - high);
+            }
             if high > most[i] {
                 let factor = exp::<FMA>(most[i] - high);
                 sums[i] *= factor;
-                result.iter_mut().for_each(|r| *r *= factor);
+                for r in result.iter_mut() {
+                    *r *= factor;
+                }
                 most[i] = high;
             }
             sums[i] += sum(x);
@@ -211,7 +219,9 @@ kernel_fn! {
             return;
         }
         let factor = 1.0 / sum;
-        o.iter_mut().zip(results).for_each(|(o, r)| *o = *r * factor);
+        for (o, r) in o.iter_mut().zip(results) {
+            *o = *r * factor;
+        }
         *lse = most + sum.ln();
     }
 
@@ -249,15 +259,19 @@ kernel_fn! {
                 }
             }
             match scores.softcap {
-                None => x.iter_mut().zip(d).for_each(|(x, d)| {
-                    *x = exp::<FMA>(*x - lse);
-                    *d = *x * (*d - along) * scores.scale;
-                }),
-                Some(c) => x.iter_mut().zip(d).for_each(|(x, d)| {
-                    let t = if *x == f32::NEG_INFINITY { 0.0 } else { *x / c };
-                    *x = exp::<FMA>(*x - lse);
-                    *d = *x * (*d - along) * (scores.scale * (1.0 - t * t));
-                }),
+                None => {
+                    for (x, d) in x.iter_mut().zip(d) {
+                        *x = exp::<FMA>(*x - lse);
+                        *d = *x * (*d - along) * scores.scale;
+                    }
+                }
+                Some(c) => {
+                    for (x, d) in x.iter_mut().zip(d) {
+                        let t = if *x == f32::NEG_INFINITY { 0.0 } else { *x / c };
+                        *x = exp::<FMA>(*x - lse);
+                        *d = *x * (*d - along) * (scores.scale * (1.0 - t * t));
+                    }
+                }
             }
         }
     }
@@ -310,10 +324,8 @@ pub(super) fn forward(cx: &Context, shape: &AttentionShape, attention: &Attentio
         let visible = Visible::new(&s, attention, args, 3, sequence);
 
         let panel = product::shape();
-        let rows_by_size = panels(count, size, panel.rows);
-        let left = take(&mut scratch, heads.len() * rows_by_size);
-        let tiles = take(&mut scratch, heads.len() * count * BLOCK);
-        let probabilities = take(&mut scratch, panels(count, BLOCK, panel.rows));
+        let rows = take(&mut scratch, panels(BLOCK, size.max(BLOCK), panel.rows));
+        let tiles = take(&mut scratch, count * BLOCK);
         let results = take(&mut scratch, heads.len() * count * size);
         let most = take(&mut scratch, heads.len() * count);
         let sums = take(&mut scratch, heads.len() * count);
@@ -322,21 +334,19 @@ pub(super) fn forward(cx: &Context, shape: &AttentionShape, attention: &Attentio
         results.fill(0.0);
         most.fill(f32::NEG_INFINITY);
         sums.fill(0.0);
-        for (i, head) in heads.clone().enumerate() {
-            let side = head_rows(q, sequence * s.queries + queries.start, head * size);
-            pack_rows(side, count, size, &mut left[i * rows_by_size..]);
-        }
         for keys in blocks(s.keys).filter(|keys| visible.any(&queries, keys)) {
             let (row, n) = (sequence * s.keys + keys.start, keys.len());
             pack_columns(head_rows(k, row, kv_head * size), n, size, right);
             pack_columns(head_columns(v, row, kv_head * size), size, n, values);
-            for i in 0..heads.len() {
-                let tile_of = &mut tiles[i * count * BLOCK..][..count * n];
+            for (i, head) in heads.clone().enumerate() {
+                let tile_of = &mut tiles[..count * n];
                 let result = &mut results[i * count * size..][..count * size];
                 let range = i * count..(i + 1) * count;
-                let c = Pointer::to(tile_of);
+                let (mut lines, c) = (None, Pointer::to(tile_of));
+                let side = head_rows(q, sequence * s.queries + queries.start, head * size);
+                let query = left(&mut lines, side, count, size, rows);
                 // SAFETY: `tile_of` is `count` by `n`, and this task's.
-                unsafe { tile((count, n, size), &left[i * rows_by_size..], right, c, n, false) };
+                unsafe { tile((count, n, size), query, right, c, n, false) };
                 soften(
                     &scores,
                     &visible,
@@ -348,10 +358,9 @@ pub(super) fn forward(cx: &Context, shape: &AttentionShape, attention: &Attentio
                     result,
                 );
                 let p = Side::Strided { start: Pointer::to(tile_of), line: n, step: 1 };
-                pack_rows(p, count, n, probabilities);
-                let c = Pointer::to(result);
+                let (p, c) = (left(&mut lines, p, count, n, rows), Pointer::to(result));
                 // SAFETY: `result` is `count` by `size`, and this task's.
-                unsafe { tile((count, size, n), probabilities, values, c, size, true) };
+                unsafe { tile((count, size, n), p, values, c, size, true) };
             }
         }
         for (i, head) in heads.enumerate() {
@@ -407,10 +416,8 @@ pub(super) fn backward(cx: &Context, shape: &AttentionShape, attention: &Attenti
         let key_columns = take(&mut scratch, panels(size, BLOCK, panel.columns));
         let query_columns = take(&mut scratch, panels(size, BLOCK, panel.columns));
         let d_columns = take(&mut scratch, panels(size, BLOCK, panel.columns));
-        let query_rows = take(&mut scratch, panels(BLOCK, size, panel.rows));
-        let d_rows = take(&mut scratch, panels(BLOCK, size, panel.rows));
+        let rows = take(&mut scratch, panels(BLOCK, size.max(BLOCK), panel.rows));
         let (p, dp) = (take(&mut scratch, BLOCK * BLOCK), take(&mut scratch, BLOCK * BLOCK));
-        let square = take(&mut scratch, panels(BLOCK, BLOCK, panel.rows));
         for keys in blocks(s.keys) {
             let (key_row, n) = (sequence * s.keys + keys.start, keys.len());
             pack_columns(head_rows(k, key_row, kv), n, size, key_panels);
@@ -420,15 +427,18 @@ pub(super) fn backward(cx: &Context, shape: &AttentionShape, attention: &Attenti
             for queries in blocks(s.queries).filter(|queries| visible.any(queries, &keys)) {
                 for head in kv_head * s.group..(kv_head + 1) * s.group {
                     let (row, count) = (sequence * s.queries + queries.start, queries.len());
-                    pack_rows(head_rows(q, row, head * size), count, size, query_rows);
-                    pack_rows(head_rows(d, row, head * size), count, size, d_rows);
                     pack_columns(head_columns(q, row, head * size), size, count, query_columns);
                     pack_columns(head_columns(d, row, head * size), size, count, d_columns);
                     let (p, dp) = (&mut p[..count * n], &mut dp[..count * n]);
+                    let mut lines = None;
                     // SAFETY: both tiles are `count` by `n`, and this task's.
                     unsafe {
-                        tile((count, n, size), query_rows, key_panels, Pointer::to(p), n, false);
-                        tile((count, n, size), d_rows, value_panels, Pointer::to(dp), n, false);
+                        let side = head_rows(q, row, head * size);
+                        let query = left(&mut lines, side, count, size, rows);
+                        tile((count, n, size), query, key_panels, Pointer::to(p), n, false);
+                        let side = head_rows(d, row, head * size);
+                        let cotangent = left(&mut lines, side, count, size, rows);
+                        tile((count, n, size), cotangent, value_panels, Pointer::to(dp), n, false);
                     }
                     let of_sequence = sequence * s.queries;
                     harden(
@@ -442,19 +452,16 @@ pub(super) fn backward(cx: &Context, shape: &AttentionShape, attention: &Attenti
                         &|query| along.row(of_sequence + query)[head],
                     );
                     let (p, dp) = (Pointer::to(p), Pointer::to(dp));
-                    let rows_of = |start| Side::Strided { start, line: n, step: 1 };
-                    let columns_of = |start| Side::Strided { start, line: 1, step: n };
                     // SAFETY: heads of rows of this sequence, which are this task's: it alone has this key head.
                     unsafe {
-                        pack_rows(columns_of(p), n, count, square);
                         let to = dv.start.add(key_row * dv.stride + kv);
-                        tile((n, size, count), square, d_columns, to, dv.stride, begun);
-                        pack_rows(columns_of(dp), n, count, square);
+                        tile((n, size, count), Left::Steps(p, n), d_columns, to, dv.stride, begun);
                         let to = dk.start.add(key_row * dk.stride + kv);
-                        tile((n, size, count), square, query_columns, to, dk.stride, begun);
-                        pack_rows(rows_of(dp), count, n, square);
+                        tile((n, size, count), Left::Steps(dp, n), query_columns, to, dk.stride, begun);
                         let to = dq.start.add(row * dq.stride + head * size);
-                        tile((count, size, n), square, key_columns, to, dq.stride, true);
+                        let side = Side::Strided { start: dp, line: n, step: 1 };
+                        let dp = left(&mut lines, side, count, n, rows);
+                        tile((count, size, n), dp, key_columns, to, dq.stride, true);
                     }
                     begun = true;
                 }

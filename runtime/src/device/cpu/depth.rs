@@ -45,7 +45,9 @@ impl Depth {
         let work = self.rows.len() * self.heads * self.size;
         let size = ((1 << 14) / work.max(1)).max(1);
         cx.parallel(self.tokens.div_ceil(size), |number, scratch| {
-            (number * size..((number + 1) * size).min(self.tokens)).for_each(|token| task(token, scratch));
+            for token in number * size..((number + 1) * size).min(self.tokens) {
+                task(token, scratch);
+            }
         });
     }
 
@@ -79,11 +81,21 @@ fn probabilities<const FMA: bool>(
         sum += *p;
     }
     let factor = 1.0 / sum;
-    p.iter_mut().for_each(|p| *p *= factor);
+    for p in p.iter_mut() {
+        *p *= factor;
+    }
 }
 
 kernel_fn! {
-    fn token_forward(s: &Depth, token: usize, q: &[f32], k: View<f32>, v: View<f32>, o: &mut [f32], scratch: &mut [f32]) {
+    fn token_forward(
+        s: &Depth,
+        token: usize,
+        q: &[f32],
+        k: View<f32>,
+        v: View<f32>,
+        o: &mut [f32],
+        scratch: &mut [f32],
+    ) {
         let (scores, rest) = scratch.split_at_mut(s.rows.len());
         let p = &mut rest[..s.rows.len()];
         for head in 0..s.heads {
@@ -93,12 +105,25 @@ kernel_fn! {
             o.fill(0.0);
             for (p, row) in p.iter().zip(s.rows.clone()) {
                 let v = v.row(s.key(row, token, head));
-                o.iter_mut().zip(v).for_each(|(o, v)| *o = fma::<FMA>(*p, *v, *o));
+                for (o, v) in o.iter_mut().zip(v) {
+                    *o = fma::<FMA>(*p, *v, *o);
+                }
             }
         }
     }
 
-    fn token_backward(s: &Depth, token: usize, q: &[f32], k: View<f32>, v: View<f32>, d: &[f32], dq: &mut [f32], dk: View<f32>, dv: View<f32>, scratch: &mut [f32]) {
+    fn token_backward(
+        s: &Depth,
+        token: usize,
+        q: &[f32],
+        k: View<f32>,
+        v: View<f32>,
+        d: &[f32],
+        dq: &mut [f32],
+        dk: View<f32>,
+        dv: View<f32>,
+        scratch: &mut [f32],
+    ) {
         let (scores, rest) = scratch.split_at_mut(s.rows.len());
         let (p, rest) = rest.split_at_mut(s.rows.len());
         let dp = &mut rest[..s.rows.len()];
@@ -111,15 +136,21 @@ kernel_fn! {
                 let at = s.key(row, token, head);
                 *dp = dot::<FMA>(d, v.row(at));
                 along = fma::<FMA>(*dp, *p, along);
-                dv.row_mut(at).iter_mut().zip(d).for_each(|(dv, d)| *dv = fma::<FMA>(*p, *d, *dv));
+                for (dv, d) in dv.row_mut(at).iter_mut().zip(d) {
+                    *dv = fma::<FMA>(*p, *d, *dv);
+                }
             }
             dq.fill(0.0);
             for (i, row) in s.rows.clone().enumerate() {
                 let at = s.key(row, token, head);
                 let slope = s.softcap.map_or(1.0, |c| 1.0 - (scores[i] / c) * (scores[i] / c));
                 let ds = p[i] * (dp[i] - along) * slope * s.scale;
-                dq.iter_mut().zip(k.row(at)).for_each(|(dq, k)| *dq = fma::<FMA>(ds, *k, *dq));
-                dk.row_mut(at).iter_mut().zip(q).for_each(|(dk, q)| *dk = fma::<FMA>(ds, *q, *dk));
+                for (dq, k) in dq.iter_mut().zip(k.row(at)) {
+                    *dq = fma::<FMA>(ds, *k, *dq);
+                }
+                for (dk, q) in dk.row_mut(at).iter_mut().zip(q) {
+                    *dk = fma::<FMA>(ds, *q, *dk);
+                }
             }
         }
     }

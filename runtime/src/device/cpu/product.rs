@@ -364,58 +364,159 @@ unsafe fn pack_steps(
     }
 }
 
-/// `c[m, n] = a · b` for panels of `k` steps, or `c += a · b`. Rows of `c` are `stride` apart.
+/// The left operand of a tile: panels, or lines read where they lie. The microkernel broadcasts its elements one by one,
+/// so lines whose steps are adjacent need no packing.
+#[derive(Clone, Copy)]
+pub(crate) enum Left<'a> {
+    Panels(&'a [f32]),
+    /// The first step of each line, its steps adjacent.
+    Lines(&'a [Pointer<f32>]),
+    /// The first line, lines adjacent, and the floats from step to step.
+    Steps(Pointer<f32>, usize),
+}
+
+/// Most lines of [`Lines`]: those of the largest tile.
+const MOST_LINES: usize = TILE.0 + 12;
+
+/// Where lines begin, on the stack.
+pub(crate) struct Lines([Pointer<f32>; MOST_LINES]);
+
+impl Lines {
+    /// Lines of an operand whose steps are adjacent; `None` where they are better packed: they are not adjacent, too many,
+    /// or so far apart that all lines of a panel compete for the same few places of the cache.
+    pub(crate) fn new(side: Side, count: usize) -> Option<Self> {
+        if count > MOST_LINES {
+            return None;
+        }
+        let mut lines = Lines([Pointer::to(&mut []); MOST_LINES]);
+        match side {
+            Side::Strided { start, line, step: 1 } if line % 1024 != 0 => {
+                for (i, to) in lines.0[..count].iter_mut().enumerate() {
+                    *to = start.add(i * line);
+                }
+            }
+            Side::GatheredLines { start, row, order, per } if row % 1024 != 0 => {
+                for (i, to) in lines.0[..count].iter_mut().enumerate() {
+                    // SAFETY: whoever made the side vouches for its order.
+                    *to = start.add(unsafe { *order.get().add(i) } as usize / per * row);
+                }
+            }
+            _ => return None,
+        }
+        Some(lines)
+    }
+
+    /// The lines from a step on.
+    fn from(&self, step: usize, count: usize) -> Self {
+        let mut lines = Lines(self.0);
+        lines.0[..count].iter_mut().for_each(|line| *line = line.add(step));
+        lines
+    }
+
+    pub(crate) fn left(&self, count: usize) -> Left<'_> {
+        Left::Lines(&self.0[..count])
+    }
+}
+
+/// Rows of the left operand of one microkernel.
+trait LeftRows: Copy {
+    /// Element of a row at a step.
+    unsafe fn at(&self, row: usize, step: usize) -> f32;
+}
+
+/// The left operand of a tile, read in place where that is as good as packing it.
+pub(crate) fn left<'s>(
+    lines: &'s mut Option<Lines>,
+    side: Side,
+    count: usize,
+    steps: usize,
+    scratch: &'s mut [f32],
+) -> Left<'s> {
+    *lines = Lines::new(side, count);
+    match lines {
+        Some(lines) => lines.left(count),
+        None => {
+            pack_rows(side, count, steps, scratch);
+            Left::Panels(scratch)
+        }
+    }
+}
+
+/// Rows that are adjacent.
+#[derive(Clone, Copy)]
+struct AdjacentRows {
+    start: *const f32,
+    step: usize,
+}
+
+impl LeftRows for AdjacentRows {
+    #[inline(always)]
+    unsafe fn at(&self, row: usize, step: usize) -> f32 {
+        // SAFETY: the operand has the row and the step, says the caller.
+        unsafe { *self.start.add(step * self.step + row) }
+    }
+}
+
+impl<const M: usize> LeftRows for [*const f32; M] {
+    #[inline(always)]
+    unsafe fn at(&self, row: usize, step: usize) -> f32 {
+        // SAFETY: likewise.
+        unsafe { *self[row].add(step) }
+    }
+}
+
+/// `c[m, n] = a · b` for `k` steps, or `c += a · b`. Rows of `c` are `stride` apart.
 ///
 /// # Safety
-/// `c` is `m` rows of `n` floats that nothing else refers to.
+/// `c` is `m` rows of `n` floats that nothing else refers to; lines of `a` have `k` steps.
 pub(crate) unsafe fn tile(
     (m, n, k): (usize, usize, usize),
-    a: &[f32],
+    a: Left,
     b: &[f32],
     c: Pointer<f32>,
     stride: usize,
     accumulate: bool,
 ) {
     let s = shape();
-    assert!(a.len() >= panels(m, k, s.rows) && b.len() >= panels(n, k, s.columns));
+    let enough = match a {
+        Left::Panels(a) => a.len() >= panels(m, k, s.rows),
+        Left::Lines(a) => a.len() >= m,
+        Left::Steps(..) => true,
+    };
+    assert!(enough && b.len() >= panels(n, k, s.columns));
     let run = match level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => tile_avx512,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => tile_avx2,
-        Level::Portable => tile_of::<Four>,
+        Level::Portable => tile_of::<Four, 6>,
     };
-    // SAFETY: the panels were measured above, `c` is the caller's.
-    unsafe { run((m, n, k), a.as_ptr(), b.as_ptr(), c.get_mut(), stride, accumulate) }
+    // SAFETY: the operands were measured above, `c` and the lines are the caller's.
+    unsafe { run((m, n, k), a, b.as_ptr(), c.get_mut(), stride, accumulate) }
 }
 
 type Size = (usize, usize, usize);
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn tile_avx512(
-    size: Size,
-    a: *const f32,
-    b: *const f32,
-    c: *mut f32,
-    stride: usize,
-    accumulate: bool,
-) {
-    unsafe { tile_of::<x86::Sixteen>(size, a, b, c, stride, accumulate) }
+unsafe fn tile_avx512(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+    // SAFETY: the caller's.
+    unsafe { tile_of::<x86::Sixteen, 12>(size, a, b, c, stride, accumulate) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2(size: Size, a: *const f32, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
-    unsafe { tile_of::<x86::Eight>(size, a, b, c, stride, accumulate) }
+unsafe fn tile_avx2(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+    // SAFETY: the caller's.
+    unsafe { tile_of::<x86::Eight, 6>(size, a, b, c, stride, accumulate) }
 }
 
 /// # Safety
-/// `a` and `b` are panels of `m` and `n` lines, `c` is `m` rows of `n` floats, and the processor has the vectors.
+/// `a` and `b` have `m` and `n` lines, `c` is `m` rows of `n` floats, the processor has the vectors, and `ROWS` is theirs.
 #[inline(always)]
-unsafe fn tile_of<V: Vector>(
+unsafe fn tile_of<V: Vector, const ROWS: usize>(
     (m, n, k): Size,
-    a: *const f32,
+    a: Left,
     b: *const f32,
     c: *mut f32,
     stride: usize,
@@ -425,21 +526,21 @@ unsafe fn tile_of<V: Vector>(
     // A panel of columns stays in the first-level cache while the panels of rows pass by.
     for j in (0..n).step_by(width) {
         let columns = width.min(n - j);
-        for i in (0..m).step_by(V::ROWS) {
-            let rows = V::ROWS.min(m - i);
+        for i in (0..m).step_by(ROWS) {
+            let rows = ROWS.min(m - i);
             // SAFETY: panels are in order, `ROWS · k` and `width · k` long; the tile of `c` is `rows` by `columns`.
             unsafe {
-                let (a, b, c) = (a.add(i * k), b.add(j * k), c.add(i * stride + j));
+                let (b, c) = (b.add(j * k), c.add(i * stride + j));
                 if columns == width {
-                    micro_rows::<V, VECTORS>(rows, k, a, b, c, stride, accumulate);
+                    micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, c, stride, accumulate);
                     continue;
                 }
                 // The microkernel knows whole vectors only, so the last columns take a detour.
                 let mut edge = [0.0; LARGEST];
                 if columns <= V::LANES {
-                    micro_rows::<V, 1>(rows, k, a, b, edge.as_mut_ptr(), width, false);
+                    micro_rows::<V, ROWS, 1>(rows, k, a, i, b, edge.as_mut_ptr(), width, false);
                 } else {
-                    micro_rows::<V, VECTORS>(rows, k, a, b, edge.as_mut_ptr(), width, false);
+                    micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, edge.as_mut_ptr(), width, false);
                 }
                 for r in 0..rows {
                     for j in 0..columns {
@@ -453,42 +554,58 @@ unsafe fn tile_of<V: Vector>(
     }
 }
 
-/// The microkernel of the right height.
+/// Microkernels for some rows, at most `ROWS`: one of the full height, or a few lower ones. There are few heights, because
+/// each is code for every instruction set.
 ///
 /// # Safety
-/// As for [`micro`]; `rows` is at most `V::ROWS`.
+/// As for [`micro`], from row `first` of the left operand on.
 #[inline(always)]
-unsafe fn micro_rows<V: Vector, const N: usize>(
+#[allow(clippy::too_many_arguments)]
+unsafe fn micro_rows<V: Vector, const ROWS: usize, const N: usize>(
     rows: usize,
     k: usize,
-    a: *const f32,
+    a: Left,
+    first: usize,
     b: *const f32,
     c: *mut f32,
     stride: usize,
     accumulate: bool,
 ) {
+    let mut row = 0;
     macro_rules! of {
-        ($($m:literal)*) => {
-            // SAFETY: the caller's. Heights above `V::ROWS` do not occur and need no code.
-            unsafe {
-                match rows {
-                    $($m if $m <= V::ROWS => micro::<V, $m, N>(k, a, b, c, stride, accumulate),)*
-                    _ => {}
+        ($($m:literal)*) => {$(
+            while ($m == ROWS || ($m < ROWS && $m != 6)) && row + $m <= rows {
+                // SAFETY: the caller's: `$m` rows from `first + row` on.
+                unsafe {
+                    let c = c.add(row * stride);
+                    let adjacent = match a {
+                        Left::Lines(a) => {
+                            let at = |i: usize| a.get_unchecked(first + row + i).get();
+                            let a: [*const f32; $m] = std::array::from_fn(at);
+                            micro::<V, _, $m, N>(k, a, b, c, stride, accumulate);
+                            row += $m;
+                            continue;
+                        }
+                        Left::Panels(a) => AdjacentRows { start: a.as_ptr().add(first * k + row), step: ROWS },
+                        Left::Steps(start, step) => AdjacentRows { start: start.add(first + row).get(), step },
+                    };
+                    micro::<V, _, $m, N>(k, adjacent, b, c, stride, accumulate);
                 }
+                row += $m;
             }
-        };
+        )*};
     }
-    of!(12 6 1 2 3 4 5 7 8 9 10 11)
+    of!(12 8 6 4 2 1);
 }
 
 /// `M` rows of `N` vectors of the result.
 ///
 /// # Safety
-/// `a` holds `k` steps of `V::ROWS` floats, `b` `k` steps of `VECTORS` vectors, `c` `M` rows of `N` vectors.
+/// `a` holds `M` rows of `k` steps, `b` `k` steps of `VECTORS` vectors, `c` `M` rows of `N` vectors.
 #[inline(always)]
-unsafe fn micro<V: Vector, const M: usize, const N: usize>(
+unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
     k: usize,
-    mut a: *const f32,
+    a: A,
     mut b: *const f32,
     c: *mut f32,
     stride: usize,
@@ -497,18 +614,17 @@ unsafe fn micro<V: Vector, const M: usize, const N: usize>(
     // SAFETY: the caller's.
     unsafe {
         let mut sums = [[V::splat(0.0); N]; M];
-        for _ in 0..k {
+        for step in 0..k {
             let mut right = [V::splat(0.0); N];
             for (j, right) in right.iter_mut().enumerate() {
                 *right = V::load(b.add(j * V::LANES));
             }
             for (i, sums) in sums.iter_mut().enumerate() {
-                let left = V::splat(*a.add(i));
+                let left = V::splat(a.at(i, step));
                 for (sum, right) in sums.iter_mut().zip(right) {
                     *sum = sum.fma(left, right);
                 }
             }
-            a = a.add(V::ROWS);
             b = b.add(VECTORS * V::LANES);
         }
         for (i, sums) in sums.iter().enumerate() {
@@ -541,12 +657,19 @@ pub(crate) unsafe fn block(
         }
     }
     let s = shape();
-    let steps = k.min(DEPTH);
-    let (left, right) = scratch.split_at_mut(panels(m, steps, s.rows));
+    let (left, right) = scratch.split_at_mut(panels(m, k.min(DEPTH), s.rows));
+    let lines = Lines::new(a, m);
     for first in (0..k).step_by(DEPTH) {
         let steps = DEPTH.min(k - first);
-        pack_rows(a.skip_steps(first), m, steps, left);
         pack_columns(b.skip_steps(first), n, steps, right);
+        let lines = lines.as_ref().map(|lines| lines.from(first, m));
+        let left = match &lines {
+            Some(lines) => lines.left(m),
+            None => {
+                pack_rows(a.skip_steps(first), m, steps, left);
+                Left::Panels(left)
+            }
+        };
         // SAFETY: the caller's.
         unsafe { tile((m, n, steps), left, right, c, stride, accumulate || first > 0) };
     }
@@ -605,7 +728,7 @@ mod tests {
     use super::*;
     use crate::device::cpu::Pointer;
 
-    /// Both packings and all edges of the microkernel, at every level that this machine has.
+    /// All layouts and all edges of the microkernel.
     #[test]
     fn tiles_of_every_size() {
         let value = |i: usize| ((i * 37 + 11) % 23) as f32 - 11.0;

@@ -439,14 +439,35 @@ impl<'a> Block<'a> {
     }
 }
 
+/// Evaluates an expression with the usual group lengths as constants, which makes straight code of its inner loops.
+macro_rules! sized {
+    ($size:ident: $body:expr) => {
+        match $size {
+            16 => sized!(@ $size 16 $body),
+            32 => sized!(@ $size 32 $body),
+            64 => sized!(@ $size 64 $body),
+            128 => sized!(@ $size 128 $body),
+            _ => $body,
+        }
+    };
+    (@ $size:ident $constant:literal $body:expr) => {{
+        let $size: usize = $constant;
+        $body
+    }};
+}
+
 #[inline(always)]
 fn map(x: View<f32>, y: View<f32>, f: impl Fn(f32) -> f32) {
     if let (Some(x), Some(y)) = (x.flat(), y.flat_mut()) {
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*x));
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = f(*x);
+        }
         return;
     }
     for row in 0..y.rows {
-        y.row_mut(row).iter_mut().zip(x.row(row)).for_each(|(y, x)| *y = f(*x));
+        for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
+            *y = f(*x);
+        }
     }
 }
 
@@ -457,7 +478,9 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
     if size == y.length
         && let (Some(large), Some(small), Some(y)) = (large.flat(), small.flat(), y.flat_mut())
     {
-        y.iter_mut().zip(large).zip(small).for_each(|((y, l), s)| *y = f(*l, *s));
+        for ((y, l), s) in y.iter_mut().zip(large).zip(small) {
+            *y = f(*l, *s);
+        }
         return;
     }
     if y.length == 0 {
@@ -466,16 +489,22 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
     for row in 0..y.rows {
         let (large, small, y) = (large.row(row), small.row(row), y.row_mut(row));
         if size == 1 {
-            y.iter_mut().zip(large).for_each(|(y, l)| *y = f(*l, small[0]));
-        } else if inner == 1 {
-            for (y, large) in y.chunks_exact_mut(size).zip(large.chunks_exact(size)) {
-                y.iter_mut().zip(large).zip(small).for_each(|((y, l), s)| *y = f(*l, *s));
+            for (y, l) in y.iter_mut().zip(large) {
+                *y = f(*l, small[0]);
             }
+        } else if inner == 1 {
+            sized!(size: for (y, large) in y.chunks_exact_mut(size).zip(large.chunks_exact(size)) {
+                for ((y, l), s) in y.iter_mut().zip(large).zip(&small[..size]) {
+                    *y = f(*l, *s);
+                }
+            });
         } else {
             for (y, large) in y.chunks_exact_mut(size * inner).zip(large.chunks_exact(size * inner)) {
                 for (i, s) in small.iter().enumerate() {
                     let (y, large) = (&mut y[i * inner..][..inner], &large[i * inner..][..inner]);
-                    y.iter_mut().zip(large).for_each(|(y, l)| *y = f(*l, *s));
+                    for (y, l) in y.iter_mut().zip(large) {
+                        *y = f(*l, *s);
+                    }
                 }
             }
         }
@@ -486,8 +515,10 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
 #[inline(always)]
 fn groups(x: View<f32>, y: View<f32>, size: usize, f: impl Fn(&[f32], &mut [f32])) {
     for row in 0..y.rows {
-        let pairs = x.row(row).chunks_exact(size).zip(y.row_mut(row).chunks_exact_mut(size));
-        pairs.for_each(|(x, y)| f(x, y));
+        let (x, y) = (x.row(row), y.row_mut(row));
+        sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+            f(x, y);
+        });
     }
 }
 
@@ -533,23 +564,29 @@ kernel_fn! {
             if size * inner == 0 {
                 y.fill(empty);
             } else if inner == 1 {
-                for (y, x) in y.iter_mut().zip(x.chunks_exact(size)) {
+                sized!(size: for (y, x) in y.iter_mut().zip(x.chunks_exact(size)) {
                     *y = if op == Reduce::Max { largest(x) } else { sum(x) };
-                }
+                });
             } else {
                 for (y, x) in y.chunks_exact_mut(inner).zip(x.chunks_exact(size * inner)) {
                     y.fill(empty);
                     for x in x.chunks_exact(inner) {
                         if op == Reduce::Max {
-                            y.iter_mut().zip(x).for_each(|(y, x)| *y = if *x > *y { *x } else { *y });
+                            for (y, x) in y.iter_mut().zip(x) {
+                                *y = if *x > *y { *x } else { *y };
+                            }
                         } else {
-                            y.iter_mut().zip(x).for_each(|(y, x)| *y += *x);
+                            for (y, x) in y.iter_mut().zip(x) {
+                                *y += *x;
+                            }
                         }
                     }
                 }
             }
             if op == Reduce::Mean {
-                y.iter_mut().for_each(|y| *y /= size as f32);
+                for y in y.iter_mut() {
+                    *y /= size as f32;
+                }
             }
         }
     }
@@ -557,36 +594,47 @@ kernel_fn! {
     fn rms(x: View<f32>, size: usize, eps: f32, y: View<f32>) {
         groups(x, y, size, |x, y| {
             let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
-            y.iter_mut().zip(x).for_each(|(y, x)| *y = *x * r);
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = *x * r;
+            }
         });
     }
 
     fn rms_grad(x: View<f32>, dy: View<f32>, size: usize, eps: f32, y: View<f32>) {
         for row in 0..y.rows {
             let (x, dy, y) = (x.row(row), dy.row(row), y.row_mut(row));
-            for ((x, dy), y) in x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)) {
-                let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
-                let along = dot::<FMA>(x, dy) / size as f32 * (r * r * r);
-                y.iter_mut().zip(x).zip(dy).for_each(|((y, x), dy)| *y = fma::<FMA>(-along, *x, *dy * r));
+            sized!(size: for ((x, dy), y) in x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)) {
+                            let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+                            let along = dot::<FMA>(x, dy) / size as f32 * (r * r * r);
+                            for ((y, x), dy) in y.iter_mut().zip(x).zip(dy) {
+            *y = fma::<FMA>(-along, *x, *dy * r);
             }
+                        });
         }
     }
 
     fn softmax(x: View<f32>, size: usize, y: View<f32>) {
         groups(x, y, size, |x, y| {
             let most = largest(x);
-            y.iter_mut().zip(x).for_each(|(y, x)| *y = exp::<FMA>(*x - most));
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = exp::<FMA>(*x - most);
+            }
             let factor = 1.0 / sum(y);
-            y.iter_mut().for_each(|y| *y *= factor);
+            for y in y.iter_mut() {
+                *y *= factor;
+            }
         });
     }
 
     fn softmax_grad(s: View<f32>, dy: View<f32>, size: usize, y: View<f32>) {
         for row in 0..y.rows {
             let (s, dy, y) = (s.row(row), dy.row(row), y.row_mut(row));
-            for ((s, dy), y) in s.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)) {
+            for ((s, dy), y) in s.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size))
+            {
                 let along = dot::<FMA>(s, dy);
-                y.iter_mut().zip(s).zip(dy).for_each(|((y, s), dy)| *y = *s * (*dy - along));
+                for ((y, s), dy) in y.iter_mut().zip(s).zip(dy) {
+                    *y = *s * (*dy - along);
+                }
             }
         }
     }
@@ -634,7 +682,9 @@ kernel_fn! {
 
     fn add_rows(x: View<f32>, y: View<f32>) {
         for row in 0..y.rows {
-            y.row_mut(row).iter_mut().zip(x.row(row)).for_each(|(y, x)| *y += *x);
+            for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
+                *y += *x;
+            }
         }
     }
 
@@ -644,13 +694,17 @@ kernel_fn! {
             total.copy_from_slice(x.row(0));
         }
         for row in !begun as usize..x.rows {
-            total.iter_mut().zip(x.row(row)).for_each(|(t, x)| *t += *x);
+            for (t, x) in total.iter_mut().zip(x.row(row)) {
+                *t += *x;
+            }
         }
     }
 
     fn widen(x: View<bf16>, y: View<f32>) {
         for row in 0..y.rows {
-            y.row_mut(row).iter_mut().zip(x.row(row)).for_each(|(y, x)| *y = f32::from_bits((x.to_bits() as u32) << 16));
+            for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
+                *y = f32::from_bits((x.to_bits() as u32) << 16);
+            }
         }
     }
 }

@@ -39,14 +39,23 @@ impl Level {
     }
 }
 
-/// The best instruction set of this machine.
+/// See [`level`].
+pub(crate) const VARIABLE: &str = "DREAMC_CPU";
+
+/// The best instruction set of this machine, or the one that the environment variable `DREAMC_CPU` asks for (`portable`,
+/// `avx2`), which is there to test the others.
 #[inline]
 pub(crate) fn level() -> Level {
     static LEVEL: LazyLock<Level> = LazyLock::new(|| {
+        let wanted = std::env::var(VARIABLE).unwrap_or_default();
+        if wanted == "portable" {
+            return Level::Portable;
+        }
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
             if avx2
+                && wanted != "avx2"
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq")

@@ -154,6 +154,23 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x as f64).collect()
 }
 
+/// The tests of this file again, with the instruction sets that this machine would not choose.
+#[test]
+fn other_instruction_sets() {
+    use super::simd::VARIABLE;
+    if std::env::var_os(VARIABLE).is_some() {
+        return;
+    }
+    let test = std::env::current_exe().unwrap();
+    for level in ["portable", "avx2"] {
+        let mut command = std::process::Command::new(&test);
+        let names = ["tiles", "grouped", "row_kernels", "cpu::tests::attention"];
+        let output = command.args(names).env(VARIABLE, level).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && !text.contains(" 0 passed"), "{level}: {text}");
+    }
+}
+
 #[test]
 fn product() {
     let mut r = Random(1);
@@ -166,6 +183,7 @@ fn product() {
         (300, 1, 20),
         (4, 4, 0),
         (130, 129, 2100),
+        (14, 40, 1024),
     ] {
         for (ta, tb, accumulate) in
             [(false, false, false), (false, true, true), (true, false, false), (true, true, true)]

@@ -64,7 +64,16 @@ pub(super) struct AdamW {
 }
 
 kernel_fn! {
-    fn adamw_piece(w: &mut [f32], g: &mut [f32], m: &mut [f32], v: &mut [f32], law: &AdamW, clip: f32, rate: f32, corrections: (f32, f32)) {
+    fn adamw_piece(
+        w: &mut [f32],
+        g: &mut [f32],
+        m: &mut [f32],
+        v: &mut [f32],
+        law: &AdamW,
+        clip: f32,
+        rate: f32,
+        corrections: (f32, f32),
+    ) {
         let n = w.len();
         let (g, m, v) = (&mut g[..n], &mut m[..n], &mut v[..n]);
         let (b1, b2) = (law.betas.0 as f32, law.betas.1 as f32);
