@@ -574,7 +574,7 @@ unsafe fn micro_rows<V: Vector, const ROWS: usize, const N: usize>(
     let mut row = 0;
     macro_rules! of {
         ($($m:literal)*) => {$(
-            while ($m == ROWS || ($m < ROWS && $m != 6)) && row + $m <= rows {
+            while ($m == ROWS || ($m < ROWS && $m != 6)) && rows - row >= $m {
                 // SAFETY: the caller's: `$m` rows from `first + row` on.
                 unsafe {
                     let c = c.add(row * stride);

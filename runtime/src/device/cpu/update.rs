@@ -33,7 +33,11 @@ pub(super) fn copy(cx: &Context, element_bytes: usize, accumulate: bool, args: &
 
 kernel_fn! {
     fn sum_of_squares(x: &[f32]) -> f64 {
-        x.chunks(BLOCK).map(|x| sum_with(x, x, simd::fma::<FMA>) as f64).sum()
+        let mut total = 0.0;
+        for x in x.chunks(BLOCK) {
+            total += sum_with(x, x, simd::fma::<FMA>) as f64;
+        }
+        total
     }
 }
 
