@@ -1,6 +1,6 @@
 //! Whole kernels: right results, nothing found, the same bytes under every schedule.
 
-use dreamc_runtime::device::ptx::{Arg, Launch, Memory};
+use dreamc_runtime::device::ptx::{Arg, Launch, Memory, Swizzle, TensorMap};
 
 use crate::support::{Buffers, Case, brain, compile, differ, noise, nvrtc, read_brain};
 
@@ -14,6 +14,7 @@ pub const RMSNORM: &str = include_str!("rmsnorm.cu");
 pub const GEMM: &str = include_str!("gemm.cu");
 pub const ATTENTION: &str = include_str!("attention.cu");
 pub const MOE: &str = include_str!("moe.cu");
+pub const HOPPER: &str = include_str!("hopper.cu");
 
 pub fn rmsnorm(rows: usize, width: usize) -> Example {
     let (x, exact) = brain(&noise(rows * width, 1));
@@ -52,15 +53,52 @@ pub fn gemm(m: usize, n: usize, k: usize) -> Example {
     let grid = [n.div_ceil(64) as u32, m.div_ceil(64) as u32, 1];
     let shared_bytes = 3 * (64 * 80 + 32 * 144);
     let launch = Launch { kernel: "gemm".into(), grid, block: [128, 1, 1], shared_bytes, args };
+    let right = product(&exact_a, &exact_b, [m, n, k]);
+    let wrong = move |memory: &Memory| differ(&read_brain(memory, c, right.len()), &right, 1.0 / 256.0, 1e-5);
+    Example { case: buffers.case(vec![launch]), wrong: Box::new(wrong) }
+}
+
+/// a b, row-major.
+fn product(a: &[f64], b: &[f64], [m, n, k]: [usize; 3]) -> Vec<f64> {
     let mut right = vec![0.0; m * n];
     for row in 0..m {
         for depth in 0..k {
-            let factor = exact_a[row * k + depth];
+            let factor = a[row * k + depth];
             for column in 0..n {
-                right[row * n + column] += factor * exact_b[depth * n + column];
+                right[row * n + column] += factor * b[depth * n + column];
             }
         }
     }
+    right
+}
+
+pub fn hopper_gemm(m: usize, n: usize, k: usize) -> Example {
+    let (a, exact_a) = brain(&noise(m * k, 3));
+    let (b, exact_b) = brain(&noise(k * n, 4));
+    let mut buffers = Buffers::default();
+    let [a, b, c] = [buffers.input(&a), buffers.input(&b), buffers.output(2 * m * n)];
+    let map = |address: u64, [rows, columns]: [usize; 2], tile: [u32; 2], swizzle: Swizzle| {
+        let map = TensorMap {
+            address,
+            element_bytes: 2,
+            extents: vec![columns as u64, rows as u64],
+            strides: vec![2 * columns as u64],
+            tile: tile.into(),
+            swizzle,
+        };
+        map.check().unwrap();
+        Arg::TensorMap(Box::new(map))
+    };
+    let args = vec![
+        map(a, [m, k], [64, 128], Swizzle::Bytes128),
+        map(b, [k, n], [64, 64], Swizzle::Bytes128),
+        map(c, [m, n], [128, 64], Swizzle::None),
+        Arg::I32(k as i32),
+    ];
+    let grid = [n.div_ceil(128) as u32, m.div_ceil(128) as u32, 1];
+    let shared_bytes = 3 * (128 * 64 * 2 + 64 * 128 * 2);
+    let launch = Launch { kernel: "hopper_gemm".into(), grid, block: [384, 1, 1], shared_bytes, args };
+    let right = product(&exact_a, &exact_b, [m, n, k]);
     let wrong = move |memory: &Memory| differ(&read_brain(memory, c, right.len()), &right, 1.0 / 256.0, 1e-5);
     Example { case: buffers.case(vec![launch]), wrong: Box::new(wrong) }
 }
@@ -185,4 +223,10 @@ fn attention_is_right() {
 #[test]
 fn routing_is_right() {
     check("moe.cu", MOE, "compute_80", vec![moe(500), moe(1)]);
+}
+
+#[test]
+fn hopper_gemm_is_right() {
+    let examples = vec![hopper_gemm(128, 128, 256), hopper_gemm(136, 72, 40)];
+    check("hopper.cu", HOPPER, "compute_90a", examples);
 }

@@ -4,7 +4,7 @@
 //! a warp starts, so that an operation reads nothing but rows. An operation, a modifier or an operand that is not
 //! known exactly is refused here, by name; nothing is guessed at run time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::alu::{self, Alu, File, Run, Slots};
 use super::finding::{LoadError, Site, SourceLine};
@@ -38,6 +38,8 @@ pub(super) struct Kernel {
     pub dynamic_at: u32,
     pub local_bytes: u32,
     pub needs: Needs,
+    /// Rows of registers of `wgmma`s that other instructions access, by instruction.
+    pub touches: HashMap<u32, Vec<u16>>,
 }
 
 /// What a kernel uses that costs something to provide.
@@ -110,6 +112,8 @@ pub(super) struct Instr {
     pub guard: Option<u16>,
     /// Whether the guard must be false.
     pub negated: bool,
+    /// Whether it accesses registers that a `wgmma` uses; which, [`Kernel::touches`] says.
+    pub touches: bool,
     pub op: Op,
 }
 
@@ -147,6 +151,17 @@ pub(super) enum Op {
     Matrix(Box<tensor::Matrix>),
     Multiply(Box<tensor::Multiply>),
     Hopper(Box<hopper::Op>),
+}
+
+impl Op {
+    /// Whether all lanes of a warp must execute it together (`.aligned`), apart from barriers.
+    pub fn is_aligned(&self) -> bool {
+        match self {
+            Op::Matrix(_) | Op::Multiply(_) => true,
+            Op::Hopper(op) => op.is_aligned(),
+            _ => false,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -228,8 +243,8 @@ pub(super) struct Atomic {
 /// `bar` and `barrier`.
 #[derive(Debug)]
 pub(super) struct Barrier {
+    /// Rows of its number and of the threads that take part; `None` for the whole block.
     pub id: u16,
-    /// Threads that take part; `None` for the whole block.
     pub count: Option<u16>,
     pub kind: BarrierKind,
     /// Whether whole warps must execute it together.
@@ -424,6 +439,9 @@ struct Decoder<'a> {
     constants: HashMap<(File, Value), u16>,
     scratch: HashMap<(File, u8), u16>,
     guard: Option<(u16, bool)>,
+    /// 32-bit registers that the statement names, and that each instruction so far does.
+    used: Vec<u16>,
+    uses: Vec<Vec<u16>>,
     params: Vec<ParamSlot>,
     param_bytes: u32,
     shared_bytes: u32,
@@ -452,6 +470,8 @@ impl<'a> Decoder<'a> {
             constants: HashMap::new(),
             scratch: HashMap::new(),
             guard: None,
+            used: Vec::new(),
+            uses: Vec::new(),
             params: Vec::new(),
             param_bytes: 0,
             shared_bytes: 0,
@@ -541,7 +561,10 @@ impl<'a> Decoder<'a> {
                     }
                     self.line.source = source;
                 }
-                What::Instruction(instruction) => self.instruction(instruction)?,
+                What::Instruction(instruction) => {
+                    self.used = self.registers_named(&instruction.operands);
+                    self.instruction(instruction)?;
+                }
             }
             self.scope = open.last().copied().unwrap_or(0);
         }
@@ -553,6 +576,7 @@ impl<'a> Decoder<'a> {
                 *label = self.labels[*label as usize];
             }
         }
+        let touches = self.note_touches();
         let constants = self.constants.iter().map(|(&(file, value), &row)| ((file, row), value)).collect();
         Ok(Kernel {
             name: entry.name.to_owned(),
@@ -568,7 +592,50 @@ impl<'a> Decoder<'a> {
             dynamic_at: self.dynamic_at,
             local_bytes: self.local_bytes,
             needs: self.needs,
+            touches,
         })
+    }
+
+    /// The 32-bit registers among operands.
+    fn registers_named(&self, operands: &[Operand<'a>]) -> Vec<u16> {
+        let mut rows = Vec::new();
+        for operand in operands {
+            match operand {
+                Operand::Name(name, _) => {
+                    if let Some(Entity::Register((File::W, row))) = self.lookup(name) {
+                        rows.push(row);
+                    }
+                }
+                Operand::Vector(elements) => rows.extend(self.registers_named(elements)),
+                Operand::Pair(first, second) => {
+                    rows.extend(self.registers_named(std::slice::from_ref(first)));
+                    rows.extend(self.registers_named(std::slice::from_ref(second)));
+                }
+                _ => {}
+            }
+        }
+        rows
+    }
+
+    /// Marks the instructions that access registers which a `wgmma` uses.
+    fn note_touches(&mut self) -> HashMap<u32, Vec<u16>> {
+        let product = |instr: &Instr| match &instr.op {
+            Op::Hopper(op) => match &**op {
+                hopper::Op::Wgmma(wgmma) => Some(wgmma.registers().collect::<Vec<u16>>()),
+                _ => None,
+            },
+            _ => None,
+        };
+        let owned: HashSet<u16> = self.code.iter().filter_map(product).flatten().collect();
+        let mut touches = HashMap::new();
+        for (pc, (instr, used)) in self.code.iter_mut().zip(&self.uses).enumerate() {
+            let rows: Vec<u16> = used.iter().copied().filter(|row| owned.contains(row)).collect();
+            if !rows.is_empty() && product(instr).is_none() {
+                instr.touches = true;
+                touches.insert(pc as u32, rows);
+            }
+        }
+        touches
     }
 
     // Names
@@ -704,8 +771,9 @@ impl<'a> Decoder<'a> {
 
     fn emit(&mut self, op: Op) {
         let (guard, negated) = self.guard.map_or((None, false), |(row, negated)| (Some(row), negated));
-        self.code.push(Instr { guard, negated, op });
+        self.code.push(Instr { guard, negated, touches: false, op });
         self.lines.push(self.line.clone());
+        self.uses.push(self.used.clone());
     }
 
     fn alu(&mut self, opcode: &str, to: u16, from: &[u16]) -> Result<(), LoadError> {
@@ -894,7 +962,9 @@ impl<'a> Decoder<'a> {
             ("match", [how, "sync", kind]) => {
                 return self.collective(opcode, "match", &[how, kind], operands);
             }
-            ("cp", ["async", "bulk", ..]) | ("wgmma" | "mbarrier", _) => {
+            ("cp", ["async", "bulk", ..])
+            | ("wgmma" | "mbarrier", _)
+            | ("fence", ["mbarrier_init", "release", "cluster"]) => {
                 return self.hopper(opcode, operands);
             }
             ("cp", ["async", rest @ ..]) => return self.async_copy(opcode, rest, operands),
@@ -914,8 +984,6 @@ impl<'a> Decoder<'a> {
                 self.needs.asynchronous = true;
                 Some(Op::ProxyFence)
             }
-            // Without clusters the initialisation of an mbarrier is seen by the block through its next barrier.
-            "fence.mbarrier_init.release.cluster" => Some(Op::Nothing),
             "griddepcontrol.wait" | "griddepcontrol.launch_dependents" => Some(Op::Nothing),
             _ => None,
         };
@@ -1384,17 +1452,11 @@ impl<'a> Decoder<'a> {
             ["red", how, "aligned", kind] if !short => (&["red", *how, *kind][..], true),
             rest => (rest, short),
         };
-        let number = |operand: &Operand| -> Result<u16, LoadError> {
-            let value = self.immediate(operand)?;
-            u16::try_from(value).map_err(|_| self.wrong(format!("a barrier with {value}")))
-        };
         let (kind, id, count) = match (rest, operands) {
-            (["sync"], [id]) => (BarrierKind::Wait, number(id)?, None),
-            (["sync"], [id, count]) => (BarrierKind::Wait, number(id)?, Some(number(count)?)),
-            (["arrive"], [id, count]) => (BarrierKind::Arrive, number(id)?, Some(number(count)?)),
+            (["sync"], [id]) => (BarrierKind::Wait, id, None),
+            (["sync"], [id, count]) => (BarrierKind::Wait, id, Some(count)),
+            (["arrive"], [id, count]) => (BarrierKind::Arrive, id, Some(count)),
             (["red", how, kind], [to, id, count @ .., of]) if count.len() <= 1 => {
-                let id = number(id)?;
-                let count = count.first().map(number).transpose()?;
                 let of = self.source(of, File::P)?;
                 let kind = match (*how, *kind) {
                     ("popc", "u32") => BarrierKind::Count { to: self.register_of(to, File::W)?, of },
@@ -1402,18 +1464,12 @@ impl<'a> Decoder<'a> {
                     ("or", "pred") => BarrierKind::Any { to: self.register_of(to, File::P)?, of },
                     _ => return Err(self.refuse(opcode)),
                 };
-                (kind, id, count)
+                (kind, id, count.first())
             }
             _ => return Err(self.refuse(opcode)),
         };
-        if id > 15 {
-            return Err(self.wrong(format!("barrier {id}; a block has 16")));
-        }
-        if let Some(count) = count
-            && (count == 0 || count % 32 != 0)
-        {
-            return Err(self.wrong(format!("a barrier of {count} threads; whole warps are counted")));
-        }
+        let id = self.source(id, File::W)?;
+        let count = count.map(|count| self.source(count, File::W)).transpose()?;
         self.emit(Op::Barrier(Box::new(Barrier { id, count, kind, aligned })));
         Ok(())
     }

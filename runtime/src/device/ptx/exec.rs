@@ -169,6 +169,8 @@ pub(super) enum Wait {
     Barrier(u16),
     /// A phase of an `mbarrier`.
     Phase { offset: u32, parity: u32 },
+    /// A `wgmma` that other warps of the group have not issued.
+    Product { group: u32, number: u64 },
 }
 
 /// Operations that lanes meet at.
@@ -176,6 +178,8 @@ pub(super) enum Wait {
 pub(super) enum Meeting {
     Collective,
     Barrier,
+    /// An operation of whole warps, such as `mma`.
+    Aligned,
 }
 
 /// A warp.
@@ -192,13 +196,16 @@ pub(super) struct Warp {
     /// The instruction under way, for findings.
     pub pc: u32,
     /// Gave way on purpose: others first.
-    yielded: bool,
+    pub yielded: bool,
+    /// `cp.async` instructions so far.
+    pub copied: u64,
     pub hopper: hopper::WarpState,
 }
 
 /// A `cp.async` of some lanes that has not been waited for.
 #[derive(Debug)]
 struct PendingCopy {
+    number: u64,
     lanes: u32,
     pc: u32,
     bytes: usize,
@@ -286,7 +293,8 @@ impl<'a> Block<'a> {
                 committed: [0; LANES],
                 pc: 0,
                 yielded: false,
-                hopper: hopper::WarpState,
+                copied: 0,
+                hopper: hopper::WarpState::default(),
             }
         });
         let races = launch.checks.races;
@@ -313,7 +321,7 @@ impl<'a> Block<'a> {
                 locations: HashMap::new(),
                 barriers: vec![BarrierState::default(); 16],
                 polled: 0,
-                hopper: hopper::State,
+                hopper: hopper::State::default(),
             },
         }
     }
@@ -325,17 +333,21 @@ impl<'a> Block<'a> {
             let Some((at, turn)) = self.chooser.warp(self.warps.len(), |warp| ready(&self.warps[warp]))
             else {
                 if self.warps.iter().all(|warp| warp.groups.is_empty()) {
-                    self.core.finish(worker).map_err(|trouble| (self.at(0), trouble))?;
+                    self.core.finish(&mut self.warps, worker).map_err(|trouble| (self.at(0), trouble))?;
                     return Ok(Turn::Done);
                 }
                 // Nothing can run: now, and no sooner, the slowest asynchronous operation ends.
-                let woken = self.core.complete_one(worker).map_err(|trouble| (self.at(0), trouble))?;
-                if !woken {
+                let ended = self.core.complete_one(&mut self.warps, &mut self.chooser, worker);
+                if !ended.map_err(|trouble| (self.at(0), trouble))? {
                     return Err(self.stuck());
                 }
                 self.wake_phases();
                 continue;
             };
+            if self.chooser.whim() {
+                let ended = self.core.complete_one(&mut self.warps, &mut self.chooser, worker);
+                ended.map_err(|trouble| (self.at(0), trouble))?;
+            }
             let mut left = turn;
             let before = worker.stats.instructions;
             let result = self.core.run_warp(&mut self.warps[at], worker, &mut self.chooser, &mut left);
@@ -391,9 +403,12 @@ impl<'a> Block<'a> {
     fn wake_phases(&mut self) {
         for warp in &mut self.warps {
             for group in &mut warp.groups {
-                if let Wait::Phase { offset, parity } = group.wait
-                    && self.core.hopper.passed(offset, parity)
-                {
+                let over = match group.wait {
+                    Wait::Phase { offset, parity } => self.core.hopper.passed(offset, parity),
+                    Wait::Product { group, number } => self.core.hopper.issued(group, number),
+                    _ => false,
+                };
+                if over {
                     group.wait = Wait::Nothing;
                 }
             }
@@ -439,6 +454,14 @@ impl<'a> Block<'a> {
                 let right = "a __syncwarp that every lane in its mask reaches";
                 (0, with_other(Trouble::new(Kind::Mask, what, right)))
             }
+            Wait::Lanes(_, Meeting::Aligned) => {
+                let what = format!(
+                    "only lanes {:#010x} of the warp's {:#010x} reach an operation of whole warps",
+                    group.mask, warp.live
+                );
+                let right = "all 32 lanes executing it together: outside divergent code";
+                (1, with_other(Trouble::new(Kind::Mask, what, right)))
+            }
             Wait::Lanes(_, Meeting::Barrier) => {
                 let what = format!(
                     "only lanes {:#010x} of the warp's {:#010x} reach this barrier; the others wait elsewhere",
@@ -466,6 +489,7 @@ impl<'a> Block<'a> {
                 (3, trouble)
             }
             Wait::Phase { offset, parity } => (2, self.core.hopper.why_stuck(offset, parity)),
+            Wait::Product { group, number } => (4, self.core.hopper.why_unissued(group, number)),
             Wait::Nothing => {
                 (9, Trouble::new(Kind::Deadlock, "a warp never got its turn", "threads that end"))
             }
@@ -636,6 +660,13 @@ impl Core<'_> {
                 }
             };
             steps += 1;
+            if instr.touches {
+                let rows = self.launch.kernel.touches.get(&pc).map_or(&[][..], |rows| &rows[..]);
+                warp.pc = pc;
+                if let Err(trouble) = self.touch(warp, active, pc, rows) {
+                    break Err(trouble);
+                }
+            }
             if let Op::Alu(run, slots) = &instr.op {
                 // SAFETY: the table gave it because this processor has what it needs.
                 unsafe { run(&mut warp.registers, slots, active) };
@@ -704,6 +735,10 @@ impl Core<'_> {
             Op::Collective(collective) => return self.collective(warp, at, active, collective),
             Op::WarpSync { mask: row } => return self.sync_warp(warp, at, active, *row),
             _ if active == 0 => {}
+            op if active == mask && active != warp.live && op.is_aligned() => {
+                warp.groups[at].wait = Wait::Lanes(warp.live, Meeting::Aligned);
+                return Ok(Next::Regroup);
+            }
             Op::Alu(..) | Op::Nothing => {}
             Op::Trap => {
                 let right = "an input that the kernel's own check accepts";
@@ -727,6 +762,7 @@ impl Core<'_> {
                 }
             }
             Op::ProxyFence => {
+                self.show_mbarriers(warp, active);
                 if let Some(clocks) = &mut self.clocks {
                     clocks.proxy_fence(warp.index, active);
                 }
@@ -1070,6 +1106,23 @@ impl Core<'_> {
         if active == 0 {
             return Ok(Next::Step);
         }
+        let uniform = |row: u16| {
+            let values = &warp.registers.w[usize::from(row)];
+            let value = values[active.trailing_zeros() as usize];
+            (lanes_where(active, |lane| values[lane] == value) == active).then_some(value)
+        };
+        let (Some(id), Some(count)) = (uniform(barrier.id), barrier.count.map_or(Some(0), uniform)) else {
+            let what = "lanes of a warp at different barriers";
+            return Err(
+                Trouble::new(Kind::DivergentBarrier, what, BARRIER_RIGHT).lane(active.trailing_zeros())
+            );
+        };
+        if id > 15 || barrier.count.is_some() && (count == 0 || count % LANES as u32 != 0) {
+            let what = format!("barrier {id} of {count} threads");
+            let right = "barriers 0 to 15, of a multiple of 32 threads";
+            return Err(Trouble::new(Kind::Barrier, what, right).lane(active.trailing_zeros()));
+        }
+        let count = barrier.count.map(|_| count);
         if active != mask && barrier.aligned {
             let what = format!("a barrier under a condition that lanes {:#010x} fail", mask & !active);
             return Err(
@@ -1085,31 +1138,24 @@ impl Core<'_> {
             warp.groups[at].mask = active;
             warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: Wait::Nothing });
         }
-        let state = &mut self.barriers[usize::from(barrier.id)];
+        let state = &mut self.barriers[id as usize];
         // Counts are in whole warps, lanes that have exited or never were included.
         let arriving = match barrier.count {
             Some(_) if barrier.aligned => LANES as u32,
             _ => active.count_ones(),
         };
-        let count = barrier.count.map(u32::from);
         if state.arrived > 0 && state.count != count {
             let say = |count: Option<u32>| {
                 count.map_or("the whole block".to_owned(), |count| format!("{count} threads"))
             };
-            let what = format!(
-                "barrier {} for {}, where others wait for {}",
-                barrier.id,
-                say(count),
-                say(state.count)
-            );
+            let what = format!("barrier {id} for {}, where others wait for {}", say(count), say(state.count));
             return Err(Trouble::new(Kind::Barrier, what, "one count for all that use a barrier together")
                 .lane(active.trailing_zeros()));
         }
         if let Some(count) = count
             && (state.arrived + arriving > count || count > self.threads.next_multiple_of(LANES as u32))
         {
-            let what =
-                format!("barrier {} of {count} threads, reached by {}", barrier.id, state.arrived + arriving);
+            let what = format!("barrier {id} of {count} threads, reached by {}", state.arrived + arriving);
             let right =
                 "a count that is the number of threads that use the barrier, and no one arriving twice";
             return Err(Trouble::new(Kind::Barrier, what, right).lane(active.trailing_zeros()));
@@ -1131,7 +1177,7 @@ impl Core<'_> {
             }
         }
         state.waiting.push((warp.index, active, pc));
-        warp.groups[at].wait = Wait::Barrier(barrier.id);
+        warp.groups[at].wait = Wait::Barrier(id as u16);
         Ok(Next::Regroup)
     }
 
@@ -1242,6 +1288,7 @@ impl Core<'_> {
     ) -> Outcome<()> {
         let bytes = copy.bytes as usize;
         let mut pending = PendingCopy {
+            number: warp.copied,
             lanes: active,
             pc: warp.pc,
             bytes,
@@ -1290,6 +1337,7 @@ impl Core<'_> {
             Ok(())
         })?;
         warp.copies.push_back(pending);
+        warp.copied += 1;
         Ok(())
     }
 
@@ -1297,21 +1345,21 @@ impl Core<'_> {
     fn wait_copies(&mut self, warp: &mut Warp, active: u32, groups: u32, worker: &mut Worker) -> Outcome<()> {
         let committed = warp.committed;
         // A copy is waited for if its group is committed and is not among the last ones.
-        self.end_copies(warp, worker, |lane, group| {
+        self.end_copies(warp, worker, |lane, group, _| {
             active >> lane & 1 != 0 && group < committed[lane].saturating_sub(groups)
         })
     }
 
-    /// Ends the copies that are chosen by lane and group: the data is there, as if the lane had just written it.
+    /// Ends the copies that are chosen by lane, group and number: the data is there, as if the lane had just written it.
     pub fn end_copies(
         &mut self,
         warp: &mut Warp,
         worker: &mut Worker,
-        chosen: impl Fn(usize, u32) -> bool,
+        chosen: impl Fn(usize, u32, u64) -> bool,
     ) -> Outcome<()> {
         let mut copies = std::mem::take(&mut warp.copies);
         for copy in &mut copies {
-            let lanes = lanes_where(copy.lanes, |lane| chosen(lane, copy.group[lane]));
+            let lanes = lanes_where(copy.lanes, |lane| chosen(lane, copy.group[lane], copy.number));
             copy.lanes &= !lanes;
             try_each(lanes, |lane| {
                 let read = usize::from(copy.source_bytes[lane]);

@@ -1,54 +1,1234 @@
-//! Hopper's asynchronous units.
+//! Hopper's asynchronous units: `mbarrier`, bulk and tensor copies (TMA), and `wgmma`.
+//!
+//! All of them take the worst timing that the rules allow. A bulk load fills its poisoned target when nothing else in
+//! the block can run; a bulk store reads when its issuer waits for the reads and writes when it waits for the writes,
+//! or at the end; a `wgmma` reads shared memory when the first warp of its group waits for it. In between the memory
+//! belongs to the unit, and a thread that touches it is found out.
+//!
+//! What a unit does is charged to an *agent*, a party of the block's clocks that is no thread: one for each `mbarrier`
+//! (its tick is the phase that the copies complete) and one for each warpgroup (its tick counts its `wgmma`s). A thread
+//! has seen an agent's tick once it, or someone it synchronised with, has waited.
 
-use super::decode::Operands;
-use super::exec::{Core, Wait, Warp, Worker};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
+
+use super::alu::{File, LANES};
+use super::decode::{Address, Operands};
+use super::exec::{Core, Wait, Warp, Worker, each, try_each};
 use super::finding::{Kind, LoadError, Outcome, Trouble};
+use super::memory::{PARAM_WINDOW, SHARED_WINDOW, WINDOW};
 use super::parse::Operand;
+use super::race::{Access, Stamp, View};
+use super::schedule::Chooser;
+use super::tensor::{Element, whole_warp};
+use super::tensor_map::{MapError, Swizzle, TensorMap};
+
+/// `mbarrier`s that a block may have; their agents come first.
+const MBARRIERS: usize = 64;
+/// Agents of a block: one for each mbarrier and each warpgroup.
+pub(super) const AGENTS: usize = MBARRIERS + 8;
 
 /// An operation of this family.
 #[derive(Debug)]
-pub(super) enum Op {}
+pub(super) enum Op {
+    Init {
+        at: Address,
+        count: u16,
+    },
+    Invalidate {
+        at: Address,
+    },
+    Arrive {
+        at: Address,
+        state: Option<u16>,
+        count: Option<u16>,
+        bytes: Option<u16>,
+    },
+    Expect {
+        at: Address,
+        bytes: u16,
+    },
+    Test {
+        at: Address,
+        to: u16,
+        phase: Phase,
+        blocks: bool,
+    },
+    /// An arrival that the lane's copies so far make when they have ended.
+    CopyArrive {
+        at: Address,
+        counted: bool,
+    },
+    /// A flat copy into shared memory, or out of it where there is no mbarrier.
+    Bulk {
+        to: Address,
+        from: Address,
+        bytes: u16,
+        mbarrier: Option<Address>,
+    },
+    /// A box of a tensor into shared memory, or out of it where there is no mbarrier.
+    Tensor {
+        shared: Address,
+        map: Address,
+        coordinates: Vec<u16>,
+        mbarrier: Option<Address>,
+    },
+    BulkCommit,
+    BulkWait {
+        groups: u32,
+        reads: bool,
+    },
+    InitFence,
+    WgFence,
+    WgCommit,
+    WgWait {
+        groups: u32,
+    },
+    Wgmma(Wgmma),
+}
 
-pub(super) const AGENTS: usize = 64;
-
-#[derive(Debug, Default)]
-pub(super) struct WarpState;
-
-#[derive(Debug, Default)]
-pub(super) struct State;
-
-impl State {
-    pub fn passed(&self, _offset: u32, _parity: u32) -> bool {
-        true
-    }
-    pub fn why_stuck(&self, _offset: u32, _parity: u32) -> Box<Trouble> {
-        Trouble::new(Kind::Deadlock, "", "")
+impl Op {
+    /// Whether all lanes of a warp must execute it together.
+    pub fn is_aligned(&self) -> bool {
+        matches!(self, Op::WgFence | Op::WgCommit | Op::WgWait { .. } | Op::Wgmma(_))
     }
 }
 
-impl Core<'_> {
-    pub fn hopper(
-        &mut self,
-        _warp: &mut Warp,
-        _active: u32,
-        op: &Op,
-        _worker: &mut Worker,
-    ) -> Outcome<Option<Wait>> {
-        match *op {}
-    }
-    pub fn complete_one(&mut self, _worker: &mut Worker) -> Outcome<bool> {
-        Ok(false)
-    }
-    pub fn finish(&mut self, _worker: &mut Worker) -> Outcome<()> {
-        Ok(())
+/// How a test names a phase.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Phase {
+    /// By what an arrival gave.
+    State(u16),
+    Parity(u16),
+}
+
+/// `wgmma.mma_async`: 64 rows, `columns` columns, 16 deep, sums in f32.
+#[derive(Debug)]
+pub(super) struct Wgmma {
+    element: Element,
+    columns: usize,
+    pub d: Vec<u16>,
+    a: Factor,
+    b: u16,
+    /// Predicate: whether d is added to.
+    accumulate: u16,
+    negate: bool,
+    a_transposed: bool,
+    b_transposed: bool,
+}
+
+#[derive(Debug)]
+enum Factor {
+    Shared(u16),
+    Registers(Vec<u16>),
+}
+
+impl Wgmma {
+    /// The 32-bit registers that the unit works on while it is under way.
+    pub fn registers(&self) -> impl Iterator<Item = u16> + '_ {
+        let a = match &self.a {
+            Factor::Shared(_) => &[][..],
+            Factor::Registers(rows) => &rows[..],
+        };
+        self.d.iter().chain(a).copied()
     }
 }
 
 /// The operation that an opcode names, if it is one of this family.
 pub(super) fn decode<'a>(
-    _decoder: &mut impl Operands<'a>,
-    _opcode: &str,
-    _operands: &[Operand<'a>],
+    decoder: &mut impl Operands<'a>,
+    opcode: &str,
+    operands: &[Operand<'a>],
 ) -> Result<Option<Op>, LoadError> {
-    Ok(None)
+    let parts: Vec<&str> = opcode.split('.').collect();
+    match &parts[..] {
+        ["mbarrier", rest @ ..] => decode_mbarrier(decoder, rest, operands),
+        ["cp", "async", "mbarrier", "arrive", rest @ ..] => {
+            let (counted, rest) = match rest {
+                ["noinc", rest @ ..] => (true, rest),
+                rest => (false, rest),
+            };
+            let (["shared" | "shared::cta", "b64"], [at]) = (rest, operands) else { return Ok(None) };
+            Ok(Some(Op::CopyArrive { at: decoder.address_of(at)?, counted }))
+        }
+        ["cp", "async", "bulk", rest @ ..] => decode_bulk(decoder, rest, operands),
+        ["fence", ..] => Ok(Some(Op::InitFence)),
+        ["wgmma", "fence", "sync", "aligned"] => Ok(operands.is_empty().then_some(Op::WgFence)),
+        ["wgmma", "commit_group", "sync", "aligned"] => Ok(operands.is_empty().then_some(Op::WgCommit)),
+        ["wgmma", "wait_group", "sync", "aligned"] => {
+            let [groups] = operands else { return Ok(None) };
+            Ok(Some(Op::WgWait { groups: groups_of(decoder, groups)? }))
+        }
+        ["wgmma", "mma_async", "sync", "aligned", shape, "f32", first, second] if first == second => {
+            decode_wgmma(decoder, shape, first, operands)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn groups_of<'a>(decoder: &impl Operands<'a>, operand: &Operand<'a>) -> Result<u32, LoadError> {
+    u32::try_from(decoder.number(operand)?).map_err(|_| decoder.fault("a negative number of groups"))
+}
+
+fn decode_mbarrier<'a>(
+    decoder: &mut impl Operands<'a>,
+    parts: &[&str],
+    operands: &[Operand<'a>],
+) -> Result<Option<Op>, LoadError> {
+    let [parts @ .., "b64"] = parts else { return Ok(None) };
+    // What remains after the modifiers that say nothing new inside one block.
+    let plain: Vec<&str> = parts
+        .iter()
+        .copied()
+        .filter(|part| !matches!(*part, "release" | "acquire" | "relaxed" | "cta" | "shared" | "shared::cta"))
+        .collect();
+    if !parts.iter().any(|part| matches!(*part, "shared" | "shared::cta")) {
+        return Ok(None);
+    }
+    let state = |decoder: &mut _, operand: &Operand<'a>| match operand {
+        Operand::Sink => Ok(None),
+        operand => Operands::result(decoder, operand, File::D).map(Some),
+    };
+    Ok(Some(match (&plain[..], operands) {
+        (["init"], [at, count]) => {
+            Op::Init { at: decoder.address_of(at)?, count: decoder.row(count, File::W)? }
+        }
+        (["inval"], [at]) => Op::Invalidate { at: decoder.address_of(at)? },
+        (["arrive"], [to, at, count @ ..]) if count.len() <= 1 => {
+            let state = state(decoder, to)?;
+            let at = decoder.address_of(at)?;
+            let count = count.first().map(|count| decoder.row(count, File::W)).transpose()?;
+            Op::Arrive { at, state, count, bytes: None }
+        }
+        (["arrive", "expect_tx"], [to, at, bytes]) => {
+            let state = state(decoder, to)?;
+            let at = decoder.address_of(at)?;
+            Op::Arrive { at, state, count: None, bytes: Some(decoder.row(bytes, File::W)?) }
+        }
+        (["expect_tx"], [at, bytes]) => {
+            Op::Expect { at: decoder.address_of(at)?, bytes: decoder.row(bytes, File::W)? }
+        }
+        ([test @ ("test_wait" | "try_wait"), how @ ..], [to, at, phase, hint @ ..]) if hint.len() <= 1 => {
+            let phase = match how {
+                [] => Phase::State(decoder.row(phase, File::D)?),
+                ["parity"] => Phase::Parity(decoder.row(phase, File::W)?),
+                _ => return Ok(None),
+            };
+            let to = decoder.result(to, File::P)?;
+            Op::Test { at: decoder.address_of(at)?, to, phase, blocks: *test == "try_wait" }
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn decode_bulk<'a>(
+    decoder: &mut impl Operands<'a>,
+    parts: &[&str],
+    operands: &[Operand<'a>],
+) -> Result<Option<Op>, LoadError> {
+    const COMPLETE: &str = "mbarrier::complete_tx::bytes";
+    Ok(Some(match (parts, operands) {
+        (["commit_group"], []) => Op::BulkCommit,
+        (["wait_group"], [groups]) => Op::BulkWait { groups: groups_of(decoder, groups)?, reads: false },
+        (["wait_group", "read"], [groups]) => {
+            Op::BulkWait { groups: groups_of(decoder, groups)?, reads: true }
+        }
+        (["shared::cluster" | "shared::cta", "global", COMPLETE], [to, from, bytes, mbarrier]) => Op::Bulk {
+            to: decoder.address_of(to)?,
+            from: decoder.address_of(from)?,
+            bytes: decoder.row(bytes, File::W)?,
+            mbarrier: Some(decoder.address_of(mbarrier)?),
+        },
+        (["global", "shared::cta", "bulk_group"], [to, from, bytes]) => Op::Bulk {
+            to: decoder.address_of(to)?,
+            from: decoder.address_of(from)?,
+            bytes: decoder.row(bytes, File::W)?,
+            mbarrier: None,
+        },
+        (["tensor", rank, "shared::cluster" | "shared::cta", "global", rest @ ..], [to, from, mbarrier])
+            if matches!(rest, [COMPLETE] | ["tile", COMPLETE]) =>
+        {
+            let Some((map, coordinates)) = decode_box(decoder, rank, from)? else { return Ok(None) };
+            let shared = decoder.address_of(to)?;
+            Op::Tensor { shared, map, coordinates, mbarrier: Some(decoder.address_of(mbarrier)?) }
+        }
+        (["tensor", rank, "global", "shared::cta", rest @ ..], [to, from])
+            if matches!(rest, ["bulk_group"] | ["tile", "bulk_group"]) =>
+        {
+            let Some((map, coordinates)) = decode_box(decoder, rank, to)? else { return Ok(None) };
+            Op::Tensor { shared: decoder.address_of(from)?, map, coordinates, mbarrier: None }
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// `[map, {coordinates}]`, as many as the rank says.
+fn decode_box<'a>(
+    decoder: &mut impl Operands<'a>,
+    rank: &str,
+    operand: &Operand<'a>,
+) -> Result<Option<(Address, Vec<u16>)>, LoadError> {
+    let Operand::Memory { base, coordinates } = operand else {
+        return Err(decoder.fault("a tensor map with coordinates is needed"));
+    };
+    if rank.len() != 2 || !("1d"..="5d").contains(&rank) || rank != format!("{}d", coordinates.len()) {
+        return Err(decoder.fault("as many coordinates as the tensor has dimensions are taken"));
+    }
+    let map = decoder.address_of(&Operand::Memory { base: base.clone(), coordinates: Vec::new() })?;
+    let rows: Result<Vec<u16>, LoadError> =
+        coordinates.iter().map(|coordinate| decoder.row(coordinate, File::W)).collect();
+    Ok(Some((map, rows?)))
+}
+
+fn decode_wgmma<'a>(
+    decoder: &mut impl Operands<'a>,
+    shape: &str,
+    kind: &str,
+    operands: &[Operand<'a>],
+) -> Result<Option<Op>, LoadError> {
+    let element = match kind {
+        "bf16" => Element::Brain,
+        "f16" => Element::Half,
+        _ => return Ok(None),
+    };
+    let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16"));
+    let columns = columns.and_then(|columns| columns.parse::<usize>().ok());
+    let Some(columns) = columns.filter(|columns| columns % 8 == 0 && (8..=256).contains(columns)) else {
+        return Ok(None);
+    };
+    let [d, a, b, accumulate, scales @ ..] = operands else {
+        return Err(decoder.fault("at least four operands are taken"));
+    };
+    let in_registers = matches!(a, Operand::Vector(_));
+    let numbers: Result<Vec<i64>, LoadError> = scales.iter().map(|scale| decoder.number(scale)).collect();
+    let (sign, a_transposed, b_transposed) = match numbers?[..] {
+        [scale_a @ (1 | -1), scale_b @ (1 | -1), b @ (0 | 1)] if in_registers => (scale_a * scale_b, 0, b),
+        [scale_a @ (1 | -1), scale_b @ (1 | -1), a @ (0 | 1), b @ (0 | 1)] if !in_registers => {
+            (scale_a * scale_b, a, b)
+        }
+        _ => return Err(decoder.fault("scales of 1 or -1 and transpositions of 0 or 1 are taken")),
+    };
+    Ok(Some(Op::Wgmma(Wgmma {
+        element,
+        columns,
+        d: decoder.words(d, columns / 2, true)?,
+        a: match in_registers {
+            true => Factor::Registers(decoder.words(a, 4, false)?),
+            false => Factor::Shared(decoder.row(a, File::D)?),
+        },
+        b: decoder.row(b, File::D)?,
+        accumulate: decoder.row(accumulate, File::P)?,
+        negate: sign < 0,
+        a_transposed: a_transposed == 1,
+        b_transposed: b_transposed == 1,
+    })))
+}
+
+/// An `mbarrier` object.
+#[derive(Debug)]
+struct Mbarrier {
+    /// Arrivals that complete a phase, and those still missing in this one.
+    expected: u32,
+    pending: u32,
+    /// Bytes still missing.
+    bytes: i64,
+    /// Phases completed.
+    phase: u32,
+    agent: u32,
+    /// Who made it, and whether a fence has shown it to the asynchronous units since.
+    maker: u32,
+    fenced: bool,
+    /// What those that arrived in this phase had seen, and the same for completed phases.
+    arriving: Vec<Rc<View>>,
+    arrived: Vec<Rc<View>>,
+}
+
+/// A bulk load under way, or an arrival that waits for copies.
+#[derive(Debug)]
+struct Coming {
+    warp: u32,
+    lane: u32,
+    pc: u32,
+    mbarrier: u32,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// Pieces of shared memory and where they come from; zeros where from nowhere.
+    Data { pieces: Vec<(usize, Option<(usize, u64)>, usize)>, bytes: i64 },
+    /// The copies of the lane up to a number.
+    Copies { until: u64 },
+}
+
+/// A bulk store under way.
+#[derive(Debug)]
+struct Going {
+    lane: u32,
+    group: u32,
+    pc: u32,
+    /// Pieces of shared memory and where they go; nowhere outside the tensor.
+    pieces: Vec<(usize, Option<(usize, u64)>, usize)>,
+    /// What was read, once it was.
+    data: Option<Vec<Vec<u8>>>,
+}
+
+/// The units' state for a block.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    mbarriers: BTreeMap<u32, Mbarrier>,
+    agents: BTreeSet<u32>,
+    coming: VecDeque<Coming>,
+    groups: HashMap<u32, Warpgroup>,
+}
+
+/// The units' state for a warp.
+#[derive(Debug, Default)]
+pub(super) struct WarpState {
+    going: Vec<Going>,
+    committed: HashMap<u32, u32>,
+    /// `wgmma`s issued, waited for, and at the end of each committed group.
+    issued: u64,
+    done: u64,
+    commits: Vec<u64>,
+    /// Registers that a `wgmma` under way owns, with how many do.
+    owned: HashMap<u16, u32>,
+    /// Registers of `wgmma`s that were accessed since the last `wgmma.fence`, by the instruction that did.
+    accessed: HashMap<u16, u32>,
+    fenced: bool,
+}
+
+/// Four warps that multiply together.
+#[derive(Debug, Default)]
+struct Warpgroup {
+    /// The number of the first `wgmma` in the queue.
+    first: u64,
+    queue: VecDeque<Product>,
+}
+
+/// A `wgmma` of a warpgroup.
+#[derive(Debug)]
+struct Product {
+    pc: u32,
+    a: Option<u64>,
+    b: u64,
+    /// The warps that have issued it, and that have their result.
+    issued: u8,
+    taken: u8,
+    /// The fragments and the predicate, by warp.
+    parts: [Option<Part>; 4],
+    /// Pieces of shared memory that it reads.
+    reads: Vec<usize>,
+    /// The factors, once read.
+    read: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+#[derive(Debug, Clone)]
+struct Part {
+    a: Vec<[u32; LANES]>,
+    accumulate: bool,
+}
+
+/// Bytes that one descriptor step covers: the unit in which shared memory is read.
+const CHUNK: usize = 16;
+
+/// A matrix in shared memory, as a descriptor tells it.
+#[derive(Debug, Clone, Copy)]
+struct Descriptor {
+    start: u64,
+    leading: u64,
+    stride: u64,
+    swizzle: Swizzle,
+}
+
+impl Descriptor {
+    fn new(bits: u64) -> Outcome<Descriptor> {
+        let field = |from: u32| (bits >> from & 0x3fff) << 4;
+        if bits >> 49 & 7 != 0 {
+            let right = "tiles that start where their swizzle pattern does, and a base offset of 0";
+            return Err(Trouble::new(Kind::Descriptor, "a matrix descriptor with a base offset", right));
+        }
+        let swizzle = match bits >> 62 {
+            0 => Swizzle::None,
+            1 => Swizzle::Bytes128,
+            2 => Swizzle::Bytes64,
+            _ => Swizzle::Bytes32,
+        };
+        Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), swizzle })
+    }
+
+    /// The address of the 16 bytes that hold element (`outer`, `depth`) and its seven neighbours: along the depth
+    /// where the matrix is stored by rows of it, along the outer dimension where it is transposed.
+    fn chunk(&self, outer: u64, depth: u64, transposed: bool) -> u64 {
+        let span = self.swizzle.bytes();
+        let linear = match (transposed, self.swizzle) {
+            (false, Swizzle::None) => outer % 8 * 16 + outer / 8 * self.stride + depth / 8 * self.leading,
+            (false, _) => outer % 8 * span + outer / 8 * self.stride + depth / 8 * 16,
+            (true, Swizzle::None) => depth % 8 * 16 + outer / 8 * self.stride + depth / 8 * self.leading,
+            (true, _) => {
+                let wide = span / 16;
+                depth % 8 * span
+                    + depth / 8 * self.stride
+                    + outer / 8 % wide * 16
+                    + outer / 8 / wide * self.leading
+            }
+        };
+        self.swizzle.apply(self.start + linear)
+    }
+}
+
+impl State {
+    /// Whether the phase of that parity is over.
+    pub fn passed(&self, offset: u32, parity: u32) -> bool {
+        self.mbarriers.get(&offset).is_none_or(|mbarrier| mbarrier.phase & 1 != parity)
+    }
+
+    /// Whether all warps of a warpgroup have issued a `wgmma`.
+    pub fn issued(&self, group: u32, number: u64) -> bool {
+        let Some(group) = self.groups.get(&group) else { return true };
+        let at = number.checked_sub(group.first);
+        at.is_none_or(|at| group.queue.get(at as usize).is_none_or(|product| product.issued == 15))
+    }
+
+    /// Why a wait for a phase does not end.
+    pub fn why_stuck(&self, offset: u32, parity: u32) -> Box<Trouble> {
+        let state = match self.mbarriers.get(&offset) {
+            Some(Mbarrier { expected, pending, bytes, .. }) => {
+                let arrived = expected - pending;
+                format!("{arrived} of {expected} arrivals have come and {bytes} bytes are missing")
+            }
+            None => "it is not there any more".into(),
+        };
+        Trouble::new(
+            Kind::Deadlock,
+            format!("a wait for the phase of parity {parity} of an mbarrier never ends: {state}"),
+            "as many arrivals as mbarrier.init was told, as many bytes as expect_tx was told, and the right parity",
+        )
+    }
+
+    /// Why a wait for a `wgmma` does not end.
+    pub fn why_unissued(&self, group: u32, number: u64) -> Box<Trouble> {
+        let issued = self.groups.get(&group).and_then(|group| {
+            group.queue.get((number - group.first.min(number)) as usize).map(|product| product.issued)
+        });
+        let issued = issued.unwrap_or(0).count_ones();
+        let what = format!("a wgmma that {issued} of the 4 warps of its warpgroup have issued");
+        Trouble::new(Kind::Deadlock, what, "all four warps of a warpgroup executing every wgmma")
+    }
+
+    fn mbarrier(&mut self, offset: usize) -> Outcome<&mut Mbarrier> {
+        self.mbarriers.get_mut(&(offset as u32)).ok_or_else(|| {
+            let what = "an operation on memory that holds no mbarrier";
+            Trouble::new(Kind::Mbarrier, what, "mbarrier.init first, and a barrier so that others see it")
+        })
+    }
+}
+
+impl Mbarrier {
+    /// Counts arrivals and bytes; gives whether that completed the phase.
+    fn count(&mut self, arrivals: u32, bytes: i64) -> Outcome<bool> {
+        if arrivals > self.pending {
+            let what = format!("{arrivals} arrivals at an mbarrier where {} are missing", self.pending);
+            let right = "as many arrivals in a phase as mbarrier.init was told";
+            return Err(Trouble::new(Kind::Mbarrier, what, right));
+        }
+        self.pending -= arrivals;
+        self.bytes += bytes;
+        if self.bytes.abs() >= 1 << 20 {
+            let what = format!("an mbarrier that expects {} bytes", self.bytes);
+            return Err(Trouble::new(Kind::Mbarrier, what, "less than a megabyte in one phase"));
+        }
+        let complete = self.pending == 0 && self.bytes == 0;
+        if complete {
+            self.pending = self.expected;
+            self.phase += 1;
+            // What was seen in earlier phases stays seen; of what is the same one copy is enough.
+            for view in std::mem::take(&mut self.arriving) {
+                if !self.arrived.iter().any(|known| Rc::ptr_eq(known, &view)) {
+                    self.arrived.push(view);
+                }
+            }
+        }
+        Ok(complete)
+    }
+}
+
+impl Core<'_> {
+    /// Executes an operation; gives what the group waits for if it cannot go on.
+    pub fn hopper(
+        &mut self,
+        warp: &mut Warp,
+        active: u32,
+        op: &Op,
+        worker: &mut Worker,
+    ) -> Outcome<Option<Wait>> {
+        match op {
+            Op::Init { at, count } => try_each(active, |lane| {
+                let count = warp.registers.w[usize::from(*count)][lane];
+                self.init(warp, lane, *at, count).map_err(|trouble| trouble.lane(lane as u32))
+            })?,
+            Op::Invalidate { at } => try_each(active, |lane| {
+                let offset = self.locate_mbarrier(warp, lane, *at)?;
+                self.hopper.mbarrier(offset).map_err(|trouble| trouble.lane(lane as u32))?;
+                self.hopper.mbarriers.remove(&(offset as u32));
+                Ok(())
+            })?,
+            Op::Arrive { at, state, count, bytes } => try_each(active, |lane| {
+                let word = |row: Option<u16>| row.map(|row| warp.registers.w[usize::from(row)][lane]);
+                let (arrivals, bytes) = (word(*count).unwrap_or(1), i64::from(word(*bytes).unwrap_or(0)));
+                let phase = self.arrive(warp, lane, *at, arrivals, bytes)?;
+                if let Some(state) = *state {
+                    warp.set((File::D, state), lane, u64::from(phase));
+                }
+                Ok(())
+            })?,
+            Op::Expect { at, bytes } => try_each(active, |lane| {
+                let bytes = i64::from(warp.registers.w[usize::from(*bytes)][lane]);
+                self.arrive(warp, lane, *at, 0, bytes).map(|_| ())
+            })?,
+            Op::Test { at, to, phase, blocks } => return self.test(warp, active, *at, *to, *phase, *blocks),
+            Op::CopyArrive { at, counted } => try_each(active, |lane| {
+                let offset = self.locate_mbarrier(warp, lane, *at)?;
+                let mbarrier = self.hopper.mbarrier(offset).map_err(|trouble| trouble.lane(lane as u32))?;
+                if !counted {
+                    mbarrier.pending += 1;
+                }
+                let what = What::Copies { until: warp.copied };
+                let (warp, lane, pc) = (warp.index, lane as u32, warp.pc);
+                self.hopper.coming.push_back(Coming { warp, lane, pc, mbarrier: offset as u32, what });
+                Ok(())
+            })?,
+            Op::Bulk { to, from, bytes, mbarrier } => try_each(active, |lane| {
+                let bytes = u64::from(warp.registers.w[usize::from(*bytes)][lane]);
+                if bytes == 0 || bytes % 16 != 0 {
+                    let what = format!("a bulk copy of {bytes} bytes");
+                    let right = "a multiple of 16 bytes";
+                    return Err(Trouble::new(Kind::Descriptor, what, right).lane(lane as u32));
+                }
+                let (shared, global) = if mbarrier.is_some() { (to, from) } else { (from, to) };
+                let shared = shared_address(warp.address(*shared, lane));
+                let global = warp.address(*global, lane);
+                let pieces: Vec<_> =
+                    (0..bytes / 16).map(|i| (shared + 16 * i, Some(global + 16 * i), 16)).collect();
+                self.begin_bulk(warp, lane, (shared, bytes, 16), &pieces, *mbarrier, worker)
+                    .map_err(|trouble| trouble.lane(lane as u32))
+            })?,
+            Op::Tensor { shared, map, coordinates, mbarrier } => try_each(active, |lane| {
+                let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
+                let at = coordinates.iter().map(|row| warp.registers.w[usize::from(*row)][lane] as i32);
+                let at: Vec<i32> = at.collect();
+                let map = self.tensor_map(warp.address(*map, lane), worker).map_err(on_lane)?;
+                let shared = shared_address(warp.address(*shared, lane));
+                let pieces = map.pieces(shared, &at).map_err(|error| on_lane(descriptor(&error)))?;
+                self.begin_bulk(warp, lane, (shared, map.box_bytes(), 128), &pieces, *mbarrier, worker)
+                    .map_err(on_lane)
+            })?,
+            Op::BulkCommit => {
+                each(active, |lane| *warp.hopper.committed.entry(lane as u32).or_default() += 1)
+            }
+            Op::BulkWait { groups, reads } => self.wait_bulk(warp, active, *groups, *reads, worker)?,
+            Op::InitFence => self.show_mbarriers(warp, active),
+            Op::WgFence => {
+                whole_warp(active, "wgmma.fence")?;
+                warp.hopper.accessed.clear();
+                warp.hopper.fenced = true;
+            }
+            Op::WgCommit => {
+                whole_warp(active, "wgmma.commit_group")?;
+                warp.hopper.commits.push(warp.hopper.issued);
+            }
+            Op::WgWait { groups } => return self.wait_products(warp, active, *groups),
+            Op::Wgmma(wgmma) => self.issue(warp, active, wgmma)?,
+        }
+        Ok(None)
+    }
+
+    // mbarriers
+
+    fn locate_mbarrier(&self, warp: &Warp, lane: usize, at: Address) -> Outcome<usize> {
+        let address = shared_address(warp.address(at, lane));
+        self.shared.locate(address, 8, 8, true).map_err(|trouble| trouble.lane(lane as u32))
+    }
+
+    fn init(&mut self, warp: &Warp, lane: usize, at: Address, count: u32) -> Outcome<()> {
+        let offset = self.locate_mbarrier(warp, lane, at)?;
+        if count == 0 || count >= 1 << 20 {
+            let what = format!("an mbarrier for {count} arrivals");
+            return Err(Trouble::new(Kind::Mbarrier, what, "from 1 to 1048575"));
+        }
+        if self.hopper.mbarriers.contains_key(&(offset as u32)) {
+            let what = "mbarrier.init where an mbarrier is in use";
+            return Err(Trouble::new(Kind::Mbarrier, what, "mbarrier.inval first"));
+        }
+        let free = (0..MBARRIERS as u32).find(|agent| !self.hopper.agents.contains(agent));
+        let Some(agent) = free else {
+            let what = format!("more than {MBARRIERS} mbarriers in a block");
+            return Err(Trouble::new(Kind::Mbarrier, what, "fewer: no more are interpreted"));
+        };
+        // An agent is never used again, so that its ticks mean one mbarrier.
+        self.hopper.agents.insert(agent);
+        let (shared, who) = self.shared_by(warp, lane);
+        shared.note_write(offset, 8, Access::Write, &who)?;
+        let maker = who.thread();
+        let mbarrier = Mbarrier {
+            expected: count,
+            pending: count,
+            bytes: 0,
+            phase: 0,
+            agent,
+            maker,
+            fenced: false,
+            arriving: Vec::new(),
+            arrived: Vec::new(),
+        };
+        self.hopper.mbarriers.insert(offset as u32, mbarrier);
+        Ok(())
+    }
+
+    /// `fence.mbarrier_init`, or a proxy fence: the units see the mbarriers that these lanes made.
+    pub fn show_mbarriers(&mut self, warp: &Warp, active: u32) {
+        for mbarrier in self.hopper.mbarriers.values_mut() {
+            if mbarrier.maker / LANES as u32 == warp.index
+                && active >> (mbarrier.maker % LANES as u32) & 1 != 0
+            {
+                mbarrier.fenced = true;
+            }
+        }
+    }
+
+    /// The use of an mbarrier by a thread: it must have seen the initialisation.
+    fn use_mbarrier(&mut self, warp: &Warp, lane: usize, at: Address) -> Outcome<usize> {
+        let offset = self.locate_mbarrier(warp, lane, at)?;
+        self.hopper.mbarrier(offset).map_err(|trouble| trouble.lane(lane as u32))?;
+        let (shared, who) = self.shared_by(warp, lane);
+        shared.note_write(offset, 8, Access::Atomic, &who)?;
+        Ok(offset)
+    }
+
+    fn arrive(&mut self, warp: &Warp, lane: usize, at: Address, arrivals: u32, bytes: i64) -> Outcome<u32> {
+        let offset = self.use_mbarrier(warp, lane, at)?;
+        let view = match &mut self.clocks {
+            Some(clocks) if arrivals > 0 => clocks.release(&[(warp.index, 1 << lane)]),
+            _ => None,
+        };
+        let mbarrier = self.hopper.mbarrier(offset)?;
+        let phase = mbarrier.phase;
+        mbarrier.arriving.extend(view);
+        // The bytes are expected before the arrival counts, as one operation.
+        mbarrier.bytes += bytes;
+        mbarrier.count(arrivals, 0).map_err(|trouble| trouble.lane(lane as u32))?;
+        Ok(phase)
+    }
+
+    fn test(
+        &mut self,
+        warp: &mut Warp,
+        active: u32,
+        at: Address,
+        to: u16,
+        phase: Phase,
+        blocks: bool,
+    ) -> Outcome<Option<Wait>> {
+        let mut wait = None;
+        try_each(active, |lane| {
+            let offset = self.use_mbarrier(warp, lane, at)? as u32;
+            let parity = match phase {
+                Phase::State(row) => warp.registers.d[usize::from(row)][lane] as u32 & 1,
+                Phase::Parity(row) => warp.registers.w[usize::from(row)][lane],
+            };
+            if parity > 1 {
+                let what = format!("a wait for a phase of parity {parity}");
+                return Err(Trouble::new(Kind::Mbarrier, what, "0 or 1").lane(lane as u32));
+            }
+            let passed = self.hopper.passed(offset, parity);
+            if !passed {
+                wait = Some(Wait::Phase { offset, parity });
+            }
+            warp.set((File::P, to), lane, u64::from(passed));
+            Ok(())
+        })?;
+        if wait.is_some() && blocks {
+            return Ok(wait);
+        }
+        warp.yielded |= wait.is_some();
+        // Who passes has seen what came before the phase ended.
+        try_each(active & warp.registers.p[usize::from(to)], |lane| {
+            let offset = self.locate_mbarrier(warp, lane, at)?;
+            let mbarrier = self.hopper.mbarrier(offset)?;
+            if let Some(clocks) = &mut self.clocks {
+                for view in &mbarrier.arrived {
+                    clocks.acquire(warp.index, 1 << lane, view);
+                }
+                clocks.acquire_agent(warp.index, 1 << lane, mbarrier.agent, mbarrier.phase);
+            }
+            Ok(())
+        })?;
+        Ok(None)
+    }
+
+    // Bulk copies
+
+    fn tensor_map(&self, address: u64, worker: &mut Worker) -> Outcome<TensorMap> {
+        let mut bytes = [0; TensorMap::BYTES];
+        if address % 64 != 0 {
+            let what = format!("a tensor map at {address:#x}");
+            return Err(Trouble::new(Kind::Descriptor, what, "a tensor map aligned to 64 bytes"));
+        }
+        let param = address.wrapping_sub(PARAM_WINDOW);
+        if param < WINDOW {
+            let params =
+                self.launch.params.get(param as usize..).and_then(|rest| rest.get(..TensorMap::BYTES));
+            let Some(params) = params else {
+                let what = "a tensor map outside the parameters";
+                return Err(Trouble::new(
+                    Kind::OutOfBounds,
+                    what,
+                    "a const __grid_constant__ parameter of 128 bytes",
+                ));
+            };
+            bytes.copy_from_slice(params);
+        } else {
+            let place = worker.global.locate(address, TensorMap::BYTES as u64, false)?;
+            worker.global.read(place, &mut bytes);
+        }
+        TensorMap::from_bytes(&bytes).map_err(|error| descriptor(&error))
+    }
+
+    /// Begins a bulk copy: into shared memory where an mbarrier is told, out of it otherwise.
+    fn begin_bulk(
+        &mut self,
+        warp: &mut Warp,
+        lane: usize,
+        (start, bytes, align): (u64, u64, u64),
+        pieces: &[(u64, Option<u64>, u64)],
+        mbarrier: Option<Address>,
+        worker: &mut Worker,
+    ) -> Outcome<()> {
+        let load = mbarrier.is_some();
+        self.shared.locate(start, bytes, align, load)?;
+        let mut located = Vec::with_capacity(pieces.len());
+        for &(shared, global, bytes) in pieces {
+            let offset = self.shared.locate(shared, bytes, 1, load)?;
+            let place = match global {
+                Some(address) => {
+                    let place = worker.global.locate(address, bytes, !load)?;
+                    if align == 16 && address % 16 != 0 {
+                        return Err(super::shared::misaligned("global", address, 16));
+                    }
+                    if load {
+                        self.note_global_read(warp, lane, place, bytes, worker)?;
+                    }
+                    Some(place)
+                }
+                None => None,
+            };
+            located.push((offset, place, bytes as usize));
+        }
+        let Some(at) = mbarrier else {
+            for &(offset, _, bytes) in &located {
+                self.check_visible(warp, lane, offset, bytes, "a bulk store")?;
+                self.shared.lend(offset, bytes, true);
+            }
+            let lane = lane as u32;
+            let group = warp.hopper.committed.get(&lane).copied().unwrap_or(0);
+            warp.hopper.going.push(Going { lane, group, pc: warp.pc, pieces: located, data: None });
+            return Ok(());
+        };
+        let offset = self.use_mbarrier(warp, lane, at)?;
+        if !self.hopper.mbarrier(offset)?.fenced && self.clocks.is_some() {
+            let what = "a bulk copy told of an mbarrier that the asynchronous units may not see yet";
+            let right = "fence.mbarrier_init.release.cluster or fence.proxy.async after mbarrier.init";
+            return Err(Trouble::new(Kind::MissingFence, what, right));
+        }
+        for &(offset, _, bytes) in &located {
+            let (shared, who) = self.shared_by(warp, lane);
+            shared.expect(offset, bytes, &who)?;
+        }
+        let what = What::Data { pieces: located, bytes: bytes as i64 };
+        let (warp, lane, pc) = (warp.index, lane as u32, warp.pc);
+        self.hopper.coming.push_back(Coming { warp, lane, pc, mbarrier: offset as u32, what });
+        Ok(())
+    }
+
+    /// Ends one asynchronous load of the block; gives false where none is under way.
+    pub fn complete_one(
+        &mut self,
+        warps: &mut [Warp],
+        chooser: &mut Chooser,
+        worker: &mut Worker,
+    ) -> Outcome<bool> {
+        let Some(at) = chooser.among(self.hopper.coming.len()) else { return Ok(false) };
+        let Some(coming) = self.hopper.coming.remove(at) else { return Ok(false) };
+        let place = |trouble: Box<Trouble>| match trouble.lane {
+            None => trouble.lane(coming.lane).at(coming.warp, coming.pc),
+            Some(_) => trouble.at(coming.warp, coming.pc),
+        };
+        match coming.what {
+            What::Data { pieces, bytes } => {
+                let mbarrier = self.hopper.mbarrier(coming.mbarrier as usize).map_err(place)?;
+                let (agent, tick) = (mbarrier.agent, mbarrier.phase + 1);
+                let party = self.clocks.as_ref().map_or(0, |clocks| clocks.agent(agent));
+                let by = Stamp { block: self.index, party, tick, pc: coming.pc };
+                for (offset, from, bytes) in pieces {
+                    let mut data = vec![0; bytes];
+                    if let Some(from) = from {
+                        worker.global.read(from, &mut data);
+                    }
+                    self.shared.arrive_by_agent(offset, &data, by);
+                }
+                self.hopper
+                    .mbarrier(coming.mbarrier as usize)
+                    .and_then(|m| m.count(0, -bytes))
+                    .map_err(place)?;
+            }
+            What::Copies { until } => {
+                let warp = &mut warps[coming.warp as usize];
+                let lane = coming.lane as usize;
+                self.end_copies(warp, worker, |other, _, number| other == lane && number < until)?;
+                let view =
+                    self.clocks.as_mut().and_then(|clocks| clocks.release(&[(coming.warp, 1 << lane)]));
+                let mbarrier = self.hopper.mbarrier(coming.mbarrier as usize).map_err(place)?;
+                mbarrier.arriving.extend(view);
+                mbarrier.count(1, 0).map_err(place)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn wait_bulk(
+        &mut self,
+        warp: &mut Warp,
+        active: u32,
+        groups: u32,
+        reads: bool,
+        worker: &mut Worker,
+    ) -> Outcome<()> {
+        let mut going = std::mem::take(&mut warp.hopper.going);
+        for store in &mut going {
+            let committed = warp.hopper.committed.get(&store.lane).copied().unwrap_or(0);
+            if active >> store.lane & 1 == 0 || store.group >= committed.saturating_sub(groups) {
+                continue;
+            }
+            if store.data.is_none() {
+                let mut data = Vec::new();
+                for &(offset, _, bytes) in &store.pieces {
+                    self.shared.lend(offset, bytes, false);
+                    data.push(self.shared.get(offset, bytes).to_vec());
+                    let (shared, who) = self.shared_by(warp, store.lane as usize);
+                    shared.note_read(offset, bytes, &who)?;
+                }
+                store.data = Some(data);
+            }
+            if !reads {
+                self.write_out(warp, store, worker)?;
+            }
+        }
+        going.retain(|store| store.data.is_none() || !store.pieces.is_empty());
+        warp.hopper.going = going;
+        Ok(())
+    }
+
+    /// The writes of a bulk store, whose pieces are then gone.
+    fn write_out(&mut self, warp: &Warp, store: &mut Going, worker: &mut Worker) -> Outcome<()> {
+        let pieces = std::mem::take(&mut store.pieces);
+        for (&(_, place, bytes), data) in pieces.iter().zip(store.data.iter().flatten()) {
+            if let Some(place) = place {
+                let noted = self.note_global_write(warp, store.lane as usize, place, bytes as u64, worker);
+                noted.map_err(|trouble| trouble.at(warp.index, store.pc))?;
+                worker.global.write(place, data);
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of the block: stores that were read but not waited for arrive; one that was not read is lost.
+    pub fn finish(&mut self, warps: &mut [Warp], worker: &mut Worker) -> Outcome<()> {
+        for warp in warps {
+            for mut store in std::mem::take(&mut warp.hopper.going) {
+                if store.data.is_none() {
+                    let what = "the block ends while a bulk store still reads its shared memory";
+                    let right =
+                        "cp.async.bulk.commit_group and cp.async.bulk.wait_group.read 0 before the end";
+                    let trouble = Trouble::new(Kind::InFlight, what, right).lane(store.lane);
+                    return Err(trouble.at(warp.index, store.pc));
+                }
+                self.write_out(warp, &mut store, worker)?;
+            }
+        }
+        if let Some(coming) = self.hopper.coming.front() {
+            let what = "the block ends while a bulk copy still writes to its shared memory";
+            let right = "waiting for the mbarrier's phase before the end";
+            let trouble = Trouble::new(Kind::InFlight, what, right).lane(coming.lane);
+            return Err(trouble.at(coming.warp, coming.pc));
+        }
+        Ok(())
+    }
+
+    /// Shared memory that a unit is about to read must be written, ordered before the thread that starts it, and shown
+    /// to the units by a proxy fence if threads wrote it.
+    fn check_visible(
+        &mut self,
+        warp: &Warp,
+        lane: usize,
+        offset: usize,
+        bytes: usize,
+        what: &str,
+    ) -> Outcome<()> {
+        let (shared, who) = self.shared_by(warp, lane);
+        shared.check_read(offset, bytes, &who)?;
+        let Some(clocks) = who.clocks else { return Ok(()) };
+        for write in shared.writers(offset, bytes) {
+            let by_thread = write.party < who.threads;
+            if by_thread && !clocks.proxied(who.thread(), write.party, write.tick) {
+                let what = format!("{what} reads shared memory that thread {} wrote", write.party);
+                let what = format!("{what}, with no proxy fence in between");
+                let right = "fence.proxy.async after the writes, before the barrier that hands them over";
+                return Err(Trouble::new(Kind::MissingFence, what, right).lane(who.lane).other(write.pc));
+            }
+        }
+        Ok(())
+    }
+
+    // wgmma
+
+    /// An instruction accesses registers that `wgmma`s of the kernel use.
+    pub fn touch(&mut self, warp: &mut Warp, active: u32, pc: u32, rows: &[u16]) -> Outcome<()> {
+        for &row in rows {
+            if self.clocks.is_some() && warp.hopper.owned.contains_key(&row) {
+                let what = "a register is accessed while a wgmma still works on it";
+                let right =
+                    "wgmma.commit_group and wgmma.wait_group before results are read or factors are changed";
+                return Err(Trouble::new(Kind::InFlight, what, right).lane(active.trailing_zeros() % 32));
+            }
+            warp.hopper.accessed.insert(row, pc);
+        }
+        Ok(())
+    }
+
+    fn issue(&mut self, warp: &mut Warp, active: u32, wgmma: &Wgmma) -> Outcome<()> {
+        whole_warp(active, "wgmma")?;
+        let (group, member) = (warp.index / 4, warp.index % 4);
+        if (group + 1) * 128 > self.threads {
+            let what = "wgmma in a warpgroup of fewer than four warps";
+            return Err(Trouble::new(Kind::Mask, what, "a block of a multiple of 128 threads").lane(0));
+        }
+        if self.clocks.is_some() {
+            let accessed = wgmma.registers().find_map(|row| warp.hopper.accessed.get(&row).copied());
+            if accessed.is_some() || !warp.hopper.fenced {
+                let what = "wgmma on registers that were accessed after the last wgmma.fence";
+                let right =
+                    "wgmma.fence.sync.aligned before the first wgmma and after every access to its registers";
+                let trouble = Trouble::new(Kind::MissingFence, what, right).lane(0);
+                return Err(match accessed {
+                    Some(pc) => trouble.other(pc),
+                    None => trouble,
+                });
+            }
+        }
+        let uniform = |row: u16| -> Outcome<u64> {
+            let values = &warp.registers.d[usize::from(row)];
+            if values.iter().any(|value| *value != values[0]) {
+                let what = "lanes with different matrix descriptors";
+                return Err(
+                    Trouble::new(Kind::Descriptor, what, "one descriptor for the whole warpgroup").lane(0)
+                );
+            }
+            Ok(values[0])
+        };
+        let a = match wgmma.a {
+            Factor::Shared(row) => Some(uniform(row)?),
+            Factor::Registers(_) => None,
+        };
+        let b = uniform(wgmma.b)?;
+        let predicate = warp.registers.p[usize::from(wgmma.accumulate)];
+        if predicate != 0 && predicate != u32::MAX {
+            let what = "lanes with different scale-d predicates";
+            return Err(Trouble::new(Kind::Descriptor, what, "one predicate for the whole warpgroup").lane(0));
+        }
+        let part = Part {
+            a: match &wgmma.a {
+                Factor::Shared(_) => Vec::new(),
+                Factor::Registers(rows) => {
+                    rows.iter().map(|row| warp.registers.w[usize::from(*row)]).collect()
+                }
+            },
+            accumulate: predicate != 0,
+        };
+        let number = warp.hopper.issued;
+        warp.hopper.issued += 1;
+        for row in wgmma.registers() {
+            *warp.hopper.owned.entry(row).or_default() += 1;
+        }
+        let reads = self.chunks_read(wgmma, a, b)?;
+        for &offset in &reads {
+            self.check_visible(warp, 0, offset, CHUNK, "wgmma")?;
+        }
+        let state = self.hopper.groups.entry(group).or_default();
+        let at = (number - state.first) as usize;
+        if at == state.queue.len() {
+            for &offset in &reads {
+                self.shared.lend(offset, CHUNK, true);
+            }
+            let (pc, parts) = (warp.pc, [const { None }; 4]);
+            state.queue.push_back(Product { pc, a, b, issued: 0, taken: 0, parts, reads, read: None });
+        }
+        let Some(product) = state.queue.get_mut(at) else { return Ok(()) };
+        if product.pc != warp.pc || product.a != a || product.b != b {
+            let what = "warps of a warpgroup issue different wgmmas";
+            let right = "the same wgmma with the same descriptors in all four warps";
+            return Err(Trouble::new(Kind::Descriptor, what, right).lane(0).other(product.pc));
+        }
+        product.issued |= 1 << member;
+        product.parts[member as usize] = Some(part);
+        Ok(())
+    }
+
+    /// Offsets of all 16-byte pieces of shared memory that a product reads.
+    fn chunks_read(&self, wgmma: &Wgmma, a: Option<u64>, b: u64) -> Outcome<Vec<usize>> {
+        let mut chunks = Vec::new();
+        let mut add = |bits: u64, outer: u64, transposed: bool| -> Outcome<()> {
+            let descriptor = Descriptor::new(bits)?;
+            let step = |dimension: bool| if dimension { 8 } else { 1 };
+            for row in (0..outer).step_by(step(transposed)) {
+                for depth in (0..16).step_by(step(!transposed)) {
+                    let address = descriptor.chunk(row, depth, transposed);
+                    chunks.push(self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?);
+                }
+            }
+            Ok(())
+        };
+        if let Some(a) = a {
+            add(a, 64, wgmma.a_transposed)?;
+        }
+        add(b, wgmma.columns as u64, wgmma.b_transposed)?;
+        Ok(chunks)
+    }
+
+    /// Waits for all but the last `groups` groups: reads the factors, which are then free, and writes the results.
+    fn wait_products(&mut self, warp: &mut Warp, active: u32, groups: u32) -> Outcome<Option<Wait>> {
+        whole_warp(active, "wgmma.wait_group")?;
+        let (group, member) = (warp.index / 4, (warp.index % 4) as usize);
+        let commits = &warp.hopper.commits;
+        let Some(last) = commits.len().checked_sub(1 + groups as usize) else { return Ok(None) };
+        let until = commits[last];
+        let kernel = self.launch.kernel;
+        while warp.hopper.done < until {
+            let number = warp.hopper.done;
+            if !self.hopper.issued(group, number) {
+                return Ok(Some(Wait::Product { group, number }));
+            }
+            let Some(state) = self.hopper.groups.get_mut(&group) else { return Ok(None) };
+            let Some(product) = state.queue.get_mut((number - state.first) as usize) else { return Ok(None) };
+            let super::decode::Op::Hopper(op) = &kernel.code[product.pc as usize].op else { return Ok(None) };
+            let Op::Wgmma(wgmma) = &**op else { return Ok(None) };
+            if product.read.is_none() {
+                let party = self.clocks.as_ref().map_or(0, |clocks| clocks.agent(MBARRIERS as u32 + group));
+                let by = Stamp { block: self.index, party, tick: number as u32 + 1, pc: product.pc };
+                for &offset in &product.reads {
+                    self.shared.lend(offset, CHUNK, false);
+                    self.shared.read_by_agent(offset, CHUNK, by);
+                }
+                let element = |bits: u64, outer: usize, depth: usize, transposed: bool| -> Outcome<f32> {
+                    let descriptor = Descriptor::new(bits)?;
+                    let address = descriptor.chunk(outer as u64, depth as u64, transposed);
+                    let offset = self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?;
+                    let within = 2 * if transposed { outer % 8 } else { depth % 8 };
+                    Ok(wgmma.element.value(self.shared.load(offset + within, 2) as u32, 0))
+                };
+                let mut a = Vec::new();
+                if let Some(bits) = product.a {
+                    for row in 0..64 {
+                        for depth in 0..16 {
+                            a.push(element(bits, row, depth, wgmma.a_transposed)?);
+                        }
+                    }
+                }
+                let mut b = Vec::with_capacity(16 * wgmma.columns);
+                for depth in 0..16 {
+                    for column in 0..wgmma.columns {
+                        b.push(element(product.b, column, depth, wgmma.b_transposed)?);
+                    }
+                }
+                product.read = Some((a, b));
+            }
+            product.multiply(wgmma, warp, member);
+            product.taken |= 1 << member;
+            for row in wgmma.registers() {
+                if let Some(owners) = warp.hopper.owned.get_mut(&row) {
+                    *owners -= 1;
+                    if *owners == 0 {
+                        warp.hopper.owned.remove(&row);
+                    }
+                }
+            }
+            while state.queue.front().is_some_and(|product| product.taken == 15) {
+                state.queue.pop_front();
+                state.first += 1;
+            }
+            warp.hopper.done += 1;
+        }
+        if let Some(clocks) = &mut self.clocks {
+            clocks.acquire_agent(warp.index, active, MBARRIERS as u32 + group, until as u32);
+        }
+        Ok(None)
+    }
+}
+
+impl Product {
+    /// The 16 rows of one warp: d = a b + d or a b, summed in order of depth.
+    fn multiply(&self, wgmma: &Wgmma, warp: &mut Warp, member: usize) {
+        let (Some((a, b)), Some(part)) = (&self.read, &self.parts[member]) else { return };
+        let columns = wgmma.columns;
+        let mut rows = [[0f32; 16]; 16];
+        for (row, factors) in rows.iter_mut().enumerate() {
+            for (depth, factor) in factors.iter_mut().enumerate() {
+                *factor = if part.a.is_empty() {
+                    a[(member * 16 + row) * 16 + depth]
+                } else {
+                    let word = part.a[row / 8 + depth / 8 * 2][row % 8 * 4 + depth % 8 / 2];
+                    wgmma.element.value(word, depth % 2)
+                };
+                if wgmma.negate {
+                    *factor = -*factor;
+                }
+            }
+        }
+        let place = |lane: usize, i: usize| (lane / 4 + i % 4 / 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+        let mut sums = vec![0f32; 16 * columns];
+        if part.accumulate {
+            for (i, &reg) in wgmma.d.iter().enumerate() {
+                for (lane, &word) in warp.registers.w[usize::from(reg)].iter().enumerate() {
+                    let (row, column) = place(lane, i);
+                    sums[row * columns + column] = f32::from_bits(word);
+                }
+            }
+        }
+        for (row, sums) in rows.iter().zip(sums.chunks_mut(columns)) {
+            for (factor, b) in row.iter().zip(b.chunks(columns)) {
+                for (sum, b) in sums.iter_mut().zip(b) {
+                    *sum += factor * b;
+                }
+            }
+        }
+        for (i, &reg) in wgmma.d.iter().enumerate() {
+            for (lane, word) in warp.registers.w[usize::from(reg)].iter_mut().enumerate() {
+                let (row, column) = place(lane, i);
+                *word = sums[row * columns + column].to_bits();
+            }
+        }
+    }
+}
+
+/// Addresses given to the units may be generic.
+fn shared_address(address: u64) -> u64 {
+    let offset = address.wrapping_sub(SHARED_WINDOW);
+    if offset < WINDOW { offset } else { address }
+}
+
+fn descriptor(error: &MapError) -> Box<Trouble> {
+    Trouble::new(
+        Kind::Descriptor,
+        error.to_string(),
+        "a tensor map within the rules of cuTensorMapEncodeTiled",
+    )
 }

@@ -22,8 +22,6 @@
 //! warps on registers, [`shared`] and [`memory`], in the order that [`schedule`] chooses, while [`race`] watches;
 //! [`finding`] is what goes wrong.
 
-#![allow(dead_code, reason = "what only the asynchronous units of Hopper need is not called yet")]
-
 mod alu;
 mod decode;
 mod exec;
@@ -36,6 +34,7 @@ mod race;
 mod schedule;
 mod shared;
 mod tensor;
+mod tensor_map;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
@@ -51,6 +50,7 @@ use race::{Conflict, GlobalRaces};
 pub use finding::{Finding, Kind, LoadError, Site, SourceLine};
 pub use memory::{Memory, MemoryError};
 pub use schedule::Schedule;
+pub use tensor_map::{MapError, Swizzle, TensorMap};
 
 /// PTX text, decoded once and run any number of times.
 #[derive(Debug)]
@@ -91,10 +91,12 @@ pub enum Arg {
     F32(f32),
     /// A structure passed by value, as it lies in memory.
     Bytes(Vec<u8>),
+    /// A tensor map, in the form that the device gives it.
+    TensorMap(Box<TensorMap>),
 }
 
 impl Arg {
-    /// The argument as the kernel's parameter space holds it.
+    /// The argument as the kernel's parameter space holds it on this device.
     pub fn bytes(&self) -> Vec<u8> {
         match self {
             Arg::Pointer(value) | Arg::U64(value) => value.to_le_bytes().into(),
@@ -103,6 +105,7 @@ impl Arg {
             Arg::I64(value) => value.to_le_bytes().into(),
             Arg::F32(value) => value.to_le_bytes().into(),
             Arg::Bytes(bytes) => bytes.clone(),
+            Arg::TensorMap(map) => map.to_bytes().into(),
         }
     }
 }

@@ -532,10 +532,41 @@ impl SharedRaces {
         Ok(())
     }
 
-    /// The last write to a byte, if there was one.
-    pub fn last_write(&self, offset: u64) -> Option<Stamp> {
-        let write = self.cells[(offset / self.grain) as usize].write;
-        (write.tick != 0).then_some(write)
+    /// Holds a read against earlier writes, without entering it.
+    pub fn check_read(&self, offset: u64, bytes: u64, by: Stamp, clocks: &Clocks) -> Result<(), Conflict> {
+        for write in self.writers(offset, bytes) {
+            if write.party != by.party && !clocks.ordered(by.party, write.block, write.party, write.tick) {
+                return Err(Conflict { earlier: Access::Write, by: write });
+            }
+        }
+        Ok(())
+    }
+
+    /// The last writes to a range of bytes.
+    pub fn writers(&self, offset: u64, bytes: u64) -> impl Iterator<Item = Stamp> + '_ {
+        let (first, last) = (offset / self.grain, (offset + bytes - 1) / self.grain);
+        let writes = self.cells[first as usize..=last as usize].iter().map(|cell| cell.write);
+        writes.filter(|write| write.tick != 0)
+    }
+
+    /// Enters a read by an agent, which the caller has checked.
+    pub fn agent_read(&mut self, offset: u64, bytes: u64, by: Stamp) {
+        let (first, last) = (offset / self.grain, (offset + bytes - 1) / self.grain);
+        let (warp, lane) = (by.party / LANES as u32, by.party % LANES as u32);
+        let new =
+            Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic: false };
+        for cell in &mut self.cells[first as usize..=last as usize] {
+            // Who has seen an agent's tick has seen its earlier ones.
+            if cell.first.lanes == 0 {
+                cell.first = new;
+                continue;
+            }
+            let mut old = std::iter::once(&mut cell.first).chain(&mut cell.more);
+            match old.find(|old| old.warp == warp && old.lanes == new.lanes) {
+                Some(old) => *old = new,
+                None => cell.more.push(new),
+            }
+        }
     }
 
     /// Enters a write that no thread made, which the caller has checked.

@@ -109,6 +109,21 @@ impl Chooser {
         self.last = true;
     }
 
+    /// The one of several things under way that ends next.
+    pub fn among(&mut self, count: usize) -> Option<usize> {
+        let last = count.checked_sub(1)?;
+        Some(match self.schedule {
+            Schedule::Forward => 0,
+            Schedule::Reverse => last,
+            Schedule::Random(_) => self.chance(count as u64) as usize,
+        })
+    }
+
+    /// Now and then, where chance has a say.
+    pub fn whim(&mut self) -> bool {
+        matches!(self.schedule, Schedule::Random(_)) && self.chance(8) == 0
+    }
+
     /// The group of a warp's lanes that runs next, groups being in order of address.
     pub fn group(&mut self, count: usize, ready: impl Fn(usize) -> bool) -> Option<usize> {
         let last = std::mem::take(&mut self.last);

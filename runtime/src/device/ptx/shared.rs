@@ -90,20 +90,26 @@ impl Shared {
     #[inline]
     pub fn note_read(&mut self, offset: usize, bytes: usize, who: &Who) -> Outcome<()> {
         if self.initialised {
-            let all =
-                self.state[offset..offset + bytes].iter().fold(WRITTEN, |all, &state| all & state & WRITTEN);
-            if all == 0 {
-                return Err(Trouble::new(
-                    Kind::Uninitialised,
-                    format!(
-                        "a read of {bytes} bytes at offset {offset} of shared memory that nothing has written"
-                    ),
-                    "writing it first, and a barrier between the write and this read",
-                )
-                .lane(who.lane));
-            }
+            self.check_written(offset, bytes, who)?;
         }
         self.enter(offset, bytes, Access::Read, who)
+    }
+
+    #[inline]
+    fn check_written(&self, offset: usize, bytes: usize, who: &Who) -> Outcome<()> {
+        let states = &self.state[offset..offset + bytes];
+        if states.iter().all(|&state| state & WRITTEN != 0) {
+            return Ok(());
+        }
+        Err(if states.iter().any(|&state| state & COMING != 0) {
+            in_flight(offset, "read", who)
+        } else {
+            let what = format!(
+                "a read of {bytes} bytes at offset {offset} of shared memory that nothing has written"
+            );
+            let right = "writing it first, and a barrier between the write and this read";
+            Trouble::new(Kind::Uninitialised, what, right).lane(who.lane)
+        })
     }
 
     /// Checks and enters a write (or atomic) by a thread.
@@ -118,13 +124,7 @@ impl Shared {
     fn enter(&mut self, offset: usize, bytes: usize, access: Access, who: &Who) -> Outcome<()> {
         let (Some(races), Some(clocks)) = (&mut self.races, who.clocks) else { return Ok(()) };
         if self.state[offset..offset + bytes].iter().any(|&state| state & COMING != 0) {
-            let verb = if access == Access::Read { "read" } else { "write" };
-            return Err(Trouble::new(
-                Kind::InFlight,
-                format!("a {verb} at offset {offset} of shared memory while an asynchronous copy into it is under way"),
-                "waiting for the copy (cp.async.wait_group, or the mbarrier's phase), then a barrier for the others",
-            )
-            .lane(who.lane));
+            return Err(in_flight(offset, if access == Access::Read { "read" } else { "write" }, who));
         }
         if access != Access::Read
             && self.lent.get(offset..offset + bytes).is_some_and(|lent| lent.iter().any(|&n| n > 0))
@@ -180,9 +180,28 @@ impl Shared {
         }
     }
 
-    /// Who last wrote a byte, as far as races are looked for.
-    pub fn last_write(&self, offset: usize) -> Option<Stamp> {
-        self.races.as_ref()?.last_write(offset as u64)
+    /// Checks a read that an asynchronous unit will do, without entering it.
+    pub fn check_read(&self, offset: usize, bytes: usize, who: &Who) -> Outcome<()> {
+        if self.initialised {
+            self.check_written(offset, bytes, who)?;
+        }
+        let (Some(races), Some(clocks)) = (&self.races, who.clocks) else { return Ok(()) };
+        let stamp = who.stamp(clocks);
+        races.check_read(offset as u64, bytes as u64, stamp, clocks).map_err(|conflict| {
+            conflict.trouble(Access::Read, "shared memory", who.block, who.threads, who.lane)
+        })
+    }
+
+    /// Who last wrote to a range, as far as races are looked for.
+    pub fn writers(&self, offset: usize, bytes: usize) -> impl Iterator<Item = Stamp> + '_ {
+        self.races.iter().flat_map(move |races| races.writers(offset as u64, bytes as u64))
+    }
+
+    /// Enters a read by an asynchronous agent, which was checked when it began.
+    pub fn read_by_agent(&mut self, offset: usize, bytes: usize, by: Stamp) {
+        if let Some(races) = &mut self.races {
+            races.agent_read(offset as u64, bytes as u64, by);
+        }
     }
 
     /// The bytes at an offset, as they are.
@@ -208,6 +227,17 @@ impl Shared {
     pub fn store(&mut self, offset: usize, bytes: usize, value: u64) {
         self.bytes[offset..offset + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
     }
+}
+
+/// The finding for memory that a copy has not filled yet.
+#[cold]
+fn in_flight(offset: usize, verb: &str, who: &Who) -> Box<Trouble> {
+    let what = format!(
+        "a {verb} at offset {offset} of shared memory while an asynchronous copy into it is under way"
+    );
+    let right =
+        "waiting for the copy (cp.async.wait_group, or the mbarrier's phase), then a barrier for the others";
+    Trouble::new(Kind::InFlight, what, right).lane(who.lane)
 }
 
 /// The finding for an address that is no multiple of what it must be.
