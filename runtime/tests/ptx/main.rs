@@ -2,5 +2,6 @@
 //!
 //! Where NVRTC is missing the tests say so and pass; in CI (`CI=true`) that is a failure.
 
+mod defects;
 mod kernels;
 mod support;

@@ -24,7 +24,7 @@ use super::tensor::{Element, whole_warp};
 use super::tensor_map::{MapError, Swizzle, TensorMap};
 
 /// `mbarrier`s that a block may have; their agents come first.
-const MBARRIERS: usize = 64;
+pub(super) const MBARRIERS: usize = 64;
 /// Agents of a block: one for each mbarrier and each warpgroup.
 pub(super) const AGENTS: usize = MBARRIERS + 8;
 
@@ -454,6 +454,14 @@ impl Descriptor {
             2 => Swizzle::Bytes64,
             _ => Swizzle::Bytes32,
         };
+        if swizzle != Swizzle::None && field(0) >> 7 & (swizzle.bytes() / 16 - 1) != 0 {
+            let repeats = swizzle.bytes() * 8;
+            let what =
+                format!("a matrix at {:#x}, whose swizzle pattern repeats every {repeats} bytes", field(0));
+            let right =
+                format!("shared memory declared with __align__({repeats}), and whole groups of eight rows");
+            return Err(Trouble::new(Kind::Descriptor, what, right));
+        }
         Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), swizzle })
     }
 

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use super::decode::Scope;
 use super::finding::{Kind, Trouble};
+use super::hopper::MBARRIERS;
 
 /// Threads of a warp.
 const LANES: usize = 32;
@@ -361,15 +362,18 @@ impl Conflict {
             Access::Write => "write",
             Access::Atomic => "atomic",
         };
-        let who = match (self.by.block == block, self.by.party < threads) {
-            (true, true) => format!("thread {} of the block", self.by.party),
-            (true, false) => "an asynchronous copy".into(),
-            (false, _) => format!("thread {} of block {}", self.by.party, self.by.block),
-        };
-        let right = match (self.by.block == block, self.by.party / LANES as u32) {
-            (false, _) => "blocks that touch different memory, or a launch of its own for the later access",
-            (true, _) if self.by.party >= threads => "waiting for the copy before the data is touched",
-            _ => "a barrier (__syncthreads, or __syncwarp within a warp) between the two",
+        let Stamp { party, block: other, .. } = self.by;
+        let copies = threads..threads + MBARRIERS as u32;
+        let (who, right) = if other != block {
+            let right = "blocks that touch different memory, or a launch of its own for the later access";
+            (format!("thread {party} of block {other}"), right)
+        } else if party < threads {
+            let right = "a barrier (__syncthreads, or __syncwarp within a warp) between the two";
+            (format!("thread {party} of the block"), right)
+        } else if copies.contains(&party) {
+            ("a bulk copy".into(), "waiting for the copy's mbarrier before the data is touched")
+        } else {
+            ("a wgmma".into(), "handing the memory on only after wgmma.wait_group")
         };
         let what = format!("a race in {place}: this {} and the {} by {who}", verb(later), verb(self.earlier));
         Trouble::new(Kind::Race, what, right).lane(lane).other(self.by.pc)
