@@ -3,5 +3,6 @@
 //! Where NVRTC is missing the tests say so and pass; in CI (`CI=true`) that is a failure.
 
 mod defects;
+mod isa;
 mod kernels;
 mod support;

@@ -5,6 +5,7 @@
 //! have wide vectors and fused multiply-add, so that the interpreter's cost is shared by 32 lanes.
 
 use super::float::{self, Rounding, Short, flush, from_brain, from_half, saturate};
+use super::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;
@@ -196,8 +197,8 @@ macro_rules! short {
 
 /// The operation that an opcode names, if it is one that only computes.
 pub fn find(opcode: &str) -> Option<Alu> {
-    let ftz = opcode.contains(".ftz");
-    let text = if ftz { opcode.replacen(".ftz", "", 1) } else { opcode.to_owned() };
+    let ftz = opcode.contains(".ftz.");
+    let text = if ftz { opcode.replacen(".ftz.", ".", 1) } else { opcode.to_owned() };
     let parts: Vec<&str> = text.split('.').collect();
     match parts[0] {
         "cvt" => return convert(&parts[1..], ftz),
@@ -241,6 +242,9 @@ fn moves(text: &str) -> Option<Alu> {
             alu!(d; a: d => a)
         }
         "cvta.const.u64" | "cvta.to.const.u64" => alu!(d; a: d => a),
+        "isspacep.shared" | "isspacep.shared::cta" => alu!(p; a: d => a.wrapping_sub(SHARED_WINDOW) < WINDOW),
+        "isspacep.local" => alu!(p; a: d => a.wrapping_sub(LOCAL_WINDOW) < WINDOW),
+        "isspacep.global" => alu!(p; a: d => a.wrapping_sub(SHARED_WINDOW) >= 3 * WINDOW),
         "mov.pred" => alu!(p; a: p => a),
         "and.pred" => alu!(p; a: p, b: p => a & b),
         "or.pred" => alu!(p; a: p, b: p => a | b),
@@ -306,11 +310,11 @@ fn words(text: &str) -> Option<Alu> {
         "add.u16" | "add.s16" => alu!(w; a: w, b: w => a.wrapping_add(b) & 0xffff),
         "sub.u16" | "sub.s16" => alu!(w; a: w, b: w => a.wrapping_sub(b) & 0xffff),
         "mul.lo.u16" | "mul.lo.s16" => alu!(w; a: w, b: w => a.wrapping_mul(b) & 0xffff),
-        "mul.hi.u16" => alu!(w; a: w, b: w => (a * b) >> 16),
+        "mul.hi.u16" => alu!(w; a: w, b: w => (a & 0xffff).wrapping_mul(b & 0xffff) >> 16),
         "mul.hi.s16" => {
             alu!(w; a: w, b: w => ((i32::from(a as i16) * i32::from(b as i16)) >> 16) as u32 & 0xffff)
         }
-        "mul.wide.u16" => alu!(w; a: w, b: w => a * b),
+        "mul.wide.u16" => alu!(w; a: w, b: w => (a & 0xffff).wrapping_mul(b & 0xffff)),
         "mul.wide.s16" => alu!(w; a: w, b: w => (i32::from(a as i16) * i32::from(b as i16)) as u32),
         "mad.lo.u16" | "mad.lo.s16" => {
             alu!(w; a: w, b: w, c: w => a.wrapping_mul(b).wrapping_add(c) & 0xffff)

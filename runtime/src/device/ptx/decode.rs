@@ -872,7 +872,18 @@ impl<'a> Decoder<'a> {
                 Some(_) => return Err(self.wrong(format!("`{name}` cannot stand here"))),
                 None => match special(name) {
                     Some(value) if file != File::P => value,
-                    _ if name.starts_with('%') => {
+                    _ if matches!(
+                        name,
+                        "%clock"
+                            | "%clock64"
+                            | "%clock_hi"
+                            | "%globaltimer"
+                            | "%globaltimer_lo"
+                            | "%smid"
+                            | "%nsmid"
+                            | "%gridid"
+                    ) =>
+                    {
                         return Err(
                             self.unsupported(name, "no kernel whose results are to repeat may depend on it")
                         );
@@ -945,7 +956,7 @@ impl<'a> Decoder<'a> {
         match (parts[0], &parts[1..]) {
             ("mov", [kind]) => return self.mov(kind, operands),
             ("setp", rest) => return self.setp(opcode, rest, operands),
-            ("cvta" | "isspacep", rest) => return self.window(opcode, rest, operands),
+            ("cvta", rest) => return self.window(opcode, rest, operands),
             ("ld", rest) => return self.transfer(opcode, rest, operands, true),
             ("st", rest) => return self.transfer(opcode, rest, operands, false),
             ("atom" | "red", rest) => return self.atomic(opcode, rest, operands),
@@ -1194,16 +1205,9 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// `cvta` and `isspacep` for the spaces that have a window of the generic one.
+    /// `cvta` for the spaces that have a window of the generic one.
     fn window(&mut self, opcode: &str, parts: &[&str], operands: &[Operand<'a>]) -> Result<(), LoadError> {
         let [to, from] = self.exactly(operands)?;
-        if let ["shared" | "shared::cta" | "local" | "global"] = parts
-            && opcode.starts_with("isspacep")
-        {
-            let to = self.register_of(to, File::P)?;
-            let from = self.source(from, File::D)?;
-            return self.alu(opcode, to, &[from]);
-        }
         let (base, add) = match parts {
             ["to", "shared" | "shared::cta", "u64"] => (SHARED_WINDOW, false),
             ["shared" | "shared::cta", "u64"] => (SHARED_WINDOW, true),
@@ -1624,7 +1628,8 @@ impl<'a> Decoder<'a> {
             None => return Err(self.refuse(opcode)),
         };
         if matches!(op, Op::Matrix(_)) {
-            self.note_access(Space::Shared, 16, Order::Weak);
+            // Lanes are charged with four bytes each.
+            self.note_access(Space::Shared, 4, Order::Weak);
         }
         self.emit(op);
         Ok(())

@@ -245,16 +245,17 @@ fn decode_bulk<'a>(
             bytes: decoder.row(bytes, File::W)?,
             mbarrier: None,
         },
-        (["tensor", rank, "shared::cluster" | "shared::cta", "global", rest @ ..], [to, from, mbarrier])
-            if matches!(rest, [COMPLETE] | ["tile", COMPLETE]) =>
-        {
+        (["tensor", rank, "shared::cluster" | "shared::cta", "global", COMPLETE], [to, from, mbarrier])
+        | (
+            ["tensor", rank, "shared::cluster" | "shared::cta", "global", "tile", COMPLETE],
+            [to, from, mbarrier],
+        ) => {
             let Some((map, coordinates)) = decode_box(decoder, rank, from)? else { return Ok(None) };
             let shared = decoder.address_of(to)?;
             Op::Tensor { shared, map, coordinates, mbarrier: Some(decoder.address_of(mbarrier)?) }
         }
-        (["tensor", rank, "global", "shared::cta", rest @ ..], [to, from])
-            if matches!(rest, ["bulk_group"] | ["tile", "bulk_group"]) =>
-        {
+        (["tensor", rank, "global", "shared::cta", "bulk_group"], [to, from])
+        | (["tensor", rank, "global", "shared::cta", "tile", "bulk_group"], [to, from]) => {
             let Some((map, coordinates)) = decode_box(decoder, rank, to)? else { return Ok(None) };
             Op::Tensor { shared: decoder.address_of(from)?, map, coordinates, mbarrier: None }
         }
@@ -356,9 +357,17 @@ struct Coming {
 #[derive(Debug)]
 enum What {
     /// Pieces of shared memory and where they come from; zeros where from nowhere.
-    Data { pieces: Vec<(usize, Option<(usize, u64)>, usize)>, bytes: i64 },
+    Data { pieces: Vec<Piece>, bytes: i64 },
     /// The copies of the lane up to a number.
     Copies { until: u64 },
+}
+
+/// Bytes of shared memory and their place in global memory; none outside a tensor.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    offset: usize,
+    place: Option<(usize, u64)>,
+    bytes: usize,
 }
 
 /// A bulk store under way.
@@ -368,7 +377,7 @@ struct Going {
     group: u32,
     pc: u32,
     /// Pieces of shared memory and where they go; nowhere outside the tensor.
-    pieces: Vec<(usize, Option<(usize, u64)>, usize)>,
+    pieces: Vec<Piece>,
     /// What was read, once it was.
     data: Option<Vec<Vec<u8>>>,
 }
@@ -608,7 +617,7 @@ impl Core<'_> {
             })?,
             Op::Bulk { to, from, bytes, mbarrier } => try_each(active, |lane| {
                 let bytes = u64::from(warp.registers.w[usize::from(*bytes)][lane]);
-                if bytes == 0 || bytes % 16 != 0 {
+                if bytes == 0 || !bytes.is_multiple_of(16) {
                     let what = format!("a bulk copy of {bytes} bytes");
                     let right = "a multiple of 16 bytes";
                     return Err(Trouble::new(Kind::Descriptor, what, right).lane(lane as u32));
@@ -616,8 +625,12 @@ impl Core<'_> {
                 let (shared, global) = if mbarrier.is_some() { (to, from) } else { (from, to) };
                 let shared = shared_address(warp.address(*shared, lane));
                 let global = warp.address(*global, lane);
-                let pieces: Vec<_> =
-                    (0..bytes / 16).map(|i| (shared + 16 * i, Some(global + 16 * i), 16)).collect();
+                // Before the pieces are listed, so that there are no more of them than shared memory has.
+                self.shared
+                    .locate(shared, bytes, 16, mbarrier.is_some())
+                    .map_err(|trouble| trouble.lane(lane as u32))?;
+                let piece = |i: u64| (shared + 16 * i, Some(global.wrapping_add(16 * i)), 16);
+                let pieces: Vec<_> = (0..bytes / 16).map(piece).collect();
                 self.begin_bulk(warp, lane, (shared, bytes, 16), &pieces, *mbarrier, worker)
                     .map_err(|trouble| trouble.lane(lane as u32))
             })?,
@@ -778,7 +791,7 @@ impl Core<'_> {
 
     fn tensor_map(&self, address: u64, worker: &mut Worker) -> Outcome<TensorMap> {
         let mut bytes = [0; TensorMap::BYTES];
-        if address % 64 != 0 {
+        if !address.is_multiple_of(64) {
             let what = format!("a tensor map at {address:#x}");
             return Err(Trouble::new(Kind::Descriptor, what, "a tensor map aligned to 64 bytes"));
         }
@@ -830,10 +843,10 @@ impl Core<'_> {
                 }
                 None => None,
             };
-            located.push((offset, place, bytes as usize));
+            located.push(Piece { offset, place, bytes: bytes as usize });
         }
         let Some(at) = mbarrier else {
-            for &(offset, _, bytes) in &located {
+            for &Piece { offset, bytes, .. } in &located {
                 self.check_visible(warp, lane, offset, bytes, "a bulk store")?;
                 self.shared.lend(offset, bytes, true);
             }
@@ -848,7 +861,7 @@ impl Core<'_> {
             let right = "fence.mbarrier_init.release.cluster or fence.proxy.async after mbarrier.init";
             return Err(Trouble::new(Kind::MissingFence, what, right));
         }
-        for &(offset, _, bytes) in &located {
+        for &Piece { offset, bytes, .. } in &located {
             let (shared, who) = self.shared_by(warp, lane);
             shared.expect(offset, bytes, &who)?;
         }
@@ -877,7 +890,7 @@ impl Core<'_> {
                 let (agent, tick) = (mbarrier.agent, mbarrier.phase + 1);
                 let party = self.clocks.as_ref().map_or(0, |clocks| clocks.agent(agent));
                 let by = Stamp { block: self.index, party, tick, pc: coming.pc };
-                for (offset, from, bytes) in pieces {
+                for Piece { offset, place: from, bytes } in pieces {
                     let mut data = vec![0; bytes];
                     if let Some(from) = from {
                         worker.global.read(from, &mut data);
@@ -919,7 +932,7 @@ impl Core<'_> {
             }
             if store.data.is_none() {
                 let mut data = Vec::new();
-                for &(offset, _, bytes) in &store.pieces {
+                for &Piece { offset, bytes, .. } in &store.pieces {
                     self.shared.lend(offset, bytes, false);
                     data.push(self.shared.get(offset, bytes).to_vec());
                     let (shared, who) = self.shared_by(warp, store.lane as usize);
@@ -939,7 +952,7 @@ impl Core<'_> {
     /// The writes of a bulk store, whose pieces are then gone.
     fn write_out(&mut self, warp: &Warp, store: &mut Going, worker: &mut Worker) -> Outcome<()> {
         let pieces = std::mem::take(&mut store.pieces);
-        for (&(_, place, bytes), data) in pieces.iter().zip(store.data.iter().flatten()) {
+        for (&Piece { place, bytes, .. }, data) in pieces.iter().zip(store.data.iter().flatten()) {
             if let Some(place) = place {
                 let noted = self.note_global_write(warp, store.lane as usize, place, bytes as u64, worker);
                 noted.map_err(|trouble| trouble.at(warp.index, store.pc))?;

@@ -55,6 +55,9 @@ pub struct TensorMap {
 #[error("{0}")]
 pub struct MapError(String);
 
+/// Bytes of shared memory that no block has more of.
+const MOST: u64 = 228 << 10;
+
 const MAGIC: &[u8; 8] = b"dreamcTM";
 
 impl TensorMap {
@@ -75,7 +78,7 @@ impl TensorMap {
         if !matches!(self.element_bytes, 1 | 2 | 4 | 8) {
             return wrong(format!("of elements of {} bytes", self.element_bytes));
         }
-        if self.address % 16 != 0 {
+        if !self.address.is_multiple_of(16) {
             return wrong(format!("of a tensor at {:#x}, which is no multiple of 16", self.address));
         }
         if self.extents.iter().any(|&extent| extent == 0 || extent > 1 << 32) {
@@ -86,6 +89,9 @@ impl TensorMap {
         }
         if self.tile.iter().any(|&side| side == 0 || side > 256) {
             return wrong(format!("with a box of {:?}; sides are 1 to 256", self.tile));
+        }
+        if self.box_bytes() > MOST {
+            return wrong(format!("with a box of {} bytes, more than shared memory has", self.box_bytes()));
         }
         let inner = u64::from(self.tile[0]) * u64::from(self.element_bytes);
         if inner % 16 != 0 {
@@ -170,7 +176,8 @@ impl TensorMap {
                 let place = i64::from(at[i]) + (rest % u64::from(side)) as i64;
                 rest /= u64::from(side);
                 let inside = place >= 0 && (place as u64) < self.extents[i];
-                start = start.filter(|_| inside).map(|start| start + place as u64 * self.strides[i - 1]);
+                let offset = (place as u64).wrapping_mul(self.strides[i - 1]);
+                start = start.filter(|_| inside).map(|start| start.wrapping_add(offset));
             }
             for offset in (0..inner).step_by(16) {
                 let to = self.swizzle.apply(shared + line * inner + offset);
@@ -179,14 +186,14 @@ impl TensorMap {
                 let extent = self.extents[0] as i64;
                 match start {
                     Some(start) if first >= 0 && last <= extent => {
-                        pieces.push((to, Some(start + first as u64 * element), 16));
+                        pieces.push((to, Some(start.wrapping_add(first as u64 * element)), 16));
                     }
                     Some(start) if last > 0 && first < extent => {
                         // Across an edge of the tensor: element by element.
                         for i in 0..16 / element {
                             let place = first + i as i64;
                             let inside = place >= 0 && place < extent;
-                            let from = inside.then(|| start + place as u64 * element);
+                            let from = inside.then(|| start.wrapping_add(place as u64 * element));
                             pieces.push((to + i * element, from, element));
                         }
                     }
