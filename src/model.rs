@@ -2,10 +2,15 @@
 
 use crate::failure::Failure;
 use crate::spec;
+use dreamc_compiler::{CompileError, Compiled};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
 use dreamc_runtime::checkpoint::{self, safetensors::Tensors};
 use dreamc_runtime::data::Tokenizer;
+use dreamc_runtime::device::Device;
+use dreamc_runtime::generate::{Cached, NextLogits, Uncached, compile_cached};
+use dreamc_runtime::model::Model;
+use dreamc_runtime::train::prepare;
 use std::path::Path;
 
 /// A checkpoint with the specification it was trained from.
@@ -50,6 +55,37 @@ impl Trained {
             Source::Task(_) => true,
             Source::Text { .. } => false,
             Source::Jsonl { prompt, .. } | Source::Parquet { prompt, .. } => prompt.is_some(),
+        })
+    }
+
+    /// Something to write with, so many rows at once: with caches, or without where those are not wanted or the model has none.
+    pub fn decoder(
+        &self,
+        device: &dyn Device,
+        rows: u64,
+        depth: Option<u64>,
+        cache: bool,
+    ) -> Result<Box<dyn NextLogits>, Failure> {
+        let compiled = match cache.then(|| compile_cached(&self.spec, rows, None, depth)) {
+            Some(Err(CompileError::Unsupported(_))) | None => None,
+            Some(result) => Some(result?),
+        };
+        if let Some(compiled) = compiled {
+            let mut cached = Cached::load(device, compiled)?;
+            cached.model().restore(&self.tensors)?;
+            return Ok(Box::new(cached));
+        }
+        let mut model = Model::load(device, self.scorer(depth)?)?;
+        model.restore(&self.tensors)?;
+        Ok(Box::new(Uncached::new(model)))
+    }
+
+    /// Compiled to score whole rows.
+    pub fn scorer(&self, depth: Option<u64>) -> Result<Compiled, Failure> {
+        prepare::scorer(&self.spec, depth)?.ok_or_else(|| {
+            Failure::Usage(
+                "vocabulary × sequence is too large to keep logits of; use a smaller train.sequence".into(),
+            )
         })
     }
 

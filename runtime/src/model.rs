@@ -76,6 +76,15 @@ pub struct Memory {
     pub total: u64,
 }
 
+/// What the losses of a micro-batch are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// One over the targets of the whole step.
+    pub loss: f32,
+    /// One over the micro-batches of the step: losses of routers are means over a micro-batch.
+    pub auxiliary: f32,
+}
+
 impl Memory {
     /// What a plan takes, with so many bytes beside it.
     pub fn of(plan: &Plan, scratch: u64) -> Self {
@@ -91,11 +100,25 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Adds another model's.
+    pub fn add(&mut self, other: Memory) {
+        self.weights += other.weights;
+        self.gradients += other.gradients;
+        self.optimizer += other.optimizer;
+        self.activations += other.activations;
+        self.temporary += other.temporary;
+        self.scratch += other.scratch;
+        self.total += other.total;
+    }
+}
+
 impl Model {
     /// Puts a model into the memory of a device; all values are zero.
     pub fn load(device: &dyn Device, compiled: Compiled) -> Result<Self, ModelError> {
         let session = device.load(&compiled.plan)?;
-        let ids = compiled.plan.find("ids").ok_or_else(|| ModelError::NoBuffer("ids".into()))?;
+        let ids = compiled.plan.find("ids").or_else(|| compiled.plan.find("prefill.ids"));
+        let ids = ids.ok_or_else(|| ModelError::NoBuffer("ids".into()))?;
         let (batch, sequence) = match compiled.plan.buffer(ids).shape[..] {
             [batch, sequence] => (batch, sequence),
             _ => return Err(ModelError::NoBuffer("ids [batch, sequence]".into())),
@@ -275,10 +298,7 @@ impl Model {
             ("segments", &batch.segments),
         ];
         for (name, values) in parts {
-            // A model without rotary positions or document masks has no such input.
-            if let Some(buffer) = self.compiled.plan.find(name) {
-                self.session.write_at(buffer, 0, 0, values)?;
-            }
+            self.write_ints(name, values)?;
         }
         Ok(())
     }
@@ -289,17 +309,20 @@ impl Model {
         Ok(self.session.write_at(loss, 0, 0, &[0.0f32])?)
     }
 
-    /// Forward and back over one micro-batch; gradients and loss add up. `scale` is one over the targets of the whole step; `depth` is
-    /// another count of the outermost `recur`, of those compiled for.
+    /// Forward and back over one micro-batch; gradients and loss add up. `depth` is another count of the outermost `recur`, of those
+    /// compiled for.
     pub fn backward(
         &mut self,
         batch: &Batch,
-        scale: f32,
+        scale: Scale,
         depth: Option<u64>,
     ) -> Result<RunStats, ModelError> {
         self.put(batch)?;
         let buffer = self.io("loss_scale")?;
-        self.session.write_at(buffer, 0, 0, &[scale])?;
+        self.session.write_at(buffer, 0, 0, &[scale.loss])?;
+        if let Some(buffer) = self.compiled.plan.find("aux_scale") {
+            self.session.write_at(buffer, 0, 0, &[scale.auxiliary])?;
+        }
         match depth {
             None => Ok(self.session.run("backward")?),
             Some(depth) => Ok(self.session.run(&format!("backward@{depth}"))?),
@@ -350,14 +373,27 @@ impl Model {
         self.compiled.plan.find("logits").is_some()
     }
 
-    /// Logits of the token after place `column` of row `row`, of the last evaluation.
-    pub fn logits(&self, row: usize, column: usize) -> Result<Vec<f32>, ModelError> {
-        let buffer = self.io("logits")?;
+    /// Fills a buffer of integers.
+    pub fn write_ints(&mut self, name: &str, values: &[i32]) -> Result<(), ModelError> {
+        // A program has only the inputs it uses.
+        match self.compiled.plan.find(name) {
+            Some(buffer) => Ok(self.session.write_at(buffer, 0, 0, values)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The row `cell` of a buffer of logits.
+    pub fn logits_of(&self, name: &str, cell: u64) -> Result<Vec<f32>, ModelError> {
+        let buffer = self.io(name)?;
         let vocab = self.compiled.plan.buffer(buffer).shape.last().copied().unwrap_or(0);
         let mut values = vec![0.0; vocab as usize];
-        let first = (row as u64 * self.sequence + column as u64) * vocab;
-        self.session.read_at(buffer, 0, first, &mut values)?;
+        self.session.read_at(buffer, 0, cell * vocab, &mut values)?;
         Ok(values)
+    }
+
+    /// Logits of the token after place `column` of row `row`, of the last evaluation.
+    pub fn logits(&self, row: usize, column: usize) -> Result<Vec<f32>, ModelError> {
+        self.logits_of("logits", row as u64 * self.sequence + column as u64)
     }
 
     /// All logits of the last evaluation, `[batch, sequence, vocab]`.

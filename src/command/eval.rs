@@ -10,13 +10,16 @@ use crate::{say, show};
 use clap::Args;
 use dreamc_dsl::spec::Source;
 use dreamc_runtime::data::{Dataset, Settings, Tokenizer, task};
+use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
 use dreamc_runtime::files::cache_folder;
-use dreamc_runtime::generate::Uncached;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+
+/// Prompts answered at once.
+const ROWS: usize = 8;
 
 /// Measure a model on held-out data
 #[derive(Args)]
@@ -132,12 +135,17 @@ pub fn run(a: Arguments) -> Done {
     depths.extend(more.iter().map(|&d| Some(d)));
     let mut reports = vec![];
     for depth in depths {
-        let Some(compiled) = prepare::scorer(spec, depth)? else {
-            return Err(Failure::Usage("the vocabulary is too large for the context to be measured".into()));
-        };
-        let mut model = Model::load(device.as_ref(), compiled)?;
+        let mut model = Model::load(device.as_ref(), trained.scorer(depth)?)?;
         model.restore(&trained.tensors)?;
-        let report = measure(&a, &trained, &tokenizer, dataset.as_ref(), &mut model, stride)?;
+        let report = Measure {
+            a: &a,
+            trained: &trained,
+            tokenizer: &tokenizer,
+            device: device.as_ref(),
+            depth,
+            stride,
+        }
+        .measure(dataset.as_ref(), &mut model)?;
         if !a.json {
             print(&report)?;
         }
@@ -149,60 +157,71 @@ pub fn run(a: Arguments) -> Done {
     Ok(())
 }
 
-fn measure(
-    a: &Arguments,
-    trained: &Trained,
-    tokenizer: &Tokenizer,
-    dataset: Option<&Dataset>,
-    model: &mut Model,
+/// What a measurement is made with.
+struct Measure<'a> {
+    a: &'a Arguments,
+    trained: &'a Trained,
+    tokenizer: &'a Tokenizer,
+    device: &'a dyn Device,
+    depth: Option<u64>,
     stride: Option<u64>,
-) -> Result<Report, Failure> {
-    let spec = &trained.spec;
-    let begins = if trained.begins() { "texts begin with the begin token" } else { "no begin token" };
-    let sequence = model.sequence() as u64;
-    let mut report = Report {
-        model: spec.model.name.clone(),
-        step: trained.tensors.metadata("step").and_then(|s| s.parse().ok()),
-        depth: model.compiled().depth,
-        data: dataset.map(Dataset::describe).unwrap_or_default(),
-        conventions: format!("{begins}; rows of {sequence} tokens, stride {}", stride.unwrap_or(sequence)),
-        loss: None,
-        perplexity: None,
-        bits_per_byte: None,
-        exact_match: None,
-        by_difficulty: vec![],
-        answers: None,
-        choices: None,
-    };
-    let examples = a.examples.unwrap_or(spec.eval.examples);
-    if let Some(dataset) = dataset {
-        let tasks: Vec<_> = dataset.tasks().collect();
-        // Tasks have no end; everything else is measured whole.
-        let most = if tasks.is_empty() { u64::MAX } else { spec.train.evaluate.batches };
-        if let Some(mut held) = dataset.validation()? {
-            let loss = evaluate::loss(model, tokenizer, &mut held, most)?;
-            report.loss = Some(loss);
-            report.perplexity = Some(loss.perplexity());
-            report.bits_per_byte = if tasks.is_empty() { loss.bits_per_byte() } else { None };
+}
+
+impl Measure<'_> {
+    fn measure(&self, dataset: Option<&Dataset>, model: &mut Model) -> Result<Report, Failure> {
+        let Measure { a, trained, tokenizer, stride, .. } = *self;
+        let spec = &trained.spec;
+        let begins = if trained.begins() { "texts begin with the begin token" } else { "no begin token" };
+        let sequence = model.sequence() as u64;
+        let mut report = Report {
+            model: spec.model.name.clone(),
+            step: trained.tensors.metadata("step").and_then(|s| s.parse().ok()),
+            depth: model.compiled().depth,
+            data: dataset.map(Dataset::describe).unwrap_or_default(),
+            conventions: format!(
+                "{begins}; rows of {sequence} tokens, stride {}",
+                stride.unwrap_or(sequence)
+            ),
+            loss: None,
+            perplexity: None,
+            bits_per_byte: None,
+            exact_match: None,
+            by_difficulty: vec![],
+            answers: None,
+            choices: None,
+        };
+        let examples = a.examples.unwrap_or(spec.eval.examples);
+        if let Some(dataset) = dataset {
+            let tasks: Vec<_> = dataset.tasks().collect();
+            // Tasks have no end; everything else is measured whole.
+            let most = if tasks.is_empty() { u64::MAX } else { spec.train.evaluate.batches };
+            if let Some(mut held) = dataset.validation()? {
+                let loss = evaluate::loss(model, tokenizer, &mut held, most)?;
+                report.loss = Some(loss);
+                report.perplexity = Some(loss.perplexity());
+                report.bits_per_byte = if tasks.is_empty() { loss.bits_per_byte() } else { None };
+            }
+            let mut all = vec![];
+            for task in tasks {
+                let mask = prepare::masked(spec);
+                let found = evaluate::exact_match(model, tokenizer, task, spec.train.seed, mask, examples)?;
+                all.extend(found.clone());
+                report.by_difficulty.push((task::name(task.kind).to_string(), found));
+            }
+            report.exact_match = evaluate::share(&all);
+            let asked = dataset.held_out(examples)?;
+            if !asked.is_empty() {
+                let most = spec.eval.max_tokens as usize;
+                let rows = asked.len().min(ROWS) as u64;
+                let mut decoder = trained.decoder(self.device, rows, self.depth, true)?;
+                report.answers = Some(evaluate::answers(decoder.as_mut(), tokenizer, &asked, most)?);
+            }
         }
-        let mut all = vec![];
-        for task in tasks {
-            let mask = prepare::masked(spec);
-            let found = evaluate::exact_match(model, tokenizer, task, spec.train.seed, mask, examples)?;
-            all.extend(found.clone());
-            report.by_difficulty.push((task::name(task.kind).to_string(), found));
+        if let Some(path) = &a.choices {
+            report.choices = Some(rank(path, trained, tokenizer, model)?);
         }
-        report.exact_match = evaluate::share(&all);
-        let asked = dataset.held_out(examples)?;
-        if !asked.is_empty() {
-            let most = spec.eval.max_tokens as usize;
-            report.answers = Some(evaluate::answers(&mut Uncached::new(model), tokenizer, &asked, most)?);
-        }
+        Ok(report)
     }
-    if let Some(path) = &a.choices {
-        report.choices = Some(rank(path, trained, tokenizer, model)?);
-    }
-    Ok(report)
 }
 
 /// Ranks the choices of every row of a file.

@@ -6,12 +6,13 @@ use crate::model::Trained;
 use crate::say;
 use clap::Args;
 use dreamc_runtime::data::Tokenizer;
-use dreamc_runtime::generate::{NextLogits, Sampling, Uncached, Why, Written, generate};
-use dreamc_runtime::model::Model;
-use dreamc_runtime::train::prepare;
+use dreamc_runtime::generate::{NextLogits, Sampling, Why, Written, generate};
 use serde::Serialize;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+
+/// Prompts continued at once.
+const ROWS: usize = 8;
 
 /// Let a model write
 #[derive(Args)]
@@ -66,6 +67,14 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     depth: Option<u64>,
 
+    /// Run the whole text through the model for every token: slow, and the same
+    #[arg(long)]
+    no_cache: bool,
+
+    /// Say on the error stream how fast it was
+    #[arg(long)]
+    stats: bool,
+
     /// Print one JSON object a prompt
     #[arg(long)]
     json: bool,
@@ -104,20 +113,16 @@ pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
     let trained = Trained::open(&a.model, &[])?;
     let tokenizer = trained.tokenizer()?;
-    let Some(compiled) = prepare::scorer(&trained.spec, a.depth)? else {
-        return usage("the vocabulary is too large for the context to generate with");
-    };
-    let mut model = Model::load(device.as_ref(), compiled)?;
-    model.restore(&trained.tensors)?;
-    let mut decoder = Uncached::new(&mut model);
-    if a.interactive {
-        return interact(&trained, &tokenizer, &mut decoder, sampling);
-    }
     let prompts = match &a.prompts {
         Some(path) => read_prompts(path)?,
         None if a.prompt.is_empty() => vec![String::new()],
         None => a.prompt.clone(),
     };
+    let rows = if a.interactive { 1 } else { prompts.len().min(ROWS) as u64 };
+    let mut decoder = trained.decoder(device.as_ref(), rows, a.depth, !a.no_cache)?;
+    if a.interactive {
+        return interact(&trained, &tokenizer, decoder.as_mut(), sampling);
+    }
     let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
@@ -125,7 +130,8 @@ pub fn run(a: Arguments) -> Done {
         say_now(&prompts[0])?;
     }
     let mut broken = None;
-    let written = generate(&mut decoder, &tokenizer, &ids, &sampling, &mut |_, piece| {
+    let begun = std::time::Instant::now();
+    let written = generate(decoder.as_mut(), &tokenizer, &ids, &sampling, &mut |_, piece| {
         if live && broken.is_none() {
             broken = say_now(piece).err();
         }
@@ -133,8 +139,15 @@ pub fn run(a: Arguments) -> Done {
     if let Some(error) = broken {
         return Err(error.into());
     }
+    let (seconds, tokens) =
+        (begun.elapsed().as_secs_f64(), written.iter().map(|w| w.tokens.len()).sum::<usize>());
     if live {
         say!()?;
+    }
+    if a.stats {
+        eprintln!("{tokens} tokens in {seconds:.2} s: {:.1} tokens/s", tokens as f64 / seconds.max(1e-9));
+    }
+    if live {
         return Ok(());
     }
     for (prompt, Written { text, tokens, why }) in prompts.iter().zip(&written) {

@@ -10,7 +10,7 @@ use dreamc_runtime::checkpoint::safetensors::{self, Entry};
 
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::files::write_atomic;
-use dreamc_runtime::model::Model;
+use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
@@ -81,7 +81,8 @@ pub fn run(a: Arguments) -> Done {
     model.evaluate(&batch)?;
     let logits = model.all_logits()?;
     model.begin_step()?;
-    model.backward(&batch, 1.0 / batch.learned() as f32, None)?;
+    let scale = Scale { loss: 1.0 / batch.learned() as f32, auxiliary: 1.0 };
+    model.backward(&batch, scale, None)?;
     write(&a, &model, &batch, logits)
 }
 

@@ -2,8 +2,10 @@
 
 use super::error::TrainError;
 use crate::device::Device;
+use crate::generate::compile_cached;
 use crate::model::{Memory, parameters};
-use dreamc_compiler::{Compiled, Options, compile};
+use crate::train::sample;
+use dreamc_compiler::{CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
 
@@ -18,9 +20,11 @@ const MOST_ROWS: u64 = 32;
 pub struct Prepared {
     /// Steps and evaluation.
     pub compiled: Compiled,
-    /// The same model with logits, for exact match and samples; it has weights of its own. Absent where even one row of logits would
-    /// take more memory than it is worth.
+    /// The same model with logits, for exact match on tasks; it has weights of its own. Absent where there are no tasks, or where
+    /// even one row of logits would take more memory than it is worth.
     pub scorer: Option<Compiled>,
+    /// The same model with caches, for samples; it has weights of its own. Absent where it cannot be sampled from.
+    pub writer: Option<Compiled>,
     /// Rows of a micro-batch.
     pub rows: u64,
     /// Tokens of a row.
@@ -35,13 +39,17 @@ impl Prepared {
         parameters(&self.compiled)
     }
 
-    /// Memory on a device: of training, and of scoring beside it.
+    /// Memory on a device: of training, and of scoring and sampling beside it.
     pub fn memory(&self, device: &dyn Device) -> Result<(Memory, Memory), TrainError> {
         let of = |compiled: &Compiled| -> Result<Memory, TrainError> {
             let scratch = device.scratch_bytes(&compiled.plan).map_err(crate::model::ModelError::from)?;
             Ok(Memory::of(&compiled.plan, scratch))
         };
-        Ok((of(&self.compiled)?, self.scorer.as_ref().map(of).transpose()?.unwrap_or_default()))
+        let mut beside = Memory::default();
+        for compiled in [&self.scorer, &self.writer].into_iter().flatten() {
+            beside.add(of(compiled)?);
+        }
+        Ok((of(&self.compiled)?, beside))
     }
 }
 
@@ -106,6 +114,11 @@ pub fn prepare(spec: &Spec) -> Result<Prepared, TrainError> {
     let options = Options { train: true, segments, depths, ..forward(rows, sequence) };
     let compiled = compile(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
-    let scorer = if tasks || spec.data.is_some() { scorer(spec, None)? } else { None };
-    Ok(Prepared { compiled, scorer, rows, sequence, seconds: begun.elapsed().as_secs_f64() })
+    let scorer = if tasks { scorer(spec, None)? } else { None };
+    let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None) {
+        Ok(compiled) => Some(compiled),
+        Err(CompileError::Unsupported(_)) => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Prepared { compiled, scorer, writer, rows, sequence, seconds: begun.elapsed().as_secs_f64() })
 }

@@ -17,7 +17,8 @@ use crate::checkpoint::{Checkpoint, Content, Keep, State, VERSION};
 use crate::data::{Batches, Dataset};
 use crate::device::{Device, Instrument};
 use crate::evaluate;
-use crate::model::Model;
+use crate::generate::Cached;
+use crate::model::{Model, Scale};
 use crate::train::sample;
 use dreamc_dsl::Spec;
 use std::path::Path;
@@ -85,6 +86,7 @@ struct Runner<'a> {
     watcher: &'a mut dyn Watcher,
     model: Model,
     scorer: Option<Model>,
+    writer: Option<Cached>,
     batches: Batches,
     state: State,
     metrics: Lines,
@@ -108,6 +110,7 @@ impl<'a> Runner<'a> {
         let mut model = Model::load(setup.device, prepared.compiled)?;
         model.session().instrument(Instrument { count: true, time: false });
         let scorer = prepared.scorer.map(|c| Model::load(setup.device, c)).transpose()?;
+        let writer = prepared.writer.map(|c| Cached::load(setup.device, c)).transpose()?;
         let from = setup.from.take();
         let state = match &from {
             None => {
@@ -139,6 +142,7 @@ impl<'a> Runner<'a> {
             watcher,
             model,
             scorer,
+            writer,
             batches,
             state,
             metrics,
@@ -195,7 +199,8 @@ impl<'a> Runner<'a> {
             return Err(TrainError::Recipe("the data has no rows to train on".into()));
         };
         let targets = batch.learned();
-        let scale = 1.0 / targets.max(1) as f32;
+        let parts = rows / micro.max(1);
+        let scale = Scale { loss: 1.0 / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
         self.model.begin_step()?;
         let depth = schedule::depth(train, step);
         let mut multiply_adds = 0;
@@ -286,18 +291,16 @@ impl<'a> Runner<'a> {
                 .filter(|d| d.asked > 0)
                 .map(|d| (d.steps, d.right as f64 / d.asked as f64))
                 .collect();
-            for sample in sample::write(scorer, dataset, spec)? {
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.model().copy_from(&self.model)?;
+            for sample in sample::write(writer, dataset, spec)? {
                 let step = self.state.step;
-                self.samples
-                    .push(&sample.line(step))
-                    .map_err(|error| TrainError::Io { path: self.setup.folder.samples(), error })?;
-                let answer = sample.answer.as_deref();
-                self.watcher.tell(&Event::Sample {
-                    step,
-                    prompt: &sample.prompt,
-                    text: &sample.text,
-                    answer,
-                });
+                let pushed = self.samples.push(&sample.line(step));
+                let path = self.setup.folder.samples();
+                pushed.map_err(|error| TrainError::Io { path, error })?;
+                let (prompt, text, answer) = (&*sample.prompt, &*sample.text, sample.answer.as_deref());
+                self.watcher.tell(&Event::Sample { step, prompt, text, answer });
             }
         }
         let mut best = false;
@@ -361,7 +364,10 @@ impl<'a> Runner<'a> {
 
     fn ledger(&self, status: &str) -> Ledger {
         let (state, line) = (&self.state, self.evaluation.clone().unwrap_or_default());
-        let memory = self.model.memory().total + self.scorer.as_ref().map_or(0, |s| s.memory().total);
+        let beside = |m: Option<&Model>| m.map_or(0, |m| m.memory().total);
+        let memory = self.model.memory().total
+            + beside(self.scorer.as_ref())
+            + beside(self.writer.as_ref().map(Cached::loaded));
         Ledger {
             dreamc: env!("CARGO_PKG_VERSION").into(),
             model: self.setup.spec.model.name.clone(),

@@ -3,13 +3,15 @@
 use super::error::TrainError;
 use crate::data::Dataset;
 use crate::data::task::{Problems, Split};
-use crate::generate::{Sampling, Uncached, generate};
-use crate::model::Model;
+use crate::generate::{NextLogits, Sampling, generate};
 use dreamc_dsl::Spec;
 use serde::Serialize;
 
 /// Most tokens written: a look, not a measurement.
 const MOST_TOKENS: usize = 48;
+
+/// Rows written at once.
+pub const ROWS: u64 = 2;
 
 /// Problems of each task that are shown.
 const PROBLEMS: u64 = 2;
@@ -43,7 +45,11 @@ impl Sample {
 }
 
 /// Held-out problems and held-out text, each continued greedily.
-pub fn write(model: &mut Model, dataset: &Dataset, spec: &Spec) -> Result<Vec<Sample>, TrainError> {
+pub fn write(
+    decoder: &mut dyn NextLogits,
+    dataset: &Dataset,
+    spec: &Spec,
+) -> Result<Vec<Sample>, TrainError> {
     let mut samples = vec![];
     for task in dataset.tasks() {
         let problems = Problems::new(task, spec.train.seed, Split::Test)?;
@@ -57,7 +63,7 @@ pub fn write(model: &mut Model, dataset: &Dataset, spec: &Spec) -> Result<Vec<Sa
         }
     }
     if samples.is_empty()
-        && let Some(prompt) = dataset.opening(model.sequence() / 2)?
+        && let Some(prompt) = dataset.opening(decoder.context() / 2)?
     {
         samples.push(Sample { prompt, text: String::new(), answer: None });
     }
@@ -73,7 +79,7 @@ pub fn write(model: &mut Model, dataset: &Dataset, spec: &Spec) -> Result<Vec<Sa
         seed: spec.train.seed,
         ..Sampling::default()
     };
-    let written = generate(&mut Uncached::new(model), tokenizer, &prompts, &sampling, &mut |_, _| {})?;
+    let written = generate(decoder, tokenizer, &prompts, &sampling, &mut |_, _| {})?;
     for (sample, written) in samples.iter_mut().zip(written) {
         sample.text = written.text;
     }

@@ -4,7 +4,11 @@
 //! writes it. *Promise*: a row depends on its prompt, its number and the seed, never on the rows beside it; temperature 0 is greedy, with ties
 //! to the lowest id.
 //!
-//! [`Uncached`] runs the whole text through the model for every token; a decoder with caches is another [`NextLogits`].
+//! [`Uncached`] runs the whole text through the model for every token; [`Cached`] keeps keys and values.
+
+mod cached;
+
+pub use cached::{Cached, compile_cached};
 
 use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;
@@ -27,14 +31,14 @@ pub trait NextLogits {
 }
 
 /// The slow and obvious way: every token runs the whole text through the model.
-pub struct Uncached<'a> {
-    model: &'a mut Model,
+pub struct Uncached {
+    model: Model,
     texts: Vec<Vec<u32>>,
 }
 
-impl<'a> Uncached<'a> {
+impl Uncached {
     /// Uses a model that keeps its logits.
-    pub fn new(model: &'a mut Model) -> Self {
+    pub fn new(model: Model) -> Self {
         Uncached { model, texts: vec![] }
     }
 
@@ -54,7 +58,7 @@ impl<'a> Uncached<'a> {
     }
 }
 
-impl NextLogits for Uncached<'_> {
+impl NextLogits for Uncached {
     fn rows(&self) -> usize {
         self.model.batch()
     }

@@ -1,0 +1,144 @@
+//! Decoding with caches: every token goes through the model once.
+//!
+//! *In*: a model compiled with a [`Cache`]. *Out*: a [`NextLogits`]. *Promise*: the same logits as [`super::Uncached`] up to rounding; a
+//! token's keys and values are written once, at the place of its position, and read by all later ones.
+
+use super::NextLogits;
+use crate::device::Device;
+use crate::model::{Model, ModelError};
+use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
+use dreamc_dsl::Spec;
+
+/// Tokens of a prompt that are read at once, at most.
+const CHUNK: u64 = 64;
+
+/// Compiles a model to write with: so many rows at once, texts up to the model's context or `context`, another depth.
+pub fn compile_cached(
+    spec: &Spec,
+    rows: u64,
+    context: Option<u64>,
+    depth: Option<u64>,
+) -> Result<Compiled, CompileError> {
+    let places = context.unwrap_or(spec.model.context).min(spec.model.context);
+    let cache = Cache { places, chunk: CHUNK.min(places) };
+    let options = Options {
+        depth,
+        cache: Some(cache),
+        logits: true,
+        ..crate::train::prepare::forward(rows, cache.chunk)
+    };
+    compile(spec, &options)
+}
+
+/// A model with sequence caches.
+pub struct Cached {
+    model: Model,
+    rows: usize,
+    chunk: usize,
+    places: usize,
+    /// Tokens of each row that are in the caches.
+    lengths: Vec<usize>,
+}
+
+impl Cached {
+    /// Puts a model compiled by [`compile_cached`] on a device; it has no weights yet.
+    pub fn load(device: &dyn Device, compiled: Compiled) -> Result<Self, ModelError> {
+        let shape = |name: &str| {
+            let buffer = compiled.plan.find(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
+            match compiled.plan.buffer(buffer).shape[..] {
+                [rows, n] => Ok((rows as usize, n as usize)),
+                _ => Err(ModelError::NoBuffer(format!("{name} [rows, n]"))),
+            }
+        };
+        let (rows, chunk) = shape("prefill.ids")?;
+        // A model without sequence attention has no caches, and texts of any length.
+        let places = shape("key_positions").map_or(usize::MAX / 2, |(_, places)| places);
+        let model = Model::load(device, compiled)?;
+        Ok(Cached { model, rows, chunk, places, lengths: vec![] })
+    }
+
+    /// The model, to give it weights.
+    pub fn model(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// The model.
+    pub fn loaded(&self) -> &Model {
+        &self.model
+    }
+
+    /// Runs a program on the next tokens of each row, none for some; gives the logits after the last of each that has any.
+    fn run(
+        &mut self,
+        program: &str,
+        width: usize,
+        next: &[&[u32]],
+    ) -> Result<Vec<Option<Vec<f32>>>, ModelError> {
+        let cells = self.rows * width;
+        let (mut ids, mut positions, mut slots) = (vec![0; cells], vec![0; cells], vec![-1; cells]);
+        for (row, tokens) in next.iter().enumerate() {
+            for (i, &token) in tokens.iter().enumerate() {
+                let (cell, at) = (row * width + i, self.lengths[row] + i);
+                ids[cell] = token as i32;
+                positions[cell] = at as i32;
+                slots[cell] = at as i32;
+            }
+            self.lengths[row] += tokens.len();
+        }
+        for (name, values) in [("ids", &ids), ("positions", &positions), ("slots", &slots)] {
+            self.model.write_ints(&format!("{program}.{name}"), values)?;
+        }
+        if self.places < usize::MAX / 2 {
+            let mut keys = vec![-1; self.rows * self.places];
+            for (row, &length) in self.lengths.iter().enumerate() {
+                for (at, key) in keys[row * self.places..][..length].iter_mut().enumerate() {
+                    *key = at as i32;
+                }
+            }
+            self.model.write_ints("key_positions", &keys)?;
+        }
+        self.model.session().run(program)?;
+        let name = format!("{program}.logits");
+        let last = |(row, tokens): (usize, &&[u32])| {
+            let cell = (row * width + tokens.len().saturating_sub(1)) as u64;
+            (!tokens.is_empty()).then(|| self.model.logits_of(&name, cell)).transpose()
+        };
+        next.iter().enumerate().map(last).collect()
+    }
+}
+
+impl NextLogits for Cached {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn context(&self) -> usize {
+        self.places
+    }
+
+    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.lengths = vec![0; prompts.len()];
+        let mut logits = vec![vec![]; prompts.len()];
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        for from in (0..longest).step_by(self.chunk) {
+            let part = |p: &Vec<u32>| (from.min(p.len()), (from + self.chunk).min(p.len()));
+            let next: Vec<&[u32]> = prompts.iter().map(|p| &p[part(p).0..part(p).1]).collect();
+            for (row, found) in self.run("prefill", self.chunk, &next)?.into_iter().enumerate() {
+                if let Some(found) = found {
+                    logits[row] = found;
+                }
+            }
+        }
+        Ok(logits)
+    }
+
+    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
+        // A row that is full is done; what it is given goes nowhere.
+        let next: Vec<&[u32]> = tokens
+            .iter()
+            .zip(&self.lengths)
+            .map(|(token, &length)| if length < self.places { std::slice::from_ref(token) } else { &[] })
+            .collect();
+        Ok(self.run("decode", 1, &next)?.into_iter().map(Option::unwrap_or_default).collect())
+    }
+}
