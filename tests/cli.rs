@@ -1,0 +1,368 @@
+//! The command line as its users meet it: the whole program, its output, its exit codes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A model that trains in a second.
+const TINY: &str = "\
+model:
+  name: tiny
+  vocab: 256
+  hidden: 16
+  context: 64
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8}}
+    da: {depth: {heads: 1, head_size: 8}}
+    ea: {experts: {count: 4, active: 2, intermediate: 16, query: 8}}
+  body:
+    - recur: 2
+      layers: [\"(da | sa) > ea\"]
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 8, batch: 4, sequence: 32, learning_rate: 1e-3, warmup: 2, precision: f32,
+        evaluate: {every: 4, batches: 1}, checkpoint: {every: 2, keep: 2}}
+eval: {examples: 4, max_tokens: 8}
+";
+
+struct House {
+    folder: TempDir,
+}
+
+impl House {
+    fn new() -> Self {
+        let house = House { folder: tempfile::tempdir().unwrap() };
+        house.write("tiny.yaml", TINY);
+        house
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn command(&self, line: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
+        command.args(line).current_dir(self.folder.path());
+        command.env("DREAMC_CACHE", self.path("cache")).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, line: &[&str]) -> Output {
+        self.command(line).output().unwrap()
+    }
+
+    /// Runs a command that succeeds; gives its standard output.
+    fn good(&self, line: &[&str]) -> String {
+        let output = self.run(line);
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{line:?}: {:?}\n{out}\n{err}", output.status);
+        out
+    }
+
+    /// Runs a command that fails; gives its exit code and error output.
+    fn bad(&self, line: &[&str]) -> (i32, String) {
+        let output = self.run(line);
+        let (out, err) = texts(&output);
+        assert!(!output.status.success(), "{line:?} succeeded\n{out}");
+        assert!(!err.contains("panicked"), "{err}");
+        (output.status.code().unwrap(), err)
+    }
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// Bytes of the weights and of the optimizer after a step.
+fn bits(run: &Path, step: u64) -> Vec<Vec<u8>> {
+    let folder = run.join(format!("checkpoints/step-{step:08}"));
+    ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(folder.join(name)).unwrap()).to_vec()
+}
+
+/// `metrics.jsonl` without what a clock says.
+fn metrics(run: &Path) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let line = |line: &str| {
+        let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
+        value.as_object_mut().unwrap().remove("seconds");
+        value
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn help_has_examples_everywhere() {
+    let house = House::new();
+    let help = house.good(&["--help"]);
+    assert!(help.contains("dreamc train examples/quickstart.yaml"));
+    let commands =
+        ["check", "fmt", "show", "schema", "compile", "train", "resume", "generate", "eval", "probe"];
+    let nested = [["data", "inspect"], ["tokenizer", "train"]];
+    let lines = commands.iter().map(|c| vec![*c]).chain(nested.iter().map(|c| c.to_vec()));
+    for mut line in lines.chain([vec!["completions"]]) {
+        line.push("--help");
+        let help = house.good(&line);
+        assert!(help.contains("Examples:"), "{line:?} has no examples:\n{help}");
+    }
+}
+
+#[test]
+fn bad_usage_is_2_and_a_failed_check_is_1() {
+    let house = House::new();
+    assert_eq!(house.bad(&["trian"]).0, 2);
+    assert_eq!(house.bad(&["train"]).0, 2);
+    assert_eq!(house.bad(&["train", "tiny.yaml", "--data", "none.txt"]).0, 2);
+    assert_eq!(house.bad(&["train", "tiny.yaml", "--threads", "0"]).0, 2);
+    house.write("wrong.yaml", &TINY.replace("heads: 2", "haeds: 2"));
+    let output = house.run(&["check", "wrong.yaml", "tiny.yaml"]);
+    let (out, _) = texts(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(out.contains("haeds") && out.contains("heads") && out.contains("tiny.yaml: no errors"), "{out}");
+    let (code, err) = house.bad(&["train", "wrong.yaml"]);
+    assert!(code == 1 && err.contains("wrong.yaml:7"), "{err}");
+    assert_eq!(house.bad(&["train", "none.yaml"]).0, 1);
+}
+
+#[test]
+fn a_run_leaves_what_it_says_and_nothing_is_overwritten() {
+    let house = House::new();
+    let out = house.good(&["train", "tiny.yaml"]);
+    let run = house.path("runs/tiny-001");
+    for name in ["spec.yaml", "metrics.jsonl", "events.out.tfevents.dreamc", "samples.jsonl", "ledger.json"] {
+        assert!(run.join(name).is_file(), "{name}");
+    }
+    assert!(out.contains("finished after 8 steps") && out.contains("dreamc eval runs/tiny-001"), "{out}");
+    assert_eq!(metrics(&run).len(), 8 + 2);
+    let checkpoints: Vec<_> = fs::read_dir(run.join("checkpoints")).unwrap().collect();
+    assert_eq!(checkpoints.len(), 2);
+    let ledger: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(run.join("ledger.json")).unwrap()).unwrap();
+    assert_eq!(ledger["tokens"], 8 * 4 * 32);
+    assert_eq!(ledger["status"], "finished");
+    assert!(ledger["executed_flops"].as_u64().unwrap() > 0);
+
+    house.good(&["train", "tiny.yaml"]);
+    assert!(house.path("runs/tiny-002").is_dir());
+    let (code, err) = house.bad(&["train", "tiny.yaml", "--out", "runs/tiny-001"]);
+    assert!(code == 1 && err.contains("exists already") && err.contains("--force"), "{err}");
+    house.good(&["train", "tiny.yaml", "--out", "runs/tiny-001", "--force"]);
+    assert_eq!(metrics(&run), metrics(&house.path("runs/tiny-002")));
+    assert_eq!(bits(&run, 8), bits(&house.path("runs/tiny-002"), 8));
+
+    // What it left can be used.
+    let eval = house.good(&["eval", "runs/tiny-001"]);
+    assert!(eval.contains("exact match, permutation"), "{eval}");
+    let text = house.good(&["generate", "runs/tiny-001", "abcd 1-2 = ", "-n", "4", "--json"]);
+    let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(line["prompt"], "abcd 1-2 = ");
+    let uncached = ["generate", "runs/tiny-001", "abcd 1-2 = ", "-n", "4", "--json", "--no-cache"];
+    assert_eq!(house.good(&uncached), text);
+}
+
+#[test]
+fn a_killed_run_goes_on_to_the_same_bits() {
+    let house = House::new();
+    let longer =
+        ["--set", "train.steps=24", "--set", "train.random_depth.min=1", "--set", "train.random_depth.max=3"];
+    let train = |out: &'static str| [&["train", "tiny.yaml", "--out", out], &longer[..]].concat();
+    house.good(&train("whole"));
+    let mut killed = 0;
+    let mut process =
+        house.command(&train("cut")).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    for round in 0.. {
+        // Later and later, so that it gets somewhere.
+        std::thread::sleep(std::time::Duration::from_millis(100 + 50 * round));
+        if let Some(status) = process.try_wait().unwrap() {
+            assert!(status.success());
+            break;
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        killed += 1;
+        // Killed before there was a folder, it begins again.
+        let started = house.path("cut/spec.yaml").exists();
+        let line = if started { vec!["resume", "cut"] } else { [&train("cut")[..], &["--force"]].concat() };
+        process = house.command(&line).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    }
+    assert!(killed > 0, "the run was over before it could be killed");
+    assert_eq!(bits(&house.path("cut"), 24), bits(&house.path("whole"), 24));
+    assert_eq!(metrics(&house.path("cut")), metrics(&house.path("whole")));
+    let events = |run: &str| fs::metadata(house.path(run).join("events.out.tfevents.dreamc")).unwrap().len();
+    assert_eq!(events("cut"), events("whole"));
+}
+
+#[test]
+fn a_signal_is_a_checkpoint() {
+    let house = House::new();
+    let line = [
+        "train",
+        "tiny.yaml",
+        "--out",
+        "run",
+        "--set",
+        "train.steps=100000",
+        "--set",
+        "train.evaluate.every=0",
+    ];
+    let process = house.command(&line).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let metrics = house.path("run/metrics.jsonl");
+    while !fs::metadata(&metrics).is_ok_and(|m| m.len() > 1000) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // A second process is refused meanwhile.
+    let (code, err) = house.bad(&["resume", "run"]);
+    assert!(code == 1 && err.contains("another process"), "{err}");
+    let id = process.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let output = process.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let (out, _) = texts(&output);
+    assert!(out.contains("SIGTERM: stopped after step") && out.contains("dreamc resume run"), "{out}");
+    let lines = fs::read_to_string(&metrics).unwrap().lines().count() as u64;
+    assert!(house.path(&format!("run/checkpoints/step-{lines:08}")).is_dir());
+}
+
+#[test]
+fn a_changed_specification_is_refused_with_the_difference() {
+    let house = House::new();
+    house.good(&["train", "tiny.yaml", "--out", "run"]);
+    house.write("other.yaml", &TINY.replace("1e-3", "2e-3"));
+    let line = ["train", "other.yaml", "--out", "run", "--resume"];
+    let (code, err) = house.bad(&line);
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("- ") && err.contains("learning_rate: 0.002") && err.contains("--allow-changes"),
+        "{err}"
+    );
+    house.good(&[&line[..], &["--allow-changes"]].concat());
+    let out = house.good(&["resume", "run", "--set", "train.steps=10"]);
+    assert!(out.contains("finished after 10 steps"), "{out}");
+}
+
+#[test]
+fn damaged_checkpoints_fall_back_to_the_last_good_one() {
+    let house = House::new();
+    house.good(&["train", "tiny.yaml", "--out", "run"]);
+    let whole = bits(&house.path("run"), 8);
+    let newest = house.path("run/checkpoints/step-00000008/model.safetensors");
+    let mut bytes = fs::read(&newest).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    fs::write(&newest, &bytes).unwrap();
+    let output = house.run(&["resume", "run"]);
+    let (_, err) = texts(&output);
+    assert!(
+        output.status.success() && err.contains("BLAKE3 differs") && err.contains("after step 6"),
+        "{err}"
+    );
+    assert_eq!(bits(&house.path("run"), 8), whole);
+}
+
+#[test]
+fn text_of_the_users_is_learned_in_bits_per_byte() {
+    let house = House::new();
+    house.write("book.txt", &"the quick brown fox jumps over the lazy dog\n".repeat(200));
+    let set =
+        ["--set", "train.learning_rate=1e-2", "--set", "train.steps=60", "--set", "train.evaluate.every=20"];
+    let line = [&["train", "tiny.yaml", "--data", "book.txt", "--out", "run"], &set[..]].concat();
+    house.good(&line);
+    let bits: Vec<f64> =
+        metrics(&house.path("run")).iter().filter_map(|m| m["bits_per_byte"].as_f64()).collect();
+    assert!(bits.len() == 3 && bits[2] < bits[0] && bits[2] < 5.0, "{bits:?}");
+    let report = house.good(&["eval", "run", "--data", "book.txt", "--stride", "8", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report[0]["loss"]["targets"], 44 * 200);
+    assert!(report[0]["conventions"].as_str().unwrap().contains("stride 8"));
+}
+
+#[test]
+fn answers_of_a_jsonl_file_and_choices_are_scored() {
+    let house = House::new();
+    let rows: String =
+        (0..40).map(|i| format!("{{\"question\": \"{i}\", \"answer\": \"#### {}\"}}\n", i % 3)).collect();
+    house.write("rows.jsonl", &rows);
+    house.good(&["train", "tiny.yaml", "--data", "rows.jsonl", "--out", "run"]);
+    house.write(
+        "choices.jsonl",
+        "{\"prompt\": \"1\\n\", \"choices\": [\"#### 1\", \"zzzz\"], \"answer\": 0}\n",
+    );
+    let line =
+        ["eval", "run", "--data", "rows.jsonl", "--examples", "6", "--choices", "choices.jsonl", "--json"];
+    let report: serde_json::Value = serde_json::from_str(&house.good(&line)).unwrap();
+    assert_eq!(report[0]["answers"]["asked"], 6);
+    assert_eq!(report[0]["choices"]["asked"], 1);
+}
+
+#[test]
+fn probe_writes_the_agreed_names() {
+    let house = House::new();
+    house.write("ids.json", "[[1, 2, 3, 4], [5, 6, 7, 8]]");
+    let line =
+        ["probe", "tiny.yaml", "--ids", "ids.json", "-o", "out.safetensors", "--seed", "3", "--weights"];
+    house.good(&line);
+    let tensors =
+        dreamc_runtime::checkpoint::safetensors::Tensors::open(&house.path("out.safetensors")).unwrap();
+    let shape = |name: &str| tensors.get(name).unwrap().map(|(shape, _)| shape.to_vec());
+    assert_eq!(shape("logits"), Some(vec![2, 3, 256]));
+    assert_eq!(shape("loss"), Some(vec![1]));
+    assert_eq!(shape("gradients.embed.weight"), Some(vec![256, 16]));
+    assert_eq!(shape("weights.layers.0.ea.gate.weight"), Some(vec![4, 16, 16]));
+    let first = fs::read(house.path("out.safetensors")).unwrap();
+    house.good(&line);
+    assert_eq!(fs::read(house.path("out.safetensors")).unwrap(), first);
+    for (ids, problem) in [
+        ("[[1, 2], [3]]", "row 2 has 1 ids and row 1 has 2"),
+        ("[[1, 256]]", "id 256 of row 1, place 2"),
+        ("{}", "list of lists"),
+        ("[[1]]", "at least two ids"),
+    ] {
+        house.write("bad.json", ids);
+        let (code, err) = house.bad(&["probe", "tiny.yaml", "--ids", "bad.json", "-o", "x.safetensors"]);
+        assert!(code == 2 && err.contains(problem), "{err}");
+    }
+}
+
+#[test]
+fn data_can_be_looked_at() {
+    let house = House::new();
+    let out = house.good(&["data", "inspect", "tiny.yaml", "--rows", "1"]);
+    assert!(out.contains("⟦") && out.contains("¶") && out.contains("abcd"), "{out}");
+    let out = house.good(&["data", "inspect", "tiny.yaml", "--rows", "2", "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(rows[1]["ids"].as_array().unwrap().len(), 32);
+    house.write("rows.jsonl", "{\"question\": \"1+1\", \"answer\": \"2\"}\n{\"question\": 3}\n");
+    let (code, err) = house.bad(&["data", "inspect", "tiny.yaml", "--data", "rows.jsonl"]);
+    assert!(code == 1 && err.contains("rows.jsonl:2: has no field \"answer\""), "{err}");
+}
+
+#[test]
+fn a_tokenizer_is_learned_and_used() {
+    let house = House::new();
+    house.write("book.txt", &"the cat sat on the mat and the cat sat on the hat\n".repeat(50));
+    let out = house.good(&["tokenizer", "train", "book.txt", "--vocab", "270", "-o", "tok.json"]);
+    assert!(out.contains("tok.json: 270 tokens"), "{out}");
+    let spec = TINY.replace("vocab: 256", "vocab: 270").replace(
+        "data: {task: permutation, size: 4, max_steps: 2}",
+        "data: {text: book.txt, tokenizer: tok.json}",
+    );
+    house.write("text.yaml", &spec);
+    house.good(&["train", "text.yaml", "--out", "run"]);
+    assert!(house.path("run/tokenizer.json").is_file());
+    fs::remove_file(house.path("tok.json")).unwrap();
+    house.good(&["generate", "run", "the cat", "-n", "3"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let house = House::new();
+    let mut process =
+        house.command(&["schema"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(process.stdout.take());
+    let output = process.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{:?}", texts(&output));
+}
