@@ -4,6 +4,8 @@ use crate::failure::Done;
 use crate::say;
 use crate::spec::SpecArguments;
 use clap::{Args, ValueEnum};
+use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::{Options, compile};
 use dreamc_runtime::train::prepare;
 use std::io::Write;
@@ -12,6 +14,7 @@ use std::io::Write;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  dreamc compile model.yaml --emit ir
   dreamc compile model.yaml --emit plan
   dreamc compile model.yaml --emit tensors")]
 pub struct Arguments {
@@ -35,6 +38,8 @@ pub struct Arguments {
 enum Emit {
     /// Names, shapes and first values of the tensors
     Tensors,
+    /// The tensor graph as lowered, one function for each distinct layer
+    Ir,
     /// Buffers and launch lists
     Plan,
 }
@@ -45,6 +50,12 @@ pub fn run(a: Arguments) -> Done {
     let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
     let segments = prepare::masked(&spec);
     let options = Options { train: true, segments, ..prepare::forward(batch, sequence) };
+    if a.emit == Emit::Ir {
+        let architecture = Architecture::new(&spec.model, None)?;
+        let lowered = lower(&architecture, Shape { batch, sequence, segments, cache: None })?;
+        write!(std::io::stdout(), "{}", lowered.module)?;
+        return Ok(());
+    }
     let compiled = compile(&spec, &options)?;
     match a.emit {
         Emit::Tensors => {
@@ -52,7 +63,7 @@ pub fn run(a: Arguments) -> Done {
                 say!("{:<48} {:<24} {:?}", t.name, format!("{:?}", t.shape), t.init)?;
             }
         }
-        Emit::Plan => write!(std::io::stdout(), "{:#?}", compiled.plan)?,
+        Emit::Ir | Emit::Plan => write!(std::io::stdout(), "{}", compiled.plan)?,
     }
     Ok(())
 }
