@@ -1,0 +1,132 @@
+//! `dreamc count` and `dreamc match` as people and programs see them.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Standard output of a command that ends with this exit code, or its error stream where that is not 0.
+fn dreamc(arguments: &[&str], code: i32) -> String {
+    let out = Command::new(env!("CARGO_BIN_EXE_dreamc"))
+        .args(arguments)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples"))
+        .output()
+        .expect("starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    let (stdout, stderr) = (text(out.stdout), text(out.stderr));
+    assert_eq!(out.status.code(), Some(code), "{arguments:?}\n{stdout}{stderr}");
+    if code == 0 { stdout } else { stderr }
+}
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&dreamc(&[arguments, &["--json"]].concat(), 0)).expect("JSON")
+}
+
+#[test]
+fn the_tables() {
+    insta::assert_snapshot!("count", dreamc(&["count", "dr-da-16.yaml", "--device", "h100"], 0));
+    insta::assert_snapshot!("count_tiny", dreamc(&["count", "tiny-la.yaml", "--executed"], 0));
+    insta::assert_snapshot!("match", dreamc(&["match", "paper-16.suite.yaml"], 0));
+}
+
+/// Programs read these keys.
+#[test]
+fn stable_keys() {
+    let counts = json(&["count", "dr-da-32.yaml", "--device", "h200"]);
+    assert_eq!(counts["parameters"]["total"], 2_078_767_488_u64);
+    for key in
+        ["total", "active", "embedding", "head", "dense", "routed", "shared", "router", "gain", "balance"]
+    {
+        assert!(counts["parameters"][key].is_u64(), "parameters.{key}");
+    }
+    for key in ["decode", "prefill", "training"] {
+        assert!(counts["flops_per_token"][key].is_u64(), "flops_per_token.{key}");
+        assert!(counts["predicted"][key]["seconds_per_token"].as_f64() > Some(0.0), "predicted.{key}");
+    }
+    for key in ["weights", "gradients", "optimizer", "activations", "sequence_cache", "depth_cache"] {
+        assert!(counts["memory_bytes"][key].is_u64(), "memory_bytes.{key}");
+    }
+    let matched = json(&["match", "dr-da-32.yaml", "--set", "ea.count=1024", "--set", "ea.intermediate=512"]);
+    assert_eq!(matched["fields"], serde_json::json!({"ea.intermediate": 472, "ea.count": 1097}));
+    assert_eq!(matched["baseline"]["parameters"], 2_079_015_936_u64);
+    assert_eq!(matched["matched"]["flops_per_token"], 1_610_563_584_u64);
+    assert!(matched["residual"]["parameters"].as_f64().is_some_and(|r| r.abs() < 2e-4));
+    assert_eq!(matched["iterations"], 2);
+}
+
+/// Both suites of the paper find its four pairs, and write specs of which nothing else has changed.
+#[test]
+fn suites_and_what_they_write() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (suite, pairs) in [("16", [(504, 517), (480, 537)]), ("32", [(504, 1039), (472, 1097)])] {
+        let to = folder.path().join(suite);
+        let to = to.to_str().expect("text");
+        let found = json(&["match", &format!("paper-{suite}.suite.yaml"), "--write", to]);
+        for ((arm, name), (intermediate, count)) in
+            found["variants"].as_array().expect("variants").iter().zip(["dr", "dr-da"]).zip(pairs)
+        {
+            assert_eq!(arm["name"], name);
+            assert_eq!(arm["fields"]["ea.intermediate"], intermediate);
+            assert_eq!(arm["fields"]["ea.count"], count);
+            // The examples hold the matched values already.
+            let original = format!("{}/examples/{name}-{suite}.yaml", env!("CARGO_MANIFEST_DIR"));
+            let written = PathBuf::from(to).join(format!("{name}.yaml"));
+            let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("reads");
+            assert_eq!(read(&written), read(original.as_ref()));
+        }
+    }
+}
+
+#[test]
+fn both_spellings_count_alike() {
+    for name in ["dr-da-16", "tiny-prelude-core-coda"] {
+        let [yaml, dream] = ["yaml", "dream"].map(|spelling| json(&["count", &format!("{name}.{spelling}")]));
+        assert_eq!(yaml, dream, "{name}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("matched.dream");
+    let out = out.to_str().expect("text");
+    let found = dreamc(
+        &[
+            "match",
+            "dr-da-16.dream",
+            "--set",
+            "ea.count=512",
+            "--set",
+            "ea.intermediate=512",
+            "--baseline",
+            "la-16.yaml",
+            "--flops",
+            "ea.intermediate:8",
+            "--params",
+            "ea.count",
+            "--write",
+            out,
+        ],
+        0,
+    );
+    assert!(found.starts_with("dr-da-16: ea.intermediate 480, ea.count 537"), "{found}");
+    let original = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/dr-da-16.dream");
+    assert_eq!(
+        std::fs::read_to_string(out).expect("reads"),
+        std::fs::read_to_string(original).expect("reads")
+    );
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    let cases: [(&[&str], i32, &str); 7] = [
+        (&["match", "la-16.yaml"], 2, "nothing to compare with"),
+        (&["match", "la-16.yaml", "--baseline", "dr-16.yaml"], 2, "nothing to change"),
+        (&["match", "dr-16.yaml", "--flops", "ea.intermediate:0"], 2, "write a field and its step"),
+        (&["match", "dr-16.yaml", "--tolerance", "1e-9"], 1, "closest: ea.intermediate 504, ea.count 517"),
+        (&["match", "dr-16.yaml", "--flops", "context"], 1, "no effect on FLOPs per token"),
+        (&["count", "dr-16.yaml", "--device", "abacus"], 2, "there are h100"),
+        (&["count", "dr-16.yaml", "--tokens", "0"], 2, "--tokens"),
+    ];
+    for (arguments, code, message) in cases {
+        let found = dreamc(arguments, code);
+        assert!(found.contains(message), "{arguments:?}: {found}");
+    }
+    // A thousand million experts are counted.
+    let counts = json(&["count", "dr-16.yaml", "--set", "ea.count=1000000000"]);
+    assert!(counts["parameters"]["total"].as_u64() > Some(1_548_000_000_000_000));
+}
