@@ -130,3 +130,19 @@ fn what_cannot_be_done_is_said() {
     let counts = json(&["count", "dr-16.yaml", "--set", "ea.count=1000000000"]);
     assert!(counts["parameters"]["total"].as_u64() > Some(1_548_000_000_000_000));
 }
+
+/// Documents are masked in this data, so how many keys a query sees is known only from the batch.
+#[test]
+fn a_run_counts_what_it_executes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("run");
+    let out = out.to_str().expect("text");
+    let smaller = ["train.steps=2", "train.batch=4", "train.accumulate=2", "eval.examples=1"];
+    let set: Vec<&str> = smaller.iter().flat_map(|s| ["--set", s]).collect();
+    let found = dreamc(&[&["train", "tiny-dr-da.yaml", "--count", "--out", out], &set[..]].concat(), 0);
+    assert!(found.contains("as the launch list says"), "{found}");
+    let ledger = std::fs::read_to_string(folder.path().join("run/ledger.json")).expect("a ledger");
+    let ledger: serde_json::Value = serde_json::from_str(&ledger).expect("JSON");
+    assert!(ledger["executed_flops"].as_u64() > Some(0));
+    assert_eq!(ledger["declared_flops_per_token"], 1_350_592.0);
+}

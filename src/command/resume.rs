@@ -43,7 +43,7 @@ pub fn run(a: Arguments) -> Done {
     let spec = spec::parse(&path.display().to_string(), &text, &a.set)?;
     let from = latest(&folder)?;
     let device = a.device.open()?;
-    let job = Job { spec: &spec, device: device.as_ref(), json: a.json };
+    let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: false };
     let prepared = job.prepare()?;
     let dataset = job.dataset()?;
     job.train(prepared, &dataset, &folder, from, a.allow_changes || !a.set.is_empty())

@@ -3,6 +3,7 @@
 use crate::command::resume;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::number::grouped;
 use crate::progress::Progress;
 use crate::show::{bytes, duration, short, table};
 use crate::spec::{SpecArguments, make_absolute, replace_data, resolved};
@@ -53,6 +54,10 @@ pub struct Arguments {
     #[arg(long)]
     dry_run: bool,
 
+    /// Compare the multiply-adds that the device counts with those of the launch list, to the last one
+    #[arg(long)]
+    count: bool,
+
     /// Print the final ledger as JSON on standard output, everything else on the error stream
     #[arg(long)]
     json: bool,
@@ -68,7 +73,7 @@ pub fn run(a: Arguments) -> Done {
         replace_data(&mut spec, file)?;
     }
     let device = a.device.open()?;
-    let job = Job { spec: &spec, device: device.as_ref(), json: a.json };
+    let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: a.count };
     let prepared = job.prepare()?;
     if a.dry_run {
         return Ok(());
@@ -96,6 +101,8 @@ pub struct Job<'a> {
     pub device: &'a dyn Device,
     /// Whether standard output is for a program.
     pub json: bool,
+    /// Whether the device's work is compared with the launch list.
+    pub count: bool,
 }
 
 impl Job<'_> {
@@ -189,8 +196,16 @@ impl Job<'_> {
         }
         self.tell(&format!("  run  {}\n", folder.path().display()))?;
         let mut progress = Progress::new();
-        let setup =
-            Setup { spec: self.spec, text: &text, device: self.device, dataset, folder, from, allow_changes };
+        let setup = Setup {
+            spec: self.spec,
+            text: &text,
+            device: self.device,
+            dataset,
+            folder,
+            from,
+            allow_changes,
+            count: self.count,
+        };
         let outcome = train::run(prepared, setup, &mut progress);
         progress.clear();
         let outcome = outcome?;
@@ -200,7 +215,7 @@ impl Job<'_> {
         if self.json {
             show::json(&outcome.ledger)?;
         } else {
-            report(&outcome, folder.path(), dataset.tasks().next().is_some())?;
+            report(&outcome, folder.path(), dataset.tasks().next().is_some(), self.count)?;
         }
         match outcome.stop {
             Stop::Interrupted(_) => Err(Failure::Silent),
@@ -210,7 +225,7 @@ impl Job<'_> {
 }
 
 /// The final table and what to do next.
-fn report(outcome: &Outcome, folder: &Path, tasks: bool) -> Done {
+fn report(outcome: &Outcome, folder: &Path, tasks: bool, counted: bool) -> Done {
     let l = &outcome.ledger;
     let folder = folder.display();
     match outcome.stop {
@@ -238,6 +253,10 @@ fn report(outcome: &Outcome, folder: &Path, tasks: bool) -> Done {
     row("tokens/s", Some(short(l.tokens as f64 / l.train_seconds.max(1e-9))));
     row("FLOP/s", Some(short(l.executed_flops as f64 / l.train_seconds.max(1e-9))));
     row("memory", Some(bytes(l.peak_memory)));
+    row(
+        "FLOPs executed",
+        counted.then(|| format!("{}, as the launch list says", grouped(l.executed_flops.into()))),
+    );
     say!("{}", table(&rows))?;
     say!("left in {folder}; next:")?;
     if tasks {

@@ -6,6 +6,7 @@ use crate::data::DataError;
 use crate::evaluate::EvaluateError;
 use crate::model::ModelError;
 use dreamc_compiler::CompileError;
+use dreamc_compiler::count::CountError;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -27,6 +28,21 @@ pub enum TrainError {
     /// The architecture.
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// The work of a program.
+    #[error(transparent)]
+    Counting(#[from] CountError),
+    /// The device did other work than its program has.
+    #[error("step {step}: `{program}` executed {found} multiply-adds, not {expected}")]
+    Count {
+        /// The step.
+        step: u64,
+        /// Which program.
+        program: String,
+        /// The device's counter.
+        found: u128,
+        /// The count of the launch list.
+        expected: u128,
+    },
     /// A file of the run cannot be written.
     #[error("{}: {error}", path.display())]
     Io {

@@ -14,12 +14,14 @@ use super::prepare::Prepared;
 use super::tensorboard::Events;
 use super::{changes, schedule, signal};
 use crate::checkpoint::{Checkpoint, Content, Keep, State, VERSION};
-use crate::data::{Batches, Dataset};
+use crate::data::{Batch, Batches, Dataset};
 use crate::device::{Device, Instrument};
 use crate::evaluate;
 use crate::generate::Cached;
 use crate::model::{Model, Scale};
 use crate::train::sample;
+use dreamc_compiler::count::executed::{Masks, executed};
+use dreamc_compiler::count::{self, count};
 use dreamc_dsl::Spec;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -40,6 +42,8 @@ pub struct Setup<'a> {
     pub from: Option<Checkpoint>,
     /// Continue even where specification or data have changed.
     pub allow_changes: bool,
+    /// Compare the multiply-adds of every micro-batch with those its program should execute.
+    pub count: bool,
 }
 
 /// Why the loop ended without an error.
@@ -96,6 +100,7 @@ struct Runner<'a> {
     /// The last step a checkpoint was written of.
     saved: u64,
     speed: f64,
+    declared_flops_per_token: Option<f64>,
 }
 
 impl<'a> Runner<'a> {
@@ -137,6 +142,8 @@ impl<'a> Runner<'a> {
         let events =
             Events::open(&folder.events(), state.events_bytes, now()).map_err(io(&folder.events()))?;
         let saved = state.step;
+        let declared = count(setup.spec, &count::Options::default());
+        let declared_flops_per_token = declared.ok().map(|c| c.flops_per_token.training.mean());
         let runner = Runner {
             setup,
             watcher,
@@ -151,6 +158,7 @@ impl<'a> Runner<'a> {
             evaluation: None,
             saved,
             speed: 0.0,
+            declared_flops_per_token,
         };
         runner.write_ledger(&runner.ledger("running"))?;
         Ok(runner)
@@ -205,7 +213,12 @@ impl<'a> Runner<'a> {
         let depth = schedule::depth(train, step);
         let mut multiply_adds = 0;
         for first in (0..rows).step_by(micro) {
-            multiply_adds += self.model.backward(&batch.slice(first, micro), scale, depth)?.multiply_adds();
+            let part = batch.slice(first, micro);
+            let executed = self.model.backward(&part, scale, depth)?.multiply_adds();
+            if self.setup.count {
+                self.compare(step, &part, depth, executed)?;
+            }
+            multiply_adds += executed;
         }
         let loss = self.model.loss()?;
         self.check(step, "the loss", loss)?;
@@ -240,6 +253,20 @@ impl<'a> Runner<'a> {
         })?;
         self.watcher.tell(&Event::Step { line: &line, steps: train.steps, speed: self.speed, left });
         Ok(())
+    }
+
+    /// Stops where the device did more or less work than its program has.
+    fn compare(&self, step: u64, part: &Batch, depth: Option<u64>, found: u64) -> Result<(), TrainError> {
+        let program = depth.map_or("backward".into(), |depth| format!("backward@{depth}"));
+        let masks = Masks { positions: &part.positions, key_positions: &[], segments: &part.segments };
+        let plan = &self.model.compiled().plan;
+        let expected = executed(plan, &program, &|launch| masks.extents(plan.kernel(launch.kernel)))?;
+        let found = u128::from(found);
+        // Where experts that do nothing were chosen, what was counted is the most there can be.
+        if found == expected.multiply_adds || (expected.open() && found < expected.multiply_adds) {
+            return Ok(());
+        }
+        Err(TrainError::Count { step, program, found, expected: expected.multiply_adds })
     }
 
     /// Stops before a number that is none reaches the weights.
@@ -381,7 +408,7 @@ impl<'a> Runner<'a> {
             targets: state.targets,
             train_seconds: state.train_seconds,
             parameters: self.model.parameters(),
-            declared_flops_per_token: None,
+            declared_flops_per_token: self.declared_flops_per_token,
             executed_flops: 2 * state.multiply_adds,
             peak_memory: memory,
             skipped_steps: state.skipped,
