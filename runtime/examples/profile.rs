@@ -76,6 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         depth: None,
         depths: vec![],
         cache: None,
+        rewrite: Default::default(),
     };
     let compiled = compile(&spec, &options)?;
     let plan = &compiled.plan;

@@ -42,7 +42,6 @@ pub fn depth(train: &Train, step: u64) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::rng::Philox;
     use dreamc_dsl::spec::{Checkpoint, Evaluate, Precision};
 
     pub(crate) fn recipe() -> Train {
