@@ -24,7 +24,8 @@ pub fn short(n: f64) -> String {
         x if x >= 1e9 => (n / 1e9, " G"),
         x if x >= 1e6 => (n / 1e6, " M"),
         x if x >= 1e4 => (n / 1e3, " k"),
-        _ => return if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.1}") },
+        x if x >= 100.0 || n.fract() == 0.0 => return format!("{n:.0}"),
+        _ => return format!("{n:.1}"),
     };
     let digits = if value.abs() >= 100.0 {
         0
@@ -85,8 +86,8 @@ mod tests {
     #[test]
     fn numbers_are_short() {
         assert_eq!(
-            [0.0, 12.5, 9999.0, 12_345.0, 1.5e6, 2e9].map(short),
-            ["0", "12.5", "9999", "12.3 k", "1.50 M", "2.00 G"]
+            [0.0, 12.5, 8954.4, 12_345.0, 1.5e6, 2e9].map(short),
+            ["0", "12.5", "8954", "12.3 k", "1.50 M", "2.00 G"]
         );
         assert_eq!([100, 2048, 5 << 20, 3 << 30].map(bytes), ["100 B", "2.0 KiB", "5.0 MiB", "3.00 GiB"]);
         assert_eq!(

@@ -197,6 +197,23 @@ fn a_killed_run_goes_on_to_the_same_bits() {
 }
 
 #[test]
+fn infinities_stop_a_run_with_step_and_tensor_and_leave_the_last_good_checkpoint() {
+    let house = House::new();
+    let set =
+        ["--set", "train.learning_rate=1e38", "--set", "train.warmup=0", "--set", "train.checkpoint.every=1"];
+    let (code, err) = house.bad(&[&["train", "tiny.yaml", "--out", "run"], &set[..]].concat());
+    assert!(code == 1 && err.contains("error: step "), "{err}");
+    assert!(err.contains("first in ") && err.contains("learning_rate"), "{err}");
+    let ledger: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(house.path("run/ledger.json")).unwrap()).unwrap();
+    assert_eq!(ledger["status"], "failed");
+    // The checkpoint of the last step whose loss was finite is whole.
+    let checkpoint =
+        dreamc_runtime::checkpoint::Checkpoints::new(house.path("run/checkpoints")).latest().unwrap().0;
+    assert_eq!(ledger["steps"], checkpoint.state.step);
+}
+
+#[test]
 fn a_signal_is_a_checkpoint() {
     let house = House::new();
     let line = [

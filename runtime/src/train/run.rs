@@ -193,6 +193,13 @@ impl<'a> Runner<'a> {
 
     /// The last evaluation and the last checkpoint.
     fn finish(&mut self) -> Result<(), TrainError> {
+        let cut = self.batches.too_long();
+        if cut > 0 {
+            let what = format!(
+                "{cut} documents were longer than a row and were cut, or left out where no answer fitted"
+            );
+            self.watcher.tell(&Event::Note(&what));
+        }
         self.evaluate(true)?;
         self.save()
     }
