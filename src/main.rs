@@ -2,7 +2,8 @@
 //!
 //! One file a command, under [`command`]; each reads its arguments, calls the library and prints. What several share: [`spec`]
 //! reads specifications, [`device`] picks a device, [`failure`] is how a command fails, [`show`] prints tables and numbers,
-//! [`number`] those that are compared to the last digit, [`progress`] is the live line.
+//! [`number`] those that are compared to the last digit, [`progress`] is the live line,
+//! [`rewriting`] picks rules.
 //!
 //! Exit codes: 0; 1 for a failed run or check; 2 for bad usage.
 
@@ -12,6 +13,7 @@ mod failure;
 mod model;
 mod number;
 mod progress;
+mod rewriting;
 mod show;
 mod spec;
 
@@ -43,6 +45,7 @@ enum Command {
     Count(command::count::Arguments),
     Match(command::matching::Arguments),
     Compile(command::compile::Arguments),
+    Explain(command::explain::Arguments),
     Train(command::train::Arguments),
     Resume(command::resume::Arguments),
     Generate(command::generate::Arguments),
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Count(a) => command::count::run(a),
         Command::Match(a) => command::matching::run(a),
         Command::Compile(a) => command::compile::run(a),
+        Command::Explain(a) => command::explain::run(a),
         Command::Train(a) => command::train::run(a),
         Command::Resume(a) => command::resume::run(a),
         Command::Generate(a) => command::generate::run(a),

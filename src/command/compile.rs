@@ -1,6 +1,7 @@
 //! `dreamc compile`: see what the compiler makes of a specification.
 
 use crate::failure::Done;
+use crate::rewriting::RewriteArguments;
 use crate::say;
 use crate::spec::SpecArguments;
 use clap::{Args, ValueEnum};
@@ -20,6 +21,9 @@ Examples:
 pub struct Arguments {
     #[command(flatten)]
     spec: SpecArguments,
+
+    #[command(flatten)]
+    rewriting: RewriteArguments,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Emit::Plan)]
@@ -49,7 +53,8 @@ pub fn run(a: Arguments) -> Done {
     let batch = a.batch.unwrap_or(spec.train.batch / spec.train.accumulate.max(1));
     let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
     let segments = prepare::masked(&spec);
-    let options = Options { train: true, segments, ..prepare::forward(batch, sequence) };
+    let rewrite = a.rewriting.rewriting()?;
+    let options = Options { train: true, segments, rewrite, ..prepare::forward(batch, sequence) };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;
         let lowered = lower(&architecture, Shape { batch, sequence, segments, cache: None })?;

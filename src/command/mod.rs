@@ -6,6 +6,7 @@ pub mod completions;
 pub mod count;
 pub mod data;
 pub mod eval;
+pub mod explain;
 pub mod fmt;
 pub mod generate;
 pub mod matching;

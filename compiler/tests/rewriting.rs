@@ -1,0 +1,107 @@
+//! Rewriting over the examples: the same decisions every time and at every depth, in little time.
+
+use dreamc_compiler::rewrite::{RULES, Report, Rewriting};
+use dreamc_compiler::{CompileError, Options, compile, compile_with_report};
+use dreamc_dsl::spec::{Item, Spec};
+
+fn example(name: &str) -> Spec {
+    let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    dreamc_dsl::load(&path, &[]).unwrap_or_else(|e| panic!("{e}")).0
+}
+
+fn options() -> Options {
+    Options {
+        batch: 2,
+        sequence: 64,
+        train: true,
+        logits: false,
+        segments: false,
+        depth: None,
+        depths: vec![],
+        cache: None,
+        rewrite: Rewriting::default(),
+    }
+}
+
+/// What was decided: rule, whether its result was used, and where.
+fn decisions(report: &Report) -> Vec<(String, String, bool, Vec<String>)> {
+    let of = |f: &dreamc_compiler::rewrite::Rewritten| {
+        f.firings
+            .iter()
+            .map(|g| (f.function.clone(), g.rule.clone(), g.used, g.sites.clone()))
+            .collect::<Vec<_>>()
+    };
+    report.functions.iter().flat_map(of).collect()
+}
+
+fn report(spec: &Spec) -> Report {
+    compile_with_report(spec, &options()).unwrap_or_else(|e| panic!("{}: {e}", spec.model.name)).1
+}
+
+const NAMES: [&str; 6] = ["quickstart", "tiny-eq4", "la-16", "dr-16", "dr-da-16", "gemma-2-2b"];
+
+#[test]
+fn decisions_are_the_same_twice_and_take_little_time() {
+    for name in NAMES {
+        let spec = example(name);
+        let (a, b) = (report(&spec), report(&spec));
+        assert_eq!(decisions(&a), decisions(&b), "{name}");
+        let millis = a.micros().min(b.micros()) / 1000;
+        println!("{name}: {millis} ms");
+        assert!(millis < 100, "{name} took {millis} ms");
+        for f in &a.functions {
+            assert!(f.nodes < 20_000 && f.stopped.starts_with("no rule"), "{name}: {}", f.stopped);
+        }
+    }
+}
+
+#[test]
+fn decisions_are_the_same_at_every_depth() {
+    for name in ["la-16", "dr-da-16"] {
+        let mut spec = example(name);
+        let mut found = vec![];
+        for depth in [16, 256] {
+            for item in &mut spec.model.body {
+                if let Item::Repeat { count, .. } | Item::Recur { count, .. } = item {
+                    *count = depth;
+                }
+            }
+            // The number of projection experts is the depth, and part of names.
+            let strip = |s: String| s.replace(&format!("projections{depth}"), "projections");
+            let used: Vec<(String, String, Vec<String>)> = decisions(&report(&spec))
+                .into_iter()
+                .filter(|d| d.2)
+                .map(|d| (d.0, d.1, d.3.into_iter().map(strip).collect()))
+                .collect();
+            found.push(used);
+        }
+        let merged = found[0].iter().filter(|d| d.1 == "merge-shared").count();
+        assert_eq!(merged, if name == "la-16" { 0 } else { 8 }, "{name}");
+        assert_eq!(
+            found[0].iter().filter(|d| d.1 == "merge-shared").collect::<Vec<_>>(),
+            found[1].iter().filter(|d| d.1 == "merge-shared").collect::<Vec<_>>(),
+            "{name}"
+        );
+        assert_eq!(found[0].len(), found[1].len(), "{name}");
+    }
+}
+
+#[test]
+fn a_rule_that_does_not_exist_is_refused() {
+    let rewrite = Rewriting::only(&["merge-shard"]);
+    match compile(&example("quickstart"), &Options { rewrite, ..options() }) {
+        Err(CompileError::Rule { name, known }) => {
+            assert_eq!(name, "merge-shard");
+            assert!(RULES.iter().all(|r| known.contains(r.name)));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_proof_names_the_rule() {
+    let rewrite = Rewriting { proofs: true, ..Rewriting::only(&["head-loss"]) };
+    let (_, report) = compile_with_report(&example("tiny-la"), &Options { rewrite, ..options() }).unwrap();
+    let mut proofs = report.functions.iter().flat_map(|f| &f.firings).filter_map(|f| f.proof.as_ref());
+    assert!(proofs.any(|p| p.contains("head-loss")));
+}

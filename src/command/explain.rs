@@ -1,0 +1,67 @@
+//! `dreamc explain`: what rewriting does to a specification, and why.
+
+use crate::failure::Done;
+use crate::rewriting::RewriteArguments;
+use crate::say;
+use crate::spec::SpecArguments;
+use clap::Args;
+use dreamc_compiler::{Options, compile_with_report};
+use dreamc_runtime::train::prepare;
+
+/// Explain which rewriting rules fire where, what each saves, and why rewriting stopped
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc explain model.yaml
+  dreamc explain model.yaml --target h100 --json
+  dreamc explain model.yaml --only merge-shared --proof")]
+pub struct Arguments {
+    #[command(flatten)]
+    spec: SpecArguments,
+
+    #[command(flatten)]
+    rewriting: RewriteArguments,
+
+    /// Show egg's proof of each equality
+    #[arg(long)]
+    proof: bool,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Sequences in a batch; a micro-batch of the recipe by default
+    #[arg(long, value_name = "N")]
+    batch: Option<u64>,
+
+    /// Tokens in a sequence; the recipe's by default
+    #[arg(long, value_name = "N")]
+    sequence: Option<u64>,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let spec = a.spec.load()?;
+    let batch = a.batch.unwrap_or(spec.train.batch / spec.train.accumulate.max(1)).max(1);
+    let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
+    let mut rewrite = a.rewriting.rewriting()?;
+    rewrite.proofs = a.proof;
+    let options = Options {
+        train: true,
+        segments: prepare::masked(&spec),
+        rewrite,
+        ..prepare::forward(batch, sequence)
+    };
+    let (_, report) = compile_with_report(&spec, &options)?;
+    if a.json {
+        say!("{}", serde_json::to_string_pretty(&report)?)?;
+        return Ok(());
+    }
+    let target = options.rewrite.target.name;
+    say!(
+        "{} for {target}, {batch} × {sequence} tokens, {:.1} ms\n",
+        spec.model.name,
+        report.micros() as f64 / 1e3
+    )?;
+    say!("{report}")?;
+    Ok(())
+}
