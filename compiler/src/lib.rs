@@ -5,6 +5,7 @@
 pub mod architecture;
 pub mod autodiff;
 pub mod build;
+pub mod codegen;
 mod compile;
 pub mod compiled;
 pub mod count;

@@ -16,6 +16,8 @@
 
 pub mod check;
 pub mod cpu;
+pub mod cuda;
+pub mod gpu;
 pub mod ptx;
 
 pub use check::PlanError;
@@ -95,6 +97,9 @@ pub enum DeviceError {
         /// Origin of the launch.
         origin: String,
     },
+    /// Generated kernels could not be compiled.
+    #[error(transparent)]
+    Nvrtc(#[from] crate::nvrtc::NvrtcError),
     /// A failure of the machine below, in its words.
     #[error("{device}: {message}")]
     Driver {

@@ -24,6 +24,7 @@
 
 mod alu;
 mod decode;
+mod device;
 mod exec;
 mod finding;
 mod float;
@@ -47,6 +48,7 @@ use finding::Trouble;
 use memory::Global;
 use race::{Conflict, GlobalRaces};
 
+pub use device::PtxDevice;
 pub use finding::{Finding, Kind, LoadError, Site, SourceLine};
 pub use memory::{Memory, MemoryError};
 pub use schedule::Schedule;

@@ -1,0 +1,815 @@
+//! Kernels that are templates of `kernels/`: which template, with which constants, in how many passes.
+
+use super::text::{Builder, Param, blocks, double, fits, float};
+use super::{Argument, CodegenError, Source, Variant};
+use crate::ir::{Attention, Mask};
+use crate::program::{AttentionShape, DepthShape, Kernel, Matrix};
+use dreamc_dsl::spec::{BalanceLaw, BalanceTarget};
+
+type Result<T> = std::result::Result<T, CodegenError>;
+
+/// Threads of a block where nothing says otherwise.
+const THREADS: u64 = 256;
+/// Processors of the GPU that grids are cut for: fewer blocks leave some idle.
+const PROCESSORS: u64 = 132;
+
+/// A tile of a product: what a block computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    rows: u64,
+    columns: u64,
+    name: &'static str,
+}
+
+/// All have 256 threads.
+const LARGE: Tile = Tile { rows: 128, columns: 128, name: "Tile<128, 128, 8, 8, 8>" };
+const MIDDLE: Tile = Tile { rows: 64, columns: 64, name: "Tile<64, 64, 16, 4, 4>" };
+const FLAT: Tile = Tile { rows: 16, columns: 64, name: "Tile<16, 64, 16, 1, 4>" };
+const SMALL: Tile = Tile { rows: 16, columns: 16, name: "Tile<16, 16, 16, 1, 1>" };
+
+impl Tile {
+    /// For `copies` matrices of `m` by `n`.
+    fn of(m: u64, n: u64, copies: u64) -> Tile {
+        if m <= 32 && n >= 128 {
+            FLAT
+        } else if m <= 32 || n <= 32 {
+            SMALL
+        } else if LARGE.count(m, n).saturating_mul(copies) >= PROCESSORS {
+            LARGE
+        } else {
+            MIDDLE
+        }
+    }
+
+    fn count(&self, m: u64, n: u64) -> u64 {
+        m.div_ceil(self.rows) * n.div_ceil(self.columns)
+    }
+}
+
+/// An address that is read.
+fn input(name: &str, operand: usize) -> Param {
+    Param::new("const float *", name, Argument::Operand(operand))
+}
+
+/// An address that is written.
+fn output(name: &str, operand: usize) -> Param {
+    Param::new("float *", name, Argument::Operand(operand))
+}
+
+fn ints(name: &str, operand: usize) -> Param {
+    Param::new("const int *", name, Argument::Operand(operand))
+}
+
+fn ints_out(name: &str, operand: usize) -> Param {
+    Param::new("int *", name, Argument::Operand(operand))
+}
+
+fn stride(name: &str, operand: usize) -> Param {
+    Param::new("i64", &format!("{name}_stride"), Argument::Stride(operand))
+}
+
+fn scratch(declaration: &str, name: &str, at: u64) -> Param {
+    Param::new(declaration, name, Argument::Scratch(at))
+}
+
+/// Where an index out of range is reported.
+fn status() -> [Param; 2] {
+    [Param::new("int *", "status", Argument::Status), Param::new("int", "launch", Argument::Launch)]
+}
+
+fn params<const N: usize>(list: [Param; N]) -> Vec<Param> {
+    list.into()
+}
+
+fn with_status<const N: usize>(list: [Param; N]) -> Vec<Param> {
+    list.into_iter().chain(status()).collect()
+}
+
+/// A thread for each of `count` items.
+fn per_thread(count: u64) -> Result<(u32, u32, u32)> {
+    Ok((blocks(count.div_ceil(THREADS))?, THREADS as u32, 0))
+}
+
+/// A warp for each of `count` items.
+fn per_warp(count: u64) -> Result<(u32, u32, u32)> {
+    Ok((blocks(count.div_ceil(THREADS / 32))?, THREADS as u32, 0))
+}
+
+/// `a · b`, where the result is not used when it does not fit.
+fn times(factors: &[u64]) -> u64 {
+    factors.iter().fold(1, |p, &f| p.saturating_mul(f))
+}
+
+pub(super) fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
+    match *kernel {
+        // Whole modules of their own.
+        Kernel::Rows(_) | Kernel::AllReduce { .. } => Ok(None),
+        Kernel::Product { m, n, k, a, b, accumulate } => product(m, n, k, a, b, accumulate),
+        Kernel::Grouped { .. } => grouped(kernel),
+        Kernel::GroupedOuter { .. } => grouped_outer(kernel),
+        Kernel::Group { slots, experts } => group(slots, experts),
+        Kernel::Attention { shape, attention } => attention_forward(&shape, &attention),
+        Kernel::AttentionGrad { shape, attention } => attention_backward(&shape, &attention),
+        Kernel::DepthAttention { shape, attention } => depth(&shape, &attention, false),
+        Kernel::DepthAttentionGrad { shape, attention } => depth(&shape, &attention, true),
+        Kernel::HeadLoss { rows, vocab, width, softcap } => head_loss(rows, vocab, width, softcap),
+        Kernel::HeadLossGrad { rows, vocab, width, softcap, accumulate } => {
+            head_loss_grad(rows, vocab, width, softcap, accumulate)
+        }
+        Kernel::Norm { elements } => norm(elements),
+        _ => simple(kernel, variant),
+    }
+}
+
+fn product(m: u64, n: u64, k: u64, a: Matrix, b: Matrix, accumulate: bool) -> Result<Option<Source>> {
+    for (what, size) in [("a product's rows", m), ("a product's columns", n), ("a product's depth", k)] {
+        fits(what, size)?;
+    }
+    let add = if accumulate { "_add" } else { "" };
+    let mut builder = Builder::new(format!("product_{m}x{n}x{k}{add}"), "product.cuh");
+    let tile = Tile::of(m, n, 1);
+    let tiles = tile.count(m, n);
+    let layout = format!("{}, {}, {}, {}", a.row, a.column, b.row, b.column);
+    let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.name);
+    // A result too small to keep the processors busy is cut along the sums, if they are long.
+    let slices = if tiles == 0 { 1 } else { (2 * PROCESSORS / tiles).min(k / 512).max(1) };
+    if slices == 1 {
+        builder.call(
+            "product_tiles",
+            (blocks(tiles)?, THREADS as u32, 0),
+            &params([input("a", 0), input("b", 1), output("c", 2)]),
+            "product",
+            &format!("{sizes}, {accumulate}"),
+        );
+        return Ok(builder.finish());
+    }
+    // Whole slices of the depth of a tile.
+    let slice = k.div_ceil(slices).next_multiple_of(16);
+    let slices = k.div_ceil(slice);
+    let parts = builder.scratch(times(&[4, slices, m, n]));
+    builder.call(
+        "product_slices",
+        (blocks(tiles * slices)?, THREADS as u32, 0),
+        &params([input("a", 0), input("b", 1), scratch("float *", "parts", parts)]),
+        "product_slice",
+        &format!("{sizes}, {slice}"),
+    );
+    builder.call(
+        "product_join",
+        per_thread(times(&[m, n]))?,
+        &params([scratch("const float *", "parts", parts), output("c", 2)]),
+        "add_slices",
+        &format!("{m}, {n}, {slices}, {accumulate}"),
+    );
+    Ok(builder.finish())
+}
+
+/// `order`, or nothing to read.
+fn order_param(gather: Option<u64>, operand: usize) -> Vec<Param> {
+    gather.map(|_| ints("order", operand)).into_iter().collect()
+}
+
+fn grouped(kernel: &Kernel) -> Result<Option<Source>> {
+    let Kernel::Grouped { slots, experts, out, inner, transposed, gather } = *kernel else { return Ok(None) };
+    for (what, size) in
+        [("slots", slots), ("experts", experts), ("a matrix's rows", out), ("a matrix's columns", inner)]
+    {
+        fits(what, size)?;
+    }
+    let (n, k) = if transposed { (inner, out) } else { (out, inner) };
+    let kind = if transposed { "_transposed" } else { "" };
+    let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
+    let name = format!("grouped_{slots}x{n}x{k}_of_{experts}{kind}{from}");
+    let mut builder = Builder::new(name, "grouped.cuh");
+    let tile = Tile::of(slots / experts.max(1), n, experts);
+    // The worst case: every group, and the rows in none, leave one tile unfilled.
+    let tiles = (slots / tile.rows + experts + 1) * n.div_ceil(tile.columns);
+    let last = 3 + gather.is_some() as usize;
+    let mut list = params([input("x", 0), input("w", 1), ints("offsets", 2)]);
+    list.extend(order_param(gather, 3));
+    list.push(output("y", last));
+    list.extend(status());
+    let order = if gather.is_some() { "order" } else { "nullptr" };
+    let per = gather.unwrap_or(1);
+    let constants = format!(
+        "{}, {slots}, {experts}, {out}, {inner}, {transposed}, {}, {per}",
+        tile.name,
+        gather.is_some()
+    );
+    let grid = if slots == 0 || n == 0 { 0 } else { blocks(tiles)? };
+    let body = format!("    grouped<{constants}>(x, w, offsets, {order}, y, status, launch);\n");
+    builder.entry("grouped_tiles", (grid, THREADS as u32, 0), &list, &body);
+    Ok(builder.finish())
+}
+
+fn grouped_outer(kernel: &Kernel) -> Result<Option<Source>> {
+    let Kernel::GroupedOuter { slots, experts, out, inner, gather, accumulate } = *kernel else {
+        return Ok(None);
+    };
+    for (what, size) in
+        [("slots", slots), ("experts", experts), ("a matrix's rows", out), ("a matrix's columns", inner)]
+    {
+        fits(what, size)?;
+    }
+    let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
+    let add = if accumulate { "_add" } else { "" };
+    let name = format!("grouped_outer_{out}x{inner}x{slots}_of_{experts}{from}{add}");
+    let mut builder = Builder::new(name, "grouped.cuh");
+    let tile = Tile::of(out, inner, experts);
+    let last = 3 + gather.is_some() as usize;
+    let mut list = params([input("y", 0), input("x", 1), ints("offsets", 2)]);
+    list.extend(order_param(gather, 3));
+    list.push(output("w", last));
+    list.extend(status());
+    let order = if gather.is_some() { "order" } else { "nullptr" };
+    let per = gather.unwrap_or(1);
+    let constants = format!(
+        "{}, {slots}, {experts}, {out}, {inner}, {}, {per}, {accumulate}",
+        tile.name,
+        gather.is_some()
+    );
+    let grid = blocks(times(&[tile.count(out, inner), experts]))?;
+    let body = format!("    grouped_outer<{constants}>(y, x, offsets, {order}, w, status, launch);\n");
+    builder.entry("grouped_outer_tiles", (grid, THREADS as u32, 0), &list, &body);
+    Ok(builder.finish())
+}
+
+/// Slots of a chunk of the counting sort; `CHUNK` of `route.cuh`.
+const CHUNK: u64 = 256;
+
+fn group(slots: u64, experts: u64) -> Result<Option<Source>> {
+    let chunks = u64::from(fits("slots", slots)?).div_ceil(CHUNK);
+    let groups = u64::from(fits("experts", experts)?) + 1;
+    let mut builder = Builder::new(format!("group_{slots}_into_{experts}"), "route.cuh");
+    let counts = builder.scratch(times(&[4, chunks, groups]));
+    let totals = builder.scratch(times(&[4, groups]));
+    builder.call(
+        "group_counts",
+        (blocks(chunks)?, 32, 0),
+        &params([ints("chosen", 0), scratch("int *", "counts", counts)]),
+        "group_count",
+        &format!("{slots}, {experts}"),
+    );
+    builder.call(
+        "group_sums",
+        per_warp(groups)?,
+        &params([scratch("int *", "counts", counts), scratch("int *", "totals", totals)]),
+        "group_chunks",
+        &format!("{chunks}, {experts}"),
+    );
+    builder.call(
+        "group_starts",
+        (1, 32, 0),
+        &params([scratch("const int *", "totals", totals), ints_out("offsets", 2)]),
+        "group_offsets",
+        &format!("{experts}"),
+    );
+    builder.call(
+        "group_places",
+        (blocks(chunks)?, 32, 0),
+        &params([
+            ints("chosen", 0),
+            scratch("int *", "counts", counts),
+            ints("offsets", 2),
+            ints_out("order", 1),
+            ints_out("inverse", 3),
+        ]),
+        "group_place",
+        &format!("{slots}, {experts}"),
+    );
+    Ok(builder.finish())
+}
+
+/// Shared memory that a block may ask for on every architecture from `sm_80` on.
+pub(super) const SHARED_LIMIT: u64 = 163 * 1024;
+
+/// Rows of a block, `OWN`, and of a tile, `LANES`, of `attention.cuh`.
+const ATTENTION: (u64, u64) = (16, 32);
+
+/// Shared memory for so many rows of heads.
+fn head_rows(rows: u64, size: u64) -> Result<u32> {
+    let bytes = times(&[4, rows, size.next_multiple_of(32) + 1]);
+    match u32::try_from(bytes) {
+        Ok(b) if bytes <= SHARED_LIMIT => Ok(b),
+        _ => Err(CodegenError::Shared { bytes, limit: SHARED_LIMIT }),
+    }
+}
+
+fn attention_name(s: &AttentionShape, a: &Attention) -> String {
+    let mut name =
+        format!("b{}_q{}_k{}_h{}_g{}_d{}", s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.size);
+    if let Some(w) = a.window {
+        name += &format!("_window{w}");
+    }
+    if a.softcap.is_some() {
+        name += "_capped";
+    }
+    if a.mask == Mask::Positions {
+        name += "_positions";
+    }
+    if a.segments {
+        name += "_segments";
+    }
+    name
+}
+
+/// The line that names the shape, and the mask operands from `at` on.
+fn attention_shape(s: &AttentionShape, a: &Attention, at: usize) -> Result<(String, Vec<Param>, String)> {
+    for (what, size) in [
+        ("queries", times(&[s.batch, s.queries])),
+        ("keys", times(&[s.batch, s.keys])),
+        ("a row of queries", times(&[s.heads, s.size])),
+    ] {
+        fits(what, size)?;
+    }
+    let positions = a.mask == Mask::Positions;
+    // A window as wide as the sequence hides nothing; one of 0 hides all, which 0 would not say.
+    let window = match a.window {
+        Some(0) => return Err(CodegenError::Malformed("a window of no keys".into())),
+        Some(w) if w <= i32::MAX as u64 => w,
+        _ => 0,
+    };
+    let line = format!(
+        "typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}> S;",
+        s.batch,
+        s.queries,
+        s.keys,
+        s.heads,
+        s.kv_heads,
+        s.size,
+        a.segments,
+        a.softcap.is_some()
+    );
+    let mut list = vec![];
+    let mut names = ["nullptr"; 3];
+    if positions {
+        list.push(ints("query_positions", at));
+        list.push(ints("key_positions", at + 1));
+        (names[0], names[1]) = ("query_positions", "key_positions");
+    }
+    if a.segments {
+        list.push(ints("segments", at + list.len()));
+        names[2] = "segments";
+    }
+    Ok((line, list, names.join(", ")))
+}
+
+fn scores(a: &Attention) -> String {
+    format!("{}, {}", float(a.scale), float(a.softcap.unwrap_or(1.0)))
+}
+
+fn attention_forward(s: &AttentionShape, a: &Attention) -> Result<Option<Source>> {
+    let (line, mask, mask_names) = attention_shape(s, a, 3)?;
+    let mut builder = Builder::new(format!("attention_{}", attention_name(s, a)), "attention.cuh");
+    builder.line(&line);
+    let o = 3 + mask.len();
+    let mut list =
+        params([input("q", 0), stride("q", 0), input("k", 1), stride("k", 1), input("v", 2), stride("v", 2)]);
+    list.extend(mask);
+    list.extend([output("o", o), output("lse", o + 1)]);
+    let (own, tile) = ATTENTION;
+    let grid = blocks(times(&[s.queries.div_ceil(own), s.heads, s.batch]))?;
+    let body = format!(
+        "    attention<S>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, {});\n",
+        scores(a)
+    );
+    builder.entry("attention_rows", (grid, 128, head_rows(own + 2 * tile, s.size)?), &list, &body);
+    Ok(builder.finish())
+}
+
+fn attention_backward(s: &AttentionShape, a: &Attention) -> Result<Option<Source>> {
+    let (line, mask, mask_names) = attention_shape(s, a, 6)?;
+    let mut builder = Builder::new(format!("attention_grad_{}", attention_name(s, a)), "attention.cuh");
+    builder.line(&line);
+    let dq = 6 + mask.len();
+    let rows = times(&[s.batch, s.queries, s.heads]);
+    let along = builder.scratch(times(&[4, rows]));
+    builder.call(
+        "attention_along_rows",
+        per_warp(rows)?,
+        &params([
+            input("o", 3),
+            stride("o", 3),
+            input("d", 5),
+            stride("d", 5),
+            scratch("float *", "along", along),
+        ]),
+        "attention_along",
+        "S",
+    );
+    let inputs = |outputs: Vec<Param>| {
+        let mut list = params([
+            input("q", 0),
+            stride("q", 0),
+            input("k", 1),
+            stride("k", 1),
+            input("v", 2),
+            stride("v", 2),
+            input("lse", 4),
+            input("d", 5),
+            stride("d", 5),
+        ]);
+        list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
+        list.extend(outputs);
+        list.push(scratch("const float *", "along", along));
+        list
+    };
+    let (own, tile) = ATTENTION;
+    let shared = head_rows(2 * own + 2 * tile, s.size)?;
+    let common = format!("<S>(q, q_stride, k, k_stride, v, v_stride, lse, d, d_stride, {mask_names}, ");
+    let grid = blocks(times(&[s.queries.div_ceil(own), s.heads, s.batch]))?;
+    builder.entry(
+        "attention_queries",
+        (grid, 128, shared),
+        &inputs(params([output("dq", dq), stride("dq", dq)])),
+        &format!("    attention_grad_queries{common}dq, dq_stride, along, {});\n", scores(a)),
+    );
+    let grid = blocks(times(&[s.keys.div_ceil(own), s.kv_heads, s.batch]))?;
+    builder.entry(
+        "attention_keys",
+        (grid, 128, shared),
+        &inputs(params([
+            output("dk", dq + 1),
+            stride("dk", dq + 1),
+            output("dv", dq + 2),
+            stride("dv", dq + 2),
+        ])),
+        &format!(
+            "    attention_grad_keys{common}dk, dk_stride, dv, dv_stride, along, {});\n",
+            scores(a)
+        ),
+    );
+    Ok(builder.finish())
+}
+
+fn depth(s: &DepthShape, a: &Attention, backward: bool) -> Result<Option<Source>> {
+    fits("tokens", s.rows)?;
+    fits("a row of queries", times(&[s.heads, s.size]))?;
+    let window = match a.window {
+        Some(0) => return Err(CodegenError::Malformed("a window of no keys".into())),
+        Some(w) if w <= i32::MAX as u64 => w,
+        _ => 0,
+    };
+    let kind = if backward { "depth_attention_grad" } else { "depth_attention" };
+    let name = format!("{kind}_t{}_h{}_g{}_d{}", s.rows, s.heads, s.kv_heads, s.size);
+    let mut builder = Builder::new(name, "depth.cuh");
+    builder.line(&format!(
+        "typedef Depth<{}, {}, {}, {}, {window}, {}> D;",
+        s.rows,
+        s.heads,
+        s.kv_heads,
+        s.size,
+        a.softcap.is_some()
+    ));
+    let row = Param::new("int", "row", Argument::Index(3));
+    let mut list = params([input("q", 0), stride("q", 0), input("k", 1), input("v", 2), row]);
+    let (grid, names) = if backward {
+        let outputs =
+            [input("d", 4), output("dq", 5), stride("dq", 5), output("dk", 6), output("dv", 7)];
+        list.extend(outputs);
+        (per_warp(times(&[s.rows, s.kv_heads]))?, "d, dq, dq_stride, dk, dv")
+    } else {
+        list.push(output("o", 4));
+        (per_warp(times(&[s.rows, s.heads]))?, "o")
+    };
+    let body = format!("    {kind}<D>(q, q_stride, k, v, row, {names}, {});\n", scores(a));
+    builder.entry(&format!("{kind}_tokens"), grid, &list, &body);
+    Ok(builder.finish())
+}
+
+fn capped(softcap: Option<f64>) -> (bool, String) {
+    (softcap.is_some(), float(softcap.unwrap_or(1.0)))
+}
+
+fn head_loss(rows: u64, vocab: u64, width: u64, softcap: Option<f64>) -> Result<Option<Source>> {
+    for (what, size) in [("rows", rows), ("the vocabulary", vocab), ("the width", width)] {
+        fits(what, size)?;
+    }
+    let mut builder = Builder::new(format!("head_loss_{rows}x{vocab}x{width}"), "ends.cuh");
+    let tile = Tile::of(rows, vocab, 1);
+    let tiles = rows.div_ceil(tile.rows);
+    // Parts of whole tiles, enough for every processor.
+    let wanted = (2 * PROCESSORS).div_ceil(tiles.max(1)).min(vocab.div_ceil(tile.columns)).max(1);
+    let part = vocab.div_ceil(wanted).next_multiple_of(tile.columns);
+    let parts = vocab.div_ceil(part);
+    let at = builder.scratch(times(&[12, parts, rows]));
+    let (is_capped, cap) = capped(softcap);
+    let mut list = params([
+        input("x", 0),
+        input("w", 1),
+        ints("targets", 2),
+        scratch("float *", "parts", at),
+    ]);
+    list.extend(status());
+    let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.name);
+    builder.entry(
+        "head_loss_parts",
+        (blocks(tiles * parts)?, THREADS as u32, 0),
+        &list,
+        &format!("    head_loss<{constants}>(x, w, targets, parts, {cap}, status, launch);\n"),
+    );
+    builder.call(
+        "head_loss_rows",
+        per_thread(rows)?,
+        &params([
+            scratch("const float *", "parts", at),
+            ints("targets", 2),
+            output("nll", 3),
+            output("lse", 4),
+        ]),
+        "head_loss_join",
+        &format!("{rows}, {parts}"),
+    );
+    Ok(builder.finish())
+}
+
+/// Floats of the cotangents of logits that exist at a time.
+const LOGITS: u64 = 32 << 20;
+
+fn head_loss_grad(
+    rows: u64,
+    vocab: u64,
+    width: u64,
+    softcap: Option<f64>,
+    accumulate: bool,
+) -> Result<Option<Source>> {
+    for (what, size) in [("rows", rows), ("the vocabulary", vocab), ("the width", width)] {
+        fits(what, size)?;
+    }
+    let mut builder = Builder::new(format!("head_loss_grad_{rows}x{vocab}x{width}"), "ends.cuh");
+    // Without rows there are no gradients, but there are the weights' zeros.
+    if rows == 0 {
+        let count = if accumulate { 0 } else { times(&[vocab, width]) };
+        builder.line("#include \"move.cuh\"");
+        let list = params([Param::new("u32 *", "dw", Argument::Operand(6))]);
+        builder.call("head_zero", per_thread(count)?, &list, "zero", &format!("u32, {count}"));
+        return Ok(builder.finish());
+    }
+    // Classes at a time: whole tiles, or all of them.
+    let part = (LOGITS / rows / 128 * 128).max(128).min(vocab.next_multiple_of(16));
+    let part = if part >= vocab { vocab } else { part };
+    let iterations = vocab.div_ceil(part);
+    builder.iterations(fits("parts of the vocabulary", iterations)?);
+    let logits = builder.scratch(times(&[4, rows, part]));
+    let (is_capped, cap) = capped(softcap);
+    let iteration = || Param::new("int", "iteration", Argument::Iteration);
+
+    let tile = Tile::of(rows, part, 1);
+    let mut list = params([
+        input("x", 0),
+        input("w", 1),
+        ints("targets", 2),
+        input("lse", 3),
+        input("d", 4),
+        scratch("float *", "dlogits", logits),
+        iteration(),
+    ]);
+    list.extend(status());
+    let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.name);
+    let body = format!(
+        "    head_grad_logits<{constants}>(x, w, targets, lse, d, dlogits, {cap}, iteration, status, launch);\n"
+    );
+    builder.entry("head_logits", (blocks(tile.count(rows, part))?, THREADS as u32, 0), &list, &body);
+
+    let tile = Tile::of(rows, width, 1);
+    builder.call(
+        "head_x",
+        (blocks(tile.count(rows, width))?, THREADS as u32, 0),
+        &params([scratch("const float *", "dlogits", logits), input("w", 1), output("dx", 5), iteration()]),
+        "head_grad_x",
+        &format!("{}, {rows}, {vocab}, {width}, {part}", tile.name),
+    );
+    let tile = Tile::of(part, width, 1);
+    builder.call(
+        "head_w",
+        (blocks(tile.count(part, width))?, THREADS as u32, 0),
+        &params([scratch("const float *", "dlogits", logits), input("x", 0), output("dw", 6), iteration()]),
+        "head_grad_w",
+        &format!("{}, {rows}, {vocab}, {width}, {part}, {accumulate}", tile.name),
+    );
+    Ok(builder.finish())
+}
+
+fn norm(elements: u64) -> Result<Option<Source>> {
+    const EACH: u64 = 16;
+    let mut builder = Builder::new(format!("norm_{elements}"), "update.cuh");
+    let parts = elements.div_ceil(THREADS * EACH);
+    let at = builder.scratch(8 * parts);
+    builder.call(
+        "norm_squares",
+        (blocks(parts)?, THREADS as u32, 0),
+        &params([input("g", 0), scratch("double *", "parts", at)]),
+        "norm_parts",
+        &format!("{elements}, {THREADS}, {EACH}"),
+    );
+    builder.call(
+        "norm_root",
+        (1, THREADS as u32, 0),
+        &params([scratch("const double *", "parts", at), output("norm", 1)]),
+        "norm_join",
+        &format!("{parts}, {THREADS}"),
+    );
+    Ok(builder.finish())
+}
+
+/// Kernels of one pass.
+fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
+    let word = match variant.element_bytes {
+        2 => "u16",
+        4 => "u32",
+        bytes => return Err(CodegenError::Malformed(format!("elements of {bytes} bytes"))),
+    };
+    let one = |name: String, header: &str, entry: &str, geometry, list: Vec<Param>, template: &str, constants: String| {
+        let mut builder = Builder::new(name, header);
+        builder.call(entry, geometry, &list, template, &constants);
+        Ok(builder.finish())
+    };
+    match *kernel {
+        Kernel::Route { rows, experts, k } => {
+            fits("rows", rows)?;
+            fits("experts", experts)?;
+            let name = format!("route_{rows}x{experts}_{k}");
+            let list = params([input("z", 0), ints_out("chosen", 1)]);
+            let grid = if k == 0 { (0, 0, 0) } else { per_warp(rows)? };
+            one(name, "route.cuh", "route_rows", grid, list, "route", format!("{rows}, {experts}, {k}"))
+        }
+        Kernel::Gather { slots, k, width } => {
+            fits("slots", slots)?;
+            let name = format!("gather_{slots}x{width}_{k}");
+            let list = with_status([input("x", 0), ints("order", 1), output("y", 2)]);
+            let grid = per_thread(times(&[slots, width]))?;
+            one(name, "move.cuh", "gather_rows", grid, list, "gather", format!("{slots}, {k}, {width}"))
+        }
+        Kernel::Combine { rows, k, width, gated } => {
+            fits("slots", times(&[rows, k]))?;
+            let kind = if gated { "_gated" } else { "" };
+            let mut builder = Builder::new(format!("combine_{rows}x{width}_{k}{kind}"), "move.cuh");
+            let mut list = params([input("y", 0), ints("inverse", 1)]);
+            list.extend(gated.then(|| input("gates", 2)));
+            list.push(output("x", 2 + gated as usize));
+            list.extend(status());
+            let gates = if gated { "gates" } else { "nullptr" };
+            let body = format!(
+                "    combine<{rows}, {k}, {width}, {gated}>(y, inverse, {gates}, x, status, launch);\n"
+            );
+            builder.entry("combine_rows", per_thread(times(&[rows, width]))?, &list, &body);
+            Ok(builder.finish())
+        }
+        Kernel::CombineGrad { slots, k, width } => {
+            fits("slots", slots)?;
+            let name = format!("combine_grad_{slots}x{width}_{k}");
+            let list =
+                with_status([input("d", 0), ints("order", 1), input("gates", 2), output("y", 3)]);
+            let grid = per_thread(times(&[slots, width]))?;
+            let constants = format!("{slots}, {k}, {width}");
+            one(name, "move.cuh", "combine_grad_rows", grid, list, "combine_grad", constants)
+        }
+        Kernel::CombineGates { rows, k, width } => {
+            fits("slots", times(&[rows, k]))?;
+            fits("the width", width)?;
+            let name = format!("combine_gates_{rows}x{width}_{k}");
+            let list =
+                with_status([input("d", 0), input("y", 1), ints("inverse", 2), output("gates", 3)]);
+            let grid = per_warp(times(&[rows, k]))?;
+            let constants = format!("{rows}, {k}, {width}");
+            one(name, "move.cuh", "combine_gates_rows", grid, list, "combine_gates", constants)
+        }
+        Kernel::AddCounts { experts } => {
+            fits("experts", experts)?;
+            let list = params([ints("offsets", 0), output("counts", 1)]);
+            let name = format!("add_counts_{experts}");
+            let grid = per_thread(experts)?;
+            one(name, "route.cuh", "add_group_counts", grid, list, "add_counts", experts.to_string())
+        }
+        Kernel::CacheWrite { width, parts } => {
+            let length = fits("a piece", width / parts.max(1))?;
+            let row = Param::new("int", "row", Argument::Index(1));
+            let list = params([input("x", 0), stride("x", 0), row, output("cache", 2)]);
+            let name = format!("cache_write_{parts}x{length}");
+            let grid = per_thread(width)?;
+            let constants = format!("{length}, {}", fits("pieces", parts)?);
+            one(name, "move.cuh", "cache_write_row", grid, list, "cache_write", constants)
+        }
+        Kernel::CacheTake { width, parts } => {
+            let length = fits("a piece", width / parts.max(1))?;
+            let row = Param::new("int", "row", Argument::Index(0));
+            let list = params([row, output("cache", 1), output("x", 2), stride("x", 2)]);
+            let name = format!("cache_take_{parts}x{length}");
+            let grid = per_thread(width)?;
+            let constants = format!("{length}, {}", fits("pieces", parts)?);
+            one(name, "move.cuh", "cache_take_row", grid, list, "cache_take", constants)
+        }
+        Kernel::Append { rows, tokens, places, width } => {
+            fits("rows", rows)?;
+            let list =
+                with_status([input("x", 0), stride("x", 0), ints("slots", 1), output("cache", 2)]);
+            let name = format!("append_{rows}x{width}_of_{tokens}_to_{places}");
+            let grid = per_thread(times(&[rows, width]))?;
+            let constants = format!("{rows}, {tokens}, {places}, {width}");
+            one(name, "move.cuh", "append_rows", grid, list, "append", constants)
+        }
+        Kernel::Embed { rows, vocab, width } => {
+            fits("rows", rows)?;
+            let list = with_status([input("table", 0), ints("ids", 1), output("x", 2)]);
+            let name = format!("embed_{rows}x{width}_of_{vocab}");
+            let grid = per_thread(times(&[rows, width]))?;
+            one(name, "move.cuh", "embed_rows", grid, list, "embed", format!("{rows}, {vocab}, {width}"))
+        }
+        Kernel::EmbedGrad { rows, vocab, width, accumulate } => {
+            let grid = fits("rows", rows)?;
+            fits("the width", width)?;
+            let mut builder = Builder::new(format!("embed_grad_{rows}x{width}_of_{vocab}"), "move.cuh");
+            if !accumulate {
+                let count = times(&[vocab, width]);
+                let list = params([Param::new("u32 *", "table", Argument::Operand(2))]);
+                builder.call("embed_zero", per_thread(count)?, &list, "zero", &format!("u32, {count}"));
+            }
+            // Threads enough for a row, so that few elements fall to each.
+            let threads = width.div_ceil(4).next_power_of_two().clamp(32, 1024);
+            builder.call(
+                "embed_rows",
+                (if width == 0 { 0 } else { grid }, threads as u32, 0),
+                &with_status([input("d", 0), ints("ids", 1), output("table", 2)]),
+                "embed_grad",
+                &format!("{rows}, {vocab}, {width}, {accumulate}, {threads}"),
+            );
+            Ok(builder.finish())
+        }
+        Kernel::CrossEntropy { rows, vocab } => {
+            fits("rows", rows)?;
+            let list =
+                with_status([input("logits", 0), ints("targets", 1), output("nll", 2), output("lse", 3)]);
+            let name = format!("cross_entropy_{rows}x{vocab}");
+            let grid = per_warp(rows)?;
+            let constants = format!("{rows}, {}", fits("the vocabulary", vocab)?);
+            one(name, "ends.cuh", "cross_entropy_rows", grid, list, "cross_entropy", constants)
+        }
+        Kernel::CrossEntropyGrad { rows, vocab } => {
+            fits("rows", rows)?;
+            let list = with_status([
+                input("logits", 0),
+                ints("targets", 1),
+                input("lse", 2),
+                input("d", 3),
+                output("dlogits", 4),
+            ]);
+            let name = format!("cross_entropy_grad_{rows}x{vocab}");
+            let grid = per_thread(times(&[rows, vocab]))?;
+            let constants = format!("{rows}, {}", fits("the vocabulary", vocab)?);
+            one(name, "ends.cuh", "cross_entropy_rows", grid, list, "cross_entropy_grad", constants)
+        }
+        Kernel::Zero { elements } => {
+            let list = params([Param::new(&format!("{word} *"), "x", Argument::Operand(0))]);
+            let grid = per_thread(elements)?;
+            let name = format!("zero_{elements}_{word}");
+            one(name, "move.cuh", "zero_words", grid, list, "zero", format!("{word}, {elements}"))
+        }
+        Kernel::Copy { elements, accumulate: false } => {
+            let list = params([
+                Param::new(&format!("const {word} *"), "x", Argument::Operand(0)),
+                Param::new(&format!("{word} *"), "y", Argument::Operand(1)),
+            ]);
+            let grid = per_thread(elements)?;
+            let name = format!("copy_{elements}_{word}");
+            one(name, "move.cuh", "copy_words", grid, list, "copy", format!("{word}, {elements}"))
+        }
+        Kernel::Copy { elements, accumulate: true } => {
+            let list = params([input("x", 0), output("y", 1)]);
+            let grid = per_thread(elements)?;
+            let name = format!("add_{elements}");
+            one(name, "move.cuh", "add_floats", grid, list, "add", elements.to_string())
+        }
+        Kernel::AdamW { elements, betas, eps, weight_decay, rate } => {
+            let mut builder = Builder::new(format!("adamw_{elements}"), "update.cuh");
+            let list = params([
+                output("w", 0),
+                output("g", 1),
+                output("m", 2),
+                output("v", 3),
+                input("norm", 4),
+                input("scalars", 5),
+            ]);
+            let law = [betas.0, 1.0 - betas.0, betas.1, 1.0 - betas.1, eps, weight_decay, rate];
+            let law: Vec<String> = law.into_iter().map(float).collect();
+            let body =
+                format!("    adamw<{elements}>(w, g, m, v, norm, scalars, {});\n", law.join(", "));
+            builder.entry("adamw_step", per_thread(elements)?, &list, &body);
+            Ok(builder.finish())
+        }
+        Kernel::Balance { experts, balance } => {
+            fits("experts", experts)?;
+            let mut builder = Builder::new(format!("balance_{experts}"), "update.cuh");
+            let list = params([output("bias", 0), output("counts", 1)]);
+            let median = balance.target == BalanceTarget::Median;
+            let proportional = balance.law == BalanceLaw::Proportional;
+            let body = format!(
+                "    balance<{experts}, {median}, {proportional}, {THREADS}>(bias, counts, {});\n",
+                double(balance.rate)
+            );
+            let grid = (experts > 0) as u32;
+            builder.entry("balance_bias", (grid, THREADS as u32, 0), &list, &body);
+            Ok(builder.finish())
+        }
+        _ => Ok(None),
+    }
+}

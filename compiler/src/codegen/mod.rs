@@ -1,0 +1,133 @@
+//! CUDA C++ from the launch list.
+//!
+//! *In*: one [`Kernel`] and its [`Variant`]. *Out*: a [`Source`]: a text, the launches ([`Pass`]es) that it takes, what
+//! their arguments are, and the scratch memory they share. *Promise*: the same kernel gives the same text, on every
+//! machine and in every plan, so texts can be compared, cached and shared; a text includes nothing but [`HEADERS`]; no
+//! kernel uses floating-point atomics, and what order its sums take depends on shapes alone; no input panics.
+//!
+//! Everything heavy is a template of `kernels/`, specialised here by constants; what is generated whole are row kernels
+//! ([`rows`]). Every kernel reads and writes exactly what [`Kernel`] says, in the types that the plan gives its operands.
+//! Integers in memory are looked at before they are believed: a kernel that meets one out of range skips it and reports
+//! the number of its launch.
+//!
+//! ```text
+//! let source = generate(&kernel, Variant::default())?;    // None: nothing to run
+//! source.text                                              // for NVRTC, with HEADERS
+//! source.passes[0].grid, .block, .arguments                // for the launch
+//! ```
+
+mod blocks;
+mod rows;
+mod text;
+
+use crate::program::Kernel;
+use thiserror::Error;
+
+/// The files that generated texts include: name and text. One front page for all of them is `kernels/README.md`.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("prelude.cuh", include_str!("../../../kernels/prelude.cuh")),
+    ("product.cuh", include_str!("../../../kernels/product.cuh")),
+    ("grouped.cuh", include_str!("../../../kernels/grouped.cuh")),
+    ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
+    ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
+    ("route.cuh", include_str!("../../../kernels/route.cuh")),
+    ("move.cuh", include_str!("../../../kernels/move.cuh")),
+    ("ends.cuh", include_str!("../../../kernels/ends.cuh")),
+    ("update.cuh", include_str!("../../../kernels/update.cuh")),
+];
+
+/// Why a kernel has no text.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum CodegenError {
+    /// A size that a kernel counts in 32 bits.
+    #[error("{what} is {size}; the kernel counts to 2^31 - 1")]
+    TooLarge {
+        /// Which size.
+        what: &'static str,
+        /// How large.
+        size: u64,
+    },
+    /// More shared memory than a block may have.
+    #[error("a block would need {bytes} bytes of shared memory; it may have {limit}")]
+    Shared {
+        /// How much.
+        bytes: u64,
+        /// How much there is.
+        limit: u64,
+    },
+    /// A kernel that is not well formed; the check of the plan finds it first.
+    #[error("{0}")]
+    Malformed(String),
+}
+
+/// What a text depends on beside its kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Bytes of an element of the operands that may have any type.
+    pub element_bytes: u64,
+    /// A row kernel that writes rows over the rows it reads.
+    pub in_place: bool,
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        Variant { element_bytes: 4, in_place: false }
+    }
+}
+
+/// A kernel as CUDA C++.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// A name for people: the kind and the sizes.
+    pub name: String,
+    /// The text.
+    pub text: String,
+    /// Launches, in order; each sees what the ones before it wrote.
+    pub passes: Vec<Pass>,
+    /// How often the passes are gone through, with [`Argument::Iteration`] counting.
+    pub iterations: u32,
+    /// Bytes of scratch memory that the passes share. What it holds before does not matter.
+    pub scratch: u64,
+}
+
+/// One launch of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// The `extern "C"` name.
+    pub entry: String,
+    /// Blocks, along x.
+    pub grid: u32,
+    /// Threads of a block, along x.
+    pub block: u32,
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// Arguments in order.
+    pub arguments: Vec<Argument>,
+}
+
+/// An argument of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// Address of the operand of that number.
+    Operand(usize),
+    /// Elements from row to row of that operand, as a 64-bit integer.
+    Stride(usize),
+    /// Value of that operand, an index, as a 32-bit integer.
+    Index(usize),
+    /// Address of scratch memory, so many bytes in.
+    Scratch(u64),
+    /// Address of the word that takes the smallest number of a launch that reported an index out of range.
+    Status,
+    /// Number of the launch, as a 32-bit integer.
+    Launch,
+    /// How many times the passes were gone through before.
+    Iteration,
+}
+
+/// The text of a kernel; `None` where there is nothing to run: no elements, or a sum over a group of one device.
+pub fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Source>, CodegenError> {
+    match kernel {
+        Kernel::Rows(rows) => rows::generate(rows, variant.in_place),
+        _ => blocks::generate(kernel, variant),
+    }
+}

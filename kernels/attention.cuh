@@ -1,0 +1,304 @@
+// Attention along the sequence, flash style, in f32 on the ordinary cores.
+//
+// A warp works for `EACH` rows at a time. Forward and for the gradient of the queries these are queries, and the block goes
+// through the keys `LANES` at a time; for the gradients of keys and values they are keys, and the block goes through the
+// queries of all heads that read them. A tile of what passes by lies in shared memory. Scores are computed with a lane for
+// each row of the tile, products with them with a lane for each element of a head, so neither needs a reduction across
+// lanes but for the softmax. Nothing of size `queries · keys` exists, and every sum is owned by one warp: no atomics.
+#pragma once
+#include "prelude.cuh"
+
+constexpr int LANES = 32;
+// Rows of a warp, and warps of a block.
+constexpr int EACH = 4, WARPS = 4;
+constexpr int OWN = EACH * WARPS;
+
+// Everything about an attention that is known when it is compiled.
+template <int BATCH_, int QUERIES_, int KEYS_, int HEADS_, int KV_HEADS_, int SIZE_, bool POSITIONS_, bool SEGMENTS_,
+          int WINDOW_, bool CAPPED_>
+struct Shape {
+    static constexpr int BATCH = BATCH_, QUERIES = QUERIES_, KEYS = KEYS_, HEADS = HEADS_, KV_HEADS = KV_HEADS_;
+    static constexpr int SIZE = SIZE_, GROUP = HEADS / KV_HEADS;
+    // Elements of a head for each lane, and a row of a tile: padded with zeros, and odd, so that lanes that read a column
+    // meet different banks.
+    static constexpr int PER_LANE = (SIZE + 31) / 32, ROW = PER_LANE * 32 + 1;
+    static constexpr bool POSITIONS = POSITIONS_, SEGMENTS = SEGMENTS_, CAPPED = CAPPED_;
+    // 0 for none.
+    static constexpr int WINDOW = WINDOW_;
+    static constexpr int QUERY_BLOCKS = (QUERIES + OWN - 1) / OWN, KEY_BLOCKS = (KEYS + OWN - 1) / OWN;
+};
+
+// Which keys a query of one sequence sees.
+template <class S> struct Mask {
+    const int *query_positions, *key_positions, *segments;
+
+    DEVICE Mask(const int *q, const int *k, const int *s, int sequence)
+        : query_positions(S::POSITIONS ? q + i64(sequence) * S::QUERIES : nullptr),
+          key_positions(S::POSITIONS ? k + i64(sequence) * S::KEYS : nullptr),
+          segments(S::SEGMENTS ? s + i64(sequence) * S::QUERIES : nullptr) {}
+
+    DEVICE bool sees(int query, int key) const {
+        if (query >= S::QUERIES || key >= S::KEYS) return false;
+        if (S::SEGMENTS && segments[query] != segments[key]) return false;
+        if (!S::POSITIONS) return key <= query && (S::WINDOW == 0 || query - key < S::WINDOW);
+        int q = query_positions[query], k = key_positions[key];
+        return k >= 0 && k <= q && (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
+    }
+
+    // The tiles of keys that queries `first..first + OWN` may see.
+    static DEVICE void keys(int first, int &begin, int &end) {
+        begin = 0;
+        end = S::KEYS;
+        if (S::POSITIONS) return;
+        if (first + OWN < end) end = first + OWN;
+        if (S::WINDOW > 0 && first + 1 > S::WINDOW) begin = (first + 1 - S::WINDOW) / LANES * LANES;
+    }
+
+    // The tiles of queries that may see keys `first..first + OWN`.
+    static DEVICE void queries(int first, int &begin, int &end) {
+        begin = 0;
+        end = S::QUERIES;
+        if (S::POSITIONS) return;
+        begin = first / LANES * LANES;
+        if (S::WINDOW > 0 && first + OWN - 1 + S::WINDOW < end) end = first + OWN - 1 + S::WINDOW;
+    }
+};
+
+// A score from a product, and the derivative of that.
+template <class S> DEVICE float score(float product, float scale, float cap) {
+    return S::CAPPED ? cap * tanhf(product * scale / cap) : product * scale;
+}
+template <class S> DEVICE float slope(float score, float scale, float cap) {
+    float t = S::CAPPED ? score / cap : 0.0f;
+    return scale * (1.0f - t * t);
+}
+
+// `COUNT` rows of a head into shared memory; zeros beyond the last row and beyond the head.
+template <class S, int COUNT>
+DEVICE void load_rows(float *to, const float *from, i64 stride, int first, int rows) {
+    constexpr int WIDTH = S::ROW - 1;
+    for (int i = threadIdx.x; i < COUNT * WIDTH; i += WARPS * 32) {
+        int row = i / WIDTH, column = i % WIDTH;
+        bool valid = first + row < rows && column < S::SIZE;
+        to[row * S::ROW + column] = valid ? from[i64(first + row) * stride + column] : 0.0f;
+    }
+}
+
+// Products of a warp's rows with the row of the tile that the lane has.
+template <class S> DEVICE void rows_by_tile(float (&out)[EACH], const float *own, const float *tile) {
+    const float *mine = tile + threadIdx.x % 32 * S::ROW;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) out[e] = 0.0f;
+#pragma unroll 8
+    for (int d = 0; d < S::SIZE; ++d) {
+        float x = mine[d];
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) out[e] = fmaf(own[e * S::ROW + d], x, out[e]);
+    }
+}
+
+// `sums += weights · tile`, the weights of the tile's rows lying across lanes.
+template <class S>
+DEVICE void add_tile(float (&sums)[EACH][S::PER_LANE], const float (&weights)[EACH], const float *tile) {
+#pragma unroll 4
+    for (int row = 0; row < LANES; ++row) {
+        float w[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) w[e] = __shfl_sync(ALL_LANES, weights[e], row);
+#pragma unroll
+        for (int j = 0; j < S::PER_LANE; ++j) {
+            float x = tile[row * S::ROW + j * 32 + threadIdx.x % 32];
+#pragma unroll
+            for (int e = 0; e < EACH; ++e) sums[e][j] = fmaf(w[e], x, sums[e][j]);
+        }
+    }
+}
+
+// Stores a warp's rows of a head.
+template <class S>
+DEVICE void store_rows(const float (&sums)[EACH][S::PER_LANE], float *to, i64 stride, int first, int rows) {
+#pragma unroll
+    for (int e = 0; e < EACH; ++e)
+#pragma unroll
+        for (int j = 0; j < S::PER_LANE; ++j) {
+            int column = j * 32 + int(threadIdx.x % 32);
+            if (first + e < rows && column < S::SIZE) to[i64(first + e) * stride + column] = sums[e][j];
+        }
+}
+
+template <class S> DEVICE void clear(float (&sums)[EACH][S::PER_LANE]) {
+#pragma unroll
+    for (int e = 0; e < EACH; ++e)
+#pragma unroll
+        for (int j = 0; j < S::PER_LANE; ++j) sums[e][j] = 0.0f;
+}
+
+// Shared memory: `OWN` queries, a tile of keys, a tile of values.
+template <class S>
+DEVICE void attention(const float *q, i64 q_stride, const float *k, i64 k_stride, const float *v, i64 v_stride,
+                      const int *query_positions, const int *key_positions, const int *segments, float *o, float *lse,
+                      float scale, float cap) {
+    extern __shared__ __align__(16) float shared[];
+    float *own = shared, *keys = own + OWN * S::ROW, *values = keys + LANES * S::ROW;
+    u32 block = blockIdx.x;
+    // The last queries of a causal sequence see most: they come first.
+    int first = (S::QUERY_BLOCKS - 1 - int(take(block, S::QUERY_BLOCKS))) * OWN;
+    int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
+    int kv = head / S::GROUP * S::SIZE, mine = first + warp * EACH;
+
+    load_rows<S, OWN>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
+    float result[EACH][S::PER_LANE], most[EACH], sum[EACH];
+    clear<S>(result);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        most[e] = -infinity();
+        sum[e] = 0.0f;
+    }
+    int begin, end;
+    Mask<S>::keys(first, begin, end);
+    for (int key = begin; key < end; key += LANES) {
+        __syncthreads();
+        load_rows<S, LANES>(keys, k + key_row * k_stride + kv, k_stride, key, S::KEYS);
+        load_rows<S, LANES>(values, v + key_row * v_stride + kv, v_stride, key, S::KEYS);
+        __syncthreads();
+        float p[EACH];
+        rows_by_tile<S>(p, own + warp * EACH * S::ROW, keys);
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            float s = mask.sees(mine + e, key + lane) ? score<S>(p[e], scale, cap) : -infinity();
+            float high = Largest::join(most[e], lanes<Largest, 32>(s, ALL_LANES));
+            bool any = high > -infinity();
+            p[e] = any ? expf(s - high) : 0.0f;
+            float shrink = any ? expf(most[e] - high) : 1.0f;
+            sum[e] = fmaf(sum[e], shrink, lanes<Sum, 32>(p[e], ALL_LANES));
+            most[e] = high;
+#pragma unroll
+            for (int j = 0; j < S::PER_LANE; ++j) result[e][j] *= shrink;
+        }
+        add_tile<S>(result, p, values);
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        // A query that saw nothing is zero.
+        float factor = sum[e] == 0.0f ? 0.0f : 1.0f / sum[e];
+#pragma unroll
+        for (int j = 0; j < S::PER_LANE; ++j) result[e][j] *= factor;
+        if (lane == 0 && mine + e < S::QUERIES)
+            lse[(query_row + mine + e) * S::HEADS + head] = sum[e] == 0.0f ? -infinity() : most[e] + logf(sum[e]);
+    }
+    constexpr i64 O_STRIDE = i64(S::HEADS) * S::SIZE;
+    store_rows<S>(result, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, mine, S::QUERIES);
+}
+
+// `along[row, head] = o · do`; a warp has a head of a row.
+template <class S>
+DEVICE void attention_along(const float *o, i64 o_stride, const float *d, i64 d_stride, float *along) {
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32, row = at / S::HEADS;
+    if (row >= i64(S::BATCH) * S::QUERIES) return;
+    int head = int(at % S::HEADS), lane = int(threadIdx.x % 32);
+    float sum = 0.0f;
+    for (int i = lane; i < S::SIZE; i += 32)
+        sum = fmaf(o[row * o_stride + head * S::SIZE + i], d[row * d_stride + head * S::SIZE + i], sum);
+    sum = lanes<Sum, 32>(sum, ALL_LANES);
+    if (lane == 0) along[at] = sum;
+}
+
+// The probability of a pair and the cotangent of its product.
+template <class S>
+DEVICE void pair_grad(bool seen, float product, float dp, float lse, float along, float scale, float cap, float &p,
+                      float &ds) {
+    bool any = seen && lse > -infinity();
+    float s = score<S>(product, scale, cap);
+    p = any ? expf(s - lse) : 0.0f;
+    ds = any ? p * (dp - along) * slope<S>(s, scale, cap) : 0.0f;
+}
+
+// Shared memory: `OWN` queries and their cotangents, a tile of keys, a tile of values.
+template <class S>
+DEVICE void attention_grad_queries(const float *q, i64 q_stride, const float *k, i64 k_stride, const float *v,
+                                   i64 v_stride, const float *lse, const float *d, i64 d_stride,
+                                   const int *query_positions, const int *key_positions, const int *segments, float *dq,
+                                   i64 dq_stride, const float *along, float scale, float cap) {
+    extern __shared__ __align__(16) float shared[];
+    float *own = shared, *own_d = own + OWN * S::ROW, *keys = own_d + OWN * S::ROW, *values = keys + LANES * S::ROW;
+    u32 block = blockIdx.x;
+    int first = (S::QUERY_BLOCKS - 1 - int(take(block, S::QUERY_BLOCKS))) * OWN;
+    int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
+    int kv = head / S::GROUP * S::SIZE, mine = first + warp * EACH;
+
+    load_rows<S, OWN>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
+    load_rows<S, OWN>(own_d, d + query_row * d_stride + head * S::SIZE, d_stride, first, S::QUERIES);
+    float result[EACH][S::PER_LANE], my_lse[EACH], my_along[EACH];
+    clear<S>(result);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        i64 at = (query_row + mine + e) * S::HEADS + head;
+        my_lse[e] = mine + e < S::QUERIES ? lse[at] : -infinity();
+        my_along[e] = mine + e < S::QUERIES ? along[at] : 0.0f;
+    }
+    int begin, end;
+    Mask<S>::keys(first, begin, end);
+    for (int key = begin; key < end; key += LANES) {
+        __syncthreads();
+        load_rows<S, LANES>(keys, k + key_row * k_stride + kv, k_stride, key, S::KEYS);
+        load_rows<S, LANES>(values, v + key_row * v_stride + kv, v_stride, key, S::KEYS);
+        __syncthreads();
+        float s[EACH], dp[EACH], p, ds[EACH];
+        rows_by_tile<S>(s, own + warp * EACH * S::ROW, keys);
+        rows_by_tile<S>(dp, own_d + warp * EACH * S::ROW, values);
+#pragma unroll
+        for (int e = 0; e < EACH; ++e)
+            pair_grad<S>(mask.sees(mine + e, key + lane), s[e], dp[e], my_lse[e], my_along[e], scale, cap, p, ds[e]);
+        add_tile<S>(result, ds, keys);
+    }
+    store_rows<S>(result, dq + query_row * dq_stride + head * S::SIZE, dq_stride, mine, S::QUERIES);
+}
+
+// Shared memory: `OWN` keys and values, a tile of queries and one of their cotangents.
+template <class S>
+DEVICE void attention_grad_keys(const float *q, i64 q_stride, const float *k, i64 k_stride, const float *v,
+                                i64 v_stride, const float *lse, const float *d, i64 d_stride,
+                                const int *query_positions, const int *key_positions, const int *segments, float *dk,
+                                i64 dk_stride, float *dv, i64 dv_stride, const float *along, float scale, float cap) {
+    extern __shared__ __align__(16) float shared[];
+    float *keys = shared, *values = keys + OWN * S::ROW, *queries = values + OWN * S::ROW;
+    float *cotangents = queries + LANES * S::ROW;
+    u32 block = blockIdx.x;
+    int first = int(take(block, S::KEY_BLOCKS)) * OWN, kv_head = int(take(block, S::KV_HEADS)), sequence = int(block);
+    int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), mine = first + warp * EACH, kv = kv_head * S::SIZE;
+    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
+
+    load_rows<S, OWN>(keys, k + key_row * k_stride + kv, k_stride, first, S::KEYS);
+    load_rows<S, OWN>(values, v + key_row * v_stride + kv, v_stride, first, S::KEYS);
+    float result_k[EACH][S::PER_LANE], result_v[EACH][S::PER_LANE];
+    clear<S>(result_k);
+    clear<S>(result_v);
+    int begin, end;
+    Mask<S>::queries(first, begin, end);
+    for (int query = begin; query < end; query += LANES) {
+        for (int g = 0; g < S::GROUP; ++g) {
+            int head = kv_head * S::GROUP + g, at = query + lane;
+            __syncthreads();
+            load_rows<S, LANES>(queries, q + query_row * q_stride + head * S::SIZE, q_stride, query, S::QUERIES);
+            load_rows<S, LANES>(cotangents, d + query_row * d_stride + head * S::SIZE, d_stride, query, S::QUERIES);
+            __syncthreads();
+            float my_lse = at < S::QUERIES ? lse[(query_row + at) * S::HEADS + head] : -infinity();
+            float my_along = at < S::QUERIES ? along[(query_row + at) * S::HEADS + head] : 0.0f;
+            float s[EACH], dp[EACH], p[EACH], ds[EACH];
+            rows_by_tile<S>(s, keys + warp * EACH * S::ROW, queries);
+            rows_by_tile<S>(dp, values + warp * EACH * S::ROW, cotangents);
+#pragma unroll
+            for (int e = 0; e < EACH; ++e)
+                pair_grad<S>(mask.sees(at, mine + e), s[e], dp[e], my_lse, my_along, scale, cap, p[e], ds[e]);
+            add_tile<S>(result_k, ds, queries);
+            add_tile<S>(result_v, p, cotangents);
+        }
+    }
+    store_rows<S>(result_k, dk + key_row * dk_stride + kv, dk_stride, mine, S::KEYS);
+    store_rows<S>(result_v, dv + key_row * dv_stride + kv, dv_stride, mine, S::KEYS);
+}

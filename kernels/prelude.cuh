@@ -1,0 +1,130 @@
+// What every kernel shares: types without CUDA headers, reductions in one fixed order, and how an index out of range is
+// told. This file and `tensor.cuh` are the only places with inline assembly.
+//
+// Promises: every function is force-inlined; collectives take the mask of the lanes that call them; a sum is added up in
+// an order that depends on its length and on the number of threads alone, so two runs give the same bits.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+
+constexpr u32 ALL_LANES = 0xffffffffu;
+
+DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+// --- storage types ---------------------------------------------------------------------------------------------------
+
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+
+DEVICE void store(float &to, float x) { to = x; }
+DEVICE void store(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+
+// --- places ----------------------------------------------------------------------------------------------------------
+
+// Blocks run along x alone, because only x may be long; the coordinates are taken apart here.
+DEVICE u32 take(u32 &rest, u32 extent) {
+    u32 at = rest % extent;
+    rest /= extent;
+    return at;
+}
+
+// Reports an index in memory that points outside what it indexes. The launch skips it; the smallest number of a launch
+// that reported stays, so that the message names the first.
+DEVICE void report(int *status, int launch) { atomicMin(status, launch); }
+
+// --- reductions ------------------------------------------------------------------------------------------------------
+
+// The lanes of the group of `T` threads (a power of two, at most a warp) that the calling thread belongs to.
+template <int T> DEVICE u32 group_mask() {
+    if (T >= 32) return ALL_LANES;
+    u32 lane = threadIdx.x % 32;
+    return ((1u << (T % 32)) - 1u) << (lane / T * T);
+}
+
+struct Sum {
+    static DEVICE float identity() { return 0.0f; }
+    static DEVICE float join(float a, float b) { return a + b; }
+};
+
+// NaN is passed over.
+struct Largest {
+    static DEVICE float identity() { return -infinity(); }
+    static DEVICE float join(float a, float b) { return b > a ? b : a; }
+};
+
+// Over groups of `T` adjacent lanes; all lanes of the group call it, and all get the result.
+template <class Op, int T> DEVICE float lanes(float x, u32 mask) {
+#pragma unroll
+    for (int distance = T / 2; distance > 0; distance /= 2) x = Op::join(x, __shfl_xor_sync(mask, x, distance));
+    return x;
+}
+
+// Over `T` threads: adjacent lanes, or the whole block where `T` is more than a warp, in which case `buffer` is shared
+// memory for a float of each warp and every thread of the block calls it.
+template <class Op, int T> DEVICE float threads(float x, float *buffer) {
+    if (T <= 32) return lanes<Op, (T < 32 ? T : 32)>(x, group_mask<(T < 32 ? T : 32)>());
+    x = lanes<Op, 32>(x, ALL_LANES);
+    // The buffer may still be read from the reduction before.
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = buffer[0];
+#pragma unroll
+    for (int warp = 1; warp < T / 32; ++warp) x = Op::join(x, buffer[warp]);
+    return x;
+}
+
+// Waits for the threads that share a row: the lanes of a group, or the block.
+template <int T> DEVICE void join_threads() {
+    if (T <= 32) __syncwarp(group_mask<(T < 32 ? T : 32)>());
+    else __syncthreads();
+}
+
+// --- functions -------------------------------------------------------------------------------------------------------
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
+DEVICE float silu_grad(float x) {
+    float s = sigmoid(x);
+    return s * fmaf(x, 1.0f - s, 1.0f);
+}
+// (1 + tanh u) / 2 = sigmoid(2u), without the cancellation.
+DEVICE float gelu(float x) { return x * sigmoid(2.0f * 0.7978846f * x * fmaf(0.044715f * x, x, 1.0f)); }
+DEVICE float gelu_grad(float x) {
+    float s = sigmoid(2.0f * 0.7978846f * x * fmaf(0.044715f * x, x, 1.0f));
+    float inner = 2.0f * 0.7978846f * fmaf(3.0f * 0.044715f * x, x, 1.0f);
+    return s * fmaf(x * (1.0f - s), inner, 1.0f);
+}
+DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }
+DEVICE float positive(float x) { return x > 0.0f ? 1.0f : 0.0f; }
+DEVICE float softplus(float x) { return relu(x) + (x == x ? log1pf(expf(-fabsf(x))) : x); }
+DEVICE float square(float x) { return x * x; }
+DEVICE float larger(float a, float b) { return b > a ? b : a; }
+
+// Sine and cosine of an angle that may be large: reduced in f64, evaluated in f32.
+DEVICE void sine_cosine(double angle, float &sine, float &cosine) {
+    constexpr double ROUND = 6755399441055744.0;
+    double t = fma(angle, 0.63661977236758134, ROUND), n = t - ROUND;
+    double wide = fma(n, -1.5707963267948966, angle);
+    float r = float(fma(n, -6.123233995736766e-17, wide)), z = r * r;
+    float s = fmaf(-1.9515296e-4f, z, 8.332161e-3f);
+    s = fmaf(fmaf(s, z, -1.6666655e-1f) * z, r, r);
+    float c = fmaf(2.4433157e-5f, z, -1.3887316e-3f);
+    c = fmaf(fmaf(c, z, 4.1666646e-2f) * z, z, fmaf(z, -0.5f, 1.0f));
+    u32 quadrant = u32(__double2loint(t));
+    sine = quadrant & 1 ? c : s;
+    cosine = quadrant & 1 ? s : c;
+    sine = quadrant & 2 ? -sine : sine;
+    cosine = (quadrant + 1) & 2 ? -cosine : cosine;
+}

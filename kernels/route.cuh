@@ -1,0 +1,130 @@
+// Routing: which experts a row chooses, and the slots sorted by expert.
+#pragma once
+#include "prelude.cuh"
+
+// NaN is never worth choosing.
+DEVICE float worth(float z) { return z == z ? z : -infinity(); }
+
+// Whether `(a, i)` comes before `(b, j)`: larger first, ties to the lower index.
+DEVICE bool before(float a, int i, float b, int j) { return a > b || (a == b && i < j); }
+
+// The `K` best of each row, best first. A warp has a row and looks `K` times for the best one after the last: no list is
+// kept, so any `K` works.
+template <int ROWS, int EXPERTS, int K> DEVICE void route(const float *z, int *chosen) {
+    int row = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    if (row >= ROWS) return;
+    const float *values = z + i64(row) * EXPERTS;
+    float last = infinity();
+    int last_index = -1;
+    for (int k = 0; k < K; ++k) {
+        float best = -infinity();
+        int index = EXPERTS;
+        for (int e = lane; e < EXPERTS; e += 32) {
+            float value = worth(values[e]);
+            bool left = k == 0 || before(last, last_index, value, e);
+            if (left && (index == EXPERTS || before(value, e, best, index))) {
+                best = value;
+                index = e;
+            }
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+            float other = __shfl_xor_sync(ALL_LANES, best, distance);
+            int other_index = __shfl_xor_sync(ALL_LANES, index, distance);
+            if (other_index < EXPERTS && (index == EXPERTS || before(other, other_index, best, index))) {
+                best = other;
+                index = other_index;
+            }
+        }
+        if (lane == 0) chosen[i64(row) * K + k] = index;
+        last = best;
+        last_index = index;
+    }
+}
+
+// A stable counting sort in four passes: count each chunk's choices, add the chunks up for each group, add the groups up,
+// and let every slot find its place. No-ops, choices of `EXPERTS` or more, are one more group behind the others. A warp
+// goes through a chunk 32 slots at a time, in order, so slots of a group stay in order.
+constexpr int CHUNK = 256;
+
+template <int EXPERTS> DEVICE int group_of(int choice) { return u32(choice) < u32(EXPERTS) ? choice : EXPERTS; }
+
+// `counts[chunk][group]`
+template <int SLOTS, int EXPERTS> DEVICE void group_count(const int *chosen, int *counts) {
+    int lane = int(threadIdx.x), chunk = int(blockIdx.x);
+    int *mine = counts + i64(chunk) * (EXPERTS + 1);
+    for (int e = lane; e <= EXPERTS; e += 32) mine[e] = 0;
+    __syncwarp();
+    for (int i = 0; i < CHUNK; i += 32) {
+        int slot = chunk * CHUNK + i + lane;
+        int group = slot < SLOTS ? group_of<EXPERTS>(chosen[slot]) : EXPERTS + 1;
+        u32 same = __match_any_sync(ALL_LANES, group);
+        if (group <= EXPERTS && lane == __ffs(same) - 1) mine[group] += __popc(same);
+        __syncwarp();
+    }
+}
+
+// Counts become how many of the group are in chunks before; `totals[group]`. A warp has a group.
+template <int CHUNKS, int EXPERTS> DEVICE void group_chunks(int *counts, int *totals) {
+    int group = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    if (group > EXPERTS) return;
+    int total = 0;
+    for (int first = 0; first < CHUNKS; first += 32) {
+        int chunk = first + lane;
+        int *at = counts + i64(chunk) * (EXPERTS + 1) + group;
+        int count = chunk < CHUNKS ? *at : 0, sum = count;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            int other = __shfl_up_sync(ALL_LANES, sum, distance);
+            if (lane >= distance) sum += other;
+        }
+        if (chunk < CHUNKS) *at = total + sum - count;
+        total += __shfl_sync(ALL_LANES, sum, 31);
+    }
+    if (lane == 0) totals[group] = total;
+}
+
+// `offsets`, from the totals; one warp.
+template <int EXPERTS> DEVICE void group_offsets(const int *totals, int *offsets) {
+    int lane = int(threadIdx.x), begun = 0;
+    for (int first = 0; first <= EXPERTS; first += 32) {
+        int group = first + lane, count = group <= EXPERTS ? totals[group] : 0, sum = count;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            int other = __shfl_up_sync(ALL_LANES, sum, distance);
+            if (lane >= distance) sum += other;
+        }
+        if (group <= EXPERTS) offsets[group] = begun + sum - count;
+        begun += __shfl_sync(ALL_LANES, sum, 31);
+    }
+}
+
+// `order` and `inverse`; the counts are used up.
+template <int SLOTS, int EXPERTS>
+DEVICE void group_place(const int *chosen, int *counts, const int *offsets, int *order, int *inverse) {
+    int lane = int(threadIdx.x), chunk = int(blockIdx.x);
+    int *mine = counts + i64(chunk) * (EXPERTS + 1);
+    for (int i = 0; i < CHUNK; i += 32) {
+        int slot = chunk * CHUNK + i + lane;
+        int group = slot < SLOTS ? group_of<EXPERTS>(chosen[slot]) : EXPERTS + 1;
+        u32 same = __match_any_sync(ALL_LANES, group);
+        int leader = __ffs(same) - 1, begun = 0;
+        if (group <= EXPERTS && lane == leader) {
+            begun = mine[group];
+            mine[group] = begun + __popc(same);
+        }
+        begun = __shfl_sync(ALL_LANES, begun, leader);
+        if (group <= EXPERTS) {
+            int place = offsets[group] + begun + __popc(same & ((1u << lane) - 1u));
+            order[place] = slot;
+            inverse[slot] = place;
+        }
+        __syncwarp();
+    }
+}
+
+// Adds the size of every group to its count.
+template <int EXPERTS> DEVICE void add_counts(const int *offsets, float *counts) {
+    int e = int(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e < EXPERTS) counts[e] += float(offsets[e + 1] - offsets[e]);
+}

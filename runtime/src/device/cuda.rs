@@ -1,0 +1,289 @@
+//! NVIDIA GPUs, through the driver, which is looked for when a device is asked for and not before.
+//!
+//! *In*: a plan. *Out*: a session on one GPU. *Promise*: where there is no driver or no such GPU, [`CudaDevice::new`] says
+//! what to install or which numbers there are, and nothing panics; what a session allocates is one arena, one scratch
+//! range and one word; launches go to one stream, in the order of the list.
+//!
+//! Nothing here was ever run on a GPU by its tests: they stop at the missing driver. What runs on a GPU is the same
+//! walker ([`gpu`](super::gpu)) and the same texts that the `ptx` device runs.
+
+use super::gpu::{self, Compiler, Gpu, Target};
+use super::ptx::Launch;
+use super::{Device, DeviceError, Session};
+use cudarc::driver::{DriverError, result, sys};
+use dreamc_compiler::codegen::Source;
+use dreamc_compiler::program::Plan;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// A GPU.
+pub struct CudaDevice {
+    context: Arc<Context>,
+    compiler: Compiler,
+    title: String,
+}
+
+/// Dynamic shared memory beyond which a kernel must be told that it may have it.
+const DEFAULT_SHARED: u32 = 48 * 1024;
+
+impl CudaDevice {
+    /// GPU number `ordinal`.
+    pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
+        let name = format!("cuda:{ordinal}");
+        let missing = |message: String| DeviceError::Driver { device: name.clone(), message };
+        // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(missing(
+                "there is no NVIDIA driver (libcuda was not found); install the driver of your GPU, or use \
+                 `--device cpu`"
+                    .into(),
+            ));
+        }
+        let fail = |call: &str, error: DriverError| missing(format!("{call}: {error}"));
+        result::init().map_err(|e| fail("cuInit", e))?;
+        let count = result::device::get_count().map_err(|e| fail("cuDeviceGetCount", e))?;
+        let number = i32::try_from(ordinal).ok().filter(|&n| n < count).ok_or_else(|| {
+            missing(match count {
+                0 => "the driver sees no GPU".into(),
+                1 => "there is one GPU, cuda:0".into(),
+                n => format!("there are {n} GPUs, cuda:0 to cuda:{}", n - 1),
+            })
+        })?;
+        let device = result::device::get(number).map_err(|e| fail("cuDeviceGet", e))?;
+        let title = result::device::get_name(device).map_err(|e| fail("cuDeviceGetName", e))?;
+        let attribute = |which| {
+            // SAFETY: a device that the driver just gave.
+            unsafe { result::device::get_attribute(device, which) }.map_err(|e| fail("cuDeviceGetAttribute", e))
+        };
+        let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if major < 8 {
+            return Err(missing(format!(
+                "{title} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
+            )));
+        }
+        // Hopper's own operations are in the `a` variant of its architecture.
+        let suffix = if major == 9 { "a" } else { "" };
+        let compiler = Compiler::new(Target::Cubin, &format!("sm_{major}{minor}{suffix}"))?;
+        // SAFETY: a device that the driver just gave; released when the context is dropped.
+        let context =
+            unsafe { result::primary_ctx::retain(device) }.map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
+        let context = Arc::new(Context { device, context, name: name.clone() });
+        Ok(CudaDevice { context, compiler, title })
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        format!("{} ({})", self.context.name, self.title)
+    }
+
+    fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
+        gpu::scratch_bytes(&self.context.name, plan)
+    }
+
+    fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
+        gpu::load(Stream::new(self.context.clone())?, &self.compiler, plan)
+    }
+}
+
+/// A GPU's primary context, which all sessions share.
+struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    name: String,
+}
+
+// SAFETY: contexts may be used from any thread; every call makes its own current first.
+unsafe impl Send for Context {}
+// SAFETY: likewise.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn error(&self, call: &str, error: DriverError) -> DeviceError {
+        DeviceError::Driver { device: self.name.clone(), message: format!("{call}: {error}") }
+    }
+
+    /// Makes the context current on this thread; every use of the driver begins so.
+    fn enter(&self) -> Result<(), DeviceError> {
+        // SAFETY: retained in `CudaDevice::new`, released in `drop`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|e| self.error("cuCtxSetCurrent", e))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once; sessions hold the context, so none is left. There is no one to tell of a failure.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A session's stream, memory and code.
+struct Stream {
+    context: Arc<Context>,
+    stream: sys::CUstream,
+    allocations: Vec<sys::CUdeviceptr>,
+    modules: Vec<sys::CUmodule>,
+}
+
+// SAFETY: streams, memory and modules may be used from any thread whose current context is theirs, which every method
+// sees to.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    fn new(context: Arc<Context>) -> Result<Self, DeviceError> {
+        context.enter()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| context.error("cuStreamCreate", e))?;
+        Ok(Stream { context, stream, allocations: vec![], modules: vec![] })
+    }
+
+    fn wait(&self) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        // SAFETY: a live stream of the current context.
+        unsafe { result::stream::synchronize(self.stream) }
+            .map_err(|e| self.context.error("a kernel failed (cuStreamSynchronize)", e))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return;
+        }
+        // SAFETY: made by this session in this context and freed once, after the stream has come to its end. There is no
+        // one to tell of a failure.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream);
+            for &module in &self.modules {
+                let _ = result::module::unload(module);
+            }
+            for &address in &self.allocations {
+                let _ = result::free_sync(address);
+            }
+            let _ = result::stream::destroy(self.stream);
+        }
+    }
+}
+
+/// The functions of a module by name.
+struct Module {
+    functions: HashMap<String, sys::CUfunction>,
+}
+
+// SAFETY: functions belong to a module of a context and may be launched from any thread.
+unsafe impl Send for Module {}
+
+impl Gpu for Stream {
+    type Module = Module;
+
+    const SYNCHRONOUS: bool = false;
+
+    fn name(&self) -> &str {
+        &self.context.name
+    }
+
+    fn allocate(&mut self, bytes: u64, what: &'static str) -> Result<u64, DeviceError> {
+        self.context.enter()?;
+        let size = usize::try_from(bytes.max(4)).map_err(|_| DeviceError::OutOfMemory { bytes, what })?;
+        // SAFETY: the current context; the address is kept and freed in `drop`.
+        let address = match unsafe { result::malloc_sync(size) } {
+            Ok(address) => address,
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                return Err(DeviceError::OutOfMemory { bytes, what });
+            }
+            Err(error) => return Err(self.context.error("cuMemAlloc", error)),
+        };
+        self.allocations.push(address);
+        // SAFETY: all of the allocation.
+        unsafe { result::memset_d8_sync(address, 0, size) }.map_err(|e| self.context.error("cuMemsetD8", e))?;
+        Ok(address)
+    }
+
+    fn load(&mut self, source: &Source, code: &[u8]) -> Result<Module, DeviceError> {
+        self.context.enter()?;
+        let named = |call: &str| format!("kernel {}: {call}", source.name);
+        // SAFETY: a cubin that NVRTC made for this architecture, whole by the cache's promise; the driver copies it.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }
+            .map_err(|e| self.context.error(&named("cuModuleLoadData"), e))?;
+        self.modules.push(module);
+        let mut functions = HashMap::new();
+        for pass in &source.passes {
+            let Ok(name) = CString::new(pass.entry.as_str()) else { continue };
+            // SAFETY: a live module and a C string.
+            let function = unsafe { result::module::get_function(module, name) }
+                .map_err(|e| self.context.error(&named("cuModuleGetFunction"), e))?;
+            if pass.shared_bytes > DEFAULT_SHARED {
+                let attribute =
+                    sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // SAFETY: a live function.
+                unsafe { result::function::set_function_attribute(function, attribute, pass.shared_bytes as i32) }
+                    .map_err(|e| self.context.error(&named("cuFuncSetAttribute"), e))?;
+            }
+            functions.insert(pass.entry.clone(), function);
+        }
+        Ok(Module { functions })
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.wait()?;
+        // SAFETY: the session keeps to its own allocations; nothing is under way.
+        unsafe { result::memcpy_htod_sync(address, bytes) }.map_err(|e| self.context.error("cuMemcpyHtoD", e))
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.wait()?;
+        // SAFETY: likewise.
+        unsafe { result::memcpy_dtoh_sync(bytes, address) }.map_err(|e| self.context.error("cuMemcpyDtoH", e))
+    }
+
+    fn launch(&mut self, module: &Module, launch: &Launch, origin: &str) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let function = module.functions.get(&launch.kernel).ok_or_else(|| DeviceError::Driver {
+            device: self.context.name.clone(),
+            message: format!("{origin}: no function {}", launch.kernel),
+        })?;
+        let values: Vec<Vec<u8>> = launch.args.iter().map(|arg| arg.bytes()).collect();
+        // Arguments of at most eight bytes, each at an aligned place of its own.
+        let mut words: Vec<[u64; 1]> = vec![[0]; values.len()];
+        for (word, value) in words.iter_mut().zip(&values) {
+            bytemuck::bytes_of_mut(word)[..value.len()].copy_from_slice(value);
+        }
+        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|w| w.as_mut_ptr().cast()).collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        // SAFETY: the arguments are those that the generated entry declares, in its order, and outlive the call; addresses
+        // are of this session's memory, which the check of the plan keeps every access inside.
+        unsafe {
+            result::launch_kernel(
+                *function,
+                (gx, gy, gz),
+                (bx, by, bz),
+                launch.shared_bytes,
+                self.stream,
+                &mut pointers,
+            )
+        }
+        .map_err(|e| self.context.error(&format!("{origin}, kernel {}: cuLaunchKernel", launch.kernel), e))
+    }
+
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        self.wait()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_gpu_is_told_what_is_missing() {
+        // SAFETY: as in `CudaDevice::new`.
+        if unsafe { sys::is_culib_present() } {
+            println!("skipped: there is a driver");
+            return;
+        }
+        let Err(error) = CudaDevice::new(0) else { panic!("a device without a driver") };
+        assert!(error.to_string().contains("install the driver"), "{error}");
+    }
+}

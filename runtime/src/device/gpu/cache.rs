@@ -1,0 +1,169 @@
+//! Compiling generated texts, and keeping what comes out on disk.
+//!
+//! *In*: sources. *Out*: code for each, in order. *Promise*: a cached code is used only if it was made from the same text,
+//! headers and options by the same version of NVRTC, and is whole (its own hash is checked); files appear by renaming,
+//! so processes that compile the same kernels at once do not disturb each other; a cache that cannot be read or
+//! written costs time and nothing else.
+//!
+//! The folder is `DREAMC_CACHE`, else `dreamc` in `XDG_CACHE_HOME` or `~/.cache`; an empty `DREAMC_CACHE` means none.
+
+use crate::device::DeviceError;
+use crate::nvrtc::{self, Nvrtc, NvrtcError};
+use dreamc_compiler::codegen::{HEADERS, Source};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// What comes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// PTX text.
+    Ptx,
+    /// Machine code.
+    Cubin,
+}
+
+/// NVRTC with its options and its cache.
+pub(crate) struct Compiler {
+    nvrtc: &'static Nvrtc,
+    target: Target,
+    options: Vec<String>,
+    folder: Option<PathBuf>,
+}
+
+impl Compiler {
+    /// `architecture`: `compute_80` for PTX, `sm_90a` for machine code.
+    pub(crate) fn new(target: Target, architecture: &str) -> Result<Self, NvrtcError> {
+        let options = vec![format!("--gpu-architecture={architecture}"), "-lineinfo".into()];
+        Ok(Compiler { nvrtc: Nvrtc::find()?, target, options, folder: folder() })
+    }
+
+    /// Version of NVRTC.
+    pub(crate) fn version(&self) -> (i32, i32) {
+        self.nvrtc.version()
+    }
+
+    /// Compiles all sources, on all cores.
+    pub(crate) fn compile(&self, sources: &[Source]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
+        let next = AtomicUsize::new(0);
+        let results: Mutex<Vec<Option<Result<Vec<u8>, NvrtcError>>>> =
+            Mutex::new(sources.iter().map(|_| None).collect());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    loop {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(source) = sources.get(i) else { return };
+                        let code = self.one(source);
+                        let mut results = results.lock().unwrap_or_else(|e| e.into_inner());
+                        results[i] = Some(code);
+                    }
+                });
+            }
+        });
+        let results = results.into_inner().unwrap_or_else(|e| e.into_inner());
+        let missing = || NvrtcError::Call { call: "nvrtcCompileProgram", reason: "no result".into() };
+        let mut codes = vec![];
+        for result in results {
+            codes.push(result.unwrap_or_else(|| Err(missing()))?);
+        }
+        Ok(codes)
+    }
+
+    fn key(&self, source: &Source) -> String {
+        let mut hash = blake3::Hasher::new();
+        let mut add = |bytes: &[u8]| {
+            // Lengths keep neighbours apart.
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        let (major, minor) = self.nvrtc.version();
+        add(format!("{major}.{minor} {:?}", self.target).as_bytes());
+        self.options.iter().for_each(|option| add(option.as_bytes()));
+        for (name, text) in HEADERS {
+            add(name.as_bytes());
+            add(text.as_bytes());
+        }
+        add(source.name.as_bytes());
+        add(source.text.as_bytes());
+        hash.finalize().to_hex().to_string()
+    }
+
+    fn one(&self, source: &Source) -> Result<Vec<u8>, NvrtcError> {
+        let path = self.folder.as_ref().map(|folder| folder.join(self.key(source)));
+        if let Some(code) = path.as_deref().and_then(read) {
+            return Ok(code);
+        }
+        let name = format!("{}.cu", source.name);
+        let text = nvrtc::Source { name: &name, text: &source.text, headers: HEADERS };
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        let code = match self.target {
+            Target::Ptx => self.nvrtc.ptx(text, &options)?.code.into_bytes(),
+            Target::Cubin => self.nvrtc.cubin(text, &options)?.code,
+        };
+        if let Some(path) = path {
+            write(&path, &code);
+        }
+        Ok(code)
+    }
+}
+
+fn folder() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("DREAMC_CACHE") {
+        return (!named.is_empty()).then(|| PathBuf::from(named).join("kernels"));
+    }
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))?;
+    Some(cache.join("dreamc").join("kernels"))
+}
+
+const HASH: usize = 32;
+
+/// A whole file's code.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = std::fs::read(path).ok()?;
+    let (hash, code) = bytes.split_at_checked(HASH)?;
+    if blake3::hash(code).as_bytes() != hash {
+        return None;
+    }
+    bytes.drain(..HASH);
+    Some(bytes)
+}
+
+/// Best effort: a cache that cannot be written is no cache.
+fn write(path: &Path, code: &[u8]) {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let Some(folder) = path.parent() else { return };
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let temporary = folder.join(format!(".{}-{number}", std::process::id()));
+    let bytes = [blake3::hash(code).as_bytes().as_slice(), code].concat();
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&temporary, bytes))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_file_is_no_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernels").join("key");
+        assert_eq!(read(&path), None);
+        write(&path, b"code");
+        assert_eq!(read(&path).as_deref(), Some(&b"code"[..]));
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(read(&path), None);
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(read(&path), None);
+        write(&path, b"again");
+        assert_eq!(read(&path).as_deref(), Some(&b"again"[..]));
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+}

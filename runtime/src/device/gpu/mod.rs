@@ -1,0 +1,492 @@
+//! What the `cuda` and `ptx` devices share: from a plan to generated kernels to launches.
+//!
+//! *In*: a [`Plan`] and a [`Gpu`], which can allocate, copy, load code and launch. *Out*: a [`Session`] that walks the
+//! launch lists. *Promise*: all memory (one arena, one scratch range, one status word) is allocated by [`load`], all
+//! kernels are compiled by it, each distinct text once, and a session launches exactly what the list says, in order.
+//!
+//! A kernel that meets an index out of range in memory skips it and leaves the number of its launch in the status
+//! word, which is looked at when the program ends (or after every launch, where a launch is waited for anyway).
+
+mod cache;
+mod count;
+
+use super::check::{Extent, check, slots};
+use super::ptx::{Arg, Launch};
+use super::{DeviceError, Instrument, LaunchStats, RunStats, Session};
+use dreamc_compiler::codegen::{Argument, Source, Variant, generate};
+use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Step};
+use std::collections::HashMap;
+use std::time::Instant;
+
+pub(crate) use cache::{Compiler, Target};
+
+/// What a device can do; addresses are its own.
+pub(crate) trait Gpu: Send + 'static {
+    /// Loaded code.
+    type Module: Send;
+
+    /// What it is, for messages.
+    fn name(&self) -> &str;
+
+    /// Zeroed memory.
+    fn allocate(&mut self, bytes: u64, what: &'static str) -> Result<u64, DeviceError>;
+
+    /// Memory that holds anything.
+    fn allocate_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        self.allocate(bytes, "scratch")
+    }
+
+    /// Code that [`Gpu::compiler`] made of a source.
+    fn load(&mut self, source: &Source, code: &[u8]) -> Result<Self::Module, DeviceError>;
+
+    /// Copies to the device, after all launches before it.
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Copies from the device, after all launches before it.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Launches; may return before it is done. `origin` is for messages.
+    fn launch(&mut self, module: &Self::Module, launch: &Launch, origin: &str) -> Result<(), DeviceError>;
+
+    /// Waits for everything.
+    fn finish(&mut self) -> Result<(), DeviceError>;
+
+    /// Whether launches are done when [`Gpu::launch`] returns.
+    const SYNCHRONOUS: bool;
+}
+
+/// The distinct texts of a plan and which of them each kernel of each launch is.
+pub(crate) struct Sources {
+    pub(crate) list: Vec<Source>,
+    by_kernel: HashMap<(KernelId, Variant), Option<usize>>,
+}
+
+impl Sources {
+    /// Generates the texts of all launches of a plan that the check has passed.
+    fn new(device: &str, launches: &[PlanLaunch]) -> Result<Self, DeviceError> {
+        let mut sources = Sources { list: vec![], by_kernel: HashMap::new() };
+        let mut by_text: HashMap<String, usize> = HashMap::new();
+        for launch in launches {
+            let key = (launch.id, launch.variant);
+            if sources.by_kernel.contains_key(&key) {
+                continue;
+            }
+            let source = generate(launch.kernel, launch.variant).map_err(|error| DeviceError::Unsupported {
+                device: device.into(),
+                kernel: launch.id,
+                reason: error.to_string(),
+            })?;
+            // Equal texts may differ in nothing else: names, passes and scratch follow from the kernel as the text does.
+            let number = source.map(|source| {
+                *by_text.entry(source.text.clone()).or_insert_with(|| {
+                    sources.list.push(source);
+                    sources.list.len() - 1
+                })
+            });
+            sources.by_kernel.insert(key, number);
+        }
+        Ok(sources)
+    }
+
+    fn scratch(&self) -> u64 {
+        self.list.iter().map(|s| s.scratch).max().unwrap_or(0)
+    }
+}
+
+/// A launch of the list with what its text depends on.
+struct PlanLaunch<'p> {
+    id: KernelId,
+    kernel: &'p Kernel,
+    variant: Variant,
+}
+
+/// The launches of all programs, in order, loops ignored.
+fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
+    fn collect<'p>(
+        plan: &'p Plan,
+        steps: &'p [Step],
+        checked: &mut impl Iterator<Item = super::check::LaunchCheck>,
+        list: &mut Vec<PlanLaunch<'p>>,
+    ) {
+        for step in steps {
+            match step {
+                Step::Launch(launch) => {
+                    let kernel = plan.kernel(launch.kernel);
+                    let moves = matches!(kernel, Kernel::Zero { .. } | Kernel::Copy { .. });
+                    let element_bytes = match launch.operands.first() {
+                        Some(Operand::Tensor { buffer, .. }) if moves => plan.buffer(*buffer).dtype.bytes(),
+                        _ => 4,
+                    };
+                    let in_place = checked.next().is_none_or(|c| c.in_place);
+                    list.push(PlanLaunch {
+                        id: launch.kernel,
+                        kernel,
+                        variant: Variant { element_bytes, in_place },
+                    });
+                }
+                Step::Loop { steps, .. } => collect(plan, steps, checked, list),
+            }
+        }
+    }
+    let mut checked = check(plan)?.launches.into_iter();
+    let mut list = vec![];
+    for program in plan.programs.values() {
+        collect(plan, &program.steps, &mut checked, &mut list);
+    }
+    Ok(list)
+}
+
+/// Every distinct generated text of a plan, in the order of its launches.
+///
+/// This is what `dreamc compile --emit cuda` prints and what a device compiles.
+pub fn sources(plan: &Plan) -> Result<Vec<Source>, DeviceError> {
+    Ok(Sources::new("cuda", &launches(plan)?)?.list)
+}
+
+/// Bytes beside the arena: scratch, and the status word.
+pub(crate) fn scratch_bytes(device: &str, plan: &Plan) -> Result<u64, DeviceError> {
+    Ok(Sources::new(device, &launches(plan)?)?.scratch() + STATUS_BYTES)
+}
+
+/// The status word's allocation, and what it holds where nothing was reported.
+const STATUS_BYTES: u64 = 4;
+const NOTHING: i32 = i32::MAX;
+
+/// An operand with everything known that does not depend on the loops.
+enum Place {
+    Tensor { base: u64, instance: Affine, instance_bytes: u64, stride: u64 },
+    Index(Affine),
+}
+
+struct Prepared {
+    /// Which source; `None` where there is nothing to run.
+    source: Option<usize>,
+    kernel: KernelId,
+    operands: Vec<Place>,
+    origin: String,
+}
+
+enum PreparedStep {
+    Launch(usize),
+    Loop { variable: usize, count: u64, reverse: bool, steps: Vec<PreparedStep> },
+}
+
+struct Program {
+    name: String,
+    launches: Vec<Prepared>,
+    steps: Vec<PreparedStep>,
+    variables: usize,
+}
+
+/// Loads a plan onto a GPU.
+pub(crate) fn load<G: Gpu>(
+    mut gpu: G,
+    compiler: &Compiler,
+    plan: &Plan,
+) -> Result<Box<dyn Session>, DeviceError> {
+    let launches = launches(plan)?;
+    let sources = Sources::new(gpu.name(), &launches)?;
+    // Memory first: what does not fit is known before anything is compiled.
+    let arena = gpu.allocate(plan.arena, "arena")?;
+    let scratch = gpu.allocate_scratch(sources.scratch())?;
+    let status = gpu.allocate(STATUS_BYTES, "status word")?;
+    gpu.write(status, &NOTHING.to_le_bytes())?;
+    let codes = compiler.compile(&sources.list)?;
+    let modules = sources.list.iter().zip(&codes);
+    let modules = modules.map(|(s, c)| gpu.load(s, c)).collect::<Result<Vec<_>, _>>()?;
+    let mut rest = launches.iter();
+    let programs = plan.programs.iter().map(|(name, program)| {
+        let mut prepared =
+            Program { name: name.clone(), launches: vec![], steps: vec![], variables: program.variables as usize };
+        prepared.steps = prepare(plan, arena, &sources, &program.steps, &mut rest, &mut prepared.launches);
+        prepared
+    });
+    let programs = programs.collect();
+    Ok(Box::new(GpuSession {
+        gpu,
+        plan: plan.clone(),
+        programs,
+        modules,
+        sources: sources.list,
+        arena,
+        scratch,
+        status,
+        instrument: Instrument::default(),
+    }))
+}
+
+fn prepare<'p>(
+    plan: &Plan,
+    arena: u64,
+    sources: &Sources,
+    steps: &[Step],
+    rest: &mut impl Iterator<Item = &'p PlanLaunch<'p>>,
+    launches: &mut Vec<Prepared>,
+) -> Vec<PreparedStep> {
+    let mut list = vec![];
+    for step in steps {
+        list.push(match step {
+            Step::Launch(launch) => {
+                let variant = rest.next().map_or(Variant::default(), |l| l.variant);
+                let slots = slots(plan.kernel(launch.kernel));
+                let place = |(operand, extent): (&Operand, Extent)| match operand {
+                    Operand::Index(affine) => Place::Index(affine.clone()),
+                    Operand::Tensor { buffer, instance, offset, stride } => {
+                        let b = plan.buffer(*buffer);
+                        Place::Tensor {
+                            base: arena + b.offset + offset * b.dtype.bytes(),
+                            instance: instance.clone(),
+                            instance_bytes: b.elements() * b.dtype.bytes(),
+                            stride: match extent {
+                                Extent::Rows { length, .. } if *stride == 0 => length,
+                                _ => *stride,
+                            },
+                        }
+                    }
+                };
+                launches.push(Prepared {
+                    source: sources.by_kernel.get(&(launch.kernel, variant)).copied().flatten(),
+                    kernel: launch.kernel,
+                    operands: launch.operands.iter().zip(slots.iter().map(|s| s.extent)).map(place).collect(),
+                    origin: launch.origin.clone(),
+                });
+                PreparedStep::Launch(launches.len() - 1)
+            }
+            Step::Loop { variable, count, reverse, steps } => PreparedStep::Loop {
+                variable: *variable as usize,
+                count: *count,
+                reverse: *reverse,
+                steps: prepare(plan, arena, sources, steps, rest, launches),
+            },
+        });
+    }
+    list
+}
+
+struct GpuSession<G: Gpu> {
+    gpu: G,
+    plan: Plan,
+    programs: Vec<Program>,
+    modules: Vec<G::Module>,
+    sources: Vec<Source>,
+    arena: u64,
+    scratch: u64,
+    status: u64,
+    instrument: Instrument,
+}
+
+/// What a run changes as it goes.
+struct Run<'a, G: Gpu> {
+    gpu: &'a mut G,
+    plan: &'a Plan,
+    program: &'a Program,
+    modules: &'a [G::Module],
+    sources: &'a [Source],
+    scratch: u64,
+    status: u64,
+    instrument: Instrument,
+    variables: Vec<u64>,
+    stats: RunStats,
+}
+
+impl<G: Gpu> Run<'_, G> {
+    fn steps(&mut self, steps: &[PreparedStep]) -> Result<(), DeviceError> {
+        for step in steps {
+            match step {
+                PreparedStep::Launch(number) => self.launch(*number)?,
+                PreparedStep::Loop { variable, count, reverse, steps } => {
+                    for i in 0..*count {
+                        self.variables[*variable] = if *reverse { count - 1 - i } else { i };
+                        self.steps(steps)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn address(&self, place: &Place) -> u64 {
+        match place {
+            Place::Tensor { base, instance, instance_bytes, .. } => {
+                base + instance.at(&self.variables) * instance_bytes
+            }
+            Place::Index(_) => 0,
+        }
+    }
+
+    fn argument(&self, launch: &Prepared, number: usize, iteration: u32, argument: Argument) -> Arg {
+        match argument {
+            Argument::Operand(i) => Arg::Pointer(launch.operands.get(i).map_or(0, |p| self.address(p))),
+            Argument::Stride(i) => match launch.operands.get(i) {
+                Some(Place::Tensor { stride, .. }) => Arg::I64(*stride as i64),
+                _ => Arg::I64(0),
+            },
+            Argument::Index(i) => match launch.operands.get(i) {
+                // The check has made sure that it fits.
+                Some(Place::Index(affine)) => Arg::I32(affine.at(&self.variables) as i32),
+                _ => Arg::I32(0),
+            },
+            Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
+            Argument::Status => Arg::Pointer(self.status),
+            Argument::Launch => Arg::I32(number as i32),
+            Argument::Iteration => Arg::I32(iteration as i32),
+        }
+    }
+
+    fn launch(&mut self, number: usize) -> Result<(), DeviceError> {
+        let program = self.program;
+        let launch = &program.launches[number];
+        let begun = self.instrument.time.then(Instant::now);
+        if let Some(at) = launch.source {
+            let source = &self.sources[at];
+            for iteration in 0..source.iterations {
+                for pass in &source.passes {
+                    let args =
+                        pass.arguments.iter().map(|&a| self.argument(launch, number, iteration, a)).collect();
+                    let call = Launch {
+                        kernel: pass.entry.clone(),
+                        grid: [pass.grid, 1, 1],
+                        block: [pass.block, 1, 1],
+                        shared_bytes: pass.shared_bytes,
+                        args,
+                    };
+                    self.gpu.launch(&self.modules[at], &call, &launch.origin)?;
+                }
+            }
+        }
+        if self.instrument.time {
+            self.gpu.finish()?;
+        }
+        self.stats.launches += 1;
+        if !self.stats.by_launch.is_empty() {
+            let seconds = begun.map_or(0.0, |b| b.elapsed().as_secs_f64());
+            let multiply_adds = if self.instrument.count { self.count(launch)? } else { 0 };
+            let measured = &mut self.stats.by_launch[number];
+            measured.count += 1;
+            measured.seconds += seconds;
+            measured.multiply_adds += multiply_adds;
+        }
+        if G::SYNCHRONOUS { self.look_at_status() } else { Ok(()) }
+    }
+
+    fn count(&self, launch: &Prepared) -> Result<u64, DeviceError> {
+        let integers = |operand: usize, count: u64| {
+            let mut bytes = vec![0; 4 * count as usize];
+            let place = launch.operands.get(operand).map_or(0, |p| self.address(p));
+            self.gpu.read(place, &mut bytes)?;
+            Ok(bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        };
+        let index = |operand: usize| match launch.operands.get(operand) {
+            Some(Place::Index(affine)) => affine.at(&self.variables),
+            _ => 0,
+        };
+        count::multiply_adds(self.plan.kernel(launch.kernel), &integers, &index)
+    }
+
+    /// Whether a kernel reported an index out of range, and whose it was.
+    fn look_at_status(&mut self) -> Result<(), DeviceError> {
+        let mut word = [0; 4];
+        self.gpu.read(self.status, &mut word)?;
+        let number = i32::from_le_bytes(word);
+        if number == NOTHING {
+            return Ok(());
+        }
+        self.gpu.write(self.status, &NOTHING.to_le_bytes())?;
+        let launch = usize::try_from(number).ok().and_then(|n| self.program.launches.get(n));
+        Err(DeviceError::BadIndex { origin: launch.map_or("a launch".into(), |l| l.origin.clone()) })
+    }
+}
+
+impl<G: Gpu> GpuSession<G> {
+    /// Address of a range of a buffer.
+    fn range(&self, id: BufferId, instance: u64, element: u64, bytes: usize) -> Result<u64, DeviceError> {
+        let b = self.plan.buffers.get(id.0 as usize).ok_or(DeviceError::NoBuffer(id))?;
+        let size = b.dtype.bytes();
+        let start = instance.checked_mul(b.elements()).and_then(|i| i.checked_add(element));
+        let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes as u64));
+        match (start, end) {
+            (Some(start), Some(end)) if end <= b.bytes() && (bytes as u64).is_multiple_of(size) => {
+                Ok(self.arena + b.offset + start * size)
+            }
+            _ => Err(DeviceError::OutOfBounds {
+                buffer: b.name.clone(),
+                instance,
+                element,
+                elements: bytes as u64 / size,
+            }),
+        }
+    }
+}
+
+impl<G: Gpu> Session for GpuSession<G> {
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.sources.iter().map(|s| s.scratch).max().unwrap_or(0) + STATUS_BYTES
+    }
+
+    fn write(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let address = self.range(buffer, instance, element, bytes.len())?;
+        if bytes.is_empty() { Ok(()) } else { self.gpu.write(address, bytes) }
+    }
+
+    fn read(
+        &self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let address = self.range(buffer, instance, element, bytes.len())?;
+        if bytes.is_empty() { Ok(()) } else { self.gpu.read(address, bytes) }
+    }
+
+    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
+        let begun = Instant::now();
+        let Some(program) = self.programs.iter().find(|p| p.name == program) else {
+            return Err(DeviceError::NoProgram {
+                program: program.into(),
+                known: self.plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
+            });
+        };
+        let measured = self.instrument != Instrument::default();
+        let by_launch = program.launches.iter().filter(|_| measured).map(|l| LaunchStats {
+            origin: l.origin.clone(),
+            kernel: l.kernel,
+            count: 0,
+            seconds: 0.0,
+            multiply_adds: 0,
+        });
+        let mut run = Run {
+            stats: RunStats { by_launch: by_launch.collect(), ..RunStats::default() },
+            gpu: &mut self.gpu,
+            plan: &self.plan,
+            program,
+            modules: &self.modules,
+            sources: &self.sources,
+            scratch: self.scratch,
+            status: self.status,
+            instrument: self.instrument,
+            variables: vec![0; program.variables],
+        };
+        run.steps(&program.steps)?;
+        run.gpu.finish()?;
+        run.look_at_status()?;
+        let mut stats = run.stats;
+        stats.seconds = begun.elapsed().as_secs_f64();
+        Ok(stats)
+    }
+
+    fn instrument(&mut self, instrument: Instrument) {
+        self.instrument = instrument;
+    }
+}
+

@@ -1,0 +1,116 @@
+//! The interpreter as a [`Device`]: plans run on the PTX that NVRTC makes of their generated kernels.
+//!
+//! *In*: a plan. *Out*: a session on interpreted kernels. *Promise*: what runs is the text that the `cuda` device compiles,
+//! at the floor architecture; a defect that the interpreter finds ends the run with the launch's origin, the kernel and
+//! the line of CUDA source.
+
+use super::{Checks, Launch, Memory, Module, Options, run};
+use crate::device::gpu::{self, Compiler, Gpu, Target};
+use crate::device::{Device, DeviceError, Session};
+use dreamc_compiler::codegen::Source;
+use dreamc_compiler::program::Plan;
+
+/// The architecture whose PTX is interpreted: what every supported GPU can run.
+const ARCHITECTURE: &str = "compute_80";
+
+/// The device.
+pub struct PtxDevice {
+    compiler: Compiler,
+    options: Options,
+}
+
+impl PtxDevice {
+    /// Finds NVRTC; `options` say how the interpreter runs and what it looks for.
+    pub fn new(options: Options) -> Result<Self, DeviceError> {
+        Ok(PtxDevice { compiler: Compiler::new(Target::Ptx, ARCHITECTURE)?, options })
+    }
+
+    /// Everything looked for.
+    pub fn checked() -> Result<Self, DeviceError> {
+        PtxDevice::new(Options::default())
+    }
+
+    /// As fast as it goes: bounds, masks, barriers and deadlocks are looked at, races and uninitialised reads are not.
+    pub fn fast() -> Result<Self, DeviceError> {
+        PtxDevice::new(Options { checks: Checks::NONE, ..Options::default() })
+    }
+}
+
+impl Device for PtxDevice {
+    fn name(&self) -> String {
+        let (major, minor) = self.compiler.version();
+        format!("ptx ({ARCHITECTURE} interpreted, NVRTC {major}.{minor})")
+    }
+
+    fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
+        gpu::scratch_bytes("ptx", plan)
+    }
+
+    fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
+        gpu::load(Interpreter { memory: Memory::new(), options: self.options }, &self.compiler, plan)
+    }
+}
+
+struct Interpreter {
+    memory: Memory,
+    options: Options,
+}
+
+impl Interpreter {
+    fn error(&self, message: impl ToString) -> DeviceError {
+        DeviceError::Driver { device: "ptx".into(), message: message.to_string() }
+    }
+}
+
+/// More than this is not worth interpreting, and an allocation of it may not return.
+const MOST: u64 = 1 << 40;
+
+impl Gpu for Interpreter {
+    type Module = Module;
+
+    const SYNCHRONOUS: bool = true;
+
+    fn name(&self) -> &str {
+        "ptx"
+    }
+
+    fn allocate(&mut self, bytes: u64, what: &'static str) -> Result<u64, DeviceError> {
+        if bytes > MOST {
+            return Err(DeviceError::OutOfMemory { bytes, what });
+        }
+        Ok(self.memory.alloc(bytes))
+    }
+
+    fn allocate_scratch(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        if bytes > MOST {
+            return Err(DeviceError::OutOfMemory { bytes, what: "scratch" });
+        }
+        Ok(self.memory.alloc_uninitialised(bytes))
+    }
+
+    fn load(&mut self, source: &Source, code: &[u8]) -> Result<Module, DeviceError> {
+        let text = std::str::from_utf8(code).map_err(|e| self.error(e))?;
+        Module::load(text, Some(&source.text)).map_err(|e| self.error(format!("kernel {}: {e}", source.name)))
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.memory.write(address, bytes).map_err(|e| self.error(e))
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let found = self.memory.read(address, bytes.len() as u64).map_err(|e| self.error(e))?;
+        bytes.copy_from_slice(&found);
+        Ok(())
+    }
+
+    fn launch(&mut self, module: &Module, launch: &Launch, origin: &str) -> Result<(), DeviceError> {
+        match run(module, launch, &mut self.memory, &self.options) {
+            Ok(_) => Ok(()),
+            Err(finding) => Err(self.error(format!("{origin}: {finding}"))),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
