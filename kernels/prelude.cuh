@@ -1,5 +1,5 @@
 // What every kernel shares: types without CUDA headers, reductions in one fixed order, and how an index out of range is
-// told. This file and `tensor.cuh` are the only places with inline assembly.
+// told. This file is the only place with inline assembly.
 //
 // Promises: every function is force-inlined; collectives take the mask of the lanes that call them; a sum is added up in
 // an order that depends on its length and on the number of threads alone, so two runs give the same bits.

@@ -148,3 +148,127 @@ fn logits_losses_and_gradients_agree_with_the_cpu_and_the_reference() {
         }
     }
 }
+
+/// Loss by step, and the weights at the end.
+fn train(golden: &Golden, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f32>) {
+    let all = &golden.tensors["steps.ids"];
+    let (b, n) = (all.dims[1], all.dims[2] - 1);
+    let mut run = Run::new(golden, &options(b, n), device);
+    let batches = all.ints().chunks_exact(b * (n + 1)).take(steps).enumerate();
+    let losses = batches.map(|(step, ids)| run.step(golden, ids, b, n, step as i32)).collect();
+    (losses, run.weights())
+}
+
+#[test]
+fn training_steps_agree_with_the_reference() {
+    let Some(device) = device(fast()) else { return };
+    for golden in goldens() {
+        let (losses, _) = train(&golden, &device, 4);
+        let expected = golden.tensors["steps.losses"].floats();
+        for (step, (loss, expected)) in losses.iter().zip(expected).enumerate() {
+            let e = error(&[*loss], &[*expected]);
+            // AdamW magnifies rounding from step to step; the CPU has the same bound.
+            assert!(e < 1e-3, "{}: loss of step {step} differs by {e}", golden.name);
+        }
+    }
+}
+
+#[test]
+fn no_schedule_finds_anything_or_changes_a_bit() {
+    if device(fast()).is_none() {
+        return;
+    }
+    for golden in goldens().into_iter().filter(|g| ["dr_da", "gemma", "switch"].contains(&g.name.as_str())) {
+        let mut seen: Option<(Vec<f64>, Vec<f32>)> = None;
+        for (schedule, threads) in [(Schedule::Forward, 2), (Schedule::Reverse, 1), (Schedule::Random(7), 1)]
+        {
+            let options = ptx::Options { schedule, threads, ..ptx::Options::default() };
+            let Some(device) = device(options) else { return };
+            let found = train(&golden, &device, 1);
+            match &seen {
+                None => seen = Some(found),
+                Some(first) => {
+                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(found.0, first.0, "{}: {schedule:?}", golden.name);
+                    assert_eq!(bits(&found.1), bits(&first.1), "{}: {schedule:?}", golden.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn cached_generation_equals_uncached() {
+    let Some(device) = device(fast()) else { return };
+    for golden in goldens() {
+        let ids = &golden.tensors["ids"];
+        let (b, n) = (ids.dims[0], ids.dims[1] - 1);
+        let (inputs, _) = golden.batch(ids.ints(), n);
+        let expected = golden.tensors["logits"].floats();
+        let vocab = expected.len() / (b * n);
+        let (places, chunk) = (n + 2, 3);
+        let cache = Some(Cache { places: places as u64, chunk: chunk as u64 });
+        let mut run = Run::new(&golden, &Options { train: false, cache, ..options(b, n) }, &device);
+        let mut worst = 0.0f64;
+        let mut done = 0;
+        while done < n {
+            let (program, width) = if done == 0 { ("prefill", chunk) } else { ("decode", 1) };
+            let at = |row: usize, i: usize| (row * width + i, done + i);
+            let (mut tokens, mut positions) = (vec![0; b * width], vec![0; b * width]);
+            let mut keys = vec![-1; b * places];
+            for row in 0..b {
+                for i in 0..width {
+                    let (slot, position) = at(row, i);
+                    tokens[slot] = inputs[row * n + position];
+                    positions[slot] = position as i32;
+                }
+                (0..done + width).for_each(|key| keys[row * places + key] = key as i32);
+            }
+            run.write(&format!("{program}.ids"), &tokens);
+            run.write(&format!("{program}.positions"), &positions);
+            run.write(&format!("{program}.slots"), &positions);
+            run.write("key_positions", &keys);
+            run.run(program);
+            let logits = run.read(&format!("{program}.logits"));
+            for row in 0..b {
+                for i in 0..width {
+                    let (slot, position) = at(row, i);
+                    let expected = &expected[(row * n + position) * vocab..][..vocab];
+                    worst = worst.max(error(&logits[slot * vocab..][..vocab], expected));
+                }
+            }
+            done += width;
+        }
+        assert!(worst < 1e-5, "{}: cached logits differ by {worst}", golden.name);
+    }
+}
+
+#[test]
+fn multiply_adds_are_those_that_the_cpu_counts() {
+    let Some(device) = device(fast()) else { return };
+    let golden = goldens().into_iter().find(|g| g.name == "dr_da").unwrap();
+    let ids = &golden.tensors["ids"];
+    let (b, n) = (ids.dims[0], ids.dims[1] - 1);
+    let count = |device: &dyn Device| {
+        let mut run = Run::new(&golden, &options(b, n), device);
+        run.session.instrument(Instrument { count: true, time: false });
+        run.backward(&golden, ids.ints(), b, n);
+        let stats = run.run("backward");
+        stats.by_launch.iter().map(|l| (l.origin.clone(), l.count, l.multiply_adds)).collect::<Vec<_>>()
+    };
+    assert_eq!(count(&device), count(&CpuDevice::default()));
+}
+
+#[test]
+fn an_index_out_of_range_names_its_launch() {
+    let Some(device) = device(fast()) else { return };
+    let golden = goldens().into_iter().find(|g| g.name == "la").unwrap();
+    let ids = &golden.tensors["ids"];
+    let (b, n) = (ids.dims[0], ids.dims[1] - 1);
+    let mut run = Run::new(&golden, &options(b, n), &device);
+    run.write("ids", &vec![1_000_000; b * n]);
+    let error = run.session.run("backward").unwrap_err().to_string();
+    assert!(error.contains("embed") && error.contains("out of range"), "{error}");
+    // The session goes on.
+    run.backward(&golden, ids.ints(), b, n);
+}

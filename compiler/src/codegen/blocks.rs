@@ -434,10 +434,7 @@ fn attention_backward(s: &AttentionShape, a: &Attention) -> Result<Option<Source
             output("dv", dq + 2),
             stride("dv", dq + 2),
         ])),
-        &format!(
-            "    attention_grad_keys{common}dk, dk_stride, dv, dv_stride, along, {});\n",
-            scores(a)
-        ),
+        &format!("    attention_grad_keys{common}dk, dk_stride, dv, dv_stride, along, {});\n", scores(a)),
     );
     Ok(builder.finish())
 }
@@ -464,8 +461,7 @@ fn depth(s: &DepthShape, a: &Attention, backward: bool) -> Result<Option<Source>
     let row = Param::new("int", "row", Argument::Index(3));
     let mut list = params([input("q", 0), stride("q", 0), input("k", 1), input("v", 2), row]);
     let (grid, names) = if backward {
-        let outputs =
-            [input("d", 4), output("dq", 5), stride("dq", 5), output("dk", 6), output("dv", 7)];
+        let outputs = [input("d", 4), output("dq", 5), stride("dq", 5), output("dk", 6), output("dv", 7)];
         list.extend(outputs);
         (per_warp(times(&[s.rows, s.kv_heads]))?, "d, dq, dq_stride, dk, dv")
     } else {
@@ -494,12 +490,8 @@ fn head_loss(rows: u64, vocab: u64, width: u64, softcap: Option<f64>) -> Result<
     let parts = vocab.div_ceil(part);
     let at = builder.scratch(times(&[12, parts, rows]));
     let (is_capped, cap) = capped(softcap);
-    let mut list = params([
-        input("x", 0),
-        input("w", 1),
-        ints("targets", 2),
-        scratch("float *", "parts", at),
-    ]);
+    let mut list =
+        params([input("x", 0), input("w", 1), ints("targets", 2), scratch("float *", "parts", at)]);
     list.extend(status());
     let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.name);
     builder.entry(
@@ -619,7 +611,13 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         4 => "u32",
         bytes => return Err(CodegenError::Malformed(format!("elements of {bytes} bytes"))),
     };
-    let one = |name: String, header: &str, entry: &str, geometry, list: Vec<Param>, template: &str, constants: String| {
+    let one = |name: String,
+               header: &str,
+               entry: &str,
+               geometry,
+               list: Vec<Param>,
+               template: &str,
+               constants: String| {
         let mut builder = Builder::new(name, header);
         builder.call(entry, geometry, &list, template, &constants);
         Ok(builder.finish())
@@ -658,8 +656,7 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         Kernel::CombineGrad { slots, k, width } => {
             fits("slots", slots)?;
             let name = format!("combine_grad_{slots}x{width}_{k}");
-            let list =
-                with_status([input("d", 0), ints("order", 1), input("gates", 2), output("y", 3)]);
+            let list = with_status([input("d", 0), ints("order", 1), input("gates", 2), output("y", 3)]);
             let grid = per_thread(times(&[slots, width]))?;
             let constants = format!("{slots}, {k}, {width}");
             one(name, "move.cuh", "combine_grad_rows", grid, list, "combine_grad", constants)
@@ -668,8 +665,7 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             fits("slots", times(&[rows, k]))?;
             fits("the width", width)?;
             let name = format!("combine_gates_{rows}x{width}_{k}");
-            let list =
-                with_status([input("d", 0), input("y", 1), ints("inverse", 2), output("gates", 3)]);
+            let list = with_status([input("d", 0), input("y", 1), ints("inverse", 2), output("gates", 3)]);
             let grid = per_warp(times(&[rows, k]))?;
             let constants = format!("{rows}, {k}, {width}");
             one(name, "move.cuh", "combine_gates_rows", grid, list, "combine_gates", constants)
@@ -701,8 +697,7 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         }
         Kernel::Append { rows, tokens, places, width } => {
             fits("rows", rows)?;
-            let list =
-                with_status([input("x", 0), stride("x", 0), ints("slots", 1), output("cache", 2)]);
+            let list = with_status([input("x", 0), stride("x", 0), ints("slots", 1), output("cache", 2)]);
             let name = format!("append_{rows}x{width}_of_{tokens}_to_{places}");
             let grid = per_thread(times(&[rows, width]))?;
             let constants = format!("{rows}, {tokens}, {places}, {width}");
@@ -791,8 +786,7 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             ]);
             let law = [betas.0, 1.0 - betas.0, betas.1, 1.0 - betas.1, eps, weight_decay, rate];
             let law: Vec<String> = law.into_iter().map(float).collect();
-            let body =
-                format!("    adamw<{elements}>(w, g, m, v, norm, scalars, {});\n", law.join(", "));
+            let body = format!("    adamw<{elements}>(w, g, m, v, norm, scalars, {});\n", law.join(", "));
             builder.entry("adamw_step", per_thread(elements)?, &list, &body);
             Ok(builder.finish())
         }

@@ -234,10 +234,7 @@ impl<'k> Generator<'k> {
             let asking = if keep[i] { BTreeSet::from([i as u64]) } else { loops[i].clone() };
             let statistics = matches!(
                 op,
-                RowOp::Rms { .. }
-                    | RowOp::RmsGrad { .. }
-                    | RowOp::Softmax { .. }
-                    | RowOp::SoftmaxGrad { .. }
+                RowOp::Rms { .. } | RowOp::RmsGrad { .. } | RowOp::Softmax { .. } | RowOp::SoftmaxGrad { .. }
             );
             let again = matches!(op, RowOp::Rope { .. } | RowOp::PickGrad { .. });
             for x in operands(op) {
@@ -250,11 +247,7 @@ impl<'k> Generator<'k> {
                 }
             }
         }
-        let widest = (0..count)
-            .filter(|&i| self.plans[i].live)
-            .map(|i| self.length(i))
-            .max()
-            .unwrap_or(1);
+        let widest = (0..count).filter(|&i| self.plans[i].live).map(|i| self.length(i)).max().unwrap_or(1);
         self.threads = widest.div_ceil(4).next_power_of_two().clamp(1, BLOCK);
         for i in 0..count {
             if !self.plans[i].live {
@@ -409,7 +402,10 @@ impl<'k> Generator<'k> {
     fn compute(&mut self, i: usize, at: &str) -> String {
         let expression = match self.kernel.ops[i].clone() {
             RowOp::Load { input } => {
-                if self.storing && at != "i" && matches!(self.kernel.inputs[input as usize], RowInput::Row { .. }) {
+                if self.storing
+                    && at != "i"
+                    && matches!(self.kernel.inputs[input as usize], RowInput::Row { .. })
+                {
                     self.shifted = true;
                 }
                 format!("to_float(x{input}[{at}])")
@@ -606,7 +602,10 @@ impl<'k> Generator<'k> {
         self.close();
         for (name, join) in names.iter().zip(joins) {
             if lanes > 1 {
-                let line = format!("{name} = lanes<{join}, {lanes}>({name}, group_mask<{}>());", self.threads.min(32));
+                let line = format!(
+                    "{name} = lanes<{join}, {lanes}>({name}, group_mask<{}>());",
+                    self.threads.min(32)
+                );
                 self.line(&line);
             }
         }
@@ -626,8 +625,10 @@ impl<'k> Generator<'k> {
         }
         let stats = self.plans[i].stats.clone();
         let length = self.length(i);
-        let grouped = |size: u64| move |g: &str, j: &str| {
-            if g == "0" { j.to_string() } else { format!("{g} * {size} + {j}") }
+        let grouped = |size: u64| {
+            move |g: &str, j: &str| {
+                if g == "0" { j.to_string() } else { format!("{g} * {size} + {j}") }
+            }
         };
         match self.kernel.ops[i].clone() {
             RowOp::Rms { x, size, eps } => self.reduce(
@@ -961,7 +962,8 @@ impl<'k> Generator<'k> {
             live.iter().map(|&o| self.length(kernel.outputs[o].array as usize)).collect();
         lengths.sort_unstable();
         lengths.dedup();
-        let several = stores.iter().map(|&o| self.length(kernel.outputs[o].array as usize)).collect::<BTreeSet<_>>();
+        let several =
+            stores.iter().map(|&o| self.length(kernel.outputs[o].array as usize)).collect::<BTreeSet<_>>();
         for &length in &lengths {
             self.open_elements(length);
             self.storing = !self.staged;

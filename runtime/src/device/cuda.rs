@@ -54,7 +54,8 @@ impl CudaDevice {
         let title = result::device::get_name(device).map_err(|e| fail("cuDeviceGetName", e))?;
         let attribute = |which| {
             // SAFETY: a device that the driver just gave.
-            unsafe { result::device::get_attribute(device, which) }.map_err(|e| fail("cuDeviceGetAttribute", e))
+            unsafe { result::device::get_attribute(device, which) }
+                .map_err(|e| fail("cuDeviceGetAttribute", e))
         };
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -67,8 +68,8 @@ impl CudaDevice {
         let suffix = if major == 9 { "a" } else { "" };
         let compiler = Compiler::new(Target::Cubin, &format!("sm_{major}{minor}{suffix}"))?;
         // SAFETY: a device that the driver just gave; released when the context is dropped.
-        let context =
-            unsafe { result::primary_ctx::retain(device) }.map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
         let context = Arc::new(Context { device, context, name: name.clone() });
         Ok(CudaDevice { context, compiler, title })
     }
@@ -197,7 +198,8 @@ impl Gpu for Stream {
         };
         self.allocations.push(address);
         // SAFETY: all of the allocation.
-        unsafe { result::memset_d8_sync(address, 0, size) }.map_err(|e| self.context.error("cuMemsetD8", e))?;
+        unsafe { result::memset_d8_sync(address, 0, size) }
+            .map_err(|e| self.context.error("cuMemsetD8", e))?;
         Ok(address)
     }
 
@@ -218,8 +220,10 @@ impl Gpu for Stream {
                 let attribute =
                     sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 // SAFETY: a live function.
-                unsafe { result::function::set_function_attribute(function, attribute, pass.shared_bytes as i32) }
-                    .map_err(|e| self.context.error(&named("cuFuncSetAttribute"), e))?;
+                unsafe {
+                    result::function::set_function_attribute(function, attribute, pass.shared_bytes as i32)
+                }
+                .map_err(|e| self.context.error(&named("cuFuncSetAttribute"), e))?;
             }
             functions.insert(pass.entry.clone(), function);
         }

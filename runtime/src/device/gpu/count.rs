@@ -42,7 +42,12 @@ fn depth_rows(attention: &Attention, row: u64) -> u64 {
 }
 
 /// Pairs of a query and a key that it sees, over all sequences.
-fn pairs(s: &AttentionShape, attention: &Attention, at: usize, integers: &Integers) -> Result<u64, DeviceError> {
+fn pairs(
+    s: &AttentionShape,
+    attention: &Attention,
+    at: usize,
+    integers: &Integers,
+) -> Result<u64, DeviceError> {
     let positioned = attention.mask == Mask::Positions;
     if !positioned && !attention.segments {
         let of_query = |i: u64| attention.window.map_or(i + 1, |w| w.min(i + 1));

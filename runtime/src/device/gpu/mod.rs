@@ -71,11 +71,12 @@ impl Sources {
             if sources.by_kernel.contains_key(&key) {
                 continue;
             }
-            let source = generate(launch.kernel, launch.variant).map_err(|error| DeviceError::Unsupported {
-                device: device.into(),
-                kernel: launch.id,
-                reason: error.to_string(),
-            })?;
+            let source =
+                generate(launch.kernel, launch.variant).map_err(|error| DeviceError::Unsupported {
+                    device: device.into(),
+                    kernel: launch.id,
+                    reason: error.to_string(),
+                })?;
             // Equal texts may differ in nothing else: names, passes and scratch follow from the kernel as the text does.
             let number = source.map(|source| {
                 *by_text.entry(source.text.clone()).or_insert_with(|| {
@@ -196,8 +197,12 @@ pub(crate) fn load<G: Gpu>(
     let modules = modules.map(|(s, c)| gpu.load(s, c)).collect::<Result<Vec<_>, _>>()?;
     let mut rest = launches.iter();
     let programs = plan.programs.iter().map(|(name, program)| {
-        let mut prepared =
-            Program { name: name.clone(), launches: vec![], steps: vec![], variables: program.variables as usize };
+        let mut prepared = Program {
+            name: name.clone(),
+            launches: vec![],
+            steps: vec![],
+            variables: program.variables as usize,
+        };
         prepared.steps = prepare(plan, arena, &sources, &program.steps, &mut rest, &mut prepared.launches);
         prepared
     });
@@ -489,4 +494,3 @@ impl<G: Gpu> Session for GpuSession<G> {
         self.instrument = instrument;
     }
 }
-

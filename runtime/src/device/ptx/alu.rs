@@ -697,7 +697,7 @@ fn compare(comparison: &str, kind: &str, ftz: bool) -> Option<Alu> {
         ("u32", false) => ordered!(w, x => x),
         ("b32" | "b16", false) if equality => ordered!(w, x => x),
         ("s16", false) if !by_name => ordered!(w, x => x as i16),
-        ("u16", false) => ordered!(w, x => x),
+        ("u16", false) => ordered!(w, x => x & 0xffff),
         ("s64", false) if !by_name => ordered!(d, x => x as i64),
         ("u64", false) => ordered!(d, x => x),
         ("b64", false) if equality => ordered!(d, x => x),

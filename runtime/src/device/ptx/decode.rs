@@ -1048,6 +1048,17 @@ impl<'a> Decoder<'a> {
             *row = match operand {
                 // A 16-bit register holds its value zero-extended, and so must a constant in its place.
                 Operand::Integer(value) if narrow => self.source(&Operand::Integer(value & 0xffff), file)?,
+                // `cvt` may read a register that is wider than its type.
+                Operand::Name(..)
+                    if file == File::W
+                        && opcode.starts_with("cvt.")
+                        && matches!(self.register(operand), Ok((File::D, _))) =>
+                {
+                    let wide = self.source(operand, File::D)?;
+                    let low = self.scratch(File::W, 5)?;
+                    self.alu("cvt.u32.u64", low, &[wide])?;
+                    low
+                }
                 _ => self.source(operand, file)?,
             };
         }

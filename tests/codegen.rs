@@ -1,0 +1,168 @@
+//! The generated CUDA: every kernel of the examples compiles for both architectures without spilling a register, and what
+//! a small model's kernels look like is a snapshot.
+//!
+//! Where NVRTC is missing the compiling test says so and passes; in CI (`CI=true`) that is a failure.
+
+mod support;
+
+use dreamc_compiler::codegen::{HEADERS, Source};
+use dreamc_compiler::{Cache, Options, compile};
+use dreamc_runtime::device::gpu::sources;
+use dreamc_runtime::nvrtc::{self, Nvrtc};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::{load, root};
+
+fn training(batch: u64, sequence: u64) -> Options {
+    Options { batch, sequence, train: true, logits: false, segments: false, depth: None, cache: None }
+}
+
+fn generation(batch: u64) -> Options {
+    let cache = Some(Cache { places: 256, chunk: 64 });
+    Options { train: false, cache, ..training(batch, 64) }
+}
+
+fn of_example(path: &str, options: &Options) -> Vec<Source> {
+    let compiled = compile(&load(path), options).unwrap_or_else(|e| panic!("{path}: {e}"));
+    sources(&compiled.plan).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Registers and spilled bytes of each entry, from what `ptxas -v` says.
+fn usage(log: &str) -> Vec<(String, u64, u64)> {
+    let mut list: Vec<(String, u64, u64)> = vec![];
+    let number = |text: &str| text.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Compiling entry function '") {
+            list.push((name.split('\'').next().unwrap_or_default().into(), 0, 0));
+        } else if let Some(entry) = list.last_mut() {
+            for (text, what) in [(" bytes spill stores", 2), (" bytes spill loads", 2), (" registers", 1)] {
+                if let Some((before, _)) = line.split_once(text) {
+                    let n = number(before);
+                    if what == 1 { entry.1 = n } else { entry.2 += n }
+                }
+            }
+        }
+    }
+    list
+}
+
+/// Compiles on all cores; gives registers by kernel and entry, and panics where one spills.
+fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> BTreeMap<String, u64> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let option = format!("--gpu-architecture={architecture}");
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let text = nvrtc::Source { name: "kernel.cu", text: &source.text, headers: HEADERS };
+                    let compiled = nvrtc.cubin(text, &[&option, "--ptxas-options=-v"]);
+                    let compiled =
+                        compiled.unwrap_or_else(|e| panic!("{}: {e}\n{}", source.name, source.text));
+                    let usage = usage(&compiled.log);
+                    assert_eq!(usage.len(), source.passes.len(), "{}: {}", source.name, compiled.log);
+                    for (entry, registers, spilled) in usage {
+                        assert_eq!(spilled, 0, "{}, {entry} spills for {architecture}", source.name);
+                        let key = format!("{} {entry}", source.name);
+                        found.lock().unwrap().insert(key, registers);
+                    }
+                }
+            });
+        }
+    });
+    found.into_inner().unwrap()
+}
+
+/// Those that are alike but for their sizes: a text with every number replaced.
+fn shape(text: &str) -> String {
+    let body = text.lines().skip(1).collect::<Vec<_>>().join("\n");
+    let mut shape = String::new();
+    for c in body.chars() {
+        match c.is_ascii_digit() {
+            true if shape.ends_with('#') => {}
+            true => shape.push('#'),
+            false => shape.push(c),
+        }
+    }
+    shape
+}
+
+#[test]
+fn kernels_of_all_examples_compile_without_spilling() {
+    let nvrtc = match Nvrtc::find() {
+        Ok(nvrtc) => nvrtc,
+        Err(error) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{error}"),
+        Err(error) => return println!("skipped: {error}"),
+    };
+    // With DREAMC_ALL_KERNELS every distinct text; else of those that differ in sizes alone the largest model's, which is
+    // minutes faster.
+    let all = std::env::var_os("DREAMC_ALL_KERNELS").is_some();
+    let mut distinct: BTreeMap<String, (u64, Source)> = BTreeMap::new();
+    let mut total = 0;
+    let mut examples: Vec<_> =
+        std::fs::read_dir(root("examples")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    examples.sort();
+    for example in examples {
+        let example = example.into_string().unwrap();
+        if !example.ends_with(".yaml") {
+            continue;
+        }
+        let path = format!("examples/{example}");
+        let hidden = load(&path).model.hidden;
+        for options in [training(2, 256), generation(2)] {
+            for source in of_example(&path, &options) {
+                total += 1;
+                let key = if all { source.text.clone() } else { shape(&source.text) };
+                let entry = distinct.entry(key).or_insert_with(|| (hidden, source.clone()));
+                if entry.0 < hidden {
+                    *entry = (hidden, source);
+                }
+            }
+        }
+    }
+    let list: Vec<Source> = distinct.into_values().map(|(_, source)| source).collect();
+    println!("{total} kernels of all plans, {} to compile", list.len());
+    for architecture in ["sm_80", "sm_90a"] {
+        let begun = std::time::Instant::now();
+        let found = compile_all(nvrtc, &list, architecture);
+        println!("{architecture}: {:.1} s", begun.elapsed().as_secs_f64());
+        let most = found.iter().max_by_key(|(_, r)| **r).unwrap();
+        println!("  most registers: {} in {}", most.1, most.0);
+        if let Some(folder) = std::env::var_os("DREAMC_KERNEL_REPORT") {
+            let lines: String = found.iter().fold(String::new(), |mut text, (name, registers)| {
+                let _ = writeln!(text, "{registers:4}  {name}");
+                text
+            });
+            std::fs::write(std::path::Path::new(&folder).join(architecture), lines).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_kernels_of_a_small_model() {
+    let list = of_example("examples/tiny-dr-da.yaml", &training(2, 16));
+    let mut text = String::new();
+    for source in &list {
+        let _ = writeln!(text, "{}", source.text);
+        for pass in &source.passes {
+            let _ = writeln!(text, "// {}: {} x {}", pass.entry, pass.grid, pass.block);
+        }
+        if source.scratch > 0 {
+            let _ = writeln!(text, "// scratch: {} bytes", source.scratch);
+        }
+        text.push('\n');
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn texts_are_the_same_every_time_and_distinct() {
+    let options = training(2, 16);
+    let (a, b) =
+        (of_example("examples/tiny-dr.yaml", &options), of_example("examples/tiny-dr.yaml", &options));
+    assert_eq!(a, b);
+    for (i, source) in a.iter().enumerate() {
+        assert!(a[..i].iter().all(|other| other.text != source.text), "{}", source.name);
+    }
+}
