@@ -132,7 +132,7 @@ fn product(m: u64, n: u64, k: u64, a: Matrix, b: Matrix, accumulate: bool) -> Re
     let layout = format!("{}, {}, {}, {}", a.row, a.column, b.row, b.column);
     let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.name);
     // A result too small to keep the processors busy is cut along the sums, if they are long.
-    let slices = if tiles == 0 { 1 } else { (2 * PROCESSORS / tiles).min(k / 512).max(1) };
+    let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
     if slices == 1 {
         builder.call(
             "product_tiles",

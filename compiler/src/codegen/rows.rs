@@ -249,12 +249,12 @@ impl<'k> Generator<'k> {
         }
         let widest = (0..count).filter(|&i| self.plans[i].live).map(|i| self.length(i)).max().unwrap_or(1);
         self.threads = widest.div_ceil(4).next_power_of_two().clamp(1, BLOCK);
-        for i in 0..count {
+        for (i, &keep) in keep.iter().enumerate() {
             if !self.plans[i].live {
                 continue;
             }
             let length = self.length(i);
-            if keep[i] {
+            if keep {
                 let register = matches!(kernel.ops[i], RowOp::Reduce { .. }) && length == 1;
                 self.plans[i].own = Some(if register { self.register() } else { self.shared(length) });
             }

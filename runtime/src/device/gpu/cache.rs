@@ -16,12 +16,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// What comes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub enum Target {
     /// PTX text.
     Ptx,
     /// Machine code.
     Cubin,
 }
+
+/// Code, or why there is none.
+type Compiled = Result<Vec<u8>, NvrtcError>;
 
 /// NVRTC with its options and its cache.
 pub(crate) struct Compiler {
@@ -47,8 +50,7 @@ impl Compiler {
     pub(crate) fn compile(&self, sources: &[Source]) -> Result<Vec<Vec<u8>>, DeviceError> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
         let next = AtomicUsize::new(0);
-        let results: Mutex<Vec<Option<Result<Vec<u8>, NvrtcError>>>> =
-            Mutex::new(sources.iter().map(|_| None).collect());
+        let results: Mutex<Vec<Option<Compiled>>> = Mutex::new(sources.iter().map(|_| None).collect());
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
@@ -90,7 +92,7 @@ impl Compiler {
         hash.finalize().to_hex().to_string()
     }
 
-    fn one(&self, source: &Source) -> Result<Vec<u8>, NvrtcError> {
+    fn one(&self, source: &Source) -> Compiled {
         let path = self.folder.as_ref().map(|folder| folder.join(self.key(source)));
         if let Some(code) = path.as_deref().and_then(read) {
             return Ok(code);

@@ -18,7 +18,8 @@ use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan
 use std::collections::HashMap;
 use std::time::Instant;
 
-pub(crate) use cache::{Compiler, Target};
+pub(crate) use cache::Compiler;
+pub use cache::Target;
 
 /// What a device can do; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {
@@ -142,6 +143,11 @@ fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
 /// This is what `dreamc compile --emit cuda` prints and what a device compiles.
 pub fn sources(plan: &Plan) -> Result<Vec<Source>, DeviceError> {
     Ok(Sources::new("cuda", &launches(plan)?)?.list)
+}
+
+/// Code of sources for an architecture (`compute_80` for PTX, `sm_90a` for machine code), from the cache or into it.
+pub fn codes(sources: &[Source], target: Target, architecture: &str) -> Result<Vec<Vec<u8>>, DeviceError> {
+    Compiler::new(target, architecture)?.compile(sources)
 }
 
 /// Bytes beside the arena: scratch, and the status word.
