@@ -1,15 +1,19 @@
 //! Devices on the command line.
 
 use crate::failure::Failure;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_runtime::device::cuda::CudaDevice;
+use dreamc_runtime::device::ptx::PtxDevice;
+use std::fmt;
+use std::str::FromStr;
 
 /// Where to run.
 #[derive(Args)]
 pub struct DeviceArguments {
-    /// Where to run
-    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
+    /// Where to run: cpu, cuda, cuda:1, …, or ptx (the GPU's kernels, interpreted and checked)
+    #[arg(long, default_value_t = Kind::Cpu)]
     pub device: Kind,
 
     /// Threads of the CPU; all by default
@@ -18,10 +22,38 @@ pub struct DeviceArguments {
 }
 
 /// The devices there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// This machine's processor
     Cpu,
+    /// An NVIDIA GPU by number
+    Cuda(usize),
+    /// The interpreter of generated kernels
+    Ptx,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Cpu => f.write_str("cpu"),
+            Kind::Cuda(number) => write!(f, "cuda:{number}"),
+            Kind::Ptx => f.write_str("ptx"),
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_prefix("cuda:").map(usize::from_str)) {
+            ("cpu", _) => Ok(Kind::Cpu),
+            ("ptx", _) => Ok(Kind::Ptx),
+            ("cuda", _) => Ok(Kind::Cuda(0)),
+            (_, Some(Ok(number))) => Ok(Kind::Cuda(number)),
+            _ => Err("there are cpu, cuda, cuda:NUMBER and ptx".into()),
+        }
+    }
 }
 
 impl DeviceArguments {
@@ -32,6 +64,8 @@ impl DeviceArguments {
         }
         match self.device {
             Kind::Cpu => Ok(Box::new(CpuDevice::new(CpuOptions { threads: self.threads }))),
+            Kind::Cuda(number) => Ok(Box::new(CudaDevice::new(number)?)),
+            Kind::Ptx => Ok(Box::new(PtxDevice::checked()?)),
         }
     }
 }

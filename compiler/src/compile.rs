@@ -619,7 +619,13 @@ impl<'a> Assembly<'a> {
         instances: u64,
     ) -> Result<BufferId, CompileError> {
         if let Some(id) = self.named.get(name) {
-            return Ok(*id);
+            let b = self.plan.buffer(*id);
+            if b.shape == shape && b.dtype == dtype && b.instances >= instances {
+                return Ok(*id);
+            }
+            // A program of another depth may keep other values under the same number.
+            let other = format!("{name}@{}", self.architecture.depth);
+            return self.named(&other, space, dtype, shape, instances);
         }
         let id = self.buffer(name.into(), space, dtype, shape, instances)?;
         self.named.insert(name.into(), id);

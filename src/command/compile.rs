@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::{Options, compile};
+use dreamc_runtime::device::gpu::{Target, codes, sources};
 use dreamc_runtime::train::prepare;
 use std::io::Write;
 
@@ -17,7 +18,9 @@ use std::io::Write;
 Examples:
   dreamc compile model.yaml --emit ir
   dreamc compile model.yaml --emit plan
-  dreamc compile model.yaml --emit tensors")]
+  dreamc compile model.yaml --emit tensors
+  dreamc compile model.yaml --emit cuda > kernels.cu
+  dreamc compile model.yaml --emit cubin --architecture sm_80")]
 pub struct Arguments {
     #[command(flatten)]
     spec: SpecArguments,
@@ -28,6 +31,10 @@ pub struct Arguments {
     /// What to print
     #[arg(long, value_enum, default_value_t = Emit::Plan)]
     emit: Emit,
+
+    /// Architecture of the GPU, for machine code; PTX is for compute_80
+    #[arg(long, value_name = "NAME", default_value = "sm_90a")]
+    architecture: String,
 
     /// Sequences in a batch; a micro-batch of the recipe by default
     #[arg(long, value_name = "N")]
@@ -46,6 +53,12 @@ enum Emit {
     Ir,
     /// Buffers and launch lists
     Plan,
+    /// The generated kernels
+    Cuda,
+    /// What NVRTC makes of them for any GPU
+    Ptx,
+    /// Machine code, into the cache of kernels; names and sizes are printed
+    Cubin,
 }
 
 pub fn run(a: Arguments) -> Done {
@@ -69,6 +82,22 @@ pub fn run(a: Arguments) -> Done {
             }
         }
         Emit::Ir | Emit::Plan => write!(std::io::stdout(), "{}", compiled.plan)?,
+        Emit::Cuda => {
+            for source in sources(&compiled.plan)? {
+                say!("{}", source.text)?;
+            }
+        }
+        Emit::Ptx => {
+            for code in codes(&sources(&compiled.plan)?, Target::Ptx, "compute_80")? {
+                say!("{}", String::from_utf8_lossy(&code))?;
+            }
+        }
+        Emit::Cubin => {
+            let sources = sources(&compiled.plan)?;
+            for (source, code) in sources.iter().zip(codes(&sources, Target::Cubin, &a.architecture)?) {
+                say!("{:<60} {:>8} bytes", source.name, code.len())?;
+            }
+        }
     }
     Ok(())
 }

@@ -4,7 +4,9 @@ use super::rows::RowBuilder;
 use super::{Bind, Kind, LocalLaunch, LocalOperand, Place, Scheduled, Temp, View, row_dims};
 use crate::CompileError;
 use crate::ir::{DType, Dim, Function, Module, Node, Op, Role, Value};
-use crate::program::{AttentionShape, DepthShape, Kernel, Matrix};
+use crate::program::{
+    AttentionShape, DepthShape, Kernel, Matrix, RowInput, RowKernel, RowOp, RowOutput, RowStore,
+};
 use std::collections::HashMap;
 
 /// What emitting knows of a function.
@@ -152,13 +154,34 @@ impl<'a> Emit<'a> {
     }
 
     fn contiguous(&mut self, v: Value) -> Result<LocalOperand, CompileError> {
+        Ok(LocalOperand::View(self.adjacent(v)?))
+    }
+
+    /// Where a value lies with its rows adjacent: strided rows are copied.
+    fn adjacent(&mut self, v: Value) -> Result<View, CompileError> {
         let view = self.in_memory(v)?;
-        let dims = &self.f.ty(v).dims;
-        let width = self.elements(&dims[row_dims(dims).len()..]);
-        if view.stride != 0 && view.stride != width {
-            return self.bug("a kernel that needs adjacent rows reads strided ones");
+        let ty = self.f.ty(v);
+        let rows = self.elements(row_dims(&ty.dims));
+        let length = self.elements(&ty.dims[row_dims(&ty.dims).len()..]);
+        if view.stride == 0 || view.stride == length {
+            return Ok(View { stride: 0, ..view });
         }
-        Ok(LocalOperand::View(View { stride: 0, ..view }))
+        if !ty.dtype.is_float() {
+            return self.bug("strided integers");
+        }
+        let copy = self.temp(v);
+        let kernel = RowKernel {
+            rows,
+            inputs: vec![RowInput::Row { length, dtype: ty.dtype }],
+            ops: vec![RowOp::Load { input: 0 }],
+            lengths: vec![length],
+            outputs: vec![RowOutput { array: 0, dtype: ty.dtype, store: RowStore::Row }],
+        };
+        let operands = vec![LocalOperand::View(view), LocalOperand::View(View { stride: length, ..copy })];
+        let origin = format!("{}: adjacent rows", self.f.name);
+        self.launches.push(LocalLaunch { kernel: Kernel::Rows(kernel), operands, origin });
+        self.memory.insert(v, copy);
+        Ok(copy)
     }
 
     fn strided(&mut self, v: Value) -> Result<LocalOperand, CompileError> {
