@@ -16,7 +16,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{load, root};
 
 fn training(batch: u64, sequence: u64) -> Options {
-    Options { batch, sequence, train: true, logits: false, segments: false, depth: None, cache: None }
+    Options {
+        batch,
+        sequence,
+        train: true,
+        logits: false,
+        segments: false,
+        depth: None,
+        depths: vec![],
+        cache: None,
+        rewrite: Default::default(),
+    }
 }
 
 fn generation(batch: u64) -> Options {

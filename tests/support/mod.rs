@@ -1,5 +1,7 @@
 //! What the whole-program tests share: golden files and comparisons.
 
+#![allow(dead_code, reason = "each test uses a part")]
+
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_dsl::Spec;
 use indexmap::IndexMap;

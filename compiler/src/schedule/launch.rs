@@ -543,7 +543,7 @@ impl<'a> Emit<'a> {
             }
             let free = self.f.ty(v).without(over);
             let (summed_size, free_size) = (self.elements(&summed), self.elements(&free));
-            let view = self.in_memory(v)?;
+            let mut view = self.in_memory(v)?;
             let free_first = if dims.ends_with(&summed) {
                 true
             } else if dims.starts_with(&summed) {
@@ -554,7 +554,7 @@ impl<'a> Emit<'a> {
             let fast = if free_first { summed_size } else { free_size };
             let rows = row_dims(dims).len();
             if view.stride != 0 && self.elements(&dims[rows..]) != fast {
-                return self.bug("a contraction of strided rows");
+                view = self.adjacent(v)?;
             }
             let slow = if view.stride == 0 { fast } else { view.stride };
             let (free_stride, summed_stride) = if free_first { (slow, 1) } else { (1, slow) };
