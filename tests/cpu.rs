@@ -34,7 +34,7 @@ struct Run {
 impl Run {
     fn new(golden: &Golden, options: &Options, threads: usize) -> Self {
         let compiled = compile(&golden.spec, options).unwrap();
-        let device = CpuDevice::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() });
+        let device = CpuDevice::new(CpuOptions { threads: Some(threads) });
         let session = device.load(&compiled.plan).unwrap();
         let mut run = Run { compiled, session };
         for tensor in run.compiled.tensors.clone() {

@@ -34,7 +34,9 @@ fn options(b: usize, n: usize) -> Options {
         logits: true,
         segments: false,
         depth: None,
+        depths: vec![],
         cache: None,
+        rewrite: Default::default(),
     }
 }
 

@@ -54,7 +54,7 @@ pub fn goldens() -> Vec<Golden> {
 
 /// A spec that must be without errors.
 pub fn load(path: &str) -> Spec {
-    match dreamc_dsl::load(&root(path), &[]) {
+    match dreamc_dsl::load(root(path), &[]) {
         Ok((spec, _)) => spec,
         Err(e) => panic!("{path}: {e}"),
     }
