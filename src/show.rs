@@ -91,8 +91,8 @@ mod tests {
         );
         assert_eq!([100, 2048, 5 << 20, 3 << 30].map(bytes), ["100 B", "2.0 KiB", "5.0 MiB", "3.00 GiB"]);
         assert_eq!(
-            [3.14159, 12.0, 200.0, 3720.0].map(duration),
-            ["3.1 s", "12 s", "3 min 20 s", "1 h 02 min"]
+            [3.25, 12.0, 200.0, 3720.0].map(duration),
+            ["3.2 s", "12 s", "3 min 20 s", "1 h 02 min"]
         );
     }
 }

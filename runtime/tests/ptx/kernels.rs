@@ -7,6 +7,7 @@ use crate::support::{Buffers, Case, brain, compile, differ, noise, nvrtc, read_b
 /// A kernel with its inputs, and what is wrong with the results, if anything.
 pub struct Example {
     pub case: Case,
+    #[allow(clippy::type_complexity, reason = "used once")]
     pub wrong: Box<dyn Fn(&Memory) -> Option<String>>,
 }
 
