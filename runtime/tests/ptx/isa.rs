@@ -604,6 +604,12 @@ fn memory_accesses() {
     );
     let found = words("", &body, 1, &[0x8081_82ff, 0x8000_0000, 3, 4], 7).unwrap();
     assert_eq!(found, [0xff, 0xffff_ffff, 0xffff_82ff, 0xffff_ffff, 0x8081_82ff, 4, 0x00ff_00ff]);
+    // A byte extended by its sign into a 16-bit register is a 16-bit number like any.
+    let body = format!(
+        "ld.global.s8 %h1, [%in]; setp.eq.u16 %p1, %h1, 0xff80; selp.u32 %r9, 1, 0, %p1; cvt.u32.u16 %r1, %h1; \
+         add.u32 %r9, %r9, %r1; {STORE}"
+    );
+    assert_eq!(words("", &body, 1, &[0x80], 1).unwrap(), [0xff81]);
     // Shared memory by its own and by generic addresses; a static array and a dynamic one.
     let before = ".shared .align 4 .b8 fixed[128]; .extern .shared .align 16 .b8 dynamic[];";
     let body = format!(

@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::alu::{File, LANES, Registers};
-use super::decode::{
-    Address, AsyncCopy, Atomic, AtomicKind, Barrier, BarrierKind, Collective, CollectiveKind, Kernel,
-    LaneMask, Op, Order, Reg, SHARED_BASE, Scope, Shuffle, Space, Special, Transfer, Value, Vote,
-};
 use super::finding::{Kind, Outcome, Trouble};
 use super::hopper;
 use super::memory::{Global, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW};
+use super::program::{
+    Address, AsyncCopy, Atomic, AtomicKind, Barrier, BarrierKind, Collective, CollectiveKind, Kernel,
+    LaneMask, Op, Order, Reg, SHARED_BASE, Scope, Shuffle, Space, Special, Transfer, Value, Vote,
+};
 use super::race::{Access, Clocks, GlobalRaces, Location, Synchronise, View};
 use super::schedule::{Chooser, Schedule};
 use super::shared::{Shared, Who, misaligned};

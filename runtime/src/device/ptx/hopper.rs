@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 use super::alu::{File, LANES};
-use super::decode::{Address, Operands};
+use super::decode::Operands;
 use super::exec::{Core, Wait, Warp, Worker, each, try_each};
 use super::finding::{Kind, LoadError, Outcome, Trouble};
 use super::memory::{PARAM_WINDOW, SHARED_WINDOW, WINDOW};
 use super::parse::Operand;
+use super::program::Address;
 use super::race::{Access, Stamp, View};
 use super::schedule::Chooser;
 use super::tensor::{Element, whole_warp};
@@ -1140,7 +1141,9 @@ impl Core<'_> {
             }
             let Some(state) = self.hopper.groups.get_mut(&group) else { return Ok(None) };
             let Some(product) = state.queue.get_mut((number - state.first) as usize) else { return Ok(None) };
-            let super::decode::Op::Hopper(op) = &kernel.code[product.pc as usize].op else { return Ok(None) };
+            let super::program::Op::Hopper(op) = &kernel.code[product.pc as usize].op else {
+                return Ok(None);
+            };
             let Op::Wgmma(wgmma) = &**op else { return Ok(None) };
             if product.read.is_none() {
                 let party = self.clocks.as_ref().map_or(0, |clocks| clocks.agent(MBARRIERS as u32 + group));

@@ -17,7 +17,7 @@
 //!
 //! What it cannot tell is in `docs/ptx-device.md`.
 //!
-//! In processing order: [`parse`] reads text to statements, [`decode`] resolves names and operations (with [`alu`] and
+//! In processing order: [`parse`] reads text to statements, [`decode`] resolves names and operations to a [`program`] (with [`alu`] and
 //! [`float`] the table of arithmetic, [`tensor`] and [`hopper`] the units for matrices and bulk copies), [`exec`] runs
 //! warps on registers, [`shared`] and [`memory`], in the order that [`schedule`] chooses, while [`race`] watches;
 //! [`finding`] is what goes wrong.
@@ -31,6 +31,7 @@ mod float;
 mod hopper;
 mod memory;
 mod parse;
+mod program;
 mod race;
 mod schedule;
 mod shared;
@@ -42,10 +43,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use alu::Registers;
-use decode::{Kernel, Program};
 use exec::{At, Block, Launched, Turn, Worker};
 use finding::Trouble;
 use memory::Global;
+use program::{Kernel, Program};
 use race::{Conflict, GlobalRaces};
 
 pub use device::PtxDevice;
@@ -224,7 +225,7 @@ pub fn run(
     check_shape(&module.program, kernel, launch)?;
     let params = marshal(kernel, launch)?;
     let variables = memory.module(module.id, |memory| {
-        let make = |variable: &decode::ModuleVariable| {
+        let make = |variable: &program::ModuleVariable| {
             let address = memory.alloc(variable.bytes);
             // Inside the allocation just made.
             let _ = memory.write(address, &variable.initial);

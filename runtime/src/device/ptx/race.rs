@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use super::decode::Scope;
 use super::finding::{Kind, Trouble};
 use super::hopper::MBARRIERS;
+use super::program::Scope;
 
 /// Threads of a warp.
 const LANES: usize = 32;
@@ -320,10 +320,10 @@ const NOBODY: Stamp = Stamp { block: 0, party: 0, tick: 0, pc: 0 };
 #[derive(Debug, Clone, Copy)]
 struct Readers {
     block: u32,
-    warp: u32,
     lanes: u32,
     tick: u32,
     pc: u32,
+    warp: u16,
     atomic: bool,
 }
 
@@ -334,10 +334,26 @@ const NO_READERS: Readers = Readers { block: 0, warp: 0, lanes: 0, tick: 0, pc: 
 struct Cell {
     write: Stamp,
     first: Readers,
-    more: Vec<Readers>,
+    /// Boxed so that a cell, of which there are many, is small.
+    #[expect(clippy::box_collection, reason = "a third of the size where there are none")]
+    more: Option<Box<Vec<Readers>>>,
 }
 
-const UNTOUCHED: Cell = Cell { write: NOBODY, first: NO_READERS, more: Vec::new() };
+impl Cell {
+    fn readers(&self) -> impl Iterator<Item = &Readers> {
+        std::iter::once(&self.first).chain(self.more.iter().flat_map(|more| more.iter()))
+    }
+
+    fn readers_mut(&mut self) -> impl Iterator<Item = &mut Readers> {
+        std::iter::once(&mut self.first).chain(self.more.iter_mut().flat_map(|more| more.iter_mut()))
+    }
+
+    fn add(&mut self, readers: Readers) {
+        self.more.get_or_insert_default().push(readers);
+    }
+}
+
+const UNTOUCHED: Cell = Cell { write: NOBODY, first: NO_READERS, more: None };
 
 /// The kinds of access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -395,13 +411,13 @@ impl Cell {
             if self.first.lanes != 0 {
                 self.conflict_with_readers(by, access, clocks)?;
                 self.first = NO_READERS;
-                self.more.clear();
+                self.more = None;
             }
             self.write = by;
             return Ok(());
         }
         let atomic = access == Access::Atomic;
-        let (warp, lane) = (by.party / LANES as u32, by.party % LANES as u32);
+        let (warp, lane) = ((by.party / LANES as u32) as u16, by.party % LANES as u32);
         let same = |readers: &Readers| {
             readers.warp == warp
                 && readers.tick == by.tick
@@ -413,22 +429,20 @@ impl Cell {
                 Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic };
             return Ok(());
         }
-        if same(&self.first) && self.more.is_empty() {
+        if same(&self.first) && self.more.is_none() {
             self.first.lanes |= 1 << lane;
             return Ok(());
         }
         self.conflict_with_readers(by, access, clocks)?;
-        if let Some(readers) =
-            std::iter::once(&mut self.first).chain(&mut self.more).find(|readers| same(readers))
-        {
+        if let Some(readers) = self.readers_mut().find(|readers| same(readers)) {
             readers.lanes |= 1 << lane;
             return Ok(());
         }
         // Those that came before this access are covered by it. Of other blocks one is enough where blocks cannot
         // order each other: whichever writes later conflicts with that one or with this.
-        let mut kept: Vec<Readers> = Vec::with_capacity(self.more.len() + 1);
+        let mut kept: Vec<Readers> = Vec::new();
         let mut foreign = false;
-        for readers in std::iter::once(&self.first).chain(&self.more) {
+        for readers in self.readers() {
             let other_block = readers.block != by.block;
             if other_block && islands {
                 if !foreign {
@@ -441,12 +455,12 @@ impl Cell {
         }
         let new = Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic };
         self.first = new;
-        self.more = kept;
+        self.more = (!kept.is_empty()).then(|| Box::new(kept));
         Ok(())
     }
 
     fn conflict_with_readers(&self, by: Stamp, access: Access, clocks: &Clocks) -> Result<(), Conflict> {
-        for readers in std::iter::once(&self.first).chain(&self.more) {
+        for readers in self.readers() {
             let excludes = match access {
                 Access::Write => true,
                 Access::Read => readers.atomic,
@@ -469,7 +483,7 @@ impl Cell {
             }
             (cell.first.lanes != 0).then(|| {
                 let readers = &cell.first;
-                let party = readers.warp * LANES as u32 + readers.lanes.trailing_zeros();
+                let party = u32::from(readers.warp) * LANES as u32 + readers.lanes.trailing_zeros();
                 let earlier = if readers.atomic { Access::Atomic } else { Access::Read };
                 Conflict {
                     earlier,
@@ -478,15 +492,14 @@ impl Cell {
             })
         };
         let (mine, theirs) = (any(self)?, any(other)?);
-        let atomics =
-            |cell: &Cell| std::iter::once(&cell.first).chain(&cell.more).any(|readers| readers.atomic);
+        let atomics = |cell: &Cell| cell.readers().any(|readers| readers.atomic);
         let written = self.write.tick != 0 || other.write.tick != 0;
         let mixed = atomics(self) != atomics(other) || self.mixed() || other.mixed();
         (written || mixed && (atomics(self) || atomics(other))).then_some((mine, theirs))
     }
 
     fn mixed(&self) -> bool {
-        let mut kinds = std::iter::once(&self.first).chain(&self.more).map(|readers| readers.atomic);
+        let mut kinds = self.readers().map(|readers| readers.atomic);
         let first = kinds.next();
         kinds.any(|atomic| Some(atomic) != first)
     }
@@ -497,7 +510,7 @@ impl Cell {
 fn first_unordered(readers: &Readers, by: Stamp, clocks: &Clocks) -> Option<u32> {
     let mut lanes = readers.lanes;
     while lanes != 0 {
-        let party = readers.warp * LANES as u32 + lanes.trailing_zeros();
+        let party = u32::from(readers.warp) * LANES as u32 + lanes.trailing_zeros();
         lanes &= lanes - 1;
         let itself = readers.block == by.block && party == by.party;
         if !itself && !clocks.ordered(by.party, readers.block, party, readers.tick) {
@@ -556,7 +569,7 @@ impl SharedRaces {
     /// Enters a read by an agent, which the caller has checked.
     pub fn agent_read(&mut self, offset: u64, bytes: u64, by: Stamp) {
         let (first, last) = (offset / self.grain, (offset + bytes - 1) / self.grain);
-        let (warp, lane) = (by.party / LANES as u32, by.party % LANES as u32);
+        let (warp, lane) = ((by.party / LANES as u32) as u16, by.party % LANES as u32);
         let new =
             Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic: false };
         for cell in &mut self.cells[first as usize..=last as usize] {
@@ -565,11 +578,11 @@ impl SharedRaces {
                 cell.first = new;
                 continue;
             }
-            let mut old = std::iter::once(&mut cell.first).chain(&mut cell.more);
-            match old.find(|old| old.warp == warp && old.lanes == new.lanes) {
-                Some(old) => *old = new,
-                None => cell.more.push(new),
+            if let Some(old) = cell.readers_mut().find(|old| old.warp == warp && old.lanes == new.lanes) {
+                *old = new;
+                continue;
             }
+            cell.add(new);
         }
     }
 

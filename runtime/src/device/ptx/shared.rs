@@ -1,7 +1,7 @@
 //! The shared memory of a block: its bytes, which of them anyone has written, and which an asynchronous operation owns.
 
-use super::decode::SHARED_BASE;
 use super::finding::{Kind, Outcome, Trouble};
+use super::program::SHARED_BASE;
 use super::race::{Access, Clocks, SharedRaces, Stamp};
 
 /// A thread of the block wrote it, or a copy did.

@@ -4,10 +4,11 @@
 //! other orders and widths, so results agree within a tolerance and not to the bit.
 
 use super::alu::Registers;
-use super::decode::{Address, Op, Operands};
+use super::decode::Operands;
 use super::finding::{Kind, LoadError, Outcome, Trouble};
 use super::float;
 use super::parse::Operand;
+use super::program::{Address, Op};
 
 /// `ldmatrix` or `stmatrix` of 8 × 8 matrices of 16-bit elements.
 #[derive(Debug)]
