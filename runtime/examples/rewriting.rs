@@ -16,7 +16,7 @@ use std::time::Instant;
 /// Largest arena that is run.
 const LARGEST: u64 = 1 << 30;
 /// Runs of each program, of which the fastest counts.
-const RUNS: usize = 25;
+const RUNS: usize = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
@@ -52,8 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for program in ["backward", "evaluate"] {
             let (a, b) = (figures(&without, program)?, figures(&with, program)?);
             let time = if runs {
-                let (a, b) = times(&without, &with, program)?;
-                format!("{a:.2} → {b:.2}")
+                format!("{:.2} → {:.2}", time(without.clone(), program)?, time(with.clone(), program)?)
             } else {
                 "".into()
             };
@@ -78,21 +77,15 @@ fn figures(compiled: &Compiled, program: &str) -> Result<(f64, u128), Box<dyn Er
     Ok((2.0 * e.multiply_adds as f64 / 1e9, e.launches.iter().map(|l| l.times).sum()))
 }
 
-/// Milliseconds of the fastest run of each; they take turns, so that what else the machine does meets both.
-fn times(a: &Compiled, b: &Compiled, program: &str) -> Result<(f64, f64), Box<dyn Error>> {
-    let load = |compiled: &Compiled| -> Result<Model, Box<dyn Error>> {
-        let mut model = Model::load(&CpuDevice::new(CpuOptions::default()), compiled.clone())?;
-        model.initialise(0)?;
-        Ok(model)
-    };
-    let mut models = [load(a)?, load(b)?];
-    let mut best = [f64::INFINITY; 2];
+/// Milliseconds of the fastest run.
+fn time(compiled: Compiled, program: &str) -> Result<f64, Box<dyn Error>> {
+    let mut model = Model::load(&CpuDevice::new(CpuOptions::default()), compiled)?;
+    model.initialise(0)?;
+    let mut best = f64::INFINITY;
     for _ in 0..RUNS {
-        for (model, best) in models.iter_mut().zip(&mut best) {
-            let start = Instant::now();
-            model.session().run(program)?;
-            *best = best.min(start.elapsed().as_secs_f64() * 1e3);
-        }
+        let start = Instant::now();
+        model.session().run(program)?;
+        best = best.min(start.elapsed().as_secs_f64() * 1e3);
     }
-    Ok((best[0], best[1]))
+    Ok(best)
 }
