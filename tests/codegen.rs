@@ -16,17 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{load, root};
 
 fn training(batch: u64, sequence: u64) -> Options {
-    Options {
-        batch,
-        sequence,
-        train: true,
-        logits: false,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
-    }
+    Options { batch, sequence, train: true, ..Options::default() }
 }
 
 fn generation(batch: u64) -> Options {

@@ -45,17 +45,7 @@ fn compare(spec: &Spec, options: &Options, programs: &[&str], known: Extents) {
 #[test]
 fn training_and_evaluation() {
     for name in TINY {
-        let options = Options {
-            batch: 2,
-            sequence: 12,
-            train: true,
-            logits: false,
-            segments: false,
-            depth: None,
-            depths: vec![],
-            cache: None,
-            rewrite: Default::default(),
-        };
+        let options = Options { batch: 2, sequence: 12, train: true, ..Options::default() };
         compare(&example(name), &options, &["backward", "evaluate"], Extents::default());
     }
 }
@@ -66,13 +56,9 @@ fn prefill_and_decode() {
     let options = Options {
         batch: 2,
         sequence: 1,
-        train: false,
         logits: true,
-        segments: false,
-        depth: None,
-        depths: vec![],
         cache: Some(Cache { places: 10, chunk: 4 }),
-        rewrite: Default::default(),
+        ..Options::default()
     };
     for (program, tokens) in [("prefill", 4), ("decode", 1)] {
         let known = Extents { pairs: Some(2 * 10 * tokens), ..Extents::default() };

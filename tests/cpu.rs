@@ -13,17 +13,7 @@ use indexmap::IndexMap;
 use support::{Golden, distance, error, goldens};
 
 fn options(b: usize, n: usize) -> Options {
-    Options {
-        batch: b as u64,
-        sequence: n as u64,
-        train: true,
-        logits: true,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
-    }
+    Options { batch: b as u64, sequence: n as u64, train: true, logits: true, ..Options::default() }
 }
 
 struct Run {
@@ -120,7 +110,7 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
         assert!(e < 1e-5, "{}: loss differs by {e}", golden.name);
         // The oracle equals the reference to 1e-9 (tests/goldens.rs); on the weights rounded to f32 it shows what the
         // device itself adds.
-        let shape = Shape { batch: b as u64, sequence: n as u64, segments: false, cache: None };
+        let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
         let oracle = Oracle::new(&golden.spec.model, shape, None).unwrap();
         let mut weights = golden.with_prefix("weights.");
         for tensor in weights.values_mut() {
@@ -269,7 +259,7 @@ fn training_at_other_depths_agrees_with_the_oracle() {
     let (b, n) = (ids.dims[0], ids.dims[1] - 1);
     let depths = vec![2, 6];
     let mut run = Run::new(&golden, &Options { depths: depths.clone(), ..options(b, n) }, 2);
-    let shape = Shape { batch: b as u64, sequence: n as u64, segments: false, cache: None };
+    let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
     let (inputs, targets) = golden.batch(ids.ints(), n);
     let batch = Batch { ids: inputs, targets };
     for depth in depths {

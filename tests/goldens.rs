@@ -24,7 +24,7 @@ fn agree(rewriting: &Rewriting) {
     for golden in goldens() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let shape = Shape { batch: b as u64, sequence: n as u64, segments: false, cache: None };
+        let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
         let oracle = Oracle::rewritten(&golden.spec.model, shape, None, rewriting).unwrap();
         let weights = golden.with_prefix("weights.");
         let named: Vec<String> = oracle.tensors().iter().map(|t| t.0.clone()).collect();

@@ -27,17 +27,7 @@ fn fast() -> ptx::Options {
 }
 
 fn options(b: usize, n: usize) -> Options {
-    Options {
-        batch: b as u64,
-        sequence: n as u64,
-        train: true,
-        logits: true,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
-    }
+    Options { batch: b as u64, sequence: n as u64, train: true, logits: true, ..Options::default() }
 }
 
 struct Run {

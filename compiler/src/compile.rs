@@ -40,6 +40,23 @@ pub struct Options {
     pub rewrite: Rewriting,
 }
 
+/// One token, evaluated.
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            batch: 1,
+            sequence: 1,
+            train: false,
+            logits: false,
+            segments: false,
+            depth: None,
+            depths: vec![],
+            cache: None,
+            rewrite: Rewriting::default(),
+        }
+    }
+}
+
 /// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one of `decode` one token:
 /// ids, their positions, and the places (`slots`) their keys and values go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

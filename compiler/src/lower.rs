@@ -30,6 +30,13 @@ pub struct Shape {
     pub cache: Option<u64>,
 }
 
+/// One token without caches.
+impl Default for Shape {
+    fn default() -> Self {
+        Shape { batch: 1, sequence: 1, segments: false, cache: None }
+    }
+}
+
 /// A model as IR.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lowered {
@@ -124,7 +131,7 @@ fn embed(
     module: &mut Module,
     globals: &mut Vec<Weight>,
 ) -> Result<Function, CompileError> {
-    let shape = Shape { batch: 0, sequence: 0, segments: false, cache: None };
+    let shape = Shape::default();
     let mut lower = Lower::new(architecture, None, shape, module, EMBED);
     let table = lower.weight(
         "embed.weight",

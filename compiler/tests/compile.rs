@@ -1,5 +1,6 @@
 //! From spec to launch list: every example compiles, quickly, and its length does not depend on depth.
 
+use dreamc_compiler::lower::Shape;
 use dreamc_compiler::program::{Plan, Space, Step};
 use dreamc_compiler::{Cache, Options, compile};
 use dreamc_dsl::Spec;
@@ -23,17 +24,7 @@ fn examples() -> Vec<String> {
 }
 
 fn options() -> Options {
-    Options {
-        batch: 2,
-        sequence: 64,
-        train: true,
-        logits: false,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
-    }
+    Options { batch: 2, sequence: 64, train: true, ..Options::default() }
 }
 
 fn launches(steps: &[Step]) -> usize {
@@ -125,7 +116,7 @@ fn the_block_of_the_paper_as_ir_and_as_launches() {
     spec.sources = Default::default();
     let options = Options { batch: 2, sequence: 16, ..options() };
     let architecture = dreamc_compiler::architecture::Architecture::new(&spec.model, None).unwrap();
-    let shape = dreamc_compiler::lower::Shape { batch: 2, sequence: 16, segments: false, cache: None };
+    let shape = Shape { batch: 2, sequence: 16, ..Shape::default() };
     let lowered = dreamc_compiler::lower::lower(&architecture, shape).unwrap();
     insta::assert_snapshot!("tiny-dr-da.ir", lowered.module.to_string());
     insta::assert_snapshot!("tiny-dr-da.plan", compile(&spec, &options).unwrap().plan.to_string());

@@ -11,7 +11,7 @@ use indexmap::IndexMap;
 const SEEDS: u64 = 40;
 
 fn shape(seed: u64) -> Shape {
-    Shape { batch: 1 + seed % 2, sequence: 1 + seed % 4, segments: false, cache: None }
+    Shape { batch: 1 + seed % 2, sequence: 1 + seed % 4, ..Shape::default() }
 }
 
 fn weights(oracle: &Oracle, rng: &mut Rng) -> IndexMap<String, Tensor> {
@@ -115,10 +115,7 @@ fn random_models_compile() {
                 train: true,
                 logits: seed % 2 == 0,
                 segments,
-                depth: None,
-                depths: vec![],
-                cache: None,
-                rewrite: Default::default(),
+                ..Options::default()
             };
             compile(&spec, &options).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{:#?}", spec.model));
         }

@@ -10,17 +10,7 @@ fn example(name: &str) -> Spec {
 }
 
 fn options() -> Options {
-    Options {
-        batch: 2,
-        sequence: 64,
-        train: true,
-        logits: false,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Rewriting::default(),
-    }
+    Options { batch: 2, sequence: 64, train: true, ..Options::default() }
 }
 
 /// What was decided: rule, whether its result was used, and where.

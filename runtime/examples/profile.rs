@@ -67,17 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (spec, _) = dreamc_dsl::check(&ast, &[]).map_err(|e| format!("{e:?}"))?;
     let (batch, sequence) = (number(1).unwrap_or(batch), number(2).unwrap_or(sequence));
     let device = CpuDevice::new(CpuOptions { threads: number(3).map(|n| n as usize) });
-    let options = Options {
-        batch,
-        sequence,
-        train: true,
-        logits: false,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
-    };
+    let options = Options { batch, sequence, train: true, ..Options::default() };
     let compiled = compile(&spec, &options)?;
     let plan = &compiled.plan;
     let mut session = device.load(plan)?;

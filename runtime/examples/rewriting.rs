@@ -28,17 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for path in paths {
         let Ok((spec, _)) = dreamc_dsl::load(&path, &[]) else { continue };
         let compiled = |rewrite| {
-            let options = Options {
-                batch: 8,
-                sequence: 64,
-                train: true,
-                logits: false,
-                segments: false,
-                depth: None,
-                depths: vec![],
-                cache: None,
-                rewrite,
-            };
+            let options = Options { batch: 8, sequence: 64, train: true, rewrite, ..Options::default() };
             compile_with_report(&spec, &options)
         };
         let (Ok((without, _)), Ok((with, report))) =

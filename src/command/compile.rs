@@ -70,7 +70,7 @@ pub fn run(a: Arguments) -> Done {
     let options = Options { train: true, segments, rewrite, ..prepare::forward(batch, sequence) };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;
-        let lowered = lower(&architecture, Shape { batch, sequence, segments, cache: None })?;
+        let lowered = lower(&architecture, Shape { batch, sequence, segments, ..Shape::default() })?;
         write!(std::io::stdout(), "{}", lowered.module)?;
         return Ok(());
     }

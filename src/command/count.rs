@@ -87,12 +87,8 @@ fn programs(spec: &Spec, counts: &Counts) -> Result<Programs, crate::failure::Fa
         batch: counts.micro_batch,
         sequence: counts.sequence,
         train: true,
-        logits: false,
         segments: spec.data.as_ref().is_some_and(|d| d.document_mask),
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
+        ..Default::default()
     };
     let plan = compile(spec, &options)?.plan;
     let mut all = Programs { multiply_adds: IndexMap::new(), bounds: vec![], arena_bytes: plan.arena };

@@ -378,7 +378,7 @@ struct Training {
 impl<'a> Form<'a> {
     fn new(architecture: &'a Architecture, batch: u64, sequence: u64) -> Result<Self, CountError> {
         let (batch, sequence) = (batch.max(1), sequence.max(1));
-        let lowered = lower_inference(architecture, Shape { batch, sequence, segments: false, cache: None })?;
+        let lowered = lower_inference(architecture, Shape { batch, sequence, ..Shape::default() })?;
         Ok(Form { architecture, lowered, sites: walk::sites(architecture), batch, sequence })
     }
 

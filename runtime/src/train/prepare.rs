@@ -60,17 +60,7 @@ pub fn sequence(spec: &Spec) -> u64 {
 
 /// Compiles the forward alone; a place to begin from with `..`.
 pub fn forward(batch: u64, sequence: u64) -> Options {
-    Options {
-        batch,
-        sequence,
-        train: false,
-        logits: false,
-        segments: false,
-        depth: None,
-        depths: vec![],
-        cache: None,
-        rewrite: Default::default(),
-    }
+    Options { batch, sequence, ..Options::default() }
 }
 
 /// Whether attention stops at document boundaries.
