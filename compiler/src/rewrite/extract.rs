@@ -11,6 +11,8 @@ use super::target::Target;
 use super::{Context, Stage};
 use crate::ir::{Dim, Extents, Op, Type, cost};
 use egg::{Id, Language};
+use indexmap::IndexSet;
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// What runs for an e-node.
@@ -33,6 +35,12 @@ struct Choice {
     kind: Kind,
     /// Depends on no data, so that it can be prepared once.
     still: bool,
+    /// Is what the function returns.
+    returns: bool,
+    /// Sums over one dimension.
+    sums: bool,
+    /// The operand whose rows it may read through an order.
+    through: Option<usize>,
     flops: f64,
     elementwise: f64,
     moved: f64,
@@ -70,9 +78,50 @@ pub struct Extractor<'g> {
     choices: Vec<Vec<Choice>>,
     /// Bytes of the first result of a class.
     bytes: Vec<f64>,
-    /// Row dimensions of a class.
-    rows: Vec<Vec<Dim>>,
+    /// Number of the row dimensions of a class, none where it has none.
+    rows: Vec<Option<usize>>,
     root: usize,
+    /// What pricing works in, kept so that thousands of prices ask for memory once.
+    scratch: RefCell<Scratch>,
+}
+
+/// What is worked out of a selection, by class.
+#[derive(Default)]
+struct Scratch {
+    walk: Walk,
+    marks: Vec<Marks>,
+    /// Level and row dimensions of the row kernels.
+    groups: Vec<(u32, Option<usize>)>,
+}
+
+/// A walk over the classes that a selection reaches.
+#[derive(Default)]
+struct Walk {
+    state: Vec<Visit>,
+    stack: Vec<(usize, bool)>,
+    /// Classes reached, operands first.
+    order: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Visit {
+    #[default]
+    New,
+    Open,
+    Done,
+}
+
+/// What is known of a class while a selection is priced.
+#[derive(Clone, Copy, Default)]
+struct Marks {
+    /// Something reads it from memory.
+    stored: bool,
+    /// A row kernel reads it there.
+    row_read: bool,
+    /// The function returns it.
+    returned: bool,
+    /// Row kernels before its own.
+    level: u32,
 }
 
 impl<'g> Extractor<'g> {
@@ -92,14 +141,17 @@ impl<'g> Extractor<'g> {
             bytes: vec![],
             rows: vec![],
             root: 0,
+            scratch: RefCell::default(),
             classes,
         };
+        let mut rows: IndexSet<&[Dim]> = IndexSet::new();
         for &class in &x.classes {
             let facts = &graph[class].data;
             let first = facts.types.first();
             let bytes = first.map_or(0.0, |t| module.elements(&t.dims) as f64 * t.dtype.bytes() as f64);
             x.bytes.push(bytes);
-            x.rows.push(first.map_or(vec![], |t| row_dims(&t.dims).to_vec()));
+            let of = first.map(|t| row_dims(&t.dims)).filter(|d| !d.is_empty());
+            x.rows.push(of.map(|d| rows.insert_full(d).0));
             // Order of e-nodes in a class is egg's sorted one: a function of the terms.
             let choices = graph[class].nodes.iter().map(|t| x.choice(class, t)).collect();
             x.choices.push(choices);
@@ -117,6 +169,9 @@ impl<'g> Extractor<'g> {
             children,
             kind,
             still,
+            returns: matches!(term, Term::Return(_)),
+            sums: term.op().is_some_and(sums),
+            through: term.op().and_then(through),
             flops: 0.0,
             elementwise: 0.0,
             moved: 0.0,
@@ -172,83 +227,99 @@ impl<'g> Extractor<'g> {
         (class, self.choices[class].iter().position(|c| c.term == term))
     }
 
-    /// Classes that a selection reaches, operands first; `None` where it turns in a circle.
-    pub fn live(&self, selection: &Selection) -> Option<Vec<usize>> {
-        let mut state = vec![0u8; self.classes.len()];
-        let mut order = vec![];
-        let mut stack = vec![(self.root, false)];
+    /// Walks over what a selection reaches, operands first; `false` where it turns in a circle.
+    fn walk(&self, selection: &Selection, walk: &mut Walk) -> bool {
+        let Walk { state, stack, order } = walk;
+        state.clear();
+        state.resize(self.classes.len(), Visit::New);
+        stack.clear();
+        order.clear();
+        stack.push((self.root, false));
         while let Some((class, ready)) = stack.pop() {
             match (state[class], ready) {
                 (_, true) => {
-                    state[class] = 2;
+                    state[class] = Visit::Done;
                     order.push(class);
                 }
-                (0, _) => {
-                    state[class] = 1;
+                (Visit::New, _) => {
+                    state[class] = Visit::Open;
                     stack.push((class, true));
                     for &c in &self.choices[class][selection[class]].children {
                         match state[c] {
-                            1 => return None,
-                            0 => stack.push((c, false)),
-                            _ => {}
+                            Visit::Open => return false,
+                            Visit::New => stack.push((c, false)),
+                            Visit::Done => {}
                         }
                     }
                 }
                 _ => {}
             }
         }
-        Some(order)
+        true
+    }
+
+    /// Classes that a selection reaches, operands first; `None` where it turns in a circle.
+    pub fn live(&self, selection: &Selection) -> Option<Vec<usize>> {
+        let walk = &mut self.scratch.borrow_mut().walk;
+        self.walk(selection, walk).then(|| walk.order.clone())
+    }
+
+    /// Whether a selection turns in no circle.
+    pub fn is_sound(&self, selection: &Selection) -> bool {
+        self.walk(selection, &mut self.scratch.borrow_mut().walk)
     }
 
     /// What a selection costs; `None` where it turns in a circle.
     pub fn price(&self, selection: &Selection) -> Option<Total> {
-        let live = self.live(selection)?;
+        let Scratch { walk, marks, groups } = &mut *self.scratch.borrow_mut();
+        if !self.walk(selection, walk) {
+            return None;
+        }
+        let live = &walk.order;
         let t = &self.target;
-        let n = self.classes.len();
-        // Whether something reads a value from memory, and whether a row kernel reads it there.
-        let (mut stored, mut row_read, mut returned) = (vec![false; n], vec![false; n], vec![false; n]);
+        marks.clear();
+        marks.resize(self.classes.len(), Marks::default());
+        groups.clear();
         for &class in live.iter().rev() {
             let c = &self.choices[class][selection[class]];
             let chosen = |i: usize| &self.choices[i][selection[i]];
+            let of = marks[class];
             for (k, &child) in c.children.iter().enumerate() {
+                let mark = &mut marks[child];
                 match c.kind {
-                    Kind::Free if matches!(c.term, Term::Return(_)) => {
-                        stored[child] = true;
-                        returned[child] = true;
+                    Kind::Free if c.returns => {
+                        mark.stored = true;
+                        mark.returned = true;
                     }
                     Kind::Free => {
-                        stored[child] |= stored[class];
-                        row_read[child] |= row_read[class];
+                        mark.stored |= of.stored;
+                        mark.row_read |= of.row_read;
                     }
                     Kind::Row => {
-                        row_read[child] = true;
-                        stored[child] |= self.rows[child] != self.rows[class] && !self.rows[child].is_empty();
+                        mark.row_read = true;
+                        mark.stored |= self.rows[child] != self.rows[class] && self.rows[child].is_some();
                     }
                     // Only what reads a gather through its order reads no copy of it.
-                    Kind::Anchor if chosen(child).kind == Kind::Gather && through(&c.term, k) => {}
-                    Kind::Anchor | Kind::Gather => stored[child] = true,
+                    Kind::Anchor if chosen(child).kind == Kind::Gather && c.through == Some(k) => {}
+                    Kind::Anchor | Kind::Gather => mark.stored = true,
                 }
             }
         }
         let mut total = Total::default();
         let mut once = Total::default();
-        let mut level = vec![0u32; n];
-        let mut groups: Vec<(u32, &[Dim])> = vec![];
-        for &class in &live {
+        for &class in live {
             let c = &self.choices[class][selection[class]];
             for &child in &c.children {
                 let below = self.choices[child][selection[child]].kind;
                 let same = self.rows[child] == self.rows[class];
                 let up = c.kind == Kind::Row && !c.still && !(below == Kind::Row && same);
-                level[class] = level[class].max(level[child] + u32::from(up));
+                marks[class].level = marks[class].level.max(marks[child].level + u32::from(up));
             }
-            let into = match &c.term {
-                // The gradient of a shared expert is summed after all calls.
-                Term::Op(o, _) if sums(&o.op) && c.children.iter().all(|&x| returned[x]) => &mut once,
-                _ if c.still => &mut once,
-                _ => &mut total,
-            };
-            let (kind, stored) = (c.kind, stored[class]);
+            // The gradient of a shared expert is summed after all calls.
+            let later = c.sums && c.children.iter().all(|&x| marks[x].returned);
+            let into = if later || c.still { &mut once } else { &mut total };
+            let Marks { stored, row_read, level, .. } = marks[class];
+            let kind = c.kind;
             let work = match kind {
                 Kind::Free => continue,
                 Kind::Gather if !stored => continue,
@@ -256,7 +327,7 @@ impl<'g> Extractor<'g> {
                 _ if c.still => c.moved.max(c.elementwise * t.bandwidth / t.elementwise),
                 Kind::Row => {
                     if !c.still {
-                        groups.push((level[class], &self.rows[class]));
+                        groups.push((level, self.rows[class]));
                     }
                     into.seconds += c.elementwise / t.elementwise;
                     if stored { self.bytes[class] } else { 0.0 }
@@ -273,12 +344,12 @@ impl<'g> Extractor<'g> {
                 into.seconds += t.launch;
             }
             // What a row kernel reads, it reads once.
-            if row_read[class] && !matches!(kind, Kind::Row) {
+            if row_read && !matches!(kind, Kind::Row) {
                 total.bytes += self.bytes[class];
                 total.seconds += self.bytes[class] / t.bandwidth;
             }
         }
-        groups.sort();
+        groups.sort_unstable();
         groups.dedup();
         total.launches += groups.len() as f64;
         total.seconds += groups.len() as f64 * t.launch;
@@ -304,7 +375,7 @@ impl<'g> Extractor<'g> {
             if eager {
                 for m in moves {
                     let undo = set(&mut now, m);
-                    if self.live(&now).is_none() {
+                    if !self.is_sound(&now) {
                         set(&mut now, &undo);
                     }
                 }
@@ -405,12 +476,12 @@ fn set(selection: &mut Selection, to: &[(usize, usize)]) -> Vec<(usize, usize)> 
     undo
 }
 
-/// Whether operand `k` is one whose rows may be read through an order.
-fn through(term: &Term, k: usize) -> bool {
-    match term.op() {
-        Some(Op::Grouped { .. }) => k == 0,
-        Some(Op::GroupedOuter { .. }) => k == 1,
-        _ => false,
+/// The operand whose rows may be read through an order.
+fn through(op: &Op) -> Option<usize> {
+    match op {
+        Op::Grouped { .. } => Some(0),
+        Op::GroupedOuter { .. } => Some(1),
+        _ => None,
     }
 }
 

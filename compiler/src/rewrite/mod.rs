@@ -166,14 +166,15 @@ impl Searcher<Term, Analyse> for Engine {
         class: Id,
         _: usize,
     ) -> Option<SearchMatches<'_, Term>> {
-        let any = graph[class].nodes.iter().any(|t| t.op().is_some());
+        let any = graph[class].nodes.iter().any(|t| t.op().is_some_and(self.0.at));
         any.then(|| SearchMatches { eclass: class, substs: vec![Subst::default()], ast: None })
     }
 
     fn search_with_limit(&self, graph: &Graph, limit: usize) -> Vec<SearchMatches<'_, Term>> {
-        let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
-        classes.sort();
-        classes.into_iter().filter_map(|c| self.search_eclass_with_limit(graph, c, limit)).collect()
+        let of = graph.classes().filter_map(|c| self.search_eclass_with_limit(graph, c.id, limit));
+        let mut found: Vec<SearchMatches<'_, Term>> = of.collect();
+        found.sort_by_key(|m| m.eclass);
+        found
     }
 
     fn vars(&self) -> Vec<Var> {
@@ -192,8 +193,11 @@ impl Applier<Term, Analyse> for Engine {
     ) -> Vec<Id> {
         let mut changed = vec![];
         // Unions since the search may have renamed operands; rules compare canonical ones.
-        for term in graph[class].nodes.clone() {
-            let Term::Op(o, inputs) = &term else { continue };
+        let of = |term: &Term| match term {
+            Term::Op(o, inputs) if (self.0.at)(&o.op) => Some((o.clone(), inputs.clone())),
+            _ => None,
+        };
+        for (o, inputs) in graph[class].nodes.iter().filter_map(of).collect::<Vec<_>>() {
             let inputs: Vec<Id> = inputs.iter().map(|&i| graph.find(i)).collect();
             let class = graph.find(class);
             let Some(pairs) = (self.0.apply)(graph, class, &o.op, &inputs) else { continue };
@@ -396,7 +400,7 @@ fn rewrite_eagerly(
     for m in explored.moves(&extractor) {
         let before = now.clone();
         m.iter().for_each(|&(class, node)| now[class] = node);
-        if extractor.live(&now).is_none() {
+        if !extractor.is_sound(&now) {
             now = before;
         }
     }

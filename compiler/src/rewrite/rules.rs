@@ -28,7 +28,9 @@ pub struct Rule {
     pub about: &'static str,
     /// The earliest stage at which it is sound.
     pub stage: Stage,
-    /// Classes made equal by what the e-node is: `(graph, its class, operation, operands)`.
+    /// The operations it looks at.
+    pub at: fn(&Op) -> bool,
+    /// Classes made equal by what such an e-node is: `(graph, its class, operation, operands)`.
     pub apply: fn(&mut Graph, Id, &Op, &[Id]) -> Option<Equal>,
 }
 
@@ -43,93 +45,131 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "head-loss",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::CrossEntropy),
         apply: head_loss,
         about: "cross_entropy(cap(x·Wᵀ)) = head_loss(x, W): the logits are never stored",
     },
     Rule {
         name: "window",
         stage: Stage::Differentiable,
+        at: |op| {
+            matches!(
+                op,
+                Op::Attention(_) | Op::AttentionGrad(_) | Op::DepthAttention(_) | Op::DepthAttentionGrad(_)
+            )
+        },
         apply: window,
         about: "a window at least as long as the sequence is none",
     },
     Rule {
         name: "depth-zero",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::DepthAttention(_)),
         apply: depth_zero,
         about: "depth attention at the first row is its value",
     },
     Rule {
         name: "norm-of-norm",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Rms { .. }),
         apply: norm_of_norm,
         about: "rms(rms(x)) is one rms with another epsilon, times a number",
     },
     Rule {
         name: "norm-rotation",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Rms { .. }),
         apply: norm_rotation,
         about: "rms(rope(x)) = rope(rms(x)): a rotation keeps lengths",
     },
     Rule {
         name: "one-expert",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Gather | Op::Grouped { .. } | Op::Combine),
         apply: one_expert,
         about: "with one expert there is nothing to route: gather, grouped product and combine are dense",
     },
     Rule {
         name: "one-gate",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Softmax | Op::Binary(Binary::Div)),
         apply: one_gate,
         about: "a positive score normalised over itself, or a softmax over one, is 1",
     },
     Rule {
         name: "unit",
         stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Binary(_) | Op::Combine),
         apply: unit,
         about: "x·1 = x, x + 0 = x, x·0 = 0: dead branches",
     },
     Rule {
         name: "stop-gradient",
         stage: Stage::Final,
+        at: |op| matches!(op, Op::StopGradient),
         apply: stop_gradient,
         about: "a stopped gradient stops nothing where nothing is differentiated",
     },
-    Rule { name: "factor", stage: Stage::Final, apply: factor, about: "a·s + b·s = (a + b)·s" },
+    Rule {
+        name: "factor",
+        stage: Stage::Final,
+        at: |op| matches!(op, Op::Binary(Binary::Add)),
+        apply: factor,
+        about: "a·s + b·s = (a + b)·s",
+    },
     Rule {
         name: "merge-shared",
         stage: Stage::Final,
+        at: |op| matches!(op, Op::Binary(Binary::Add)),
         apply: merge_shared,
         about: "W_e·x + W_shared·x = (W_e + W_shared)·x (Equations 7 and 8)",
     },
     Rule {
         name: "shared-gradient",
         stage: Stage::Final,
+        at: |op| matches!(op, Op::GroupedOuter { .. }),
         apply: shared_gradient,
         about: "the gradient of the shared expert is the sum of the experts' (Equation 8)",
     },
-    Rule { name: "fold-gain", stage: Stage::Final, apply: fold_gain, about: "W·(x ⊙ g) = (W ⊙ g)·x" },
-    Rule { name: "fold-scale", stage: Stage::Final, apply: fold_scale, about: "c·(W·x) = (c·W)·x" },
+    Rule {
+        name: "fold-gain",
+        stage: Stage::Final,
+        at: |op| matches!(op, Op::Contract(_) | Op::Grouped { .. }),
+        apply: fold_gain,
+        about: "W·(x ⊙ g) = (W ⊙ g)·x",
+    },
+    Rule {
+        name: "fold-scale",
+        stage: Stage::Final,
+        at: |op| matches!(op, Op::Binary(Binary::Mul)),
+        apply: fold_scale,
+        about: "c·(W·x) = (c·W)·x",
+    },
     Rule {
         name: "attention-scale",
         stage: Stage::Inference,
+        at: |op| matches!(op, Op::Attention(_) | Op::DepthAttention(_)),
         apply: attention_scale,
         about: "the scale of attention goes into the gain of the queries",
     },
     Rule {
         name: "stack",
         stage: Stage::Inference,
+        at: |op| matches!(op, Op::Contract(_)),
         apply: stack,
         about: "W_1·x, W_2·x, … are parts of one product with the matrices stacked",
     },
     Rule {
         name: "stack-experts",
         stage: Stage::Inference,
+        at: |op| matches!(op, Op::Grouped { .. }),
         apply: stack_experts,
         about: "the same for grouped products of the same slots",
     },
     Rule {
         name: "low-rank",
         stage: Stage::Final,
+        at: |op| matches!(op, Op::Contract(_)),
         apply: low_rank,
         about: "B·(A·x) = (B·A)·x, whichever is cheaper",
     },
@@ -572,9 +612,17 @@ fn fresh(g: &mut Graph, size: u64) -> Dim {
     g.analysis.module.dim(format!("n{size}"), size)
 }
 
-fn is_stack(g: &Graph, id: Id) -> bool {
-    let reshaped = first(g, id, |op, y| matches!(op, Op::Reshape(_)).then(|| y[0]));
-    reshaped.is_some_and(|y| first(g, y, |op, _| matches!(op, Op::Concat(_)).then_some(())).is_some())
+/// Whether it is matrices under each other already, in whatever shape.
+fn is_stack(g: &Graph, mut id: Id) -> bool {
+    // A class may hold a reshape of itself; views are not deeper than this.
+    for _ in 0..4 {
+        if first(g, id, |op, _| matches!(op, Op::Concat(_)).then_some(())).is_some() {
+            return true;
+        }
+        let Some(of) = first(g, id, |op, y| matches!(op, Op::Reshape(_)).then(|| y[0])) else { break };
+        id = of;
+    }
+    false
 }
 
 /// Products of weights with what `x` holds, by the e-nodes that `alike` accepts, as parts of one.
