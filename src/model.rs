@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::spec;
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
@@ -19,11 +20,13 @@ pub struct Trained {
     pub spec: Spec,
     /// The weights.
     pub tensors: Tensors,
+    /// Which rewriting rules its programs are compiled with.
+    pub rewriting: Rewriting,
 }
 
 impl Trained {
     /// Opens a run folder, a checkpoint folder, or a safetensors file that dreamc wrote.
-    pub fn open(path: &Path, set: &[String]) -> Result<Self, Failure> {
+    pub fn open(path: &Path, set: &[String], rewriting: Rewriting) -> Result<Self, Failure> {
         let tensors = checkpoint::open_model(path)?;
         let name = tensors.path().display().to_string();
         let Some(text) = tensors.metadata("spec") else {
@@ -32,7 +35,7 @@ impl Trained {
             )));
         };
         let spec = spec::parse(&name, text, set)?;
-        Ok(Trained { spec, tensors })
+        Ok(Trained { spec, tensors, rewriting })
     }
 
     /// The tokenizer: the copy in the run's folder, else the one the specification names.
@@ -66,7 +69,7 @@ impl Trained {
         depth: Option<u64>,
         cache: bool,
     ) -> Result<Box<dyn NextLogits>, Failure> {
-        let compiled = match cache.then(|| compile_cached(&self.spec, rows, None, depth)) {
+        let compiled = match cache.then(|| compile_cached(&self.spec, rows, None, depth, &self.rewriting)) {
             Some(Err(CompileError::Unsupported(_))) | None => None,
             Some(result) => Some(result?),
         };
@@ -82,7 +85,7 @@ impl Trained {
 
     /// Compiled to score whole rows.
     pub fn scorer(&self, depth: Option<u64>) -> Result<Compiled, Failure> {
-        prepare::scorer(&self.spec, depth)?.ok_or_else(|| {
+        prepare::scorer(&self.spec, depth, &self.rewriting)?.ok_or_else(|| {
             Failure::Usage(
                 "vocabulary × sequence is too large to keep logits of; use a smaller train.sequence".into(),
             )

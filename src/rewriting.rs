@@ -3,34 +3,68 @@
 use crate::failure::Failure;
 use clap::Args;
 use dreamc_compiler::rewrite::{Rewriting, Rules, Target};
+use dreamc_runtime::files;
+use dreamc_runtime::train::folder::RunFolder;
+use dreamc_runtime::train::ledger::Ledger;
 
 /// Choice of rewriting rules.
 #[derive(Args)]
+#[command(next_help_heading = "Rewriting")]
 pub struct RewriteArguments {
     /// Rewrite nothing
     #[arg(long, conflicts_with = "only")]
     no_rewrite: bool,
 
-    /// Use these rewriting rules alone
+    /// Use these rewriting rules alone; `dreamc explain` shows which there are
     #[arg(long, value_name = "RULE,…", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// The device whose roofline chooses: cpu, or a GPU's name
-    #[arg(long, value_name = "NAME", default_value = "cpu")]
-    target: String,
+    /// The device whose roofline chooses: cpu, or a GPU's name [default: cpu]
+    #[arg(long, value_name = "NAME")]
+    target: Option<String>,
 }
 
 impl RewriteArguments {
     /// The choice; an error where there is no such target. A rule that does not exist is refused by compilation.
     pub fn rewriting(&self) -> Result<Rewriting, Failure> {
-        let unknown =
-            || Failure::Usage(format!("no target `{}`; there are {}", self.target, Target::names()));
-        let target = Target::named(&self.target).ok_or_else(unknown)?;
+        let target = match &self.target {
+            None => Target::default(),
+            Some(name) => Target::named(name).ok_or_else(|| {
+                Failure::Usage(format!("no target `{name}`; there are {}", Target::names()))
+            })?,
+        };
         let rules = match (self.no_rewrite, self.only.is_empty()) {
             (true, _) => Rules::Off,
             (false, true) => Rules::All,
             (false, false) => Rules::Only(self.only.clone()),
         };
         Ok(Rewriting { rules, target, proofs: false })
+    }
+
+    /// The choice for a run that is continued: what it began with. Another is refused unless changes are allowed, since
+    /// other rules round differently.
+    pub fn continued(&self, run: &RunFolder, allow_changes: bool) -> Result<Rewriting, Failure> {
+        let path = run.ledger();
+        let began = match std::fs::read_to_string(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Rewriting::default(),
+            Err(e) => return Err(files::about(&path, e).into()),
+            Ok(text) => {
+                let ledger: Ledger = serde_json::from_str(&text).map_err(|e| {
+                    let path = path.display();
+                    Failure::Usage(format!("{path} does not say which rewriting rules the run uses: {e}"))
+                })?;
+                ledger.rewriting
+            }
+        };
+        if !self.no_rewrite && self.only.is_empty() && self.target.is_none() {
+            return Ok(began);
+        }
+        let asked = self.rewriting()?;
+        if asked != began && !allow_changes {
+            return Err(Failure::Usage(format!(
+                "the run began with {began}, and {asked} would round differently; leave it out, or add --allow-changes"
+            )));
+        }
+        Ok(asked)
     }
 }

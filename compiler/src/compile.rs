@@ -16,6 +16,7 @@ use crate::rewrite::{self, Optimiser, Prepared, Report, Rewriting, Stage};
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_dsl::spec::{Spec, Train};
 use indexmap::IndexMap;
+use std::collections::HashSet;
 
 /// What to compile a spec for.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +35,7 @@ pub struct Options {
     pub depth: Option<u64>,
     /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for training at random depths.
     pub depths: Vec<u64>,
-    /// Programs `prefill` and `decode` over sequence caches, and nothing else.
+    /// Programs `prefill` and `decode` over sequence caches, and [`PREPARE`].
     pub cache: Option<Cache>,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,
@@ -56,6 +57,13 @@ impl Default for Options {
         }
     }
 }
+
+/// The program that computes what `prefill` and `decode` read of weights alone. Whoever gives a model weights runs it before
+/// the next of them; a plan whose weights are read as they are has none.
+pub const PREPARE: &str = "prepare";
+
+/// Tokens that one preparation of weights serves, at the least: a short answer.
+const ANSWER: f64 = 64.0;
 
 /// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one of `decode` one token:
 /// ids, their positions, and the places (`slots`) their keys and values go to.
@@ -127,14 +135,22 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
     let mut optimiser = Optimiser::new(&options.rewrite)?;
 
     if let Some(cache) = options.cache {
+        let mut preparing = Program { variables: architecture.variables + 1, ..Program::default() };
+        let mut made = HashSet::new();
         for (scope, sequence) in [("prefill", cache.chunk), ("decode", 1)] {
             let mut lowered = lower(&architecture, shape(sequence, Some(cache.places)))?;
             let inference = Options { train: false, logits: true, ..options.clone() };
             let forms =
                 ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference, &mut optimiser)?;
+            let steps =
+                assembly.prepare(&lowered.module, &forms, &|f| vec![Some(&f.evaluate.0)], &mut made)?;
+            preparing.steps.extend(steps);
             assembly.scope = format!("{scope}.");
-            let program = assembly.evaluate(&lowered.module, &forms)?;
+            let program = assembly.evaluate(&lowered.module, &forms, vec![])?;
             assembly.plan.programs.insert(scope.into(), program);
+        }
+        if !preparing.steps.is_empty() {
+            assembly.plan.programs.insert(PREPARE.into(), preparing);
         }
         return Ok((assembly.finish()?, optimiser.report));
     }
@@ -162,7 +178,9 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
         let program = assembly.update()?;
         assembly.plan.programs.insert("update".into(), program);
     }
-    let program = assembly.evaluate(&lowered.module, &forms)?;
+    let made = &mut HashSet::new();
+    let steps = assembly.prepare(&lowered.module, &forms, &|f| vec![Some(&f.evaluate.0)], made)?;
+    let program = assembly.evaluate(&lowered.module, &forms, steps)?;
     assembly.plan.programs.insert("evaluate".into(), program);
     Ok((assembly.finish()?, optimiser.report))
 }
@@ -224,7 +242,7 @@ struct Rewriter<'a> {
     prepared: Prepared,
     /// Name of the body.
     scope: String,
-    /// Applications of each set of weights.
+    /// Calls that one preparation of a set of weights serves.
     uses: f64,
     indices: Vec<(String, u64)>,
 }
@@ -236,10 +254,11 @@ impl<'a> Rewriter<'a> {
         options: &'a Options,
         optimiser: &'a mut Optimiser,
     ) -> Self {
-        let uses = body.map_or(1.0, |b| {
+        let applications = body.map_or(1.0, |b| {
             let body = &architecture.bodies[b];
             body.applications as f64 / body.sets.max(1) as f64
         });
+        let uses = applications * if options.cache.is_some() { ANSWER } else { 1.0 };
         let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
         let scope = body.map_or("model".into(), |b| architecture.bodies[b].name.clone());
         Rewriter { options, optimiser, prepared: Prepared::default(), scope, uses, indices }
@@ -250,9 +269,9 @@ impl<'a> Rewriter<'a> {
         self.optimiser.rewrite(module, f, &context)
     }
 
-    /// Whether weights are prepared: not for a single use, and not where the host would have to ask for it.
+    /// Whether weights are prepared: not for a single use.
     fn prepares(&self) -> bool {
-        !self.optimiser.is_off() && self.uses > 1.0 && self.options.cache.is_none()
+        !self.optimiser.is_off() && self.uses > 1.0
     }
 
     fn hoist(&mut self, module: &Module, f: &Function, at: usize) -> Function {
@@ -903,8 +922,13 @@ impl<'a> Assembly<'a> {
         let ModelForms { bodies, embed, head, .. } = forms;
         let architecture = self.architecture;
         let outside = self.outside();
-        let mut steps =
-            self.prepare(module, forms, &|f| vec![Some(&f.forward.0), f.backward.as_ref().map(|b| &b.0)])?;
+        let made = &mut HashSet::new();
+        let mut steps = self.prepare(
+            module,
+            forms,
+            &|f| vec![Some(&f.forward.0), f.backward.as_ref().map(|b| &b.0)],
+            made,
+        )?;
         self.call(module, &outside, &embed.forward, &mut steps)?;
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
@@ -950,11 +974,16 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    fn evaluate(&mut self, module: &Module, forms: &ModelForms) -> Result<Program, CompileError> {
+    /// The forward alone, behind `steps`.
+    fn evaluate(
+        &mut self,
+        module: &Module,
+        forms: &ModelForms,
+        mut steps: Vec<Step>,
+    ) -> Result<Program, CompileError> {
         let ModelForms { bodies, embed, head, .. } = forms;
         let architecture = self.architecture;
         let outside = self.outside();
-        let mut steps = self.prepare(module, forms, &|f| vec![Some(&f.evaluate.0)])?;
         self.call(module, &outside, &embed.evaluate, &mut steps)?;
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
@@ -968,12 +997,14 @@ impl<'a> Assembly<'a> {
         Ok(Program { steps, variables: architecture.variables + 1 })
     }
 
-    /// What the functions that a program uses read of prepared weights, for every set of weights.
+    /// What the functions that a program uses read of prepared weights, for every set of weights, unless it is `made`
+    /// already.
     fn prepare(
         &mut self,
         module: &Module,
         forms: &ModelForms,
         used: &dyn Fn(&Forms) -> Vec<Option<&Function>>,
+        made: &mut HashSet<String>,
     ) -> Result<Vec<Step>, CompileError> {
         let mut steps = vec![];
         for (&body, prepared) in &forms.prepared {
@@ -982,7 +1013,7 @@ impl<'a> Assembly<'a> {
                 None => [used(&forms.embed), used(&forms.head)].concat(),
             };
             let users: Vec<&Function> = of.into_iter().flatten().collect();
-            let functions = prepared.before(&users).collect();
+            let functions = prepared.before(&users).filter(|f| made.insert(f.name.clone())).collect();
             steps.extend(self.for_each_set(module, body, functions)?);
         }
         Ok(steps)

@@ -21,6 +21,6 @@ pub mod random;
 pub mod rewrite;
 pub mod schedule;
 
-pub use compile::{Cache, Options, compile, compile_with_report, matches};
+pub use compile::{Cache, Options, PREPARE, compile, compile_with_report, matches};
 pub use compiled::Compiled;
 pub use error::CompileError;

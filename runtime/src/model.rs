@@ -9,10 +9,10 @@ use crate::checkpoint::safetensors::{Entry, Tensors};
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, RunStats, Session};
 use crate::init;
-use dreamc_compiler::Compiled;
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{BufferId, Plan, Space};
+use dreamc_compiler::{Compiled, PREPARE};
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -48,6 +48,8 @@ pub struct Model {
     places: HashMap<String, Place>,
     batch: u64,
     sequence: u64,
+    /// Whether what is computed of weights alone is what it would be now.
+    prepared: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -136,7 +138,7 @@ impl Model {
             add(format!("{}.v", t.name), t.moments.map(|m| m.1));
             add(format!("{}.counts", t.name), t.counts);
         }
-        Ok(Model { compiled, session, places, batch, sequence })
+        Ok(Model { compiled, session, places, batch, sequence, prepared: false })
     }
 
     /// What was compiled.
@@ -249,6 +251,7 @@ impl Model {
     pub fn set(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
         let dtype = self.compiled.plan.buffer(place.buffer).dtype;
+        self.prepared = false;
         if dtype == DType::Bf16 {
             let values: Vec<half::bf16> = values.iter().map(|&v| half::bf16::from_f32(v)).collect();
             Ok(self.session.write_at(place.buffer, place.instance, 0, &values)?)
@@ -366,6 +369,15 @@ impl Model {
         self.put(batch)?;
         self.session.run("evaluate")?;
         Ok(self.session.read_all(self.io("nll")?)?)
+    }
+
+    /// Runs a program over caches, behind [`PREPARE`] where weights were set since that ran.
+    pub fn run_cached(&mut self, program: &str) -> Result<RunStats, ModelError> {
+        if !self.prepared && self.compiled.plan.programs.contains_key(PREPARE) {
+            self.session.run(PREPARE)?;
+        }
+        self.prepared = true;
+        Ok(self.session.run(program)?)
     }
 
     /// Whether logits are kept.

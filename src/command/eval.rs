@@ -4,6 +4,7 @@ use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::Trained;
 use crate::progress::Progress;
+use crate::rewriting::RewriteArguments;
 use crate::show::{short, table};
 use crate::spec::replace_data;
 use crate::{say, show};
@@ -63,6 +64,9 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
+    rewriting: RewriteArguments,
+
+    #[command(flatten)]
     device: DeviceArguments,
 }
 
@@ -97,7 +101,7 @@ struct Ranked {
 
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &[])?;
+    let mut trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
     let tokenizer = trained.tokenizer()?;
     if let Some(file) = &a.data {
         replace_data(&mut trained.spec, file)?;

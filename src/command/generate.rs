@@ -3,6 +3,7 @@
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::Trained;
+use crate::rewriting::RewriteArguments;
 use crate::say;
 use clap::Args;
 use dreamc_runtime::data::Tokenizer;
@@ -80,6 +81,9 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
+    rewriting: RewriteArguments,
+
+    #[command(flatten)]
     device: DeviceArguments,
 }
 
@@ -111,7 +115,7 @@ pub fn run(a: Arguments) -> Done {
         stop: a.stop.clone(),
     };
     let device = a.device.open()?;
-    let trained = Trained::open(&a.model, &[])?;
+    let trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
     let tokenizer = trained.tokenizer()?;
     let prompts = match &a.prompts {
         Some(path) => read_prompts(path)?,

@@ -2,6 +2,7 @@
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::rewriting::RewriteArguments;
 use crate::spec::SpecArguments;
 use clap::Args;
 use dreamc_compiler::{Options, compile};
@@ -55,16 +56,20 @@ pub struct Arguments {
     depth: Option<u64>,
 
     #[command(flatten)]
+    rewriting: RewriteArguments,
+
+    #[command(flatten)]
     device: DeviceArguments,
 }
 
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
+    let rewrite = a.rewriting.rewriting()?;
     let specification = a.model.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
     let (mut spec, tensors) = if specification {
         (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
     } else {
-        let trained = crate::model::Trained::open(&a.model, &a.set)?;
+        let trained = crate::model::Trained::open(&a.model, &a.set, rewrite.clone())?;
         (trained.spec, Some(trained.tensors))
     };
     let batch = read_ids(&a.ids, &spec)?;
@@ -72,7 +77,7 @@ pub fn run(a: Arguments) -> Done {
     spec.train.only.clear();
     spec.train.freeze.clear();
     let shape = prepare::forward(batch.rows() as u64, batch.sequence as u64);
-    let options = Options { train: true, logits: true, depth: a.depth, ..shape };
+    let options = Options { train: true, logits: true, depth: a.depth, rewrite, ..shape };
     let mut model = Model::load(device.as_ref(), compile(&spec, &options)?)?;
     match &tensors {
         Some(tensors) => model.restore(tensors)?,

@@ -3,6 +3,7 @@
 use crate::command::train::Job;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::rewriting::RewriteArguments;
 use crate::spec;
 use clap::Args;
 use dreamc_runtime::checkpoint::Checkpoint;
@@ -24,13 +25,16 @@ pub struct Arguments {
     #[arg(long, value_name = "FIELD=VALUE")]
     set: Vec<String>,
 
-    /// Go on even though the data have changed
+    /// Go on even though the data or the rewriting rules have changed
     #[arg(long)]
     allow_changes: bool,
 
     /// Print the final ledger as JSON on standard output, everything else on the error stream
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    rewriting: RewriteArguments,
 
     #[command(flatten)]
     device: DeviceArguments,
@@ -42,11 +46,13 @@ pub fn run(a: Arguments) -> Done {
     let text = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
     let spec = spec::parse(&path.display().to_string(), &text, &a.set)?;
     let from = latest(&folder)?;
+    let allow_changes = a.allow_changes || !a.set.is_empty();
+    let rewriting = a.rewriting.continued(&folder, a.allow_changes)?;
     let device = a.device.open()?;
     let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: false };
-    let prepared = job.prepare()?;
+    let prepared = job.prepare(&rewriting)?;
     let dataset = job.dataset()?;
-    job.train(prepared, &dataset, &folder, from, a.allow_changes || !a.set.is_empty())
+    job.train(prepared, &dataset, &folder, from, allow_changes)
 }
 
 /// The newest good checkpoint of a run; `None` where the run was stopped before its first.

@@ -5,10 +5,12 @@ use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::number::grouped;
 use crate::progress::Progress;
+use crate::rewriting::RewriteArguments;
 use crate::show::{bytes, duration, short, table};
 use crate::spec::{SpecArguments, make_absolute, replace_data, resolved};
 use crate::{say, show};
 use clap::Args;
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::data::{Dataset, Settings};
@@ -46,7 +48,7 @@ pub struct Arguments {
     #[arg(long, requires = "out")]
     resume: bool,
 
-    /// With --resume: go on even though the specification or the data have changed
+    /// With --resume: go on even though the specification, the data or the rewriting rules have changed
     #[arg(long, requires = "resume")]
     allow_changes: bool,
 
@@ -63,6 +65,9 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
+    rewriting: RewriteArguments,
+
+    #[command(flatten)]
     device: DeviceArguments,
 }
 
@@ -74,21 +79,31 @@ pub fn run(a: Arguments) -> Done {
     }
     let device = a.device.open()?;
     let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: a.count };
-    let prepared = job.prepare()?;
+    let begun = match (&a.out, a.resume) {
+        (Some(out), true) => Some(RunFolder::open(out)?),
+        _ => None,
+    };
+    let rewriting = match &begun {
+        Some(folder) => a.rewriting.continued(folder, a.allow_changes)?,
+        None => a.rewriting.rewriting()?,
+    };
+    let prepared = job.prepare(&rewriting)?;
     if a.dry_run {
         return Ok(());
     }
     let dataset = job.dataset()?;
-    let (folder, from) = if a.resume {
-        let folder = RunFolder::open(a.out.as_deref().unwrap_or(Path::new(".")))?;
-        let from = resume::latest(&folder)?;
-        (folder, from)
-    } else {
-        let place = match &a.out {
-            Some(path) => Place::At { path: path.clone(), force: a.force },
-            None => Place::Numbered { runs: "runs".into(), name: spec.model.name.clone() },
-        };
-        (RunFolder::create(&place)?, None)
+    let (folder, from) = match begun {
+        Some(folder) => {
+            let from = resume::latest(&folder)?;
+            (folder, from)
+        }
+        None => {
+            let place = match &a.out {
+                Some(path) => Place::At { path: path.clone(), force: a.force },
+                None => Place::Numbered { runs: "runs".into(), name: spec.model.name.clone() },
+            };
+            (RunFolder::create(&place)?, None)
+        }
     };
     job.train(prepared, &dataset, &folder, from, a.allow_changes)
 }
@@ -116,9 +131,9 @@ impl Job<'_> {
     }
 
     /// Compiles, and says what will be done.
-    pub fn prepare(&self) -> Result<Prepared, Failure> {
+    pub fn prepare(&self, rewriting: &Rewriting) -> Result<Prepared, Failure> {
         let (spec, t) = (self.spec, &self.spec.train);
-        let prepared = prepare(spec)?;
+        let prepared = prepare(spec, rewriting)?;
         let (memory, scoring) = prepared.memory(self.device)?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
@@ -144,7 +159,7 @@ impl Job<'_> {
                     bytes(scoring.total),
                 ),
             ],
-            vec!["compiled in".into(), format!("{:.0} ms", prepared.seconds * 1e3)],
+            vec!["compiled in".into(), format!("{:.0} ms, {rewriting}", prepared.seconds * 1e3)],
         ];
         let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
         for row in rows {

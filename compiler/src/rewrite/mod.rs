@@ -31,21 +31,25 @@ use crate::ir::{Function, Module, Op, verify_function};
 use egg::{Applier, Id, Rewrite, Runner, SearchMatches, Searcher, SimpleScheduler, Subst, Symbol, Var};
 use extract::Extractor;
 use language::{Analyse, Converted, Graph, Term, convert, restore};
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::time::Duration;
 
-/// Which rules are used, and for which device.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Which rules are used, and for which device. Kept with a run as `{"rules": "all", "target": "cpu"}`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rewriting {
     /// Which rules.
     pub rules: Rules,
     /// The device whose roofline chooses.
     pub target: Target,
     /// Whether reports carry egg's proofs; this takes more time.
+    #[serde(skip)]
     pub proofs: bool,
 }
 
-/// A choice of rules.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A choice of rules. In text `all`, `none`, or names with commas between them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
 pub enum Rules {
     /// All of them.
     #[default]
@@ -87,6 +91,38 @@ impl Rewriting {
                 Err(CompileError::Rule { name: n.clone(), known: known.join(", ") })
             }
             None => Ok(()),
+        }
+    }
+}
+
+impl From<Rules> for String {
+    fn from(rules: Rules) -> String {
+        match rules {
+            Rules::All => "all".into(),
+            Rules::Off => "none".into(),
+            Rules::Only(names) => names.join(","),
+        }
+    }
+}
+
+impl From<String> for Rules {
+    fn from(text: String) -> Rules {
+        match text.as_str() {
+            "all" => Rules::All,
+            "none" => Rules::Off,
+            names => Rules::Only(names.split(',').filter(|n| !n.is_empty()).map(str::to_string).collect()),
+        }
+    }
+}
+
+/// For people: `all rewriting rules for cpu`.
+impl fmt::Display for Rewriting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = self.target.name;
+        match &self.rules {
+            Rules::All => write!(f, "all rewriting rules for {target}"),
+            Rules::Off => f.write_str("no rewriting"),
+            Rules::Only(names) => write!(f, "the rewriting rules {} for {target}", names.join(", ")),
         }
     }
 }

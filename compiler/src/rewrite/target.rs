@@ -1,6 +1,8 @@
 //! What a device is, as far as choosing between equal programs goes: a roofline and the price of a launch.
 
 use crate::count::device::Device;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A device by its roofline. Figures are what kernels reach, not data sheets, and only their ratios decide.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +49,21 @@ impl Target {
     /// The names known, for messages.
     pub fn names() -> String {
         format!("{}, {}", Self::CPU.name, Device::names())
+    }
+}
+
+/// Its name.
+impl Serialize for Target {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Target {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(from)?;
+        let unknown = || D::Error::custom(format!("no target `{name}`; there are {}", Target::names()));
+        Target::named(&name).ok_or_else(unknown)
     }
 }
 

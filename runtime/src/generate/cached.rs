@@ -6,18 +6,21 @@
 use super::NextLogits;
 use crate::device::Device;
 use crate::model::{Model, ModelError};
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
 
 /// Tokens of a prompt that are read at once, at most.
 const CHUNK: u64 = 64;
 
-/// Compiles a model to write with: so many rows at once, texts up to the model's context or `context`, another depth.
+/// Compiles a model to write with: so many rows at once, texts up to the model's context or `context`, another depth, by
+/// some rewriting rules.
 pub fn compile_cached(
     spec: &Spec,
     rows: u64,
     context: Option<u64>,
     depth: Option<u64>,
+    rewrite: &Rewriting,
 ) -> Result<Compiled, CompileError> {
     let places = context.unwrap_or(spec.model.context).min(spec.model.context);
     let cache = Cache { places, chunk: CHUNK.min(places) };
@@ -25,6 +28,7 @@ pub fn compile_cached(
         depth,
         cache: Some(cache),
         logits: true,
+        rewrite: rewrite.clone(),
         ..crate::train::prepare::forward(rows, cache.chunk)
     };
     compile(spec, &options)
@@ -97,7 +101,7 @@ impl Cached {
             }
             self.model.write_ints("key_positions", &keys)?;
         }
-        self.model.session().run(program)?;
+        self.model.run_cached(program)?;
         let name = format!("{program}.logits");
         let last = |(row, tokens): (usize, &&[u32])| {
             let cell = (row * width + tokens.len().saturating_sub(1)) as u64;

@@ -1,9 +1,11 @@
 //! `ledger.json`: what was run on what, and what it cost. The keys are stable.
 
+use dreamc_compiler::rewrite::Rewriting;
 use serde::{Deserialize, Serialize};
 
 /// The account of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Ledger {
     /// Version of dreamc.
     pub dreamc: String,
@@ -17,6 +19,8 @@ pub struct Ledger {
     pub seed: u64,
     /// The device, for people.
     pub device: String,
+    /// Which rewriting rules made its programs.
+    pub rewriting: Rewriting,
     /// `running`, `finished`, `stopped early`, `interrupted` or `failed`.
     pub status: String,
     /// Optimizer steps taken.

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::generate::compile_cached;
 use crate::model::{Memory, parameters};
 use crate::train::sample;
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
@@ -29,6 +30,8 @@ pub struct Prepared {
     pub rows: u64,
     /// Tokens of a row.
     pub sequence: u64,
+    /// Which rewriting rules all of them were compiled with.
+    pub rewriting: Rewriting,
     /// Seconds it took to compile.
     pub seconds: f64,
 }
@@ -69,7 +72,7 @@ pub fn masked(spec: &Spec) -> bool {
 }
 
 /// Compiles a specification for scoring whole rows: forward alone, logits kept.
-pub fn scorer(spec: &Spec, depth: Option<u64>) -> Result<Option<Compiled>, TrainError> {
+pub fn scorer(spec: &Spec, depth: Option<u64>, rewrite: &Rewriting) -> Result<Option<Compiled>, TrainError> {
     let sequence = sequence(spec);
     let row = sequence.saturating_mul(spec.model.vocab).saturating_mul(4);
     let rows = (MOST_LOGITS / row.max(1)).clamp(1, MOST_ROWS);
@@ -77,12 +80,13 @@ pub fn scorer(spec: &Spec, depth: Option<u64>) -> Result<Option<Compiled>, Train
         return Ok(None);
     }
     let segments = masked(spec);
-    let options = Options { logits: true, segments, depth, ..forward(rows, sequence) };
+    let options =
+        Options { logits: true, segments, depth, rewrite: rewrite.clone(), ..forward(rows, sequence) };
     Ok(Some(compile(spec, &options)?))
 }
 
 /// Compiles a specification for training.
-pub fn prepare(spec: &Spec) -> Result<Prepared, TrainError> {
+pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainError> {
     let begun = std::time::Instant::now();
     let train = &spec.train;
     let refuse = |what: String| Err(TrainError::Recipe(what));
@@ -101,14 +105,24 @@ pub fn prepare(spec: &Spec) -> Result<Prepared, TrainError> {
         ));
     }
     let segments = masked(spec);
-    let options = Options { train: true, segments, depths, ..forward(rows, sequence) };
+    let options =
+        Options { train: true, segments, depths, rewrite: rewriting.clone(), ..forward(rows, sequence) };
     let compiled = compile(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
-    let scorer = if tasks { scorer(spec, None)? } else { None };
-    let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None) {
+    let scorer = if tasks { scorer(spec, None, rewriting)? } else { None };
+    let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None, rewriting) {
         Ok(compiled) => Some(compiled),
         Err(CompileError::Unsupported(_)) => None,
         Err(error) => return Err(error.into()),
     };
-    Ok(Prepared { compiled, scorer, writer, rows, sequence, seconds: begun.elapsed().as_secs_f64() })
+    let rewriting = rewriting.clone();
+    Ok(Prepared {
+        compiled,
+        scorer,
+        writer,
+        rows,
+        sequence,
+        rewriting,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
 }

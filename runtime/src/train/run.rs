@@ -22,6 +22,7 @@ use crate::model::{Model, Scale};
 use crate::train::sample;
 use dreamc_compiler::count::executed::{Masks, executed};
 use dreamc_compiler::count::{self, count};
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -101,6 +102,7 @@ struct Runner<'a> {
     saved: u64,
     speed: f64,
     declared_flops_per_token: Option<f64>,
+    rewriting: Rewriting,
 }
 
 impl<'a> Runner<'a> {
@@ -159,6 +161,7 @@ impl<'a> Runner<'a> {
             saved,
             speed: 0.0,
             declared_flops_per_token,
+            rewriting: prepared.rewriting,
         };
         runner.write_ledger(&runner.ledger("running"))?;
         Ok(runner)
@@ -409,6 +412,7 @@ impl<'a> Runner<'a> {
             data_hash: state.data_hash.clone(),
             seed: self.setup.spec.train.seed,
             device: self.setup.device.name(),
+            rewriting: self.rewriting.clone(),
             status: status.into(),
             steps: state.step,
             tokens: state.tokens,
