@@ -112,6 +112,29 @@ fn help_has_examples_everywhere() {
 }
 
 #[test]
+fn a_run_keeps_its_rewriting_rules() {
+    let house = House::new();
+    house.good(&["train", "tiny.yaml", "--out", "run", "--no-rewrite", "--set", "train.steps=4"]);
+    let ledger = || -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(house.path("run/ledger.json")).unwrap()).unwrap()
+    };
+    assert_eq!(ledger()["rewriting"], serde_json::json!({"rules": "none", "target": "cpu"}));
+    house.good(&["resume", "run", "--set", "train.steps=6"]);
+    assert_eq!(ledger()["rewriting"]["rules"], "none");
+    let (code, err) = house.bad(&["resume", "run", "--only", "merge-shared,stack"]);
+    assert!(code == 2 && err.contains("the run began with no rewriting"), "{err}");
+    house.good(&["resume", "run", "--only", "merge-shared,stack", "--allow-changes"]);
+    assert_eq!(ledger()["rewriting"]["rules"], "merge-shared,stack");
+    let (code, err) = house.bad(&["eval", "run", "--only", "merge-shard"]);
+    assert!(code == 1 && err.contains("merge-shard") && err.contains("merge-shared"), "{err}");
+    assert_eq!(house.bad(&["generate", "run", "a", "--no-rewrite", "--only", "stack"]).0, 2);
+    assert_eq!(
+        house.good(&["generate", "run", "a", "-n", "8", "--no-rewrite"]),
+        house.good(&["generate", "run", "a", "-n", "8"])
+    );
+}
+
+#[test]
 fn bad_usage_is_2_and_a_failed_check_is_1() {
     let house = House::new();
     assert_eq!(house.bad(&["trian"]).0, 2);

@@ -7,13 +7,16 @@
 //! |---|---|
 //! | `print` | the module as printed, or the parser's error |
 //! | `verify` | `ok`, or the rule broken |
+//! | `rewrite RULE …` | what those rules find in the first function, whether it is used, and the function then |
 //! | `interpret` | the results of the last function, or of `; call @f`, and the multiply-adds executed |
 //!
 //! An interpreted function takes its arguments from lines `; set %x = 1 2 3` (elements in row-major order), or
-//! `; set %x = all 0.5`.
+//! `; set %x = all 0.5`. A rewritten one is called many times for each set of weights, and `; index %x = 0` says that an index
+//! is that number in every call.
 
 use dreamc_compiler::ir::interpret::{Data, execute};
 use dreamc_compiler::ir::{Function, Module, Tensor, Type, parse, verify};
+use dreamc_compiler::rewrite::{self, Rewriting, Stage};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -66,10 +69,40 @@ fn run(input: &str) -> String {
         "print" => module.to_string(),
         "verify" => verify(&module).map_or_else(|e| format!("error: {e}"), |()| "ok".into()),
         "interpret" => interpret_test(input, &module).unwrap_or_else(|e| format!("error: {e}")),
-        other => {
-            format!("unknown command `{other}`; the first line is `; test print`, `verify` or `interpret`")
-        }
+        _ => match command.strip_prefix("rewrite ") {
+            Some(rules) => rewrite_test(input, &module, rules).unwrap_or_else(|e| format!("error: {e}")),
+            None => format!(
+                "unknown command `{command}`; the first line is `; test print`, `verify`, `rewrite` or `interpret`"
+            ),
+        },
     }
+}
+
+fn rewrite_test(input: &str, module: &Module, names: &str) -> Result<String, String> {
+    let names: Vec<&str> = names.split_whitespace().collect();
+    let unknown = |n: &&str| format!("no rule `{n}`");
+    let stages = names.iter().map(|n| rewrite::rules::find(n).map(|r| r.stage).ok_or_else(|| unknown(n)));
+    let stages: Vec<Stage> = stages.collect::<Result<_, _>>()?;
+    let mut indices = vec![];
+    for line in input.lines().filter_map(|l| l.strip_prefix("; index %")) {
+        let (name, number) = line.split_once(" = ").ok_or("`; index %x = 0` has a number")?;
+        indices.push((name.to_string(), number.trim().parse().map_err(|_| format!("`{number}`"))?));
+    }
+    let stage = stages.into_iter().max().unwrap_or(Stage::Differentiable);
+    let context = rewrite::Context { stage, uses: 1e6, indices };
+    let function = module.functions.values().next().ok_or("no function")?;
+    let mut module = module.clone();
+    let (function, report) = rewrite::rewrite(&mut module, function, &context, &Rewriting::only(&names))
+        .map_err(|e| e.to_string())?;
+    let mut out = String::new();
+    for f in &report.firings {
+        let _ = writeln!(out, "{}: {}", f.rule, if f.used { "used" } else { "found, and not worth it" });
+        f.sites.iter().for_each(|site| _ = writeln!(out, "  {site}"));
+    }
+    if report.firings.is_empty() {
+        out += "nothing found\n";
+    }
+    Ok(out + "\n" + &module.show_function(&function))
 }
 
 fn interpret_test(input: &str, module: &Module) -> Result<String, String> {

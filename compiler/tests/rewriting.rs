@@ -1,5 +1,7 @@
 //! Rewriting over the examples: the same decisions every time and at every depth.
 
+use dreamc_compiler::count::executed::executed;
+use dreamc_compiler::ir::Extents;
 use dreamc_compiler::rewrite::{RULES, Report, Rewriting};
 use dreamc_compiler::{CompileError, Options, compile, compile_with_report};
 use dreamc_dsl::spec::{Item, Spec};
@@ -70,6 +72,40 @@ fn decisions_are_the_same_at_every_depth() {
             "{name}"
         );
         assert_eq!(found[0].len(), found[1].len(), "{name}");
+    }
+}
+
+/// Launches of one pass of a program.
+fn launches(spec: &Spec, program: &str, rewrite: Rewriting) -> u128 {
+    let compiled = compile(spec, &Options { rewrite, ..options() }).unwrap();
+    let executed = executed(&compiled.plan, program, &|_| Extents::default()).unwrap();
+    executed.launches.iter().map(|l| l.times).sum()
+}
+
+#[test]
+fn no_fusion_is_lost_with_depth() {
+    for name in ["la-16", "dr-da-16"] {
+        let mut spec = example(name);
+        for program in ["backward", "evaluate"] {
+            // One more application costs the same number of launches anywhere, and not more than without rewriting.
+            let mut count = |depth: u64, rewrite: Rewriting| {
+                for item in &mut spec.model.body {
+                    if let Item::Repeat { count, .. } | Item::Recur { count, .. } = item {
+                        *count = depth;
+                    }
+                }
+                launches(&spec, program, rewrite)
+            };
+            let mut each = |low: u64, high: u64, rewrite: Rewriting| {
+                let more = count(high, rewrite.clone()) - count(low, rewrite);
+                assert_eq!(more % u128::from(high - low), 0, "{name} {program}");
+                more / u128::from(high - low)
+            };
+            let with = each(16, 17, Rewriting::default());
+            assert_eq!(with, each(255, 256, Rewriting::default()), "{name} {program}");
+            assert!(with <= each(16, 17, Rewriting::off()), "{name} {program}");
+            assert!(with < each(16, 17, Rewriting::off()) || name == "la-16", "{name} {program}");
+        }
     }
 }
 

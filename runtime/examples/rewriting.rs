@@ -1,81 +1,166 @@
 //! The table of `docs/rewriting.md`: every example with and without rewriting, on the CPU.
 //!
-//! `cargo run --release -p dreamc-runtime --example rewriting`. FLOPs and launches are those of the compiled programs;
-//! examples that are too large for the machine's memory are counted and not run.
+//! `cargo run --release -p dreamc-runtime --example rewriting [NAME …]`. FLOPs, bytes and launches are those of the compiled
+//! programs. Times are of the process, not of the clock on the wall, so that other work on the machine counts little; both
+//! programs run in turn, and the table has the medians and the median of the ratios of neighbours. Examples that are too
+//! large for the machine's memory are counted and not run.
 
 use dreamc_compiler::count::executed::executed;
 use dreamc_compiler::ir::Extents;
-use dreamc_compiler::program::Space;
+use dreamc_compiler::program::{Operand, Plan, Space, Step};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{Compiled, Options, compile_with_report};
+use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile_with_report};
+use dreamc_runtime::device::check::{Access, Extent, slots};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::Model;
 use std::error::Error;
-use std::time::Instant;
+use std::time::Duration;
 
-/// Largest arena that is run.
-const LARGEST: u64 = 1 << 30;
-/// Runs of each program, of which the fastest counts.
-const RUNS: usize = 7;
+/// Largest arenas that are run, together.
+const LARGEST: u64 = 3 << 29;
+/// Runs of each program.
+const RUNS: usize = 9;
+/// Texts are decoded with so many places.
+const PLACES: u64 = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
     let mut paths: Vec<_> = std::fs::read_dir(folder)?.filter_map(|e| Some(e.ok()?.path())).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e == "yaml"));
     paths.sort();
-    println!("| example | program | GFLOP | launches | prepared MB | ms | rewriting ms |");
-    println!("|---|---|---|---|---|---|---|");
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    println!("| example | program | GFLOP | MB | launches | prepared MB | ms | ratio |");
+    println!("|---|---|---|---|---|---|---|---|");
     for path in paths {
         let Ok((spec, _)) = dreamc_dsl::load(&path, &[]) else { continue };
-        let compiled = |rewrite| {
-            let options = Options { batch: 8, sequence: 64, train: true, rewrite, ..Options::default() };
-            compile_with_report(&spec, &options)
-        };
-        let (Ok((without, _)), Ok((with, report))) =
-            (compiled(Rewriting::off()), compiled(Rewriting::default()))
-        else {
+        let name = &spec.model.name;
+        if !wanted.is_empty() && !wanted.contains(name) {
             continue;
+        }
+        let both = |options: Options| -> Option<[Compiled; 2]> {
+            let of = |rewrite| compile_with_report(&spec, &Options { rewrite, ..options.clone() });
+            Some([of(Rewriting::off()).ok()?.0, of(Rewriting::default()).ok()?.0])
         };
-        let prepared: u64 =
-            with.plan.buffers.iter().filter(|b| b.space == Space::Prepared).map(|b| b.bytes()).sum();
-        let runs = with.plan.arena.max(without.plan.arena) < LARGEST;
-        for program in ["backward", "evaluate"] {
-            let (a, b) = (figures(&without, program)?, figures(&with, program)?);
-            let time = if runs {
-                format!("{:.2} → {:.2}", time(without.clone(), program)?, time(with.clone(), program)?)
-            } else {
-                "".into()
-            };
-            println!(
-                "| {} | {program} | {:.3} → {:.3} | {} → {} | {:.1} | {time} | {:.1} |",
-                spec.model.name,
-                a.0,
-                b.0,
-                a.1,
-                b.1,
-                prepared as f64 / 1e6,
-                report.micros() as f64 / 1e3
-            );
+        let training = Options { batch: 8, sequence: 64, train: true, ..Options::default() };
+        let cache = Some(Cache { places: PLACES, chunk: 64 });
+        let writing = Options { logits: true, cache, ..Options::default() };
+        for (options, programs) in [(training, &["backward", "evaluate"][..]), (writing, &["decode"][..])] {
+            let Some(compiled) = both(options) else { continue };
+            let arena: u64 = compiled.iter().map(|c| c.plan.arena).sum();
+            let prepared: u64 = compiled[1]
+                .plan
+                .buffers
+                .iter()
+                .filter(|b| b.space == Space::Prepared)
+                .map(|b| b.bytes())
+                .sum();
+            for program in programs {
+                let [a, b] = [figures(&compiled[0], program)?, figures(&compiled[1], program)?];
+                let time = if arena < LARGEST { measure(&compiled, program)? } else { "| ".into() };
+                println!(
+                    "| {name} | {program} | {:.3} → {:.3} | {:.1} → {:.1} | {} → {} | {:.1} | {time} |",
+                    a.0,
+                    b.0,
+                    a.1,
+                    b.1,
+                    a.2,
+                    b.2,
+                    prepared as f64 / 1e6,
+                );
+            }
         }
     }
     Ok(())
 }
 
-/// GFLOP and launches of a program.
-fn figures(compiled: &Compiled, program: &str) -> Result<(f64, u128), Box<dyn Error>> {
-    let e = executed(&compiled.plan, program, &|_| Extents::default())?;
-    Ok((2.0 * e.multiply_adds as f64 / 1e9, e.launches.iter().map(|l| l.times).sum()))
+/// GFLOP, megabytes that kernels read and write, and launches of a program.
+fn figures(compiled: &Compiled, program: &str) -> Result<(f64, f64, u128), Box<dyn Error>> {
+    let plan = &compiled.plan;
+    // Positions are data: every query sees every place.
+    let pairs = Extents { pairs: Some(PLACES), ..Extents::default() };
+    let e = executed(plan, program, &|_| if program == "decode" { pairs } else { Extents::default() })?;
+    let program = &plan.programs[program];
+    let mut variables = vec![0; program.variables as usize];
+    let bytes = moved(plan, &program.steps, &mut variables);
+    let launches = e.launches.iter().map(|l| l.times).sum();
+    Ok((2.0 * e.multiply_adds as f64 / 1e9, bytes as f64 / 1e6, launches))
 }
 
-/// Milliseconds of the fastest run.
-fn time(compiled: Compiled, program: &str) -> Result<f64, Box<dyn Error>> {
-    let mut model = Model::load(&CpuDevice::new(CpuOptions::default()), compiled)?;
-    model.initialise(0)?;
-    let mut best = f64::INFINITY;
-    for _ in 0..RUNS {
-        let start = Instant::now();
-        model.session().run(program)?;
-        best = best.min(start.elapsed().as_secs_f64() * 1e3);
+/// Bytes of the operands of all launches, those that are read and written twice.
+fn moved(plan: &Plan, steps: &[Step], variables: &mut [u64]) -> u128 {
+    let mut total = 0;
+    for step in steps {
+        match step {
+            Step::Loop { variable, count, steps, .. } => {
+                for i in 0..*count {
+                    variables[*variable as usize] = i;
+                    total += moved(plan, steps, variables);
+                }
+            }
+            Step::Launch(launch) => {
+                for (slot, operand) in slots(plan.kernel(launch.kernel)).iter().zip(&launch.operands) {
+                    let Operand::Tensor { buffer, .. } = operand else { continue };
+                    let elements = match slot.extent {
+                        Extent::Rows { rows, length } => rows * length,
+                        Extent::Flat(n) => n,
+                        Extent::Matrix { rows, columns, .. } => rows * columns,
+                        Extent::UpTo { index, width } => match &launch.operands[index] {
+                            Operand::Index(row) => (row.at(variables) + 1) * width,
+                            Operand::Tensor { .. } => width,
+                        },
+                        Extent::Index { .. } => 0,
+                    };
+                    let times = if slot.access == Access::Update { 2 } else { 1 };
+                    total += u128::from(elements * plan.buffer(*buffer).dtype.bytes() * times);
+                }
+            }
+        }
     }
-    Ok(best)
+    total
+}
+
+/// Time that the process was running, all threads.
+fn process_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes a timespec, which is where it is told to.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Milliseconds without and with, and how many times faster that is.
+fn measure(compiled: &[Compiled; 2], program: &str) -> Result<String, Box<dyn Error>> {
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let mut models = vec![];
+    for compiled in compiled {
+        let mut model = Model::load(&device, compiled.clone())?;
+        model.initialise(0)?;
+        if compiled.plan.programs.contains_key(PREPARE) {
+            model.session().run(PREPARE)?;
+        }
+        model.session().run(program)?;
+        models.push(model);
+    }
+    // Short programs are run many times for one measurement.
+    let start = process_time();
+    models[0].session().run(program)?;
+    let once = (process_time() - start).as_secs_f64();
+    let times = ((0.05 / once.max(1e-6)) as usize).clamp(1, 200);
+    let mut found = [vec![], vec![]];
+    for _ in 0..RUNS {
+        for (model, found) in models.iter_mut().zip(&mut found) {
+            let start = process_time();
+            for _ in 0..times {
+                model.session().run(program)?;
+            }
+            found.push((process_time() - start).as_secs_f64() * 1e3 / times as f64);
+        }
+    }
+    let ratio = median(found[0].iter().zip(&found[1]).map(|(a, b)| a / b).collect());
+    let [a, b] = found;
+    Ok(format!("{:.2} → {:.2} | {ratio:.2}", median(a), median(b)))
 }

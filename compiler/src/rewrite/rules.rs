@@ -90,6 +90,13 @@ pub const RULES: &[Rule] = &[
         about: "with one expert there is nothing to route: gather, grouped product and combine are dense",
     },
     Rule {
+        name: "all-experts",
+        stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Combine),
+        apply: all_experts,
+        about: "every expert for every row is two dense products: nothing is chosen, Σ_e g_e·W2_e·f(W1_e·x)",
+    },
+    Rule {
         name: "one-gate",
         stage: Stage::Differentiable,
         at: |op| matches!(op, Op::Softmax | Op::Binary(Binary::Div)),
@@ -247,6 +254,11 @@ fn filled(g: &mut Graph, dims: &[Dim], number: f64) -> Option<Id> {
 
 /// Where slots come from.
 struct Routed {
+    /// The `group`, and what it groups.
+    group: Id,
+    chosen: Id,
+    /// The dimension of experts.
+    dim: Dim,
     /// Size of the dimension of experts.
     experts: u64,
     /// Choices for each row.
@@ -268,7 +280,7 @@ fn routed(g: &Graph, of: &[(u32, Id)]) -> Option<Routed> {
     if of.iter().any(|&(k, id)| group(k, id) != Some(made)) {
         return None;
     }
-    let (experts, chosen) = first(g, made, |op, x| match op {
+    let (dim, chosen) = first(g, made, |op, x| match op {
         Op::Group { experts, .. } => Some((*experts, x[0])),
         _ => None,
     })?;
@@ -277,8 +289,8 @@ fn routed(g: &Graph, of: &[(u32, Id)]) -> Option<Routed> {
         Op::Route { .. } => dims(g, x[0])?.last().map(|&d| size(g, d)),
         _ => None,
     });
-    let experts = size(g, experts);
-    Some(Routed { experts, k, complete: candidates.is_some_and(|c| c <= experts) })
+    let experts = size(g, dim);
+    Some(Routed { group: made, chosen, dim, experts, k, complete: candidates.is_some_and(|c| c <= experts) })
 }
 
 /// E-nodes that use a class: the class of each, its operation and operands; in a fixed order.
@@ -410,6 +422,106 @@ fn one_expert(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
         _ => return None,
     };
     Some(vec![(id, dense)])
+}
+
+/// Most experts that are laid side by side: their second matrices are joined one by one.
+const SIDE_BY_SIDE: u64 = 16;
+
+fn all_experts(g: &mut Graph, id: Id, _: &Op, x: &[Id]) -> Option<Equal> {
+    let r = routed(g, &[(2, x[1])])?;
+    if r.experts < 2 || r.experts > SIDE_BY_SIDE || r.k != r.experts || !r.complete {
+        return None;
+    }
+    let (over, slots, w, offsets) = first(g, x[0], |op, y| match op {
+        Op::Grouped { over } => Some((*over, y[0], y[1], y[2])),
+        _ => None,
+    })?;
+    let [_, h, i] = dims(g, w)?[..] else { return None };
+    if i != over || routed(g, &[(1, offsets)])?.group != r.group {
+        return None;
+    }
+    let mut a = of_all(g, &r, slots, DEPTH)?;
+    if !dims(g, a)?.ends_with(&[r.dim, i]) {
+        return None;
+    }
+    if let Some(&gates) = x.get(2) {
+        let gates = gates_of_all(g, &r, gates, DEPTH)?;
+        a = make(g, Op::Binary(Binary::Mul), &[a, gates])?;
+    }
+    // The second matrices side by side, `[h, e·i]`.
+    let (one, all) = (size(g, h).checked_mul(size(g, i))?, r.experts.checked_mul(size(g, i))?);
+    let (one, whole) = (fresh(g, one), fresh(g, one.checked_mul(r.experts)?));
+    let all = fresh(g, all);
+    let flat = make(g, Op::Reshape(vec![whole]), &[w])?;
+    let split = make(g, Op::Split(vec![one; r.experts as usize]), &[flat])?;
+    let mut matrices = vec![];
+    for k in 0..r.experts as u32 {
+        let matrix = result(g, k, split);
+        matrices.push(make(g, Op::Reshape(vec![h, i]), &[matrix])?);
+    }
+    let w = make(g, Op::Concat(all), &matrices)?;
+    let mut rows = dims(g, a)?;
+    rows.truncate(rows.len() - 2);
+    rows.push(all);
+    let a = make(g, Op::Reshape(rows), &[a])?;
+    let y = make(g, Op::Contract(vec![all]), &[a, w])?;
+    (ty(g, y) == ty(g, id)).then(|| vec![(id, y)])
+}
+
+/// How far back `all_experts` looks.
+const DEPTH: usize = 12;
+
+/// The operations of a class, in order.
+fn operations(g: &Graph, id: Id) -> Vec<(Op, Vec<Id>)> {
+    let of = |t: &Term| match t {
+        Term::Op(o, x) => Some(((*o.op).clone(), x.clone())),
+        _ => None,
+    };
+    g[id].nodes.iter().filter_map(of).collect()
+}
+
+/// What slots hold, for every row and expert: `[slots, ..]` as `[.., e, ..]`, or as rows where experts do not differ.
+fn of_all(g: &mut Graph, r: &Routed, id: Id, depth: usize) -> Option<Id> {
+    let slots = *dims(g, id)?.first()?;
+    operations(g, id).into_iter().filter(|_| depth > 0).find_map(|(op, x)| match op {
+        Op::Gather => (routed(g, &[(0, x[1])])?.group == r.group).then(|| x[0]),
+        Op::Grouped { over } => {
+            let same_groups = routed(g, &[(1, x[2])])?.group == r.group;
+            let rows = of_all(g, r, x[0], depth - 1)?;
+            let direct = dims(g, rows)?.last() == Some(&over) && dims(g, x[1])?.last() == Some(&over);
+            (same_groups && direct).then(|| make(g, Op::Contract(vec![over]), &[rows, x[1]]))?
+        }
+        Op::Unary(_) | Op::Binary(_) | Op::StopGradient => {
+            let mut operands = vec![];
+            for &y in &x {
+                let many = dims(g, y)?.contains(&slots);
+                operands.push(if many { of_all(g, r, y, depth - 1)? } else { y });
+            }
+            make(g, op, &operands)
+        }
+        _ => None,
+    })
+}
+
+/// Gates of the chosen experts, `[.., k]`, for all experts in their order, `[.., e]`; and what is summed of them over `k`.
+fn gates_of_all(g: &mut Graph, r: &Routed, id: Id, depth: usize) -> Option<Id> {
+    let k = *dims(g, r.chosen)?.last()?;
+    operations(g, id).into_iter().filter(|_| depth > 0).find_map(|(op, x)| match op {
+        Op::Pick => (same(g, x[1], r.chosen) && dims(g, x[0])?.last() == Some(&r.dim)).then(|| x[0]),
+        Op::Reduce(which, over) if over == [k] => {
+            let all = gates_of_all(g, r, x[0], depth - 1)?;
+            make(g, Op::Reduce(which, vec![r.dim]), &[all])
+        }
+        Op::Unary(_) | Op::Binary(_) | Op::StopGradient => {
+            let mut operands = vec![];
+            for &y in &x {
+                let number = dims(g, y)?.is_empty();
+                operands.push(if number { y } else { gates_of_all(g, r, y, depth - 1)? });
+            }
+            make(g, op, &operands)
+        }
+        _ => None,
+    })
 }
 
 fn one_gate(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {

@@ -44,7 +44,8 @@ fn fill(text: &str, rng: &mut Rng, round: u64) -> String {
         text = text.replace(&format!("{{{name}+1}}"), &next.to_string());
     }
     let (a, b) = (size_of(&text, "batch"), size_of(&text, "seq"));
-    text.replace("{slots}", &(a * b).to_string())
+    let k = size_of(&text, "k");
+    text.replace("{slots}", &(a * b).to_string()).replace("{s}", &(a * b * k).to_string())
 }
 
 fn size_of(text: &str, dim: &str) -> u64 {

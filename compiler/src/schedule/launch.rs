@@ -126,7 +126,7 @@ impl<'a> Emit<'a> {
                 let base = self.in_memory(node.inputs[0])?;
                 let from = &self.f.ty(node.inputs[0]).dims;
                 if base.stride != 0 && self.elements(row_dims(from)) != self.elements(row_dims(to)) {
-                    return self.bug("a reshape of strided rows");
+                    return self.adjacent(node.inputs[0]);
                 }
                 Ok(base)
             }
@@ -139,7 +139,12 @@ impl<'a> Emit<'a> {
                 let width = dims.last().map_or(0, |&d| self.size(d));
                 let index = (v.0 - node.first.0) as usize;
                 let start: u64 = parts[..index].iter().map(|&d| self.size(d)).sum();
-                let stride = if base.stride == 0 { width } else { base.stride };
+                // The parts of a single row are adjacent.
+                let stride = match (self.elements(row_dims(dims)), base.stride) {
+                    (1, _) => 0,
+                    (_, 0) => width,
+                    (_, stride) => stride,
+                };
                 Ok(View { place: base.place, offset: base.offset + start, stride })
             }
             (Op::Zeros(dims), _) => {

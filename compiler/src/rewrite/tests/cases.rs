@@ -43,6 +43,30 @@ func @f {
   return y = %6
 }";
 
+/// Every expert for every row.
+const ALL: &str = "dims { batch {a} seq {b} hidden {c} inner {d} experts {e} experts1 {e+1} k {e} slots {s} }
+func @f {
+  input %n : f32[batch, seq, hidden]
+  input %z : f32[batch, seq, experts]
+  weight %gate : f32[experts, inner, hidden]
+  weight %up : f32[experts, inner, hidden]
+  weight %down : f32[experts, hidden, inner]
+  %0 = route %z choose k : i32[batch, seq, k]
+  %1, %2, %3 = group %0 experts experts offsets experts1 slots slots : i32[slots], i32[experts1], i32[batch, seq, k]
+  %4 = pick %z, %0 : f32[batch, seq, k]
+  %5 = sigmoid %4 : f32[batch, seq, k]
+  %6 = sum %5 over [k] : f32[batch, seq]
+  %7 = div %5, %6 : f32[batch, seq, k]
+  %8 = gather %n, %1 : f32[slots, hidden]
+  %9 = grouped %8, %gate, %2 over hidden : f32[slots, inner]
+  %10 = grouped %8, %up, %2 over hidden : f32[slots, inner]
+  %11 = silu %9 : f32[slots, inner]
+  %12 = mul %11, %10 : f32[slots, inner]
+  %13 = grouped %12, %down, %2 over inner : f32[slots, hidden]
+  %14 = combine %13, %3, %7 : f32[batch, seq, hidden]
+  return y = %14
+}";
+
 const MATRICES: &str = "dims { batch {a} seq {b} hidden {c} o1 {d} o2 {e} }
 func @f {
   input %x : f32[batch, seq, hidden]
@@ -135,6 +159,12 @@ pub(super) fn cases() -> Vec<Case> {
         off("one-expert", &ROUTED.replace("experts {d} experts1 {d+1}", "experts 2 experts1 3"), "return y = %6 }"),
         // One expert and one no-op.
         off("one-expert", &NOOP.replace("experts {d} experts1 {d+1}", "experts 1 experts1 2"), "return y = %6 }"),
+        // --- all experts ---
+        on("all-experts", ALL, ""),
+        // One expert fewer than there are.
+        off("all-experts", &ALL.replace("experts {e} experts1 {e+1}", "experts 7 experts1 8"), ""),
+        // A candidate that is no expert.
+        off("all-experts", &ALL.replace("%z : f32[batch, seq, experts]", "%z : f32[batch, seq, experts1]"), ""),
         on("one-gate", ROWS, "%0 = sigmoid %gate : f32[batch, seq, one] %1 = sum %0 over [one] : f32[batch, seq] %2 = div %0, %1 : f32[batch, seq, one] return y = %2 }"),
         on("one-gate", ROWS, "%0 = softmax %gate : f32[batch, seq, one] return y = %0 }"),
         // Without the sigmoid it may be 0 / 0, and a sum over more than one is no unit.

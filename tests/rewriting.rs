@@ -1,0 +1,119 @@
+//! Rewritten programs compute what unrewritten ones do: losses, gradients and cached logits of whole models on the CPU.
+
+use dreamc_compiler::rewrite::{Report, Rewriting};
+use dreamc_compiler::{Options, compile, compile_with_report};
+use dreamc_dsl::Spec;
+use dreamc_runtime::data::Batch;
+use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_runtime::generate::{Cached, NextLogits, compile_cached};
+use dreamc_runtime::model::{Model, Scale};
+
+/// A model of those components and body.
+fn model(components: &str, body: &str) -> Spec {
+    let text = format!(
+        "model:\n  name: small\n  vocab: 64\n  hidden: 32\n  context: 32\n  components:\n{components}  body:\n    - {body}\n\
+         train: {{steps: 1, batch: 2, sequence: 16, learning_rate: 1e-3, warmup: 1, precision: f32}}\n"
+    );
+    let ast = dreamc_dsl::parse("small.yaml", &text, dreamc_dsl::Spelling::Yaml)
+        .unwrap_or_else(|e| panic!("{e:?}"));
+    dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e:?}\n{text}")).0
+}
+
+const SA: &str = "    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 16}}\n";
+const DA: &str = "    da: {depth: {heads: 1, head_size: 16}}\n";
+
+/// A model, and a rule that it is there for.
+fn models() -> Vec<(Spec, &'static str)> {
+    let experts = |count: u64, active: u64| {
+        format!("{SA}    ea: {{experts: {{count: {count}, active: {active}, intermediate: 16, query: 8}}}}\n")
+    };
+    let recurrent = "{recur: 3, layers: [\"(da | sa) > ea\"]}";
+    vec![
+        (model(&experts(4, 4), "{recur: 3, layers: [\"sa > ea\"]}"), "all-experts"),
+        (model(&experts(4, 4), "{repeat: 2, layers: [\"sa > ea\"]}"), "all-experts"),
+        (model(&experts(1, 1), "{repeat: 2, layers: [\"sa > ea\"]}"), "one-expert"),
+        (model(&(experts(4, 2) + DA), recurrent), "merge-shared"),
+    ]
+}
+
+fn batch() -> Batch {
+    let mut batch = Batch::new(16);
+    for row in 0..2 {
+        batch.ids.extend((0..16).map(|i| (i * 7 + row * 11 + i * i) % 64));
+        batch.targets.extend((1..17).map(|i| (i * 7 + row * 11 + i * i) % 64));
+        batch.positions.extend(0..16);
+        batch.segments.extend([0; 16]);
+    }
+    batch
+}
+
+fn options(rewrite: Rewriting) -> Options {
+    Options { batch: 2, sequence: 16, train: true, logits: true, rewrite, ..Options::default() }
+}
+
+/// Losses, logits and every gradient.
+fn outcome(spec: &Spec, rewrite: Rewriting) -> Vec<(String, Vec<f32>)> {
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let mut model = Model::load(&device, compile(spec, &options(rewrite)).unwrap()).unwrap();
+    model.initialise(3).unwrap();
+    let batch = batch();
+    let mut found = vec![("nll".into(), model.evaluate(&batch).unwrap())];
+    found.push(("logits".into(), model.all_logits().unwrap()));
+    model.begin_step().unwrap();
+    model.backward(&batch, Scale { loss: 1.0 / 32.0, auxiliary: 1.0 }, None).unwrap();
+    found.push(("loss".into(), vec![model.loss().unwrap()]));
+    for tensor in model.compiled().tensors.clone() {
+        if let Some(gradient) = model.gradient(&tensor).unwrap() {
+            found.push((tensor.name, gradient));
+        }
+    }
+    found
+}
+
+/// Logits of a prompt and of some tokens after it.
+fn written(spec: &Spec, rewrite: &Rewriting, seed: u64) -> Vec<(String, Vec<f32>)> {
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let compiled = compile_cached(spec, 1, None, None, rewrite).unwrap();
+    let mut cached = Cached::load(&device, compiled).unwrap();
+    let mut found = vec![];
+    // Other weights in the same memory: what is prepared must follow them.
+    for seed in [seed + 1, seed] {
+        cached.model().initialise(seed).unwrap();
+        found.push(("prompt".to_string(), cached.start(&[vec![1, 2, 3, 5, 8]]).unwrap().remove(0)));
+        for token in [13, 21, 34] {
+            found.push((format!("after {token}"), cached.advance(&[token]).unwrap().remove(0)));
+        }
+    }
+    found
+}
+
+fn compare(name: &str, a: &[(String, Vec<f32>)], b: &[(String, Vec<f32>)]) {
+    assert_eq!(a.len(), b.len());
+    for ((n, x), (m, y)) in a.iter().zip(b) {
+        assert_eq!((n, x.len()), (m, y.len()));
+        let scale = x.iter().fold(1e-3f32, |s, v| s.max(v.abs()));
+        let worst = x.iter().zip(y).fold(0.0f32, |w, (x, y)| w.max((x - y).abs() / scale));
+        assert!(worst < 2e-5, "{name}: {n} differs by {worst}");
+    }
+}
+
+#[test]
+fn rewritten_programs_compute_the_same() {
+    for (spec, rule) in models() {
+        let report = compile_with_report(&spec, &options(Rewriting::default())).unwrap().1;
+        let found = |r: &Report| r.functions.iter().flat_map(|f| &f.firings).any(|f| f.rule == rule);
+        assert!(found(&report), "{rule} finds nothing");
+        println!("{rule}: {:?}", report.used());
+        let off = outcome(&spec, Rewriting::off());
+        compare(rule, &off, &outcome(&spec, Rewriting::default()));
+        compare(rule, &off, &outcome(&spec, Rewriting::only(&[rule])));
+    }
+}
+
+#[test]
+fn decoding_with_prepared_weights_computes_the_same_and_follows_new_weights() {
+    for (spec, rule) in models() {
+        let off = written(&spec, &Rewriting::off(), 5);
+        compare(rule, &off, &written(&spec, &Rewriting::default(), 5));
+    }
+}
