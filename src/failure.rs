@@ -91,6 +91,7 @@ errors! {
     dreamc_runtime::data::DataError,
     dreamc_runtime::device::DeviceError,
     dreamc_runtime::evaluate::EvaluateError,
+    dreamc_runtime::import::ImportError,
     dreamc_runtime::model::ModelError,
     dreamc_runtime::train::TrainError,
     dreamc_runtime::train::folder::FolderError,

@@ -8,11 +8,12 @@ use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
 use dreamc_runtime::checkpoint::{self, safetensors::Tensors};
 use dreamc_runtime::data::Tokenizer;
+use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::generate::{Cached, NextLogits, Uncached, compile_cached};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A checkpoint with the specification it was trained from.
 pub struct Trained {
@@ -38,38 +39,47 @@ impl Trained {
         Ok(Trained { spec, tensors, rewriting })
     }
 
-    /// The tokenizer: the copy in the run's folder, else the one the specification names.
+    /// The tokenizer that lies beside the weights: an imported model's; or the copy of a run, some folders above.
+    pub fn tokenizer_file(&self) -> Option<PathBuf> {
+        let levels = if self.spec.data.is_some() { 4 } else { 1 };
+        let folders = self.tensors.path().ancestors().skip(1).take(levels);
+        folders.map(|p| p.join("tokenizer.json")).find(|p| p.is_file())
+    }
+
+    /// The tokenizer: the one beside the weights, else the one the specification names.
     pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
-        let Some(data) = &self.spec.data else { return Ok(Tokenizer::bytes()) };
-        if let dreamc_dsl::spec::Tokenizer::Bytes = data.tokenizer {
-            return Ok(Tokenizer::bytes());
-        }
-        let copy =
-            self.tensors.path().ancestors().map(|p| p.join("tokenizer.json")).take(5).find(|p| p.is_file());
-        Ok(match copy {
-            Some(path) => Tokenizer::from_file(&path)?,
-            None => Tokenizer::open(&data.tokenizer, Path::new(""))?,
+        use dreamc_dsl::spec::Tokenizer as Named;
+        let named = self.spec.data.as_ref().map(|d| &d.tokenizer);
+        Ok(match (named, self.tokenizer_file()) {
+            (Some(Named::Bytes), _) | (None, None) => Tokenizer::bytes(),
+            (_, Some(path)) => Tokenizer::from_file(&path)?,
+            (Some(named), None) => Tokenizer::open(named, Path::new(""))?,
         })
     }
 
-    /// Whether its training documents began with the begin token. Running text does not.
-    pub fn begins(&self) -> bool {
-        self.spec.data.iter().flat_map(|d| &d.sources).any(|(source, _)| match source {
+    /// Whether texts begin with the begin token.
+    pub fn begins(&self, tokenizer: &Tokenizer) -> bool {
+        let Some(data) = &self.spec.data else { return tokenizer.begins() };
+        let prompted = data.sources.iter().any(|(source, _)| match source {
             Source::Task(_) => true,
             Source::Text { .. } => false,
             Source::Jsonl { prompt, .. } | Source::Parquet { prompt, .. } => prompt.is_some(),
-        })
+        });
+        prompted || begins(data, tokenizer)
     }
 
-    /// Something to write with, so many rows at once: with caches, or without where those are not wanted or the model has none.
+    /// Something to write with, so many rows at once, texts up to `context` tokens where that is less than the model's: with caches, or
+    /// without where those are not wanted or the model has none.
     pub fn decoder(
         &self,
         device: &dyn Device,
         rows: u64,
+        context: Option<u64>,
         depth: Option<u64>,
         cache: bool,
     ) -> Result<Box<dyn NextLogits>, Failure> {
-        let compiled = match cache.then(|| compile_cached(&self.spec, rows, None, depth, &self.rewriting)) {
+        let compiled = cache.then(|| compile_cached(&self.spec, rows, context, depth, &self.rewriting));
+        let compiled = match compiled {
             Some(Err(CompileError::Unsupported(_))) | None => None,
             Some(result) => Some(result?),
         };
@@ -94,7 +104,7 @@ impl Trained {
 
     /// The tokens of a prompt.
     pub fn prompt(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Failure> {
-        let mut ids = if self.begins() { vec![tokenizer.begin()] } else { vec![] };
+        let mut ids = if self.begins(tokenizer) { vec![tokenizer.begin()] } else { vec![] };
         ids.extend(tokenizer.encode(text)?);
         Ok(ids)
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// A specification and changes to it.
 #[derive(Args)]
 pub struct SpecArguments {
-    /// The specification, YAML or .dream
+    /// The specification, YAML or .dream; or the folder of a run or an imported model, for its spec.yaml
     #[arg(value_name = "SPEC")]
     pub spec: PathBuf,
 
@@ -23,14 +23,19 @@ pub struct SpecArguments {
 impl SpecArguments {
     /// The checked specification; warnings are printed.
     pub fn load(&self) -> Result<Spec, Failure> {
-        let (spec, warnings) = dreamc_dsl::load(&self.spec, &self.set)?;
+        let (spec, warnings) = dreamc_dsl::load(self.file(), &self.set)?;
         warn(&spec.sources, warnings);
         Ok(spec)
     }
 
+    /// The file of the specification.
+    fn file(&self) -> PathBuf {
+        if self.spec.is_dir() { self.spec.join("spec.yaml") } else { self.spec.clone() }
+    }
+
     /// The folder that paths in the specification are relative to.
     pub fn base(&self) -> PathBuf {
-        self.spec.parent().map(Path::to_path_buf).unwrap_or_default()
+        self.file().parent().map(Path::to_path_buf).unwrap_or_default()
     }
 }
 
@@ -71,8 +76,9 @@ pub fn make_absolute(spec: &mut Spec, base: &Path) {
     }
 }
 
-/// Replaces the sources of the specification by one file, read as the first source of its kind was, or as its name says.
-pub fn replace_data(spec: &mut Spec, file: &Path) -> Result<(), Failure> {
+/// Replaces the sources of the specification by one file, read as the first source of its kind was, or as its name says; one that
+/// has no data at all reads it with `tokenizer`.
+pub fn replace_data(spec: &mut Spec, file: &Path, tokenizer: Option<&Path>) -> Result<(), Failure> {
     if !file.is_file() {
         return Err(Failure::Usage(format!("--data {}: there is no such file", file.display())));
     }
@@ -110,10 +116,12 @@ pub fn replace_data(spec: &mut Spec, file: &Path) -> Result<(), Failure> {
         }
         None => spec::Data {
             sources,
-            tokenizer: Tokenizer::Bytes,
+            tokenizer: tokenizer
+                .map_or(Tokenizer::Bytes, |path| Tokenizer::File(path.to_string_lossy().into_owned())),
             validation: 0.05,
             validation_file: None,
             document_mask: false,
+            begin: None,
             bad_rows: spec::BadRows::Stop,
         },
     });

@@ -801,6 +801,12 @@ pub static DATA: Section = Section {
             "Share of the documents of a file held out for validation, where no file is named for it.",
         ),
         key("validation_file", Type::Optional(&Type::Path), NONE, "A file of its own for validation."),
+        key(
+            "begin",
+            Type::Bool,
+            Rule("what the tokenizer does by itself"),
+            "Whether rows of running text begin with the begin token; documents with prompts always do.",
+        ),
         key("document_mask", Type::Bool, Value("true"), "Whether attention stops at document boundaries."),
         key(
             "bad_rows",

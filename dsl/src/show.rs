@@ -337,6 +337,9 @@ fn data_tree(data: &Data) -> ValueKind {
     }
     fields.put("validation", real(data.validation));
     fields.put("validation_file", or_none(data.validation_file.as_deref(), word));
+    if let Some(begin) = data.begin {
+        fields.put("begin", ValueKind::Bool(begin));
+    }
     fields.put("document_mask", ValueKind::Bool(data.document_mask));
     fields.put("bad_rows", name(data.bad_rows));
     fields.map()

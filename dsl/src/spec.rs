@@ -450,6 +450,8 @@ pub struct Data {
     pub validation_file: Option<String>,
     /// Whether attention stops at document boundaries.
     pub document_mask: bool,
+    /// Whether rows of running text begin with the begin token; absent, they do where the tokenizer puts it by itself.
+    pub begin: Option<bool>,
     /// What happens at a row that cannot be read.
     pub bad_rows: BadRows,
 }

@@ -5,6 +5,7 @@ pub mod device;
 pub mod evaluate;
 pub mod files;
 pub mod generate;
+pub mod import;
 pub mod init;
 pub mod model;
 pub mod nvrtc;

@@ -68,7 +68,7 @@ pub fn run(a: Arguments) -> Done {
     let mut spec = a.spec.load()?;
     make_absolute(&mut spec, &a.spec.base());
     if let Some(file) = &a.data {
-        replace_data(&mut spec, file)?;
+        replace_data(&mut spec, file, None)?;
     }
     let Some(data) = &spec.data else {
         return Err(Failure::Usage("the specification has no data; name a file with --data".into()));

@@ -55,6 +55,10 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     stride: Option<u64>,
 
+    /// Tokens of a row; those the model was trained with by default
+    #[arg(long, value_name = "N")]
+    sequence: Option<u64>,
+
     /// Run a recurrent model at this depth, too: the count of its outermost `recur`; may be given several times
     #[arg(long, value_name = "N")]
     depth: Vec<u64>,
@@ -104,7 +108,8 @@ pub fn run(a: Arguments) -> Done {
     let mut trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
     let tokenizer = trained.tokenizer()?;
     if let Some(file) = &a.data {
-        replace_data(&mut trained.spec, file)?;
+        let beside = trained.tokenizer_file();
+        replace_data(&mut trained.spec, file, beside.as_deref())?;
         // All of the file is measured.
         if let Some(data) = &mut trained.spec.data {
             data.validation_file = data.sources.first().and_then(|(s, _)| match s {
@@ -114,6 +119,15 @@ pub fn run(a: Arguments) -> Done {
                 Source::Task(_) => None,
             });
         }
+    }
+    if let Some(sequence) = a.sequence {
+        let context = trained.spec.model.context;
+        if sequence == 0 || sequence > context {
+            return Err(Failure::Usage(format!(
+                "--sequence {sequence}: the model has a context of 1 to {context}"
+            )));
+        }
+        trained.spec.train.sequence = Some(sequence);
     }
     let spec = &trained.spec;
     let stride = a.stride.or(spec.eval.stride);
@@ -175,7 +189,11 @@ impl Measure<'_> {
     fn measure(&self, dataset: Option<&Dataset>, model: &mut Model) -> Result<Report, Failure> {
         let Measure { a, trained, tokenizer, stride, .. } = *self;
         let spec = &trained.spec;
-        let begins = if trained.begins() { "texts begin with the begin token" } else { "no begin token" };
+        let begins = if trained.begins(tokenizer) {
+            "texts and rows begin with the begin token"
+        } else {
+            "no begin token"
+        };
         let sequence = model.sequence() as u64;
         let mut report = Report {
             model: spec.model.name.clone(),
@@ -217,7 +235,7 @@ impl Measure<'_> {
             if !asked.is_empty() {
                 let most = spec.eval.max_tokens as usize;
                 let rows = asked.len().min(ROWS) as u64;
-                let mut decoder = trained.decoder(self.device, rows, self.depth, true)?;
+                let mut decoder = trained.decoder(self.device, rows, None, self.depth, true)?;
                 report.answers = Some(evaluate::answers(decoder.as_mut(), tokenizer, &asked, most)?);
             }
         }

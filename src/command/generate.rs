@@ -123,11 +123,13 @@ pub fn run(a: Arguments) -> Done {
         None => a.prompt.clone(),
     };
     let rows = if a.interactive { 1 } else { prompts.len().min(ROWS) as u64 };
-    let mut decoder = trained.decoder(device.as_ref(), rows, a.depth, !a.no_cache)?;
+    let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
+    let longest = ids.iter().map(Vec::len).max().unwrap_or(0).max(1) + a.max_tokens;
+    let context = (!a.interactive).then_some((longest as u64).next_multiple_of(64));
+    let mut decoder = trained.decoder(device.as_ref(), rows, context, a.depth, !a.no_cache)?;
     if a.interactive {
         return interact(&trained, &tokenizer, decoder.as_mut(), sampling);
     }
-    let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
     if live {

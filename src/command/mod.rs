@@ -9,6 +9,7 @@ pub mod eval;
 pub mod explain;
 pub mod fmt;
 pub mod generate;
+pub mod import;
 pub mod matching;
 pub mod probe;
 pub mod resume;

@@ -75,7 +75,7 @@ pub fn run(a: Arguments) -> Done {
     let mut spec = a.spec.load()?;
     make_absolute(&mut spec, &a.spec.base());
     if let Some(file) = &a.data {
-        replace_data(&mut spec, file)?;
+        replace_data(&mut spec, file, None)?;
     }
     let device = a.device.open()?;
     let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: a.count };

@@ -41,6 +41,7 @@ impl Checker {
         }
         let validation = self.real(group, "validation");
         let validation_file = self.text_or_none(group, "validation_file");
+        let begin = if self.has(group, "begin") { self.bool(group, "begin").map(Some) } else { Some(None) };
         let document_mask = self.bool(group, "document_mask");
         let bad_rows = self.word(group, "bad_rows");
         Some(Data {
@@ -49,6 +50,7 @@ impl Checker {
             validation: validation?,
             validation_file: validation_file?,
             document_mask: document_mask?,
+            begin: begin?,
             bad_rows: if bad_rows? == "skip" { BadRows::Skip } else { BadRows::Stop },
         })
     }

@@ -7,14 +7,17 @@
 //! only then is an older one removed. Opening verifies every byte; a damaged checkpoint is refused with what is wrong, and
 //! [`Checkpoints::latest`] falls back to the newest good one.
 
+pub mod folder;
 pub mod safetensors;
 
 use crate::data::Cursor;
 use crate::files;
+use folder::{CHECKSUMS, Fill, Sums};
 use safetensors::{Entry, Tensors};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::cell::RefCell;
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -24,7 +27,6 @@ pub const VERSION: u32 = 1;
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
-const CHECKSUMS: &str = "checksums.txt";
 
 /// A checkpoint that cannot be used.
 #[derive(Debug, Error)]
@@ -52,6 +54,18 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What was expected.
         problem: String,
+    },
+    /// There is one already.
+    #[error("{} exists already: choose another place, or replace it with --force", path.display())]
+    Exists {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// There is something else.
+    #[error("{} holds files that are not a model of dreamc; it is left alone, choose another place", path.display())]
+    Foreign {
+        /// Which folder.
+        path: PathBuf,
     },
     /// It belongs to another model.
     #[error("{}: does not fit the model: {problem}", path.display())]
@@ -128,50 +142,17 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a checkpoint and verifies every byte of it.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        let text = |name: &str| {
-            let path = folder.join(name);
-            fs::read(&path).map_err(|error| CheckpointError::Io { path, error })
-        };
         let corrupt =
             |name: &str, problem: String| CheckpointError::Corrupt { path: folder.join(name), problem };
-        let sums =
-            String::from_utf8(text(CHECKSUMS)?).map_err(|_| corrupt(CHECKSUMS, "is not text".into()))?;
-        if !sums.ends_with('\n') {
-            return Err(corrupt(CHECKSUMS, "is cut short".into()));
-        }
-        let verify = |name: &str, bytes: &[u8]| {
-            let recorded = sums.lines().find_map(|l| l.split_once("  ").filter(|(_, n)| *n == name));
-            let Some((recorded, _)) = recorded else {
-                return Err(corrupt(CHECKSUMS, format!("has no checksum of {name}")));
-            };
-            if blake3::hash(bytes).to_hex().as_str() == recorded {
-                Ok(())
-            } else {
-                Err(corrupt(
-                    name,
-                    format!("its {} bytes are not those that were written (BLAKE3 differs)", bytes.len()),
-                ))
-            }
-        };
-        let state = text(STATE)?;
-        verify(STATE, &state)?;
-        let state: State =
-            serde_json::from_slice(&state).map_err(|e| corrupt(STATE, format!("cannot be read: {e}")))?;
+        let sums = Sums::open(folder)?;
+        let state: State = serde_json::from_slice(&sums.map(STATE)?)
+            .map_err(|e| corrupt(STATE, format!("cannot be read: {e}")))?;
         if state.version != VERSION {
             let problem = format!("is of format {}, this dreamc reads format {VERSION}", state.version);
             return Err(corrupt(STATE, problem));
         }
-        let open = |name: &str| {
-            let path = folder.join(name);
-            // Verified before it is parsed: the header of a damaged file is not worth reading.
-            let file = File::open(&path).and_then(|f| {
-                // SAFETY: as in `Tensors::open`.
-                unsafe { memmap2::Mmap::map(&f) }
-            });
-            let map = file.map_err(|error| CheckpointError::Io { path: path.clone(), error })?;
-            verify(name, &map)?;
-            Tensors::open(&path)
-        };
+        // Verified before it is parsed: the header of a damaged file is not worth reading.
+        let open = |name: &str| sums.map(name).and_then(|_| Tensors::open(&folder.join(name)));
         Ok(Checkpoint {
             folder: folder.to_path_buf(),
             state,
@@ -230,28 +211,19 @@ impl Checkpoints {
         self.remove_abandoned();
         let temporary = files::temporary(path);
         let attempt = fs::create_dir(&temporary).and_then(|()| {
-            let mut sums = String::new();
-            let mut file = |name: &str, fill: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>| {
-                let mut out = Hashed {
-                    inner: BufWriter::new(File::create(temporary.join(name))?),
-                    hasher: blake3::Hasher::new(),
-                };
-                fill(&mut out)?;
-                let Hashed { inner, hasher } = out;
-                inner.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-                sums += &format!("{}  {name}\n", hasher.finalize().to_hex());
-                io::Result::Ok(())
-            };
             let Content { state, spec, model, optimizer, read } = content;
             let step = state.step.to_string();
             let metadata = [("format", "dreamc"), ("spec", spec), ("step", step.as_str())];
-            file(MODEL, &mut |out| safetensors::write(out, &metadata, &model, |i| read(&model[i].0)))?;
-            file(OPTIMIZER, &mut |out| safetensors::write(out, &[], &optimizer, |i| read(&optimizer[i].0)))?;
-            file(STATE, &mut |out| Ok(serde_json::to_writer_pretty(out, state)?))?;
-            let mut out = File::create(temporary.join(CHECKSUMS))?;
-            out.write_all(sums.as_bytes())?;
-            out.sync_all()?;
-            files::sync_folder(&temporary)?;
+            let read = RefCell::new(read);
+            let state = |out: &mut dyn Write| Ok(serde_json::to_writer_pretty(out, state)?);
+            folder::fill(
+                &temporary,
+                vec![
+                    (MODEL, tensors(&metadata, &model, &read)),
+                    (OPTIMIZER, tensors(&[], &optimizer, &read)),
+                    (STATE, Box::new(state)),
+                ],
+            )?;
             // A step saved twice (a damaged one, or one saved by a resumed run) is replaced.
             let replaced = files::temporary(path);
             if path.exists() {
@@ -311,31 +283,32 @@ impl Checkpoints {
     }
 }
 
-/// Hashes what goes through.
-struct Hashed<W> {
-    inner: W,
-    hasher: blake3::Hasher,
+type Read<'a> = &'a mut dyn FnMut(&str) -> io::Result<Vec<f32>>;
+
+/// Writes a file of tensors whose values are read one by one.
+fn tensors<'a, 'r: 'a>(
+    metadata: &'a [(&'a str, &'a str)],
+    entries: &'a [Entry],
+    read: &'a RefCell<Read<'r>>,
+) -> Fill<'a> {
+    Box::new(move |out| {
+        let mut read = read.borrow_mut();
+        safetensors::write(out, metadata, entries, |i| read(&entries[i].0))
+    })
 }
 
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.inner.write(bytes)?;
-        self.hasher.update(&bytes[..n]);
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
-}
-
-/// The model tensors at a path: a run (its newest good checkpoint), a checkpoint, or a safetensors file by itself.
+/// The model tensors at a path: a run (its newest good checkpoint), a checkpoint, an imported model, or a safetensors file by
+/// itself.
 pub fn open_model(path: &Path) -> Result<Tensors, CheckpointError> {
     if path.is_file() {
         return Tensors::open(path);
     }
     if path.join(CHECKSUMS).exists() {
-        return Checkpoint::open(path).map(|c| c.model);
+        // An imported model has no state to go on from.
+        return match path.join(STATE).exists() {
+            true => Checkpoint::open(path).map(|c| c.model),
+            false => Sums::open(path)?.map(MODEL).and_then(|_| Tensors::open(&path.join(MODEL))),
+        };
     }
     for folder in [path.join("checkpoints"), path.to_path_buf()] {
         let checkpoints = Checkpoints::new(folder);
@@ -343,7 +316,7 @@ pub fn open_model(path: &Path) -> Result<Tensors, CheckpointError> {
             return checkpoints.latest().map(|(c, _)| c.model);
         }
     }
-    let problem = "holds no checkpoint; name a run folder, a checkpoint folder or a .safetensors file".into();
+    let problem = "holds no checkpoint; name a run folder, a checkpoint folder, an imported model or a .safetensors file".into();
     Err(CheckpointError::Missing { path: path.to_path_buf(), problem })
 }
 

@@ -4,7 +4,8 @@
 //! the memory of one tensor, the bytes are a function of the content, and reading never trusts a length or an offset.
 
 use super::CheckpointError;
-use ::safetensors::{Dtype, SafeTensors};
+pub use ::safetensors::Dtype;
+use ::safetensors::SafeTensors;
 use memmap2::Mmap;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
@@ -14,6 +15,17 @@ use std::path::{Path, PathBuf};
 
 /// A tensor to be written: name and shape.
 pub type Entry = (String, Vec<u64>);
+
+/// A tensor as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<'a> {
+    /// Its shape.
+    pub shape: &'a [u64],
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Its elements, little-endian, in row-major order.
+    pub bytes: &'a [u8],
+}
 
 /// A tensor that was read: shape and values.
 pub type View<'a> = (&'a [u64], Cow<'a, [f32]>);
@@ -25,36 +37,73 @@ pub fn write(
     entries: &[Entry],
     mut fill: impl FnMut(usize) -> io::Result<Vec<f32>>,
 ) -> io::Result<()> {
+    let entries: Vec<_> =
+        entries.iter().map(|(name, shape)| (name.clone(), shape.clone(), Dtype::F32)).collect();
+    write_stored(out, metadata, &entries, |i, out| {
+        let values = fill(i)?;
+        if cfg!(target_endian = "little") {
+            return out.write_all(bytemuck::cast_slice(&values));
+        }
+        values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
+    })
+}
+
+/// Writes tensors as they are stored, little-endian: `fill` writes the bytes of entry number `i`.
+pub fn write_stored(
+    out: &mut dyn Write,
+    metadata: &[(&str, &str)],
+    entries: &[(String, Vec<u64>, Dtype)],
+    mut fill: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let mut header = Map::new();
     if !metadata.is_empty() {
         let pairs = metadata.iter().map(|(k, v)| (k.to_string(), Value::from(*v)));
         header.insert("__metadata__".into(), Value::Object(pairs.collect()));
     }
+    let size = |(_, shape, dtype): &(String, Vec<u64>, Dtype)| {
+        shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8
+    };
     let mut offset = 0;
-    for (name, shape) in entries {
-        let end = offset + 4 * shape.iter().product::<u64>();
-        let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
-        header.insert(name.clone(), entry);
+    for entry @ (name, shape, dtype) in entries {
+        let end = offset + size(entry);
+        let found = json!({"dtype": dtype, "shape": shape, "data_offsets": [offset, end]});
+        header.insert(name.clone(), found);
         offset = end;
     }
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    for (i, (name, shape)) in entries.iter().enumerate() {
-        let values = fill(i)?;
-        if values.len() as u64 != shape.iter().product::<u64>() {
-            return Err(io::Error::other(format!("tensor {name} has {} values for {shape:?}", values.len())));
-        }
-        if cfg!(target_endian = "little") {
-            out.write_all(bytemuck::cast_slice(&values))?;
-        } else {
-            for value in values {
-                out.write_all(&value.to_le_bytes())?;
-            }
+    for (i, entry) in entries.iter().enumerate() {
+        let mut counted = Counted { inner: &mut *out, bytes: 0 };
+        fill(i, &mut counted)?;
+        let (name, shape, dtype) = entry;
+        if counted.bytes != size(entry) {
+            let bytes = counted.bytes;
+            return Err(io::Error::other(format!(
+                "tensor {name} has {bytes} bytes for {shape:?} of {dtype:?}"
+            )));
         }
     }
     Ok(())
+}
+
+/// Counts what goes through.
+struct Counted<'a> {
+    inner: &'a mut dyn Write,
+    bytes: u64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(bytes)?;
+        self.bytes += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
 }
 
 /// A file of tensors, mapped into memory.
@@ -123,6 +172,12 @@ impl Tensors {
     /// Names and shapes, in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &[u64])> {
         self.index.iter().map(|f| (f.name.as_str(), f.shape.as_slice()))
+    }
+
+    /// A tensor as it is stored.
+    pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
+        let found = self.index.iter().find(|f| f.name == name)?;
+        Some(Stored { shape: &found.shape, dtype: found.dtype, bytes: &self.map[found.start..found.end] })
     }
 
     /// Shape and values of a tensor; 16-bit floats are widened.

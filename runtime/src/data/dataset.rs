@@ -108,6 +108,9 @@ impl Dataset {
     /// Hash of all that decides what is read: contents, weights, tokenizer.
     pub fn hash(&self) -> String {
         let mut parts = vec![self.tokenizer.fingerprint().to_string(), format!("mask {}", self.mask)];
+        if self.sources.iter().any(|s| matches!(&s.train, Rows::Stream(stream) if stream.begin.is_some())) {
+            parts.push("begin".into());
+        }
         for source in &self.sources {
             parts.push(format!("{} × {}", source.weight, source.hash));
         }
@@ -124,9 +127,12 @@ impl Dataset {
         self.sources.iter().filter_map(|s| s.task.as_ref())
     }
 
-    /// Whether documents begin with the begin token, so that prompts must too. Running text does not.
+    /// Whether documents begin with the begin token, so that prompts must too.
     pub fn begins(&self) -> bool {
-        self.sources.iter().any(|s| matches!(s.train, Rows::Examples(_)))
+        self.sources.iter().any(|s| match &s.train {
+            Rows::Examples(_) => true,
+            Rows::Stream(stream) => stream.begin.is_some(),
+        })
     }
 
     /// Held-out documents with prompts, so many at most, in the order of the file.
@@ -148,7 +154,7 @@ impl Dataset {
             return Ok(None);
         };
         let learned = batch.targets.iter().position(|&t| t >= 0).unwrap_or(0);
-        let prompted = self.begins();
+        let prompted = self.sources.iter().any(|s| matches!(s.train, Rows::Examples(_)));
         let ids = if prompted { &batch.ids[..learned + 1] } else { &batch.ids[..most.min(batch.ids.len())] };
         let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
         Ok(Some(self.tokenizer.decode(&ids)))
@@ -293,6 +299,7 @@ impl Opener<'_> {
             order,
             mask: self.data.document_mask,
             end: self.tokenizer.end(),
+            begin: begins(self.data, self.tokenizer).then(|| self.tokenizer.begin()),
         })
     }
 
@@ -340,6 +347,11 @@ impl Opener<'_> {
             description,
         })
     }
+}
+
+/// Whether rows of running text begin with the begin token.
+pub fn begins(data: &spec::Data, tokenizer: &Tokenizer) -> bool {
+    data.begin.unwrap_or(tokenizer.begins())
 }
 
 fn hash(parts: &[impl AsRef<str>]) -> String {

@@ -27,13 +27,21 @@ pub struct Stream {
     pub mask: bool,
     /// The token that ends documents, and as an input begins the next.
     pub end: u32,
+    /// The first input of every row, and of every document under a mask, in place of the token before; the first token of a row is
+    /// then predicted from it alone.
+    pub begin: Option<u32>,
 }
 
 impl Stream {
     /// Rows of an epoch.
     pub fn rows(&self, epoch: u64) -> u64 {
-        let targets = (self.range.end - self.range.start).saturating_sub(1);
+        let targets = self.targets();
         if targets == 0 { 0 } else { (targets + self.shift(epoch)).div_ceil(self.stride) }
+    }
+
+    /// Tokens that are predicted: without a begin token, all but the first.
+    fn targets(&self) -> u64 {
+        (self.range.end - self.range.start).saturating_sub(u64::from(self.begin.is_none()))
     }
 
     /// Rows begin at other tokens in every epoch.
@@ -48,7 +56,9 @@ impl Stream {
             None => index,
         };
         let shift = self.shift(epoch);
-        let targets = self.range.end - self.range.start - 1;
+        let targets = self.targets();
+        // The token that target `i` is, and the one before it.
+        let first = self.range.start + u64::from(self.begin.is_none());
         let learn = (place * self.stride).saturating_sub(shift);
         let end = (place + 1) * self.stride - shift;
         let to = end.min(targets);
@@ -56,12 +66,16 @@ impl Stream {
         let from = if self.stride == self.sequence { learn } else { end.saturating_sub(self.sequence) };
         let (mut position, mut segment) = (0, 0);
         for i in from..to {
-            let id = self.shard.token(self.range.start + i);
+            let before = (first + i).checked_sub(1).filter(|_| i > from || self.begin.is_none());
+            let mut id = before.map_or(self.end as i32, |at| self.shard.token(at));
             if self.mask && i > from && id == self.end as i32 {
                 (position, segment) = (0, segment + 1);
             }
+            if let Some(begin) = self.begin.filter(|_| position == 0) {
+                id = begin as i32;
+            }
             out.ids.push(id);
-            let target = self.shard.token(self.range.start + i + 1);
+            let target = self.shard.token(first + i);
             out.targets.push(if i >= learn { target } else { NO_LOSS });
             out.positions.push(position);
             out.segments.push(segment);

@@ -34,6 +34,7 @@ fn data(sources: Vec<Source>) -> spec::Data {
         validation: 0.1,
         validation_file: None,
         document_mask: false,
+        begin: None,
         bad_rows: BadRows::Stop,
     }
 }

@@ -39,6 +39,7 @@ pub struct Tokenizer {
     vocab: usize,
     end: u32,
     begin: u32,
+    begins: bool,
 }
 
 enum Kind {
@@ -49,7 +50,14 @@ enum Kind {
 impl Tokenizer {
     /// One token a byte.
     pub fn bytes() -> Self {
-        Tokenizer { kind: Kind::Bytes, fingerprint: "bytes".into(), vocab: 256, end: 0, begin: 0 }
+        Tokenizer {
+            kind: Kind::Bytes,
+            fingerprint: "bytes".into(),
+            vocab: 256,
+            end: 0,
+            begin: 0,
+            begins: false,
+        }
     }
 
     /// The tokenizer a specification names; paths are relative to `base`.
@@ -80,12 +88,13 @@ impl Tokenizer {
         let end = find(&ENDS).ok_or_else(|| {
             DataError::Tokenizer(format!("has no token that ends a document; add one of {}", ENDS.join(", ")))
         })?;
-        let begin = find(&BEGINS).unwrap_or(end);
+        let own = own_begin(&inner);
+        let begin = own.or_else(|| find(&BEGINS)).unwrap_or(end);
         let vocab = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let lengths = (0..vocab).map(|id| token_bytes(&inner, id as u32)).collect();
         let fingerprint = format!("json-{}", blake3::hash(text.as_bytes()).to_hex());
         let kind = Kind::Json { inner: Box::new(inner), text, lengths };
-        Ok(Tokenizer { kind, fingerprint, vocab, end, begin })
+        Ok(Tokenizer { kind, fingerprint, vocab, end, begin, begins: own.is_some() })
     }
 
     /// One more than the largest id.
@@ -101,6 +110,11 @@ impl Tokenizer {
     /// The token before the first of a document.
     pub fn begin(&self) -> u32 {
         self.begin
+    }
+
+    /// Whether it puts the begin token before a text by itself, as models do that were never trained without.
+    pub fn begins(&self) -> bool {
+        self.begins
     }
 
     /// Equal for tokenizers that give the same tokens.
@@ -147,6 +161,13 @@ impl Tokenizer {
             Kind::Json { lengths, .. } => lengths.get(id as usize).map_or(0, |&n| u64::from(n)),
         }
     }
+}
+
+/// The token that the tokenizer's own template puts before a text.
+fn own_begin(inner: &tokenizers::Tokenizer) -> Option<u32> {
+    let ids = |special| inner.encode_fast("a", special).map(|e| e.get_ids().to_vec()).unwrap_or_default();
+    let (with, without) = (ids(true), ids(false));
+    with.first().copied().filter(|first| with.len() > without.len() && without.first() != Some(first))
 }
 
 /// Bytes a token stands for: byte-level vocabularies write a byte as one character, others a space as `▁` and single

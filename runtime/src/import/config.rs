@@ -1,0 +1,548 @@
+//! What a `config.json` means as a specification.
+//!
+//! *In*: the fields of a configuration of `transformers`, of either generation: `rope_theta` and `rope_scaling` or `rope_parameters`,
+//! `sliding_window` alone or with `layer_types`. *Out*: a [`Config`], and the text of a specification. *Promise*: every field was read, is
+//! known not to change what the model computes, or is refused.
+//!
+//! Defaults are those of `transformers`' classes (`Gemma2Config`, `LlamaConfig`, `Qwen3Config`, `OlmoeConfig`, `MixtralConfig`): a field at its
+//! default may be absent from the file.
+
+use super::ImportError;
+use crate::checkpoint::safetensors::Dtype;
+use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+
+/// A kind of model that can be imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Gemma 2.
+    Gemma2,
+    /// Llama, versions 1 to 3.
+    Llama,
+    /// Qwen 3, dense.
+    Qwen3,
+    /// OLMoE.
+    Olmoe,
+    /// Mixtral.
+    Mixtral,
+}
+
+impl Family {
+    const ALL: [(&str, &str, Family); 5] = [
+        ("gemma2", "Gemma2ForCausalLM", Family::Gemma2),
+        ("llama", "LlamaForCausalLM", Family::Llama),
+        ("qwen3", "Qwen3ForCausalLM", Family::Qwen3),
+        ("olmoe", "OlmoeForCausalLM", Family::Olmoe),
+        ("mixtral", "MixtralForCausalLM", Family::Mixtral),
+    ];
+}
+
+/// Fields that do not change what a model computes from tokens to logits.
+const HARMLESS: [&str; 21] = [
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "attention_dropout",
+    "bos_token_id",
+    "cache_implementation",
+    "dtype",
+    "eos_token_id",
+    "initializer_range",
+    "keys_to_ignore_at_inference",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "return_dict",
+    "router_jitter_noise",
+    "torch_dtype",
+    "transformers_version",
+    "unk_token_id",
+    "use_cache",
+];
+
+/// A configuration, understood.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Its kind.
+    pub family: Family,
+    /// Vocabulary size.
+    pub vocab: u64,
+    /// Hidden size.
+    pub hidden: u64,
+    /// Layers, each with whether its attention has the window.
+    pub windowed: Vec<bool>,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
+    /// Size of a head.
+    pub head_size: u64,
+    /// Whether the head is the embedding.
+    pub tie: bool,
+    /// Experts of a layer, where there are any.
+    pub experts: Option<u64>,
+    /// Tokens that end a text.
+    pub ends: Vec<u64>,
+    /// The rest, which only the specification needs.
+    rest: Rest,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Rest {
+    context: u64,
+    intermediate: u64,
+    eps: f64,
+    base: f64,
+    /// `rope_type: llama3`: factor, low, high, original context.
+    scaling: Option<[f64; 4]>,
+    window: Option<u64>,
+    scale: Option<f64>,
+    softcap: Option<f64>,
+    logit_softcap: Option<f64>,
+    active: u64,
+    normalise: bool,
+    load_balance_loss: f64,
+}
+
+/// The fields of a configuration; remembers which were read.
+struct Fields<'a> {
+    path: &'a Path,
+    /// Where it stands in the file, as `rope_scaling.`.
+    place: &'a str,
+    map: &'a Map<String, Value>,
+    read: RefCell<BTreeSet<&'static str>>,
+}
+
+type Result<T> = std::result::Result<T, ImportError>;
+
+impl<'a> Fields<'a> {
+    fn new(path: &'a Path, place: &'a str, map: &'a Map<String, Value>) -> Self {
+        Fields { path, place, map, read: RefCell::default() }
+    }
+
+    /// A field; `None` where it is absent or null.
+    fn get(&self, name: &'static str) -> Option<&'a Value> {
+        self.read.borrow_mut().insert(name);
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    fn refuse<T>(&self, problem: String) -> Result<T> {
+        Err(ImportError::refused(self.path, problem))
+    }
+
+    fn wrong<T>(&self, name: &str, value: &Value, expected: &str) -> Result<T> {
+        self.refuse(format!("`{}{name}` is {value}; expected {expected}", self.place))
+    }
+
+    fn whole_or_none(&self, name: &'static str) -> Result<Option<u64>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_u64() {
+            Some(number) if number > 0 => Ok(Some(number)),
+            _ => self.wrong(name, value, "a whole number, at least 1"),
+        }
+    }
+
+    fn whole(&self, name: &'static str) -> Result<u64> {
+        match self.whole_or_none(name)? {
+            Some(number) => Ok(number),
+            None => self.refuse(format!("lacks `{}{name}`", self.place)),
+        }
+    }
+
+    fn real_or_none(&self, name: &'static str) -> Result<Option<f64>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number > 0.0 && number.is_finite() => Ok(Some(number)),
+            _ => self.wrong(name, value, "a number above 0"),
+        }
+    }
+
+    fn real(&self, name: &'static str) -> Result<f64> {
+        match self.real_or_none(name)? {
+            Some(number) => Ok(number),
+            None => self.refuse(format!("lacks `{}{name}`", self.place)),
+        }
+    }
+
+    fn flag(&self, name: &'static str, default: bool) -> Result<bool> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(value) => self.wrong(name, value, "true or false"),
+        }
+    }
+
+    fn word(&self, name: &'static str) -> Result<Option<&'a str>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(word)) => Ok(Some(word)),
+            Some(value) => self.wrong(name, value, "a text"),
+        }
+    }
+
+    /// A field that must be absent, null or `false`: what it asks for does not exist here.
+    fn off(&self, name: &'static str) -> Result<()> {
+        match self.get(name) {
+            None | Some(Value::Bool(false)) => Ok(()),
+            Some(value) => self.wrong(name, value, "null or false: dreamc has nothing that computes this"),
+        }
+    }
+
+    /// Refuses every field that was not read and may change the meaning.
+    fn finish(&self, harmless: &[&str]) -> Result<()> {
+        let read = self.read.borrow();
+        for (name, value) in self.map {
+            if !read.contains(name.as_str()) && !harmless.contains(&name.as_str()) {
+                return self.refuse(format!(
+                    "the field `{}{name}` ({value}) is not known; it may change what the model computes, so nothing is imported",
+                    self.place
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Reads the fields of a configuration that stands at `path`.
+    pub fn read(path: &Path, map: Map<String, Value>) -> Result<Self> {
+        let f = Fields::new(path, "", &map);
+        let family = family(&f)?;
+        let moe = matches!(family, Family::Olmoe | Family::Mixtral);
+        let activation = if family == Family::Gemma2 { "hidden_activation" } else { "hidden_act" };
+        let right = if family == Family::Gemma2 { "gelu_pytorch_tanh" } else { "silu" };
+        match f.word(activation)? {
+            Some(word) if word != right => return f.wrong(activation, &Value::from(word), right),
+            // Gemma's first files had `hidden_act: gelu` only, and meant the tanh form.
+            None if family != Family::Gemma2 => return f.refuse(format!("lacks `{activation}`")),
+            _ => {}
+        }
+        if family == Family::Gemma2 {
+            f.get("hidden_act");
+            f.off("use_bidirectional_attention")?;
+        }
+        f.off("attention_bias")?;
+        f.off("mlp_bias")?;
+        f.off("clip_qkv")?;
+
+        let (hidden, heads) = (f.whole("hidden_size")?, f.whole("num_attention_heads")?);
+        let head_size = match (f.whole_or_none("head_dim")?, family) {
+            (Some(size), Family::Olmoe) if size != hidden / heads => {
+                return f.wrong("head_dim", &Value::from(size), "hidden_size / num_attention_heads");
+            }
+            (Some(size), _) => size,
+            (None, Family::Gemma2) => 256,
+            (None, Family::Qwen3) => 128,
+            (None, _) if hidden.is_multiple_of(heads) => hidden / heads,
+            (None, _) => {
+                return f.refuse(format!(
+                    "`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}"
+                ));
+            }
+        };
+        let kv_heads = f.whole_or_none("num_key_value_heads")?.unwrap_or(heads);
+        let (base, scaling) = rope(&f, family)?;
+        let layers = f.whole("num_hidden_layers")?;
+        if layers > 1 << 16 {
+            return f.wrong("num_hidden_layers", &Value::from(layers), "at most 65536");
+        }
+        let (window, windowed) = windows(&f, family, layers as usize)?;
+        let gemma = family == Family::Gemma2;
+        let scale = gemma.then(|| f.real("query_pre_attn_scalar")).transpose()?.map(|s| 1.0 / s.sqrt());
+        let cap = |name, default| match gemma {
+            true if !map.contains_key(name) => Ok(Some(default)),
+            true => f.real_or_none(name),
+            false => Ok(None),
+        };
+        let softcap = cap("attn_logit_softcapping", 50.0)?;
+        let logit_softcap = cap("final_logit_softcapping", 30.0)?;
+        let experts = match family {
+            Family::Olmoe => Some(f.whole("num_experts")?),
+            Family::Mixtral => Some(f.whole("num_local_experts")?),
+            _ => None,
+        };
+        let active = if moe { f.whole("num_experts_per_tok")? } else { 0 };
+        let normalise =
+            family == Family::Mixtral || (family == Family::Olmoe && f.flag("norm_topk_prob", false)?);
+        let load_balance_loss = match f.get("router_aux_loss_coef") {
+            None => 0.0,
+            Some(value) => match value.as_f64() {
+                Some(weight) if weight >= 0.0 => weight,
+                _ => return f.wrong("router_aux_loss_coef", value, "a number, 0 or above"),
+            },
+        };
+        let ends = match f.get("eos_token_id") {
+            Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_u64).collect(),
+            Some(id) => id.as_u64().into_iter().collect(),
+            None => vec![],
+        };
+        let rest = Rest {
+            context: f.whole("max_position_embeddings")?,
+            intermediate: f.whole("intermediate_size")?,
+            eps: f.real("rms_norm_eps")?,
+            base,
+            scaling,
+            window,
+            scale,
+            softcap,
+            logit_softcap,
+            active,
+            normalise,
+            load_balance_loss,
+        };
+        let tie = f.flag("tie_word_embeddings", gemma)?;
+        let vocab = f.whole("vocab_size")?;
+        f.finish(&HARMLESS)?;
+        Ok(Config { family, vocab, hidden, windowed, heads, kv_heads, head_size, tie, experts, ends, rest })
+    }
+
+    /// The specification in YAML; `stored` is the type of the embedding, to which its scale is rounded.
+    pub fn specification(&self, name: &str, stored: Option<Dtype>) -> String {
+        let Rest { context, intermediate, eps, .. } = self.rest;
+        let gemma = self.family == Family::Gemma2;
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let mut line = |line: String| {
+            let _ = writeln!(text, "{line}");
+        };
+        line("model:".into());
+        line(format!("  name: {name}"));
+        line(format!(
+            "  vocab: {}\n  hidden: {}\n  context: {context}\n  tie: {}",
+            self.vocab, self.hidden, self.tie
+        ));
+        if gemma {
+            line(format!("  embed_scale: {}", embed_scale(self.hidden, stored)));
+        }
+        if let Some(cap) = self.rest.logit_softcap {
+            line(format!("  logit_softcap: {cap:?}"));
+        }
+        line(format!("  norm: {{eps: {eps:?}, unit_offset: {gemma}}}"));
+        line("  components:".into());
+        let names = self.attentions();
+        for (&name, windowed) in names.iter().zip([false, true]) {
+            if self.windowed.contains(&windowed) {
+                line(format!("    {name}: {{sequence: {{{}}}}}", self.attention(windowed)));
+            }
+        }
+        let activation = if gemma { "geglu" } else { "swiglu" };
+        match self.experts {
+            None => line(format!(
+                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, post_norm: {gemma}}}}}"
+            )),
+            Some(count) => line(format!(
+                "    ea: {{experts: {{count: {count}, active: {}, intermediate: {intermediate}, activation: {activation}, \
+                 router: {{preset: {}, normalise: {}, load_balance_loss: {:?}}}}}}}",
+                self.rest.active,
+                if self.family == Family::Olmoe { "olmoe" } else { "mixtral" },
+                self.rest.normalise,
+                self.rest.load_balance_loss
+            )),
+        }
+        line("  body:".into());
+        let other = if self.experts.is_some() { "ea" } else { "mlp" };
+        let layers: Vec<String> =
+            self.windowed.iter().map(|&w| format!("{} > {other}", names[usize::from(w)])).collect();
+        let period = (1..=layers.len())
+            .find(|p| {
+                layers.len().is_multiple_of(*p) && (*p..layers.len()).all(|i| layers[i] == layers[i - p])
+            })
+            .unwrap_or(layers.len());
+        line(format!("    - repeat: {}\n      layers:", layers.len() / period));
+        layers[..period].iter().for_each(|layer| line(format!("        - {layer}")));
+        line(format!("train: {{sequence: {}, precision: f32}}", self.row()));
+        text
+    }
+
+    /// The names of attentions without and with the window.
+    pub fn attentions(&self) -> [&'static str; 2] {
+        match (self.windowed.contains(&true), self.windowed.contains(&false)) {
+            (true, true) => ["global", "local"],
+            _ => ["sa", "sa"],
+        }
+    }
+
+    fn attention(&self, windowed: bool) -> String {
+        let Rest { base, scaling, scale, softcap, .. } = self.rest;
+        let rope = match scaling {
+            None => format!("{base:?}"),
+            Some([factor, low, high, original]) => format!(
+                "{{base: {base:?}, scaling: {{factor: {factor:?}, low: {low:?}, high: {high:?}, original_context: {original:?}}}}}"
+            ),
+        };
+        let norm = match self.family {
+            Family::Qwen3 => "rms",
+            Family::Olmoe => "rms_all",
+            _ => "none",
+        };
+        let mut text = format!(
+            "heads: {}, kv_heads: {}, head_size: {}, rope: {rope}, qk_norm: {norm}",
+            self.heads, self.kv_heads, self.head_size
+        );
+        let window = self.rest.window.filter(|_| windowed);
+        let more = [
+            window.map(|w| format!("window: {w}")),
+            softcap.map(|c| format!("softcap: {c:?}")),
+            scale.map(|s| format!("scale: {s:?}")),
+            (self.family == Family::Gemma2).then(|| "post_norm: true".into()),
+        ];
+        more.into_iter().flatten().for_each(|field| {
+            text += ", ";
+            text += &field;
+        });
+        text
+    }
+
+    /// Tokens of a row to evaluate and train on: what a GiB of logits allows, 2048 at most.
+    fn row(&self) -> u64 {
+        let most = (1 << 28) / self.vocab;
+        let power = 1 << most.clamp(1, 2048).ilog2();
+        power.min(self.rest.context)
+    }
+}
+
+/// The scale of Gemma's embedding: `sqrt(hidden)` in the type of the weights.
+fn embed_scale(hidden: u64, stored: Option<Dtype>) -> String {
+    let exact = (hidden as f64).sqrt();
+    let rounded = match stored {
+        Some(Dtype::BF16) => half::bf16::from_f64(exact).to_f64(),
+        Some(Dtype::F16) => half::f16::from_f64(exact).to_f64(),
+        _ => exact,
+    };
+    if rounded == exact { "sqrt_hidden".into() } else { format!("{rounded:?}") }
+}
+
+fn family(f: &Fields) -> Result<Family> {
+    let known = || Family::ALL.map(|(name, ..)| name).join(", ");
+    let Some(kind) = f.word("model_type")? else {
+        return f.refuse("lacks `model_type`; is this the folder of a model of transformers?".into());
+    };
+    let Some(&(_, class, family)) = Family::ALL.iter().find(|(name, ..)| *name == kind) else {
+        return f.refuse(format!("`model_type` is {kind:?}; dreamc imports {}", known()));
+    };
+    match f.get("architectures") {
+        None => Ok(family),
+        Some(Value::Array(names)) if names.iter().all(|n| n == class) => Ok(family),
+        Some(other) => f.wrong("architectures", other, &format!("[{class:?}]")),
+    }
+}
+
+/// Base and scaling of the rotation, of either generation.
+fn rope(f: &Fields, family: Family) -> Result<(f64, Option<[f64; 4]>)> {
+    let object = |name: &'static str| match f.get(name) {
+        None => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => f.wrong(name, other, "an object"),
+    };
+    let (outer, none) = (f.real_or_none("rope_theta")?, Map::new());
+    let (place, map) = match (object("rope_parameters")?, object("rope_scaling")?) {
+        (Some(a), Some(b)) if a != b => {
+            return f.refuse("has both `rope_parameters` and `rope_scaling`, and they differ".into());
+        }
+        (Some(map), _) => ("rope_parameters.", map),
+        (None, Some(map)) => ("rope_scaling.", map),
+        (None, None) => ("", &none),
+    };
+    let r = Fields::new(f.path, place, map);
+    let base = match (outer, r.real_or_none("rope_theta")?) {
+        (Some(a), Some(b)) if a != b => {
+            return f.refuse(format!("`rope_theta` is {a} and `{place}rope_theta` is {b}"));
+        }
+        (Some(base), _) | (None, Some(base)) => base,
+        (None, None) if family == Family::Mixtral => return f.refuse("lacks `rope_theta`".into()),
+        (None, None) => 10000.0,
+    };
+    // Some files say `type`, the oldest name, or both.
+    let (kind, old) = (r.word("rope_type")?, r.word("type")?);
+    let scaling = match kind.or(old) {
+        None if map.is_empty() || map.keys().all(|k| k == "rope_theta") => None,
+        Some("default") => None,
+        Some("llama3") => {
+            let original = r.real("original_max_position_embeddings")?;
+            let (low, high) = (r.real("low_freq_factor")?, r.real("high_freq_factor")?);
+            Some([r.real("factor")?, low, high, original])
+        }
+        other => {
+            return f
+                .refuse(format!("`{place}rope_type` is {other:?}; dreamc has \"default\" and \"llama3\""));
+        }
+    };
+    r.finish(&[])?;
+    Ok((base, scaling))
+}
+
+/// The window, and which layers have it.
+fn windows(f: &Fields, family: Family, layers: usize) -> Result<(Option<u64>, Vec<bool>)> {
+    let mut window = f.whole_or_none("sliding_window")?;
+    let mut windowed = match family {
+        // Layers 0, 2, … are local.
+        Family::Gemma2 => {
+            if !f.map.contains_key("sliding_window") {
+                window = Some(4096);
+            }
+            (0..layers).map(|i| i % 2 == 0).collect()
+        }
+        Family::Qwen3 => {
+            let used = f.flag("use_sliding_window", false)?;
+            window = window.filter(|_| used);
+            let from = match f.get("max_window_layers") {
+                None => layers,
+                Some(value) => match value.as_u64() {
+                    Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
+                    None => return f.wrong("max_window_layers", value, "a whole number"),
+                },
+            };
+            (0..layers).map(|i| i >= from).collect()
+        }
+        Family::Mixtral => vec![true; layers],
+        Family::Llama | Family::Olmoe => {
+            if let Some(window) = window {
+                return f.wrong("sliding_window", &Value::from(window), "null");
+            }
+            vec![false; layers]
+        }
+    };
+    if let Some(types) = f.get("layer_types") {
+        let Some(types) = types.as_array() else { return f.wrong("layer_types", types, "a list") };
+        if types.len() != layers {
+            return f.refuse(format!(
+                "`layer_types` names {} layers, `num_hidden_layers` is {layers}",
+                types.len()
+            ));
+        }
+        windowed.clear();
+        for (i, kind) in types.iter().enumerate() {
+            match kind.as_str() {
+                Some("sliding_attention") if window.is_some() => windowed.push(true),
+                Some("sliding_attention") => {
+                    return f.refuse(format!(
+                        "`layer_types[{i}]` is \"sliding_attention\" and there is no `sliding_window`"
+                    ));
+                }
+                Some("full_attention") => windowed.push(false),
+                _ => {
+                    return f.refuse(format!(
+                        "`layer_types[{i}]` is {kind}; dreamc has \"full_attention\" and \"sliding_attention\""
+                    ));
+                }
+            }
+        }
+    }
+    if window.is_none() {
+        windowed.fill(false);
+    }
+    Ok((window, windowed))
+}
+
+impl Config {
+    /// A configuration in a text, for tests.
+    #[cfg(test)]
+    fn parse(text: &str) -> Result<Self> {
+        Self::read(Path::new("config.json"), serde_json::from_str(text).unwrap())
+    }
+}

@@ -1,0 +1,71 @@
+//! `dreamc import`: models of other programs.
+
+use crate::failure::{Done, Failure};
+use crate::number::grouped;
+use crate::say;
+use crate::show::bytes;
+use clap::{Args, Subcommand};
+use dreamc_runtime::import;
+use std::path::{Path, PathBuf};
+
+/// Import a model of another program
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    source: Source,
+}
+
+#[derive(Subcommand)]
+enum Source {
+    Hf(HuggingFace),
+}
+
+/// Import a Hugging Face folder: Gemma 2, Llama, Qwen 3, OLMoE, Mixtral
+#[derive(Args)]
+#[command(after_help = "\
+DIR holds config.json, model.safetensors (or shards with model.safetensors.index.json) and, to read and write text,
+tokenizer.json. What dreamc does not know is refused by its name; weights are copied as they are stored.
+
+Examples:
+  dreamc import hf gemma-2-2b -o imports/gemma-2-2b
+  dreamc generate imports/gemma-2-2b \"The capital of France is\" --max-tokens 20
+  dreamc eval imports/gemma-2-2b --data book.txt --sequence 1024 --stride 512
+  dreamc count imports/gemma-2-2b")]
+struct HuggingFace {
+    /// The folder of the model
+    #[arg(value_name = "DIR")]
+    from: PathBuf,
+
+    /// Where it goes; `imports/DIR` by default
+    #[arg(short, long, value_name = "OUT")]
+    out: Option<PathBuf>,
+
+    /// Replace the model that is in OUT
+    #[arg(long)]
+    force: bool,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let Source::Hf(a) = a.source;
+    let name = name(a.out.as_deref().unwrap_or(&a.from))?;
+    let out = a.out.unwrap_or_else(|| Path::new("imports").join(&name));
+    let imported = import::hugging_face(&a.from, &out, &name, a.force)?;
+    let (parameters, size) = (grouped(imported.parameters.into()), bytes(imported.bytes));
+    say!("{name}: {parameters} parameters, {size}")?;
+    for note in &imported.notes {
+        say!("  note  {note}")?;
+    }
+    let out = out.display();
+    say!("left in {out}; next:\n  dreamc generate {out} \"Once upon a time\"")?;
+    Ok(())
+}
+
+/// The name of a model by its folder.
+fn name(folder: &Path) -> Result<String, Failure> {
+    let full = folder.canonicalize().or_else(|_| std::path::absolute(folder))?;
+    let name = full.file_name().unwrap_or_default().to_string_lossy();
+    let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let name: String = name.chars().map(|c| if right(c) { c } else { '-' }).collect();
+    let name = name.trim_start_matches(|c: char| !c.is_ascii_alphabetic()).to_string();
+    Ok(if name.is_empty() { "model".into() } else { name })
+}
