@@ -539,10 +539,63 @@ fn windows(f: &Fields, family: Family, layers: usize) -> Result<(Option<u64>, Ve
     Ok((window, windowed))
 }
 
-impl Config {
-    /// A configuration in a text, for tests.
-    #[cfg(test)]
-    fn parse(text: &str) -> Result<Self> {
-        Self::read(Path::new("config.json"), serde_json::from_str(text).unwrap())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dreamc_dsl::Spelling;
+
+    /// The published configurations, as they mean what the examples say.
+    #[test]
+    fn published_models_are_those_of_the_examples() {
+        let gemma = r#"{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+            "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02, "intermediate_size": 9216,
+            "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26,
+            "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+            "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "float32", "transformers_version": "4.42.4",
+            "use_cache": true, "vocab_size": 256000}"#;
+        let llama = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false,
+            "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true,
+            "torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256}"#;
+        let mixtral = r#"{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+            "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32000}"#;
+        let olmoe = r#"{"architectures": ["OlmoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "clip_qkv": null,
+            "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 1024,
+            "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": false, "num_attention_heads": 16,
+            "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
+            "output_router_logits": false, "pad_token_id": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+            "router_aux_loss_coef": 0.01, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+            "vocab_size": 50304}"#;
+        for (name, text) in [
+            ("gemma-2-2b", gemma),
+            ("llama-3.2-1b", llama),
+            ("mixtral-8x7b", mixtral),
+            ("olmoe-1b-7b", olmoe),
+        ] {
+            let config = Config::read(Path::new("config.json"), serde_json::from_str(text).unwrap()).unwrap();
+            let yaml = config.specification(name, Some(Dtype::BF16));
+            let ast = dreamc_dsl::parse("config.json", &yaml, Spelling::Yaml).unwrap();
+            let found = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{yaml}\n{d}")).0;
+            let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+            assert_eq!(found.model, dreamc_dsl::load(path, &[]).unwrap().0.model, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_scale_of_an_embedding_is_rounded_as_its_weights_are() {
+        let scale = |hidden, stored| embed_scale(hidden, Some(stored));
+        assert_eq!(scale(2304, Dtype::BF16), "sqrt_hidden");
+        assert_eq!(scale(3584, Dtype::BF16), "59.75");
+        assert_eq!(scale(4608, Dtype::BF16), "68.0");
+        assert_eq!(scale(3584, Dtype::F32), "sqrt_hidden");
     }
 }
