@@ -88,14 +88,14 @@ impl Trained {
             cached.model().restore(&self.tensors)?;
             return Ok(Box::new(cached));
         }
-        let mut model = Model::load(device, self.scorer(depth)?)?;
+        let mut model = Model::load(device, self.scorer(depth, Some(rows))?)?;
         model.restore(&self.tensors)?;
         Ok(Box::new(Uncached::new(model)))
     }
 
     /// Compiled to score whole rows.
-    pub fn scorer(&self, depth: Option<u64>) -> Result<Compiled, Failure> {
-        prepare::scorer(&self.spec, depth, &self.rewriting)?.ok_or_else(|| {
+    pub fn scorer(&self, depth: Option<u64>, most: Option<u64>) -> Result<Compiled, Failure> {
+        prepare::scorer(&self.spec, depth, most, &self.rewriting)?.ok_or_else(|| {
             Failure::Usage(
                 "vocabulary × sequence is too large to keep logits of; use a smaller train.sequence".into(),
             )

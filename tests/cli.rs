@@ -194,29 +194,83 @@ fn a_killed_run_goes_on_to_the_same_bits() {
         ["--set", "train.steps=24", "--set", "train.random_depth.min=1", "--set", "train.random_depth.max=3"];
     let train = |out: &'static str| [&["train", "tiny.yaml", "--out", out], &longer[..]].concat();
     house.good(&train("whole"));
+    // Each round is killed at random moments until it ends, and as many rounds are made as it takes.
+    let wanted = std::env::var("DREAMC_KILLS").map_or(20, |n| n.parse().unwrap());
+    let seed = std::env::var("DREAMC_SEED").map_or(1, |n| n.parse().unwrap());
+    println!("DREAMC_KILLS={wanted} DREAMC_SEED={seed}");
+    let mut random = dreamc_runtime::rng::Philox::new(seed, "kills").stream(0);
     let mut killed = 0;
-    let mut process =
-        house.command(&train("cut")).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    for round in 0.. {
-        // Later and later, so that it gets somewhere.
-        std::thread::sleep(std::time::Duration::from_millis(100 + 50 * round));
-        if let Some(status) = process.try_wait().unwrap() {
-            assert!(status.success());
-            break;
+    while killed < wanted {
+        let folder = house.path("cut");
+        let _ = fs::remove_dir_all(&folder);
+        let mut line = train("cut");
+        loop {
+            let mut command = house.command(&line);
+            let mut process = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20 + random.below(300)));
+            if let Some(status) = process.try_wait().unwrap() {
+                assert!(status.success());
+                break;
+            }
+            process.kill().unwrap();
+            process.wait().unwrap();
+            killed += 1;
+            if killed >= wanted {
+                // The last one is left alone.
+                line = train("cut");
+                let rest = if folder.join("spec.yaml").exists() { &["resume", "cut"][..] } else { &line };
+                house.good(rest);
+                break;
+            }
+            // Killed before there was a folder, it begins again.
+            line = if folder.join("spec.yaml").exists() { vec!["resume", "cut"] } else { train("cut") };
         }
-        process.kill().unwrap();
-        process.wait().unwrap();
-        killed += 1;
-        // Killed before there was a folder, it begins again.
-        let started = house.path("cut/spec.yaml").exists();
-        let line = if started { vec!["resume", "cut"] } else { [&train("cut")[..], &["--force"]].concat() };
-        process = house.command(&line).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        assert_eq!(bits(&folder, 24), bits(&house.path("whole"), 24));
+        assert_eq!(metrics(&folder), metrics(&house.path("whole")));
+        let events = |run: &str| fs::metadata(house.path(run).join("events.out.tfevents.dreamc")).unwrap().len();
+        assert_eq!(events("cut"), events("whole"));
     }
-    assert!(killed > 0, "the run was over before it could be killed");
-    assert_eq!(bits(&house.path("cut"), 24), bits(&house.path("whole"), 24));
-    assert_eq!(metrics(&house.path("cut")), metrics(&house.path("whole")));
-    let events = |run: &str| fs::metadata(house.path(run).join("events.out.tfevents.dreamc")).unwrap().len();
-    assert_eq!(events("cut"), events("whole"));
+}
+
+/// What a process has at this moment: bytes in memory of its own, open files, threads.
+fn held(process: u32) -> Option<(u64, usize, u64)> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name))?;
+        line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let files = fs::read_dir(format!("/proc/{process}/fd")).ok()?.count();
+    Some((field("RssAnon")? * 1024, files, field("Threads")?))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn step_1000_holds_what_the_first_steps_held() {
+    let house = House::new();
+    let line = ["train", "tiny.yaml", "--out", "run", "--set", "train.steps=1000"];
+    let more = ["--set", "train.evaluate.every=100", "--set", "train.checkpoint.every=50"];
+    let mut command = house.command(&[&line[..], &more].concat());
+    let mut process = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let steps = || fs::read_to_string(house.path("run/metrics.jsonl")).map_or(0, |t| t.lines().count());
+    let mut seen = vec![];
+    while process.try_wait().unwrap().is_none() {
+        if let (n @ 1.., Some(held)) = (steps(), held(process.id())) {
+            seen.push((n, held));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(process.wait().unwrap().success() && steps() >= 1000);
+    // The first evaluation and checkpoint are part of the first steps.
+    let most = |of: &dyn Fn(&(u64, usize, u64)) -> u64, when: &dyn Fn(usize) -> bool| {
+        seen.iter().filter(|(n, _)| when(*n)).map(|(_, h)| of(h)).max().expect("seen in time")
+    };
+    let (early, late) = (&|n: usize| n <= 200, &|n: usize| n > 800);
+    let (memory, files, threads) =
+        (&|h: &(u64, usize, u64)| h.0, &|h: &(u64, usize, u64)| h.1 as u64, &|h: &(u64, usize, u64)| h.2);
+    println!("bytes {} {}", most(memory, early), most(memory, late));
+    assert!(most(memory, late) <= most(memory, early) + (1 << 20), "memory grows");
+    assert_eq!(most(files, late), most(files, early), "open files");
+    assert_eq!(most(threads, late), most(threads, early), "threads");
 }
 
 #[test]

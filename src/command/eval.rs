@@ -153,7 +153,7 @@ pub fn run(a: Arguments) -> Done {
     depths.extend(more.iter().map(|&d| Some(d)));
     let mut reports = vec![];
     for depth in depths {
-        let mut model = Model::load(device.as_ref(), trained.scorer(depth)?)?;
+        let mut model = Model::load(device.as_ref(), trained.scorer(depth, None)?)?;
         model.restore(&trained.tensors)?;
         let report = Measure {
             a: &a,

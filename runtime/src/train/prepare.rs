@@ -71,11 +71,16 @@ pub fn masked(spec: &Spec) -> bool {
     spec.data.as_ref().is_some_and(|d| d.document_mask)
 }
 
-/// Compiles a specification for scoring whole rows: forward alone, logits kept.
-pub fn scorer(spec: &Spec, depth: Option<u64>, rewrite: &Rewriting) -> Result<Option<Compiled>, TrainError> {
+/// Compiles a specification for scoring whole rows: forward alone, logits kept; `most` rows at once.
+pub fn scorer(
+    spec: &Spec,
+    depth: Option<u64>,
+    most: Option<u64>,
+    rewrite: &Rewriting,
+) -> Result<Option<Compiled>, TrainError> {
     let sequence = sequence(spec);
     let row = sequence.saturating_mul(spec.model.vocab).saturating_mul(4);
-    let rows = (MOST_LOGITS / row.max(1)).clamp(1, MOST_ROWS);
+    let rows = (MOST_LOGITS / row.max(1)).clamp(1, most.unwrap_or(MOST_ROWS));
     if row.saturating_mul(rows) > 16 * MOST_LOGITS {
         return Ok(None);
     }
@@ -109,7 +114,7 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
         Options { train: true, segments, depths, rewrite: rewriting.clone(), ..forward(rows, sequence) };
     let compiled = compile(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
-    let scorer = if tasks { scorer(spec, None, rewriting)? } else { None };
+    let scorer = if tasks { scorer(spec, None, None, rewriting)? } else { None };
     let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None, rewriting) {
         Ok(compiled) => Some(compiled),
         Err(CompileError::Unsupported(_)) => None,
