@@ -146,6 +146,13 @@ impl Job<'_> {
         let rows = vec![
             vec!["steps".into(), format!("{} of {} × {} tokens{micro}", t.steps, t.batch, prepared.sequence)],
             vec!["tokens".into(), short((t.steps * tokens) as f64)],
+            vec![
+                "compute".into(),
+                prepared.flops_per_token.map_or("not counted".into(), |f| {
+                    let all = f * (t.steps * tokens) as f64;
+                    format!("{}FLOP ({}FLOP a token)", short(all), short(f))
+                }),
+            ],
             vec!["device".into(), self.device.name()],
             vec![
                 "memory".into(),

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::generate::compile_cached;
 use crate::model::{Memory, parameters};
 use crate::train::sample;
+use dreamc_compiler::count::count;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
@@ -32,6 +33,8 @@ pub struct Prepared {
     pub sequence: u64,
     /// Which rewriting rules all of them were compiled with.
     pub rewriting: Rewriting,
+    /// Multiply-adds of training one token, counted twice each, by the specification ([`dreamc_compiler::count`]).
+    pub flops_per_token: Option<f64>,
     /// Seconds it took to compile.
     pub seconds: f64,
 }
@@ -120,14 +123,9 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
         Err(CompileError::Unsupported(_)) => None,
         Err(error) => return Err(error.into()),
     };
+    let seconds = begun.elapsed().as_secs_f64();
+    let counts = count(spec, &dreamc_compiler::count::Options::default());
+    let flops_per_token = counts.ok().map(|c| c.flops_per_token.training.mean());
     let rewriting = rewriting.clone();
-    Ok(Prepared {
-        compiled,
-        scorer,
-        writer,
-        rows,
-        sequence,
-        rewriting,
-        seconds: begun.elapsed().as_secs_f64(),
-    })
+    Ok(Prepared { compiled, scorer, writer, rows, sequence, rewriting, flops_per_token, seconds })
 }

@@ -21,7 +21,6 @@ use crate::generate::Cached;
 use crate::model::{Model, Scale};
 use crate::train::sample;
 use dreamc_compiler::count::executed::{Masks, executed};
-use dreamc_compiler::count::{self, count};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use std::path::Path;
@@ -144,8 +143,6 @@ impl<'a> Runner<'a> {
         let events =
             Events::open(&folder.events(), state.events_bytes, now()).map_err(io(&folder.events()))?;
         let saved = state.step;
-        let declared = count(setup.spec, &count::Options::default());
-        let declared_flops_per_token = declared.ok().map(|c| c.flops_per_token.training.mean());
         let runner = Runner {
             setup,
             watcher,
@@ -160,7 +157,7 @@ impl<'a> Runner<'a> {
             evaluation: None,
             saved,
             speed: 0.0,
-            declared_flops_per_token,
+            declared_flops_per_token: prepared.flops_per_token,
             rewriting: prepared.rewriting,
         };
         runner.write_ledger(&runner.ledger("running"))?;
