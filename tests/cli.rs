@@ -227,7 +227,8 @@ fn a_killed_run_goes_on_to_the_same_bits() {
         }
         assert_eq!(bits(&folder, 24), bits(&house.path("whole"), 24));
         assert_eq!(metrics(&folder), metrics(&house.path("whole")));
-        let events = |run: &str| fs::metadata(house.path(run).join("events.out.tfevents.dreamc")).unwrap().len();
+        let events =
+            |run: &str| fs::metadata(house.path(run).join("events.out.tfevents.dreamc")).unwrap().len();
         assert_eq!(events("cut"), events("whole"));
     }
 }

@@ -3,6 +3,7 @@
 
 mod support;
 
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
@@ -33,7 +34,7 @@ fn with_context(golden: &Golden) -> Spec {
 }
 
 fn cached(golden: &Golden, rows: u64) -> Cached {
-    let compiled = compile_cached(&with_context(golden), rows, None, None).unwrap();
+    let compiled = compile_cached(&with_context(golden), rows, None, None, &Rewriting::default()).unwrap();
     let mut cached = Cached::load(&device(), compiled).unwrap();
     fill(cached.model(), golden);
     cached
