@@ -2,6 +2,7 @@
 
 use dreamc_dsl::Diagnostics;
 use std::error::Error;
+use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
@@ -24,16 +25,21 @@ pub type Done = Result<(), Failure>;
 impl Failure {
     /// Says what is wrong, on the error stream.
     pub fn report(self) -> ExitCode {
+        match &self {
+            Failure::Diagnostics(d) => eprint!("{}", d.render(io::stderr().is_terminal())),
+            Failure::Error(error) if broken_pipe(error.as_ref()) => return ExitCode::SUCCESS,
+            Failure::Usage(_) | Failure::Error(_) => eprintln!("error: {self}"),
+            Failure::Silent => {}
+        }
+        ExitCode::from(if let Failure::Usage(_) = self { 2 } else { 1 })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Diagnostics(d) => {
-                eprint!("{}", d.render(io::stderr().is_terminal()));
-                ExitCode::from(1)
-            }
-            Failure::Usage(what) => {
-                eprintln!("error: {what}");
-                ExitCode::from(2)
-            }
-            Failure::Error(error) if broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
+            Failure::Diagnostics(d) => f.write_str(&d.render(false)),
+            Failure::Usage(what) => f.write_str(what),
             Failure::Error(error) => {
                 let mut text = error.to_string();
                 let mut cause = error.source();
@@ -44,10 +50,9 @@ impl Failure {
                     }
                     cause = c.source();
                 }
-                eprintln!("error: {text}");
-                ExitCode::from(1)
+                f.write_str(&text)
             }
-            Failure::Silent => ExitCode::from(1),
+            Failure::Silent => Ok(()),
         }
     }
 }

@@ -3,16 +3,18 @@
 //! One file a command, under [`command`]; each reads its arguments, calls the library and prints. What several share: [`spec`]
 //! reads specifications, [`device`] picks a device, [`failure`] is how a command fails, [`show`] prints tables and numbers,
 //! [`number`] those that are compared to the last digit, [`progress`] is the live line,
-//! [`rewriting`] picks rules.
+//! [`rewriting`] picks rules, [`compare`] is the way of a suite, [`report`] what reports are made of.
 //!
 //! Exit codes: 0; 1 for a failed run or check; 2 for bad usage.
 
 mod command;
+mod compare;
 mod device;
 mod failure;
 mod model;
 mod number;
 mod progress;
+mod report;
 mod rewriting;
 mod show;
 mod spec;
@@ -50,6 +52,8 @@ enum Command {
     Resume(command::resume::Arguments),
     Generate(command::generate::Arguments),
     Eval(command::eval::Arguments),
+    Compare(command::compare::Arguments),
+    Report(command::report::Arguments),
     Probe(command::probe::Arguments),
     Import(command::import::Arguments),
     Data(command::data::Arguments),
@@ -71,6 +75,8 @@ fn main() -> ExitCode {
         Command::Resume(a) => command::resume::run(a),
         Command::Generate(a) => command::generate::run(a),
         Command::Eval(a) => command::eval::run(a),
+        Command::Compare(a) => command::compare::run(a),
+        Command::Report(a) => command::report::run(a),
         Command::Probe(a) => command::probe::run(a),
         Command::Import(a) => command::import::run(a),
         Command::Data(a) => command::data::run(a),

@@ -14,6 +14,9 @@ const PLAIN: Duration = Duration::from_secs(5);
 
 /// Writes progress to the error stream. Errors in writing are ignored: a run does not end because nobody looks.
 pub struct Progress {
+    /// What its lines are about, where several runs are told of.
+    label: String,
+    /// Whether there is a live line.
     terminal: bool,
     last: Option<Instant>,
     /// Whether the live line is on the screen.
@@ -24,7 +27,14 @@ pub struct Progress {
 impl Progress {
     /// Looks whether there is a terminal.
     pub fn new() -> Self {
-        Progress { terminal: io::stderr().is_terminal(), last: None, shown: false, line: String::new() }
+        Self::labelled("", true)
+    }
+
+    /// Of one run of several: every line begins with its name. With others beside it there is no live line.
+    pub fn labelled(label: &str, alone: bool) -> Self {
+        let label = if label.is_empty() { String::new() } else { format!("{label}  ") };
+        let terminal = alone && io::stderr().is_terminal();
+        Progress { label, terminal, last: None, shown: false, line: String::new() }
     }
 
     /// Takes the live line off the screen.
@@ -52,18 +62,18 @@ impl Progress {
     fn put(&mut self, line: &str) {
         let mut err = io::stderr().lock();
         if self.terminal {
-            let _ = write!(err, "\r{line}\x1b[K");
+            let _ = write!(err, "\r{}{line}\x1b[K", self.label);
             let _ = err.flush();
             self.shown = true;
         } else {
-            let _ = writeln!(err, "{line}");
+            let _ = writeln!(err, "{}{line}", self.label);
         }
     }
 
     /// A line that stays.
     fn stay(&mut self, line: &str) {
         self.clear();
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = writeln!(io::stderr(), "{}{line}", self.label);
     }
 }
 
@@ -105,6 +115,8 @@ impl Watcher for Progress {
                     self.stay(&text);
                 }
             }
+            // Samples of many runs would bury everything else.
+            Event::Sample { .. } if !self.label.is_empty() => {}
             Event::Sample { prompt, text, answer, .. } => {
                 let mark = match answer {
                     Some(answer) if answer == text => "  ✓".to_string(),

@@ -1,9 +1,13 @@
 //! Specifications on the command line.
 
 use crate::failure::Failure;
+use crate::progress::Progress;
 use clap::Args;
 use dreamc_dsl::spec::{self, Source, Spec, Tokenizer};
 use dreamc_dsl::{Diagnostics, Severity, SourceMap, Spelling};
+use dreamc_runtime::data::{Dataset, Settings};
+use dreamc_runtime::files::cache_folder;
+use dreamc_runtime::train::prepare;
 use std::fs;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -59,7 +63,13 @@ pub fn resolved(spec: &Spec) -> String {
 
 /// Makes every path of the specification independent of where it is read from.
 pub fn make_absolute(spec: &mut Spec, base: &Path) {
-    let Some(data) = &mut spec.data else { return };
+    if let Some(data) = &mut spec.data {
+        make_data_absolute(data, base);
+    }
+}
+
+/// The same of a data section alone.
+pub fn make_data_absolute(data: &mut spec::Data, base: &Path) {
     let absolute = |path: &mut String| {
         let joined = base.join(&*path);
         let full = joined.canonicalize().or_else(|_| std::path::absolute(&joined)).unwrap_or(joined);
@@ -152,4 +162,20 @@ fn guess_fields(file: &Path) -> Result<(Option<String>, String, String), Failure
         file.display(),
         file.display()
     )))
+}
+
+/// Opens the data of a specification with absolute paths. Rows of running text advance by `stride`, by a whole row where absent.
+pub fn open_data(spec: &Spec, data: &spec::Data, stride: Option<u64>) -> Result<Dataset, Failure> {
+    let settings = Settings {
+        base: Path::new(""),
+        cache: &cache_folder(),
+        sequence: prepare::sequence(spec),
+        vocab: spec.model.vocab,
+        seed: spec.train.seed,
+        stride,
+    };
+    let mut progress = Progress::new();
+    let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
+    progress.clear();
+    Ok(dataset?)
 }

@@ -3,17 +3,15 @@
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::Trained;
-use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
 use crate::show::{short, table};
-use crate::spec::replace_data;
+use crate::spec::{open_data, replace_data};
 use crate::{say, show};
 use clap::Args;
 use dreamc_dsl::spec::Source;
-use dreamc_runtime::data::{Dataset, Settings, Tokenizer, task};
+use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
-use dreamc_runtime::files::cache_folder;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use serde::Serialize;
@@ -133,20 +131,7 @@ pub fn run(a: Arguments) -> Done {
     let stride = a.stride.or(spec.eval.stride);
     let dataset = match &spec.data {
         None => None,
-        Some(data) => {
-            let settings = Settings {
-                base: Path::new(""),
-                cache: &cache_folder(),
-                sequence: prepare::sequence(spec),
-                vocab: spec.model.vocab,
-                seed: spec.train.seed,
-                stride,
-            };
-            let mut progress = Progress::new();
-            let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
-            progress.clear();
-            Some(dataset?)
-        }
+        Some(data) => Some(open_data(spec, data, stride)?),
     };
     let mut depths: Vec<Option<u64>> = vec![None];
     let more = if a.depth.is_empty() { &spec.eval.depths } else { &a.depth };

@@ -1,12 +1,12 @@
 //! `dreamc match`: fields of a spec moved until it costs what a baseline costs.
 
+use crate::compare::arms::{self, Matching, TOLERANCE};
 use crate::failure::{Done, Failure};
 use crate::number::{decimal_bytes, decimals, grouped};
-use crate::spec::{SpecArguments, warn};
+use crate::spec::SpecArguments;
 use crate::{say, show};
 use clap::{Args, value_parser};
 use dreamc_compiler::matching::{Matched, Measure, Objective, Request, TOKENS, find};
-use dreamc_dsl::suite::{Suite, Variant};
 use dreamc_dsl::{FileKind, Spec};
 use serde::Serialize;
 use std::fs;
@@ -77,9 +77,6 @@ fn tolerance(text: &str) -> Result<f64, String> {
     if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("write `0.5%` or `0.005`".into()) }
 }
 
-/// What is tolerated where nothing says otherwise.
-const TOLERANCE: f64 = 0.005;
-
 /// What `--json` prints of a suite.
 #[derive(Serialize)]
 struct Report {
@@ -144,7 +141,7 @@ fn one(a: &Arguments) -> Done {
         request.objectives.iter_mut().for_each(|o| o.tolerance = tolerance);
     }
     let baseline = load(&baseline, &[])?;
-    request.tokens = tokens(a, &spec, &baseline);
+    request.tokens = Matching { tolerance: a.tolerance, tokens: a.tokens }.tokens(&spec, &baseline);
     let matched = find(&spec, &baseline, &request)?;
     if let Some(out) = &a.write {
         write(&a.spec.spec, &a.spec.set, &matched, out)?;
@@ -155,45 +152,26 @@ fn one(a: &Arguments) -> Done {
     Ok(say!("{}", table(&spec.model.name, &matched))?)
 }
 
-/// Tokens that both models can generate.
-fn tokens(a: &Arguments, spec: &Spec, baseline: &Spec) -> u64 {
-    a.tokens.unwrap_or(TOKENS.min(spec.model.context).min(baseline.model.context))
-}
-
 fn suite(a: &Arguments) -> Done {
     if a.baseline.is_some() || [&a.flops, &a.params, &a.memory].iter().any(|f| f.is_some()) {
         let what = "a suite says itself what is matched with what: change its variants' `match`";
         return Err(Failure::Usage(what.into()));
     }
-    let (suite, warnings) = dreamc_dsl::load_suite(&a.spec.spec, &a.spec.set)?;
-    warn(&suite.sources, warnings);
-    // The training section that the arms share also says how weights are stored.
-    let shared = |mut spec: Spec| {
-        if let Some(train) = &suite.train {
-            spec.train = train.clone();
-        }
-        spec
-    };
-    let baseline = shared(load(&a.spec.base().join(&suite.baseline), &[])?);
     let mut variants = vec![];
-    for variant in &suite.variants {
-        let Some(mut request) = request(a, &suite, variant) else { continue };
-        let path = a.spec.base().join(&variant.spec);
-        let spec = shared(load(&path, &variant.set)?);
-        let name = variant.name.clone().unwrap_or_else(|| spec.model.name.clone());
-        request.tokens = tokens(a, &spec, &baseline);
-        let matched = find(&spec, &baseline, &request)
-            .map_err(|error| Failure::Error(format!("{name}: {error}").into()))?;
+    let matching = Matching { tolerance: a.tolerance, tokens: a.tokens };
+    let (suite, _) = arms::load(&a.spec, matching, &mut |arm| {
+        let Some(matched) = &arm.matched else { return Ok(()) };
         if let Some(folder) = &a.write {
             fs::create_dir_all(folder)?;
-            let extension = path.extension().unwrap_or_default().to_string_lossy();
-            write(&path, &variant.set, &matched, &folder.join(format!("{name}.{extension}")))?;
+            let extension = arm.path.extension().unwrap_or_default().to_string_lossy();
+            write(&arm.path, &arm.set, matched, &folder.join(format!("{}.{extension}", arm.name)))?;
         }
         if !a.json {
-            say!("{}", table(&name, &matched))?;
+            say!("{}", table(&arm.name, matched))?;
         }
-        variants.push(Arm { name, matched });
-    }
+        variants.push(Arm { name: arm.name.clone(), matched: matched.clone() });
+        Ok(())
+    })?;
     if variants.is_empty() {
         return Err(Failure::Usage("no variant of the suite has a `match`".into()));
     }
@@ -201,24 +179,6 @@ fn suite(a: &Arguments) -> Done {
         show::json(&Report { suite: suite.name, variants })?;
     }
     Ok(())
-}
-
-/// What a suite asks of a variant.
-fn request(a: &Arguments, suite: &Suite, variant: &Variant) -> Option<Request> {
-    let fields = variant.matching.as_ref()?;
-    let equal = &suite.equal;
-    let objective = |measure, (field, step): &(String, u64), tolerance: Option<f64>| Objective {
-        measure,
-        field: field.clone(),
-        step: *step,
-        tolerance: a.tolerance.or(tolerance).unwrap_or(TOLERANCE),
-    };
-    let mut objectives = vec![
-        objective(Measure::FlopsPerToken, &fields.flops, equal.flops),
-        objective(Measure::Parameters, &fields.params, equal.parameters),
-    ];
-    objectives.extend(fields.memory.as_ref().map(|f| objective(Measure::MemoryBytes, f, equal.memory)));
-    Some(Request { objectives, tokens: TOKENS })
 }
 
 /// Writes the text of a specification with the matched values, and those that `set` gave it; nothing else changes.

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod check;
+pub mod compare;
 pub mod compile;
 pub mod completions;
 pub mod count;
@@ -12,6 +13,7 @@ pub mod generate;
 pub mod import;
 pub mod matching;
 pub mod probe;
+pub mod report;
 pub mod resume;
 pub mod schema;
 pub mod show;

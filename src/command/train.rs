@@ -7,15 +7,14 @@ use crate::number::grouped;
 use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
 use crate::show::{bytes, duration, short, table};
-use crate::spec::{SpecArguments, make_absolute, replace_data, resolved};
+use crate::spec::{SpecArguments, make_absolute, open_data, replace_data, resolved};
 use crate::{say, show};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
-use dreamc_runtime::data::{Dataset, Settings};
+use dreamc_runtime::data::Dataset;
 use dreamc_runtime::device::Device;
-use dreamc_runtime::files::cache_folder;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{self, Outcome, Prepared, Setup, Stop, prepare};
 use std::path::{Path, PathBuf};
@@ -182,18 +181,7 @@ impl Job<'_> {
                 "the specification has no data; add a `data` section or name a file with --data".into(),
             ));
         };
-        let settings = Settings {
-            base: Path::new(""),
-            cache: &cache_folder(),
-            sequence: train::prepare::sequence(self.spec),
-            vocab: self.spec.model.vocab,
-            seed: self.spec.train.seed,
-            stride: None,
-        };
-        let mut progress = Progress::new();
-        let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
-        progress.clear();
-        let dataset = dataset?;
+        let dataset = open_data(self.spec, data, None)?;
         for line in dataset.describe() {
             self.tell(&format!("  data  {line}"))?;
         }

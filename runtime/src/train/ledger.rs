@@ -11,18 +11,30 @@ pub struct Ledger {
     pub dreamc: String,
     /// The model's name.
     pub model: String,
+    /// Applications of layers.
+    #[serde(default)]
+    pub depth: u64,
     /// BLAKE3 of the resolved specification.
     pub spec_hash: String,
     /// BLAKE3 of contents, weights and tokenizer of the data.
     pub data_hash: String,
+    /// BLAKE3 of the tokenizer.
+    #[serde(default)]
+    pub tokenizer_hash: String,
     /// Seed of weights, order and sampling.
     pub seed: u64,
     /// The device, for people.
     pub device: String,
     /// Which rewriting rules made its programs.
     pub rewriting: Rewriting,
+    /// The machine, for people.
+    #[serde(default)]
+    pub machine: String,
     /// `running`, `finished`, `stopped early`, `interrupted` or `failed`.
     pub status: String,
+    /// Rewriting rules that were used in the training programs, with how often.
+    #[serde(default)]
+    pub rewritten: Vec<(String, usize)>,
     /// Optimizer steps taken.
     pub steps: u64,
     /// Tokens read by training steps, padding included.
@@ -35,6 +47,12 @@ pub struct Ledger {
     pub parameters: u64,
     /// FLOPs a training token should take, where they were counted.
     pub declared_flops_per_token: Option<f64>,
+    /// FLOPs a generated token should take: the mean over a sequence of [`TOKENS`](dreamc_compiler::matching::TOKENS) or the context.
+    #[serde(default)]
+    pub decode_flops_per_token: Option<f64>,
+    /// Bytes of weights and mean caches while such a sequence is generated.
+    #[serde(default)]
+    pub generation_memory: Option<u64>,
     /// FLOPs of products that training steps carried out: two a multiply-add.
     pub executed_flops: u64,
     /// Bytes of the device's memory, all programs.

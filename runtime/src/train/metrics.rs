@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one line a step, one an evaluation.
 
-use serde::Serialize;
-use std::fs::{File, OpenOptions};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -43,7 +43,7 @@ impl Lines {
 }
 
 /// Figures of one step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepLine {
     /// Which step, from 1.
     pub step: u64,
@@ -57,10 +57,33 @@ pub struct StepLine {
     pub tokens: u64,
     /// Seconds of training so far.
     pub seconds: f64,
+    /// How evenly experts were chosen, of some steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance: Option<Balance>,
+}
+
+/// How evenly the experts of a mixture were chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Balance {
+    /// Maximal violation: the choices of the busiest expert over the mean, less one; 0 where all are equal.
+    pub violation: f64,
+    /// Share of experts that were never chosen.
+    pub idle: f64,
+}
+
+impl Balance {
+    /// Of these numbers of choices; `None` where nothing was chosen.
+    pub fn of(counts: &[f32]) -> Option<Self> {
+        let total: f64 = counts.iter().map(|c| f64::from(*c)).sum();
+        let most = counts.iter().copied().fold(0.0, f32::max);
+        let idle = counts.iter().filter(|c| **c == 0.0).count();
+        let n = counts.len() as f64;
+        (total > 0.0).then(|| Balance { violation: f64::from(most) * n / total - 1.0, idle: idle as f64 / n })
+    }
 }
 
 /// Figures of one evaluation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationLine {
     /// After which step.
     pub step: u64,
@@ -74,8 +97,44 @@ pub struct EvaluationLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
     /// The same by number of steps.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_difficulty: Vec<(u64, f64)>,
+}
+
+/// All that a run has measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// Its steps.
+    pub steps: Vec<StepLine>,
+    /// Its evaluations.
+    pub evaluations: Vec<EvaluationLine>,
+}
+
+/// A line of either kind.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Step(StepLine),
+    Evaluation(EvaluationLine),
+}
+
+impl Metrics {
+    /// Reads a file that a run may still be writing; an unfinished last line is left for later.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        let text = fs::read_to_string(path).map_err(|e| crate::files::about(path, e))?;
+        let mut metrics = Metrics::default();
+        for (i, line) in text.split_inclusive('\n').enumerate().filter(|(_, l)| l.ends_with('\n')) {
+            match serde_json::from_str(line) {
+                Ok(Line::Step(step)) => metrics.steps.push(step),
+                Ok(Line::Evaluation(evaluation)) => metrics.evaluations.push(evaluation),
+                Err(e) => {
+                    let what = format!("{}:{}: not a line of metrics: {e}", path.display(), i + 1);
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                }
+            }
+        }
+        Ok(metrics)
+    }
 }
 
 #[cfg(test)]
@@ -95,7 +154,35 @@ mod tests {
         let mut lines = Lines::open(&path, mark).unwrap();
         lines.push(&line(3)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":3}\n");
+        assert_eq!(Metrics::read(&path).unwrap().evaluations, [line(1), line(3)]);
         // A file that lost its end to a power cut is taken as it is.
         assert_eq!(Lines::open(&path, 1000).unwrap().bytes(), 22);
+    }
+
+    #[test]
+    fn both_kinds_of_lines_are_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let step = StepLine {
+            step: 10,
+            loss: 1.5,
+            learning_rate: 1e-3,
+            norm: 0.25,
+            tokens: 640,
+            seconds: 0.5,
+            balance: Balance::of(&[2.0, 0.0, 6.0, 0.0]),
+        };
+        assert_eq!(step.balance, Some(Balance { violation: 2.0, idle: 0.5 }));
+        let evaluation = EvaluationLine { step: 10, exact_match: Some(0.5), ..Default::default() };
+        let mut lines = Lines::open(&path, 0).unwrap();
+        lines.push(&step).unwrap();
+        lines.push(&evaluation).unwrap();
+        let mut text = fs::read_to_string(&path).unwrap();
+        text += "{\"step\": 11, \"lo";
+        fs::write(&path, &text).unwrap();
+        let read = Metrics::read(&path).unwrap();
+        assert_eq!((read.steps, read.evaluations), (vec![step], vec![evaluation]));
+        fs::write(&path, text + "\n").unwrap();
+        assert!(Metrics::read(&path).unwrap_err().to_string().contains(":3: not a line"));
     }
 }

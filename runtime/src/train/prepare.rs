@@ -5,9 +5,10 @@ use crate::device::Device;
 use crate::generate::compile_cached;
 use crate::model::{Memory, parameters};
 use crate::train::sample;
-use dreamc_compiler::count::count;
+use dreamc_compiler::count::{self, Counts, count};
+use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{CompileError, Compiled, Options, compile};
+use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_with_report};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
 
@@ -33,8 +34,10 @@ pub struct Prepared {
     pub sequence: u64,
     /// Which rewriting rules all of them were compiled with.
     pub rewriting: Rewriting,
-    /// Multiply-adds of training one token, counted twice each, by the specification ([`dreamc_compiler::count`]).
-    pub flops_per_token: Option<f64>,
+    /// What the specification counts; its means of generation are over [`TOKENS`] or the context.
+    pub declared: Option<Counts>,
+    /// Rewriting rules that were used, with how often.
+    pub rewritten: Vec<(String, usize)>,
     /// Seconds it took to compile.
     pub seconds: f64,
 }
@@ -115,7 +118,7 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
     let segments = masked(spec);
     let options =
         Options { train: true, segments, depths, rewrite: rewriting.clone(), ..forward(rows, sequence) };
-    let compiled = compile(spec, &options)?;
+    let (compiled, report) = compile_with_report(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     let scorer = if tasks { scorer(spec, None, None, rewriting)? } else { None };
     let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None, rewriting) {
@@ -124,8 +127,8 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
         Err(error) => return Err(error.into()),
     };
     let seconds = begun.elapsed().as_secs_f64();
-    let counts = count(spec, &dreamc_compiler::count::Options::default());
-    let flops_per_token = counts.ok().map(|c| c.flops_per_token.training.mean());
+    let tokens = TOKENS.min(spec.model.context);
+    let declared = count(spec, &count::Options { tokens, ..count::Options::default() }).ok();
     let rewriting = rewriting.clone();
-    Ok(Prepared { compiled, scorer, writer, rows, sequence, rewriting, flops_per_token, seconds })
+    Ok(Prepared { compiled, scorer, writer, rows, sequence, rewriting, declared, rewritten: report.used(), seconds })
 }

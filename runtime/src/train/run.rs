@@ -9,7 +9,7 @@ use super::error::TrainError;
 use super::event::{Event, Watcher};
 use super::folder::RunFolder;
 use super::ledger::Ledger;
-use super::metrics::{EvaluationLine, Lines, StepLine};
+use super::metrics::{Balance, EvaluationLine, Lines, StepLine};
 use super::prepare::Prepared;
 use super::tensorboard::Events;
 use super::{changes, schedule, signal};
@@ -18,13 +18,19 @@ use crate::data::{Batch, Batches, Dataset};
 use crate::device::{Device, Instrument};
 use crate::evaluate;
 use crate::generate::Cached;
+use crate::machine;
 use crate::model::{Model, Scale};
 use crate::train::sample;
 use dreamc_compiler::count::executed::{Masks, executed};
+use dreamc_compiler::count::Counts;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Component;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Steps between looks at the balance of experts, for which the device has to be read.
+const BALANCE: u64 = 10;
 
 /// What a run is made of.
 pub struct Setup<'a> {
@@ -100,8 +106,9 @@ struct Runner<'a> {
     /// The last step a checkpoint was written of.
     saved: u64,
     speed: f64,
-    declared_flops_per_token: Option<f64>,
     rewriting: Rewriting,
+    declared: Option<Counts>,
+    rewritten: Vec<(String, usize)>,
 }
 
 impl<'a> Runner<'a> {
@@ -157,8 +164,9 @@ impl<'a> Runner<'a> {
             evaluation: None,
             saved,
             speed: 0.0,
-            declared_flops_per_token: prepared.flops_per_token,
             rewriting: prepared.rewriting,
+            declared: prepared.declared,
+            rewritten: prepared.rewritten,
         };
         runner.write_ledger(&runner.ledger("running"))?;
         Ok(runner)
@@ -231,6 +239,7 @@ impl<'a> Runner<'a> {
         self.check(step, "the loss", loss)?;
         let norm = self.model.norm()?;
         self.check(step, "the gradient norm", norm)?;
+        let balance = if step.is_multiple_of(BALANCE) { self.balance()? } else { None };
         self.model.update(&schedule::scalars(train, step))?;
 
         let seconds = begun.elapsed().as_secs_f64();
@@ -251,6 +260,7 @@ impl<'a> Runner<'a> {
             norm: f64::from(norm),
             tokens: state.tokens,
             seconds: state.train_seconds,
+            balance,
         };
         let left = (train.steps - step) as f64 * tokens as f64 / self.speed;
         self.log(|metrics, events| {
@@ -260,6 +270,22 @@ impl<'a> Runner<'a> {
         })?;
         self.watcher.tell(&Event::Step { line: &line, steps: train.steps, speed: self.speed, left });
         Ok(())
+    }
+
+    /// How evenly the experts were chosen in this step, in the mixture where it is least even.
+    fn balance(&self) -> Result<Option<Balance>, TrainError> {
+        let components = &self.setup.spec.model.components;
+        let experts = |tensor: &str| {
+            let name = tensor.strip_suffix(".router.bias").and_then(|n| n.rsplit('.').next());
+            matches!(name.and_then(|n| components.get(n)), Some(Component::Experts(_)))
+        };
+        let mut worst: Option<Balance> = None;
+        for t in self.model.compiled().tensors.iter().filter(|t| t.counts.is_some() && experts(&t.name)) {
+            if let Some(found) = Balance::of(&self.model.get(&format!("{}.counts", t.name))?) {
+                worst = worst.filter(|w| w.violation >= found.violation).or(Some(found));
+            }
+        }
+        Ok(worst)
     }
 
     /// Stops where the device did more or less work than its program has.
@@ -397,7 +423,8 @@ impl<'a> Runner<'a> {
     }
 
     fn ledger(&self, status: &str) -> Ledger {
-        let (state, line) = (&self.state, self.evaluation.clone().unwrap_or_default());
+        let (state, declared) = (&self.state, self.declared.as_ref());
+        let line = self.evaluation.clone().unwrap_or_default();
         let beside = |m: Option<&Model>| m.map_or(0, |m| m.memory().total);
         let memory = self.model.memory().total
             + beside(self.scorer.as_ref())
@@ -405,18 +432,24 @@ impl<'a> Runner<'a> {
         Ledger {
             dreamc: env!("CARGO_PKG_VERSION").into(),
             model: self.setup.spec.model.name.clone(),
+            depth: self.model.compiled().depth,
             spec_hash: state.spec_hash.clone(),
+            tokenizer_hash: self.setup.dataset.tokenizer.fingerprint().into(),
             data_hash: state.data_hash.clone(),
             seed: self.setup.spec.train.seed,
             device: self.setup.device.name(),
             rewriting: self.rewriting.clone(),
+            machine: machine::describe(),
             status: status.into(),
+            rewritten: self.rewritten.clone(),
             steps: state.step,
             tokens: state.tokens,
             targets: state.targets,
             train_seconds: state.train_seconds,
             parameters: self.model.parameters(),
-            declared_flops_per_token: self.declared_flops_per_token,
+            declared_flops_per_token: declared.map(|c| c.flops_per_token.training.mean()),
+            decode_flops_per_token: declared.map(|c| c.flops_per_token.decode.mean()),
+            generation_memory: declared.and_then(|c| u64::try_from(c.memory_bytes.generation).ok()),
             executed_flops: 2 * state.multiply_adds,
             peak_memory: memory,
             skipped_steps: state.skipped,

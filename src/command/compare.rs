@@ -1,0 +1,187 @@
+//! `dreamc compare`: the arms of a suite, trained alike and reported together.
+
+use crate::compare::agreement::{self, Comparison, Facts};
+use crate::compare::arms::{self, Arm, Matching};
+use crate::compare::study::{Manifest, Study, spec_file};
+use crate::compare::{page, training};
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::number::{decimal_bytes, decimals, grouped};
+use crate::say;
+use crate::show::table;
+use crate::spec::{SpecArguments, open_data, resolved};
+use clap::Args;
+use dreamc_compiler::count::figures;
+use dreamc_dsl::Spec;
+use dreamc_runtime::files;
+use std::path::{Path, PathBuf};
+
+/// Train the arms of a suite alike, and report how they compare
+#[derive(Args)]
+#[command(after_help = "\
+Matches the variants, checks that all arms agree in what the suite says must be equal, trains every arm with every seed, and
+writes report.html and report.md. Run it again to go on: what is trained already is left as it is.
+
+Examples:
+  dreamc compare examples/reasoning.suite.yaml
+  dreamc compare my.suite.yaml --out runs/mine --jobs 2
+  dreamc compare my.suite.yaml --dry-run              match and check, train nothing
+  dreamc compare my.suite.yaml --set train.steps=100  a short one first")]
+pub struct Arguments {
+    #[command(flatten)]
+    spec: SpecArguments,
+
+    /// Folder of the comparison; `runs/NAME` by default
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Runs trained at once; they share the threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
+    jobs: usize,
+
+    /// Train arms that do not agree, too; they are marked in every table
+    #[arg(long)]
+    allow_unequal: bool,
+
+    /// Train anew what is there already
+    #[arg(long)]
+    force: bool,
+
+    /// Match, check, and stop
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+fn jobs(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| "write a number from 1 to 1024".into())
+}
+
+pub fn run(a: Arguments) -> Done {
+    let (suite, arms) = arms::load(&a.spec, Matching::default(), &mut |_| Ok(()))?;
+    let mut facts = vec![];
+    for arm in &arms {
+        facts.push(before(arm, &arms[0].spec, &suite.seeds)?);
+    }
+    say!("{}: {} arms, seeds {}", suite.name, arms.len(), list(&suite.seeds))?;
+    say!("{}", resources(&arms, &facts))?;
+    let mut broken = vec![];
+    for (arm, facts_of) in arms.iter().zip(&facts).skip(1) {
+        let found = agreement::compare(&suite.equal, (&arms[0].spec, &facts[0]), (&arm.spec, facts_of));
+        broken.extend(found.into_iter().filter(|c| !c.agrees).map(|c| (arm.name.as_str(), c)));
+    }
+    if !broken.is_empty() {
+        let text = disagreements(&broken);
+        if !a.allow_unequal {
+            return Err(Failure::Error(
+                format!(
+                    "the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}\nMatch them (`match:` of a \
+                     variant), take the keys out of the suite's `equal`, or train them all the same with --allow-unequal"
+                )
+                .into(),
+            ));
+        }
+        eprintln!("the arms do not agree; they will be marked\n\n{text}");
+    }
+    if a.dry_run {
+        return Ok(());
+    }
+    let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
+    std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;
+    for arm in &arms {
+        let text = resolved(&arm.spec);
+        files::write_atomic(&spec_file(&folder, &arm.name), |out| out.write_all(text.as_bytes()))?;
+    }
+    let names = arms.iter().map(|arm| arm.name.clone()).collect();
+    Manifest::new(&suite, &a.spec.spec, &a.spec.set, names)?.write(&folder)?;
+    say!("left in {}\n", folder.display())?;
+    let plan = training::Plan {
+        folder: &folder,
+        seeds: &suite.seeds,
+        device: &a.device,
+        jobs: a.jobs,
+        force: a.force,
+    };
+    let found = training::train(&arms, &plan);
+    let report = page::page(&Study::read(&folder)?);
+    report.write(&folder, "report")?;
+    if found.skipped > 0 {
+        say!("{} runs were trained before", found.skipped)?;
+    }
+    say!("{} runs trained; the report is {}", found.trained, folder.join("report.html").display())?;
+    if let Some(signal) = found.stopped {
+        say!("{signal}: nothing is lost; the same command goes on")?;
+        return Err(Failure::Silent);
+    }
+    if !found.failed.is_empty() {
+        let names: Vec<&str> = found.failed.iter().map(|(name, _)| name.as_str()).collect();
+        return Err(Failure::Error(format!("{} runs failed: {}", names.len(), names.join("; ")).into()));
+    }
+    Ok(())
+}
+
+fn list(numbers: &[u64]) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What is known of an arm before it is trained.
+fn before(arm: &Arm, baseline: &Spec, seeds: &[u64]) -> Result<Facts, Failure> {
+    let spec = &arm.spec;
+    let tokens = Matching::default().tokens(spec, baseline);
+    let counted = figures(&spec.model, spec.train.precision, tokens)?;
+    let t = &spec.train;
+    let tokens = t.steps * t.batch * t.sequence.unwrap_or(spec.model.context);
+    let mut facts = Facts {
+        flops: Some(counted.flops_per_token.mean()),
+        parameters: Some(counted.parameters as f64),
+        memory: Some(counted.memory_bytes as f64),
+        tokens: vec![tokens; seeds.len()],
+        seeds: seeds.to_vec(),
+        ..Facts::default()
+    };
+    let Some(data) = &spec.data else {
+        return Err(Failure::Usage(format!("{} has no data; give the suite a `data` section", arm.name)));
+    };
+    for &seed in seeds {
+        let mut spec = spec.clone();
+        spec.train.seed = seed;
+        let dataset = open_data(&spec, data, None)?;
+        facts.data.push(dataset.hash());
+        facts.tokenizer.push(dataset.tokenizer.fingerprint().into());
+    }
+    Ok(facts)
+}
+
+fn resources(arms: &[Arm], facts: &[Facts]) -> String {
+    let mut rows = vec![["", "parameters", "FLOPs/token", "memory", "tokens", "matched"].map(String::from).to_vec()];
+    for (arm, f) in arms.iter().zip(facts) {
+        let fields = arm.matched.iter().flat_map(|m| &m.fields).map(|(field, v)| format!("{field} {v}"));
+        rows.push(vec![
+            arm.name.clone(),
+            f.parameters.map_or(String::new(), decimals),
+            f.flops.map_or(String::new(), decimals),
+            f.memory.map_or(String::new(), |m| decimal_bytes(m as u128)),
+            f.tokens.first().map_or(String::new(), |t| grouped((*t).into())),
+            fields.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table(&rows)
+}
+
+fn disagreements(broken: &[(&str, Comparison)]) -> String {
+    let mut rows = vec![["", "", "baseline", "here", "allowed"].map(String::from).to_vec()];
+    for (arm, c) in broken {
+        let here = match c.difference {
+            Some(d) => format!("{} ({:+.3} %)", c.arm, 100.0 * d),
+            None => c.arm.clone(),
+        };
+        let allowed = match c.limit {
+            Some(limit) if c.difference.is_some() => format!("± {} %", 100.0 * limit),
+            _ => "equal".into(),
+        };
+        rows.push(vec![arm.to_string(), c.what.into(), c.baseline.clone(), here, allowed]);
+    }
+    table(&rows)
+}

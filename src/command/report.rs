@@ -1,0 +1,33 @@
+//! `dreamc report`: the report of a comparison, made anew from what its runs left.
+
+use crate::compare::page;
+use crate::compare::study::Study;
+use crate::failure::Done;
+use crate::say;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Make the report of a comparison anew, from the ledgers and metrics of its runs
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc report runs/reasoning
+  dreamc report runs/reasoning --markdown > docs/results/reasoning.md")]
+pub struct Arguments {
+    /// The folder that `dreamc compare` made
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+
+    /// Print the report as Markdown, and write nothing
+    #[arg(long)]
+    markdown: bool,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let report = page::page(&Study::read(&a.folder)?);
+    if a.markdown {
+        return Ok(say!("{}", report.markdown().trim_end())?);
+    }
+    report.write(&a.folder, "report")?;
+    Ok(say!("{}", a.folder.join("report.html").display())?)
+}

@@ -1,0 +1,230 @@
+//! Do the arms agree in what must be equal?
+//!
+//! *In*: for each arm what it is trained on and how, known from specifications before training or from ledgers after it. *Out*: every
+//! disagreement with the baseline, with both values. The same rule serves `dreamc compare`, which refuses to train, and
+//! the report, which looks again.
+
+use crate::number::decimals;
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{Schedule, Train};
+use dreamc_dsl::suite::Equal;
+
+/// What an arm costs and reads.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// FLOPs of a generated token.
+    pub flops: Option<f64>,
+    /// Parameters.
+    pub parameters: Option<f64>,
+    /// Bytes while generating.
+    pub memory: Option<f64>,
+    /// Tokens of each run.
+    pub tokens: Vec<u64>,
+    /// Hashes of the data of each run.
+    pub data: Vec<String>,
+    /// Hashes of the tokenizer of each run.
+    pub tokenizer: Vec<String>,
+    /// Seeds.
+    pub seeds: Vec<u64>,
+}
+
+/// Something that must be equal, as an arm has it.
+#[derive(Clone, Debug, PartialEq)]
+struct Fact {
+    what: &'static str,
+    value: Value,
+    /// Largest relative difference; `None` where it need not be equal.
+    limit: Option<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Value {
+    Number(Option<f64>),
+    Text(String),
+}
+
+impl Value {
+    fn show(&self) -> String {
+        match self {
+            Value::Number(Some(n)) => decimals(*n),
+            Value::Number(None) => "unknown".into(),
+            Value::Text(text) => text.clone(),
+        }
+    }
+}
+
+/// What two arms have of something that must be equal.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// What it is.
+    pub what: &'static str,
+    /// What the baseline has.
+    pub baseline: String,
+    /// What the arm has.
+    pub arm: String,
+    /// Relative difference of numbers.
+    pub difference: Option<f64>,
+    /// Largest relative difference that the suite allows; `None` where it asks for nothing.
+    pub limit: Option<f64>,
+    /// Whether the suite is content.
+    pub agrees: bool,
+}
+
+/// Compares an arm with the baseline, in everything a suite can name.
+pub fn compare(equal: &Equal, baseline: (&Spec, &Facts), arm: (&Spec, &Facts)) -> Vec<Comparison> {
+    let (ours, theirs) = (facts(equal, baseline.0, baseline.1), facts(equal, arm.0, arm.1));
+    let compare = |(b, a): (Fact, Fact)| {
+        let difference = match (&b.value, &a.value) {
+            (Value::Number(Some(b)), Value::Number(Some(a))) => Some(a / b - 1.0),
+            _ => None,
+        };
+        let agrees = match (b.limit, difference) {
+            (None, _) => true,
+            (Some(limit), Some(difference)) => difference.abs() <= limit,
+            (Some(_), None) => b.value == a.value && b.value != Value::Number(None),
+        };
+        Comparison {
+            what: b.what,
+            baseline: b.value.show(),
+            arm: a.value.show(),
+            difference,
+            limit: b.limit,
+            agrees,
+        }
+    };
+    ours.into_iter().zip(theirs).map(compare).collect()
+}
+
+fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
+    let t = &spec.train;
+    let sequence = t.sequence.unwrap_or(spec.model.context);
+    let number = |what, value, limit| Fact { what, value: Value::Number(value), limit };
+    let text = |what, value: String, asked: bool| {
+        Fact { what, value: Value::Text(value), limit: asked.then_some(0.0) }
+    };
+    let short = |hashes: &[String]| {
+        let mut names: Vec<String> = hashes.iter().map(|h| h.chars().take(12).collect()).collect();
+        names.dedup();
+        names.join(", ")
+    };
+    let mut tokens: Vec<String> = facts.tokens.iter().map(u64::to_string).collect();
+    tokens.dedup();
+    let whole = |hashes: &[String]| hashes.join(" ");
+    // Batches are a function of data, seed, rows and length.
+    let order = format!("{} {:?} {} {sequence}", whole(&facts.data), facts.seeds, t.batch);
+    let order = blake3::hash(order.as_bytes()).to_hex().as_str().chars().take(12).collect();
+    let seeds: Vec<String> = facts.seeds.iter().map(u64::to_string).collect();
+    vec![
+        number("FLOPs per token", facts.flops, equal.flops),
+        number("parameters", facts.parameters, equal.parameters),
+        number("memory of generation", facts.memory, equal.memory),
+        text("training tokens", tokens.join(", "), equal.tokens),
+        text("data", short(&facts.data), equal.data),
+        text("order", order, equal.order),
+        text("tokenizer", short(&facts.tokenizer), equal.tokenizer),
+        text("schedule", schedule(t), equal.schedule),
+        text("optimizer", optimizer(t), equal.optimizer),
+        text("batch", format!("{} × {sequence}", t.batch), equal.batch),
+        text("precision", format!("{:?}", t.precision).to_lowercase(), equal.precision),
+        text("seeds", seeds.join(", "), equal.seeds),
+    ]
+}
+
+fn schedule(t: &Train) -> String {
+    let then = match t.schedule {
+        Schedule::Constant => "constant".into(),
+        Schedule::Cosine { floor } => format!("cosine to {floor}"),
+        Schedule::Linear { floor } => format!("linear to {floor}"),
+        Schedule::Wsd { decay, floor } => format!("constant, last {decay} linear to {floor}"),
+    };
+    format!("{} after {} steps, {then}, {} steps", t.learning_rate, t.warmup, t.steps)
+}
+
+fn optimizer(t: &Train) -> String {
+    let clip = t.clip.map_or("no clipping".into(), |c| format!("clip {c}"));
+    let mut text =
+        format!("AdamW {} {}, eps {}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
+    if t.decay_embeddings {
+        text += ", embeddings decay";
+    }
+    for (name, list) in [("only", &t.only), ("freeze", &t.freeze)] {
+        if !list.is_empty() {
+            text += &format!(", {name} {}", list.join(" "));
+        }
+    }
+    for g in &t.groups {
+        text += &format!(", {} × {}", g.pattern, g.learning_rate);
+        text += &g.weight_decay.map_or(String::new(), |d| format!(" decay {d}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(train: &str) -> Spec {
+        let text = format!(
+            "model:\n  name: m\n  vocab: 256\n  hidden: 16\n  context: 32\n  components:\n    sa: {{sequence: {{heads: 2, \
+             kv_heads: 1, head_size: 8}}}}\n  body: [{{layer: sa}}]\ntrain: {train}\n"
+        );
+        let ast = dreamc_dsl::parse("m.yaml", &text, dreamc_dsl::Spelling::Yaml).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap().0
+    }
+
+    fn equal(flops: Option<f64>) -> Equal {
+        Equal {
+            flops,
+            parameters: Some(0.001),
+            memory: None,
+            tokens: true,
+            data: true,
+            order: true,
+            tokenizer: true,
+            schedule: true,
+            optimizer: true,
+            batch: true,
+            precision: true,
+            seeds: true,
+        }
+    }
+
+    fn facts() -> Facts {
+        Facts {
+            flops: Some(1000.0),
+            parameters: Some(5000.0),
+            memory: Some(10.0),
+            tokens: vec![640],
+            data: vec!["d".into()],
+            tokenizer: vec!["t".into()],
+            seeds: vec![0, 1],
+        }
+    }
+
+    /// What disagrees.
+    fn broken(equal: &Equal, a: (&Spec, &Facts), b: (&Spec, &Facts)) -> Vec<&'static str> {
+        compare(equal, a, b).into_iter().filter(|c| !c.agrees).map(|c| c.what).collect()
+    }
+
+    #[test]
+    fn every_difference_is_found_and_nothing_else() {
+        let s = spec("{steps: 10, batch: 4, precision: f32}");
+        let base = facts();
+        let all = equal(Some(0.005));
+        assert_eq!(broken(&all, (&s, &base), (&s, &base)), [""; 0]);
+        let near = Facts { flops: Some(1004.0), parameters: Some(5006.0), memory: Some(99.0), ..facts() };
+        assert_eq!(broken(&all, (&s, &base), (&s, &near)), ["parameters"]);
+        assert_eq!(broken(&equal(Some(0.003)), (&s, &base), (&s, &near)), ["FLOPs per token", "parameters"]);
+        assert_eq!(broken(&equal(None), (&s, &base), (&s, &near)), ["parameters"]);
+        let unknown = Facts { flops: None, ..facts() };
+        assert_eq!(broken(&all, (&s, &unknown), (&s, &unknown)), ["FLOPs per token"]);
+        let other = spec("{steps: 10, batch: 8, learning_rate: 1e-3, clip: 1, precision: bf16}");
+        let moved = Facts { tokens: vec![1280], data: vec!["e".into()], tokenizer: vec!["u".into()], ..facts() };
+        let found = broken(&all, (&s, &base), (&other, &moved));
+        let expected =
+            ["training tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision"];
+        assert_eq!(found, expected);
+        let seeds = Facts { seeds: vec![0, 2], ..facts() };
+        assert_eq!(broken(&all, (&s, &base), (&s, &seeds)), ["order", "seeds"]);
+    }
+}

@@ -1,0 +1,207 @@
+//! What a comparison left in its folder.
+//!
+//! | entry | content |
+//! |---|---|
+//! | `compare.json` | the suite, its arms, and where their runs are |
+//! | `{arm}.yaml` | the specification of an arm, every default and matched value filled in |
+//! | `{arm}-seed{n}/` | a run folder, see [`dreamc_runtime::train::folder`] |
+//! | `report.html`, `report.md`, `figures/` | the report |
+
+use super::agreement::{Comparison, Facts, compare};
+use crate::failure::{Done, Failure};
+use crate::spec;
+use dreamc_dsl::suite::{Equal, Suite};
+use dreamc_dsl::{Spec, Spelling};
+use dreamc_runtime::files;
+use dreamc_runtime::train::ledger::Ledger;
+use dreamc_runtime::train::metrics::Metrics;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const MANIFEST: &str = "compare.json";
+
+/// `compare.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Name of the suite.
+    pub suite: String,
+    /// Its file's name and text, and what `--set` changed.
+    pub file: String,
+    /// Its text.
+    pub text: String,
+    /// Changes to it.
+    pub set: Vec<String>,
+    /// Every arm is trained once for each.
+    pub seeds: Vec<u64>,
+    /// Names of the arms, the baseline first.
+    pub arms: Vec<String>,
+}
+
+impl Manifest {
+    /// Of a suite that was read from a file.
+    pub fn new(suite: &Suite, file: &Path, set: &[String], arms: Vec<String>) -> Result<Self, Failure> {
+        Ok(Manifest {
+            suite: suite.name.clone(),
+            file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            text: fs::read_to_string(file).map_err(|e| files::about(file, e))?,
+            set: set.to_vec(),
+            seeds: suite.seeds.clone(),
+            arms,
+        })
+    }
+
+    /// Writes it.
+    pub fn write(&self, folder: &Path) -> Done {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        Ok(files::write_atomic(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?)
+    }
+}
+
+/// The folder of a run.
+pub fn run_folder(study: &Path, arm: &str, seed: u64) -> PathBuf {
+    study.join(format!("{arm}-seed{seed}"))
+}
+
+/// The specification of an arm.
+pub fn spec_file(study: &Path, arm: &str) -> PathBuf {
+    study.join(format!("{arm}.yaml"))
+}
+
+/// The account of a run, where there is one.
+pub fn ledger(folder: &Path) -> Result<Option<Ledger>, Failure> {
+    let path = folder.join("ledger.json");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+    let ledger = serde_json::from_str(&text)
+        .map_err(|e| Failure::Error(format!("{}: not a ledger: {e}", path.display()).into()))?;
+    Ok(Some(ledger))
+}
+
+/// Whether all steps of a run were taken.
+pub fn ended(ledger: &Ledger) -> bool {
+    matches!(ledger.status.as_str(), "finished" | "stopped early")
+}
+
+/// A comparison as it stands.
+pub struct Study {
+    /// Name of the suite.
+    pub name: String,
+    /// What must be equal.
+    pub equal: Equal,
+    /// Seeds.
+    pub seeds: Vec<u64>,
+    /// The arms, the baseline first.
+    pub arms: Vec<Arm>,
+}
+
+/// An arm and its runs.
+pub struct Arm {
+    /// Its name.
+    pub name: String,
+    /// Its specification.
+    pub spec: Spec,
+    /// The text of it.
+    pub text: String,
+    /// Its runs by seed; `None` where one has not begun.
+    pub runs: Vec<Option<Run>>,
+    /// How it compares with the baseline in what must be equal; empty for the baseline.
+    pub agreement: Vec<Comparison>,
+}
+
+/// A run.
+pub struct Run {
+    /// Its account.
+    pub ledger: Ledger,
+    /// What it measured.
+    pub metrics: Metrics,
+}
+
+impl Run {
+    /// Whether all its steps were taken.
+    pub fn ended(&self) -> bool {
+        ended(&self.ledger)
+    }
+}
+
+impl Arm {
+    /// Runs that came to their end.
+    pub fn ended(&self) -> impl Iterator<Item = &Run> {
+        self.runs.iter().flatten().filter(|r| r.ended())
+    }
+
+    /// Whether it agrees with the baseline.
+    pub fn agrees(&self) -> bool {
+        self.agreement.iter().all(|c| c.agrees)
+    }
+
+    /// What its ledgers say about what must be equal, of the runs with these numbers.
+    fn facts(&self, runs: &[usize]) -> Facts {
+        let t = &self.spec.train;
+        let planned = t.steps * t.batch * t.sequence.unwrap_or(self.spec.model.context);
+        let runs: Vec<&Run> = runs.iter().filter_map(|&i| self.runs[i].as_ref()).collect();
+        let first = runs.first().map(|r| &r.ledger);
+        Facts {
+            flops: first.and_then(|l| l.decode_flops_per_token),
+            parameters: first.map(|l| l.parameters as f64),
+            memory: first.and_then(|l| l.generation_memory.map(|m| m as f64)),
+            // A run that is not at its end has yet to read the rest.
+            tokens: runs.iter().map(|r| if r.ended() { r.ledger.tokens } else { planned }).collect(),
+            data: runs.iter().map(|r| r.ledger.data_hash.clone()).collect(),
+            tokenizer: runs.iter().map(|r| r.ledger.tokenizer_hash.clone()).collect(),
+            seeds: runs.iter().map(|r| r.ledger.seed).collect(),
+        }
+    }
+}
+
+impl Study {
+    /// Reads the folder of a comparison.
+    pub fn read(folder: &Path) -> Result<Self, Failure> {
+        let path = folder.join(MANIFEST);
+        if !path.is_file() {
+            return Err(Failure::Usage(format!(
+                "{} is not the folder of a comparison: it has no {MANIFEST}; `dreamc compare SUITE --out FOLDER` makes one",
+                folder.display()
+            )));
+        }
+        let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+        let manifest: Manifest = serde_json::from_str(&text)
+            .map_err(|e| Failure::Error(format!("{}: not a comparison: {e}", path.display()).into()))?;
+        let ast = dreamc_dsl::parse(&manifest.file, &manifest.text, Spelling::of(&manifest.file))?;
+        let (suite, _) = dreamc_dsl::check_suite(&ast, &manifest.set)?;
+        let mut arms = vec![];
+        for name in &manifest.arms {
+            let path = spec_file(folder, name);
+            let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+            let spec = spec::parse(&path.display().to_string(), &text, &[])?;
+            let mut runs = vec![];
+            for &seed in &manifest.seeds {
+                let folder = run_folder(folder, name, seed);
+                runs.push(match ledger(&folder)? {
+                    None => None,
+                    Some(ledger) => {
+                        let metrics = Metrics::read(&folder.join("metrics.jsonl"))?;
+                        Some(Run { ledger, metrics })
+                    }
+                });
+            }
+            arms.push(Arm { name: name.clone(), spec, text, runs, agreement: vec![] });
+        }
+        if arms.is_empty() {
+            return Err(Failure::Error(format!("{}: names no arms", path.display()).into()));
+        }
+        for i in 1..arms.len() {
+            // Nothing is known of what has not begun.
+            let begun = |s: &usize| arms[0].runs[*s].is_some() && arms[i].runs[*s].is_some();
+            let both: Vec<usize> = (0..manifest.seeds.len()).filter(begun).collect();
+            if !both.is_empty() {
+                let (baseline, arm) = (arms[0].facts(&both), arms[i].facts(&both));
+                arms[i].agreement =
+                    compare(&suite.equal, (&arms[0].spec, &baseline), (&arms[i].spec, &arm));
+            }
+        }
+        Ok(Study { name: manifest.suite, equal: suite.equal, seeds: manifest.seeds, arms })
+    }
+}

@@ -1,0 +1,131 @@
+//! Trains every arm of a suite with every seed.
+//!
+//! *Promise*: a run that came to its end is left as it is, one that was stopped goes on, and neither is ever mixed up with a run of
+//! another specification. A run that fails does not keep the others from being trained.
+
+use super::arms::Arm;
+use super::study::{ended, ledger, run_folder};
+use crate::command::resume::latest;
+use crate::device::DeviceArguments;
+use crate::failure::Failure;
+use crate::progress::Progress;
+use crate::spec::{open_data, resolved};
+use dreamc_runtime::train::folder::{Place, RunFolder};
+use dreamc_runtime::train::{self, Setup, Stop, prepare, signal};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, available_parallelism};
+
+/// How to train.
+pub struct Plan<'a> {
+    /// The folder of the comparison.
+    pub folder: &'a Path,
+    /// Seeds.
+    pub seeds: &'a [u64],
+    /// Where.
+    pub device: &'a DeviceArguments,
+    /// How many at once.
+    pub jobs: usize,
+    /// Train anew what is there already.
+    pub force: bool,
+}
+
+/// What became of the runs.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Trained to the end now.
+    pub trained: usize,
+    /// At their end before.
+    pub skipped: usize,
+    /// Names of runs, and why they failed.
+    pub failed: Vec<(String, String)>,
+    /// The signal that stopped them all.
+    pub stopped: Option<&'static str>,
+}
+
+/// Trains everything that is not trained yet.
+pub fn train(arms: &[Arm], plan: &Plan) -> Found {
+    // Seed by seed, so that what there is can be compared early.
+    let queue: Vec<(&Arm, u64)> = plan.seeds.iter().flat_map(|&seed| arms.iter().map(move |a| (a, seed))).collect();
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(Found::default());
+    let jobs = plan.jobs.clamp(1, queue.len().max(1));
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while signal::caught().is_none() {
+                    let Some(&(arm, seed)) = queue.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    let result = one(arm, seed, plan, jobs);
+                    let mut found = found.lock().unwrap_or_else(|e| e.into_inner());
+                    match result {
+                        Ok(None) => found.skipped += 1,
+                        Ok(Some(Stop::Finished | Stop::Early)) => found.trained += 1,
+                        Ok(Some(Stop::Interrupted(signal))) => found.stopped = Some(signal),
+                        Err(failure) => {
+                            let name = format!("{}, seed {seed}", arm.name);
+                            eprintln!("{name}  {failure}");
+                            found.failed.push((name, failure.to_string()));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_else(|e| e.into_inner());
+    found.stopped = found.stopped.or(signal::caught());
+    found
+}
+
+/// One run; `None` where it was at its end before.
+fn one(arm: &Arm, seed: u64, plan: &Plan, jobs: usize) -> Result<Option<Stop>, Failure> {
+    let mut spec = arm.spec.clone();
+    spec.train.seed = seed;
+    let text = resolved(&spec);
+    let path = run_folder(plan.folder, &arm.name, seed);
+    let mut progress = Progress::labelled(&format!("{}, seed {seed}", arm.name), jobs == 1);
+    let begun = !plan.force && path.join("spec.yaml").is_file();
+    if let (true, Some(ledger)) = (begun, ledger(&path)?) {
+        if ledger.spec_hash != blake3::hash(text.as_bytes()).to_hex().as_str() {
+            let what = "was trained from another specification; choose another --out, or train everything anew with --force";
+            return Err(Failure::Usage(format!("{} {what}", path.display())));
+        }
+        if ended(&ledger) {
+            return Ok(None);
+        }
+    }
+    let all = plan.device.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
+    let threads = Some((all / jobs).max(1));
+    let device = DeviceArguments { device: plan.device.device, threads }.open()?;
+    let Some(data) = &spec.data else {
+        return Err(Failure::Usage(format!("{} has no data; give the suite a `data` section", arm.name)));
+    };
+    let dataset = open_data(&spec, data, None)?;
+    let prepared = prepare(&spec)?;
+    let (folder, from) = if begun {
+        let folder = RunFolder::open(&path)?;
+        let from = latest(&folder)?;
+        (folder, from)
+    } else {
+        (RunFolder::create(&Place::At { path, force: true })?, None)
+    };
+    if from.is_none() {
+        folder.write("spec.yaml", &text)?;
+        if let Some(json) = dataset.tokenizer.json() {
+            folder.write("tokenizer.json", json)?;
+        }
+    }
+    let setup = Setup {
+        spec: &spec,
+        text: &text,
+        device: device.as_ref(),
+        dataset: &dataset,
+        folder: &folder,
+        from,
+        allow_changes: false,
+        count: false,
+    };
+    let outcome = train::run(prepared, setup, &mut progress);
+    progress.clear();
+    Ok(Some(outcome?.stop))
+}
