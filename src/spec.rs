@@ -179,3 +179,15 @@ pub fn open_data(spec: &Spec, data: &spec::Data, stride: Option<u64>) -> Result<
     progress.clear();
     Ok(dataset?)
 }
+
+/// Makes all of one file what is held out.
+pub fn measure_on(spec: &mut Spec, file: &Path, tokenizer: Option<&Path>) -> Result<(), Failure> {
+    replace_data(spec, file, tokenizer)?;
+    if let Some(data) = &mut spec.data {
+        data.validation_file = data.sources.first().and_then(|(s, _)| match s {
+            Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => Some(path.clone()),
+            Source::Task(_) => None,
+        });
+    }
+    Ok(())
+}

@@ -4,9 +4,9 @@
 //! [`differentiate`](crate::autodiff) and partition → [`schedule`](crate::schedule) → [`Plan`].
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block};
+use crate::architecture::{Apply, Architecture, Block, for_each_application, names};
 use crate::autodiff::{Seed, differentiate, partition, prune};
-use crate::compiled::{Compiled, Tensor, TensorKind};
+use crate::compiled::{Application, Compiled, OBSERVED, Observation, Observed, Tensor, TensorKind};
 use crate::ir::{DType, Function, Module, Param, Role};
 use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower};
 use crate::program::{
@@ -31,6 +31,8 @@ pub struct Options {
     pub logits: bool,
     /// Whether attention stops at document boundaries.
     pub segments: bool,
+    /// Whether `evaluate` leaves [`Compiled::observed`] for the host. Not with `train` or `cache`.
+    pub observe: bool,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
     /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for training at random depths.
@@ -50,6 +52,7 @@ impl Default for Options {
             train: false,
             logits: false,
             segments: false,
+            observe: false,
             depth: None,
             depths: vec![],
             cache: None,
@@ -129,7 +132,11 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
     others.dedup();
     let others = others.into_iter().map(|d| Ok((d, Architecture::new(&spec.model, Some(d))?)));
     let others = others.collect::<Result<Vec<_>, CompileError>>()?;
-    let shape = |sequence, cache| Shape { batch: options.batch, sequence, segments: options.segments, cache };
+    let observe = options.observe && !options.train && options.cache.is_none();
+    let shape = |sequence, cache| {
+        let Options { batch, segments, .. } = *options;
+        Shape { batch, sequence, segments, cache, observe }
+    };
     let mut lowered = lower(&architecture, shape(options.sequence, None))?;
     let mut assembly = Assembly::new(spec, options, &architecture, &lowered)?;
     let mut optimiser = Optimiser::new(&options.rewrite)?;
@@ -785,6 +792,10 @@ impl<'a> Assembly<'a> {
             let id = self.named(&format!("{prefix}.{name}"), Space::Prepared, ty.dtype, shape, sets)?;
             return Ok(at(id, site.apply.map_or(zero, |a| a.set.clone())));
         }
+        if let (true, Some(apply)) = (name.starts_with(OBSERVED), site.apply) {
+            let id = self.named(name, Space::Io, ty.dtype, shape, depth)?;
+            return Ok(at(id, apply.depth.clone()));
+        }
         if name.starts_with("saved.") {
             let (Some(b), Some(apply)) = (site.body, site.apply) else {
                 return Err(CompileError::Schedule("something is kept outside the layers".into()));
@@ -1139,12 +1150,39 @@ impl<'a> Assembly<'a> {
         }
     }
 
+    /// The observations there are buffers of.
+    fn observed(&self) -> Vec<Observed> {
+        let a = self.architecture;
+        let mut all = vec![];
+        for (i, component) in a.model.components.keys().enumerate() {
+            let mut applications = vec![];
+            for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
+                if names(&a.bodies[apply.body].expr).contains(&component.as_str()) {
+                    let set = (apply.body, apply.set.at(variables));
+                    applications.push(Application {
+                        depth: apply.depth.at(variables),
+                        set: a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64,
+                        row: apply.rows[i].at(variables),
+                    });
+                }
+            });
+            for what in [Observation::Chosen, Observation::Entropy, Observation::Queries] {
+                if let Some(buffer) = self.plan.find(&what.result(component)) {
+                    let (component, applications) = (component.clone(), applications.clone());
+                    all.push(Observed { component, what, buffer, applications });
+                }
+            }
+        }
+        all
+    }
+
     fn finish(mut self) -> Result<Compiled, CompileError> {
         let base = self.plan.arena;
         for id in &self.temporaries {
             self.plan.buffers[id.0 as usize].offset += base;
         }
         self.plan.arena = base.checked_add(self.temporary).ok_or(CompileError::Overflow("the memory"))?;
-        Ok(Compiled { plan: self.plan, tensors: self.tensors, depth: self.architecture.depth })
+        let observed = self.observed();
+        Ok(Compiled { plan: self.plan, tensors: self.tensors, depth: self.architecture.depth, observed })
     }
 }

@@ -37,6 +37,58 @@ pub struct Compiled {
     pub tensors: Vec<Tensor>,
     /// Total depth `L`: applications of layers.
     pub depth: u64,
+    /// What `evaluate` leaves for the host, in plans that ask for it.
+    pub observed: Vec<Observed>,
+}
+
+/// What a layer leaves for the host about its routers and depth attentions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Observation {
+    /// `i32[batch, seq, k]`: experts that a router chose.
+    Chosen,
+    /// `f32[batch, seq]`: entropy in nats of a router's scores as shares of their sum.
+    Entropy,
+    /// `f32[batch, seq, heads, size]`: queries of a depth attention, rotated; its keys are the buffer `{component}.keys`.
+    Queries,
+}
+
+impl Observation {
+    /// Name of the result, and of its buffer.
+    pub(crate) fn result(self, component: &str) -> String {
+        let what = match self {
+            Observation::Chosen => "chosen",
+            Observation::Entropy => "entropy",
+            Observation::Queries => "queries",
+        };
+        format!("{OBSERVED}{component}.{what}")
+    }
+}
+
+/// Prefix of the names of observations.
+pub(crate) const OBSERVED: &str = "observed.";
+
+/// An observation of a component wherever it is applied.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// The component's name.
+    pub component: String,
+    /// What it is.
+    pub what: Observation,
+    /// Where it lies: an instance for each depth of the model.
+    pub buffer: BufferId,
+    /// Where the component is applied.
+    pub applications: Vec<Application>,
+}
+
+/// An application of a component.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Application {
+    /// Depth in the whole model, from 0.
+    pub depth: u64,
+    /// Which of the model's sets of weights it uses: `layers.{set}`.
+    pub set: u64,
+    /// How many applications before this one contain the component: its row in a depth cache.
+    pub row: u64,
 }
 
 /// A named tensor (SEMANTICS section 11) and its place.

@@ -10,7 +10,7 @@
 use crate::CompileError;
 use crate::architecture::{Architecture, Body};
 use crate::build::Builder;
-use crate::compiled::{Init, TensorKind};
+use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{self, Dim, Function, Mask, Module, Op, Positions, Reduce, Role, Type, Unary, Value};
 use dreamc_dsl::spec::{
     self, Activation, Component, EmbedScale, Expr, QkNorm, Router, RouterForm, Score, Select,
@@ -28,12 +28,14 @@ pub struct Shape {
     /// Whether keys and values are appended to caches of so many places for each sequence, and attention reads those:
     /// `slots` says where, `key_positions` what is there.
     pub cache: Option<u64>,
+    /// Whether layers return what routers choose and what depth attention asks for, see [`Observation`].
+    pub observe: bool,
 }
 
 /// One token without caches.
 impl Default for Shape {
     fn default() -> Self {
-        Shape { batch: 1, sequence: 1, segments: false, cache: None }
+        Shape { batch: 1, sequence: 1, segments: false, cache: None, observe: false }
     }
 }
 
@@ -403,6 +405,7 @@ impl<'a> Lower<'a> {
                 written
             };
             let (k, v) = (cache("keys", k), cache("values", v));
+            self.observe(c, Observation::Queries, q);
             self.b.op(Op::DepthAttention(op), &[q, k, v, row])
         } else {
             let mut operands = vec![q, k, v];
@@ -587,6 +590,11 @@ impl<'a> Lower<'a> {
             gates = self.b.div(gates, sum);
         }
         gates = self.b.scale(gates, router.scale);
+        if self.shape.observe {
+            self.observe(c, Observation::Chosen, chosen);
+            let entropy = self.entropy(router.score, logits, scores, e);
+            self.observe(c, Observation::Entropy, entropy);
+        }
 
         // All candidates are counted, no-ops included: they are balanced like the others.
         let counted = if experts == real {
@@ -603,6 +611,39 @@ impl<'a> Lower<'a> {
         }
         self.auxiliary_losses(router, logits, counted, e, slots, &rows);
         Routing { order, offsets, inverse, gates }
+    }
+
+    /// Leaves a value for the host.
+    fn observe(&mut self, c: &str, what: Observation, value: Value) {
+        if self.shape.observe {
+            self.b.result(what.result(c), value);
+        }
+    }
+
+    /// Entropy in nats of a router's scores as shares of their sum, for each token.
+    fn entropy(&mut self, score: Score, logits: Value, scores: Value, e: Dim) -> Value {
+        // The logarithm of a score that is 0 in floats is still a number.
+        let logs = match score {
+            Score::Sigmoid => {
+                let z = self.b.unary(Unary::Neg, logits);
+                let z = self.b.unary(Unary::Softplus, z);
+                self.b.unary(Unary::Neg, z)
+            }
+            Score::Softmax => {
+                let largest = self.b.reduce(Reduce::Max, logits, &[e]);
+                let shifted = self.b.sub(logits, largest);
+                let exp = self.b.unary(Unary::Exp, shifted);
+                let sum = self.b.reduce(Reduce::Sum, exp, &[e]);
+                let log = self.b.unary(Unary::Log, sum);
+                self.b.sub(shifted, log)
+            }
+        };
+        let total = self.b.reduce(Reduce::Sum, scores, &[e]);
+        let weighted = self.b.mul(scores, logs);
+        let weighted = self.b.reduce(Reduce::Sum, weighted, &[e]);
+        let mean = self.b.div(weighted, total);
+        let log = self.b.unary(Unary::Log, total);
+        self.b.sub(log, mean)
     }
 
     /// Switch load balancing `α·E·Σ_e f_e·P_e` and router z-loss `β·mean(logsumexp(z)²)`.

@@ -1,4 +1,5 @@
 //! The runtime of dreamc: a compiled program and data become a trained model.
+pub mod analysis;
 pub mod checkpoint;
 pub mod data;
 pub mod device;

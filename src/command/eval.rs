@@ -5,10 +5,9 @@ use crate::failure::{Done, Failure};
 use crate::model::Trained;
 use crate::rewriting::RewriteArguments;
 use crate::show::{short, table};
-use crate::spec::{open_data, replace_data};
+use crate::spec::{measure_on, open_data};
 use crate::{say, show};
 use clap::Args;
-use dreamc_dsl::spec::Source;
 use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
@@ -107,16 +106,7 @@ pub fn run(a: Arguments) -> Done {
     let tokenizer = trained.tokenizer()?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();
-        replace_data(&mut trained.spec, file, beside.as_deref())?;
-        // All of the file is measured.
-        if let Some(data) = &mut trained.spec.data {
-            data.validation_file = data.sources.first().and_then(|(s, _)| match s {
-                Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => {
-                    Some(path.clone())
-                }
-                Source::Task(_) => None,
-            });
-        }
+        measure_on(&mut trained.spec, file, beside.as_deref())?;
     }
     if let Some(sequence) = a.sequence {
         let context = trained.spec.model.context;

@@ -1,5 +1,6 @@
 //! One file a command.
 
+pub mod analyze;
 pub mod check;
 pub mod compare;
 pub mod compile;
@@ -19,3 +20,4 @@ pub mod schema;
 pub mod show;
 pub mod tokenizer;
 pub mod train;
+pub mod watch;

@@ -143,7 +143,7 @@ fn schedule(t: &Train) -> String {
 fn optimizer(t: &Train) -> String {
     let clip = t.clip.map_or("no clipping".into(), |c| format!("clip {c}"));
     let mut text =
-        format!("AdamW {} {}, eps {}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
+        format!("AdamW {} {}, eps {:e}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
     if t.decay_embeddings {
         text += ", embeddings decay";
     }

@@ -323,11 +323,10 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
     }
     page.add(Block::Table(table));
     page.note(
-        "Means over seeds ± standard deviation, of the evaluation after the last step. **Best** and second best are set off. DE, data \
+        "Means over seeds ± standard deviation, of the evaluation after the last step; the best and the second best are set off. DE, data \
          efficiency: tokens after which the baseline's mean over seeds was at its best, over those after which the arm's mean first \
          was as good; its resolution is that of the evaluations, which before the last score at most 32 problems of each \
-         difficulty."
-            .replace("**", ""),
+         difficulty.",
     );
 }
 
@@ -434,8 +433,7 @@ fn curves(page: &mut Page, study: &Study, metrics: &[Metric]) {
             y: Axis {
                 label,
                 format: if percent { Format::Percent } else { Format::Number },
-                range: None,
-                log: false,
+                ..Axis::default()
             },
             series,
         };
@@ -577,8 +575,8 @@ fn difficulty(page: &mut Page, study: &Study) {
     page.add(Block::Table(table));
     let plot = Plot {
         title: "exact match by composed steps".into(),
-        x: Axis { label: "composed steps".into(), ..Axis::default() },
-        y: Axis { label: "exact match, held out".into(), format: Format::Percent, range: Some((0.0, 1.0)), log: false },
+        x: Axis { label: "composed steps".into(), whole: true, ..Axis::default() },
+        y: Axis { label: "exact match, held out".into(), format: Format::Percent, range: Some((0.0, 1.0)), ..Axis::default() },
         series,
     };
     page.add(Block::Figures(vec![Figure {

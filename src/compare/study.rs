@@ -10,7 +10,7 @@
 use super::agreement::{Comparison, Facts, compare};
 use crate::failure::{Done, Failure};
 use crate::spec;
-use dreamc_dsl::suite::{Equal, Suite};
+use dreamc_dsl::suite::Suite;
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::files;
 use dreamc_runtime::train::ledger::Ledger;
@@ -89,8 +89,6 @@ pub fn ended(ledger: &Ledger) -> bool {
 pub struct Study {
     /// Name of the suite.
     pub name: String,
-    /// What must be equal.
-    pub equal: Equal,
     /// Seeds.
     pub seeds: Vec<u64>,
     /// The arms, the baseline first.
@@ -202,6 +200,6 @@ impl Study {
                     compare(&suite.equal, (&arms[0].spec, &baseline), (&arms[i].spec, &arm));
             }
         }
-        Ok(Study { name: manifest.suite, equal: suite.equal, seeds: manifest.seeds, arms })
+        Ok(Study { name: manifest.suite, seeds: manifest.seeds, arms })
     }
 }

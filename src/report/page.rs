@@ -145,7 +145,11 @@ impl Page {
                 Block::Figures(figures) => {
                     out += "<div class=\"figures\">\n";
                     for f in figures {
-                        let class = if f.full || figures.len() == 1 { " class=\"full\"" } else { "" };
+                        let class = match (f.full, figures.len()) {
+                            (true, _) => " class=\"full\"",
+                            (false, 1) => " class=\"alone\"",
+                            _ => "",
+                        };
                         let _ = writeln!(out, "<figure{class}>\n{}<figcaption>{}</figcaption>\n</figure>", f.svg, inline(&f.caption));
                     }
                     out += "</div>\n";

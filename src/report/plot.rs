@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 /// Width of every plot in its own units.
-const WIDTH: f64 = 620.0;
+const WIDTH: f64 = 540.0;
 /// Colours there are for series; more than so many share them and differ in their dashes.
 const COLORS: usize = 6;
 
@@ -27,6 +27,8 @@ pub struct Axis {
     pub label: String,
     /// Whether it is logarithmic; values must then be positive.
     pub log: bool,
+    /// Whether only whole numbers have ticks.
+    pub whole: bool,
     /// How its ticks are written.
     pub format: Format,
     /// First and last value; those of the data, rounded outwards, where absent.
@@ -153,6 +155,7 @@ impl Scale {
             (low, high) = (low - half, high + half);
         }
         let step = nice((high - low) / 5.0);
+        let step = if axis.whole { step.max(1.0).ceil() } else { step };
         if axis.range.is_none() {
             (low, high) = ((low / step + 1e-9).floor() * step, (high / step - 1e-9).ceil() * step);
         }
@@ -187,7 +190,7 @@ fn nice(step: f64) -> f64 {
 }
 
 /// A number as ticks are written.
-fn tick(v: f64, format: Format, step: f64) -> String {
+fn tick(v: f64, format: Format, step: f64, largest: f64) -> String {
     let trimmed = |v: f64, digits: usize| {
         let text = format!("{v:.digits$}");
         let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
@@ -197,7 +200,8 @@ fn tick(v: f64, format: Format, step: f64) -> String {
         let digits = if step < 0.009 { 1 } else { 0 };
         return format!("{} %", trimmed(100.0 * v, digits));
     }
-    let (unit, name) = match v.abs() {
+    let (unit, name) = match largest {
+        _ if v == 0.0 => (1.0, ""),
         a if a >= 1e9 => (1e9, "G"),
         a if a >= 1e6 => (1e6, "M"),
         a if a >= 1e4 => (1e3, "k"),
@@ -260,7 +264,11 @@ fn axes(out: &mut String, f: &Frame, x: (&Axis, &Scale, &[f64]), y: (&Axis, &Sca
     let bottom = f.top + f.height;
     let step = |ticks: &[f64]| ticks.windows(2).map(|w| w[1] - w[0]).fold(f64::INFINITY, f64::min);
     let written = |axis: &Axis, ticks: &[f64], t: f64| {
-        tick(t, axis.format, if axis.log || !step(ticks).is_finite() { t.abs() } else { step(ticks) })
+        if axis.log || !step(ticks).is_finite() {
+            return tick(t, axis.format, t.abs(), t.abs());
+        }
+        let largest = ticks.iter().fold(0.0, |m: f64, t| m.max(t.abs()));
+        tick(t, axis.format, step(ticks), largest)
     };
     for &t in y.2 {
         let at = bottom - y.1.at(t) * f.height;
@@ -320,7 +328,7 @@ impl Plot {
         let mut legends = String::new();
         let left = 62.0;
         let top = legend(&mut legends, left, &entries);
-        let f = Frame { left, top: top + 4.0, width: WIDTH - left - 14.0, height: 270.0 };
+        let f = Frame { left, top: top + 4.0, width: WIDTH - left - 14.0, height: 240.0 };
         let xs = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)));
         let ys = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])));
         let spacing = self.bar_spacing();
@@ -334,10 +342,7 @@ impl Plot {
             let high = xs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             x_axis.range = Some((low, high)).filter(|_| low < high);
         }
-        let (x, mut x_ticks) = Scale::new(&x_axis, xs.into_iter(), false);
-        if spacing.is_some_and(|gap| gap >= 1.0) {
-            x_ticks.retain(|t| t.fract() == 0.0);
-        }
+        let (x, x_ticks) = Scale::new(&x_axis, xs.into_iter(), false);
         let (y, y_ticks) = Scale::new(&self.y, ys, !bars.is_empty());
         let mut out = open(&self.title, f.top + f.height + 46.0);
         out += &legends;
@@ -512,7 +517,7 @@ impl Stack {
     pub fn svg(&self) -> String {
         let parts = self.columns.iter().map(Vec::len).max().unwrap_or(0);
         let at = |part: usize| part as f64 / (parts.max(2) - 1) as f64;
-        let f = Frame { left: 62.0, top: 34.0, width: WIDTH - 76.0, height: 260.0 };
+        let f = Frame { left: 62.0, top: 34.0, width: WIDTH - 76.0, height: 240.0 };
         let mut out = open(&self.title, f.top + f.height + 46.0);
         let _ = writeln!(out, "<text x=\"{}\" y=\"14\">{}</text>", f.left, escape(&self.part));
         let mut x = f.left + text_width(&self.part) + 14.0;
@@ -540,8 +545,8 @@ impl Stack {
             }
             let _ = writeln!(out, "<path fill=\"{}\" d=\"{path}\"><title>{} {part}</title></path>", ramp(at(part)), escape(&self.part));
         }
-        let y = Axis { label: self.y.clone(), format: Format::Percent, range: Some((0.0, 1.0)), log: false };
-        let x = Axis { label: self.x.clone(), range: Some((0.0, self.columns.len().max(1) as f64)), ..Axis::default() };
+        let y = Axis { label: self.y.clone(), format: Format::Percent, range: Some((0.0, 1.0)), ..Axis::default() };
+        let x = Axis { label: self.x.clone(), whole: true, range: Some((0.0, self.columns.len().max(1) as f64)), ..Axis::default() };
         let (ys, y_ticks) = Scale::new(&y, std::iter::empty(), false);
         let (xs, x_ticks) = Scale::new(&x, std::iter::empty(), false);
         axes(&mut out, &f, (&x, &xs, &x_ticks), (&y, &ys, &y_ticks));
@@ -557,14 +562,15 @@ mod tests {
         let axis = Axis { format, ..Axis::default() };
         let (_, ticks) = Scale::new(&axis, [low, high].into_iter(), false);
         let step = ticks[1] - ticks[0];
-        ticks.into_iter().map(|t| tick(t, format, step)).collect()
+        let largest = ticks.iter().fold(0.0, |m: f64, t| m.max(t.abs()));
+        ticks.into_iter().map(|t| tick(t, format, step, largest)).collect()
     }
 
     #[test]
     fn ticks_are_round_and_cover_the_data() {
         assert_eq!(labels(0.0, 1.0, Format::Percent), ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]);
         assert_eq!(labels(1.31, 5.4, Format::Number), ["1", "2", "3", "4", "5", "6"]);
-        assert_eq!(labels(0.0, 2_048_000.0, Format::Number), ["0", "500k", "1M", "1.5M", "2M", "2.5M"]);
+        assert_eq!(labels(0.0, 2_048_000.0, Format::Number), ["0", "0.5M", "1M", "1.5M", "2M", "2.5M"]);
         assert_eq!(labels(-0.2, 0.2, Format::Number), ["-0.2", "-0.1", "0", "0.1", "0.2"]);
         assert_eq!(labels(3.0, 3.0, Format::Number).len(), 7);
         assert_eq!(log_ticks(1.0, 100.0), [1.0, 3.0, 10.0, 30.0, 100.0]);

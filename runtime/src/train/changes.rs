@@ -47,7 +47,8 @@ pub fn difference(old: &str, new: &str) -> String {
             j == b.len() || (i < a.len() && common[(i + 1) * width + j] >= common[i * width + j + 1]);
         let (lines, at, sign) = if old_first { (&a, i, '-') } else { (&b, j, '+') };
         let parent = parent(lines, at);
-        if parent.is_some() && parent != said {
+        let above = out.last().and_then(|line: &String| line.get(2..));
+        if parent.is_some() && parent != said && parent != above {
             out.push(format!("  {}", parent.unwrap_or_default()));
         }
         said = parent;

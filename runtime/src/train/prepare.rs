@@ -96,6 +96,17 @@ pub fn scorer(
     Ok(Some(compile(spec, &options)?))
 }
 
+/// Tokens observed at once.
+const OBSERVED_TOKENS: u64 = 1 << 15;
+
+/// Compiles a specification for [`crate::analysis::observe`].
+pub fn observer(spec: &Spec) -> Result<Compiled, TrainError> {
+    let sequence = sequence(spec);
+    let rows = (OBSERVED_TOKENS / sequence.max(1)).clamp(1, MOST_ROWS);
+    let options = Options { observe: true, segments: masked(spec), ..forward(rows, sequence) };
+    Ok(compile(spec, &options)?)
+}
+
 /// Compiles a specification for training.
 pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainError> {
     let begun = std::time::Instant::now();

@@ -1,0 +1,196 @@
+//! `dreamc analyze`: what a trained model does inside.
+
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::model::Trained;
+use crate::report::analysis::{Analysis, AtDepth};
+use crate::show::table;
+use crate::spec::{measure_on, open_data};
+use crate::{say, show};
+use clap::{Args, value_parser};
+use dreamc_dsl::spec::{Item, Spec};
+use dreamc_runtime::analysis::{experts::ExpertUse, observe};
+use dreamc_runtime::data::Dataset;
+use dreamc_runtime::device::Device;
+use dreamc_runtime::evaluate;
+use dreamc_runtime::files;
+use dreamc_runtime::model::Model;
+use dreamc_runtime::train::prepare;
+use std::path::PathBuf;
+
+/// Analyse where depth attention looks and which experts serve which depth
+#[derive(Args)]
+#[command(after_help = "\
+The paper's section 4.2 of any model with routers or depth attention: map of depth-attention scores, depths of experts and experts
+of depths, Lorenz curves, routing entropy; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
+and figures.
+
+Examples:
+  dreamc analyze runs/quickstart-001
+  dreamc analyze runs/book-001 --data other.txt --sequences 200
+  dreamc analyze runs/quickstart-001 --depth 2 --depth 4 --depth 16 --json")]
+pub struct Arguments {
+    /// A run folder, a checkpoint or a .safetensors file
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Run it on all of this file (text, .jsonl, .parquet) in place of what was held out
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
+    /// Rows it is run on
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u64).range(1..1 << 40))]
+    sequences: u64,
+
+    /// Measure a recurrent model at this depth: the count of its outermost `recur`; may be given several times. A few around the
+    /// trained one by default
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
+    depth: Vec<u64>,
+
+    /// Folder of the report; `analysis` in the run's folder by default
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Print the analysis as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let device = a.device.open()?;
+    let mut trained = Trained::open(&a.model, &[])?;
+    if let Some(file) = &a.data {
+        let beside = trained.tokenizer_file();
+        measure_on(&mut trained.spec, file, beside.as_deref())?;
+    }
+    let spec = &trained.spec;
+    let nothing = "there is no held-out data to run it on; name a file with --data";
+    let Some(data) = &spec.data else { return Err(Failure::Usage(nothing.into())) };
+    let dataset = open_data(spec, data, None)?;
+    let Some(mut held) = dataset.validation()? else { return Err(Failure::Usage(nothing.into())) };
+    let mut model = Model::load(device.as_ref(), prepare::observer(spec)?)?;
+    if model.compiled().observed.is_empty() && recurrence(spec).is_none() {
+        let what = "the model has no router, no depth attention and no recurrence: there is nothing to analyse";
+        return Err(Failure::Usage(what.into()));
+    }
+    model.restore(&trained.tensors)?;
+    let observations = observe(&mut model, spec, &mut held, a.sequences)?;
+    drop(model);
+    let experts = observations.routers.iter().map(|r| ExpertUse::of(r, spec.train.seed)).collect();
+    let analysis = Analysis {
+        model: spec.model.name.clone(),
+        step: trained.tensors.metadata("step").and_then(|s| s.parse().ok()),
+        data: dataset.describe(),
+        observations,
+        experts,
+        depths: depths(&a, &trained, &dataset, device.as_ref())?,
+    };
+    let folder = match &a.out {
+        Some(folder) => folder.clone(),
+        None if a.model.is_dir() => a.model.join("analysis"),
+        None => "analysis".into(),
+    };
+    std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;
+    analysis.page().write(&folder, "analysis")?;
+    let text = serde_json::to_string_pretty(&analysis)? + "\n";
+    files::write_atomic(&folder.join("analysis.json"), |out| out.write_all(text.as_bytes()))?;
+    if a.json {
+        return Ok(show::json(&analysis)?);
+    }
+    say!("{}", summary(&analysis))?;
+    Ok(say!("{}", folder.join("analysis.html").display())?)
+}
+
+/// Count of the one outermost `recur`, which can be run at other depths.
+fn recurrence(spec: &Spec) -> Option<u64> {
+    let counts: Vec<u64> = spec
+        .model
+        .body
+        .iter()
+        .filter_map(|item| match item {
+            Item::Recur { count, .. } => Some(*count),
+            _ => None,
+        })
+        .collect();
+    if let [count] = counts[..] { Some(count) } else { None }
+}
+
+/// The model at several depths; at none where it is not recurrent and none was asked for.
+fn depths(a: &Arguments, trained: &Trained, dataset: &Dataset, device: &dyn Device) -> Result<Vec<AtDepth>, Failure> {
+    let spec = &trained.spec;
+    let mut counts = a.depth.clone();
+    let own = recurrence(spec);
+    match own {
+        Some(n) if counts.is_empty() => counts = vec![1, n / 4, n / 2, 3 * n / 4, n, n + n / 2, 2 * n],
+        Some(n) => counts.push(n),
+        None => {}
+    }
+    counts.retain(|n| *n > 0);
+    counts.sort_unstable();
+    counts.dedup();
+    let mut found = vec![];
+    for count in counts {
+        let mut model = Model::load(device, trained.scorer(Some(count))?)?;
+        model.restore(&trained.tensors)?;
+        let mut at = AtDepth {
+            count,
+            depth: model.compiled().depth,
+            trained: own == Some(count),
+            loss: None,
+            exact_match: None,
+            by_difficulty: vec![],
+        };
+        if let Some(mut held) = dataset.validation()? {
+            let most = a.sequences.div_ceil(model.batch().max(1) as u64);
+            let loss = evaluate::loss(&mut model, &dataset.tokenizer, &mut held, most)?;
+            at.loss = (loss.targets > 0).then(|| loss.mean());
+        }
+        let mut all = vec![];
+        for task in dataset.tasks() {
+            let (mask, seed) = (prepare::masked(spec), spec.train.seed);
+            let each = spec.eval.examples;
+            all.extend(evaluate::exact_match(&mut model, &dataset.tokenizer, task, seed, mask, each)?);
+        }
+        at.exact_match = evaluate::share(&all);
+        let asked = all.iter().filter(|d| d.asked > 0);
+        at.by_difficulty = asked.map(|d| (d.steps, d.right as f64 / d.asked as f64)).collect();
+        found.push(at);
+    }
+    Ok(found)
+}
+
+fn summary(analysis: &Analysis) -> String {
+    let head = ["", "experts", "dead", "Gini", "entropy", "≥ 1/5 of depths", "chosen per depth", "layered"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for u in &analysis.experts {
+        let used = u.depths.iter().map(|d| d.used);
+        let (low, high) = (used.clone().min().unwrap_or(0), used.max().unwrap_or(0));
+        rows.push(vec![
+            format!("{}{}", u.component, if u.projection { ", projections" } else { "" }),
+            u.experts.to_string(),
+            u.dead.to_string(),
+            format!("{:.3}", u.gini),
+            format!("{:.3}", u.balance),
+            format!("{:.1} %", 100.0 * u.generalists),
+            format!("{low} … {high}"),
+            format!("{:.1}", u.layered),
+        ]);
+    }
+    let mut text = if analysis.experts.is_empty() { String::new() } else { table(&rows) };
+    if analysis.depths.len() > 1 {
+        let mut rows = vec![["recur", "depth", "loss", "exact match"].map(String::from).to_vec()];
+        for d in &analysis.depths {
+            rows.push(vec![
+                d.count.to_string(),
+                d.depth.to_string(),
+                d.loss.map_or("–".into(), |l| format!("{l:.4}")),
+                d.exact_match.map_or("–".into(), |e| format!("{:.1} %", 100.0 * e)),
+            ]);
+        }
+        text = format!("{text}\n{}", table(&rows));
+    }
+    text
+}

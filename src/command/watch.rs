@@ -1,0 +1,304 @@
+//! `dreamc watch`: a live view of a run, from what it writes.
+//!
+//! It reads `metrics.jsonl`, `ledger.json` and `spec.yaml` and touches nothing, so that it can watch a run of another process, or one
+//! that is over. Without a terminal it writes its picture once, as plain text.
+
+use crate::compare::study::{ended, ledger};
+use crate::failure::{Done, Failure};
+use crate::show::{bytes, duration, short};
+use crate::{say, spec};
+use clap::Args;
+use dreamc_dsl::Spec;
+use dreamc_runtime::files;
+use dreamc_runtime::train::ledger::Ledger;
+use dreamc_runtime::train::metrics::Metrics;
+use dreamc_runtime::train::signal;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Watch a run: loss curve, speed, balance of experts, memory
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc watch runs/quickstart-001          until the run ends; Ctrl-C stops watching, not the run
+  dreamc watch runs/quickstart-001 --once   one picture")]
+pub struct Arguments {
+    /// The folder of the run
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+
+    /// Write one picture and stop
+    #[arg(long)]
+    once: bool,
+
+    /// Milliseconds between pictures
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    every: u64,
+}
+
+/// What is known of a run.
+struct State {
+    folder: String,
+    spec: Spec,
+    ledger: Option<Ledger>,
+    metrics: Metrics,
+    /// Bytes its process has in memory; `None` where there is no such process.
+    resident: Option<u64>,
+}
+
+pub fn run(a: Arguments) -> Done {
+    if a.once || !io::stdout().is_terminal() {
+        let state = State::read(&a.run)?;
+        for line in state.picture(80, 30) {
+            say!("{line}")?;
+        }
+        return Ok(());
+    }
+    signal::catch();
+    let mut out = io::stdout();
+    // The other screen, without a cursor; whatever happens, both are put back.
+    write!(out, "\x1b[?1049h\x1b[?25l")?;
+    let result = live(&a, &mut out);
+    write!(out, "\x1b[?25h\x1b[?1049l")?;
+    out.flush()?;
+    let state = result?;
+    for line in state.picture(size().0, 24) {
+        say!("{line}")?;
+    }
+    Ok(())
+}
+
+/// Draws until the run ends or somebody has seen enough; gives the last state.
+fn live(a: &Arguments, out: &mut impl Write) -> Result<State, Failure> {
+    loop {
+        let state = State::read(&a.run)?;
+        let (width, height) = size();
+        let mut text = String::from("\x1b[H");
+        for line in state.picture(width, height.saturating_sub(1)) {
+            text += &format!("{line}\x1b[K\r\n");
+        }
+        text += "\x1b[J";
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        let over = state.ledger.as_ref().is_some_and(|l| l.status != "running");
+        let mut waited = 0;
+        while waited < a.every && signal::caught().is_none() && !over {
+            sleep(Duration::from_millis(50));
+            waited += 50;
+        }
+        if over || signal::caught().is_some() {
+            return Ok(state);
+        }
+    }
+}
+
+/// Columns and rows of the terminal.
+fn size() -> (usize, usize) {
+    // SAFETY: the call writes a `winsize` into the one given, which is zeroed, a valid value of it.
+    let size = unsafe {
+        let mut size: libc::winsize = std::mem::zeroed();
+        let found = libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) == 0;
+        found.then_some(size)
+    };
+    match size {
+        Some(s) if s.ws_col > 0 && s.ws_row > 0 => (usize::from(s.ws_col), usize::from(s.ws_row)),
+        _ => (80, 24),
+    }
+}
+
+impl State {
+    fn read(folder: &Path) -> Result<Self, Failure> {
+        let path = folder.join("spec.yaml");
+        if !path.is_file() {
+            return Err(Failure::Usage(format!("{} is not a run folder: it has no spec.yaml", folder.display())));
+        }
+        let text = std::fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+        let metrics = folder.join("metrics.jsonl");
+        Ok(State {
+            folder: folder.display().to_string(),
+            spec: spec::parse(&path.display().to_string(), &text, &[])?,
+            ledger: ledger(folder)?,
+            metrics: if metrics.is_file() { Metrics::read(&metrics)? } else { Metrics::default() },
+            resident: resident(folder),
+        })
+    }
+
+    /// What is shown, no line longer than `width`, no more lines than `height`.
+    fn picture(&self, width: usize, height: usize) -> Vec<String> {
+        let steps = &self.metrics.steps;
+        let total = self.spec.train.steps;
+        let step = steps.last().map_or(0, |s| s.step);
+        let status = match &self.ledger {
+            Some(l) if l.status == "running" && self.resident.is_none() => "stopped without a word",
+            Some(l) => l.status.as_str(),
+            None => "not begun",
+        };
+        let mut lines = vec![format!("{}  {}  {status}", self.spec.model.name, self.folder)];
+        let bar = width.saturating_sub(24).min(60);
+        let done = (bar as u64 * step / total.max(1)) as usize;
+        lines.push(format!("{}{}  step {step}/{total}", "█".repeat(done.min(bar)), "░".repeat(bar - done.min(bar))));
+        lines.push(String::new());
+        if let Some(last) = steps.last() {
+            let fixed = 10 + self.metrics.evaluations.len().min(4);
+            let rows = height.saturating_sub(fixed).clamp(3, 16);
+            lines.push(format!("loss {:.4}   norm {:.3}   learning rate {:.2e}", last.loss, last.norm, last.learning_rate));
+            let losses: Vec<f64> = steps.iter().map(|s| s.loss).collect();
+            lines.extend(curve(&losses, width, rows));
+            lines.push(String::new());
+            lines.push(self.speed(width));
+        }
+        lines.extend(self.balance(width));
+        lines.extend(self.memory());
+        let from = self.metrics.evaluations.len().saturating_sub(4);
+        for e in &self.metrics.evaluations[from..] {
+            let parts = [
+                e.validation_loss.map(|x| format!("validation loss {x:.4}")),
+                e.bits_per_byte.map(|x| format!("{x:.4} bits per byte")),
+                e.exact_match.map(|x| format!("exact match {:.1} %", 100.0 * x)),
+            ];
+            let parts: Vec<String> = parts.into_iter().flatten().collect();
+            lines.push(format!("step {:<9} {}", e.step, parts.join(", ")));
+        }
+        lines.truncate(height);
+        lines.into_iter().map(|l| l.chars().take(width).collect()).collect()
+    }
+
+    fn speed(&self, width: usize) -> String {
+        let steps = &self.metrics.steps;
+        let rates: Vec<f64> = steps
+            .windows(2)
+            .map(|w| w[1].tokens.saturating_sub(w[0].tokens) as f64 / (w[1].seconds - w[0].seconds).max(1e-9))
+            .collect();
+        let recent = &rates[rates.len().saturating_sub(20)..];
+        let rate = recent.iter().sum::<f64>() / recent.len().max(1) as f64;
+        let each = steps.last().map_or(0.0, |s| s.tokens as f64 / s.step.max(1) as f64);
+        let over = self.ledger.as_ref().is_some_and(ended);
+        let left = self.spec.train.steps.saturating_sub(steps.last().map_or(0, |s| s.step)) as f64 * each / rate;
+        let left = if over || recent.is_empty() { String::new() } else { format!("   {} left", duration(left)) };
+        format!("tokens/s   {:<9} {}{left}", short(rate), spark(&rates, width.saturating_sub(44).min(32)))
+    }
+
+    fn balance(&self, width: usize) -> Option<String> {
+        let all: Vec<_> = self.metrics.steps.iter().filter_map(|s| s.balance).collect();
+        let last = all.last()?;
+        let violations: Vec<f64> = all.iter().map(|b| b.violation).collect();
+        Some(format!(
+            "experts    busiest {:.2} × the mean, {:.1} % idle  {}",
+            1.0 + last.violation,
+            100.0 * last.idle,
+            spark(&violations, width.saturating_sub(52).min(28))
+        ))
+    }
+
+    fn memory(&self) -> Option<String> {
+        let planned = self.ledger.as_ref().map(|l| format!("{} planned", bytes(l.peak_memory)));
+        let resident = self.resident.map(|r| format!("{} resident", bytes(r)));
+        let parts: Vec<String> = [planned, resident].into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| format!("memory     {}", parts.join(", ")))
+    }
+}
+
+/// Bytes that the process which trains in the folder has in memory, where the system says.
+fn resident(folder: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(folder.join("run.lock")).ok()?;
+    let process: u32 = text.trim().parse().ok()?;
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let name = status.lines().next()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    // A number may by now be another process's.
+    name.contains("dreamc").then_some(kib * 1024)
+}
+
+/// Means over as many equal pieces.
+fn pieces(values: &[f64], count: usize) -> Vec<f64> {
+    let count = count.min(values.len());
+    (0..count)
+        .map(|i| {
+            let part = &values[i * values.len() / count..(i + 1) * values.len() / count];
+            part.iter().sum::<f64>() / part.len() as f64
+        })
+        .collect()
+}
+
+/// A curve in one line.
+fn spark(values: &[f64], width: usize) -> String {
+    let values: Vec<f64> = pieces(values, width).into_iter().filter(|v| v.is_finite()).collect();
+    let (low, high) = bounds(&values);
+    let level = |v: &f64| if high > low { ((v - low) / (high - low) * 7.0).round() as usize } else { 0 };
+    values.iter().map(|v| ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][level(v).min(7)]).collect()
+}
+
+fn bounds(values: &[f64]) -> (f64, f64) {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    (low, values.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+}
+
+/// A curve of dots, eight to a character, with its bounds at the left; logarithmic where all values are positive.
+fn curve(values: &[f64], width: usize, rows: usize) -> Vec<String> {
+    let label = 9;
+    let columns = width.saturating_sub(label + 1).max(4);
+    let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+    let (low, high) = bounds(&finite);
+    if finite.is_empty() {
+        return vec![];
+    }
+    let log = low > 0.0 && high > low;
+    let place = |v: f64| if log { (v / low).ln() / (high / low).ln() } else if high > low { (v - low) / (high - low) } else { 0.5 };
+    let dots = 4 * rows;
+    let mut cells = vec![vec![0u8; columns]; rows];
+    let mut before: Option<usize> = None;
+    let points = pieces(&finite, 2 * columns);
+    for (x, v) in points.iter().enumerate() {
+        let y = ((1.0 - place(*v)) * (dots - 1) as f64).round().clamp(0.0, (dots - 1) as f64) as usize;
+        // Points far apart are joined by the dots between them.
+        let from = before.map_or(y, |b| if b < y { b + 1 } else { b.saturating_sub(1) });
+        for y in from.min(y)..=from.max(y) {
+            // Dots of a braille cell are numbered down the left, then down the right; the last row came later.
+            let bit = match (x % 2, y % 4) {
+                (0, 3) => 6,
+                (1, 3) => 7,
+                (side, row) => 3 * side + row,
+            };
+            cells[y / 4][x / 2] |= 1 << bit;
+        }
+        before = Some(y);
+    }
+    let name = |row: usize| match row {
+        0 => format!("{high:>8.3}"),
+        r if r == rows - 1 => format!("{low:>8.3}"),
+        _ => " ".repeat(8),
+    };
+    let line = |(row, cells): (usize, &Vec<u8>)| {
+        let dots: String = cells.iter().map(|c| char::from_u32(0x2800 + u32::from(*c)).unwrap_or(' ')).collect();
+        format!("{} ┤{}", name(row), dots.trim_end_matches('\u{2800}'))
+    };
+    cells.iter().enumerate().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_fall_from_left_to_right() {
+        let values: Vec<f64> = (0..400).map(|i| 8.0 / (1.0 + f64::from(i))).collect();
+        let lines = curve(&values, 40, 4);
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("   8.000 ┤⠉") || lines[0].starts_with("   8.000 ┤⢣"), "{lines:?}");
+        assert!(lines[3].starts_with("   0.020 ┤"), "{lines:?}");
+        assert!(lines.iter().all(|l| l.chars().count() <= 40), "{lines:?}");
+        assert_eq!(curve(&[f64::NAN], 40, 4), [""; 0]);
+        assert_eq!(curve(&[1.0], 20, 3).len(), 3);
+    }
+
+    #[test]
+    fn sparks_span_their_values() {
+        assert_eq!(spark(&[0.0, 1.0, 2.0, 7.0], 4), "▁▂▃█");
+        assert_eq!(spark(&[3.0, 3.0], 4), "▁▁");
+        assert_eq!(spark(&[], 4), "");
+        assert_eq!(pieces(&[1.0, 3.0, 5.0, 7.0], 2), [2.0, 6.0]);
+    }
+}

@@ -1,0 +1,264 @@
+//! Comparisons as their users meet them: suites trained, refused, gone on with, reported and analysed.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const LAYERED: &str = "\
+model:
+  name: la
+  vocab: 256
+  hidden: 16
+  context: 64
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8}}
+    ea: {experts: {count: 4, active: 2, intermediate: 24, query: 8}}
+  body:
+    - repeat: 3
+      layers: [\"sa > ea\"]
+";
+
+const RECURRENT: &str = "\
+model:
+  name: dr-da
+  vocab: 256
+  hidden: 16
+  context: 64
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8, projection: {query: 8}}}
+    da: {depth: {heads: 1, head_size: 8, projection: {query: 8}}}
+    ea: {experts: {count: 12, active: 2, intermediate: 24, query: 8}}
+  body:
+    - recur: 3
+      layers: [\"(da | sa) > ea\"]
+";
+
+const SUITE: &str = "\
+name: pair
+baseline: la.yaml
+variants:
+  - spec: dr-da.yaml
+    match: {flops: {ea.intermediate: 1}, params: ea.count}
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 12, batch: 4, sequence: 32, learning_rate: 1e-3, warmup: 2, precision: f32,
+        evaluate: {every: 4, batches: 1}, checkpoint: {every: 4, keep: 3}}
+eval: {examples: 4, max_tokens: 8}
+equal: {flops: 4%, parameters: 6%, tokens, data, order, tokenizer, schedule, optimizer, batch, precision, seeds}
+seeds: [0, 1]
+";
+
+struct House {
+    folder: TempDir,
+}
+
+impl House {
+    fn new() -> Self {
+        let house = House { folder: tempfile::tempdir().unwrap() };
+        house.write("la.yaml", LAYERED);
+        house.write("dr-da.yaml", RECURRENT);
+        house.write("pair.suite.yaml", SUITE);
+        house
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    fn run(&self, line: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
+        command.args(line).current_dir(self.folder.path());
+        command.env("DREAMC_CACHE", self.path("cache")).stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    fn good(&self, line: &[&str]) -> String {
+        let output = self.run(line);
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{line:?}: {:?}\n{out}\n{err}", output.status);
+        out
+    }
+
+    fn bad(&self, line: &[&str]) -> (i32, String) {
+        let output = self.run(line);
+        let (out, err) = texts(&output);
+        assert!(!output.status.success(), "{line:?} succeeded\n{out}");
+        assert!(!err.contains("panicked"), "{err}");
+        (output.status.code().unwrap(), err)
+    }
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// A report without what differs from machine to machine.
+fn redacted(markdown: &str) -> String {
+    const COLUMNS: [&str; 4] = ["training memory", "training time", "tokens/s", "saved"];
+    const ROWS: [&str; 3] = ["| dreamc |", "| device |", "| machine |"];
+    let mut hidden: Vec<usize> = vec![];
+    let mut out = String::new();
+    for line in markdown.lines() {
+        if let Some(row) = ROWS.iter().find(|r| line.starts_with(**r)) {
+            out += &format!("{row} … |\n");
+            continue;
+        }
+        if !line.starts_with('|') {
+            hidden.clear();
+            out += &format!("{line}\n");
+            continue;
+        }
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let head = cells.iter().enumerate().filter(|(_, c)| COLUMNS.contains(c)).map(|(i, _)| i);
+        if hidden.is_empty() {
+            // Of savings, only those of time differ: the column after the time.
+            let time = cells.iter().position(|c| *c == "training time");
+            hidden = head.filter(|i| cells[*i] != "saved" || time.is_some_and(|t| t + 1 == *i)).collect();
+            out += &format!("{line}\n");
+            continue;
+        }
+        if line.starts_with("|---") {
+            out += &format!("{line}\n");
+            continue;
+        }
+        let cells: Vec<&str> =
+            cells.iter().enumerate().map(|(i, c)| if hidden.contains(&i) { "…" } else { c }).collect();
+        out += &format!("| {} |\n", cells.join(" | "));
+    }
+    out
+}
+
+/// Lines of metrics without what takes time.
+fn metrics(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    let line = |l: &str| {
+        let mut value: Value = serde_json::from_str(l).unwrap();
+        if let Some(fields) = value.as_object_mut() {
+            fields.remove("seconds");
+        }
+        value
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn two_arms_are_trained_alike_gone_on_with_and_reported() {
+    let house = House::new();
+    let out = house.good(&["compare", "pair.suite.yaml", "--out", "out", "--jobs", "2", "--threads", "2"]);
+    assert!(out.contains("4 runs trained"), "{out}");
+    let report = house.read("out/report.md");
+    insta::assert_snapshot!("report", redacted(&report));
+    let html = house.read("out/report.html");
+    assert!(html.contains("prefers-color-scheme: dark") && html.contains("@media print"));
+    assert!(!html.contains("<script") && !html.contains("src=") && !html.contains("@import"));
+    assert!(house.read("out/figures/validation-loss.svg").starts_with("<svg"));
+
+    // Made anew from what the runs left: the same, to the byte.
+    fs::remove_file(house.path("out/report.md")).unwrap();
+    house.good(&["report", "out"]);
+    assert_eq!(house.read("out/report.md"), report);
+    assert_eq!(house.good(&["report", "out", "--markdown"]).trim_end(), report.trim_end());
+
+    // A run that was stopped goes on to the same numbers; those at their end are left alone.
+    let run = house.path("out/dr-da-seed1");
+    let before = metrics(&run.join("metrics.jsonl"));
+    let ledger = fs::read_to_string(run.join("ledger.json")).unwrap();
+    fs::write(run.join("ledger.json"), ledger.replace("\"finished\"", "\"interrupted\"")).unwrap();
+    let mut checkpoints: Vec<_> = fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.path()).collect();
+    checkpoints.sort();
+    fs::remove_dir_all(checkpoints.last().unwrap()).unwrap();
+    assert!(house.good(&["report", "out", "--markdown"]).contains("3 of 4 runs have come to their end"));
+    let out = house.good(&["compare", "pair.suite.yaml", "--out", "out"]);
+    assert!(out.contains("3 runs were trained before") && out.contains("1 runs trained"), "{out}");
+    assert_eq!(metrics(&run.join("metrics.jsonl")), before);
+    assert_eq!(redacted(&house.read("out/report.md")), redacted(&report));
+
+    // Another recipe is another comparison.
+    let (code, error) = house.bad(&["compare", "pair.suite.yaml", "--out", "out", "--set", "train.steps=13"]);
+    assert!(code == 1 && error.contains("was trained from another specification"), "{error}");
+
+    // One of the runs, looked into.
+    let found: Value =
+        serde_json::from_str(&house.good(&["analyze", "out/dr-da-seed0", "--sequences", "20", "--json"])).unwrap();
+    let tokens = found["observations"]["tokens"].as_u64().unwrap();
+    assert!(tokens > 0 && tokens <= 20 * 32);
+    let ea = found["experts"].as_array().unwrap().iter().find(|e| e["component"] == "ea").unwrap();
+    for depth in ea["counts"].as_array().unwrap() {
+        let chosen: u64 = depth.as_array().unwrap().iter().map(|c| c.as_u64().unwrap()).sum();
+        assert_eq!(chosen, 2 * tokens);
+    }
+    let depths: Vec<u64> =
+        found["depths"].as_array().unwrap().iter().map(|d| d["count"].as_u64().unwrap()).collect();
+    assert_eq!(depths, [1, 2, 3, 4, 6]);
+    let page = house.read("out/dr-da-seed0/analysis/analysis.md");
+    for part in ["Depth attention `da`", "Experts `ea`", "Projections of `sa`", "Loss against depth"] {
+        assert!(page.contains(part), "{page}");
+    }
+    assert!(house.path("out/dr-da-seed0/analysis/figures/lorenz-ea.svg").is_file());
+    house.good(&["analyze", "out/la-seed0", "--sequences", "8"]);
+
+    // And looked at without a terminal.
+    let picture = house.good(&["watch", "out/dr-da-seed0"]);
+    for part in ["step 12/12", "finished", "loss", "tokens/s", "experts", "memory", "exact match"] {
+        assert!(picture.contains(part), "{picture}");
+    }
+}
+
+#[test]
+fn arms_that_do_not_agree_are_refused_or_marked() {
+    let house = House::new();
+    // Each arm has a recipe of its own, and one of them reads more.
+    let own = SUITE.replace("name: pair", "name: own").replace("6%", "0.001%");
+    let (head, tail) = own.split_once("train:").unwrap();
+    let (_, tail) = tail.split_once("eval:").unwrap();
+    house.write("own.suite.yaml", &format!("{head}eval:{tail}").replace("match:", "set: {ea.count: 12} #"));
+    let recipe = |steps: u64, rate: &str| {
+        format!("train: {{steps: {steps}, batch: 4, sequence: 32, learning_rate: {rate}, precision: f32}}\n")
+    };
+    house.write("la.yaml", &(LAYERED.to_string() + &recipe(2, "1e-3")));
+    house.write("dr-da.yaml", &(RECURRENT.to_string() + &recipe(3, "2e-3")));
+    let (code, error) = house.bad(&["compare", "own.suite.yaml", "--out", "out"]);
+    assert_eq!(code, 1);
+    for part in ["do not agree", "nothing was trained", "parameters", "training tokens", "schedule", "--allow-unequal"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(!house.path("out").exists());
+    house.good(&["compare", "own.suite.yaml", "--out", "out", "--allow-unequal"]);
+    let report = house.read("out/report.md");
+    assert!(report.contains("† `dr-da` does not agree with the baseline"), "{report}");
+    let rows = report.lines().filter(|l| l.starts_with("| dr-da") || l.contains("| dr-da"));
+    for row in rows.clone() {
+        assert!(row.contains("dr-da †"), "{row}");
+    }
+    assert!(rows.count() >= 4, "{report}");
+}
+
+#[test]
+fn what_is_no_comparison_is_refused() {
+    let house = House::new();
+    let (code, error) = house.bad(&["report", "."]);
+    assert!(code == 2 && error.contains("compare.json"), "{error}");
+    let (code, error) = house.bad(&["compare", "la.yaml"]);
+    assert!(code == 1 && error.contains("not a suite"), "{error}");
+    house.write("twice.suite.yaml", &SUITE.replace("- spec: dr-da.yaml", "- spec: dr-da.yaml\n    name: la"));
+    let (code, error) = house.bad(&["compare", "twice.suite.yaml"]);
+    assert!(code == 2 && error.contains("two arms are called `la`"), "{error}");
+    house.write("tight.suite.yaml", &SUITE.replace("4%", "0.0001%"));
+    let (code, error) = house.bad(&["compare", "tight.suite.yaml", "--out", "out"]);
+    assert!(code == 1 && error.contains("no match within"), "{error}");
+    assert!(!house.path("out").exists());
+    let (code, error) = house.bad(&["analyze", "."]);
+    assert!(code != 0 && !error.is_empty());
+    let (code, error) = house.bad(&["watch", "."]);
+    assert!(code == 2 && error.contains("not a run folder"), "{error}");
+}
