@@ -185,7 +185,9 @@ pub fn measure_on(spec: &mut Spec, file: &Path, tokenizer: Option<&Path>) -> Res
     replace_data(spec, file, tokenizer)?;
     if let Some(data) = &mut spec.data {
         data.validation_file = data.sources.first().and_then(|(s, _)| match s {
-            Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => Some(path.clone()),
+            Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => {
+                Some(path.clone())
+            }
             Source::Task(_) => None,
         });
     }

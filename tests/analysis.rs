@@ -33,8 +33,7 @@ fn spec(text: &str) -> Spec {
 }
 
 fn dataset(spec: &Spec, cache: &Path) -> Dataset {
-    let settings =
-        Settings { base: Path::new(""), cache, sequence: 32, vocab: 256, seed: 0, stride: None };
+    let settings = Settings { base: Path::new(""), cache, sequence: 32, vocab: 256, seed: 0, stride: None };
     Dataset::open(spec.data.as_ref().unwrap(), &settings, &mut |_| {}).unwrap()
 }
 
@@ -57,7 +56,10 @@ fn observation_changes_no_bit_and_sees_every_choice() {
         let seen = observe(&mut model, &spec, &mut held, 10).unwrap();
         assert_eq!((seen.depth, seen.sequences), (4, 10));
         let ea = seen.routers.iter().find(|r| r.component == "ea").unwrap();
-        assert_eq!(ea.depths.iter().map(|d| (d.depth, d.set)).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 1), (3, 1)]);
+        assert_eq!(
+            ea.depths.iter().map(|d| (d.depth, d.set)).collect::<Vec<_>>(),
+            [(0, 0), (1, 1), (2, 1), (3, 1)]
+        );
         for d in &ea.depths {
             assert_eq!(d.counts.iter().sum::<u64>(), 2 * seen.tokens);
             assert!(d.token_entropy > 0.0 && d.token_entropy <= 6f64.ln() + 1e-5, "{}", d.token_entropy);

@@ -174,7 +174,8 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
     let before = metrics(&run.join("metrics.jsonl"));
     let ledger = fs::read_to_string(run.join("ledger.json")).unwrap();
     fs::write(run.join("ledger.json"), ledger.replace("\"finished\"", "\"interrupted\"")).unwrap();
-    let mut checkpoints: Vec<_> = fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.path()).collect();
+    let mut checkpoints: Vec<_> =
+        fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.path()).collect();
     checkpoints.sort();
     fs::remove_dir_all(checkpoints.last().unwrap()).unwrap();
     assert!(house.good(&["report", "out", "--markdown"]).contains("3 of 4 runs have come to their end"));
@@ -189,7 +190,8 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
 
     // One of the runs, looked into.
     let found: Value =
-        serde_json::from_str(&house.good(&["analyze", "out/dr-da-seed0", "--sequences", "20", "--json"])).unwrap();
+        serde_json::from_str(&house.good(&["analyze", "out/dr-da-seed0", "--sequences", "20", "--json"]))
+            .unwrap();
     let tokens = found["observations"]["tokens"].as_u64().unwrap();
     assert!(tokens > 0 && tokens <= 20 * 32);
     let ea = found["experts"].as_array().unwrap().iter().find(|e| e["component"] == "ea").unwrap();
@@ -229,7 +231,14 @@ fn arms_that_do_not_agree_are_refused_or_marked() {
     house.write("dr-da.yaml", &(RECURRENT.to_string() + &recipe(3, "2e-3")));
     let (code, error) = house.bad(&["compare", "own.suite.yaml", "--out", "out"]);
     assert_eq!(code, 1);
-    for part in ["do not agree", "nothing was trained", "parameters", "training tokens", "schedule", "--allow-unequal"] {
+    for part in [
+        "do not agree",
+        "nothing was trained",
+        "parameters",
+        "training tokens",
+        "schedule",
+        "--allow-unequal",
+    ] {
         assert!(error.contains(part), "{part}: {error}");
     }
     assert!(!house.path("out").exists());

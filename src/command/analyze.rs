@@ -4,6 +4,7 @@ use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::Trained;
 use crate::report::analysis::{Analysis, AtDepth};
+use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
 use crate::{say, show};
@@ -57,11 +58,14 @@ pub struct Arguments {
 
     #[command(flatten)]
     device: DeviceArguments,
+
+    #[command(flatten)]
+    rewriting: RewriteArguments,
 }
 
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &[])?;
+    let mut trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();
         measure_on(&mut trained.spec, file, beside.as_deref())?;
@@ -71,9 +75,10 @@ pub fn run(a: Arguments) -> Done {
     let Some(data) = &spec.data else { return Err(Failure::Usage(nothing.into())) };
     let dataset = open_data(spec, data, None)?;
     let Some(mut held) = dataset.validation()? else { return Err(Failure::Usage(nothing.into())) };
-    let mut model = Model::load(device.as_ref(), prepare::observer(spec)?)?;
+    let mut model = Model::load(device.as_ref(), prepare::observer(spec, &trained.rewriting)?)?;
     if model.compiled().observed.is_empty() && recurrence(spec).is_none() {
-        let what = "the model has no router, no depth attention and no recurrence: there is nothing to analyse";
+        let what =
+            "the model has no router, no depth attention and no recurrence: there is nothing to analyse";
         return Err(Failure::Usage(what.into()));
     }
     model.restore(&trained.tensors)?;
@@ -119,7 +124,12 @@ fn recurrence(spec: &Spec) -> Option<u64> {
 }
 
 /// The model at several depths; at none where it is not recurrent and none was asked for.
-fn depths(a: &Arguments, trained: &Trained, dataset: &Dataset, device: &dyn Device) -> Result<Vec<AtDepth>, Failure> {
+fn depths(
+    a: &Arguments,
+    trained: &Trained,
+    dataset: &Dataset,
+    device: &dyn Device,
+) -> Result<Vec<AtDepth>, Failure> {
     let spec = &trained.spec;
     let mut counts = a.depth.clone();
     let own = recurrence(spec);

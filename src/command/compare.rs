@@ -7,6 +7,7 @@ use crate::compare::{page, training};
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::number::{decimal_bytes, decimals, grouped};
+use crate::rewriting::RewriteArguments;
 use crate::say;
 use crate::show::table;
 use crate::spec::{SpecArguments, open_data, resolved};
@@ -53,6 +54,9 @@ pub struct Arguments {
 
     #[command(flatten)]
     device: DeviceArguments,
+
+    #[command(flatten)]
+    rewriting: RewriteArguments,
 }
 
 fn jobs(text: &str) -> Result<usize, String> {
@@ -101,6 +105,7 @@ pub fn run(a: Arguments) -> Done {
         folder: &folder,
         seeds: &suite.seeds,
         device: &a.device,
+        rewriting: &a.rewriting,
         jobs: a.jobs,
         force: a.force,
     };
@@ -155,7 +160,8 @@ fn before(arm: &Arm, baseline: &Spec, seeds: &[u64]) -> Result<Facts, Failure> {
 }
 
 fn resources(arms: &[Arm], facts: &[Facts]) -> String {
-    let mut rows = vec![["", "parameters", "FLOPs/token", "memory", "tokens", "matched"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["", "parameters", "FLOPs/token", "memory", "tokens", "matched"].map(String::from).to_vec()];
     for (arm, f) in arms.iter().zip(facts) {
         let fields = arm.matched.iter().flat_map(|m| &m.fields).map(|(field, v)| format!("{field} {v}"));
         rows.push(vec![

@@ -112,7 +112,10 @@ impl State {
     fn read(folder: &Path) -> Result<Self, Failure> {
         let path = folder.join("spec.yaml");
         if !path.is_file() {
-            return Err(Failure::Usage(format!("{} is not a run folder: it has no spec.yaml", folder.display())));
+            return Err(Failure::Usage(format!(
+                "{} is not a run folder: it has no spec.yaml",
+                folder.display()
+            )));
         }
         let text = std::fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
         let metrics = folder.join("metrics.jsonl");
@@ -138,12 +141,19 @@ impl State {
         let mut lines = vec![format!("{}  {}  {status}", self.spec.model.name, self.folder)];
         let bar = width.saturating_sub(24).min(60);
         let done = (bar as u64 * step / total.max(1)) as usize;
-        lines.push(format!("{}{}  step {step}/{total}", "█".repeat(done.min(bar)), "░".repeat(bar - done.min(bar))));
+        lines.push(format!(
+            "{}{}  step {step}/{total}",
+            "█".repeat(done.min(bar)),
+            "░".repeat(bar - done.min(bar))
+        ));
         lines.push(String::new());
         if let Some(last) = steps.last() {
             let fixed = 10 + self.metrics.evaluations.len().min(4);
             let rows = height.saturating_sub(fixed).clamp(3, 16);
-            lines.push(format!("loss {:.4}   norm {:.3}   learning rate {:.2e}", last.loss, last.norm, last.learning_rate));
+            lines.push(format!(
+                "loss {:.4}   norm {:.3}   learning rate {:.2e}",
+                last.loss, last.norm, last.learning_rate
+            ));
             let losses: Vec<f64> = steps.iter().map(|s| s.loss).collect();
             lines.extend(curve(&losses, width, rows));
             lines.push(String::new());
@@ -175,8 +185,10 @@ impl State {
         let rate = recent.iter().sum::<f64>() / recent.len().max(1) as f64;
         let each = steps.last().map_or(0.0, |s| s.tokens as f64 / s.step.max(1) as f64);
         let over = self.ledger.as_ref().is_some_and(ended);
-        let left = self.spec.train.steps.saturating_sub(steps.last().map_or(0, |s| s.step)) as f64 * each / rate;
-        let left = if over || recent.is_empty() { String::new() } else { format!("   {} left", duration(left)) };
+        let left =
+            self.spec.train.steps.saturating_sub(steps.last().map_or(0, |s| s.step)) as f64 * each / rate;
+        let left =
+            if over || recent.is_empty() { String::new() } else { format!("   {} left", duration(left)) };
         format!("tokens/s   {:<9} {}{left}", short(rate), spark(&rates, width.saturating_sub(44).min(32)))
     }
 
@@ -246,7 +258,15 @@ fn curve(values: &[f64], width: usize, rows: usize) -> Vec<String> {
         return vec![];
     }
     let log = low > 0.0 && high > low;
-    let place = |v: f64| if log { (v / low).ln() / (high / low).ln() } else if high > low { (v - low) / (high - low) } else { 0.5 };
+    let place = |v: f64| {
+        if log {
+            (v / low).ln() / (high / low).ln()
+        } else if high > low {
+            (v - low) / (high - low)
+        } else {
+            0.5
+        }
+    };
     let dots = 4 * rows;
     let mut cells = vec![vec![0u8; columns]; rows];
     let mut before: Option<usize> = None;
@@ -272,7 +292,8 @@ fn curve(values: &[f64], width: usize, rows: usize) -> Vec<String> {
         _ => " ".repeat(8),
     };
     let line = |(row, cells): (usize, &Vec<u8>)| {
-        let dots: String = cells.iter().map(|c| char::from_u32(0x2800 + u32::from(*c)).unwrap_or(' ')).collect();
+        let dots: String =
+            cells.iter().map(|c| char::from_u32(0x2800 + u32::from(*c)).unwrap_or(' ')).collect();
         format!("{} ┤{}", name(row), dots.trim_end_matches('\u{2800}'))
     };
     cells.iter().enumerate().map(line).collect()

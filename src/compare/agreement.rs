@@ -99,8 +99,10 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     let t = &spec.train;
     let sequence = t.sequence.unwrap_or(spec.model.context);
     let number = |what, value, limit| Fact { what, value: Value::Number(value), limit };
-    let text = |what, value: String, asked: bool| {
-        Fact { what, value: Value::Text(value), limit: asked.then_some(0.0) }
+    let text = |what, value: String, asked: bool| Fact {
+        what,
+        value: Value::Text(value),
+        limit: asked.then_some(0.0),
     };
     let short = |hashes: &[String]| {
         let mut names: Vec<String> = hashes.iter().map(|h| h.chars().take(12).collect()).collect();
@@ -219,7 +221,8 @@ mod tests {
         let unknown = Facts { flops: None, ..facts() };
         assert_eq!(broken(&all, (&s, &unknown), (&s, &unknown)), ["FLOPs per token"]);
         let other = spec("{steps: 10, batch: 8, learning_rate: 1e-3, clip: 1, precision: bf16}");
-        let moved = Facts { tokens: vec![1280], data: vec!["e".into()], tokenizer: vec!["u".into()], ..facts() };
+        let moved =
+            Facts { tokens: vec![1280], data: vec!["e".into()], tokenizer: vec!["u".into()], ..facts() };
         let found = broken(&all, (&s, &base), (&other, &moved));
         let expected =
             ["training tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision"];

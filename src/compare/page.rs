@@ -56,7 +56,11 @@ impl Metric {
     }
 
     fn show_difference(self, value: f64) -> String {
-        if self == Metric::ExactMatch { format!("{:+.1} points", 100.0 * value) } else { format!("{value:+.4}") }
+        if self == Metric::ExactMatch {
+            format!("{:+.1} points", 100.0 * value)
+        } else {
+            format!("{value:+.4}")
+        }
     }
 
     fn show_summary(self, s: &Summary) -> String {
@@ -136,7 +140,9 @@ pub fn page(study: &Study) -> Page {
     let mut page = Page { title: format!("{}: a comparison", study.name), blocks: vec![] };
     let metrics: Vec<Metric> = Metric::ALL
         .into_iter()
-        .filter(|m| study.arms.iter().any(|a| finals(a, *m).iter().any(Option::is_some) || !curve(a, *m).is_empty()))
+        .filter(|m| {
+            study.arms.iter().any(|a| finals(a, *m).iter().any(Option::is_some) || !curve(a, *m).is_empty())
+        })
         .collect();
     opening(&mut page, study, &metrics);
     resources(&mut page, study);
@@ -171,7 +177,9 @@ fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
     let all = study.arms.len() * study.seeds.len();
     let ended: usize = study.arms.iter().map(|a| a.ended().count()).sum();
     if ended < all {
-        page.text(format!("{ended} of {all} runs have come to their end: what follows is not the last word."));
+        page.text(format!(
+            "{ended} of {all} runs have come to their end: what follows is not the last word."
+        ));
     }
     for arm in study.arms.iter().filter(|a| !a.agrees()) {
         let broken: Vec<&str> = arm.agreement.iter().filter(|c| !c.agrees).map(|c| c.what).collect();
@@ -204,7 +212,10 @@ fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
         let (c, base) = (curve(arm, metric), curve(baseline, metric));
         if let Some(target) = best(&base, metric).filter(|t| metric != Metric::ExactMatch || t.mean > 0.0) {
             text += &match reach(&c, metric, target.mean) {
-                Some(p) => format!("; reaches the baseline's best with {:.2} × fewer tokens", target.tokens / p.tokens),
+                Some(p) => format!(
+                    "; reaches the baseline's best with {:.2} × fewer tokens",
+                    target.tokens / p.tokens
+                ),
                 None => "; does not reach the baseline's best".into(),
             };
         }
@@ -225,7 +236,17 @@ fn relative(value: Option<f64>, baseline: Option<f64>) -> String {
 fn resources(page: &mut Page, study: &Study) {
     page.heading("Resources");
     let ledger = |a: &Arm| a.runs.iter().flatten().map(|r| r.ledger.clone()).next();
-    let head = ["model", "depth", "params", "Δ", "FLOPs/token", "Δ", "training FLOPs/token", "memory", "training memory"];
+    let head = [
+        "model",
+        "depth",
+        "params",
+        "Δ",
+        "FLOPs/token",
+        "Δ",
+        "training FLOPs/token",
+        "memory",
+        "training memory",
+    ];
     let mut table = Table { head: head.map(String::from).to_vec(), ..Table::default() };
     let base = ledger(&study.arms[0]);
     for arm in &study.arms {
@@ -331,7 +352,8 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
 }
 
 fn rank(study: &Study, metric: Metric, mean: f64) -> Rank {
-    let mean_of = |a: &Arm| Summary::of(&finals(a, metric).into_iter().flatten().collect::<Vec<_>>()).map(|s| s.mean);
+    let mean_of =
+        |a: &Arm| Summary::of(&finals(a, metric).into_iter().flatten().collect::<Vec<_>>()).map(|s| s.mean);
     let better = study.arms.iter().filter_map(mean_of).filter(|m| metric.better(*m, mean)).count();
     match better {
         0 => Rank::Best,
@@ -440,7 +462,10 @@ fn curves(page: &mut Page, study: &Study, metrics: &[Metric]) {
         figures.push(Figure {
             name: metric.name().replace(' ', "-"),
             svg: plot.svg(),
-            caption: format!("{} over tokens: means over seeds; bands are from the least to the largest.", capital(metric.name())),
+            caption: format!(
+                "{} over tokens: means over seeds; bands are from the least to the largest.",
+                capital(metric.name())
+            ),
             full: false,
         });
     }
@@ -465,7 +490,8 @@ fn curves(page: &mut Page, study: &Study, metrics: &[Metric]) {
         figures.push(Figure {
             name: "training-loss".into(),
             svg: plot.svg(),
-            caption: "Training loss over tokens: means over seeds and over one hundredth of the run each.".into(),
+            caption: "Training loss over tokens: means over seeds and over one hundredth of the run each."
+                .into(),
             full: false,
         });
     }
@@ -490,7 +516,8 @@ fn losses(arm: &Arm) -> Vec<(f64, f64)> {
         let to = (from + window).min(steps);
         let all = runs.iter().flat_map(|r| &r.metrics.steps[from..to]);
         let n = (runs.len() * (to - from)) as f64;
-        let tokens = runs.iter().map(|r| r.metrics.steps[to - 1].tokens as f64).sum::<f64>() / runs.len() as f64;
+        let tokens =
+            runs.iter().map(|r| r.metrics.steps[to - 1].tokens as f64).sum::<f64>() / runs.len() as f64;
         points.push((tokens, all.map(|s| s.loss).sum::<f64>() / n));
     }
     points
@@ -504,7 +531,8 @@ fn efficiency(page: &mut Page, study: &Study, metrics: &[Metric]) {
             continue;
         }
         for arm in &study.arms {
-            let mut row: Vec<Cell> = vec![metric.name().into(), name(arm).into(), metric.show(target.mean).into()];
+            let mut row: Vec<Cell> =
+                vec![metric.name().into(), name(arm).into(), metric.show(target.mean).into()];
             match saving(study, arm, metric) {
                 Some((saving, (_, p))) => row.extend([
                     short(p.tokens).into(),
@@ -526,8 +554,14 @@ fn efficiency(page: &mut Page, study: &Study, metrics: &[Metric]) {
         return;
     }
     page.heading("To reach the baseline's best");
-    let head = ["metric", "model", "target", "tokens", "saved", "training FLOPs", "saved", "training time", "saved"];
-    page.add(Block::Table(Table { caption: String::new(), head: head.map(String::from).to_vec(), rows, text: vec![1] }));
+    let head =
+        ["metric", "model", "target", "tokens", "saved", "training FLOPs", "saved", "training time", "saved"];
+    page.add(Block::Table(Table {
+        caption: String::new(),
+        head: head.map(String::from).to_vec(),
+        rows,
+        text: vec![1],
+    }));
     page.note(
         "The target is the best mean over seeds of the baseline's evaluations. FLOPs are those that training steps executed; time is \
          spent in training steps, evaluation not included, on the machine below: it says as much about kernels as \
@@ -576,7 +610,12 @@ fn difficulty(page: &mut Page, study: &Study) {
     let plot = Plot {
         title: "exact match by composed steps".into(),
         x: Axis { label: "composed steps".into(), whole: true, ..Axis::default() },
-        y: Axis { label: "exact match, held out".into(), format: Format::Percent, range: Some((0.0, 1.0)), ..Axis::default() },
+        y: Axis {
+            label: "exact match, held out".into(),
+            format: Format::Percent,
+            range: Some((0.0, 1.0)),
+            ..Axis::default()
+        },
         series,
     };
     page.add(Block::Figures(vec![Figure {
@@ -622,7 +661,18 @@ fn rewriting(page: &mut Page, study: &Study) {
 
 fn runs(page: &mut Page, study: &Study) {
     page.heading("Runs");
-    let head = ["model", "seed", "status", "steps", "tokens", "loss", "exact match", "FLOPs executed", "training time", "tokens/s"];
+    let head = [
+        "model",
+        "seed",
+        "status",
+        "steps",
+        "tokens",
+        "loss",
+        "exact match",
+        "FLOPs executed",
+        "training time",
+        "tokens/s",
+    ];
     let mut table = Table { head: head.map(String::from).to_vec(), text: vec![2], ..Table::default() };
     for arm in &study.arms {
         for (seed, run) in study.seeds.iter().zip(&arm.runs) {
@@ -654,7 +704,8 @@ fn runs(page: &mut Page, study: &Study) {
 
 fn environment(page: &mut Page, study: &Study) {
     page.heading("Environment");
-    let ledgers: Vec<_> = study.arms.iter().flat_map(|a| a.runs.iter().flatten().map(|r| &r.ledger)).collect();
+    let ledgers: Vec<_> =
+        study.arms.iter().flat_map(|a| a.runs.iter().flatten().map(|r| &r.ledger)).collect();
     let distinct = |f: &dyn Fn(&dreamc_runtime::train::ledger::Ledger) -> String| {
         let mut all: Vec<String> = ledgers.iter().map(|l| f(l)).filter(|v| !v.is_empty()).collect();
         all.sort();
@@ -671,5 +722,10 @@ fn environment(page: &mut Page, study: &Study) {
         ("specifications, BLAKE3", distinct(&|l| l.spec_hash.chars().take(16).collect())),
     ];
     let rows = rows.into_iter().map(|(k, v)| vec![k.into(), v.into()]).collect();
-    page.add(Block::Table(Table { caption: String::new(), head: vec!["".into(), "".into()], rows, text: vec![1] }));
+    page.add(Block::Table(Table {
+        caption: String::new(),
+        head: vec!["".into(), "".into()],
+        rows,
+        text: vec![1],
+    }));
 }

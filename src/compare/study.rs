@@ -196,8 +196,7 @@ impl Study {
             let both: Vec<usize> = (0..manifest.seeds.len()).filter(begun).collect();
             if !both.is_empty() {
                 let (baseline, arm) = (arms[0].facts(&both), arms[i].facts(&both));
-                arms[i].agreement =
-                    compare(&suite.equal, (&arms[0].spec, &baseline), (&arms[i].spec, &arm));
+                arms[i].agreement = compare(&suite.equal, (&arms[0].spec, &baseline), (&arms[i].spec, &arm));
             }
         }
         Ok(Study { name: manifest.suite, seeds: manifest.seeds, arms })

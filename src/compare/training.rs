@@ -9,6 +9,7 @@ use crate::command::resume::latest;
 use crate::device::DeviceArguments;
 use crate::failure::Failure;
 use crate::progress::Progress;
+use crate::rewriting::RewriteArguments;
 use crate::spec::{open_data, resolved};
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{self, Setup, Stop, prepare, signal};
@@ -25,6 +26,8 @@ pub struct Plan<'a> {
     pub seeds: &'a [u64],
     /// Where.
     pub device: &'a DeviceArguments,
+    /// Which rewriting rules are used; a run that goes on keeps its own.
+    pub rewriting: &'a RewriteArguments,
     /// How many at once.
     pub jobs: usize,
     /// Train anew what is there already.
@@ -47,7 +50,8 @@ pub struct Found {
 /// Trains everything that is not trained yet.
 pub fn train(arms: &[Arm], plan: &Plan) -> Found {
     // Seed by seed, so that what there is can be compared early.
-    let queue: Vec<(&Arm, u64)> = plan.seeds.iter().flat_map(|&seed| arms.iter().map(move |a| (a, seed))).collect();
+    let queue: Vec<(&Arm, u64)> =
+        plan.seeds.iter().flat_map(|&seed| arms.iter().map(move |a| (a, seed))).collect();
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Found::default());
     let jobs = plan.jobs.clamp(1, queue.len().max(1));
@@ -101,14 +105,14 @@ fn one(arm: &Arm, seed: u64, plan: &Plan, jobs: usize) -> Result<Option<Stop>, F
         return Err(Failure::Usage(format!("{} has no data; give the suite a `data` section", arm.name)));
     };
     let dataset = open_data(&spec, data, None)?;
-    let prepared = prepare(&spec)?;
-    let (folder, from) = if begun {
+    let (folder, from, rewriting) = if begun {
         let folder = RunFolder::open(&path)?;
-        let from = latest(&folder)?;
-        (folder, from)
+        let (from, rewriting) = (latest(&folder)?, plan.rewriting.continued(&folder, false)?);
+        (folder, from, rewriting)
     } else {
-        (RunFolder::create(&Place::At { path, force: true })?, None)
+        (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.rewriting()?)
     };
+    let prepared = prepare(&spec, &rewriting)?;
     if from.is_none() {
         folder.write("spec.yaml", &text)?;
         if let Some(json) = dataset.tokenizer.json() {

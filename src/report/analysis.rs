@@ -88,7 +88,8 @@ impl Analysis {
         };
         let y = Axis { label: "validation loss, nats".into(), ..Axis::default() };
         plot("loss-by-depth", y, vec![line("", 0, &|d| d.loss)], "Validation loss by depth.");
-        let mut steps: Vec<u64> = self.depths.iter().flat_map(|d| d.by_difficulty.iter().map(|b| b.0)).collect();
+        let mut steps: Vec<u64> =
+            self.depths.iter().flat_map(|d| d.by_difficulty.iter().map(|b| b.0)).collect();
         steps.sort_unstable();
         steps.dedup();
         let mut series: Vec<Series> = steps
@@ -156,8 +157,10 @@ fn depth_attention(page: &mut Page, a: &DepthAttention) {
     for (i, (depth, row)) in a.depths.iter().zip(&a.scores).enumerate() {
         let distance: f64 = row.iter().enumerate().map(|(j, s)| (i - j) as f64 * s).sum();
         let before = if i > 0 { percent(row[i - 1]) } else { "–".into() };
-        let entropy = if i > 0 { format!("{:.3}", entropy(row) / (row.len() as f64).ln()) } else { "–".into() };
-        let cells = [depth.to_string(), percent(row[i]), before, percent(row[0]), format!("{distance:.2}"), entropy];
+        let entropy =
+            if i > 0 { format!("{:.3}", entropy(row) / (row.len() as f64).ln()) } else { "–".into() };
+        let cells =
+            [depth.to_string(), percent(row[i]), before, percent(row[0]), format!("{distance:.2}"), entropy];
         table.rows.push(cells.map(Cell::from).to_vec());
     }
     page.add(Block::Table(table));
@@ -208,8 +211,13 @@ fn experts(page: &mut Page, u: &ExpertUse) {
         part: "depth".into(),
         columns: u.depths_of_experts(),
     };
-    add("depths-of-experts", stack.svg(), "Distribution of depths per expert (Figure 5): experts by the number of depths that have 90 % \
-        of their choices, then by a depth sampled from their distribution.", true);
+    add(
+        "depths-of-experts",
+        stack.svg(),
+        "Distribution of depths per expert (Figure 5): experts by the number of depths that have 90 % \
+        of their choices, then by a depth sampled from their distribution.",
+        true,
+    );
     let rows = u.experts_of_depths().into_iter().map(|row| {
         let most = row.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         row.into_iter().map(|p| Some(p / most)).collect()
@@ -233,18 +241,35 @@ fn experts(page: &mut Page, u: &ExpertUse) {
             mark: Mark::Thin,
         });
     }
-    let ideal = |share: f64| (1..=50).map(|i| f64::from(i) / 50.0).map(|x| (x, x * share)).collect::<Vec<_>>();
-    let line = |name: &str, points, color, mark| Series { name: name.into(), points, band: vec![], color, mark };
+    let ideal =
+        |share: f64| (1..=50).map(|i| f64::from(i) / 50.0).map(|x| (x, x * share)).collect::<Vec<_>>();
+    let line =
+        |name: &str, points, color, mark| Series { name: name.into(), points, band: vec![], color, mark };
     series.push(line("all depths", u.lorenz.clone(), Color::Ink, Mark::Line));
     series.push(line("layered, even", ideal(1.0 / depths.max(1) as f64), Color::Series(1), Mark::Dashed));
     let lorenz = Plot {
         title: format!("Lorenz curves of {}", u.component),
-        x: Axis { label: "share of choices".into(), format: Format::Percent, range: Some((0.0, 1.0)), ..Axis::default() },
-        y: Axis { label: "least share of experts".into(), format: Format::Percent, log: true, ..Axis::default() },
+        x: Axis {
+            label: "share of choices".into(),
+            format: Format::Percent,
+            range: Some((0.0, 1.0)),
+            ..Axis::default()
+        },
+        y: Axis {
+            label: "least share of experts".into(),
+            format: Format::Percent,
+            log: true,
+            ..Axis::default()
+        },
         series,
     };
-    add("lorenz", lorenz.svg(), "Lorenz curves (Figure 6): the least share of all experts that has a share of the choices, at each depth \
-        and over all of them, against a layered model with even layers.", false);
+    add(
+        "lorenz",
+        lorenz.svg(),
+        "Lorenz curves (Figure 6): the least share of all experts that has a share of the choices, at each depth \
+        and over all of them, against a layered model with even layers.",
+        false,
+    );
     let over_depth = |f: &dyn Fn(&dreamc_runtime::analysis::experts::DepthUse) -> f64| {
         u.depths.iter().map(|d| (d.depth as f64, f(d))).collect::<Vec<_>>()
     };
@@ -261,9 +286,15 @@ fn experts(page: &mut Page, u: &ExpertUse) {
             line("layered", layered, Color::Series(1), Mark::Dashed),
         ],
     };
-    add("experts-per-depth", per_depth.svg(), "Experts per depth, against those each layer of a layered model has.", false);
+    add(
+        "experts-per-depth",
+        per_depth.svg(),
+        "Experts per depth, against those each layer of a layered model has.",
+        false,
+    );
     let living: usize = u.by_depths.iter().sum();
-    let bars = u.by_depths.iter().enumerate().map(|(i, n)| ((i + 1) as f64, *n as f64 / living.max(1) as f64));
+    let bars =
+        u.by_depths.iter().enumerate().map(|(i, n)| ((i + 1) as f64, *n as f64 / living.max(1) as f64));
     let shares = Plot {
         title: format!("experts of {} by number of depths", u.component),
         x: Axis { label: "depths with 90 % of an expert's choices".into(), whole: true, ..Axis::default() },

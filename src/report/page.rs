@@ -150,7 +150,12 @@ impl Page {
                             (false, 1) => " class=\"alone\"",
                             _ => "",
                         };
-                        let _ = writeln!(out, "<figure{class}>\n{}<figcaption>{}</figcaption>\n</figure>", f.svg, inline(&f.caption));
+                        let _ = writeln!(
+                            out,
+                            "<figure{class}>\n{}<figcaption>{}</figcaption>\n</figure>",
+                            f.svg,
+                            inline(&f.caption)
+                        );
                     }
                     out += "</div>\n";
                 }
@@ -180,7 +185,13 @@ impl Page {
                 Block::Table(table) => out += &table.markdown(),
                 Block::Figures(figures) => {
                     for f in figures {
-                        let _ = writeln!(out, "![{}](figures/{}.svg)\n\n{}\n", f.caption.replace(['[', ']'], ""), f.name, f.caption);
+                        let _ = writeln!(
+                            out,
+                            "![{}](figures/{}.svg)\n\n{}\n",
+                            f.caption.replace(['[', ']'], ""),
+                            f.name,
+                            f.caption
+                        );
                     }
                     out.truncate(out.trim_end().len() + 1);
                 }
@@ -198,7 +209,8 @@ impl Page {
             let Block::Figures(list) = block else { continue };
             for f in list {
                 // Alone it brings its own colours.
-                let style = format!("<style>\n{COLORS}svg {{ background: var(--paper); }}\n{PLOTS}</style>\n");
+                let style =
+                    format!("<style>\n{COLORS}svg {{ background: var(--paper); }}\n{PLOTS}</style>\n");
                 let at = f.svg.find('\n').map_or(0, |i| i + 1);
                 let svg = format!("{}{style}{}", &f.svg[..at], &f.svg[at..]);
                 put(&figures.join(format!("{}.svg", f.name)), &svg)?;
@@ -248,7 +260,8 @@ impl Table {
             let _ = writeln!(out, "{}\n", self.caption);
         }
         let _ = writeln!(out, "| {} |", self.head.iter().map(|h| bars(h)).collect::<Vec<_>>().join(" | "));
-        let rules = (0..self.head.len()).map(|c| if c == 0 || self.text.contains(&c) { "---" } else { "---:" });
+        let rules =
+            (0..self.head.len()).map(|c| if c == 0 || self.text.contains(&c) { "---" } else { "---:" });
         let _ = writeln!(out, "|{}|", rules.collect::<Vec<_>>().join("|"));
         for row in &self.rows {
             let cells = row.iter().map(|cell| {
@@ -276,7 +289,8 @@ fn inline(text: &str) -> String {
     if pieces.len() % 2 == 0 {
         return escape(text);
     }
-    let piece = |(i, p): (usize, &&str)| if i % 2 == 1 { format!("<code>{}</code>", escape(p)) } else { escape(p) };
+    let piece =
+        |(i, p): (usize, &&str)| if i % 2 == 1 { format!("<code>{}</code>", escape(p)) } else { escape(p) };
     pieces.iter().enumerate().map(piece).collect()
 }
 

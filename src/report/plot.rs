@@ -132,9 +132,8 @@ struct Scale {
 impl Scale {
     fn new(axis: &Axis, values: impl Iterator<Item = f64>, zero: bool) -> (Self, Vec<f64>) {
         let usable = |v: &f64| v.is_finite() && (!axis.log || *v > 0.0);
-        let (mut low, mut high) = values.filter(usable).fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
-            (l.min(v), h.max(v))
-        });
+        let (mut low, mut high) =
+            values.filter(usable).fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
         if zero {
             low = low.min(0.0);
         }
@@ -167,13 +166,23 @@ impl Scale {
 
     /// From 0 to 1.
     fn at(&self, v: f64) -> f64 {
-        if self.log { (v / self.low).ln() / (self.high / self.low).ln() } else { (v - self.low) / (self.high - self.low) }
+        if self.log {
+            (v / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (v - self.low) / (self.high - self.low)
+        }
     }
 }
 
 fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let decades = (high / low).log10();
-    let factors: &[f64] = if decades > 4.0 { &[1.0] } else if decades > 1.5 { &[1.0, 3.0] } else { &[1.0, 2.0, 5.0] };
+    let factors: &[f64] = if decades > 4.0 {
+        &[1.0]
+    } else if decades > 1.5 {
+        &[1.0, 3.0]
+    } else {
+        &[1.0, 2.0, 5.0]
+    };
     let mut ticks = vec![];
     for power in low.log10().floor() as i32..=high.log10().ceil() as i32 {
         ticks.extend(factors.iter().map(|f| f * 10f64.powi(power)));
@@ -242,7 +251,11 @@ fn legend(out: &mut String, left: f64, entries: &[(&str, Color, Mark)]) -> f64 {
         }
         let color = color.css();
         if *mark == Mark::Bars {
-            let _ = writeln!(out, "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"24\" height=\"10\" fill=\"{color}\"/>", y - 9.0);
+            let _ = writeln!(
+                out,
+                "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"24\" height=\"10\" fill=\"{color}\"/>",
+                y - 9.0
+            );
         } else {
             let dash = if *mark == Mark::Dashed { " stroke-dasharray=\"6 4\"" } else { "" };
             let _ = writeln!(
@@ -323,14 +336,20 @@ fn labels(out: &mut String, f: &Frame, x: &str, y: &str) {
 impl Plot {
     /// The picture.
     pub fn svg(&self) -> String {
-        let bars: Vec<usize> = (0..self.series.len()).filter(|&i| self.series[i].mark == Mark::Bars).collect();
-        let entries: Vec<_> = self.series.iter().filter(|s| !s.name.is_empty()).map(|s| (&*s.name, s.color, s.mark)).collect();
+        let bars: Vec<usize> =
+            (0..self.series.len()).filter(|&i| self.series[i].mark == Mark::Bars).collect();
+        let entries: Vec<_> =
+            self.series.iter().filter(|s| !s.name.is_empty()).map(|s| (&*s.name, s.color, s.mark)).collect();
         let mut legends = String::new();
         let left = 62.0;
         let top = legend(&mut legends, left, &entries);
         let f = Frame { left, top: top + 4.0, width: WIDTH - left - 14.0, height: 240.0 };
-        let xs = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)));
-        let ys = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])));
+        let xs =
+            self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)));
+        let ys = self
+            .series
+            .iter()
+            .flat_map(|s| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])));
         let spacing = self.bar_spacing();
         let xs: Vec<f64> = match spacing {
             Some(gap) => xs.flat_map(|x| [x - gap / 2.0, x + gap / 2.0]).collect(),
@@ -351,18 +370,27 @@ impl Plot {
         let place = |(px, py): (f64, f64)| {
             let usable = px.is_finite() && py.is_finite() && (!x.log || px > 0.0) && (!y.log || py > 0.0);
             usable.then(|| {
-                (f.left + x.at(px).clamp(-0.01, 1.01) * f.width, bottom - y.at(py).clamp(-0.01, 1.01) * f.height)
+                (
+                    f.left + x.at(px).clamp(-0.01, 1.01) * f.width,
+                    bottom - y.at(py).clamp(-0.01, 1.01) * f.height,
+                )
             })
         };
         for s in self.series.iter().filter(|s| !s.band.is_empty()) {
             let upper = s.band.iter().filter_map(|b| place((b.0, b.2)));
             let lower = s.band.iter().rev().filter_map(|b| place((b.0, b.1)));
             let points: Vec<_> = upper.chain(lower).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-            let _ = writeln!(out, "<polygon class=\"band\" fill=\"{}\" points=\"{}\"/>", s.color.css(), points.join(" "));
+            let _ = writeln!(
+                out,
+                "<polygon class=\"band\" fill=\"{}\" points=\"{}\"/>",
+                s.color.css(),
+                points.join(" ")
+            );
         }
         for (i, s) in self.series.iter().enumerate() {
             let color = s.color.css();
-            let title = if s.name.is_empty() { String::new() } else { format!("<title>{}</title>", escape(&s.name)) };
+            let title =
+                if s.name.is_empty() { String::new() } else { format!("<title>{}</title>", escape(&s.name)) };
             if s.mark == Mark::Bars {
                 let (n, number) = (bars.len() as f64, bars.iter().position(|b| *b == i).unwrap_or(0) as f64);
                 let gap = spacing.unwrap_or(1.0) / (x.high - x.low) * f.width;
@@ -464,7 +492,11 @@ impl Map {
             }
         }
         for (level, path) in levels.iter().enumerate().skip(1).filter(|(_, p)| !p.is_empty()) {
-            let _ = writeln!(out, "<path class=\"heat\" fill-opacity=\"{:.3}\" d=\"{path}\"/>", level as f64 / 40.0);
+            let _ = writeln!(
+                out,
+                "<path class=\"heat\" fill-opacity=\"{:.3}\" d=\"{path}\"/>",
+                level as f64 / 40.0
+            );
         }
         let _ = writeln!(
             out,
@@ -479,13 +511,16 @@ impl Map {
 
 /// Numbers of columns and rows, from 0, in the middle of their cells.
 fn numbers(out: &mut String, f: &Frame, columns: usize, rows: usize) {
-    let every = |n: usize, most: usize| (1..).find(|step| n.div_ceil(*step) <= most).map_or(1, |s| {
-        if s <= 2 { s } else { nice(s as f64).ceil() as usize }
-    });
+    let every = |n: usize, most: usize| {
+        (1..)
+            .find(|step| n.div_ceil(*step) <= most)
+            .map_or(1, |s| if s <= 2 { s } else { nice(s as f64).ceil() as usize })
+    };
     for c in (0..columns).step_by(every(columns, 16)) {
         let x = f.left + (c as f64 + 0.5) * f.width / columns as f64;
         let y = f.top + f.height + 17.0;
-        let _ = writeln!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{c}</text>");
+        let _ =
+            writeln!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{c}</text>");
     }
     for r in (0..rows).step_by(every(rows, 16)) {
         let y = f.top + f.height - (r as f64 + 0.5) * f.height / rows as f64 + 4.0;
@@ -532,21 +567,42 @@ impl Stack {
                 ramp(at(i))
             );
         }
-        let _ = writeln!(out, "<text class=\"tick\" x=\"{:.1}\" y=\"14\">{}</text>", x + 166.0, parts.saturating_sub(1));
+        let _ = writeln!(
+            out,
+            "<text class=\"tick\" x=\"{:.1}\" y=\"14\">{}</text>",
+            x + 166.0,
+            parts.saturating_sub(1)
+        );
         let wide = f.width / self.columns.len().max(1) as f64;
         for part in 0..parts {
             let mut path = String::new();
             for (c, column) in self.columns.iter().enumerate() {
-                let (below, share) = (column.iter().take(part).sum::<f64>(), column.get(part).copied().unwrap_or(0.0));
+                let (below, share) =
+                    (column.iter().take(part).sum::<f64>(), column.get(part).copied().unwrap_or(0.0));
                 if share > 0.0 {
                     let (x, y) = (f.left + c as f64 * wide, f.top + f.height * (1.0 - below - share));
                     let _ = write!(path, "M{x:.2} {y:.2}h{wide:.2}v{:.2}h-{wide:.2}z", f.height * share);
                 }
             }
-            let _ = writeln!(out, "<path fill=\"{}\" d=\"{path}\"><title>{} {part}</title></path>", ramp(at(part)), escape(&self.part));
+            let _ = writeln!(
+                out,
+                "<path fill=\"{}\" d=\"{path}\"><title>{} {part}</title></path>",
+                ramp(at(part)),
+                escape(&self.part)
+            );
         }
-        let y = Axis { label: self.y.clone(), format: Format::Percent, range: Some((0.0, 1.0)), ..Axis::default() };
-        let x = Axis { label: self.x.clone(), whole: true, range: Some((0.0, self.columns.len().max(1) as f64)), ..Axis::default() };
+        let y = Axis {
+            label: self.y.clone(),
+            format: Format::Percent,
+            range: Some((0.0, 1.0)),
+            ..Axis::default()
+        };
+        let x = Axis {
+            label: self.x.clone(),
+            whole: true,
+            range: Some((0.0, self.columns.len().max(1) as f64)),
+            ..Axis::default()
+        };
         let (ys, y_ticks) = Scale::new(&y, std::iter::empty(), false);
         let (xs, x_ticks) = Scale::new(&x, std::iter::empty(), false);
         axes(&mut out, &f, (&x, &xs, &x_ticks), (&y, &ys, &y_ticks));
@@ -579,7 +635,8 @@ mod tests {
     #[test]
     fn numbers_that_are_none_are_left_out() {
         let points = vec![(0.0, 1.0), (1.0, f64::NAN), (f64::INFINITY, 2.0), (2.0, 3.0)];
-        let series = Series { name: "<a>".into(), points, band: vec![], color: Color::Series(0), mark: Mark::Dots };
+        let series =
+            Series { name: "<a>".into(), points, band: vec![], color: Color::Series(0), mark: Mark::Dots };
         let plot = Plot { title: "t".into(), x: Axis::default(), y: Axis::default(), series: vec![series] };
         let svg = plot.svg();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
@@ -600,8 +657,13 @@ mod tests {
             aspect: 1.0,
         };
         assert!(!map.svg().contains("NaN"));
-        let stack =
-            Stack { title: String::new(), x: String::new(), y: String::new(), part: String::new(), columns: vec![] };
+        let stack = Stack {
+            title: String::new(),
+            x: String::new(),
+            y: String::new(),
+            part: String::new(),
+            columns: vec![],
+        };
         assert!(!stack.svg().contains("NaN"));
     }
 }

@@ -223,13 +223,18 @@ mod tests {
     #[test]
     fn shared_experts_are_counted_over_depths() {
         // Expert 0 at all depths alike, 1 at the last alone, 2 at the first two, 3 never.
-        let found = ExpertUse::of(&router(&[0; 4], &[&[5, 0, 5, 0], &[5, 0, 5, 0], &[5, 0, 0, 0], &[5, 10, 0, 0]]), 0);
+        let found = ExpertUse::of(
+            &router(&[0; 4], &[&[5, 0, 5, 0], &[5, 0, 5, 0], &[5, 0, 0, 0], &[5, 10, 0, 0]]),
+            0,
+        );
         assert_eq!((found.experts, found.dead, found.layered), (4, 1, 1.0));
         assert_eq!(found.by_depths, [1, 1, 0, 1]);
         assert_eq!(found.order, [1, 2, 0]);
         assert_eq!(found.depths.iter().map(|d| d.used).collect::<Vec<_>>(), [2, 2, 1, 2]);
         let third = 1.0 / 3.0;
-        assert!((found.late_specialists - third).abs() < 1e-12 && (found.early_specialists - third).abs() < 1e-12);
+        assert!(
+            (found.late_specialists - third).abs() < 1e-12 && (found.early_specialists - third).abs() < 1e-12
+        );
         assert_eq!(found.generalists, 1.0);
         assert_eq!(found.depths_of_experts()[1], [0.5, 0.5, 0.0, 0.0]);
         assert_eq!(found.experts_of_depths()[2], [0.0, 0.0, 1.0]);

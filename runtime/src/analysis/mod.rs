@@ -89,7 +89,8 @@ pub fn observe(
     };
     let mut watched: Vec<Watched> = vec![];
     for observed in &compiled.observed {
-        let many = |a: &dreamc_compiler::compiled::Application| vec![0; candidates(&observed.component, a.set)];
+        let many =
+            |a: &dreamc_compiler::compiled::Application| vec![0; candidates(&observed.component, a.set)];
         watched.push(Watched {
             counts: observed.applications.iter().map(many).collect(),
             entropy: vec![0.0; observed.applications.len()],
@@ -132,7 +133,8 @@ pub fn observe(
                     counts: w.counts[i].clone(),
                     token_entropy: entropy.map_or(0.0, |e| e.entropy[i] / n),
                 });
-                let projection = !matches!(spec.model.components.get(&component), Some(Component::Experts(_)));
+                let projection =
+                    !matches!(spec.model.components.get(&component), Some(Component::Experts(_)));
                 found.routers.push(Router { projection, depths: depths.collect(), component });
             }
             Observation::Queries => found.depth_attention.push(DepthAttention {
@@ -197,7 +199,8 @@ impl Watched {
                 let (keys, shape) = (keys.ok_or_else(missing)?, heads.ok_or_else(missing)?);
                 let [_, _, _, kv_heads, size] = shape[..] else { return Err(missing()) };
                 let keys: Vec<f32> = model.session().read_all(keys)?;
-                let Some(Component::Depth(attention)) = spec.model.components.get(&self.observed.component) else {
+                let Some(Component::Depth(attention)) = spec.model.components.get(&self.observed.component)
+                else {
                     return Err(missing());
                 };
                 let size = size as usize;
@@ -242,7 +245,8 @@ impl Form {
                 let query = &queries[from..from + self.size];
                 let mut most = f64::NEG_INFINITY;
                 for (seen, weight) in weights.iter_mut().enumerate().skip(first) {
-                    let from = (seen * tokens + token) * wide + head / (self.heads / self.kv_heads).max(1) * self.size;
+                    let from = (seen * tokens + token) * wide
+                        + head / (self.heads / self.kv_heads).max(1) * self.size;
                     let key = &keys[from..from + self.size];
                     let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                     let score = self.scale * dot;

@@ -100,10 +100,11 @@ pub fn scorer(
 const OBSERVED_TOKENS: u64 = 1 << 15;
 
 /// Compiles a specification for [`crate::analysis::observe`].
-pub fn observer(spec: &Spec) -> Result<Compiled, TrainError> {
+pub fn observer(spec: &Spec, rewriting: &Rewriting) -> Result<Compiled, TrainError> {
     let sequence = sequence(spec);
     let rows = (OBSERVED_TOKENS / sequence.max(1)).clamp(1, MOST_ROWS);
-    let options = Options { observe: true, segments: masked(spec), ..forward(rows, sequence) };
+    let rewrite = rewriting.clone();
+    let options = Options { observe: true, segments: masked(spec), rewrite, ..forward(rows, sequence) };
     Ok(compile(spec, &options)?)
 }
 
