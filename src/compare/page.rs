@@ -451,7 +451,7 @@ fn curves(page: &mut Page, study: &Study, metrics: &[Metric]) {
         let label = if metric == Metric::BitsPerByte { metric.name().into() } else { label };
         let plot = Plot {
             title: format!("{} over training tokens", metric.name()),
-            x: Axis { label: "training tokens".into(), ..Axis::default() },
+            x: Axis { label: "training tokens".into(), zero: true, ..Axis::default() },
             y: Axis {
                 label,
                 format: if percent { Format::Percent } else { Format::Number },
@@ -483,7 +483,7 @@ fn curves(page: &mut Page, study: &Study, metrics: &[Metric]) {
     if series.iter().any(|s| s.points.len() > 1) {
         let plot = Plot {
             title: "training loss over training tokens".into(),
-            x: Axis { label: "training tokens".into(), ..Axis::default() },
+            x: Axis { label: "training tokens".into(), zero: true, ..Axis::default() },
             y: Axis { label: "training loss, nats".into(), ..Axis::default() },
             series,
         };

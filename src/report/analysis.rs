@@ -59,7 +59,9 @@ impl Analysis {
         for attention in &o.depth_attention {
             depth_attention(&mut page, attention);
         }
-        for used in &self.experts {
+        // Experts proper come before projections.
+        let (projections, networks): (Vec<_>, Vec<_>) = self.experts.iter().partition(|u| u.projection);
+        for used in networks.into_iter().chain(projections) {
             experts(&mut page, used);
         }
         if self.depths.len() > 1 {
@@ -79,7 +81,12 @@ impl Analysis {
             color: Color::Series(color),
             mark: Mark::Dots,
         };
-        let x = Axis { label: "applications of the recurrent part".into(), whole: true, ..Axis::default() };
+        let x = Axis {
+            label: "applications of the recurrent part".into(),
+            whole: true,
+            zero: true,
+            ..Axis::default()
+        };
         let mut plot = |name: &str, y: Axis, series: Vec<Series>, caption: &str| {
             if series.iter().any(|s| !s.points.is_empty()) {
                 let svg = Plot { title: caption.into(), x: x.clone(), y, series }.svg();
@@ -145,6 +152,7 @@ fn depth_attention(page: &mut Page, a: &DepthAttention) {
         legend: ("mean score".into(), "0".into(), "largest of its depth".into()),
         values: values.collect(),
         aspect: 0.9,
+        wide: false,
     };
     page.add(Block::Figures(vec![Figure {
         name: format!("depth-attention-{}", a.component),
@@ -228,7 +236,8 @@ fn experts(page: &mut Page, u: &ExpertUse) {
         y: "depth".into(),
         legend: ("P(expert | depth)".into(), "0".into(), "largest of its depth".into()),
         values: rows.collect(),
-        aspect: 0.42,
+        aspect: 0.26,
+        wide: true,
     };
     add("experts-of-depths", map.svg(), "Distribution of experts per depth (Figure 7).", true);
     let mut series = vec![];
@@ -278,7 +287,7 @@ fn experts(page: &mut Page, u: &ExpertUse) {
     let per_depth = Plot {
         title: format!("experts per depth of {}", u.component),
         x: depth_axis(),
-        y: Axis { label: "experts".into(), range: None, ..Axis::default() },
+        y: Axis { label: "experts".into(), zero: true, ..Axis::default() },
         series: vec![
             line("chosen at all", over_depth(&|d| d.used as f64), Color::Series(0), Mark::Dots),
             line("with 90 % of choices", over_depth(&|d| d.most as f64), Color::Series(2), Mark::Dots),
@@ -305,14 +314,19 @@ fn experts(page: &mut Page, u: &ExpertUse) {
     let routing = Plot {
         title: format!("routing entropy of {}", u.component),
         x: depth_axis(),
-        y: Axis { label: "entropy / ln(experts)".into(), range: Some((0.0, 1.0)), ..Axis::default() },
+        y: Axis { label: "share of the most".into(), range: Some((0.0, 1.0)), ..Axis::default() },
         series: vec![
             line("of the choices", over_depth(&|d| d.entropy), Color::Series(0), Mark::Dots),
             line("of a token's scores", over_depth(&|d| d.token_entropy), Color::Series(2), Mark::Dots),
             line("Gini of the choices", over_depth(&|d| d.gini), Color::Series(1), Mark::Dashed),
         ],
     };
-    add("routing-entropy", routing.svg(), "Routing entropy by depth: 1 is even.", false);
+    add(
+        "routing-entropy",
+        routing.svg(),
+        "Routing entropy by depth, as a share of the most there can be, and the Gini coefficient: even routing has entropy 1 and Gini 0.",
+        false,
+    );
     page.add(Block::Figures(figures));
     let head = ["depth", "experts", "with 90 %", "exp(entropy)", "entropy", "token entropy", "Gini"];
     let mut table = Table { head: head.map(String::from).to_vec(), ..Table::default() };

@@ -5,8 +5,10 @@
 
 use std::fmt::Write;
 
-/// Width of every plot in its own units.
+/// Width of a plot in its own units, about those of the screen.
 const WIDTH: f64 = 540.0;
+/// Width of a plot that takes the whole page.
+const WIDE: f64 = 1060.0;
 /// Colours there are for series; more than so many share them and differ in their dashes.
 const COLORS: usize = 6;
 
@@ -27,6 +29,8 @@ pub struct Axis {
     pub label: String,
     /// Whether it is logarithmic; values must then be positive.
     pub log: bool,
+    /// Whether 0 is on it in any case.
+    pub zero: bool,
     /// Whether only whole numbers have ticks.
     pub whole: bool,
     /// How its ticks are written.
@@ -130,11 +134,11 @@ struct Scale {
 }
 
 impl Scale {
-    fn new(axis: &Axis, values: impl Iterator<Item = f64>, zero: bool) -> (Self, Vec<f64>) {
+    fn new(axis: &Axis, values: impl Iterator<Item = f64>) -> (Self, Vec<f64>) {
         let usable = |v: &f64| v.is_finite() && (!axis.log || *v > 0.0);
         let (mut low, mut high) =
             values.filter(usable).fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
-        if zero {
+        if axis.zero && !axis.log {
             low = low.min(0.0);
         }
         if low > high {
@@ -233,12 +237,32 @@ fn text_width(text: &str) -> f64 {
     6.4 * text.chars().count() as f64
 }
 
-fn open(title: &str, height: f64) -> String {
+fn open(title: &str, width: f64, height: f64) -> String {
     format!(
-        "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" \
+        "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" \
          aria-label=\"{}\">\n",
         escape(title)
     )
+}
+
+/// A dot of a shape that differs from series to series, so that they are told apart without colours.
+fn dot(out: &mut String, color: Color, x: f64, y: f64) {
+    let fill = color.css();
+    let Color::Series(n) = color else {
+        let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{fill}\"/>");
+        return;
+    };
+    let _ = match n % 4 {
+        0 => writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{fill}\"/>"),
+        1 => writeln!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"6\" height=\"6\" fill=\"{fill}\"/>",
+            x - 3.0,
+            y - 3.0
+        ),
+        2 => writeln!(out, "<path d=\"M{x:.1} {:.1}l4 7h-8z\" fill=\"{fill}\"/>", y - 4.2),
+        _ => writeln!(out, "<path d=\"M{x:.1} {:.1}l4 4-4 4-4-4z\" fill=\"{fill}\"/>", y - 4.0),
+    };
 }
 
 /// Names with a stroke of their colours, in as many lines as they need; gives their height.
@@ -249,7 +273,7 @@ fn legend(out: &mut String, left: f64, entries: &[(&str, Color, Mark)]) -> f64 {
         if x > left && x + width > WIDTH {
             (x, y) = (left, y + 18.0);
         }
-        let color = color.css();
+        let (of, color) = (*color, color.css());
         if *mark == Mark::Bars {
             let _ = writeln!(
                 out,
@@ -265,6 +289,9 @@ fn legend(out: &mut String, left: f64, entries: &[(&str, Color, Mark)]) -> f64 {
                 y - 4.0,
                 y - 4.0
             );
+        }
+        if *mark == Mark::Dots {
+            dot(out, of, x + 12.0, y - 4.0);
         }
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{y:.1}\">{}</text>", x + 30.0, escape(name));
         x += width;
@@ -361,9 +388,10 @@ impl Plot {
             let high = xs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             x_axis.range = Some((low, high)).filter(|_| low < high);
         }
-        let (x, x_ticks) = Scale::new(&x_axis, xs.into_iter(), false);
-        let (y, y_ticks) = Scale::new(&self.y, ys, !bars.is_empty());
-        let mut out = open(&self.title, f.top + f.height + 46.0);
+        let (x, x_ticks) = Scale::new(&x_axis, xs.into_iter());
+        let y_axis = Axis { zero: self.y.zero || !bars.is_empty(), ..self.y.clone() };
+        let (y, y_ticks) = Scale::new(&y_axis, ys);
+        let mut out = open(&self.title, WIDTH, f.top + f.height + 46.0);
         out += &legends;
         axes(&mut out, &f, (&self.x, &x, &x_ticks), (&self.y, &y, &y_ticks));
         let bottom = f.top + f.height;
@@ -420,7 +448,7 @@ impl Plot {
             );
             if s.mark == Mark::Dots || points.len() == 1 {
                 for (x, y) in points {
-                    let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>");
+                    dot(&mut out, s.color, x, y);
                 }
             }
         }
@@ -452,6 +480,8 @@ pub struct Map {
     pub values: Vec<Vec<Option<f64>>>,
     /// Height of the grid over its width.
     pub aspect: f64,
+    /// Whether it takes the whole page.
+    pub wide: bool,
 }
 
 impl Map {
@@ -460,10 +490,10 @@ impl Map {
         let rows = self.values.len();
         let columns = self.values.iter().map(Vec::len).max().unwrap_or(0);
         let left = 62.0;
-        let width = WIDTH - left - 14.0;
-        let wide = if self.aspect >= 0.8 { width.min(400.0 / self.aspect) } else { width };
-        let f = Frame { left, top: 34.0, width: wide, height: wide * self.aspect };
-        let mut out = open(&self.title, f.top + f.height + 46.0);
+        let page = if self.wide { WIDE } else { WIDTH };
+        let width = page - left - 14.0;
+        let f = Frame { left, top: 34.0, width, height: width * self.aspect };
+        let mut out = open(&self.title, page, f.top + f.height + 46.0);
         let (what, none, full) = &self.legend;
         let _ = writeln!(out, "<text x=\"{left}\" y=\"14\">{}</text>", escape(what));
         let mut x = left + text_width(what) + 14.0;
@@ -543,7 +573,7 @@ pub struct Stack {
     pub y: String,
     /// What the parts are; they are numbered from 0.
     pub part: String,
-    /// For each column the shares of its parts, from the bottom up; they add up to 1 or to nothing.
+    /// For each column the shares of its parts, from the bottom up; they add up to 1 or to nothing. It takes the whole page.
     pub columns: Vec<Vec<f64>>,
 }
 
@@ -552,8 +582,8 @@ impl Stack {
     pub fn svg(&self) -> String {
         let parts = self.columns.iter().map(Vec::len).max().unwrap_or(0);
         let at = |part: usize| part as f64 / (parts.max(2) - 1) as f64;
-        let f = Frame { left: 62.0, top: 34.0, width: WIDTH - 76.0, height: 240.0 };
-        let mut out = open(&self.title, f.top + f.height + 46.0);
+        let f = Frame { left: 62.0, top: 34.0, width: WIDE - 76.0, height: 260.0 };
+        let mut out = open(&self.title, WIDE, f.top + f.height + 46.0);
         let _ = writeln!(out, "<text x=\"{}\" y=\"14\">{}</text>", f.left, escape(&self.part));
         let mut x = f.left + text_width(&self.part) + 14.0;
         let _ = writeln!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"14\">0</text>");
@@ -603,8 +633,8 @@ impl Stack {
             range: Some((0.0, self.columns.len().max(1) as f64)),
             ..Axis::default()
         };
-        let (ys, y_ticks) = Scale::new(&y, std::iter::empty(), false);
-        let (xs, x_ticks) = Scale::new(&x, std::iter::empty(), false);
+        let (ys, y_ticks) = Scale::new(&y, std::iter::empty());
+        let (xs, x_ticks) = Scale::new(&x, std::iter::empty());
         axes(&mut out, &f, (&x, &xs, &x_ticks), (&y, &ys, &y_ticks));
         out + "</svg>\n"
     }
@@ -616,7 +646,7 @@ mod tests {
 
     fn labels(low: f64, high: f64, format: Format) -> Vec<String> {
         let axis = Axis { format, ..Axis::default() };
-        let (_, ticks) = Scale::new(&axis, [low, high].into_iter(), false);
+        let (_, ticks) = Scale::new(&axis, [low, high].into_iter());
         let step = ticks[1] - ticks[0];
         let largest = ticks.iter().fold(0.0, |m: f64, t| m.max(t.abs()));
         ticks.into_iter().map(|t| tick(t, format, step, largest)).collect()
@@ -655,6 +685,7 @@ mod tests {
             legend: Default::default(),
             values: vec![],
             aspect: 1.0,
+            wide: false,
         };
         assert!(!map.svg().contains("NaN"));
         let stack = Stack {

@@ -1,10 +1,11 @@
 //! What a trained model does inside: where its depth attentions look, which experts it uses at which depth (the paper's section 4.2).
 //!
 //! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), and data. *Out*: [`Observations`], of which [`experts`]
-//! makes the paper's figures. *Promise*: routing indices are those the model used, read from the device and never computed again; only
+//! makes the paper's figures. [`routing`] analyses decisions to skip. *Promise*: routing indices are those the model used, read from the device and never computed again; only
 //! tokens of documents with targets count, padding does not.
 
 pub mod experts;
+pub mod routing;
 
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
