@@ -143,7 +143,7 @@ fn depths(
     counts.dedup();
     let mut found = vec![];
     for count in counts {
-        let mut model = Model::load(device, trained.scorer(Some(count))?)?;
+        let mut model = Model::load(device, trained.scorer(Some(count), None)?)?;
         model.restore(&trained.tensors)?;
         let mut at = AtDepth {
             count,

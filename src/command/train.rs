@@ -147,7 +147,8 @@ impl Job<'_> {
             vec!["tokens".into(), short((t.steps * tokens) as f64)],
             vec![
                 "compute".into(),
-                prepared.flops_per_token.map_or("not counted".into(), |f| {
+                prepared.declared.as_ref().map_or("not counted".into(), |c| {
+                    let f = c.flops_per_token.training.mean();
                     let all = f * (t.steps * tokens) as f64;
                     format!("{}FLOP ({}FLOP a token)", short(all), short(f))
                 }),

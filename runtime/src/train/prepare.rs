@@ -142,5 +142,15 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
     let tokens = TOKENS.min(spec.model.context);
     let declared = count(spec, &count::Options { tokens, ..count::Options::default() }).ok();
     let rewriting = rewriting.clone();
-    Ok(Prepared { compiled, scorer, writer, rows, sequence, rewriting, declared, rewritten: report.used(), seconds })
+    Ok(Prepared {
+        compiled,
+        scorer,
+        writer,
+        rows,
+        sequence,
+        rewriting,
+        declared,
+        rewritten: report.used(),
+        seconds,
+    })
 }
