@@ -6,7 +6,7 @@
 mod support;
 
 use dreamc_compiler::codegen::{HEADERS, Source};
-use dreamc_compiler::{Cache, Options, compile};
+use dreamc_compiler::{Cache, CompileError, Options, compile};
 use dreamc_runtime::device::gpu::sources;
 use dreamc_runtime::nvrtc::{self, Nvrtc};
 use std::collections::BTreeMap;
@@ -25,7 +25,14 @@ fn generation(batch: u64) -> Options {
 }
 
 fn of_example(path: &str, options: &Options) -> Vec<Source> {
-    let compiled = compile(&load(path), options).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let compiled = match compile(&load(path), options) {
+        Ok(compiled) => compiled,
+        Err(CompileError::Unsupported(what)) => {
+            println!("skipped: {path}: {what}");
+            return vec![];
+        }
+        Err(error) => panic!("{path}: {error}"),
+    };
     sources(&compiled.plan).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
@@ -89,7 +96,6 @@ fn shape(text: &str) -> String {
 }
 
 #[test]
-#[ignore = "row kernels over whole matrices (prepared weights of the large examples) do not fit a block yet"]
 fn kernels_of_all_examples_compile_without_spilling() {
     let nvrtc = match Nvrtc::find() {
         Ok(nvrtc) => nvrtc,
@@ -106,7 +112,7 @@ fn kernels_of_all_examples_compile_without_spilling() {
     examples.sort();
     for example in examples {
         let example = example.into_string().unwrap();
-        if !example.ends_with(".yaml") {
+        if !example.ends_with(".yaml") || example.ends_with(".suite.yaml") {
             continue;
         }
         let path = format!("examples/{example}");
@@ -130,6 +136,14 @@ fn kernels_of_all_examples_compile_without_spilling() {
         println!("{architecture}: {:.1} s", begun.elapsed().as_secs_f64());
         let most = found.iter().max_by_key(|(_, r)| **r).unwrap();
         println!("  most registers: {} in {}", most.1, most.0);
+        // Registers are the business of one version of ptxas.
+        if !all && nvrtc.version() == (13, 0) {
+            let lines: String = found.iter().fold(String::new(), |mut text, (name, registers)| {
+                let _ = writeln!(text, "{registers:4}  {name}");
+                text
+            });
+            insta::assert_snapshot!(format!("registers_{architecture}"), lines);
+        }
         if let Some(folder) = std::env::var_os("DREAMC_KERNEL_REPORT") {
             let lines: String = found.iter().fold(String::new(), |mut text, (name, registers)| {
                 let _ = writeln!(text, "{registers:4}  {name}");

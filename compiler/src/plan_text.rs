@@ -105,6 +105,13 @@ impl Plan {
     }
 }
 
+impl Display for Kernel {
+    /// The kind and the sizes, as `--emit plan` has them.
+    fn fmt(&self, f: &mut Formatter) -> Result {
+        f.write_str(&describe(self).0)
+    }
+}
+
 /// A kernel in a few words, and how many of its operands are results.
 fn describe(kernel: &Kernel) -> (String, usize) {
     let add = |accumulate: bool| if accumulate { " +=" } else { "" };

@@ -6,12 +6,15 @@
 //! row has one group, else in shared memory), the sines of a rotation, and arrays that are dear and needed in
 //! several loops.
 //!
-//! Three shapes of kernel come of it:
+//! Four shapes of kernel come of it:
 //!
 //! - *flat*: nothing is kept, so every element has a thread;
 //! - *rows*: a few threads, a warp or a block have a row; several rows to a block where they are short;
 //! - *sums*: blocks go through [`SUM_BLOCK`] rows one after another and leave partial sums, which a second pass adds up in
-//!   order.
+//!   order;
+//! - *long*: rows that are longer than a block can hold, or so long that few blocks would have all the work. What is kept of
+//!   each row goes to scratch memory first; then every element has a thread, which goes through all rows where they are
+//!   summed. A row may be as long as 32 bits count.
 
 use super::blocks::SHARED_LIMIT;
 use super::text::{Builder, Param, blocks, double, fits, float};
@@ -102,14 +105,17 @@ pub(super) fn generate(kernel: &RowKernel, in_place: bool) -> Result<Option<Sour
     if nothing {
         return Ok(None);
     }
-    // First as cheaply as can be; then without keeping what is merely dear, where shared memory does not suffice; and with
-    // results staged, where a row that is written would be read after.
+    // First as cheaply as can be; then without keeping what is merely dear, where shared memory does not suffice, and in the
+    // end without shared memory; and with results staged, where a row that is written would be read after.
+    let ordinary = [Form::Dear, Form::Plain, Form::Long];
+    let forms = if mostly_columns(kernel) { &[Form::Long, Form::Dear, Form::Plain] } else { &ordinary };
     let mut failed = None;
-    for dear in [true, false] {
-        let mut generator = Generator::new(kernel, dear, false)?;
+    for &form in forms {
+        let mut generator = Generator::new(kernel, form, false)?;
         match generator.source() {
             Ok(source) if !(in_place && generator.shifted) => return Ok(source),
-            Ok(_) => match Generator::new(kernel, dear, true)?.source() {
+            Ok(_) if form == Form::Long => {}
+            Ok(_) => match Generator::new(kernel, form, true)?.source() {
                 Ok(source) => return Ok(source),
                 Err(error) => failed = Some(error),
             },
@@ -117,6 +123,25 @@ pub(super) fn generate(kernel: &RowKernel, in_place: bool) -> Result<Option<Sour
         }
     }
     Err(failed.unwrap_or(CodegenError::Malformed("a row kernel without a form".into())))
+}
+
+/// Whether rows are summed that are few and long, so that a thread for each column makes more blocks than one for each
+/// [`SUM_BLOCK`] rows.
+fn mostly_columns(kernel: &RowKernel) -> bool {
+    let summed = kernel.outputs.iter().filter(|o| sums(o.store)).map(|o| kernel.lengths[o.array as usize]);
+    let longest = summed.max().unwrap_or(0);
+    kernel.rows > 0 && longest >= 16 * BLOCK && longest / BLOCK > kernel.rows / SUM_BLOCK
+}
+
+/// What is kept of a row, and where.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Statistics, and arrays that are dear and needed several times, in shared memory.
+    Dear,
+    /// Statistics alone.
+    Plain,
+    /// Statistics alone, in scratch memory.
+    Long,
 }
 
 /// What the text relies on; the check of the plan has looked at it before, with better words.
@@ -159,6 +184,7 @@ fn validate(kernel: &RowKernel) -> Result<()> {
 
 struct Generator<'k> {
     kernel: &'k RowKernel,
+    form: Form,
     /// Results wait in shared memory until all inputs of the row have been read.
     staged: bool,
     plans: Vec<Plan>,
@@ -181,9 +207,10 @@ struct Generator<'k> {
 }
 
 impl<'k> Generator<'k> {
-    fn new(kernel: &'k RowKernel, dear: bool, staged: bool) -> Result<Self> {
+    fn new(kernel: &'k RowKernel, form: Form, staged: bool) -> Result<Self> {
         let mut generator = Generator {
             kernel,
+            form,
             staged,
             plans: vec![Plan::default(); kernel.ops.len()],
             threads: 1,
@@ -198,7 +225,7 @@ impl<'k> Generator<'k> {
             indices: false,
             tables: vec![],
         };
-        generator.plan(dear);
+        generator.plan(form == Form::Dear);
         Ok(generator)
     }
 
@@ -276,6 +303,9 @@ impl<'k> Generator<'k> {
     }
 
     fn register(&mut self) -> Kept {
+        if self.form == Form::Long {
+            return self.shared(1);
+        }
         self.next += 1;
         Kept::Register(format!("r{}", self.next))
     }
@@ -774,8 +804,13 @@ impl<'k> Generator<'k> {
         let same = live.iter().all(|&o| self.length(kernel.outputs[o].array as usize) == length);
         let summed = live.iter().any(|&o| sums(kernel.outputs[o].store));
         let name = format!("rows_{}x{length}", kernel.rows);
+        if self.form == Form::Long {
+            return self.long(name, &live);
+        }
         if !kept && !summed && same && !self.staged {
-            return self.flat(name, &live, length);
+            let mut builder = Builder::new(name, "prelude.cuh");
+            self.flat(&mut builder, "rows", &live, length, None)?;
+            return Ok(builder.finish());
         }
         self.rows(name, &live, summed)
     }
@@ -820,8 +855,8 @@ impl<'k> Generator<'k> {
     }
 
     /// Adds what reports indices out of range, where there are any, and finishes the entry.
-    fn entry(&mut self, builder: &mut Builder, geometry: (u32, u32, u32), mut list: Vec<Param>) {
-        if self.indices {
+    fn entry(&mut self, builder: &mut Builder, name: &str, geometry: (u32, u32, u32), mut list: Vec<Param>) {
+        if std::mem::take(&mut self.indices) {
             list.push(Param::new("int *", "status", Argument::Status));
             list.push(Param::new("int", "launch", Argument::Launch));
         }
@@ -830,7 +865,7 @@ impl<'k> Generator<'k> {
             builder.line(&table);
         }
         let body = std::mem::take(&mut self.text);
-        builder.entry("rows", geometry, &list, &body);
+        builder.entry(name, geometry, &list, &body);
     }
 
     /// The line that stores an element.
@@ -842,8 +877,16 @@ impl<'k> Generator<'k> {
         self.line(&line);
     }
 
-    fn flat(&mut self, name: String, live: &[usize], length: u64) -> Result<Option<Source>> {
-        let (list, lines) = self.parameters(live);
+    /// An entry with a thread for each element of outputs of one length. `stats`: where what is kept of the rows lies.
+    fn flat(
+        &mut self,
+        builder: &mut Builder,
+        entry: &str,
+        outputs: &[usize],
+        length: u64,
+        stats: Option<u64>,
+    ) -> Result<()> {
+        let (mut list, lines) = self.parameters(outputs);
         let count = self.kernel.rows.saturating_mul(length);
         self.scopes.push(HashMap::new());
         self.line("i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;");
@@ -851,20 +894,129 @@ impl<'k> Generator<'k> {
         self.line(&format!("i64 row = at / {length};"));
         self.line(&format!("const int i = int(at % {length});"));
         lines.iter().for_each(|line| self.line(line));
+        list.extend(self.kept_rows(stats, "const "));
         self.storing = true;
         // All is read before anything is written: an output may lie over an input.
         let mut values = vec![];
-        for &o in live {
-            values.push(self.value(self.kernel.outputs[o].array, "i"));
+        for &o in outputs {
+            values.push(self.value(self.kernel.outputs[o].array, if length == 1 { "0" } else { "i" }));
         }
-        for (&o, value) in live.iter().zip(values) {
+        for (&o, value) in outputs.iter().zip(values) {
             self.put(o, "i", &value);
         }
         self.storing = false;
-        let mut builder = Builder::new(name, "prelude.cuh");
+        self.scopes.pop();
         let geometry = (blocks(count.div_ceil(BLOCK))?, BLOCK as u32, 0);
-        self.entry(&mut builder, geometry, list);
+        self.entry(builder, entry, geometry, list);
+        Ok(())
+    }
+
+    /// The line that finds what is kept of the row in scratch memory, and the parameter for it.
+    fn kept_rows(&mut self, stats: Option<u64>, constant: &str) -> Option<Param> {
+        let at = stats?;
+        self.line(&format!("{constant}float *kept = stats + row * {};", self.stored));
+        Some(Param::new(&format!("{constant}float *"), "stats", Argument::Scratch(at)))
+    }
+
+    /// Passes over rows of any length: what is kept of each row; sums, a thread for each column; results of each row. In this
+    /// order, because results may lie over what is read.
+    fn long(&mut self, name: String, live: &[usize]) -> Result<Option<Source>> {
+        let kernel = self.kernel;
+        let mut builder = Builder::new(name, "prelude.cuh");
+        let size = self.stored.saturating_mul(4).saturating_mul(kernel.rows);
+        let stats = (size > 0).then(|| builder.scratch(size));
+        if stats.is_some() {
+            let (mut list, lines) = self.parameters(&[]);
+            self.scopes.push(HashMap::new());
+            if self.threads > 32 {
+                self.line(&format!("__shared__ float buffer[{}];", self.threads / 32));
+            }
+            self.line("const int t = int(threadIdx.x);");
+            self.line("const i64 row = blockIdx.x;");
+            lines.iter().for_each(|line| self.line(line));
+            list.extend(self.kept_rows(stats, ""));
+            for i in 0..kernel.ops.len() {
+                self.keep(i)?;
+            }
+            self.scopes.pop();
+            let geometry = (blocks(kernel.rows)?, self.threads as u32, 0);
+            self.entry(&mut builder, "rows_kept", geometry, list);
+        }
+        let lengths = |summed: bool| {
+            let of = live.iter().filter(|&&o| sums(kernel.outputs[o].store) == summed);
+            of.map(|&o| self.length(kernel.outputs[o].array as usize)).collect::<BTreeSet<u64>>()
+        };
+        let (summed, stored) = (lengths(true), lengths(false));
+        let of = |length: u64, summed: bool| -> Vec<usize> {
+            let fits = |o: &&usize| {
+                let output = kernel.outputs[**o];
+                kernel.lengths[output.array as usize] == length && sums(output.store) == summed
+            };
+            live.iter().filter(fits).copied().collect()
+        };
+        for length in summed {
+            self.columns(&mut builder, &of(length, true), length, stats)?;
+        }
+        // The results of one length may lie over what those of the next read.
+        self.shifted |= stored.len() > 1;
+        for length in stored {
+            self.flat(&mut builder, &format!("rows_{length}"), &of(length, false), length, stats)?;
+        }
         Ok(builder.finish())
+    }
+
+    /// An entry with a thread for each column of sums over rows of one length.
+    fn columns(
+        &mut self,
+        builder: &mut Builder,
+        outputs: &[usize],
+        length: u64,
+        stats: Option<u64>,
+    ) -> Result<()> {
+        let kernel = self.kernel;
+        let (mut list, lines) = self.parameters(&[]);
+        self.scopes.push(HashMap::new());
+        self.line("const int i = int(blockIdx.x * blockDim.x + threadIdx.x);");
+        self.line(&format!("if (i >= {length}) return;"));
+        let declare = |g: &mut Self, prefix: &str| {
+            outputs.iter().for_each(|o| g.line(&format!("float {prefix}{o} = 0.0f;")));
+        };
+        declare(self, "total");
+        let several = kernel.rows > SUM_BLOCK;
+        if several {
+            self.open(&format!("for (i64 first = 0; first < {}; first += {SUM_BLOCK}) {{", kernel.rows));
+            let end = format!("first + {SUM_BLOCK}");
+            self.line(&format!("const i64 end = {end} < {0} ? {end} : {0};", kernel.rows));
+            declare(self, "part");
+            self.open("for (i64 row = first; row < end; ++row) {");
+        } else {
+            self.open(&format!("for (i64 row = 0; row < {}; ++row) {{", kernel.rows));
+        }
+        lines.iter().for_each(|line| self.line(line));
+        list.extend(self.kept_rows(stats, "const "));
+        for &o in outputs {
+            let value = self.value(kernel.outputs[o].array, if length == 1 { "0" } else { "i" });
+            self.line(&format!("{}{o} += {value};", if several { "part" } else { "total" }));
+        }
+        self.close();
+        if several {
+            outputs.iter().for_each(|o| self.line(&format!("total{o} += part{o};")));
+            self.close();
+        }
+        for &o in outputs {
+            let output = kernel.outputs[o];
+            let operand = Argument::Operand(kernel.inputs.len() + o);
+            let element = if output.dtype == DType::Bf16 { "bf16 *" } else { "float *" };
+            list.push(Param::new(element, &format!("out{o}"), operand));
+            self.line(&match output.store {
+                RowStore::AddSum => format!("store(out{o}[i], to_float(out{o}[i]) + total{o});"),
+                _ => format!("store(out{o}[i], total{o});"),
+            });
+        }
+        self.scopes.pop();
+        let geometry = (blocks(length.div_ceil(BLOCK))?, BLOCK as u32, 0);
+        self.entry(builder, &format!("rows_sum_{length}"), geometry, list);
+        Ok(())
     }
 
     fn rows(&mut self, name: String, live: &[usize], summed: bool) -> Result<Option<Source>> {
@@ -1059,7 +1211,7 @@ impl<'k> Generator<'k> {
             }
         }
         if grid > 0 {
-            self.entry(&mut builder, (grid, block as u32, shared), list);
+            self.entry(&mut builder, "rows", (grid, block as u32, shared), list);
         }
         for (o, at) in seconds {
             let output = kernel.outputs[o];

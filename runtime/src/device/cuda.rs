@@ -28,8 +28,17 @@ pub struct CudaDevice {
 const DEFAULT_SHARED: u32 = 48 * 1024;
 
 impl CudaDevice {
-    /// GPU number `ordinal`.
+    /// GPU number `ordinal`, running machine code that NVRTC makes for it.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
+        CudaDevice::with_target(ordinal, Target::Cubin)
+    }
+
+    /// The same running the very PTX that the `ptx` device interprets, translated by the driver: for calibration.
+    pub fn from_ptx(ordinal: usize) -> Result<Self, DeviceError> {
+        CudaDevice::with_target(ordinal, Target::Ptx)
+    }
+
+    fn with_target(ordinal: usize, target: Target) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
         let missing = |message: String| DeviceError::Driver { device: name.clone(), message };
         // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
@@ -66,7 +75,10 @@ impl CudaDevice {
         }
         // Hopper's own operations are in the `a` variant of its architecture.
         let suffix = if major == 9 { "a" } else { "" };
-        let compiler = Compiler::new(Target::Cubin, &format!("sm_{major}{minor}{suffix}"))?;
+        let compiler = match target {
+            Target::Cubin => Compiler::new(target, &format!("sm_{major}{minor}{suffix}"))?,
+            Target::Ptx => Compiler::new(target, super::ptx::ARCHITECTURE)?,
+        };
         // SAFETY: a device that the driver just gave; released when the context is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
@@ -206,7 +218,9 @@ impl Gpu for Stream {
     fn load(&mut self, source: &Source, code: &[u8]) -> Result<Module, DeviceError> {
         self.context.enter()?;
         let named = |call: &str| format!("kernel {}: {call}", source.name);
-        // SAFETY: a cubin that NVRTC made for this architecture, whole by the cache's promise; the driver copies it.
+        // The driver takes PTX as text that ends in a zero.
+        let code = [code, &[0]].concat();
+        // SAFETY: what NVRTC made for this architecture, whole by the cache's promise; the driver copies it.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }
             .map_err(|e| self.context.error(&named("cuModuleLoadData"), e))?;
         self.modules.push(module);

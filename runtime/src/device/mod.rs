@@ -14,6 +14,7 @@
 //!
 //! Look next at [`check`] (what every kernel's operands must be) and [`cpu`] (the embedded device).
 
+pub mod agree;
 pub mod check;
 pub mod cpu;
 pub mod cuda;

@@ -11,7 +11,7 @@ use dreamc_compiler::codegen::Source;
 use dreamc_compiler::program::Plan;
 
 /// The architecture whose PTX is interpreted: what every supported GPU can run.
-const ARCHITECTURE: &str = "compute_80";
+pub(crate) const ARCHITECTURE: &str = "compute_80";
 
 /// The device.
 pub struct PtxDevice {

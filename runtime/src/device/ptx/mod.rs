@@ -49,6 +49,7 @@ use memory::Global;
 use program::{Kernel, Program};
 use race::{Conflict, GlobalRaces};
 
+pub(crate) use device::ARCHITECTURE;
 pub use device::PtxDevice;
 pub use finding::{Finding, Kind, LoadError, Site, SourceLine};
 pub use memory::{Memory, MemoryError};

@@ -1,0 +1,150 @@
+//! Two devices side by side: whether every launch of a program does the same to the same memory.
+//!
+//! *In*: a plan, one of its programs, two devices. *Out*: an [`Agreement`] for each launch that took place. *Promise*: both
+//! devices begin each launch with the same bytes (the first device's results are copied to the second), so a difference
+//! is that launch's own and not what an earlier one left.
+//!
+//! It is how the `ptx` device is calibrated where there is a GPU, and how kernels are compared with the CPU where there is
+//! none: the sums of a launch may differ in the last bits, an integer may not.
+
+use super::check::{Access, slots};
+use super::{Device, DeviceError, Session};
+use dreamc_compiler::ir::DType;
+use dreamc_compiler::program::{Affine, Launch, Operand, Plan, Program, Step};
+
+/// What the two devices made of one launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Agreement {
+    /// Its [`origin`](Launch::origin).
+    pub origin: String,
+    /// Its kernel in a few words.
+    pub kernel: String,
+    /// Whether all bytes that it wrote are equal.
+    pub equal: bool,
+    /// The largest difference of two numbers, relative to the largest number of the buffer; infinite where integers differ or a
+    /// NaN meets a number.
+    pub difference: f64,
+    /// The buffer it is in.
+    pub buffer: String,
+}
+
+/// Runs `program` launch by launch on both devices. `prepare` writes weights and inputs to each session.
+pub fn compare(
+    plan: &Plan,
+    program: &str,
+    first: &dyn Device,
+    second: &dyn Device,
+    prepare: &dyn Fn(&mut dyn Session) -> Result<(), DeviceError>,
+) -> Result<Vec<Agreement>, DeviceError> {
+    let Some(list) = plan.programs.get(program) else {
+        return Err(DeviceError::NoProgram {
+            program: program.into(),
+            known: plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
+        });
+    };
+    let mut launches = vec![];
+    unroll(&list.steps, &mut vec![0; list.variables as usize], &mut launches);
+    let single = |launch: &Launch| Program { steps: vec![Step::Launch(launch.clone())], variables: 0 };
+    let programs = launches.iter().enumerate().map(|(i, l)| (i.to_string(), single(l))).collect();
+    let apart = Plan { programs, ..plan.clone() };
+    let (mut a, mut b) = (first.load(&apart)?, second.load(&apart)?);
+    prepare(a.as_mut())?;
+    prepare(b.as_mut())?;
+    let mut list = vec![];
+    for (i, launch) in launches.iter().enumerate() {
+        a.run(&i.to_string())?;
+        b.run(&i.to_string())?;
+        list.push(look(plan, launch, a.as_ref(), b.as_mut())?);
+    }
+    Ok(list)
+}
+
+/// The launches in the order in which they take place, with the loop variables filled in.
+fn unroll(steps: &[Step], variables: &mut Vec<u64>, list: &mut Vec<Launch>) {
+    for step in steps {
+        match step {
+            Step::Launch(launch) => {
+                let mut launch = launch.clone();
+                for operand in &mut launch.operands {
+                    let (Operand::Tensor { instance: affine, .. } | Operand::Index(affine)) = operand;
+                    *affine = Affine::constant(affine.at(variables));
+                }
+                list.push(launch);
+            }
+            Step::Loop { variable, count, reverse, steps } => {
+                for i in 0..*count {
+                    variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
+                    unroll(steps, variables, list);
+                }
+            }
+        }
+    }
+}
+
+/// Compares what a launch wrote, and makes it the same.
+fn look(
+    plan: &Plan,
+    launch: &Launch,
+    a: &dyn Session,
+    b: &mut dyn Session,
+) -> Result<Agreement, DeviceError> {
+    let kernel = plan.kernel(launch.kernel);
+    let mut agreement = Agreement {
+        origin: launch.origin.clone(),
+        kernel: kernel.to_string(),
+        equal: true,
+        difference: 0.0,
+        buffer: String::new(),
+    };
+    for (slot, operand) in slots(kernel).iter().zip(&launch.operands) {
+        let Operand::Tensor { buffer, instance, .. } = operand else { continue };
+        if slot.access == Access::Read {
+            continue;
+        }
+        let (id, b_of) = (*buffer, plan.buffer(*buffer));
+        let instance = instance.at(&[]);
+        // What a launch adds to a range of gradients is in a buffer of its own, too.
+        let bytes = (b_of.elements() * b_of.dtype.bytes()) as usize;
+        let (mut here, mut there) = (vec![0; bytes], vec![0; bytes]);
+        a.read(id, instance, 0, &mut here)?;
+        b.read(id, instance, 0, &mut there)?;
+        if here == there {
+            continue;
+        }
+        agreement.equal = false;
+        let difference = distance(b_of.dtype, &here, &there);
+        if difference >= agreement.difference {
+            agreement.difference = difference;
+            agreement.buffer = b_of.name.clone();
+        }
+        b.write(id, instance, 0, &here)?;
+    }
+    Ok(agreement)
+}
+
+fn distance(dtype: DType, a: &[u8], b: &[u8]) -> f64 {
+    let floats = |bytes: &[u8]| -> Vec<f64> {
+        match dtype {
+            DType::F32 => bytes
+                .chunks_exact(4)
+                .map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]])))
+                .collect(),
+            DType::Bf16 => {
+                bytes.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f64()).collect()
+            }
+            DType::I32 => vec![],
+        }
+    };
+    if dtype == DType::I32 {
+        return f64::INFINITY;
+    }
+    let (a, b) = (floats(a), floats(b));
+    let largest = a.iter().fold(0.0f64, |m, x| if x.is_finite() { m.max(x.abs()) } else { m });
+    let apart = |(x, y): (&f64, &f64)| match (x - y).abs() {
+        // Two equal infinities, or two NaNs of different payloads.
+        d if d.is_nan() && (x == y || (x.is_nan() && y.is_nan())) => 0.0,
+        d if d.is_nan() => f64::INFINITY,
+        d => d,
+    };
+    a.iter().zip(&b).map(apart).fold(0.0, f64::max) / largest.max(f64::MIN_POSITIVE)
+}
