@@ -45,22 +45,22 @@ template <class S> struct Mask {
         return k >= 0 && k <= q && (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
     }
 
-    // The tiles of keys that queries `first..first + OWN` may see.
-    static DEVICE void keys(int first, int &begin, int &end) {
+    // The tiles of keys that queries `first..first + COUNT` may see.
+    template <int COUNT = OWN> static DEVICE void keys(int first, int &begin, int &end) {
         begin = 0;
         end = S::KEYS;
         if (S::POSITIONS) return;
-        if (first + OWN < end) end = first + OWN;
+        if (first + COUNT < end) end = first + COUNT;
         if (S::WINDOW > 0 && first + 1 > S::WINDOW) begin = (first + 1 - S::WINDOW) / LANES * LANES;
     }
 
-    // The tiles of queries that may see keys `first..first + OWN`.
-    static DEVICE void queries(int first, int &begin, int &end) {
+    // The tiles of queries that may see keys `first..first + COUNT`.
+    template <int COUNT = OWN> static DEVICE void queries(int first, int &begin, int &end) {
         begin = 0;
         end = S::QUERIES;
         if (S::POSITIONS) return;
         begin = first / LANES * LANES;
-        if (S::WINDOW > 0 && first + OWN - 1 + S::WINDOW < end) end = first + OWN - 1 + S::WINDOW;
+        if (S::WINDOW > 0 && first + COUNT - 1 + S::WINDOW < end) end = first + COUNT - 1 + S::WINDOW;
     }
 };
 
@@ -74,13 +74,13 @@ template <class S> DEVICE float slope(float score, float scale, float cap) {
 }
 
 // `COUNT` rows of a head into shared memory; zeros beyond the last row and beyond the head.
-template <class S, int COUNT>
-DEVICE void load_rows(float *to, const float *from, i64 stride, int first, int rows) {
+template <class S, int COUNT, class E>
+DEVICE void load_rows(float *to, const E *from, i64 stride, int first, int rows) {
     constexpr int WIDTH = S::ROW - 1;
     for (int i = threadIdx.x; i < COUNT * WIDTH; i += WARPS * 32) {
         int row = i / WIDTH, column = i % WIDTH;
         bool valid = first + row < rows && column < S::SIZE;
-        to[row * S::ROW + column] = valid ? from[i64(first + row) * stride + column] : 0.0f;
+        to[row * S::ROW + column] = valid ? to_float(from[i64(first + row) * stride + column]) : 0.0f;
     }
 }
 
@@ -115,14 +115,14 @@ DEVICE void add_tile(float (&sums)[EACH][S::PER_LANE], const float (&weights)[EA
 }
 
 // Stores a warp's rows of a head.
-template <class S>
-DEVICE void store_rows(const float (&sums)[EACH][S::PER_LANE], float *to, i64 stride, int first, int rows) {
+template <class S, class E>
+DEVICE void store_rows(const float (&sums)[EACH][S::PER_LANE], E *to, i64 stride, int first, int rows) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int j = 0; j < S::PER_LANE; ++j) {
             int column = j * 32 + int(threadIdx.x % 32);
-            if (first + e < rows && column < S::SIZE) to[i64(first + e) * stride + column] = sums[e][j];
+            if (first + e < rows && column < S::SIZE) store(to[i64(first + e) * stride + column], sums[e][j]);
         }
 }
 
@@ -134,9 +134,9 @@ template <class S> DEVICE void clear(float (&sums)[EACH][S::PER_LANE]) {
 }
 
 // Shared memory: `OWN` queries, a tile of keys, a tile of values.
-template <class S>
-DEVICE void attention(const float *q, i64 q_stride, const float *k, i64 k_stride, const float *v, i64 v_stride,
-                      const int *query_positions, const int *key_positions, const int *segments, float *o, float *lse,
+template <class S, class E>
+DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v, i64 v_stride,
+                      const int *query_positions, const int *key_positions, const int *segments, E *o, float *lse,
                       float scale, float cap) {
     extern __shared__ __align__(16) float shared[];
     float *own = shared, *keys = own + OWN * S::ROW, *values = keys + LANES * S::ROW;
@@ -193,14 +193,14 @@ DEVICE void attention(const float *q, i64 q_stride, const float *k, i64 k_stride
 }
 
 // `along[row, head] = o · do`; a warp has a head of a row.
-template <class S>
-DEVICE void attention_along(const float *o, i64 o_stride, const float *d, i64 d_stride, float *along) {
+template <class S, class E>
+DEVICE void attention_along(const E *o, i64 o_stride, const E *d, i64 d_stride, float *along) {
     i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32, row = at / S::HEADS;
     if (row >= i64(S::BATCH) * S::QUERIES) return;
     int head = int(at % S::HEADS), lane = int(threadIdx.x % 32);
     float sum = 0.0f;
     for (int i = lane; i < S::SIZE; i += 32)
-        sum = fmaf(o[row * o_stride + head * S::SIZE + i], d[row * d_stride + head * S::SIZE + i], sum);
+        sum = fmaf(to_float(o[row * o_stride + head * S::SIZE + i]), to_float(d[row * d_stride + head * S::SIZE + i]), sum);
     sum = lanes<Sum, 32>(sum, ALL_LANES);
     if (lane == 0) along[at] = sum;
 }
@@ -216,10 +216,10 @@ DEVICE void pair_grad(bool seen, float product, float dp, float lse, float along
 }
 
 // Shared memory: `OWN` queries and their cotangents, a tile of keys, a tile of values.
-template <class S>
-DEVICE void attention_grad_queries(const float *q, i64 q_stride, const float *k, i64 k_stride, const float *v,
-                                   i64 v_stride, const float *lse, const float *d, i64 d_stride,
-                                   const int *query_positions, const int *key_positions, const int *segments, float *dq,
+template <class S, class E>
+DEVICE void attention_grad_queries(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v,
+                                   i64 v_stride, const float *lse, const E *d, i64 d_stride,
+                                   const int *query_positions, const int *key_positions, const int *segments, E *dq,
                                    i64 dq_stride, const float *along, float scale, float cap) {
     extern __shared__ __align__(16) float shared[];
     float *own = shared, *own_d = own + OWN * S::ROW, *keys = own_d + OWN * S::ROW, *values = keys + LANES * S::ROW;
@@ -259,11 +259,11 @@ DEVICE void attention_grad_queries(const float *q, i64 q_stride, const float *k,
 }
 
 // Shared memory: `OWN` keys and values, a tile of queries and one of their cotangents.
-template <class S>
-DEVICE void attention_grad_keys(const float *q, i64 q_stride, const float *k, i64 k_stride, const float *v,
-                                i64 v_stride, const float *lse, const float *d, i64 d_stride,
-                                const int *query_positions, const int *key_positions, const int *segments, float *dk,
-                                i64 dk_stride, float *dv, i64 dv_stride, const float *along, float scale, float cap) {
+template <class S, class E>
+DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v,
+                                i64 v_stride, const float *lse, const E *d, i64 d_stride,
+                                const int *query_positions, const int *key_positions, const int *segments, E *dk,
+                                i64 dk_stride, E *dv, i64 dv_stride, const float *along, float scale, float cap) {
     extern __shared__ __align__(16) float shared[];
     float *keys = shared, *values = keys + OWN * S::ROW, *queries = values + OWN * S::ROW;
     float *cotangents = queries + LANES * S::ROW;

@@ -61,56 +61,56 @@ DEVICE void cross_entropy_grad(const float *logits, const int *targets, const fl
 
 // `parts[part][row]`: largest logit, sum, and minus the target's logit, over the classes of the part. Rows in tiles, and the
 // classes in parts, so that few rows still keep a GPU busy.
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED>
-DEVICE void head_loss(const float *x, const float *w, const int *targets, float *parts, float cap, int *status,
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED, class E>
+DEVICE void head_loss(const E *x, const E *w, const int *targets, float *parts, float cap, int *status,
                       int launch) {
     __shared__ typename T::Shared shared;
     constexpr int TILES = (ROWS + T::ROWS - 1) / T::ROWS;
     u32 block = blockIdx.x;
     int row = int(take(block, TILES)) * T::ROWS, part = int(block), rows = least(T::ROWS, ROWS - row);
     int end = least(VOCAB, (part + 1) * PART);
-    int y = int(threadIdx.x) / T::ACROSS * T::Y, left = int(threadIdx.x) % T::ACROSS * T::X;
-    Exponents sums[T::Y];
-    float hit[T::Y];
-    int wanted[T::Y];
+    Exponents sums[T::OWN_ROWS];
+    float hit[T::OWN_ROWS];
+    int wanted[T::OWN_ROWS];
+    bool leader = threadIdx.x % T::SHARERS == 0;
 #pragma unroll
-    for (int i = 0; i < T::Y; ++i) {
+    for (int i = 0; i < T::OWN_ROWS; ++i) {
         sums[i] = Exponents::none();
         hit[i] = 0.0f;
-        wanted[i] = y + i < rows ? targets[row + y + i] : -1;
-        if (part == 0 && left == 0) is_target<VOCAB>(wanted[i], status, launch);
+        wanted[i] = T::row(i) < rows ? targets[row + T::row(i)] : -1;
+        if (part == 0 && leader) is_target<VOCAB>(wanted[i], status, launch);
     }
     for (int column = part * PART; column < end; column += T::COLUMNS) {
         int columns = least(T::COLUMNS, end - column);
-        float logits[T::Y][T::X];
-        multiply<T, true, true>(
-            shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x[i64(row + i) * WIDTH + k]; },
-            [&](int j, int k) { return w[i64(column + j) * WIDTH + k]; });
+        typename T::Sums logits;
+        T::template multiply<true, true>(
+            shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x + (i64(row + i) * WIDTH + k); },
+            [&](int j, int k) { return w + (i64(column + j) * WIDTH + k); });
 #pragma unroll
-        for (int i = 0; i < T::Y; ++i)
+        for (int i = 0; i < T::OWN_ROWS; ++i)
 #pragma unroll
-            for (int j = 0; j < T::X; ++j) {
-                float logit = CAPPED ? cap * tanhf(logits[i][j] / cap) : logits[i][j];
-                if (left + j >= columns) continue;
+            for (int j = 0; j < T::OWN_COLUMNS; ++j) {
+                float product = T::at(logits, i, j), logit = CAPPED ? cap * tanhf(product / cap) : product;
+                if (T::column(j) >= columns) continue;
                 sums[i].add(logit);
-                if (column + left + j == wanted[i]) hit[i] = -logit;
+                if (column + T::column(j) == wanted[i]) hit[i] = -logit;
             }
     }
     // The threads of a row of the tile are adjacent, and at most a warp.
-    static_assert(T::ACROSS <= 32, "a row of the tile within a warp");
-    u32 mask = group_mask<T::ACROSS>();
+    static_assert(T::SHARERS > 0 && T::SHARERS <= 32, "a row of the tile within a warp");
+    u32 mask = group_mask<T::SHARERS>();
 #pragma unroll
-    for (int i = 0; i < T::Y; ++i) {
+    for (int i = 0; i < T::OWN_ROWS; ++i) {
 #pragma unroll
-        for (int distance = T::ACROSS / 2; distance > 0; distance /= 2) {
+        for (int distance = T::SHARERS / 2; distance > 0; distance /= 2) {
             Exponents other = {__shfl_xor_sync(mask, sums[i].most, distance), __shfl_xor_sync(mask, sums[i].sum, distance)};
             // Both lanes join in the same order, so both have the same bits.
             bool upper = threadIdx.x & distance;
             sums[i] = upper ? Exponents::join(other, sums[i]) : Exponents::join(sums[i], other);
         }
-        hit[i] = lanes<Sum, T::ACROSS>(hit[i], mask);
-        if (left == 0 && y + i < rows) {
-            float *to = parts + (i64(part) * ROWS + row + y + i) * 3;
+        hit[i] = lanes<Sum, T::SHARERS>(hit[i], mask);
+        if (leader && T::row(i) < rows) {
+            float *to = parts + (i64(part) * ROWS + row + T::row(i)) * 3;
             to[0] = sums[i].most;
             to[1] = sums[i].sum;
             to[2] = hit[i];
@@ -134,40 +134,40 @@ DEVICE void head_loss_join(const float *parts, const int *targets, float *nll, f
 }
 
 // The cotangents of the logits of classes `first..first + PART`: a product whose results go through the softmax at once.
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED>
-DEVICE void head_grad_logits(const float *x, const float *w, const int *targets, const float *lse, const float *d,
-                             float *dlogits, float cap, int iteration, int *status, int launch) {
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED, class E>
+DEVICE void head_grad_logits(const E *x, const E *w, const int *targets, const float *lse, const float *d, E *dlogits,
+                             float cap, int iteration, int *status, int launch) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int first = iteration * PART, part = least(PART, VOCAB - first);
     int column = int(take(block, (PART + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, ROWS - row), columns = least(T::COLUMNS, part - column);
     if (columns <= 0) return;
-    float logits[T::Y][T::X];
-    multiply<T, true, true>(
-        shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x[i64(row + i) * WIDTH + k]; },
-        [&](int j, int k) { return w[i64(first + column + j) * WIDTH + k]; });
+    typename T::Sums logits;
+    T::template multiply<true, true>(
+        shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x + (i64(row + i) * WIDTH + k); },
+        [&](int j, int k) { return w + (i64(first + column + j) * WIDTH + k); });
     each<T>(logits, rows, columns, [&](int i, int j, float logit) {
         int target = targets[row + i];
         bool valid = is_target<VOCAB>(target, status, launch);
         float t = CAPPED ? tanhf(logit / cap) : 0.0f, capped = CAPPED ? cap * t : logit, scale = d[row + i];
         float p = scale * expf(capped - lse[row + i]) - (first + column + j == target ? scale : 0.0f);
-        dlogits[i64(row + i) * PART + column + j] = valid ? p * (1.0f - t * t) : 0.0f;
+        store(dlogits[i64(row + i) * PART + column + j], valid ? p * (1.0f - t * t) : 0.0f);
     });
 }
 
 // `dx (+)= dlogits · w` over these classes; the first time overwrites.
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART>
-DEVICE void head_grad_x(const float *dlogits, const float *w, float *dx, int iteration) {
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, class E>
+DEVICE void head_grad_x(const E *dlogits, const E *w, float *dx, int iteration) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int first = iteration * PART, part = least(PART, VOCAB - first);
     int column = int(take(block, (WIDTH + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, ROWS - row), columns = least(T::COLUMNS, WIDTH - column);
-    float sums[T::Y][T::X];
-    multiply<T, true, false>(
-        shared, sums, rows, columns, part, [&](int i, int k) { return dlogits[i64(row + i) * PART + k]; },
-        [&](int j, int k) { return w[i64(first + k) * WIDTH + column + j]; });
+    typename T::Sums sums;
+    T::template multiply<true, false>(
+        shared, sums, rows, columns, part, [&](int i, int k) { return dlogits + (i64(row + i) * PART + k); },
+        [&](int j, int k) { return w + (i64(first + k) * WIDTH + column + j); });
     each<T>(sums, rows, columns, [&](int i, int j, float sum) {
         float *to = dx + i64(row + i) * WIDTH + column + j;
         *to = iteration > 0 ? *to + sum : sum;
@@ -175,18 +175,18 @@ DEVICE void head_grad_x(const float *dlogits, const float *w, float *dx, int ite
 }
 
 // `dw[classes] (+)= dlogitsᵀ · x`
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool ADD>
-DEVICE void head_grad_w(const float *dlogits, const float *x, float *dw, int iteration) {
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool ADD, class E>
+DEVICE void head_grad_w(const E *dlogits, const E *x, float *dw, int iteration) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int first = iteration * PART, part = least(PART, VOCAB - first);
     int column = int(take(block, (WIDTH + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, part - row), columns = least(T::COLUMNS, WIDTH - column);
     if (rows <= 0) return;
-    float sums[T::Y][T::X];
-    multiply<T, false, false>(
-        shared, sums, rows, columns, ROWS, [&](int i, int k) { return dlogits[i64(k) * PART + row + i]; },
-        [&](int j, int k) { return x[i64(k) * WIDTH + column + j]; });
+    typename T::Sums sums;
+    T::template multiply<false, false>(
+        shared, sums, rows, columns, ROWS, [&](int i, int k) { return dlogits + (i64(k) * PART + row + i); },
+        [&](int j, int k) { return x + (i64(k) * WIDTH + column + j); });
     each<T>(sums, rows, columns, [&](int i, int j, float sum) {
         float *to = dw + i64(first + row + i) * WIDTH + column + j;
         *to = ADD ? *to + sum : sum;

@@ -34,9 +34,8 @@ DEVICE int source_row(const int *order, int slot, int *status, int launch) {
 }
 
 // `y[s, n] = Σ_k x[s, k] · w[e, n, k]`, or `w[e, k, n]` where `TRANSPOSED`; rows in no group are zeroed.
-template <class T, int SLOTS, int EXPERTS, int OUT, int INNER, bool TRANSPOSED, bool GATHER, int PER>
-DEVICE void grouped(const float *x, const float *w, const int *offsets, const int *order, float *y, int *status,
-                    int launch) {
+template <class T, int SLOTS, int EXPERTS, int OUT, int INNER, bool TRANSPOSED, bool GATHER, int PER, class E, class C>
+DEVICE void grouped(const E *x, const E *w, const int *offsets, const int *order, C *y, int *status, int launch) {
     constexpr int N = TRANSPOSED ? INNER : OUT, K = TRANSPOSED ? OUT : INNER;
     __shared__ typename T::Shared shared;
     __shared__ int sources[T::ROWS];
@@ -57,25 +56,25 @@ DEVICE void grouped(const float *x, const float *w, const int *offsets, const in
     if (rows <= 0) return;
     if (expert == EXPERTS) {
         for (int i = threadIdx.x; i < rows * columns; i += T::THREADS)
-            y[i64(row + i / columns) * N + column + i % columns] = 0.0f;
+            store(y[i64(row + i / columns) * N + column + i % columns], 0.0f);
         return;
     }
     for (int i = threadIdx.x; i < rows; i += T::THREADS)
         sources[i] = source_row<SLOTS, GATHER, PER>(order, row + i, status, launch);
     __syncthreads();
-    const float *matrix = w + i64(expert) * OUT * INNER;
-    float sums[T::Y][T::X];
-    multiply<T, true, !TRANSPOSED>(
-        shared, sums, rows, columns, K, [&](int i, int k) { return x[i64(sources[i]) * K + k]; },
+    const E *matrix = w + i64(expert) * OUT * INNER;
+    typename T::Sums sums;
+    T::template multiply<true, !TRANSPOSED>(
+        shared, sums, rows, columns, K, [&](int i, int k) { return x + (i64(sources[i]) * K + k); },
         [&](int j, int k) {
-            return TRANSPOSED ? matrix[i64(k) * INNER + column + j] : matrix[i64(column + j) * INNER + k];
+            return matrix + (TRANSPOSED ? i64(k) * INNER + column + j : i64(column + j) * INNER + k);
         });
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) { y[i64(row + i) * N + column + j] = sum; });
+    each<T>(sums, rows, columns, [&](int i, int j, float sum) { store(y[i64(row + i) * N + column + j], sum); });
 }
 
 // `w[e, o, i] (+)= Σ_s y[s, o] · x[s, i]` over the rows of group `e`.
-template <class T, int SLOTS, int EXPERTS, int OUT, int INNER, bool GATHER, int PER, bool ADD>
-DEVICE void grouped_outer(const float *y, const float *x, const int *offsets, const int *order, float *w, int *status,
+template <class T, int SLOTS, int EXPERTS, int OUT, int INNER, bool GATHER, int PER, bool ADD, class E>
+DEVICE void grouped_outer(const E *y, const E *x, const int *offsets, const int *order, float *w, int *status,
                           int launch) {
     __shared__ typename T::Shared shared;
     check_offsets<SLOTS, EXPERTS>(offsets, status, launch);
@@ -85,12 +84,12 @@ DEVICE void grouped_outer(const float *y, const float *x, const int *offsets, co
     int rows = least(T::ROWS, OUT - row), columns = least(T::COLUMNS, INNER - column);
     int first = offset_of(offsets, expert, SLOTS), end = offset_of(offsets, expert + 1, SLOTS);
     if (ADD && first >= end) return;
-    float sums[T::Y][T::X];
-    multiply<T, false, false>(
+    typename T::Sums sums;
+    T::template multiply<false, false>(
         shared, sums, rows, columns, end - first,
-        [&](int i, int k) { return y[i64(first + k) * OUT + row + i]; },
+        [&](int i, int k) { return y + (i64(first + k) * OUT + row + i); },
         [&](int j, int k) {
-            return x[i64(source_row<SLOTS, GATHER, PER>(order, first + k, status, launch)) * INNER + column + j];
+            return x + (i64(source_row<SLOTS, GATHER, PER>(order, first + k, status, launch)) * INNER + column + j);
         });
     each<T>(sums, rows, columns, [&](int i, int j, float sum) {
         float *to = w + (i64(expert) * OUT + row + i) * INNER + column + j;

@@ -12,8 +12,8 @@ DEVICE bool below(int index, i64 bound, int *status, int launch) {
     return fine;
 }
 
-template <int SLOTS, int K, int WIDTH>
-DEVICE void gather(const float *x, const int *order, float *y, int *status, int launch) {
+template <int SLOTS, int K, int WIDTH, class E>
+DEVICE void gather(const E *x, const int *order, E *y, int *status, int launch) {
     i64 at = thread_number(), slot = at / WIDTH;
     if (slot >= SLOTS) return;
     int source = order[slot];
@@ -21,8 +21,8 @@ DEVICE void gather(const float *x, const int *order, float *y, int *status, int 
 }
 
 // `x[row] = Σ_k gates · y[inverse]`
-template <int ROWS, int K, int WIDTH, bool GATED>
-DEVICE void combine(const float *y, const int *inverse, const float *gates, float *x, int *status, int launch) {
+template <int ROWS, int K, int WIDTH, bool GATED, class E>
+DEVICE void combine(const E *y, const int *inverse, const float *gates, E *x, int *status, int launch) {
     i64 at = thread_number(), row = at / WIDTH;
     if (row >= ROWS) return;
     float sum = 0.0f;
@@ -30,24 +30,24 @@ DEVICE void combine(const float *y, const int *inverse, const float *gates, floa
     for (int k = 0; k < K; ++k) {
         int place = inverse[row * K + k];
         if (!below(place, i64(ROWS) * K, status, launch)) return;
-        float value = y[i64(place) * WIDTH + at % WIDTH];
+        float value = to_float(y[i64(place) * WIDTH + at % WIDTH]);
         sum = fmaf(GATED ? gates[row * K + k] : 1.0f, value, sum);
     }
-    x[at] = sum;
+    store(x[at], sum);
 }
 
 // `y[s] = gates[order[s]] · d[order[s] / K]`
-template <int SLOTS, int K, int WIDTH>
-DEVICE void combine_grad(const float *d, const int *order, const float *gates, float *y, int *status, int launch) {
+template <int SLOTS, int K, int WIDTH, class E>
+DEVICE void combine_grad(const E *d, const int *order, const float *gates, E *y, int *status, int launch) {
     i64 at = thread_number(), s = at / WIDTH;
     if (s >= SLOTS) return;
     int slot = order[s];
-    if (below(slot, SLOTS, status, launch)) y[at] = gates[slot] * d[i64(slot / K) * WIDTH + at % WIDTH];
+    if (below(slot, SLOTS, status, launch)) store(y[at], gates[slot] * to_float(d[i64(slot / K) * WIDTH + at % WIDTH]));
 }
 
 // `gates[row, k] = d[row] · y[inverse[row, k]]`; a warp has a gate.
-template <int ROWS, int K, int WIDTH>
-DEVICE void combine_gates(const float *d, const float *y, const int *inverse, float *gates, int *status, int launch) {
+template <int ROWS, int K, int WIDTH, class E>
+DEVICE void combine_gates(const E *d, const E *y, const int *inverse, float *gates, int *status, int launch) {
     i64 gate = thread_number() / 32;
     if (gate >= i64(ROWS) * K) return;
     int lane = int(threadIdx.x % 32), place = inverse[gate];
@@ -56,9 +56,9 @@ DEVICE void combine_gates(const float *d, const float *y, const int *inverse, fl
         if (lane == 0) report(status, launch);
         return;
     }
-    const float *a = d + gate / K * WIDTH, *b = y + i64(place) * WIDTH;
+    const E *a = d + gate / K * WIDTH, *b = y + i64(place) * WIDTH;
     float sum = 0.0f;
-    for (int i = lane; i < WIDTH; i += 32) sum = fmaf(a[i], b[i], sum);
+    for (int i = lane; i < WIDTH; i += 32) sum = fmaf(to_float(a[i]), to_float(b[i]), sum);
     sum = lanes<Sum, 32>(sum, ALL_LANES);
     if (lane == 0) gates[gate] = sum;
 }

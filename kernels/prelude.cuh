@@ -30,6 +30,51 @@ DEVICE float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 DEVICE void store(float &to, float x) { to = x; }
 DEVICE void store(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 
+// --- shared memory and tensor cores --------------------------------------------------------------------------------------
+
+DEVICE u32 shared_address(const void *pointer) { return u32(__cvta_generic_to_shared(pointer)); }
+
+// `bytes` (at most 16) into shared memory asynchronously, zeros up to 16 behind them; both sides on 16 bytes.
+DEVICE void copy_async(void *to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `N` groups of this thread are under way.
+template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Four matrices of 8 x 8; lane `i` gives the address of row `i % 8` of matrix `i / 8`.
+DEVICE void load_matrices(u32 (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+DEVICE void load_matrices_transposed(u32 (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Two floats as a pair of bf16, `low` in the low half.
+DEVICE u32 pack(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// `c += a · b`, `a` 16 x 16 and `b` 16 x 8; sums in f32.
+DEVICE void multiply_matrices(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // --- places ----------------------------------------------------------------------------------------------------------
 
 // Blocks run along x alone, because only x may be long; the coordinates are taken apart here.

@@ -1,4 +1,4 @@
-// Matrix products in f32 on the ordinary cores.
+// Matrix products: f32 on the ordinary cores, bf16 on the tensor cores with sums in f32.
 //
 // A block computes a tile of the result. Both operands pass through shared memory a slice of the sums at a time, through
 // two buffers, so that the next slice is under way while this one is used; a thread keeps a small square of the tile in
@@ -9,21 +9,6 @@
 #pragma once
 #include "prelude.cuh"
 
-// `ROWS` x `COLUMNS` of the result and `DEPTH` of the sums at a time; a thread has `Y` x `X` of it.
-template <int ROWS_, int COLUMNS_, int DEPTH_, int Y_, int X_> struct Tile {
-    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, Y = Y_, X = X_;
-    static constexpr int ACROSS = COLUMNS / X, THREADS = ROWS / Y * ACROSS;
-    // Odd strides would spoil vector loads; a stride of 4 beyond the tile keeps the writes of a warp apart.
-    static constexpr int A_STRIDE = ROWS + 4, B_STRIDE = COLUMNS + 4;
-    static constexpr int A_EACH = (ROWS * DEPTH + THREADS - 1) / THREADS;
-    static constexpr int B_EACH = (COLUMNS * DEPTH + THREADS - 1) / THREADS;
-
-    struct Shared {
-        __align__(16) float a[2][DEPTH][A_STRIDE];
-        __align__(16) float b[2][DEPTH][B_STRIDE];
-    };
-};
-
 // Reads a slice of an operand into registers: `LINES` lines of `DEPTH`. Adjacent threads take adjacent elements of memory:
 // along the depth where `DEPTH_FAST`, else along the lines.
 template <int LINES, int DEPTH, int THREADS, int EACH, bool DEPTH_FAST, class Load>
@@ -33,7 +18,7 @@ DEVICE void read_slice(float (&r)[EACH], int lines, int first_k, int k, Load loa
         int at = int(threadIdx.x) + i * THREADS;
         int line = DEPTH_FAST ? at / DEPTH : at % LINES, depth = DEPTH_FAST ? at % DEPTH : at / LINES;
         bool valid = line < lines && first_k + depth < k && (LINES * DEPTH % THREADS == 0 || at < LINES * DEPTH);
-        r[i] = valid ? load(line, first_k + depth) : 0.0f;
+        r[i] = valid ? *load(line, first_k + depth) : 0.0f;
     }
 }
 
@@ -47,102 +32,228 @@ DEVICE void write_slice(const float (&r)[EACH], float (&to)[DEPTH][STRIDE]) {
     }
 }
 
-// The tile of `Σ_k a(i, k) · b(j, k)` with `rows` x `columns` elements inside the matrix, into `sums`.
-template <class T, bool A_DEPTH_FAST, bool B_DEPTH_FAST, class A, class B>
-DEVICE void multiply(typename T::Shared &shared, float (&sums)[T::Y][T::X], int rows, int columns, int k, A a, B b) {
-    float next_a[T::A_EACH], next_b[T::B_EACH];
-    auto read = [&](int first) {
-        read_slice<T::ROWS, T::DEPTH, T::THREADS, T::A_EACH, A_DEPTH_FAST>(next_a, rows, first, k, a);
-        read_slice<T::COLUMNS, T::DEPTH, T::THREADS, T::B_EACH, B_DEPTH_FAST>(next_b, columns, first, k, b);
+DEVICE int least(int a, int b) { return a < b ? a : b; }
+
+// A tile on the ordinary cores: `ROWS` x `COLUMNS` of the result and `DEPTH` of the sums at a time; a thread has `Y` x `X`.
+template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_;
+    static constexpr int ACROSS = COLUMNS / X, THREADS = ROWS / Y * ACROSS;
+    // Odd strides would spoil vector loads; a stride of 4 beyond the tile keeps the writes of a warp apart.
+    static constexpr int A_STRIDE = ROWS + 4, B_STRIDE = COLUMNS + 4;
+    static constexpr int A_EACH = (ROWS * DEPTH + THREADS - 1) / THREADS;
+    static constexpr int B_EACH = (COLUMNS * DEPTH + THREADS - 1) / THREADS;
+
+    typedef float Element;
+    typedef float Sums[Y][X];
+    struct Shared {
+        __align__(16) float a[2][DEPTH][A_STRIDE];
+        __align__(16) float b[2][DEPTH][B_STRIDE];
     };
-    auto write = [&](int buffer) {
-        write_slice<T::ROWS, T::DEPTH, T::THREADS, T::A_EACH, A_DEPTH_FAST>(next_a, shared.a[buffer]);
-        write_slice<T::COLUMNS, T::DEPTH, T::THREADS, T::B_EACH, B_DEPTH_FAST>(next_b, shared.b[buffer]);
-    };
-    int y = int(threadIdx.x) / T::ACROSS * T::Y, x = int(threadIdx.x) % T::ACROSS * T::X;
+
+    // Rows and columns of the tile that a thread has, where they are, and how many adjacent lanes share its rows.
+    static constexpr int OWN_ROWS = Y, OWN_COLUMNS = X, SHARERS = ACROSS;
+    static DEVICE int row(int i) { return int(threadIdx.x) / ACROSS * Y + i; }
+    static DEVICE int column(int j) { return int(threadIdx.x) % ACROSS * X + j; }
+    static DEVICE float at(const Sums &sums, int i, int j) { return sums[i][j]; }
+
+    // The tile of `Σ_k a(i, k) · b(j, k)` with `rows` x `columns` elements inside the matrix. `a` and `b` give addresses, and
+    // their elements are adjacent along the depth where `.._FAST`, else along the other coordinate.
+    template <bool A_FAST, bool B_FAST, class A, class B>
+    static DEVICE void multiply(Shared &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
+        float next_a[A_EACH], next_b[B_EACH];
+        auto read = [&](int first) {
+            read_slice<ROWS, DEPTH, THREADS, A_EACH, A_FAST>(next_a, rows, first, k, a);
+            read_slice<COLUMNS, DEPTH, THREADS, B_EACH, B_FAST>(next_b, columns, first, k, b);
+        };
+        auto write = [&](int buffer) {
+            write_slice<ROWS, DEPTH, THREADS, A_EACH, A_FAST>(next_a, shared.a[buffer]);
+            write_slice<COLUMNS, DEPTH, THREADS, B_EACH, B_FAST>(next_b, shared.b[buffer]);
+        };
+        int y = row(0), x = column(0);
 #pragma unroll
-    for (int i = 0; i < T::Y; ++i)
+        for (int i = 0; i < Y; ++i)
 #pragma unroll
-        for (int j = 0; j < T::X; ++j) sums[i][j] = 0.0f;
-    read(0);
-    write(0);
-    __syncthreads();
-    int buffer = 0;
-    for (int first = 0; first < k; first += T::DEPTH) {
-        bool more = first + T::DEPTH < k;
-        if (more) read(first + T::DEPTH);
-#pragma unroll
-        for (int d = 0; d < T::DEPTH; ++d) {
-            float p[T::Y], q[T::X];
-#pragma unroll
-            for (int i = 0; i < T::Y; ++i) p[i] = shared.a[buffer][d][y + i];
-#pragma unroll
-            for (int j = 0; j < T::X; ++j) q[j] = shared.b[buffer][d][x + j];
-#pragma unroll
-            for (int i = 0; i < T::Y; ++i)
-#pragma unroll
-                for (int j = 0; j < T::X; ++j) sums[i][j] = fmaf(p[i], q[j], sums[i][j]);
-        }
-        // The other buffer was read before the barrier that ended the last round.
-        if (more) write(1 - buffer);
+            for (int j = 0; j < X; ++j) sums[i][j] = 0.0f;
+        read(0);
+        write(0);
         __syncthreads();
-        buffer = 1 - buffer;
+        int buffer = 0;
+        for (int first = 0; first < k; first += DEPTH) {
+            bool more = first + DEPTH < k;
+            if (more) read(first + DEPTH);
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                float p[Y], q[X];
+#pragma unroll
+                for (int i = 0; i < Y; ++i) p[i] = shared.a[buffer][d][y + i];
+#pragma unroll
+                for (int j = 0; j < X; ++j) q[j] = shared.b[buffer][d][x + j];
+#pragma unroll
+                for (int i = 0; i < Y; ++i)
+#pragma unroll
+                    for (int j = 0; j < X; ++j) sums[i][j] = fmaf(p[i], q[j], sums[i][j]);
+            }
+            // The other buffer was read before the barrier that ended the last round.
+            if (more) write(1 - buffer);
+            __syncthreads();
+            buffer = 1 - buffer;
+        }
+    }
+};
+
+// A slice of a bf16 operand into shared memory as it lies in memory: `LINES` lines of `DEPTH`, zeros beyond the matrix. Lines
+// are padded by 16 bytes, so that the eight rows of a matrix of `ldmatrix` fall into different banks. `WIDE`: every eighth
+// element of a line of memory lies on 16 bytes, and copies are asynchronous.
+template <int LINES, int DEPTH, int THREADS, bool FAST, bool WIDE, class Load>
+DEVICE void copy_slice(bf16 *to, int lines, int first, int k, Load load) {
+    constexpr int ACROSS = FAST ? DEPTH / 8 : LINES / 8, COUNT = LINES * DEPTH / 8;
+    constexpr int STRIDE = (FAST ? DEPTH : LINES) + 8;
+#pragma unroll
+    for (int v = int(threadIdx.x); v < COUNT; v += THREADS) {
+        int outer = v / ACROSS, inner = v % ACROSS * 8;
+        int line = FAST ? outer : inner, depth = first + (FAST ? inner : outer);
+        int left = line < lines && depth < k ? least(8, FAST ? k - depth : lines - line) : 0;
+        bf16 *place = to + outer * STRIDE + inner;
+        if (WIDE) {
+            copy_async(place, left > 0 ? load(line, depth) : load(0, 0), 2 * left);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                bf16 zero = {0};
+                place[e] = e < left ? *load(FAST ? line : line + e, FAST ? depth + e : depth) : zero;
+            }
+        }
     }
 }
 
+// A tile on the tensor cores: bf16 operands, f32 sums. `DOWN` x `ALONG` warps share the rows and columns; a warp has its part
+// in pieces of 16 x 8.
+template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matrices {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 32, THREADS = DOWN * ALONG * 32;
+    static constexpr int Y = ROWS / DOWN / 16, X = COLUMNS / ALONG / 8;
+    static_assert(Y > 0 && X > 0 && X % 2 == 0, "a warp has whole pieces, and columns in pairs of them");
+    // Lines of `DEPTH` or depths of lines, with their padding: whichever are more.
+    static constexpr int A_SIZE = ROWS * DEPTH + 8 * (ROWS > DEPTH ? ROWS : DEPTH);
+    static constexpr int B_SIZE = COLUMNS * DEPTH + 8 * (COLUMNS > DEPTH ? COLUMNS : DEPTH);
+
+    typedef bf16 Element;
+    typedef float Sums[Y][X][4];
+    struct Shared {
+        __align__(16) bf16 a[2][A_SIZE];
+        __align__(16) bf16 b[2][B_SIZE];
+    };
+
+    static constexpr int OWN_ROWS = 2 * Y, OWN_COLUMNS = 2 * X, SHARERS = ALONG == 1 ? 4 : 0;
+    static DEVICE int first_row() { return int(threadIdx.x) / 32 / ALONG * 16 * Y; }
+    static DEVICE int first_column() { return int(threadIdx.x) / 32 % ALONG * 8 * X; }
+    static DEVICE int row(int i) { return first_row() + i / 2 * 16 + i % 2 * 8 + int(threadIdx.x) % 32 / 4; }
+    static DEVICE int column(int j) { return first_column() + j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2; }
+    static DEVICE float at(const Sums &sums, int i, int j) { return sums[i / 2][j / 2][i % 2 * 2 + j % 2]; }
+
+    template <bool A_FAST, bool B_FAST, class A, class B>
+    static DEVICE void multiply(Shared &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
+        int lane = int(threadIdx.x) % 32, row = first_row(), column = first_column();
+#pragma unroll
+        for (int i = 0; i < Y; ++i)
+#pragma unroll
+            for (int j = 0; j < X; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+        auto stage = [&](int buffer, int first) {
+            if (first < k) {
+                copy_slice<ROWS, DEPTH, THREADS, A_FAST, WIDE>(shared.a[buffer], rows, first, k, a);
+                copy_slice<COLUMNS, DEPTH, THREADS, B_FAST, WIDE>(shared.b[buffer], columns, first, k, b);
+            }
+            copy_commit();
+        };
+        stage(0, 0);
+        int buffer = 0;
+        for (int first = 0; first < k; first += DEPTH) {
+            stage(1 - buffer, first + DEPTH);
+            copy_wait<1>();
+            __syncthreads();
+            const bf16 *tile_a = shared.a[buffer], *tile_b = shared.b[buffer];
+#pragma unroll
+            for (int d = 0; d < DEPTH; d += 16) {
+                u32 left[Y][4], right[X / 2][4];
+#pragma unroll
+                for (int i = 0; i < Y; ++i) {
+                    int line = row + i * 16;
+                    if (A_FAST) load_matrices(left[i], tile_a + (line + lane % 16) * (DEPTH + 8) + d + lane / 16 * 8);
+                    else
+                        load_matrices_transposed(left[i], tile_a + (d + lane / 16 * 8 + lane % 8) * (ROWS + 8) + line +
+                                                              lane / 8 % 2 * 8);
+                }
+#pragma unroll
+                for (int j = 0; j < X / 2; ++j) {
+                    int line = column + j * 16 + lane / 16 * 8;
+                    if (B_FAST)
+                        load_matrices(right[j], tile_b + (line + lane % 8) * (DEPTH + 8) + d + lane / 8 % 2 * 8);
+                    else load_matrices_transposed(right[j], tile_b + (d + lane % 16) * (COLUMNS + 8) + line);
+                }
+#pragma unroll
+                for (int i = 0; i < Y; ++i)
+#pragma unroll
+                    for (int j = 0; j < X; ++j)
+                        multiply_matrices(sums[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
+            }
+            // The buffer is filled again in the next round.
+            __syncthreads();
+            buffer = 1 - buffer;
+        }
+    }
+};
+
 // Calls `to(i, j, sum)` for every element of the tile inside the matrix.
-template <class T, class To> DEVICE void each(const float (&sums)[T::Y][T::X], int rows, int columns, To to) {
-    int y = int(threadIdx.x) / T::ACROSS * T::Y, x = int(threadIdx.x) % T::ACROSS * T::X;
+template <class T, class To> DEVICE void each(const typename T::Sums &sums, int rows, int columns, To to) {
 #pragma unroll
-    for (int i = 0; i < T::Y; ++i)
+    for (int i = 0; i < T::OWN_ROWS; ++i)
 #pragma unroll
-        for (int j = 0; j < T::X; ++j)
-            if (y + i < rows && x + j < columns) to(y + i, x + j, sums[i][j]);
+        for (int j = 0; j < T::OWN_COLUMNS; ++j)
+            if (T::row(i) < rows && T::column(j) < columns) to(T::row(i), T::column(j), T::at(sums, i, j));
 }
 
-DEVICE int least(int a, int b) { return a < b ? a : b; }
-
 // `c[M, N] (+)= Σ_k a[m, k] · b[k, n]` for any layouts of `a` and `b`.
-template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, bool ADD>
-DEVICE void product(const float *a, const float *b, float *c) {
+template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, bool ADD, class E, class C>
+DEVICE void product(const E *a, const E *b, C *c) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, M - row), columns = least(T::COLUMNS, N - column);
-    float sums[T::Y][T::X];
-    multiply<T, (A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
+    typename T::Sums sums;
+    T::template multiply<(A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
         shared, sums, rows, columns, K,
-        [&](int i, int k) { return a[i64(row + i) * A_ROW + i64(k) * A_COLUMN]; },
-        [&](int j, int k) { return b[i64(k) * B_ROW + i64(column + j) * B_COLUMN]; });
+        [&](int i, int k) { return a + (i64(row + i) * A_ROW + i64(k) * A_COLUMN); },
+        [&](int j, int k) { return b + (i64(k) * B_ROW + i64(column + j) * B_COLUMN); });
     each<T>(sums, rows, columns, [&](int i, int j, float sum) {
-        float *to = c + i64(row + i) * N + (column + j);
-        *to = ADD ? *to + sum : sum;
+        C *to = c + i64(row + i) * N + (column + j);
+        store(*to, ADD ? to_float(*to) + sum : sum);
     });
 }
 
 // A slice of the sums of a product whose result is too small to keep a GPU busy: `parts[slice][M, N]`.
-template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, int SLICE>
-DEVICE void product_slice(const float *a, const float *b, float *parts) {
+template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, int SLICE, class E>
+DEVICE void product_slice(const E *a, const E *b, float *parts) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS;
     int row = int(take(block, (M + T::ROWS - 1) / T::ROWS)) * T::ROWS;
     int first = int(block) * SLICE, rows = least(T::ROWS, M - row), columns = least(T::COLUMNS, N - column);
-    float sums[T::Y][T::X];
-    multiply<T, (A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
+    typename T::Sums sums;
+    T::template multiply<(A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
         shared, sums, rows, columns, least(SLICE, K - first),
-        [&](int i, int k) { return a[i64(row + i) * A_ROW + i64(first + k) * A_COLUMN]; },
-        [&](int j, int k) { return b[i64(first + k) * B_ROW + i64(column + j) * B_COLUMN]; });
+        [&](int i, int k) { return a + (i64(row + i) * A_ROW + i64(first + k) * A_COLUMN); },
+        [&](int j, int k) { return b + (i64(first + k) * B_ROW + i64(column + j) * B_COLUMN); });
     float *to = parts + i64(block) * M * N;
     each<T>(sums, rows, columns, [&](int i, int j, float sum) { to[i64(row + i) * N + (column + j)] = sum; });
 }
 
 // Adds the slices up in order.
-template <int M, int N, int SLICES, bool ADD> DEVICE void add_slices(const float *parts, float *c) {
+template <int M, int N, int SLICES, bool ADD, class C> DEVICE void add_slices(const float *parts, C *c) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, size = i64(M) * N;
     if (at >= size) return;
     float sum = parts[at];
 #pragma unroll 4
     for (int slice = 1; slice < SLICES; ++slice) sum += parts[slice * size + at];
-    c[at] = ADD ? c[at] + sum : sum;
+    store(c[at], ADD ? to_float(c[at]) + sum : sum);
 }

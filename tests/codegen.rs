@@ -7,6 +7,7 @@ mod support;
 
 use dreamc_compiler::codegen::{HEADERS, Source};
 use dreamc_compiler::{Cache, CompileError, Options, compile};
+use dreamc_dsl::spec::Precision;
 use dreamc_runtime::device::gpu::sources;
 use dreamc_runtime::nvrtc::{self, Nvrtc};
 use std::collections::BTreeMap;
@@ -58,6 +59,7 @@ fn usage(log: &str) -> Vec<(String, u64, u64)> {
 /// Compiles on all cores; gives registers by kernel and entry, and panics where one spills.
 fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> BTreeMap<String, u64> {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let spills: Mutex<Vec<String>> = Mutex::new(vec![]);
     let option = format!("--gpu-architecture={architecture}");
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
@@ -70,14 +72,18 @@ fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> BTreeMa
                     let usage = usage(&compiled.log);
                     assert_eq!(usage.len(), source.passes.len(), "{}: {}", source.name, compiled.log);
                     for (entry, registers, spilled) in usage {
-                        assert_eq!(spilled, 0, "{}, {entry} spills for {architecture}", source.name);
                         let key = format!("{} {entry}", source.name);
+                        if spilled > 0 {
+                            spills.lock().unwrap().push(format!("{key} spills {spilled} bytes"));
+                        }
                         found.lock().unwrap().insert(key, registers);
                     }
                 }
             });
         }
     });
+    let spills = spills.into_inner().unwrap();
+    assert!(spills.is_empty(), "for {architecture}: {}", spills.join(", "));
     found.into_inner().unwrap()
 }
 
@@ -117,7 +123,8 @@ fn kernels_of_all_examples_compile_without_spilling() {
         }
         let path = format!("examples/{example}");
         let hidden = load(&path).model.hidden;
-        for options in [training(2, 256), generation(2)] {
+        let narrow = Options { precision: Precision::Bf16, ..training(2, 256) };
+        for options in [training(2, 256), narrow, generation(2)] {
             for source in of_example(&path, &options) {
                 total += 1;
                 let key = if all { source.text.clone() } else { shape(&source.text) };

@@ -9,7 +9,7 @@
 
 use crate::CompileError;
 use crate::build::Builder;
-use crate::ir::{Binary, Dim, Function, Module, Op, Reduce, Role, Unary, Value};
+use crate::ir::{Binary, DType, Dim, Function, Module, Op, Reduce, Role, Unary, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Where a cotangent of a result comes from.
@@ -513,17 +513,22 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
     needed.sort();
     needed.dedup();
 
-    let mut saved: HashSet<Value> =
-        needed.iter().copied().filter(|&v| !repeatable(&joint.nodes[node_of(&defined, v)].op)).collect();
+    // What a product is stored as is kept, not the product.
+    let repeatable = |v: Value| {
+        let node = &joint.nodes[node_of(&defined, v)];
+        let stored = |x: Value| defined[x.index()].is_some_and(|n| !repeatable(&joint.nodes[n].op));
+        repeatable(&node.op) && !(node.op == Op::Cast(DType::Bf16) && stored(node.inputs[0]))
+    };
+    let mut saved: HashSet<Value> = needed.iter().copied().filter(|&v| !repeatable(v)).collect();
     let mut repeated: HashSet<Value> = HashSet::new();
-    for &v in needed.iter().filter(|v| repeatable(&joint.nodes[node_of(&defined, **v)].op)) {
+    for &v in needed.iter().filter(|v| repeatable(**v)) {
         let (mut more, mut through, mut stack) = (HashSet::new(), HashSet::new(), vec![v]);
         while let Some(u) = stack.pop() {
             if !is_forward(u) || saved.contains(&u) || in_state.contains_key(&u) || !through.insert(u) {
                 continue;
             }
             let node = &joint.nodes[node_of(&defined, u)];
-            if repeatable(&node.op) {
+            if repeatable(u) {
                 stack.extend(&node.inputs);
             } else {
                 through.remove(&u);
@@ -532,9 +537,9 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
         }
         let cost: u64 = more.iter().map(|&u| bytes(u)).sum();
         // A part of a product is kept by keeping the product: the other parts are needed too, and a view costs nothing.
-        let view = through
-            .iter()
-            .all(|&u| matches!(joint.nodes[node_of(&defined, u)].op, Op::Reshape(_) | Op::Split(_)));
+        let view = through.iter().all(|&u| {
+            matches!(joint.nodes[node_of(&defined, u)].op, Op::Reshape(_) | Op::Split(_) | Op::Cast(_))
+        });
         if cost < bytes(v) || view {
             saved.extend(more);
             repeated.extend(through);

@@ -9,12 +9,13 @@ use crate::autodiff::{Seed, differentiate, partition, prune};
 use crate::compiled::{Application, Compiled, OBSERVED, Observation, Observed, Tensor, TensorKind};
 use crate::ir::{DType, Function, Module, Param, Role};
 use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower};
+use crate::precision;
 use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
 };
 use crate::rewrite::{self, Optimiser, Prepared, Report, Rewriting, Stage};
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
-use dreamc_dsl::spec::{Spec, Train};
+use dreamc_dsl::spec::{Precision, Spec, Train};
 use indexmap::IndexMap;
 use std::collections::HashSet;
 
@@ -41,6 +42,8 @@ pub struct Options {
     pub cache: Option<Cache>,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,
+    /// What products read and activations are stored in. Programs over caches are f32.
+    pub precision: Precision,
 }
 
 /// One token, evaluated.
@@ -57,6 +60,7 @@ impl Default for Options {
             depths: vec![],
             cache: None,
             rewrite: Rewriting::default(),
+            precision: Precision::F32,
         }
     }
 }
@@ -276,6 +280,13 @@ impl<'a> Rewriter<'a> {
         self.optimiser.rewrite(module, f, &context)
     }
 
+    fn narrow(&self, module: &Module, f: Function) -> Result<Function, CompileError> {
+        match self.options.precision {
+            Precision::Bf16 if self.options.cache.is_none() => precision::narrow(module, &f),
+            _ => Ok(f),
+        }
+    }
+
     /// Whether weights are prepared: not for a single use.
     fn prepares(&self) -> bool {
         !self.optimiser.is_off() && self.uses > 1.0
@@ -287,6 +298,7 @@ impl<'a> Rewriter<'a> {
 
     fn inference(&mut self, module: &mut Module, f: &Function) -> Result<Function, CompileError> {
         let f = self.rewrite(module, f, Stage::Inference)?;
+        let f = self.narrow(module, f)?;
         if !self.prepares() {
             return Ok(f);
         }
@@ -301,11 +313,14 @@ impl<'a> Rewriter<'a> {
         mut joint: Function,
         f: &Function,
     ) -> Result<(Function, Function), CompileError> {
-        if self.optimiser.is_off() {
+        if self.optimiser.is_off() && self.options.precision == Precision::F32 {
             return Ok((joint, f.clone()));
         }
-        rewrite::forget_stops(&mut joint);
-        let mut joint = self.rewrite(module, &joint, Stage::Final)?;
+        if !self.optimiser.is_off() {
+            rewrite::forget_stops(&mut joint);
+            joint = self.rewrite(module, &joint, Stage::Final)?;
+        }
+        let mut joint = self.narrow(module, joint)?;
         if self.prepares() {
             let sunk = self.prepared.sink(&joint);
             joint = self.hoist(module, &sunk, f.params.len());

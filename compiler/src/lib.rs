@@ -16,6 +16,7 @@ pub mod lower;
 pub mod matching;
 pub mod oracle;
 mod plan_text;
+pub mod precision;
 pub mod program;
 pub mod random;
 pub mod rewrite;

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::{Options, compile};
+use dreamc_dsl::spec::Precision;
 use dreamc_runtime::device::gpu::{Target, codes, sources};
 use dreamc_runtime::train::prepare;
 use std::io::Write;
@@ -36,6 +37,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "sm_90a")]
     architecture: String,
 
+    /// What products compute in: by default the recipe's where kernels are printed, else f32 (as the CPU runs it)
+    #[arg(long, value_enum)]
+    precision: Option<Arithmetic>,
+
     /// Sequences in a batch; a micro-batch of the recipe by default
     #[arg(long, value_name = "N")]
     batch: Option<u64>,
@@ -43,6 +48,14 @@ pub struct Arguments {
     /// Tokens in a sequence; the recipe's by default
     #[arg(long, value_name = "N")]
     sequence: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Arithmetic {
+    /// Everywhere
+    F32,
+    /// Products and storage; sums, statistics and weights in f32
+    Bf16,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,7 +80,13 @@ pub fn run(a: Arguments) -> Done {
     let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
     let segments = prepare::masked(&spec);
     let rewrite = a.rewriting.rewriting()?;
-    let options = Options { train: true, segments, rewrite, ..prepare::forward(batch, sequence) };
+    let precision = match a.precision {
+        Some(Arithmetic::F32) => Precision::F32,
+        Some(Arithmetic::Bf16) => Precision::Bf16,
+        None if matches!(a.emit, Emit::Cuda | Emit::Ptx | Emit::Cubin) => spec.train.precision,
+        None => Precision::F32,
+    };
+    let options = Options { train: true, segments, rewrite, precision, ..prepare::forward(batch, sequence) };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;
         let lowered = lower(&architecture, Shape { batch, sequence, segments, ..Shape::default() })?;

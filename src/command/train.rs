@@ -12,6 +12,7 @@ use crate::{say, show};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::data::Dataset;
 use dreamc_runtime::device::Device;
@@ -132,7 +133,7 @@ impl Job<'_> {
     /// Compiles, and says what will be done.
     pub fn prepare(&self, rewriting: &Rewriting) -> Result<Prepared, Failure> {
         let (spec, t) = (self.spec, &self.spec.train);
-        let prepared = prepare(spec, rewriting)?;
+        let prepared = prepare(spec, self.device, rewriting)?;
         let (memory, scoring) = prepared.memory(self.device)?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
@@ -153,7 +154,10 @@ impl Job<'_> {
                     format!("{}FLOP ({}FLOP a token)", short(all), short(f))
                 }),
             ],
-            vec!["device".into(), self.device.name()],
+            vec![
+                "device".into(),
+                format!("{}, {}", self.device.name(), precision(prepared.precision, t.precision)),
+            ],
             vec![
                 "memory".into(),
                 format!(
@@ -232,6 +236,15 @@ impl Job<'_> {
             Stop::Interrupted(_) => Err(Failure::Silent),
             Stop::Finished | Stop::Early => Ok(()),
         }
+    }
+}
+
+/// What is computed in, and why where the recipe says something else.
+fn precision(used: Precision, asked: Precision) -> &'static str {
+    match (used, asked) {
+        (Precision::Bf16, _) => "bf16",
+        (Precision::F32, Precision::F32) => "f32",
+        (Precision::F32, Precision::Bf16) => "f32 (it has no bf16)",
     }
 }
 

@@ -13,23 +13,50 @@ const THREADS: u64 = 256;
 /// Processors of the GPU that grids are cut for: fewer blocks leave some idle.
 const PROCESSORS: u64 = 132;
 
-/// A tile of a product: what a block computes.
+/// A tile of a product: what a block of [`THREADS`] computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Tile {
     rows: u64,
     columns: u64,
+    /// Sums at a time.
+    depth: u64,
     name: &'static str,
+    /// Whether its name goes on with whether copies are wide.
+    narrow: bool,
 }
 
-/// All have 256 threads.
-const LARGE: Tile = Tile { rows: 128, columns: 128, name: "Tile<128, 128, 8, 8, 8>" };
-const MIDDLE: Tile = Tile { rows: 64, columns: 64, name: "Tile<64, 64, 16, 4, 4>" };
-const FLAT: Tile = Tile { rows: 16, columns: 64, name: "Tile<16, 64, 16, 1, 4>" };
-const SMALL: Tile = Tile { rows: 16, columns: 16, name: "Tile<16, 16, 16, 1, 1>" };
+const fn tile(rows: u64, columns: u64, depth: u64, name: &'static str, narrow: bool) -> Tile {
+    Tile { rows, columns, depth, name, narrow }
+}
+
+/// On the ordinary cores, from f32.
+const LARGE: Tile = tile(128, 128, 8, "Tile<128, 128, 8, 8, 8>", false);
+const MIDDLE: Tile = tile(64, 64, 16, "Tile<64, 64, 16, 4, 4>", false);
+const FLAT: Tile = tile(16, 64, 16, "Tile<16, 64, 16, 1, 4>", false);
+const SMALL: Tile = tile(16, 16, 16, "Tile<16, 16, 16, 1, 1>", false);
+
+/// On the tensor cores, from bf16.
+const LARGE_BF16: Tile = tile(128, 128, 32, "Matrices<128, 128, 2, 4", true);
+const MIDDLE_BF16: Tile = tile(64, 64, 32, "Matrices<64, 64, 2, 4", true);
+const FLAT_BF16: Tile = tile(16, 128, 32, "Matrices<16, 128, 1, 8", true);
+const TALL_BF16: Tile = tile(128, 16, 32, "Matrices<128, 16, 8, 1", true);
+/// Each row within a warp, for softmax over columns.
+const ROWS_BF16: Tile = tile(128, 64, 32, "Matrices<128, 64, 8, 1", true);
 
 impl Tile {
     /// For `copies` matrices of `m` by `n`.
-    fn of(m: u64, n: u64, copies: u64) -> Tile {
+    fn of(narrow: bool, m: u64, n: u64, copies: u64) -> Tile {
+        if narrow {
+            return if m <= 16 {
+                FLAT_BF16
+            } else if n <= 16 {
+                TALL_BF16
+            } else if LARGE_BF16.count(m, n).saturating_mul(copies) >= PROCESSORS {
+                LARGE_BF16
+            } else {
+                MIDDLE_BF16
+            };
+        }
         if m <= 32 && n >= 128 {
             FLAT
         } else if m <= 32 || n <= 32 {
@@ -44,6 +71,11 @@ impl Tile {
     fn count(&self, m: u64, n: u64) -> u64 {
         m.div_ceil(self.rows) * n.div_ceil(self.columns)
     }
+
+    /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.
+    fn text(&self, wide: bool) -> String {
+        if self.narrow { format!("{}, {wide}>", self.name) } else { self.name.into() }
+    }
 }
 
 /// An address that is read.
@@ -54,6 +86,27 @@ fn input(name: &str, operand: usize) -> Param {
 /// An address that is written.
 fn output(name: &str, operand: usize) -> Param {
     Param::new("float *", name, Argument::Operand(operand))
+}
+
+impl Variant {
+    fn element(&self, operand: usize) -> &'static str {
+        if self.is_narrow(operand) { "bf16" } else { "float" }
+    }
+
+    /// An address that is read, in the type of the operand.
+    fn input(&self, name: &str, operand: usize) -> Param {
+        Param::new(&format!("const {} *", self.element(operand)), name, Argument::Operand(operand))
+    }
+
+    /// An address that is written, in the type of the operand.
+    fn output(&self, name: &str, operand: usize) -> Param {
+        Param::new(&format!("{} *", self.element(operand)), name, Argument::Operand(operand))
+    }
+
+    /// What a text's name says of its types.
+    fn suffix(&self) -> &'static str {
+        if self.narrow == 0 { "" } else { "_bf16" }
+    }
 }
 
 fn ints(name: &str, operand: usize) -> Param {
@@ -104,60 +157,69 @@ pub(super) fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Sourc
     match *kernel {
         // Whole modules of their own.
         Kernel::Rows(_) | Kernel::AllReduce { .. } => Ok(None),
-        Kernel::Product { m, n, k, a, b, accumulate } => product(m, n, k, a, b, accumulate),
-        Kernel::Grouped { .. } => grouped(kernel),
-        Kernel::GroupedOuter { .. } => grouped_outer(kernel),
+        Kernel::Product { .. } => product(kernel, variant),
+        Kernel::Grouped { .. } => grouped(kernel, variant),
+        Kernel::GroupedOuter { .. } => grouped_outer(kernel, variant),
         Kernel::Group { slots, experts } => group(slots, experts),
-        Kernel::Attention { shape, attention } => attention_forward(&shape, &attention),
-        Kernel::AttentionGrad { shape, attention } => attention_backward(&shape, &attention),
+        Kernel::Attention { shape, attention } => attention_forward(&shape, &attention, variant),
+        Kernel::AttentionGrad { shape, attention } => attention_backward(&shape, &attention, variant),
         Kernel::DepthAttention { shape, attention } => depth(&shape, &attention, false),
         Kernel::DepthAttentionGrad { shape, attention } => depth(&shape, &attention, true),
-        Kernel::HeadLoss { rows, vocab, width, softcap } => head_loss(rows, vocab, width, softcap),
+        Kernel::HeadLoss { rows, vocab, width, softcap } => head_loss(rows, vocab, width, softcap, variant),
         Kernel::HeadLossGrad { rows, vocab, width, softcap, accumulate } => {
-            head_loss_grad(rows, vocab, width, softcap, accumulate)
+            head_loss_grad(rows, vocab, width, softcap, accumulate, variant)
         }
         Kernel::Norm { elements } => norm(elements),
         _ => simple(kernel, variant),
     }
 }
 
-fn product(m: u64, n: u64, k: u64, a: Matrix, b: Matrix, accumulate: bool) -> Result<Option<Source>> {
+/// Whether lines of a matrix begin at multiples of 16 bytes in bf16, and their elements are adjacent.
+fn lines(matrix: Matrix) -> bool {
+    let (near, far) = (matrix.row.min(matrix.column), matrix.row.max(matrix.column));
+    near == 1 && far.is_multiple_of(8)
+}
+
+fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
+    let Kernel::Product { m, n, k, a, b, accumulate } = *kernel else { return Ok(None) };
     for (what, size) in [("a product's rows", m), ("a product's columns", n), ("a product's depth", k)] {
         fits(what, size)?;
     }
     let add = if accumulate { "_add" } else { "" };
-    let mut builder = Builder::new(format!("product_{m}x{n}x{k}{add}"), "product.cuh");
-    let tile = Tile::of(m, n, 1);
+    let name = format!("product_{m}x{n}x{k}{add}{}", variant.suffix());
+    let mut builder = Builder::new(name, "product.cuh");
+    let tile = Tile::of(variant.is_narrow(0), m, n, 1);
     let tiles = tile.count(m, n);
     let layout = format!("{}, {}, {}, {}", a.row, a.column, b.row, b.column);
-    let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.name);
+    let wide = variant.aligned && lines(a) && lines(b);
+    let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.text(wide));
     // A result too small to keep the processors busy is cut along the sums, if they are long.
     let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
     if slices == 1 {
         builder.call(
             "product_tiles",
             (blocks(tiles)?, THREADS as u32, 0),
-            &params([input("a", 0), input("b", 1), output("c", 2)]),
+            &params([variant.input("a", 0), variant.input("b", 1), variant.output("c", 2)]),
             "product",
             &format!("{sizes}, {accumulate}"),
         );
         return Ok(builder.finish());
     }
     // Whole slices of the depth of a tile.
-    let slice = k.div_ceil(slices).next_multiple_of(16);
+    let slice = k.div_ceil(slices).next_multiple_of(tile.depth.max(16));
     let slices = k.div_ceil(slice);
     let parts = builder.scratch(times(&[4, slices, m, n]));
     builder.call(
         "product_slices",
         (blocks(tiles * slices)?, THREADS as u32, 0),
-        &params([input("a", 0), input("b", 1), scratch("float *", "parts", parts)]),
+        &params([variant.input("a", 0), variant.input("b", 1), scratch("float *", "parts", parts)]),
         "product_slice",
         &format!("{sizes}, {slice}"),
     );
     builder.call(
         "product_join",
         per_thread(times(&[m, n]))?,
-        &params([scratch("const float *", "parts", parts), output("c", 2)]),
+        &params([scratch("const float *", "parts", parts), variant.output("c", 2)]),
         "add_slices",
         &format!("{m}, {n}, {slices}, {accumulate}"),
     );
@@ -169,7 +231,7 @@ fn order_param(gather: Option<u64>, operand: usize) -> Vec<Param> {
     gather.map(|_| ints("order", operand)).into_iter().collect()
 }
 
-fn grouped(kernel: &Kernel) -> Result<Option<Source>> {
+fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let Kernel::Grouped { slots, experts, out, inner, transposed, gather } = *kernel else { return Ok(None) };
     for (what, size) in
         [("slots", slots), ("experts", experts), ("a matrix's rows", out), ("a matrix's columns", inner)]
@@ -179,21 +241,22 @@ fn grouped(kernel: &Kernel) -> Result<Option<Source>> {
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
     let kind = if transposed { "_transposed" } else { "" };
     let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
-    let name = format!("grouped_{slots}x{n}x{k}_of_{experts}{kind}{from}");
+    let name = format!("grouped_{slots}x{n}x{k}_of_{experts}{kind}{from}{}", variant.suffix());
     let mut builder = Builder::new(name, "grouped.cuh");
-    let tile = Tile::of(slots / experts.max(1), n, experts);
+    let tile = Tile::of(variant.is_narrow(0), slots / experts.max(1), n, experts);
+    let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
     // The worst case: every group, and the rows in none, leave one tile unfilled.
     let tiles = (slots / tile.rows + experts + 1) * n.div_ceil(tile.columns);
     let last = 3 + gather.is_some() as usize;
-    let mut list = params([input("x", 0), input("w", 1), ints("offsets", 2)]);
+    let mut list = params([variant.input("x", 0), variant.input("w", 1), ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
-    list.push(output("y", last));
+    list.push(variant.output("y", last));
     list.extend(status());
     let order = if gather.is_some() { "order" } else { "nullptr" };
     let per = gather.unwrap_or(1);
     let constants = format!(
         "{}, {slots}, {experts}, {out}, {inner}, {transposed}, {}, {per}",
-        tile.name,
+        tile.text(wide),
         gather.is_some()
     );
     let grid = if slots == 0 || n == 0 { 0 } else { blocks(tiles)? };
@@ -202,7 +265,7 @@ fn grouped(kernel: &Kernel) -> Result<Option<Source>> {
     Ok(builder.finish())
 }
 
-fn grouped_outer(kernel: &Kernel) -> Result<Option<Source>> {
+fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let Kernel::GroupedOuter { slots, experts, out, inner, gather, accumulate } = *kernel else {
         return Ok(None);
     };
@@ -213,11 +276,12 @@ fn grouped_outer(kernel: &Kernel) -> Result<Option<Source>> {
     }
     let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
     let add = if accumulate { "_add" } else { "" };
-    let name = format!("grouped_outer_{out}x{inner}x{slots}_of_{experts}{from}{add}");
+    let name = format!("grouped_outer_{out}x{inner}x{slots}_of_{experts}{from}{add}{}", variant.suffix());
     let mut builder = Builder::new(name, "grouped.cuh");
-    let tile = Tile::of(out, inner, experts);
+    let tile = Tile::of(variant.is_narrow(0), out, inner, experts);
+    let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
     let last = 3 + gather.is_some() as usize;
-    let mut list = params([input("y", 0), input("x", 1), ints("offsets", 2)]);
+    let mut list = params([variant.input("y", 0), variant.input("x", 1), ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
     list.push(output("w", last));
     list.extend(status());
@@ -225,7 +289,7 @@ fn grouped_outer(kernel: &Kernel) -> Result<Option<Source>> {
     let per = gather.unwrap_or(1);
     let constants = format!(
         "{}, {slots}, {experts}, {out}, {inner}, {}, {per}, {accumulate}",
-        tile.name,
+        tile.text(wide),
         gather.is_some()
     );
     let grid = blocks(times(&[tile.count(out, inner), experts]))?;
@@ -286,12 +350,48 @@ pub(super) const SHARED_LIMIT: u64 = 163 * 1024;
 /// Rows of a block, `OWN`, and of a tile, `LANES`, of `attention.cuh`.
 const ATTENTION: (u64, u64) = (16, 32);
 
-/// Shared memory for so many rows of heads.
-fn head_rows(rows: u64, size: u64) -> Result<u32> {
-    let bytes = times(&[4, rows, size.next_multiple_of(32) + 1]);
-    match u32::try_from(bytes) {
-        Ok(b) if bytes <= SHARED_LIMIT => Ok(b),
-        _ => Err(CodegenError::Shared { bytes, limit: SHARED_LIMIT }),
+/// Rows of a block, `BLOCK_ROWS`, and of a tile, `TILE`, of `flash.cuh`; there are two tiles of what passes by.
+const FLASH: (u64, u64) = (64, 32);
+
+/// How an attention is run: templates, rows of a block and of what passes by, and bytes of a row of a head.
+struct AttentionForm {
+    header: &'static str,
+    prefix: &'static str,
+    /// Template arguments.
+    shape: String,
+    own: u64,
+    tile: u64,
+    row_bytes: u64,
+}
+
+impl AttentionForm {
+    /// On the tensor cores where heads fit their pieces and a warp's registers.
+    fn of(s: &AttentionShape, variant: Variant) -> Self {
+        if variant.is_narrow(0) && s.size.is_multiple_of(16) && s.size <= 128 {
+            let (own, tile) = (FLASH.0, 2 * FLASH.1);
+            let row_bytes = 2 * (s.size + 8);
+            let shape = format!("S, {}", variant.aligned);
+            return AttentionForm { header: "flash.cuh", prefix: "flash", shape, own, tile, row_bytes };
+        }
+        let (own, tile) = ATTENTION;
+        let row_bytes = times(&[4, s.size.next_multiple_of(32) + 1]);
+        AttentionForm {
+            header: "attention.cuh",
+            prefix: "attention",
+            shape: "S".into(),
+            own,
+            tile,
+            row_bytes,
+        }
+    }
+
+    /// Shared memory for so many times the rows of a block, with keys and values or what is in their place passing by.
+    fn shared(&self, owns: u64) -> Result<u32> {
+        let bytes = times(&[self.row_bytes, owns * self.own + 2 * self.tile]);
+        match u32::try_from(bytes) {
+            Ok(b) if bytes <= SHARED_LIMIT => Ok(b),
+            _ => Err(CodegenError::Shared { bytes, limit: SHARED_LIMIT }),
+        }
     }
 }
 
@@ -358,28 +458,39 @@ fn scores(a: &Attention) -> String {
     format!("{}, {}", float(a.scale), float(a.softcap.unwrap_or(1.0)))
 }
 
-fn attention_forward(s: &AttentionShape, a: &Attention) -> Result<Option<Source>> {
+fn attention_forward(s: &AttentionShape, a: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (line, mask, mask_names) = attention_shape(s, a, 3)?;
-    let mut builder = Builder::new(format!("attention_{}", attention_name(s, a)), "attention.cuh");
+    let name = format!("attention_{}{}", attention_name(s, a), variant.suffix());
+    let form = AttentionForm::of(s, variant);
+    let mut builder = Builder::new(name, form.header);
     builder.line(&line);
     let o = 3 + mask.len();
-    let mut list =
-        params([input("q", 0), stride("q", 0), input("k", 1), stride("k", 1), input("v", 2), stride("v", 2)]);
+    let mut list = params([
+        variant.input("q", 0),
+        stride("q", 0),
+        variant.input("k", 1),
+        stride("k", 1),
+        variant.input("v", 2),
+        stride("v", 2),
+    ]);
     list.extend(mask);
-    list.extend([output("o", o), output("lse", o + 1)]);
-    let (own, tile) = ATTENTION;
-    let grid = blocks(times(&[s.queries.div_ceil(own), s.heads, s.batch]))?;
+    list.extend([variant.output("o", o), output("lse", o + 1)]);
+    let grid = blocks(times(&[s.queries.div_ceil(form.own), s.heads, s.batch]))?;
     let body = format!(
-        "    attention<S>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, {});\n",
+        "    {}<{}>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, {});\n",
+        form.prefix,
+        form.shape,
         scores(a)
     );
-    builder.entry("attention_rows", (grid, 128, head_rows(own + 2 * tile, s.size)?), &list, &body);
+    builder.entry("attention_rows", (grid, 128, form.shared(1)?), &list, &body);
     Ok(builder.finish())
 }
 
-fn attention_backward(s: &AttentionShape, a: &Attention) -> Result<Option<Source>> {
+fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (line, mask, mask_names) = attention_shape(s, a, 6)?;
-    let mut builder = Builder::new(format!("attention_grad_{}", attention_name(s, a)), "attention.cuh");
+    let name = format!("attention_grad_{}{}", attention_name(s, a), variant.suffix());
+    let form = AttentionForm::of(s, variant);
+    let mut builder = Builder::new(name, form.header);
     builder.line(&line);
     let dq = 6 + mask.len();
     let rows = times(&[s.batch, s.queries, s.heads]);
@@ -388,9 +499,9 @@ fn attention_backward(s: &AttentionShape, a: &Attention) -> Result<Option<Source
         "attention_along_rows",
         per_warp(rows)?,
         &params([
-            input("o", 3),
+            variant.input("o", 3),
             stride("o", 3),
-            input("d", 5),
+            variant.input("d", 5),
             stride("d", 5),
             scratch("float *", "along", along),
         ]),
@@ -399,14 +510,14 @@ fn attention_backward(s: &AttentionShape, a: &Attention) -> Result<Option<Source
     );
     let inputs = |outputs: Vec<Param>| {
         let mut list = params([
-            input("q", 0),
+            variant.input("q", 0),
             stride("q", 0),
-            input("k", 1),
+            variant.input("k", 1),
             stride("k", 1),
-            input("v", 2),
+            variant.input("v", 2),
             stride("v", 2),
             input("lse", 4),
-            input("d", 5),
+            variant.input("d", 5),
             stride("d", 5),
         ]);
         list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
@@ -414,27 +525,27 @@ fn attention_backward(s: &AttentionShape, a: &Attention) -> Result<Option<Source
         list.push(scratch("const float *", "along", along));
         list
     };
-    let (own, tile) = ATTENTION;
-    let shared = head_rows(2 * own + 2 * tile, s.size)?;
-    let common = format!("<S>(q, q_stride, k, k_stride, v, v_stride, lse, d, d_stride, {mask_names}, ");
-    let grid = blocks(times(&[s.queries.div_ceil(own), s.heads, s.batch]))?;
+    let shared = form.shared(2)?;
+    let (prefix, shape) = (form.prefix, &form.shape);
+    let common = format!("<{shape}>(q, q_stride, k, k_stride, v, v_stride, lse, d, d_stride, {mask_names}, ");
+    let grid = blocks(times(&[s.queries.div_ceil(form.own), s.heads, s.batch]))?;
     builder.entry(
         "attention_queries",
         (grid, 128, shared),
-        &inputs(params([output("dq", dq), stride("dq", dq)])),
-        &format!("    attention_grad_queries{common}dq, dq_stride, along, {});\n", scores(a)),
+        &inputs(params([variant.output("dq", dq), stride("dq", dq)])),
+        &format!("    {prefix}_grad_queries{common}dq, dq_stride, along, {});\n", scores(a)),
     );
-    let grid = blocks(times(&[s.keys.div_ceil(own), s.kv_heads, s.batch]))?;
+    let grid = blocks(times(&[s.keys.div_ceil(form.own), s.kv_heads, s.batch]))?;
     builder.entry(
         "attention_keys",
         (grid, 128, shared),
         &inputs(params([
-            output("dk", dq + 1),
+            variant.output("dk", dq + 1),
             stride("dk", dq + 1),
-            output("dv", dq + 2),
+            variant.output("dv", dq + 2),
             stride("dv", dq + 2),
         ])),
-        &format!("    attention_grad_keys{common}dk, dk_stride, dv, dv_stride, along, {});\n", scores(a)),
+        &format!("    {prefix}_grad_keys{common}dk, dk_stride, dv, dv_stride, along, {});\n", scores(a)),
     );
     Ok(builder.finish())
 }
@@ -477,12 +588,25 @@ fn capped(softcap: Option<f64>) -> (bool, String) {
     (softcap.is_some(), float(softcap.unwrap_or(1.0)))
 }
 
-fn head_loss(rows: u64, vocab: u64, width: u64, softcap: Option<f64>) -> Result<Option<Source>> {
+fn head_loss(
+    rows: u64,
+    vocab: u64,
+    width: u64,
+    softcap: Option<f64>,
+    variant: Variant,
+) -> Result<Option<Source>> {
     for (what, size) in [("rows", rows), ("the vocabulary", vocab), ("the width", width)] {
         fits(what, size)?;
     }
-    let mut builder = Builder::new(format!("head_loss_{rows}x{vocab}x{width}"), "ends.cuh");
-    let tile = Tile::of(rows, vocab, 1);
+    let name = format!("head_loss_{rows}x{vocab}x{width}{}", variant.suffix());
+    let mut builder = Builder::new(name, "ends.cuh");
+    let tile = match Tile::of(variant.is_narrow(0), rows, vocab, 1) {
+        tile if tile.narrow => ROWS_BF16,
+        // A running sum for each row beside the large tile's registers would spill.
+        LARGE => MIDDLE,
+        tile => tile,
+    };
+    let wide = variant.aligned && width.is_multiple_of(8);
     let tiles = rows.div_ceil(tile.rows);
     // Parts of whole tiles, enough for every processor.
     let wanted = (2 * PROCESSORS).div_ceil(tiles.max(1)).min(vocab.div_ceil(tile.columns)).max(1);
@@ -490,10 +614,14 @@ fn head_loss(rows: u64, vocab: u64, width: u64, softcap: Option<f64>) -> Result<
     let parts = vocab.div_ceil(part);
     let at = builder.scratch(times(&[12, parts, rows]));
     let (is_capped, cap) = capped(softcap);
-    let mut list =
-        params([input("x", 0), input("w", 1), ints("targets", 2), scratch("float *", "parts", at)]);
+    let mut list = params([
+        variant.input("x", 0),
+        variant.input("w", 1),
+        ints("targets", 2),
+        scratch("float *", "parts", at),
+    ]);
     list.extend(status());
-    let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.name);
+    let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.text(wide));
     builder.entry(
         "head_loss_parts",
         (blocks(tiles * parts)?, THREADS as u32, 0),
@@ -524,11 +652,14 @@ fn head_loss_grad(
     width: u64,
     softcap: Option<f64>,
     accumulate: bool,
+    variant: Variant,
 ) -> Result<Option<Source>> {
     for (what, size) in [("rows", rows), ("the vocabulary", vocab), ("the width", width)] {
         fits(what, size)?;
     }
-    let mut builder = Builder::new(format!("head_loss_grad_{rows}x{vocab}x{width}"), "ends.cuh");
+    let name = format!("head_loss_grad_{rows}x{vocab}x{width}{}", variant.suffix());
+    let mut builder = Builder::new(name, "ends.cuh");
+    let narrow = variant.is_narrow(0);
     // Without rows there are no gradients, but there are the weights' zeros.
     if rows == 0 {
         let count = if accumulate { 0 } else { times(&[vocab, width]) };
@@ -543,41 +674,46 @@ fn head_loss_grad(
     let iterations = vocab.div_ceil(part);
     builder.iterations(fits("parts of the vocabulary", iterations)?);
     let logits = builder.scratch(times(&[4, rows, part]));
+    // Cotangents of logits are of the type of the operands.
+    let element = variant.element(0);
+    let (written, read) = (format!("{element} *"), format!("const {element} *"));
+    let wide = variant.aligned && width.is_multiple_of(8);
+    let wide_part = wide && part.is_multiple_of(8);
     let (is_capped, cap) = capped(softcap);
     let iteration = || Param::new("int", "iteration", Argument::Iteration);
 
-    let tile = Tile::of(rows, part, 1);
+    let tile = Tile::of(narrow, rows, part, 1);
     let mut list = params([
-        input("x", 0),
-        input("w", 1),
+        variant.input("x", 0),
+        variant.input("w", 1),
         ints("targets", 2),
         input("lse", 3),
         input("d", 4),
-        scratch("float *", "dlogits", logits),
+        scratch(&written, "dlogits", logits),
         iteration(),
     ]);
     list.extend(status());
-    let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.name);
+    let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.text(wide));
     let body = format!(
         "    head_grad_logits<{constants}>(x, w, targets, lse, d, dlogits, {cap}, iteration, status, launch);\n"
     );
     builder.entry("head_logits", (blocks(tile.count(rows, part))?, THREADS as u32, 0), &list, &body);
 
-    let tile = Tile::of(rows, width, 1);
+    let tile = Tile::of(narrow, rows, width, 1);
     builder.call(
         "head_x",
         (blocks(tile.count(rows, width))?, THREADS as u32, 0),
-        &params([scratch("const float *", "dlogits", logits), input("w", 1), output("dx", 5), iteration()]),
+        &params([scratch(&read, "dlogits", logits), variant.input("w", 1), output("dx", 5), iteration()]),
         "head_grad_x",
-        &format!("{}, {rows}, {vocab}, {width}, {part}", tile.name),
+        &format!("{}, {rows}, {vocab}, {width}, {part}", tile.text(wide_part)),
     );
-    let tile = Tile::of(part, width, 1);
+    let tile = Tile::of(narrow, part, width, 1);
     builder.call(
         "head_w",
         (blocks(tile.count(part, width))?, THREADS as u32, 0),
-        &params([scratch("const float *", "dlogits", logits), input("x", 0), output("dw", 6), iteration()]),
+        &params([scratch(&read, "dlogits", logits), variant.input("x", 0), output("dw", 6), iteration()]),
         "head_grad_w",
-        &format!("{}, {rows}, {vocab}, {width}, {part}, {accumulate}", tile.name),
+        &format!("{}, {rows}, {vocab}, {width}, {part}, {accumulate}", tile.text(wide_part)),
     );
     Ok(builder.finish())
 }
@@ -634,7 +770,7 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         Kernel::Gather { slots, k, width } => {
             fits("slots", slots)?;
             let name = format!("gather_{slots}x{width}_{k}");
-            let list = with_status([input("x", 0), ints("order", 1), output("y", 2)]);
+            let list = with_status([variant.input("x", 0), ints("order", 1), variant.output("y", 2)]);
             let grid = per_thread(times(&[slots, width]))?;
             one(name, "move.cuh", "gather_rows", grid, list, "gather", format!("{slots}, {k}, {width}"))
         }
@@ -642,9 +778,9 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             fits("slots", times(&[rows, k]))?;
             let kind = if gated { "_gated" } else { "" };
             let mut builder = Builder::new(format!("combine_{rows}x{width}_{k}{kind}"), "move.cuh");
-            let mut list = params([input("y", 0), ints("inverse", 1)]);
+            let mut list = params([variant.input("y", 0), ints("inverse", 1)]);
             list.extend(gated.then(|| input("gates", 2)));
-            list.push(output("x", 2 + gated as usize));
+            list.push(variant.output("x", 2 + gated as usize));
             list.extend(status());
             let gates = if gated { "gates" } else { "nullptr" };
             let body = format!(
@@ -656,7 +792,12 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         Kernel::CombineGrad { slots, k, width } => {
             fits("slots", slots)?;
             let name = format!("combine_grad_{slots}x{width}_{k}");
-            let list = with_status([input("d", 0), ints("order", 1), input("gates", 2), output("y", 3)]);
+            let list = with_status([
+                variant.input("d", 0),
+                ints("order", 1),
+                input("gates", 2),
+                variant.output("y", 3),
+            ]);
             let grid = per_thread(times(&[slots, width]))?;
             let constants = format!("{slots}, {k}, {width}");
             one(name, "move.cuh", "combine_grad_rows", grid, list, "combine_grad", constants)
@@ -665,7 +806,12 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             fits("slots", times(&[rows, k]))?;
             fits("the width", width)?;
             let name = format!("combine_gates_{rows}x{width}_{k}");
-            let list = with_status([input("d", 0), input("y", 1), ints("inverse", 2), output("gates", 3)]);
+            let list = with_status([
+                variant.input("d", 0),
+                variant.input("y", 1),
+                ints("inverse", 2),
+                output("gates", 3),
+            ]);
             let grid = per_warp(times(&[rows, k]))?;
             let constants = format!("{rows}, {k}, {width}");
             one(name, "move.cuh", "combine_gates_rows", grid, list, "combine_gates", constants)

@@ -29,6 +29,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("product.cuh", include_str!("../../../kernels/product.cuh")),
     ("grouped.cuh", include_str!("../../../kernels/grouped.cuh")),
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
+    ("flash.cuh", include_str!("../../../kernels/flash.cuh")),
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),
@@ -67,11 +68,22 @@ pub struct Variant {
     pub element_bytes: u64,
     /// A row kernel that writes rows over the rows it reads.
     pub in_place: bool,
+    /// Bit `i`: operand `i` is bf16. For kernels that do not name the types of their operands.
+    pub narrow: u32,
+    /// Whether operands in bf16 begin at multiples of 16 bytes, and strided ones have rows that do.
+    pub aligned: bool,
+}
+
+impl Variant {
+    /// Whether operand `i` is bf16.
+    fn is_narrow(&self, i: usize) -> bool {
+        self.narrow.checked_shr(i as u32).unwrap_or(0) & 1 != 0
+    }
 }
 
 impl Default for Variant {
     fn default() -> Self {
-        Variant { element_bytes: 4, in_place: false }
+        Variant { element_bytes: 4, in_place: false, narrow: 0, aligned: false }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Putting a source together: parameters and arguments side by side, literals, sizes that fit.
 
+use super::blocks::SHARED_LIMIT;
 use super::{Argument, CodegenError, Pass, Source};
 use std::fmt::Write;
 
@@ -93,9 +94,12 @@ impl Builder {
                 format!("{}{space}{}", p.declaration, p.name)
             })
             .collect();
-        let _ = write!(text, "\nKERNEL __launch_bounds__({block}) {entry}(");
+        // Blocks that a processor should have at once: what is said nothing of, ptxas guesses, and may spill for.
+        let by_shared = (SHARED_LIMIT / u64::from(shared_bytes.max(1))).min(3) as u32;
+        let resident = (512 / block.max(1)).min(by_shared).max(1);
+        let _ = write!(text, "\nKERNEL __launch_bounds__({block}, {resident}) {entry}(");
         // Lines of at most 120 characters.
-        let mut column = 32 + entry.len();
+        let mut column = 36 + entry.len();
         for (i, item) in list.iter().enumerate() {
             if i > 0 {
                 text.push(',');

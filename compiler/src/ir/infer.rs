@@ -203,7 +203,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 check(!dims.contains(&d), "the operands share a dimension that is not summed over")?;
                 dims.push(d);
             }
-            vec![typed(a.dtype, dims)]
+            vec![Type::f32(&dims)]
         }
         Op::Grouped { over } => {
             arity(3)?;
@@ -222,7 +222,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 (false, true) => w.dims[2],
                 _ => return Err(fail("w must have the dimension summed over once".into())),
             };
-            vec![typed(x.dtype, vec![x.dims[0], out])]
+            vec![Type::f32(&[x.dims[0], out])]
         }
         Op::GroupedOuter { experts } => {
             arity(3)?;
@@ -235,7 +235,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 "takes y[slots, out], x[slots, in], offsets",
             )?;
             one_more(offsets.dims[0], *experts)?;
-            vec![typed(y.dtype, vec![*experts, y.dims[1], x.dims[1]])]
+            vec![Type::f32(&[*experts, y.dims[1], x.dims[1]])]
         }
         Op::Route { k } => {
             arity(1)?;
@@ -332,7 +332,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 module.elements(&operands[2].dims) == module.size(operands[1].dims[0]),
                 "inverse has one entry a slot",
             )?;
-            vec![float_with(operands[2].dims.clone())]
+            vec![Type::f32(&operands[2].dims)]
         }
         Op::AddCounts => {
             arity(2)?;
@@ -446,7 +446,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             arity(5)?;
             head(operands, &fail)?;
             per_row(&operands[3..], &operands[2].dims, &fail)?;
-            vec![operands[0].clone(), operands[1].clone()]
+            vec![Type::f32(&operands[0].dims), Type::f32(&operands[1].dims)]
         }
     };
     for t in &results {

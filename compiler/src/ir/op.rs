@@ -185,8 +185,8 @@ pub enum Op {
     Zeros(Vec<Dim>),
 
     // --- products -------------------------------------------------------------------------------------------------
-    /// `(a, b) -> Σ_over a·b`; result dimensions are those of `a` without `over`, then those of `b` without `over`. The
-    /// operands share exactly the dimensions `over`.
+    /// `(a, b) -> f32 Σ_over a·b`; result dimensions are those of `a` without `over`, then those of `b` without `over`. The
+    /// operands share exactly the dimensions `over`. All products take operands of one float type and give f32.
     Contract(Vec<Dim>),
     /// `(x[s, i], w[e, o, i], offsets[e1]) -> y[s, o]` where `over` is `i`, or `(x[s, o], w[e, o, i], offsets) -> y[s, i]`
     /// where it is `o`: rows `offsets[e]..offsets[e+1]` of `x` times matrix `e`. Rows beyond the last offset are zero.

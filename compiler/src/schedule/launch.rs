@@ -235,6 +235,12 @@ impl<'a> Emit<'a> {
             || self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
     }
 
+    /// The value that a product is stored as: itself, or what it is cast to.
+    fn stored(&self, v: Value) -> Value {
+        let cast = |(i, n): &(usize, &Node)| self.kinds[*i] == Kind::Stored && n.inputs[0] == v;
+        self.f.nodes.iter().enumerate().find(cast).map_or(v, |(_, n)| n.first)
+    }
+
     fn out(&mut self, node: &Node, k: u32) -> LocalOperand {
         LocalOperand::View(self.destination(Value(node.first.0 + k), false).0)
     }
@@ -267,7 +273,7 @@ impl<'a> Emit<'a> {
                     transposed: w[1] == *over,
                     gather,
                 };
-                let y = self.out(node, 0);
+                let y = LocalOperand::View(self.destination(self.stored(node.first), false).0);
                 self.launch(kernel, [vec![a, b, offsets], order, vec![y]].concat(), i);
             }
             Op::GroupedOuter { experts } => {
@@ -570,7 +576,7 @@ impl<'a> Emit<'a> {
             };
             layouts.push((matrix, free_size, summed_size, LocalOperand::View(View { stride: 0, ..view })));
         }
-        let (dest, accumulate) = self.destination(node.first, true);
+        let (dest, accumulate) = self.destination(self.stored(node.first), true);
         let kernel = Kernel::Product {
             m: layouts[0].1,
             n: layouts[1].1,

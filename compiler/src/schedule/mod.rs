@@ -120,6 +120,8 @@ enum Kind {
     Free,
     /// Rows that the consumer gathers itself.
     Gathered,
+    /// The type that a product is stored in.
+    Stored,
 }
 
 /// The row dimensions of a shape: `[batch, seq]` of a stream, the slots of grouped rows, the first of a matrix or
@@ -162,6 +164,17 @@ fn classify(f: &Function) -> Result<Vec<Kind>, CompileError> {
             _ => Kind::Anchor,
         };
         kinds.push(kind);
+    }
+    // A product that only a cast reads is stored as what it is cast to.
+    for (i, node) in f.nodes.iter().enumerate() {
+        if let Op::Cast(_) = node.op
+            && let Some(n) = defined[node.inputs[0].index()]
+            && matches!(f.nodes[n].op, Op::Contract(_) | Op::Grouped { .. })
+            && f.nodes.iter().filter(|n| n.inputs.contains(&node.inputs[0])).count() == 1
+            && f.results.iter().all(|(_, v)| *v != node.inputs[0])
+        {
+            kinds[i] = Kind::Stored;
+        }
     }
     // Gathers that only grouped products read as their `x` are read through the order there.
     for (i, node) in f.nodes.iter().enumerate() {

@@ -107,6 +107,8 @@ pub struct Slot {
     pub name: &'static str,
     /// Its type; `None` for any.
     pub dtype: Option<DType>,
+    /// Whether it may be bf16 where `dtype` says f32: all operands of one number are of one type.
+    pub narrow: Option<u8>,
     /// What is touched.
     pub extent: Extent,
     /// How.
@@ -121,11 +123,18 @@ fn times(factors: &[u64]) -> u64 {
 /// The operands of a kernel, in order.
 pub fn slots(kernel: &Kernel) -> Vec<Slot> {
     use Access::{Read, Update, Write};
-    let slot = |name, dtype, extent, access| Slot { name, dtype: Some(dtype), extent, access };
+    let slot = |name, dtype, extent, access| Slot { name, dtype: Some(dtype), narrow: None, extent, access };
+    let narrow = |group, slot: Slot| Slot { narrow: Some(group), ..slot };
     let flat = |name, factors: &[u64], access| slot(name, DType::F32, Extent::Flat(times(factors)), access);
     let ints = |name, factors: &[u64], access| slot(name, DType::I32, Extent::Flat(times(factors)), access);
     let rows = |name, rows, length, access| slot(name, DType::F32, Extent::Rows { rows, length }, access);
-    let any = |name, elements, access| Slot { name, dtype: None, extent: Extent::Flat(elements), access };
+    let any = |name, elements, access| Slot {
+        name,
+        dtype: None,
+        narrow: None,
+        extent: Extent::Flat(elements),
+        access,
+    };
     let index = |name, below| slot(name, DType::I32, Extent::Index { below }, Read);
     let adds = |accumulate| if accumulate { Update } else { Write };
 
@@ -153,27 +162,27 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
             inputs.chain(outputs).collect()
         }
         Kernel::Product { m, n, k, a, b, accumulate } => vec![
-            slot("a", DType::F32, Extent::Matrix { rows: m, columns: k, layout: a }, Read),
-            slot("b", DType::F32, Extent::Matrix { rows: k, columns: n, layout: b }, Read),
-            flat("c", &[m, n], adds(accumulate)),
+            narrow(0, slot("a", DType::F32, Extent::Matrix { rows: m, columns: k, layout: a }, Read)),
+            narrow(0, slot("b", DType::F32, Extent::Matrix { rows: k, columns: n, layout: b }, Read)),
+            narrow(1, flat("c", &[m, n], adds(accumulate))),
         ],
         Kernel::Grouped { slots, experts, out, inner, transposed, gather } => {
             let (k, n) = if transposed { (out, inner) } else { (inner, out) };
             let mut list = vec![
-                flat("x", &[gather.map_or(slots, |g| slots / g.max(1)), k], Read),
-                flat("w", &[experts, out, inner], Read),
+                narrow(0, flat("x", &[gather.map_or(slots, |g| slots / g.max(1)), k], Read)),
+                narrow(0, flat("w", &[experts, out, inner], Read)),
                 ints("offsets", &[experts.saturating_add(1)], Read),
             ];
             if gather.is_some() {
                 list.push(ints("order", &[slots], Read));
             }
-            list.push(flat("y", &[slots, n], Write));
+            list.push(narrow(1, flat("y", &[slots, n], Write)));
             list
         }
         Kernel::GroupedOuter { slots, experts, out, inner, gather, accumulate } => {
             let mut list = vec![
-                flat("y", &[slots, out], Read),
-                flat("x", &[gather.map_or(slots, |g| slots / g.max(1)), inner], Read),
+                narrow(0, flat("y", &[slots, out], Read)),
+                narrow(0, flat("x", &[gather.map_or(slots, |g| slots / g.max(1)), inner], Read)),
                 ints("offsets", &[experts.saturating_add(1)], Read),
             ];
             if gather.is_some() {
@@ -192,27 +201,28 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
             ints("inverse", &[slots], Write),
         ],
         Kernel::Gather { slots, k, width } => vec![
-            flat("x", &[slots / k.max(1), width], Read),
+            narrow(0, flat("x", &[slots / k.max(1), width], Read)),
             ints("order", &[slots], Read),
-            flat("y", &[slots, width], Write),
+            narrow(0, flat("y", &[slots, width], Write)),
         ],
         Kernel::Combine { rows, k, width, gated } => {
-            let mut list = vec![flat("y", &[rows, k, width], Read), ints("inverse", &[rows, k], Read)];
+            let mut list =
+                vec![narrow(0, flat("y", &[rows, k, width], Read)), ints("inverse", &[rows, k], Read)];
             if gated {
                 list.push(flat("gates", &[rows, k], Read));
             }
-            list.push(flat("x", &[rows, width], Write));
+            list.push(narrow(0, flat("x", &[rows, width], Write)));
             list
         }
         Kernel::CombineGrad { slots, k, width } => vec![
-            flat("d", &[slots / k.max(1), width], Read),
+            narrow(0, flat("d", &[slots / k.max(1), width], Read)),
             ints("order", &[slots], Read),
             flat("gates", &[slots], Read),
-            flat("y", &[slots, width], Write),
+            narrow(0, flat("y", &[slots, width], Write)),
         ],
         Kernel::CombineGates { rows, k, width } => vec![
-            flat("d", &[rows, width], Read),
-            flat("y", &[rows, k, width], Read),
+            narrow(0, flat("d", &[rows, width], Read)),
+            narrow(0, flat("y", &[rows, k, width], Read)),
             ints("inverse", &[rows, k], Read),
             flat("gates", &[rows, k], Write),
         ],
@@ -222,29 +232,29 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
         Kernel::Attention { shape, attention } => {
             let (queries, keys, q_len, k_len) = attention_rows(&shape);
             let mut list = vec![
-                rows("q", queries, q_len, Read),
-                rows("k", keys, k_len, Read),
-                rows("v", keys, k_len, Read),
+                narrow(0, rows("q", queries, q_len, Read)),
+                narrow(0, rows("k", keys, k_len, Read)),
+                narrow(0, rows("v", keys, k_len, Read)),
             ];
             list.extend(mask_slots(&shape, &attention));
-            list.push(flat("o", &[queries, q_len], Write));
+            list.push(narrow(0, flat("o", &[queries, q_len], Write)));
             list.push(flat("lse", &[queries, shape.heads], Write));
             list
         }
         Kernel::AttentionGrad { shape, attention } => {
             let (queries, keys, q_len, k_len) = attention_rows(&shape);
             let mut list = vec![
-                rows("q", queries, q_len, Read),
-                rows("k", keys, k_len, Read),
-                rows("v", keys, k_len, Read),
-                rows("o", queries, q_len, Read),
+                narrow(0, rows("q", queries, q_len, Read)),
+                narrow(0, rows("k", keys, k_len, Read)),
+                narrow(0, rows("v", keys, k_len, Read)),
+                narrow(0, rows("o", queries, q_len, Read)),
                 flat("lse", &[queries, shape.heads], Read),
-                rows("do", queries, q_len, Read),
+                narrow(0, rows("do", queries, q_len, Read)),
             ];
             list.extend(mask_slots(&shape, &attention));
-            list.push(rows("dq", queries, q_len, Write));
-            list.push(rows("dk", keys, k_len, Write));
-            list.push(rows("dv", keys, k_len, Write));
+            list.push(narrow(0, rows("dq", queries, q_len, Write)));
+            list.push(narrow(0, rows("dk", keys, k_len, Write)));
+            list.push(narrow(0, rows("dv", keys, k_len, Write)));
             list
         }
         Kernel::DepthAttention { shape: s, .. } => {
@@ -309,15 +319,15 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
             flat("dlogits", &[rows, vocab], Write),
         ],
         Kernel::HeadLoss { rows, vocab, width, .. } => vec![
-            flat("x", &[rows, width], Read),
-            flat("w", &[vocab, width], Read),
+            narrow(0, flat("x", &[rows, width], Read)),
+            narrow(0, flat("w", &[vocab, width], Read)),
             ints("targets", &[rows], Read),
             flat("nll", &[rows], Write),
             flat("lse", &[rows], Write),
         ],
         Kernel::HeadLossGrad { rows, vocab, width, accumulate, .. } => vec![
-            flat("x", &[rows, width], Read),
-            flat("w", &[vocab, width], Read),
+            narrow(0, flat("x", &[rows, width], Read)),
+            narrow(0, flat("w", &[vocab, width], Read)),
             ints("targets", &[rows], Read),
             flat("lse", &[rows], Read),
             flat("d", &[rows], Read),
@@ -358,6 +368,7 @@ fn mask_slots(s: &AttentionShape, attention: &Attention) -> Vec<Slot> {
     let ints = |name, count| Slot {
         name,
         dtype: Some(DType::I32),
+        narrow: None,
         extent: Extent::Flat(times(&[s.batch, count])),
         access: Access::Read,
     };
@@ -670,6 +681,7 @@ impl<'p> Checker<'p> {
                 .map_err(|problem| format!("operand {i} (`{}`): {problem}", slot.name))?;
             reaches.extend(reach);
         }
+        self.storage(&slots, launch)?;
         if let Kernel::Copy { accumulate, .. } = *kernel {
             self.copy(launch, accumulate)?;
         }
@@ -692,6 +704,22 @@ impl<'p> Checker<'p> {
             }
         }
         Ok(LaunchCheck { in_place })
+    }
+
+    /// Operands that must be of one type are.
+    fn storage(&self, slots: &[Slot], launch: &Launch) -> Result<(), String> {
+        let mut seen: [Option<(&str, DType)>; 2] = [None; 2];
+        for (slot, operand) in slots.iter().zip(&launch.operands) {
+            let (Some(group), Operand::Tensor { buffer, .. }) = (slot.narrow, operand) else { continue };
+            let dtype = self.plan.buffer(*buffer).dtype;
+            match seen[usize::from(group) % 2] {
+                Some((name, other)) if other != dtype => {
+                    return Err(format!("`{name}` holds {other:?} and `{}` {dtype:?}", slot.name));
+                }
+                _ => seen[usize::from(group) % 2] = Some((slot.name, dtype)),
+            }
+        }
+        Ok(())
     }
 
     fn copy(&self, launch: &Launch, accumulate: bool) -> Result<(), String> {
@@ -746,6 +774,7 @@ impl<'p> Checker<'p> {
         let b = self.plan.buffers.get(buffer.0 as usize).ok_or("no such buffer")?;
         if let Some(dtype) = slot.dtype
             && dtype != b.dtype
+            && !(slot.narrow.is_some() && b.dtype == DType::Bf16)
         {
             return Err(format!("holds {:?}, must be {dtype:?}", b.dtype));
         }

@@ -13,6 +13,7 @@ use super::{Device, DeviceError, Session};
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::Source;
 use dreamc_compiler::program::Plan;
+use dreamc_dsl::spec::Precision;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -96,6 +97,10 @@ impl Device for CudaDevice {
         gpu::scratch_bytes(&self.context.name, plan)
     }
 
+    fn precision(&self, asked: Precision) -> Precision {
+        asked
+    }
+
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
         gpu::load(Stream::new(self.context.clone())?, &self.compiler, plan)
     }
@@ -155,8 +160,10 @@ impl Stream {
     fn wait(&self) -> Result<(), DeviceError> {
         self.context.enter()?;
         // SAFETY: a live stream of the current context.
-        unsafe { result::stream::synchronize(self.stream) }
-            .map_err(|e| self.context.error("a kernel failed (cuStreamSynchronize)", e))
+        unsafe { result::stream::synchronize(self.stream) }.map_err(|e| {
+            let hint = "a kernel failed; DREAMC_SYNCHRONOUS=1 says which (cuStreamSynchronize)";
+            self.context.error(hint, e)
+        })
     }
 }
 
@@ -287,6 +294,12 @@ impl Gpu for Stream {
 
     fn finish(&mut self) -> Result<(), DeviceError> {
         self.wait()
+    }
+
+    fn free(&self) -> Result<Option<u64>, DeviceError> {
+        self.context.enter()?;
+        let (free, _) = result::mem_get_info().map_err(|e| self.context.error("cuMemGetInfo", e))?;
+        Ok(Some(free as u64))
     }
 }
 

@@ -26,6 +26,7 @@ pub use check::PlanError;
 use bytemuck::Pod;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{BufferId, KernelId, Plan};
+use dreamc_dsl::spec::Precision;
 use thiserror::Error;
 
 /// What can go wrong on a device.
@@ -51,6 +52,24 @@ pub enum DeviceError {
         bytes: u64,
         /// What for.
         what: &'static str,
+    },
+    /// A plan is larger than the device, which is known before anything is allocated or compiled.
+    #[error(
+        "{device} has {free} bytes free and the plan needs {needed}; most of it, {bytes} bytes, is {category}: {advice}"
+    )]
+    DoesNotFit {
+        /// Name of the device.
+        device: String,
+        /// All of it.
+        needed: u64,
+        /// What there is.
+        free: u64,
+        /// What takes most.
+        category: &'static str,
+        /// How much of it.
+        bytes: u64,
+        /// What to change.
+        advice: &'static str,
     },
     /// The plan has no such program.
     #[error("no program `{program}`; there are {known}")]
@@ -118,6 +137,12 @@ pub trait Device: Send + Sync {
 
     /// Bytes that a session of this plan allocates beside the plan's arena.
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError>;
+
+    /// What to compile for where a recipe asks for `asked`. A device without bf16 computes in f32.
+    fn precision(&self, asked: Precision) -> Precision {
+        let _ = asked;
+        Precision::F32
+    }
 
     /// Checks the plan, allocates everything it needs, and sets the arena to zero.
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError>;

@@ -10,7 +10,7 @@ use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_with_report};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Source;
+use dreamc_dsl::spec::{Precision, Source};
 
 /// Logits kept at once by the model that scores answers.
 const MOST_LOGITS: u64 = 64 << 20;
@@ -28,6 +28,8 @@ pub struct Prepared {
     pub scorer: Option<Compiled>,
     /// The same model with caches, for samples; it has weights of its own. Absent where it cannot be sampled from.
     pub writer: Option<Compiled>,
+    /// What steps compute in.
+    pub precision: Precision,
     /// Rows of a micro-batch.
     pub rows: u64,
     /// Tokens of a row.
@@ -108,8 +110,9 @@ pub fn observer(spec: &Spec, rewriting: &Rewriting) -> Result<Compiled, TrainErr
     Ok(compile(spec, &options)?)
 }
 
-/// Compiles a specification for training.
-pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainError> {
+/// Compiles a specification for training on a device, in the recipe's precision where the device has it. Scoring and writing
+/// are f32.
+pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Result<Prepared, TrainError> {
     let begun = std::time::Instant::now();
     let train = &spec.train;
     let refuse = |what: String| Err(TrainError::Recipe(what));
@@ -128,8 +131,9 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
         ));
     }
     let segments = masked(spec);
-    let options =
-        Options { train: true, segments, depths, rewrite: rewriting.clone(), ..forward(rows, sequence) };
+    let precision = device.precision(train.precision);
+    let rewrite = rewriting.clone();
+    let options = Options { train: true, segments, depths, rewrite, precision, ..forward(rows, sequence) };
     let (compiled, report) = compile_with_report(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     let scorer = if tasks { scorer(spec, None, None, rewriting)? } else { None };
@@ -144,6 +148,7 @@ pub fn prepare(spec: &Spec, rewriting: &Rewriting) -> Result<Prepared, TrainErro
     let rewriting = rewriting.clone();
     Ok(Prepared {
         compiled,
+        precision,
         scorer,
         writer,
         rows,

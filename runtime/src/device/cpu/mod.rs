@@ -35,6 +35,7 @@ mod update;
 
 use super::check::{self, Extent, Slot, check, slots};
 use super::{Device, DeviceError, Instrument, LaunchStats, RunStats, Session};
+use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Program, Step};
 use pool::Pool;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -675,6 +676,33 @@ impl PreparedProgram {
     }
 }
 
+/// Products and attention are f32 here.
+fn refuse_narrow(plan: &Plan) -> Result<(), DeviceError> {
+    fn look(plan: &Plan, steps: &[Step]) -> Result<(), DeviceError> {
+        for step in steps {
+            match step {
+                Step::Loop { steps, .. } => look(plan, steps)?,
+                Step::Launch(launch) => {
+                    let slots = slots(plan.kernel(launch.kernel));
+                    let narrow = slots.iter().zip(&launch.operands).any(|(slot, operand)| {
+                        matches!(operand, Operand::Tensor { buffer, .. }
+                            if slot.narrow.is_some() && plan.buffer(*buffer).dtype == DType::Bf16)
+                    });
+                    if narrow {
+                        return Err(DeviceError::Unsupported {
+                            device: "cpu".into(),
+                            kernel: launch.kernel,
+                            reason: "the CPU computes in f32; compile with `precision: f32`".into(),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+    plan.programs.values().try_for_each(|program| look(plan, &program.steps))
+}
+
 fn prepare_operand(plan: &Plan, operand: &Operand, slot: &Slot) -> PreparedOperand {
     match operand {
         Operand::Index(affine) => PreparedOperand::Index(affine.clone()),
@@ -713,6 +741,7 @@ struct CpuSession {
 impl CpuSession {
     fn new(pool: Arc<Pool>, plan: &Plan) -> Result<Self, DeviceError> {
         let checked = check(plan)?;
+        refuse_narrow(plan)?;
         let scratch_size = Scratch::of_plan(plan);
         let arena = Memory::new(plan.arena, "arena")?;
         let scratch = Memory::new(scratch_size.bytes(pool.threads()), "scratch of the CPU device")?;

@@ -9,11 +9,13 @@
 
 mod cache;
 mod count;
+mod room;
 
 use super::check::{Extent, check, slots};
 use super::ptx::{Arg, Launch};
 use super::{DeviceError, Instrument, LaunchStats, RunStats, Session};
 use dreamc_compiler::codegen::{Argument, Source, Variant, generate};
+use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Step};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -51,6 +53,11 @@ pub(crate) trait Gpu: Send + 'static {
 
     /// Waits for everything.
     fn finish(&mut self) -> Result<(), DeviceError>;
+
+    /// Bytes that can be allocated; `None` where nobody knows.
+    fn free(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(None)
+    }
 
     /// Whether launches are done when [`Gpu::launch`] returns.
     const SYNCHRONOUS: bool;
@@ -102,6 +109,25 @@ struct PlanLaunch<'p> {
     variant: Variant,
 }
 
+/// Which operands are bf16, and whether all of those lie on 16 bytes for all values of the loop variables.
+fn narrow(plan: &Plan, launch: &dreamc_compiler::program::Launch) -> (u32, bool) {
+    let (mut mask, mut aligned) = (0, true);
+    for (i, operand) in launch.operands.iter().enumerate() {
+        let Operand::Tensor { buffer, instance, offset, stride } = operand else { continue };
+        let b = plan.buffer(*buffer);
+        if b.dtype != DType::Bf16 || i >= 32 {
+            continue;
+        }
+        mask |= 1 << i;
+        let instance_bytes = b.elements() * b.dtype.bytes();
+        let factors = instance.terms.iter().map(|&(_, factor)| factor).chain([instance.base]);
+        let mut starts =
+            factors.map(|factor| factor * instance_bytes).chain([b.offset + offset * b.dtype.bytes()]);
+        aligned &= starts.all(|start| start.is_multiple_of(16)) && stride.is_multiple_of(8);
+    }
+    (mask, mask != 0 && aligned)
+}
+
 /// The launches of all programs, in order, loops ignored.
 fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
     fn collect<'p>(
@@ -115,6 +141,11 @@ fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
                 Step::Launch(launch) => {
                     let kernel = plan.kernel(launch.kernel);
                     let moves = matches!(kernel, Kernel::Zero { .. } | Kernel::Copy { .. });
+                    let (narrow, aligned) = match kernel {
+                        // They name the types of their operands themselves.
+                        Kernel::Rows(_) => (0, false),
+                        _ => narrow(plan, launch),
+                    };
                     let element_bytes = match launch.operands.first() {
                         Some(Operand::Tensor { buffer, .. }) if moves => plan.buffer(*buffer).dtype.bytes(),
                         _ => 4,
@@ -123,7 +154,7 @@ fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
                     list.push(PlanLaunch {
                         id: launch.kernel,
                         kernel,
-                        variant: Variant { element_bytes, in_place },
+                        variant: Variant { element_bytes, in_place, narrow, aligned },
                     });
                 }
                 Step::Loop { steps, .. } => collect(plan, steps, checked, list),
@@ -194,6 +225,9 @@ pub(crate) fn load<G: Gpu>(
     let launches = launches(plan)?;
     let sources = Sources::new(gpu.name(), &launches)?;
     // Memory first: what does not fit is known before anything is compiled.
+    if let Some(free) = gpu.free()? {
+        room::check(gpu.name(), plan, sources.scratch() + STATUS_BYTES, free)?;
+    }
     let arena = gpu.allocate(plan.arena, "arena")?;
     let scratch = gpu.allocate_scratch(sources.scratch())?;
     let status = gpu.allocate(STATUS_BYTES, "status word")?;
@@ -296,6 +330,8 @@ struct Run<'a, G: Gpu> {
     scratch: u64,
     status: u64,
     instrument: Instrument,
+    /// Every launch is waited for, so that a failure has a name.
+    synchronous: bool,
     variables: Vec<u64>,
     stats: RunStats,
 }
@@ -362,6 +398,9 @@ impl<G: Gpu> Run<'_, G> {
                         args,
                     };
                     self.gpu.launch(&self.modules[at], &call, &launch.origin)?;
+                    if self.synchronous {
+                        self.gpu.finish().map_err(|e| self.blame(launch, source, &pass.entry, e))?;
+                    }
                 }
             }
         }
@@ -378,6 +417,14 @@ impl<G: Gpu> Run<'_, G> {
             measured.multiply_adds += multiply_adds;
         }
         if G::SYNCHRONOUS { self.look_at_status() } else { Ok(()) }
+    }
+
+    /// A failure with the launch that it is of.
+    fn blame(&self, launch: &Prepared, source: &Source, entry: &str, error: DeviceError) -> DeviceError {
+        DeviceError::Driver {
+            device: self.gpu.name().into(),
+            message: format!("{}, kernel {} ({entry}): {error}", launch.origin, source.name),
+        }
     }
 
     fn count(&self, launch: &Prepared) -> Result<u64, DeviceError> {
@@ -486,6 +533,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             scratch: self.scratch,
             status: self.status,
             instrument: self.instrument,
+            synchronous: !G::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some(),
             variables: vec![0; program.variables],
         };
         run.steps(&program.steps)?;

@@ -9,6 +9,7 @@ use crate::device::gpu::{self, Compiler, Gpu, Target};
 use crate::device::{Device, DeviceError, Session};
 use dreamc_compiler::codegen::Source;
 use dreamc_compiler::program::Plan;
+use dreamc_dsl::spec::Precision;
 
 /// The architecture whose PTX is interpreted: what every supported GPU can run.
 pub(crate) const ARCHITECTURE: &str = "compute_80";
@@ -44,6 +45,10 @@ impl Device for PtxDevice {
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
         gpu::scratch_bytes("ptx", plan)
+    }
+
+    fn precision(&self, asked: Precision) -> Precision {
+        asked
     }
 
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {

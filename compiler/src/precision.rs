@@ -1,0 +1,200 @@
+//! What is stored in bf16: the pass that makes casts explicit.
+//!
+//! *In*: a function in f32. *Out*: the same with casts: products and attention along the sequence read bf16, add up in f32, and
+//! activations that they give are stored in bf16. *Promise*: what stays in f32 is parameters (weights are the master copies, and
+//! what products read of them are casts, prepared once for all calls where that pays), gradients of weights, the stream
+//! and its cotangent, norms and other row work, the logits of routers, attention along depth and its caches, losses.
+//!
+//! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing: there numbers are f32.
+
+use crate::CompileError;
+use crate::ir::{DType, Dim, Function, Module, Op, Value};
+use crate::rewrite::hoist::sources;
+use crate::rewrite::language::Source;
+use std::collections::HashMap;
+
+/// Puts bf16 where it belongs.
+pub fn narrow(module: &Module, f: &Function) -> Result<Function, CompileError> {
+    let mut g = Function::new(f.name.clone());
+    for (p, ty) in f.params.iter().zip(&f.types) {
+        g.param(p.name.clone(), p.role, ty.clone());
+    }
+    let wide = (0..f.params.len() as u32).map(Value).collect();
+    let mut pass = Pass {
+        module,
+        f,
+        g,
+        defined: f.definitions(),
+        source: sources(f),
+        logits: logits(f),
+        wide,
+        narrow: HashMap::new(),
+    };
+    for i in 0..f.nodes.len() {
+        pass.node(i)?;
+    }
+    pass.g.results = f.results.iter().map(|(n, v)| (n.clone(), pass.wide[v.index()])).collect();
+    Ok(crate::autodiff::prune_nodes(&pass.g))
+}
+
+/// Products that choices are made from, with nothing but row work in between.
+fn logits(f: &Function) -> Vec<bool> {
+    let defined = f.definitions();
+    let mut found = vec![false; f.nodes.len()];
+    let chosen = f.nodes.iter().filter(|n| matches!(n.op, Op::Route { .. }));
+    let mut stack: Vec<Value> = chosen.flat_map(|n| n.inputs.clone()).collect();
+    while let Some(n) = stack.pop().and_then(|v| defined[v.index()]) {
+        let node = &f.nodes[n];
+        match node.op {
+            Op::Contract(_) | Op::Grouped { .. } => found[n] = true,
+            Op::Unary(_) | Op::Binary(_) | Op::StopGradient | Op::Cast(_) | Op::Reshape(_) | Op::Split(_)
+                if !std::mem::replace(&mut found[n], true) =>
+            {
+                stack.extend(&node.inputs);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+struct Pass<'a> {
+    module: &'a Module,
+    f: &'a Function,
+    g: Function,
+    defined: Vec<Option<usize>>,
+    source: Vec<Source>,
+    logits: Vec<bool>,
+    /// Values of `f` in `g`, in their own types.
+    wide: Vec<Value>,
+    /// Values of `f` in `g` as bf16, where there is one.
+    narrow: HashMap<Value, Value>,
+}
+
+impl Pass<'_> {
+    fn add(&mut self, op: Op, inputs: &[Value]) -> Result<Vec<Value>, CompileError> {
+        let name = &self.f.name;
+        self.g
+            .add(self.module, op, inputs)
+            .map_err(|e| CompileError::Schedule(format!("{name}: storage in bf16: {e}")))
+    }
+
+    fn one(&mut self, op: Op, inputs: &[Value]) -> Result<Value, CompileError> {
+        Ok(self.add(op, inputs)?[0])
+    }
+
+    /// The value as bf16. A view or gather of something is one of its bf16.
+    fn narrowed(&mut self, v: Value) -> Result<Value, CompileError> {
+        if let Some(&n) = self.narrow.get(&v) {
+            return Ok(n);
+        }
+        let f = self.f;
+        let n = match self.defined[v.index()].map(|n| &f.nodes[n]) {
+            Some(node) if matches!(node.op, Op::Reshape(_) | Op::Gather) => {
+                let mut inputs: Vec<Value> = node.inputs.iter().map(|i| self.wide[i.index()]).collect();
+                inputs[0] = self.narrowed(node.inputs[0])?;
+                self.one(node.op.clone(), &inputs)?
+            }
+            Some(node) if matches!(node.op, Op::Split(_)) => {
+                let x = self.narrowed(node.inputs[0])?;
+                let parts = self.add(node.op.clone(), &[x])?;
+                for (old, new) in node.results().zip(&parts) {
+                    self.narrow.insert(old, *new);
+                }
+                parts[(v.0 - node.first.0) as usize]
+            }
+            _ => {
+                let x = self.wide[v.index()];
+                self.one(Op::Cast(DType::Bf16), &[x])?
+            }
+        };
+        self.narrow.insert(v, n);
+        Ok(n)
+    }
+
+    /// Notes what result `k` of a node became: in bf16 (its f32 is a cast) or in its own type.
+    fn becomes(&mut self, v: Value, new: Value) -> Result<(), CompileError> {
+        debug_assert_eq!(self.wide.len(), v.index(), "values are numbered in order");
+        let own = self.f.ty(v).dtype;
+        let mut wide = new;
+        if self.g.ty(new).dtype == DType::Bf16 && own != DType::Bf16 {
+            self.narrow.insert(v, new);
+            wide = self.one(Op::Cast(own), &[new])?;
+        }
+        self.wide.push(wide);
+        Ok(())
+    }
+
+    fn node(&mut self, i: usize) -> Result<(), CompileError> {
+        const BATCH: Dim = Dim(0);
+        let f = self.f;
+        let node = &f.nodes[i];
+        // Operands that are read in bf16, and whether the results are stored so.
+        let (narrow, rounds): (&[usize], bool) = match node.op {
+            // A product of weights alone makes weights, one over tokens gradients.
+            Op::Contract(_) if self.source[node.first.index()] != Source::Data => (&[], false),
+            Op::Contract(_) => (&[0, 1], f.ty(node.first).has(BATCH) && !self.logits[i]),
+            Op::Grouped { .. } => (&[0, 1], !self.logits[i]),
+            Op::GroupedOuter { .. } | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } | Op::CombineGates => {
+                (&[0, 1], false)
+            }
+            Op::Combine | Op::CombineGrad => (&[0], false),
+            Op::Attention(_) => (&[0, 1, 2], false),
+            Op::AttentionGrad(_) => (&[0, 1, 2, 3, 5], false),
+            _ => (&[], false),
+        };
+        let mut inputs = vec![];
+        for (k, &v) in node.inputs.iter().enumerate() {
+            inputs.push(if narrow.contains(&k) { self.narrowed(v)? } else { self.wide[v.index()] });
+        }
+        let mut results = match narrow {
+            [] => {
+                let types = node.results().map(|r| f.ty(r).clone()).collect();
+                let first = self.g.push(node.op.clone(), inputs, types);
+                (0..node.count).map(|k| Value(first.0 + k)).collect()
+            }
+            _ => self.add(node.op.clone(), &inputs)?,
+        };
+        if rounds {
+            results[0] = self.one(Op::Cast(DType::Bf16), &[results[0]])?;
+        }
+        for (v, new) in node.results().zip(results) {
+            self.becomes(v, new)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{Role, Tensor, Type, interpret};
+
+    #[test]
+    fn what_is_read_by_products_is_cast() {
+        let mut module = Module::default();
+        let dims: Vec<Dim> =
+            [("batch", 2), ("seq", 3), ("h", 4), ("i", 5)].map(|(n, s)| module.dim(n, s)).into();
+        let [b, t, h, i] = dims[..] else { panic!("four dimensions") };
+        let mut f = Function::new("f".to_string());
+        let x = f.param("x", Role::Input, Type::f32(&[b, t, h]));
+        let w = f.param("w", Role::Weight, Type::f32(&[i, h]));
+        let n = f.add(&module, Op::Rms { inner: 1, eps: 1e-6 }, &[x]).unwrap()[0];
+        let y = f.add(&module, Op::Contract(vec![h]), &[n, w]).unwrap()[0];
+        let dw = f.add(&module, Op::Contract(vec![b, t]), &[y, n]).unwrap()[0];
+        f.results = vec![("y".into(), y), ("d.w".into(), dw)];
+        let g = narrow(&module, &f).unwrap();
+        insta::assert_snapshot!(module.show_function(&g));
+        let types = |f: &Function| f.results.iter().map(|(_, v)| f.ty(*v).clone()).collect::<Vec<_>>();
+        assert_eq!(types(&f), types(&g));
+        let values =
+            |n: usize, seed: usize| (0..n).map(|k| ((k * 7 + seed) % 13) as f64 / 6.5 - 0.9).collect();
+        let inputs = [Tensor::float(&[2, 3, 4], values(24, 1)), Tensor::float(&[5, 4], values(20, 2))];
+        let (a, c) = (interpret(&module, &f, &inputs).unwrap(), interpret(&module, &g, &inputs).unwrap());
+        for ((_, a), (_, c)) in a.iter().zip(&c) {
+            let (a, c) = (a.floats(), c.floats());
+            let apart = a.iter().zip(c).map(|(a, c)| (a - c).abs()).fold(0.0, f64::max);
+            assert!(apart > 0.0 && apart < 0.05, "{apart}");
+        }
+    }
+}
