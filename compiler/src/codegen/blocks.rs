@@ -72,6 +72,11 @@ impl Tile {
         m.div_ceil(self.rows) * n.div_ceil(self.columns)
     }
 
+    /// On the tensor cores two blocks to a processor: one copies while the other multiplies.
+    fn resident(&self) -> u32 {
+        if self.narrow { 2 } else { 1 }
+    }
+
     /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.
     fn text(&self, wide: bool) -> String {
         if self.narrow { format!("{}, {wide}>", self.name) } else { self.name.into() }
@@ -189,6 +194,7 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let name = format!("product_{m}x{n}x{k}{add}{}", variant.suffix());
     let mut builder = Builder::new(name, "product.cuh");
     let tile = Tile::of(variant.is_narrow(0), m, n, 1);
+    builder.resident(tile.resident());
     let tiles = tile.count(m, n);
     let layout = format!("{}, {}, {}, {}", a.row, a.column, b.row, b.column);
     let wide = variant.aligned && lines(a) && lines(b);
@@ -244,6 +250,7 @@ fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let name = format!("grouped_{slots}x{n}x{k}_of_{experts}{kind}{from}{}", variant.suffix());
     let mut builder = Builder::new(name, "grouped.cuh");
     let tile = Tile::of(variant.is_narrow(0), slots / experts.max(1), n, experts);
+    builder.resident(tile.resident());
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
     // The worst case: every group, and the rows in none, leave one tile unfilled.
     let tiles = (slots / tile.rows + experts + 1) * n.div_ceil(tile.columns);
@@ -279,6 +286,7 @@ fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let name = format!("grouped_outer_{out}x{inner}x{slots}_of_{experts}{from}{add}{}", variant.suffix());
     let mut builder = Builder::new(name, "grouped.cuh");
     let tile = Tile::of(variant.is_narrow(0), out, inner, experts);
+    builder.resident(tile.resident());
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
     let last = 3 + gather.is_some() as usize;
     let mut list = params([variant.input("y", 0), variant.input("x", 1), ints("offsets", 2)]);
@@ -463,6 +471,7 @@ fn attention_forward(s: &AttentionShape, a: &Attention, variant: Variant) -> Res
     let name = format!("attention_{}{}", attention_name(s, a), variant.suffix());
     let form = AttentionForm::of(s, variant);
     let mut builder = Builder::new(name, form.header);
+    builder.resident(if form.header == "flash.cuh" { 3 } else { 1 });
     builder.line(&line);
     let o = 3 + mask.len();
     let mut list = params([
@@ -491,6 +500,7 @@ fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Re
     let name = format!("attention_grad_{}{}", attention_name(s, a), variant.suffix());
     let form = AttentionForm::of(s, variant);
     let mut builder = Builder::new(name, form.header);
+    builder.resident(if form.header == "flash.cuh" { 3 } else { 1 });
     builder.line(&line);
     let dq = 6 + mask.len();
     let rows = times(&[s.batch, s.queries, s.heads]);
@@ -606,6 +616,7 @@ fn head_loss(
         LARGE => MIDDLE,
         tile => tile,
     };
+    builder.resident(tile.resident());
     let wide = variant.aligned && width.is_multiple_of(8);
     let tiles = rows.div_ceil(tile.rows);
     // Parts of whole tiles, enough for every processor.
@@ -683,6 +694,7 @@ fn head_loss_grad(
     let iteration = || Param::new("int", "iteration", Argument::Iteration);
 
     let tile = Tile::of(narrow, rows, part, 1);
+    builder.resident(tile.resident());
     let mut list = params([
         variant.input("x", 0),
         variant.input("w", 1),

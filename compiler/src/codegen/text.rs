@@ -50,12 +50,13 @@ impl Param {
 /// A source under way.
 pub(super) struct Builder {
     source: Source,
+    resident: u32,
 }
 
 impl Builder {
     pub(super) fn new(name: String, header: &str) -> Self {
         let text = format!("// {name}\n#include \"{header}\"\n");
-        Builder { source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 } }
+        Builder { source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 }, resident: 1 }
     }
 
     /// Text before the next entry.
@@ -69,6 +70,11 @@ impl Builder {
         let start = self.source.scratch;
         self.source.scratch = start.saturating_add(bytes).next_multiple_of(256);
         start
+    }
+
+    /// Blocks of the entries that follow that a processor should have at once: registers are found for them.
+    pub(super) fn resident(&mut self, blocks: u32) {
+        self.resident = blocks;
     }
 
     pub(super) fn iterations(&mut self, count: u32) {
@@ -94,9 +100,10 @@ impl Builder {
                 format!("{}{space}{}", p.declaration, p.name)
             })
             .collect();
-        // Blocks that a processor should have at once: what is said nothing of, ptxas guesses, and may spill for.
-        let by_shared = (SHARED_LIMIT / u64::from(shared_bytes.max(1))).min(3) as u32;
-        let resident = (512 / block.max(1)).min(by_shared).max(1);
+        // Blocks that a processor has at once, as far as shared memory goes: what is said nothing of, ptxas guesses, and may
+        // spill for.
+        let by_shared = SHARED_LIMIT / u64::from(shared_bytes.max(1));
+        let resident = u64::from(self.resident).min(by_shared).max(1);
         let _ = write!(text, "\nKERNEL __launch_bounds__({block}, {resident}) {entry}(");
         // Lines of at most 120 characters.
         let mut column = 36 + entry.len();

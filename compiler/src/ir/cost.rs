@@ -524,7 +524,7 @@ mod tests {
         let x16 = Type { dtype: w.dtype, ..x };
         let contract = of(&m, &Op::Contract(vec![d]), &[&x16, &w], Extents::default()).unwrap();
         assert_eq!(contract.flops, 2 * 20 * 8 * 4);
-        assert_eq!((contract.read, contract.written), (2 * (20 * 8 + 4 * 8), 2 * 20 * 4));
+        assert_eq!((contract.read, contract.written), (2 * (20 * 8 + 4 * 8), 4 * 20 * 4));
     }
 
     /// Decoding: one query, a cache of which few rows hold a key. Only those are read.
