@@ -398,7 +398,11 @@ fn gradients_in_bf16_point_where_those_in_f32_do() {
         let same = choices(&run) == choices(&other);
         println!("{}: cosine {cosine:.5}, experts {}", golden.name, if same { "the same" } else { "differ" });
         alike += usize::from(same);
-        assert!(cosine > if same && golden.name != "nested" { 0.985 } else { 0.7 }, "{}: cosine {cosine}", golden.name);
+        assert!(
+            cosine > if same && golden.name != "nested" { 0.985 } else { 0.7 },
+            "{}: cosine {cosine}",
+            golden.name
+        );
     }
     assert!(alike >= 4, "{alike} models choose the same experts");
 }
