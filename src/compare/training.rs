@@ -112,7 +112,7 @@ fn one(arm: &Arm, seed: u64, plan: &Plan, jobs: usize) -> Result<Option<Stop>, F
     } else {
         (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.rewriting()?)
     };
-    let prepared = prepare(&spec, &rewriting)?;
+    let prepared = prepare(&spec, device.as_ref(), &rewriting)?;
     if from.is_none() {
         folder.write("spec.yaml", &text)?;
         if let Some(json) = dataset.tokenizer.json() {
