@@ -286,7 +286,7 @@ fn bars(text: &str) -> String {
 /// Escaped text with `code` between backticks.
 fn inline(text: &str) -> String {
     let pieces: Vec<&str> = text.split('`').collect();
-    if pieces.len() % 2 == 0 {
+    if pieces.len().is_multiple_of(2) {
         return escape(text);
     }
     let piece =
