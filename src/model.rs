@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use crate::spec;
+use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
-use dreamc_runtime::checkpoint::{self, safetensors::Tensors};
+use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
@@ -15,20 +16,33 @@ use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
+/// Where the base of a model is.
+#[derive(Args)]
+pub struct BaseArguments {
+    /// The base of a model that holds only what was trained, where it has moved since
+    #[arg(long, value_name = "RUN|CHECKPOINT")]
+    pub base: Option<PathBuf>,
+}
+
 /// A checkpoint with the specification it was trained from.
 pub struct Trained {
     /// The specification, with `--set` applied.
     pub spec: Spec,
     /// The weights.
-    pub tensors: Tensors,
+    pub tensors: Weights,
     /// Which rewriting rules its programs are compiled with.
     pub rewriting: Rewriting,
 }
 
 impl Trained {
     /// Opens a run folder, a checkpoint folder, or a safetensors file that dreamc wrote.
-    pub fn open(path: &Path, set: &[String], rewriting: Rewriting) -> Result<Self, Failure> {
-        let tensors = checkpoint::open_model(path)?;
+    pub fn open(
+        path: &Path,
+        base: &BaseArguments,
+        set: &[String],
+        rewriting: Rewriting,
+    ) -> Result<Self, Failure> {
+        let tensors = Weights::open(path, base.base.as_deref())?;
         let name = tensors.path().display().to_string();
         let Some(text) = tensors.metadata("spec") else {
             return Err(Failure::Usage(format!(

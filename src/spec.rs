@@ -63,27 +63,18 @@ pub fn resolved(spec: &Spec) -> String {
 
 /// Makes every path of the specification independent of where it is read from.
 pub fn make_absolute(spec: &mut Spec, base: &Path) {
-    if let Some(data) = &mut spec.data {
-        make_data_absolute(data, base);
-    }
+    spec.paths().for_each(|path| absolute(path, base));
 }
 
 /// The same of a data section alone.
 pub fn make_data_absolute(data: &mut spec::Data, base: &Path) {
-    let absolute = |path: &mut String| {
-        let joined = base.join(&*path);
-        let full = joined.canonicalize().or_else(|_| std::path::absolute(&joined)).unwrap_or(joined);
-        *path = full.to_string_lossy().into_owned();
-    };
-    for (source, _) in &mut data.sources {
-        if let Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } = source {
-            absolute(path);
-        }
-    }
-    data.validation_file.iter_mut().for_each(absolute);
-    if let Tokenizer::File(path) = &mut data.tokenizer {
-        absolute(path);
-    }
+    data.paths().for_each(|path| absolute(path, base));
+}
+
+fn absolute(path: &mut String, base: &Path) {
+    let joined = base.join(&*path);
+    let full = joined.canonicalize().or_else(|_| std::path::absolute(&joined)).unwrap_or(joined);
+    *path = full.to_string_lossy().into_owned();
 }
 
 /// Replaces the sources of the specification by one file, read as the first source of its kind was, or as its name says; one that

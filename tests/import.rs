@@ -4,7 +4,7 @@ mod support;
 
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling};
-use dreamc_runtime::checkpoint::{open_model, safetensors::Tensors};
+use dreamc_runtime::checkpoint::{Weights, open_model, safetensors::Tensors};
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::import::hugging_face;
@@ -33,7 +33,7 @@ fn folder(case: &str) -> PathBuf {
     root(&format!("tests/import/{case}"))
 }
 
-fn spec_of(tensors: &Tensors) -> Spec {
+fn spec_of(tensors: &Weights) -> Spec {
     let ast = dreamc_dsl::parse("spec", tensors.metadata("spec").unwrap(), Spelling::Yaml).unwrap();
     dreamc_dsl::check(&ast, &[]).unwrap().0
 }
@@ -44,7 +44,7 @@ fn imported_models_give_the_logits_of_transformers() {
         let out = tempfile::tempdir().unwrap();
         let out = out.path().join("model");
         let imported = hugging_face(&folder(case), &out, case, false).unwrap();
-        let tensors = open_model(&out).unwrap();
+        let tensors = Weights::open(&out, None).unwrap();
         let spec = spec_of(&tensors);
         assert_eq!(spec, imported.spec, "{case}");
         assert_eq!(dreamc_dsl::load(out.join("spec.yaml"), &[]).unwrap().0, spec, "{case}");

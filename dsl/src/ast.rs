@@ -293,53 +293,58 @@ impl Ast {
     /// The sections with every span taken away, so that trees of different texts can be compared.
     pub fn without_spans(&self) -> Map {
         let mut root = self.root.clone();
-        strip_map(&mut root);
+        root.place(Span::default());
         root
     }
 }
 
-fn strip_map(map: &mut Map) {
-    map.span = Span::default();
-    for item in &mut map.items {
-        item.node.key.span = Span::default();
-        strip_value(&mut item.node.value);
+impl Map {
+    /// Gives every token below one place.
+    pub(crate) fn place(&mut self, span: Span) {
+        self.span = span;
+        for item in &mut self.items {
+            item.node.key.span = span;
+            place_value(&mut item.node.value, span);
+        }
     }
 }
 
-fn strip_value(value: &mut Value) {
-    value.span = Span::default();
+fn place_value(value: &mut Value, span: Span) {
+    value.span = span;
     match &mut value.kind {
-        ValueKind::Map(map) => strip_map(map),
+        ValueKind::Map(map) => map.place(span),
         ValueKind::List(list) => {
-            list.span = Span::default();
-            list.items.iter_mut().for_each(|item| strip_value(&mut item.node));
+            list.span = span;
+            list.items.iter_mut().for_each(|item| place_value(&mut item.node, span));
         }
-        ValueKind::Number(arith) => strip_arith(arith),
-        ValueKind::Layer(layer) => strip_layer(layer),
+        ValueKind::Number(arith) => place_arith(arith, span),
+        ValueKind::Layer(layer) => place_layer(layer, span),
         _ => {}
     }
 }
 
-fn strip_arith(arith: &mut Arith) {
-    arith.span = Span::default();
+fn place_arith(arith: &mut Arith, span: Span) {
+    arith.span = span;
     match &mut arith.kind {
-        ArithKind::Negate(inner) | ArithKind::Group(inner) => strip_arith(inner),
+        ArithKind::Negate(inner) | ArithKind::Group(inner) => place_arith(inner, span),
         ArithKind::Binary(_, left, right) => {
-            strip_arith(left);
-            strip_arith(right);
+            place_arith(left, span);
+            place_arith(right, span);
         }
         _ => {}
     }
 }
 
-fn strip_layer(layer: &mut Layer) {
-    layer.span = Span::default();
+fn place_layer(layer: &mut Layer, span: Span) {
+    layer.span = span;
     match &mut layer.kind {
-        LayerKind::Sequential(terms) | LayerKind::Parallel(terms) => terms.iter_mut().for_each(strip_layer),
-        LayerKind::Group(inner) => strip_layer(inner),
+        LayerKind::Sequential(terms) | LayerKind::Parallel(terms) => {
+            terms.iter_mut().for_each(|term| place_layer(term, span))
+        }
+        LayerKind::Group(inner) => place_layer(inner, span),
         LayerKind::Skip(arguments, inner) => {
-            strip_map(arguments);
-            strip_layer(inner);
+            arguments.place(span);
+            place_layer(inner, span);
         }
         _ => {}
     }

@@ -245,7 +245,22 @@ pub static SPEC: Section = Section {
             Absent,
             "Names for numbers. Every number of the file may be arithmetic (`+ - * /`, parentheses) over the names defined before it.",
         ),
-        key("model", Type::Section(&MODEL), Required, "The architecture."),
+        key(
+            "base",
+            Type::Path,
+            Absent,
+            "What this file changes: the folder of a run or of an imported model, from whose weights training then begins, or a \
+             specification. What is not written here is as it is there: `model`, `train` and `eval` key by key, components by name, \
+             everything else as a whole.",
+        ),
+        key(
+            "weights",
+            Type::Path,
+            Rule("the `base`, where it is a folder"),
+            "Run, checkpoint or imported model whose weights training begins from; tensors it lacks begin at random. Where some tensors are \
+             not trained, checkpoints hold the others alone and are bound to it by hash.",
+        ),
+        key("model", Type::Section(&MODEL), Rule("the `base`'s; required without"), "The architecture."),
         key(
             "data",
             Type::Section(&DATA),

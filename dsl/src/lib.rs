@@ -32,6 +32,7 @@
 
 mod address;
 pub mod ast;
+mod base;
 mod check;
 mod comments;
 pub mod diagnostic;
@@ -124,12 +125,22 @@ fn run<T>(
     }
 }
 
-/// Reads and checks a file.
+/// Reads and checks a file; the specification it names as its `base` is put below it.
 pub fn load(
     path: impl AsRef<std::path::Path>,
     overrides: &[String],
 ) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
-    check(&parse_file(path)?, overrides)
+    load_below(path.as_ref(), overrides, 0)
+}
+
+/// Reads and checks a file that is the base of a base of …, `depth` times.
+fn load_below(
+    path: &std::path::Path,
+    overrides: &[String],
+    depth: usize,
+) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
+    let folder = path.parent().unwrap_or(std::path::Path::new(""));
+    check(&base::resolve(parse_file(path)?, folder, depth)?, overrides)
 }
 
 /// Reads and checks a suite file.

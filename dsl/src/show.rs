@@ -11,7 +11,12 @@ use crate::spec::{self, *};
 /// The tree of a specification.
 pub(crate) fn tree(spec: &Spec) -> Map {
     let mut root = Fields::broken();
-    root.put("model", model(&spec.model));
+    if let Some(weights) = &spec.weights {
+        root.put("weights", word(weights));
+        root.gap("model", model(&spec.model));
+    } else {
+        root.put("model", model(&spec.model));
+    }
     if let Some(data) = &spec.data {
         root.gap("data", data_tree(data));
     }

@@ -10,6 +10,8 @@ use serde::Serialize;
 /// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever they came from.
 #[derive(Clone, Debug, Serialize)]
 pub struct Spec {
+    /// What training begins from, in place of random weights: a run, a checkpoint or an imported model.
+    pub weights: Option<String>,
     /// The architecture.
     pub model: Model,
     /// Where tokens come from; a spec that is only counted or compiled needs none.
@@ -26,10 +28,33 @@ pub struct Spec {
     pub sources: crate::source::SourceMap,
 }
 
+impl Spec {
+    /// Its paths: weights and data.
+    pub fn paths(&mut self) -> impl Iterator<Item = &mut String> {
+        self.weights.iter_mut().chain(self.data.iter_mut().flat_map(Data::paths))
+    }
+}
+
+impl Data {
+    /// Its paths: sources, validation and tokenizer.
+    pub fn paths(&mut self) -> impl Iterator<Item = &mut String> {
+        let sources = self.sources.iter_mut().filter_map(|(source, _)| match source {
+            Source::Text { path } | Source::Jsonl { path, .. } | Source::Parquet { path, .. } => Some(path),
+            Source::Task(_) => None,
+        });
+        let tokenizer = match &mut self.tokenizer {
+            Tokenizer::File(path) => Some(path),
+            _ => None,
+        };
+        sources.chain(&mut self.validation_file).chain(tokenizer)
+    }
+}
+
 impl PartialEq for Spec {
     fn eq(&self, other: &Spec) -> bool {
-        let Spec { model, data, train, eval, matching, sources: _ } = self;
-        *model == other.model
+        let Spec { weights, model, data, train, eval, matching, sources: _ } = self;
+        *weights == other.weights
+            && *model == other.model
             && *data == other.data
             && *train == other.train
             && *eval == other.eval

@@ -4,8 +4,8 @@
 //! memory is allocated by [`Model::load`]; a tensor is reached by its name of SEMANTICS section 11, its moments by `{name}.m` and
 //! `{name}.v`, its selection counts by `{name}.counts`, its gradient by [`Model::gradient`].
 
-use crate::checkpoint::CheckpointError;
-use crate::checkpoint::safetensors::{Entry, Tensors};
+use crate::checkpoint::safetensors::{Entry, Tensors, View};
+use crate::checkpoint::{CheckpointError, Weights};
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, RunStats, Session};
 use crate::init;
@@ -14,6 +14,7 @@ use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{BufferId, Plan, Space};
 use dreamc_compiler::{Compiled, PREPARE};
 use std::collections::HashMap;
+use std::path::Path;
 use thiserror::Error;
 
 /// What can go wrong between a model and its device.
@@ -183,35 +184,48 @@ impl Model {
         Ok(())
     }
 
-    /// Takes all tensors from a file; every tensor must be there, of the right shape.
-    pub fn restore(&mut self, from: &Tensors) -> Result<(), ModelError> {
+    /// Takes all tensors from a checkpoint; every tensor must be there, of the right shape.
+    pub fn restore(&mut self, from: &Weights) -> Result<(), ModelError> {
+        let new = self.begin_from(from)?;
+        match new.first() {
+            None => Ok(()),
+            Some(name) => Err(mismatch(from.path(), format!("it lacks the tensor {name}"))),
+        }
+    }
+
+    /// Takes the tensors that a checkpoint has, and gives the names of those it has not. It must have none that the model has not.
+    pub fn begin_from(&mut self, from: &Weights) -> Result<Vec<String>, ModelError> {
         let entries = self.entries();
         let unknown = from.entries().find(|(name, _)| !entries.iter().any(|(n, _)| n == name));
         if let Some((name, _)) = unknown {
-            let problem = format!("it has a tensor {name}, which the model has not");
-            return Err(CheckpointError::Mismatch { path: from.path().to_path_buf(), problem }.into());
+            return Err(mismatch(from.path(), format!("it has a tensor {name}, which the model has not")));
         }
-        self.take(from, &entries)
+        let mut new = vec![];
+        for entry in &entries {
+            match from.get(&entry.0)? {
+                Some(view) => self.take(from.path(), entry, view)?,
+                None => new.push(entry.0.clone()),
+            }
+        }
+        Ok(new)
     }
 
     /// Takes moments and selection counts from a file.
     pub fn restore_optimizer(&mut self, from: &Tensors) -> Result<(), ModelError> {
-        let entries = self.optimizer_entries();
-        self.take(from, &entries)
-    }
-
-    fn take(&mut self, from: &Tensors, entries: &[Entry]) -> Result<(), ModelError> {
-        for (name, shape) in entries {
-            let mismatch = |problem| CheckpointError::Mismatch { path: from.path().to_path_buf(), problem };
-            let Some((found, values)) = from.get(name)? else {
-                return Err(mismatch(format!("it lacks the tensor {name}")).into());
-            };
-            if found != shape {
-                return Err(mismatch(format!("{name} is {found:?} there and {shape:?} in the model")).into());
-            }
-            self.set(name, &values)?;
+        for entry in &self.optimizer_entries() {
+            let found = from.get(&entry.0)?;
+            let view =
+                found.ok_or_else(|| mismatch(from.path(), format!("it lacks the tensor {}", entry.0)))?;
+            self.take(from.path(), entry, view)?;
         }
         Ok(())
+    }
+
+    fn take(&mut self, path: &Path, (name, shape): &Entry, (found, values): View) -> Result<(), ModelError> {
+        if found != shape {
+            return Err(mismatch(path, format!("{name} is {found:?} there and {shape:?} in the model")));
+        }
+        self.set(name, &values)
     }
 
     /// Takes all tensors from another model of the same specification, compiled in another way.
@@ -222,6 +236,12 @@ impl Model {
             self.set(&name, &values)?;
         }
         Ok(())
+    }
+
+    /// Whether training changes a tensor.
+    pub fn trains(&self, name: &str) -> bool {
+        let tensor = self.compiled.tensors.iter().find(|t| t.name == name);
+        tensor.is_some_and(|t| t.moments.is_some() || t.counts.is_some())
     }
 
     /// Names and shapes of the tensors.
@@ -412,6 +432,10 @@ impl Model {
     pub fn all_logits(&self) -> Result<Vec<f32>, ModelError> {
         Ok(self.session.read_all(self.io("logits")?)?)
     }
+}
+
+fn mismatch(path: &Path, problem: String) -> ModelError {
+    CheckpointError::Mismatch { path: path.to_path_buf(), problem }.into()
 }
 
 /// Number of parameters of a compiled model.

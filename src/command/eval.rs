@@ -2,7 +2,7 @@
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::Trained;
+use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::show::{short, table};
 use crate::spec::{measure_on, open_data};
@@ -65,6 +65,9 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
+    base: BaseArguments,
+
+    #[command(flatten)]
     rewriting: RewriteArguments,
 
     #[command(flatten)]
@@ -102,7 +105,7 @@ struct Ranked {
 
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
+    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
     let tokenizer = trained.tokenizer()?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();

@@ -2,7 +2,7 @@
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::Trained;
+use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::say;
 use clap::Args;
@@ -81,6 +81,9 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
+    base: BaseArguments,
+
+    #[command(flatten)]
     rewriting: RewriteArguments,
 
     #[command(flatten)]
@@ -115,7 +118,7 @@ pub fn run(a: Arguments) -> Done {
         stop: a.stop.clone(),
     };
     let device = a.device.open()?;
-    let trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
+    let trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
     let tokenizer = trained.tokenizer()?;
     let prompts = match &a.prompts {
         Some(path) => read_prompts(path)?,

@@ -2,6 +2,7 @@
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::spec::SpecArguments;
 use clap::Args;
@@ -56,6 +57,9 @@ pub struct Arguments {
     depth: Option<u64>,
 
     #[command(flatten)]
+    base: BaseArguments,
+
+    #[command(flatten)]
     rewriting: RewriteArguments,
 
     #[command(flatten)]
@@ -69,7 +73,7 @@ pub fn run(a: Arguments) -> Done {
     let (mut spec, tensors) = if specification {
         (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
     } else {
-        let trained = crate::model::Trained::open(&a.model, &a.set, rewrite.clone())?;
+        let trained = Trained::open(&a.model, &a.base, &a.set, rewrite.clone())?;
         (trained.spec, Some(trained.tensors))
     };
     let batch = read_ids(&a.ids, &spec)?;

@@ -74,6 +74,19 @@ impl Checker {
         let at = root.items.first().map_or(Span::new(0, 0), |item| item.node.key.span);
         let group = self.group(&keys::SPEC, root, String::new(), at);
         self.lets(&group);
+        if self.has(&group, "base") {
+            let help = "write the whole specification, or a file";
+            self.error_at(
+                "bad-base",
+                "base",
+                "a `base` is read with the file that names it; this is no file",
+                help,
+            );
+        } else if !self.has(&group, "model") {
+            let help = "write it; `model`: the architecture (keys and values), or name a `base` that has one";
+            self.error("missing-key", group.at, "`model` is missing in spec", help);
+        }
+        let weights = self.text_or_none(&group, "weights");
         let model = self.section(&group, "model").and_then(|group| self.model(&group));
         let data = self.section(&group, "data").map(|group| self.data(&group));
         let train = self.section_or_default(&group, "train", &keys::TRAIN);
@@ -83,6 +96,7 @@ impl Checker {
         let matching = self.section(&group, "match").map(|group| self.matching(&group));
         self.unused_lets(&group);
         let spec = Spec {
+            weights: weights?,
             model: model?,
             data: flip(data)?,
             train: train?,

@@ -9,6 +9,9 @@
 
 pub mod folder;
 pub mod safetensors;
+mod weights;
+
+pub use weights::{Binding, Weights};
 
 use crate::data::Cursor;
 use crate::files;
@@ -67,6 +70,30 @@ pub enum CheckpointError {
         /// Which folder.
         path: PathBuf,
     },
+    /// The base of a checkpoint cannot be had.
+    #[error("{} holds only what was trained, and its base cannot be opened: {error}; name the base with --base", path.display())]
+    NoBase {
+        /// Which checkpoint.
+        path: PathBuf,
+        /// Why.
+        error: Box<CheckpointError>,
+    },
+    /// A checkpoint is bound to another base.
+    #[error(
+        "{} was trained on other weights than {}: BLAKE3 of the base must be {expected}, and is {found}",
+        path.display(),
+        base.display()
+    )]
+    OtherBase {
+        /// Which checkpoint.
+        path: PathBuf,
+        /// What was given as its base.
+        base: PathBuf,
+        /// The hash it is bound to.
+        expected: String,
+        /// The hash of what was given.
+        found: String,
+    },
     /// It belongs to another model.
     #[error("{}: does not fit the model: {problem}", path.display())]
     Mismatch {
@@ -118,6 +145,8 @@ pub struct Content<'a> {
     pub state: &'a State,
     /// The resolved specification.
     pub spec: &'a str,
+    /// The base that holds the tensors of the model that are not in `model`.
+    pub base: Option<&'a Binding>,
     /// Tensors of the model.
     pub model: Vec<Entry>,
     /// Tensors of the optimizer.
@@ -211,9 +240,10 @@ impl Checkpoints {
         self.remove_abandoned();
         let temporary = files::temporary(path);
         let attempt = fs::create_dir(&temporary).and_then(|()| {
-            let Content { state, spec, model, optimizer, read } = content;
+            let Content { state, spec, base, model, optimizer, read } = content;
             let step = state.step.to_string();
-            let metadata = [("format", "dreamc"), ("spec", spec), ("step", step.as_str())];
+            let mut metadata = vec![("format", "dreamc"), ("spec", spec), ("step", step.as_str())];
+            metadata.extend(base.into_iter().flat_map(Binding::metadata));
             let read = RefCell::new(read);
             let state = |out: &mut dyn Write| Ok(serde_json::to_writer_pretty(out, state)?);
             folder::fill(
@@ -330,6 +360,7 @@ mod tests {
         let content = Content {
             state: &state,
             spec: "model: …",
+            base: None,
             model: vec![entry("w"), entry("b")],
             optimizer: vec![entry("w.m"), entry("w.v")],
             read: &mut |name| Ok(vec![step as f32, name.len() as f32, -0.0, 1.0]),
@@ -392,6 +423,7 @@ mod tests {
         let state = State { version: VERSION, step: 2, ..State::default() };
         let content = Content {
             state: &state,
+            base: None,
             spec: "",
             model: vec![("w".into(), vec![1])],
             optimizer: vec![],

@@ -13,7 +13,8 @@ use super::metrics::{Balance, EvaluationLine, Lines, StepLine};
 use super::prepare::Prepared;
 use super::tensorboard::Events;
 use super::{changes, schedule, signal};
-use crate::checkpoint::{Checkpoint, Content, Keep, State, VERSION};
+use crate::checkpoint::safetensors::Entry;
+use crate::checkpoint::{Binding, Checkpoint, Content, Keep, State, VERSION, Weights};
 use crate::data::{Batch, Batches, Dataset};
 use crate::device::{Device, Instrument};
 use crate::evaluate;
@@ -44,6 +45,8 @@ pub struct Setup<'a> {
     pub dataset: &'a Dataset,
     /// The folder.
     pub folder: &'a RunFolder,
+    /// Begin with these weights in place of random ones.
+    pub base: Option<Weights>,
     /// Continue from here.
     pub from: Option<Checkpoint>,
     /// Continue even where specification or data have changed.
@@ -105,6 +108,9 @@ struct Runner<'a> {
     evaluation: Option<EvaluationLine>,
     /// The last step a checkpoint was written of.
     saved: u64,
+    /// Tensors of the model that a checkpoint holds, and the base that holds the others.
+    kept: Vec<Entry>,
+    base: Option<Binding>,
     speed: f64,
     rewriting: Rewriting,
     declared: Option<Counts>,
@@ -124,19 +130,33 @@ impl<'a> Runner<'a> {
         model.session().instrument(Instrument { count: true, time: false });
         let scorer = prepared.scorer.map(|c| Model::load(setup.device, c)).transpose()?;
         let writer = prepared.writer.map(|c| Cached::load(setup.device, c)).transpose()?;
-        let from = setup.from.take();
-        let state = match &from {
+        let mut kept = model.entries();
+        let mut bound = None;
+        let state = match setup.from.take() {
             None => {
                 model.initialise(train.seed)?;
+                if let Some(base) = setup.base.take() {
+                    let new = model.begin_from(&base)?;
+                    if !new.is_empty() {
+                        watcher.tell(&Event::Note(&format!("begin anew: {}", new.join(", "))));
+                    }
+                    let all = kept.len();
+                    kept.retain(|(name, _)| model.trains(name) || new.contains(name));
+                    bound = (kept.len() < all).then(|| base.binding());
+                }
                 State { version: VERSION, spec_hash, data_hash, ..State::default() }
             }
             Some(from) => {
                 if !setup.allow_changes {
-                    changes::refuse(from, setup.text, &data_hash)?;
+                    changes::refuse(&from, setup.text, &data_hash)?;
                 }
-                model.restore(&from.model)?;
                 model.restore_optimizer(&from.optimizer)?;
-                State { spec_hash, data_hash, ..from.state.clone() }
+                bound = Binding::of(&from.model);
+                if bound.is_some() {
+                    kept.retain(|(name, _)| model.trains(name) || from.model.stored(name).is_some());
+                }
+                model.restore(&Weights::complete(from.model, None)?)?;
+                State { spec_hash, data_hash, ..from.state }
             }
         };
         let batches = setup.dataset.train(state.cursor.clone())?;
@@ -163,6 +183,8 @@ impl<'a> Runner<'a> {
             events,
             evaluation: None,
             saved,
+            kept,
+            base: bound,
             speed: 0.0,
             rewriting: prepared.rewriting,
             declared: prepared.declared,
@@ -409,7 +431,8 @@ impl<'a> Runner<'a> {
         let path = checkpoints.save(Content {
             state: &self.state,
             spec: self.setup.text,
-            model: self.model.entries(),
+            base: self.base.as_ref(),
+            model: self.kept.clone(),
             optimizer: self.model.optimizer_entries(),
             read: &mut |name| self.model.get(name).map_err(std::io::Error::other),
         })?;

@@ -1,0 +1,108 @@
+//! Weights of a model that lie in one file, or in a file of what was trained and its base.
+//!
+//! *Promise*: a file that lacks tensors names its base by hash, and no other base is ever put under it.
+
+use super::safetensors::{Tensors, View};
+use super::{CheckpointError, open_model};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// A base of a base of … may be so far down.
+const DEEPEST: usize = 8;
+
+/// The base of a checkpoint that holds only what was trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Its file.
+    pub path: String,
+    /// BLAKE3 of that file, in hexadecimal.
+    pub hash: String,
+}
+
+impl Binding {
+    /// What a checkpoint says of it.
+    pub(super) fn metadata(&self) -> [(&str, &str); 2] {
+        [("base", &self.path), ("base_hash", &self.hash)]
+    }
+
+    /// The base that a file names.
+    pub fn of(tensors: &Tensors) -> Option<Self> {
+        let hash = tensors.metadata("base_hash")?.to_string();
+        Some(Binding { path: tensors.metadata("base").unwrap_or_default().to_string(), hash })
+    }
+}
+
+/// The weights of a model.
+#[derive(Debug)]
+pub struct Weights {
+    /// The file, then its base, and so on.
+    files: Vec<Tensors>,
+}
+
+impl Weights {
+    /// The weights at a path: see [`open_model`]. `base` is where its base is, where that is not where it was.
+    pub fn open(path: &Path, base: Option<&Path>) -> Result<Self, CheckpointError> {
+        Self::complete(open_model(path)?, base)
+    }
+
+    /// A file with what it is bound to.
+    pub fn complete(tensors: Tensors, base: Option<&Path>) -> Result<Self, CheckpointError> {
+        let mut files = vec![tensors];
+        let mut given = base;
+        while let Some(last) = files.last()
+            && let Some(Binding { path: recorded, hash: expected }) = Binding::of(last)
+        {
+            let path = last.path().to_path_buf();
+            if files.len() > DEEPEST {
+                let problem = format!("more than {DEEPEST} bases lie below it");
+                return Err(CheckpointError::Corrupt { path, problem });
+            }
+            let base = given.take().map_or_else(|| PathBuf::from(recorded), Path::to_path_buf);
+            let next = open_model(&base)
+                .map_err(|error| CheckpointError::NoBase { path: path.clone(), error: Box::new(error) })?;
+            let found = hash(&next);
+            if found != expected {
+                return Err(CheckpointError::OtherBase { path, base, expected, found });
+            }
+            files.push(next);
+        }
+        Ok(Weights { files })
+    }
+
+    /// What a checkpoint of other tensors says when it is bound to these.
+    pub fn binding(&self) -> Binding {
+        let path = self.path();
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        Binding { path: path.to_string_lossy().into_owned(), hash: hash(&self.files[0]) }
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        self.files[0].path()
+    }
+
+    /// A text kept in the file.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.files[0].metadata(key)
+    }
+
+    /// Names and shapes, each once.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &[u64])> {
+        let mut seen = BTreeSet::new();
+        self.files.iter().flat_map(Tensors::entries).filter(move |(name, _)| seen.insert(*name))
+    }
+
+    /// Shape and values of a tensor.
+    pub fn get(&self, name: &str) -> Result<Option<View<'_>>, CheckpointError> {
+        for file in &self.files {
+            if let Some(found) = file.get(name)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn hash(tensors: &Tensors) -> String {
+    blake3::hash(tensors.bytes()).to_hex().to_string()
+}
