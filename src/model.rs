@@ -7,7 +7,7 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
-use dreamc_runtime::checkpoint::Weights;
+use dreamc_runtime::checkpoint::{Checkpoint, Weights};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
@@ -22,6 +22,14 @@ pub struct BaseArguments {
     /// The base of a model that holds only what was trained, where it has moved since
     #[arg(long, value_name = "RUN|CHECKPOINT")]
     pub base: Option<PathBuf>,
+}
+
+/// The weights that a run begins from: those the specification names, unless it goes on from a checkpoint.
+pub fn beginning(spec: &Spec, from: Option<&Checkpoint>) -> Result<Option<Weights>, Failure> {
+    match (from, &spec.weights) {
+        (None, Some(path)) => Ok(Some(Weights::open(Path::new(path), None)?)),
+        _ => Ok(None),
+    }
 }
 
 /// A checkpoint with the specification it was trained from.

@@ -2,7 +2,7 @@
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::Trained;
+use crate::model::{BaseArguments, Trained};
 use crate::report::analysis::{Analysis, AtDepth};
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
@@ -57,6 +57,9 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
+    base: BaseArguments,
+
+    #[command(flatten)]
     device: DeviceArguments,
 
     #[command(flatten)]
@@ -65,7 +68,7 @@ pub struct Arguments {
 
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &[], a.rewriting.rewriting()?)?;
+    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();
         measure_on(&mut trained.spec, file, beside.as_deref())?;

@@ -3,6 +3,7 @@
 use crate::command::resume;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::model::beginning;
 use crate::number::grouped;
 use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
@@ -13,7 +14,7 @@ use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::checkpoint::{Checkpoint, Weights};
+use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::data::Dataset;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::train::folder::{Place, RunFolder};
@@ -211,10 +212,7 @@ impl Job<'_> {
         }
         self.tell(&format!("  run  {}\n", folder.path().display()))?;
         let mut progress = Progress::new();
-        let base = match (&from, &self.spec.weights) {
-            (None, Some(path)) => Some(Weights::open(Path::new(path), None)?),
-            _ => None,
-        };
+        let base = beginning(self.spec, from.as_ref())?;
         let setup = Setup {
             spec: self.spec,
             base,

@@ -8,6 +8,7 @@ use super::study::{ended, ledger, run_folder};
 use crate::command::resume::latest;
 use crate::device::DeviceArguments;
 use crate::failure::Failure;
+use crate::model::beginning;
 use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
 use crate::spec::{open_data, resolved};
@@ -119,8 +120,10 @@ fn one(arm: &Arm, seed: u64, plan: &Plan, jobs: usize) -> Result<Option<Stop>, F
             folder.write("tokenizer.json", json)?;
         }
     }
+    let base = beginning(&spec, from.as_ref())?;
     let setup = Setup {
         spec: &spec,
+        base,
         text: &text,
         device: device.as_ref(),
         dataset: &dataset,

@@ -83,7 +83,8 @@ impl Checker {
                 help,
             );
         } else if !self.has(&group, "model") {
-            let help = "write it; `model`: the architecture (the keys of *model*), or name a `base` that has one";
+            let help =
+                "write it; `model`: the architecture (the keys of *model*), or name a `base` that has one";
             self.error("missing-key", group.at, "`model` is missing in spec", help);
         }
         let weights = self.text_or_none(&group, "weights");
