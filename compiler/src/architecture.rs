@@ -167,6 +167,18 @@ impl Architecture {
         names.filter(|(i, _)| same(*i)).map(|(i, n)| (format!("{n}.row"), first.rows[i].base)).collect()
     }
 
+    /// Whether some tokens skip something.
+    pub fn skips(&self) -> bool {
+        fn any(expr: &Expr) -> bool {
+            match expr {
+                Expr::Component(_) => false,
+                Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(any),
+                Expr::Skip(..) => true,
+            }
+        }
+        self.bodies.iter().any(|b| any(&b.expr))
+    }
+
     /// Row count of a component's cache.
     pub fn rows_of(&self, component: &str) -> u64 {
         self.model.components.get_index_of(component).map_or(0, |i| self.rows[i])

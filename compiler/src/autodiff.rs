@@ -94,6 +94,8 @@ fn blocks_gradient(op: &Op) -> bool {
             | Op::Route { .. }
             | Op::Group { .. }
             | Op::AddCounts
+            | Op::TopTokens { .. }
+            | Op::Decide { .. }
     )
 }
 
@@ -395,6 +397,21 @@ impl Reverse<'_, '_> {
                     self.add(x(2), dg);
                 }
             }
+            Op::TakeTokens => {
+                let d = d()?;
+                let dx = self.b.op(Op::PutTokens { tokens: f.ty(x(0)).dims[1] }, &[d, m[1]]);
+                self.add(x(0), dx);
+            }
+            Op::PutTokens { .. } => {
+                let d = d()?;
+                let dx = self.b.op(Op::TakeTokens, &[d, m[1]]);
+                self.add(x(0), dx);
+            }
+            Op::Keep => {
+                let d = d()?;
+                let dx = self.b.op(Op::Keep, &[d, m[1]]);
+                self.add(x(0), dx);
+            }
             Op::Attention(a) => {
                 let d = d()?;
                 if ct[1].is_some() {
@@ -463,7 +480,11 @@ impl Reverse<'_, '_> {
             | Op::StopGradient
             | Op::Route { .. }
             | Op::Group { .. }
-            | Op::AddCounts => {}
+            | Op::AddCounts
+            | Op::TopTokens { .. }
+            | Op::Decide { .. }
+            | Op::KeepInts { .. }
+            | Op::Admit => {}
         }
         Ok(())
     }
@@ -619,6 +640,7 @@ fn repeatable(op: &Op) -> bool {
             | Op::Concat(_)
             | Op::Pick
             | Op::Gather
+            | Op::TakeTokens
     )
 }
 

@@ -8,7 +8,7 @@ use crate::architecture::{Apply, Architecture, Block, for_each_application, name
 use crate::autodiff::{Seed, differentiate, partition, prune};
 use crate::compiled::{Application, Compiled, OBSERVED, Observation, Observed, Tensor, TensorKind};
 use crate::ir::{DType, Function, Module, Param, Role};
-use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower};
+use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower, lower_evaluation};
 use crate::precision;
 use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
@@ -189,9 +189,19 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
         let program = assembly.update()?;
         assembly.plan.programs.insert("update".into(), program);
     }
+    // What looks ahead in training must not in evaluation.
+    let deciding = if architecture.skips() {
+        let mut lowered = lower_evaluation(&architecture, shape(options.sequence, None))?;
+        let inference = Options { train: false, ..options.clone() };
+        let forms = ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference, &mut optimiser)?;
+        Some((lowered, forms))
+    } else {
+        None
+    };
+    let (lowered, forms) = deciding.as_ref().map_or((&lowered, &forms), |(l, f)| (l, f));
     let made = &mut HashSet::new();
-    let steps = assembly.prepare(&lowered.module, &forms, &|f| vec![Some(&f.evaluate.0)], made)?;
-    let program = assembly.evaluate(&lowered.module, &forms, steps)?;
+    let steps = assembly.prepare(&lowered.module, forms, &|f| vec![Some(&f.evaluate.0)], made)?;
+    let program = assembly.evaluate(&lowered.module, forms, steps)?;
     assembly.plan.programs.insert("evaluate".into(), program);
     Ok((assembly.finish()?, optimiser.report))
 }
@@ -826,12 +836,14 @@ impl<'a> Assembly<'a> {
             return Ok(at(id, apply.application.clone()));
         }
         // The caches of a sequence attention: a row for each application, kept from program to program.
-        let component = name.strip_suffix(".keys").or_else(|| name.strip_suffix(".values"));
+        let component = [".keys", ".values", ".cached"].iter().find_map(|suffix| name.strip_suffix(suffix));
         if let (Some(c), Some(apply)) = (component, site.apply) {
-            let components = &self.architecture.model.components;
-            if let Some((i, _, dreamc_dsl::spec::Component::Sequence(_))) = components.get_full(c) {
-                let id = self.named(name, Space::State, ty.dtype, shape, self.architecture.rows[i])?;
-                return Ok(at(id, apply.rows[i].clone()));
+            let component = self.architecture.model.components.get(c);
+            if let Some(dreamc_dsl::spec::Component::Sequence(_)) = component {
+                let body = &self.architecture.bodies[apply.body];
+                let name = format!("{}.{name}", body.name);
+                let id = self.named(&name, Space::State, ty.dtype, shape, body.applications)?;
+                return Ok(at(id, apply.application.clone()));
             }
         }
         let (name, space) = match name {

@@ -9,6 +9,12 @@ pub enum CompileError {
     /// A part of the language that this stage cannot compile.
     #[error("{0} cannot be compiled yet")]
     Unsupported(&'static str),
+    /// Caches were asked of a model that decides by later tokens which tokens skip.
+    #[error(
+        "this model can be trained and evaluated but not sampled: a `skip` of it looks at later tokens; give a top-k \
+         router an inference rule, such as `causal bce 0.01`, and let a threshold decide by `level token`"
+    )]
+    LooksAhead,
     /// Another depth was asked of a model that has no single outermost `recur`.
     #[error("only a model with exactly one outermost `recur` can be run at another depth")]
     Depth,

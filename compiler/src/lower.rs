@@ -6,6 +6,10 @@
 //!
 //! Every term of a composition yields an *update* of the stream: a component its branch output; `a > b` the update of `a`
 //! plus that of `b` on the stream so updated; `a | b` the sum of both on the same stream. A layer adds its update.
+//!
+//! A `skip` has two forms ([`Form`]). In training a top-k router gathers its `k` tokens, the wrapped part works on these
+//! alone, and its update is put back. Without looking ahead, how many tokens take part depends on data: shapes keep all
+//! tokens, `places` says which take part, and the schedule sees from it which rows nobody needs.
 
 use crate::CompileError;
 use crate::architecture::{Architecture, Body};
@@ -13,7 +17,8 @@ use crate::build::Builder;
 use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{self, Dim, Function, Mask, Module, Op, Positions, Reduce, Role, Type, Unary, Value};
 use dreamc_dsl::spec::{
-    self, Activation, Component, EmbedScale, Expr, QkNorm, Router, RouterForm, Score, Select,
+    self, Activation, CausalRule, Component, EmbedScale, Expr, QkNorm, Router, RouterForm, Score, Select,
+    Skip, SkipInput, SkipKv, SkipLevel, SkipRule,
 };
 
 /// Size of the batch a module is lowered for.
@@ -63,23 +68,44 @@ pub struct Weight {
     pub init: Init,
 }
 
+/// The name under which tokens' places in their sequence are asked for.
+const PLACES: &str = "places";
+
 /// Name of the function that embeds tokens: `(ids) -> x`.
 pub const EMBED: &str = "embed";
 /// Name of the function from the last stream to the loss: `(x, targets, loss_scale) -> nll, loss`.
 pub const HEAD: &str = "head";
 
-/// Lowers an architecture for a batch shape.
+/// What a module is for. Only projection mixtures and tokens that skip differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// What is differentiated: top-k routers look at the whole sequence.
+    Training,
+    /// What is evaluated and sampled from: each token decides by itself, by the rule that its router names. A top-k router
+    /// that names none looks at the whole sequence.
+    Inference,
+    /// The canonical inference form, of which declared counts are taken: every `skip` processes its share of the tokens,
+    /// and the matrices of a projection mixture stand for their sums with the shared expert.
+    Declared,
+}
+
+/// Lowers an architecture for a batch shape, to be differentiated; with caches, to be sampled from.
 pub fn lower(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
-    lower_as(architecture, shape, false)
+    lower_as(architecture, shape, if shape.cache.is_some() { Form::Inference } else { Form::Training })
+}
+
+/// Lowers an architecture to be evaluated: as [`lower`] where nothing looks ahead.
+pub fn lower_evaluation(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
+    lower_as(architecture, shape, Form::Inference)
 }
 
 /// The canonical inference form, of which declared counts are taken: as [`lower`], but the matrices of a projection
 /// mixture stand for their sums with the shared expert (Equation 8), which is listed and not read.
 pub fn lower_inference(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
-    lower_as(architecture, shape, true)
+    lower_as(architecture, shape, Form::Declared)
 }
 
-fn lower_as(architecture: &Architecture, shape: Shape, merged: bool) -> Result<Lowered, CompileError> {
+fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Lowered, CompileError> {
     check_sizes(architecture, shape)?;
     let mut module = Module::default();
     module.dim("batch", shape.batch);
@@ -92,7 +118,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, merged: bool) -> Result<L
     functions.push(embed(architecture, &mut module, &mut globals)?);
     for body in &architecture.bodies {
         let mut lower = Lower::new(architecture, Some(body), shape, &mut module, &body.name);
-        lower.merged = merged;
+        lower.form = form;
         lower.layer(body)?;
         let (function, read) = lower.finish()?;
         functions.push(function);
@@ -192,11 +218,30 @@ struct Lower<'a> {
     body: Option<&'a Body>,
     shape: Shape,
     b: Builder<'a>,
-    /// Whether matrices of projection mixtures stand for their sums with the shared one.
-    merged: bool,
+    form: Form,
     weights: Vec<Weight>,
     /// Auxiliary losses of routers.
     auxiliary: Vec<Value>,
+    /// Skips so far: they are numbered in the order of the layer's text.
+    skips: usize,
+    /// The `skip` whose part is being lowered, and those around it.
+    inside: Vec<Inside>,
+}
+
+/// A `skip` from within.
+enum Inside {
+    /// The rows are those at `index` of the rows outside.
+    Gathered {
+        index: Value,
+        /// Integers of the tokens outside, by name, gathered already.
+        ints: Vec<(String, Value)>,
+    },
+    /// The rows are those outside; tokens of negative place take no part.
+    Masked {
+        places: Value,
+        /// Whether the others are keys and values all the same.
+        all_keys: bool,
+    },
 }
 
 /// A routing decision and what follows from it.
@@ -217,7 +262,17 @@ impl<'a> Lower<'a> {
         name: &str,
     ) -> Self {
         let b = Builder::new(module, name);
-        Lower { architecture, body, shape, b, merged: false, weights: vec![], auxiliary: vec![] }
+        Lower {
+            architecture,
+            body,
+            shape,
+            b,
+            form: Form::Training,
+            weights: vec![],
+            auxiliary: vec![],
+            skips: 0,
+            inside: vec![],
+        }
     }
 
     fn finish(self) -> Result<(Function, Vec<Weight>), CompileError> {
@@ -320,7 +375,7 @@ impl<'a> Lower<'a> {
                 }
                 Ok(sum)
             }
-            Expr::Skip(..) => Err(CompileError::Unsupported("skip(…)")),
+            Expr::Skip(skip, inner) => self.skip(skip, inner, x),
         }
     }
 
@@ -333,15 +388,24 @@ impl<'a> Lower<'a> {
             .ok_or(CompileError::Unsupported("a component without definition"))?;
         let n = self.norm(x, &format!("{name}.norm.weight"), 1);
         let (y, post_norm) = match component {
-            Component::Sequence(a) => (self.attention(name, a, n, false), a.post_norm),
-            Component::Depth(a) => (self.attention(name, a, n, true), a.post_norm),
+            Component::Sequence(a) => (self.attention(name, a, n, false)?, a.post_norm),
+            Component::Depth(a) => (self.attention(name, a, n, true)?, a.post_norm),
             Component::Experts(e) => (self.experts(name, e, n), e.post_norm),
             Component::Mlp(m) => (self.mlp(name, m, n), m.post_norm),
         };
         Ok(if post_norm { self.norm(y, &format!("{name}.post_norm.weight"), 1) } else { y })
     }
 
-    fn attention(&mut self, c: &str, a: &spec::Attention, n: Value, depth: bool) -> Value {
+    fn attention(
+        &mut self,
+        c: &str,
+        a: &spec::Attention,
+        n: Value,
+        depth: bool,
+    ) -> Result<Value, CompileError> {
+        if depth && !self.inside.is_empty() {
+            return Err(CompileError::Unsupported("depth attention inside skip(…)"));
+        }
         let rows = self.b.rows(n);
         let heads = self.dim(&format!("{c}.heads"), a.heads);
         let kv = self.dim(&format!("{c}.kv_heads"), a.kv_heads);
@@ -386,11 +450,11 @@ impl<'a> Lower<'a> {
             q = self.rope(q, rope, depth);
             k = self.rope(k, rope, depth);
         }
-        let op = ir::Attention {
+        let mut op = ir::Attention {
             scale: a.scale.unwrap_or(1.0 / (a.head_size as f64).sqrt()),
             softcap: a.softcap,
             window: a.window,
-            mask: if !depth && self.shape.cache.is_some() { Mask::Positions } else { Mask::Causal },
+            mask: Mask::Causal,
             segments: !depth && self.shape.segments,
         };
         let o = if depth {
@@ -409,27 +473,22 @@ impl<'a> Lower<'a> {
             self.b.op(Op::DepthAttention(op), &[q, k, v, row])
         } else {
             let mut operands = vec![q, k, v];
-            if let Some(places) = self.shape.cache {
-                let places = self.dim("places", places);
-                let slots = self.b.param("slots", Role::Input, Type::i32(&rows));
-                let ty = Type::f32(&[rows[0], places, kv, size]);
-                for (operand, name) in [(1, "keys"), (2, "values")] {
-                    let name = format!("{c}.{name}");
-                    let cache = self.b.param(&name, Role::State, ty.clone());
-                    operands[operand] = self.b.op(Op::Append, &[cache, operands[operand], slots]);
-                    self.b.result(name, operands[operand]);
-                }
-                operands.push(self.b.param("positions", Role::Input, Type::i32(&rows)));
-                operands.push(self.b.param("key_positions", Role::Input, Type::i32(&[rows[0], places])));
+            let mask = match self.shape.cache {
+                Some(places) => Some(self.cache(c, &mut operands, places)),
+                None => self.tokens_seen(&rows, a.window.is_some()),
+            };
+            if let Some((queries, keys)) = mask {
+                op.mask = Mask::Positions;
+                operands.extend([queries, keys]);
             }
             if op.segments {
-                operands.push(self.b.param("segments", Role::Input, Type::i32(&rows)));
+                operands.push(self.token_ints("segments"));
             }
             self.b.ops(Op::Attention(op), &operands)[0]
         };
         let o = self.b.reshape(o, &with(&rows, &[queries]));
         let init = self.output_init();
-        self.projection(
+        Ok(self.projection(
             c,
             "out",
             o,
@@ -437,7 +496,303 @@ impl<'a> Lower<'a> {
             (&format!("{c}.q"), wide),
             &routing,
             init,
-        )
+        ))
+    }
+
+    /// Appends keys and values to the caches of this application; positions of the queries and of what is cached.
+    fn cache(&mut self, c: &str, operands: &mut [Value], places: u64) -> (Value, Value) {
+        let dims = self.b.dims(operands[1]);
+        let (batch, kv) = (dims[0], &dims[2..]);
+        let positions = self.token_ints("positions");
+        let skipping = match self.inside.last() {
+            Some(&Inside::Masked { places, all_keys }) => Some((places, all_keys)),
+            _ => None,
+        };
+        let queries = match skipping {
+            // The query of a token that takes no part stands before all keys.
+            Some((taking, _)) => self.b.op(Op::KeepInts { otherwise: -1 }, &[positions, taking]),
+            None => positions,
+        };
+        let (entries, slots, keys) = match skipping {
+            // Tokens that take part alone, side by side.
+            Some((taking, false)) => {
+                let entries = self.dim("entries", places);
+                let name = format!("{c}.cached");
+                let cached = self.b.param(&name, Role::State, Type::i32(&[batch, entries]));
+                let admitted = self.b.ops(Op::Admit, &[cached, positions, taking]);
+                self.b.result(name, admitted[0]);
+                (entries, admitted[1], admitted[0])
+            }
+            _ => {
+                let entries = self.dim("places", places);
+                let keys = self.b.param("key_positions", Role::Input, Type::i32(&[batch, entries]));
+                (entries, self.token_ints("slots"), keys)
+            }
+        };
+        let ty = Type::f32(&[&[batch, entries], kv].concat());
+        for (operand, name) in [(1, "keys"), (2, "values")] {
+            let name = format!("{c}.{name}");
+            let cache = self.b.param(&name, Role::State, ty.clone());
+            operands[operand] = self.b.op(Op::Append, &[cache, operands[operand], slots]);
+            self.b.result(name, operands[operand]);
+        }
+        (queries, keys)
+    }
+
+    /// Places in the sequence of queries and keys, where a causal mask over the rows there are would not do.
+    fn tokens_seen(&mut self, rows: &[Dim], windowed: bool) -> Option<(Value, Value)> {
+        match self.inside.last()? {
+            // Gathered tokens are in order, but further apart than they look.
+            Inside::Gathered { .. } => windowed.then(|| {
+                let places = self.token_ints(PLACES);
+                (places, places)
+            }),
+            &Inside::Masked { places, all_keys } => {
+                // In training every token has a query: the straight-through gradient asks what it would have got.
+                let all_queries = self.form == Form::Training;
+                if all_queries && all_keys && !(windowed && self.gathered()) {
+                    return None;
+                }
+                let all = (all_queries || all_keys).then(|| self.all_places(rows));
+                let queries = all.filter(|_| all_queries).unwrap_or(places);
+                let keys = all.filter(|_| all_keys).unwrap_or(places);
+                Some((queries, keys))
+            }
+        }
+    }
+
+    /// Integers that the host gives for every token (or [`PLACES`]), those of the tokens there are here.
+    fn token_ints(&mut self, name: &str) -> Value {
+        self.token_ints_at(name, self.inside.len())
+    }
+
+    fn token_ints_at(&mut self, name: &str, depth: usize) -> Value {
+        let Some(outside) = depth.checked_sub(1) else {
+            let rows = self.stream_rows();
+            return self.b.param(name, Role::Input, Type::i32(&rows));
+        };
+        let Inside::Gathered { index, ints } = &self.inside[outside] else {
+            return self.token_ints_at(name, outside);
+        };
+        if let Some((_, v)) = ints.iter().find(|(n, _)| n == name) {
+            return *v;
+        }
+        let index = *index;
+        let further = self.inside[..outside].iter().any(|i| matches!(i, Inside::Gathered { .. }));
+        let v = if name == PLACES && !further {
+            index
+        } else {
+            let all = self.token_ints_at(name, outside);
+            self.b.op(Op::TakeTokens, &[all, index])
+        };
+        if let Inside::Gathered { ints, .. } = &mut self.inside[outside] {
+            ints.push((name.into(), v));
+        }
+        v
+    }
+
+    /// What the names of dimensions end in whose sizes depend on how many tokens there are here.
+    fn here(&self, rows: &[Dim]) -> String {
+        if self.gathered() { format!("_of{}", self.b.module.elements(rows)) } else { String::new() }
+    }
+
+    /// A wrapped part: the update of tokens that take part, -0 for all others.
+    fn skip(&mut self, skip: &Skip, inner: &Expr, x: Value) -> Result<Value, CompileError> {
+        if skip.merge {
+            return Err(CompileError::Unsupported("skip(merge …)"));
+        }
+        let prefix = format!("skip.{}", self.skips);
+        self.skips += 1;
+        let rows = self.b.rows(x);
+        let tokens = self.b.module.size(rows[1]);
+        match &skip.rule {
+            SkipRule::TopK { capacity, causal } => {
+                let r = self.skip_score(&prefix, skip, x);
+                if let (Form::Inference, Some(rule)) = (self.form, causal) {
+                    let z = match rule {
+                        CausalRule::Bce { .. } => r,
+                        CausalRule::Predictor { hidden, .. } => self.predictor(&prefix, *hidden, x),
+                    };
+                    let places = self.b.op(Op::Decide { inclusive: false }, &[z]);
+                    let places = self.taking_part(places);
+                    let f = self.within(Inside::Masked { places, all_keys: false }, inner, x)?;
+                    let update = self.b.mul(f, r);
+                    return Ok(self.b.op(Op::Keep, &[update, places]));
+                }
+                if self.shape.cache.is_some() {
+                    return Err(CompileError::LooksAhead);
+                }
+                let index = self.top_tokens(r, *capacity, tokens);
+                let taken = self.b.op(Op::TakeTokens, &[x, index]);
+                let f = self.within(Inside::Gathered { index, ints: vec![] }, inner, taken)?;
+                let gate = self.b.op(Op::TakeTokens, &[r, index]);
+                let update = self.b.mul(f, gate);
+                let (weight, z) = match causal {
+                    None => return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[update, index])),
+                    Some(CausalRule::Bce { weight, into_input: true }) => (*weight, r),
+                    Some(CausalRule::Bce { weight, into_input: false }) => {
+                        let stopped = self.b.stop_gradient(x);
+                        (*weight, self.skip_score(&prefix, skip, stopped))
+                    }
+                    Some(CausalRule::Predictor { hidden, weight }) => {
+                        (*weight, self.predictor(&prefix, *hidden, x))
+                    }
+                };
+                // Binary cross-entropy `ln(1 + e^z) - z·member`, the mean over all tokens.
+                let ones = self.ones(&self.b.rows(taken));
+                let member = self.b.op(Op::PutTokens { tokens: rows[1] }, &[ones, index]);
+                let member = self.b.mul(z, member);
+                let soft = self.b.unary(Unary::Softplus, z);
+                let each = self.b.sub(soft, member);
+                let mean = self.b.reduce(Reduce::Mean, each, &rows);
+                let loss = self.b.scale(mean, weight);
+                self.auxiliary.push(loss);
+                Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[update, index]))
+            }
+            SkipRule::Threshold { capacity, penalty, pooled } => {
+                if *pooled {
+                    return Err(CompileError::Unsupported("skip(threshold, pooled …)"));
+                }
+                let mut z = self.skip_score(&prefix, skip, x);
+                if self.form == Form::Declared {
+                    let index = self.top_tokens(z, *capacity, tokens);
+                    let taken = self.b.op(Op::TakeTokens, &[x, index]);
+                    let f = self.within(Inside::Gathered { index, ints: vec![] }, inner, taken)?;
+                    return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]));
+                }
+                if skip.level == SkipLevel::Sequence {
+                    if self.shape.cache.is_some() {
+                        return Err(CompileError::LooksAhead);
+                    }
+                    z = self.sequence_mean(z);
+                }
+                let decision = self.b.stop_gradient(z);
+                let places = self.b.op(Op::Decide { inclusive: true }, &[decision]);
+                let places = self.taking_part(places);
+                let all_keys = skip.kv == SkipKv::All;
+                let f = self.within(Inside::Masked { places, all_keys }, inner, x)?;
+                if self.form == Form::Inference {
+                    return Ok(self.b.op(Op::Keep, &[f, places]));
+                }
+                // Straight through: the value is the decision, the gradient that of `p`. Both sums are exact.
+                let ones = self.ones(&rows);
+                let hard = self.b.op(Op::Keep, &[ones, places]);
+                let p = self.b.unary(Unary::Sigmoid, z);
+                let stopped = self.b.stop_gradient(p);
+                let difference = self.b.sub(hard, stopped);
+                let mask = self.b.add(p, difference);
+                let mean = self.b.reduce(Reduce::Mean, mask, &rows);
+                let target = self.b.constant(*capacity);
+                let excess = self.b.sub(mean, target);
+                let excess = self.b.unary(Unary::Relu, excess);
+                let loss = self.b.scale(excess, *penalty);
+                self.auxiliary.push(loss);
+                Ok(self.b.mul(f, mask))
+            }
+        }
+    }
+
+    /// Lowers a wrapped part.
+    fn within(&mut self, inside: Inside, inner: &Expr, x: Value) -> Result<Value, CompileError> {
+        self.inside.push(inside);
+        let update = self.expr(inner, x);
+        self.inside.pop();
+        update
+    }
+
+    /// Tokens that decided to take part, without padding and without those that take no part in what is around.
+    fn taking_part(&mut self, places: Value) -> Value {
+        let around = match self.inside.last() {
+            Some(&Inside::Masked { places, .. }) => Some(places),
+            _ if self.shape.cache.is_some() => Some(self.token_ints("slots")),
+            _ => None,
+        };
+        let places = match around {
+            Some(around) => self.b.op(Op::KeepInts { otherwise: -1 }, &[places, around]),
+            None => places,
+        };
+        if !self.gathered() {
+            return places;
+        }
+        // Rows were numbered as they stand here; their places are those in the sequence.
+        let whole = self.token_ints(PLACES);
+        self.b.op(Op::KeepInts { otherwise: -1 }, &[whole, places])
+    }
+
+    fn gathered(&self) -> bool {
+        self.inside.iter().any(|i| matches!(i, Inside::Gathered { .. }))
+    }
+
+    /// The place of every token that there is here.
+    fn all_places(&mut self, rows: &[Dim]) -> Value {
+        if self.gathered() {
+            return self.token_ints(PLACES);
+        }
+        let zeros = self.b.zeros(&Type::f32(rows));
+        self.b.op(Op::Decide { inclusive: true }, &[zeros])
+    }
+
+    /// Places of the share of tokens with the largest scores. The decision has no gradient.
+    fn top_tokens(&mut self, r: Value, capacity: f64, tokens: u64) -> Value {
+        // What is a whole number on paper is one here.
+        let k = ((capacity * tokens as f64 + 1e-9).floor() as u64).clamp(1, tokens.max(1));
+        let k = self.dim(&format!("taken{k}"), k);
+        let r = self.b.stop_gradient(r);
+        self.b.op(Op::TopTokens { k }, &[r])
+    }
+
+    fn ones(&mut self, dims: &[Dim]) -> Value {
+        let zeros = self.b.zeros(&Type::f32(dims));
+        let one = self.b.constant(1.0);
+        self.b.add(zeros, one)
+    }
+
+    /// The score of every token: `w·x`, or `scale·‖x‖ + bias`.
+    fn skip_score(&mut self, prefix: &str, skip: &Skip, x: Value) -> Value {
+        let h = ("hidden", self.architecture.model.hidden);
+        let hidden = self.dim(h.0, h.1);
+        let init = matches!(skip.rule, SkipRule::Threshold { .. }).then_some(Init::Constant(0.0));
+        if skip.input == SkipInput::Hidden {
+            let w = self.weight(&format!("{prefix}.router.weight"), &[h], TensorKind::Router, init);
+            return self.b.contract(x, w, &[hidden]);
+        }
+        let mut scalar = |name: &str, init: Option<Init>| {
+            let name = format!("{prefix}.router.{name}");
+            let w = self.weight(&name, &[("one", 1)], TensorKind::Router, init);
+            self.b.reshape(w, &[])
+        };
+        let (scale, bias) = (scalar("scale", init), scalar("bias", Some(Init::Constant(0.0))));
+        let square = self.b.unary(Unary::Square, x);
+        let sum = self.b.reduce(Reduce::Sum, square, &[hidden]);
+        let norm = self.b.unary(Unary::Sqrt, sum);
+        let scaled = self.b.mul(norm, scale);
+        self.b.add(scaled, bias)
+    }
+
+    /// `down·silu(up·x)`, one number for each token; no gradient reaches `x`.
+    fn predictor(&mut self, prefix: &str, size: u64, x: Value) -> Value {
+        let h = ("hidden", self.architecture.model.hidden);
+        let (hidden, name) = (self.dim(h.0, h.1), format!("predictor{size}"));
+        let inner = self.dim(&name, size);
+        let x = self.b.stop_gradient(x);
+        let kind = TensorKind::Router;
+        let up = self.weight(&format!("{prefix}.predictor.up.weight"), &[(&name, size), h], kind, None);
+        let a = self.b.contract(x, up, &[hidden]);
+        let a = self.b.unary(Unary::Silu, a);
+        let down = self.weight(&format!("{prefix}.predictor.down.weight"), &[(&name, size)], kind, None);
+        self.b.contract(a, down, &[inner])
+    }
+
+    /// The mean over each sequence, for each of its tokens.
+    fn sequence_mean(&mut self, z: Value) -> Value {
+        let rows = self.b.dims(z);
+        let one = self.dim("one", 1);
+        let ones = self.ones(&[rows[1]]);
+        let sum = self.b.contract(z, ones, &[rows[1]]);
+        let mean = self.b.scale(sum, 1.0 / self.b.module.size(rows[1]) as f64);
+        let mean = self.b.reshape(mean, &[rows[0], one]);
+        let ones = self.b.reshape(ones, &[one, rows[1]]);
+        self.b.contract(mean, ones, &[one])
     }
 
     fn rope(&mut self, x: Value, rope: spec::Rope, depth: bool) -> Value {
@@ -454,8 +809,7 @@ impl<'a> Lower<'a> {
             let (l, all) = (self.b.index("depth"), self.b.index("depths"));
             self.b.op(op, &[x, l, all])
         } else {
-            let rows = self.stream_rows();
-            let positions = self.b.param("positions", Role::Input, Type::i32(&rows));
+            let positions = self.token_ints("positions");
             self.b.op(op, &[x, positions])
         }
     }
@@ -490,7 +844,7 @@ impl<'a> Lower<'a> {
             return y;
         }
         let w = self.weight(&format!("{c}.{which}.shared.weight"), &[out, inner], TensorKind::Shared, init);
-        if self.merged {
+        if self.form == Form::Declared {
             return y;
         }
         let common = self.b.contract(x, w, &[over]);
@@ -572,9 +926,18 @@ impl<'a> Lower<'a> {
         let chosen = self.b.op(Op::Route { k: chosen_dim }, &[selection]);
         let rows = self.b.rows(n);
         let slots = self.b.module.elements(&rows) * k;
-        let slots = self.dim(&if k == 1 { "tokens".into() } else { format!("{c}.slots") }, slots);
+        let here = self.here(&rows);
+        let name = if k == 1 { format!("tokens{here}") } else { format!("{c}.slots{here}") };
+        let slots = self.dim(&name, slots);
         let (real_dim, offsets) = (self.dim(&many, real), self.dim(&format!("{many}+1"), real + 1));
-        let groups = self.b.ops(Op::Group { experts: real_dim, offsets, slots }, &[chosen]);
+        // A token that takes no part chooses nothing: that is, more than there is.
+        let grouped = match self.inside.last() {
+            Some(&Inside::Masked { places, .. }) if self.form != Form::Training => {
+                self.b.op(Op::KeepInts { otherwise: experts as i32 }, &[chosen, places])
+            }
+            _ => chosen,
+        };
+        let groups = self.b.ops(Op::Group { experts: real_dim, offsets, slots }, &[grouped]);
         let (order, offsets, inverse) = (groups[0], groups[1], groups[2]);
 
         // A sigmoid of the chosen logits is as good as choosing among the sigmoids, and much less work.

@@ -145,6 +145,21 @@ fn describe(kernel: &Kernel) -> (String, usize) {
         Kernel::CombineGrad { slots, width, .. } => (format!("combine_grad {slots}×{width}"), 1),
         Kernel::CombineGates { rows, k, width } => (format!("combine_gates {rows}×{k}×{width}"), 1),
         Kernel::AddCounts { experts } => (format!("add_counts {experts}"), 1),
+        Kernel::TopTokens { batch, tokens, k } => (format!("top_tokens {batch}: {k} of {tokens}"), 1),
+        Kernel::TakeTokens { batch, tokens, k, width, .. } => {
+            (format!("take_tokens {batch}: {k} of {tokens}×{width}"), 1)
+        }
+        Kernel::PutTokens { batch, tokens, k, width, .. } => {
+            (format!("put_tokens {batch}: {k} to {tokens}×{width}"), 1)
+        }
+        Kernel::Decide { rows, inclusive, .. } => {
+            (format!("decide {rows}{}", if *inclusive { " inclusive" } else { "" }), 1)
+        }
+        Kernel::Keep { rows, width } => (format!("keep {rows}×{width}"), 1),
+        Kernel::KeepInts { rows, width, otherwise } => {
+            (format!("keep_ints {rows}×{width}, otherwise {otherwise}"), 1)
+        }
+        Kernel::Admit { batch, tokens, entries } => (format!("admit {batch}×{tokens} to {entries}"), 2),
         Kernel::Attention { shape: s, .. } => (
             format!(
                 "attention {}×{}×{}, {}/{} heads of {}",

@@ -305,6 +305,77 @@ pub enum Kernel {
         /// Groups.
         experts: u64,
     },
+    /// `(r[batch, tokens], index i32[batch, k])`: places of the `k` largest of each sequence, in increasing order.
+    TopTokens {
+        /// Sequences.
+        batch: u64,
+        /// Tokens of each.
+        tokens: u64,
+        /// How many are chosen.
+        k: u64,
+    },
+    /// `(x[batch, tokens, width], index i32[batch, k], y[batch, k, width])`; `x` and `y` are of `dtype`.
+    TakeTokens {
+        /// Sequences.
+        batch: u64,
+        /// Tokens of each.
+        tokens: u64,
+        /// Places of each.
+        k: u64,
+        /// Row length.
+        width: u64,
+        /// Storage.
+        dtype: DType,
+    },
+    /// `(x[batch, k, width], index i32[batch, k], y[batch, tokens, width])`; rows at no place become -0, or -1 where
+    /// `dtype` is of integers.
+    PutTokens {
+        /// Sequences.
+        batch: u64,
+        /// Tokens of each.
+        tokens: u64,
+        /// Places of each.
+        k: u64,
+        /// Row length.
+        width: u64,
+        /// Storage.
+        dtype: DType,
+    },
+    /// `(z[rows], places i32[rows])`: a row's number in its sequence where it takes part, else -1.
+    Decide {
+        /// Rows.
+        rows: u64,
+        /// Rows of one sequence.
+        tokens: u64,
+        /// Whether 0 takes part.
+        inclusive: bool,
+    },
+    /// `(x[rows, width], places i32[rows], y[rows, width])`: rows of negative place become -0.
+    Keep {
+        /// Rows.
+        rows: u64,
+        /// Row length.
+        width: u64,
+    },
+    /// `(x i32[rows, width], places i32[rows], y i32[rows, width])`: rows of negative place become `otherwise`.
+    KeepInts {
+        /// Rows.
+        rows: u64,
+        /// Row length.
+        width: u64,
+        /// What stands in the other rows.
+        otherwise: i32,
+    },
+    /// `(positions i32[batch, tokens], places i32[batch, tokens], cached i32[batch, entries], slots i32[batch, tokens])`:
+    /// tokens of a place get the next entries of `cached` that are negative. A full cache is an index out of range.
+    Admit {
+        /// Sequences.
+        batch: u64,
+        /// Tokens of each.
+        tokens: u64,
+        /// Entries of each cache.
+        entries: u64,
+    },
     /// `(q, k, v, [query_positions i32[batch, queries], key_positions i32[batch, keys],] [segments i32[batch, queries],] o, lse[batch, queries, heads])`;
     /// `q`, `k`, `v` strided by token.
     Attention {

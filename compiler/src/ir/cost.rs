@@ -307,6 +307,15 @@ pub fn cost(
         Op::CombineGates => s.whole(s.operand(1) * 2),
         Op::AddCounts => s.whole(x * 2),
 
+        // A comparison with every score for each choice.
+        Op::TopTokens { k } => s.whole(x * module.size(*k)),
+        // Rows read and written, the rest of `x` left alone.
+        Op::TakeTokens => {
+            let read = s.operand_bytes(0, y) + s.operand_bytes(1, s.operand(1));
+            Counts { read, ..s.whole(Count::ZERO) }
+        }
+        Op::PutTokens { .. } | Op::Keep | Op::KeepInts { .. } => s.whole(Count::ZERO),
+        Op::Decide { .. } | Op::Admit => s.whole(x),
         Op::Attention(a) => sequence_attention(&s, a, extents, false),
         Op::AttentionGrad(a) => sequence_attention(&s, a, extents, true),
         // A row read and written, the rest left where it is.

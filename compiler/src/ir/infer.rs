@@ -342,6 +342,63 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             one_more(operands[1].dims[0], operands[0].dims[0])?;
             vec![operands[0].clone()]
         }
+        Op::TopTokens { k } => {
+            arity(1)?;
+            float(operands[0])?;
+            check(operands[0].dims.len() == 2, "takes r[b, t]")?;
+            check(module.size(*k) <= module.size(operands[0].dims[1]), "cannot choose more than there are")?;
+            vec![Type::i32(&[operands[0].dims[0], *k])]
+        }
+        Op::TakeTokens | Op::PutTokens { .. } => {
+            arity(2)?;
+            int(operands[1])?;
+            let (x, index) = (operands[0], operands[1]);
+            let put = matches!(op, Op::PutTokens { .. });
+            check(
+                x.dims.len() >= 2
+                    && index.dims.len() == 2
+                    && x.dims[0] == index.dims[0]
+                    && (!put || x.dims[1] == index.dims[1]),
+                "takes x[b, t, ..] and index i32[b, k], k for t in what is put back",
+            )?;
+            let (many, few) = match op {
+                Op::PutTokens { tokens } => (*tokens, x.dims[1]),
+                _ => (x.dims[1], index.dims[1]),
+            };
+            check(module.size(few) <= module.size(many), "there are fewer tokens than places")?;
+            let to = if put { many } else { few };
+            vec![typed(x.dtype, [&[x.dims[0], to], &x.dims[2..]].concat())]
+        }
+        Op::Decide { .. } => {
+            arity(1)?;
+            float(operands[0])?;
+            check(operands[0].dims.len() == 2, "takes z[b, t]")?;
+            vec![Type::i32(&operands[0].dims)]
+        }
+        Op::Keep | Op::KeepInts { .. } => {
+            arity(2)?;
+            int(operands[1])?;
+            if *op == Op::Keep { float(operands[0])? } else { int(operands[0])? }
+            check(
+                operands[1].dims.len() == 2 && operands[0].dims.starts_with(&operands[1].dims),
+                "takes x[b, t, ..], places i32[b, t]",
+            )?;
+            vec![operands[0].clone()]
+        }
+        Op::Admit => {
+            arity(3)?;
+            for t in operands {
+                int(t)?;
+            }
+            check(
+                operands[0].dims.len() == 2
+                    && operands[1].dims.len() == 2
+                    && operands[1] == operands[2]
+                    && operands[0].dims[0] == operands[1].dims[0],
+                "takes cached[b, s], positions[b, t], places[b, t]",
+            )?;
+            vec![operands[0].clone(), operands[2].clone()]
+        }
         Op::Attention(a) => {
             arity(3 + mask_operands(a))?;
             attention(module, a, operands, &operands[3..], &fail)?;
@@ -655,6 +712,13 @@ impl Op {
             Op::CombineGrad => "combine_grad",
             Op::CombineGates => "combine_gates",
             Op::AddCounts => "add_counts",
+            Op::TopTokens { .. } => "top_tokens",
+            Op::TakeTokens => "take_tokens",
+            Op::PutTokens { .. } => "put_tokens",
+            Op::Decide { .. } => "decide",
+            Op::Keep => "keep",
+            Op::KeepInts { .. } => "keep_ints",
+            Op::Admit => "admit",
             Op::Attention(_) => "attention",
             Op::AttentionGrad(_) => "attention_grad",
             Op::CacheWrite => "cache_write",

@@ -298,6 +298,9 @@ fn strides(module: &Module, dims: &[Dim], loops: &[Dim]) -> Vec<usize> {
 
 /// Visits every index of nested loops, the last innermost, with the offset it has in each of `N` tensors.
 fn walk<const N: usize>(sizes: &[usize], strides: [Vec<usize>; N], mut visit: impl FnMut([usize; N])) {
+    if sizes.contains(&0) {
+        return;
+    }
     let mut index = vec![0; sizes.len()];
     let mut at = [0; N];
     loop {
@@ -489,6 +492,13 @@ impl<'a> Evaluation<'a> {
             Op::CombineGrad => self.combine_grad()?,
             Op::CombineGates => self.combine_gates()?,
             Op::AddCounts => self.add_counts()?,
+            Op::TopTokens { k } => self.top_tokens(self.size(*k)),
+            Op::TakeTokens => self.take_tokens()?,
+            Op::PutTokens { tokens } => self.put_tokens(self.size(*tokens))?,
+            Op::Decide { inclusive } => self.decide(*inclusive),
+            Op::Keep => self.keep(),
+            Op::KeepInts { otherwise } => self.keep_ints(*otherwise),
+            Op::Admit => self.admit()?,
             Op::Attention(a) => self.attention(a),
             Op::AttentionGrad(a) => self.attention_grad(a),
             Op::CacheWrite => self.cache_write()?,
@@ -837,6 +847,85 @@ impl<'a> Evaluation<'a> {
         let groups = self.groups(1, i32::MAX as usize)?;
         let counts = self.floats(0).iter().zip(groups);
         Ok(vec![Data::Float(counts.map(|(n, group)| n + group.len() as f64).collect())])
+    }
+
+    // --- tokens that skip ---
+
+    fn top_tokens(&self, k: usize) -> Vec<Data> {
+        let Some(Data::Int(mut index)) = self.route(k).pop() else { return vec![] };
+        index.chunks_mut(k.max(1)).for_each(<[i32]>::sort);
+        vec![Data::Int(index)]
+    }
+
+    /// For each entry of `index`, its row number among `tokens` a sequence.
+    fn token_rows(&self, tokens: usize) -> Result<Vec<usize>, String> {
+        let k = self.last(1);
+        let row = |(i, &at): (usize, &i32)| Ok(i / k * tokens + checked(at, tokens, "place")?);
+        self.ints(1).iter().enumerate().map(row).collect()
+    }
+
+    fn take_tokens(&self) -> Result<Vec<Data>, String> {
+        fn take<T: Copy>(x: &[T], rows: &[usize], width: usize) -> Vec<T> {
+            rows.iter().flat_map(|r| &x[r * width..(r + 1) * width]).copied().collect()
+        }
+        let width = self.sizes(0)[2..].iter().product();
+        let rows = self.token_rows(self.sizes(0)[1])?;
+        Ok(vec![match &self.operands[0].data {
+            Data::Float(x) => Data::Float(take(x, &rows, width)),
+            Data::Int(x) => Data::Int(take(x, &rows, width)),
+        }])
+    }
+
+    fn put_tokens(&self, tokens: usize) -> Result<Vec<Data>, String> {
+        fn put<T: Copy>(x: &[T], rows: &[usize], width: usize, mut out: Vec<T>) -> Vec<T> {
+            for (i, r) in rows.iter().enumerate() {
+                out[r * width..(r + 1) * width].copy_from_slice(&x[i * width..(i + 1) * width]);
+            }
+            out
+        }
+        let width: usize = self.sizes(0)[2..].iter().product();
+        let (rows, n) = (self.token_rows(tokens)?, self.sizes(0)[0] * tokens * width);
+        Ok(vec![match &self.operands[0].data {
+            Data::Float(x) => Data::Float(put(x, &rows, width, vec![-0.0; n])),
+            Data::Int(x) => Data::Int(put(x, &rows, width, vec![-1; n])),
+        }])
+    }
+
+    fn decide(&self, inclusive: bool) -> Vec<Data> {
+        let t = self.last(0);
+        let place = |(i, &z): (usize, &f64)| {
+            if z > 0.0 || (inclusive && z == 0.0) { (i % t) as i32 } else { -1 }
+        };
+        vec![Data::Int(self.floats(0).iter().enumerate().map(place).collect())]
+    }
+
+    fn keep(&self) -> Vec<Data> {
+        let width = self.floats(0).len() / self.ints(1).len().max(1);
+        let kept = |(i, &x): (usize, &f64)| if self.ints(1)[i / width] >= 0 { x } else { -0.0 };
+        vec![Data::Float(self.floats(0).iter().enumerate().map(kept).collect())]
+    }
+
+    fn keep_ints(&self, otherwise: i32) -> Vec<Data> {
+        let width = self.ints(0).len() / self.ints(1).len().max(1);
+        let kept = |(i, &x): (usize, &i32)| if self.ints(1)[i / width] >= 0 { x } else { otherwise };
+        vec![Data::Int(self.ints(0).iter().enumerate().map(kept).collect())]
+    }
+
+    fn admit(&self) -> Result<Vec<Data>, String> {
+        let (entries, tokens) = (self.last(0), self.last(1));
+        let mut cached = self.ints(0).to_vec();
+        let mut slots = vec![-1; self.ints(1).len()];
+        for (b, cached) in cached.chunks_mut(entries).enumerate() {
+            let mut next = cached.iter().take_while(|p| **p >= 0).count();
+            for i in (b * tokens..(b + 1) * tokens).filter(|&i| self.ints(2)[i] >= 0) {
+                let entry =
+                    cached.get_mut(next).ok_or_else(|| format!("a cache of {entries} entries is full"))?;
+                *entry = self.ints(1)[i];
+                slots[i] = next as i32;
+                next += 1;
+            }
+        }
+        Ok(vec![Data::Int(cached), Data::Int(slots)])
     }
 
     // --- attention ---

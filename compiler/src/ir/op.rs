@@ -237,6 +237,41 @@ pub enum Op {
     /// `(counts[e] f32, offsets[e1]) -> counts`: adds the size of every group.
     AddCounts,
 
+    // --- tokens that skip -----------------------------------------------------------------------------------------
+    // A *place* is a token's number in its sequence, from 0; a negative one stands for a token that takes no part.
+    /// `(r[b, t]) -> index i32[b, k]`: the places of the `k` largest of each sequence, in increasing order of the places;
+    /// ties go to the lowest place.
+    TopTokens {
+        /// How many.
+        k: Dim,
+    },
+    /// `(x[b, t, ..], index i32[b, k]) -> x[b, k, ..]`: the rows at those places, which differ. Floats or integers.
+    TakeTokens,
+    /// `(x[b, k, ..], index i32[b, k]) -> x[b, t, ..]`: the rows put at those places, which differ; the reverse of
+    /// `TakeTokens`. All other floats are -0, which changes no bit of what it is added to, all other integers -1.
+    PutTokens {
+        /// Tokens of a sequence.
+        tokens: Dim,
+    },
+    /// `(z[b, t]) -> places i32[b, t]`: each token's own place where `z > 0`, or `z >= 0` where `inclusive`; -1 elsewhere.
+    Decide {
+        /// Whether 0 decides for the token.
+        inclusive: bool,
+    },
+    /// `(x[b, t, ..], places i32[b, t]) -> x`: the rows of tokens that take part, bit for bit; all others are -0, whatever
+    /// they were.
+    Keep,
+    /// `(x i32[b, t, ..], places i32[b, t]) -> x`: the rows of tokens that take part; all others are `otherwise`.
+    KeepInts {
+        /// What stands in the other rows.
+        otherwise: i32,
+    },
+    /// `(cached i32[b, s], positions i32[b, t], places i32[b, t]) -> cached, slots i32[b, t]`: gives every token that takes
+    /// part the next free entry of its sequence's cache and writes its position there. Free entries are negative and
+    /// stand behind all others. `slots` is the entry, -1 for tokens that take no part. A cache with no free entry left is
+    /// an error.
+    Admit,
+
     // --- attention ------------------------------------------------------------------------------------------------
     /// `(q[b, t, H, d], k[b, s, G, d], v[b, s, G, d], mask operands) -> o[b, t, H, d], lse[b, t, H]`. Query head `i` reads
     /// key head `i / (H/G)`. A query that sees nothing gives zero, and -inf as `lse`.

@@ -144,6 +144,13 @@ pub fn table() -> Vec<Entry> {
         entry("combine_grad", combine_grad),
         entry("combine_gates", combine_gates),
         entry("add_counts", add_counts),
+        entry("top_tokens", top_tokens),
+        entry("take_tokens", |c| move_tokens(c, false)),
+        entry("put_tokens", |c| move_tokens(c, true)),
+        entry("decide", decide),
+        entry("keep", |c| keep(c, Op::Keep)),
+        entry("keep_ints", |c| keep(c, Op::KeepInts { otherwise: 9 })),
+        entry("admit", admit),
         entry("attention", |c| attention(c, false)),
         entry("attention_grad", |c| attention(c, true)),
         entry("cache_write", cache_write),
@@ -601,6 +608,75 @@ fn add_counts(mut case: Case) -> Instance {
     });
     let offsets = routing.offsets(&mut case);
     case.finish(Op::AddCounts, &[counts, offsets], &["counts"])
+}
+
+// --- tokens that skip -------------------------------------------------------------------------------------------------
+
+fn top_tokens(mut case: Case) -> Instance {
+    let (b, t) = (case.dim("b"), case.dim("t"));
+    let k = some_of(&mut case, "k", t);
+    // Few values, so that there are ties.
+    let r = case.floats_from("r", &[b, t], |rng| rng.below(4) as f64 / 2.0 - 1.0);
+    case.finish(Op::TopTokens { k }, &[r], &["index"])
+}
+
+fn move_tokens(mut case: Case, put: bool) -> Instance {
+    let (b, t, h) = (case.dim("b"), case.dim("t"), case.dim("h"));
+    let k = some_of(&mut case, "k", t);
+    let scores = case.fill(&[b, t], |rng| rng.between(-1.0, 1.0));
+    let scores = Tensor::float(&case.sizes(&[b, t]), scores);
+    let op = Op::TopTokens { k };
+    let chosen = evaluate(&case.module, &op, &[&Type::f32(&[b, t])], &[scores]).expect("valid scores");
+    let dims = [b, if put { k } else { t }, h];
+    let x = if case.rng.once_in(3) { case.ints("x", &dims, 9) } else { case.floats("x", &dims) };
+    let Some(index) = chosen.0.into_iter().next() else { unreachable!("one result") };
+    let index = case.tensor("index", Role::Input, Type::i32(&[b, k]), index);
+    let op = if put { Op::PutTokens { tokens: t } } else { Op::TakeTokens };
+    case.finish(op, &[x, index], &["y"])
+}
+
+fn decide(mut case: Case) -> Instance {
+    let (b, t) = (case.dim("b"), case.dim("t"));
+    let z = case.floats_from("z", &[b, t], |rng| rng.below(3) as f64 - 1.0);
+    let inclusive = case.rng.once_in(2);
+    case.finish(Op::Decide { inclusive }, &[z], &["places"])
+}
+
+/// Each token's own place, or none.
+fn places(case: &mut Case, b: Dim, t: Dim) -> Value {
+    let tokens = case.module.size(t);
+    let mut next = 0;
+    case.ints_from("places", &[b, t], |rng| {
+        next += 1;
+        if rng.once_in(3) { -1 } else { ((next - 1) % tokens) as i32 }
+    })
+}
+
+fn keep(mut case: Case, op: Op) -> Instance {
+    let (b, t, h) = (case.dim("b"), case.dim("t"), case.dim("h"));
+    let dims = if case.rng.once_in(3) { vec![b, t] } else { vec![b, t, h] };
+    let x = if op == Op::Keep { case.floats("x", &dims) } else { case.ints("x", &dims, 9) };
+    let places = places(&mut case, b, t);
+    case.finish(op, &[x, places], &["y"])
+}
+
+fn admit(mut case: Case) -> Instance {
+    let (b, t) = (case.dim("b"), case.dim("t"));
+    // Room for every token behind those that are there.
+    let tokens = case.module.size(t);
+    let there = case.rng.below(4);
+    let entries = there + tokens + case.rng.below(3);
+    let s = case.sized("s", entries);
+    let mut next = 0;
+    let cached = case.ints_from("cached", &[b, s], |_| {
+        next += 1;
+        let at = (next - 1) % entries;
+        if at < there { at as i32 } else { -1 }
+    });
+    case.function.params[cached.index()].role = Role::State;
+    let positions = case.ints_from("positions", &[b, t], |rng| 10 + rng.below(9) as i32);
+    let places = places(&mut case, b, t);
+    case.finish(Op::Admit, &[cached, positions, places], &["cached", "slots"])
 }
 
 // --- attention --------------------------------------------------------------------------------------------------------

@@ -162,6 +162,10 @@ impl Module {
             Op::Group { experts, offsets, slots } => {
                 format!(" experts {} offsets {} slots {}", one(experts), one(offsets), one(slots))
             }
+            Op::TopTokens { k } => format!(" choose {}", one(k)),
+            Op::PutTokens { tokens } => format!(" tokens {}", one(tokens)),
+            Op::Decide { inclusive } => if *inclusive { " inclusive" } else { "" }.to_string(),
+            Op::KeepInts { otherwise } => format!(" otherwise {otherwise}"),
             Op::Attention(a) | Op::AttentionGrad(a) | Op::DepthAttention(a) | Op::DepthAttentionGrad(a) => {
                 show_attention(a)
             }
@@ -178,6 +182,9 @@ impl Module {
             | Op::CombineGrad
             | Op::CombineGates
             | Op::AddCounts
+            | Op::TakeTokens
+            | Op::Keep
+            | Op::Admit
             | Op::CacheWrite
             | Op::Append
             | Op::CacheTake
@@ -866,6 +873,13 @@ impl<'a> Parser<'a> {
             "combine_grad" => Ok(Op::CombineGrad),
             "combine_gates" => Ok(Op::CombineGates),
             "add_counts" => Ok(Op::AddCounts),
+            "top_tokens" => Ok(Op::TopTokens { k: self.named_dim("choose", module)? }),
+            "take_tokens" => Ok(Op::TakeTokens),
+            "put_tokens" => Ok(Op::PutTokens { tokens: self.named_dim("tokens", module)? }),
+            "decide" => Ok(Op::Decide { inclusive: self.accept("inclusive")? }),
+            "keep" => Ok(Op::Keep),
+            "keep_ints" => Ok(Op::KeepInts { otherwise: self.named_float("otherwise")? as i32 }),
+            "admit" => Ok(Op::Admit),
             "attention" => Ok(Op::Attention(self.attention()?)),
             "attention_grad" => Ok(Op::AttentionGrad(self.attention()?)),
             "cache_write" => Ok(Op::CacheWrite),

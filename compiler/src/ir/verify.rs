@@ -253,6 +253,8 @@ impl Op {
             | Op::Grouped { over: d }
             | Op::GroupedOuter { experts: d }
             | Op::Route { k: d }
+            | Op::TopTokens { k: d }
+            | Op::PutTokens { tokens: d }
             | Op::PickGrad { experts: d }
             | Op::EmbedGrad { vocab: d } => vec![*d],
             Op::Group { experts, offsets, slots } => vec![*experts, *offsets, *slots],
@@ -272,6 +274,11 @@ impl Op {
             | Op::CombineGrad
             | Op::CombineGates
             | Op::AddCounts
+            | Op::TakeTokens
+            | Op::Decide { .. }
+            | Op::Keep
+            | Op::KeepInts { .. }
+            | Op::Admit
             | Op::Attention(_)
             | Op::AttentionGrad(_)
             | Op::CacheWrite

@@ -279,6 +279,8 @@ fn reach(op: &Op) -> Reach {
         Op::Reduce(_, over) if over.iter().any(|d| d.0 < 2) => Reach::Any,
         Op::Contract(over) if over.iter().any(|d| d.0 < 2) => Reach::Any,
         Op::Group { .. } | Op::AddCounts | Op::GroupedOuter { .. } | Op::EmbedGrad { .. } => Reach::Any,
+        // What a token is chosen before, and where its row goes, depends on all others.
+        Op::TopTokens { .. } | Op::TakeTokens | Op::PutTokens { .. } | Op::Admit => Reach::Any,
         Op::AttentionGrad(_) | Op::HeadLossGrad { .. } => Reach::Any,
         _ => Reach::Own,
     }

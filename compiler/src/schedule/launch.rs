@@ -350,6 +350,54 @@ impl<'a> Emit<'a> {
                 let counts = self.in_place(i, node.first, x(0))?;
                 self.launch(Kernel::AddCounts { experts: self.size(dims(0)[0]) }, vec![offsets, counts], i);
             }
+            Op::TopTokens { k } => {
+                let r = self.contiguous(x(0))?;
+                let d = dims(0);
+                let (batch, tokens, k) = (self.size(d[0]), self.size(d[1]), self.size(*k));
+                let index = self.out(node, 0);
+                self.launch(Kernel::TopTokens { batch, tokens, k }, vec![r, index], i);
+            }
+            Op::TakeTokens | Op::PutTokens { .. } => {
+                let (a, index) = (self.contiguous(x(0))?, self.contiguous(x(1))?);
+                let (from, to) = (dims(0), f.ty(node.first).dims.clone());
+                let (batch, width) = (self.size(from[0]), self.elements(&from[2..]));
+                let (n, m) = (self.size(from[1]), self.size(to[1]));
+                let dtype = f.ty(node.first).dtype;
+                let kernel = match node.op {
+                    Op::TakeTokens => Kernel::TakeTokens { batch, tokens: n, k: m, width, dtype },
+                    _ => Kernel::PutTokens { batch, tokens: m, k: n, width, dtype },
+                };
+                let y = self.out(node, 0);
+                self.launch(kernel, vec![a, index, y], i);
+            }
+            Op::Decide { inclusive } => {
+                let z = self.contiguous(x(0))?;
+                let (rows, tokens) = (self.elements(&dims(0)), self.size(dims(0)[1]));
+                let places = self.out(node, 0);
+                self.launch(Kernel::Decide { rows, tokens, inclusive: *inclusive }, vec![z, places], i);
+            }
+            Op::Keep | Op::KeepInts { .. } => {
+                let (a, places) = (self.contiguous(x(0))?, self.contiguous(x(1))?);
+                let (rows, width) = (self.elements(&dims(1)), self.elements(&dims(0)[2..]));
+                let kernel = match node.op {
+                    Op::KeepInts { otherwise } => Kernel::KeepInts { rows, width, otherwise },
+                    _ => Kernel::Keep { rows, width },
+                };
+                let y = self.out(node, 0);
+                self.launch(kernel, vec![a, places, y], i);
+            }
+            Op::Admit => {
+                let (positions, places) = (self.contiguous(x(1))?, self.contiguous(x(2))?);
+                let (cached, tokens) = (dims(0), dims(1));
+                let kernel = Kernel::Admit {
+                    batch: self.size(cached[0]),
+                    tokens: self.size(tokens[1]),
+                    entries: self.size(cached[1]),
+                };
+                let cached = self.in_place(i, node.first, x(0))?;
+                let slots = self.out(node, 1);
+                self.launch(kernel, vec![positions, places, cached, slots], i);
+            }
             Op::Attention(attention) => {
                 let shape = self.attention_shape(&dims(0), &dims(1));
                 let mut operands = vec![self.strided(x(0))?, self.strided(x(1))?, self.strided(x(2))?];

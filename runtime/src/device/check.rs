@@ -229,6 +229,36 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
         Kernel::AddCounts { experts } => {
             vec![ints("offsets", &[experts.saturating_add(1)], Read), flat("counts", &[experts], Update)]
         }
+        Kernel::TopTokens { batch, tokens, k } => {
+            vec![flat("r", &[batch, tokens], Read), ints("index", &[batch, k], Write)]
+        }
+        Kernel::TakeTokens { batch, tokens, k, width, dtype } => vec![
+            slot("x", dtype, Extent::Flat(times(&[batch, tokens, width])), Read),
+            ints("index", &[batch, k], Read),
+            slot("y", dtype, Extent::Flat(times(&[batch, k, width])), Write),
+        ],
+        Kernel::PutTokens { batch, tokens, k, width, dtype } => vec![
+            slot("x", dtype, Extent::Flat(times(&[batch, k, width])), Read),
+            ints("index", &[batch, k], Read),
+            slot("y", dtype, Extent::Flat(times(&[batch, tokens, width])), Write),
+        ],
+        Kernel::Decide { rows, .. } => vec![flat("z", &[rows], Read), ints("places", &[rows], Write)],
+        Kernel::Keep { rows, width } => vec![
+            flat("x", &[rows, width], Read),
+            ints("places", &[rows], Read),
+            flat("y", &[rows, width], Write),
+        ],
+        Kernel::KeepInts { rows, width, .. } => vec![
+            ints("x", &[rows, width], Read),
+            ints("places", &[rows], Read),
+            ints("y", &[rows, width], Write),
+        ],
+        Kernel::Admit { batch, tokens, entries } => vec![
+            ints("positions", &[batch, tokens], Read),
+            ints("places", &[batch, tokens], Read),
+            ints("cached", &[batch, entries], Update),
+            ints("slots", &[batch, tokens], Write),
+        ],
         Kernel::Attention { shape, attention } => {
             let (queries, keys, q_len, k_len) = attention_rows(&shape);
             let mut list = vec![
@@ -412,6 +442,17 @@ fn check_kernel(kernel: &Kernel) -> Result<(), String> {
         Kernel::Combine { rows, k, .. } | Kernel::CombineGates { rows, k, .. } => {
             small(times(&[rows, k]), "more slots than integers")
         }
+        Kernel::TopTokens { tokens, k, .. }
+        | Kernel::TakeTokens { tokens, k, .. }
+        | Kernel::PutTokens { tokens, k, .. } => {
+            small(tokens, "more tokens than integers")?;
+            need(k <= tokens, "cannot choose more than there are")
+        }
+        Kernel::Decide { rows, tokens, .. } => {
+            small(tokens, "more tokens than integers")?;
+            divides(tokens, rows, "rows must be a multiple of the tokens of a sequence")
+        }
+        Kernel::Admit { entries, .. } => small(entries, "more entries than integers"),
         Kernel::Attention { shape, attention } | Kernel::AttentionGrad { shape, attention } => {
             divides(shape.kv_heads, shape.heads, "query heads must be a multiple of key heads")?;
             need(shape.size > 0, "heads of size 0")?;
@@ -451,6 +492,8 @@ fn check_kernel(kernel: &Kernel) -> Result<(), String> {
             need(softcap.is_none_or(|c| c > 0.0), "the soft-cap must be positive")
         }
         Kernel::Product { .. }
+        | Kernel::Keep { .. }
+        | Kernel::KeepInts { .. }
         | Kernel::AddCounts { .. }
         | Kernel::Zero { .. }
         | Kernel::Copy { .. }

@@ -69,7 +69,7 @@ fn best_of_few(z: &[f32], chosen: &mut [i32]) {
     }
 }
 
-fn best_of_many(z: &[f32], chosen: &mut [i32], scratch: &mut [f32]) {
+pub(super) fn best_of_many(z: &[f32], chosen: &mut [i32], scratch: &mut [f32]) {
     let keys: &mut [u64] = bytemuck::cast_slice_mut(&mut scratch[..2 * z.len()]);
     for (i, (key, z)) in keys.iter_mut().zip(z).enumerate() {
         // Bits of floats in the order of their values, negated to put the largest first; zeros are one.

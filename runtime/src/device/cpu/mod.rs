@@ -29,6 +29,7 @@ mod pool;
 mod product;
 mod rows;
 mod simd;
+mod tokens;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -168,6 +169,7 @@ impl Scratch {
             Kernel::HeadLossGrad { rows, vocab, width, .. } => {
                 ends::head_grad_scratch(size(rows), size(vocab), size(width))
             }
+            Kernel::TopTokens { tokens, .. } => Scratch::local(2 * size(tokens)),
             Kernel::Norm { elements } => update::norm_scratch(size(elements)),
             Kernel::Balance { experts, .. } => Scratch { local: 0, shared: size(experts) },
             Kernel::Group { .. }
@@ -176,6 +178,12 @@ impl Scratch {
             | Kernel::CombineGrad { .. }
             | Kernel::CombineGates { .. }
             | Kernel::AddCounts { .. }
+            | Kernel::TakeTokens { .. }
+            | Kernel::PutTokens { .. }
+            | Kernel::Decide { .. }
+            | Kernel::Keep { .. }
+            | Kernel::KeepInts { .. }
+            | Kernel::Admit { .. }
             | Kernel::CacheWrite { .. }
             | Kernel::CacheTake { .. }
             | Kernel::Append { .. }
@@ -542,6 +550,23 @@ impl Prepared {
                 experts::combine_gates(cx, *rows as usize, *k as usize, *width as usize, args)
             }
             Kernel::AddCounts { .. } => experts::add_counts(args),
+            Kernel::TopTokens { tokens, k, .. } => tokens::top(cx, *tokens as usize, *k as usize, args),
+            Kernel::TakeTokens { tokens, k, width, dtype, .. } => {
+                tokens::take(cx, [*tokens, *k, *width].map(|n| n as usize), *dtype, args)
+            }
+            Kernel::PutTokens { tokens, k, width, dtype, .. } => {
+                tokens::put(cx, [*tokens, *k, *width].map(|n| n as usize), *dtype, args)
+            }
+            Kernel::Decide { tokens, inclusive, .. } => {
+                tokens::decide(*tokens as usize, *inclusive, args);
+            }
+            Kernel::Keep { rows, width } => tokens::keep(cx, *rows as usize, *width as usize, args),
+            Kernel::KeepInts { width, otherwise, .. } => {
+                tokens::keep_ints(*width as usize, *otherwise, args);
+            }
+            Kernel::Admit { tokens, entries, .. } => {
+                tokens::admit(cx, *tokens as usize, *entries as usize, args);
+            }
             Kernel::Attention { shape, attention } => attention::forward(cx, shape, attention, args),
             Kernel::AttentionGrad { shape, attention } => attention::backward(cx, shape, attention, args),
             Kernel::DepthAttention { shape, attention } => depth::forward(cx, shape, attention, args),
