@@ -713,7 +713,7 @@ impl<'a> Assembly<'a> {
 
     fn launch(&mut self, kernel: Kernel, operands: Vec<Operand>, origin: &str) -> Step {
         let kernel = self.kernel(&kernel);
-        Step::Launch(Launch { kernel, operands, origin: origin.into() })
+        Step::Launch(Launch { kernel, operands, places: None, origin: origin.into() })
     }
 
     /// Temporaries of a scheduled function, placed where their lifetimes do not overlap.
@@ -882,34 +882,34 @@ impl<'a> Assembly<'a> {
         for (name, v) in &f.results {
             results.push(self.place(module, site, f, name, *v, true)?);
         }
-        for launch in &s.launches {
-            let operands = launch
-                .operands
-                .iter()
-                .map(|o| match o {
-                    LocalOperand::Index(p) => params[*p as usize].clone(),
-                    LocalOperand::View(view) => {
-                        let base = match view.place {
-                            Place::Param(p) => params[p as usize].clone(),
-                            Place::Result(r) => results[r as usize].clone(),
-                            Place::Temp(t) => Operand::Tensor {
-                                buffer: temps[t as usize],
-                                instance: Affine::default(),
-                                offset: 0,
-                                stride: 0,
-                            },
-                        };
-                        match base {
-                            Operand::Tensor { buffer, instance, .. } => {
-                                Operand::Tensor { buffer, instance, offset: view.offset, stride: view.stride }
-                            }
-                            index => index,
-                        }
+        let operand = |o: &LocalOperand| match o {
+            LocalOperand::Index(p) => params[*p as usize].clone(),
+            LocalOperand::View(view) => {
+                let base = match view.place {
+                    Place::Param(p) => params[p as usize].clone(),
+                    Place::Result(r) => results[r as usize].clone(),
+                    Place::Temp(t) => Operand::Tensor {
+                        buffer: temps[t as usize],
+                        instance: Affine::default(),
+                        offset: 0,
+                        stride: 0,
+                    },
+                };
+                match base {
+                    Operand::Tensor { buffer, instance, .. } => {
+                        Operand::Tensor { buffer, instance, offset: view.offset, stride: view.stride }
                     }
-                })
-                .collect();
-            let step = self.launch(launch.kernel.clone(), operands, &launch.origin);
-            steps.push(step);
+                    index => index,
+                }
+            }
+        };
+        for launch in &s.launches {
+            steps.push(Step::Launch(Launch {
+                kernel: self.kernel(&launch.kernel),
+                operands: launch.operands.iter().map(operand).collect(),
+                places: launch.places.as_ref().map(operand),
+                origin: launch.origin.clone(),
+            }));
         }
         Ok(())
     }

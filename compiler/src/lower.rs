@@ -473,6 +473,13 @@ impl<'a> Lower<'a> {
             self.b.op(Op::DepthAttention(op), &[q, k, v, row])
         } else {
             let mut operands = vec![q, k, v];
+            if let (Some(&Inside::Masked { places, all_keys: false }), None) =
+                (self.inside.last(), self.shape.cache)
+            {
+                // Whatever stands in the rows of tokens that take no part, nothing may come of it.
+                operands[1] = self.b.op(Op::Keep, &[k, places]);
+                operands[2] = self.b.op(Op::Keep, &[v, places]);
+            }
             let mask = match self.shape.cache {
                 Some(places) => Some(self.cache(c, &mut operands, places)),
                 None => self.tokens_seen(&rows, a.window.is_some()),
@@ -754,14 +761,14 @@ impl<'a> Lower<'a> {
         let init = matches!(skip.rule, SkipRule::Threshold { .. }).then_some(Init::Constant(0.0));
         if skip.input == SkipInput::Hidden {
             let w = self.weight(&format!("{prefix}.router.weight"), &[h], TensorKind::Router, init);
-            return self.b.contract(x, w, &[hidden]);
+            return self.one_each(x, w, hidden);
         }
         let mut scalar = |name: &str, init: Option<Init>| {
-            let name = format!("{prefix}.router.{name}");
+            let name = format!("{prefix}.router.{name}.weight");
             let w = self.weight(&name, &[("one", 1)], TensorKind::Router, init);
             self.b.reshape(w, &[])
         };
-        let (scale, bias) = (scalar("scale", init), scalar("bias", Some(Init::Constant(0.0))));
+        let (scale, bias) = (scalar("scale", init), scalar("offset", Some(Init::Constant(0.0))));
         let square = self.b.unary(Unary::Square, x);
         let sum = self.b.reduce(Reduce::Sum, square, &[hidden]);
         let norm = self.b.unary(Unary::Sqrt, sum);
@@ -780,7 +787,16 @@ impl<'a> Lower<'a> {
         let a = self.b.contract(x, up, &[hidden]);
         let a = self.b.unary(Unary::Silu, a);
         let down = self.weight(&format!("{prefix}.predictor.down.weight"), &[(&name, size)], kind, None);
-        self.b.contract(a, down, &[inner])
+        self.one_each(a, down, inner)
+    }
+
+    /// The inner product of every row with a vector.
+    fn one_each(&mut self, x: Value, w: Value, over: Dim) -> Value {
+        let one = self.dim("one", 1);
+        let w = self.b.reshape(w, &[one, over]);
+        let y = self.b.contract(x, w, &[over]);
+        let rows = self.b.rows(x);
+        self.b.reshape(y, &rows)
     }
 
     /// The mean over each sequence, for each of its tokens.
@@ -788,10 +804,9 @@ impl<'a> Lower<'a> {
         let rows = self.b.dims(z);
         let one = self.dim("one", 1);
         let ones = self.ones(&[rows[1]]);
+        let ones = self.b.reshape(ones, &[one, rows[1]]);
         let sum = self.b.contract(z, ones, &[rows[1]]);
         let mean = self.b.scale(sum, 1.0 / self.b.module.size(rows[1]) as f64);
-        let mean = self.b.reshape(mean, &[rows[0], one]);
-        let ones = self.b.reshape(ones, &[one, rows[1]]);
         self.b.contract(mean, ones, &[one])
     }
 

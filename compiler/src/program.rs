@@ -121,6 +121,9 @@ pub struct Launch {
     pub kernel: KernelId,
     /// On what, in the order the kernel documents.
     pub operands: Vec<Operand>,
+    /// Where there is one, an `i32` for each row of a row kernel or each row of a product's result: nobody needs the rows
+    /// of negative ones, and a device may leave them as they are.
+    pub places: Option<Operand>,
     /// Which function and node it comes from, for messages and profiles: `layer0: contract %3`.
     pub origin: String,
 }

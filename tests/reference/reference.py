@@ -36,6 +36,7 @@ DEFAULTS = {
                     post_norm=False),
     "mlp": dict(intermediate=None, activation="swiglu", post_norm=False),
 }  # fmt: skip
+SKIP_DEFAULTS = dict(capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None)
 PROJECTION_DEFAULTS = dict(query=128, balance=1e-2)
 MODEL_DEFAULTS = dict(
     name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, embed_scale=None,
@@ -85,15 +86,38 @@ def component(name, given):
 
 
 def parse(text):
-    """A composition -> a component's name, or ("|", terms), or (">", terms).
+    """A composition -> a component's name, or ("|", terms), or (">", terms), or ("skip", [wrapped], number, fields).
 
     The two operators have no precedence over each other here: a mixture of both must be parenthesised, so that no golden
     file depends on a choice that SEMANTICS leaves open.
     """
-    tokens = re.findall(r"\w+|\S", text)
+    tokens = re.findall(r"[\w.]+|\S", text)
+    skips = 0
+
+    def skip():
+        """`skip(threshold, capacity 0.5, causal bce 0.1) { … }`, numbered in the order of the text."""
+        nonlocal skips
+        number, fields, words = skips, {}, []
+        skips += 1
+        assert tokens.pop(0) == "(", text
+        while words != [")"]:
+            words = []
+            while (word := tokens.pop(0)) not in ",)":
+                words.append(word)
+            key, *values = words
+            fields[key] = True if not values else values if key == "causal" else float(values[0]) if key != "kv" else values[0]
+            words = [word]
+        fields = fill(SKIP_DEFAULTS, fields, "skip")
+        fields["kv"] = fields["kv"] or ("all" if fields["threshold"] else "processed")
+        assert tokens.pop(0) == "{", text
+        inside = expression()
+        assert tokens.pop(0) == "}", text
+        return "skip", [inside], number, fields
 
     def term():
         token = tokens.pop(0)
+        if token == "skip":
+            return skip()
         if token != "(":
             assert re.fullmatch(r"\w+", token), f"a component expected in {text!r}, found {token!r}"
             return token
@@ -103,7 +127,7 @@ def parse(text):
 
     def expression():
         terms, operators = [term()], set()
-        while tokens and tokens[0] != ")":
+        while tokens and tokens[0] not in ")}":
             operators.add(tokens.pop(0))
             terms.append(term())
         assert operators <= {"|", ">"} and len(operators) <= 1, f"parenthesise {text!r}"
@@ -116,6 +140,14 @@ def parse(text):
 
 def names_in(tree):
     return [tree] if isinstance(tree, str) else [name for term in tree[1] for name in names_in(term)]
+
+
+def skips_in(tree):
+    """(number, fields) of every `skip`."""
+    if isinstance(tree, str):
+        return []
+    own = [(tree[2], tree[3])] if tree[0] == "skip" else []
+    return own + [skip for term in tree[1] for skip in skips_in(term)]
 
 
 class Layer:
@@ -182,6 +214,17 @@ class Model:
         for i, layer in enumerate(self.layers):
             if layer.recurrent:
                 shapes[f"layers.{i}.residual_norm.weight"] = (h,)
+            for number, fields in skips_in(layer.tree):
+                prefix = f"layers.{i}.skip.{number}"
+                if fields["norm_only"]:
+                    shapes[f"{prefix}.router.scale.weight"] = (1,)
+                    shapes[f"{prefix}.router.offset.weight"] = (1,)
+                else:
+                    shapes[f"{prefix}.router.weight"] = (h,)
+                if fields["causal"] and fields["causal"][0] == "predictor":
+                    size = int(fields["causal"][1])
+                    shapes[f"{prefix}.predictor.up.weight"] = (size, h)
+                    shapes[f"{prefix}.predictor.down.weight"] = (size,)
             for name in names_in(layer.tree):
                 prefix, c = f"layers.{i}.{name}", self.components[name]
                 shapes[f"{prefix}.norm.weight"] = (h,)
@@ -259,7 +302,12 @@ def activate(kind, gate, up):
 class Forward:
     """One forward pass. It exists for what crosses depth: the depth caches, and the record of all routing."""
 
-    def __init__(self, model, weights, replay=None):
+    def __init__(self, model, weights, replay=None, inference=False):
+        self.inference = inference  # whether tokens decide by themselves, as when a text is written
+        self.taking = None  # [b, t]: which tokens take part where a skip wraps what is being computed; None: all
+        self.all_keys = True  # whether the others are keys all the same
+        self.auxiliary = 0.0  # losses of routers
+        self.shares = []  # share of the tokens that took part in each skip
         self.model = model
         self.w = {name: jnp.asarray(value) for name, value in weights.items()}
         self.depth_cache = {}  # component name -> [(k, v) of every application so far that contained it]
@@ -295,11 +343,69 @@ class Forward:
         """What a term adds to the stream `x`, so that terms of any nesting compose by adding their updates."""
         if isinstance(tree, str):
             return self.component(tree, x, l, i)
+        if tree[0] == "skip":
+            return self.skip(tree, x, l, i)
         operator, terms = tree
         total = jnp.zeros_like(x)
         for term in terms:
             total = total + self.update(term, x + total if operator == ">" else x, l, i)
         return total
+
+    def skip(self, tree, x, l, i):
+        """Nothing is gathered here: everything is computed for every token, and masks say who takes part."""
+        _, (inside,), number, fields = tree
+        prefix = f"layers.{i}.skip.{number}"
+
+        def score(x):
+            if fields["norm_only"]:
+                norm = jnp.sqrt(jnp.sum(x * x, axis=-1))
+                return norm * self.w[f"{prefix}.router.scale.weight"] + self.w[f"{prefix}.router.offset.weight"]
+            return x @ self.w[f"{prefix}.router.weight"]
+
+        def predictor(x):
+            return jax.nn.silu(x @ self.w[f"{prefix}.predictor.up.weight"].T) @ self.w[f"{prefix}.predictor.down.weight"]
+
+        assert self.taking is None, "a skip inside a skip"
+        t = x.shape[1]
+        r = score(x)
+        if fields["threshold"]:
+            taking = r >= 0
+            self.gaps.append(jnp.min(jnp.abs(r)))
+        elif self.inference:
+            z = predictor(x) if fields["causal"][0] == "predictor" else r
+            taking = z > 0
+            self.gaps.append(jnp.min(jnp.abs(z)))
+        else:
+            k = max(1, int(np.floor(fields["capacity"] * t)))
+            ranked = jax.lax.stop_gradient(r)
+            # Before a token stand those of larger scores, and those of the same score and a lower index.
+            larger = ranked[:, None, :] > ranked[:, :, None]
+            same = (ranked[:, None, :] == ranked[:, :, None]) & np.tri(t, t, -1, dtype=bool)
+            taking = jnp.sum(larger | same, axis=-1) < k
+            descending = -jnp.sort(-ranked, axis=-1)
+            if k < t:
+                self.gaps.append(jnp.min(descending[:, k - 1] - descending[:, k]))
+        member = self.stop(taking.astype(x.dtype))
+        self.shares.append(jnp.mean(member))
+
+        self.taking, self.all_keys = member > 0, fields["kv"] == "all"
+        f = self.update(inside, x, l, i)
+        self.taking, self.all_keys = None, True
+
+        if fields["threshold"]:
+            p = jax.nn.sigmoid(r)
+            mask = p + self.stop(member - p)  # straight through: the decision, with the gradient of p
+            self.auxiliary += fields["penalty"] * jax.nn.relu(jnp.mean(mask) - fields["capacity"])
+            return mask[..., None] * f
+        if fields["causal"]:
+            kind, *numbers = fields["causal"]
+            if kind == "predictor":
+                z, weight = predictor(self.stop(x)), 0.01
+            else:
+                into_input = numbers[1:] == ["into_input"]
+                z, weight = score(x if into_input else self.stop(x)), float(numbers[0])
+            self.auxiliary += weight * jnp.mean(jax.nn.softplus(z) - member * z)
+        return jnp.where(member[..., None] > 0, r[..., None] * f, 0.0)
 
     def component(self, name, x, l, i):
         c, prefix = self.model.components[name], f"layers.{i}.{name}"
@@ -330,7 +436,8 @@ class Forward:
         chosen = self.stop(chosen)
 
         name = f"{prefix}.router.bias"
-        self.counts[name] = self.counts.get(name, 0) + chosen.sum(axis=(0, 1))
+        counted = chosen if self.taking is None else chosen * self.taking[..., None]
+        self.counts[name] = self.counts.get(name, 0) + counted.sum(axis=(0, 1))
         descending = jnp.take_along_axis(ranked, order, axis=-1)
         if active < experts:
             self.gaps.append(jnp.min(descending[..., active - 1] - descending[..., active]))
@@ -371,13 +478,17 @@ class Forward:
             back = np.arange(t)[:, None] - np.arange(t)[None, :]  # how far key j lies behind query i
             visible = (back >= 0) & (back < (c["window"] or t))
             visible = visible[None, :, None, :]  # [1, t, 1, s]
+            if self.taking is not None and not self.all_keys:
+                visible = visible & self.taking[:, None, None, :]
         else:
             # Keys and values of all depths so far of this very token: [b, t, s, heads, d]. Keys keep the rotation they were
             # written with. Nothing later is in the cache, so there is nothing to mask.
             cache = self.depth_cache.setdefault(name, [])
-            cache.append((k, v))
-            k, v = (jnp.stack(each, axis=2) for each in zip(*cache))
-            visible = True
+            taking = jnp.ones((b, t), dtype=bool) if self.taking is None else self.taking
+            cache.append((k, v, taking))
+            k, v, present = (jnp.stack(each, axis=2) for each in zip(*cache))
+            # Depths that the token skipped are not there; one that skips this depth may see everything.
+            visible = (present | ~taking[..., None])[:, :, None, :]
 
         # Query head j reads the key/value head j // (heads per kv head).
         k, v = (jnp.repeat(each, heads // kv_heads, axis=3) for each in (k, v))
@@ -385,7 +496,9 @@ class Forward:
         scores = jnp.swapaxes(scores, 2, 3) * (d**-0.5 if c["scale"] is None else c["scale"])  # [b, t, heads, s]
         if c["softcap"]:
             scores = c["softcap"] * jnp.tanh(scores / c["softcap"])
-        probabilities = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        # A query that sees nothing (of a token that takes no part) gets nothing.
+        sees = jnp.any(visible, axis=-1, keepdims=True)
+        probabilities = jax.nn.softmax(jnp.where(visible | ~sees, scores, -jnp.inf), axis=-1) * sees
         mixed = jnp.sum(jnp.swapaxes(probabilities, 2, 3)[..., None] * v, axis=2)  # [b, t, heads, d]
         return project("out", mixed.reshape(b, t, heads * d))
 
@@ -431,13 +544,21 @@ def evaluate(model, weights, ids, replay=None):
     def loss_of(trained, biases):
         forward = Forward(model, trained | biases, replay)
         logits = forward.run(ids[:, :-1])
-        loss = cross_entropy(logits, ids[:, 1:])
+        loss = cross_entropy(logits, ids[:, 1:]) + forward.auxiliary
         gap = jnp.min(jnp.array(forward.gaps + [jnp.inf]))
         return loss, dict(logits=logits, counts=forward.counts, gap=gap, bias_decided=forward.bias_decided,
-                          stopped=forward.stopped)  # fmt: skip
+                          stopped=forward.stopped, shares=forward.shares)  # fmt: skip
 
     (loss, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(*split_weights(weights))
     return loss, rest | {"gradients": gradients}
+
+
+@partial(jax.jit, static_argnums=0)
+def infer(model, weights, ids):
+    """Logits of the tokens `ids [b, n]` where each decides by itself. -> (logits, smallest gap, shares)"""
+    forward = Forward(model, weights, inference=True)
+    logits = forward.run(ids)
+    return logits, jnp.min(jnp.array(forward.gaps + [jnp.inf])), forward.shares
 
 
 def loss_and_gradients(model, weights, ids):

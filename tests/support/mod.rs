@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::path::PathBuf;
 
 /// The golden cases, by file name.
-pub const CASES: [&str; 13] = [
+pub const CASES: [&str; 16] = [
     "la",
     "dr",
     "dr_da",
@@ -23,6 +23,9 @@ pub const CASES: [&str; 13] = [
     "geglu_relu",
     "gemma",
     "dr_da_deep",
+    "mod",
+    "mod_recur",
+    "mod_threshold",
 ];
 
 /// A golden file: the spec and its tensors in f64.
@@ -48,7 +51,7 @@ pub fn goldens() -> Vec<Golden> {
             tensors: read(&format!("tests/goldens/{name}.safetensors")),
         })
         .collect();
-    assert!(found.len() >= 12, "golden files are missing");
+    assert!(found.len() >= 15, "golden files are missing");
     found
 }
 

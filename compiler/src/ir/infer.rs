@@ -91,6 +91,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 !over.is_empty() && over.iter().all(|d| operands[0].has(*d)),
                 "the operand lacks a dimension to reduce",
             )?;
+            check(repeated(over).is_none(), "a dimension is reduced twice")?;
             vec![float_with(operands[0].without(over))]
         }
         Op::Rms { inner, .. } => {
@@ -198,6 +199,7 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
                 !over.is_empty() && over.iter().all(|d| a.has(*d) && b.has(*d)),
                 "both operands must have every dimension summed over",
             )?;
+            check(repeated(over).is_none(), "a dimension is summed over twice")?;
             let mut dims = a.without(over);
             for d in b.without(over) {
                 check(!dims.contains(&d), "the operands share a dimension that is not summed over")?;

@@ -1,6 +1,7 @@
 //! Launches of a function: row kernels and anchors level by level, operands resolved to memory.
 
 use super::rows::RowBuilder;
+use super::need::Need;
 use super::{Bind, Kind, LocalLaunch, LocalOperand, Place, Scheduled, Temp, View, row_dims};
 use crate::CompileError;
 use crate::ir::{DType, Dim, Function, Module, Node, Op, Role, Value};
@@ -15,6 +16,7 @@ pub(super) struct Emit<'a> {
     pub f: &'a Function,
     pub kinds: &'a [Kind],
     pub levels: &'a [u32],
+    needs: &'a [Need],
     pub defined: Vec<Option<usize>>,
     bind: &'a [Bind],
     /// Where values that are in memory lie.
@@ -31,6 +33,7 @@ pub(super) fn emit(
     bind: &[Bind],
     kinds: &[Kind],
     levels: &[u32],
+    needs: &[Need],
 ) -> Result<Scheduled, CompileError> {
     let memory = (0..f.params.len() as u32).map(|i| (Value(i), View::whole(Place::Param(i)))).collect();
     let mut emit = Emit {
@@ -38,6 +41,7 @@ pub(super) fn emit(
         f,
         kinds,
         levels,
+        needs,
         defined: f.definitions(),
         bind,
         memory,
@@ -184,7 +188,7 @@ impl<'a> Emit<'a> {
         };
         let operands = vec![LocalOperand::View(view), LocalOperand::View(View { stride: length, ..copy })];
         let origin = format!("{}: adjacent rows", self.f.name);
-        self.launches.push(LocalLaunch { kernel: Kernel::Rows(kernel), operands, origin });
+        self.launches.push(LocalLaunch { kernel: Kernel::Rows(kernel), operands, places: None, origin });
         self.memory.insert(v, copy);
         Ok(copy)
     }
@@ -205,32 +209,45 @@ impl<'a> Emit<'a> {
 
     pub(super) fn launch(&mut self, kernel: Kernel, operands: Vec<LocalOperand>, node: usize) {
         let origin = format!("{}: {} %{}", self.f.name, self.f.nodes[node].op.name(), node);
-        self.launches.push(LocalLaunch { kernel, operands, origin });
+        self.launches.push(LocalLaunch { kernel, operands, places: None, origin });
+    }
+
+    /// As [`Emit::launch`], for rows of which only some are needed.
+    pub(super) fn launch_some(
+        &mut self,
+        kernel: Kernel,
+        operands: Vec<LocalOperand>,
+        node: usize,
+        need: Need,
+    ) -> Result<(), CompileError> {
+        let places = need.places().map(|v| self.contiguous(v)).transpose()?;
+        self.launch(kernel, operands, node);
+        if let Some(launch) = self.launches.last_mut() {
+            launch.places = places;
+        }
+        Ok(())
     }
 
     fn row_kernels(&mut self, level: u32) -> Result<(), CompileError> {
-        let mut domains: Vec<Vec<Dim>> = vec![];
-        for (i, kind) in self.kinds.iter().enumerate() {
-            if let Kind::Row(rows) = kind
-                && self.levels[i] == level
-                && !domains.contains(rows)
-            {
-                domains.push(rows.clone());
+        let mut domains: Vec<&Kind> = vec![];
+        for (kind, at) in self.kinds.iter().zip(self.levels) {
+            if matches!(kind, Kind::Row(..)) && *at == level && !domains.contains(&kind) {
+                domains.push(kind);
             }
         }
-        for rows in domains {
+        for kind in domains {
+            let Kind::Row(rows, need) = kind else { continue };
             let nodes: Vec<usize> = (0..self.f.nodes.len())
-                .filter(|&i| self.levels[i] == level && self.kinds[i] == Kind::Row(rows.clone()))
+                .filter(|&i| self.levels[i] == level && self.kinds[i] == *kind)
                 .collect();
-            RowBuilder::new(self, &rows, &nodes).build()?;
+            RowBuilder::new(self, rows, &nodes).build(*need)?;
         }
         Ok(())
     }
 
     /// Whether anything but the row nodes of the same kernel reads the value.
-    pub(super) fn leaves_kernel(&self, v: Value, level: u32, rows: &[Dim]) -> bool {
-        let inside =
-            |i: usize| self.levels[i] == level && matches!(&self.kinds[i], Kind::Row(r) if r == rows);
+    pub(super) fn leaves_kernel(&self, v: Value, node: usize) -> bool {
+        let inside = |i: usize| self.levels[i] == self.levels[node] && self.kinds[i] == self.kinds[node];
         self.f.nodes.iter().enumerate().any(|(i, n)| n.inputs.contains(&v) && !inside(i))
             || self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
     }
@@ -633,8 +650,8 @@ impl<'a> Emit<'a> {
             b: layouts[1].0,
             accumulate,
         };
-        self.launch(kernel, vec![layouts[0].3, layouts[1].3, LocalOperand::View(dest)], i);
-        Ok(())
+        let operands = vec![layouts[0].3, layouts[1].3, LocalOperand::View(dest)];
+        self.launch_some(kernel, operands, i, self.needs[node.first.index()])
     }
 
     /// Results that no kernel has written where they belong: parameters, views, values returned twice or added.
@@ -664,6 +681,7 @@ impl<'a> Emit<'a> {
                     self.launches.push(LocalLaunch {
                         kernel: Kernel::Copy { elements, accumulate },
                         operands,
+                        places: None,
                         origin,
                     });
                 }
@@ -674,7 +692,7 @@ impl<'a> Emit<'a> {
 
     fn lifetimes(&mut self) {
         for (i, launch) in self.launches.iter().enumerate() {
-            for operand in &launch.operands {
+            for operand in launch.operands.iter().chain(&launch.places) {
                 if let LocalOperand::View(View { place: Place::Temp(t), .. }) = operand {
                     let temp = &mut self.temps[*t as usize];
                     temp.first = temp.first.min(i);

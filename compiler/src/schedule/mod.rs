@@ -10,11 +10,13 @@
 //! level `n` come before the anchors of level `n`, and use the anchors of levels below.
 
 mod launch;
+mod need;
 mod rows;
 
 use crate::CompileError;
 use crate::ir::{Dim, Function, Module, Op, Reduce, Value};
 use crate::program::Kernel;
+use need::Need;
 use std::collections::BTreeMap;
 
 /// Where a value lies.
@@ -61,6 +63,8 @@ pub struct LocalLaunch {
     pub kernel: Kernel,
     /// On what.
     pub operands: Vec<LocalOperand>,
+    /// Which rows are needed, where not all are: [`crate::program::Launch::places`].
+    pub places: Option<LocalOperand>,
     /// Which nodes it computes.
     pub origin: String,
 }
@@ -102,9 +106,10 @@ pub struct Scheduled {
 
 /// Schedules a function. `bind` has an entry for each result.
 pub fn schedule(module: &Module, f: &Function, bind: &[Bind]) -> Result<Scheduled, CompileError> {
-    let kinds = classify(f)?;
-    let levels = levels(f, &kinds);
-    launch::emit(module, f, bind, &kinds, &levels)
+    let (f, needs) = need::needs(f);
+    let kinds = classify(&f, &needs)?;
+    let levels = levels(&f, &kinds, &needs);
+    launch::emit(module, &f, bind, &kinds, &levels, &needs)
 }
 
 /// What becomes of a node.
@@ -112,8 +117,9 @@ pub fn schedule(module: &Module, f: &Function, bind: &[Bind]) -> Result<Schedule
 enum Kind {
     /// Nothing is computed.
     View,
-    /// Part of a row kernel over the first so many dimensions of its widest operand or result.
-    Row(Vec<Dim>),
+    /// Part of a row kernel over the first so many dimensions of its widest operand or result, for those of its rows that
+    /// are needed.
+    Row(Vec<Dim>, Need),
     /// A kernel of its own.
     Anchor,
     /// Numbers that every kernel makes for itself.
@@ -135,18 +141,20 @@ pub(crate) fn row_dims(dims: &[Dim]) -> &[Dim] {
     }
 }
 
-fn classify(f: &Function) -> Result<Vec<Kind>, CompileError> {
+fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
     let defined = f.definitions();
     let mut kinds: Vec<Kind> = Vec::with_capacity(f.nodes.len());
     for node in &f.nodes {
+        // All results of an operation on rows have the same rows.
+        let need = needs[node.first.index()];
         let kind = match &node.op {
             Op::Constant(_) | Op::Zeros(_) => Kind::Free,
             Op::Reshape(_) | Op::Split(_) => {
                 let (from, to) = (&f.ty(node.inputs[0]).dims, &f.ty(node.first).dims);
                 let computed = defined[node.inputs[0].index()]
-                    .is_some_and(|n| matches!(kinds[n], Kind::Row(_) | Kind::Free));
+                    .is_some_and(|n| matches!(kinds[n], Kind::Row(..) | Kind::Free));
                 let same_rows = row_dims(from) == row_dims(to);
-                if computed && same_rows { Kind::Row(row_dims(from).to_vec()) } else { Kind::View }
+                if computed && same_rows { Kind::Row(row_dims(from).to_vec(), need) } else { Kind::View }
             }
             Op::Unary(_)
             | Op::Binary(_)
@@ -159,8 +167,8 @@ fn classify(f: &Function) -> Result<Vec<Kind>, CompileError> {
             | Op::Rope(_)
             | Op::Concat(_)
             | Op::Pick
-            | Op::PickGrad { .. } => Kind::Row(row_dims(&f.ty(node.first).dims).to_vec()),
-            Op::Reduce(..) => Kind::Row(row_dims(&f.ty(node.inputs[0]).dims).to_vec()),
+            | Op::PickGrad { .. } => Kind::Row(row_dims(&f.ty(node.first).dims).to_vec(), need),
+            Op::Reduce(..) => Kind::Row(row_dims(&f.ty(node.inputs[0]).dims).to_vec(), need),
             _ => Kind::Anchor,
         };
         kinds.push(kind);
@@ -207,18 +215,19 @@ fn sums_rows(f: &Function, node: &crate::ir::Node) -> bool {
 }
 
 /// Level of every node.
-fn levels(f: &Function, kinds: &[Kind]) -> Vec<u32> {
+fn levels(f: &Function, kinds: &[Kind], needs: &[Need]) -> Vec<u32> {
     let defined = f.definitions();
     let mut levels = vec![0u32; f.nodes.len()];
     for (i, node) in f.nodes.iter().enumerate() {
         let mut level = 0;
-        for input in &node.inputs {
+        let places = needs[node.first.index()].places();
+        for input in node.inputs.iter().chain(&places) {
             let Some(n) = defined[input.index()] else { continue };
             let there = levels[n];
             level = level.max(match (&kinds[i], &kinds[n]) {
                 (_, Kind::Free) => 0,
-                (Kind::Row(here), Kind::Row(rows)) if here == rows && !sums_rows(f, &f.nodes[n]) => there,
-                (Kind::Row(_), _) => there + 1,
+                (Kind::Row(..), Kind::Row(..)) if kinds[i] == kinds[n] && !sums_rows(f, &f.nodes[n]) => there,
+                (Kind::Row(..), _) => there + 1,
                 // A view of a row value is of the row's level; of an anchor, of the anchor's.
                 _ => there,
             });
@@ -241,14 +250,16 @@ fn sink(f: &Function, kinds: &[Kind], levels: &mut [u32], defined: &[Option<usiz
         }
     }
     for i in (0..f.nodes.len()).rev() {
-        let Kind::Row(rows) = &kinds[i] else { continue };
+        if !matches!(kinds[i], Kind::Row(..)) {
+            continue;
+        }
         if sums_rows(f, &f.nodes[i]) || f.results.iter().any(|(_, v)| f.nodes[i].results().any(|r| r == *v)) {
             continue;
         }
         let Some(users) = readers.get(&i) else { continue };
         let first = users.iter().map(|&u| levels[u]).min().unwrap_or(0);
         if first > levels[i]
-            && users.iter().all(|&u| kinds[u] == Kind::Row(rows.clone()) && levels[u] == first)
+            && users.iter().all(|&u| kinds[u] == kinds[i] && levels[u] == first)
         {
             levels[i] = first;
         }

@@ -1,6 +1,7 @@
 //! One row kernel from the row nodes of a level.
 
 use super::launch::Emit;
+use super::need::Need;
 use super::{Kind, LocalOperand, Place, View, inner_reduction, row_dims};
 use crate::CompileError;
 use crate::ir::{DType, Dim, Op, Positions, Reduce, Role, Type, Value};
@@ -36,7 +37,7 @@ impl<'e, 'a> RowBuilder<'e, 'a> {
         }
     }
 
-    pub(super) fn build(mut self) -> Result<(), CompileError> {
+    pub(super) fn build(mut self, need: Need) -> Result<(), CompileError> {
         for &i in self.nodes {
             self.node(i)?;
         }
@@ -45,8 +46,7 @@ impl<'e, 'a> RowBuilder<'e, 'a> {
         }
         let first = self.nodes[0];
         let operands = [self.operands, self.outputs].concat();
-        self.emit.launch(Kernel::Rows(self.kernel), operands, first);
-        Ok(())
+        self.emit.launch_some(Kernel::Rows(self.kernel), operands, first, need)
     }
 
     fn bug<T>(&self, what: &str) -> Result<T, CompileError> {
@@ -294,7 +294,7 @@ impl<'e, 'a> RowBuilder<'e, 'a> {
     /// Makes the array known, and stores it where something else reads it.
     fn finish(&mut self, i: usize, v: Value, array: u32) {
         self.arrays.insert(v, array);
-        if !self.emit.leaves_kernel(v, self.emit.levels[i], self.rows) {
+        if !self.emit.leaves_kernel(v, i) {
             return;
         }
         let (view, add) = self.emit.destination(v, true);

@@ -718,6 +718,21 @@ impl<'p> Checker<'p> {
             return Err(format!("takes {} operands, has {}", slots.len(), launch.operands.len()));
         }
         let mut reaches = vec![];
+        if let Some(places) = &launch.places {
+            let rows = match kernel {
+                Kernel::Rows(k) => k.rows,
+                Kernel::Product { m, .. } => *m,
+                _ => return Err("a kernel without rows has places".into()),
+            };
+            let slot = Slot {
+                name: "places",
+                dtype: Some(DType::I32),
+                extent: Extent::Flat(rows),
+                access: Access::Read,
+            };
+            let reach = self.operand(&slot, places, &launch.operands);
+            reaches.extend(reach.map_err(|problem| format!("places: {problem}"))?);
+        }
         for (i, (slot, operand)) in slots.iter().zip(&launch.operands).enumerate() {
             let reach = self
                 .operand(slot, operand, &launch.operands)

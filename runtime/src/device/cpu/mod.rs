@@ -153,7 +153,9 @@ impl Scratch {
         match *kernel {
             Kernel::Rows(ref k) => rows::scratch(k),
             Kernel::Product { m, n, k, .. } => {
-                Scratch::local(product::product_scratch(size(m), size(n), size(k)))
+                let local = product::product_scratch(size(m), size(n), size(k));
+                // The rows that are needed, where not all are.
+                Scratch { local, shared: size(m) }
             }
             Kernel::Grouped { .. } | Kernel::GroupedOuter { .. } | Kernel::Route { .. } => {
                 experts::scratch(kernel)
@@ -501,12 +503,17 @@ impl Prepared {
         Prepared { kernel: kernel.clone(), slots: slots(kernel), rows }
     }
 
-    fn run(&self, cx: &Context, list: &[Argument], in_place: bool) {
+    /// `places` are as many as the kernel has rows, where not all are needed.
+    fn run(&self, cx: &Context, list: &[Argument], in_place: bool, places: Option<Pointer<i32>>) {
         let args = &Arguments { slots: &self.slots, list };
+        // SAFETY: the plan was checked: the places lie in the arena, and the launch writes none of them.
+        let places = |rows: u64| {
+            places.map(|p| unsafe { std::slice::from_raw_parts(p.get(), rows as usize) })
+        };
         match &self.kernel {
             Kernel::Rows(k) => {
                 if let Some(compiled) = &self.rows {
-                    compiled.run(cx, k, args, in_place);
+                    compiled.run(cx, k, args, in_place, places(k.rows));
                 }
             }
             Kernel::Product { m, n, k, a, b, accumulate } => {
@@ -516,8 +523,23 @@ impl Prepared {
                     step: step as usize,
                 };
                 let size = (*m as usize, *n as usize, *k as usize);
-                cx.count(|| m * n * k);
                 let c = args.floats(2).start;
+                if let Some(places) = places(*m).filter(|_| a.column == 1 && !accumulate) {
+                    let order = cx.shared().integers();
+                    let (start, row) = (args.floats(0).start, a.row as usize);
+                    let mut used = 0;
+                    for (i, _) in places.iter().enumerate().filter(|(_, p)| **p >= 0) {
+                        order.part_mut(used, 1)[0] = i as i32;
+                        used += 1;
+                    }
+                    cx.count(|| used as u64 * n * k);
+                    let a = product::Side::GatheredLines { start, row, order: order.start, per: 1 };
+                    let b = side(1, b.column, b.row);
+                    // SAFETY: as below; `order` lists rows of `a` and of the result.
+                    unsafe { product::product_of_some(cx, (used, size.1, size.2), a, b, c, order.part(0, used)) };
+                    return;
+                }
+                cx.count(|| m * n * k);
                 // SAFETY: the plan was checked: the operands hold these matrices, and nothing overlaps the result.
                 unsafe {
                     product::product(
@@ -635,6 +657,7 @@ enum PreparedOperand {
 struct PreparedLaunch {
     kernel: KernelId,
     operands: Vec<PreparedOperand>,
+    places: Option<PreparedOperand>,
     in_place: bool,
     origin: String,
 }
@@ -681,9 +704,19 @@ impl PreparedProgram {
                     let slots = slots(plan.kernel(launch.kernel));
                     let operands =
                         launch.operands.iter().zip(&slots).map(|(o, s)| prepare_operand(plan, o, s));
+                    let places = launch.places.as_ref().map(|o| {
+                        let slot = Slot {
+                            name: "places",
+                            dtype: Some(dreamc_compiler::ir::DType::I32),
+                            extent: Extent::Flat(0),
+                            access: check::Access::Read,
+                        };
+                        prepare_operand(plan, o, &slot)
+                    });
                     self.launches.push(PreparedLaunch {
                         kernel: launch.kernel,
                         operands: operands.collect(),
+                        places,
                         in_place: checked.next().is_none_or(|c| c.in_place),
                         origin: launch.origin.clone(),
                     });
@@ -848,20 +881,21 @@ impl Run<'_> {
     fn launch(&mut self, number: usize) -> Result<(), DeviceError> {
         let launch = &self.launches[number];
         self.arguments.clear();
-        for operand in &launch.operands {
-            self.arguments.push(match operand {
-                PreparedOperand::Tensor { base, instance, instance_bytes, stride } => Argument {
-                    start: self.arena.add(base + instance.at(self.variables) as usize * instance_bytes),
-                    stride: *stride,
-                    index: 0,
-                },
-                PreparedOperand::Index(affine) => {
-                    Argument { start: self.arena, stride: 0, index: affine.at(self.variables) as usize }
-                }
-            });
-        }
+        let argument = |operand: &PreparedOperand| match operand {
+            PreparedOperand::Tensor { base, instance, instance_bytes, stride } => Argument {
+                start: self.arena.add(base + instance.at(self.variables) as usize * instance_bytes),
+                stride: *stride,
+                index: 0,
+            },
+            PreparedOperand::Index(affine) => {
+                Argument { start: self.arena, stride: 0, index: affine.at(self.variables) as usize }
+            }
+        };
+        self.arguments.extend(launch.operands.iter().map(argument));
+        let places = launch.places.as_ref().map(|p| Pointer(argument(p).start.0.cast()));
         let begun = self.instrument.time.then(Instant::now);
-        self.kernels[launch.kernel.0 as usize].run(&self.cx, self.arguments, launch.in_place);
+        let kernel = &self.kernels[launch.kernel.0 as usize];
+        kernel.run(&self.cx, self.arguments, launch.in_place, places);
         self.stats.launches += 1;
         if let Some(measured) = self.stats.by_launch.get_mut(number) {
             measured.count += 1;

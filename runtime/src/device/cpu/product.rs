@@ -723,6 +723,27 @@ pub(crate) unsafe fn product(
     });
 }
 
+/// `c = a · b` for some of the rows of `c`, whose numbers `order` lists in increasing order; `a` has as many lines.
+///
+/// # Safety
+/// `c` is rows of `n` floats that nothing else refers to, one of each number.
+pub(crate) unsafe fn product_of_some(
+    cx: &Context,
+    (m, n, k): (usize, usize, usize),
+    a: Side,
+    b: Side,
+    c: Pointer<f32>,
+    order: &[i32],
+) {
+    // SAFETY: the first `m` rows of `c`.
+    unsafe { product(cx, (m, n, k), a, b, c, n, false) };
+    // Rows move to where they belong, the last first: none lies before its place among those that are needed.
+    for (i, &row) in order.iter().enumerate().rev().filter(|(i, row)| *i != **row as usize) {
+        // SAFETY: both are rows of `c`, and not the same one.
+        unsafe { std::ptr::copy_nonoverlapping(c.add(i * n).get(), c.add(row as usize * n).get_mut(), n) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

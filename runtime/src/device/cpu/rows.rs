@@ -187,7 +187,15 @@ impl Compiled {
         }
     }
 
-    pub(super) fn run(&self, cx: &Context, kernel: &RowKernel, args: &Arguments, in_place: bool) {
+    /// Rows whose place is negative are left alone.
+    pub(super) fn run(
+        &self,
+        cx: &Context,
+        kernel: &RowKernel,
+        args: &Arguments,
+        in_place: bool,
+        places: Option<&[i32]>,
+    ) {
         let rows = kernel.rows as usize;
         let shared = cx.shared();
         cx.parallel(rows.div_ceil(self.task), |task, scratch| {
@@ -197,7 +205,19 @@ impl Compiled {
             self.fill_fixed(kernel, fixed);
             let (scratch, fixed) = (Pointer::to(scratch), Pointer::to(fixed));
             let end = ((task + 1) * self.task).min(rows);
-            for first in (task * self.task..end).step_by(self.block) {
+            let mut next = task * self.task;
+            while next < end {
+                let first = next;
+                next = end.min(first + self.block);
+                if let Some(places) = places {
+                    // Kernels that sum rows have no places, so blocks may begin anywhere.
+                    let skipped = places[first..end].iter().take_while(|p| **p < 0).count();
+                    if skipped > 0 {
+                        next = first + skipped;
+                        continue;
+                    }
+                    next = first + places[first..next].iter().take_while(|p| **p >= 0).count();
+                }
                 let block = Block {
                     compiled: self,
                     kernel,
@@ -205,7 +225,7 @@ impl Compiled {
                     scratch,
                     fixed,
                     first,
-                    rows: self.block.min(end - first),
+                    rows: next - first,
                     in_place,
                 };
                 for i in 0..kernel.ops.len() {

@@ -90,7 +90,7 @@ fn plan_of(kernel: &Kernel, operands: &[Value]) -> Plan {
         let buffer = BufferId(plan.buffers.len() as u32 - 1);
         list.push(Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride });
     }
-    let launch = Launch { kernel: KernelId(0), operands: list, origin: "test".into() };
+    let launch = Launch { kernel: KernelId(0), operands: list, places: None, origin: "test".into() };
     plan.programs.insert("main".into(), Program { steps: vec![Step::Launch(launch)], variables: 0 });
     plan
 }
