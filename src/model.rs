@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::spec;
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{CompileError, Compiled};
+use dreamc_compiler::{CompileError, Compiled, looks_ahead};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
 use dreamc_runtime::checkpoint::{Checkpoint, Weights};
@@ -109,6 +109,9 @@ impl Trained {
             let mut cached = Cached::load(device, compiled)?;
             cached.model().restore(&self.tensors)?;
             return Ok(Box::new(cached));
+        }
+        if looks_ahead(&self.spec.model) {
+            return Err(CompileError::LooksAhead.into());
         }
         let mut model = Model::load(device, self.scorer(depth, Some(rows))?)?;
         model.restore(&self.tensors)?;

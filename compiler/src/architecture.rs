@@ -5,7 +5,7 @@
 
 use crate::CompileError;
 use crate::program::Affine;
-use dreamc_dsl::spec::{Component, Expr, Item, Model};
+use dreamc_dsl::spec::{Component, Expr, Item, Model, SkipLevel, SkipRule};
 use std::collections::HashMap;
 
 /// A resolved model.
@@ -179,6 +179,18 @@ impl Architecture {
         self.bodies.iter().any(|b| any(&b.expr))
     }
 
+    /// Whether tokens skip the component somewhere.
+    pub fn skipped(&self, component: &str) -> bool {
+        fn any(expr: &Expr, component: &str) -> bool {
+            match expr {
+                Expr::Component(_) => false,
+                Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| any(t, component)),
+                Expr::Skip(_, inner) => names(inner).contains(&component),
+            }
+        }
+        self.bodies.iter().any(|b| any(&b.expr, component))
+    }
+
     /// Row count of a component's cache.
     pub fn rows_of(&self, component: &str) -> u64 {
         self.model.components.get_index_of(component).map_or(0, |i| self.rows[i])
@@ -201,6 +213,31 @@ pub fn for_each_application(blocks: &[Block], variables: u32, f: &mut dyn FnMut(
         }
     }
     walk(blocks, &mut vec![0; variables as usize], f);
+}
+
+/// Whether a model can be trained and evaluated but not sampled: a `skip` of it decides by later tokens and names no rule
+/// to do without.
+pub fn looks_ahead(model: &Model) -> bool {
+    fn expr(e: &Expr) -> bool {
+        match e {
+            Expr::Component(_) => false,
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(expr),
+            Expr::Skip(skip, inner) => {
+                let own = match &skip.rule {
+                    SkipRule::TopK { causal, capacity } => causal.is_none() && *capacity < 1.0,
+                    SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
+                };
+                own || expr(inner)
+            }
+        }
+    }
+    fn items(all: &[Item]) -> bool {
+        all.iter().any(|item| match item {
+            Item::Layer(e) => expr(e),
+            Item::Repeat { items: inner, .. } | Item::Recur { items: inner, .. } => items(inner),
+        })
+    }
+    items(&model.body)
 }
 
 /// The names in an expression, in order.

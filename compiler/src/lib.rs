@@ -22,6 +22,7 @@ pub mod random;
 pub mod rewrite;
 pub mod schedule;
 
+pub use architecture::looks_ahead;
 pub use compile::{Cache, Options, PREPARE, compile, compile_with_report, matches};
 pub use compiled::Compiled;
 pub use error::CompileError;

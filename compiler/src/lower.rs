@@ -233,6 +233,8 @@ enum Inside {
     /// The rows are those at `index` of the rows outside.
     Gathered {
         index: Value,
+        /// The tokens of a sequence outside.
+        of: Dim,
         /// Integers of the tokens outside, by name, gathered already.
         ints: Vec<(String, Value)>,
     },
@@ -403,8 +405,9 @@ impl<'a> Lower<'a> {
         n: Value,
         depth: bool,
     ) -> Result<Value, CompileError> {
-        if depth && !self.inside.is_empty() {
-            return Err(CompileError::Unsupported("depth attention inside skip(…)"));
+        let marked = depth && self.architecture.skipped(c);
+        if marked && a.softcap.is_some() {
+            return Err(CompileError::Unsupported("a soft-cap of depth attention inside skip(…)"));
         }
         let rows = self.b.rows(n);
         let heads = self.dim(&format!("{c}.heads"), a.heads);
@@ -460,7 +463,8 @@ impl<'a> Lower<'a> {
         let o = if depth {
             let row = self.b.index(&format!("{c}.row"));
             let depths = self.dim(&format!("{c}.depths"), self.architecture.rows_of(c));
-            let ty = Type::f32(&[vec![depths], rows.clone(), vec![kv, size]].concat());
+            let [q, k, v] = if marked { self.mark(c, [q, k, v]) } else { [q, k, v] };
+            let ty = Type::f32(&[&[depths], &self.b.dims(k)[..]].concat());
             let mut cache = |name: &str, value| {
                 let name = format!("{c}.{name}");
                 let state = self.b.param(&name, Role::State, ty.clone());
@@ -470,7 +474,8 @@ impl<'a> Lower<'a> {
             };
             let (k, v) = (cache("keys", k), cache("values", v));
             self.observe(c, Observation::Queries, q);
-            self.b.op(Op::DepthAttention(op), &[q, k, v, row])
+            let o = self.b.op(Op::DepthAttention(op), &[q, k, v, row]);
+            if marked { self.unmark(o, size) } else { o }
         } else {
             let mut operands = vec![q, k, v];
             if let (Some(&Inside::Masked { places, all_keys: false }), None) =
@@ -504,6 +509,54 @@ impl<'a> Lower<'a> {
             &routing,
             init,
         ))
+    }
+
+    /// Queries, keys and values of depth attention for every token of the stream, in a dimension more than they have: there
+    /// a query is 1, and the key of a token that takes no part in this application so low that its weight is exactly 0.
+    fn mark(&mut self, c: &str, parts: [Value; 3]) -> [Value; 3] {
+        const NEVER: f64 = 1e30;
+        let one = self.dim("one", 1);
+        let dims = self.b.dims(parts[0]);
+        let size = dims.last().map_or(0, |&d| self.b.module.size(d));
+        let wide = self.dim(&format!("{c}.marked"), size + 1);
+        let ones = self.ones(&dims[..2]);
+        let taking = self.every_token(ones);
+        let rows = self.b.dims(taking);
+        let less = self.b.constant(1.0);
+        let absent = self.b.sub(taking, less);
+        let absent = self.b.scale(absent, NEVER);
+        let parts = parts.map(|x| self.every_token(x));
+        let channels = [self.b.constant(1.0), absent, self.b.constant(0.0)];
+        [0, 1, 2].map(|i| {
+            let heads = self.b.dims(parts[i])[2];
+            let zeros = self.b.zeros(&Type::f32(&[&rows[..], &[heads, one]].concat()));
+            let channel = self.b.add(zeros, channels[i]);
+            self.b.op(Op::Concat(wide), &[parts[i], channel])
+        })
+    }
+
+    /// What depth attention gave the tokens that there are here, without the dimension of marks.
+    fn unmark(&mut self, o: Value, size: Dim) -> Value {
+        let one = self.dim("one", 1);
+        let mut o = self.b.ops(Op::Split(vec![size, one]), &[o])[0];
+        for i in 0..self.inside.len() {
+            if let Inside::Gathered { index, .. } = self.inside[i] {
+                o = self.b.op(Op::TakeTokens, &[o, index]);
+            }
+        }
+        o
+    }
+
+    /// Rows of the tokens here as rows of every token of the stream; -0 for those that take no part.
+    fn every_token(&mut self, x: Value) -> Value {
+        let mut x = x;
+        for i in (0..self.inside.len()).rev() {
+            x = match self.inside[i] {
+                Inside::Gathered { index, of, .. } => self.b.op(Op::PutTokens { tokens: of }, &[x, index]),
+                Inside::Masked { places, .. } => self.b.op(Op::Keep, &[x, places]),
+            };
+        }
+        x
     }
 
     /// Appends keys and values to the caches of this application; positions of the queries and of what is cached.
@@ -578,7 +631,7 @@ impl<'a> Lower<'a> {
             let rows = self.stream_rows();
             return self.b.param(name, Role::Input, Type::i32(&rows));
         };
-        let Inside::Gathered { index, ints } = &self.inside[outside] else {
+        let Inside::Gathered { index, ints, .. } = &self.inside[outside] else {
             return self.token_ints_at(name, outside);
         };
         if let Some((_, v)) = ints.iter().find(|(n, _)| n == name) {
@@ -615,12 +668,18 @@ impl<'a> Lower<'a> {
         match &skip.rule {
             SkipRule::TopK { capacity, causal } => {
                 let r = self.skip_score(&prefix, skip, x);
-                if let (Form::Inference, Some(rule)) = (self.form, causal) {
-                    let z = match rule {
-                        CausalRule::Bce { .. } => r,
-                        CausalRule::Predictor { hidden, .. } => self.predictor(&prefix, *hidden, x),
+                let z = match causal {
+                    _ if self.form != Form::Inference || *capacity >= 1.0 => None,
+                    None => None,
+                    Some(CausalRule::Bce { .. }) => Some(r),
+                    Some(CausalRule::Predictor { hidden, .. }) => Some(self.predictor(&prefix, *hidden, x)),
+                };
+                let all = self.form == Form::Inference && *capacity >= 1.0;
+                if all || z.is_some() {
+                    let places = match z {
+                        Some(z) => self.b.op(Op::Decide { inclusive: false }, &[z]),
+                        None => self.all_places(&rows),
                     };
-                    let places = self.b.op(Op::Decide { inclusive: false }, &[z]);
                     let places = self.taking_part(places);
                     let f = self.within(Inside::Masked { places, all_keys: false }, inner, x)?;
                     let update = self.b.mul(f, r);
@@ -631,7 +690,7 @@ impl<'a> Lower<'a> {
                 }
                 let index = self.top_tokens(r, *capacity, tokens);
                 let taken = self.b.op(Op::TakeTokens, &[x, index]);
-                let f = self.within(Inside::Gathered { index, ints: vec![] }, inner, taken)?;
+                let f = self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
                 let gate = self.b.op(Op::TakeTokens, &[r, index]);
                 let update = self.b.mul(f, gate);
                 let (weight, z) = match causal {
@@ -660,11 +719,17 @@ impl<'a> Lower<'a> {
                 if *pooled {
                     return Err(CompileError::Unsupported("skip(threshold, pooled …)"));
                 }
+                let components = &self.architecture.model.components;
+                let depth = |c: &&str| matches!(components.get(*c), Some(Component::Depth(_)));
+                if crate::architecture::names(inner).iter().any(depth) {
+                    return Err(CompileError::Unsupported("depth attention inside skip(threshold, …)"));
+                }
                 let mut z = self.skip_score(&prefix, skip, x);
                 if self.form == Form::Declared {
                     let index = self.top_tokens(z, *capacity, tokens);
                     let taken = self.b.op(Op::TakeTokens, &[x, index]);
-                    let f = self.within(Inside::Gathered { index, ints: vec![] }, inner, taken)?;
+                    let f =
+                        self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
                     return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]));
                 }
                 if skip.level == SkipLevel::Sequence {

@@ -84,8 +84,8 @@ impl From<&Match> for Request {
             step: *step,
             tolerance: m.tolerance,
         };
-        let mut objectives =
-            vec![objective(Measure::FlopsPerToken, &m.flops), objective(Measure::Parameters, &m.params)];
+        let mut objectives = vec![objective(Measure::FlopsPerToken, &m.flops)];
+        objectives.extend(m.params.as_ref().map(|f| objective(Measure::Parameters, f)));
         objectives.extend(m.memory.as_ref().map(|f| objective(Measure::MemoryBytes, f)));
         Request { objectives, tokens: TOKENS }
     }

@@ -1005,7 +1005,7 @@ const MATCH_FLOPS: Key = key(
     "Field that meets the FLOPs, with its step: `{ea.intermediate: 8}`, or `ea.intermediate` for steps of 1.",
 );
 const MATCH_PARAMS: Key =
-    key("params", FIELD_STEP, Required, "Field that meets the parameters, with its step.");
+    key("params", Type::Optional(&FIELD_STEP), NONE, "Field that meets the parameters, with its step.");
 const MATCH_MEMORY: Key =
     key("memory", Type::Optional(&FIELD_STEP), NONE, "Field that meets the memory, with its step.");
 

@@ -457,7 +457,7 @@ fn match_tree(matching: &Match) -> ValueKind {
     let mut fields = Fields::broken();
     fields.put("baseline", word(&matching.baseline));
     fields.put("flops", field(&matching.flops));
-    fields.put("params", field(&matching.params));
+    fields.put("params", or_none(matching.params.as_ref(), field));
     fields.put("memory", or_none(matching.memory.as_ref(), field));
     fields.put("tolerance", real(matching.tolerance));
     fields.map()

@@ -66,7 +66,7 @@ pub struct VariantMatch {
     /// Field that meets the FLOPs, and its step.
     pub flops: (String, u64),
     /// Field that meets the parameters, and its step.
-    pub params: (String, u64),
+    pub params: Option<(String, u64)>,
     /// Field that meets the memory, and its step.
     pub memory: Option<(String, u64)>,
 }

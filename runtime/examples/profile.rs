@@ -211,7 +211,8 @@ fn ceiling(device: &CpuDevice) -> Result<f64, Box<dyn Error>> {
     });
     let layout = Matrix { row: n, column: 1 };
     let kernel = Kernel::Product { m: n, n, k: n, a: layout, b: layout, accumulate: false };
-    let launch = Launch { kernel: KernelId(0), operands: operands.to_vec(), places: None, origin: "ceiling".into() };
+    let launch =
+        Launch { kernel: KernelId(0), operands: operands.to_vec(), places: None, origin: "ceiling".into() };
     let program = Program { steps: vec![Step::Launch(launch)], variables: 0 };
     let plan = Plan {
         buffers: (0..3).map(buffer).collect(),

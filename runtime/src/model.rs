@@ -414,6 +414,19 @@ impl Model {
         }
     }
 
+    /// Fills all instances of a buffer of integers with one number.
+    pub fn fill_ints(&mut self, name: &str, value: i32) -> Result<(), ModelError> {
+        let buffer = self.io(name)?;
+        let b = self.compiled.plan.buffer(buffer);
+        let values = vec![value; (b.elements() * b.instances) as usize];
+        Ok(self.session.write_at(buffer, 0, 0, &values)?)
+    }
+
+    /// All instances of a buffer of integers.
+    pub fn read_ints(&self, name: &str) -> Result<Vec<i32>, ModelError> {
+        Ok(self.session.read_all(self.io(name)?)?)
+    }
+
     /// The row `cell` of a buffer of logits.
     pub fn logits_of(&self, name: &str, cell: u64) -> Result<Vec<f32>, ModelError> {
         let buffer = self.io(name)?;

@@ -181,6 +181,22 @@ model:
     - recur: 3
       layers: ["skip(capacity 0.7, causal predictor 4) { near > ea }", "mlp > skip(capacity 0.3, causal bce 0.5 into_input) { near }"]
 """,
+    "mod_depth": """\
+model:
+  name: mod-depth
+  vocab: 17
+  hidden: 8
+  context: 16
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 4, projection: {query: 4}}}
+    da: {depth: {heads: 1, head_size: 4, projection: {query: 4}}}
+    ea: {experts: {count: 4, active: 2, intermediate: 5, query: 4}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - "(da | sa) > mlp"
+    - recur: 3
+      layers: ["skip(capacity 0.6, causal bce 0.2) { (da | sa) > ea }", "da > mlp"]
+""",
     "mod_threshold": """\
 model:
   name: mod-threshold

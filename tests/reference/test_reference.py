@@ -9,8 +9,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import load_file
 
-from make_goldens import CASES, TRAIN, draw
+from make_goldens import CASES, FOLDER, TRAIN, draw
 from reference import (
     Forward, Model, cross_entropy, depth_positions, evaluate, loss_and_gradients, parse, read_spec, rms_norm,
     rotate, split_weights, train,
@@ -306,6 +307,61 @@ class Training(unittest.TestCase):
         _, after, _ = train(model, weights, [ids], settings)
         for name in g:
             np.testing.assert_allclose(weights[name] - after[name], g[name] / 3 / 1e3, rtol=1e-6, atol=1e-14)
+
+
+class ResidualTwice(Forward):
+    def gated(self, r, member, x, f):
+        return x + r[..., None] * f
+
+
+class ScoreTimesResidual(Forward):
+    def gated(self, r, member, x, f):
+        return r[..., None] * (x + f) - x
+
+
+class SoftmaxOverTheSelected(Forward):
+    def gated(self, r, member, x, f):
+        return jax.nn.softmax(jnp.where(member > 0, r, -jnp.inf), axis=-1)[..., None] * f
+
+
+class OneFewer(Forward):
+    def room(self, capacity, t):
+        return super().room(capacity, t) - 1
+
+
+class Renumbered(Forward):
+    def positions(self, b, t):
+        return super().positions(b, t) if self.taking is None else jnp.cumsum(self.taking, axis=-1) - 1.0
+
+
+class StaleZeros(Forward):
+    def are_keys(self):
+        return jnp.ones_like(self.taking)
+
+
+class TopKAtDecode(Forward):
+    top_k_always = True
+
+
+class KnownMistakes(unittest.TestCase):
+    """Public code of Mixture-of-Depths computes other functions; the golden files tell each of them from the right one."""
+
+    def logits(self, kind, case, inference):
+        golden = load_file(FOLDER / f"{case}.safetensors")
+        weights = {n.removeprefix("weights."): w for n, w in golden.items() if n.startswith("weights.")}
+        model = Model(read_spec(CASES[case])["model"])
+        forward = kind(model, weights, inference=inference)
+        found = forward.run(golden["ids"][:, :-1])
+        return float(np.max(np.abs(found - golden["inference.logits" if inference else "logits"])))
+
+    def test_each_is_noticed(self):
+        for case in ("mod", "mod_recur"):
+            for inference in (False, True):
+                self.assertLess(self.logits(Forward, case, inference), 1e-10)
+            for kind in (ResidualTwice, ScoreTimesResidual, SoftmaxOverTheSelected, OneFewer, Renumbered, StaleZeros):
+                with self.subTest(case=case, mistake=kind.__name__):
+                    self.assertGreater(self.logits(kind, case, inference=False), 1e-3)
+            self.assertGreater(self.logits(TopKAtDecode, case, inference=True), 1e-3)
 
 
 if __name__ == "__main__":

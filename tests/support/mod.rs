@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::path::PathBuf;
 
 /// The golden cases, by file name.
-pub const CASES: [&str; 16] = [
+pub const CASES: [&str; 17] = [
     "la",
     "dr",
     "dr_da",
@@ -25,6 +25,7 @@ pub const CASES: [&str; 16] = [
     "dr_da_deep",
     "mod",
     "mod_recur",
+    "mod_depth",
     "mod_threshold",
 ];
 
@@ -51,7 +52,7 @@ pub fn goldens() -> Vec<Golden> {
             tensors: read(&format!("tests/goldens/{name}.safetensors")),
         })
         .collect();
-    assert!(found.len() >= 15, "golden files are missing");
+    assert!(found.len() >= 16, "golden files are missing");
     found
 }
 

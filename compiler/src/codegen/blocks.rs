@@ -2,7 +2,7 @@
 
 use super::text::{Builder, Param, blocks, double, fits, float};
 use super::{Argument, CodegenError, Source, Variant};
-use crate::ir::{Attention, Mask};
+use crate::ir::{Attention, DType, Mask};
 use crate::program::{AttentionShape, DepthShape, Kernel, Matrix};
 use dreamc_dsl::spec::{BalanceLaw, BalanceTarget};
 
@@ -834,6 +834,82 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             let name = format!("add_counts_{experts}");
             let grid = per_thread(experts)?;
             one(name, "route.cuh", "add_group_counts", grid, list, "add_counts", experts.to_string())
+        }
+        Kernel::TopTokens { batch, tokens, k } => {
+            let grid = fits("sequences", batch)?;
+            let list = params([input("r", 0), ints_out("index", 1)]);
+            let name = format!("top_tokens_{batch}x{tokens}_{k}");
+            let constants = format!("{}, {}, {THREADS}", fits("tokens", tokens)?, fits("the choice", k)?);
+            let grid = (if k == 0 { 0 } else { grid }, THREADS as u32, 0);
+            one(name, "tokens.cuh", "top_tokens_of", grid, list, "top_tokens", constants)
+        }
+        Kernel::TakeTokens { batch, tokens, k, width, dtype }
+        | Kernel::PutTokens { batch, tokens, k, width, dtype } => {
+            let put = matches!(kernel, Kernel::PutTokens { .. });
+            let (word, none) = match dtype {
+                DType::F32 => ("u32", "0x80000000u"),
+                DType::I32 => ("u32", "0xffffffffu"),
+                DType::Bf16 => ("u16", "0x8000"),
+            };
+            fits("tokens", times(&[batch, tokens]))?;
+            let verb = if put { "put" } else { "take" };
+            let name = format!("{verb}_tokens_{batch}x{tokens}x{width}_{k}_{word}_{none}");
+            let x = Param::new(&format!("const {word} *"), "x", Argument::Operand(0));
+            let y = Param::new(&format!("{word} *"), "y", Argument::Operand(2));
+            let list = with_status([x, ints("index", 1), y]);
+            let sizes = format!("{word}, {batch}, {tokens}, {k}, {width}");
+            let mut builder = Builder::new(name, "tokens.cuh");
+            if put {
+                let fill = params([Param::new(&format!("{word} *"), "y", Argument::Operand(2))]);
+                let count = times(&[batch, tokens, width]);
+                let constants = format!("{word}, {count}, {none}");
+                builder.call("fill_tokens", per_thread(count)?, &fill, "fill", &constants);
+            }
+            let grid = per_thread(times(&[batch, k, width]))?;
+            let entry = if put { "put_tokens_back" } else { "take_tokens_out" };
+            builder.call(entry, grid, &list, &format!("{verb}_tokens"), &sizes);
+            Ok(builder.finish())
+        }
+        Kernel::Decide { rows, tokens, inclusive } => {
+            let list = params([input("z", 0), ints_out("places", 1)]);
+            let kind = if inclusive { "_inclusive" } else { "" };
+            let name = format!("decide_{rows}_of_{tokens}{kind}");
+            let grid = per_thread(u64::from(fits("rows", rows)?))?;
+            let constants = format!("{rows}, {tokens}, {inclusive}");
+            one(name, "tokens.cuh", "decide_tokens", grid, list, "decide", constants)
+        }
+        Kernel::Keep { rows, width } => {
+            let list = params([
+                Param::new("const u32 *", "x", Argument::Operand(0)),
+                ints("places", 1),
+                Param::new("u32 *", "y", Argument::Operand(2)),
+            ]);
+            let grid = per_thread(times(&[rows, width]))?;
+            let constants = format!("{rows}, {width}, 0x80000000u");
+            one(format!("keep_{rows}x{width}"), "tokens.cuh", "keep_rows", grid, list, "keep", constants)
+        }
+        Kernel::KeepInts { rows, width, otherwise } => {
+            let list = params([
+                Param::new("const u32 *", "x", Argument::Operand(0)),
+                ints("places", 1),
+                Param::new("u32 *", "y", Argument::Operand(2)),
+            ]);
+            let grid = per_thread(times(&[rows, width]))?;
+            let name = format!("keep_ints_{rows}x{width}_{}", otherwise as u32);
+            let constants = format!("{rows}, {width}, {}u", otherwise as u32);
+            one(name, "tokens.cuh", "keep_rows", grid, list, "keep", constants)
+        }
+        Kernel::Admit { batch, tokens, entries } => {
+            let list = with_status([
+                ints("positions", 0),
+                ints("places", 1),
+                Param::new("int *", "cached", Argument::Operand(2)),
+                ints_out("slots", 3),
+            ]);
+            let name = format!("admit_{batch}x{tokens}_to_{entries}");
+            let grid = per_thread(u64::from(fits("sequences", batch)?))?;
+            let constants = format!("{batch}, {}, {}", fits("tokens", tokens)?, fits("entries", entries)?);
+            one(name, "tokens.cuh", "admit_tokens", grid, list, "admit", constants)
         }
         Kernel::CacheWrite { width, parts } => {
             let length = fits("a piece", width / parts.max(1))?;

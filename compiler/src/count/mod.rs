@@ -440,7 +440,10 @@ impl<'a> Form<'a> {
             f.nodes.iter().find(|n| matches!(n.op, Op::Grouped { .. }) && n.inputs.get(1) == Some(&v))
         });
         let slots = reader.map_or(0, |n| size(f.ty(n.inputs[0]).dims[0]));
-        (w.dims.first().map_or(1, |&d| size(d)), slots / (u128::from(self.batch) * u128::from(self.sequence)))
+        (
+            w.dims.first().map_or(1, |&d| size(d)),
+            slots.div_ceil(u128::from(self.batch) * u128::from(self.sequence)),
+        )
     }
 
     fn owner_of_weight(&self, body: Option<usize>, w: &Weight) -> String {
@@ -593,15 +596,16 @@ impl<'a> Form<'a> {
                 for &v in &node.inputs[1..3] {
                     one = total("bytes", [one, bytes.of(&self.lowered.module, f.ty(v))?])?;
                 }
-                // Keys and values of one token of one sequence, at every application.
-                let one = one / (tokens * u128::from(self.batch));
-                let one = checked("the sequence cache", [one, body.applications.into()])?;
+                // Keys and values of all sequences at every application: of their tokens, or of those that a `skip`
+                // processes. Divided last, as they may be less than one for each token.
+                let all = checked("the sequence cache", [one, body.applications.into()])?;
+                let of_token = tokens * u128::from(self.batch);
                 let kept = positions(self.sequence, a.window);
-                let mean = checked("the sequence cache", [one, kept])? / tokens;
+                let mean = checked("the sequence cache", [all, kept])? / of_token / tokens;
                 memory.sequence_cache = total("bytes", [memory.sequence_cache, mean])?;
                 let context = self.architecture.model.context;
-                let full =
-                    checked("the sequence cache", [one, context.min(a.window.unwrap_or(context)).into()])?;
+                let most = context.min(a.window.unwrap_or(context));
+                let full = checked("the sequence cache", [all, most.into()])? / of_token;
                 memory.sequence_cache_context = total("bytes", [memory.sequence_cache_context, full])?;
             }
         }
@@ -635,8 +639,11 @@ fn product_kind(module: &Module, f: &Function, node: &Node) -> Option<&'static s
     let routing = |v: &Value| {
         f.ty(*v).dims.iter().any(|&d| {
             let part = module.name(d).split_once('.').map_or("", |(_, part)| part);
+            // A vector that scores tokens is a matrix of one row.
             matches!(part, "experts" | "candidates" | "query" | "router_query")
                 || part.starts_with("projections")
+                || module.name(d) == "one"
+                || module.name(d).starts_with("predictor")
         })
     };
     match node.op {

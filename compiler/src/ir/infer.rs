@@ -380,7 +380,11 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
         Op::Keep | Op::KeepInts { .. } => {
             arity(2)?;
             int(operands[1])?;
-            if *op == Op::Keep { float(operands[0])? } else { int(operands[0])? }
+            if *op == Op::Keep {
+                float(operands[0])?
+            } else {
+                int(operands[0])?
+            }
             check(
                 operands[1].dims.len() == 2 && operands[0].dims.starts_with(&operands[1].dims),
                 "takes x[b, t, ..], places i32[b, t]",

@@ -1,7 +1,7 @@
 //! Launches of a function: row kernels and anchors level by level, operands resolved to memory.
 
-use super::rows::RowBuilder;
 use super::need::Need;
+use super::rows::RowBuilder;
 use super::{Bind, Kind, LocalLaunch, LocalOperand, Place, Scheduled, Temp, View, row_dims};
 use crate::CompileError;
 use crate::ir::{DType, Dim, Function, Module, Node, Op, Role, Value};

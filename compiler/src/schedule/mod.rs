@@ -154,7 +154,13 @@ fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
                 let computed = defined[node.inputs[0].index()]
                     .is_some_and(|n| matches!(kinds[n], Kind::Row(..) | Kind::Free));
                 let same_rows = row_dims(from) == row_dims(to);
-                if computed && same_rows { Kind::Row(row_dims(from).to_vec(), need) } else { Kind::View }
+                // Parts of several groups in a row are no rows of their own.
+                let groups = matches!(node.op, Op::Split(_)) && row_dims(from).len() + 1 != from.len();
+                if (computed || groups) && same_rows {
+                    Kind::Row(row_dims(from).to_vec(), need)
+                } else {
+                    Kind::View
+                }
             }
             Op::Unary(_)
             | Op::Binary(_)
@@ -258,9 +264,7 @@ fn sink(f: &Function, kinds: &[Kind], levels: &mut [u32], defined: &[Option<usiz
         }
         let Some(users) = readers.get(&i) else { continue };
         let first = users.iter().map(|&u| levels[u]).min().unwrap_or(0);
-        if first > levels[i]
-            && users.iter().all(|&u| kinds[u] == kinds[i] && levels[u] == first)
-        {
+        if first > levels[i] && users.iter().all(|&u| kinds[u] == kinds[i] && levels[u] == first) {
             levels[i] = first;
         }
     }

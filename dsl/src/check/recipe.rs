@@ -398,11 +398,8 @@ impl Checker {
     pub(super) fn matching(&mut self, group: &Group) -> Option<Match> {
         let baseline = self.text(group, "baseline");
         let flops = self.field_step(group, "flops");
-        let params = self.field_step(group, "params");
-        let memory = match self.has(group, "memory") && !self.is_none(group, "memory") {
-            true => self.field_step(group, "memory").map(Some),
-            false => Some(None),
-        };
+        let (params, memory) =
+            (self.field_step_or_none(group, "params"), self.field_step_or_none(group, "memory"));
         let tolerance = self.real(group, "tolerance");
         Some(Match {
             baseline: baseline?,
@@ -414,6 +411,17 @@ impl Checker {
     }
 
     /// A field and its step: `{ea.intermediate: 8}`, or `ea.intermediate`.
+    pub(super) fn field_step_or_none(
+        &mut self,
+        group: &Group,
+        key: &'static str,
+    ) -> Option<Option<(String, u64)>> {
+        match self.has(group, key) && !self.is_none(group, key) {
+            true => self.field_step(group, key).map(Some),
+            false => Some(None),
+        }
+    }
+
     pub(super) fn field_step(&mut self, group: &Group, key: &'static str) -> Option<(String, u64)> {
         self.setting(group, key)?;
         let value = self.written(group, key)?;

@@ -96,11 +96,9 @@ impl Checker {
     }
 
     fn variant_match(&mut self, group: &Group) -> Option<VariantMatch> {
-        let (flops, params) = (self.field_step(group, "flops"), self.field_step(group, "params"));
-        let memory = match self.has(group, "memory") && !self.is_none(group, "memory") {
-            true => self.field_step(group, "memory").map(Some),
-            false => Some(None),
-        };
+        let flops = self.field_step(group, "flops");
+        let (params, memory) =
+            (self.field_step_or_none(group, "params"), self.field_step_or_none(group, "memory"));
         Some(VariantMatch { flops: flops?, params: params?, memory: memory? })
     }
 

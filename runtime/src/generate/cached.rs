@@ -1,7 +1,8 @@
 //! Decoding with caches: every token goes through the model once.
 //!
 //! *In*: a model compiled with a [`Cache`]. *Out*: a [`NextLogits`]. *Promise*: the same logits as [`super::Uncached`] up to rounding; a
-//! token's keys and values are written once, at the place of its position, and read by all later ones.
+//! token's keys and values are written once, at the place of its position, and read by all later ones. A part that
+//! tokens may skip has a cache of its own for each application, of the tokens that it processed, side by side.
 
 use super::NextLogits;
 use crate::device::Device;
@@ -40,6 +41,8 @@ pub struct Cached {
     rows: usize,
     chunk: usize,
     places: usize,
+    /// Buffers of the positions of processed tokens.
+    processed: Vec<String>,
     /// Tokens of each row that are in the caches.
     lengths: Vec<usize>,
 }
@@ -56,9 +59,14 @@ impl Cached {
         };
         let (rows, chunk) = shape("prefill.ids")?;
         // A model without sequence attention has no caches, and texts of any length.
-        let places = shape("key_positions").map_or(usize::MAX / 2, |(_, places)| places);
+        let buffers = &compiled.plan.buffers;
+        let processed: Vec<String> =
+            buffers.iter().filter(|b| b.name.ends_with(".cached")).map(|b| b.name.clone()).collect();
+        let cache = processed.first().map_or("key_positions", String::as_str);
+        let places = shape(cache).or_else(|_| shape("key_positions"));
+        let places = places.map_or(usize::MAX / 2, |(_, places)| places);
         let model = Model::load(device, compiled)?;
-        Ok(Cached { model, rows, chunk, places, lengths: vec![] })
+        Ok(Cached { model, rows, chunk, places, processed, lengths: vec![] })
     }
 
     /// The model, to give it weights.
@@ -111,6 +119,22 @@ impl Cached {
     }
 }
 
+impl Cached {
+    /// How many tokens of each row every application of each skipped part has processed since the last start, by the name
+    /// of its cache: `[application][row]`.
+    pub fn processed(&self) -> Result<Vec<(String, Vec<Vec<usize>>)>, ModelError> {
+        let mut found = vec![];
+        for name in &self.processed {
+            let positions = self.model.read_ints(name)?;
+            let of_row = |row: &[i32]| row.iter().filter(|p| **p >= 0).count();
+            let application = |a: &[i32]| a.chunks(self.places).map(of_row).collect();
+            let all = positions.chunks(self.rows * self.places).map(application).collect();
+            found.push((name.clone(), all));
+        }
+        Ok(found)
+    }
+}
+
 impl NextLogits for Cached {
     fn rows(&self) -> usize {
         self.rows
@@ -122,6 +146,9 @@ impl NextLogits for Cached {
 
     fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
         self.lengths = vec![0; prompts.len()];
+        for name in &self.processed {
+            self.model.fill_ints(name, -1)?;
+        }
         let mut logits = vec![vec![]; prompts.len()];
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         for from in (0..longest).step_by(self.chunk) {

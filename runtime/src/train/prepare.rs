@@ -8,7 +8,7 @@ use crate::train::sample;
 use dreamc_compiler::count::{self, Counts, count};
 use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_with_report};
+use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_with_report, looks_ahead};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Precision, Source};
 
@@ -136,10 +136,12 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
     let options = Options { train: true, segments, depths, rewrite, precision, ..forward(rows, sequence) };
     let (compiled, report) = compile_with_report(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
-    let scorer = if tasks { scorer(spec, None, None, rewriting)? } else { None };
+    // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
+    let ahead = looks_ahead(&spec.model);
+    let scorer = if tasks && !ahead { scorer(spec, None, None, rewriting)? } else { None };
     let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None, rewriting) {
         Ok(compiled) => Some(compiled),
-        Err(CompileError::Unsupported(_)) => None,
+        Err(CompileError::Unsupported(_) | CompileError::LooksAhead) => None,
         Err(error) => return Err(error.into()),
     };
     let seconds = begun.elapsed().as_secs_f64();

@@ -29,9 +29,9 @@ mod pool;
 mod product;
 mod rows;
 mod simd;
-mod tokens;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod update;
 
 use super::check::{self, Extent, Slot, check, slots};
@@ -507,9 +507,8 @@ impl Prepared {
     fn run(&self, cx: &Context, list: &[Argument], in_place: bool, places: Option<Pointer<i32>>) {
         let args = &Arguments { slots: &self.slots, list };
         // SAFETY: the plan was checked: the places lie in the arena, and the launch writes none of them.
-        let places = |rows: u64| {
-            places.map(|p| unsafe { std::slice::from_raw_parts(p.get(), rows as usize) })
-        };
+        let places =
+            |rows: u64| places.map(|p| unsafe { std::slice::from_raw_parts(p.get(), rows as usize) });
         match &self.kernel {
             Kernel::Rows(k) => {
                 if let Some(compiled) = &self.rows {
@@ -536,7 +535,9 @@ impl Prepared {
                     let a = product::Side::GatheredLines { start, row, order: order.start, per: 1 };
                     let b = side(1, b.column, b.row);
                     // SAFETY: as below; `order` lists rows of `a` and of the result.
-                    unsafe { product::product_of_some(cx, (used, size.1, size.2), a, b, c, order.part(0, used)) };
+                    unsafe {
+                        product::product_of_some(cx, (used, size.1, size.2), a, b, c, order.part(0, used))
+                    };
                     return;
                 }
                 cx.count(|| m * n * k);

@@ -1323,12 +1323,12 @@ fn looped() -> Plan {
     };
     let copy = |offset| {
         let operands = vec![tensor(0, &[(1, 1)], offset), tensor(1, &[(0, 1)], offset)];
-        Step::Launch(Launch { kernel: KernelId(0), operands, origin: "copy".into() })
+        Step::Launch(Launch { kernel: KernelId(0), operands, places: None, origin: "copy".into() })
     };
     let inner = Step::Loop { variable: 1, count: 3, reverse: false, steps: vec![copy(0), copy(5)] };
     let outer = Step::Loop { variable: 0, count: 3, reverse: true, steps: vec![inner] };
     let operands = vec![tensor(1, &[], 0), tensor(2, &[], 0)];
-    let norm = Step::Launch(Launch { kernel: KernelId(1), operands, origin: "norm".into() });
+    let norm = Step::Launch(Launch { kernel: KernelId(1), operands, places: None, origin: "norm".into() });
     plan.programs.insert("main".into(), Program { steps: vec![outer, norm], variables: 2 });
     plan
 }

@@ -1,0 +1,327 @@
+//! Tokens that skip: what must hold for every model, and what public code gets wrong.
+
+mod support;
+
+use dreamc_compiler::ir::interpret::{Tensor, evaluate};
+use dreamc_compiler::ir::random::Rng;
+use dreamc_compiler::ir::{Module, Op, Type};
+use dreamc_compiler::lower::Shape;
+use dreamc_compiler::oracle::{self, Oracle};
+use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
+use dreamc_dsl::{Spec, Spelling};
+use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_runtime::device::{Device, Instrument, Session};
+use dreamc_runtime::generate::{Cached, NextLogits, compile_cached};
+use indexmap::IndexMap;
+use support::error;
+
+const BATCH: usize = 2;
+const TOKENS: usize = 8;
+const HIDDEN: usize = 6;
+
+/// A spec with that body over `sa`, `near` (a window of 3), `mlp` and `ea` (one of its four candidates does nothing).
+fn spec(body: &str) -> Spec {
+    let text = format!(
+        "model:\n  name: skipping\n  vocab: 11\n  hidden: {HIDDEN}\n  context: 16\n  components:\n    \
+         sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 4}}}}\n    \
+         near: {{sequence: {{heads: 1, head_size: 4, window: 3}}}}\n    \
+         mlp: {{mlp: {{intermediate: 5}}}}\n    \
+         ea: {{experts: {{count: 3, active: 2, intermediate: 4, query: 4, noop: 1}}}}\n  \
+         body: {body}\ntrain: {{steps: 1, batch: {BATCH}}}\n"
+    );
+    let ast = dreamc_dsl::parse("test", &text, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}"));
+    dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0
+}
+
+struct Run {
+    compiled: Compiled,
+    session: Box<dyn Session>,
+}
+
+impl Run {
+    /// Weights are random, and the same for tensors of one name and size.
+    fn new(spec: &Spec) -> Self {
+        let options = Options {
+            batch: BATCH as u64,
+            sequence: TOKENS as u64,
+            train: true,
+            logits: true,
+            ..Options::default()
+        };
+        let compiled = compile(spec, &options).unwrap();
+        let session = CpuDevice::new(CpuOptions { threads: Some(2) }).load(&compiled.plan).unwrap();
+        let mut run = Run { compiled, session };
+        for t in run.compiled.tensors.clone() {
+            let values = weight(&t.name, t.shape.iter().product());
+            run.session.write_at(t.weight, t.instance, 0, &values).unwrap();
+        }
+        run
+    }
+
+    fn set(&mut self, name: &str, values: &[f32]) {
+        let t = self.compiled.tensors.iter().find(|t| t.name == name).unwrap().clone();
+        self.session.write_at(t.weight, t.instance, 0, values).unwrap();
+    }
+
+    fn run(&mut self, program: &str, ids: &[i32]) -> Vec<f32> {
+        let positions: Vec<i32> = (0..BATCH * TOKENS).map(|i| (i % TOKENS) as i32).collect();
+        for (name, values) in [("ids", ids), ("targets", ids), ("positions", &positions)] {
+            if let Some(id) = self.compiled.plan.find(name) {
+                self.session.write_at(id, 0, 0, values).unwrap();
+            }
+        }
+        for name in ["loss_scale", "aux_scale"] {
+            if let Some(id) = self.compiled.plan.find(name) {
+                self.session.write_at(id, 0, 0, &[1.0f32]).unwrap();
+            }
+        }
+        self.session.run(program).unwrap();
+        self.read("logits")
+    }
+
+    fn read(&self, name: &str) -> Vec<f32> {
+        self.session.read_all(self.compiled.plan.find(name).unwrap()).unwrap()
+    }
+
+    /// Which tokens of each sequence differ in any bit between two instances of the stream.
+    fn changed(&self, from: usize, to: usize) -> Vec<Vec<usize>> {
+        let stream = self.read("stream");
+        let row = |at: usize, i: usize| {
+            let start = (at * BATCH * TOKENS + i) * HIDDEN;
+            stream[start..start + HIDDEN].iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+        };
+        (0..BATCH)
+            .map(|b| (0..TOKENS).filter(|&t| row(from, b * TOKENS + t) != row(to, b * TOKENS + t)).collect())
+            .collect()
+    }
+}
+
+fn weight(name: &str, n: u64) -> Vec<f32> {
+    let seed = name.bytes().fold(7u64, |s, b| s.wrapping_mul(31).wrapping_add(u64::from(b)));
+    let mut rng = Rng::new(seed);
+    let wide = if name.ends_with("norm.weight") { 0.3 } else { 0.9 };
+    let middle = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+    (0..n).map(|_| (middle + rng.between(-wide, wide)) as f32).collect()
+}
+
+fn ids(seed: u64) -> Vec<i32> {
+    let mut rng = Rng::new(seed);
+    (0..BATCH * TOKENS).map(|_| rng.below(11) as i32).collect()
+}
+
+#[test]
+fn as_many_are_chosen_as_there_is_room_for_and_of_equals_the_first() {
+    let mut module = Module::default();
+    let (b, t) = (module.dim("b", 1), module.dim("t", 5));
+    for (k, scores, expected) in [
+        (3, [0.0, 0.0, 0.0, 0.0, 0.0], vec![0, 1, 2]),
+        (2, [1.0, 2.0, 2.0, 0.0, 2.0], vec![1, 2]),
+        (1, [-0.0, 0.0, -1.0, 0.0, -0.0], vec![0]),
+        (2, [f64::NAN, -5.0, -7.0, f64::NAN, -6.0], vec![1, 4]),
+        (5, [3.0, 1.0, 2.0, 5.0, 4.0], vec![0, 1, 2, 3, 4]),
+    ] {
+        let op = Op::TopTokens { k: module.dim(format!("k{k}"), k) };
+        let r = Tensor::float(&[1, 5], scores.to_vec());
+        let (found, _) = evaluate(&module, &op, &[&Type::f32(&[b, t])], &[r]).unwrap();
+        assert_eq!(found[0].ints(), expected, "{k} of {scores:?}");
+    }
+    // The same on the device: one layer, eight tokens, room for three.
+    let mut run = Run::new(&spec("[\"skip(capacity 0.4) { sa > mlp }\"]"));
+    for seed in 0..5 {
+        run.run("backward", &ids(seed));
+        assert!(run.changed(0, 1).iter().all(|changed| changed.len() == 3), "{:?}", run.changed(0, 1));
+    }
+    run.run("backward", &[4; BATCH * TOKENS]);
+    assert_eq!(run.changed(0, 1), vec![vec![0, 1, 2]; BATCH], "equal tokens have equal scores");
+}
+
+#[test]
+fn a_share_that_is_whole_on_paper_is_whole_here() {
+    // 0.29 · 100 is 28.999999999999996 in binary.
+    let options = Options { batch: 1, sequence: 100, train: true, logits: true, ..Options::default() };
+    let compiled = compile(&spec("[\"skip(capacity 0.29) { mlp }\"]"), &Options { ..options }).unwrap();
+    assert!(compiled.plan.to_string().contains("top_tokens 1: 29 of 100"), "{}", compiled.plan);
+}
+
+#[test]
+fn rows_of_tokens_that_skip_keep_their_bits() {
+    let rules = [
+        "skip(capacity 0.5, causal bce 0.1) { sa > ea }",
+        "skip(capacity 0.5, causal predictor 3) { near | mlp }",
+        "skip(threshold, capacity 0.5, penalty 0.1) { sa > mlp }",
+    ];
+    for rule in rules {
+        let mut run = Run::new(&spec(&format!("[\"near\", \"{rule}\"]")));
+        for program in ["backward", "evaluate"] {
+            let mut seen = vec![];
+            for seed in 0..4 {
+                run.run(program, &ids(seed));
+                seen.extend(run.changed(1, 2));
+            }
+            let all: usize = seen.iter().map(Vec::len).sum();
+            assert!(all > 0 && all < seen.len() * TOKENS, "{rule}, {program}: {seen:?}");
+        }
+    }
+}
+
+#[test]
+fn a_later_token_changes_training_and_never_what_is_sampled() {
+    let rule = "skip(capacity 0.5, causal bce 0.1) { sa > mlp }";
+    let mut run = Run::new(&spec(&format!("[\"near\", \"{rule}\", \"{rule}\"]")));
+    let (mut training, mut sampled) = (0.0f32, 0.0f32);
+    for seed in 0..8 {
+        let first = ids(seed);
+        let mut second = first.clone();
+        for b in 0..BATCH {
+            second[b * TOKENS + TOKENS - 1] = (second[b * TOKENS + TOKENS - 1] + 3) % 11;
+        }
+        for (program, most) in [("backward", &mut training), ("evaluate", &mut sampled)] {
+            let (a, b) = (run.run(program, &first), run.run(program, &second));
+            for (i, (a, b)) in a.chunks(11).zip(b.chunks(11)).enumerate() {
+                if i % TOKENS < TOKENS - 1 {
+                    *most = a.iter().zip(b).fold(*most, |m, (a, b)| m.max((a - b).abs()));
+                }
+            }
+        }
+    }
+    assert!(training > 1e-3, "top-k takes no notice of later tokens: {training}");
+    assert!(sampled < 1e-6, "evaluation looks ahead: {sampled}");
+}
+
+#[test]
+fn a_model_that_looks_ahead_is_not_sampled() {
+    let cache = Some(Cache { places: 8, chunk: 4 });
+    let options = Options { batch: 1, sequence: 4, cache, ..Options::default() };
+    for body in
+        ["skip(capacity 0.5) { sa }", "skip(threshold, level sequence, capacity 0.5, penalty 1) { sa }"]
+    {
+        let spec = spec(&format!("[\"{body}\"]"));
+        assert_eq!(compile(&spec, &options).err(), Some(CompileError::LooksAhead));
+        assert!(dreamc_compiler::looks_ahead(&spec.model));
+        compile(&spec, &Options { train: true, cache: None, ..options.clone() }).unwrap();
+    }
+    // Where every token is processed there is nothing to look ahead for.
+    let whole = spec("[\"skip(capacity 1) { sa }\"]");
+    assert!(!dreamc_compiler::looks_ahead(&whole.model));
+    compile(&whole, &options).unwrap();
+}
+
+#[test]
+fn all_tokens_with_a_score_of_1_are_the_plain_layer() {
+    for part in ["sa > mlp", "near | ea"] {
+        let mut plain = Run::new(&spec(&format!("[\"{part}\", \"{part}\"]")));
+        let wrapped = format!("skip(capacity 1, norm_only) {{ {part} }}");
+        let mut skipping = Run::new(&spec(&format!("[\"{wrapped}\", \"{wrapped}\"]")));
+        for layer in 0..2 {
+            skipping.set(&format!("layers.{layer}.skip.0.router.scale.weight"), &[0.0]);
+            skipping.set(&format!("layers.{layer}.skip.0.router.offset.weight"), &[1.0]);
+        }
+        for program in ["backward", "evaluate"] {
+            let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();
+            let (a, b) = (wide(plain.run(program, &ids(3))), wide(skipping.run(program, &ids(3))));
+            assert!(error(&b, &a) < 1e-6, "{part}, {program}: {}", error(&b, &a));
+        }
+        for t in &plain.compiled.tensors {
+            let Some(gradient) = t.gradient else { continue };
+            let other = skipping.compiled.tensors.iter().find(|o| o.name == t.name).unwrap();
+            let read = |run: &Run, id, instance| {
+                let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
+                run.session.read_at(id, instance, 0, &mut values).unwrap();
+                values.into_iter().map(f64::from).collect::<Vec<f64>>()
+            };
+            let a = read(&plain, gradient, t.instance);
+            let b = read(&skipping, other.gradient.unwrap(), other.instance);
+            if a.iter().any(|x| x.abs() > 1e-9) {
+                assert!(error(&b, &a) < 1e-5, "{part}: {}", t.name);
+            }
+        }
+    }
+}
+
+/// Products of a layer that nobody is processed in are not executed, and those of one that half are, half.
+#[test]
+fn tokens_that_skip_do_no_work() {
+    let wrapped = "skip(capacity 0.5, causal bce 0.1, norm_only) { sa > ea }";
+    let mut run = Run::new(&spec(&format!("[\"{wrapped}\"]")));
+    run.session.instrument(Instrument { count: true, time: false });
+    run.set("layers.0.skip.0.router.scale.weight", &[0.0]);
+    let mut counted = |offset: f32| {
+        run.set("layers.0.skip.0.router.offset.weight", &[offset]);
+        run.run("evaluate", &ids(1));
+        let stats = run.session.run("evaluate").unwrap();
+        let of = |part: &str| {
+            let all = stats.by_launch.iter().filter(|l| l.origin.contains(part));
+            all.map(|l| l.multiply_adds).sum::<u64>()
+        };
+        (of("layer0"), stats.multiply_adds())
+    };
+    let (all, model) = counted(1.0);
+    assert_eq!(counted(-1.0).0, 0, "tokens that skip were computed");
+    assert!(all > 1_000 && model > all);
+}
+
+#[test]
+fn caches_hold_processed_tokens_alone() {
+    let mut all = spec("[\"sa\", \"skip(capacity 0.5, causal bce 0.1) { near > mlp }\"]");
+    all.model.context = 12;
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let compiled = compile_cached(&all, 2, None, None, &Default::default()).unwrap();
+    let tensors = compiled.tensors.clone();
+    let mut cached = Cached::load(&device, compiled).unwrap();
+    for t in &tensors {
+        cached.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
+    }
+    let prompts = vec![vec![1, 5, 2, 9, 3, 3], vec![7, 0, 4]];
+    cached.start(&prompts).unwrap();
+    for step in 0..4 {
+        cached.advance(&[step, 9 - step]).unwrap();
+    }
+    let processed = cached.processed().unwrap();
+    assert_eq!(processed.len(), 1);
+    let counts = &processed[0].1[0];
+    assert!(counts[0] <= 10 && counts[1] <= 7 && counts[0] + counts[1] > 0, "{processed:?}");
+    assert!(counts[0] + counts[1] < 17, "every token was processed: {processed:?}");
+    cached.start(&prompts[..1]).unwrap();
+    assert!(cached.processed().unwrap()[0].1[0][1] == 0, "a new text begins with empty caches");
+}
+
+/// The derivative of what is trained, by finite differences, for rules and places of `skip`.
+#[test]
+fn gradients_equal_finite_differences() {
+    let bodies = [
+        "[\"near\", \"skip(capacity 0.5) { sa > mlp }\"]",
+        "[\"sa > skip(capacity 0.6, causal bce 0.3 into_input) { near | mlp }\"]",
+        "[\"near\", \"skip(capacity 0.7, norm_only, causal bce 0.2 into_input) { sa > skip(capacity 0.5) { near > mlp } }\"]",
+    ];
+    let mut checked = 0;
+    for (case, body) in bodies.iter().enumerate() {
+        let model = spec(body).model;
+        let shape = Shape { batch: 2, sequence: 5, ..Shape::default() };
+        let oracle = Oracle::new(&model, shape, None).unwrap();
+        let named = |(name, dims, ..): oracle::TensorSpec| {
+            let values = weight(&name, dims.iter().product()).into_iter().map(f64::from).collect();
+            (name, Tensor::float(&dims.iter().map(|&d| d as usize).collect::<Vec<_>>(), values))
+        };
+        let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
+        let ids: Vec<i32> = ids(case as u64)[..10].to_vec();
+        let batch = oracle::Batch { targets: ids.iter().map(|i| (i + 1) % 11).collect(), ids };
+        let base = oracle.evaluate(&weights, &batch).unwrap();
+        for (name, gradient) in &base.gradients {
+            let mut rng = Rng::new(case as u64);
+            let direction: Vec<f64> = gradient.floats().iter().map(|_| rng.between(-1.0, 1.0)).collect();
+            let along = |h: f64| {
+                let mut moved = weights.clone();
+                let values = weights[name].floats().iter().zip(&direction).map(|(x, d)| x + h * d).collect();
+                moved[name] = Tensor::float(&weights[name].dims, values);
+                oracle.evaluate(&moved, &batch).unwrap().loss
+            };
+            let h = 1e-5;
+            let numeric = (8.0 * (along(h) - along(-h)) - (along(2.0 * h) - along(-2.0 * h))) / (12.0 * h);
+            let slope: f64 = gradient.floats().iter().zip(&direction).map(|(a, b)| a * b).sum();
+            let e = (numeric - slope).abs() / slope.abs().max(numeric.abs()).max(1e-3);
+            assert!(e < 1e-6, "{body}: {name}: {slope} against {numeric}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 40, "{checked}");
+}
