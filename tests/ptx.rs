@@ -544,7 +544,12 @@ fn rows_of_any_length() {
             stride,
         };
         let operands = vec![at(0, length), at(1, 0), at(2, length), at(3, 0)];
-        let steps = vec![Step::Launch(Launch { kernel: KernelId(0), operands, origin: "long rows".into() })];
+        let steps = vec![Step::Launch(Launch {
+            kernel: KernelId(0),
+            operands,
+            places: None,
+            origin: "long rows".into(),
+        })];
         plan.programs.insert("run".into(), Program { steps, variables: 0 });
         let fill = |session: &mut dyn Session| {
             let values = |count: u64, seed: u64| -> Vec<f32> {

@@ -113,10 +113,8 @@ fn request(matching: Matching, suite: &Suite, variant: &Variant) -> Option<Reque
         step: *step,
         tolerance: matching.tolerance.or(tolerance).unwrap_or(TOLERANCE),
     };
-    let mut objectives = vec![
-        objective(Measure::FlopsPerToken, &fields.flops, equal.flops),
-        objective(Measure::Parameters, &fields.params, equal.parameters),
-    ];
+    let mut objectives = vec![objective(Measure::FlopsPerToken, &fields.flops, equal.flops)];
+    objectives.extend(fields.params.as_ref().map(|f| objective(Measure::Parameters, f, equal.parameters)));
     objectives.extend(fields.memory.as_ref().map(|f| objective(Measure::MemoryBytes, f, equal.memory)));
     Some(Request { objectives, tokens: TOKENS })
 }

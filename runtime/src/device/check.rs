@@ -729,6 +729,7 @@ impl<'p> Checker<'p> {
                 dtype: Some(DType::I32),
                 extent: Extent::Flat(rows),
                 access: Access::Read,
+                narrow: None,
             };
             let reach = self.operand(&slot, places, &launch.operands);
             reaches.extend(reach.map_err(|problem| format!("places: {problem}"))?);

@@ -711,6 +711,7 @@ impl PreparedProgram {
                             dtype: Some(dreamc_compiler::ir::DType::I32),
                             extent: Extent::Flat(0),
                             access: check::Access::Read,
+                            narrow: None,
                         };
                         prepare_operand(plan, o, &slot)
                     });
