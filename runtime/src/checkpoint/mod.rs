@@ -137,6 +137,9 @@ pub struct State {
     pub stale: u64,
     /// Steps left out because of infinities, where that was asked for.
     pub skipped: u64,
+    /// Step of the evaluation that concluded the run, once the metrics hold it.
+    #[serde(default)]
+    pub concluded: Option<u64>,
 }
 
 /// What a checkpoint is written from.

@@ -64,7 +64,8 @@ fn unroll(steps: &[Step], variables: &mut Vec<u64>, list: &mut Vec<Launch>) {
     for step in steps {
         match step {
             Step::Launch(launch) => {
-                let mut launch = launch.clone();
+                // Which rows nobody needs is for a device to use or not; compared is the work on all of them.
+                let mut launch = Launch { places: None, ..launch.clone() };
                 for operand in &mut launch.operands {
                     let (Operand::Tensor { instance: affine, .. } | Operand::Index(affine)) = operand;
                     *affine = Affine::constant(affine.at(variables));

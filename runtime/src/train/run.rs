@@ -350,6 +350,8 @@ impl<'a> Runner<'a> {
     fn evaluate(&mut self, last: bool) -> Result<bool, TrainError> {
         let Setup { spec, dataset, .. } = self.setup;
         self.watcher.tell(&Event::Busy("evaluating"));
+        // Killed between its last checkpoint and its end, a run finds this evaluation in its metrics already.
+        let told = last && self.state.concluded == Some(self.state.step);
         let mut line = EvaluationLine { step: self.state.step, ..EvaluationLine::default() };
         if let Some(mut held) = dataset.validation()? {
             let most = spec.train.evaluate.batches;
@@ -374,7 +376,7 @@ impl<'a> Runner<'a> {
                 .map(|d| (d.steps, d.right as f64 / d.asked as f64))
                 .collect();
         }
-        if let Some(writer) = &mut self.writer {
+        if let (Some(writer), false) = (&mut self.writer, told) {
             writer.model().copy_from(&self.model)?;
             for sample in sample::write(writer, dataset, spec)? {
                 let step = self.state.step;
@@ -384,6 +386,10 @@ impl<'a> Runner<'a> {
                 let (prompt, text, answer) = (&*sample.prompt, &*sample.text, sample.answer.as_deref());
                 self.watcher.tell(&Event::Sample { step, prompt, text, answer });
             }
+        }
+        if told {
+            self.evaluation = Some(line);
+            return Ok(false);
         }
         let mut best = false;
         if let Some(loss) = line.validation_loss {
@@ -405,6 +411,9 @@ impl<'a> Runner<'a> {
         })?;
         self.watcher.tell(&Event::Evaluated(&line));
         self.evaluation = Some(line);
+        if last {
+            self.state.concluded = Some(self.state.step);
+        }
         Ok(best)
     }
 

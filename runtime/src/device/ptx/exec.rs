@@ -450,7 +450,11 @@ impl<'a> Block<'a> {
                 (0, with_other(Trouble::new(Kind::Mask, what, right)))
             }
             Wait::Warp(needed) => {
-                let what = format!("__syncwarp({needed:#010x}) waits for lanes that never come to one");
+                let there = warp.groups.iter().filter(|other| other.wait == group.wait);
+                let missing = needed & !there.fold(0, |lanes, group| lanes | group.mask);
+                let what = format!(
+                    "__syncwarp({needed:#010x}) waits for lanes {missing:#010x}, which never come to one"
+                );
                 let right = "a __syncwarp that every lane in its mask reaches";
                 (0, with_other(Trouble::new(Kind::Mask, what, right)))
             }
@@ -636,6 +640,8 @@ impl Core<'_> {
             };
             self.run_group(warp, at, worker, left)?;
         }
+        // Preempted at the very __syncwarp that completes it, the warp must be seen to be able to run.
+        self.release_syncwarps(warp);
         Ok(())
     }
 
