@@ -916,13 +916,13 @@ impl<'a> Evaluation<'a> {
         let mut cached = self.ints(0).to_vec();
         let mut slots = vec![-1; self.ints(1).len()];
         for (b, cached) in cached.chunks_mut(entries).enumerate() {
-            let mut next = cached.iter().take_while(|p| **p >= 0).count();
-            for i in (b * tokens..(b + 1) * tokens).filter(|&i| self.ints(2)[i] >= 0) {
+            let held = cached.iter().take_while(|p| **p >= 0).count();
+            let taking = (b * tokens..(b + 1) * tokens).filter(|&i| self.ints(2)[i] >= 0);
+            for (next, i) in (held..).zip(taking) {
                 let entry =
                     cached.get_mut(next).ok_or_else(|| format!("a cache of {entries} entries is full"))?;
                 *entry = self.ints(1)[i];
                 slots[i] = next as i32;
-                next += 1;
             }
         }
         Ok(vec![Data::Int(cached), Data::Int(slots)])

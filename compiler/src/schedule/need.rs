@@ -174,11 +174,8 @@ fn order(f: &Function, needs: &[Need]) -> (Vec<usize>, Vec<bool>) {
             let node = &f.nodes[i];
             if !std::mem::replace(&mut begun[i], true) {
                 let places = node.results().find_map(|r| needs[r.index()].places());
-                if let Some(p) = places.and_then(|p| defined[p.index()]) {
-                    if !done[p] && !begun[p] {
-                        stack.push(p);
-                    }
-                }
+                let first = places.and_then(|p| defined[p.index()]);
+                stack.extend(first.filter(|&p| !done[p] && !begun[p]));
                 // On top of the places: what these depend on must not wait for itself.
                 continue;
             }

@@ -35,6 +35,9 @@ pub fn compile_cached(
     compile(spec, &options)
 }
 
+/// A cache's name and, for each of its instances, the tokens that each row holds there.
+pub type Processed = (String, Vec<Vec<usize>>);
+
 /// A model with sequence caches.
 pub struct Cached {
     model: Model,
@@ -122,7 +125,7 @@ impl Cached {
 impl Cached {
     /// How many tokens of each row every application of each skipped part has processed since the last start, by the name
     /// of its cache: `[application][row]`.
-    pub fn processed(&self) -> Result<Vec<(String, Vec<Vec<usize>>)>, ModelError> {
+    pub fn processed(&self) -> Result<Vec<Processed>, ModelError> {
         let mut found = vec![];
         for name in &self.processed {
             let positions = self.model.read_ints(name)?;
