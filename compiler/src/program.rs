@@ -767,3 +767,25 @@ pub enum RowOp {
         chosen: u32,
     },
 }
+
+impl RowOp {
+    /// Numbers of the arrays it reads.
+    pub fn operands(&self) -> Vec<usize> {
+        let list: &[u32] = match self {
+            RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros => &[],
+            RowOp::Unary(_, x)
+            | RowOp::Reduce { x, .. }
+            | RowOp::Rms { x, .. }
+            | RowOp::Softmax { x, .. }
+            | RowOp::Rope { x, .. }
+            | RowOp::Slice { x, .. }
+            | RowOp::Pick { table: x, .. }
+            | RowOp::PickGrad { d: x, .. } => &[*x],
+            RowOp::Binary { a, b, .. }
+            | RowOp::RmsGrad { x: a, dy: b, .. }
+            | RowOp::SoftmaxGrad { y: a, dy: b, .. } => &[*a, *b],
+            RowOp::Concat { parts, .. } => parts,
+        };
+        list.iter().map(|&a| a as usize).collect()
+    }
+}

@@ -56,26 +56,6 @@ fn sums(store: RowStore) -> bool {
     matches!(store, RowStore::Sum | RowStore::AddSum)
 }
 
-/// The arrays an operation reads.
-fn operands(op: &RowOp) -> Vec<usize> {
-    let list: &[u32] = match op {
-        RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros => &[],
-        RowOp::Unary(_, x)
-        | RowOp::Reduce { x, .. }
-        | RowOp::Rms { x, .. }
-        | RowOp::Softmax { x, .. }
-        | RowOp::Rope { x, .. }
-        | RowOp::Slice { x, .. }
-        | RowOp::Pick { table: x, .. }
-        | RowOp::PickGrad { d: x, .. } => &[*x],
-        RowOp::Binary { a, b, .. }
-        | RowOp::RmsGrad { x: a, dy: b, .. }
-        | RowOp::SoftmaxGrad { y: a, dy: b, .. } => &[*a, *b],
-        RowOp::Concat { parts, .. } => parts,
-    };
-    list.iter().map(|&a| a as usize).collect()
-}
-
 /// Instructions of one element, roughly.
 fn own_cost(kernel: &RowKernel, op: &RowOp) -> u64 {
     match op {
@@ -153,7 +133,7 @@ fn validate(kernel: &RowKernel) -> Result<()> {
     }
     for (i, op) in kernel.ops.iter().enumerate() {
         fits("a row", kernel.lengths[i])?;
-        if operands(op).iter().any(|&x| x >= i) {
+        if op.operands().iter().any(|&x| x >= i) {
             return wrong("an array is read before it is written");
         }
         let (input, group) = match *op {
@@ -240,7 +220,7 @@ impl<'k> Generator<'k> {
         let mut cost = vec![0u64; count];
         for (i, op) in kernel.ops.iter().enumerate() {
             let below = if matches!(op, RowOp::Reduce { .. }) { 0 } else { 1 };
-            let inputs: u64 = operands(op).iter().map(|&x| cost[x]).fold(0, u64::saturating_add);
+            let inputs: u64 = op.operands().iter().map(|&x| cost[x]).fold(0, u64::saturating_add);
             cost[i] = own_cost(kernel, op).saturating_add(below * inputs);
         }
         // The loops that ask for an array. Numbers: the operation whose statistic it is, or a loop of outputs of one length.
@@ -264,7 +244,7 @@ impl<'k> Generator<'k> {
                 RowOp::Rms { .. } | RowOp::RmsGrad { .. } | RowOp::Softmax { .. } | RowOp::SoftmaxGrad { .. }
             );
             let again = matches!(op, RowOp::Rope { .. } | RowOp::PickGrad { .. });
-            for x in operands(op) {
+            for x in op.operands() {
                 loops[x].extend(&asking);
                 if statistics {
                     loops[x].insert(i as u64);

@@ -58,26 +58,6 @@ pub(super) fn scratch(kernel: &RowKernel) -> Scratch {
     Scratch { local: c.per_row * c.block + c.fixed + c.rotation, shared: c.partial_floats }
 }
 
-/// The arrays an operation reads.
-fn operands(op: &RowOp) -> Vec<usize> {
-    let list: &[u32] = match op {
-        RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros => &[],
-        RowOp::Unary(_, x)
-        | RowOp::Reduce { x, .. }
-        | RowOp::Rms { x, .. }
-        | RowOp::Softmax { x, .. }
-        | RowOp::Rope { x, .. }
-        | RowOp::Slice { x, .. }
-        | RowOp::Pick { table: x, .. }
-        | RowOp::PickGrad { d: x, .. } => &[*x],
-        RowOp::Binary { a, b, .. }
-        | RowOp::RmsGrad { x: a, dy: b, .. }
-        | RowOp::SoftmaxGrad { y: a, dy: b, .. } => &[*a, *b],
-        RowOp::Concat { parts, .. } => parts,
-    };
-    list.iter().map(|&a| a as usize).collect()
-}
-
 impl Compiled {
     pub(super) fn new(kernel: &RowKernel) -> Self {
         let count = kernel.ops.len();
@@ -113,7 +93,7 @@ impl Compiled {
         // The operation after which the memory of an array is free.
         let mut last: Vec<usize> = (0..count).map(|i| if stored(i) { count } else { i }).collect();
         for (i, op) in kernel.ops.iter().enumerate() {
-            for x in operands(op) {
+            for x in op.operands() {
                 last[roots[x]] = last[roots[x]].max(i);
             }
         }
