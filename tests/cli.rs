@@ -206,14 +206,15 @@ fn a_killed_run_goes_on_to_the_same_bits() {
         let mut line = train("cut");
         loop {
             let mut command = house.command(&line);
-            let mut process = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(20 + random.below(300)));
-            if let Some(status) = process.try_wait().unwrap() {
-                assert!(status.success());
+            let mut process = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_micros(random.below(300_000)));
+            let ended = process.try_wait().unwrap().is_some();
+            process.kill().unwrap();
+            let output = process.wait_with_output().unwrap();
+            if ended {
+                assert!(output.status.success(), "{line:?}: {}", String::from_utf8_lossy(&output.stderr));
                 break;
             }
-            process.kill().unwrap();
-            process.wait().unwrap();
             killed += 1;
             if killed >= wanted {
                 // The last one is left alone.

@@ -117,13 +117,17 @@ impl RunFolder {
             }
             Place::At { path, force } => {
                 fs::create_dir_all(path).map_err(|e| io_error(path, e))?;
-                let entries = fs::read_dir(path).map_err(|e| io_error(path, e))?;
-                let names: Vec<String> =
-                    entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-                if names.is_empty() {
-                    return Self::lock(path.clone());
+                let found = names(path)?;
+                if found.is_empty() || unbegun(&found) {
+                    let folder = Self::lock(path.clone())?;
+                    // Between the look and the lock another process may have made a run here, and ended it.
+                    return if unbegun(&names(path)?) {
+                        Ok(folder)
+                    } else {
+                        Err(FolderError::Exists { path: path.clone() })
+                    };
                 }
-                if !names.iter().any(|n| n == "spec.yaml" || n == "run.lock") {
+                if !found.iter().any(|n| n == "spec.yaml" || n == "run.lock") {
                     return Err(FolderError::Foreign { path: path.clone() });
                 }
                 if !force {
@@ -160,6 +164,10 @@ impl RunFolder {
             Ok(()) => {
                 let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
                 write.map_err(|e| io_error(&name, e))?;
+                // What a killed process had not finished: nobody else writes here while the lock is held.
+                for rest in names(&path)?.iter().filter(|n| n.starts_with(files::TEMPORARY)) {
+                    let _ = fs::remove_file(path.join(rest));
+                }
                 Ok(RunFolder { path, _lock: file })
             }
             Err(TryLockError::WouldBlock) => {
@@ -215,6 +223,18 @@ impl RunFolder {
     }
 }
 
+fn names(folder: &Path) -> Result<Vec<String>, FolderError> {
+    let entries = fs::read_dir(folder).map_err(|e| io_error(folder, e))?;
+    Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
+}
+
+/// Whether these are the entries of a run folder whose process was killed before it had written anything a run is
+/// known by: it is begun again rather than refused.
+fn unbegun(names: &[String]) -> bool {
+    names.iter().any(|n| n == "run.lock")
+        && names.iter().all(|n| n == "run.lock" || n.starts_with(files::TEMPORARY))
+}
+
 fn io_error(path: &Path, error: io::Error) -> FolderError {
     FolderError::Io { path: path.to_path_buf(), error }
 }
@@ -240,7 +260,9 @@ mod tests {
     fn nothing_is_overwritten_without_being_asked() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
-        drop(RunFolder::create(&at(&path, false)).unwrap());
+        let run = RunFolder::create(&at(&path, false)).unwrap();
+        run.write("spec.yaml", "model: {}").unwrap();
+        drop(run);
         let error = RunFolder::create(&at(&path, false)).unwrap_err();
         assert!(matches!(error, FolderError::Exists { .. }), "{error}");
         fs::write(path.join("metrics.jsonl"), "x").unwrap();
@@ -249,6 +271,19 @@ mod tests {
         assert!(!path.join("metrics.jsonl").exists() && path.join("notes.txt").exists());
         let error = RunFolder::create(&at(folder.path(), true)).unwrap_err();
         assert!(matches!(error, FolderError::Foreign { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_folder_left_by_a_process_killed_at_its_beginning_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        drop(RunFolder::create(&at(&path, false)).unwrap());
+        fs::write(path.join(".tmp-1-0-spec.yaml"), "mod").unwrap();
+        let run = RunFolder::create(&at(&path, false)).unwrap();
+        assert_eq!(names(&path).unwrap(), ["run.lock"]);
+        let error = RunFolder::create(&at(&path, false)).unwrap_err();
+        assert!(matches!(error, FolderError::Locked { .. }), "{error}");
+        drop(run);
     }
 
     #[test]
