@@ -668,18 +668,18 @@ impl<'a> Lower<'a> {
         match &skip.rule {
             SkipRule::TopK { capacity, causal } => {
                 let r = self.skip_score(&prefix, skip, x);
+                if self.form == Form::Inference && *capacity >= 1.0 {
+                    let f = self.expr(inner, x)?;
+                    return Ok(self.b.mul(f, r));
+                }
                 let z = match causal {
-                    _ if self.form != Form::Inference || *capacity >= 1.0 => None,
+                    _ if self.form != Form::Inference => None,
                     None => None,
                     Some(CausalRule::Bce { .. }) => Some(r),
                     Some(CausalRule::Predictor { hidden, .. }) => Some(self.predictor(&prefix, *hidden, x)),
                 };
-                let all = self.form == Form::Inference && *capacity >= 1.0;
-                if all || z.is_some() {
-                    let places = match z {
-                        Some(z) => self.b.op(Op::Decide { inclusive: false }, &[z]),
-                        None => self.all_places(&rows),
-                    };
+                if let Some(z) = z {
+                    let places = self.b.op(Op::Decide { inclusive: false }, &[z]);
                     let places = self.taking_part(places);
                     let f = self.within(Inside::Masked { places, all_keys: false }, inner, x)?;
                     let update = self.b.mul(f, r);

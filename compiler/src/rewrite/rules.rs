@@ -97,6 +97,13 @@ pub const RULES: &[Rule] = &[
         about: "every expert for every row is two dense products: nothing is chosen, Σ_e g_e·W2_e·f(W1_e·x)",
     },
     Rule {
+        name: "all-tokens",
+        stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::TakeTokens | Op::PutTokens { .. }),
+        apply: all_tokens,
+        about: "the top t of t tokens are all of them in order: nothing is taken or put (C = 1)",
+    },
+    Rule {
         name: "one-gate",
         stage: Stage::Differentiable,
         at: |op| matches!(op, Op::Softmax | Op::Binary(Binary::Div)),
@@ -466,6 +473,17 @@ fn all_experts(g: &mut Graph, id: Id, _: &Op, x: &[Id]) -> Option<Equal> {
     let a = make(g, Op::Reshape(rows), &[a])?;
     let y = make(g, Op::Contract(vec![all]), &[a, w])?;
     (ty(g, y) == ty(g, id)).then(|| vec![(id, y)])
+}
+
+fn all_tokens(g: &mut Graph, id: Id, _: &Op, x: &[Id]) -> Option<Equal> {
+    // Places in increasing order, as many as there are tokens.
+    first(g, x[1], |op, r| match op {
+        Op::TopTokens { k } => (size(g, *k) == size(g, *dims(g, r[0])?.get(1)?)).then_some(()),
+        _ => None,
+    })?;
+    let to = dims(g, id)?;
+    let all = if dims(g, x[0])? == to { x[0] } else { make(g, Op::Reshape(to), &[x[0]])? };
+    Some(vec![(id, all)])
 }
 
 /// How far back `all_experts` looks.

@@ -67,6 +67,15 @@ func @f {
   return y = %14
 }";
 
+/// The tokens with the largest scores, of six.
+const TAKEN: &str = "dims { batch {a} seq 6 taken 6 hidden {c} }
+func @f {
+  input %x : f32[batch, seq, hidden]
+  input %r : f32[batch, seq]
+  input %d : f32[batch, taken, hidden]
+  %0 = top_tokens %r choose taken : i32[batch, taken]
+";
+
 const MATRICES: &str = "dims { batch {a} seq {b} hidden {c} o1 {d} o2 {e} }
 func @f {
   input %x : f32[batch, seq, hidden]
@@ -165,6 +174,14 @@ pub(super) fn cases() -> Vec<Case> {
         off("all-experts", &ALL.replace("experts {e} experts1 {e+1}", "experts 7 experts1 8"), ""),
         // A candidate that is no expert.
         off("all-experts", &ALL.replace("%z : f32[batch, seq, experts]", "%z : f32[batch, seq, experts1]"), ""),
+        // --- all tokens ---
+        on("all-tokens", TAKEN, "%1 = take_tokens %x, %0 : f32[batch, taken, hidden] %2 = square %1 : f32[batch, taken, hidden]
+            %3 = put_tokens %2, %0 tokens seq : f32[batch, seq, hidden] return y = %3, x = %1 }"),
+        // One of six is left out.
+        off("all-tokens", &TAKEN.replace("taken 6", "taken 5"), "%1 = take_tokens %x, %0 : f32[batch, taken, hidden] %2 = put_tokens %d, %0 tokens seq : f32[batch, seq, hidden] return y = %1, z = %2 }"),
+        // Places that somebody else chose, in any order.
+        off("all-tokens", &TAKEN.replace("  %0 = top_tokens %r choose taken : i32[batch, taken]\n", "  input %i : i32[batch, taken]\n"),
+            "%0 = take_tokens %x, %i : f32[batch, taken, hidden] return y = %0 }"),
         on("one-gate", ROWS, "%0 = sigmoid %gate : f32[batch, seq, one] %1 = sum %0 over [one] : f32[batch, seq] %2 = div %0, %1 : f32[batch, seq, one] return y = %2 }"),
         on("one-gate", ROWS, "%0 = softmax %gate : f32[batch, seq, one] return y = %0 }"),
         // Without the sigmoid it may be 0 / 0, and a sum over more than one is no unit.
