@@ -99,5 +99,6 @@ errors! {
     dreamc_runtime::import::ImportError,
     dreamc_runtime::model::ModelError,
     dreamc_runtime::train::TrainError,
+    dreamc_runtime::verify::VerifyError,
     dreamc_runtime::train::folder::FolderError,
 }

@@ -131,7 +131,7 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
             }
         }
         let (ids, targets) = golden.batch(ids.ints(), n);
-        let expected = oracle.evaluate(&weights, &Batch { ids, targets }).unwrap();
+        let expected = oracle.evaluate(&weights, &Batch { ids, targets, ..Batch::default() }).unwrap();
         for tensor in &run.compiled.tensors {
             let Some(gradient) = tensor.gradient else { continue };
             let mut found = vec![0.0f32; tensor.shape.iter().product::<u64>() as usize];
@@ -294,7 +294,7 @@ fn training_at_other_depths_agrees_with_the_oracle() {
     let mut run = Run::new(&golden, &Options { depths: depths.clone(), ..options(b, n) }, 2);
     let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
     let (inputs, targets) = golden.batch(ids.ints(), n);
-    let batch = Batch { ids: inputs, targets };
+    let batch = Batch { ids: inputs, targets, ..Batch::default() };
     for depth in depths {
         let loss = run.program(&format!("backward@{depth}"), &golden, ids.ints(), b, n);
         let oracle = Oracle::new(&golden.spec.model, shape, Some(depth)).unwrap();

@@ -43,7 +43,7 @@ fn agree(rewriting: &Rewriting) {
             );
         }
         let (inputs, targets) = golden.batch(ids.ints(), n);
-        let found = oracle.evaluate(&weights, &Batch { ids: inputs, targets }).unwrap();
+        let found = oracle.evaluate(&weights, &Batch { ids: inputs, targets, ..Batch::default() }).unwrap();
         let e = error(found.logits.floats(), golden.tensors["logits"].floats());
         assert!(e < 1e-9, "{}: logits differ by {e}", golden.name);
         let e = error(&[found.loss], golden.tensors["loss"].floats());

@@ -304,7 +304,11 @@ fn gradients_equal_finite_differences() {
         };
         let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
         let ids: Vec<i32> = ids(case as u64)[..10].to_vec();
-        let batch = oracle::Batch { targets: ids.iter().map(|i| (i + 1) % 11).collect(), ids };
+        let batch = oracle::Batch {
+            targets: ids.iter().map(|i| (i + 1) % 11).collect(),
+            ids,
+            ..oracle::Batch::default()
+        };
         let base = oracle.evaluate(&weights, &batch).unwrap();
         for (name, gradient) in &base.gradients {
             let mut rng = Rng::new(case as u64);

@@ -129,6 +129,47 @@ pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError>
 
 /// Compiles a spec, and says what rewriting did.
 pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, Report), CompileError> {
+    compile_watched(spec, options, &|_, _, _| {})
+}
+
+/// A pass whose result a [`Watch`] is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Lowering: `embed`, the bodies, `head`.
+    Lower,
+    /// Differentiation: a joint function.
+    Differentiate,
+    /// Rewriting: a function ready to be scheduled, before forward and backward are cut apart. Unchanged where nothing is
+    /// rewritten.
+    Rewrite,
+}
+
+/// What sees every function between passes, and may change it: whoever looks into the compiler, or tests that something
+/// would notice if a pass were wrong.
+pub type Watch<'a> = &'a dyn Fn(Pass, &mut Module, &mut Function);
+
+/// Shows the functions of a lowered model.
+pub(crate) fn watch_lowered(lowered: &mut lower::Lowered, watch: Watch) {
+    let names: Vec<String> = lowered.module.functions.keys().cloned().collect();
+    for name in names {
+        let mut f = lowered.module.functions[&name].clone();
+        watch(Pass::Lower, &mut lowered.module, &mut f);
+        lowered.module.functions[&name] = f;
+    }
+}
+
+/// Compiles a spec with its passes watched.
+pub fn compile_watched(
+    spec: &Spec,
+    options: &Options,
+    watch: Watch,
+) -> Result<(Compiled, Report), CompileError> {
+    let watched = |lowered: Result<lower::Lowered, CompileError>| {
+        lowered.map(|mut l| {
+            watch_lowered(&mut l, watch);
+            l
+        })
+    };
     let architecture = Architecture::new(&spec.model, options.depth)?;
     // Deepest first: what others keep then fits into the same buffers.
     let mut others = options.depths.clone();
@@ -141,7 +182,7 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
         let Options { batch, segments, .. } = *options;
         Shape { batch, sequence, segments, cache, observe }
     };
-    let mut lowered = lower(&architecture, shape(options.sequence, None))?;
+    let mut lowered = watched(lower(&architecture, shape(options.sequence, None)))?;
     let mut assembly = Assembly::new(spec, options, &architecture, &lowered)?;
     let mut optimiser = Optimiser::new(&options.rewrite)?;
 
@@ -149,10 +190,16 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
         let mut preparing = Program { variables: architecture.variables + 1, ..Program::default() };
         let mut made = HashSet::new();
         for (scope, sequence) in [("prefill", cache.chunk), ("decode", 1)] {
-            let mut lowered = lower(&architecture, shape(sequence, Some(cache.places)))?;
+            let mut lowered = watched(lower(&architecture, shape(sequence, Some(cache.places))))?;
             let inference = Options { train: false, logits: true, ..options.clone() };
-            let forms =
-                ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference, &mut optimiser)?;
+            let forms = ModelForms::new(
+                &architecture,
+                &mut lowered,
+                &|_, _| false,
+                &inference,
+                &mut optimiser,
+                watch,
+            )?;
             let steps =
                 assembly.prepare(&lowered.module, &forms, &|f| vec![Some(&f.evaluate.0)], &mut made)?;
             preparing.steps.extend(steps);
@@ -167,7 +214,7 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
     }
     let trained = assembly.trained.clone();
     let trained = |w: &Weight, body: Option<usize>| trained.contains(&(body, w.name.clone()));
-    let forms = ModelForms::new(&architecture, &mut lowered, &trained, options, &mut optimiser)?;
+    let forms = ModelForms::new(&architecture, &mut lowered, &trained, options, &mut optimiser, watch)?;
     if options.train {
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
         programs.push((&architecture, "backward".into()));
@@ -177,8 +224,8 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
             let program = if deep.depth == architecture.depth {
                 assembly.backward(&lowered.module, &forms)?
             } else {
-                let mut lowered = lower(deep, shape(options.sequence, None))?;
-                let forms = ModelForms::new(deep, &mut lowered, &trained, options, &mut optimiser)?;
+                let mut lowered = watched(lower(deep, shape(options.sequence, None)))?;
+                let forms = ModelForms::new(deep, &mut lowered, &trained, options, &mut optimiser, watch)?;
                 assembly.backward(&lowered.module, &forms)?
             };
             assembly.plan.programs.insert(name, program);
@@ -191,9 +238,10 @@ pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, 
     }
     // What looks ahead in training must not in evaluation.
     let deciding = if architecture.skips() {
-        let mut lowered = lower_evaluation(&architecture, shape(options.sequence, None))?;
+        let mut lowered = watched(lower_evaluation(&architecture, shape(options.sequence, None)))?;
         let inference = Options { train: false, ..options.clone() };
-        let forms = ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference, &mut optimiser)?;
+        let forms =
+            ModelForms::new(&architecture, &mut lowered, &|_, _| false, &inference, &mut optimiser, watch)?;
         Some((lowered, forms))
     } else {
         None
@@ -223,6 +271,7 @@ impl ModelForms {
         trained: &dyn Fn(&Weight, Option<usize>) -> bool,
         options: &Options,
         optimiser: &mut Optimiser,
+        watch: Watch,
     ) -> Result<Self, CompileError> {
         let mut bodies = vec![];
         let mut prepared = IndexMap::new();
@@ -239,7 +288,7 @@ impl ModelForms {
             let mut seeds = vec![("y", Seed::Param), ("aux", Seed::Param)];
             let state = function.params.iter().filter(|p| p.role == Role::State);
             seeds.extend(state.map(|p| (p.name.as_str(), Seed::Param)));
-            let mut rewriter = Rewriter::new(architecture, Some(i), options, optimiser);
+            let mut rewriter = Rewriter::new(architecture, Some(i), options, optimiser, watch);
             bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, &mut rewriter)?);
             prepared.insert(Some(i), rewriter.prepared);
         }
@@ -247,7 +296,7 @@ impl ModelForms {
             lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
         let wanted = |p: &Param| (p.role == Role::Weight && globals.contains(&p.name)) || p.name == "x";
         let function = lowered.module.functions[EMBED].clone();
-        let mut rewriter = Rewriter::new(architecture, None, options, optimiser);
+        let mut rewriter = Rewriter::new(architecture, None, options, optimiser, watch);
         let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, &mut rewriter)?;
         let function = lowered.module.functions[HEAD].clone();
         let head = head_forms(&mut lowered.module, &function, &wanted, &mut rewriter)?;
@@ -260,6 +309,7 @@ impl ModelForms {
 struct Rewriter<'a> {
     options: &'a Options,
     optimiser: &'a mut Optimiser,
+    watch: Watch<'a>,
     prepared: Prepared,
     /// Name of the body.
     scope: String,
@@ -274,6 +324,7 @@ impl<'a> Rewriter<'a> {
         body: Option<usize>,
         options: &'a Options,
         optimiser: &'a mut Optimiser,
+        watch: Watch<'a>,
     ) -> Self {
         let applications = body.map_or(1.0, |b| {
             let body = &architecture.bodies[b];
@@ -282,7 +333,7 @@ impl<'a> Rewriter<'a> {
         let uses = applications * if options.cache.is_some() { ANSWER } else { 1.0 };
         let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
         let scope = body.map_or("model".into(), |b| architecture.bodies[b].name.clone());
-        Rewriter { options, optimiser, prepared: Prepared::default(), scope, uses, indices }
+        Rewriter { options, optimiser, watch, prepared: Prepared::default(), scope, uses, indices }
     }
 
     fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
@@ -307,7 +358,8 @@ impl<'a> Rewriter<'a> {
     }
 
     fn inference(&mut self, module: &mut Module, f: &Function) -> Result<Function, CompileError> {
-        let f = self.rewrite(module, f, Stage::Inference)?;
+        let mut f = self.rewrite(module, f, Stage::Inference)?;
+        (self.watch)(Pass::Rewrite, module, &mut f);
         let f = self.narrow(module, f)?;
         if !self.prepares() {
             return Ok(f);
@@ -323,13 +375,16 @@ impl<'a> Rewriter<'a> {
         mut joint: Function,
         f: &Function,
     ) -> Result<(Function, Function), CompileError> {
+        (self.watch)(Pass::Differentiate, module, &mut joint);
         if self.optimiser.is_off() && self.options.precision == Precision::F32 {
+            (self.watch)(Pass::Rewrite, module, &mut joint);
             return Ok((joint, f.clone()));
         }
         if !self.optimiser.is_off() {
             rewrite::forget_stops(&mut joint);
             joint = self.rewrite(module, &joint, Stage::Final)?;
         }
+        (self.watch)(Pass::Rewrite, module, &mut joint);
         let mut joint = self.narrow(module, joint)?;
         if self.prepares() {
             let sunk = self.prepared.sink(&joint);

@@ -23,6 +23,8 @@ pub mod rewrite;
 pub mod schedule;
 
 pub use architecture::looks_ahead;
-pub use compile::{Cache, Options, PREPARE, compile, compile_with_report, matches};
+pub use compile::{
+    Cache, Options, PREPARE, Pass, Watch, compile, compile_watched, compile_with_report, matches,
+};
 pub use compiled::Compiled;
 pub use error::CompileError;

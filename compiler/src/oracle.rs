@@ -1,16 +1,20 @@
 //! A whole model evaluated by the f64 interpreter: the oracle that every device is compared with.
 //!
 //! *In*: a model and its tensors by checkpoint name. *Out*: logits, loss, every gradient, and how often each router chose
-//! each expert. It walks the applications one by one and differentiates each by the joint function, keeping every input:
-//! slow and obvious. It shares lowering and differentiation with the compiler, and nothing behind them.
+//! each expert; or the way forward alone, with every stream and decision. It walks the applications one by one and
+//! differentiates each by the joint function, keeping every input: slow and obvious. It shares lowering and
+//! differentiation with the compiler, and nothing behind them.
 
 use crate::CompileError;
+use crate::Pass;
+use crate::Watch;
 use crate::architecture::{Apply, Architecture, for_each_application};
 use crate::autodiff::{Seed, differentiate};
+use crate::compile::watch_lowered;
 use crate::compiled::{Init, TensorKind};
-use crate::ir::interpret::{Data, InterpretError, Tensor, interpret};
-use crate::ir::{Function, Module, Param, Role};
-use crate::lower::{EMBED, HEAD, Lowered, Shape, lower};
+use crate::ir::interpret::{Data, InterpretError, Tensor, execute_observed};
+use crate::ir::{Function, Module, Node, Op, Param, Role, Unary};
+use crate::lower::{EMBED, Form, HEAD, Lowered, Shape, lower, lower_evaluation, lower_inference};
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
@@ -50,6 +54,45 @@ pub struct Batch {
     pub ids: Vec<i32>,
     /// Next tokens; negative where no loss is taken.
     pub targets: Vec<i32>,
+    /// Position of each token in its document; its place in the sequence where there are none.
+    pub positions: Vec<i32>,
+    /// Document of each token; all are one where there are none.
+    pub segments: Vec<i32>,
+}
+
+/// What to evaluate.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    /// Count of the outermost `recur` in place of the model's.
+    pub recurrence: Option<u64>,
+    /// How functions are rewritten, as compilation would.
+    pub rewriting: &'a Rewriting,
+    /// What the model is lowered for; only [`Form::Training`] has gradients.
+    pub form: Form,
+    /// What sees the functions between passes.
+    pub watch: Watch<'a>,
+}
+
+/// What was decided on the way forward, in order: everything that has no derivative.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decisions(Vec<Tensor>);
+
+/// A way forward.
+#[derive(Clone, Debug)]
+pub struct Forward {
+    /// `[batch, seq, vocab]`
+    pub logits: Tensor,
+    /// Mean over the targets that there are.
+    pub loss: f64,
+    /// `[batch, seq, hidden]`: the stream before each application, and behind the last.
+    pub streams: Vec<Tensor>,
+    /// Choices, and values whose gradient is stopped.
+    pub decisions: Decisions,
+    /// How far the closest decision was from another one: the difference of the last score that was chosen and the first that was
+    /// not, or of a score from 0. Infinite where nothing is decided; ties of equal numbers are none.
+    pub margin: f64,
+    /// Multiply-adds of matrix products, counted one by one.
+    pub multiply_adds: u64,
 }
 
 /// What an evaluation gives.
@@ -78,8 +121,19 @@ impl Oracle {
         recurrence: Option<u64>,
         rewriting: &Rewriting,
     ) -> Result<Self, CompileError> {
+        Self::with(model, shape, Setup { recurrence, rewriting, form: Form::Training, watch: &|_, _, _| {} })
+    }
+
+    /// Lowers a model in some form, and differentiates it where that is for training.
+    pub fn with(model: &Model, shape: Shape, setup: Setup) -> Result<Self, CompileError> {
+        let Setup { recurrence, rewriting, form, watch } = setup;
         let architecture = Architecture::new(model, recurrence)?;
-        let mut lowered = lower(&architecture, shape)?;
+        let mut lowered = match form {
+            Form::Training => lower(&architecture, shape)?,
+            Form::Inference => lower_evaluation(&architecture, shape)?,
+            Form::Declared => lower_inference(&architecture, shape)?,
+        };
+        watch_lowered(&mut lowered, watch);
         let mut optimiser = Optimiser::new(rewriting)?;
         let mut module = lowered.module.clone();
         let mut joints = IndexMap::new();
@@ -90,29 +144,40 @@ impl Oracle {
                 let context = Context { stage, uses: 16.0, indices: indices.clone() };
                 optimiser.rewrite(module, f, &context)
             };
-            let wanted = |p: &Param| match p.role {
-                Role::Weight => true,
-                Role::Input => p.name == "x",
-                Role::State => !p.name.ends_with(".counts"),
-                _ => false,
-            };
-            let mut seeds: Vec<(&str, Seed)> = match name.as_str() {
-                EMBED => vec![("x", Seed::Param)],
-                HEAD => vec![("loss", Seed::One)],
-                _ => vec![("y", Seed::Param), ("aux", Seed::One)],
-            };
-            seeds.extend(
-                f.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
-            );
-            let once = rewrite(&mut module, f, Stage::Differentiable)?;
-            let mut joint = differentiate(&mut module, &once, &seeds, &wanted)?;
-            if rewriting.rules != Rules::Off {
-                forget_stops(&mut joint);
+            if form == Form::Training {
+                let wanted = |p: &Param| match p.role {
+                    Role::Weight => true,
+                    Role::Input => p.name == "x",
+                    Role::State => !p.name.ends_with(".counts"),
+                    _ => false,
+                };
+                let mut seeds: Vec<(&str, Seed)> = match name.as_str() {
+                    EMBED => vec![("x", Seed::Param)],
+                    HEAD => vec![("loss", Seed::One)],
+                    _ => vec![("y", Seed::Param), ("aux", Seed::One)],
+                };
+                seeds.extend(
+                    f.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
+                );
+                let once = rewrite(&mut module, f, Stage::Differentiable)?;
+                let mut joint = differentiate(&mut module, &once, &seeds, &wanted)?;
+                watch(Pass::Differentiate, &mut module, &mut joint);
+                if rewriting.rules != Rules::Off {
+                    forget_stops(&mut joint);
+                }
+                let mut joint = rewrite(&mut module, &joint, Stage::Final)?;
+                watch(Pass::Rewrite, &mut module, &mut joint);
+                joints.insert(name.clone(), joint);
             }
-            joints.insert(name.clone(), rewrite(&mut module, &joint, Stage::Final)?);
             *f = rewrite(&mut module, f, Stage::Inference)?;
+            watch(Pass::Rewrite, &mut module, f);
         }
         Ok(Oracle { architecture, lowered, module, joints, shape })
+    }
+
+    /// Its architecture.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
     }
 
     /// The tensors of the model.
@@ -137,17 +202,46 @@ impl Oracle {
         all
     }
 
-    /// Evaluates a batch, forward and back.
-    pub fn evaluate(
+    /// Evaluates a batch forward. Where `held` is given, everything is decided as it was then, and values whose gradient is
+    /// stopped are what they were: the derivative of that is what [`Oracle::evaluate`] gives.
+    pub fn forward(
         &self,
         weights: &IndexMap<String, Tensor>,
         batch: &Batch,
-    ) -> Result<Evaluation, OracleError> {
+        held: Option<&Decisions>,
+    ) -> Result<Forward, OracleError> {
+        let mut watcher = Decider { held, ..Decider::default() };
+        let walked = self.walk(weights, batch, &mut watcher)?;
+        let mut here = walked.context;
+        here.insert("x".into(), walked.x.clone());
+        let out = self.call(HEAD, None, &here, weights, &mut watcher)?;
+        let mut streams: Vec<Tensor> = walked.inputs.iter().map(|(_, _, here)| here["x"].clone()).collect();
+        streams.push(walked.x);
+        Ok(Forward {
+            logits: take(&out, "logits")?,
+            loss: walked.evaluation.loss + take(&out, "loss")?.floats()[0],
+            streams,
+            decisions: Decisions(watcher.made),
+            margin: watcher.margin,
+            multiply_adds: watcher.multiply_adds,
+        })
+    }
+
+    /// What is computed of a batch before the head.
+    fn walk(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+        watcher: &mut Decider,
+    ) -> Result<Walked, OracleError> {
         let (b, t) = (self.shape.batch as usize, self.shape.sequence as usize);
         let mut context: IndexMap<String, Tensor> = IndexMap::new();
-        let positions = (0..b * t).map(|i| (i % t) as i32).collect();
-        context.insert("positions".into(), Tensor::int(&[b, t], positions));
-        context.insert("segments".into(), Tensor::int(&[b, t], vec![0; b * t]));
+        let given = |values: &Vec<i32>, each: &dyn Fn(usize) -> i32| match values.is_empty() {
+            true => Tensor::int(&[b, t], (0..b * t).map(each).collect()),
+            false => Tensor::int(&[b, t], values.clone()),
+        };
+        context.insert("positions".into(), given(&batch.positions, &|i| (i % t) as i32));
+        context.insert("segments".into(), given(&batch.segments, &|_| 0));
         context.insert("ids".into(), Tensor::int(&[b, t], batch.ids.clone()));
         context.insert("targets".into(), Tensor::int(&[b, t], batch.targets.clone()));
         let targets = batch.targets.iter().filter(|&&x| x >= 0).count().max(1);
@@ -164,7 +258,7 @@ impl Oracle {
             counts: IndexMap::new(),
         };
 
-        let embedded = self.call(EMBED, None, &context, weights)?;
+        let embedded = self.call(EMBED, None, &context, weights, watcher)?;
         let mut x = take(&embedded, "x")?;
         let mut inputs = vec![];
         let mut state: IndexMap<String, Tensor> = IndexMap::new();
@@ -184,7 +278,7 @@ impl Oracle {
                 here.insert(p.name.clone(), value);
             }
             self.indices(apply, variables, &mut here);
-            let out = self.call(&body.name, Some(layer), &here, weights)?;
+            let out = self.call(&body.name, Some(layer), &here, weights, watcher)?;
             x = take(&out, "y")?;
             if let Some(aux) = out.get("aux") {
                 evaluation.loss += aux.floats()[0];
@@ -200,6 +294,17 @@ impl Oracle {
             }
             inputs.push((layer, body.name.clone(), here));
         }
+        Ok(Walked { context, inputs, x, evaluation })
+    }
+
+    /// Evaluates a batch, forward and back.
+    pub fn evaluate(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+    ) -> Result<Evaluation, OracleError> {
+        let Walked { context, inputs, x, mut evaluation } =
+            self.walk(weights, batch, &mut Decider::default())?;
         let mut here = context.clone();
         here.insert("x".into(), x);
         let out = self.joint(HEAD, None, &here, weights)?;
@@ -265,8 +370,9 @@ impl Oracle {
         layer: Option<usize>,
         values: &IndexMap<String, Tensor>,
         weights: &IndexMap<String, Tensor>,
+        watcher: &mut Decider,
     ) -> Result<IndexMap<String, Tensor>, OracleError> {
-        run(&self.module, &self.lowered.module.functions[name], layer, values, weights)
+        run(&self.module, &self.lowered.module.functions[name], layer, values, weights, watcher)
     }
 
     fn joint(
@@ -276,7 +382,9 @@ impl Oracle {
         values: &IndexMap<String, Tensor>,
         weights: &IndexMap<String, Tensor>,
     ) -> Result<IndexMap<String, Tensor>, OracleError> {
-        run(&self.module, &self.joints[name], layer, values, weights)
+        let f =
+            self.joints.get(name).ok_or_else(|| OracleError::Missing(format!("the derivative of {name}")))?;
+        run(&self.module, f, layer, values, weights, &mut Decider::default())
     }
 
     /// Adds the results that are gradients of tensors.
@@ -309,6 +417,7 @@ fn run(
     layer: Option<usize>,
     values: &IndexMap<String, Tensor>,
     weights: &IndexMap<String, Tensor>,
+    watcher: &mut Decider,
 ) -> Result<IndexMap<String, Tensor>, OracleError> {
     let mut args = vec![];
     for p in &f.params {
@@ -325,5 +434,80 @@ fn run(
         };
         args.push(value);
     }
-    Ok(interpret(module, f, &args)?.into_iter().collect())
+    let execution = execute_observed(module, f, &args, &mut |node, operands, results| {
+        watcher.see(node, operands, results);
+    })?;
+    watcher.multiply_adds += execution.multiply_adds.iter().sum::<u64>();
+    Ok(f.results.iter().map(|(name, v)| (name.clone(), execution.values[v.index()].clone())).collect())
+}
+
+/// What a walk over all applications leaves.
+struct Walked {
+    context: IndexMap<String, Tensor>,
+    /// Layer, body and arguments of each application.
+    inputs: Vec<(usize, String, IndexMap<String, Tensor>)>,
+    /// What the head reads.
+    x: Tensor,
+    evaluation: Evaluation,
+}
+
+/// Records decisions, or makes them as they were.
+struct Decider<'a> {
+    held: Option<&'a Decisions>,
+    made: Vec<Tensor>,
+    margin: f64,
+    multiply_adds: u64,
+}
+
+impl Default for Decider<'_> {
+    fn default() -> Self {
+        Decider { held: None, made: vec![], margin: f64::INFINITY, multiply_adds: 0 }
+    }
+}
+
+impl Decider<'_> {
+    fn see(&mut self, node: &Node, operands: &[&Tensor], results: &mut [Tensor]) {
+        let relu = matches!(node.op, Op::Unary(Unary::Relu));
+        if !relu
+            && !matches!(
+                node.op,
+                Op::StopGradient | Op::Route { .. } | Op::TopTokens { .. } | Op::Decide { .. }
+            )
+        {
+            return;
+        }
+        let row = operands[0].dims.last().copied().unwrap_or(1).max(1);
+        match node.op {
+            Op::Route { .. } | Op::TopTokens { .. } => {
+                let k = results[0].dims.last().copied().unwrap_or(0);
+                for scores in operands[0].floats().chunks(row) {
+                    let mut sorted = scores.to_vec();
+                    sorted.sort_by(|a, b| b.total_cmp(a));
+                    if let (Some(last), Some(next)) = (k.checked_sub(1).map(|k| sorted[k]), sorted.get(k)) {
+                        self.near(last - next);
+                    }
+                }
+            }
+            Op::Decide { .. } => operands[0].floats().iter().for_each(|z| self.near(*z)),
+            _ => {}
+        }
+        let before = self.held.and_then(|held| held.0.get(self.made.len()));
+        if let Some(before) = before {
+            match (&mut results[0].data, &before.data) {
+                // Where the slope changes is decided too, not the value.
+                (Data::Float(now), Data::Float(then)) if relu => {
+                    let values = operands[0].floats().iter().zip(then);
+                    now.iter_mut().zip(values).for_each(|(n, (x, t))| *n = if *t > 0.0 { *x } else { 0.0 });
+                }
+                (now, then) => *now = then.clone(),
+            }
+        }
+        self.made.push(results[0].clone());
+    }
+
+    fn near(&mut self, difference: f64) {
+        if difference != 0.0 {
+            self.margin = self.margin.min(difference.abs());
+        }
+    }
 }

@@ -30,7 +30,7 @@ fn batch(model: &Model, shape: Shape, rng: &mut Rng) -> Batch {
     if targets.len() > 1 {
         targets[0] = -1;
     }
-    Batch { ids, targets }
+    Batch { ids, targets, ..Batch::default() }
 }
 
 /// A stopped gradient is no derivative: without the shared experts, the only values that are stopped choose.

@@ -14,3 +14,4 @@ pub mod nvrtc;
 pub mod rng;
 pub mod statistics;
 pub mod train;
+pub mod verify;

@@ -20,4 +20,5 @@ pub mod schema;
 pub mod show;
 pub mod tokenizer;
 pub mod train;
+pub mod verify;
 pub mod watch;

@@ -12,8 +12,8 @@
 use super::cost::{self, CostError, Extents};
 use super::verify::VerifyError;
 use super::{
-    Attention, Binary, DType, Dim, Function, Mask, Module, Op, Positions, Reduce, Rope, Type, TypeError,
-    Unary, infer, verify_function,
+    Attention, Binary, DType, Dim, Function, Mask, Module, Node, Op, Positions, Reduce, Rope, Type,
+    TypeError, Unary, infer, verify_function,
 };
 use indexmap::IndexMap;
 use std::borrow::Cow;
@@ -197,8 +197,21 @@ pub fn interpret(
     Ok(results.map(|(name, v)| (name.clone(), execution.values[v.index()].clone())).collect())
 }
 
+/// What sees every node after its evaluation, with its operands and results; the results may be changed.
+pub type Observe<'a> = &'a mut dyn FnMut(&Node, &[&Tensor], &mut [Tensor]);
+
 /// As [`interpret`](interpret()), with every value and count.
 pub fn execute(module: &Module, function: &Function, args: &[Tensor]) -> Result<Execution, InterpretError> {
+    execute_observed(module, function, args, &mut |_, _, _| {})
+}
+
+/// As [`execute`], observed.
+pub fn execute_observed(
+    module: &Module,
+    function: &Function,
+    args: &[Tensor],
+    observe: Observe,
+) -> Result<Execution, InterpretError> {
     verify_function(module, function)?;
     check_work(module, function)?;
     check_args(module, function, args)?;
@@ -209,12 +222,13 @@ pub fn execute(module: &Module, function: &Function, args: &[Tensor]) -> Result<
         let operands: Vec<&Tensor> = node.inputs.iter().map(|v| &*values[v.index()]).collect();
         let results = &function.types[node.first.index()..node.first.index() + node.count as usize];
         let mut evaluation = Evaluation { module, types: &types, operands: &operands, multiply_adds: 0 };
-        let tensors = evaluation.run(&node.op, results).map_err(|problem| InterpretError::Index {
+        let mut tensors = evaluation.run(&node.op, results).map_err(|problem| InterpretError::Index {
             function: function.name.clone(),
             node: module.show_node(function, node),
             problem,
         })?;
         multiply_adds.push(evaluation.multiply_adds);
+        observe(node, &operands, &mut tensors);
         values.extend(tensors.into_iter().map(Cow::Owned));
     }
     Ok(Execution { values: values.into_iter().map(Cow::into_owned).collect(), multiply_adds })

@@ -1,0 +1,131 @@
+//! Where a failure is: the layer from the first stream or tensor that differs, the component by leaving the others out.
+//!
+//! A layer is found where something was compared layer by layer. For the component the proof is tried again on models whose
+//! layers have one component each: if exactly one of them fails alone, it is that one. A failure that needs several
+//! components is one of how they are put together, and has no component.
+
+use super::{Checks, Place, Proof, Subject, VerifyError};
+use dreamc_compiler::architecture::{Architecture, for_each_application, names};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{Expr, Item};
+
+/// The place of what failed.
+pub fn place(proof: &dyn Proof, subject: &Subject, checks: &Checks) -> Place {
+    let told = checks.failed.iter().find(|c| c.place.layer.is_some()).map(|c| c.place.clone());
+    let mut place = told.unwrap_or_default();
+    if matches!(place.layer.as_deref(), Some("embed" | "head")) {
+        return place;
+    }
+    let components: Vec<&String> = subject.spec.model.components.keys().collect();
+    let used = used(&subject.spec);
+    let blamed: Vec<&str> = match used.as_slice() {
+        [one] => vec![one.as_str()],
+        _ => components
+            .into_iter()
+            .filter(|c| used.contains(c) && fails_alone(proof, subject, c))
+            .map(String::as_str)
+            .collect(),
+    };
+    match blamed.as_slice() {
+        [] => {}
+        [one] => place.component = Some(one.to_string()),
+        several if place.component.as_deref().is_some_and(|c| several.contains(&c)) => {}
+        several => place.component = Some(several.join(", ")),
+    }
+    place
+}
+
+/// What an error says of its place: the name of a buffer or the origin of a launch.
+pub fn of_error(error: &VerifyError) -> Place {
+    let text = error.to_string();
+    let layer = text.split(|c: char| !c.is_alphanumeric()).find(|w| {
+        w.strip_prefix("layer").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    });
+    Place { layer: layer.map(str::to_string), component: None }
+}
+
+/// The set of weights that application number `l` uses, and its component where it has one.
+pub fn application(subject: &Subject, l: usize) -> Place {
+    let Ok(a) = Architecture::new(&subject.spec.model, None) else { return Place::default() };
+    let (mut at, mut place) = (0, Place::default());
+    for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
+        if at == l {
+            let key = (apply.body, apply.set.at(variables));
+            let set = a.sets.iter().position(|s| *s == key).unwrap_or(0);
+            let names = names(&a.bodies[apply.body].expr);
+            let component = if let [one] = names[..] { Some(one.to_string()) } else { None };
+            place = Place { layer: Some(format!("layers.{set}")), component };
+        }
+        at += 1;
+    });
+    place
+}
+
+/// The first application whose stream differs, of streams before each and behind the last.
+pub fn first_stream(subject: &Subject, found: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Place {
+    for (l, (a, b)) in found.iter().zip(expected).enumerate() {
+        if super::error(a, b) > tolerance {
+            return match l.checked_sub(1) {
+                None => Place { layer: Some("embed".into()), component: None },
+                Some(l) => application(subject, l),
+            };
+        }
+    }
+    Place { layer: (!found.is_empty()).then(|| "head".into()), component: None }
+}
+
+fn used(spec: &Spec) -> Vec<String> {
+    fn walk(items: &[Item], found: &mut Vec<String>) {
+        for item in items {
+            match item {
+                Item::Layer(e) => found.extend(names(e).into_iter().map(str::to_string)),
+                Item::Repeat { items, .. } | Item::Recur { items, .. } => walk(items, found),
+            }
+        }
+    }
+    let mut found = vec![];
+    walk(&spec.model.body, &mut found);
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn fails_alone(proof: &dyn Proof, subject: &Subject, component: &str) -> bool {
+    let mut spec = subject.spec.clone();
+    spec.model.body = items(&spec.model.body, component);
+    if spec.model.body.is_empty() {
+        return false;
+    }
+    let Ok(alone) = Subject::new(spec, subject.seed, None, subject.devices, subject.pipeline) else {
+        return false;
+    };
+    let mut checks = Checks::default();
+    proof.prove(&alone, &mut checks).is_err() || !checks.failed.is_empty()
+}
+
+/// The body with one component alone.
+fn items(all: &[Item], component: &str) -> Vec<Item> {
+    let keep = |item: &Item| match item {
+        Item::Layer(e) => expr(e, component).map(Item::Layer),
+        Item::Repeat { count, items: inner } => {
+            let items = items(inner, component);
+            (!items.is_empty()).then_some(Item::Repeat { count: *count, items })
+        }
+        Item::Recur { count, residual_norm, items: inner } => {
+            let items = items(inner, component);
+            let residual_norm = *residual_norm;
+            (!items.is_empty()).then_some(Item::Recur { count: *count, residual_norm, items })
+        }
+    };
+    all.iter().filter_map(keep).collect()
+}
+
+fn expr(e: &Expr, component: &str) -> Option<Expr> {
+    match e {
+        Expr::Component(name) => (name == component).then(|| e.clone()),
+        Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().find_map(|t| expr(t, component)),
+        Expr::Skip(skip, inner) => {
+            expr(inner, component).map(|inner| Expr::Skip(skip.clone(), Box::new(inner)))
+        }
+    }
+}

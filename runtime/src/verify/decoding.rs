@@ -1,0 +1,273 @@
+//! Caches, batches, and what comes later: nothing but its own past changes a token's logits.
+
+use super::subject::{ROWS, Subject, add_backward, apart, backward, streams};
+use super::{Checks, Place, Proof, VerifyError, blame, error, length, widen};
+use crate::generate::NextLogits;
+use crate::model::Scale;
+use dreamc_compiler::Options;
+use dreamc_compiler::lower::Form;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::spec::{Component, Expr, Item, Router, Skip, SkipLevel, SkipRule};
+
+const AHEAD: &str = "a `skip` looks at later tokens, and the model is never sampled";
+
+/// Cached decoding equals uncached.
+pub struct Cached;
+
+impl Proof for Cached {
+    fn name(&self) -> &'static str {
+        "cached"
+    }
+
+    fn claim(&self) -> &'static str {
+        "cached decoding equals uncached"
+    }
+
+    fn how(&self) -> &'static str {
+        "prefill of prompts of two lengths and decoding token by token, against the forward over the whole rows"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        if !s.samples() {
+            return Ok(Some(AHEAD.into()));
+        }
+        let device = s.cpu(1);
+        let mut whole = s.load(&device, &s.options())?;
+        whole.evaluate(&s.plain)?;
+        let t = s.sequence();
+        let tolerance = s.logits_tolerance()?;
+        let mut cached = s.cached(&device, &Rewriting::default())?;
+        let rows: Vec<Vec<u32>> =
+            s.plain.ids.chunks(t).map(|r| r.iter().map(|&i| i as u32).collect()).collect();
+        // The second prompt is shorter by a token, and both are read in pieces where there is room for that.
+        let mut lengths: Vec<usize> = (0..ROWS).map(|row| 4usize.saturating_sub(row).clamp(1, t)).collect();
+        let prompts: Vec<Vec<u32>> = rows.iter().zip(&lengths).map(|(r, &n)| r[..n].to_vec()).collect();
+        let mut logits = cached.start(&prompts)?;
+        let mut program = "prefill";
+        loop {
+            for row in 0..ROWS {
+                let at = lengths[row] - 1;
+                let expected = widen(&whole.logits(row, at)?);
+                let e = error(&widen(&logits[row]), &expected);
+                let place = if e <= tolerance || program == "prefill" {
+                    Place::default()
+                } else {
+                    let hidden = s.spec.model.hidden as usize;
+                    let part = |all: Vec<Vec<f64>>, from: usize| -> Vec<Vec<f64>> {
+                        all.iter().map(|x| x[from * hidden..][..hidden].to_vec()).collect()
+                    };
+                    let a = part(streams(cached.model(), "decode.stream")?, row);
+                    let b = part(streams(&mut whole, "stream")?, row * t + at);
+                    blame::first_stream(s, &a, &b, tolerance)
+                };
+                checks.check(format!("logits of row {row}, token {at} ({program})"), e, tolerance, place);
+            }
+            if lengths.iter().any(|&n| n >= t) || lengths.iter().any(|&n| n >= s.spec.model.context as usize)
+            {
+                return Ok(None);
+            }
+            let next: Vec<u32> = rows.iter().zip(&lengths).map(|(r, &n)| r[n]).collect();
+            lengths.iter_mut().for_each(|n| *n += 1);
+            logits = cached.advance(&next)?;
+            program = "decode";
+        }
+    }
+}
+
+/// Neither the number of rows nor what is in them changes a row.
+pub struct Batches;
+
+impl Proof for Batches {
+    fn name(&self) -> &'static str {
+        "batch"
+    }
+
+    fn claim(&self) -> &'static str {
+        "batch size does not change a row"
+    }
+
+    fn how(&self) -> &'static str {
+        "rows together against rows alone; decoding with the rows in another order, to the bit; gradients of rows added up"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        let device = s.cpu(1);
+        let mut together = s.load(&device, &s.options())?;
+        let mut alone = s.load(&device, &Options { batch: 1, ..s.options() })?;
+        let t = s.sequence();
+        let vocab = s.spec.model.vocab as usize;
+        let tolerance = s.logits_tolerance()?;
+        together.evaluate(&s.batch)?;
+        let all = widen(&together.all_logits()?);
+        let all_streams = streams(&mut together, "stream")?;
+        for row in 0..ROWS {
+            alone.evaluate(&s.batch.slice(row, 1))?;
+            let found = widen(&alone.all_logits()?);
+            let e = error(&found, &all[row * t * vocab..][..t * vocab]);
+            let mut place = Place::default();
+            if e > tolerance {
+                let one = streams(&mut alone, "stream")?;
+                let n = one.first().map_or(0, Vec::len);
+                let there: Vec<Vec<f64>> = all_streams.iter().map(|x| x[row * n..][..n].to_vec()).collect();
+                place = blame::first_stream(s, &one, &there, tolerance);
+            }
+            checks.check(format!("logits of row {row}"), e, tolerance, place);
+        }
+
+        if s.samples() {
+            let mut cached = s.cached(&device, &Rewriting::default())?;
+            let n = 4.min(t - 1);
+            let mut prompts: Vec<Vec<u32>> =
+                s.plain.ids.chunks(t).map(|r| r[..n.max(1)].iter().map(|&i| i as u32).collect()).collect();
+            let mut seen = vec![];
+            for turn in 0..2 {
+                let mut logits = cached.start(&prompts)?;
+                if t > n {
+                    let mut next: Vec<u32> = s.plain.ids.chunks(t).map(|r| r[n] as u32).collect();
+                    next.rotate_left(turn);
+                    logits.extend(cached.advance(&next)?);
+                }
+                logits.chunks_mut(ROWS).for_each(|l| l.rotate_right(turn));
+                seen.push(logits.into_iter().flatten().collect::<Vec<f32>>());
+                prompts.rotate_left(1);
+            }
+            let other = seen[0].iter().zip(&seen[1]).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            checks.check("bits of decoded logits with the rows turned", other as f64, 0.0, Place::default());
+        }
+
+        if means_of_routers(s) {
+            return Ok(None);
+        }
+        // Losses of routers are means over a micro-batch, of tokens that are as many in every row.
+        let sum = backward(&mut together, &s.batch, None)?;
+        alone.drop_step()?;
+        let scale = Scale { loss: 1.0 / s.batch.learned().max(1) as f32, auxiliary: 1.0 / ROWS as f32 };
+        let mut parts = None;
+        for row in 0..ROWS {
+            parts = Some(add_backward(&mut alone, &s.batch.slice(row, 1), scale, None, row == 0)?);
+        }
+        let Some(parts) = parts else { return Ok(None) };
+        let longest = sum.gradients.values().map(|g| length(g.iter().copied())).fold(0.0, f64::max);
+        for (name, expected) in &sum.gradients {
+            let e = parts.gradients.get(name).map_or(f64::INFINITY, |g| apart(g, expected, longest));
+            checks.check(
+                format!("gradient of {name}, added up"),
+                e,
+                s.gradient_tolerance(name)?,
+                Place::of_tensor(name),
+            );
+        }
+        Ok(None)
+    }
+}
+
+/// Whether a loss of a router is no sum over rows.
+fn means_of_routers(s: &Subject) -> bool {
+    let balances = |r: &Router| r.load_balance_loss != 0.0;
+    let component = |c: &Component| match c {
+        Component::Sequence(a) | Component::Depth(a) => {
+            a.projection.as_ref().is_some_and(|p| balances(&p.router))
+        }
+        Component::Experts(e) => balances(&e.router),
+        Component::Mlp(_) => false,
+    };
+    any_skip(s, &|skip| matches!(skip.rule, SkipRule::Threshold { .. }))
+        || s.spec.model.components.values().any(component)
+}
+
+/// No later token changes a logit.
+pub struct Causal;
+
+impl Proof for Causal {
+    fn name(&self) -> &'static str {
+        "causal"
+    }
+
+    fn claim(&self) -> &'static str {
+        "a later token changes no logit"
+    }
+
+    fn how(&self) -> &'static str {
+        "evaluation with one token replaced, on the CPU and in f64; training too, where no top-k router looks ahead"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        let vocab = s.spec.model.vocab;
+        let t = s.sequence();
+        if vocab < 2 || t < 2 {
+            return Ok(Some("there is one token to choose or to read".into()));
+        }
+        let ahead = any_skip(s, &|skip| match skip.rule {
+            SkipRule::TopK { capacity, .. } => capacity < 1.0,
+            SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
+        });
+        if !s.samples() {
+            return Ok(Some(AHEAD.into()));
+        }
+        let device = s.cpu(1);
+        let mut model = s.load(&device, &s.options())?;
+        let inference = s.oracle(None, &Rewriting::off(), Form::Inference)?;
+        let training = if ahead { None } else { Some(s.oracle(None, &Rewriting::off(), Form::Training)?) };
+        model.evaluate(&s.batch)?;
+        let evaluated = widen(&model.all_logits()?);
+        let exact = s.forward(&inference, &s.batch)?;
+        let trained = training.as_ref().map(|o| s.forward(o, &s.batch)).transpose()?;
+        let tolerance = s.logits_tolerance()?;
+        for at in [1, t / 2, t - 1] {
+            let mut other = s.batch.clone();
+            for row in 0..ROWS {
+                let id = &mut other.ids[row * t + at];
+                *id = (*id + 1 + row as i32) % vocab as i32;
+            }
+            let v = vocab as usize;
+            let before = |x: &[f64]| -> Vec<f64> {
+                (0..ROWS).flat_map(|row| x[row * t * v..][..at * v].to_vec()).collect()
+            };
+            let mut compare =
+                |what: &str, found: &[f64], expected: &[f64], tolerance: f64, place: &dyn Fn() -> Place| {
+                    let e = error(&before(found), &before(expected));
+                    let place = if e > tolerance { place() } else { Place::default() };
+                    checks.check(format!("{what} before token {at}"), e, tolerance, place);
+                };
+            let other_exact = s.forward(&inference, &other)?;
+            let hidden = s.spec.model.hidden as usize;
+            let earlier = |streams: &[dreamc_compiler::ir::interpret::Tensor]| -> Vec<Vec<f64>> {
+                let rows = |x: &[f64]| -> Vec<f64> {
+                    (0..ROWS).flat_map(|row| x[row * t * hidden..][..at * hidden].to_vec()).collect()
+                };
+                streams.iter().map(|x| rows(x.floats())).collect()
+            };
+            compare("logits in f64", other_exact.logits.floats(), exact.logits.floats(), 1e-12, &|| {
+                blame::first_stream(s, &earlier(&other_exact.streams), &earlier(&exact.streams), 1e-12)
+            });
+            if let (Some(oracle), Some(trained)) = (&training, &trained) {
+                let found = s.forward(oracle, &other)?;
+                compare("logits in training", found.logits.floats(), trained.logits.floats(), 1e-12, &|| {
+                    blame::first_stream(s, &earlier(&found.streams), &earlier(&trained.streams), 1e-12)
+                });
+            }
+            model.evaluate(&other)?;
+            let found = widen(&model.all_logits()?);
+            compare("logits", &found, &evaluated, tolerance, &Place::default);
+        }
+        Ok(None)
+    }
+}
+
+/// Whether some `skip` of the model is of a kind.
+fn any_skip(s: &Subject, is: &dyn Fn(&Skip) -> bool) -> bool {
+    fn expr(e: &Expr, is: &dyn Fn(&Skip) -> bool) -> bool {
+        match e {
+            Expr::Component(_) => false,
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| expr(t, is)),
+            Expr::Skip(skip, inner) => is(skip) || expr(inner, is),
+        }
+    }
+    fn any(items: &[Item], is: &dyn Fn(&Skip) -> bool) -> bool {
+        items.iter().any(|item| match item {
+            Item::Layer(e) => expr(e, is),
+            Item::Repeat { items, .. } | Item::Recur { items, .. } => any(items, is),
+        })
+    }
+    any(&s.spec.model.body, is)
+}

@@ -1,0 +1,338 @@
+//! Devices do the same: the CPU as the interpreter, others as the CPU, one thread as several.
+
+use super::subject::{Subject, backward, streams};
+use super::{Checks, Place, Proof, VerifyError, blame, error, widen};
+use crate::device::agree::compare;
+use crate::device::{DeviceError, Session};
+use crate::generate::NextLogits;
+use crate::model::{Model, Scale};
+use crate::train::schedule;
+use dreamc_compiler::compiled::{Compiled, TensorKind};
+use dreamc_compiler::lower::Form;
+use dreamc_compiler::program::BufferId;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_compiler::{Options, PREPARE, matches};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component};
+use indexmap::IndexMap;
+
+/// A launch from the same memory rounds as often as its sums are long.
+const LAUNCH: f64 = 5e-5;
+
+/// How far an optimizer step may be off, relative to the longest move.
+const STEP: f64 = 1e-3;
+
+/// Devices agree.
+pub struct Devices;
+
+impl Proof for Devices {
+    fn name(&self) -> &'static str {
+        "devices"
+    }
+
+    fn claim(&self) -> &'static str {
+        "devices agree"
+    }
+
+    fn how(&self) -> &'static str {
+        "logits of training and evaluation on the CPU against f64, two optimizer steps against their formulas; the device \
+         asked for against the CPU launch by launch, in every program"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        let device = s.cpu(1);
+        let tolerance = s.logits_tolerance()?;
+        let mut model = s.load(&device, &s.options())?;
+        for (form, what) in [(Form::Inference, "evaluation"), (Form::Training, "training")] {
+            let expected = s.forward(&s.oracle(None, &Rewriting::off(), form)?, &s.batch)?;
+            let found = if form == Form::Inference {
+                model.evaluate(&s.batch)?;
+                widen(&model.all_logits()?)
+            } else {
+                backward(&mut model, &s.batch, None)?.logits
+            };
+            let e = error(&found, expected.logits.floats());
+            let mut place = Place::default();
+            if e > tolerance {
+                let expected: Vec<Vec<f64>> = expected.streams.iter().map(|x| x.floats().to_vec()).collect();
+                place = blame::first_stream(s, &streams(&mut model, "stream")?, &expected, tolerance);
+            }
+            checks.check(format!("logits of {what}"), e, tolerance, place);
+        }
+        optimizer(s, &mut model, checks)?;
+        for (name, asked) in s.devices {
+            let training = s.compile(&Options { depths: vec![], ..s.options() })?;
+            let mut programs = vec![(&training, vec!["backward", "norm", "update", "evaluate"])];
+            let writing =
+                if s.samples() { Some(s.compile(&s.cached_options(&Rewriting::default()))?) } else { None };
+            if let Some(writing) = &writing {
+                let all = [PREPARE, "prefill", "decode"];
+                let there = |p: &&str| writing.plan.programs.contains_key(*p);
+                programs.push((writing, all.into_iter().filter(there).collect()));
+            }
+            for (compiled, names) in programs {
+                for program in names {
+                    let fill = |session: &mut dyn Session| fill(s, compiled, program, session);
+                    for launch in compare(&compiled.plan, program, &device, *asked, &fill)? {
+                        let what = format!("{name}, {program}, {}, {}", launch.origin, launch.buffer);
+                        let place = of_origin(s, &launch.origin);
+                        checks.check(what, launch.difference, LAUNCH, place);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The layer that a launch's origin names: bodies are numbered as they are first used, and so are their first weights.
+fn of_origin(s: &Subject, origin: &str) -> Place {
+    let name = origin.split([':', '.', ' ']).next().unwrap_or_default();
+    let layer = match name {
+        "embed" | "head" => Some(name.to_string()),
+        _ => name.strip_prefix("layer").and_then(|body| {
+            let body: usize = body.parse().ok()?;
+            let a = dreamc_compiler::architecture::Architecture::new(&s.spec.model, None).ok()?;
+            let set = a.sets.iter().position(|x| x.0 == body)?;
+            Some(format!("layers.{set}"))
+        }),
+    };
+    Place { layer, component: None }
+}
+
+/// Weights and inputs of every program.
+fn fill(
+    s: &Subject,
+    compiled: &Compiled,
+    program: &str,
+    session: &mut dyn Session,
+) -> Result<(), DeviceError> {
+    for t in &compiled.tensors {
+        if let Some(tensor) = s.weights.get(&t.name) {
+            let values: Vec<f32> = tensor.floats().iter().map(|&x| x as f32).collect();
+            session.write_at(t.weight, t.instance, 0, &values)?;
+            if let (Some(gradient), "norm" | "update") = (t.gradient, program) {
+                let values: Vec<f32> = values.iter().rev().map(|x| 0.1 * x).collect();
+                session.write_at(gradient, t.instance, 0, &values)?;
+            }
+        }
+    }
+    let plan = &compiled.plan;
+    let ints = |session: &mut dyn Session, name: &str, values: &dyn Fn(u64, u64) -> i32| {
+        let Some(id) = plan.find(name) else { return Ok(()) };
+        let [rows, n] = plan.buffer(id).shape[..] else { return Ok(()) };
+        let values: Vec<i32> =
+            (0..rows).flat_map(|r| (0..n).map(move |i| (r, i))).map(|(r, i)| values(r, i)).collect();
+        session.write_at(id, 0, 0, &values)
+    };
+    let t = s.sequence() as u64;
+    let of = |values: &[i32], row: u64, i: u64| values[((row * t + i) as usize) % values.len().max(1)];
+    for (name, values) in [
+        ("ids", &s.batch.ids),
+        ("targets", &s.batch.targets),
+        ("positions", &s.batch.positions),
+        ("segments", &s.batch.segments),
+    ] {
+        ints(session, name, &|r, i| of(values, r, i))?;
+    }
+    // Writing goes on behind two tokens that are in the caches as zeros.
+    for scope in ["prefill", "decode"] {
+        ints(session, &format!("{scope}.ids"), &|r, i| of(&s.plain.ids, r, i))?;
+        ints(session, &format!("{scope}.positions"), &|_, i| i as i32 + 2)?;
+        ints(session, &format!("{scope}.slots"), &|_, i| i as i32 + 2)?;
+        if scope == program {
+            let width = plan.find(&format!("{scope}.ids")).map_or(1, |id| plan.buffer(id).shape[1]);
+            ints(session, "key_positions", &|_, i| if i < 2 + width { i as i32 } else { -1 })?;
+        }
+    }
+    for (i, b) in plan.buffers.iter().enumerate().filter(|(_, b)| b.name.ends_with(".cached")) {
+        let none = vec![-1; (b.elements() * b.instances) as usize];
+        session.write_at(BufferId(i as u32), 0, 0, &none)?;
+    }
+    for (name, values) in [
+        ("loss_scale", vec![1.0 / s.batch.learned().max(1) as f32]),
+        ("aux_scale", vec![1.0]),
+        ("norm", vec![1.5]),
+        ("scalars", schedule::scalars(&s.spec.train, 1).to_vec()),
+    ] {
+        if let Some(id) = plan.find(name) {
+            session.write_at(id, 0, 0, &values)?;
+        }
+    }
+    Ok(())
+}
+
+/// Two optimizer steps by the formulas, from the device's own gradients.
+fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), VerifyError> {
+    let train = &s.spec.train;
+    let tensors = model.compiled().tensors.clone();
+    let mut expected: IndexMap<&str, [Vec<f64>; 3]> = IndexMap::new();
+    for t in &tensors {
+        let w = widen(&model.get(&t.name)?);
+        expected.insert(&t.name, [w.clone(), vec![0.0; w.len()], vec![0.0; w.len()]]);
+    }
+    model.drop_step()?;
+    for step in 1..=2u64 {
+        model.begin_step()?;
+        model.backward(
+            &s.batch,
+            Scale { loss: 1.0 / s.batch.learned().max(1) as f32, auxiliary: 1.0 },
+            None,
+        )?;
+        let mut gradients: IndexMap<&str, Vec<f64>> = IndexMap::new();
+        let mut counts: IndexMap<&str, Vec<f64>> = IndexMap::new();
+        for t in &tensors {
+            if let Some(g) = model.gradient(t)? {
+                gradients.insert(&t.name, widen(&g));
+            }
+            if t.counts.is_some() {
+                counts.insert(&t.name, widen(&model.get(&format!("{}.counts", t.name))?));
+            }
+        }
+        let norm = gradients.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
+        let found = f64::from(model.norm()?);
+        checks.check(
+            format!("gradient norm of step {step}"),
+            (found - norm).abs() / norm.max(1e-9),
+            1e-5,
+            Place::default(),
+        );
+        model.update(&schedule::scalars(train, step))?;
+        let clip = train.clip.map_or(1.0, |c| (c / norm).min(1.0));
+        let lr = schedule::learning_rate(train, step);
+        for t in &tensors {
+            let Some([w, m, v]) = expected.get_mut(t.name.as_str()) else { continue };
+            let began = w.clone();
+            if let Some(g) = gradients.get(t.name.as_str()) {
+                let (decay, rate) = recipe(s, &t.name, t.shape.len(), t.kind);
+                let (b1, b2) = train.betas;
+                let correct = |b: f64| 1.0 - b.powi(step as i32);
+                for i in 0..w.len() {
+                    let g = g[i] * clip;
+                    m[i] = b1 * m[i] + (1.0 - b1) * g;
+                    v[i] = b2 * v[i] + (1.0 - b2) * g * g;
+                    let step = (m[i] / correct(b1)) / ((v[i] / correct(b2)).sqrt() + train.eps);
+                    w[i] -= lr * rate * (step + decay * w[i]);
+                }
+            } else if let (Some(n), Some(law)) = (counts.get(t.name.as_str()), balance(s, &t.name)) {
+                balanced(w, n, law);
+            }
+            let found = widen(&model.get(&t.name)?);
+            let largest = |x: &mut dyn Iterator<Item = f64>| x.fold(0.0f64, |a, b| a.max(b.abs()));
+            let moved = largest(&mut w.iter().zip(&began).map(|(a, b)| a - b));
+            // One bit of the largest weight is no move.
+            let bit = largest(&mut w.iter().copied()) * 1.2e-7;
+            let off = largest(&mut found.iter().zip(w.iter()).map(|(a, b)| a - b));
+            let e = off / moved.max(bit / STEP).max(1e-30);
+            checks.check(format!("{} after step {step}", t.name), e, STEP, Place::of_tensor(&t.name));
+            // What rounding added is not magnified by the next step.
+            w.copy_from_slice(&found);
+        }
+    }
+    s.fill(model)
+}
+
+/// Weight decay and factor on the learning rate.
+fn recipe(s: &Subject, name: &str, dims: usize, kind: TensorKind) -> (f64, f64) {
+    let train = &s.spec.train;
+    let matrix = dims >= 2 && (kind != TensorKind::Embedding || train.decay_embeddings);
+    let router = name.contains(".router.") || name.contains(".skip.");
+    let mut chosen = (if matrix { train.weight_decay } else { 0.0 }, 1.0);
+    for group in &train.groups {
+        if matches(&group.pattern, name) || (group.pattern == "routers" && router) {
+            chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
+        }
+    }
+    chosen
+}
+
+/// The balancing of a bias.
+fn balance(s: &Subject, name: &str) -> Option<Balance> {
+    let component = Place::of_tensor(name).component?;
+    match s.spec.model.components.get(&component)? {
+        Component::Sequence(a) | Component::Depth(a) => a.projection.as_ref()?.router.balance,
+        Component::Experts(e) => e.router.balance,
+        Component::Mlp(_) => None,
+    }
+}
+
+/// `b += λ·law(target(N) - N)`
+fn balanced(bias: &mut [f64], n: &[f64], law: Balance) {
+    let mut sorted = n.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let mean = n.iter().sum::<f64>() / n.len().max(1) as f64;
+    let target = match law.target {
+        BalanceTarget::Mean => mean,
+        BalanceTarget::Median => (sorted[(n.len() - 1) / 2] + sorted[n.len() / 2]) / 2.0,
+    };
+    for (b, n) in bias.iter_mut().zip(n) {
+        let off = target - n;
+        *b += law.rate
+            * match law.law {
+                BalanceLaw::Sign if off == 0.0 => 0.0,
+                BalanceLaw::Sign => off.signum(),
+                BalanceLaw::Proportional if mean == 0.0 => 0.0,
+                BalanceLaw::Proportional => off / mean,
+            };
+    }
+}
+
+/// The bits are the same on any number of threads.
+pub struct Threads;
+
+impl Proof for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn claim(&self) -> &'static str {
+        "the same bits on 1, 2 and 3 threads"
+    }
+
+    fn how(&self) -> &'static str {
+        "losses, gradients, weights after a step and decoded logits on the CPU"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        let mut first: Option<Vec<(String, Vec<f32>)>> = None;
+        for threads in 1..=3 {
+            let device = s.cpu(threads);
+            let mut model = s.load(&device, &s.options())?;
+            let mut all = vec![("losses of tokens".to_string(), model.evaluate(&s.batch)?)];
+            let trained = backward(&mut model, &s.batch, None)?;
+            all.push(("loss".into(), vec![trained.loss as f32]));
+            for (name, g) in trained.gradients {
+                all.push((format!("gradient of {name}"), g.iter().map(|&x| x as f32).collect()));
+            }
+            model.norm()?;
+            model.update(&schedule::scalars(&s.spec.train, 1))?;
+            for (name, _) in model.entries() {
+                let values = model.get(&name)?;
+                all.push((name, values));
+            }
+            if s.samples() {
+                let mut cached = s.cached(&device, &Rewriting::default())?;
+                let t = s.sequence();
+                let n = 3.min(t);
+                let prompts = s.plain.ids.chunks(t).map(|r| r[..n].iter().map(|&i| i as u32).collect());
+                let mut logits = cached.start(&prompts.collect::<Vec<_>>())?;
+                if t > n {
+                    logits.extend(
+                        cached.advance(&s.plain.ids.chunks(t).map(|r| r[n] as u32).collect::<Vec<_>>())?,
+                    );
+                }
+                all.push(("decoded logits".into(), logits.concat()));
+            }
+            let Some(first) = &first else {
+                first = Some(all);
+                continue;
+            };
+            for ((name, a), (_, b)) in first.iter().zip(&all) {
+                let other = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                let tensor = name.strip_prefix("gradient of ").unwrap_or(name);
+                let place = if tensor.contains('.') { Place::of_tensor(tensor) } else { Place::default() };
+                checks.check(format!("bits of {name} on {threads} threads"), other as f64, 0.0, place);
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,178 @@
+//! Making a specification small without making it another one.
+//!
+//! *In*: a specification. *Out*: one whose f64 interpretation takes milliseconds. *Promise*: components, their keys, how they
+//! are composed, nested and repeated stay. Sizes become the smallest that keep what matters of them:
+//!
+//! | size | becomes | keeps |
+//! |---|---|---|
+//! | hidden, intermediate, query, vocabulary | at most 12, 6, 4, 17 | odd ones odd, ones one |
+//! | heads, kv heads | at most 2 kv heads of 3 queries | one kv head for several queries, several kv heads |
+//! | head size | at most 4 | two rotary pairs, so that a reversed half is there |
+//! | window | at most 3 | shorter than the sequence, where it was |
+//! | experts | at most 5, of which 2 are active | all active, one expert, no-ops |
+//! | `repeat`, `recur` | at most 2, 3 | loops, several depths of each body |
+//! | capacity of `skip` | between 0.3 and 0.8 | some tokens take part and some do not |
+//! | context, batch, steps | 12, 4, 6 | |
+//! | learning rate, weight decay | at least 1e-2, 0.1 where there is any | what they do is more than rounding |
+
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::*;
+
+/// Tokens of a sequence.
+pub const SEQUENCE: u64 = 9;
+
+/// A model of so many parameters is taken as it is where its own weights are to be used.
+pub const WHOLE: u64 = 300_000;
+
+/// What became of a specification.
+#[derive(Clone, Debug)]
+pub struct Shrunk {
+    /// It, small.
+    pub spec: Spec,
+    /// What changed, for people.
+    pub changes: Vec<String>,
+    /// Whether the model was taken as it is.
+    pub whole: bool,
+}
+
+/// Makes a specification small; one that is to be taken with its own weights, only its batches, where it is small already.
+pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
+    let mut small = Spec { weights: None, matching: None, ..spec.clone() };
+    let count = dreamc_compiler::count::figures(&spec.model, Precision::F32, 1);
+    let whole = weights && count.is_ok_and(|f| f.parameters <= WHOLE.into());
+    let mut changes = vec![];
+    if whole {
+        recipe(&mut small, u64::MAX);
+        return Shrunk { spec: small, changes, whole };
+    }
+    let model = &mut small.model;
+    {
+        let mut less = |what: &str, value: &mut u64, most: u64| {
+            if *value > most {
+                changes.push(format!("{what} {value} -> {most}"));
+                *value = most;
+            }
+        };
+        less("vocab", &mut model.vocab, 17);
+        less("hidden", &mut model.hidden, 12);
+        less("context", &mut model.context, SEQUENCE + 3);
+        let sequence = SEQUENCE.min(model.context);
+        for (name, component) in &mut model.components {
+            let of = |key: &str| format!("{name}.{key}");
+            match component {
+                Component::Sequence(a) | Component::Depth(a) => {
+                    let group = (a.heads / a.kv_heads.max(1)).min(3);
+                    less(&of("kv_heads"), &mut a.kv_heads, 2);
+                    less(&of("heads"), &mut a.heads, a.kv_heads * group);
+                    less(&of("head_size"), &mut a.head_size, 4);
+                    if let Some(window) = &mut a.window {
+                        less(
+                            &of("window"),
+                            window,
+                            if *window < spec.model.context { 3.min(sequence - 1).max(1) } else { sequence },
+                        );
+                    }
+                    if let Some(p) = &mut a.projection {
+                        if let Some(count) = &mut p.count {
+                            less(&of("projection.count"), count, 4);
+                        }
+                        router(&mut p.router, &of("projection"), &mut less);
+                    }
+                }
+                Component::Experts(e) => {
+                    let all = e.active >= e.count + e.noop;
+                    less(&of("noop"), &mut e.noop, 2);
+                    if all {
+                        less(&of("count"), &mut e.count, 3);
+                        e.active = e.active.min(e.count + e.noop);
+                    } else {
+                        less(&of("count"), &mut e.count, 5);
+                        less(&of("active"), &mut e.active, 2);
+                    }
+                    less(&of("intermediate"), &mut e.intermediate, 6);
+                    router(&mut e.router, name, &mut less);
+                }
+                Component::Mlp(m) => less(&of("intermediate"), &mut m.intermediate, 7),
+            }
+        }
+        items(&mut model.body, &mut less);
+    }
+    let outer = model.body.iter().filter_map(|i| match i {
+        Item::Recur { count, .. } => Some(*count),
+        _ => None,
+    });
+    let outer = outer.max().unwrap_or(1);
+    recipe(&mut small, outer);
+    Shrunk { spec: small, changes, whole: false }
+}
+
+type Less<'a> = &'a mut dyn FnMut(&str, &mut u64, u64);
+
+fn router(r: &mut Router, name: &str, less: Less) {
+    if let RouterForm::LowRank { query, .. } = &mut r.form {
+        less(&format!("{name}.query"), query, 4);
+    }
+}
+
+fn items(all: &mut [Item], less: Less) {
+    for item in all {
+        match item {
+            Item::Layer(e) => expr(e, less),
+            Item::Repeat { count, items: inner } => {
+                less("repeat", count, 2);
+                items(inner, less);
+            }
+            Item::Recur { count, items: inner, .. } => {
+                less("recur", count, 3);
+                items(inner, less);
+            }
+        }
+    }
+}
+
+fn expr(e: &mut Expr, less: Less) {
+    match e {
+        Expr::Component(_) => {}
+        Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter_mut().for_each(|t| expr(t, less)),
+        Expr::Skip(skip, inner) => {
+            match &mut skip.rule {
+                SkipRule::TopK { capacity, causal } => {
+                    share(capacity);
+                    if let Some(CausalRule::Predictor { hidden, .. }) = causal {
+                        less("predictor", hidden, 5);
+                    }
+                }
+                SkipRule::Threshold { capacity, .. } => share(capacity),
+            }
+            expr(inner, less);
+        }
+    }
+}
+
+fn share(capacity: &mut f64) {
+    if *capacity < 1.0 {
+        *capacity = capacity.clamp(0.34, 0.8);
+    }
+}
+
+/// A recipe of a few steps that trains everything.
+fn recipe(spec: &mut Spec, outer: u64) {
+    let train = &mut spec.train;
+    train.steps = 6;
+    (train.batch, train.accumulate) = (4, 2);
+    train.sequence = Some(SEQUENCE.min(spec.model.context));
+    train.precision = Precision::F32;
+    (train.only, train.freeze) = (vec![], vec![]);
+    train.warmup = train.warmup.min(2);
+    train.learning_rate = train.learning_rate.max(1e-2);
+    if train.weight_decay > 0.0 {
+        train.weight_decay = train.weight_decay.max(0.1);
+    }
+    train.patience = None;
+    train.evaluate = Evaluate { every: 0, batches: 1 };
+    train.checkpoint = Checkpoint { every: 3, keep: 4, keep_every: 0, best: false };
+    if let Some((low, high)) = &mut train.random_depth {
+        *high = (*high).min(outer);
+        *low = (*low).min(*high);
+    }
+}

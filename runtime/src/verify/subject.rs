@@ -1,0 +1,456 @@
+//! What every proof is about: a small specification with weights and a batch.
+//!
+//! *Promise*: weights are a function of seed, name and kind, so that models that share a tensor's name share its values; they are
+//! drawn again until no router decides by less than [`MARGIN`], since rounding alone would change such a decision.
+
+use super::{VerifyError, distance, error, length, widen};
+use crate::data::Batch;
+use crate::data::batch::NO_LOSS;
+use crate::device::Device;
+use crate::device::cpu::{CpuDevice, CpuOptions};
+use crate::generate::Cached;
+use crate::model::{Model, Scale};
+use crate::rng::Philox;
+use crate::train::prepare::masked;
+use dreamc_compiler::compiled::{Init, TensorKind};
+use dreamc_compiler::count::{self, CountError, Counts};
+use dreamc_compiler::ir::interpret::Tensor;
+use dreamc_compiler::lower::{Form, Shape};
+use dreamc_compiler::oracle::{self, Evaluation, Forward, Oracle, Setup};
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_compiler::{Cache, CompileError, Compiled, Options, looks_ahead};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{Item, Model as Architecture};
+use indexmap::IndexMap;
+use std::cell::{OnceCell, RefCell};
+
+/// Rows of a batch.
+pub const ROWS: usize = 2;
+
+/// Tokens that a `prefill` takes.
+const CHUNK: u64 = 3;
+
+/// Decisions closer than this are not looked at.
+pub const MARGIN: f64 = 1e-4;
+
+/// How often weights are drawn, at the most.
+const DRAWS: u64 = 12;
+
+/// Where the proofs get what they compare. The compiler is one; tests make others.
+pub trait Pipeline: Sync {
+    /// Compiles a specification.
+    fn compile(&self, spec: &Spec, options: &Options) -> Result<Compiled, CompileError> {
+        dreamc_compiler::compile(spec, options)
+    }
+
+    /// Makes a model that the interpreter evaluates.
+    fn oracle(
+        &self,
+        model: &Architecture,
+        shape: Shape,
+        recurrence: Option<u64>,
+        rewriting: &Rewriting,
+        form: Form,
+    ) -> Result<Oracle, CompileError> {
+        Oracle::with(model, shape, Setup { recurrence, rewriting, form, watch: &|_, _, _| {} })
+    }
+
+    /// Counts a specification.
+    fn count(&self, spec: &Spec, options: &count::Options) -> Result<Counts, CountError> {
+        count::count(spec, options)
+    }
+}
+
+/// The compiler as it is.
+pub struct Compiler;
+
+impl Pipeline for Compiler {}
+
+/// A small specification with weights and a batch.
+pub struct Subject<'a> {
+    /// The specification, shrunk.
+    pub spec: Spec,
+    /// Seed of weights and tokens.
+    pub seed: u64,
+    /// Devices to compare with the CPU.
+    pub devices: &'a [(String, &'a dyn Device)],
+    /// Where programs come from.
+    pub pipeline: &'a dyn Pipeline,
+    /// By tensor name; f32 values.
+    pub weights: IndexMap<String, Tensor>,
+    /// Rows with documents where the specification masks them.
+    pub batch: Batch,
+    /// The same rows as one document each.
+    pub plain: Batch,
+    compiled: RefCell<Vec<(Options, Compiled)>>,
+    noise: OnceCell<Noise>,
+}
+
+/// What rounding does to a model: how far its results move when every weight moves by a bit or two.
+#[derive(Clone, Debug, Default)]
+pub struct Noise {
+    /// Relative to the largest logit.
+    pub logits: f64,
+    /// Of gradients, by tensor, relative to their length.
+    pub gradients: IndexMap<String, f64>,
+}
+
+impl<'a> Subject<'a> {
+    /// Draws weights, unless they are `given`, and tokens.
+    pub fn new(
+        spec: Spec,
+        seed: u64,
+        given: Option<&IndexMap<String, Vec<f32>>>,
+        devices: &'a [(String, &'a dyn Device)],
+        pipeline: &'a dyn Pipeline,
+    ) -> Result<Self, VerifyError> {
+        let mut subject = Subject {
+            batch: Batch::default(),
+            plain: Batch::default(),
+            spec,
+            seed,
+            devices,
+            pipeline,
+            weights: IndexMap::new(),
+            compiled: RefCell::default(),
+            noise: OnceCell::new(),
+        };
+        let oracle = subject.oracle(None, &Rewriting::off(), Form::Training)?;
+        let mut best = f64::NEG_INFINITY;
+        let mut kept = None;
+        for draw in 0..DRAWS {
+            let seed = seed.wrapping_mul(DRAWS).wrapping_add(draw);
+            subject.draw_batch(seed);
+            subject.weights = oracle
+                .tensors()
+                .into_iter()
+                .map(|(name, dims, kind, init)| {
+                    let values = match given.and_then(|g| g.get(&name)) {
+                        Some(values) => widen(values),
+                        None => subject.draw(seed, &name, &dims, kind, init),
+                    };
+                    let dims: Vec<usize> = dims.iter().map(|&d| d as usize).collect();
+                    (name, Tensor::float(&dims, values))
+                })
+                .collect();
+            let margin = subject.margin(&oracle)?;
+            if margin > best {
+                best = margin;
+                kept = Some((subject.weights.clone(), subject.batch.clone(), subject.plain.clone()));
+            }
+            if best > MARGIN {
+                break;
+            }
+        }
+        if let Some((weights, batch, plain)) = kept {
+            (subject.weights, subject.batch, subject.plain) = (weights, batch, plain);
+        }
+        Ok(subject)
+    }
+
+    /// The same with another model; tensors of the same name keep their values.
+    pub fn with(&self, spec: Spec) -> Result<Subject<'a>, VerifyError> {
+        let mut other = Subject::new(spec, self.seed, None, self.devices, self.pipeline)?;
+        for (name, values) in &self.weights {
+            if let Some(there) = other.weights.get_mut(name).filter(|t| t.dims == values.dims) {
+                *there = values.clone();
+            }
+        }
+        (other.batch, other.plain) = (self.batch.clone(), self.plain.clone());
+        Ok(other)
+    }
+
+    /// Tokens of a row.
+    pub fn sequence(&self) -> usize {
+        self.spec.train.sequence.unwrap_or(self.spec.model.context).min(self.spec.model.context) as usize
+    }
+
+    /// Applications of layers.
+    pub fn depth(&self) -> u64 {
+        dreamc_compiler::architecture::Architecture::new(&self.spec.model, None).map_or(0, |a| a.depth)
+    }
+
+    /// Numbers in all tensors.
+    pub fn parameters(&self) -> u64 {
+        self.weights.values().map(|t| t.floats().len() as u64).sum()
+    }
+
+    fn draw(&self, seed: u64, name: &str, dims: &[u64], kind: TensorKind, init: Init) -> Vec<f64> {
+        let n = dims.iter().product::<u64>();
+        let mut random = Philox::new(seed, name).stream(0);
+        let inner = dims.last().copied().unwrap_or(1).max(1) as f64;
+        let mut between = |wide: f64| (random.unit() * 2.0 - 1.0) * wide;
+        let each = |_| match (kind, init) {
+            (_, Init::Constant(c)) if c != 0.0 => c + between(0.3),
+            (TensorKind::Gain, _) => between(0.3),
+            (TensorKind::Balance, _) => between(0.2),
+            (TensorKind::Embedding, _) => between(1.2),
+            // A gain, or a scalar of a router.
+            _ if dims.len() == 1 && inner == 1.0 => between(0.8),
+            _ => between(1.7 / inner.sqrt()),
+        };
+        (0..n).map(each).map(|x| f64::from(x as f32)).collect()
+    }
+
+    fn draw_batch(&mut self, seed: u64) {
+        let (t, vocab) = (self.sequence(), self.spec.model.vocab);
+        let mut random = Philox::new(seed, "verify tokens").stream(0);
+        let mut plain = Batch::new(t);
+        for row in 0..ROWS {
+            for i in 0..t {
+                plain.ids.push(random.below(vocab) as i32);
+                // Some places are not learned from.
+                let learned = t * ROWS < 3 || (row + 2 * i) % 5 != 1;
+                plain.targets.push(if learned { random.below(vocab) as i32 } else { NO_LOSS });
+                plain.positions.push(i as i32);
+                plain.segments.push(0);
+            }
+        }
+        self.batch = plain.clone();
+        if masked(&self.spec) {
+            for (at, i) in (0..ROWS * t).map(|at| (at, at % t)) {
+                // The first document of each row has another length.
+                let cut = (t / 2 + at / t).min(t);
+                self.batch.segments[at] = i32::from(i >= cut);
+                self.batch.positions[at] = (if i >= cut { i - cut } else { i }) as i32;
+            }
+        }
+        self.plain = plain;
+    }
+
+    fn margin(&self, oracle: &Oracle) -> Result<f64, VerifyError> {
+        let mut margin = self.forward(oracle, &self.batch)?.margin;
+        for depth in self.depths() {
+            let oracle = self.oracle(Some(depth), &Rewriting::off(), Form::Training)?;
+            margin = margin.min(self.forward(&oracle, &self.batch)?.margin);
+        }
+        if oracle.architecture().skips() {
+            let oracle = self.oracle(None, &Rewriting::off(), Form::Inference)?;
+            margin = margin.min(self.forward(&oracle, &self.plain)?.margin);
+        }
+        Ok(margin)
+    }
+
+    /// Other depths that a recurrent model is looked at.
+    pub fn depths(&self) -> Vec<u64> {
+        let mut counts = self.spec.model.body.iter().filter_map(|i| match i {
+            Item::Recur { count, .. } => Some(*count),
+            _ => None,
+        });
+        match (counts.next(), counts.next()) {
+            (Some(count), None) if self.weights_are_few() => vec![if count > 1 { count - 1 } else { 2 }],
+            _ => vec![],
+        }
+    }
+
+    fn weights_are_few(&self) -> bool {
+        self.weights.values().map(|t| t.floats().len()).sum::<usize>() < 50_000
+    }
+
+    /// Whether a model of it can be sampled from.
+    pub fn samples(&self) -> bool {
+        !looks_ahead(&self.spec.model)
+    }
+
+    // The interpreter ------------------------------------------------------------------------------------------------
+
+    /// The interpreter's model.
+    pub fn oracle(
+        &self,
+        depth: Option<u64>,
+        rewriting: &Rewriting,
+        form: Form,
+    ) -> Result<Oracle, VerifyError> {
+        let segments = masked(&self.spec);
+        let shape =
+            Shape { batch: ROWS as u64, sequence: self.sequence() as u64, segments, ..Shape::default() };
+        Ok(self.pipeline.oracle(&self.spec.model, shape, depth, rewriting, form)?)
+    }
+
+    /// The interpreter's way forward.
+    pub fn forward(&self, oracle: &Oracle, batch: &Batch) -> Result<Forward, VerifyError> {
+        Ok(oracle.forward(&self.weights, &of(batch), None)?)
+    }
+
+    /// The interpreter's gradients.
+    pub fn evaluation(&self, oracle: &Oracle, batch: &Batch) -> Result<Evaluation, VerifyError> {
+        Ok(oracle.evaluate(&self.weights, &of(batch))?)
+    }
+
+    /// What rounding does.
+    pub fn noise(&self) -> Result<&Noise, VerifyError> {
+        if let Some(noise) = self.noise.get() {
+            return Ok(noise);
+        }
+        let oracle = self.oracle(None, &Rewriting::off(), Form::Training)?;
+        let base = self.evaluation(&oracle, &self.batch)?;
+        let mut moved = self.weights.clone();
+        for (name, tensor) in &mut moved {
+            let mut random = Philox::new(self.seed, name).stream(1);
+            let values = tensor.floats().iter().map(|x| x * (1.0 + (random.unit() * 2.0 - 1.0) * 1.2e-7));
+            *tensor = Tensor::float(&tensor.dims.clone(), values.collect());
+        }
+        let other = oracle.evaluate(&moved, &of(&self.batch))?;
+        let gradient = |(name, g): (&String, &Tensor)| {
+            let e = other.gradients.get(name).map_or(0.0, |o| distance(o.floats(), g.floats()));
+            (name.clone(), e)
+        };
+        let noise = Noise {
+            logits: error(other.logits.floats(), base.logits.floats()),
+            gradients: base.gradients.iter().map(gradient).collect(),
+        };
+        Ok(self.noise.get_or_init(|| noise))
+    }
+
+    /// How far logits in f32 may be off, relative to the largest.
+    pub fn logits_tolerance(&self) -> Result<f64, VerifyError> {
+        Ok((30.0 * self.noise()?.logits).clamp(1e-5, 1e-2))
+    }
+
+    /// How far a gradient in f32 may be off, relative to its length.
+    pub fn gradient_tolerance(&self, name: &str) -> Result<f64, VerifyError> {
+        let noise: f64 = self.noise()?.gradients.get(name).copied().unwrap_or(0.0);
+        Ok((30.0 * noise).clamp(2e-5, 5e-2))
+    }
+
+    // Devices --------------------------------------------------------------------------------------------------------
+
+    /// The CPU.
+    pub fn cpu(&self, threads: usize) -> CpuDevice {
+        CpuDevice::new(CpuOptions { threads: Some(threads) })
+    }
+
+    /// What training is compiled with.
+    pub fn options(&self) -> Options {
+        Options {
+            batch: ROWS as u64,
+            sequence: self.sequence() as u64,
+            train: true,
+            logits: true,
+            segments: masked(&self.spec),
+            depths: self.depths(),
+            ..Options::default()
+        }
+    }
+
+    /// What writing is compiled with.
+    pub fn cached_options(&self, rewrite: &Rewriting) -> Options {
+        let cache = Cache { places: self.spec.model.context, chunk: CHUNK.min(self.spec.model.context) };
+        Options {
+            batch: ROWS as u64,
+            sequence: cache.chunk,
+            logits: true,
+            cache: Some(cache),
+            rewrite: rewrite.clone(),
+            ..Options::default()
+        }
+    }
+
+    /// Compiles, once for the same options.
+    pub fn compile(&self, options: &Options) -> Result<Compiled, VerifyError> {
+        if let Some((_, compiled)) = self.compiled.borrow().iter().find(|(o, _)| o == options) {
+            return Ok(compiled.clone());
+        }
+        let compiled = self.pipeline.compile(&self.spec, options)?;
+        self.compiled.borrow_mut().push((options.clone(), compiled.clone()));
+        Ok(compiled)
+    }
+
+    /// Puts a compiled model with its weights on a device.
+    pub fn load(&self, device: &dyn Device, options: &Options) -> Result<Model, VerifyError> {
+        let mut model = Model::load(device, self.compile(options)?)?;
+        self.fill(&mut model)?;
+        Ok(model)
+    }
+
+    /// A model with caches, with its weights.
+    pub fn cached(&self, device: &dyn Device, rewrite: &Rewriting) -> Result<Cached, VerifyError> {
+        let mut cached = Cached::load(device, self.compile(&self.cached_options(rewrite))?)?;
+        self.fill(cached.model())?;
+        Ok(cached)
+    }
+
+    /// Gives a model its weights.
+    pub fn fill(&self, model: &mut Model) -> Result<(), VerifyError> {
+        for (name, _) in model.entries() {
+            if let Some(tensor) = self.weights.get(&name) {
+                let values: Vec<f32> = tensor.floats().iter().map(|&x| x as f32).collect();
+                model.set(&name, &values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A batch as the interpreter takes it.
+pub fn of(batch: &Batch) -> oracle::Batch {
+    oracle::Batch {
+        ids: batch.ids.clone(),
+        targets: batch.targets.clone(),
+        positions: batch.positions.clone(),
+        segments: batch.segments.clone(),
+    }
+}
+
+/// What a device makes of a micro-batch.
+pub struct Trained {
+    /// `[batch, seq, vocab]` of the form that is differentiated.
+    pub logits: Vec<f64>,
+    /// The loss, of routers too.
+    pub loss: f64,
+    /// By tensor name.
+    pub gradients: IndexMap<String, Vec<f64>>,
+}
+
+/// Forward and back; gradients begin at zero.
+pub fn backward(model: &mut Model, batch: &Batch, depth: Option<u64>) -> Result<Trained, VerifyError> {
+    model.drop_step()?;
+    let scale = Scale { loss: 1.0 / batch.learned().max(1) as f32, auxiliary: 1.0 };
+    add_backward(model, batch, scale, depth, true)
+}
+
+/// The same, added to what is there unless a step is to `begin`.
+pub fn add_backward(
+    model: &mut Model,
+    batch: &Batch,
+    scale: Scale,
+    depth: Option<u64>,
+    begin: bool,
+) -> Result<Trained, VerifyError> {
+    let aux = model.compiled().plan.find("aux");
+    if begin {
+        model.begin_step()?;
+        if let Some(aux) = aux {
+            model.session().write_at(aux, 0, 0, &[0.0f32])?;
+        }
+    }
+    model.backward(batch, scale, depth)?;
+    let mut loss = f64::from(model.loss()?);
+    if let Some(aux) = aux {
+        loss += f64::from(model.session().read_all::<f32>(aux)?[0]);
+    }
+    let mut gradients = IndexMap::new();
+    for tensor in model.compiled().tensors.clone() {
+        if let Some(gradient) = model.gradient(&tensor)? {
+            gradients.insert(tensor.name, widen(&gradient));
+        }
+    }
+    Ok(Trained { logits: widen(&model.all_logits()?), loss, gradients })
+}
+
+/// The streams of the last program, `[depth + 1]` of `[batch, seq, hidden]`; none where the plan keeps none.
+pub fn streams(model: &mut Model, name: &str) -> Result<Vec<Vec<f64>>, VerifyError> {
+    let Some(buffer) = model.compiled().plan.find(name) else { return Ok(vec![]) };
+    let elements = model.compiled().plan.buffer(buffer).elements() as usize;
+    let all = model.session().read_all::<f32>(buffer)?;
+    Ok(all.chunks(elements.max(1)).map(widen).collect())
+}
+
+/// Whether gradients agree: their distance, or their length against the longest where they are zero by nature.
+pub fn apart(found: &[f64], expected: &[f64], longest: f64) -> f64 {
+    let zero = 1e-6 * longest;
+    if length(expected.iter().copied()) < zero.max(1e-12) {
+        return length(found.iter().copied()) / longest.max(1e-12);
+    }
+    distance(found, expected)
+}

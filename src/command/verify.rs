@@ -1,0 +1,122 @@
+//! `dreamc verify`: proofs about a specification.
+
+use crate::device::{DeviceArguments, Kind};
+use crate::failure::{Done, Failure};
+use crate::model::{BaseArguments, Trained};
+use crate::progress::Progress;
+use crate::spec::SpecArguments;
+use crate::{say, show};
+use clap::Args;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_runtime::device::Device;
+use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
+use dreamc_runtime::train::event::{Event, Watcher};
+use dreamc_runtime::verify::{self, Compiler, Task, shrink};
+use indexmap::IndexMap;
+use std::path::PathBuf;
+
+/// Prove that what is compiled computes what the specification says
+#[derive(Args)]
+#[command(after_help = "\
+The model is made small first: sizes shrink, components and how they are put together stay. A run or checkpoint is looked
+at with its own weights where it is small already. Every proof says by how much it holds, and against which tolerance; one that fails
+names the layer and the component, and the exit code is 1.
+
+Examples:
+  dreamc verify model.yaml
+  dreamc verify model.yaml --only gradients,cached --seed 7
+  dreamc verify runs/quickstart-001 --json
+  dreamc verify model.yaml --device ptx          the GPU's kernels, interpreted, under two schedules")]
+pub struct Arguments {
+    /// A specification, a run folder, a checkpoint or a .safetensors file
+    #[arg(value_name = "SPEC|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Try these proofs alone
+    #[arg(long, value_name = "PROOF,…", value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Seed of weights and tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Change a field: `--set ea.count=1024`; may be given several times
+    #[arg(long, value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    base: BaseArguments,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+}
+
+pub fn run(a: Arguments) -> Done {
+    let specification = a.model.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
+    let (spec, tensors) = if specification {
+        (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
+    } else {
+        let trained = Trained::open(&a.model, &a.base, &a.set, Rewriting::default())?;
+        (trained.spec, Some(trained.tensors))
+    };
+    let weights = match &tensors {
+        Some(tensors) if shrink(&spec, true).whole => {
+            let mut all = IndexMap::new();
+            for (name, _) in tensors.entries() {
+                if let Some((_, values)) = tensors.get(name)? {
+                    all.insert(name.to_string(), values.to_vec());
+                }
+            }
+            Some(all)
+        }
+        _ => None,
+    };
+    let devices = devices(&a)?;
+    let devices: Vec<(String, &dyn Device)> =
+        devices.iter().map(|(name, device)| (name.clone(), device.as_ref())).collect();
+    let task = Task {
+        spec: &spec,
+        weights: weights.as_ref(),
+        seed: a.seed,
+        only: &a.only,
+        devices: &devices,
+        pipeline: &Compiler,
+    };
+    let mut progress = Progress::new();
+    let report = verify::verify(&task, &mut |proof| progress.tell(&Event::Busy(proof)));
+    progress.clear();
+    let report = report.map_err(|e| match e {
+        verify::VerifyError::NoProof { .. } => Failure::Usage(format!("--only: {e}")),
+        e => e.into(),
+    })?;
+    if a.json {
+        show::json(&report)?;
+    } else {
+        say!("{report}")?;
+    }
+    if report.holds() { Ok(()) } else { Err(Failure::Silent) }
+}
+
+/// The devices to compare with the CPU: none where it is the CPU that is asked for; the interpreter of kernels under two
+/// schedules.
+fn devices(a: &Arguments) -> Result<Vec<(String, Box<dyn Device>)>, Failure> {
+    let scheduled = |name: &str, schedule| -> Result<(String, Box<dyn Device>), Failure> {
+        let device = PtxDevice::new(Options { schedule, ..Options::default() })?;
+        Ok((format!("{} {name}", device.name()), Box::new(device)))
+    };
+    match a.device.device {
+        Kind::Cpu => Ok(vec![]),
+        Kind::Cuda(_) => {
+            let device = a.device.open()?;
+            Ok(vec![(device.name(), device)])
+        }
+        Kind::Ptx => {
+            let random = scheduled("in random order", Schedule::Random(a.seed))?;
+            Ok(vec![scheduled("in order", Schedule::Forward)?, random])
+        }
+    }
+}
