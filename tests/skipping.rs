@@ -1,19 +1,14 @@
 //! Tokens that skip: what must hold for every model, and what public code gets wrong.
 
-mod support;
-
 use dreamc_compiler::ir::interpret::{Tensor, evaluate};
 use dreamc_compiler::ir::random::Rng;
 use dreamc_compiler::ir::{Module, Op, Type};
-use dreamc_compiler::lower::Shape;
-use dreamc_compiler::oracle::{self, Oracle};
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::{Device, Instrument, Session};
 use dreamc_runtime::generate::{Cached, NextLogits, compile_cached};
-use indexmap::IndexMap;
-use support::error;
+use dreamc_runtime::verify::{Compiler, Task, verify};
 
 const BATCH: usize = 2;
 const TOKENS: usize = 8;
@@ -206,38 +201,6 @@ fn a_model_that_looks_ahead_is_not_sampled() {
     compile(&whole, &options).unwrap();
 }
 
-#[test]
-fn all_tokens_with_a_score_of_1_are_the_plain_layer() {
-    for part in ["sa > mlp", "near | ea"] {
-        let mut plain = Run::new(&spec(&format!("[\"{part}\", \"{part}\"]")));
-        let wrapped = format!("skip(capacity 1, norm_only) {{ {part} }}");
-        let mut skipping = Run::new(&spec(&format!("[\"{wrapped}\", \"{wrapped}\"]")));
-        for layer in 0..2 {
-            skipping.set(&format!("layers.{layer}.skip.0.router.scale.weight"), &[0.0]);
-            skipping.set(&format!("layers.{layer}.skip.0.router.offset.weight"), &[1.0]);
-        }
-        for program in ["backward", "evaluate"] {
-            let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();
-            let (a, b) = (wide(plain.run(program, &ids(3))), wide(skipping.run(program, &ids(3))));
-            assert!(error(&b, &a) < 1e-6, "{part}, {program}: {}", error(&b, &a));
-        }
-        for t in &plain.compiled.tensors {
-            let Some(gradient) = t.gradient else { continue };
-            let other = skipping.compiled.tensors.iter().find(|o| o.name == t.name).unwrap();
-            let read = |run: &Run, id, instance| {
-                let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-                run.session.read_at(id, instance, 0, &mut values).unwrap();
-                values.into_iter().map(f64::from).collect::<Vec<f64>>()
-            };
-            let a = read(&plain, gradient, t.instance);
-            let b = read(&skipping, other.gradient.unwrap(), other.instance);
-            if a.iter().any(|x| x.abs() > 1e-9) {
-                assert!(error(&b, &a) < 1e-5, "{part}: {}", t.name);
-            }
-        }
-    }
-}
-
 /// Products of a layer that nobody is processed in are not executed, and those of one that half are, half.
 #[test]
 fn tokens_that_skip_do_no_work() {
@@ -285,47 +248,21 @@ fn caches_hold_processed_tokens_alone() {
     assert!(cached.processed().unwrap()[0].1[0][1] == 0, "a new text begins with empty caches");
 }
 
-/// The derivative of what is trained, by finite differences, for rules and places of `skip`.
+/// What `dreamc verify` proves, for rules and places of `skip`: among it that gradients are derivatives, and that all tokens
+/// with a score of 1 are the plain layer.
 #[test]
-fn gradients_equal_finite_differences() {
+fn every_proof_holds_wherever_a_skip_is() {
     let bodies = [
         "[\"near\", \"skip(capacity 0.5) { sa > mlp }\"]",
         "[\"sa > skip(capacity 0.6, causal bce 0.3 into_input) { near | mlp }\"]",
         "[\"near\", \"skip(capacity 0.7, norm_only, causal bce 0.2 into_input) { sa > skip(capacity 0.5) { near > mlp } }\"]",
+        "[\"skip(capacity 0.5, causal predictor 3) { near | ea }\", \"skip(threshold, capacity 0.5, penalty 0.1) { sa > mlp }\"]",
     ];
-    let mut checked = 0;
-    for (case, body) in bodies.iter().enumerate() {
-        let model = spec(body).model;
-        let shape = Shape { batch: 2, sequence: 5, ..Shape::default() };
-        let oracle = Oracle::new(&model, shape, None).unwrap();
-        let named = |(name, dims, ..): oracle::TensorSpec| {
-            let values = weight(&name, dims.iter().product()).into_iter().map(f64::from).collect();
-            (name, Tensor::float(&dims.iter().map(|&d| d as usize).collect::<Vec<_>>(), values))
-        };
-        let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
-        let ids: Vec<i32> = ids(case as u64)[..10].to_vec();
-        let batch = oracle::Batch {
-            targets: ids.iter().map(|i| (i + 1) % 11).collect(),
-            ids,
-            ..oracle::Batch::default()
-        };
-        let base = oracle.evaluate(&weights, &batch).unwrap();
-        for (name, gradient) in &base.gradients {
-            let mut rng = Rng::new(case as u64);
-            let direction: Vec<f64> = gradient.floats().iter().map(|_| rng.between(-1.0, 1.0)).collect();
-            let along = |h: f64| {
-                let mut moved = weights.clone();
-                let values = weights[name].floats().iter().zip(&direction).map(|(x, d)| x + h * d).collect();
-                moved[name] = Tensor::float(&weights[name].dims, values);
-                oracle.evaluate(&moved, &batch).unwrap().loss
-            };
-            let h = 1e-5;
-            let numeric = (8.0 * (along(h) - along(-h)) - (along(2.0 * h) - along(-2.0 * h))) / (12.0 * h);
-            let slope: f64 = gradient.floats().iter().zip(&direction).map(|(a, b)| a * b).sum();
-            let e = (numeric - slope).abs() / slope.abs().max(numeric.abs()).max(1e-3);
-            assert!(e < 1e-6, "{body}: {name}: {slope} against {numeric}");
-            checked += 1;
-        }
+    for body in bodies {
+        let task =
+            Task { spec: &spec(body), weights: None, seed: 1, only: &[], devices: &[], pipeline: &Compiler };
+        let report = verify(&task, &mut |_| {}).unwrap();
+        assert!(report.holds(), "{body}\n{report}");
+        assert!(report.proof("plain").unwrap().checks > 20);
     }
-    assert!(checked > 40, "{checked}");
 }

@@ -9,7 +9,7 @@ use crate::CompileError;
 use crate::Pass;
 use crate::Watch;
 use crate::architecture::{Apply, Architecture, for_each_application};
-use crate::autodiff::{Seed, differentiate};
+use crate::autodiff::{Seed, differentiate, prune};
 use crate::compile::watch_lowered;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{Data, InterpretError, Tensor, execute_observed};
@@ -168,6 +168,9 @@ impl Oracle {
                 let mut joint = rewrite(&mut module, &joint, Stage::Final)?;
                 watch(Pass::Rewrite, &mut module, &mut joint);
                 joints.insert(name.clone(), joint);
+            }
+            if form != Form::Training && body.is_some() {
+                *f = prune(f, &|n| !n.ends_with(".counts") && n != "aux");
             }
             *f = rewrite(&mut module, f, Stage::Inference)?;
             watch(Pass::Rewrite, &mut module, f);

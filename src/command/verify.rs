@@ -101,10 +101,13 @@ pub fn run(a: Arguments) -> Done {
     if report.holds() { Ok(()) } else { Err(Failure::Silent) }
 }
 
+/// A device and what it is called.
+type Named = (String, Box<dyn Device>);
+
 /// The devices to compare with the CPU: none where it is the CPU that is asked for; the interpreter of kernels under two
 /// schedules.
-fn devices(a: &Arguments) -> Result<Vec<(String, Box<dyn Device>)>, Failure> {
-    let scheduled = |name: &str, schedule| -> Result<(String, Box<dyn Device>), Failure> {
+fn devices(a: &Arguments) -> Result<Vec<Named>, Failure> {
+    let scheduled = |name: &str, schedule| -> Result<Named, Failure> {
         let device = PtxDevice::new(Options { schedule, ..Options::default() })?;
         Ok((format!("{} {name}", device.name()), Box::new(device)))
     };

@@ -1,9 +1,10 @@
 //! What the whole-program tests share: golden files and comparisons.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_dsl::Spec;
+pub use dreamc_runtime::verify::{distance, error};
 use indexmap::IndexMap;
 use safetensors::{Dtype, SafeTensors};
 use std::path::PathBuf;
@@ -106,26 +107,4 @@ impl Golden {
         let rows = ids.chunks_exact(n + 1);
         (rows.clone().flat_map(|r| r[..n].to_vec()).collect(), rows.flat_map(|r| r[1..].to_vec()).collect())
     }
-}
-
-/// Largest difference, relative to the largest expected value.
-pub fn error(found: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(0.0f64, |m, x| m.max(x.abs())).max(1e-30);
-    let worst = found
-        .iter()
-        .zip(expected)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
-    worst / scale
-}
-
-/// Length of the difference, relative to the length of the expected vector.
-#[allow(dead_code)]
-pub fn distance(found: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let length = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = length(&mut found.iter().zip(expected).map(|(a, b)| a - b));
-    let e = difference / length(&mut expected.iter().copied()).max(1e-30);
-    if e.is_nan() { f64::INFINITY } else { e }
 }

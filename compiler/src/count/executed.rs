@@ -9,7 +9,7 @@
 use super::walk::{minus, sum_rows};
 use super::{CountError, total};
 use crate::ir::{Attention, Cost, CostError, Dim, Extents, Mask, Module, Op, Type, cost, infer};
-use crate::program::{AttentionShape, BufferId, DepthShape, Kernel, Launch, Operand, Plan, Step};
+use crate::program::{AttentionShape, BufferId, DepthShape, Kernel, Launch, Operand, Plan, Space, Step};
 use serde::Serialize;
 use std::collections::HashSet;
 
@@ -70,14 +70,23 @@ pub struct Masks<'a> {
 }
 
 impl Masks<'_> {
-    /// The extents of a sequence attention by these values; those of other kernels stay open.
-    pub fn extents(&self, kernel: &Kernel) -> Extents {
-        match kernel {
-            Kernel::Attention { shape, attention } | Kernel::AttentionGrad { shape, attention } => {
-                Extents { pairs: self.pairs(shape, attention), ..Extents::default() }
-            }
-            _ => Extents::default(),
+    /// The extents of a sequence attention by these values; those of other launches stay open, and of attention over
+    /// tokens that were chosen, whose masks are not what the host feeds.
+    pub fn extents(&self, plan: &Plan, launch: &Launch) -> Extents {
+        let (shape, attention, first) = match plan.kernel(launch.kernel) {
+            Kernel::Attention { shape, attention } => (shape, attention, 3),
+            Kernel::AttentionGrad { shape, attention } => (shape, attention, 6),
+            _ => return Extents::default(),
+        };
+        let fed = |operand: &Operand| match operand {
+            Operand::Tensor { buffer, .. } => plan.buffer(*buffer).space == Space::Io,
+            Operand::Index(_) => false,
+        };
+        let masks = 2 * usize::from(attention.mask == Mask::Positions) + usize::from(attention.segments);
+        if !launch.operands.iter().skip(first).take(masks).all(fed) {
+            return Extents::default();
         }
+        Extents { pairs: self.pairs(shape, attention), ..Extents::default() }
     }
 
     /// Pairs of a query and a key that it sees; `None` where the values do not cover the shape.
@@ -195,6 +204,8 @@ impl Walk<'_> {
             (Some(w), _) => w.cost(&extents)?.times(times)?,
         };
         let open = work.is_some_and(|w| match w.op {
+            // How many rows somebody needs is in the values.
+            _ if launch.places.is_some() => true,
             Op::Grouped { .. } | Op::GroupedOuter { .. } => {
                 extents.slots.is_none()
                     && place(launch.operands.get(2)).is_none_or(|p| self.partial.contains(&p))

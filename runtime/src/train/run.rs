@@ -315,7 +315,7 @@ impl<'a> Runner<'a> {
         let program = depth.map_or("backward".into(), |depth| format!("backward@{depth}"));
         let masks = Masks { positions: &part.positions, key_positions: &[], segments: &part.segments };
         let plan = &self.model.compiled().plan;
-        let expected = executed(plan, &program, &|launch| masks.extents(plan.kernel(launch.kernel)))?;
+        let expected = executed(plan, &program, &|launch| masks.extents(plan, launch))?;
         let found = u128::from(found);
         // Where experts that do nothing were chosen, what was counted is the most there can be.
         if found == expected.multiply_adds || (expected.open() && found < expected.multiply_adds) {

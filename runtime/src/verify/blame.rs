@@ -74,6 +74,21 @@ pub fn first_stream(subject: &Subject, found: &[Vec<f64>], expected: &[Vec<f64>]
     Place { layer: (!found.is_empty()).then(|| "head".into()), component: None }
 }
 
+/// The layer that a launch's origin names: bodies are numbered as they are first used, and so are their first weights.
+pub fn of_origin(s: &Subject, origin: &str) -> Place {
+    let name = origin.split([':', '.', ' ']).next().unwrap_or_default();
+    let layer = match name {
+        "embed" | "head" => Some(name.to_string()),
+        _ => name.strip_prefix("layer").and_then(|body| {
+            let body: usize = body.parse().ok()?;
+            let a = Architecture::new(&s.spec.model, None).ok()?;
+            let set = a.sets.iter().position(|x| x.0 == body)?;
+            Some(format!("layers.{set}"))
+        }),
+    };
+    Place { layer, component: None }
+}
+
 fn used(spec: &Spec) -> Vec<String> {
     fn walk(items: &[Item], found: &mut Vec<String>) {
         for item in items {

@@ -171,7 +171,7 @@ fn means_of_routers(s: &Subject) -> bool {
         Component::Experts(e) => balances(&e.router),
         Component::Mlp(_) => false,
     };
-    any_skip(s, &|skip| matches!(skip.rule, SkipRule::Threshold { .. }))
+    any_skip(s, &|skip, _| matches!(skip.rule, SkipRule::Threshold { .. }))
         || s.spec.model.components.values().any(component)
 }
 
@@ -197,7 +197,7 @@ impl Proof for Causal {
         if vocab < 2 || t < 2 {
             return Ok(Some("there is one token to choose or to read".into()));
         }
-        let ahead = any_skip(s, &|skip| match skip.rule {
+        let ahead = any_skip(s, &|skip, _| match skip.rule {
             SkipRule::TopK { capacity, .. } => capacity < 1.0,
             SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
         });
@@ -255,15 +255,15 @@ impl Proof for Causal {
 }
 
 /// Whether some `skip` of the model is of a kind.
-fn any_skip(s: &Subject, is: &dyn Fn(&Skip) -> bool) -> bool {
-    fn expr(e: &Expr, is: &dyn Fn(&Skip) -> bool) -> bool {
+pub(super) fn any_skip(s: &Subject, is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
+    fn expr(e: &Expr, is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
         match e {
             Expr::Component(_) => false,
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| expr(t, is)),
-            Expr::Skip(skip, inner) => is(skip) || expr(inner, is),
+            Expr::Skip(skip, inner) => is(skip, inner) || expr(inner, is),
         }
     }
-    fn any(items: &[Item], is: &dyn Fn(&Skip) -> bool) -> bool {
+    fn any(items: &[Item], is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
         items.iter().any(|item| match item {
             Item::Layer(e) => expr(e, is),
             Item::Repeat { items, .. } | Item::Recur { items, .. } => any(items, is),

@@ -74,7 +74,7 @@ impl Proof for Devices {
                     let fill = |session: &mut dyn Session| fill(s, compiled, program, session);
                     for launch in compare(&compiled.plan, program, &device, *asked, &fill)? {
                         let what = format!("{name}, {program}, {}, {}", launch.origin, launch.buffer);
-                        let place = of_origin(s, &launch.origin);
+                        let place = blame::of_origin(s, &launch.origin);
                         checks.check(what, launch.difference, LAUNCH, place);
                     }
                 }
@@ -82,21 +82,6 @@ impl Proof for Devices {
         }
         Ok(None)
     }
-}
-
-/// The layer that a launch's origin names: bodies are numbered as they are first used, and so are their first weights.
-fn of_origin(s: &Subject, origin: &str) -> Place {
-    let name = origin.split([':', '.', ' ']).next().unwrap_or_default();
-    let layer = match name {
-        "embed" | "head" => Some(name.to_string()),
-        _ => name.strip_prefix("layer").and_then(|body| {
-            let body: usize = body.parse().ok()?;
-            let a = dreamc_compiler::architecture::Architecture::new(&s.spec.model, None).ok()?;
-            let set = a.sets.iter().position(|x| x.0 == body)?;
-            Some(format!("layers.{set}"))
-        }),
-    };
-    Place { layer, component: None }
 }
 
 /// Weights and inputs of every program.

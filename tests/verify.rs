@@ -1,0 +1,132 @@
+//! `dreamc verify` over everything there is: examples, golden models, random specifications, and files of what it found once.
+
+mod support;
+
+use dreamc_dsl::Spec;
+use dreamc_runtime::device::Device;
+use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
+use dreamc_runtime::verify::{Compiler, Report, Task, Verdict, shrink, verify};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+use support::{load, root};
+
+/// All proofs of a specification.
+fn prove(spec: &Spec, seed: u64, only: &[&str], devices: &[(String, &dyn Device)]) -> Report {
+    let only: Vec<String> = only.iter().map(|s| s.to_string()).collect();
+    let task = Task { spec, weights: None, seed, only: &only, devices, pipeline: &Compiler };
+    verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", spec.model.name))
+}
+
+/// Specifications of a folder, by name.
+fn specs(folder: &str) -> Vec<(String, Spec)> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(root(folder)).unwrap().flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    let name = |path: &PathBuf| format!("{folder}/{}", path.file_name().unwrap().to_string_lossy());
+    let names = files
+        .iter()
+        .map(name)
+        .filter(|name| !name.contains(".suite.") && (name.ends_with(".yaml") || name.ends_with(".dream")));
+    names.map(|name| (name.clone(), load(&name))).collect()
+}
+
+#[test]
+fn every_example_keeps_every_promise() {
+    let begun = Instant::now();
+    let mut seen: Vec<(Spec, String)> = vec![];
+    let examples = specs("examples");
+    assert!(examples.len() > 25);
+    for (name, spec) in &examples {
+        // Several are the same model in several sizes.
+        let mut small = shrink(spec, false).spec;
+        small.model.name = String::new();
+        small.train.seed = 0;
+        if let Some((_, other)) = seen.iter().find(|(s, _)| s.model == small.model && s.data == small.data) {
+            println!("{name}: as {other}");
+            continue;
+        }
+        seen.push((small, name.clone()));
+        let report = prove(spec, 1, &[], &[]);
+        println!("{name}: {:.1} s", report.seconds);
+        assert!(report.holds(), "{name}\n{report}");
+        assert_eq!(report.proofs.len(), 10);
+        for proof in &report.proofs {
+            let nothing = matches!(proof.verdict, Verdict::Nothing { .. });
+            assert!(!nothing || proof.proof == "plain", "{name}\n{report}");
+            assert!(nothing || proof.checks > 0, "{name}\n{report}");
+        }
+    }
+    println!("{} files, {} models, {:.1} s", examples.len(), seen.len(), begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn kernels_of_small_models_agree_with_the_cpu_under_two_schedules() {
+    let device = |schedule| PtxDevice::new(Options { schedule, ..Options::default() });
+    let devices = match (device(Schedule::Forward), device(Schedule::Random(3))) {
+        (Ok(a), Ok(b)) => [a, b],
+        (Err(e), _) | (_, Err(e)) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{e}"),
+        (Err(e), _) | (_, Err(e)) => return println!("skipped: {e}"),
+    };
+    let [a, b] = &devices;
+    let devices: [(String, &dyn Device); 2] = [("in order".into(), a), ("in random order".into(), b)];
+    for name in ["tiny-mod", "tiny-dr-da"] {
+        let report = prove(&load(&format!("examples/{name}.yaml")), 1, &["devices"], &devices);
+        println!("{report}");
+        assert!(report.holds(), "{report}");
+        assert!(report.proofs[0].checks > 400);
+    }
+}
+
+struct House(tempfile::TempDir);
+
+impl House {
+    fn dreamc(&self, line: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
+        command.args(line).current_dir(self.0.path()).env("DREAMC_CACHE", self.0.path().join("cache"));
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+}
+
+#[test]
+fn the_command_reports_to_people_and_programs() {
+    let house = House(tempfile::tempdir().unwrap());
+    let example = root("examples/tiny-dr-da.yaml");
+    let example = example.to_str().unwrap();
+    let (code, out, _) = house.dreamc(&["verify", example]);
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.contains("made smaller: vocab 256 -> 17"), "{out}");
+    assert!(out.contains("✓ cached     cached decoding equals uncached"), "{out}");
+    assert!(out.contains("nothing to prove: no skip"), "{out}");
+
+    let (code, out, _) =
+        house.dreamc(&["verify", example, "--json", "--only", "counts,causal", "--seed", "3"]);
+    assert_eq!(code, Some(0));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["seed"], 3);
+    let proofs = json["proofs"].as_array().unwrap();
+    assert_eq!(proofs.iter().map(|p| p["proof"].as_str().unwrap()).collect::<Vec<_>>(), ["counts", "causal"]);
+    assert!(proofs.iter().all(|p| p["verdict"] == "proved" && p["checks"].as_u64().unwrap() > 0));
+
+    let (code, _, err) = house.dreamc(&["verify", example, "--only", "cache"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("there is no proof `cache`; there are devices, gradients"), "{err}");
+    let (code, _, err) = house.dreamc(&["verify", root("examples/mod.suite.yaml").to_str().unwrap()]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("this is a suite, not a specification"), "{err}");
+}
+
+#[test]
+fn a_small_run_is_looked_at_with_its_own_weights() {
+    let house = House(tempfile::tempdir().unwrap());
+    let example = root("examples/tiny-la.yaml");
+    let sizes = ["--set", "model.hidden=16", "--set", "train.steps=2", "--set", "train.batch=2"];
+    let (code, _, err) =
+        house.dreamc(&[&["train", example.to_str().unwrap(), "--out", "run"], &sizes[..]].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let (code, out, err) = house.dreamc(&["verify", "run", "--only", "cached,causal,counts"]);
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.contains("its own weights") && !out.contains("made smaller"), "{out}");
+}
