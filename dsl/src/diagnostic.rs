@@ -137,17 +137,18 @@ impl Diagnostic {
 /// Tabs become spaces and control characters a dot, so that the marks stand under what they mean.
 fn window(line: &str, mark: Span) -> (String, usize, usize) {
     const WIDTH: usize = 140;
-    let clean = |text: &str| -> Vec<char> {
-        let plain = |c: char| match c {
-            '\t' => ' ',
-            c if c.is_control() => '·',
-            c => c,
-        };
-        text.chars().map(plain).collect()
+    let plain = |c: char| match c {
+        '\t' => ' ',
+        c if c.is_control() => '·',
+        c => c,
     };
+    // No more of a long line than can be shown.
+    let clean = |text: &str| -> Vec<char> { text.chars().take(WIDTH).map(plain).collect() };
     let columns = |letters: &[char]| letters.iter().map(|letter| columns(*letter)).sum::<usize>();
     let end = mark.end.min(line.len());
-    let mut before = clean(line.get(..mark.start).unwrap_or(line));
+    let mut before: Vec<char> =
+        line.get(..mark.start).unwrap_or(line).chars().rev().take(WIDTH).map(plain).collect();
+    before.reverse();
     let mut inside = clean(line.get(mark.start..end).unwrap_or(""));
     let mut after = clean(line.get(end..).unwrap_or(""));
     inside.truncate(WIDTH);
@@ -170,6 +171,9 @@ fn columns(letter: char) -> usize {
     if wide { 2 } else { 1 }
 }
 
+/// So many are shown: more are of no use to anyone, and each shows a line.
+pub const SHOWN: usize = 200;
+
 /// What was found in one source: at least one error where this is the `Err` of a result.
 #[derive(Clone, Debug)]
 pub struct Diagnostics {
@@ -191,10 +195,10 @@ impl Diagnostics {
         self.list.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 
-    /// All of them as text for a person, with a last line that counts them.
+    /// The first [`SHOWN`] as text for a person, with a last line that counts all.
     pub fn render(&self, color: bool) -> String {
         let mut out = String::new();
-        for diagnostic in &self.list {
+        for diagnostic in self.list.iter().take(SHOWN) {
             out.push_str(&diagnostic.render(&self.source, color));
             out.push('\n');
         }
@@ -203,13 +207,15 @@ impl Diagnostics {
             |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
         let counts = [(count(Severity::Error), "error"), (count(Severity::Warning), "warning")];
         let counts: Vec<_> = counts.into_iter().filter(|(n, _)| *n > 0).map(|(n, w)| plural(n, w)).collect();
-        let _ = writeln!(out, "{}: {}", self.source.name, counts.join(", "));
+        let shown =
+            if self.list.len() > SHOWN { format!("; the first {SHOWN} are shown") } else { String::new() };
+        let _ = writeln!(out, "{}: {}{shown}", self.source.name, counts.join(", "));
         out
     }
 
-    /// All of them as a JSON array.
+    /// The first [`SHOWN`] as a JSON array.
     pub fn to_json(&self) -> serde_json::Value {
-        self.list.iter().map(|diagnostic| diagnostic.to_json(&self.source)).collect()
+        self.list.iter().take(SHOWN).map(|diagnostic| diagnostic.to_json(&self.source)).collect()
     }
 }
 

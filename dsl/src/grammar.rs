@@ -17,6 +17,8 @@ pub(crate) struct Grammar;
 pub(crate) const MAX_NESTING: usize = 48;
 /// Terms of one sum, product or composition.
 const MAX_TERMS: usize = 64;
+/// A key may have so many bytes; YAML reads at most 1024 characters of one, escapes included.
+pub(crate) const LONGEST_NAME: usize = 200;
 
 /// Reads one text. `at` turns an offset of it into one of the source.
 pub(crate) struct Lowering<'a> {
@@ -329,6 +331,7 @@ impl Lowering<'_> {
                     Some(_) => self.unquote(node.as_str(), span),
                     None => node.as_str().trim_end().to_string(),
                 };
+                self.found.extend(too_long(&text, span));
                 Key { text, span }
             }
         }
@@ -579,6 +582,12 @@ pub(crate) fn scalar_kind(arith: Arith) -> ValueKind {
         ArithKind::Invalid => ValueKind::Invalid,
         _ => ValueKind::Number(arith),
     }
+}
+
+/// What is wrong with a key that YAML would not read back.
+pub(crate) fn too_long(key: &str, span: Span) -> Option<Diagnostic> {
+    let error = || Diagnostic::error("syntax", "this name is too long").on(span);
+    (key.len() > LONGEST_NAME).then(|| error().help(format!("at most {LONGEST_NAME} bytes are read")))
 }
 
 /// Whether a line break follows the opening delimiter before anything else does.

@@ -12,7 +12,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use crate::ast::*;
 use crate::comments;
 use crate::diagnostic::Diagnostic;
-use crate::grammar::{Lowering, broken, text_kind};
+use crate::grammar::{Lowering, broken, text_kind, too_long};
 use crate::keys::{self, Type};
 use crate::source::{SourceMap, Span};
 
@@ -426,6 +426,7 @@ impl Reader<'_> {
                     if value.kind == ValueKind::Null {
                         value.span = key.span;
                     }
+                    self.found.extend(too_long(text, key.span));
                     let key = Key { text: text.clone(), span: key.span };
                     map.items.push(Item::new(Pair { key, value }));
                 }

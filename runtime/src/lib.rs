@@ -5,6 +5,7 @@ pub mod data;
 pub mod device;
 pub mod evaluate;
 pub mod files;
+mod foreign;
 pub mod generate;
 pub mod import;
 pub mod init;

@@ -43,9 +43,19 @@ pub struct Arguments {
 pub fn run(a: Arguments) -> Done {
     let folder = RunFolder::open(&a.run)?;
     let path = folder.spec();
-    let text = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
-    let spec = spec::parse(&path.display().to_string(), &text, &a.set)?;
+    let written = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
     let from = latest(&folder)?;
+    // The checkpoint knows what it was trained with, even where a run with changes was killed between its checkpoint and this file.
+    let text = match from.as_ref().and_then(|c| c.model.metadata("spec")) {
+        Some(text) => {
+            if text != written {
+                eprintln!("warning: {} is not what the run was trained with, which is used", path.display());
+            }
+            text.to_string()
+        }
+        None => written,
+    };
+    let spec = spec::parse(&path.display().to_string(), &text, &a.set)?;
     let allow_changes = a.allow_changes || !a.set.is_empty();
     let rewriting = a.rewriting.continued(&folder, a.allow_changes)?;
     let device = a.device.open()?;

@@ -205,10 +205,9 @@ impl Job<'_> {
     ) -> Done {
         let text = resolved(self.spec);
         if from.is_none() {
+            folder.begin(&text, dataset.tokenizer.json(), &prepared.rewriting)?;
+        } else if allow_changes {
             folder.write("spec.yaml", &text)?;
-            if let Some(json) = dataset.tokenizer.json() {
-                folder.write("tokenizer.json", json)?;
-            }
         }
         self.tell(&format!("  run  {}\n", folder.path().display()))?;
         let mut progress = Progress::new();
@@ -227,9 +226,6 @@ impl Job<'_> {
         let outcome = train::run(prepared, setup, &mut progress);
         progress.clear();
         let outcome = outcome?;
-        if allow_changes {
-            folder.write("spec.yaml", &text)?;
-        }
         if self.json {
             show::json(&outcome.ledger)?;
         } else {

@@ -91,16 +91,23 @@ pub fn load(
     }
     let mut names = HashSet::new();
     for arm in &arms {
-        if arm.name.is_empty() || !arm.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-            let what = format!("the name `{}` of an arm: use letters, digits, `-`, `_` and `.`", arm.name);
-            return Err(Failure::Usage(what));
-        }
+        check_name(&arm.name)?;
         if !names.insert(arm.name.as_str()) {
             let what = format!("two arms are called `{}`: give a variant another `name`", arm.name);
             return Err(Failure::Usage(what));
         }
     }
     Ok((suite, arms))
+}
+
+/// Refuses a name that would not be a file's in the folder of the comparison.
+pub fn check_name(name: &str) -> Done {
+    if (1..=200).contains(&name.len()) && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    {
+        return Ok(());
+    }
+    let what = format!("the name `{name}` of an arm: use up to 200 letters, digits, `-`, `_` and `.`");
+    Err(Failure::Usage(what))
 }
 
 /// What a suite asks of a variant.

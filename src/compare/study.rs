@@ -8,6 +8,7 @@
 //! | `report.html`, `report.md`, `figures/` | the report |
 
 use super::agreement::{Comparison, Facts, compare};
+use super::arms::check_name;
 use crate::failure::{Done, Failure};
 use crate::spec;
 use dreamc_dsl::suite::Suite;
@@ -171,6 +172,7 @@ impl Study {
         let (suite, _) = dreamc_dsl::check_suite(&ast, &manifest.set)?;
         let mut arms = vec![];
         for name in &manifest.arms {
+            check_name(name)?;
             let path = spec_file(folder, name);
             let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
             let spec = spec::parse(&path.display().to_string(), &text, &[])?;

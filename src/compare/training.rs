@@ -115,10 +115,7 @@ fn one(arm: &Arm, seed: u64, plan: &Plan, jobs: usize) -> Result<Option<Stop>, F
     };
     let prepared = prepare(&spec, device.as_ref(), &rewriting)?;
     if from.is_none() {
-        folder.write("spec.yaml", &text)?;
-        if let Some(json) = dataset.tokenizer.json() {
-            folder.write("tokenizer.json", json)?;
-        }
+        folder.begin(&text, dataset.tokenizer.json(), &prepared.rewriting)?;
     }
     let base = beginning(&spec, from.as_ref())?;
     let setup = Setup {

@@ -4,6 +4,7 @@ use indexmap::IndexMap;
 
 use super::{Checker, Group};
 use crate::ast::*;
+use crate::grammar::LONGEST_NAME;
 use crate::keys::{self, Range, Type};
 use crate::spec::*;
 
@@ -18,6 +19,11 @@ impl Checker {
         {
             let help = "write letters, digits, `-`, `_` and `.`";
             self.error_at("bad-name", "model.name", format!("`{name}` cannot be the name of a model"), help);
+        }
+        // Folders are called by it.
+        if let Some(name) = name.as_ref().filter(|name| name.len() > LONGEST_NAME) {
+            let message = format!("the name of the model has {} letters", name.len());
+            self.error_at("bad-name", "model.name", message, &format!("at most {LONGEST_NAME} are read"));
         }
         let (vocab, hidden, context) =
             (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));

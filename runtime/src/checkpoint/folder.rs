@@ -64,15 +64,18 @@ impl Sums {
 
 /// Fills an empty folder: files, then their checksums.
 pub fn fill(folder: &Path, list: Vec<(&str, Fill)>) -> io::Result<()> {
-    let mut sums = String::new();
+    let mut sums = vec![];
     for (name, mut content) in list {
-        let out = BufWriter::new(File::create(folder.join(name))?);
-        let mut out = Hashed { inner: out, hasher: blake3::Hasher::new() };
+        let mut out = Hashed::create(&folder.join(name))?;
         content(&mut out)?;
-        let Hashed { inner, hasher } = out;
-        inner.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-        sums += &format!("{}  {name}\n", hasher.finalize().to_hex());
+        sums.push((name, out.finish()?));
     }
+    seal(folder, &sums)
+}
+
+/// Writes the checksums of files that are on disk, by name.
+pub fn seal(folder: &Path, sums: &[(&str, String)]) -> io::Result<()> {
+    let sums: String = sums.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
     let mut out = File::create(folder.join(CHECKSUMS))?;
     out.write_all(sums.as_bytes())?;
     out.sync_all()?;
@@ -129,13 +132,27 @@ pub fn write(path: &Path, list: Vec<(&str, Fill)>) -> Result<(), CheckpointError
     attempt.map_err(about)
 }
 
-/// Hashes what goes through.
-struct Hashed<W> {
-    inner: W,
+/// A file that is being written, and the checksum of what was.
+pub struct Hashed {
+    inner: BufWriter<File>,
     hasher: blake3::Hasher,
 }
 
-impl<W: Write> Write for Hashed<W> {
+impl Hashed {
+    /// An empty file.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let inner = BufWriter::with_capacity(1 << 18, File::create(path)?);
+        Ok(Hashed { inner, hasher: blake3::Hasher::new() })
+    }
+
+    /// Makes the file durable; gives its checksum in hexadecimal.
+    pub fn finish(self) -> io::Result<String> {
+        self.inner.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+        Ok(self.hasher.finalize().to_hex().to_string())
+    }
+}
+
+impl Write for Hashed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = self.inner.write(bytes)?;
         self.hasher.update(&bytes[..n]);

@@ -297,9 +297,11 @@ impl Checkpoints {
         Err(CheckpointError::Missing { path: self.folder.clone(), problem })
     }
 
-    /// Removes those that need not stay.
-    pub fn prune(&self, keep: Keep) -> Result<(), CheckpointError> {
-        let steps = self.steps();
+    /// Removes those up to step `last` that need not stay. Newer ones are damaged where a run goes on from an older one: they count for
+    /// nothing, and are replaced when it gets there.
+    pub fn prune(&self, last: u64, keep: Keep) -> Result<(), CheckpointError> {
+        let mut steps = self.steps();
+        steps.retain(|&step| step <= last);
         let old = steps.len().saturating_sub(keep.newest.max(1) as usize);
         for &step in &steps[..old] {
             if (keep.every > 0 && step.is_multiple_of(keep.every)) || keep.best == Some(step) {
@@ -443,9 +445,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(folder.path());
         (1..=9).for_each(|step| drop(save(&checkpoints, step)));
-        checkpoints.prune(Keep { newest: 2, every: 4, best: Some(3) }).unwrap();
+        checkpoints.prune(9, Keep { newest: 2, every: 4, best: Some(3) }).unwrap();
         assert_eq!(checkpoints.steps(), [3, 4, 8, 9]);
-        checkpoints.prune(Keep::default()).unwrap();
+        // A run that went on from step 4 because what is newer is damaged.
+        checkpoints.prune(4, Keep::default()).unwrap();
+        assert_eq!(checkpoints.steps(), [4, 8, 9]);
+        checkpoints.prune(9, Keep::default()).unwrap();
         assert_eq!(checkpoints.steps(), [9]);
     }
 }

@@ -9,6 +9,7 @@ use ::safetensors::SafeTensors;
 use memmap2::Mmap;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -112,6 +113,8 @@ pub struct Tensors {
     path: PathBuf,
     map: Mmap,
     index: Vec<Found>,
+    /// Places in `index`, by name.
+    places: HashMap<String, usize>,
     metadata: Vec<(String, String)>,
 }
 
@@ -156,7 +159,8 @@ impl Tensors {
         }
         let metadata: Vec<(String, String)> =
             header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
-        Ok(Tensors { path: path.to_path_buf(), map, index, metadata })
+        let places = index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        Ok(Tensors { path: path.to_path_buf(), map, index, places, metadata })
     }
 
     /// Where it lies.
@@ -174,15 +178,19 @@ impl Tensors {
         self.index.iter().map(|f| (f.name.as_str(), f.shape.as_slice()))
     }
 
+    fn find(&self, name: &str) -> Option<&Found> {
+        self.places.get(name).map(|&i| &self.index[i])
+    }
+
     /// A tensor as it is stored.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
-        let found = self.index.iter().find(|f| f.name == name)?;
+        let found = self.find(name)?;
         Some(Stored { shape: &found.shape, dtype: found.dtype, bytes: &self.map[found.start..found.end] })
     }
 
     /// Shape and values of a tensor; 16-bit floats are widened.
     pub fn get(&self, name: &str) -> Result<Option<View<'_>>, CheckpointError> {
-        let Some(found) = self.index.iter().find(|f| f.name == name) else { return Ok(None) };
+        let Some(found) = self.find(name) else { return Ok(None) };
         let bytes = &self.map[found.start..found.end];
         let values = match found.dtype {
             Dtype::F32 => match bytemuck::try_cast_slice(bytes) {

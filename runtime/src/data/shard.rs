@@ -5,25 +5,33 @@
 //! reading and the tokenizer, and appears whole or not at all, whoever is killed or builds the same at the same moment.
 //!
 //! A shard is a folder of `tokens.bin` (little-endian, 1, 2 or 4 bytes each), `documents.bin` (for each document where it ends
-//! and where loss begins, as two 64-bit token numbers) and `shard.json`. Look next at [`super::stream`] and [`super::examples`],
+//! and where loss begins, as two 64-bit token numbers), `shard.json` and `checksums.txt`. Every byte is verified when it is opened, and a
+//! damaged shard is built anew. Look next at [`super::stream`] and [`super::examples`],
 //! which cut shards into rows.
 
 use super::rows::{BadRow, Document, Fields, Lines, TextPieces};
 use super::{DataError, Notice, Tokenizer};
+use crate::checkpoint::CheckpointError;
+use crate::checkpoint::folder::{Hashed, Sums, seal};
 use crate::files;
 use dreamc_dsl::spec::BadRows;
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{BufWriter, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Changes whenever the same file and tokenizer would give other shards.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Text tokenised at once, shared among threads.
 const BATCH: usize = 1 << 20;
+
+const TOKENS: &str = "tokens.bin";
+const DOCUMENTS: &str = "documents.bin";
+const META: &str = "shard.json";
+const LOCK: &str = "lock";
 
 /// What a file's rows mean.
 #[derive(Clone, Debug)]
@@ -135,24 +143,40 @@ impl Shard {
         low
     }
 
-    fn map(folder: &Path) -> Result<Self, DataError> {
-        let meta_path = folder.join("shard.json");
-        let text = fs::read_to_string(&meta_path).map_err(|e| DataError::io(&meta_path, e))?;
-        let meta: Meta =
-            serde_json::from_str(&text).map_err(|e| DataError::file(&meta_path, e.to_string()))?;
-        let map = |name: &str, bytes: u64| {
-            let path = folder.join(name);
-            let file = File::open(&path).map_err(|e| DataError::io(&path, e))?;
-            let size = file.metadata().map_err(|e| DataError::io(&path, e))?.len();
-            if size != bytes {
-                return Err(DataError::file(&path, format!("has {size} bytes instead of {bytes}")));
+    /// Maps a shard; `None` where it is damaged.
+    fn map(folder: &Path) -> Result<Option<Self>, DataError> {
+        let damaged = |error: CheckpointError| match error {
+            CheckpointError::Io { path, error } if error.kind() != ErrorKind::NotFound => {
+                Err(DataError::io(&path, error))
             }
-            // SAFETY: shards are never written once they have their name.
-            unsafe { Mmap::map(&file) }.map_err(|e| DataError::io(&path, e))
+            _ => Ok(None),
         };
-        let tokens = map("tokens.bin", meta.tokens * u64::from(meta.width))?;
-        let documents = map("documents.bin", meta.documents * 16)?;
-        Ok(Shard { meta, tokens, documents })
+        let files = Sums::open(folder).and_then(|s| Ok((s.map(META)?, s.map(TOKENS)?, s.map(DOCUMENTS)?)));
+        let (meta, tokens, documents) = match files {
+            Ok(files) => files,
+            Err(error) => return damaged(error),
+        };
+        let Ok(meta) = serde_json::from_slice::<Meta>(&meta) else { return Ok(None) };
+        let fits = |file: &Mmap, n: u64, bytes: u64| n.checked_mul(bytes) == Some(file.len() as u64);
+        let shard = Shard { meta, tokens, documents };
+        let meta = &shard.meta;
+        let sizes = matches!(meta.width, 1 | 2 | 4)
+            && fits(&shard.tokens, meta.tokens, meta.width.into())
+            && fits(&shard.documents, meta.documents, 16);
+        Ok((meta.version == VERSION && sizes && shard.is_ordered()).then_some(shard))
+    }
+
+    /// Whether documents lie one behind another and fill the shard.
+    fn is_ordered(&self) -> bool {
+        let mut at = 0;
+        for i in 0..self.meta.documents {
+            let Place { start, learn, end } = self.document(i);
+            if start != at || learn < start || end <= learn {
+                return false;
+            }
+            at = end;
+        }
+        at == self.meta.tokens
     }
 }
 
@@ -173,16 +197,19 @@ pub fn open(
     let key = format!("{VERSION}|{source}|{}|{}|{policy}", format.describe(), tokenizer.fingerprint());
     let folder = cache.join("shards").join(&blake3::hash(key.as_bytes()).to_hex()[..32]);
     if folder.is_dir() {
-        match Shard::map(&folder) {
-            Ok(shard) => return Ok(shard),
-            // A damaged shard is built anew; it is only a cache.
-            Err(_) => fs::remove_dir_all(&folder).map_err(|e| DataError::io(&folder, e))?,
+        if let Some(shard) = Shard::map(&folder)? {
+            return Ok(shard);
+        }
+        // A damaged shard is built anew; it is only a cache.
+        match fs::remove_dir_all(&folder) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(DataError::io(&folder, e)),
+            _ => {}
         }
     }
     let parent = cache.join("shards");
     fs::create_dir_all(&parent).map_err(|e| DataError::io(&parent, e))?;
     remove_abandoned(&parent);
-    let temporary = files::temporary(&folder);
+    let (temporary, _lock) = claim(&folder)?;
     let built = Builder::new(&temporary, tokenizer)
         .and_then(|b| b.run(path, format, bad_rows, source, notice))
         .and_then(|()| match fs::rename(&temporary, &folder) {
@@ -195,18 +222,44 @@ pub fn open(
     }
     built?;
     files::sync_folder(&parent).map_err(|e| DataError::io(&parent, e))?;
-    Shard::map(&folder)
+    Shard::map(&folder)?.ok_or_else(|| {
+        DataError::file(&folder, "was damaged while it was opened; try again, and check the disk")
+    })
 }
 
-/// Removes what killed builders left behind. A builder holds a lock on its folder as long as it lives.
+/// Removes what killed builders left behind. A builder holds a lock in its folder until the folder has its name, and who removes one
+/// holds it meanwhile.
 fn remove_abandoned(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY) {
             let path = entry.path();
-            let lock = File::open(path.join("lock"));
-            if lock.is_ok_and(|f| f.try_lock().is_ok()) {
-                let _ = fs::remove_dir_all(path);
+            let _ = match File::open(path.join(LOCK)) {
+                Ok(lock) if lock.try_lock().is_ok() => fs::remove_dir_all(&path),
+                Ok(_) => Ok(()),
+                // Killed before it had one: goes only if it is empty.
+                Err(_) => fs::remove_dir(&path),
+            };
+        }
+    }
+}
+
+/// A folder to build in that nobody takes for abandoned, and its lock.
+fn claim(folder: &Path) -> Result<(PathBuf, File), DataError> {
+    loop {
+        let temporary = files::temporary(folder);
+        let made = fs::create_dir(&temporary).and_then(|()| File::create(temporary.join(LOCK)));
+        let lock = match made {
+            Ok(lock) => lock,
+            // Another process removed it between the two.
+            Err(e) if e.kind() == ErrorKind::NotFound && folder.parent().is_some_and(Path::is_dir) => {
+                continue;
             }
+            Err(e) => return Err(DataError::io(&temporary, e)),
+        };
+        // A file system without locks has one builder at a time.
+        let taken = matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
+        if !taken && lock.metadata().is_ok_and(|m| m.nlink() > 0) {
+            return Ok((temporary, lock));
         }
     }
 }
@@ -215,12 +268,11 @@ fn remove_abandoned(parent: &Path) {
 struct Builder<'a> {
     folder: PathBuf,
     tokenizer: &'a Tokenizer,
-    tokens: BufWriter<File>,
-    documents: BufWriter<File>,
+    tokens: Hashed,
+    documents: Hashed,
     meta: Meta,
     waiting: Vec<Part>,
     waiting_bytes: usize,
-    _lock: File,
 }
 
 /// A part of a document; the last one closes it.
@@ -233,19 +285,16 @@ impl<'a> Builder<'a> {
     fn new(folder: &Path, tokenizer: &'a Tokenizer) -> Result<Self, DataError> {
         let create = |name: &str| {
             let path = folder.join(name);
-            File::create(&path).map_err(|e| DataError::io(&path, e))
+            Hashed::create(&path).map_err(|e| DataError::io(&path, e))
         };
-        fs::create_dir_all(folder).map_err(|e| DataError::io(folder, e))?;
-        let lock = create("lock")?;
-        let _ = lock.try_lock();
         let width = match tokenizer.vocab() {
             0..=0x100 => 1,
             0x101..=0x1_0000 => 2,
             _ => 4,
         };
         Ok(Builder {
-            tokens: BufWriter::with_capacity(1 << 18, create("tokens.bin")?),
-            documents: BufWriter::with_capacity(1 << 16, create("documents.bin")?),
+            tokens: create(TOKENS)?,
+            documents: create(DOCUMENTS)?,
             folder: folder.to_path_buf(),
             tokenizer,
             meta: Meta {
@@ -260,7 +309,6 @@ impl<'a> Builder<'a> {
             },
             waiting: vec![],
             waiting_bytes: 0,
-            _lock: lock,
         })
     }
 
@@ -303,7 +351,7 @@ impl<'a> Builder<'a> {
             #[cfg(feature = "parquet")]
             Format::Parquet(fields) => {
                 let mut rows = super::parquet::ParquetRows::open(path, fields)?;
-                while let Some(row) = rows.read_row() {
+                while let Some(row) = rows.read_row()? {
                     if let Some(document) = self.sift(path, bad_rows, row)? {
                         self.push(Part { document, last: true })?;
                     }
@@ -397,14 +445,15 @@ impl<'a> Builder<'a> {
         self.tokens.write_all(&bytes).map_err(|e| DataError::io(&self.folder, e))
     }
 
-    fn finish(mut self) -> Result<(), DataError> {
-        let io = |e| DataError::io(&self.folder, e);
-        for file in [&mut self.tokens, &mut self.documents] {
-            file.flush().map_err(io)?;
-            file.get_ref().sync_all().map_err(io)?;
-        }
-        let text = serde_json::to_string_pretty(&self.meta).expect("plain data");
-        files::write_atomic(&self.folder.join("shard.json"), |out| out.write_all(text.as_bytes())).map_err(io)
+    fn finish(self) -> Result<(), DataError> {
+        let Builder { folder, tokens, documents, meta, .. } = self;
+        let write = || {
+            let mut file = Hashed::create(&folder.join(META))?;
+            serde_json::to_writer_pretty(&mut file, &meta)?;
+            let sums = [(META, file.finish()?), (TOKENS, tokens.finish()?), (DOCUMENTS, documents.finish()?)];
+            seal(&folder, &sums)
+        };
+        write().map_err(|e| DataError::io(&folder, e))
     }
 }
 
@@ -416,6 +465,24 @@ struct Stamp {
     modified: (i64, i64),
     changed: (i64, i64),
     hash: String,
+}
+
+impl Stamp {
+    /// A line of JSON, behind a line of its own hash.
+    fn text(&self) -> Vec<u8> {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        [blake3::hash(&text).to_hex().as_bytes(), b"\n", &text].concat()
+    }
+
+    /// A damaged stamp is none.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (hash, text) = bytes.split_at_checked(2 * blake3::OUT_LEN)?;
+        let text = text.strip_prefix(b"\n")?;
+        if blake3::hash(text).to_hex().as_bytes() != hash {
+            return None;
+        }
+        serde_json::from_slice(text).ok()
+    }
 }
 
 /// Hash of a file's content. A file that has not been touched since is not read again.
@@ -435,7 +502,7 @@ pub fn content_hash(path: &Path, cache: &Path, notice: &mut dyn FnMut(Notice)) -
         changed: (m.ctime(), m.ctime_nsec()),
         hash: String::new(),
     };
-    let known = fs::read(&stamp_path).ok().and_then(|text| serde_json::from_slice::<Stamp>(&text).ok());
+    let known = fs::read(&stamp_path).ok().and_then(|text| Stamp::read(&text));
     if let Some(known) = known {
         stamp.hash.clone_from(&known.hash);
         if stamp == known {
@@ -461,8 +528,7 @@ pub fn content_hash(path: &Path, cache: &Path, notice: &mut dyn FnMut(Notice)) -
     // Only a cache: where it cannot be written, the file is read again next time.
     if let (true, Some(folder)) = (settled, stamp_path.parent()) {
         let _ = fs::create_dir_all(folder);
-        let text = serde_json::to_vec(&stamp).unwrap_or_default();
-        let _ = files::write_atomic(&stamp_path, |out| out.write_all(&text));
+        let _ = files::write_atomic(&stamp_path, |out| out.write_all(&stamp.text()));
     }
     Ok(stamp.hash)
 }

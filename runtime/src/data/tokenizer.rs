@@ -7,6 +7,7 @@
 //! the next, and fills unused places (where no loss is taken). A `tokenizer.json` uses its own end and begin tokens.
 
 use super::DataError;
+use crate::foreign;
 use dreamc_dsl::spec;
 use std::path::Path;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
@@ -15,6 +16,9 @@ use tokenizers::{AddedToken, TokenizerBuilder};
 
 /// Largest `tokenizer.json` that is read; the largest in the wild are below 40 MB.
 const LARGEST_FILE: u64 = 256 << 20;
+
+/// Ids lie below this; the largest vocabularies in the wild have some 300 thousand tokens.
+const LARGEST_VOCAB: u32 = 1 << 24;
 
 /// Names under which tokenizers have a token that ends a document, likeliest first.
 const ENDS: [&str; 10] = [
@@ -80,7 +84,9 @@ impl Tokenizer {
 
     /// Parses the content of a `tokenizer.json`.
     pub fn from_json(text: String) -> Result<Self, DataError> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes())
+        let read = || tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|e| e.to_string());
+        let mut inner = foreign::call(read)
+            .flatten()
             .map_err(|e| DataError::Tokenizer(format!("not a tokenizer.json: {e}")))?;
         let _ = inner.with_truncation(None);
         inner.with_padding(None);
@@ -90,7 +96,18 @@ impl Tokenizer {
         })?;
         let own = own_begin(&inner);
         let begin = own.or_else(|| find(&BEGINS)).unwrap_or(end);
-        let vocab = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        let largest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+        if let Some((token, id)) = largest.as_ref().filter(|(_, id)| *id >= LARGEST_VOCAB) {
+            return Err(DataError::Tokenizer(format!(
+                "token {token:?} has the id {id}; ids below {LARGEST_VOCAB} are read"
+            )));
+        }
+        let vocab = largest.map_or(0, |(_, id)| id as usize + 1);
+        if begin as usize >= vocab {
+            return Err(DataError::Tokenizer(format!(
+                "its template begins texts with the id {begin}, which is no token; its ids are below {vocab}"
+            )));
+        }
         let lengths = (0..vocab).map(|id| token_bytes(&inner, id as u32)).collect();
         let fingerprint = format!("json-{}", blake3::hash(text.as_bytes()).to_hex());
         let kind = Kind::Json { inner: Box::new(inner), text, lengths };
@@ -135,8 +152,8 @@ impl Tokenizer {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::Json { inner, .. } => {
-                let encoding =
-                    inner.encode_fast(text, false).map_err(|e| DataError::Tokenizer(e.to_string()))?;
+                let encode = || inner.encode_fast(text, false).map_err(|e| e.to_string());
+                let encoding = foreign::call(encode).flatten().map_err(DataError::Tokenizer)?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -150,7 +167,9 @@ impl Tokenizer {
                     ids.iter().filter(|&&id| id != 0).filter_map(|&id| u8::try_from(id).ok()).collect();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
-            Kind::Json { inner, .. } => inner.decode(ids, true).unwrap_or_default(),
+            Kind::Json { inner, .. } => {
+                foreign::call(|| inner.decode(ids, true).unwrap_or_default()).unwrap_or_default()
+            }
         }
     }
 
@@ -165,7 +184,8 @@ impl Tokenizer {
 
 /// The token that the tokenizer's own template puts before a text.
 fn own_begin(inner: &tokenizers::Tokenizer) -> Option<u32> {
-    let ids = |special| inner.encode_fast("a", special).map(|e| e.get_ids().to_vec()).unwrap_or_default();
+    let encode = |special| inner.encode_fast("a", special).map(|e| e.get_ids().to_vec()).unwrap_or_default();
+    let ids = |special| foreign::call(|| encode(special)).unwrap_or_default();
     let (with, without) = (ids(true), ids(false));
     with.first().copied().filter(|first| with.len() > without.len() && without.first() != Some(first))
 }

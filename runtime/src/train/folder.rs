@@ -13,8 +13,10 @@
 //! | `ledger.json` | what was run on what, and what it cost |
 //! | `run.lock` | locked while a process trains here |
 
+use super::ledger::Ledger;
 use crate::checkpoint::Checkpoints;
 use crate::files;
+use dreamc_compiler::rewrite::Rewriting;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -40,6 +42,12 @@ pub enum FolderError {
     /// It is no run.
     #[error("{} is not empty and is not a run of dreamc; it is left alone, choose another --out", path.display())]
     Foreign {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// It is what was left when a run that was being replaced was killed.
+    #[error("{0} has files of a run and no spec.yaml: it cannot be resumed; replace it with --force, or choose another --out", path.display())]
+    Remains {
         /// Which folder.
         path: PathBuf,
     },
@@ -131,7 +139,13 @@ impl RunFolder {
                     return Err(FolderError::Foreign { path: path.clone() });
                 }
                 if !force {
-                    return Err(FolderError::Exists { path: path.clone() });
+                    let path = path.clone();
+                    let whole = found.iter().any(|n| n == "spec.yaml");
+                    return Err(if whole {
+                        FolderError::Exists { path }
+                    } else {
+                        FolderError::Remains { path }
+                    });
                 }
                 let folder = Self::lock(path.clone())?;
                 for name in OURS.iter().filter(|n| **n != "run.lock") {
@@ -216,6 +230,21 @@ impl RunFolder {
         self.path.join("ledger.json")
     }
 
+    /// Says what the run is. The specification goes last: a folder that has it can be resumed, and one that has it not is begun again.
+    pub fn begin(
+        &self,
+        spec: &str,
+        tokenizer: Option<&str>,
+        rewriting: &Rewriting,
+    ) -> Result<(), FolderError> {
+        let ledger = Ledger { status: "running".into(), rewriting: rewriting.clone(), ..Ledger::default() };
+        self.write("ledger.json", &ledger.text())?;
+        if let Some(json) = tokenizer {
+            self.write("tokenizer.json", json)?;
+        }
+        self.write("spec.yaml", spec)
+    }
+
     /// Writes one of its files as a whole.
     pub fn write(&self, name: &str, content: &str) -> Result<(), FolderError> {
         let path = self.path.join(name);
@@ -231,8 +260,8 @@ fn names(folder: &Path) -> Result<Vec<String>, FolderError> {
 /// Whether these are the entries of a run folder whose process was killed before it had written anything a run is
 /// known by: it is begun again rather than refused.
 fn unbegun(names: &[String]) -> bool {
-    names.iter().any(|n| n == "run.lock")
-        && names.iter().all(|n| n == "run.lock" || n.starts_with(files::TEMPORARY))
+    let early = |n: &String| ["run.lock", "ledger.json", "tokenizer.json"].contains(&n.as_str());
+    names.iter().any(|n| n == "run.lock") && names.iter().all(|n| early(n) || n.starts_with(files::TEMPORARY))
 }
 
 fn io_error(path: &Path, error: io::Error) -> FolderError {

@@ -68,3 +68,10 @@ pub struct Ledger {
     /// Step and loss of the best evaluation.
     pub best: Option<(u64, f64)>,
 }
+
+impl Ledger {
+    /// As it is kept.
+    pub fn text(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+}

@@ -448,7 +448,7 @@ impl<'a> Runner<'a> {
         self.saved = self.state.step;
         let rule = self.setup.spec.train.checkpoint.clone();
         let best = if rule.best { self.state.best.map(|b| b.0) } else { None };
-        checkpoints.prune(Keep { newest: rule.keep, every: rule.keep_every, best })?;
+        checkpoints.prune(self.saved, Keep { newest: rule.keep, every: rule.keep_every, best })?;
         self.write_ledger(&self.ledger("running"))?;
         self.watcher.tell(&Event::Saved { step: self.state.step, path: &path });
         Ok(())
@@ -493,8 +493,7 @@ impl<'a> Runner<'a> {
     }
 
     fn write_ledger(&self, ledger: &Ledger) -> Result<(), TrainError> {
-        let text = serde_json::to_string_pretty(ledger).unwrap_or_default() + "\n";
-        Ok(self.setup.folder.write("ledger.json", &text)?)
+        Ok(self.setup.folder.write("ledger.json", &ledger.text())?)
     }
 }
 
