@@ -900,6 +900,21 @@ pub static TRAIN: Section = Section {
             NONE,
             "Stop when the validation loss has not improved for so many evaluations.",
         ),
+        key(
+            "on_nan",
+            Type::Word(&[
+                ("stop", "the run stops, and its last checkpoint is kept"),
+                ("skip", "the step is left out and counted; a hundred in a row stop the run"),
+            ]),
+            Value("stop"),
+            "What becomes of a step whose loss or gradient norm is not finite.",
+        ),
+        key(
+            "spike",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Leave out, and count, a step whose loss or gradient norm lies more than so many standard deviations above the mean of the last 128 steps; 6 is usual.",
+        ),
     ],
 };
 

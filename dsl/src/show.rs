@@ -415,6 +415,8 @@ fn train(train: &Train) -> ValueKind {
     checkpoint.put("best", ValueKind::Bool(train.checkpoint.best));
     fields.put("checkpoint", checkpoint.map());
     fields.put("patience", or_none(train.patience, int));
+    fields.put("on_nan", word(if train.on_nan == OnNan::Skip { "skip" } else { "stop" }));
+    fields.put("spike", or_none(train.spike, real));
     fields.map()
 }
 

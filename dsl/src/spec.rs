@@ -606,6 +606,20 @@ pub struct Train {
     pub checkpoint: Checkpoint,
     /// Stop when the validation loss has not improved for so many evaluations.
     pub patience: Option<u64>,
+    /// What becomes of a step whose loss or gradient norm is not finite.
+    pub on_nan: OnNan,
+    /// Leave out a step whose loss or gradient norm lies more than so many standard deviations above the mean of those before.
+    pub spike: Option<f64>,
+}
+
+/// What becomes of a step whose numbers are not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNan {
+    /// The run stops.
+    Stop,
+    /// The step is left out.
+    Skip,
 }
 
 /// What follows the warm-up.

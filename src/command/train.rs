@@ -276,6 +276,7 @@ fn report(outcome: &Outcome, folder: &Path, tasks: bool, counted: bool) -> Done 
     row("tokens/s", Some(short(l.tokens as f64 / l.train_seconds.max(1e-9))));
     row("FLOP/s", Some(short(l.executed_flops as f64 / l.train_seconds.max(1e-9))));
     row("memory", Some(bytes(l.peak_memory)));
+    row("steps left out", (l.skipped_steps > 0).then(|| l.skipped_steps.to_string()));
     row(
         "FLOPs executed",
         counted.then(|| format!("{}, as the launch list says", grouped(l.executed_flops.into()))),

@@ -6,7 +6,7 @@
 
 use crate::number::decimals;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Schedule, Train};
+use dreamc_dsl::spec::{OnNan, Schedule, Train};
 use dreamc_dsl::suite::Equal;
 
 /// What an arm costs and reads.
@@ -154,6 +154,10 @@ fn optimizer(t: &Train) -> String {
             text += &format!(", {name} {}", list.join(" "));
         }
     }
+    if t.on_nan == OnNan::Skip {
+        text += ", NaN skipped";
+    }
+    text += &t.spike.map_or(String::new(), |s| format!(", spikes above {s} skipped"));
     for g in &t.groups {
         text += &format!(", {} × {}", g.pattern, g.learning_rate);
         text += &g.weight_decay.map_or(String::new(), |d| format!(" decay {d}"));

@@ -226,6 +226,7 @@ impl Checker {
                 help,
             );
         }
+        let (on_nan, spike) = (self.word(group, "on_nan"), self.real_or_none(group, "spike"));
         Some(Train {
             steps: steps?,
             batch: batch?,
@@ -253,6 +254,8 @@ impl Checker {
                 best: kept_too.1?,
             },
             patience: patience?,
+            on_nan: if on_nan? == "skip" { OnNan::Skip } else { OnNan::Stop },
+            spike: spike?,
         })
     }
 

@@ -15,6 +15,7 @@ pub use weights::{Binding, Weights};
 
 use crate::data::Cursor;
 use crate::files;
+use crate::train::guard::Guard;
 use folder::{CHECKSUMS, Fill, Sums};
 use safetensors::{Entry, Tensors};
 use serde::{Deserialize, Serialize};
@@ -135,8 +136,11 @@ pub struct State {
     pub best: Option<(u64, f64)>,
     /// Evaluations since then.
     pub stale: u64,
-    /// Steps left out because of infinities, where that was asked for.
+    /// Steps left out because of infinities or spikes, where that was asked for.
     pub skipped: u64,
+    /// What decides which are.
+    #[serde(default)]
+    pub guard: Guard,
     /// Step of the evaluation that concluded the run, once the metrics hold it.
     #[serde(default)]
     pub concluded: Option<u64>,
@@ -273,7 +277,7 @@ impl Checkpoints {
     }
 
     /// Removes what a killed process left half written. The run's lock says that no other process writes here.
-    fn remove_abandoned(&self) {
+    pub(crate) fn remove_abandoned(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY) {
                 let _ = fs::remove_dir_all(entry.path());

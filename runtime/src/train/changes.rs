@@ -2,11 +2,12 @@
 
 use super::error::TrainError;
 use crate::checkpoint::Checkpoint;
+use dreamc_dsl::{Spelling, check, parse, show};
 
 /// Refuses another specification or other data than the checkpoint's.
 pub fn refuse(from: &Checkpoint, text: &str, data_hash: &str) -> Result<(), TrainError> {
     let was = from.model.metadata("spec").unwrap_or_default();
-    if was != text {
+    if was != text && as_now(was).as_deref() != Some(text) {
         return Err(TrainError::Changed { what: "the specification", difference: difference(was, text) });
     }
     if from.state.data_hash != data_hash {
@@ -14,6 +15,12 @@ pub fn refuse(from: &Checkpoint, text: &str, data_hash: &str) -> Result<(), Trai
         return Err(TrainError::Changed { what: "the data", difference });
     }
     Ok(())
+}
+
+/// A specification as it is written today: an older dreamc knew fewer keys.
+fn as_now(text: &str) -> Option<String> {
+    let read = parse("spec.yaml", text, Spelling::Yaml).and_then(|ast| check(&ast, &[]));
+    read.ok().map(|(spec, _)| show(&spec, Spelling::Yaml))
 }
 
 /// Lines that are in one text and not in the other, in order, each with the closest line above it that is less indented, so that a

@@ -182,7 +182,9 @@ impl RunFolder {
                 for rest in names(&path)?.iter().filter(|n| n.starts_with(files::TEMPORARY)) {
                     let _ = fs::remove_file(path.join(rest));
                 }
-                Ok(RunFolder { path, _lock: file })
+                let folder = RunFolder { path, _lock: file };
+                folder.checkpoints().remove_abandoned();
+                Ok(folder)
             }
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();

@@ -57,7 +57,7 @@ pub struct Ledger {
     pub executed_flops: u64,
     /// Bytes of the device's memory, all programs.
     pub peak_memory: u64,
-    /// Steps left out because of infinities.
+    /// Steps left out because of infinities or spikes.
     pub skipped_steps: u64,
     /// The last evaluation.
     pub validation_loss: Option<f64>,

@@ -62,6 +62,15 @@ pub struct StepLine {
     pub balance: Option<Balance>,
 }
 
+/// A step that was left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SkippedLine {
+    /// Which step.
+    pub step: u64,
+    /// Why.
+    pub skipped: String,
+}
+
 /// How evenly the experts of a mixture were chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Balance {
@@ -104,8 +113,10 @@ pub struct EvaluationLine {
 /// All that a run has measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// Its steps.
+    /// The steps it took.
     pub steps: Vec<StepLine>,
+    /// The steps it left out.
+    pub skipped: Vec<SkippedLine>,
     /// Its evaluations.
     pub evaluations: Vec<EvaluationLine>,
 }
@@ -115,6 +126,7 @@ pub struct Metrics {
 #[serde(untagged)]
 enum Line {
     Step(StepLine),
+    Skipped(SkippedLine),
     Evaluation(EvaluationLine),
 }
 
@@ -126,6 +138,7 @@ impl Metrics {
         for (i, line) in text.split_inclusive('\n').enumerate().filter(|(_, l)| l.ends_with('\n')) {
             match serde_json::from_str(line) {
                 Ok(Line::Step(step)) => metrics.steps.push(step),
+                Ok(Line::Skipped(step)) => metrics.skipped.push(step),
                 Ok(Line::Evaluation(evaluation)) => metrics.evaluations.push(evaluation),
                 Err(e) => {
                     let what = format!("{}:{}: not a line of metrics: {e}", path.display(), i + 1);
@@ -176,13 +189,18 @@ mod tests {
         let evaluation = EvaluationLine { step: 10, exact_match: Some(0.5), ..Default::default() };
         let mut lines = Lines::open(&path, 0).unwrap();
         lines.push(&step).unwrap();
+        let skipped = SkippedLine { step: 11, skipped: "the loss is NaN".into() };
+        lines.push(&skipped).unwrap();
         lines.push(&evaluation).unwrap();
         let mut text = fs::read_to_string(&path).unwrap();
         text += "{\"step\": 11, \"lo";
         fs::write(&path, &text).unwrap();
         let read = Metrics::read(&path).unwrap();
-        assert_eq!((read.steps, read.evaluations), (vec![step], vec![evaluation]));
+        assert_eq!(
+            (read.steps, read.skipped, read.evaluations),
+            (vec![step], vec![skipped], vec![evaluation])
+        );
         fs::write(&path, text + "\n").unwrap();
-        assert!(Metrics::read(&path).unwrap_err().to_string().contains(":3: not a line"));
+        assert!(Metrics::read(&path).unwrap_err().to_string().contains(":4: not a line"));
     }
 }

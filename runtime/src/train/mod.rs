@@ -9,6 +9,7 @@ pub mod changes;
 pub mod error;
 pub mod event;
 pub mod folder;
+pub mod guard;
 pub mod ledger;
 pub mod metrics;
 pub mod prepare;

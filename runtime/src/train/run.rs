@@ -8,8 +8,9 @@
 use super::error::TrainError;
 use super::event::{Event, Watcher};
 use super::folder::RunFolder;
+use super::guard::Verdict;
 use super::ledger::Ledger;
-use super::metrics::{Balance, EvaluationLine, Lines, StepLine};
+use super::metrics::{Balance, EvaluationLine, Lines, SkippedLine, StepLine};
 use super::prepare::Prepared;
 use super::tensorboard::Events;
 use super::{changes, schedule, signal};
@@ -257,12 +258,22 @@ impl<'a> Runner<'a> {
             }
             multiply_adds += executed;
         }
-        let loss = self.model.loss()?;
-        self.check(step, "the loss", loss)?;
-        let norm = self.model.norm()?;
-        self.check(step, "the gradient norm", norm)?;
-        let balance = if step.is_multiple_of(BALANCE) { self.balance()? } else { None };
-        self.model.update(&schedule::scalars(train, step))?;
+        let (loss, norm) = (self.model.loss()?, self.model.norm()?);
+        let verdict = self.state.guard.judge(train, loss, norm);
+        let mut balance = None;
+        match &verdict {
+            Verdict::Take => {
+                if step.is_multiple_of(BALANCE) {
+                    balance = self.balance()?;
+                }
+                self.model.update(&schedule::scalars(train, step))?;
+            }
+            Verdict::Skip(_) => {
+                self.state.skipped += 1;
+                self.model.drop_step()?;
+            }
+            Verdict::Stop(what, value) => return Err(self.not_finite(step, what, *value)?),
+        }
 
         let seconds = begun.elapsed().as_secs_f64();
         let tokens = (rows * batch.sequence) as u64;
@@ -275,6 +286,12 @@ impl<'a> Runner<'a> {
         // A moving average that forgets the slow first steps soon.
         let now_speed = tokens as f64 / seconds.max(1e-9);
         self.speed = if self.speed == 0.0 { now_speed } else { 0.9 * self.speed + 0.1 * now_speed };
+        if let Verdict::Skip(reason) = verdict {
+            let line = SkippedLine { step, skipped: reason };
+            self.log(|metrics, _| metrics.push(&line))?;
+            self.watcher.tell(&Event::Note(&format!("step {step} is left out: {}", line.skipped)));
+            return Ok(());
+        }
         let line = StepLine {
             step,
             loss: f64::from(loss),
@@ -324,11 +341,8 @@ impl<'a> Runner<'a> {
         Err(TrainError::Count { step, program, found, expected: expected.multiply_adds })
     }
 
-    /// Stops before a number that is none reaches the weights.
-    fn check(&mut self, step: u64, what: &'static str, value: f32) -> Result<(), TrainError> {
-        if value.is_finite() {
-            return Ok(());
-        }
+    /// Where a number that is none comes from. It has not reached the weights.
+    fn not_finite(&mut self, step: u64, what: &'static str, value: f32) -> Result<TrainError, TrainError> {
         let bad = |values: &[f32]| values.iter().any(|v| !v.is_finite());
         let tensors = self.model.compiled().tensors.clone();
         let mut tensor = None;
@@ -343,7 +357,7 @@ impl<'a> Runner<'a> {
                 tensor = Some(format!("the gradient of {}", t.name));
             }
         }
-        Err(TrainError::NotFinite { step, what, value, tensor })
+        Ok(TrainError::NotFinite { step, what, value, tensor })
     }
 
     /// Measures the model; says whether it is the best so far.

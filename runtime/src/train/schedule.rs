@@ -42,7 +42,7 @@ pub fn depth(train: &Train, step: u64) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use dreamc_dsl::spec::{Checkpoint, Evaluate, Precision};
+    use dreamc_dsl::spec::{Checkpoint, Evaluate, OnNan, Precision};
 
     pub(crate) fn recipe() -> Train {
         Train {
@@ -67,6 +67,8 @@ pub(crate) mod tests {
             evaluate: Evaluate { every: 0, batches: 1 },
             checkpoint: Checkpoint { every: 0, keep: 1, keep_every: 0, best: false },
             patience: None,
+            on_nan: OnNan::Stop,
+            spike: None,
         }
     }
 
