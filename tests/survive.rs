@@ -443,7 +443,7 @@ fn damaged_ledgers_and_metrics_are_errors_that_name_the_file() {
 #[test]
 fn steps_that_are_left_out_are_counted_and_a_resumed_run_leaves_out_the_same() {
     let house = House::new();
-    let set = ["--set", "train.steps=90", "--set", "train.spike=1.5", "--set", "train.checkpoint.every=10"];
+    let set = ["--set", "train.steps=90", "--set", "train.spike=0.3", "--set", "train.checkpoint.every=10"];
     let set = [&set[..], &["--set", "train.checkpoint.keep=20"]].concat();
     house.good(&[&["train", "tiny.yaml", "--out", "whole"], &set[..]].concat());
     let whole = result(&house.path("whole"), 90);

@@ -23,7 +23,7 @@ impl Checker {
         // Folders are called by it.
         if let Some(name) = name.as_ref().filter(|name| name.len() > LONGEST_NAME) {
             let message = format!("the name of the model has {} letters", name.len());
-            self.error_at("bad-name", "model.name", message, &format!("at most {LONGEST_NAME} are read"));
+            self.error_at("bad-name", "model.name", message, format!("at most {LONGEST_NAME} are read"));
         }
         let (vocab, hidden, context) =
             (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));

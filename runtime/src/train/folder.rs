@@ -239,7 +239,9 @@ impl RunFolder {
         tokenizer: Option<&str>,
         rewriting: &Rewriting,
     ) -> Result<(), FolderError> {
-        let ledger = Ledger { status: "running".into(), rewriting: rewriting.clone(), ..Ledger::default() };
+        let spec_hash = blake3::hash(spec.as_bytes()).to_hex().to_string();
+        let ledger =
+            Ledger { status: "running".into(), spec_hash, rewriting: rewriting.clone(), ..Ledger::default() };
         self.write("ledger.json", &ledger.text())?;
         if let Some(json) = tokenizer {
             self.write("tokenizer.json", json)?;
