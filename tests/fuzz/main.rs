@@ -85,7 +85,7 @@ impl Trial {
             Ok(()) if taken.time > TIME => format!("took {:?}", taken.time),
             Ok(()) => return Ok(()),
         };
-        let kept = self.path.with_extension(blake3::hash(data).to_hex()[..8].to_string());
+        let kept = self.path.with_extension(&blake3::hash(data).to_hex()[..8]);
         fs::write(&kept, data).unwrap();
         Err(format!("{}, {what}: {problem}\nthe input is kept as {}", self.target.name, kept.display()))
     }
