@@ -3,6 +3,7 @@
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::analysis::observe;
+use dreamc_runtime::analysis::skips::{ablate, decisions, held_out};
 use dreamc_runtime::data::{Dataset, Settings};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::Model;
@@ -85,4 +86,111 @@ fn observation_changes_no_bit_and_sees_every_choice() {
         assert_eq!(first.counts, [seen.tokens, seen.tokens, 0, 0, 0, 0]);
         assert!((first.token_entropy - 6f64.ln()).abs() < 1e-5, "{}", first.token_entropy);
     }
+}
+
+/// A model whose tokens skip by every rule, one part inside another.
+const SKIPPING: &str = "\
+model:
+  name: skipping
+  vocab: 256
+  hidden: 16
+  context: 32
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8}}
+    near: {sequence: {heads: 2, head_size: 8, window: 4}}
+    mlp: {mlp: {intermediate: 16}}
+    ea: {experts: {count: 4, active: 2, intermediate: 16, query: 8}}
+  body:
+    - \"skip(capacity 0.5, causal bce 0.1) { sa } > mlp\"
+    - \"skip(threshold, capacity 0.5, penalty 0.1) { near } > mlp\"
+    - \"skip(capacity 0.5, causal predictor 4) { sa > skip(threshold, capacity 0.5, penalty 0.1) { ea } }\"
+    - \"skip(capacity 0.25) { sa > skip(capacity 0.5, norm_only) { mlp } }\"
+data: {task: permutation, size: 4, max_steps: 3}
+train: {sequence: 32, precision: f32}
+";
+
+#[test]
+fn decisions_to_skip_are_those_the_model_makes() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = spec(SKIPPING);
+    let dataset = dataset(&spec, folder.path());
+    let device = CpuDevice::new(CpuOptions { threads: Some(2) });
+    let options = Options { observe: true, ..prepare::forward(4, 32) };
+    let mut model = Model::load(&device, compile(&spec, &options).unwrap()).unwrap();
+    let mut plain = Model::load(&device, compile(&spec, &prepare::forward(4, 32)).unwrap()).unwrap();
+    model.initialise(3).unwrap();
+    // Routers of thresholds begin at 0, where every token is processed.
+    for (layer, skip, size) in [(1, 0, 16), (2, 1, 16)] {
+        let values: Vec<f32> = (0..size).map(|i| ((i * 7 + layer) % 5) as f32 - 2.0).collect();
+        model.set(&format!("layers.{layer}.skip.{skip}.router.weight"), &values).unwrap();
+    }
+    plain.copy_from(&model).unwrap();
+    let batch = dataset.validation().unwrap().unwrap().take(4).unwrap().unwrap();
+    assert_eq!(model.evaluate(&batch).unwrap(), plain.evaluate(&batch).unwrap());
+
+    let mut held = dataset.validation().unwrap().unwrap();
+    let mut seen = decisions(&mut model, &spec.model, &mut held, 10).unwrap();
+    let all: usize = seen.decisions.sequences.iter().sum();
+    assert_eq!((seen.decisions.sequences.len(), all), (10, seen.tokens.len()));
+    let parts = &seen.decisions.parts;
+    let named: Vec<(u64, u64, &str)> = parts.iter().map(|p| (p.depth, p.number, p.kind.as_str())).collect();
+    let outer = "sa > skip { ea }";
+    assert_eq!(
+        named,
+        [
+            (0, 0, "sa"),
+            (1, 0, "near"),
+            (2, 0, outer),
+            (2, 1, "ea"),
+            (3, 0, "sa > skip { mlp }"),
+            (3, 1, "mlp")
+        ]
+    );
+    for (part, bound) in parts.iter().zip([Some(0.0), Some(0.5), Some(0.0), Some(0.5), None, None]) {
+        let around = parts.iter().find(|p| p.depth == part.depth && p.number + 1 == part.number);
+        for i in 0..all {
+            let came = around.is_none_or(|outer| outer.kept[i]);
+            assert_eq!(part.reached[i], came, "{}", part.kind);
+            let above = bound
+                .map_or(part.kept[i], |b| if b == 0.5 { part.scores[i] >= b } else { part.scores[i] > b });
+            assert_eq!(part.kept[i], came && above, "{}: score {}", part.kind, part.scores[i]);
+            assert!(!came || part.norms[i] > 0.0);
+        }
+        let kept = part.kept.iter().filter(|k| **k).count();
+        assert!(kept > 0 && kept < all, "{}: {kept} of {all}", part.kind);
+    }
+    // Where the choice is by rank, 8 of 32 tokens, and half of those.
+    let mut from = 0;
+    for &n in &seen.decisions.sequences {
+        if n == 32 {
+            let kept = |p: usize| parts[p].kept[from..from + n].iter().filter(|k| **k).count();
+            assert_eq!((kept(4), kept(5)), (8, 4));
+        }
+        from += n;
+    }
+    // What the experts inside are asked for is what comes to them.
+    let mut held = dataset.validation().unwrap().unwrap();
+    let routed = observe(&mut model, &spec, &mut held, 10).unwrap();
+    let ea = routed.routers.iter().find(|r| r.component == "ea").unwrap();
+    let kept = parts[3].kept.iter().filter(|k| **k).count() as u64;
+    assert_eq!(ea.depths[0].counts.iter().sum::<u64>(), 2 * kept);
+    assert!(ea.depths[0].token_entropy > 0.0 && ea.depths[0].token_entropy <= 4f64.ln() + 1e-5);
+
+    seen.built_in(&dataset.tokenizer);
+    assert!(seen.decisions.classes.contains(&"space".to_string()), "{:?}", seen.decisions.classes);
+
+    // A part that is left out is left out, and comes back.
+    let whole = held_out(&mut model, &dataset, 2).unwrap().mean();
+    let parts = ablate(&mut model, &spec.model, &dataset, 2).unwrap();
+    assert_eq!(held_out(&mut model, &dataset, 2).unwrap().mean(), whole);
+    let found = |kind: &str, routed: bool| parts.iter().find(|p| p.kind == kind && p.routed == routed);
+    assert_eq!(found(outer, false), None, "there is nothing else in that layer");
+    assert_eq!(found("near", false).unwrap().part, "mlp");
+    assert_eq!(parts.iter().filter(|p| p.routed).count(), 6);
+    for p in parts.iter().filter(|p| p.routed && p.kind != "mlp") {
+        assert!(p.loss != whole, "{}: {} against {whole}", p.kind, p.loss);
+    }
+    let out = model.get("layers.1.near.out.weight").unwrap();
+    model.set("layers.1.near.out.weight", &vec![0.0; out.len()]).unwrap();
+    assert_eq!(held_out(&mut model, &dataset, 2).unwrap().mean(), found("near", true).unwrap().loss);
 }

@@ -5,7 +5,7 @@
 
 use crate::CompileError;
 use crate::program::Affine;
-use dreamc_dsl::spec::{Component, Expr, Item, Model, SkipLevel, SkipRule};
+use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipLevel, SkipRule};
 use std::collections::HashMap;
 
 /// A resolved model.
@@ -169,26 +169,12 @@ impl Architecture {
 
     /// Whether some tokens skip something.
     pub fn skips(&self) -> bool {
-        fn any(expr: &Expr) -> bool {
-            match expr {
-                Expr::Component(_) => false,
-                Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(any),
-                Expr::Skip(..) => true,
-            }
-        }
-        self.bodies.iter().any(|b| any(&b.expr))
+        self.bodies.iter().any(|b| !skips(&b.expr).is_empty())
     }
 
     /// Whether tokens skip the component somewhere.
     pub fn skipped(&self, component: &str) -> bool {
-        fn any(expr: &Expr, component: &str) -> bool {
-            match expr {
-                Expr::Component(_) => false,
-                Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| any(t, component)),
-                Expr::Skip(_, inner) => names(inner).contains(&component),
-            }
-        }
-        self.bodies.iter().any(|b| any(&b.expr, component))
+        self.bodies.iter().any(|b| skips(&b.expr).iter().any(|(_, inner)| names(inner).contains(&component)))
     }
 
     /// Row count of a component's cache.
@@ -218,26 +204,28 @@ pub fn for_each_application(blocks: &[Block], variables: u32, f: &mut dyn FnMut(
 /// Whether a model can be trained and evaluated but not sampled: a `skip` of it decides by later tokens and names no rule
 /// to do without.
 pub fn looks_ahead(model: &Model) -> bool {
-    fn expr(e: &Expr) -> bool {
-        match e {
-            Expr::Component(_) => false,
-            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(expr),
-            Expr::Skip(skip, inner) => {
-                let own = match &skip.rule {
-                    SkipRule::TopK { causal, capacity } => causal.is_none() && *capacity < 1.0,
-                    SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
-                };
-                own || expr(inner)
-            }
+    fn ahead((skip, _): &(&Skip, &Expr)) -> bool {
+        match &skip.rule {
+            SkipRule::TopK { causal, capacity } => causal.is_none() && *capacity < 1.0,
+            SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
         }
     }
     fn items(all: &[Item]) -> bool {
         all.iter().any(|item| match item {
-            Item::Layer(e) => expr(e),
+            Item::Layer(e) => skips(e).iter().any(ahead),
             Item::Repeat { items: inner, .. } | Item::Recur { items: inner, .. } => items(inner),
         })
     }
     items(&model.body)
+}
+
+/// The wrapped parts of an expression in the order in which they are numbered, each with what it wraps.
+pub fn skips(expr: &Expr) -> Vec<(&Skip, &Expr)> {
+    match expr {
+        Expr::Component(_) => vec![],
+        Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(skips).collect(),
+        Expr::Skip(skip, inner) => [vec![(&**skip, &**inner)], skips(inner)].concat(),
+    }
 }
 
 /// The names in an expression, in order.

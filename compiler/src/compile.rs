@@ -4,7 +4,7 @@
 //! [`differentiate`](crate::autodiff) and partition → [`schedule`](crate::schedule) → [`Plan`].
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block, for_each_application, names};
+use crate::architecture::{Apply, Architecture, Block, for_each_application, names, skips};
 use crate::autodiff::{Seed, differentiate, partition, prune};
 use crate::compiled::{Application, Compiled, OBSERVED, Observation, Observed, Tensor, TensorKind};
 use crate::ir::{DType, Function, Module, Param, Role};
@@ -1250,6 +1250,24 @@ impl<'a> Assembly<'a> {
             });
             for what in [Observation::Chosen, Observation::Entropy, Observation::Queries] {
                 if let Some(buffer) = self.plan.find(&what.result(component)) {
+                    let (component, applications) = (component.clone(), applications.clone());
+                    all.push(Observed { component, what, buffer, applications });
+                }
+            }
+        }
+        let most = a.bodies.iter().map(|b| skips(&b.expr).len()).max().unwrap_or(0);
+        for j in 0..most {
+            let mut applications = vec![];
+            for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
+                if skips(&a.bodies[apply.body].expr).len() > j {
+                    let set = (apply.body, apply.set.at(variables));
+                    let set = a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64;
+                    applications.push(Application { depth: apply.depth.at(variables), set, row: 0 });
+                }
+            });
+            let component = format!("skip.{j}");
+            for what in [Observation::Taking, Observation::Score, Observation::Norm] {
+                if let Some(buffer) = self.plan.find(&what.result(&component)) {
                     let (component, applications) = (component.clone(), applications.clone());
                     all.push(Observed { component, what, buffer, applications });
                 }

@@ -44,12 +44,19 @@ pub struct Compiled {
 /// What a layer leaves for the host about its routers and depth attentions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Observation {
-    /// `i32[batch, seq, k]`: experts that a router chose.
+    /// `i32[batch, seq, k]`: experts that a router chose; more than there are for a token that skips the component.
     Chosen,
     /// `f32[batch, seq]`: entropy in nats of a router's scores as shares of their sum.
     Entropy,
     /// `f32[batch, seq, heads, size]`: queries of a depth attention, rotated; its keys are the buffer `{component}.keys`.
     Queries,
+    /// `f32[batch, seq]`: what a `skip` decided: 2 for a token that takes part, 1 for one that does not, 0 for one that never came to
+    /// it, because it takes no part in what is around.
+    Taking,
+    /// `f32[batch, seq]`: the number that a `skip` decides by; 0 for tokens that never came to it.
+    Score,
+    /// `f32[batch, seq]`: Euclidean norm of what a `skip` reads; 0 for tokens that never came to it.
+    Norm,
 }
 
 impl Observation {
@@ -59,6 +66,9 @@ impl Observation {
             Observation::Chosen => "chosen",
             Observation::Entropy => "entropy",
             Observation::Queries => "queries",
+            Observation::Taking => "taking",
+            Observation::Score => "score",
+            Observation::Norm => "norm",
         };
         format!("{OBSERVED}{component}.{what}")
     }
@@ -67,10 +77,10 @@ impl Observation {
 /// Prefix of the names of observations.
 pub(crate) const OBSERVED: &str = "observed.";
 
-/// An observation of a component wherever it is applied.
+/// An observation of a component, or of a `skip`, wherever it is applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
-    /// The component's name.
+    /// The component's name; `skip.{j}` for the `j`-th `skip` of a layer, as its tensors are called.
     pub component: String,
     /// What it is.
     pub what: Observation,
@@ -87,7 +97,7 @@ pub struct Application {
     pub depth: u64,
     /// Which of the model's sets of weights it uses: `layers.{set}`.
     pub set: u64,
-    /// How many applications before this one contain the component: its row in a depth cache.
+    /// How many applications before this one contain the component: its row in a depth cache. 0 for a `skip`.
     pub row: u64,
 }
 

@@ -681,6 +681,8 @@ impl<'a> Lower<'a> {
                 if let Some(z) = z {
                     let places = self.b.op(Op::Decide { inclusive: false }, &[z]);
                     let places = self.taking_part(places);
+                    let taking = |lower: &mut Self, ones| lower.b.op(Op::Keep, &[ones, places]);
+                    self.observe_skip(&prefix, x, z.unwrap_or(r), taking);
                     let f = self.within(Inside::Masked { places, all_keys: false }, inner, x)?;
                     let update = self.b.mul(f, r);
                     return Ok(self.b.op(Op::Keep, &[update, places]));
@@ -690,6 +692,10 @@ impl<'a> Lower<'a> {
                 }
                 let index = self.top_tokens(r, *capacity, tokens);
                 let taken = self.b.op(Op::TakeTokens, &[x, index]);
+                self.observe_skip(&prefix, x, r, |lower, ones| {
+                    let taken = lower.b.op(Op::TakeTokens, &[ones, index]);
+                    lower.b.op(Op::PutTokens { tokens: rows[1] }, &[taken, index])
+                });
                 let f = self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
                 let gate = self.b.op(Op::TakeTokens, &[r, index]);
                 let update = self.b.mul(f, gate);
@@ -741,6 +747,8 @@ impl<'a> Lower<'a> {
                 let decision = self.b.stop_gradient(z);
                 let places = self.b.op(Op::Decide { inclusive: true }, &[decision]);
                 let places = self.taking_part(places);
+                let p = self.b.unary(Unary::Sigmoid, z);
+                self.observe_skip(&prefix, x, p, |lower, ones| lower.b.op(Op::Keep, &[ones, places]));
                 let all_keys = skip.kv == SkipKv::All;
                 let f = self.within(Inside::Masked { places, all_keys }, inner, x)?;
                 if self.form == Form::Inference {
@@ -749,7 +757,6 @@ impl<'a> Lower<'a> {
                 // Straight through: the value is the decision, the gradient that of `p`. Both sums are exact.
                 let ones = self.ones(&rows);
                 let hard = self.b.op(Op::Keep, &[ones, places]);
-                let p = self.b.unary(Unary::Sigmoid, z);
                 let stopped = self.b.stop_gradient(p);
                 let difference = self.b.sub(hard, stopped);
                 let mask = self.b.add(p, difference);
@@ -834,11 +841,17 @@ impl<'a> Lower<'a> {
             self.b.reshape(w, &[])
         };
         let (scale, bias) = (scalar("scale", init), scalar("offset", Some(Init::Constant(0.0))));
-        let square = self.b.unary(Unary::Square, x);
-        let sum = self.b.reduce(Reduce::Sum, square, &[hidden]);
-        let norm = self.b.unary(Unary::Sqrt, sum);
+        let norm = self.norm_of(x);
         let scaled = self.b.mul(norm, scale);
         self.b.add(scaled, bias)
+    }
+
+    /// `‖x‖` of every token.
+    fn norm_of(&mut self, x: Value) -> Value {
+        let hidden = self.dim("hidden", self.architecture.model.hidden);
+        let square = self.b.unary(Unary::Square, x);
+        let sum = self.b.reduce(Reduce::Sum, square, &[hidden]);
+        self.b.unary(Unary::Sqrt, sum)
     }
 
     /// `down·silu(up·x)`, one number for each token; no gradient reaches `x`.
@@ -1033,9 +1046,11 @@ impl<'a> Lower<'a> {
             gates = self.b.div(gates, sum);
         }
         gates = self.b.scale(gates, router.scale);
-        if self.shape.observe {
-            self.observe(c, Observation::Chosen, chosen);
+        // Gathered tokens are not those of the stream.
+        if self.shape.observe && !self.gathered() {
+            self.observe(c, Observation::Chosen, grouped);
             let entropy = self.entropy(router.score, logits, scores, e);
+            let entropy = self.every_token(entropy);
             self.observe(c, Observation::Entropy, entropy);
         }
 
@@ -1060,6 +1075,30 @@ impl<'a> Lower<'a> {
     fn observe(&mut self, c: &str, what: Observation, value: Value) {
         if self.shape.observe {
             self.b.result(what.result(c), value);
+        }
+    }
+
+    /// Leaves what a `skip` decided, for every token of the stream. `taking` keeps the rows of tokens that take part.
+    fn observe_skip(
+        &mut self,
+        prefix: &str,
+        x: Value,
+        score: Value,
+        taking: impl FnOnce(&mut Self, Value) -> Value,
+    ) {
+        if !self.shape.observe {
+            return;
+        }
+        let rows = self.b.rows(x);
+        let ones = self.ones(&rows);
+        let taking = taking(self, ones);
+        let taking = self.b.add(ones, taking);
+        let norm = self.norm_of(x);
+        for (what, value) in
+            [(Observation::Taking, taking), (Observation::Score, score), (Observation::Norm, norm)]
+        {
+            let value = self.every_token(value);
+            self.observe(prefix, what, value);
         }
     }
 

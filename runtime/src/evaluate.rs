@@ -21,6 +21,9 @@ pub enum EvaluateError {
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The architecture.
+    #[error(transparent)]
+    Compile(#[from] dreamc_compiler::CompileError),
 }
 
 /// Loss over targets.

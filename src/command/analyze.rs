@@ -1,5 +1,7 @@
 //! `dreamc analyze`: what a trained model does inside.
 
+mod routing;
+
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
@@ -8,7 +10,7 @@ use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
 use crate::{say, show};
-use clap::{Args, value_parser};
+use clap::{Args, Subcommand, value_parser};
 use dreamc_dsl::spec::{Item, Spec};
 use dreamc_runtime::analysis::{experts::ExpertUse, observe};
 use dreamc_runtime::data::Dataset;
@@ -21,6 +23,7 @@ use std::path::PathBuf;
 
 /// Analyse where depth attention looks and which experts serve which depth
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 The paper's section 4.2 of any model with routers or depth attention: map of depth-attention scores, depths of experts and experts
 of depths, Lorenz curves, routing entropy; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
@@ -29,8 +32,23 @@ and figures.
 Examples:
   dreamc analyze runs/quickstart-001
   dreamc analyze runs/book-001 --data other.txt --sequences 200
-  dreamc analyze runs/quickstart-001 --depth 2 --depth 4 --depth 16 --json")]
+  dreamc analyze runs/quickstart-001 --depth 2 --depth 4 --depth 16 --json
+  dreamc analyze routing runs/mod-001                        what tokens skip")]
 pub struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
+
+    #[command(flatten)]
+    inside: Option<Inside>,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Routing(Box<routing::Arguments>),
+}
+
+#[derive(Args)]
+struct Inside {
     /// A run folder, a checkpoint or a .safetensors file
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
@@ -67,6 +85,14 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
+    match (a.what, a.inside) {
+        (Some(What::Routing(a)), _) => routing::run(*a),
+        (None, Some(a)) => inside(a),
+        (None, None) => Err(Failure::Usage("name a run or a checkpoint".into())),
+    }
+}
+
+fn inside(a: Inside) -> Done {
     let device = a.device.open()?;
     let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
     if let Some(file) = &a.data {
@@ -128,7 +154,7 @@ fn recurrence(spec: &Spec) -> Option<u64> {
 
 /// The model at several depths; at none where it is not recurrent and none was asked for.
 fn depths(
-    a: &Arguments,
+    a: &Inside,
     trained: &Trained,
     dataset: &Dataset,
     device: &dyn Device,

@@ -1,5 +1,6 @@
-//! Reports: what they are made of ([`page`]), their pictures ([`plot`]), and that of an [`analysis`].
+//! Reports: what they are made of ([`page`]), their pictures ([`plot`]), and those of an [`analysis`] and of [`routing`].
 
 pub mod analysis;
 pub mod page;
 pub mod plot;
+pub mod routing;

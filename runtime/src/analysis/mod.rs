@@ -1,11 +1,12 @@
 //! What a trained model does inside: where its depth attentions look, which experts it uses at which depth (the paper's section 4.2).
 //!
 //! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), and data. *Out*: [`Observations`], of which [`experts`]
-//! makes the paper's figures. [`routing`] analyses decisions to skip. *Promise*: routing indices are those the model used, read from the device and never computed again; only
+//! makes the paper's figures. [`skips`] observes decisions to skip, [`routing`] analyses them. *Promise*: routing indices are those the model used, read from the device and never computed again; only
 //! tokens of documents with targets count, padding does not.
 
 pub mod experts;
 pub mod routing;
+pub mod skips;
 
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
@@ -117,7 +118,7 @@ pub fn observe(
             w.add(model, spec, &real)?;
         }
     }
-    let n = tokens.max(1) as f64;
+    let compiled = model.compiled();
     let mut found = Observations { depth, sequences: rows, tokens, routers: vec![], depth_attention: vec![] };
     let entropies = |component: &str| {
         watched.iter().find(|w| w.observed.component == component && w.observed.what == Observation::Entropy)
@@ -128,11 +129,14 @@ pub fn observe(
         match w.observed.what {
             Observation::Chosen => {
                 let entropy = entropies(&component);
+                let each = compiled.plan.buffer(w.observed.buffer).shape.last().map_or(1, |k| *k) as f64;
+                // Tokens that skip the component choose nothing.
+                let routed = |i: usize| (w.counts[i].iter().sum::<u64>() as f64 / each).max(1.0);
                 let depths = applications.map(|(i, a)| Choices {
                     depth: a.depth,
                     set: a.set,
                     counts: w.counts[i].clone(),
-                    token_entropy: entropy.map_or(0.0, |e| e.entropy[i] / n),
+                    token_entropy: entropy.map_or(0.0, |e| e.entropy[i] / routed(i)),
                 });
                 let projection =
                     !matches!(spec.model.components.get(&component), Some(Component::Experts(_)));
@@ -141,12 +145,18 @@ pub fn observe(
             Observation::Queries => found.depth_attention.push(DepthAttention {
                 component,
                 depths: w.observed.applications.iter().map(|a| a.depth).collect(),
-                scores: w.scores.iter().map(|row| row.iter().map(|s| s / n).collect()).collect(),
+                scores: w.scores.iter().map(|row| shares(row)).collect(),
             }),
-            Observation::Entropy => {}
+            Observation::Entropy | Observation::Taking | Observation::Score | Observation::Norm => {}
         }
     }
     Ok(found)
+}
+
+/// Numbers as shares of their sum.
+fn shares(row: &[f64]) -> Vec<f64> {
+    let all: f64 = row.iter().sum();
+    row.iter().map(|s| s / all.max(f64::MIN_POSITIVE)).collect()
 }
 
 /// Which places belong to documents with targets; padding is a document without.
@@ -209,7 +219,8 @@ impl Watched {
                     heads: attention.heads as usize,
                     kv_heads: kv_heads as usize,
                     size,
-                    scale: attention.scale.unwrap_or(1.0 / (size as f64).sqrt()),
+                    scale: attention.scale.unwrap_or(1.0 / (attention.head_size as f64).sqrt()),
+                    marked: size as u64 > attention.head_size,
                     softcap: attention.softcap,
                     window: attention.window.map_or(usize::MAX, |w| w as usize),
                 };
@@ -219,6 +230,7 @@ impl Watched {
                     form.add(&queries, &keys, a.row as usize, real, scores);
                 }
             }
+            Observation::Taking | Observation::Score | Observation::Norm => {}
         }
         Ok(())
     }
@@ -232,6 +244,8 @@ struct Form {
     scale: f64,
     softcap: Option<f64>,
     window: usize,
+    /// Whether the last number of a key says that its token skips that application.
+    marked: bool,
 }
 
 impl Form {
@@ -240,7 +254,8 @@ impl Form {
         let (tokens, wide) = (real.len(), self.kv_heads * self.size);
         let first = (row + 1).saturating_sub(self.window);
         let mut weights = vec![0.0; row + 1];
-        for token in (0..tokens).filter(|t| real[*t]) {
+        let skips = |t: usize| self.marked && keys[(row * tokens + t) * wide + self.size - 1] < 0.0;
+        for token in (0..tokens).filter(|t| real[*t] && !skips(*t)) {
             for head in 0..self.heads {
                 let from = (token * self.heads + head) * self.size;
                 let query = &queries[from..from + self.size];
@@ -281,7 +296,15 @@ mod tests {
 
     #[test]
     fn depth_scores_are_softmax_means() {
-        let form = Form { heads: 2, kv_heads: 1, size: 2, scale: 1.0, softcap: None, window: usize::MAX };
+        let form = Form {
+            heads: 2,
+            kv_heads: 1,
+            size: 2,
+            scale: 1.0,
+            softcap: None,
+            window: usize::MAX,
+            marked: false,
+        };
         // Two rows of the cache, one token: keys (1, 0) and (0, 1).
         let keys = [1.0, 0.0, 0.0, 1.0];
         let mut scores = [0.0; 2];

@@ -1,15 +1,17 @@
 //! What Mixture-of-Depths routers decide by: the analyses of the study of Gemma 2 (rates by kind of layer, norms, ablation, classes of
 //! tokens, a linear probe), of decisions that were observed.
 //!
-//! *In*: [`Decisions`]: for every routed part and every token whether it was processed, its score and the norm of its input. *Out*: rates and tests.
+//! *In*: [`Decisions`]: for every routed part and every token whether it was processed, its score and the norm of its input
+//! ([`super::skips`] observes them). *Out*: rates and tests.
 //! *Promise*: everything is computed from the decisions given; classes with fewer than [`FEWEST`] tokens are left out, and
-//! corrections count the classes that are left.
+//! corrections count the classes that are left. A token that never came to a part, because it skips what is around it, does not count there.
 
 use crate::rng::Philox;
 use crate::statistics::{
     Correlation, Logistic, Summary, TTest, binomial, bonferroni, paired, pearson, spearman, welch,
 };
 use serde::Serialize;
+use std::ops::RangeInclusive;
 
 /// Fewest tokens of a class that is reported.
 pub const FEWEST: usize = 30;
@@ -22,14 +24,34 @@ const HELD_OUT: u64 = 5;
 pub struct Part {
     /// Depth of its layer.
     pub depth: u64,
+    /// Which of the layer's wrapped parts: `skip.{number}` in names of tensors.
+    pub number: u64,
     /// Kind of its layer, such as `local` and `global`.
     pub kind: String,
+    /// Whether each token came to it.
+    pub reached: Vec<bool>,
     /// Whether each token was processed.
     pub kept: Vec<bool>,
     /// Each token's score.
     pub scores: Vec<f64>,
     /// Norm of each token's input.
     pub norms: Vec<f64>,
+}
+
+impl Part {
+    /// The tokens in a range that came to it.
+    fn tokens(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = usize> + '_ {
+        range.filter(|&i| self.reached[i])
+    }
+
+    /// These, of all.
+    fn all(&self) -> Vec<usize> {
+        self.tokens(0..self.kept.len()).collect()
+    }
+
+    fn share(&self, tokens: &[usize]) -> f64 {
+        tokens.iter().filter(|&&i| self.kept[i]).count() as f64 / tokens.len().max(1) as f64
+    }
 }
 
 /// What routers decided over some sequences.
@@ -45,17 +67,30 @@ pub struct Decisions {
     pub class: Vec<usize>,
 }
 
-/// Rates of two kinds of layers.
+/// Two kinds of layers, over sequences.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Kinds {
+    /// Least and largest depth of the layers that are compared.
+    pub depths: (u64, u64),
     /// One kind.
     pub first: String,
     /// The other.
     pub second: String,
-    /// Its rates over sequences.
-    pub first_rate: Summary,
-    /// The other's.
-    pub second_rate: Summary,
+    /// Share of tokens that were processed.
+    pub rate: Paired,
+    /// Norm of what routers read.
+    pub norm: Paired,
+}
+
+/// A mean over the layers of a kind and the tokens of a sequence, of two kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Paired {
+    /// Of one kind over sequences.
+    pub first: Summary,
+    /// Of the other.
+    pub second: Summary,
+    /// Share of sequences in which it is larger for the first kind.
+    pub above: f64,
     /// Paired over sequences; `None` where they do not vary.
     pub test: Option<TTest>,
 }
@@ -65,9 +100,13 @@ pub struct Kinds {
 pub struct PartRate {
     /// Depth of its layer.
     pub depth: u64,
+    /// Which of the layer's wrapped parts.
+    pub number: u64,
     /// Kind of its layer.
     pub kind: String,
-    /// Share of tokens that were processed.
+    /// Tokens that came to it.
+    pub tokens: usize,
+    /// Share of them that was processed.
     pub rate: f64,
     /// Linear correlation of score and norm.
     pub pearson: Option<Correlation>,
@@ -96,6 +135,13 @@ pub struct ClassRate {
     pub corrected: f64,
 }
 
+impl ClassRate {
+    /// The study's criterion: significant at 5 % after correction, and at least five percentage points off.
+    pub fn stands_out(&self) -> bool {
+        self.corrected < 0.05 && self.deviation.abs() >= 0.05
+    }
+}
+
 /// A logistic regression from the class of a token to the decision, on tokens it was not fitted to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Probe {
@@ -107,82 +153,137 @@ pub struct Probe {
     pub tokens: usize,
 }
 
-/// What a part is worth.
+/// A part of a layer left out, the rest of the model as it is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ablated {
+    /// Depths at which its weights are applied.
+    pub depths: Vec<u64>,
+    /// What was left out.
+    pub part: String,
+    /// Kind of the layer: of its routed part.
+    pub kind: String,
+    /// Whether it is the routed part, or, as a control, all else of the layer.
+    pub routed: bool,
+    /// Loss without it, in nats a token.
+    pub loss: f64,
+}
+
+/// What parts are worth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ablation {
-    /// Kinds of parts with the changes of perplexity when each of theirs is left out.
-    pub kinds: Vec<(String, Vec<f64>)>,
-    /// Welch's test between the first two kinds.
+    /// Perplexity of the whole model.
+    pub perplexity: f64,
+    /// What was left out, with the change of perplexity.
+    pub parts: Vec<(Ablated, f64)>,
+    /// Changes by routed parts, of every pair of kinds.
+    pub tests: Vec<Changes>,
+    /// Changes by all else of the same layers: where these differ alike, depth and not the kind of part explains it.
+    pub controls: Vec<Changes>,
+}
+
+/// Changes of perplexity, of two kinds of layers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Changes {
+    /// One kind.
+    pub first: String,
+    /// The other.
+    pub second: String,
+    /// Changes by parts of the first kind.
+    pub first_change: Summary,
+    /// Changes by parts of the other.
+    pub second_change: Summary,
+    /// Welch's test; `None` where there are too few parts, or they do not vary.
     pub test: Option<TTest>,
 }
 
 impl Decisions {
-    /// Every pair of kinds of layers.
-    pub fn kinds(&self) -> Vec<Kinds> {
-        let mut kinds: Vec<&str> = vec![];
-        for part in &self.parts {
-            if !kinds.contains(&part.kind.as_str()) {
-                kinds.push(&part.kind);
-            }
-        }
-        let rates: Vec<Vec<f64>> = kinds.iter().map(|k| self.rates(k)).collect();
+    /// Every pair of kinds of layers, of those within a range of depths. Sequences in which no token came to any part of a kind do
+    /// not count.
+    pub fn kinds(&self, depths: RangeInclusive<u64>) -> Vec<Kinds> {
+        let parts: Vec<&Part> = self.parts.iter().filter(|p| depths.contains(&p.depth)).collect();
+        let (Some(low), Some(high)) =
+            (parts.iter().map(|p| p.depth).min(), parts.iter().map(|p| p.depth).max())
+        else {
+            return vec![];
+        };
         let mut all = vec![];
-        for i in 0..kinds.len() {
-            for j in i + 1..kinds.len() {
-                let (Some(first_rate), Some(second_rate)) = (Summary::of(&rates[i]), Summary::of(&rates[j]))
-                else {
-                    continue;
-                };
-                let (first, second) = (kinds[i].to_string(), kinds[j].to_string());
-                let test = paired(&rates[i], &rates[j]);
-                all.push(Kinds { first, second, first_rate, second_rate, test });
-            }
+        for (first, second) in pairs(parts.iter().map(|p| p.kind.as_str())) {
+            let compare = |of: &dyn Fn(&Part, &[usize]) -> f64| {
+                let (a, b) = (self.means(&parts, &first, of), self.means(&parts, &second, of));
+                let both: Vec<(f64, f64)> =
+                    a.into_iter().zip(b).filter_map(|(a, b)| Some((a?, b?))).collect();
+                let (a, b): (Vec<f64>, Vec<f64>) = both.iter().copied().unzip();
+                let above = both.iter().filter(|(a, b)| a > b).count() as f64 / both.len().max(1) as f64;
+                Some(Paired {
+                    first: Summary::of(&a)?,
+                    second: Summary::of(&b)?,
+                    above,
+                    test: paired(&a, &b),
+                })
+            };
+            let rate = compare(&|part, tokens| part.share(tokens));
+            let norm = compare(&|part, tokens| {
+                tokens.iter().map(|&i| part.norms[i]).sum::<f64>() / tokens.len() as f64
+            });
+            let (Some(rate), Some(norm)) = (rate, norm) else { continue };
+            all.push(Kinds { depths: (low, high), first, second, rate, norm });
         }
         all
     }
 
-    /// Mean rate of the parts of a kind, of each sequence.
-    fn rates(&self, kind: &str) -> Vec<f64> {
+    /// A mean over the parts of a kind, of each sequence.
+    fn means(&self, parts: &[&Part], kind: &str, of: &dyn Fn(&Part, &[usize]) -> f64) -> Vec<Option<f64>> {
         let mut from = 0;
-        let mut rates = vec![];
+        let mut means = vec![];
         for &length in self.sequences.iter().filter(|n| **n > 0) {
-            let parts = self.parts.iter().filter(|p| p.kind == kind);
-            let kept: Vec<f64> = parts.map(|p| share(&p.kept[from..from + length])).collect();
-            rates.push(kept.iter().sum::<f64>() / kept.len().max(1) as f64);
+            let mut values = vec![];
+            for part in parts.iter().filter(|p| p.kind == kind) {
+                let tokens: Vec<usize> = part.tokens(from..from + length).collect();
+                if !tokens.is_empty() {
+                    values.push(of(part, &tokens));
+                }
+            }
+            means.push(crate::statistics::mean(&values));
             from += length;
         }
-        rates
+        means
     }
 
-    /// Every part.
+    /// Every part. The probe's split of tokens is a function of the seed.
     pub fn parts(&self, seed: u64) -> Vec<PartRate> {
-        let rate = |part: &Part| PartRate {
-            depth: part.depth,
-            kind: part.kind.clone(),
-            rate: share(&part.kept),
-            pearson: pearson(&part.scores, &part.norms),
-            spearman: spearman(&part.scores, &part.norms),
-            classes: self.classes(part),
-            probe: self.probe(part, seed),
+        let rate = |part: &Part| {
+            let all = part.all();
+            let of = |values: &[f64]| all.iter().map(|&i| values[i]).collect::<Vec<f64>>();
+            let (scores, norms) = (of(&part.scores), of(&part.norms));
+            PartRate {
+                depth: part.depth,
+                number: part.number,
+                kind: part.kind.clone(),
+                tokens: all.len(),
+                rate: part.share(&all),
+                pearson: pearson(&scores, &norms),
+                spearman: spearman(&scores, &norms),
+                classes: self.classes(part, &all),
+                probe: self.probe(part, &all, seed),
+            }
         };
         self.parts.iter().map(rate).collect()
     }
 
-    fn classes(&self, part: &Part) -> Vec<ClassRate> {
-        let all = share(&part.kept);
+    fn classes(&self, part: &Part, tokens: &[usize]) -> Vec<ClassRate> {
+        let all = part.share(tokens);
         let mut found = vec![];
         for (number, name) in self.classes.iter().enumerate() {
-            let own = self.class.iter().zip(&part.kept).filter(|(c, _)| **c == number);
-            let kept: Vec<bool> = own.map(|(_, k)| *k).collect();
-            if kept.len() < FEWEST {
+            let own: Vec<usize> = tokens.iter().copied().filter(|&i| self.class[i] == number).collect();
+            if own.len() < FEWEST {
                 continue;
             }
-            let right = kept.iter().filter(|k| **k).count();
-            let Some(p) = binomial(right as u64, kept.len() as u64, all) else { continue };
-            let (rate, tokens) = (share(&kept), kept.len());
+            let right = own.iter().filter(|&&i| part.kept[i]).count();
+            let Some(p) = binomial(right as u64, own.len() as u64, all) else { continue };
+            let rate = part.share(&own);
             found.push(ClassRate {
                 class: name.clone(),
-                tokens,
+                tokens: own.len(),
                 rate,
                 deviation: rate - all,
                 p,
@@ -194,18 +295,18 @@ impl Decisions {
         found
     }
 
-    fn probe(&self, part: &Part, seed: u64) -> Option<Probe> {
+    fn probe(&self, part: &Part, tokens: &[usize], seed: u64) -> Option<Probe> {
         let width = self.classes.len();
         let philox = Philox::new(seed, "analysis/probe");
         let held = |i: usize| philox.stream(i as u64).below(HELD_OUT) == 0;
         let row = |i: usize| (0..width).map(move |c| f64::from(self.class[i] == c));
-        let (test, train): (Vec<usize>, Vec<usize>) = (0..part.kept.len()).partition(|i| held(*i));
+        let (test, train): (Vec<usize>, Vec<usize>) = tokens.iter().partition(|&&i| held(i));
         let features: Vec<f64> = train.iter().flat_map(|i| row(*i)).collect();
         let labels: Vec<bool> = train.iter().map(|i| part.kept[*i]).collect();
         let probe = Logistic::fit(&features, width, &labels)?;
         let guess = |i: &usize| probe.probability(&row(*i).collect::<Vec<_>>()) >= 0.5;
         let right = test.iter().filter(|i| guess(i) == part.kept[**i]).count();
-        let common = share(&labels) >= 0.5;
+        let common = part.share(&train) >= 0.5;
         let majority = test.iter().filter(|i| part.kept[**i] == common).count();
         let tokens = test.len();
         let of = |n: usize| n as f64 / tokens as f64;
@@ -213,21 +314,43 @@ impl Decisions {
     }
 }
 
-/// What leaving parts out does to perplexity: `without` has the kind of each part and the loss without it, in nats a token.
-pub fn ablation(loss: f64, without: &[(String, f64)]) -> Ablation {
-    let mut kinds: Vec<(String, Vec<f64>)> = vec![];
-    for (kind, nats) in without {
-        let change = nats.exp() - loss.exp();
-        match kinds.iter_mut().find(|k| k.0 == *kind) {
-            Some(k) => k.1.push(change),
-            None => kinds.push((kind.clone(), vec![change])),
+/// What leaving parts out does to perplexity, against the loss of the whole model in nats a token.
+pub fn ablation(loss: f64, parts: Vec<Ablated>) -> Ablation {
+    let parts: Vec<(Ablated, f64)> =
+        parts.into_iter().map(|p| (p.loss.exp() - loss.exp(), p)).map(|(change, p)| (p, change)).collect();
+    let tests = |routed: bool| {
+        let of = |kind: &str| {
+            let own = parts.iter().filter(|(p, _)| p.routed == routed && p.kind == kind);
+            own.map(|p| p.1).collect::<Vec<f64>>()
+        };
+        let kinds = parts.iter().filter(|(p, _)| p.routed == routed).map(|(p, _)| p.kind.as_str());
+        let mut found = vec![];
+        for (first, second) in pairs(kinds) {
+            let (a, b) = (of(&first), of(&second));
+            let (Some(first_change), Some(second_change)) = (Summary::of(&a), Summary::of(&b)) else {
+                continue;
+            };
+            found.push(Changes { first, second, first_change, second_change, test: welch(&a, &b) });
+        }
+        found
+    };
+    let (tests, controls) = (tests(true), tests(false));
+    Ablation { perplexity: loss.exp(), parts, tests, controls }
+}
+
+/// Every pair of different names, in the order in which they first stand.
+fn pairs<'a>(names: impl Iterator<Item = &'a str>) -> Vec<(String, String)> {
+    let mut distinct: Vec<&str> = vec![];
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
         }
     }
-    let test = match &kinds[..] {
-        [a, b, ..] => welch(&a.1, &b.1),
-        _ => None,
-    };
-    Ablation { kinds, test }
+    let mut all = vec![];
+    for (i, first) in distinct.iter().enumerate() {
+        all.extend(distinct[i + 1..].iter().map(|second| (first.to_string(), second.to_string())));
+    }
+    all
 }
 
 /// The class of a token by its text and the one before, where no labels are given.
@@ -245,10 +368,6 @@ pub fn class(text: &str, before: Option<&str>) -> &'static str {
     }
 }
 
-fn share(kept: &[bool]) -> f64 {
-    kept.iter().filter(|k| **k).count() as f64 / kept.len().max(1) as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,7 +378,9 @@ mod tests {
         let class: Vec<usize> = (0..n).map(|i| i % 2).collect();
         let part = |depth: u64, kind: &str, kept: Vec<bool>| Part {
             depth,
+            number: 0,
             kind: kind.into(),
+            reached: vec![true; n],
             scores: (0..n).map(|i| f64::from(i as u32 % 17)).collect(),
             norms: (0..n).map(|i| 3.0 - f64::from(i as u32 % 17)).collect(),
             kept,
@@ -277,12 +398,25 @@ mod tests {
 
     #[test]
     fn kinds_are_compared_over_sequences() {
-        let found = decisions().kinds();
+        let found = decisions().kinds(0..=9);
         assert_eq!(found.len(), 1);
         let k = &found[0];
-        assert_eq!((k.first.as_str(), k.second.as_str(), k.first_rate.mean), ("local", "global", 0.5));
-        let test = k.test.unwrap();
+        assert_eq!((k.first.as_str(), k.second.as_str(), k.rate.first.mean), ("local", "global", 0.5));
+        assert_eq!((k.depths, k.rate.above, k.norm.test), ((2, 3), 0.0, None));
+        let test = k.rate.test.unwrap();
         assert!(test.d < -1.0 && test.p < 1e-3 && test.df == 3.0, "{test:?}");
+        assert!(decisions().kinds(0..=2).is_empty(), "one kind has nothing to be compared with");
+    }
+
+    #[test]
+    fn tokens_that_never_came_to_a_part_do_not_count() {
+        let mut all = decisions();
+        let local = &mut all.parts[0];
+        local.reached = (0..400).map(|i| i % 2 == 0 && i >= 100).collect();
+        let found = &all.parts(0)[0];
+        assert_eq!((found.tokens, found.rate, found.classes.len()), (150, 1.0, 1));
+        let kinds = &all.kinds(0..=9)[0];
+        assert_eq!((kinds.rate.first.n, kinds.rate.first.mean), (3, 1.0));
     }
 
     #[test]
@@ -305,13 +439,21 @@ mod tests {
 
     #[test]
     fn ablations_change_perplexity() {
-        let without: Vec<(String, f64)> = [("local", 2.1), ("global", 2.3), ("local", 2.2), ("global", 2.35)]
-            .map(|(kind, loss)| (kind.to_string(), loss))
-            .to_vec();
-        let found = ablation(2.0, &without);
-        assert!((found.kinds[0].1[0] - (2.1f64.exp() - 2f64.exp())).abs() < 1e-12);
-        assert!(found.test.unwrap().difference < 0.0);
-        assert_eq!(ablation(2.0, &without[..1]).test, None);
+        let part = |kind: &str, routed: bool, loss: f64| Ablated {
+            depths: vec![0],
+            part: "sa".into(),
+            kind: kind.into(),
+            routed,
+            loss,
+        };
+        let routed = [("local", 2.1), ("global", 2.3), ("local", 2.2), ("global", 2.35)];
+        let mut parts: Vec<Ablated> = routed.map(|(kind, loss)| part(kind, true, loss)).to_vec();
+        parts.push(part("local", false, 2.5));
+        let found = ablation(2.0, parts);
+        assert!((found.parts[0].1 - (2.1f64.exp() - 2f64.exp())).abs() < 1e-12);
+        assert_eq!(found.tests[0].first_change.n, 2);
+        assert!(found.tests[0].test.unwrap().difference < 0.0);
+        assert_eq!(found.controls, [], "a single kind has nothing to be compared with");
     }
 
     #[test]

@@ -1,0 +1,161 @@
+//! `dreamc analyze routing`: what tokens skip, and what that goes with.
+
+use crate::device::DeviceArguments;
+use crate::failure::{Done, Failure};
+use crate::model::{BaseArguments, Trained};
+use crate::report::routing::{Routing, summary};
+use crate::rewriting::RewriteArguments;
+use crate::spec::{measure_on, open_data};
+use crate::{say, show};
+use clap::{Args, value_parser};
+use dreamc_runtime::analysis::routing::ablation;
+use dreamc_runtime::analysis::skips::{ablate, decisions, held_out};
+use dreamc_runtime::files;
+use dreamc_runtime::model::Model;
+use dreamc_runtime::train::prepare;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// Analyse what Mixture-of-Depths routers let tokens skip
+#[derive(Args)]
+#[command(after_help = "\
+The analyses of the study of routers in Gemma 2, of any model with `skip(…)`: share of tokens that each wrapped part processes, by
+layer and kind of layer (paired t-test over rows, Cohen's d); correlation of router scores and norms; change in perplexity when a
+part is left out (Welch's t-test between kinds, the rest of the same layers as control); shares by class of token (binomial tests,
+Bonferroni) and a logistic probe from class to decision. Leaves routing.html, routing.md, routing.json and figures.
+
+Examples:
+  dreamc analyze routing runs/mod-001
+  dreamc analyze routing runs/tuned-001 --data wiki.txt --first 4 --depths 12-20 --depths 21-24
+  dreamc analyze routing runs/mod-001 --data book.txt --labels tags.txt")]
+pub struct Arguments {
+    /// A run folder, a checkpoint or a .safetensors file
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Run it on all of this file (text, .jsonl, .parquet) in place of what was held out
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
+    /// Rows it is run on
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = value_parser!(u64).range(1..1 << 40))]
+    sequences: u64,
+
+    /// Tokens at the beginning of each row that do not count, as attention treats them apart
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: usize,
+
+    /// Compare kinds of layers within these depths, `12-20`, counted from 0; may be given several times. All by default
+    #[arg(long, value_name = "A-B", value_parser = depths)]
+    depths: Vec<RangeInclusive<u64>>,
+
+    /// Classes of tokens: a file with one label a line for every token that is read, in order. By default what the text of a token
+    /// tells: digits, punctuation, space, capitalised, word-initial, word-internal
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+
+    /// Write the tokens that are read, one a line as JSON, for something to label
+    #[arg(long, value_name = "FILE")]
+    write_tokens: Option<PathBuf>,
+
+    /// Leave no part out: saves the time of that
+    #[arg(long)]
+    no_ablation: bool,
+
+    /// Folder of the report; `analysis` in the run's folder by default
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Print the analysis as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    base: BaseArguments,
+
+    #[command(flatten)]
+    device: DeviceArguments,
+
+    #[command(flatten)]
+    rewriting: RewriteArguments,
+}
+
+fn depths(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let range = text.split_once('-').and_then(|(a, b)| Some(a.parse().ok()?..=b.parse().ok()?));
+    range.filter(|r| !r.is_empty()).ok_or_else(|| "two depths, the lower first: 12-20".into())
+}
+
+pub fn run(a: Arguments) -> Done {
+    let device = a.device.open()?;
+    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
+    let tokenizer = trained.tokenizer()?;
+    if let Some(file) = &a.data {
+        let beside = trained.tokenizer_file();
+        measure_on(&mut trained.spec, file, beside.as_deref())?;
+    }
+    let spec = &trained.spec;
+    let nothing = || Failure::Usage("there is no held-out data to run it on; name a file with --data".into());
+    let dataset = open_data(spec, spec.data.as_ref().ok_or_else(nothing)?, None)?;
+    let mut held = dataset.validation()?.ok_or_else(nothing)?;
+    let compiled = prepare::observer(spec, &trained.rewriting)?;
+    if !compiled.observed.iter().any(|o| o.component.starts_with("skip.")) {
+        let what = "no part of the model is wrapped in skip(…): there is no routing of tokens to analyse";
+        return Err(Failure::Usage(what.into()));
+    }
+    let mut model = Model::load(device.as_ref(), compiled)?;
+    model.restore(&trained.tensors)?;
+    let mut seen = decisions(&mut model, &spec.model, &mut held, a.sequences)?;
+    if let Some(path) = &a.write_tokens {
+        files::write_atomic(path, |out| {
+            for (id, place) in seen.tokens.iter().zip(&seen.places) {
+                let text = tokenizer.decode(&[*id]);
+                writeln!(out, "{}", serde_json::json!({"place": place, "id": id, "text": text}))?;
+            }
+            Ok(())
+        })?;
+    }
+    match &a.labels {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|e| files::about(path, e))?;
+            let labels: Vec<&str> = text.lines().map(str::trim).collect();
+            seen.label(&labels).map_err(|e| Failure::Usage(format!("{}: {e}", path.display())))?;
+        }
+        None => seen.built_in(&tokenizer),
+    }
+    seen.without_first(a.first);
+    let most = a.sequences.div_ceil(model.batch().max(1) as u64);
+    let ablation = if a.no_ablation {
+        None
+    } else {
+        let loss = held_out(&mut model, &dataset, most)?;
+        let parts = ablate(&mut model, &spec.model, &dataset, most)?;
+        (loss.targets > 0).then(|| ablation(loss.mean(), parts))
+    };
+    let all = 0..=u64::MAX;
+    let ranges = if a.depths.is_empty() { vec![all] } else { a.depths.clone() };
+    let routing = Routing {
+        model: spec.model.name.clone(),
+        step: trained.tensors.metadata("step").and_then(|s| s.parse().ok()),
+        data: dataset.describe(),
+        sequences: seen.decisions.sequences.iter().filter(|n| **n > 0).count() as u64,
+        tokens: seen.tokens.len() as u64,
+        first: a.first as u64,
+        kinds: ranges.into_iter().flat_map(|r| seen.decisions.kinds(r)).collect(),
+        parts: seen.decisions.parts(spec.train.seed),
+        ablation,
+    };
+    let folder = match &a.out {
+        Some(folder) => folder.clone(),
+        None if a.model.is_dir() => a.model.join("analysis"),
+        None => "analysis".into(),
+    };
+    std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;
+    routing.page().write(&folder, "routing")?;
+    let text = serde_json::to_string_pretty(&routing)? + "\n";
+    files::write_atomic(&folder.join("routing.json"), |out| out.write_all(text.as_bytes()))?;
+    if a.json {
+        return Ok(show::json(&routing)?);
+    }
+    say!("{}", summary(&routing))?;
+    Ok(say!("{}", folder.join("routing.html").display())?)
+}
