@@ -18,11 +18,13 @@ template <int TOKENS_, int HEADS_, int KV_HEADS_, int SIZE_, int WINDOW_, bool C
         return ((i64(row) * TOKENS + token) * KV_HEADS + kv_head) * SIZE;
     }
 
+    // A key that is not there has a score so low that no cap may raise it.
     static DEVICE float score(float product, float scale, float cap) {
-        return CAPPED ? cap * tanhf(product * scale / cap) : product * scale;
+        float score = product * scale;
+        return CAPPED && score >= -1e20f ? cap * tanhf(score / cap) : score;
     }
     static DEVICE float slope(float score, float scale, float cap) {
-        float t = CAPPED ? score / cap : 0.0f;
+        float t = CAPPED && score >= -1e20f ? score / cap : 0.0f;
         return scale * (1.0f - t * t);
     }
 };

@@ -11,8 +11,8 @@ use dreamc_runtime::checkpoint::{Checkpoint, Weights};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
-use dreamc_runtime::generate::{Cached, NextLogits, Uncached, compile_cached};
-use dreamc_runtime::model::Model;
+use dreamc_runtime::generate::{Cached, Growing, NextLogits, Uncached, compile_roomy};
+use dreamc_runtime::model::{Model, ModelError};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
@@ -92,23 +92,25 @@ impl Trained {
 
     /// Something to write with, so many rows at once, texts up to `context` tokens where that is less than the model's: with caches, or
     /// without where those are not wanted or the model has none.
-    pub fn decoder(
-        &self,
-        device: &dyn Device,
+    pub fn decoder<'a>(
+        &'a self,
+        device: &'a dyn Device,
         rows: u64,
         context: Option<u64>,
         depth: Option<u64>,
         cache: bool,
-    ) -> Result<Box<dyn NextLogits>, Failure> {
-        let compiled = cache.then(|| compile_cached(&self.spec, rows, context, depth, &self.rewriting));
-        let compiled = match compiled {
-            Some(Err(CompileError::Unsupported(_))) | None => None,
-            Some(result) => Some(result?),
-        };
-        if let Some(compiled) = compiled {
-            let mut cached = Cached::load(device, compiled)?;
-            cached.model().restore(&self.tensors)?;
-            return Ok(Box::new(cached));
+    ) -> Result<Box<dyn NextLogits + 'a>, Failure> {
+        if cache {
+            let make = move |slack: f64| {
+                let compiled = compile_roomy(&self.spec, rows, context, depth, &self.rewriting, slack)?;
+                let mut cached = Cached::load(device, compiled)?;
+                cached.model().restore(&self.tensors)?;
+                Ok(cached)
+            };
+            match Growing::new(make) {
+                Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
+                result => return Ok(Box::new(result?)),
+            }
         }
         if looks_ahead(&self.spec.model) {
             return Err(CompileError::LooksAhead.into());

@@ -1,27 +1,36 @@
 //! Tokens that skip: what must hold for every model, and what public code gets wrong.
 
+mod support;
+
 use dreamc_compiler::ir::interpret::{Tensor, evaluate};
 use dreamc_compiler::ir::random::Rng;
 use dreamc_compiler::ir::{Module, Op, Type};
+use dreamc_compiler::lower::Shape;
+use dreamc_compiler::oracle::{self, Oracle};
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::{Device, Instrument, Session};
-use dreamc_runtime::generate::{Cached, NextLogits, compile_cached};
+use dreamc_runtime::generate::{Cached, Growing, NextLogits, compile_cached, compile_roomy};
 use dreamc_runtime::verify::{Compiler, Task, verify};
+use indexmap::IndexMap;
+use support::error;
 
 const BATCH: usize = 2;
 const TOKENS: usize = 8;
 const HIDDEN: usize = 6;
 
-/// A spec with that body over `sa`, `near` (a window of 3), `mlp` and `ea` (one of its four candidates does nothing).
+/// A spec with that body over `sa`, `near` (a window of 3), `mlp`, `ea` (one of its four candidates does nothing), `da` and
+/// `capped`, a depth attention with a soft-cap.
 fn spec(body: &str) -> Spec {
     let text = format!(
         "model:\n  name: skipping\n  vocab: 11\n  hidden: {HIDDEN}\n  context: 16\n  components:\n    \
          sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 4}}}}\n    \
          near: {{sequence: {{heads: 1, head_size: 4, window: 3}}}}\n    \
          mlp: {{mlp: {{intermediate: 5}}}}\n    \
-         ea: {{experts: {{count: 3, active: 2, intermediate: 4, query: 4, noop: 1}}}}\n  \
+         ea: {{experts: {{count: 3, active: 2, intermediate: 4, query: 4, noop: 1}}}}\n    \
+         da: {{depth: {{heads: 2, kv_heads: 1, head_size: 4}}}}\n    \
+         capped: {{depth: {{heads: 1, head_size: 4, softcap: 0.5}}}}\n  \
          body: {body}\ntrain: {{steps: 1, batch: {BATCH}}}\n"
     );
     let ast = dreamc_dsl::parse("test", &text, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}"));
@@ -185,7 +194,7 @@ fn a_later_token_changes_training_and_never_what_is_sampled() {
 
 #[test]
 fn a_model_that_looks_ahead_is_not_sampled() {
-    let cache = Some(Cache { places: 8, chunk: 4 });
+    let cache = Some(Cache { places: 8, chunk: 4, slack: f64::INFINITY });
     let options = Options { batch: 1, sequence: 4, cache, ..Options::default() };
     for body in
         ["skip(capacity 0.5) { sa }", "skip(threshold, level sequence, capacity 0.5, penalty 1) { sa }"]
@@ -257,6 +266,11 @@ fn every_proof_holds_wherever_a_skip_is() {
         "[\"sa > skip(capacity 0.6, causal bce 0.3 into_input) { near | mlp }\"]",
         "[\"near\", \"skip(capacity 0.7, norm_only, causal bce 0.2 into_input) { sa > skip(capacity 0.5) { near > mlp } }\"]",
         "[\"skip(capacity 0.5, causal predictor 3) { near | ea }\", \"skip(threshold, capacity 0.5, penalty 0.1) { sa > mlp }\"]",
+        "[\"da > mlp\", \"skip(capacity 0.6) { (da | sa) > mlp }\", \"da\"]",
+        "[\"capped > mlp\", \"skip(capacity 0.6) { (capped | sa) > mlp }\"]",
+        "[\"da > mlp\", \"skip(threshold, capacity 0.5, penalty 0.1) { (da | sa) > mlp }\"]",
+        "[\"capped > mlp\", \"skip(threshold, kv processed, capacity 0.5, penalty 0.1) { (capped | sa) > mlp }\"]",
+        "[{recur: 2, layers: [\"skip(threshold, pooled, capacity 0.5, penalty 0.1) { ea > (da | sa) > mlp }\"]}]",
     ];
     for body in bodies {
         let task =
@@ -265,4 +279,239 @@ fn every_proof_holds_wherever_a_skip_is() {
         assert!(report.holds(), "{body}\n{report}");
         assert!(report.proof("plain").unwrap().checks > 20);
     }
+}
+
+/// The logits of every token by caches, a chunk of the text and then one token after the other.
+fn by_caches(spec: &Spec, ids: &[i32]) -> Vec<f64> {
+    let cache = Some(Cache { places: TOKENS as u64, chunk: 3, slack: f64::INFINITY });
+    let options = Options { batch: BATCH as u64, sequence: 3, cache, logits: true, ..Options::default() };
+    let mut model =
+        Cached::load(&CpuDevice::new(CpuOptions { threads: Some(2) }), compile(spec, &options).unwrap())
+            .unwrap();
+    for t in model.loaded().compiled().tensors.clone() {
+        model.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
+    }
+    let text = |row: usize, to: usize| -> Vec<u32> {
+        ids[row * TOKENS..row * TOKENS + to].iter().map(|i| *i as u32).collect()
+    };
+    let mut found = vec![vec![]; BATCH];
+    for last in 0..TOKENS {
+        // Texts of up to five tokens are read at once, later tokens one by one.
+        let logits = if last < 5 {
+            model.start(&[text(0, last + 1), text(1, last + 1)]).unwrap()
+        } else {
+            model.advance(&[ids[last] as u32, ids[TOKENS + last] as u32]).unwrap()
+        };
+        for (row, logits) in logits.into_iter().enumerate() {
+            found[row].extend(logits.into_iter().map(f64::from));
+        }
+    }
+    found.concat()
+}
+
+#[test]
+fn depth_attention_inside_any_rule() {
+    let rules = [
+        "threshold, capacity 0.5, penalty 0.1",
+        "threshold, kv processed, capacity 0.5, penalty 0.1",
+        "capacity 0.5, causal bce 0.1",
+    ];
+    for rule in rules {
+        for component in ["da", "capped"] {
+            let inside = format!("skip({rule}) {{ ({component} | sa) > mlp }}");
+            let nested = format!("skip(capacity 0.75, causal bce 0.1) {{ near > {inside} }}");
+            for body in [
+                format!("[{{recur: 3, layers: [\"{inside}\"]}}]"),
+                format!("[\"{component} > mlp\", \"{inside}\", \"{component} | near\"]"),
+                format!("[{{recur: 2, layers: [\"{nested}\"]}}]"),
+            ] {
+                let spec = spec(&body);
+                let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();
+                let mut run = Run::new(&spec);
+                let ids = ids(5);
+                let training = wide(run.run("backward", &ids));
+                let evaluated = wide(run.run("evaluate", &ids));
+                let e = error(&by_caches(&spec, &ids), &evaluated);
+                assert!(e < 1e-5, "{body}: caches differ by {e}");
+
+                let shape = Shape { batch: BATCH as u64, sequence: TOKENS as u64, ..Shape::default() };
+                let oracle = Oracle::new(&spec.model, shape, None).unwrap();
+                let named = |(name, dims, ..): oracle::TensorSpec| {
+                    let values = weight(&name, dims.iter().product()).into_iter().map(f64::from).collect();
+                    (name, Tensor::float(&dims.iter().map(|&d| d as usize).collect::<Vec<_>>(), values))
+                };
+                let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
+                let batch = oracle::Batch { targets: ids.clone(), ids: ids.clone() };
+                let expected = oracle.evaluate(&weights, &batch).unwrap();
+                let e = error(&training, expected.logits.floats());
+                assert!(e < 1e-5, "{body}: training differs from the oracle by {e}");
+                if rule.starts_with("threshold") && !body.contains("0.75") {
+                    let e = error(&evaluated, &training);
+                    assert!(e < 1e-5, "{body}: evaluation differs from training by {e}");
+                }
+                for t in run.compiled.tensors.clone() {
+                    let Some(gradient) = t.gradient else { continue };
+                    let mut found = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
+                    run.session.read_at(gradient, t.instance, 0, &mut found).unwrap();
+                    let expected = expected.gradients[&t.name].floats();
+                    let most = expected.iter().fold(0f64, |m, x| m.max(x.abs()));
+                    let off =
+                        found.iter().zip(expected).fold(0f64, |m, (a, b)| m.max((f64::from(*a) - b).abs()));
+                    assert!(off < 1e-4 * most.max(1.0), "{body}: {}: {off} of {most}", t.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pooled_penalty_is_of_the_mean_over_all_parts() {
+    let part = |pooled: &str, penalty: f64| {
+        format!("skip(threshold, norm_only, capacity 0.25, penalty {penalty}{pooled}) {{ sa }}")
+    };
+    // The loss and the gradients of two routers that process all, or nothing.
+    let trained = |body: &str, offsets: [f64; 2]| {
+        let model = spec(body).model;
+        let shape = Shape { batch: 2, sequence: 5, ..Shape::default() };
+        let oracle = Oracle::new(&model, shape, None).unwrap();
+        let routers: Vec<String> = oracle
+            .tensors()
+            .into_iter()
+            .map(|t| t.0)
+            .filter(|n| n.ends_with("router.offset.weight"))
+            .collect();
+        assert_eq!(routers.len(), 2);
+        let named = |(name, dims, ..): oracle::TensorSpec| {
+            let n = dims.iter().product();
+            let values = match routers.iter().position(|r| *r == name) {
+                Some(i) => vec![offsets[i]],
+                None if name.ends_with("router.scale.weight") => vec![0.0],
+                None => weight(&name, n).into_iter().map(f64::from).collect(),
+            };
+            (name, Tensor::float(&dims.iter().map(|&d| d as usize).collect::<Vec<_>>(), values))
+        };
+        let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
+        let ids: Vec<i32> = ids(1)[..10].to_vec();
+        let found = oracle.evaluate(&weights, &oracle::Batch { targets: ids.clone(), ids }).unwrap();
+        let of = |r: &String| found.gradients[r].floats()[0];
+        (found.loss, [of(&routers[0]), of(&routers[1])])
+    };
+    let body = |pooled: &str, penalty: f64| {
+        let part = part(pooled, penalty);
+        format!("[\"{part}\", \"near\", \"{part} > mlp\"]")
+    };
+    let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+    for (offsets, mean) in [([1.0, 1.0], 1.0), ([1.0, -1.0], 0.5), ([-1.0, -1.0], 0.0)] {
+        let (none, base) = trained(&body("", 1e-12), offsets);
+        let (loss, gradients) = trained(&body(", pooled", 3.0), offsets);
+        let excess = f64::max(mean - 0.25, 0.0);
+        assert!(close(loss - none, 3.0 * excess), "{offsets:?}: {} instead of {}", loss - none, 3.0 * excess);
+        for i in 0..2 {
+            // The mean is over two parts, and `p` of every token has the slope `p·(1 - p)`.
+            let p = 1.0 / (1.0 + f64::exp(-offsets[i]));
+            let slope = if excess > 0.0 { 3.0 * p * (1.0 - p) / 2.0 } else { 0.0 };
+            assert!(close(gradients[i] - base[i], slope), "{offsets:?}: {}", gradients[i] - base[i]);
+        }
+    }
+    // The same in a loop, on a device: several micro-batches leave nothing behind for each other.
+    let looped = format!("[{{recur: 3, layers: [\"{} > mlp\"]}}]", part(", pooled", 3.0));
+    let model = spec(&looped);
+    let mut run = Run::new(&model);
+    let gradient = |run: &mut Run| {
+        let t =
+            run.compiled.tensors.iter().find(|t| t.name.ends_with("router.offset.weight")).unwrap().clone();
+        let mut found = [0.0f32];
+        run.session.read_at(t.gradient.unwrap(), t.instance, 0, &mut found).unwrap();
+        f64::from(found[0])
+    };
+    run.run("backward", &ids(2));
+    let once = gradient(&mut run);
+    run.run("backward", &ids(2));
+    assert!(once != 0.0 && (gradient(&mut run) - 2.0 * once).abs() < 1e-5 * once.abs(), "{once}");
+}
+
+/// Counts of `sa` inside a threshold of one half, by hand.
+#[test]
+fn keys_of_all_tokens_are_counted() {
+    use dreamc_compiler::count::{Options, count};
+    let counted = |kv: &str| {
+        let spec = spec(&format!("[\"skip(threshold, {kv}, capacity 0.5, penalty 0.1) {{ sa }}\"]"));
+        let counts = count(&spec, &Options { tokens: 8, ..Options::default() }).unwrap();
+        let kind = |name: &str| counts.flops_per_token.decode_by_kind[name].total;
+        (
+            kind("dense"),
+            kind("sequence_attention"),
+            counts.memory_bytes.sequence_cache,
+            counts.flops_per_token.training.total,
+        )
+    };
+    let (h, q, k) = (HIDDEN as u128, 8, 4);
+    let (all, processed) = (counted("kv all"), counted("kv processed"));
+    assert_eq!(processed.0, 2 * 4 * (h * (q + 2 * k) + q * h));
+    assert_eq!(all.0, 2 * (8 * h * (q + 2 * k) + 4 * q * h));
+    // Of 8·9/2 pairs, those of every second query; two products each.
+    assert_eq!(all.1, 2 * 2 * (36 / 2) * q);
+    assert_eq!(processed.1, 2 * 2 * 10 * q);
+    assert_eq!(all.2, 2 * processed.2);
+    // Training asks what every token would get.
+    let dense = count(&spec("[\"sa\"]"), &Options { tokens: 8, ..Options::default() }).unwrap();
+    assert!(
+        all.3 >= dense.flops_per_token.training.total,
+        "{} {}",
+        all.3,
+        dense.flops_per_token.training.total
+    );
+}
+
+#[test]
+fn caches_reserve_what_capacity_needs_and_grow() {
+    let spec = |capacity: f64| {
+        let mut all =
+            spec(&format!("[\"skip(capacity {capacity}, causal bce 0.1, norm_only) {{ near > mlp }}\"]"));
+        all.model.context = 256;
+        all
+    };
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let rewriting = Default::default();
+    let caches = |compiled: &Compiled| {
+        let all =
+            compiled.plan.buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"));
+        all.map(|b| b.elements() * b.instances).sum::<u64>()
+    };
+    let reserved: Vec<u64> = [1.0, 0.5, 0.25, 0.125]
+        .map(|c| caches(&compile_roomy(&spec(c), 2, None, None, &rewriting, 1.0).unwrap()))
+        .to_vec();
+    // Keys and values of size 4 in two rows; a chunk of 64 tokens is always room for.
+    assert_eq!(reserved, [256, 128 + 64, 64 + 64, 32 + 64].map(|n| 2 * 2 * 4 * n));
+    assert_eq!(caches(&compile_cached(&spec(0.125), 2, None, None, &rewriting).unwrap()), reserved[0]);
+
+    // A router that processes everything, whatever its capacity says.
+    let spec = spec(0.125);
+    let load = |slack: f64| {
+        let mut cached = Cached::load(&device, compile_roomy(&spec, 2, None, None, &rewriting, slack)?)?;
+        for t in cached.loaded().compiled().tensors.clone() {
+            let greedy = t.name.contains(".router.offset.");
+            let values = if greedy { vec![1e3] } else { weight(&t.name, t.shape.iter().product()) };
+            cached.model().set(&t.name, &values)?;
+        }
+        Ok(cached)
+    };
+    let mut growing = Growing::new(load).unwrap();
+    let mut whole = load(f64::INFINITY).unwrap();
+    let prompts = vec![(0..70).map(|i| i % 11).collect::<Vec<u32>>(), vec![3, 1, 4]];
+    let same = |a: Vec<Vec<f32>>, b: Vec<Vec<f32>>, at: usize| {
+        let wide = |x: Vec<Vec<f32>>| x.concat().into_iter().map(f64::from).collect::<Vec<f64>>();
+        let e = error(&wide(a), &wide(b));
+        assert!(e < 1e-5, "token {at}: {e}");
+    };
+    let begun = caches(growing.cached().loaded().compiled());
+    same(growing.start(&prompts).unwrap(), whole.start(&prompts).unwrap(), 0);
+    for i in 0..120 {
+        let next = [i % 11, (i * 7) % 11];
+        same(growing.advance(&next).unwrap(), whole.advance(&next).unwrap(), i as usize + 1);
+    }
+    assert_eq!(growing.cached().processed().unwrap()[0].1[0], [190, 123]);
+    assert!(caches(growing.cached().loaded().compiled()) > begun);
+    let refused = load(1.0).unwrap().start(&[(0..200).map(|i| i % 11).collect()]).unwrap_err();
+    assert!(refused.to_string().contains("no room left"), "{refused}");
 }

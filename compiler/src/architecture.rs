@@ -5,7 +5,7 @@
 
 use crate::CompileError;
 use crate::program::Affine;
-use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipLevel, SkipRule};
+use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipKv, SkipLevel, SkipRule};
 use std::collections::HashMap;
 
 /// A resolved model.
@@ -23,8 +23,10 @@ pub struct Architecture {
     pub depth: u64,
     /// For each set of weights, `layers.{i}`: its body and which of the body's sets it is.
     pub sets: Vec<(usize, u64)>,
-    /// For each component, how many applications contain it: rows of its cache.
+    /// For each component, then for each pool, how many applications contain it: rows of its cache.
     pub rows: Vec<u64>,
+    /// Wrapped parts whose capacity penalty is of their common mean.
+    pub pools: Vec<Pool>,
     /// Whether the last application leaves the stream unnormalised, so that a final norm follows.
     pub final_norm: bool,
     /// Number of attention dimensions `n` of the initialisation: 3 with depth attention, else 2.
@@ -46,6 +48,24 @@ pub struct Body {
     pub sets: u64,
     /// How often it is applied in all.
     pub applications: u64,
+}
+
+/// Threshold routers with one target: `penalty · ReLU(mean(mask) - capacity)`, the mean over all their applications.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool {
+    /// Target share `c*`.
+    pub capacity: f64,
+    /// Weight λ.
+    pub penalty: f64,
+    /// Applications of wrapped parts that belong to it.
+    pub parts: u64,
+}
+
+impl Pool {
+    /// Name of the cache with a row for each application of a layer: sums of the means of its wrapped parts.
+    pub fn cache(number: usize) -> String {
+        format!("skip.pooled{number}")
+    }
 }
 
 /// Applications in order.
@@ -75,7 +95,7 @@ pub struct Apply {
     pub application: Affine,
     /// Depth `l` in the whole model.
     pub depth: Affine,
-    /// For each component of the model, how many applications before this one contain it.
+    /// For each component of the model, then for each pool, how many applications before this one contain it.
     pub rows: Vec<Affine>,
 }
 
@@ -96,6 +116,7 @@ struct Walk<'a> {
     now: Counters,
     /// Factor between an override of the recurrent depth and the spec's count.
     depth_override: Option<u64>,
+    pools: &'a [Pool],
 }
 
 impl Architecture {
@@ -106,13 +127,20 @@ impl Architecture {
         {
             return Err(CompileError::Depth);
         }
-        let components = model.components.len();
+        let mut pools: Vec<Pool> = vec![];
+        for (capacity, penalty) in pooled_items(&model.body) {
+            if !pools.iter().any(|p| (p.capacity, p.penalty) == (capacity, penalty)) {
+                pools.push(Pool { capacity, penalty, parts: 0 });
+            }
+        }
+        let caches = model.components.len() + pools.len();
         let mut walk = Walk {
             model,
             bodies: vec![],
             known: HashMap::new(),
             variables: 0,
-            now: Counters { depth: 0, sets: vec![], applications: vec![], rows: vec![0; components] },
+            now: Counters { depth: 0, sets: vec![], applications: vec![], rows: vec![0; caches] },
+            pools: &pools,
             depth_override: recurrence,
         };
         let blocks = walk.items(&model.body, None, true)?;
@@ -134,12 +162,22 @@ impl Architecture {
         let uses_depth = walk.bodies.iter().any(|b| {
             names(&b.expr).iter().any(|c| matches!(model.components.get(*c), Some(Component::Depth(_))))
         });
+        let (depth, rows, variables, bodies) = (walk.now.depth, walk.now.rows, walk.variables, walk.bodies);
+        for pool in &mut pools {
+            let of = |b: &Body| {
+                let own = pooled(&b.expr).into_iter().filter(|p| *p == (pool.capacity, pool.penalty));
+                (own.count() as u64).checked_mul(b.applications)
+            };
+            let parts = bodies.iter().try_fold(0u64, |sum, b| sum.checked_add(of(b)?));
+            pool.parts = parts.ok_or(CompileError::Overflow("depth"))?;
+        }
         Ok(Architecture {
             model: model.clone(),
-            depth: walk.now.depth,
-            rows: walk.now.rows,
-            variables: walk.variables,
-            bodies: walk.bodies,
+            depth,
+            rows,
+            variables,
+            bodies,
+            pools,
             blocks,
             sets,
             final_norm,
@@ -163,7 +201,8 @@ impl Architecture {
         let Some(first) = found.first() else { return vec![] };
         let same =
             |i: usize| first.rows[i].terms.is_empty() && found.iter().all(|a| a.rows[i] == first.rows[i]);
-        let names = self.model.components.keys().enumerate();
+        let pools = (0..self.pools.len()).map(Pool::cache);
+        let names = self.model.components.keys().cloned().chain(pools).enumerate();
         names.filter(|(i, _)| same(*i)).map(|(i, n)| (format!("{n}.row"), first.rows[i].base)).collect()
     }
 
@@ -172,14 +211,31 @@ impl Architecture {
         self.bodies.iter().any(|b| !skips(&b.expr).is_empty())
     }
 
-    /// Whether tokens skip the component somewhere.
+    /// Whether tokens skip the component somewhere and leave no keys there.
     pub fn skipped(&self, component: &str) -> bool {
-        self.bodies.iter().any(|b| skips(&b.expr).iter().any(|(_, inner)| names(inner).contains(&component)))
+        let leaves_none = |(skip, inner): &(&Skip, &Expr)| {
+            let all = matches!(skip.rule, SkipRule::Threshold { .. }) && skip.kv == SkipKv::All;
+            !all && names(inner).contains(&component)
+        };
+        self.bodies.iter().any(|b| skips(&b.expr).iter().any(leaves_none))
     }
 
-    /// Row count of a component's cache.
-    pub fn rows_of(&self, component: &str) -> u64 {
-        self.model.components.get_index_of(component).map_or(0, |i| self.rows[i])
+    /// Which of [`Architecture::rows`] counts those of a component's or a pool's cache.
+    pub fn row_index(&self, cache: &str) -> Option<usize> {
+        let pool = || (0..self.pools.len()).find(|i| Pool::cache(*i) == cache);
+        let components = &self.model.components;
+        components.get_index_of(cache).or_else(|| pool().map(|i| components.len() + i))
+    }
+
+    /// Row count of the cache of a component or a pool.
+    pub fn rows_of(&self, cache: &str) -> u64 {
+        self.row_index(cache).map_or(0, |i| self.rows[i])
+    }
+
+    /// The pool that a wrapped part belongs to.
+    pub fn pool_of(&self, skip: &Skip) -> Option<usize> {
+        let own = pooled_of(skip)?;
+        self.pools.iter().position(|p| (p.capacity, p.penalty) == own)
     }
 }
 
@@ -226,6 +282,27 @@ pub fn skips(expr: &Expr) -> Vec<(&Skip, &Expr)> {
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(skips).collect(),
         Expr::Skip(skip, inner) => [vec![(&**skip, &**inner)], skips(inner)].concat(),
     }
+}
+
+/// Capacity and penalty of a pooled threshold.
+fn pooled_of(skip: &Skip) -> Option<(f64, f64)> {
+    match skip.rule {
+        SkipRule::Threshold { capacity, penalty, pooled: true } => Some((capacity, penalty)),
+        _ => None,
+    }
+}
+
+/// Those of the wrapped parts of a layer.
+fn pooled(expr: &Expr) -> Vec<(f64, f64)> {
+    skips(expr).into_iter().filter_map(|(skip, _)| pooled_of(skip)).collect()
+}
+
+fn pooled_items(items: &[Item]) -> Vec<(f64, f64)> {
+    let each = items.iter().map(|item| match item {
+        Item::Layer(expr) => pooled(expr),
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => pooled_items(items),
+    });
+    each.flatten().collect()
 }
 
 /// The names in an expression, in order.
@@ -344,6 +421,11 @@ impl Walk<'_> {
             if let Some(i) = self.model.components.get_index_of(name) {
                 now.rows[i] += 1;
             }
+        }
+        let own = pooled(expr);
+        for (i, pool) in self.pools.iter().enumerate() {
+            let contains = own.contains(&(pool.capacity, pool.penalty));
+            now.rows[self.model.components.len() + i] += u64::from(contains);
         }
         apply
     }

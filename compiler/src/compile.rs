@@ -8,7 +8,7 @@ use crate::architecture::{Apply, Architecture, Block, for_each_application, name
 use crate::autodiff::{Seed, differentiate, partition, prune};
 use crate::compiled::{Application, Compiled, OBSERVED, Observation, Observed, Tensor, TensorKind};
 use crate::ir::{DType, Function, Module, Param, Role};
-use crate::lower::{self, EMBED, HEAD, Shape, Weight, lower, lower_evaluation};
+use crate::lower::{self, EMBED, HEAD, POOL, Shape, Weight, lower, lower_evaluation};
 use crate::precision;
 use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
@@ -74,12 +74,15 @@ const ANSWER: f64 = 64.0;
 
 /// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one of `decode` one token:
 /// ids, their positions, and the places (`slots`) their keys and values go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cache {
     /// Tokens each sequence has room for.
     pub places: u64,
     /// Tokens of a `prefill`.
     pub chunk: u64,
+    /// Tokens that the cache of a wrapped part has room for, over those its capacity says, and a chunk more; never
+    /// more than `places`. Infinite where room must not run out.
+    pub slack: f64,
 }
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen.
@@ -187,10 +190,11 @@ pub fn compile_watched(
     let mut optimiser = Optimiser::new(&options.rewrite)?;
 
     if let Some(cache) = options.cache {
+        let room = lower::Places { tokens: cache.places, slack: cache.slack, more: cache.chunk };
         let mut preparing = Program { variables: architecture.variables + 1, ..Program::default() };
         let mut made = HashSet::new();
         for (scope, sequence) in [("prefill", cache.chunk), ("decode", 1)] {
-            let mut lowered = watched(lower(&architecture, shape(sequence, Some(cache.places))))?;
+            let mut lowered = watched(lower(&architecture, shape(sequence, Some(room))))?;
             let inference = Options { train: false, logits: true, ..options.clone() };
             let forms = ModelForms::new(
                 &architecture,
@@ -259,6 +263,8 @@ struct ModelForms {
     bodies: Vec<Forms>,
     embed: Forms,
     head: Forms,
+    /// The penalty of pooled thresholds with its gradient, in training.
+    pool: Option<(Function, Scheduled)>,
     /// What is done before and after the calls of each body, and of what is outside the layers.
     prepared: IndexMap<Option<usize>, Prepared>,
 }
@@ -301,7 +307,15 @@ impl ModelForms {
         let function = lowered.module.functions[HEAD].clone();
         let head = head_forms(&mut lowered.module, &function, &wanted, &mut rewriter)?;
         prepared.insert(None, rewriter.prepared);
-        Ok(ModelForms { bodies, embed, head, prepared })
+        let pool = match lowered.module.functions.get(POOL).cloned() {
+            Some(f) if options.train => {
+                let means = |p: &Param| p.role == Role::State;
+                let joint = differentiate(&mut lowered.module, &f, &[("aux", Seed::Param)], &means)?;
+                Some(scheduled(&lowered.module, joint)?)
+            }
+            _ => None,
+        };
+        Ok(ModelForms { bodies, embed, head, pool, prepared })
     }
 }
 
@@ -976,8 +990,8 @@ impl<'a> Assembly<'a> {
             "depth" => Ok(apply.depth.clone()),
             "depths" => Ok(Affine::constant(self.architecture.depth)),
             _ => {
-                let component = name.strip_suffix(".row").ok_or_else(unknown)?;
-                let i = self.architecture.model.components.get_index_of(component).ok_or_else(unknown)?;
+                let cache = name.strip_suffix(".row").ok_or_else(unknown)?;
+                let i = self.architecture.row_index(cache).ok_or_else(unknown)?;
                 Ok(apply.rows[i].clone())
             }
         }
@@ -1012,7 +1026,7 @@ impl<'a> Assembly<'a> {
     }
 
     fn backward(&mut self, module: &Module, forms: &ModelForms) -> Result<Program, CompileError> {
-        let ModelForms { bodies, embed, head, .. } = forms;
+        let ModelForms { bodies, embed, head, pool, .. } = forms;
         let architecture = self.architecture;
         let outside = self.outside();
         let made = &mut HashSet::new();
@@ -1031,6 +1045,9 @@ impl<'a> Assembly<'a> {
                 steps,
             )
         })?);
+        if let Some(pool) = pool {
+            self.call(module, &outside, pool, &mut steps)?;
+        }
         self.call(module, &outside, &head.forward, &mut steps)?;
         steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
             let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
@@ -1283,6 +1300,12 @@ impl<'a> Assembly<'a> {
         }
         self.plan.arena = base.checked_add(self.temporary).ok_or(CompileError::Overflow("the memory"))?;
         let observed = self.observed();
-        Ok(Compiled { plan: self.plan, tensors: self.tensors, depth: self.architecture.depth, observed })
+        Ok(Compiled {
+            plan: self.plan,
+            tensors: self.tensors,
+            depth: self.architecture.depth,
+            observed,
+            places: self.options.cache.map(|c| c.places),
+        })
     }
 }

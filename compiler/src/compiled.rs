@@ -39,6 +39,8 @@ pub struct Compiled {
     pub depth: u64,
     /// What `evaluate` leaves for the host, in plans that ask for it.
     pub observed: Vec<Observed>,
+    /// Tokens a sequence may have, in plans with caches.
+    pub places: Option<u64>,
 }
 
 /// What a layer leaves for the host about its routers and depth attentions.

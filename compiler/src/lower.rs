@@ -12,7 +12,7 @@
 //! tokens, `places` says which take part, and the schedule sees from it which rows nobody needs.
 
 use crate::CompileError;
-use crate::architecture::{Architecture, Body};
+use crate::architecture::{Architecture, Body, Pool};
 use crate::build::Builder;
 use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{self, Dim, Function, Mask, Module, Op, Positions, Reduce, Role, Type, Unary, Value};
@@ -22,7 +22,7 @@ use dreamc_dsl::spec::{
 };
 
 /// Size of the batch a module is lowered for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Sequences.
     pub batch: u64,
@@ -32,9 +32,29 @@ pub struct Shape {
     pub segments: bool,
     /// Whether keys and values are appended to caches of so many places for each sequence, and attention reads those:
     /// `slots` says where, `key_positions` what is there.
-    pub cache: Option<u64>,
+    pub cache: Option<Places>,
     /// Whether layers return what routers choose and what depth attention asks for, see [`Observation`].
     pub observe: bool,
+}
+
+/// Room in the caches of each sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Places {
+    /// Tokens.
+    pub tokens: u64,
+    /// What a part that tokens skip has room for: so many times its capacity.
+    pub slack: f64,
+    /// And so many tokens more.
+    pub more: u64,
+}
+
+impl Places {
+    /// Entries of a cache of processed tokens, of which there should be this share.
+    fn entries(self, share: f64) -> u64 {
+        // A float beyond the integers becomes the largest of them.
+        let expected = (self.slack * share * self.tokens as f64).ceil() as u64;
+        expected.saturating_add(self.more).clamp(1, self.tokens.max(1))
+    }
 }
 
 /// One token without caches.
@@ -73,6 +93,8 @@ const PLACES: &str = "places";
 
 /// Name of the function that embeds tokens: `(ids) -> x`.
 pub const EMBED: &str = "embed";
+/// Name of the function from the means of pooled thresholds to their penalty: `(skip.pooled0, …) -> aux`. Only where there are any.
+pub const POOL: &str = "pool";
 /// Name of the function from the last stream to the loss: `(x, targets, loss_scale) -> nll, loss`.
 pub const HEAD: &str = "head";
 
@@ -87,6 +109,18 @@ pub enum Form {
     /// The canonical inference form, of which declared counts are taken: every `skip` processes its share of the tokens,
     /// and the matrices of a projection mixture stand for their sums with the shared expert.
     Declared,
+    /// The same of training, where a threshold skips nothing: its straight-through gradient asks what every token would get.
+    DeclaredTraining,
+}
+
+impl Form {
+    fn trains(self) -> bool {
+        matches!(self, Form::Training | Form::DeclaredTraining)
+    }
+
+    fn is_declared(self) -> bool {
+        matches!(self, Form::Declared | Form::DeclaredTraining)
+    }
 }
 
 /// Lowers an architecture for a batch shape, to be differentiated; with caches, to be sampled from.
@@ -103,6 +137,11 @@ pub fn lower_evaluation(architecture: &Architecture, shape: Shape) -> Result<Low
 /// mixture stand for their sums with the shared expert (Equation 8), which is listed and not read.
 pub fn lower_inference(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
     lower_as(architecture, shape, Form::Declared)
+}
+
+/// The same of training.
+pub fn lower_declared_training(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
+    lower_as(architecture, shape, Form::DeclaredTraining)
 }
 
 fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Lowered, CompileError> {
@@ -123,6 +162,9 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         let (function, read) = lower.finish()?;
         functions.push(function);
         weights.push(read);
+    }
+    if form.trains() && !architecture.pools.is_empty() {
+        functions.push(pool(architecture, &mut module)?);
     }
     functions.push(head(architecture, shape, &mut module, &mut globals)?);
     module.functions = functions.into_iter().map(|f| (f.name.clone(), f)).collect();
@@ -181,6 +223,24 @@ fn embed(
     Ok(function)
 }
 
+/// `Σ_pools λ·ReLU(mean - c*)`.
+fn pool(architecture: &Architecture, module: &mut Module) -> Result<Function, CompileError> {
+    let mut lower = Lower::new(architecture, None, Shape::default(), module, POOL);
+    let mut sum: Option<Value> = None;
+    for (i, pool) in architecture.pools.iter().enumerate() {
+        let ty = lower.pool_type(i);
+        let means = lower.b.param(&Pool::cache(i), Role::State, ty.clone());
+        let all = lower.b.reduce(Reduce::Sum, means, &ty.dims);
+        let mean = lower.b.scale(all, 1.0 / pool.parts.max(1) as f64);
+        let loss = lower.penalty(mean, pool.capacity, pool.penalty);
+        sum = Some(sum.map_or(loss, |s| lower.b.add(s, loss)));
+    }
+    if let Some(sum) = sum {
+        lower.b.result("aux", sum);
+    }
+    Ok(lower.finish()?.0)
+}
+
 fn head(
     architecture: &Architecture,
     shape: Shape,
@@ -226,6 +286,10 @@ struct Lower<'a> {
     skips: usize,
     /// The `skip` whose part is being lowered, and those around it.
     inside: Vec<Inside>,
+    /// While an attention is lowered of which every token is a key, and these alone are queries.
+    asking: Option<Value>,
+    /// Means of masks, by pool.
+    pooled: Vec<(usize, Value)>,
 }
 
 /// A `skip` from within.
@@ -243,7 +307,17 @@ enum Inside {
         places: Value,
         /// Whether the others are keys and values all the same.
         all_keys: bool,
+        /// Share of all tokens that should take part.
+        share: f64,
     },
+}
+
+/// What the rows of a value are, of which those are kept that are of tokens that take part.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Row {
+    Token,
+    Query,
+    Key,
 }
 
 /// A routing decision and what follows from it.
@@ -274,6 +348,8 @@ impl<'a> Lower<'a> {
             auxiliary: vec![],
             skips: 0,
             inside: vec![],
+            asking: None,
+            pooled: vec![],
         }
     }
 
@@ -353,7 +429,38 @@ impl<'a> Lower<'a> {
         {
             self.b.result("aux", sum);
         }
+        self.keep_pooled();
         Ok(())
+    }
+
+    /// Leaves the means of this application's masks for [`POOL`].
+    fn keep_pooled(&mut self) {
+        for pool in 0..self.architecture.pools.len() {
+            let own =
+                self.pooled.iter().filter(|(p, _)| *p == pool).map(|(_, mean)| *mean).collect::<Vec<_>>();
+            let Some(sum) = own.into_iter().reduce(|a, c| self.b.add(a, c)) else { continue };
+            let (name, ty) = (Pool::cache(pool), self.pool_type(pool));
+            let sum = self.b.reshape(sum, &ty.dims[1..]);
+            let row = self.b.index(&format!("{name}.row"));
+            let state = self.b.param(&name, Role::State, ty);
+            let written = self.b.op(Op::CacheWrite, &[state, sum, row]);
+            self.b.result(name, written);
+        }
+    }
+
+    fn pool_type(&mut self, pool: usize) -> Type {
+        let name = Pool::cache(pool);
+        let rows = self.dim(&format!("{name}.rows"), self.architecture.rows_of(&name));
+        let one = self.dim("one", 1);
+        Type::f32(&[rows, one])
+    }
+
+    /// `λ·ReLU(mean - c*)`
+    fn penalty(&mut self, mean: Value, capacity: f64, weight: f64) -> Value {
+        let target = self.b.constant(capacity);
+        let excess = self.b.sub(mean, target);
+        let excess = self.b.unary(Unary::Relu, excess);
+        self.b.scale(excess, weight)
     }
 
     /// The update of a composition on the stream `x`.
@@ -406,9 +513,7 @@ impl<'a> Lower<'a> {
         depth: bool,
     ) -> Result<Value, CompileError> {
         let marked = depth && self.architecture.skipped(c);
-        if marked && a.softcap.is_some() {
-            return Err(CompileError::Unsupported("a soft-cap of depth attention inside skip(…)"));
-        }
+        let asking = self.asking.take();
         let rows = self.b.rows(n);
         let heads = self.dim(&format!("{c}.heads"), a.heads);
         let kv = self.dim(&format!("{c}.kv_heads"), a.kv_heads);
@@ -477,17 +582,26 @@ impl<'a> Lower<'a> {
             let o = self.b.op(Op::DepthAttention(op), &[q, k, v, row]);
             if marked { self.unmark(o, size) } else { o }
         } else {
+            // Mixtures group the rows of both projections alike.
+            let ahead = asking.filter(|_| routing.is_none());
+            if let Some(index) = ahead {
+                q = self.b.op(Op::TakeTokens, &[q, index]);
+            }
             let mut operands = vec![q, k, v];
-            if let (Some(&Inside::Masked { places, all_keys: false }), None) =
+            if let (Some(&Inside::Masked { places, all_keys: false, .. }), None) =
                 (self.inside.last(), self.shape.cache)
             {
                 // Whatever stands in the rows of tokens that take no part, nothing may come of it.
                 operands[1] = self.b.op(Op::Keep, &[k, places]);
                 operands[2] = self.b.op(Op::Keep, &[v, places]);
             }
-            let mask = match self.shape.cache {
-                Some(places) => Some(self.cache(c, &mut operands, places)),
-                None => self.tokens_seen(&rows, a.window.is_some()),
+            let mask = match (self.shape.cache, ahead) {
+                (Some(places), _) => Some(self.cache(c, &mut operands, places)),
+                (None, Some(index)) => {
+                    let keys = self.all_places(&rows);
+                    Some((self.b.op(Op::TakeTokens, &[keys, index]), keys))
+                }
+                (None, None) => self.tokens_seen(&rows, a.window.is_some()),
             };
             if let Some((queries, keys)) = mask {
                 op.mask = Mask::Positions;
@@ -498,9 +612,15 @@ impl<'a> Lower<'a> {
             }
             self.b.ops(Op::Attention(op), &operands)[0]
         };
-        let o = self.b.reshape(o, &with(&rows, &[queries]));
+        let mut o = self.b.reshape(o, &with(&self.b.dims(o)[..2], &[queries]));
+        if let (Some(index), None) = (asking, &routing) {
+            let taken = self.b.module.size(self.b.dims(index)[1]);
+            if self.b.module.size(self.b.dims(o)[1]) != taken {
+                o = self.b.op(Op::TakeTokens, &[o, index]);
+            }
+        }
         let init = self.output_init();
-        Ok(self.projection(
+        let y = self.projection(
             c,
             "out",
             o,
@@ -508,7 +628,11 @@ impl<'a> Lower<'a> {
             (&format!("{c}.q"), wide),
             &routing,
             init,
-        ))
+        );
+        match (asking, &routing) {
+            (Some(index), Some(_)) => Ok(self.b.op(Op::TakeTokens, &[y, index])),
+            _ => Ok(y),
+        }
     }
 
     /// Queries, keys and values of depth attention for every token of the stream, in a dimension more than they have: there
@@ -520,12 +644,13 @@ impl<'a> Lower<'a> {
         let size = dims.last().map_or(0, |&d| self.b.module.size(d));
         let wide = self.dim(&format!("{c}.marked"), size + 1);
         let ones = self.ones(&dims[..2]);
-        let taking = self.every_token(ones);
+        let taking = self.every(ones, Row::Key);
         let rows = self.b.dims(taking);
         let less = self.b.constant(1.0);
         let absent = self.b.sub(taking, less);
         let absent = self.b.scale(absent, NEVER);
-        let parts = parts.map(|x| self.every_token(x));
+        let [q, k, v] = parts;
+        let parts = [self.every(q, Row::Query), self.every(k, Row::Key), self.every(v, Row::Key)];
         let channels = [self.b.constant(1.0), absent, self.b.constant(0.0)];
         [0, 1, 2].map(|i| {
             let heads = self.b.dims(parts[i])[2];
@@ -549,10 +674,17 @@ impl<'a> Lower<'a> {
 
     /// Rows of the tokens here as rows of every token of the stream; -0 for those that take no part.
     fn every_token(&mut self, x: Value) -> Value {
+        self.every(x, Row::Token)
+    }
+
+    fn every(&mut self, x: Value, what: Row) -> Value {
         let mut x = x;
         for i in (0..self.inside.len()).rev() {
             x = match self.inside[i] {
                 Inside::Gathered { index, of, .. } => self.b.op(Op::PutTokens { tokens: of }, &[x, index]),
+                Inside::Masked { all_keys: true, .. } if what == Row::Key => x,
+                // The straight-through gradient asks what a token would have got.
+                Inside::Masked { .. } if what == Row::Query && self.form.trains() => x,
                 Inside::Masked { places, .. } => self.b.op(Op::Keep, &[x, places]),
             };
         }
@@ -560,23 +692,24 @@ impl<'a> Lower<'a> {
     }
 
     /// Appends keys and values to the caches of this application; positions of the queries and of what is cached.
-    fn cache(&mut self, c: &str, operands: &mut [Value], places: u64) -> (Value, Value) {
+    fn cache(&mut self, c: &str, operands: &mut [Value], places: Places) -> (Value, Value) {
         let dims = self.b.dims(operands[1]);
         let (batch, kv) = (dims[0], &dims[2..]);
         let positions = self.token_ints("positions");
         let skipping = match self.inside.last() {
-            Some(&Inside::Masked { places, all_keys }) => Some((places, all_keys)),
+            Some(&Inside::Masked { places, all_keys, share }) => Some((places, all_keys, share)),
             _ => None,
         };
         let queries = match skipping {
             // The query of a token that takes no part stands before all keys.
-            Some((taking, _)) => self.b.op(Op::KeepInts { otherwise: -1 }, &[positions, taking]),
+            Some((taking, ..)) => self.b.op(Op::KeepInts { otherwise: -1 }, &[positions, taking]),
             None => positions,
         };
         let (entries, slots, keys) = match skipping {
             // Tokens that take part alone, side by side.
-            Some((taking, false)) => {
-                let entries = self.dim("entries", places);
+            Some((taking, false, share)) => {
+                let entries = places.entries(share);
+                let entries = self.dim(&format!("entries{entries}"), entries);
                 let name = format!("{c}.cached");
                 let cached = self.b.param(&name, Role::State, Type::i32(&[batch, entries]));
                 let admitted = self.b.ops(Op::Admit, &[cached, positions, taking]);
@@ -584,7 +717,7 @@ impl<'a> Lower<'a> {
                 (entries, admitted[1], admitted[0])
             }
             _ => {
-                let entries = self.dim("places", places);
+                let entries = self.dim("places", places.tokens);
                 let keys = self.b.param("key_positions", Role::Input, Type::i32(&[batch, entries]));
                 (entries, self.token_ints("slots"), keys)
             }
@@ -607,9 +740,9 @@ impl<'a> Lower<'a> {
                 let places = self.token_ints(PLACES);
                 (places, places)
             }),
-            &Inside::Masked { places, all_keys } => {
+            &Inside::Masked { places, all_keys, .. } => {
                 // In training every token has a query: the straight-through gradient asks what it would have got.
-                let all_queries = self.form == Form::Training;
+                let all_queries = self.form.trains();
                 if all_queries && all_keys && !(windowed && self.gathered()) {
                     return None;
                 }
@@ -683,7 +816,11 @@ impl<'a> Lower<'a> {
                     let places = self.taking_part(places);
                     let taking = |lower: &mut Self, ones| lower.b.op(Op::Keep, &[ones, places]);
                     self.observe_skip(&prefix, x, z.unwrap_or(r), taking);
-                    let f = self.within(Inside::Masked { places, all_keys: false }, inner, x)?;
+                    let f = self.within(
+                        Inside::Masked { places, all_keys: false, share: self.share(*capacity) },
+                        inner,
+                        x,
+                    )?;
                     let update = self.b.mul(f, r);
                     return Ok(self.b.op(Op::Keep, &[update, places]));
                 }
@@ -721,16 +858,14 @@ impl<'a> Lower<'a> {
                 self.auxiliary.push(loss);
                 Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[update, index]))
             }
-            SkipRule::Threshold { capacity, penalty, pooled } => {
-                if *pooled {
-                    return Err(CompileError::Unsupported("skip(threshold, pooled …)"));
-                }
-                let components = &self.architecture.model.components;
-                let depth = |c: &&str| matches!(components.get(*c), Some(Component::Depth(_)));
-                if crate::architecture::names(inner).iter().any(depth) {
-                    return Err(CompileError::Unsupported("depth attention inside skip(threshold, …)"));
-                }
+            SkipRule::Threshold { capacity, penalty, .. } => {
                 let mut z = self.skip_score(&prefix, skip, x);
+                let all_keys = skip.kv == SkipKv::All;
+                if self.form == Form::Declared && skip.level == SkipLevel::Token && all_keys {
+                    let index = self.top_tokens(z, *capacity, tokens);
+                    let f = self.of_all_keys(inner, x, index)?;
+                    return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]));
+                }
                 if self.form == Form::Declared {
                     let index = self.top_tokens(z, *capacity, tokens);
                     let taken = self.b.op(Op::TakeTokens, &[x, index]);
@@ -749,8 +884,8 @@ impl<'a> Lower<'a> {
                 let places = self.taking_part(places);
                 let p = self.b.unary(Unary::Sigmoid, z);
                 self.observe_skip(&prefix, x, p, |lower, ones| lower.b.op(Op::Keep, &[ones, places]));
-                let all_keys = skip.kv == SkipKv::All;
-                let f = self.within(Inside::Masked { places, all_keys }, inner, x)?;
+                let f =
+                    self.within(Inside::Masked { places, all_keys, share: self.share(*capacity) }, inner, x)?;
                 if self.form == Form::Inference {
                     return Ok(self.b.op(Op::Keep, &[f, places]));
                 }
@@ -761,14 +896,76 @@ impl<'a> Lower<'a> {
                 let difference = self.b.sub(hard, stopped);
                 let mask = self.b.add(p, difference);
                 let mean = self.b.reduce(Reduce::Mean, mask, &rows);
-                let target = self.b.constant(*capacity);
-                let excess = self.b.sub(mean, target);
-                let excess = self.b.unary(Unary::Relu, excess);
-                let loss = self.b.scale(excess, *penalty);
-                self.auxiliary.push(loss);
+                match self.architecture.pool_of(skip) {
+                    Some(pool) => self.pooled.push((pool, mean)),
+                    None => {
+                        let loss = self.penalty(mean, *capacity, *penalty);
+                        self.auxiliary.push(loss);
+                    }
+                }
                 Ok(self.b.mul(f, mask))
             }
         }
+    }
+
+    /// The update of the tokens at `index` by a part whose attentions have every token for a key: what comes before its last
+    /// attention is of all tokens, what comes after of those that take part.
+    fn of_all_keys(&mut self, expr: &Expr, x: Value, index: Value) -> Result<Value, CompileError> {
+        let attends = |expr: &Expr| {
+            crate::architecture::names(expr).iter().any(|c| {
+                let component = self.architecture.model.components.get(*c);
+                matches!(component, Some(Component::Sequence(_) | Component::Depth(_)))
+            })
+        };
+        match expr {
+            Expr::Component(name) if attends(expr) => {
+                self.asking = Some(index);
+                self.component(name, x)
+            }
+            Expr::Parallel(terms) => {
+                let mut sum = self.of_all_keys(&terms[0], x, index)?;
+                for term in &terms[1..] {
+                    let update = self.of_all_keys(term, x, index)?;
+                    sum = self.b.add(sum, update);
+                }
+                Ok(sum)
+            }
+            Expr::Sequential(terms) if attends(expr) => {
+                let last = terms.iter().rposition(attends).unwrap_or(0);
+                let before = match &terms[..last] {
+                    [] => None,
+                    [one] => Some(self.expr(one, x)?),
+                    more => Some(self.expr(&Expr::Sequential(more.to_vec()), x)?),
+                };
+                let y = before.map_or(x, |sum| self.b.add(x, sum));
+                let mut sum = self.of_all_keys(&terms[last], y, index)?;
+                if let Some(before) = before {
+                    let before = self.b.op(Op::TakeTokens, &[before, index]);
+                    sum = self.b.add(before, sum);
+                }
+                let taken = self.b.op(Op::TakeTokens, &[x, index]);
+                let of = self.b.dims(x)[1];
+                for term in &terms[last + 1..] {
+                    let y = self.b.add(taken, sum);
+                    let update = self.within(Inside::Gathered { index, of, ints: vec![] }, term, y)?;
+                    sum = self.b.add(sum, update);
+                }
+                Ok(sum)
+            }
+            _ => {
+                let (of, taken) = (self.b.dims(x)[1], self.b.op(Op::TakeTokens, &[x, index]));
+                self.within(Inside::Gathered { index, of, ints: vec![] }, expr, taken)
+            }
+        }
+    }
+
+    /// Share of all tokens that should come through a part that lets this share through.
+    fn share(&self, capacity: f64) -> f64 {
+        let around = self.inside.iter().rev().find_map(|i| match i {
+            Inside::Masked { share, .. } => Some(*share),
+            Inside::Gathered { .. } => None,
+        });
+        around.unwrap_or(1.0) * capacity
     }
 
     /// Lowers a wrapped part.
@@ -937,7 +1134,7 @@ impl<'a> Lower<'a> {
             return y;
         }
         let w = self.weight(&format!("{c}.{which}.shared.weight"), &[out, inner], TensorKind::Shared, init);
-        if self.form == Form::Declared {
+        if self.form.is_declared() {
             return y;
         }
         let common = self.b.contract(x, w, &[over]);
@@ -1025,7 +1222,7 @@ impl<'a> Lower<'a> {
         let (real_dim, offsets) = (self.dim(&many, real), self.dim(&format!("{many}+1"), real + 1));
         // A token that takes no part chooses nothing: that is, more than there is.
         let grouped = match self.inside.last() {
-            Some(&Inside::Masked { places, .. }) if self.form != Form::Training => {
+            Some(&Inside::Masked { places, .. }) if !self.form.trains() => {
                 self.b.op(Op::KeepInts { otherwise: experts as i32 }, &[chosen, places])
             }
             _ => chosen,

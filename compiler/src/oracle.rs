@@ -8,13 +8,13 @@
 use crate::CompileError;
 use crate::Pass;
 use crate::Watch;
-use crate::architecture::{Apply, Architecture, for_each_application};
+use crate::architecture::{Apply, Architecture, Pool, for_each_application};
 use crate::autodiff::{Seed, differentiate, prune};
 use crate::compile::watch_lowered;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{Data, InterpretError, Tensor, execute_observed};
 use crate::ir::{Function, Module, Node, Op, Param, Role, Unary};
-use crate::lower::{EMBED, Form, HEAD, Lowered, Shape, lower, lower_evaluation, lower_inference};
+use crate::lower::{EMBED, Form, HEAD, Lowered, POOL, Shape, lower, lower_evaluation, lower_inference};
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
@@ -154,11 +154,13 @@ impl Oracle {
                 let mut seeds: Vec<(&str, Seed)> = match name.as_str() {
                     EMBED => vec![("x", Seed::Param)],
                     HEAD => vec![("loss", Seed::One)],
+                    POOL => vec![("aux", Seed::One)],
                     _ => vec![("y", Seed::Param), ("aux", Seed::One)],
                 };
-                seeds.extend(
-                    f.params.iter().filter(|p| p.role == Role::State).map(|p| (p.name.as_str(), Seed::Param)),
-                );
+                if name != POOL {
+                    let state = f.params.iter().filter(|p| p.role == Role::State);
+                    seeds.extend(state.map(|p| (p.name.as_str(), Seed::Param)));
+                }
                 let once = rewrite(&mut module, f, Stage::Differentiable)?;
                 let mut joint = differentiate(&mut module, &once, &seeds, &wanted)?;
                 watch(Pass::Differentiate, &mut module, &mut joint);
@@ -316,6 +318,12 @@ impl Oracle {
         self.collect(None, &out, &mut evaluation.gradients);
         let mut dx = take(&out, "d.x")?;
         let mut dstate: IndexMap<String, Tensor> = IndexMap::new();
+        if self.joints.contains_key(POOL) {
+            let mut out = self.joint(POOL, None, &state, weights)?;
+            evaluation.loss += take(&out, "aux")?.floats()[0];
+            out.shift_remove("aux");
+            dstate = out;
+        }
         for (layer, body, mut here) in inputs.into_iter().rev() {
             here.insert("d.y".into(), dx.clone());
             for p in
@@ -356,7 +364,9 @@ impl Oracle {
     fn indices(&self, apply: &Apply, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
         here.insert("depth".into(), Tensor::index(apply.depth.at(variables) as i32));
         here.insert("depths".into(), Tensor::index(self.architecture.depth as i32));
-        for (i, name) in self.architecture.model.components.keys().enumerate() {
+        let pools = (0..self.architecture.pools.len()).map(Pool::cache);
+        let names = self.architecture.model.components.keys().cloned().chain(pools);
+        for (i, name) in names.enumerate() {
             here.insert(format!("{name}.row"), Tensor::index(apply.rows[i].at(variables) as i32));
         }
     }

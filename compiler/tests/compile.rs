@@ -102,7 +102,11 @@ fn buffers_that_live_together_do_not_overlap() {
 fn every_example_compiles_for_generation() {
     for name in examples() {
         let spec = example(&name);
-        let options = Options { train: false, cache: Some(Cache { places: 32, chunk: 8 }), ..options() };
+        let options = Options {
+            train: false,
+            cache: Some(Cache { places: 32, chunk: 8, slack: f64::INFINITY }),
+            ..options()
+        };
         let compiled = compile(&spec, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let programs: Vec<&str> = compiled.plan.programs.keys().map(String::as_str).collect();
         assert_eq!(programs.iter().filter(|p| **p != PREPARE).collect::<Vec<_>>(), [&"prefill", &"decode"]);

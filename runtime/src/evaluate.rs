@@ -21,9 +21,6 @@ pub enum EvaluateError {
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The architecture.
-    #[error(transparent)]
-    Compile(#[from] dreamc_compiler::CompileError),
 }
 
 /// Loss over targets.

@@ -29,6 +29,12 @@ pub enum ModelError {
     /// The plan lacks what every plan has: a bug of the compiler.
     #[error("the compiled plan has no buffer `{0}`")]
     NoBuffer(String),
+    /// It cannot be compiled.
+    #[error(transparent)]
+    Compile(#[from] dreamc_compiler::CompileError),
+    /// A wrapped part processed more tokens than its cache was given room for.
+    #[error("a cache of processed tokens has no room left: the router processes more than its capacity says")]
+    CacheFull,
     /// A batch of another shape.
     #[error("a batch of {rows} rows of {sequence} tokens does not fit a model compiled for {expected}")]
     Shape {

@@ -8,6 +8,7 @@ use crate::show::{short, table};
 use crate::spec::{measure_on, open_data};
 use crate::{say, show};
 use clap::Args;
+use dreamc_compiler::{CompileError, looks_ahead};
 use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
@@ -91,6 +92,8 @@ struct Report {
     by_difficulty: Vec<(String, Vec<Difficulty>)>,
     answers: Option<Answers>,
     choices: Option<Ranked>,
+    /// Whether it decides by later tokens: the loss is then that of training, and what it would write is not to be had.
+    looks_ahead: bool,
 }
 
 /// Rows whose right choice is the likeliest.
@@ -189,7 +192,11 @@ impl Measure<'_> {
             by_difficulty: vec![],
             answers: None,
             choices: None,
+            looks_ahead: looks_ahead(&spec.model),
         };
+        if report.looks_ahead && (a.examples.is_some() || a.choices.is_some()) {
+            return Err(CompileError::LooksAhead.into());
+        }
         let examples = a.examples.unwrap_or(spec.eval.examples);
         if let Some(dataset) = dataset {
             let tasks: Vec<_> = dataset.tasks().collect();
@@ -200,6 +207,9 @@ impl Measure<'_> {
                 report.loss = Some(loss);
                 report.perplexity = Some(loss.perplexity());
                 report.bits_per_byte = if tasks.is_empty() { loss.bits_per_byte() } else { None };
+            }
+            if report.looks_ahead {
+                return Ok(report);
             }
             let mut all = vec![];
             for task in tasks {
@@ -316,5 +326,8 @@ fn print(r: &Report) -> Done {
         rows.push(vec!["  per token".into(), percent(x.right_per_token, x.asked)]);
     }
     say!("{}", table(&rows))?;
+    if r.looks_ahead {
+        say!("  {}: this is the loss of training, and no answers are scored", CompileError::LooksAhead)?;
+    }
     Ok(())
 }

@@ -30,7 +30,7 @@ use crate::architecture::Architecture;
 use crate::autodiff::{Seed, differentiate, partition, prune};
 use crate::compiled::TensorKind;
 use crate::ir::{Cost, CostError, DType, Function, Module, Node, Op, Param, Role, Type, Value};
-use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_inference};
+use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_declared_training, lower_inference};
 use device::{Device, Predicted};
 use dreamc_dsl::spec::{Model, Precision, Spec, Train};
 use indexmap::IndexMap;
@@ -238,7 +238,7 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
 
     let sequence = train.sequence.unwrap_or(model.context);
     let micro_batch = (train.batch / train.accumulate.max(1)).max(1);
-    let training = Form::new(&architecture, micro_batch, sequence)?.training(train, bytes)?;
+    let training = Form::of_training(&architecture, micro_batch, sequence)?.training(train, bytes)?;
     let trained = checked("training tokens", [micro_batch.into(), sequence.into()])?;
 
     let mut memory = forward.generation(&parameters, bytes)?;
@@ -380,6 +380,12 @@ impl<'a> Form<'a> {
         let (batch, sequence) = (batch.max(1), sequence.max(1));
         let lowered = lower_inference(architecture, Shape { batch, sequence, ..Shape::default() })?;
         Ok(Form { architecture, lowered, sites: walk::sites(architecture), batch, sequence })
+    }
+
+    fn of_training(architecture: &'a Architecture, batch: u64, sequence: u64) -> Result<Self, CountError> {
+        let shape = Shape { batch: batch.max(1), sequence: sequence.max(1), ..Shape::default() };
+        let lowered = lower_declared_training(architecture, shape)?;
+        Ok(Form { lowered, ..Form::new(architecture, batch, sequence)? })
     }
 
     fn function(&self, name: &str) -> &Function {

@@ -7,7 +7,7 @@
 //! `min(r + 1, window)` rows; [`cost`](cost()) at rows 0 and 1 gives both coefficients, and [`sum_rows`] adds the rows up.
 
 use crate::architecture::{Apply, Architecture, Block};
-use crate::ir::{Cost, CostError, Extents, Function, Module, Node, Op, Type, cost};
+use crate::ir::{Cost, CostError, Extents, Function, Mask, Module, Node, Op, Type, cost};
 use crate::program::Affine;
 
 /// An application in the text of the body, and the loops around it.
@@ -88,9 +88,21 @@ fn node_cost(module: &Module, f: &Function, node: &Node, extents: Extents) -> Re
     Ok(found)
 }
 
-/// Routing that is not known yet is taken to be even: a mixture with no-op experts sends them their share of the slots.
+/// Routing that is not known yet is taken to be even: a mixture with no-op experts sends them their share of the slots, and
+/// tokens that take part stand at even distances.
 fn expected(module: &Module, f: &Function, node: &Node) -> Extents {
     let experts = match node.op {
+        Op::Attention(a) | Op::AttentionGrad(a) if a.mask == Mask::Positions => {
+            let size = |i: usize, d: usize| module.size(f.ty(node.inputs[i]).dims[d]);
+            let (batch, queries, keys) = (size(0, 0), size(0, 1), size(1, 1));
+            let sequence = module.dims.get("seq").copied().unwrap_or(keys).max(1);
+            // Of the places in a window, keys have their share.
+            let window =
+                a.window.map(|w| (u128::from(w) * u128::from(keys)).div_ceil(sequence.into()) as u64);
+            let pairs = u128::from(batch) * super::positions(keys, window) * u128::from(queries)
+                / u128::from(keys.max(1));
+            return Extents { pairs: u64::try_from(pairs).ok(), ..Extents::default() };
+        }
         Op::Grouped { .. } => f.ty(node.inputs[1]).dims[0],
         Op::GroupedOuter { experts } => experts,
         _ => return Extents::default(),

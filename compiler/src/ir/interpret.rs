@@ -12,7 +12,7 @@
 use super::cost::{self, CostError, Extents};
 use super::verify::VerifyError;
 use super::{
-    Attention, Binary, DType, Dim, Function, Mask, Module, Node, Op, Positions, Reduce, Rope, Type,
+    ABSENT, Attention, Binary, DType, Dim, Function, Mask, Module, Node, Op, Positions, Reduce, Rope, Type,
     TypeError, Unary, infer, verify_function,
 };
 use indexmap::IndexMap;
@@ -403,6 +403,11 @@ pub fn round_bf16(x: f64) -> f64 {
 
 fn softcap(cap: Option<f64>, x: f64) -> f64 {
     cap.map_or(x, |c| c * (x / c).tanh())
+}
+
+/// The cap of a score of depth attention: none of a key that is not there.
+fn cap_of(a: &Attention, score: f64) -> Option<f64> {
+    a.softcap.filter(|_| score >= ABSENT)
 }
 
 /// Derivative of [`softcap`] where its value is `y`.
@@ -946,7 +951,10 @@ impl<'a> Evaluation<'a> {
 
     /// Capped scores of a query with its keys.
     fn scores(&mut self, a: &Attention, q: &[f64], k: &[f64], keys: &Keys) -> Vec<f64> {
-        let score = |&at: &usize| softcap(a.softcap, a.scale * self.dot(q, &k[at..at + q.len()]));
+        let score = |&at: &usize| {
+            let score = a.scale * self.dot(q, &k[at..at + q.len()]);
+            softcap(cap_of(a, score), score)
+        };
         keys.iter().map(score).collect()
     }
 
@@ -981,7 +989,7 @@ impl<'a> Evaluation<'a> {
         let dp: Vec<f64> = keys.iter().map(|&at| self.dot(dout, &v[at..at + d])).collect();
         let mean = kept.map_or_else(|| inner_product(&p, &dp), |(out, _)| inner_product(out, dout));
         for (j, &at) in keys.iter().enumerate() {
-            let ds = p[j] * (dp[j] - mean) * softcap_slope(a.softcap, scores[j]) * a.scale;
+            let ds = p[j] * (dp[j] - mean) * softcap_slope(cap_of(a, scores[j]), scores[j]) * a.scale;
             self.add_scaled(&mut dv[at..at + d], p[j], dout);
             self.add_scaled(dq, ds, &k[at..at + d]);
             self.add_scaled(&mut dk[at..at + d], ds, q);

@@ -22,7 +22,7 @@ pub mod verify;
 pub use cost::{Cost, CostError, Extents, cost};
 pub use infer::{TypeError, infer};
 pub use interpret::{InterpretError, Tensor, interpret};
-pub use op::{Attention, Binary, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
+pub use op::{ABSENT, Attention, Binary, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
 pub use text::{ParseError, parse};
 pub use verify::{VerifyError, verify, verify_function};
 

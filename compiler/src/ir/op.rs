@@ -286,6 +286,7 @@ pub enum Op {
     /// `(cache[D, ..], row[]) -> x[..], cache`: the row, and the cache with it set to zero; the reverse of `CacheWrite`.
     CacheTake,
     /// `(q[.., H, d], k[D, .., G, d], v[D, .., G, d], row[]) -> o[.., H, d]`: each position attends to rows `0..=row` of itself.
+    /// A scaled score below [`ABSENT`] is that of a key which is not there: no soft-cap raises it.
     DepthAttention(Attention),
     /// `(q, k, v, row[], do, dk, dv) -> dq, dk, dv`: adds to the cotangents of the caches.
     DepthAttentionGrad(Attention),
@@ -313,6 +314,9 @@ pub enum Op {
         softcap: Option<f64>,
     },
 }
+
+/// Scaled scores of depth attention below this are those of keys that are not there.
+pub const ABSENT: f64 = -1e20;
 
 /// What an attention does besides its operands.
 #[derive(Clone, Copy, Debug, PartialEq)]

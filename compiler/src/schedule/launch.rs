@@ -442,11 +442,8 @@ impl<'a> Emit<'a> {
                 let (q, k, v) = (self.strided(x(0))?, self.contiguous(x(1))?, self.contiguous(x(2))?);
                 let row = self.index(x(3))?;
                 let o = self.out(node, 0);
-                self.launch(
-                    Kernel::DepthAttention { shape, attention: *attention },
-                    vec![q, k, v, row, o],
-                    i,
-                );
+                let kernel = Kernel::DepthAttention { shape, attention: *attention };
+                self.launch_some(kernel, vec![q, k, v, row, o], i, self.needs[node.first.index()])?;
             }
             Op::DepthAttentionGrad(attention) => {
                 let shape = self.depth_shape(&dims(0), &dims(1));

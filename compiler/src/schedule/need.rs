@@ -132,6 +132,8 @@ fn operand<'f>(
             _ => Need::All,
         },
         (Op::Combine, 2) => own,
+        // A query is of its own token.
+        (Op::DepthAttention(_), 0) if row_dims(&f.ty(x(0)).dims).len() == 2 => own,
         (
             Op::Unary(_)
             | Op::Binary(_)

@@ -104,7 +104,7 @@ pub fn decisions(
     batches: &mut Batches,
     sequences: u64,
 ) -> Result<Seen, EvaluateError> {
-    let wrapped = wrapped(spec)?;
+    let wrapped = wrapped(spec).map_err(ModelError::from)?;
     let part = |w: &Wrapped| Part {
         depth: w.depth,
         number: w.number,
@@ -224,7 +224,7 @@ pub fn ablate(
     batches: u64,
 ) -> Result<Vec<Ablated>, EvaluateError> {
     let mut sets: BTreeMap<(u64, u64, bool), (Wrapped, Vec<u64>)> = BTreeMap::new();
-    for w in wrapped(spec)? {
+    for w in wrapped(spec).map_err(ModelError::from)? {
         for routed in [true, false] {
             if routed || !w.others.is_empty() {
                 let entry = sets.entry((w.set, w.number, routed)).or_insert_with(|| (w.clone(), vec![]));

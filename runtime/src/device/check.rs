@@ -722,6 +722,7 @@ impl<'p> Checker<'p> {
             let rows = match kernel {
                 Kernel::Rows(k) => k.rows,
                 Kernel::Product { m, .. } => *m,
+                Kernel::DepthAttention { shape, .. } => shape.rows,
                 _ => return Err("a kernel without rows has places".into()),
             };
             let slot = Slot {

@@ -15,7 +15,7 @@ use dreamc_dsl::Spec;
 const CHUNK: u64 = 64;
 
 /// Compiles a model to write with: so many rows at once, texts up to the model's context or `context`, another depth, by
-/// some rewriting rules.
+/// some rewriting rules. Every cache has room for whole texts.
 pub fn compile_cached(
     spec: &Spec,
     rows: u64,
@@ -23,8 +23,20 @@ pub fn compile_cached(
     depth: Option<u64>,
     rewrite: &Rewriting,
 ) -> Result<Compiled, CompileError> {
+    compile_roomy(spec, rows, context, depth, rewrite, f64::INFINITY)
+}
+
+/// The same with room in the caches of wrapped parts for `slack` times what their capacity says, and a chunk more.
+pub fn compile_roomy(
+    spec: &Spec,
+    rows: u64,
+    context: Option<u64>,
+    depth: Option<u64>,
+    rewrite: &Rewriting,
+    slack: f64,
+) -> Result<Compiled, CompileError> {
     let places = context.unwrap_or(spec.model.context).min(spec.model.context);
-    let cache = Cache { places, chunk: CHUNK.min(places) };
+    let cache = Cache { places, chunk: CHUNK.min(places), slack };
     let options = Options {
         depth,
         cache: Some(cache),
@@ -44,10 +56,12 @@ pub struct Cached {
     rows: usize,
     chunk: usize,
     places: usize,
-    /// Buffers of the positions of processed tokens.
-    processed: Vec<String>,
+    /// Buffers of the positions of processed tokens, and for how many of each row they have room.
+    processed: Vec<(String, usize)>,
     /// Tokens of each row that are in the caches.
     lengths: Vec<usize>,
+    /// Tokens that a row may yet have before a cache can be full.
+    room: usize,
 }
 
 impl Cached {
@@ -62,14 +76,14 @@ impl Cached {
         };
         let (rows, chunk) = shape("prefill.ids")?;
         // A model without sequence attention has no caches, and texts of any length.
-        let buffers = &compiled.plan.buffers;
-        let processed: Vec<String> =
-            buffers.iter().filter(|b| b.name.ends_with(".cached")).map(|b| b.name.clone()).collect();
-        let cache = processed.first().map_or("key_positions", String::as_str);
-        let places = shape(cache).or_else(|_| shape("key_positions"));
-        let places = places.map_or(usize::MAX / 2, |(_, places)| places);
+        let buffers = compiled.plan.buffers.iter().filter(|b| b.name.ends_with(".cached"));
+        let names: Vec<String> = buffers.map(|b| b.name.clone()).collect();
+        let processed = names.into_iter().map(|n| Ok((n.clone(), shape(&n)?.1)));
+        let processed: Vec<(String, usize)> = processed.collect::<Result<_, ModelError>>()?;
+        let endless = processed.is_empty() && compiled.plan.find("key_positions").is_none();
+        let places = compiled.places.filter(|_| !endless).map_or(usize::MAX / 2, |places| places as usize);
         let model = Model::load(device, compiled)?;
-        Ok(Cached { model, rows, chunk, places, processed, lengths: vec![] })
+        Ok(Cached { model, rows, chunk, places, processed, lengths: vec![], room: 0 })
     }
 
     /// The model, to give it weights.
@@ -89,6 +103,7 @@ impl Cached {
         width: usize,
         next: &[&[u32]],
     ) -> Result<Vec<Option<Vec<f32>>>, ModelError> {
+        self.make_sure_of_room(next.iter().map(|tokens| tokens.len()).max().unwrap_or(0))?;
         let cells = self.rows * width;
         let (mut ids, mut positions, mut slots) = (vec![0; cells], vec![0; cells], vec![-1; cells]);
         for (row, tokens) in next.iter().enumerate() {
@@ -103,7 +118,7 @@ impl Cached {
         for (name, values) in [("ids", &ids), ("positions", &positions), ("slots", &slots)] {
             self.model.write_ints(&format!("{program}.{name}"), values)?;
         }
-        if self.places < usize::MAX / 2 {
+        if self.loaded().compiled().plan.find("key_positions").is_some() {
             let mut keys = vec![-1; self.rows * self.places];
             for (row, &length) in self.lengths.iter().enumerate() {
                 for (at, key) in keys[row * self.places..][..length].iter_mut().enumerate() {
@@ -127,14 +142,31 @@ impl Cached {
     /// of its cache: `[application][row]`.
     pub fn processed(&self) -> Result<Vec<Processed>, ModelError> {
         let mut found = vec![];
-        for name in &self.processed {
+        for (name, entries) in &self.processed {
             let positions = self.model.read_ints(name)?;
             let of_row = |row: &[i32]| row.iter().filter(|p| **p >= 0).count();
-            let application = |a: &[i32]| a.chunks(self.places).map(of_row).collect();
-            let all = positions.chunks(self.rows * self.places).map(application).collect();
+            let application = |a: &[i32]| a.chunks(*entries).map(of_row).collect();
+            let all = positions.chunks(self.rows * entries).map(application).collect();
             found.push((name.clone(), all));
         }
         Ok(found)
+    }
+
+    /// Refuses tokens that a cache of processed tokens might have no room for. What is there is read only when that is possible.
+    fn make_sure_of_room(&mut self, tokens: usize) -> Result<(), ModelError> {
+        if self.room < tokens && !self.processed.is_empty() {
+            let held = |all: &Processed| all.1.iter().flatten().copied().max().unwrap_or(0);
+            let held: Vec<usize> = self.processed()?.iter().map(held).collect();
+            let room = self.processed.iter().zip(held).map(|((_, entries), held)| {
+                if *entries >= self.places { usize::MAX } else { entries - held }
+            });
+            self.room = room.min().unwrap_or(usize::MAX);
+            if self.room < tokens {
+                return Err(ModelError::CacheFull);
+            }
+        }
+        self.room = self.room.saturating_sub(tokens);
+        Ok(())
     }
 }
 
@@ -149,9 +181,10 @@ impl NextLogits for Cached {
 
     fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
         self.lengths = vec![0; prompts.len()];
-        for name in &self.processed {
+        for (name, _) in &self.processed {
             self.model.fill_ints(name, -1)?;
         }
+        self.room = 0;
         let mut logits = vec![vec![]; prompts.len()];
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         for from in (0..longest).step_by(self.chunk) {
@@ -174,5 +207,70 @@ impl NextLogits for Cached {
             .map(|(token, &length)| if length < self.places { std::slice::from_ref(token) } else { &[] })
             .collect();
         Ok(self.run("decode", 1, &next)?.into_iter().map(Option::unwrap_or_default).collect())
+    }
+}
+
+/// Room for processed tokens at first, over what capacities say: routers keep to them on average.
+const SLACK: f64 = 1.25;
+
+/// A [`Cached`] whose caches of wrapped parts have room for about what their capacity says. Where routers process more, it
+/// is compiled again with twice the room, and reads what there was once more.
+pub struct Growing<'a> {
+    make: Box<dyn Fn(f64) -> Result<Cached, ModelError> + 'a>,
+    cached: Cached,
+    slack: f64,
+    /// What each row has read.
+    texts: Vec<Vec<u32>>,
+}
+
+impl<'a> Growing<'a> {
+    /// `make` gives a model with so much room, by [`compile_roomy`], with its weights.
+    pub fn new(make: impl Fn(f64) -> Result<Cached, ModelError> + 'a) -> Result<Self, ModelError> {
+        let cached = make(SLACK)?;
+        Ok(Growing { make: Box::new(make), cached, slack: SLACK, texts: vec![] })
+    }
+
+    /// The model as it is now.
+    pub fn cached(&self) -> &Cached {
+        &self.cached
+    }
+
+    /// Reads all texts anew, with more room until there is enough.
+    fn again(&mut self) -> Result<Vec<Vec<f32>>, ModelError> {
+        loop {
+            match self.cached.start(&self.texts) {
+                Err(ModelError::CacheFull) => {
+                    self.slack *= 2.0;
+                    self.cached = (self.make)(self.slack)?;
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+impl NextLogits for Growing<'_> {
+    fn rows(&self) -> usize {
+        self.cached.rows()
+    }
+
+    fn context(&self) -> usize {
+        self.cached.context()
+    }
+
+    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.texts = prompts.to_vec();
+        self.again()
+    }
+
+    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let most = self.cached.context();
+        for (text, token) in self.texts.iter_mut().zip(tokens).filter(|(text, _)| text.len() < most) {
+            text.push(*token);
+        }
+        match self.cached.advance(tokens) {
+            Err(ModelError::CacheFull) => self.again(),
+            result => result,
+        }
     }
 }

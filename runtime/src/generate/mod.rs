@@ -4,11 +4,12 @@
 //! writes it. *Promise*: a row depends on its prompt, its number and the seed, never on the rows beside it; temperature 0 is greedy, with ties
 //! to the lowest id.
 //!
-//! [`Uncached`] runs the whole text through the model for every token; [`Cached`] keeps keys and values.
+//! [`Uncached`] runs the whole text through the model for every token; [`Cached`] keeps keys and values; [`Growing`] is one whose
+//! caches of skipped parts begin at about what capacities say.
 
 mod cached;
 
-pub use cached::{Cached, compile_cached};
+pub use cached::{Cached, Growing, compile_cached, compile_roomy};
 
 use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;

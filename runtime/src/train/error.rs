@@ -87,7 +87,6 @@ impl From<EvaluateError> for TrainError {
         match error {
             EvaluateError::Model(e) => e.into(),
             EvaluateError::Data(e) => e.into(),
-            EvaluateError::Compile(e) => e.into(),
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::simd::{dot, exp, fma, kernel_fn, tanh};
 use super::{Arguments, Context, View};
-use dreamc_compiler::ir::Attention;
+use dreamc_compiler::ir::{ABSENT, Attention};
 use dreamc_compiler::program::DepthShape;
 
 /// Shapes and scores.
@@ -51,8 +51,9 @@ impl Depth {
         });
     }
 
-    fn multiply_adds(&self) -> u64 {
-        (self.rows.len() * self.tokens * self.heads * self.size) as u64
+    /// Of one product for so many tokens.
+    fn multiply_adds(&self, tokens: usize) -> u64 {
+        (self.rows.len() * tokens * self.heads * self.size) as u64
     }
 }
 
@@ -70,7 +71,7 @@ fn probabilities<const FMA: bool>(
     let mut most = f32::NEG_INFINITY;
     for (score, row) in scores.iter_mut().zip(s.rows.clone()) {
         *score = dot::<FMA>(q, k.row(s.key(row, token, head))) * s.scale;
-        if let Some(c) = s.softcap {
+        if let Some(c) = s.softcap.filter(|_| *score >= ABSENT as f32) {
             *score = c * tanh::<FMA>(*score / c);
         }
         most = if *score > most { *score } else { most };
@@ -143,7 +144,8 @@ kernel_fn! {
             dq.fill(0.0);
             for (i, row) in s.rows.clone().enumerate() {
                 let at = s.key(row, token, head);
-                let slope = s.softcap.map_or(1.0, |c| 1.0 - (scores[i] / c) * (scores[i] / c));
+                let cap = s.softcap.filter(|_| scores[i] >= ABSENT as f32);
+                let slope = cap.map_or(1.0, |c| 1.0 - (scores[i] / c) * (scores[i] / c));
                 let ds = p[i] * (dp[i] - along) * slope * s.scale;
                 for (dq, k) in dq.iter_mut().zip(k.row(at)) {
                     *dq = fma::<FMA>(ds, *k, *dq);
@@ -156,13 +158,23 @@ kernel_fn! {
     }
 }
 
-/// `(q, k, v, row, o)`
-pub(super) fn forward(cx: &Context, shape: &DepthShape, attention: &Attention, args: &Arguments) {
+/// `(q, k, v, row, o)`; of tokens with a negative place nothing is computed.
+pub(super) fn forward(
+    cx: &Context,
+    shape: &DepthShape,
+    attention: &Attention,
+    args: &Arguments,
+    places: Option<&[i32]>,
+) {
     let s = Depth::new(shape, attention, args.index(3));
     let (q, o) = (args.floats(0), args.floats(4).rows_of(s.heads * s.size));
     let [k, v] = [1, 2].map(|i| args.floats(i).rows_of(s.size));
-    cx.count(|| 2 * s.multiply_adds());
+    let taking = |places: &[i32]| places.iter().filter(|p| **p >= 0).count();
+    cx.count(|| 2 * s.multiply_adds(places.map_or(s.tokens, taking)));
     s.tokens(cx, |token, scratch| {
+        if places.is_some_and(|p| p[token] < 0) {
+            return;
+        }
         token_forward(&s, token, q.row(token), k, v, o.row_mut(token), scratch);
     });
 }
@@ -172,7 +184,7 @@ pub(super) fn backward(cx: &Context, shape: &DepthShape, attention: &Attention, 
     let s = Depth::new(shape, attention, args.index(3));
     let (q, d, dq) = (args.floats(0), args.floats(4).rows_of(s.heads * s.size), args.floats(5));
     let [k, v, dk, dv] = [1, 2, 6, 7].map(|i| args.floats(i).rows_of(s.size));
-    cx.count(|| 5 * s.multiply_adds());
+    cx.count(|| 5 * s.multiply_adds(s.tokens));
     s.tokens(cx, |token, scratch| {
         let (q, d, dq) = (q.row(token), d.row(token), dq.row_mut(token));
         token_backward(&s, token, q, k, v, d, dq, dk, dv, scratch);

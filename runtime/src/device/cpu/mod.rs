@@ -592,7 +592,9 @@ impl Prepared {
             }
             Kernel::Attention { shape, attention } => attention::forward(cx, shape, attention, args),
             Kernel::AttentionGrad { shape, attention } => attention::backward(cx, shape, attention, args),
-            Kernel::DepthAttention { shape, attention } => depth::forward(cx, shape, attention, args),
+            Kernel::DepthAttention { shape, attention } => {
+                depth::forward(cx, shape, attention, args, places(shape.rows));
+            }
             Kernel::DepthAttentionGrad { shape, attention } => depth::backward(cx, shape, attention, args),
             Kernel::CacheWrite { width, parts } => {
                 depth::cache_write(cx, *width as usize, *parts as usize, args)
