@@ -324,6 +324,7 @@ fn depth_attention_inside_any_rule() {
                 format!("[{{recur: 3, layers: [\"{inside}\"]}}]"),
                 format!("[\"{component} > mlp\", \"{inside}\", \"{component} | near\"]"),
                 format!("[{{recur: 2, layers: [\"{nested}\"]}}]"),
+                format!("[{{recur: 2, layers: [\"skip({rule}) {{ ea > ({component} | sa) > mlp }}\"]}}]"),
             ] {
                 let spec = spec(&body);
                 let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();

@@ -288,6 +288,8 @@ struct Lower<'a> {
     inside: Vec<Inside>,
     /// While an attention is lowered of which every token is a key, and these alone are queries.
     asking: Option<Value>,
+    /// Attentions of the wrapped part that are yet to come.
+    attentions: usize,
     /// Means of masks, by pool.
     pooled: Vec<(usize, Value)>,
 }
@@ -349,6 +351,7 @@ impl<'a> Lower<'a> {
             skips: 0,
             inside: vec![],
             asking: None,
+            attentions: 0,
             pooled: vec![],
         }
     }
@@ -514,6 +517,7 @@ impl<'a> Lower<'a> {
     ) -> Result<Value, CompileError> {
         let marked = depth && self.architecture.skipped(c);
         let asking = self.asking.take();
+        self.attentions = self.attentions.saturating_sub(1);
         let rows = self.b.rows(n);
         let heads = self.dim(&format!("{c}.heads"), a.heads);
         let kv = self.dim(&format!("{c}.kv_heads"), a.kv_heads);
@@ -970,9 +974,15 @@ impl<'a> Lower<'a> {
 
     /// Lowers a wrapped part.
     fn within(&mut self, inside: Inside, inner: &Expr, x: Value) -> Result<Value, CompileError> {
+        let components = &self.architecture.model.components;
+        let attends =
+            |c: &&str| matches!(components.get(*c), Some(Component::Sequence(_) | Component::Depth(_)));
+        let attentions = crate::architecture::names(inner).into_iter().filter(attends).count();
+        let around = std::mem::replace(&mut self.attentions, attentions);
         self.inside.push(inside);
         let update = self.expr(inner, x);
         self.inside.pop();
+        self.attentions = around.saturating_sub(attentions);
         update
     }
 
@@ -1220,8 +1230,10 @@ impl<'a> Lower<'a> {
         let name = if k == 1 { format!("tokens{here}") } else { format!("{c}.slots{here}") };
         let slots = self.dim(&name, slots);
         let (real_dim, offsets) = (self.dim(&many, real), self.dim(&format!("{many}+1"), real + 1));
-        // A token that takes no part chooses nothing: that is, more than there is.
+        // A token that takes no part chooses nothing: that is, more than there is. Unless its keys are wanted all the same.
+        let all_keys = projection || self.attentions > 0;
         let grouped = match self.inside.last() {
+            Some(&Inside::Masked { all_keys: true, .. }) if all_keys => chosen,
             Some(&Inside::Masked { places, .. }) if !self.form.trains() => {
                 self.b.op(Op::KeepInts { otherwise: experts as i32 }, &[chosen, places])
             }
