@@ -342,7 +342,7 @@ fn depth_attention_inside_any_rule() {
                     (name, Tensor::float(&dims.iter().map(|&d| d as usize).collect::<Vec<_>>(), values))
                 };
                 let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
-                let batch = oracle::Batch { targets: ids.clone(), ids: ids.clone() };
+                let batch = oracle::Batch { targets: ids.clone(), ids: ids.clone(), ..Default::default() };
                 let expected = oracle.evaluate(&weights, &batch).unwrap();
                 let e = error(&training, expected.logits.floats());
                 assert!(e < 1e-5, "{body}: training differs from the oracle by {e}");
@@ -393,7 +393,9 @@ fn a_pooled_penalty_is_of_the_mean_over_all_parts() {
         };
         let weights: IndexMap<String, Tensor> = oracle.tensors().into_iter().map(named).collect();
         let ids: Vec<i32> = ids(1)[..10].to_vec();
-        let found = oracle.evaluate(&weights, &oracle::Batch { targets: ids.clone(), ids }).unwrap();
+        let found = oracle
+            .evaluate(&weights, &oracle::Batch { targets: ids.clone(), ids, ..Default::default() })
+            .unwrap();
         let of = |r: &String| found.gradients[r].floats()[0];
         (found.loss, [of(&routers[0]), of(&routers[1])])
     };

@@ -806,6 +806,7 @@ impl<'a> Lower<'a> {
             SkipRule::TopK { capacity, causal } => {
                 let r = self.skip_score(&prefix, skip, x);
                 if self.form == Form::Inference && *capacity >= 1.0 {
+                    self.observe_skip(&prefix, x, r, |_, ones| ones);
                     let f = self.expr(inner, x)?;
                     return Ok(self.b.mul(f, r));
                 }
@@ -819,7 +820,7 @@ impl<'a> Lower<'a> {
                     let places = self.b.op(Op::Decide { inclusive: false }, &[z]);
                     let places = self.taking_part(places);
                     let taking = |lower: &mut Self, ones| lower.b.op(Op::Keep, &[ones, places]);
-                    self.observe_skip(&prefix, x, z.unwrap_or(r), taking);
+                    self.observe_skip(&prefix, x, z, taking);
                     let f = self.within(
                         Inside::Masked { places, all_keys: false, share: self.share(*capacity) },
                         inner,

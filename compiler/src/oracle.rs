@@ -14,7 +14,10 @@ use crate::compile::watch_lowered;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{Data, InterpretError, Tensor, execute_observed};
 use crate::ir::{Function, Module, Node, Op, Param, Role, Unary};
-use crate::lower::{EMBED, Form, HEAD, Lowered, POOL, Shape, lower, lower_evaluation, lower_inference};
+use crate::lower::{
+    EMBED, Form, HEAD, Lowered, POOL, Shape, lower, lower_declared_training, lower_evaluation,
+    lower_inference,
+};
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
@@ -132,6 +135,7 @@ impl Oracle {
             Form::Training => lower(&architecture, shape)?,
             Form::Inference => lower_evaluation(&architecture, shape)?,
             Form::Declared => lower_inference(&architecture, shape)?,
+            Form::DeclaredTraining => lower_declared_training(&architecture, shape)?,
         };
         watch_lowered(&mut lowered, watch);
         let mut optimiser = Optimiser::new(rewriting)?;
@@ -299,7 +303,11 @@ impl Oracle {
             }
             inputs.push((layer, body.name.clone(), here));
         }
-        Ok(Walked { context, inputs, x, evaluation })
+        if self.lowered.module.functions.contains_key(POOL) {
+            let out = self.call(POOL, None, &state, weights, watcher)?;
+            evaluation.loss += take(&out, "aux")?.floats()[0];
+        }
+        Ok(Walked { context, inputs, state, x, evaluation })
     }
 
     /// Evaluates a batch, forward and back.
@@ -308,7 +316,7 @@ impl Oracle {
         weights: &IndexMap<String, Tensor>,
         batch: &Batch,
     ) -> Result<Evaluation, OracleError> {
-        let Walked { context, inputs, x, mut evaluation } =
+        let Walked { context, inputs, state, x, mut evaluation } =
             self.walk(weights, batch, &mut Decider::default())?;
         let mut here = context.clone();
         here.insert("x".into(), x);
@@ -319,10 +327,7 @@ impl Oracle {
         let mut dx = take(&out, "d.x")?;
         let mut dstate: IndexMap<String, Tensor> = IndexMap::new();
         if self.joints.contains_key(POOL) {
-            let mut out = self.joint(POOL, None, &state, weights)?;
-            evaluation.loss += take(&out, "aux")?.floats()[0];
-            out.shift_remove("aux");
-            dstate = out;
+            dstate = self.joint(POOL, None, &state, weights)?;
         }
         for (layer, body, mut here) in inputs.into_iter().rev() {
             here.insert("d.y".into(), dx.clone());
@@ -459,6 +464,8 @@ struct Walked {
     context: IndexMap<String, Tensor>,
     /// Layer, body and arguments of each application.
     inputs: Vec<(usize, String, IndexMap<String, Tensor>)>,
+    /// Caches as the last application left them.
+    state: IndexMap<String, Tensor>,
     /// What the head reads.
     x: Tensor,
     evaluation: Evaluation,

@@ -335,7 +335,11 @@ impl<'a> Subject<'a> {
 
     /// What writing is compiled with.
     pub fn cached_options(&self, rewrite: &Rewriting) -> Options {
-        let cache = Cache { places: self.spec.model.context, chunk: CHUNK.min(self.spec.model.context) };
+        let cache = Cache {
+            places: self.spec.model.context,
+            chunk: CHUNK.min(self.spec.model.context),
+            slack: f64::INFINITY,
+        };
         Options {
             batch: ROWS as u64,
             sequence: cache.chunk,
