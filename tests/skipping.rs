@@ -7,6 +7,7 @@ use dreamc_compiler::ir::random::Rng;
 use dreamc_compiler::ir::{Module, Op, Type};
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{self, Oracle};
+use dreamc_compiler::program::BufferId;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
@@ -210,51 +211,278 @@ fn a_model_that_looks_ahead_is_not_sampled() {
     compile(&whole, &options).unwrap();
 }
 
-/// Products of a layer that nobody is processed in are not executed, and those of one that half are, half.
+/// Multiply-adds of the wrapped layer, by what the launches are: as many as the tokens that take part, their queries and keys.
 #[test]
 fn tokens_that_skip_do_no_work() {
-    let wrapped = "skip(capacity 0.5, causal bce 0.1, norm_only) { sa > ea }";
+    let wrapped = "skip(capacity 0.5, causal bce 0.1, norm_only) { sa > mlp }";
     let mut run = Run::new(&spec(&format!("[\"{wrapped}\"]")));
     run.session.instrument(Instrument { count: true, time: false });
-    run.set("layers.0.skip.0.router.scale.weight", &[0.0]);
-    let mut counted = |offset: f32| {
+    let ids: Vec<i32> = (0..BATCH * TOKENS).map(|i| (i * 5 % 11) as i32).collect();
+    let mut counted = |scale: f32, offset: f32| {
+        run.set("layers.0.skip.0.router.scale.weight", &[scale]);
         run.set("layers.0.skip.0.router.offset.weight", &[offset]);
-        run.run("evaluate", &ids(1));
+        run.run("evaluate", &ids);
+        let taking: Vec<u64> = run.changed(0, 1).iter().map(|c| c.len() as u64).collect();
         let stats = run.session.run("evaluate").unwrap();
-        let of = |part: &str| {
-            let all = stats.by_launch.iter().filter(|l| l.origin.contains(part));
-            all.map(|l| l.multiply_adds).sum::<u64>()
+        let of = |kind: &str| {
+            let own = stats.by_launch.iter().filter(|l| l.origin.contains("layer0") && l.origin.contains(kind));
+            own.map(|l| l.multiply_adds).sum::<u64>()
         };
-        (of("layer0"), stats.multiply_adds())
+        (taking, of("contract"), of("attention"))
     };
-    let (all, model) = counted(1.0);
-    assert_eq!(counted(-1.0).0, 0, "tokens that skip were computed");
-    assert!(all > 1_000 && model > all);
+    // Queries, keys and values, the output, and the three matrices of the network; two products a pair and head.
+    let (h, q, k, i) = (HIDDEN as u64, 8, 4, 5);
+    let token = h * (q + 2 * k) + q * h + 3 * h * i;
+    let expected = |taking: &[u64]| {
+        let pairs: u64 = taking.iter().map(|n| n * (n + 1) / 2).sum();
+        (taking.iter().sum::<u64>() * token, pairs * 2 * q)
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for (scale, offset) in [(0.0, 1.0), (0.0, -1.0), (1.0, -1.0), (1.0, -1.3), (1.0, -1.6), (-1.0, 1.3)] {
+        let (taking, products, attention) = counted(scale, offset);
+        assert_eq!((products, attention), expected(&taking), "{scale}·‖x‖ + {offset}: {taking:?} take part");
+        seen.insert(taking.iter().sum::<u64>());
+    }
+    assert!(seen.contains(&0) && seen.contains(&16) && seen.len() > 3, "{seen:?}");
+
+    // In training, work of half of the tokens, and scores of all: forward, and two products back.
+    let trained = |body: &str| {
+        let mut run = Run::new(&spec(body));
+        run.session.instrument(Instrument { count: true, time: false });
+        run.run("backward", &ids);
+        let stats = run.session.run("backward").unwrap();
+        let own = stats.by_launch.iter().filter(|l| l.origin.contains("layer0") && l.origin.contains("contract"));
+        own.map(|l| l.multiply_adds).sum::<u64>()
+    };
+    let (plain, half) = (trained("[\"sa > mlp\"]"), trained("[\"skip(capacity 0.5) { sa > mlp }\"]"));
+    let scores = 3 * (BATCH * TOKENS * HIDDEN) as u64;
+    assert!(half >= plain / 2 && half <= plain / 2 + scores, "{half} of {plain}");
 }
 
+/// Positions in a cache are those of the tokens that uncached evaluation processes, in order, and nothing is behind them.
 #[test]
 fn caches_hold_processed_tokens_alone() {
     let mut all = spec("[\"sa\", \"skip(capacity 0.5, causal bce 0.1) { near > mlp }\"]");
-    all.model.context = 12;
-    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
-    let compiled = compile_cached(&all, 2, None, None, &Default::default()).unwrap();
-    let tensors = compiled.tensors.clone();
-    let mut cached = Cached::load(&device, compiled).unwrap();
-    for t in &tensors {
-        cached.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
+    all.model.context = TOKENS as u64;
+    let mut run = Run::new(&all);
+    let (mut some, mut most) = (0, 0);
+    for seed in 0..6 {
+        let ids = ids(seed);
+        run.run("evaluate", &ids);
+        let taking = run.changed(1, 2);
+        let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+        let compiled = compile_cached(&all, BATCH as u64, None, None, &Default::default()).unwrap();
+        let mut cached = Cached::load(&device, compiled).unwrap();
+        for t in cached.loaded().compiled().tensors.clone() {
+            cached.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
+        }
+        let text = |row: usize, n: usize| ids[row * TOKENS..row * TOKENS + n].iter().map(|i| *i as u32).collect();
+        cached.start(&[text(0, 5), text(1, 5)]).unwrap();
+        for i in 5..TOKENS {
+            cached.advance(&[ids[i] as u32, ids[TOKENS + i] as u32]).unwrap();
+        }
+        let name = cached.processed().unwrap()[0].0.clone();
+        let positions = cached.loaded().read_ints(&name).unwrap();
+        for (row, taking) in taking.iter().enumerate() {
+            let mut expected: Vec<i32> = taking.iter().map(|i| *i as i32).collect();
+            expected.resize(TOKENS, -1);
+            assert_eq!(positions[row * TOKENS..(row + 1) * TOKENS], expected, "seed {seed}, row {row}");
+            some += taking.len();
+            most += TOKENS;
+        }
+        // Nothing was ever written behind them.
+        let keys = cached.loaded().compiled().plan.buffers.iter().position(|b| {
+            b.name == name.replace(".cached", ".keys")
+        });
+        let keys: Vec<f32> = cached.model().session().read_all(BufferId(keys.unwrap() as u32)).unwrap();
+        for (row, keys) in keys.chunks(TOKENS * 4).enumerate() {
+            for (entry, key) in keys.chunks(4).enumerate() {
+                assert_eq!(key.iter().any(|x| *x != 0.0), entry < taking[row].len(), "row {row}, entry {entry}");
+            }
+        }
+        cached.start(&[text(0, 1)]).unwrap();
+        assert!(cached.processed().unwrap()[0].1[0][1] == 0, "a new text begins with empty caches");
     }
-    let prompts = vec![vec![1, 5, 2, 9, 3, 3], vec![7, 0, 4]];
-    cached.start(&prompts).unwrap();
-    for step in 0..4 {
-        cached.advance(&[step, 9 - step]).unwrap();
+    assert!(some > 0 && some < most, "{some} of {most}");
+}
+
+/// What public code computes in place of the paper's function, each told from what we compute.
+mod mistakes_of_public_code {
+    use super::*;
+
+    /// The stream before and behind the first layer of a model, row by row, for one sequence with these positions.
+    fn layer(body: &str, ids: &[i32], positions: &[i32], program: &str) -> [Vec<Vec<f64>>; 2] {
+        let options =
+            Options { batch: 1, sequence: ids.len() as u64, train: true, logits: true, ..Options::default() };
+        let compiled = compile(&spec(body), &options).unwrap();
+        let session = CpuDevice::new(CpuOptions { threads: Some(1) }).load(&compiled.plan).unwrap();
+        let mut run = Run { compiled, session };
+        for t in run.compiled.tensors.clone() {
+            run.set(&t.name, &weight(&t.name, t.shape.iter().product()));
+        }
+        for (name, values) in [("ids", ids), ("targets", ids), ("positions", positions)] {
+            if let Some(id) = run.compiled.plan.find(name) {
+                run.session.write_at(id, 0, 0, values).unwrap();
+            }
+        }
+        run.session.run(program).unwrap();
+        let stream = run.read("stream");
+        let each: Vec<Vec<f64>> =
+            stream.chunks(HIDDEN).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect();
+        [each[..ids.len()].to_vec(), each[ids.len()..2 * ids.len()].to_vec()]
     }
-    let processed = cached.processed().unwrap();
-    assert_eq!(processed.len(), 1);
-    let counts = &processed[0].1[0];
-    assert!(counts[0] <= 10 && counts[1] <= 7 && counts[0] + counts[1] > 0, "{processed:?}");
-    assert!(counts[0] + counts[1] < 17, "every token was processed: {processed:?}");
-    cached.start(&prompts[..1]).unwrap();
-    assert!(cached.processed().unwrap()[0].1[0][1] == 0, "a new text begins with empty caches");
+
+    fn text(n: usize) -> (Vec<i32>, Vec<i32>) {
+        ((0..n).map(|i| (i * 7 % 11) as i32).collect(), (0..n as i32).collect())
+    }
+
+    /// Scores of a router on a stream.
+    fn scores(x: &[Vec<f64>]) -> Vec<f64> {
+        let w = weight("layers.0.skip.0.router.weight", HIDDEN as u64);
+        x.iter().map(|x| x.iter().zip(&w).map(|(x, w)| x * f64::from(*w)).sum()).collect()
+    }
+
+    /// The tokens of the `k` largest scores, in order.
+    fn largest(r: &[f64], k: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..r.len()).collect();
+        order.sort_by(|a, b| r[*b].total_cmp(&r[*a]).then(a.cmp(b)));
+        let mut chosen = order[..k].to_vec();
+        chosen.sort_unstable();
+        chosen
+    }
+
+    fn combine(x: &[f64], f: &[f64], of: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+        x.iter().zip(f).map(|(x, f)| of(*x, *f)).collect()
+    }
+
+    /// Input, output, update by the network alone, score and number of each chosen token of `skip(capacity 0.5) { mlp }`.
+    fn chosen_of_a_network() -> Vec<(Vec<f64>, Vec<f64>, Vec<f64>, f64, usize)> {
+        let (ids, positions) = text(8);
+        let [x, y] = layer("[\"skip(capacity 0.5) { mlp }\"]", &ids, &positions, "backward");
+        let [_, plain] = layer("[\"mlp\"]", &ids, &positions, "backward");
+        let r = scores(&x);
+        let chosen = largest(&r, 4);
+        let f = |i: usize| combine(&x[i], &plain[i], |x, y| y - x);
+        chosen.iter().map(|&i| (x[i].clone(), y[i].clone(), f(i), r[i], i)).collect()
+    }
+
+    /// What is computed, told from a mistake.
+    fn told(right: &dyn Fn(f64, f64, f64) -> f64, wrong: &dyn Fn(f64, f64, f64) -> f64) {
+        let mut most = 0.0f64;
+        for (x, y, f, r, i) in chosen_of_a_network() {
+            let e = error(&y, &combine(&x, &f, |x, f| right(x, f, r)));
+            assert!(e < 1e-5, "token {i} differs by {e}");
+            most = most.max(error(&y, &combine(&x, &f, |x, f| wrong(x, f, r))));
+        }
+        assert!(most > 1e-2, "the mistake makes no difference: {most}");
+    }
+
+    #[test]
+    fn residual_added_twice() {
+        told(&|x, f, r| x + r * f, &|x, f, r| x + r * (x + f));
+    }
+
+    #[test]
+    fn score_times_residual() {
+        told(&|x, f, r| x + r * f, &|x, f, r| r * (x + f));
+    }
+
+    #[test]
+    fn softmax_over_the_selected_set() {
+        let all: f64 = chosen_of_a_network().iter().map(|c| c.3.exp()).sum();
+        told(&|x, f, r| x + r * f, &|x, f, r| x + r.exp() / all * f);
+    }
+
+    #[test]
+    fn k_minus_1_tokens_selected() {
+        let (ids, positions) = text(8);
+        for (capacity, k) in [("0.5", 4), ("0.125", 1), ("0.01", 1), ("0.99", 7), ("1", 8)] {
+            let body = format!("[\"skip(capacity {capacity}) {{ sa > mlp }}\"]");
+            let [x, y] = layer(&body, &ids, &positions, "backward");
+            let changed: Vec<usize> = (0..8).filter(|&i| x[i] != y[i]).collect();
+            assert_eq!(changed, largest(&scores(&x), k), "capacity {capacity}");
+        }
+    }
+
+    #[test]
+    fn positions_renumbered() {
+        let (ids, positions) = text(8);
+        for part in ["sa", "near"] {
+            let [x, y] = layer(&format!("[\"skip(capacity 0.5) {{ {part} }}\"]"), &ids, &positions, "backward");
+            let r = scores(&x);
+            let chosen = largest(&r, 4);
+            assert_ne!(chosen, [0, 1, 2, 3], "the first tokens keep their positions anyway");
+            let only: Vec<i32> = chosen.iter().map(|&i| ids[i]).collect();
+            let places: Vec<i32> = chosen.iter().map(|&i| i as i32).collect();
+            // A window counts rows, so the plain layer is asked about attention without one.
+            let by = |positions: &[i32]| {
+                let [x, y] = layer(&format!("[\"{part}\"]"), &only, positions, "backward");
+                (0..4).map(|i| combine(&x[i], &y[i], |x, y| y - x)).collect::<Vec<_>>()
+            };
+            let differs = |f: &[Vec<f64>]| {
+                let each = (0..4).map(|i| {
+                    let expected = combine(&x[chosen[i]], &f[i], |x, f| x + r[chosen[i]] * f);
+                    error(&y[chosen[i]], &expected)
+                });
+                each.fold(0.0, f64::max)
+            };
+            let renumbered = differs(&by(&[0, 1, 2, 3]));
+            assert!(renumbered > 1e-3, "{part}: {renumbered}");
+            if part == "sa" {
+                let e = differs(&by(&places));
+                assert!(e < 1e-5, "{part}: original positions differ by {e}");
+            }
+        }
+    }
+
+    /// A token by itself is always among the largest: who chooses by rank when writing skips nothing.
+    #[test]
+    fn top_k_at_decode_so_that_nothing_is_skipped() {
+        let spec = spec("[\"skip(capacity 0.5, causal bce 0.1) { sa > mlp }\"]");
+        let compiled = compile_cached(&spec, 1, None, None, &Default::default()).unwrap();
+        let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+        let mut cached = Cached::load(&device, compiled).unwrap();
+        for t in cached.loaded().compiled().tensors.clone() {
+            cached.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
+        }
+        let (ids, positions) = text(8);
+        let [x, _] = layer("[\"mlp\"]", &ids, &positions, "backward");
+        let r = scores(&x);
+        cached.start(&[vec![ids[0] as u32]]).unwrap();
+        let mut taken = vec![cached.processed().unwrap()[0].1[0][0]];
+        for id in &ids[1..] {
+            cached.advance(&[*id as u32]).unwrap();
+            taken.push(cached.processed().unwrap()[0].1[0][0]);
+        }
+        let expected: Vec<usize> = (0..8).map(|i| r[..=i].iter().filter(|r| **r > 0.0).count()).collect();
+        assert_eq!(taken, expected, "{r:?}");
+        assert!(taken[7] > 0 && taken[7] < 8, "{taken:?}");
+    }
+
+    /// Keys of zeros in the places of skipped tokens would take their share of every softmax.
+    #[test]
+    fn stale_zeros_in_the_cache() {
+        let (ids, positions) = text(8);
+        let [x, y] = layer("[\"skip(capacity 0.5, causal bce 0.1) { sa }\"]", &ids, &positions, "evaluate");
+        let r = scores(&x);
+        let taking: Vec<usize> = (0..8).filter(|&i| r[i] > 0.0).collect();
+        assert!(taking.len() > 1 && taking.len() < 8);
+        let only: Vec<i32> = taking.iter().map(|&i| ids[i]).collect();
+        let places: Vec<i32> = taking.iter().map(|&i| i as i32).collect();
+        let [of, by] = layer("[\"sa\"]", &only, &places, "backward");
+        for (n, &i) in taking.iter().enumerate() {
+            let f = combine(&of[n], &by[n], |x, y| y - x);
+            let e = error(&y[i], &combine(&x[i], &f, |x, f| x + r[i] * f));
+            assert!(e < 1e-5, "token {i} differs by {e}");
+        }
+        // And caches give what evaluation gives.
+        let spec = spec("[\"skip(capacity 0.5, causal bce 0.1) { sa }\"]");
+        let mut run = Run::new(&spec);
+        let ids = super::ids(3);
+        let evaluated: Vec<f64> = run.run("evaluate", &ids).into_iter().map(f64::from).collect();
+        let e = error(&by_caches(&spec, &ids), &evaluated);
+        assert!(e < 1e-5, "caches differ by {e}");
+    }
 }
 
 /// What `dreamc verify` proves, for rules and places of `skip`: among it that gradients are derivatives, and that all tokens

@@ -4,17 +4,19 @@
 //! cargo run --release -p dreamc-runtime --example skipping
 //! ```
 //!
-//! Every layer of a small model is wrapped in `skip(capacity C, causal bce)`. It learns random tokens for some steps, so
-//! that its routers decide for about a share C of the tokens; then training steps and greedy decoding are timed.
+//! Every layer of a small model, or every other one, is wrapped in `skip(capacity C, causal bce)`. Each model learns random
+//! tokens for some steps, so that its routers decide for about a share C of the tokens. Then training steps and greedy decoding
+//! are timed, one of each model in turn, many times over: whatever else the machine does meets all of them alike. Figures are
+//! medians of the time that the one thread ran, where the system says, else of wall-clock time.
 
-use dreamc_compiler::program::BufferId;
+use dreamc_compiler::count::{self, count};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spelling;
-use dreamc_runtime::device::Device;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::generate::{Cached, NextLogits, compile_cached};
+use dreamc_runtime::device::{Device, Session};
+use dreamc_runtime::generate::{Cached, NextLogits, compile_roomy};
 use dreamc_runtime::model::Model;
-use dreamc_runtime::rng::Philox;
+use dreamc_runtime::rng::{Philox, Stream};
 use std::error::Error;
 use std::time::Instant;
 
@@ -22,110 +24,186 @@ const BATCH: usize = 4;
 const TOKENS: usize = 256;
 const VOCAB: usize = 256;
 const LEARN: usize = 40;
-const TIMED: usize = 7;
-const DECODED: usize = 160;
+const ROUNDS: usize = 15;
+const PROMPT: usize = 32;
+const DECODED: usize = 64;
+const CAPACITIES: [f64; 4] = [1.0, 0.5, 0.25, 0.125];
 
-fn text(capacity: f64, layers: &str) -> String {
+/// A model being timed.
+struct Arm {
+    layers: &'static str,
+    capacity: f64,
+    model: Model,
+    cached: Cached,
+    random: Stream,
+    steps: usize,
+    /// Seconds of training steps.
+    step: Vec<f64>,
+    /// Seconds of a token.
+    token: Vec<f64>,
+    /// Share of the tokens that the wrapped layers processed while decoding.
+    processed: f64,
+    /// Declared FLOPs a token: training, decoding.
+    flops: (f64, f64),
+    /// Bytes of keys and values that are reserved.
+    caches: u64,
+}
+
+fn text(layers: &str, capacity: f64) -> String {
+    let wrapped = format!("\"skip(capacity {capacity}, causal bce 1) {{ sa > mlp }}\"");
+    let other = if layers == "every" { wrapped.as_str() } else { "\"sa > mlp\"" };
     format!(
         "model:\n  name: skipping\n  vocab: {VOCAB}\n  hidden: 256\n  context: {TOKENS}\n  components:\n    \
          sa: {{sequence: {{heads: 4, head_size: 64}}}}\n    mlp: {{mlp: {{intermediate: 1024}}}}\n  \
-         body:\n    - repeat: 2\n      layers: [{layers}, \"skip(capacity {capacity}, causal bce 1) {{ sa > mlp }}\"]\n\
-         train: {{steps: 1, batch: {BATCH}, weight_decay: 0}}\n"
+         body:\n    - repeat: 2\n      layers: [{other}, {wrapped}]\n\
+         train: {{steps: 1, batch: {BATCH}, sequence: {TOKENS}, weight_decay: 0, precision: f32}}\n"
     )
 }
 
-struct Figures {
-    /// Seconds of a training step, the shortest of some.
-    step: f64,
-    /// Tokens written a second, one sequence at a time.
-    rate: f64,
-    /// Share of the tokens that the wrapped layers processed while decoding.
-    processed: f64,
+/// Nanoseconds that this thread has run.
+fn ran() -> Option<u64> {
+    std::fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse().ok()
 }
 
-fn measure(device: &dyn Device, capacity: f64, alternate: bool) -> Result<Figures, Box<dyn Error>> {
-    let wrapped = format!("\"skip(capacity {capacity}, causal bce 1) {{ sa > mlp }}\"");
-    let layers = if alternate { "\"sa > mlp\"".to_string() } else { wrapped };
-    let ast = dreamc_dsl::parse("skipping", &text(capacity, &layers), Spelling::Yaml)?;
-    let spec = dreamc_dsl::check(&ast, &[])?.0;
-    let options = Options { batch: BATCH as u64, sequence: TOKENS as u64, train: true, ..Options::default() };
-    let compiled = compile(&spec, &options)?;
-    let tensors = compiled.tensors.clone();
-    let find = |name: &str| compiled.plan.find(name);
-    let names = ["ids", "targets", "positions", "loss_scale", "aux_scale", "scalars"];
-    let [ids, targets, positions, loss_scale, aux_scale, scalars] = names.map(find);
-    let mut model = Model::load(device, compiled.clone())?;
-    model.initialise(0)?;
-    let mut random = Philox::new(0, "skipping").stream(0);
-    let session = model.session();
-    let put = |session: &mut dyn dreamc_runtime::device::Session, id: Option<BufferId>, values: &[i32]| {
-        id.map_or(Ok(()), |id| session.write_at(id, 0, 0, values))
+/// Seconds that something takes.
+fn timed<T>(work: impl FnOnce() -> Result<T, Box<dyn Error>>) -> Result<(f64, T), Box<dyn Error>> {
+    let (before, wall) = (ran(), Instant::now());
+    let found = work()?;
+    let seconds = match (before, ran()) {
+        (Some(before), Some(after)) => (after - before) as f64 / 1e9,
+        _ => wall.elapsed().as_secs_f64(),
     };
-    put(session, positions, &(0..BATCH * TOKENS).map(|i| (i % TOKENS) as i32).collect::<Vec<_>>())?;
-    for (id, value) in [(loss_scale, 1.0 / (BATCH * TOKENS) as f32), (aux_scale, 1.0)] {
-        if let Some(id) = id {
-            session.write_at(id, 0, 0, &[value])?;
+    Ok((seconds, found))
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+impl Arm {
+    fn new(device: &dyn Device, layers: &'static str, capacity: f64) -> Result<Arm, Box<dyn Error>> {
+        let ast = dreamc_dsl::parse("skipping", &text(layers, capacity), Spelling::Yaml)?;
+        let spec = dreamc_dsl::check(&ast, &[])?.0;
+        let options =
+            Options { batch: BATCH as u64, sequence: TOKENS as u64, train: true, ..Options::default() };
+        let mut model = Model::load(device, compile(&spec, &options)?)?;
+        model.initialise(0)?;
+        let places: Vec<i32> = (0..BATCH * TOKENS).map(|i| (i % TOKENS) as i32).collect();
+        put(&mut model, "positions", &places)?;
+        put(&mut model, "loss_scale", &[1.0 / (BATCH * TOKENS) as f32])?;
+        put(&mut model, "aux_scale", &[1.0f32])?;
+        let cached = Cached::load(device, compile_roomy(&spec, 1, None, None, &Default::default(), 2.0)?)?;
+        let buffers = &cached.loaded().compiled().plan.buffers;
+        let kept = buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"));
+        let counts = count(&spec, &count::Options { tokens: TOKENS as u64, ..count::Options::default() })?;
+        let mut arm = Arm {
+            layers,
+            capacity,
+            caches: kept.map(|b| 4 * b.elements() * b.instances).sum(),
+            model,
+            cached,
+            random: Philox::new(0, "skipping").stream(0),
+            steps: 0,
+            step: vec![],
+            token: vec![],
+            processed: 0.0,
+            flops: (counts.flops_per_token.training.mean(), counts.flops_per_token.decode.mean()),
+        };
+        for _ in 0..LEARN {
+            arm.train()?;
         }
+        arm.step.clear();
+        for t in arm.model.compiled().tensors.clone() {
+            let values = arm.model.get(&t.name)?;
+            arm.cached.model().set(&t.name, &values)?;
+        }
+        Ok(arm)
     }
-    let mut best = f64::INFINITY;
-    for step in 0..LEARN + TIMED {
-        let tokens: Vec<i32> = (0..BATCH * TOKENS).map(|_| (random.unit() * VOCAB as f64) as i32).collect();
-        put(session, ids, &tokens)?;
-        put(session, targets, &tokens)?;
-        if let Some(id) = scalars {
-            let correct = |beta: f64| 1.0 / (1.0 - beta.powi(step as i32 + 1));
-            let values = [3e-3, correct(0.9), correct(0.999), 1.0, 0.0, 0.0, 0.0, 0.0].map(|x| x as f32);
-            session.write_at(id, 0, 0, &values)?;
-        }
-        let begun = Instant::now();
-        for program in ["backward", "norm", "update"] {
-            session.run(program)?;
-        }
-        if step >= LEARN {
-            best = best.min(begun.elapsed().as_secs_f64());
-        }
+
+    fn tokens(&mut self, n: usize) -> Vec<i32> {
+        (0..n).map(|_| self.random.below(VOCAB as u64) as i32).collect()
     }
-    let mut cached = Cached::load(device, compile_cached(&spec, 1, None, None, &Default::default())?)?;
-    for t in &tensors {
-        let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-        session.read_at(t.weight, t.instance, 0, &mut values)?;
-        cached.model().set(&t.name, &values)?;
+
+    /// One training step, timed.
+    fn train(&mut self) -> Result<(), Box<dyn Error>> {
+        let tokens = self.tokens(BATCH * TOKENS);
+        put(&mut self.model, "ids", &tokens)?;
+        put(&mut self.model, "targets", &tokens)?;
+        self.steps += 1;
+        let correct = |beta: f64| 1.0 / (1.0 - beta.powi(self.steps as i32));
+        let scalars = [3e-3, correct(0.9), correct(0.999), 1.0, 0.0, 0.0, 0.0, 0.0].map(|x| x as f32);
+        put(&mut self.model, "scalars", &scalars)?;
+        let session = self.model.session();
+        let (seconds, ()) = timed(|| {
+            for program in ["backward", "norm", "update"] {
+                session.run(program)?;
+            }
+            Ok(())
+        })?;
+        self.step.push(seconds);
+        Ok(())
     }
-    let mut rate = 0.0f64;
-    let mut processed = 0.0;
-    for _ in 0..3 {
-        let prompt = (0..32).map(|_| (random.unit() * VOCAB as f64) as u32).collect();
-        cached.start(&[prompt])?;
-        let begun = Instant::now();
-        for _ in 0..DECODED {
-            cached.advance(&[(random.unit() * VOCAB as f64) as u32])?;
-        }
-        rate = rate.max(DECODED as f64 / begun.elapsed().as_secs_f64());
-        let caches = cached.processed()?;
-        let counts: Vec<usize> = caches.iter().flat_map(|c| &c.1).map(|rows| rows[0]).collect();
-        processed = counts.iter().sum::<usize>() as f64 / (counts.len() * (32 + DECODED)) as f64;
+
+    /// A text of some tokens, timed behind its prompt.
+    fn decode(&mut self) -> Result<(), Box<dyn Error>> {
+        let text: Vec<u32> = self.tokens(PROMPT + DECODED).into_iter().map(|t| t as u32).collect();
+        let cached = &mut self.cached;
+        cached.start(&[text[..PROMPT].to_vec()])?;
+        let (seconds, ()) = timed(|| {
+            for token in &text[PROMPT..] {
+                cached.advance(&[*token])?;
+            }
+            Ok(())
+        })?;
+        self.token.push(seconds / DECODED as f64);
+        let counts: Vec<usize> = cached.processed()?.iter().flat_map(|c| &c.1).map(|rows| rows[0]).collect();
+        let all = counts.len() * (PROMPT + DECODED);
+        self.processed = if all > 0 { counts.iter().sum::<usize>() as f64 / all as f64 } else { 1.0 };
+        Ok(())
     }
-    Ok(Figures { step: best, rate, processed })
+}
+
+fn put<T: dreamc_runtime::device::Element>(model: &mut Model, name: &str, values: &[T]) -> Result<(), Box<dyn Error>> {
+    if let Some(id) = model.compiled().plan.find(name) {
+        let session: &mut dyn Session = model.session();
+        session.write_at(id, 0, 0, values)?;
+    }
+    Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let device = CpuDevice::new(CpuOptions::default());
-    println!("{}, hidden 256, 4 layers, {BATCH} x {TOKENS} tokens a step\n", device.name());
-    println!("| layers wrapped | C | step ms | step / C=1 | tokens/s | rate / C=1 | processed |");
-    println!("|---|---|---|---|---|---|---|");
-    for (what, alternate) in [("every", false), ("every other", true)] {
-        let mut first: Option<Figures> = None;
-        for capacity in [1.0, 0.5, 0.25, 0.125] {
-            let f = measure(&device, capacity, alternate)?;
-            let (step, rate) =
-                first.as_ref().map_or((1.0, 1.0), |one| (f.step / one.step, f.rate / one.rate));
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let clock = if ran().is_some() { "time the thread ran" } else { "wall-clock time" };
+    println!("{}, hidden 256, 4 layers, {BATCH} × {TOKENS} tokens a step, medians of {ROUNDS} rounds, {clock}\n", device.name());
+    println!("| layers wrapped | C | step ms | ratio | FLOPs ratio | decode tokens/s | ms a token, ratio | FLOPs ratio | processed | caches KiB |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for layers in ["every", "every other"] {
+        let mut arms = CAPACITIES.map(|c| Arm::new(&device, layers, c)).into_iter().collect::<Result<Vec<_>, _>>()?;
+        for _ in 0..ROUNDS {
+            for arm in &mut arms {
+                arm.train()?;
+                arm.decode()?;
+            }
+        }
+        let of = |arm: &Arm| (median(&arm.step), median(&arm.token), arm.flops);
+        let Some(whole) = arms.first().map(of) else { continue };
+        for arm in &arms {
+            let (step, token, flops) = of(arm);
             println!(
-                "| {what} | {capacity} | {:.1} | {step:.2} | {:.0} | {rate:.2} | {:.2} |",
-                f.step * 1e3,
-                f.rate,
-                f.processed
+                "| {} | {} | {:.1} | {:.2} | {:.2} | {:.0} | {:.2} | {:.2} | {:.2} | {:.0} |",
+                arm.layers,
+                arm.capacity,
+                step * 1e3,
+                step / whole.0,
+                flops.0 / whole.2.0,
+                1.0 / token,
+                token / whole.1,
+                flops.1 / whole.2.1,
+                arm.processed,
+                arm.caches as f64 / 1024.0,
             );
-            first.get_or_insert(f);
         }
     }
     Ok(())
