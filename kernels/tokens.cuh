@@ -65,6 +65,17 @@ template <i64 ROWS, i64 WIDTH, u32 OTHERWISE> DEVICE void keep(const u32 *x, con
     if (row < ROWS) y[at] = places[row] >= 0 ? x[at] : OTHERWISE;
 }
 
+// Numbers of runs, which tokens that take part begin or end. A thread has a sequence.
+template <int BATCH, int TOKENS, bool BEGINS> DEVICE void runs_of(const int *places, const int *documents, int *runs) {
+    i64 b = thread_number();
+    if (b >= BATCH) return;
+    int run = 0;
+    for (i64 i = b * TOKENS; i < (b + 1) * TOKENS; ++i) {
+        if (i > b * TOKENS) run += (BEGINS ? places[i] : places[i - 1]) >= 0 || documents[i] != documents[i - 1];
+        runs[i] = run;
+    }
+}
+
 // Tokens that take part get the next free entries of their sequence's cache. A thread has a sequence.
 template <int BATCH, int TOKENS, int ENTRIES>
 DEVICE void admit(const int *positions, const int *places, int *cached, int *slots, int *status, int launch) {

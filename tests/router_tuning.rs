@@ -17,19 +17,27 @@ impl House {
         let house = House(tempfile::tempdir().unwrap());
         fs::create_dir_all(house.at("examples/router-tuning")).unwrap();
         let suite = fs::read_to_string(root("examples/router-tuning.suite.yaml")).unwrap();
-        assert_eq!(suite.matches("train.steps=313").count(), 2);
-        house.write("examples/router-tuning.suite.yaml", &suite.replace("train.steps=313", "train.steps=3"));
+        assert_eq!(suite.matches("train.steps: 313").count(), 2);
+        house
+            .write("examples/router-tuning.suite.yaml", &suite.replace("train.steps: 313", "train.steps: 3"));
         for name in ["strict", "gentle", "norm"] {
             let text = fs::read_to_string(root(&format!("examples/router-tuning/{name}.yaml"))).unwrap();
             let text = text.replace("repeat: 6", "repeat: 1");
             let text = text.replace("{ local } > mlp\"\n    - global > mlp\n", "{ local } > mlp\"\n");
-            let small = [("steps: 9750", "steps: 12"), ("batch: 16", "batch: 4"), ("accumulate: 16", "accumulate: 2")];
+            let small = [
+                ("steps: 9750", "steps: 12"),
+                ("batch: 16", "batch: 4"),
+                ("accumulate: 16", "accumulate: 2"),
+            ];
             let text = small.iter().fold(text, |text, (from, to)| text.replace(from, to));
-            let text = text.replace("sequence: 512", "sequence: 64").replace("precision: bf16", "precision: f32");
-            let text = text.replace("learning_rate: 1e-3", "learning_rate: 0.05").replace("warmup: 50", "warmup: 2");
+            let text =
+                text.replace("sequence: 512", "sequence: 64").replace("precision: bf16", "precision: f32");
+            let text =
+                text.replace("learning_rate: 1e-3", "learning_rate: 0.05").replace("warmup: 50", "warmup: 2");
             house.write(&format!("examples/router-tuning/{name}.yaml"), &text);
         }
-        let example = |i: usize| format!("{{\"instruction\": \"Add {i} and 1.\", \"output\": \"{}\"}}\n", i + 1);
+        let example =
+            |i: usize| format!("{{\"instruction\": \"Add {i} and 1.\", \"output\": \"{}\"}}\n", i + 1);
         house.write("alpaca.jsonl", &(0..200).map(example).collect::<String>());
         let line = |i: usize| format!("In {} Rome had {} roads, and Alba none.\n", 100 + i, i % 7);
         house.write("wiki.txt", &(0..40).map(line).collect::<String>());
@@ -94,8 +102,17 @@ fn the_study_runs_from_import_to_analysis() {
         assert_eq!(trained.len(), if name.contains("norm") { 6 } else { 3 }, "{name}: {trained:?}");
         assert!(artifact.bytes().len() < 20_000, "{name}");
 
-        let line =
-            ["analyze", "routing", run.to_str().unwrap(), "--data", "wiki.txt", "--first", "4", "--depths", "2-4"];
+        let line = [
+            "analyze",
+            "routing",
+            run.to_str().unwrap(),
+            "--data",
+            "wiki.txt",
+            "--first",
+            "4",
+            "--depths",
+            "2-4",
+        ];
         house.good(&line);
         let text = fs::read_to_string(run.join("analysis/routing.json")).unwrap();
         let routing: Value = serde_json::from_str(&text).unwrap();

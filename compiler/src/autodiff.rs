@@ -484,6 +484,7 @@ impl Reverse<'_, '_> {
             | Op::TopTokens { .. }
             | Op::Decide { .. }
             | Op::KeepInts { .. }
+            | Op::Runs { .. }
             | Op::Admit => {}
         }
         Ok(())

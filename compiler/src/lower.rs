@@ -618,8 +618,7 @@ impl<'a> Lower<'a> {
         };
         let mut o = self.b.reshape(o, &with(&self.b.dims(o)[..2], &[queries]));
         if let (Some(index), None) = (asking, &routing) {
-            let taken = self.b.module.size(self.b.dims(index)[1]);
-            if self.b.module.size(self.b.dims(o)[1]) != taken {
+            if self.b.dims(o)[1] != self.b.dims(index)[1] {
                 o = self.b.op(Op::TakeTokens, &[o, index]);
             }
         }
@@ -795,9 +794,6 @@ impl<'a> Lower<'a> {
 
     /// A wrapped part: the update of tokens that take part, -0 for all others.
     fn skip(&mut self, skip: &Skip, inner: &Expr, x: Value) -> Result<Value, CompileError> {
-        if skip.merge {
-            return Err(CompileError::Unsupported("skip(merge …)"));
-        }
         let prefix = format!("skip.{}", self.skips);
         self.skips += 1;
         let rows = self.b.rows(x);
@@ -821,19 +817,20 @@ impl<'a> Lower<'a> {
                     let places = self.taking_part(places);
                     let taking = |lower: &mut Self, ones| lower.b.op(Op::Keep, &[ones, places]);
                     self.observe_skip(&prefix, x, z, taking);
-                    let f = self.within(
-                        Inside::Masked { places, all_keys: false, share: self.share(*capacity) },
-                        inner,
-                        x,
-                    )?;
+                    let inside = Inside::Masked { places, all_keys: false, share: self.share(*capacity) };
+                    let merged = if skip.merge { self.merged(x, places)? } else { x };
+                    let f = self.within(inside, inner, merged)?;
                     let update = self.b.mul(f, r);
-                    return Ok(self.b.op(Op::Keep, &[update, places]));
+                    let update = self.b.op(Op::Keep, &[update, places]);
+                    return if skip.merge { self.spread(update, places) } else { Ok(update) };
                 }
                 if self.shape.cache.is_some() {
                     return Err(CompileError::LooksAhead);
                 }
                 let index = self.top_tokens(r, *capacity, tokens);
-                let taken = self.b.op(Op::TakeTokens, &[x, index]);
+                let places = if skip.merge { Some(self.places_of(index, &rows)) } else { None };
+                let merged = places.map_or(Ok(x), |places| self.merged(x, places))?;
+                let taken = self.b.op(Op::TakeTokens, &[merged, index]);
                 self.observe_skip(&prefix, x, r, |lower, ones| {
                     let taken = lower.b.op(Op::TakeTokens, &[ones, index]);
                     lower.b.op(Op::PutTokens { tokens: rows[1] }, &[taken, index])
@@ -841,8 +838,10 @@ impl<'a> Lower<'a> {
                 let f = self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
                 let gate = self.b.op(Op::TakeTokens, &[r, index]);
                 let update = self.b.mul(f, gate);
+                let update = self.b.op(Op::PutTokens { tokens: rows[1] }, &[update, index]);
+                let update = places.map_or(Ok(update), |places| self.spread(update, places))?;
                 let (weight, z) = match causal {
-                    None => return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[update, index])),
+                    None => return Ok(update),
                     Some(CausalRule::Bce { weight, into_input: true }) => (*weight, r),
                     Some(CausalRule::Bce { weight, into_input: false }) => {
                         let stopped = self.b.stop_gradient(x);
@@ -861,22 +860,28 @@ impl<'a> Lower<'a> {
                 let mean = self.b.reduce(Reduce::Mean, each, &rows);
                 let loss = self.b.scale(mean, weight);
                 self.auxiliary.push(loss);
-                Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[update, index]))
+                Ok(update)
             }
             SkipRule::Threshold { capacity, penalty, .. } => {
                 let mut z = self.skip_score(&prefix, skip, x);
                 let all_keys = skip.kv == SkipKv::All;
                 if self.form == Form::Declared && skip.level == SkipLevel::Token && all_keys {
                     let index = self.top_tokens(z, *capacity, tokens);
+                    let places = if skip.merge { Some(self.places_of(index, &rows)) } else { None };
+                    let x = places.map_or(Ok(x), |places| self.merged(x, places))?;
                     let f = self.of_all_keys(inner, x, index)?;
-                    return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]));
+                    let f = self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]);
+                    return places.map_or(Ok(f), |places| self.spread(f, places));
                 }
                 if self.form == Form::Declared {
                     let index = self.top_tokens(z, *capacity, tokens);
+                    let places = if skip.merge { Some(self.places_of(index, &rows)) } else { None };
+                    let x = places.map_or(Ok(x), |places| self.merged(x, places))?;
                     let taken = self.b.op(Op::TakeTokens, &[x, index]);
                     let f =
                         self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
-                    return Ok(self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]));
+                    let f = self.b.op(Op::PutTokens { tokens: rows[1] }, &[f, index]);
+                    return places.map_or(Ok(f), |places| self.spread(f, places));
                 }
                 if skip.level == SkipLevel::Sequence {
                     if self.shape.cache.is_some() {
@@ -889,10 +894,12 @@ impl<'a> Lower<'a> {
                 let places = self.taking_part(places);
                 let p = self.b.unary(Unary::Sigmoid, z);
                 self.observe_skip(&prefix, x, p, |lower, ones| lower.b.op(Op::Keep, &[ones, places]));
-                let f =
-                    self.within(Inside::Masked { places, all_keys, share: self.share(*capacity) }, inner, x)?;
+                let merged = if skip.merge { self.merged(x, places)? } else { x };
+                let inside = Inside::Masked { places, all_keys, share: self.share(*capacity) };
+                let f = self.within(inside, inner, merged)?;
                 if self.form == Form::Inference {
-                    return Ok(self.b.op(Op::Keep, &[f, places]));
+                    let update = self.b.op(Op::Keep, &[f, places]);
+                    return if skip.merge { self.spread(update, places) } else { Ok(update) };
                 }
                 // Straight through: the value is the decision, the gradient that of `p`. Both sums are exact.
                 let ones = self.ones(&rows);
@@ -908,9 +915,89 @@ impl<'a> Lower<'a> {
                         self.auxiliary.push(loss);
                     }
                 }
-                Ok(self.b.mul(f, mask))
+                let update = self.b.mul(f, mask);
+                if !skip.merge {
+                    return Ok(update);
+                }
+                let all = self.spread(update, places)?;
+                let skipping = self.b.sub(ones, hard);
+                let own = self.b.mul(update, skipping);
+                Ok(self.b.add(all, own))
             }
         }
+    }
+
+    /// Places of the tokens at these numbers.
+    fn places_of(&mut self, index: Value, rows: &[Dim]) -> Value {
+        let ones = self.ones(&self.b.dims(index));
+        let member = self.b.op(Op::PutTokens { tokens: rows[1] }, &[ones, index]);
+        let places = self.b.op(Op::Decide { inclusive: false }, &[member]);
+        if !self.gathered() {
+            return places;
+        }
+        let whole = self.token_ints(PLACES);
+        self.b.op(Op::KeepInts { otherwise: -1 }, &[whole, places])
+    }
+
+    /// The stream in which every token that takes part is the mean of itself and those that were skipped since the one
+    /// before it; the others stay as they are.
+    fn merged(&mut self, x: Value, places: Value) -> Result<Value, CompileError> {
+        let rows = self.b.rows(x);
+        let keys = self.tokens_here(&rows);
+        let mean = self.over_runs(x, places, keys, Op::Runs { begins: false }, places)?;
+        let ones = self.ones(&rows);
+        let taking = self.b.op(Op::Keep, &[ones, places]);
+        let skipping = self.b.sub(ones, taking);
+        let rest = self.b.mul(x, skipping);
+        Ok(self.b.add(mean, rest))
+    }
+
+    /// Updates of tokens that take part, which those that are skipped behind one share.
+    fn spread(&mut self, update: Value, places: Value) -> Result<Value, CompileError> {
+        let queries = self.tokens_here(&self.b.rows(update));
+        self.over_runs(update, queries, places, Op::Runs { begins: true }, places)
+    }
+
+    /// Places of the tokens that come to a wrapped part.
+    fn tokens_here(&mut self, rows: &[Dim]) -> Value {
+        match self.inside.last() {
+            Some(&Inside::Masked { places, .. }) => places,
+            _ => self.all_places(rows),
+        }
+    }
+
+    /// The mean over the keys of a query's run that are not behind it: an attention that looks at all alike.
+    fn over_runs(
+        &mut self,
+        x: Value,
+        queries: Value,
+        keys: Value,
+        runs: Op,
+        places: Value,
+    ) -> Result<Value, CompileError> {
+        /// Heads are no larger than attention's are.
+        const LARGEST: u64 = 128;
+        if self.shape.cache.is_some() {
+            return Err(CompileError::Unsupported("skip(merge …) over caches"));
+        }
+        let dims = self.b.dims(x);
+        let rows = &dims[..2];
+        let documents = if self.shape.segments {
+            self.token_ints("segments")
+        } else {
+            let zeros = self.b.zeros(&Type::f32(rows));
+            self.b.op(Op::Decide { inclusive: false }, &[zeros])
+        };
+        let runs = self.b.op(runs, &[places, documents]);
+        let hidden = self.architecture.model.hidden;
+        let size = (1..=LARGEST).rev().find(|d| hidden.is_multiple_of(*d)).unwrap_or(1);
+        let (heads, size) = (self.dim("merged.heads", hidden / size), self.dim("merged.size", size));
+        let v = self.b.reshape(x, &[rows, &[heads, size]].concat());
+        let zeros = self.b.zeros(&Type::f32(&self.b.dims(v)));
+        let op =
+            ir::Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Positions, segments: true };
+        let mean = self.b.ops(Op::Attention(op), &[zeros, zeros, v, queries, keys, runs])[0];
+        Ok(self.b.reshape(mean, &dims))
     }
 
     /// The update of the tokens at `index` by a part whose attentions have every token for a key: what comes before its last

@@ -159,6 +159,9 @@ fn describe(kernel: &Kernel) -> (String, usize) {
         Kernel::KeepInts { rows, width, otherwise } => {
             (format!("keep_ints {rows}×{width}, otherwise {otherwise}"), 1)
         }
+        Kernel::Runs { batch, tokens, begins } => {
+            (format!("runs {batch}×{tokens}{}", if *begins { " begins" } else { "" }), 2)
+        }
         Kernel::Admit { batch, tokens, entries } => (format!("admit {batch}×{tokens} to {entries}"), 2),
         Kernel::Attention { shape: s, .. } => (
             format!(

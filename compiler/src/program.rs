@@ -369,6 +369,15 @@ pub enum Kernel {
         /// What stands in the other rows.
         otherwise: i32,
     },
+    /// `(places i32[batch, tokens], documents i32[batch, tokens], runs i32[batch, tokens])`: see [`crate::ir::Op::Runs`].
+    Runs {
+        /// Sequences.
+        batch: u64,
+        /// Tokens of each.
+        tokens: u64,
+        /// Whether tokens that take part begin runs.
+        begins: bool,
+    },
     /// `(positions i32[batch, tokens], places i32[batch, tokens], cached i32[batch, entries], slots i32[batch, tokens])`:
     /// tokens of a place get the next entries of `cached` that are negative. A full cache is an index out of range.
     Admit {

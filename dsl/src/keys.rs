@@ -711,7 +711,7 @@ pub static SKIP: Section = Section {
             "merge",
             Type::Bool,
             FALSE,
-            "Skipped tokens are merged into the nearest selected one before, and back after.",
+            "A selected token is the mean of itself and those skipped since the one before it; skipped tokens share the update of the selected one before them.",
         ),
     ],
 };

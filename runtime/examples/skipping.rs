@@ -165,7 +165,11 @@ impl Arm {
     }
 }
 
-fn put<T: dreamc_runtime::device::Element>(model: &mut Model, name: &str, values: &[T]) -> Result<(), Box<dyn Error>> {
+fn put<T: dreamc_runtime::device::Element>(
+    model: &mut Model,
+    name: &str,
+    values: &[T],
+) -> Result<(), Box<dyn Error>> {
     if let Some(id) = model.compiled().plan.find(name) {
         let session: &mut dyn Session = model.session();
         session.write_at(id, 0, 0, values)?;
@@ -176,11 +180,17 @@ fn put<T: dreamc_runtime::device::Element>(model: &mut Model, name: &str, values
 fn main() -> Result<(), Box<dyn Error>> {
     let device = CpuDevice::new(CpuOptions { threads: Some(1) });
     let clock = if ran().is_some() { "time the thread ran" } else { "wall-clock time" };
-    println!("{}, hidden 256, 4 layers, {BATCH} × {TOKENS} tokens a step, medians of {ROUNDS} rounds, {clock}\n", device.name());
-    println!("| layers wrapped | C | step ms | ratio | FLOPs ratio | decode tokens/s | ms a token, ratio | FLOPs ratio | processed | caches KiB |");
+    println!(
+        "{}, hidden 256, 4 layers, {BATCH} × {TOKENS} tokens a step, medians of {ROUNDS} rounds, {clock}\n",
+        device.name()
+    );
+    println!(
+        "| layers wrapped | C | step ms | ratio | FLOPs ratio | decode tokens/s | ms a token, ratio | FLOPs ratio | processed | caches KiB |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for layers in ["every", "every other"] {
-        let mut arms = CAPACITIES.map(|c| Arm::new(&device, layers, c)).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut arms =
+            CAPACITIES.map(|c| Arm::new(&device, layers, c)).into_iter().collect::<Result<Vec<_>, _>>()?;
         for _ in 0..ROUNDS {
             for arm in &mut arms {
                 arm.train()?;

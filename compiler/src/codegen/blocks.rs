@@ -899,6 +899,14 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             let constants = format!("{rows}, {width}, {}u", otherwise as u32);
             one(name, "tokens.cuh", "keep_rows", grid, list, "keep", constants)
         }
+        Kernel::Runs { batch, tokens, begins } => {
+            let list = params([ints("places", 0), ints("documents", 1), ints_out("runs", 2)]);
+            let kind = if begins { "_begins" } else { "" };
+            let name = format!("runs_{batch}x{tokens}{kind}");
+            let grid = per_thread(u64::from(fits("sequences", batch)?))?;
+            let constants = format!("{batch}, {}, {begins}", fits("tokens", tokens)?);
+            one(name, "tokens.cuh", "runs_of_tokens", grid, list, "runs_of", constants)
+        }
         Kernel::Admit { batch, tokens, entries } => {
             let list = with_status([
                 ints("positions", 0),

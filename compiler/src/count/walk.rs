@@ -96,6 +96,11 @@ fn expected(module: &Module, f: &Function, node: &Node) -> Extents {
             let size = |i: usize, d: usize| module.size(f.ty(node.inputs[i]).dims[d]);
             let (batch, queries, keys) = (size(0, 0), size(0, 1), size(1, 1));
             let sequence = module.dims.get("seq").copied().unwrap_or(keys).max(1);
+            // Tokens that skip merge with one token each, and share the update of one.
+            if a.segments {
+                let pairs = u128::from(batch) * u128::from(keys);
+                return Extents { pairs: u64::try_from(pairs).ok(), ..Extents::default() };
+            }
             // Of the places in a window, keys have their share.
             let window =
                 a.window.map(|w| (u128::from(w) * u128::from(keys)).div_ceil(sequence.into()) as u64);

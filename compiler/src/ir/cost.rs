@@ -315,7 +315,7 @@ pub fn cost(
             Counts { read, ..s.whole(Count::ZERO) }
         }
         Op::PutTokens { .. } | Op::Keep | Op::KeepInts { .. } => s.whole(Count::ZERO),
-        Op::Decide { .. } | Op::Admit => s.whole(x),
+        Op::Decide { .. } | Op::Runs { .. } | Op::Admit => s.whole(x),
         Op::Attention(a) => sequence_attention(&s, a, extents, false),
         Op::AttentionGrad(a) => sequence_attention(&s, a, extents, true),
         // A row read and written, the rest left where it is.

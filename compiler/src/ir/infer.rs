@@ -391,6 +391,17 @@ pub fn infer(module: &Module, op: &Op, operands: &[&Type]) -> Result<Vec<Type>, 
             )?;
             vec![operands[0].clone()]
         }
+        Op::Runs { .. } => {
+            arity(2)?;
+            for t in operands {
+                int(t)?;
+            }
+            check(
+                operands[0].dims.len() == 2 && operands[0] == operands[1],
+                "takes places[b, t], documents[b, t]",
+            )?;
+            vec![operands[0].clone()]
+        }
         Op::Admit => {
             arity(3)?;
             for t in operands {
@@ -724,6 +735,7 @@ impl Op {
             Op::Decide { .. } => "decide",
             Op::Keep => "keep",
             Op::KeepInts { .. } => "keep_ints",
+            Op::Runs { .. } => "runs",
             Op::Admit => "admit",
             Op::Attention(_) => "attention",
             Op::AttentionGrad(_) => "attention_grad",

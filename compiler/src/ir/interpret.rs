@@ -517,6 +517,7 @@ impl<'a> Evaluation<'a> {
             Op::Decide { inclusive } => self.decide(*inclusive),
             Op::Keep => self.keep(),
             Op::KeepInts { otherwise } => self.keep_ints(*otherwise),
+            Op::Runs { begins } => self.runs(*begins),
             Op::Admit => self.admit()?,
             Op::Attention(a) => self.attention(a),
             Op::AttentionGrad(a) => self.attention_grad(a),
@@ -928,6 +929,17 @@ impl<'a> Evaluation<'a> {
         let width = self.ints(0).len() / self.ints(1).len().max(1);
         let kept = |(i, &x): (usize, &i32)| if self.ints(1)[i / width] >= 0 { x } else { otherwise };
         vec![Data::Int(self.ints(0).iter().enumerate().map(kept).collect())]
+    }
+
+    fn runs(&self, begins: bool) -> Vec<Data> {
+        let tokens = self.last(0);
+        let (places, documents) = (self.ints(0), self.ints(1));
+        let mut runs = vec![0; places.len()];
+        for i in (0..places.len()).filter(|i| i % tokens > 0) {
+            let taking = if begins { places[i] } else { places[i - 1] };
+            runs[i] = runs[i - 1] + i32::from(taking >= 0 || documents[i] != documents[i - 1]);
+        }
+        vec![Data::Int(runs)]
     }
 
     fn admit(&self) -> Result<Vec<Data>, String> {

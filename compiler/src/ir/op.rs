@@ -266,6 +266,12 @@ pub enum Op {
         /// What stands in the other rows.
         otherwise: i32,
     },
+    /// `(places i32[b, t], documents i32[b, t]) -> runs i32[b, t]`: the number of the run that each token is in. A token that
+    /// takes part begins a run, or ends one; so does a change of documents.
+    Runs {
+        /// Whether tokens that take part begin runs rather than end them.
+        begins: bool,
+    },
     /// `(cached i32[b, s], positions i32[b, t], places i32[b, t]) -> cached, slots i32[b, t]`: gives every token that takes
     /// part the next free entry of its sequence's cache and writes its position there. Free entries are negative and
     /// stand behind all others. `slots` is the entry, -1 for tokens that take no part. A cache with no free entry left is

@@ -150,6 +150,7 @@ pub fn table() -> Vec<Entry> {
         entry("decide", decide),
         entry("keep", |c| keep(c, Op::Keep)),
         entry("keep_ints", |c| keep(c, Op::KeepInts { otherwise: 9 })),
+        entry("runs", runs),
         entry("admit", admit),
         entry("attention", |c| attention(c, false)),
         entry("attention_grad", |c| attention(c, true)),
@@ -658,6 +659,14 @@ fn keep(mut case: Case, op: Op) -> Instance {
     let x = if op == Op::Keep { case.floats("x", &dims) } else { case.ints("x", &dims, 9) };
     let places = places(&mut case, b, t);
     case.finish(op, &[x, places], &["y"])
+}
+
+fn runs(mut case: Case) -> Instance {
+    let (b, t) = (case.dim("b"), case.dim("t"));
+    let places = places(&mut case, b, t);
+    let documents = case.ints("documents", &[b, t], 2);
+    let begins = case.rng.once_in(2);
+    case.finish(Op::Runs { begins }, &[places, documents], &["runs"])
 }
 
 fn admit(mut case: Case) -> Instance {

@@ -165,6 +165,7 @@ impl Module {
             Op::TopTokens { k } => format!(" choose {}", one(k)),
             Op::PutTokens { tokens } => format!(" tokens {}", one(tokens)),
             Op::Decide { inclusive } => if *inclusive { " inclusive" } else { "" }.to_string(),
+            Op::Runs { begins } => if *begins { " begins" } else { "" }.to_string(),
             Op::KeepInts { otherwise } => format!(" otherwise {otherwise}"),
             Op::Attention(a) | Op::AttentionGrad(a) | Op::DepthAttention(a) | Op::DepthAttentionGrad(a) => {
                 show_attention(a)
@@ -879,6 +880,7 @@ impl<'a> Parser<'a> {
             "decide" => Ok(Op::Decide { inclusive: self.accept("inclusive")? }),
             "keep" => Ok(Op::Keep),
             "keep_ints" => Ok(Op::KeepInts { otherwise: self.named_float("otherwise")? as i32 }),
+            "runs" => Ok(Op::Runs { begins: self.accept("begins")? }),
             "admit" => Ok(Op::Admit),
             "attention" => Ok(Op::Attention(self.attention()?)),
             "attention_grad" => Ok(Op::AttentionGrad(self.attention()?)),

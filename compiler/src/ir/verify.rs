@@ -278,6 +278,7 @@ impl Op {
             | Op::Decide { .. }
             | Op::Keep
             | Op::KeepInts { .. }
+            | Op::Runs { .. }
             | Op::Admit
             | Op::Attention(_)
             | Op::AttentionGrad(_)

@@ -275,7 +275,7 @@ impl Analysis<Term> for Analyse {
 /// Which tokens an operation mixes.
 fn reach(op: &Op) -> Reach {
     match op {
-        Op::Attention(_) => Reach::Earlier,
+        Op::Attention(_) | Op::Runs { .. } => Reach::Earlier,
         Op::Reduce(_, over) if over.iter().any(|d| d.0 < 2) => Reach::Any,
         Op::Contract(over) if over.iter().any(|d| d.0 < 2) => Reach::Any,
         Op::Group { .. } | Op::AddCounts | Op::GroupedOuter { .. } | Op::EmbedGrad { .. } => Reach::Any,

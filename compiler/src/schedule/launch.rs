@@ -403,6 +403,13 @@ impl<'a> Emit<'a> {
                 let y = self.out(node, 0);
                 self.launch(kernel, vec![a, places, y], i);
             }
+            Op::Runs { begins } => {
+                let (places, documents) = (self.contiguous(x(0))?, self.contiguous(x(1))?);
+                let (batch, tokens) = (self.size(dims(0)[0]), self.size(dims(0)[1]));
+                let runs = self.out(node, 0);
+                let kernel = Kernel::Runs { batch, tokens, begins: *begins };
+                self.launch(kernel, vec![places, documents, runs], i);
+            }
             Op::Admit => {
                 let (positions, places) = (self.contiguous(x(1))?, self.contiguous(x(2))?);
                 let (cached, tokens) = (dims(0), dims(1));

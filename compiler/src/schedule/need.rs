@@ -65,8 +65,10 @@ pub(super) fn needs(f: &Function) -> (Function, Vec<Need>) {
     to.results = f.results.iter().map(|(n, v)| (n.clone(), new[v.index()])).collect();
     let mut needs = vec![Need::All; f.types.len()];
     for (i, node) in f.nodes.iter().enumerate() {
+        // What one result is needed for, the operation does.
+        let own = node.results().fold(Need::Nothing, |n, r| n.or(found[r.index()]));
         for r in node.results() {
-            needs[new[r.index()].index()] = match found[r.index()] {
+            needs[new[r.index()].index()] = match own {
                 Need::Places(v) if !dropped[i] => Need::Places(new[v.index()]),
                 _ => Need::All,
             };

@@ -253,6 +253,11 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
             ints("places", &[rows], Read),
             ints("y", &[rows, width], Write),
         ],
+        Kernel::Runs { batch, tokens, .. } => vec![
+            ints("places", &[batch, tokens], Read),
+            ints("documents", &[batch, tokens], Read),
+            ints("runs", &[batch, tokens], Write),
+        ],
         Kernel::Admit { batch, tokens, entries } => vec![
             ints("positions", &[batch, tokens], Read),
             ints("places", &[batch, tokens], Read),
@@ -452,6 +457,7 @@ fn check_kernel(kernel: &Kernel) -> Result<(), String> {
             small(tokens, "more tokens than integers")?;
             divides(tokens, rows, "rows must be a multiple of the tokens of a sequence")
         }
+        Kernel::Runs { tokens, .. } => small(tokens, "more tokens than integers"),
         Kernel::Admit { entries, .. } => small(entries, "more entries than integers"),
         Kernel::Attention { shape, attention } | Kernel::AttentionGrad { shape, attention } => {
             divides(shape.kv_heads, shape.heads, "query heads must be a multiple of key heads")?;

@@ -185,6 +185,7 @@ impl Scratch {
             | Kernel::Decide { .. }
             | Kernel::Keep { .. }
             | Kernel::KeepInts { .. }
+            | Kernel::Runs { .. }
             | Kernel::Admit { .. }
             | Kernel::CacheWrite { .. }
             | Kernel::CacheTake { .. }
@@ -587,6 +588,7 @@ impl Prepared {
             Kernel::KeepInts { width, otherwise, .. } => {
                 tokens::keep_ints(*width as usize, *otherwise, args);
             }
+            Kernel::Runs { tokens, begins, .. } => tokens::runs(*tokens as usize, *begins, args),
             Kernel::Admit { tokens, entries, .. } => {
                 tokens::admit(cx, *tokens as usize, *entries as usize, args);
             }

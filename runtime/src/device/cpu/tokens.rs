@@ -102,6 +102,22 @@ pub(super) fn keep_ints(width: usize, otherwise: i32, args: &Arguments) {
     }
 }
 
+/// `(places, documents, runs)`
+pub(super) fn runs(tokens: usize, begins: bool, args: &Arguments) {
+    let (places, documents, runs) = (args.ints(0).all(), args.ints(1).all(), args.ints(2).all_mut());
+    let sequences = places.chunks(tokens.max(1)).zip(documents.chunks(tokens.max(1)));
+    for ((places, documents), runs) in sequences.zip(runs.chunks_mut(tokens.max(1))) {
+        let mut run = 0;
+        for i in 0..runs.len() {
+            if i > 0 {
+                let taking = if begins { places[i] } else { places[i - 1] };
+                run += i32::from(taking >= 0 || documents[i] != documents[i - 1]);
+            }
+            runs[i] = run;
+        }
+    }
+}
+
 /// `(positions, places, cached, slots)`
 pub(super) fn admit(cx: &Context, tokens: usize, entries: usize, args: &Arguments) {
     let (positions, places) = (args.ints(0).all(), args.ints(1).all());
