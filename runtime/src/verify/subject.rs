@@ -247,9 +247,9 @@ impl<'a> Subject<'a> {
         self.weights.values().map(|t| t.floats().len()).sum::<usize>() < 50_000
     }
 
-    /// Whether a model of it can be sampled from.
+    /// Whether a model of it can be sampled from, and with caches.
     pub fn samples(&self) -> bool {
-        !looks_ahead(&self.spec.model)
+        !looks_ahead(&self.spec.model) && !super::decoding::any_skip(self, &|skip, _| skip.merge)
     }
 
     // The interpreter ------------------------------------------------------------------------------------------------
