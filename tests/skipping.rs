@@ -379,8 +379,11 @@ mod mistakes_of_public_code {
         x.iter().zip(f).map(|(x, f)| of(*x, *f)).collect()
     }
 
-    /// Input, output, update by the network alone, score and number of each chosen token of `skip(capacity 0.5) { mlp }`.
-    fn chosen_of_a_network() -> Vec<(Vec<f64>, Vec<f64>, Vec<f64>, f64, usize)> {
+    /// Input, output, update by the network alone, score and number of a token.
+    type Chosen = (Vec<f64>, Vec<f64>, Vec<f64>, f64, usize);
+
+    /// Each chosen token of `skip(capacity 0.5) { mlp }`.
+    fn chosen_of_a_network() -> Vec<Chosen> {
         let (ids, positions) = text(8);
         let [x, y] = layer("[\"skip(capacity 0.5) { mlp }\"]", &ids, &positions, "backward");
         let [_, plain] = layer("[\"mlp\"]", &ids, &positions, "backward");
@@ -804,14 +807,14 @@ fn skipped_tokens_merge_with_the_next_chosen_one_and_share_the_update_of_the_las
                 let taking = |t: usize| if top { order[..TOKENS / 2].contains(&t) } else { r[t] >= 0.0 };
                 let mut update = vec![0.0; HIDDEN];
                 let mut from = 0;
-                for t in 0..TOKENS {
+                for (t, &score) in r.iter().enumerate() {
                     let at = b * TOKENS + t;
                     if taking(t) {
                         let n = (t + 1 - from) as f64;
                         let mean: Vec<f64> = (0..HIDDEN)
                             .map(|h| (from..=t).map(|t| row(0, b * TOKENS + t)[h]).sum::<f64>() / n)
                             .collect();
-                        let gate = if rule.contains("threshold") { 1.0 } else { r[t] };
+                        let gate = if rule.contains("threshold") { 1.0 } else { score };
                         update = plain.network(&mean).into_iter().map(|f| gate * f).collect();
                         from = t + 1;
                     } else {

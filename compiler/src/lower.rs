@@ -617,10 +617,10 @@ impl<'a> Lower<'a> {
             self.b.ops(Op::Attention(op), &operands)[0]
         };
         let mut o = self.b.reshape(o, &with(&self.b.dims(o)[..2], &[queries]));
-        if let (Some(index), None) = (asking, &routing) {
-            if self.b.dims(o)[1] != self.b.dims(index)[1] {
-                o = self.b.op(Op::TakeTokens, &[o, index]);
-            }
+        if let (Some(index), None) = (asking, &routing)
+            && self.b.dims(o)[1] != self.b.dims(index)[1]
+        {
+            o = self.b.op(Op::TakeTokens, &[o, index]);
         }
         let init = self.output_init();
         let y = self.projection(
