@@ -13,6 +13,8 @@ pub mod dataset;
 pub mod error;
 pub mod examples;
 #[cfg(feature = "parquet")]
+mod pages;
+#[cfg(feature = "parquet")]
 pub mod parquet;
 pub mod rows;
 pub mod shard;

@@ -1,11 +1,12 @@
 //! Parquet files to documents. Built with the feature `parquet`, which is on by default.
 
 use super::DataError;
+use super::pages::Checked;
 use super::rows::{BadRow, Document, Fields, Row};
 use crate::foreign;
 use parquet::basic::Repetition;
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::FileReader;
 use parquet::record::Field;
 use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
@@ -29,7 +30,7 @@ impl ParquetRows {
         let refuse = |what: String| DataError::file(path, what);
         let file = File::open(path).map_err(|e| DataError::io(path, e))?;
         let length = file.metadata().map_err(|e| DataError::io(path, e))?.len();
-        let reader = foreign::call(|| SerializedFileReader::new(file).map_err(|e| e.to_string()));
+        let reader = foreign::call(|| Checked::new(file).map_err(|e| e.to_string()));
         let reader = reader.flatten().map_err(|e| refuse(format!("not a Parquet file: {e}")))?;
         let metadata = reader.metadata().file_metadata();
         let total = u64::try_from(metadata.num_rows()).unwrap_or(0);

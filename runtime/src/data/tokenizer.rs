@@ -9,6 +9,7 @@
 use super::DataError;
 use crate::foreign;
 use dreamc_dsl::spec;
+use serde::Deserialize;
 use std::path::Path;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -84,6 +85,7 @@ impl Tokenizer {
 
     /// Parses the content of a `tokenizer.json`.
     pub fn from_json(text: String) -> Result<Self, DataError> {
+        check_charsmap(&text)?;
         let read = || tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|e| e.to_string());
         let mut inner = foreign::call(read)
             .flatten()
@@ -180,6 +182,43 @@ impl Tokenizer {
             Kind::Json { lengths, .. } => lengths.get(id as usize).map_or(0, |&n| u64::from(n)),
         }
     }
+}
+
+/// The part of a `tokenizer.json` that says how text is normalised.
+#[derive(Deserialize)]
+struct Skim {
+    normalizer: Option<serde_json::Value>,
+}
+
+/// Refuses a table of characters that says it is longer than it is: as much memory would be taken for it.
+fn check_charsmap(text: &str) -> Result<(), DataError> {
+    let skim: Skim =
+        serde_json::from_str(text).map_err(|e| DataError::Tokenizer(format!("not a tokenizer.json: {e}")))?;
+    let mut waiting: Vec<serde_json::Value> = skim.normalizer.into_iter().collect();
+    while let Some(value) = waiting.pop() {
+        match value {
+            serde_json::Value::Array(values) => waiting.extend(values),
+            serde_json::Value::Object(map) => {
+                if let Some(table) = map.get("precompiled_charsmap").and_then(|t| t.as_str())
+                    && length_of(table).is_none_or(|length| length > 3 * (table.len() as u64 / 4))
+                {
+                    let what = "not a tokenizer.json: its precompiled_charsmap is cut short";
+                    return Err(DataError::Tokenizer(what.into()));
+                }
+                waiting.extend(map.into_iter().map(|(_, value)| value));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The length that a table in base64 begins with: four bytes, little-endian.
+fn length_of(table: &str) -> Option<u64> {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |b: &u8| DIGITS.iter().position(|d| d == b).map(|d| d as u64);
+    let bits = table.as_bytes().get(..6)?.iter().try_fold(0u64, |bits, b| Some(bits << 6 | digit(b)?))?;
+    Some(u64::from(((bits >> 4) as u32).swap_bytes()))
 }
 
 /// The token that the tokenizer's own template puts before a text.
