@@ -52,6 +52,24 @@ fn stable_keys() {
     assert_eq!(matched["iterations"], 2);
 }
 
+/// What skipped layers save makes networks wider until a token costs what it costs in the dense model; the documentation says how wide.
+#[test]
+fn mixture_of_depths_at_equal_flops() {
+    let found = json(&["match", "mod.suite.yaml"]);
+    let variants = found["variants"].as_array().expect("variants");
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mixture-of-depths.md");
+    let docs = std::fs::read_to_string(docs).expect("documentation");
+    for (arm, (name, width, parameters)) in
+        variants.iter().zip([("mod-0.5", 392, 767_552), ("mod-0.125", 560, 1_025_600)])
+    {
+        assert_eq!((&arm["name"], &arm["fields"]["mlp.intermediate"]), (&name.into(), &width.into()));
+        assert_eq!(arm["matched"]["parameters"], parameters);
+        assert!(arm["residual"]["flops_per_token"].as_f64().expect("a residual").abs() < 0.005);
+        assert!(docs.contains(&format!("| `{name}` | {width} |")), "{name}");
+    }
+    assert_eq!(variants.len(), 2);
+}
+
 /// Both suites of the paper find its four pairs, and write specs of which nothing else has changed.
 #[test]
 fn suites_and_what_they_write() {

@@ -94,7 +94,7 @@ impl Arm {
         put(&mut model, "positions", &places)?;
         put(&mut model, "loss_scale", &[1.0 / (BATCH * TOKENS) as f32])?;
         put(&mut model, "aux_scale", &[1.0f32])?;
-        let cached = Cached::load(device, compile_roomy(&spec, 1, None, None, &Default::default(), 2.0)?)?;
+        let cached = Cached::load(device, compile_roomy(&spec, 1, None, None, &Default::default(), 1.25)?)?;
         let buffers = &cached.loaded().compiled().plan.buffers;
         let kept = buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"));
         let counts = count(&spec, &count::Options { tokens: TOKENS as u64, ..count::Options::default() })?;
