@@ -6,8 +6,8 @@
 mod support;
 
 use dreamc_compiler::codegen::{HEADERS, Source};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Cache, CompileError, Options, compile};
-use dreamc_dsl::spec::Precision;
 use dreamc_runtime::device::gpu::sources;
 use dreamc_runtime::nvrtc::{self, Nvrtc};
 use std::collections::BTreeMap;
@@ -123,7 +123,7 @@ fn kernels_of_all_examples_compile_without_spilling() {
         }
         let path = format!("examples/{example}");
         let hidden = load(&path).model.hidden;
-        let narrow = Options { precision: Precision::Bf16, ..training(2, 256) };
+        let narrow = Options { narrow: Narrow::Storage, ..training(2, 256) };
         for options in [training(2, 256), narrow, generation(2)] {
             for source in of_example(&path, &options) {
                 total += 1;

@@ -4,9 +4,9 @@
 
 mod support;
 
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::BufferId;
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile};
-use dreamc_dsl::spec::Precision;
 use dreamc_runtime::device::agree::{Agreement, compare};
 use dreamc_runtime::device::cpu::CpuDevice;
 use dreamc_runtime::device::cuda::CudaDevice;
@@ -231,10 +231,10 @@ fn a_gpu_does_the_same_with_the_same_ptx() {
 }
 
 /// Loss by step, and the weights at the end.
-fn train(golden: &Golden, precision: Precision, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f32>) {
+fn train(golden: &Golden, narrow: Narrow, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f32>) {
     let all = &golden.tensors["steps.ids"];
     let (b, n) = (all.dims[1], all.dims[2] - 1);
-    let mut run = Run::new(golden, &Options { precision, ..options(b, n) }, device);
+    let mut run = Run::new(golden, &Options { narrow, ..options(b, n) }, device);
     let batches = all.ints().chunks_exact(b * (n + 1)).take(steps).enumerate();
     let losses = batches.map(|(step, ids)| run.step(golden, ids, b, n, step as i32)).collect();
     (losses, run.weights())
@@ -244,7 +244,7 @@ fn train(golden: &Golden, precision: Precision, device: &dyn Device, steps: usiz
 fn training_steps_agree_with_the_reference() {
     let Some(device) = device(fast()) else { return };
     for golden in goldens() {
-        let (losses, _) = train(&golden, Precision::F32, &device, 4);
+        let (losses, _) = train(&golden, Narrow::Nothing, &device, 4);
         let expected = golden.tensors["steps.losses"].floats();
         for (step, (loss, expected)) in losses.iter().zip(expected).enumerate() {
             let e = error(&[*loss], &[*expected]);
@@ -261,25 +261,20 @@ fn no_schedule_finds_anything_or_changes_a_bit() {
     }
     // In bf16 those that have what others have not: soft-caps and windows, one expert of several, attention along depth.
     let narrow = goldens().into_iter().filter(|g| ["gemma", "switch", "dr_da"].contains(&g.name.as_str()));
-    let all = goldens().into_iter().map(|g| (g, Precision::F32)).chain(narrow.map(|g| (g, Precision::Bf16)));
-    for (golden, precision) in all {
+    let all = goldens().into_iter().map(|g| (g, Narrow::Nothing)).chain(narrow.map(|g| (g, Narrow::Storage)));
+    for (golden, narrow) in all {
         let mut seen: Option<(Vec<f64>, Vec<f32>)> = None;
         for (schedule, threads) in [(Schedule::Forward, 2), (Schedule::Reverse, 1), (Schedule::Random(7), 1)]
         {
             let options = ptx::Options { schedule, threads, ..ptx::Options::default() };
             let Some(device) = device(options) else { return };
-            let found = train(&golden, precision, &device, 1);
+            let found = train(&golden, narrow, &device, 1);
             match &seen {
                 None => seen = Some(found),
                 Some(first) => {
                     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                    assert_eq!(found.0, first.0, "{}: {precision:?}, {schedule:?}", golden.name);
-                    assert_eq!(
-                        bits(&found.1),
-                        bits(&first.1),
-                        "{}: {precision:?}, {schedule:?}",
-                        golden.name
-                    );
+                    assert_eq!(found.0, first.0, "{}: {narrow:?}, {schedule:?}", golden.name);
+                    assert_eq!(bits(&found.1), bits(&first.1), "{}: {narrow:?}, {schedule:?}", golden.name);
                 }
             }
         }
@@ -359,7 +354,7 @@ fn multiply_adds_are_those_that_the_cpu_counts() {
 }
 
 fn bf16(b: usize, n: usize) -> Options {
-    Options { precision: Precision::Bf16, ..options(b, n) }
+    Options { narrow: Narrow::Storage, ..options(b, n) }
 }
 
 #[test]

@@ -9,13 +9,13 @@ use crate::autodiff::{Seed, differentiate, partition, prune};
 use crate::compiled::{Application, Compiled, OBSERVED, Observation, Observed, Tensor, TensorKind};
 use crate::ir::{DType, Function, Module, Param, Role};
 use crate::lower::{self, EMBED, HEAD, POOL, Shape, Weight, lower, lower_evaluation};
-use crate::precision;
+use crate::precision::{self, Narrow};
 use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step,
 };
 use crate::rewrite::{self, Optimiser, Prepared, Report, Rewriting, Stage};
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
-use dreamc_dsl::spec::{Precision, Spec, Train};
+use dreamc_dsl::spec::{Spec, Train};
 use indexmap::IndexMap;
 use std::collections::HashSet;
 
@@ -42,8 +42,8 @@ pub struct Options {
     pub cache: Option<Cache>,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,
-    /// What products read and activations are stored in. Programs over caches are f32.
-    pub precision: Precision,
+    /// What is stored in bf16. Programs over caches are f32.
+    pub narrow: Narrow,
 }
 
 /// One token, evaluated.
@@ -60,7 +60,7 @@ impl Default for Options {
             depths: vec![],
             cache: None,
             rewrite: Rewriting::default(),
-            precision: Precision::F32,
+            narrow: Narrow::Nothing,
         }
     }
 }
@@ -356,8 +356,8 @@ impl<'a> Rewriter<'a> {
     }
 
     fn narrow(&self, module: &Module, f: Function) -> Result<Function, CompileError> {
-        match self.options.precision {
-            Precision::Bf16 if self.options.cache.is_none() => precision::narrow(module, &f),
+        match self.options.narrow {
+            how if self.options.cache.is_none() => precision::narrow(module, &f, how),
             _ => Ok(f),
         }
     }
@@ -390,7 +390,7 @@ impl<'a> Rewriter<'a> {
         f: &Function,
     ) -> Result<(Function, Function), CompileError> {
         (self.watch)(Pass::Differentiate, module, &mut joint);
-        if self.optimiser.is_off() && self.options.precision == Precision::F32 {
+        if self.optimiser.is_off() && self.options.narrow == Narrow::Nothing {
             (self.watch)(Pass::Rewrite, module, &mut joint);
             return Ok((joint, f.clone()));
         }

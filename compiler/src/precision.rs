@@ -5,6 +5,9 @@
 //! what products read of them are casts, prepared once for all calls where that pays), gradients of weights, the stream
 //! and its cotangent, norms and other row work, the logits of routers, attention along depth and its caches, losses.
 //!
+//! [`Narrow::Operands`] is for devices whose products read bf16 and give f32: the operands of products are cast and nothing else
+//! is stored in bf16.
+//!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing: there numbers are f32.
 
 use crate::CompileError;
@@ -13,14 +16,30 @@ use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
 use std::collections::HashMap;
 
+/// How much is stored in bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Narrow {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// What products read.
+    Operands,
+    /// What products and attention read, and activations that they give.
+    Storage,
+}
+
 /// Puts bf16 where it belongs.
-pub fn narrow(module: &Module, f: &Function) -> Result<Function, CompileError> {
+pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());
     for (p, ty) in f.params.iter().zip(&f.types) {
         g.param(p.name.clone(), p.role, ty.clone());
     }
     let wide = (0..f.params.len() as u32).map(Value).collect();
+    if how == Narrow::Nothing {
+        return Ok(f.clone());
+    }
     let mut pass = Pass {
+        storage: how == Narrow::Storage,
         module,
         f,
         g,
@@ -59,6 +78,8 @@ fn logits(f: &Function) -> Vec<bool> {
 }
 
 struct Pass<'a> {
+    /// Whether activations are stored in bf16 too.
+    storage: bool,
     module: &'a Module,
     f: &'a Function,
     g: Function,
@@ -133,11 +154,11 @@ impl Pass<'_> {
         let (narrow, rounds): (&[usize], bool) = match node.op {
             // A product of weights alone makes weights, one over tokens gradients.
             Op::Contract(_) if self.source[node.first.index()] != Source::Data => (&[], false),
-            Op::Contract(_) => (&[0, 1], f.ty(node.first).has(BATCH) && !self.logits[i]),
-            Op::Grouped { .. } => (&[0, 1], !self.logits[i]),
-            Op::GroupedOuter { .. } | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } | Op::CombineGates => {
-                (&[0, 1], false)
-            }
+            Op::Contract(_) => (&[0, 1], self.storage && f.ty(node.first).has(BATCH) && !self.logits[i]),
+            Op::Grouped { .. } => (&[0, 1], self.storage && !self.logits[i]),
+            Op::GroupedOuter { .. } | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => (&[0, 1], false),
+            _ if !self.storage => (&[], false),
+            Op::CombineGates => (&[0, 1], false),
             Op::Combine | Op::CombineGrad => (&[0], false),
             Op::Attention(_) => (&[0, 1, 2], false),
             Op::AttentionGrad(_) => (&[0, 1, 2, 3, 5], false),
@@ -183,7 +204,7 @@ mod tests {
         let y = f.add(&module, Op::Contract(vec![h]), &[n, w]).unwrap()[0];
         let dw = f.add(&module, Op::Contract(vec![b, t]), &[y, n]).unwrap()[0];
         f.results = vec![("y".into(), y), ("d.w".into(), dw)];
-        let g = narrow(&module, &f).unwrap();
+        let g = narrow(&module, &f, Narrow::Storage).unwrap();
         insta::assert_snapshot!(module.show_function(&g));
         let types = |f: &Function| f.results.iter().map(|(_, v)| f.ty(*v).clone()).collect::<Vec<_>>();
         assert_eq!(types(&f), types(&g));

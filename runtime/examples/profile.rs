@@ -1,6 +1,6 @@
 //! Where the time of a training step goes on the CPU device.
 //!
-//! `cargo run --release -p dreamc-runtime --example profile -- SPEC|a|b|c|d [batch] [sequence] [threads]`
+//! `cargo run --release -p dreamc-runtime --example profile -- SPEC|a|b|c|d [batch] [sequence] [threads] [bf16]`
 //!
 //! `a` to `d` are the four models that dreamc's speed on the CPU is measured by. Prints tokens per second, the share of
 //! the machine's product ceiling (a large square product, measured first), and the launches that take most time.
@@ -8,6 +8,7 @@
 use dreamc_compiler::compiled::Init;
 use dreamc_compiler::program::{Kernel, Space};
 use dreamc_compiler::{Options, compile};
+use dreamc_dsl::spec::Precision;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::{Device, Instrument};
 use std::collections::HashMap;
@@ -53,7 +54,9 @@ fn model(name: &str) -> Option<(String, u64, u64)> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let narrow = arguments.iter().any(|a| a == "bf16");
+    arguments.retain(|a| a != "bf16");
     let name = arguments.first().map_or("a", |n| n);
     let number = |i: usize| arguments.get(i).and_then(|n| n.parse::<u64>().ok());
     let (ast, batch, sequence) = match model(name) {
@@ -67,7 +70,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (spec, _) = dreamc_dsl::check(&ast, &[]).map_err(|e| format!("{e:?}"))?;
     let (batch, sequence) = (number(1).unwrap_or(batch), number(2).unwrap_or(sequence));
     let device = CpuDevice::new(CpuOptions { threads: number(3).map(|n| n as usize) });
-    let options = Options { batch, sequence, train: true, ..Options::default() };
+    let narrow = device.narrow(if narrow { Precision::Bf16 } else { Precision::F32 });
+    let options = Options { batch, sequence, train: true, narrow, ..Options::default() };
     let compiled = compile(&spec, &options)?;
     let plan = &compiled.plan;
     let mut session = device.load(plan)?;

@@ -7,6 +7,7 @@ use crate::spec::SpecArguments;
 use clap::{Args, ValueEnum};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::lower::{Shape, lower};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::device::gpu::{Target, codes, sources};
@@ -80,13 +81,13 @@ pub fn run(a: Arguments) -> Done {
     let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
     let segments = prepare::masked(&spec);
     let rewrite = a.rewriting.rewriting()?;
-    let precision = match a.precision {
-        Some(Arithmetic::F32) => Precision::F32,
-        Some(Arithmetic::Bf16) => Precision::Bf16,
-        None if matches!(a.emit, Emit::Cuda | Emit::Ptx | Emit::Cubin) => spec.train.precision,
-        None => Precision::F32,
+    let of_gpu = matches!(a.emit, Emit::Cuda | Emit::Ptx | Emit::Cubin);
+    let narrow = match a.precision {
+        Some(Arithmetic::Bf16) => Narrow::Storage,
+        None if of_gpu && spec.train.precision == Precision::Bf16 => Narrow::Storage,
+        Some(Arithmetic::F32) | None => Narrow::Nothing,
     };
-    let options = Options { train: true, segments, rewrite, precision, ..prepare::forward(batch, sequence) };
+    let options = Options { train: true, segments, rewrite, narrow, ..prepare::forward(batch, sequence) };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;
         let lowered = lower(&architecture, Shape { batch, sequence, segments, ..Shape::default() })?;

@@ -11,6 +11,7 @@ use crate::show::{bytes, duration, short, table};
 use crate::spec::{SpecArguments, make_absolute, open_data, replace_data, resolved};
 use crate::{say, show};
 use clap::Args;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
@@ -157,7 +158,7 @@ impl Job<'_> {
             ],
             vec![
                 "device".into(),
-                format!("{}, {}", self.device.name(), precision(prepared.precision, t.precision)),
+                format!("{}, {}", self.device.name(), precision(prepared.narrow, t.precision)),
             ],
             vec![
                 "memory".into(),
@@ -239,11 +240,12 @@ impl Job<'_> {
 }
 
 /// What is computed in, and why where the recipe says something else.
-fn precision(used: Precision, asked: Precision) -> &'static str {
+fn precision(used: Narrow, asked: Precision) -> &'static str {
     match (used, asked) {
-        (Precision::Bf16, _) => "bf16",
-        (Precision::F32, Precision::F32) => "f32",
-        (Precision::F32, Precision::Bf16) => "f32 (it has no bf16)",
+        (Narrow::Storage, _) => "bf16",
+        (Narrow::Operands, _) => "bf16 products",
+        (Narrow::Nothing, Precision::F32) => "f32",
+        (Narrow::Nothing, Precision::Bf16) => "f32 (it has no bf16)",
     }
 }
 

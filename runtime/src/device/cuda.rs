@@ -12,6 +12,7 @@ use super::ptx::Launch;
 use super::{Device, DeviceError, Session};
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::Source;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
 use std::collections::HashMap;
@@ -97,8 +98,11 @@ impl Device for CudaDevice {
         gpu::scratch_bytes(&self.context.name, plan)
     }
 
-    fn precision(&self, asked: Precision) -> Precision {
-        asked
+    fn narrow(&self, asked: Precision) -> Narrow {
+        match asked {
+            Precision::F32 => Narrow::Nothing,
+            Precision::Bf16 => Narrow::Storage,
+        }
     }
 
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {

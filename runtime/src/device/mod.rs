@@ -25,6 +25,7 @@ pub use check::PlanError;
 
 use bytemuck::Pod;
 use dreamc_compiler::ir::DType;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{BufferId, KernelId, Plan};
 use dreamc_dsl::spec::Precision;
 use thiserror::Error;
@@ -138,10 +139,10 @@ pub trait Device: Send + Sync {
     /// Bytes that a session of this plan allocates beside the plan's arena.
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError>;
 
-    /// What to compile for where a recipe asks for `asked`. A device without bf16 computes in f32.
-    fn precision(&self, asked: Precision) -> Precision {
+    /// What to store in bf16 where a recipe asks for `asked`. A device without bf16 computes in f32.
+    fn narrow(&self, asked: Precision) -> Narrow {
         let _ = asked;
-        Precision::F32
+        Narrow::Nothing
     }
 
     /// Checks the plan, allocates everything it needs, and sets the arena to zero.

@@ -7,10 +7,11 @@ use crate::model::{Memory, parameters};
 use crate::train::sample;
 use dreamc_compiler::count::{self, Counts, count};
 use dreamc_compiler::matching::TOKENS;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_with_report, looks_ahead};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Precision, Source};
+use dreamc_dsl::spec::Source;
 
 /// Logits kept at once by the model that scores answers.
 const MOST_LOGITS: u64 = 64 << 20;
@@ -28,8 +29,8 @@ pub struct Prepared {
     pub scorer: Option<Compiled>,
     /// The same model with caches, for samples; it has weights of its own. Absent where it cannot be sampled from.
     pub writer: Option<Compiled>,
-    /// What steps compute in.
-    pub precision: Precision,
+    /// What steps store in bf16.
+    pub narrow: Narrow,
     /// Rows of a micro-batch.
     pub rows: u64,
     /// Tokens of a row.
@@ -131,9 +132,9 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
         ));
     }
     let segments = masked(spec);
-    let precision = device.precision(train.precision);
+    let narrow = device.narrow(train.precision);
     let rewrite = rewriting.clone();
-    let options = Options { train: true, segments, depths, rewrite, precision, ..forward(rows, sequence) };
+    let options = Options { train: true, segments, depths, rewrite, narrow, ..forward(rows, sequence) };
     let (compiled, report) = compile_with_report(spec, &options)?;
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
@@ -150,7 +151,7 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
     let rewriting = rewriting.clone();
     Ok(Prepared {
         compiled,
-        precision,
+        narrow,
         scorer,
         writer,
         rows,

@@ -8,8 +8,9 @@ use crate::data::{Dataset, Settings};
 use crate::train::folder::{Place as Folder, RunFolder};
 use crate::train::{Prepared, Setup, run};
 use dreamc_compiler::Options;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_dsl::spec::{BadRows, Data, Item, Precision, Source, Task, TaskKind, Tokenizer};
+use dreamc_dsl::spec::{BadRows, Data, Item, Source, Task, TaskKind, Tokenizer};
 use std::path::Path;
 
 /// Steps of the run.
@@ -92,7 +93,7 @@ impl Proof for Resume {
             compiled: s.pipeline.compile(&spec, &options)?,
             scorer: None,
             writer: None,
-            precision: Precision::F32,
+            narrow: Narrow::Nothing,
             rows: 2,
             sequence: 32,
             rewriting: Rewriting::default(),

@@ -1,6 +1,6 @@
 //! The ends of a model: embedding, cross-entropy, and the head fused with its loss.
 
-use super::product::{self, Side};
+use super::product::{self, Side, Stored};
 use super::simd::{self, exp, kernel_fn, largest, tanh};
 use super::{Arguments, Context, Pointer, Scratch};
 
@@ -138,14 +138,14 @@ pub(super) fn head_scratch(rows: usize, vocab: usize, width: usize) -> Scratch {
     Scratch::local(rows * vocab + 2 * rows + product::block_scratch(rows, vocab, width))
 }
 
-/// `(x, w, targets, nll, lse)`: a tile of logits at a time, with a running maximum and sum for each row.
-pub(super) fn head_loss(
+/// `(x, w, targets, nll, lse)`, of which `x` and `w` are f32 or bf16: a tile of logits at a time, with a running maximum and sum for each row.
+pub(super) fn head_loss<T: Stored>(
     cx: &Context,
     (rows, vocab, width): (usize, usize, usize),
     softcap: Option<f64>,
     args: &Arguments,
 ) {
-    let (x, w, targets) = (args.floats(0).start, args.floats(1).start, args.ints(2).all());
+    let (x, w, targets) = (args.view::<T>(0).start, args.view::<T>(1).start, args.ints(2).all());
     let (nll, lse) = (args.floats(3), args.floats(4));
     if !targets_fit(cx, targets, vocab) {
         return;
@@ -211,18 +211,20 @@ pub(super) fn head_grad_scratch(rows: usize, vocab: usize, width: usize) -> Scra
     let chunk = head_chunk(rows, vocab);
     let sizes = [(chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)];
     let local = sizes.map(|(m, n, k)| product::product_scratch(m, n, k)).into_iter().max().unwrap_or(0);
-    Scratch { local: local + vocab, shared: chunk * vocab }
+    // Logits, and their gradient where it is not stored over them; rows of it begin at whole words.
+    Scratch { local: local + vocab, shared: chunk * (vocab + vocab.div_ceil(2)) }
 }
 
-/// `(x, w, targets, lse, d, dx, dw)`: for some rows at a time, the logits and their gradient, then both products of it.
-pub(super) fn head_loss_grad(
+/// `(x, w, targets, lse, d, dx, dw)`, of which `x` and `w` are f32 or bf16: for some rows at a time, the logits and their
+/// gradient, then both products of it.
+pub(super) fn head_loss_grad<T: Stored>(
     cx: &Context,
     (rows, vocab, width): (usize, usize, usize),
     softcap: Option<f64>,
     accumulate: bool,
     args: &Arguments,
 ) {
-    let (x, w, targets) = (args.floats(0).start, args.floats(1).start, args.ints(2).all());
+    let (x, w, targets) = (args.view::<T>(0).start, args.view::<T>(1).start, args.ints(2).all());
     let (lse, d) = (args.floats(3).all(), args.floats(4).all());
     let (dx, dw) = (args.floats(5).start, args.floats(6));
     if !targets_fit(cx, targets, vocab) {
@@ -234,16 +236,17 @@ pub(super) fn head_loss_grad(
     }
     let chunk = head_chunk(rows, vocab).max(1);
     let logits = cx.shared().rows_of_part(vocab, chunk.min(rows));
-    let rows_of = |start: Pointer<f32>, row: usize| Side::Strided {
-        start: start.add(row * width),
-        line: width,
-        step: 1,
+    // What the two products read: the gradient as f32, stored over the logits, or as bf16 behind them.
+    let line = vocab.next_multiple_of(2);
+    let gradient = match T::NARROW {
+        false => Pointer(logits.start.get_mut().cast::<T>()),
+        true => Pointer(logits.start.add(chunk.min(rows) * vocab).get_mut().cast::<T>()),
     };
-    let columns_of = |start: Pointer<f32>, row: usize| Side::Strided {
-        start: start.add(row * width),
-        line: 1,
-        step: width,
-    };
+    let line = if T::NARROW { line } else { vocab };
+    let rows_of =
+        |start: Pointer<T>, row: usize| Side::Strided { start: start.add(row * width), line: width, step: 1 };
+    let columns_of =
+        |start: Pointer<T>, row: usize| Side::Strided { start: start.add(row * width), line: 1, step: width };
     for first in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - first);
         // SAFETY: the logits are this launch's, `dx` has the rows, `dw` is `vocab` by `width`; the products follow one
@@ -269,12 +272,17 @@ pub(super) fn head_loss_grad(
                             cap_grad(capped, logits, c as f32);
                         }
                     }
+                    if T::NARROW {
+                        // Row `row` of the gradient, `vocab` of `line` elements, which is this task's.
+                        let to = std::slice::from_raw_parts_mut(gradient.add(row * line).get_mut(), vocab);
+                        T::store(logits, to);
+                    }
                 }
             });
-            let dlogits = Side::Strided { start: logits.start, line: vocab, step: 1 };
+            let dlogits = Side::Strided { start: gradient, line, step: 1 };
             let dx = dx.add(first * width);
             product::product(cx, (count, width, vocab), dlogits, columns_of(w, 0), dx, width, false);
-            let dlogits = Side::Strided { start: logits.start, line: 1, step: vocab };
+            let dlogits = Side::Strided { start: gradient, line: 1, step: line };
             let adds = accumulate || first > 0;
             product::product(cx, (vocab, width, count), dlogits, columns_of(x, first), dw.start, width, adds);
         }

@@ -4,7 +4,7 @@
 //! where each expert's begin. Work follows them: an expert that nobody chose costs nothing. Integers come from memory, so
 //! every kernel here looks at them before it believes them ([`Context::indices_below`]).
 
-use super::product::{self, Side};
+use super::product::{self, Side, Stored};
 use super::{Arguments, Context, Scratch, simd};
 use dreamc_compiler::program::Kernel;
 
@@ -118,9 +118,10 @@ pub(super) fn group(slots: usize, experts: usize, args: &Arguments) {
     }
 }
 
-/// `(x, order, y)`
-pub(super) fn gather(cx: &Context, slots: usize, k: usize, width: usize, args: &Arguments) {
-    let (x, order, y) = (args.floats(0).rows_of(width), args.ints(1).all(), args.floats(2).rows_of(width));
+/// `(x, order, y)`, of f32 or bf16
+pub(super) fn gather<T: Stored>(cx: &Context, slots: usize, k: usize, width: usize, args: &Arguments) {
+    let (x, y) = (args.view::<T>(0).rows_of(width), args.view::<T>(2).rows_of(width));
+    let order = args.ints(1).all();
     if !cx.indices_below(order, slots) {
         return;
     }
@@ -207,12 +208,12 @@ fn most_pieces(slots: usize, experts: usize) -> usize {
     experts + slots.div_ceil(product::TILE.0 / 2) + 1
 }
 
-/// `(x, w, offsets, [order,] y)`
-pub(super) fn grouped(cx: &Context, kernel: &Kernel, args: &Arguments) {
+/// `(x, w, offsets, [order,] y)`, of which `x` and `w` are f32 or bf16
+pub(super) fn grouped<T: Stored>(cx: &Context, kernel: &Kernel, args: &Arguments) {
     let &Kernel::Grouped { slots, experts, out, inner, transposed, gather } = kernel else { return };
     let [slots, experts, out, inner] = [slots, experts, out, inner].map(|n| n as usize);
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
-    let (x, w, offsets) = (args.floats(0).start, args.floats(1).start, args.ints(2).all());
+    let (x, w, offsets) = (args.view::<T>(0).start, args.view::<T>(1).start, args.ints(2).all());
     let order = gather.map(|per| (args.ints(3), per as usize));
     let y = args.floats(3 + gather.is_some() as usize).rows_of(n);
     if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {
@@ -255,11 +256,11 @@ pub(super) fn grouped(cx: &Context, kernel: &Kernel, args: &Arguments) {
     });
 }
 
-/// `(y, x, offsets, [order,] w)`
-pub(super) fn grouped_outer(cx: &Context, kernel: &Kernel, args: &Arguments) {
+/// `(y, x, offsets, [order,] w)`, of which `y` and `x` are f32 or bf16
+pub(super) fn grouped_outer<T: Stored>(cx: &Context, kernel: &Kernel, args: &Arguments) {
     let &Kernel::GroupedOuter { slots, experts, out, inner, gather, accumulate } = kernel else { return };
     let [slots, experts, out, inner] = [slots, experts, out, inner].map(|n| n as usize);
-    let (y, x, offsets) = (args.floats(0).start, args.floats(1).start, args.ints(2).all());
+    let (y, x, offsets) = (args.view::<T>(0).start, args.view::<T>(1).start, args.ints(2).all());
     let order = gather.map(|per| (args.ints(3), per as usize));
     let w = args.floats(3 + gather.is_some() as usize).start;
     if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {

@@ -37,8 +37,12 @@ mod update;
 use super::check::{self, Extent, Slot, check, slots};
 use super::{Device, DeviceError, Instrument, LaunchStats, RunStats, Session};
 use dreamc_compiler::ir::DType;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Program, Step};
+use dreamc_dsl::spec::Precision;
+use half::bf16;
 use pool::Pool;
+use product::Stored;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -80,7 +84,16 @@ impl Device for CpuDevice {
     fn name(&self) -> String {
         let threads = self.threads();
         let s = if threads == 1 { "" } else { "s" };
-        format!("cpu ({threads} thread{s}, {})", simd::level().name())
+        let pairs = if simd::pairs() { " with bf16" } else { "" };
+        format!("cpu ({threads} thread{s}, {}{pairs})", simd::level().name())
+    }
+
+    /// Products of bf16 pay where the processor has instructions for them.
+    fn narrow(&self, asked: Precision) -> Narrow {
+        match asked {
+            Precision::Bf16 if simd::pairs() => Narrow::Operands,
+            _ => Narrow::Nothing,
+        }
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
@@ -381,6 +394,8 @@ struct Argument {
     /// Elements from row to row where the operand is strided.
     stride: usize,
     index: usize,
+    /// Whether it is bf16.
+    narrow: bool,
 }
 
 /// The operands of one launch.
@@ -408,7 +423,8 @@ impl<'a> Arguments<'a> {
                 (1, elements as usize, elements as usize)
             }
         };
-        debug_assert!(slot.dtype.is_none_or(|d| d.bytes() == size_of::<T>() as u64));
+        let stored = |d: DType| if self.narrow(i) { DType::Bf16 } else { d };
+        debug_assert!(slot.dtype.is_none_or(|d| stored(d).bytes() == size_of::<T>() as u64));
         // SAFETY: the plan was checked: these rows lie in the operand's buffer, which is aligned for any type and lives as
         // long as the launch, and overlap no other operand that the launch writes (nor read what it writes, but for row
         // kernels in place, which know). That tasks are disjoint is the rule of this module.
@@ -425,6 +441,11 @@ impl<'a> Arguments<'a> {
 
     fn index(&self, i: usize) -> usize {
         self.list[i].index
+    }
+
+    /// Whether an operand that may be f32 or bf16 is bf16.
+    fn narrow(&self, i: usize) -> bool {
+        self.list[i].narrow
     }
 }
 
@@ -506,6 +527,20 @@ impl Prepared {
 
     /// `places` are as many as the kernel has rows, where not all are needed.
     fn run(&self, cx: &Context, list: &[Argument], in_place: bool, places: Option<Pointer<i32>>) {
+        // The operands that may be bf16 are of one type, and the first is one of them.
+        match list.first().is_some_and(|x| x.narrow) {
+            false => self.run_stored::<f32>(cx, list, in_place, places),
+            true => self.run_stored::<bf16>(cx, list, in_place, places),
+        }
+    }
+
+    fn run_stored<T: Stored>(
+        &self,
+        cx: &Context,
+        list: &[Argument],
+        in_place: bool,
+        places: Option<Pointer<i32>>,
+    ) {
         let args = &Arguments { slots: &self.slots, list };
         // SAFETY: the plan was checked: the places lie in the arena, and the launch writes none of them.
         let places =
@@ -518,7 +553,7 @@ impl Prepared {
             }
             Kernel::Product { m, n, k, a, b, accumulate } => {
                 let side = |i: usize, line, step| product::Side::Strided {
-                    start: args.floats(i).start,
+                    start: args.view::<T>(i).start,
                     line: line as usize,
                     step: step as usize,
                 };
@@ -526,7 +561,7 @@ impl Prepared {
                 let c = args.floats(2).start;
                 if let Some(places) = places(*m).filter(|_| a.column == 1 && !accumulate) {
                     let order = cx.shared().integers();
-                    let (start, row) = (args.floats(0).start, a.row as usize);
+                    let (start, row) = (args.view::<T>(0).start, a.row as usize);
                     let mut used = 0;
                     for (i, _) in places.iter().enumerate().filter(|(_, p)| **p >= 0) {
                         order.part_mut(used, 1)[0] = i as i32;
@@ -555,14 +590,14 @@ impl Prepared {
                     )
                 };
             }
-            Kernel::Grouped { .. } => experts::grouped(cx, &self.kernel, args),
-            Kernel::GroupedOuter { .. } => experts::grouped_outer(cx, &self.kernel, args),
+            Kernel::Grouped { .. } => experts::grouped::<T>(cx, &self.kernel, args),
+            Kernel::GroupedOuter { .. } => experts::grouped_outer::<T>(cx, &self.kernel, args),
             Kernel::Route { rows, experts, k } => {
                 experts::route(cx, *rows as usize, *experts as usize, *k as usize, args)
             }
             Kernel::Group { slots, experts } => experts::group(*slots as usize, *experts as usize, args),
             Kernel::Gather { slots, k, width } => {
-                experts::gather(cx, *slots as usize, *k as usize, *width as usize, args)
+                experts::gather::<T>(cx, *slots as usize, *k as usize, *width as usize, args)
             }
             Kernel::Combine { rows, k, width, gated } => {
                 experts::combine(cx, *rows as usize, *k as usize, *width as usize, *gated, args)
@@ -621,11 +656,11 @@ impl Prepared {
             }
             Kernel::HeadLoss { rows, vocab, width, softcap } => {
                 let size = (*rows as usize, *vocab as usize, *width as usize);
-                ends::head_loss(cx, size, *softcap, args)
+                ends::head_loss::<T>(cx, size, *softcap, args)
             }
             Kernel::HeadLossGrad { rows, vocab, width, softcap, accumulate } => {
                 let size = (*rows as usize, *vocab as usize, *width as usize);
-                ends::head_loss_grad(cx, size, *softcap, *accumulate, args)
+                ends::head_loss_grad::<T>(cx, size, *softcap, *accumulate, args)
             }
             Kernel::Zero { .. } => update::zero(cx, self.element_bytes(list, 0), args),
             Kernel::Copy { accumulate, .. } => {
@@ -655,7 +690,7 @@ impl Prepared {
 
 /// An operand with everything known that does not depend on the loops.
 enum PreparedOperand {
-    Tensor { base: usize, instance: Affine, instance_bytes: usize, stride: usize },
+    Tensor { base: usize, instance: Affine, instance_bytes: usize, stride: usize, narrow: bool },
     Index(Affine),
 }
 
@@ -740,23 +775,34 @@ impl PreparedProgram {
     }
 }
 
-/// Products and attention are f32 here.
+/// Products read f32 or bf16 here; everything else is f32, and so are results.
 fn refuse_narrow(plan: &Plan) -> Result<(), DeviceError> {
     fn look(plan: &Plan, steps: &[Step]) -> Result<(), DeviceError> {
         for step in steps {
             match step {
                 Step::Loop { steps, .. } => look(plan, steps)?,
                 Step::Launch(launch) => {
-                    let slots = slots(plan.kernel(launch.kernel));
+                    let kernel = plan.kernel(launch.kernel);
+                    let reads_narrow = matches!(
+                        kernel,
+                        Kernel::Product { .. }
+                            | Kernel::Grouped { .. }
+                            | Kernel::GroupedOuter { .. }
+                            | Kernel::Gather { .. }
+                            | Kernel::HeadLoss { .. }
+                            | Kernel::HeadLossGrad { .. }
+                    );
+                    let slots = slots(kernel);
                     let narrow = slots.iter().zip(&launch.operands).any(|(slot, operand)| {
                         matches!(operand, Operand::Tensor { buffer, .. }
-                            if slot.narrow.is_some() && plan.buffer(*buffer).dtype == DType::Bf16)
+                            if slot.narrow.is_some_and(|group| group > 0 || !reads_narrow)
+                                && plan.buffer(*buffer).dtype == DType::Bf16)
                     });
                     if narrow {
                         return Err(DeviceError::Unsupported {
                             device: "cpu".into(),
                             kernel: launch.kernel,
-                            reason: "the CPU computes in f32; compile with `precision: f32`".into(),
+                            reason: "the CPU reads bf16 in products alone, and gives f32; compile for `Narrow::Operands`".into(),
                         });
                     }
                 }
@@ -783,6 +829,7 @@ fn prepare_operand(plan: &Plan, operand: &Operand, slot: &Slot) -> PreparedOpera
                 instance: instance.clone(),
                 instance_bytes: (b.elements() * b.dtype.bytes()) as usize,
                 stride: stride as usize,
+                narrow: slot.narrow.is_some() && b.dtype == DType::Bf16,
             }
         }
     }
@@ -888,13 +935,15 @@ impl Run<'_> {
         let launch = &self.launches[number];
         self.arguments.clear();
         let argument = |operand: &PreparedOperand| match operand {
-            PreparedOperand::Tensor { base, instance, instance_bytes, stride } => Argument {
+            PreparedOperand::Tensor { base, instance, instance_bytes, stride, narrow } => Argument {
                 start: self.arena.add(base + instance.at(self.variables) as usize * instance_bytes),
                 stride: *stride,
                 index: 0,
+                narrow: *narrow,
             },
             PreparedOperand::Index(affine) => {
-                Argument { start: self.arena, stride: 0, index: affine.at(self.variables) as usize }
+                let index = affine.at(self.variables) as usize;
+                Argument { start: self.arena, stride: 0, index, narrow: false }
             }
         };
         self.arguments.extend(launch.operands.iter().map(argument));

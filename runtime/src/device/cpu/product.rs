@@ -8,28 +8,80 @@
 //! innermost loop needs together lie together, and a *microkernel* multiplies a panel of rows by a panel of columns with
 //! the whole result in registers. A panel of `lines` holds, for each step along `k`, one element of each line; lines are
 //! rows of the left operand or columns of the right one, so one function packs both.
+//!
+//! Operands are f32 or bf16 ([`Stored`]), both the same; results are f32. A panel is made of *words* of 32 bits: a word is
+//! one step of f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each product of a
+//! pair is exact, the sums are f32). Where it does not, bf16 is widened as it is packed.
 
-use super::simd::{Level, PORTABLE_FMA, fma, level};
+use super::simd::{Level, PORTABLE_FMA, fma, level, narrow, pairs};
 use super::{Context, Pointer};
+use half::bf16;
 
-/// Length of the sums between two visits to the result.
+/// Words of the sums between two visits to the result.
 pub(crate) const DEPTH: usize = 256;
 /// Largest tile that one task computes.
 pub(crate) const TILE: (usize, usize) = (192, 256);
 
+/// What operands are stored as.
+pub(crate) trait Stored: Copy + Send + Sync + 'static {
+    /// Whether it is bf16.
+    const NARROW: bool;
+    /// As f32.
+    fn widen(self) -> f32;
+
+    /// Stores what was computed in f32.
+    fn store(from: &[f32], to: &mut [Self]);
+
+    /// The first step of a word of two.
+    #[inline(always)]
+    fn first_of_word(self) -> f32 {
+        f32::from_bits(self.widen().to_bits() >> 16)
+    }
+
+    /// Steps of a word.
+    #[inline(always)]
+    fn per_word() -> usize {
+        if Self::NARROW && pairs() { 2 } else { 1 }
+    }
+}
+
+impl Stored for f32 {
+    const NARROW: bool = false;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn store(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl Stored for bf16 {
+    const NARROW: bool = true;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits((self.to_bits() as u32) << 16)
+    }
+
+    fn store(from: &[f32], to: &mut [Self]) {
+        narrow(from, to);
+    }
+}
+
 /// Where the elements of an operand lie, by line and by step along `k`. Whoever makes one vouches for all lines and steps
 /// that it is asked for.
 #[derive(Clone, Copy)]
-pub(crate) enum Side {
+pub(crate) enum Side<T = f32> {
     /// `line · line_stride + step · step_stride`.
-    Strided { start: Pointer<f32>, line: usize, step: usize },
+    Strided { start: Pointer<T>, line: usize, step: usize },
     /// Line `i` is row `order[i] / per`, its steps adjacent.
-    GatheredLines { start: Pointer<f32>, row: usize, order: Pointer<i32>, per: usize },
+    GatheredLines { start: Pointer<T>, row: usize, order: Pointer<i32>, per: usize },
     /// Step `i` is in row `order[i] / per`, lines adjacent.
-    GatheredSteps { start: Pointer<f32>, row: usize, order: Pointer<i32>, per: usize },
+    GatheredSteps { start: Pointer<T>, row: usize, order: Pointer<i32>, per: usize },
 }
 
-impl Side {
+impl<T: Stored> Side<T> {
     /// The same operand from another line on.
     pub(crate) fn skip_lines(self, first: usize) -> Self {
         match self {
@@ -138,6 +190,39 @@ mod x86 {
         };
     }
 
+    /// Sixteen sums of products of pairs of bf16.
+    #[derive(Clone, Copy)]
+    pub(super) struct Pairs(__m512);
+
+    impl Vector for Pairs {
+        const LANES: usize = 16;
+        const ROWS: usize = 12;
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { Pairs(_mm512_loadu_ps(from)) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { Pairs(_mm512_set1_ps(x)) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            // SAFETY: all are 512 bits.
+            unsafe {
+                let pairs = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
+                Pairs(_mm512_dpbf16_ps(self.0, pairs(a.0), pairs(b.0)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            unsafe { Pairs(_mm512_add_ps(self.0, other.0)) }
+        }
+    }
+
     vector!(
         Eight,
         __m256,
@@ -188,9 +273,9 @@ pub(crate) fn shape() -> Shape {
     }
 }
 
-/// Floats of the panels of so many lines and steps.
-pub(crate) fn panels(lines: usize, steps: usize, width: usize) -> usize {
-    lines.next_multiple_of(width) * steps
+/// Floats of the panels of so many lines and words.
+pub(crate) fn panels(lines: usize, words: usize, width: usize) -> usize {
+    lines.next_multiple_of(width) * words
 }
 
 /// Floats that a task of [`product`] or [`block`] needs for a tile of at most `rows` by `columns`.
@@ -206,22 +291,23 @@ pub(crate) fn product_scratch(m: usize, n: usize, k: usize) -> usize {
 }
 
 /// Copies lines into left panels.
-pub(crate) fn pack_rows(side: Side, lines: usize, steps: usize, to: &mut [f32]) {
+pub(crate) fn pack_rows<T: Stored>(side: Side<T>, lines: usize, steps: usize, to: &mut [f32]) {
     pack(side, lines, steps, shape().rows, to);
 }
 
 /// Copies lines into right panels.
-pub(crate) fn pack_columns(side: Side, lines: usize, steps: usize, to: &mut [f32]) {
+pub(crate) fn pack_columns<T: Stored>(side: Side<T>, lines: usize, steps: usize, to: &mut [f32]) {
     pack(side, lines, steps, shape().columns, to);
 }
 
-fn pack(side: Side, lines: usize, steps: usize, width: usize, to: &mut [f32]) {
-    let to = &mut to[..panels(lines, steps, width)];
-    for (panel, to) in to.chunks_exact_mut((width * steps).max(1)).enumerate() {
+fn pack<T: Stored>(side: Side<T>, lines: usize, steps: usize, width: usize, to: &mut [f32]) {
+    let words = steps.div_ceil(T::per_word());
+    let to = &mut to[..panels(lines, words, width)];
+    for (panel, to) in to.chunks_exact_mut((width * words).max(1)).enumerate() {
         let first = panel * width;
         let count = width.min(lines - first);
         // SAFETY: whoever made the side vouches for all lines below `lines` and steps below `steps`; `to` has room for
-        // `width` lines of `steps`.
+        // `width` lines of `words`.
         unsafe {
             match side {
                 Side::Strided { start, line, step: 1 } => {
@@ -231,9 +317,10 @@ fn pack(side: Side, lines: usize, steps: usize, width: usize, to: &mut [f32]) {
                     pack_steps(|s| start.get().add(s * step + first), count, steps, width, to)
                 }
                 Side::Strided { start, line, step } => {
-                    for s in 0..steps {
+                    let at = |i: usize, s: usize| *start.get().add((first + i) * line + s * step);
+                    for w in 0..words {
                         for i in 0..count {
-                            to[s * width + i] = *start.get().add((first + i) * line + s * step);
+                            to[w * width + i] = word(|s| at(i, s), w, steps);
                         }
                     }
                 }
@@ -256,45 +343,65 @@ fn pack(side: Side, lines: usize, steps: usize, width: usize, to: &mut [f32]) {
     }
 }
 
+/// A word of a line; steps behind the last are 0.
+#[inline(always)]
+fn word<T: Stored>(at: impl Fn(usize) -> T, word: usize, steps: usize) -> f32 {
+    match T::per_word() {
+        1 => at(word).widen(),
+        _ => {
+            let low = at(2 * word).first_of_word().to_bits();
+            let high = if 2 * word + 1 < steps { at(2 * word + 1).widen().to_bits() } else { 0 };
+            f32::from_bits(low | high)
+        }
+    }
+}
+
 /// Packs lines whose steps are adjacent: a transposition, four by four.
 ///
 /// # Safety
-/// `line(i)` points to `steps` floats for `i` below `count`; `to` has `width · steps`, `count <= width`.
+/// `line(i)` points to `steps` elements for `i` below `count`; `to` has `width` words for each, `count <= width`.
 #[inline(always)]
-unsafe fn pack_lines(
-    line: impl Fn(usize) -> *const f32,
+unsafe fn pack_lines<T: Stored>(
+    line: impl Fn(usize) -> *const T,
     count: usize,
     steps: usize,
     width: usize,
     to: &mut [f32],
 ) {
-    debug_assert!(count <= width && to.len() >= width * steps);
+    let words = steps.div_ceil(T::per_word());
+    debug_assert!(count <= width && to.len() >= width * words);
+    // Words that lie in memory as they do in panels.
+    let whole = match (T::NARROW, T::per_word()) {
+        (false, _) => steps,
+        (true, 2) => steps / 2,
+        (true, _) => 0,
+    };
     let to = to.as_mut_ptr();
     let mut i = 0;
     while i + 4 <= count {
-        let from = [line(i), line(i + 1), line(i + 2), line(i + 3)];
+        let from = [line(i), line(i + 1), line(i + 2), line(i + 3)].map(|f| f.cast::<f32>());
         let mut s = 0;
-        while s + 4 <= steps {
-            // SAFETY: four lines from `i`, four steps from `s`, as the conditions of the loops say.
+        while s + 4 <= whole {
+            // SAFETY: four lines from `i`, four words from `s`, as the conditions of the loops say.
             unsafe { transpose(from.map(|f| f.add(s)), to.add(s * width + i), width) };
             s += 4;
         }
-        while s < steps {
+        while s < whole {
             for (j, from) in from.iter().enumerate() {
-                // SAFETY: likewise.
-                unsafe { *to.add(s * width + i + j) = *from.add(s) };
+                // SAFETY: likewise. A word of bf16 may lie at any even address.
+                unsafe { *to.add(s * width + i + j) = from.add(s).read_unaligned() };
             }
             s += 1;
         }
         i += 4;
     }
-    while i < count {
+    for i in 0..count {
         let from = line(i);
-        for s in 0..steps {
-            // SAFETY: `i < count`, `s < steps`.
-            unsafe { *to.add(s * width + i) = *from.add(s) };
+        let first = if i < count / 4 * 4 { whole } else { 0 };
+        for w in first..words {
+            // SAFETY: `i < count`, and `word` asks for steps below `steps`.
+            unsafe { *to.add(w * width + i) = word(|s| *from.add(s), w, steps) };
         }
-        i += 1;
     }
 }
 
@@ -324,32 +431,55 @@ unsafe fn transpose(from: [*const f32; 4], to: *mut f32, width: usize) {
     }
 }
 
-/// Packs lines that are adjacent: copies.
+/// Packs lines that are adjacent: copies, or pairs of two steps.
 ///
 /// # Safety
-/// `step(s)` points to `count` floats for `s` below `steps`; `to` has `width · steps`, `count <= width`.
+/// `step(s)` points to `count` elements for `s` below `steps`; `to` has `width` words for each, `count <= width`.
 #[inline(always)]
-unsafe fn pack_steps(
-    step: impl Fn(usize) -> *const f32,
+unsafe fn pack_steps<T: Stored>(
+    step: impl Fn(usize) -> *const T,
     count: usize,
     steps: usize,
     width: usize,
     to: &mut [f32],
 ) {
     #[inline(always)]
-    unsafe fn copy(
-        step: impl Fn(usize) -> *const f32,
+    unsafe fn copy<T: Stored>(
+        step: impl Fn(usize) -> *const T,
         count: usize,
         steps: usize,
         width: usize,
         to: *mut f32,
     ) {
-        for s in 0..steps {
-            // SAFETY: the caller's.
-            unsafe { std::ptr::copy_nonoverlapping(step(s), to.add(s * width), count) };
+        if !T::NARROW {
+            for s in 0..steps {
+                // SAFETY: the caller's; elements are f32.
+                unsafe { std::ptr::copy_nonoverlapping(step(s).cast(), to.add(s * width), count) };
+            }
+            return;
+        }
+        let per_word = T::per_word();
+        for w in 0..steps.div_ceil(per_word) {
+            let first = step(w * per_word);
+            let second = if per_word == 2 && 2 * w + 1 < steps { Some(step(2 * w + 1)) } else { None };
+            // SAFETY: the caller's; `to` has `width` floats from here on.
+            unsafe {
+                let to = std::slice::from_raw_parts_mut(to.add(w * width), count);
+                let low = std::slice::from_raw_parts(first, count);
+                match (per_word, second) {
+                    (1, _) => to.iter_mut().zip(low).for_each(|(to, x)| *to = x.widen()),
+                    (_, None) => to.iter_mut().zip(low).for_each(|(to, x)| *to = x.first_of_word()),
+                    (_, Some(second)) => {
+                        let high = std::slice::from_raw_parts(second, count);
+                        for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
+                            *to = f32::from_bits(low.first_of_word().to_bits() | high.widen().to_bits());
+                        }
+                    }
+                }
+            }
         }
     }
-    debug_assert!(count <= width && to.len() >= width * steps);
+    debug_assert!(count <= width && to.len() >= width * steps.div_ceil(T::per_word()));
     let to = to.as_mut_ptr();
     // SAFETY: the caller's. Copies of a constant size need no call.
     unsafe {
@@ -378,27 +508,35 @@ pub(crate) enum Left<'a> {
 /// Most lines of [`Lines`]: those of the largest tile.
 const MOST_LINES: usize = TILE.0 + 12;
 
-/// Where lines begin, on the stack.
+/// Where the words of lines begin, on the stack.
 pub(crate) struct Lines([Pointer<f32>; MOST_LINES]);
 
 impl Lines {
-    /// Lines of an operand whose steps are adjacent; `None` where they are better packed: they are not adjacent, too many,
-    /// or so far apart that all lines of a panel compete for the same few places of the cache.
-    pub(crate) fn new(side: Side, count: usize) -> Option<Self> {
-        if count > MOST_LINES {
+    /// Lines of an operand whose steps are adjacent, so that their words can be read where they lie; `None` where they are
+    /// better packed: they are no words, too many lines, or lines so far apart that all of a panel compete for the same few
+    /// places of the cache.
+    pub(crate) fn new<T: Stored>(side: Side<T>, count: usize, steps: usize) -> Option<Self> {
+        let per_word = T::per_word();
+        if count > MOST_LINES || (T::NARROW && per_word == 1) || !steps.is_multiple_of(per_word) {
             return None;
         }
         let mut lines = Lines([Pointer::to(&mut []); MOST_LINES]);
+        let words = |start: Pointer<T>, line: usize| {
+            let aligned = start.get().cast::<f32>().is_aligned() && line.is_multiple_of(per_word);
+            (aligned && line / per_word % 1024 != 0).then(|| Pointer::<f32>(start.get_mut().cast()))
+        };
         match side {
-            Side::Strided { start, line, step: 1 } if line % 1024 != 0 => {
+            Side::Strided { start, line, step: 1 } => {
+                let start = words(start, line)?;
                 for (i, to) in lines.0[..count].iter_mut().enumerate() {
-                    *to = start.add(i * line);
+                    *to = start.add(i * (line / per_word));
                 }
             }
-            Side::GatheredLines { start, row, order, per } if row % 1024 != 0 => {
+            Side::GatheredLines { start, row, order, per } => {
+                let start = words(start, row)?;
                 for (i, to) in lines.0[..count].iter_mut().enumerate() {
                     // SAFETY: whoever made the side vouches for its order.
-                    *to = start.add(unsafe { *order.get().add(i) } as usize / per * row);
+                    *to = start.add(unsafe { *order.get().add(i) } as usize / per * (row / per_word));
                 }
             }
             _ => return None,
@@ -406,10 +544,10 @@ impl Lines {
         Some(lines)
     }
 
-    /// The lines from a step on.
-    fn from(&self, step: usize, count: usize) -> Self {
+    /// The lines from a word on.
+    fn from(&self, word: usize, count: usize) -> Self {
         let mut lines = Lines(self.0);
-        lines.0[..count].iter_mut().for_each(|line| *line = line.add(step));
+        lines.0[..count].iter_mut().for_each(|line| *line = line.add(word));
         lines
     }
 
@@ -425,14 +563,14 @@ trait LeftRows: Copy {
 }
 
 /// The left operand of a tile, read in place where that is as good as packing it.
-pub(crate) fn left<'s>(
+pub(crate) fn left<'s, T: Stored>(
     lines: &'s mut Option<Lines>,
-    side: Side,
+    side: Side<T>,
     count: usize,
     steps: usize,
     scratch: &'s mut [f32],
 ) -> Left<'s> {
-    *lines = Lines::new(side, count);
+    *lines = Lines::new(side, count, steps);
     match lines {
         Some(lines) => lines.left(count),
         None => {
@@ -477,6 +615,23 @@ pub(crate) unsafe fn tile(
     stride: usize,
     accumulate: bool,
 ) {
+    // SAFETY: the caller's.
+    unsafe { tile_in(false, (m, n, k), a, b, c, stride, accumulate) }
+}
+
+/// The same for `k` words, which are pairs or not.
+///
+/// # Safety
+/// As for [`tile`].
+unsafe fn tile_in(
+    in_pairs: bool,
+    (m, n, k): (usize, usize, usize),
+    a: Left,
+    b: &[f32],
+    c: Pointer<f32>,
+    stride: usize,
+    accumulate: bool,
+) {
     let s = shape();
     let enough = match a {
         Left::Panels(a) => a.len() >= panels(m, k, s.rows),
@@ -485,6 +640,8 @@ pub(crate) unsafe fn tile(
     };
     assert!(enough && b.len() >= panels(n, k, s.columns));
     let run = match level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 if in_pairs => tile_pairs,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => tile_avx512,
         #[cfg(target_arch = "x86_64")]
@@ -502,6 +659,13 @@ type Size = (usize, usize, usize);
 unsafe fn tile_avx512(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe { tile_of::<x86::Sixteen, 12>(size, a, b, c, stride, accumulate) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
+unsafe fn tile_pairs(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+    // SAFETY: the caller's.
+    unsafe { tile_of::<x86::Pairs, 12>(size, a, b, c, stride, accumulate) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -641,10 +805,10 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
 ///
 /// # Safety
 /// `c` is `m` rows of `n` floats that nothing else refers to.
-pub(crate) unsafe fn block(
+pub(crate) unsafe fn block<T: Stored>(
     (m, n, k): (usize, usize, usize),
-    a: Side,
-    b: Side,
+    a: Side<T>,
+    b: Side<T>,
     c: Pointer<f32>,
     stride: usize,
     accumulate: bool,
@@ -656,13 +820,14 @@ pub(crate) unsafe fn block(
             unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n).fill(0.0) };
         }
     }
-    let s = shape();
-    let (left, right) = scratch.split_at_mut(panels(m, k.min(DEPTH), s.rows));
-    let lines = Lines::new(a, m);
-    for first in (0..k).step_by(DEPTH) {
-        let steps = DEPTH.min(k - first);
+    let (s, per_word) = (shape(), T::per_word());
+    let (left, right) = scratch.split_at_mut(panels(m, k.div_ceil(per_word).min(DEPTH), s.rows));
+    let lines = Lines::new(a, m, k);
+    for first in (0..k).step_by(DEPTH * per_word) {
+        let steps = (DEPTH * per_word).min(k - first);
+        let words = steps.div_ceil(per_word);
         pack_columns(b.skip_steps(first), n, steps, right);
-        let lines = lines.as_ref().map(|lines| lines.from(first, m));
+        let lines = lines.as_ref().map(|lines| lines.from(first / per_word, m));
         let left = match &lines {
             Some(lines) => lines.left(m),
             None => {
@@ -671,7 +836,7 @@ pub(crate) unsafe fn block(
             }
         };
         // SAFETY: the caller's.
-        unsafe { tile((m, n, steps), left, right, c, stride, accumulate || first > 0) };
+        unsafe { tile_in(per_word == 2, (m, n, words), left, right, c, stride, accumulate || first > 0) };
     }
 }
 
@@ -702,11 +867,11 @@ pub(crate) fn tiles((m, n, k): (usize, usize, usize), copies: usize) -> (usize, 
 ///
 /// # Safety
 /// `c` is `m` rows of `n` floats, `stride` apart, that nothing else refers to.
-pub(crate) unsafe fn product(
+pub(crate) unsafe fn product<T: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
-    a: Side,
-    b: Side,
+    a: Side<T>,
+    b: Side<T>,
     c: Pointer<f32>,
     stride: usize,
     accumulate: bool,
@@ -727,11 +892,11 @@ pub(crate) unsafe fn product(
 ///
 /// # Safety
 /// `c` is rows of `n` floats that nothing else refers to, one of each number.
-pub(crate) unsafe fn product_of_some(
+pub(crate) unsafe fn product_of_some<T: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
-    a: Side,
-    b: Side,
+    a: Side<T>,
+    b: Side<T>,
     c: Pointer<f32>,
     order: &[i32],
 ) {
@@ -749,17 +914,33 @@ mod tests {
     use super::*;
     use crate::device::cpu::Pointer;
 
-    /// All layouts and all edges of the microkernel.
+    /// All layouts and all edges of the microkernel. Sums of small integers are exact.
     #[test]
     fn tiles_of_every_size() {
+        tiles_of(|x| x);
+    }
+
+    #[test]
+    fn tiles_of_bf16() {
+        tiles_of(bf16::from_f32);
+    }
+
+    fn tiles_of<T: Stored>(stored: fn(f32) -> T) {
         let value = |i: usize| ((i * 37 + 11) % 23) as f32 - 11.0;
-        for (m, n, k) in
-            [(1, 1, 1), (12, 32, 5), (13, 33, 7), (25, 70, 4), (5, 16, 300), (30, 17, 3), (7, 100, 0)]
-        {
-            let mut a: Vec<f32> = (0..m * k).map(value).collect();
-            let mut b: Vec<f32> = (0..k * n).map(|i| value(i + 5)).collect();
+        for (m, n, k) in [
+            (1, 1, 1),
+            (12, 32, 5),
+            (13, 33, 7),
+            (25, 70, 4),
+            (5, 16, 301),
+            (30, 17, 3),
+            (7, 100, 0),
+            (9, 40, 600),
+        ] {
+            let mut a: Vec<T> = (0..m * k).map(|i| stored(value(i))).collect();
+            let mut b: Vec<T> = (0..k * n).map(|i| stored(value(i + 5))).collect();
             for transposed in [false, true] {
-                let side = |x: &mut [f32], lines: usize, adjacent: bool| {
+                let side = |x: &mut [T], lines: usize, adjacent: bool| {
                     let start = Pointer::to(x);
                     if adjacent {
                         Side::Strided { start, line: k, step: 1 }
@@ -774,8 +955,10 @@ mod tests {
                 unsafe { block((m, n, k), sa, sb, pointer, n + 3, true, &mut scratch) };
                 for i in 0..m {
                     for j in 0..n {
-                        let a = |s: usize| if transposed { a[s * m + i] } else { a[i * k + s] };
-                        let b = |s: usize| if transposed { b[j * k + s] } else { b[s * n + j] };
+                        let a =
+                            |s: usize| if transposed { a[s * m + i].widen() } else { a[i * k + s].widen() };
+                        let b =
+                            |s: usize| if transposed { b[j * k + s].widen() } else { b[s * n + j].widen() };
                         let sum: f32 = 1.0 + (0..k).map(|s| a(s) * b(s)).sum::<f32>();
                         assert_eq!(c[i * (n + 3) + j], sum, "{m} {n} {k} at {i} {j}");
                     }

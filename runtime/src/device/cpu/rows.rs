@@ -16,7 +16,7 @@ use dreamc_compiler::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, 
 use half::bf16;
 
 /// Floats of all arrays of a block.
-const BLOCK: usize = 12 * 1024;
+const BLOCK: usize = 48 * 1024;
 /// Floats that a task computes, about.
 const TASK: usize = 32 * 1024;
 
@@ -247,7 +247,7 @@ impl Compiled {
                     let out = args.view::<bf16>(at).all_mut();
                     for (i, y) in out.iter_mut().enumerate() {
                         let x = total.get(i).copied().unwrap_or(0.0);
-                        *y = bf16::from_f32(if adds { y.to_f32() + x } else { x });
+                        *y = simd::to_bf16(if adds { y.to_f32() + x } else { x });
                     }
                 }
                 _ => {
@@ -323,11 +323,7 @@ impl<'a> Block<'a> {
         match dtype {
             DType::Bf16 => {
                 let y = self.args.view::<bf16>(at).rows_from(self.first, self.rows);
-                for row in 0..self.rows {
-                    for (y, &x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
-                        *y = bf16::from_f32(if adds { y.to_f32() + x } else { x });
-                    }
-                }
+                if adds { add_narrow(x, y) } else { narrow_rows(x, y) }
             }
             _ => {
                 let y = self.args.floats(at).rows_from(self.first, self.rows);
@@ -696,6 +692,22 @@ kernel_fn! {
         for row in !begun as usize..x.rows {
             for (t, x) in total.iter_mut().zip(x.row(row)) {
                 *t += *x;
+            }
+        }
+    }
+
+    fn narrow_rows(x: View<f32>, y: View<bf16>) {
+        for row in 0..y.rows {
+            for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
+                *y = simd::to_bf16(*x);
+            }
+        }
+    }
+
+    fn add_narrow(x: View<f32>, y: View<bf16>) {
+        for row in 0..y.rows {
+            for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
+                *y = simd::to_bf16(f32::from_bits((y.to_bits() as u32) << 16) + *x);
             }
         }
     }

@@ -43,7 +43,7 @@ impl Level {
 pub(crate) const VARIABLE: &str = "DREAMC_CPU";
 
 /// The best instruction set of this machine, or the one that the environment variable `DREAMC_CPU` asks for (`portable`,
-/// `avx2`), which is there to test the others.
+/// `avx2`, `avx512`), which is there to test the others.
 #[inline]
 pub(crate) fn level() -> Level {
     static LEVEL: LazyLock<Level> = LazyLock::new(|| {
@@ -70,6 +70,21 @@ pub(crate) fn level() -> Level {
         Level::Portable
     });
     *LEVEL
+}
+
+/// Whether the processor multiplies and adds pairs of bf16. `DREAMC_CPU=avx512` says that it does not.
+#[inline]
+pub(crate) fn pairs() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        static PAIRS: LazyLock<bool> = LazyLock::new(|| {
+            let wanted = std::env::var(VARIABLE).unwrap_or_default();
+            level() == Level::Avx512 && wanted != "avx512" && is_x86_feature_detected!("avx512bf16")
+        });
+        *PAIRS
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Whether the portable code may use fused multiply-adds; where there is no instruction they are slow calls.
@@ -280,6 +295,23 @@ pub(crate) fn sin_cos<const FMA: bool>(angle: f64) -> (f32, f32) {
         f32::from_bits(a.to_bits() ^ sign((quadrant >> 1) & 1)),
         f32::from_bits(b.to_bits() ^ sign((quadrant.wrapping_add(1) >> 1) & 1)),
     )
+}
+
+/// The nearest bf16, ties to even; NaN stays one.
+#[inline(always)]
+pub(crate) fn to_bf16(x: f32) -> half::bf16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    half::bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
+}
+
+kernel_fn! {
+    /// Rounds to bf16.
+    pub(crate) fn narrow(x: &[f32], y: &mut [half::bf16]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = to_bf16(*x);
+        }
+    }
 }
 
 /// Interleaved accumulators of a reduction.

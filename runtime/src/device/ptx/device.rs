@@ -8,6 +8,7 @@ use super::{Checks, Launch, Memory, Module, Options, run};
 use crate::device::gpu::{self, Compiler, Gpu, Target};
 use crate::device::{Device, DeviceError, Session};
 use dreamc_compiler::codegen::Source;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
 
@@ -47,8 +48,11 @@ impl Device for PtxDevice {
         gpu::scratch_bytes("ptx", plan)
     }
 
-    fn precision(&self, asked: Precision) -> Precision {
-        asked
+    fn narrow(&self, asked: Precision) -> Narrow {
+        match asked {
+            Precision::F32 => Narrow::Nothing,
+            Precision::Bf16 => Narrow::Storage,
+        }
     }
 
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
