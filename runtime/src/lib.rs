@@ -1,5 +1,6 @@
 //! The runtime of dreamc: a compiled program and data become a trained model.
 pub mod analysis;
+pub mod bench;
 pub mod checkpoint;
 pub mod data;
 pub mod device;

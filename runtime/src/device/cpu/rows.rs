@@ -45,6 +45,8 @@ pub(super) struct Compiled {
     fixed: usize,
     /// Floats of the sines and cosines of a row.
     rotation: usize,
+    /// Rotations by the angles of the rotation before them.
+    same_angles: Vec<bool>,
     /// Rows of a block and of a task.
     block: usize,
     task: usize,
@@ -55,7 +57,7 @@ pub(super) struct Compiled {
 
 pub(super) fn scratch(kernel: &RowKernel) -> Scratch {
     let c = Compiled::new(kernel);
-    Scratch { local: c.per_row * c.block + c.fixed + c.rotation, shared: c.partial_floats }
+    Scratch { local: (c.per_row + c.rotation) * c.block + c.fixed, shared: c.partial_floats }
 }
 
 impl Compiled {
@@ -138,6 +140,15 @@ impl Compiled {
             })
             .collect();
 
+        let mut before = None;
+        let same_angles = kernel.ops.iter().map(|op| match op {
+            RowOp::Rope { size, rope, position, depths, .. } => {
+                before.replace((size, rope, position, depths)) == Some((size, rope, position, depths))
+            }
+            _ => false,
+        });
+        let same_angles = same_angles.collect();
+
         let sums = kernel.outputs.iter().map(|o| matches!(o.store, RowStore::Sum | RowStore::AddSum));
         let mut partial_floats = 0;
         let blocks = kernel.rows.div_ceil(SUM_BLOCK) as usize;
@@ -156,6 +167,7 @@ impl Compiled {
         Compiled {
             places,
             direct,
+            same_angles,
             rotation: frequencies.iter().map(|f| 2 * f.len()).max().unwrap_or(0),
             frequencies,
             per_row,
@@ -181,7 +193,7 @@ impl Compiled {
         cx.parallel(rows.div_ceil(self.task), |task, scratch| {
             let (scratch, rest) = scratch.split_at_mut(self.per_row * self.block);
             let (fixed, rest) = rest.split_at_mut(self.fixed);
-            let rotation = &mut rest[..self.rotation];
+            let rotation = &mut rest[..self.rotation * self.block];
             self.fill_fixed(kernel, fixed);
             let (scratch, fixed) = (Pointer::to(scratch), Pointer::to(fixed));
             let end = ((task + 1) * self.task).min(rows);
@@ -351,14 +363,14 @@ impl<'a> Block<'a> {
             RowOp::SoftmaxGrad { y: a, dy, size } => softmax_grad(x(a), x(dy), size as usize, y()),
             RowOp::Rope { x: a, size, rope, position, depths } => {
                 let frequencies = &self.compiled.frequencies[i];
+                let known = self.compiled.same_angles[i];
+                let size = size as usize;
                 match rope.positions {
                     Positions::Tokens => {
-                        let positions = self.ints(position);
-                        for row in 0..self.rows {
-                            let p = positions.row(row)[0] as f64;
-                            angles(frequencies, p, p, rope.inverse, rotation);
-                            rotate(x(a).rows_from(row, 1), size as usize, rotation, y().rows_from(row, 1));
+                        if !known {
+                            angles_of_rows(frequencies, self.ints(position), rope.inverse, rotation);
                         }
+                        rotate(x(a), size, rotation, size, y());
                     }
                     Positions::Depth { half_reversed } => {
                         let p = self.args.index(position as usize) as f64;
@@ -366,8 +378,10 @@ impl<'a> Block<'a> {
                             true => self.args.index(depths as usize) as f64 - 1.0 - p,
                             false => p,
                         };
-                        angles(frequencies, p, odd, rope.inverse, rotation);
-                        rotate(x(a), size as usize, rotation, y());
+                        if !known {
+                            angles_of_row(frequencies, p, odd, rope.inverse, rotation);
+                        }
+                        rotate(x(a), size, rotation, 0, y());
                     }
                 }
             }
@@ -507,6 +521,20 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
     }
 }
 
+/// Cosines and sines of a row, position `even` for even pairs and `odd` for odd ones.
+#[inline(always)]
+fn angles<const FMA: bool>(frequencies: &[f64], even: f64, odd: f64, inverse: bool, rotation: &mut [f32]) {
+    let pairs = frequencies.len();
+    let (cos, sin) = rotation[..2 * pairs].split_at_mut(pairs);
+    let sign = if inverse { -1.0 } else { 1.0 };
+    for (i, ((f, c), s)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
+        let position = if i % 2 == 0 { even } else { odd };
+        let (sin, cos) = sin_cos::<FMA>(position * *f);
+        *c = cos;
+        *s = sin * sign;
+    }
+}
+
 /// Calls `f` with the same group of every row.
 #[inline(always)]
 fn groups(x: View<f32>, y: View<f32>, size: usize, f: impl Fn(&[f32], &mut [f32])) {
@@ -635,29 +663,34 @@ kernel_fn! {
         }
     }
 
-    /// Cosines and sines of a row, position `even` for even pairs and `odd` for odd ones.
-    fn angles(frequencies: &[f64], even: f64, odd: f64, inverse: bool, rotation: &mut [f32]) {
-        let pairs = frequencies.len();
-        let (cos, sin) = rotation[..2 * pairs].split_at_mut(pairs);
-        let sign = if inverse { -1.0 } else { 1.0 };
-        for (i, ((f, c), s)) in frequencies.iter().zip(cos).zip(sin).enumerate() {
-            let position = if i % 2 == 0 { even } else { odd };
-            let (sin, cos) = sin_cos::<FMA>(position * *f);
-            *c = cos;
-            *s = sin * sign;
+    /// Cosines and sines of one row.
+    fn angles_of_row(frequencies: &[f64], even: f64, odd: f64, inverse: bool, rotation: &mut [f32]) {
+        angles::<FMA>(frequencies, even, odd, inverse, rotation);
+    }
+
+    /// Cosines and sines of every row.
+    fn angles_of_rows(frequencies: &[f64], positions: View<i32>, inverse: bool, rotation: &mut [f32]) {
+        for (row, rotation) in rotation.chunks_exact_mut((2 * frequencies.len()).max(1)).take(positions.rows).enumerate() {
+            let p = positions.row(row)[0] as f64;
+            angles::<FMA>(frequencies, p, p, inverse, rotation);
         }
     }
 
-    fn rotate(x: View<f32>, size: usize, rotation: &[f32], y: View<f32>) {
+    /// Rotates groups of `size` by cosines and sines that are `stride` apart from row to row.
+    fn rotate(x: View<f32>, size: usize, rotation: &[f32], stride: usize, y: View<f32>) {
         let pairs = size / 2;
-        let (cos, sin) = rotation[..size].split_at(pairs);
-        groups(x, y, size, |x, y| {
-            let ((a, b), (ya, yb)) = (x.split_at(pairs), y.split_at_mut(pairs));
-            for i in 0..pairs {
-                ya[i] = a[i] * cos[i] - b[i] * sin[i];
-                yb[i] = b[i] * cos[i] + a[i] * sin[i];
-            }
-        });
+        for row in 0..y.rows {
+            let (cos, sin) = rotation[row * stride..][..size].split_at(pairs);
+            let (x, y) = (x.row(row), y.row_mut(row));
+            sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+                let ((a, b), (ya, yb)) = (x.split_at(size / 2), y.split_at_mut(size / 2));
+                let (cos, sin) = (&cos[..size / 2], &sin[..size / 2]);
+                for i in 0..size / 2 {
+                    ya[i] = a[i] * cos[i] - b[i] * sin[i];
+                    yb[i] = b[i] * cos[i] + a[i] * sin[i];
+                }
+            });
+        }
     }
 
     fn slice(x: View<f32>, size: usize, start: usize, y: View<f32>) {
