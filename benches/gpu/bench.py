@@ -23,6 +23,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PYTORCH = ROOT / "benches" / "pytorch"
 MODELS = ("la-16", "dr-da-16")
 # Dense bf16 peaks in FLOP/s, from the vendor's data sheets; the report also measures what one large product reaches.
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12}
@@ -53,7 +54,7 @@ def parts(a):
     yield "calibration", test + ["--test", "ptx", "a_gpu_does"] + shown, ["cargo", "gpu"]
     yield "gpu_tests", test + ["-p", "dreamc-runtime", "cuda"] + shown, ["cargo", "gpu"]
     yield "kernels", test + ["--test", "codegen"] + shown, ["cargo"]
-    yield "torch_is_the_same_model", [sys.executable, str(HERE / "test_model.py"), "--dreamc", dreamc], ["torch"]
+    yield "torch_is_the_same_model", [sys.executable, str(PYTORCH / "test_model.py"), "--dreamc", dreamc], ["torch"]
     for device in ("cpu", "ptx", "cuda"):
         tiny = [dreamc, "train", str(ROOT / "examples/tiny-dr-da.yaml"), "--device", device, "--json", "--force"]
         small = ["train.steps=20", "train.batch=2", "train.sequence=32", "train.warmup=5", "train.precision=f32"]
@@ -67,7 +68,7 @@ def parts(a):
         sets = [w for key, value in sets.items() for w in ("--set", f"{key}={value}")]
         run = [dreamc, "train", spec, "--device", "cuda", "--data", str(a.out / "text.txt"), "--json", "--force"]
         yield f"dreamc_{model}", run + ["--out", str(a.out / f"run-{model}")] + sets, ["gpu"]
-        rate = [sys.executable, str(HERE / "torch_rate.py"), "--dreamc", dreamc, "--spec", spec]
+        rate = [sys.executable, str(PYTORCH / "rate.py"), "--dreamc", dreamc, "--spec", spec, "--device", "cuda", "--precision", "bf16"]
         rate += ["--batch", str(a.batch), "--sequence", str(a.sequence), "--steps", str(a.steps)]
         yield f"torch_{model}", rate, ["gpu", "torch"]
 

@@ -469,12 +469,7 @@ unsafe fn pack_steps<T: Stored>(
                 match (per_word, second) {
                     (1, _) => to.iter_mut().zip(low).for_each(|(to, x)| *to = x.widen()),
                     (_, None) => to.iter_mut().zip(low).for_each(|(to, x)| *to = x.first_of_word()),
-                    (_, Some(second)) => {
-                        let high = std::slice::from_raw_parts(second, count);
-                        for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
-                            *to = f32::from_bits(low.first_of_word().to_bits() | high.widen().to_bits());
-                        }
-                    }
+                    (_, Some(second)) => interleave(first, second, count, to.as_mut_ptr()),
                 }
             }
         }
@@ -491,6 +486,36 @@ unsafe fn pack_steps<T: Stored>(
             32 => copy(step, 32, steps, width, to),
             _ => copy(step, count, steps, width, to),
         }
+    }
+}
+
+/// Words of two elements each, those of `low` first.
+///
+/// # Safety
+/// All have `count` elements.
+#[inline(always)]
+unsafe fn interleave<T: Stored>(low: *const T, high: *const T, count: usize, to: *mut f32) {
+    let mut i = 0;
+    #[cfg(target_arch = "x86_64")]
+    if T::NARROW {
+        use std::arch::x86_64::*;
+        // SAFETY: SSE2 is part of the architecture; four elements of 16 bits are in bounds.
+        unsafe {
+            while i + 4 <= count {
+                let low = _mm_loadl_epi64(low.add(i).cast());
+                let high = _mm_loadl_epi64(high.add(i).cast());
+                _mm_storeu_si128(to.add(i).cast(), _mm_unpacklo_epi16(low, high));
+                i += 4;
+            }
+        }
+    }
+    while i < count {
+        // SAFETY: the caller's.
+        unsafe {
+            let (low, high) = ((*low.add(i)).first_of_word(), (*high.add(i)).widen());
+            *to.add(i) = f32::from_bits(low.to_bits() | high.to_bits());
+        }
+        i += 1;
     }
 }
 

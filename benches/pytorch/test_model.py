@@ -33,13 +33,13 @@ def read(path):
     return tensors
 
 
-def check(dreamc, example):
-    spec = load_spec(dreamc, str(ROOT / "examples" / f"{example}.yaml"))
+def check(dreamc, path):
+    spec = load_spec(dreamc, str(ROOT / path))
     ids = [[(7 * i + 31 * row) % spec["model"]["vocab"] for i in range(25)] for row in range(2)]
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "ids.json").write_text(json.dumps(ids))
-        command = [dreamc, "probe", str(ROOT / "examples" / f"{example}.yaml"), "--ids", str(folder / "ids.json")]
+        command = [dreamc, "probe", str(ROOT / path), "--ids", str(folder / "ids.json")]
         subprocess.run(command + ["-o", str(folder / "out"), "--seed", "0", "--weights"], check=True)
         found = read(folder / "out")
     model = Model(spec)
@@ -60,7 +60,7 @@ def check(dreamc, example):
         if expected is not None and expected.abs().max() > 1e-7:
             worst[name] = apart(p.grad, expected)
     name, error = max(worst.items(), key=lambda item: item[1])
-    print(f"{example}: {len(worst)} compared, worst {name}: {error:.1e}")
+    print(f"{path}: {len(worst)} compared, worst {name}: {error:.1e}")
     return error < 2e-4
 
 
@@ -69,5 +69,7 @@ if __name__ == "__main__":
     arguments.add_argument("--dreamc", default=str(ROOT / "target/release/dreamc"))
     a = arguments.parse_args()
     torch.manual_seed(0)
-    results = [check(a.dreamc, example) for example in ("tiny-la", "tiny-dr", "tiny-dr-da")]
+    paths = ["examples/tiny-la.yaml", "examples/tiny-dr.yaml", "examples/tiny-dr-da.yaml"]
+    paths += ["benches/cpu/a.yaml", "benches/cpu/b.yaml", "benches/cpu/d.yaml"]
+    results = [check(a.dreamc, path) for path in paths]
     sys.exit(0 if all(results) else 1)

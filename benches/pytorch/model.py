@@ -1,5 +1,5 @@
-"""LA and DR+DA of the paper in PyTorch, as one who knows PyTorch would write them for speed: SDPA, grouped products, one sort of
-the slots for each routing, bf16 weights' copies by autocast-free casts, everything inside `torch.compile`.
+"""LA, DR and DR+DA of the paper and dense layers in PyTorch, as one who knows PyTorch would write them for speed: SDPA, grouped
+products, one sort of the slots for each routing, explicit casts where autocast would cast, everything inside `torch.compile`.
 
 Tensors have dreamc's names, so that `test_model.py` can load what `dreamc probe` writes and compare logits and gradients.
 """
@@ -11,6 +11,10 @@ import subprocess
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+
+
+# Grouped products by one operation, or expert by expert: which is faster differs by device and version.
+GROUPED_MM = False
 
 
 def load_spec(dreamc, path, overrides=()):
@@ -45,7 +49,7 @@ def rotate(x, cosine, sine):
 def grouped(x, w, offsets, dtype):
     """Rows `offsets[e - 1]..offsets[e]` of `x` times `w[e]` transposed."""
     x, w = x.to(dtype), w.to(dtype)
-    if x.is_cuda:
+    if GROUPED_MM or x.is_cuda:
         return torch._grouped_mm(x, w.transpose(-2, -1), offs=offsets)
     ends = [0] + offsets.tolist()
     return torch.cat([x[a:b] @ w[e].T for e, (a, b) in enumerate(zip(ends, ends[1:]))])
@@ -146,18 +150,35 @@ class Experts(torch.nn.Module):
         return (gates.unsqueeze(-1) * y).sum(1)
 
 
+class Mlp(torch.nn.Module):
+    def __init__(self, spec, hidden):
+        super().__init__()
+        inner = spec["intermediate"]
+        self.norm = Gain(hidden)
+        self.gate, self.up, self.down = Linear(inner, hidden), Linear(inner, hidden), Linear(hidden, inner)
+
+    def forward(self, x, _, dtype):
+        x = norm(x, self.norm.weight).to(dtype)
+        gate, up, down = (m.weight.to(dtype) for m in (self.gate, self.up, self.down))
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
 class Layer(torch.nn.Module):
-    """`sa > ea` or, recurrent with depth attention, `(da | sa) > ea`."""
+    """`sa > ea`, `sa > mlp` or, recurrent with depth attention, `(da | sa) > ea`."""
 
     def __init__(self, components, hidden, depth, recurrent):
         super().__init__()
         self.sa = Attention(components["sa"]["sequence"], hidden, depth, recurrent)
         self.da = Attention(components["da"]["depth"], hidden, depth, recurrent) if "da" in components else None
-        self.ea = Experts(components["ea"]["experts"], hidden)
+        if "ea" in components:
+            self.ea = Experts(components["ea"]["experts"], hidden)
+        else:
+            self.mlp = Mlp(components["mlp"]["mlp"], hidden)
         self.residual_norm = Gain(hidden) if recurrent else None
 
-    def forward(self, x, batch, tables, cache, dtype):
-        """`x[tokens, h]`; gives `y` and the keys and values of this depth."""
+    def forward(self, x, batch, tables, cache, dtype, past=None):
+        """`x[tokens, h]`; gives `y` and the keys and values of this depth. `past` is keys and values of the text so far, with room for
+        one more, and how many there are."""
         t = x
         if self.da is not None:
             h = norm(x, self.da.norm.weight)
@@ -174,9 +195,15 @@ class Layer(torch.nn.Module):
         q, k, v = self.sa.queries(h, routing, dtype)
         q, k = (rotate(y, *tables["sa"]).to(dtype) for y in (q, k))
         q, k, v = (y.unflatten(0, (batch, -1)).transpose(1, 2) for y in (q, k, v.to(dtype)))
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(0, 1)
+        if past is not None:
+            keys, values, length = past
+            keys[:, :, length : length + 1], values[:, :, length : length + 1] = k, v
+            k, v = keys[:, :, : length + 1], values[:, :, : length + 1]
+        causal = past is None
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2).flatten(0, 1)
         t = t + self.sa.project(o.flatten(1), self.sa.out, routing, dtype)
-        y = t + self.ea(t, tables["ea.router"], dtype)
+        wide = self.ea if hasattr(self, "ea") else self.mlp
+        y = t + wide(t, tables.get("ea.router"), dtype)
         return (norm(y, self.residual_norm.weight) if self.residual_norm is not None else y), cache
 
 
@@ -208,6 +235,8 @@ class Model(torch.nn.Module):
                 out[name] = cosine[:, None], sine[:, None]
             elif kind == "depth":
                 out[name] = tuple(y[:, None] for y in of_depth(c["head_size"], c["rope"]))
+            if kind == "mlp":
+                continue
             router = low_rank(c["router"] if kind == "experts" else c["projection"]["router"])
             out[name + ".router"] = of_depth(router["query"], router["rope"])
         return out
@@ -221,6 +250,22 @@ class Model(torch.nn.Module):
             x, cache = layer(x, batch, self.tables(depth, tokens, ids.device), cache, dtype)
         x = norm(x, self.norm.weight) if self.norm is not None else x
         return x.unflatten(0, (batch, length))
+
+    @torch.inference_mode()
+    def write(self, count, dtype):
+        """Writes the likeliest tokens one at a time; yields after each."""
+        c = self.components["sa"]["sequence"]
+        shape = (1, c["kv_heads"], count, c["head_size"])
+        past = [(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)) for _ in range(self.depth)]
+        token = torch.zeros(1, dtype=torch.long)
+        for length in range(count):
+            x, cache, at = self.embed.weight[token], None, torch.tensor([length])
+            for depth in range(self.depth):
+                layer = self.layers[0 if self.recurrent else depth]
+                x, cache = layer(x, 1, self.tables(depth, at, x.device), cache, dtype, (*past[depth], length))
+            x = norm(x, self.norm.weight) if self.norm is not None else x
+            token = F.linear(x.to(dtype), self.head.weight.to(dtype)).argmax(-1)
+            yield int(token)
 
     def loss(self, ids, targets, dtype, chunk=4096):
         """Cross-entropy a few rows of logits at a time, each recomputed on the way back: the logits of all rows do not fit."""

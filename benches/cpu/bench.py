@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""dreamc against PyTorch on this processor, in one call:
+
+    python benches/cpu/bench.py --threads 2 --out results
+
+For each of the models `a` to `d` (the specs beside this file) both train the same model from the same kind of weights on as many tokens
+in a step. PyTorch is run eager and compiled, experts' products one by one and by one grouped operation, in f32 and with products in bf16; the
+best of these counts. Everything runs in rounds, one after another, so that no side has the machine to itself when it is quiet, and the
+median of the rounds is reported. That both compute the same logits, loss and gradients is checked first (`benches/pytorch/test_model.py`).
+
+`--scaling` measures how time grows with depth, experts and context instead. `--plan` prints the commands. `report.md` and a JSON file
+for every run are left in `--out`; `test_bench.py` tests the arithmetic and the report.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PYTORCH = ROOT / "benches" / "pytorch"
+MODELS = {"a": (8, 256), "b": (8, 256), "c": (4, 512), "d": (1, 1024)}
+# What is changed of model (a), and to what.
+SCALING = {
+    "depth": [["recur=4"], ["recur=8"], ["recur=16"]],
+    "experts": [["ea.count=16"], ["ea.count=64"], ["ea.count=256"]],
+    "context": [["context=128"], ["context=256"], ["context=512"]],
+}
+
+
+def dreamc(a, model, precision, sets=()):
+    batch, sequence = MODELS[model]
+    sequence = next((int(s.split("=")[1]) for s in sets if s.startswith("context")), sequence)
+    command = [str(a.dreamc), "bench", str(HERE / f"{model}.yaml"), "--json", "--threads", str(a.threads)]
+    command += ["--batch", str(batch), "--sequence", str(sequence), "--steps", str(a.steps)]
+    for s in [f"train.precision={precision}", *sets]:
+        command += ["--set", s]
+    return command
+
+
+def torch(a, model, precision, compiled, grouped, sets=()):
+    batch, sequence = MODELS[model]
+    sequence = next((int(s.split("=")[1]) for s in sets if s.startswith("context")), sequence)
+    command = [a.python, str(PYTORCH / "rate.py"), "--dreamc", str(a.dreamc), "--spec", str(HERE / f"{model}.yaml")]
+    command += ["--batch", str(batch), "--sequence", str(sequence), "--steps", str(a.steps)]
+    command += ["--threads", str(a.threads), "--precision", precision]
+    command += ["--compile"] * compiled + ["--grouped-mm"] * grouped
+    for s in sets:
+        command += ["--set", s]
+    return command
+
+
+def runs(a):
+    """Name and command of every run of a round."""
+    if a.scaling:
+        for axis, points in SCALING.items():
+            for sets in points:
+                sets = [s.replace("recur", "body.0.recur") for s in sets]
+                label = f"{axis} {sets[0].split('=')[1]}"
+                yield ("a", f"dreamc {label}"), dreamc(a, "a", "bf16", sets)
+                yield ("a", f"torch {label}"), torch(a, "a", "f32", False, True, sets)
+        return
+    for model in a.models:
+        experts = model != "d"
+        for precision in ("f32", "bf16"):
+            yield (model, f"dreamc {precision}"), dreamc(a, model, precision)
+            for compiled in (False, True):
+                for grouped in (False, True) if experts else (False,):
+                    kind = ("compiled" if compiled else "eager") + (" grouped" if grouped else "")
+                    yield (model, f"torch {precision} {kind}"), torch(a, model, precision, compiled, grouped)
+
+
+def median(results, path):
+    """Of the rounds, what lies behind a path of keys; `None` where no round has it."""
+    found = []
+    for result in results:
+        for key in path.split("."):
+            result = (result or {}).get(key)
+        if result is not None:
+            found.append(result)
+    return statistics.median(found) if found else None
+
+
+def best(results, prefix):
+    """The run of most tokens a second among those whose names begin so: name and rounds."""
+    there = {name: rounds for name, rounds in results.items() if name.startswith(prefix)}
+    rated = [(median(rounds, "training.tokens_per_second") or 0, name) for name, rounds in there.items()]
+    rate, name = max(rated, default=(0, None))
+    return (name, there[name]) if rate else (None, [])
+
+
+def report(all_results):
+    """Markdown: `{model: {name: [result of a round, ...]}}`."""
+    def number(x, form="{:,.0f}"):
+        return "" if x is None else form.format(x)
+
+    lines = ["| model | | tokens/s | against PyTorch's best | memory, MB | tokens/s written | share of the ceiling |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for model, results in all_results.items():
+        name, rounds = best(results, "torch")
+        rate = median(rounds, "training.tokens_per_second")
+        for run, these in results.items():
+            mine = median(these, "training.tokens_per_second")
+            if run.startswith("torch") and run != name:
+                continue
+            against = mine / rate if mine and rate else None
+            memory = median(these, "peak_resident")
+            precision = "bf16" if " bf16" in run else "f32"
+            ceiling, flops = median(these, f"ceiling.{precision}"), median(these, "training.flops_per_second")
+            share = 100 * flops / ceiling if ceiling and flops else None
+            cells = [model, run, number(mine), number(against, "{:.2f} ×"), number(memory and memory / 1e6)]
+            cells += [number(median(these, "decoding.tokens_per_second")), number(share, "{:.0f} %")]
+            lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "All runs, tokens/s, median of the rounds:", ""]
+    for model, results in all_results.items():
+        rates = ((name, median(rounds, "training.tokens_per_second")) for name, rounds in results.items())
+        lines.append(f"- {model}: " + ", ".join(f"{name} {number(rate) or 'failed'}" for name, rate in rates))
+    return "\n".join(lines) + "\n"
+
+
+def arguments(argv=None):
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--out", type=pathlib.Path, default=pathlib.Path("cpu-results"))
+    a.add_argument("--dreamc", type=pathlib.Path, default=ROOT / "target/release/dreamc")
+    a.add_argument("--python", default=sys.executable, help="a Python that has PyTorch")
+    a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--steps", type=int, default=5)
+    a.add_argument("--rounds", type=int, default=3)
+    a.add_argument("--models", default="abcd", help="some of abcd")
+    a.add_argument("--scaling", action="store_true")
+    a.add_argument("--limit", type=int, default=600, help="seconds that one run may take")
+    a.add_argument("--plan", action="store_true")
+    return a.parse_args(argv)
+
+
+def main(argv=None):
+    a = arguments(argv)
+    a.dreamc = a.dreamc.resolve()
+    everything = list(runs(a))
+    if a.plan:
+        for (model, name), command in everything:
+            print(f"{model}: {name}: {' '.join(command)}")
+        return 0
+    a.out.mkdir(parents=True, exist_ok=True)
+    same = subprocess.run([a.python, str(PYTORCH / "test_model.py"), "--dreamc", str(a.dreamc)])
+    if same.returncode != 0:
+        print("the two do not compute the same model (or there is no PyTorch): nothing is compared", file=sys.stderr)
+        return 1
+    results = {}
+    for number in range(a.rounds):
+        for (model, name), command in everything:
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=a.limit)
+                text = done.stdout[done.stdout.index("{") :] if done.returncode == 0 else ""
+                result, error = json.loads(text or "{}"), done.stderr[-2000:]
+            except subprocess.TimeoutExpired:
+                result, error = {}, f"over {a.limit} s"
+            results.setdefault(model, {}).setdefault(name, []).append(result)
+            rate = (result.get("training") or {}).get("tokens_per_second")
+            print(f"{number + 1}/{a.rounds} {model} {name}: {rate and round(rate)} {'' if result else error}", flush=True)
+        (a.out / "results.json").write_text(json.dumps(results, indent=1))
+        (a.out / "report.md").write_text(report(results))
+    print((a.out / "report.md").read_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
