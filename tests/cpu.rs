@@ -5,6 +5,7 @@ mod support;
 use dreamc_compiler::ir::interpret::Data;
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{Batch, Oracle};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::BufferId;
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
@@ -207,6 +208,29 @@ fn bits_are_the_same_every_time_and_on_any_number_of_threads() {
             seen.push(bits);
         }
         assert!(seen.iter().all(|bits| *bits == seen[0]), "{}", golden.name);
+    }
+}
+
+/// On a processor without instructions for them, bf16 is widened as it is read: the same operands.
+#[test]
+fn products_of_bf16_change_the_loss_little_and_are_the_same_on_any_number_of_threads() {
+    for golden in goldens().into_iter().filter(|g| !g.name.contains("mod")).take(6) {
+        let all = &golden.tensors["steps.ids"];
+        let (b, n) = (all.dims[1], all.dims[2] - 1);
+        let train = |narrow: Narrow, threads: usize| {
+            let mut run = Run::new(&golden, &Options { narrow, ..options(b, n) }, threads);
+            let batches = all.ints().chunks_exact(b * (n + 1)).enumerate();
+            let losses: Vec<f64> =
+                batches.map(|(step, ids)| run.step(&golden, ids, b, n, step as i32)).collect();
+            let bits: Vec<u64> = run.tensors().into_values().flatten().map(f64::to_bits).collect();
+            (losses, bits)
+        };
+        let (exact, _) = train(Narrow::Nothing, 1);
+        let (losses, bits) = train(Narrow::Operands, 1);
+        assert!(bits == train(Narrow::Operands, 3).1, "{}", golden.name);
+        let apart = exact.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
+        println!("{}: losses {apart:.1e} apart", golden.name);
+        assert!(apart > 0.0 && apart < 0.02, "{}: {exact:?} {losses:?}", golden.name);
     }
 }
 

@@ -207,7 +207,7 @@ kernel_fn! {
                 }
                 most[i] = high;
             }
-            sums[i] += sum(x);
+            sums[i] += sum::<FMA>(x);
         }
     }
 

@@ -521,6 +521,13 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
     }
 }
 
+#[inline(always)]
+fn eight(x: &[f32], at: usize) -> [f32; 8] {
+    let mut eight = [0.0; 8];
+    eight.copy_from_slice(&x[at..at + 8]);
+    eight
+}
+
 /// Cosines and sines of a row, position `even` for even pairs and `odd` for odd ones.
 #[inline(always)]
 fn angles<const FMA: bool>(frequencies: &[f64], even: f64, odd: f64, inverse: bool, rotation: &mut [f32]) {
@@ -532,17 +539,6 @@ fn angles<const FMA: bool>(frequencies: &[f64], even: f64, odd: f64, inverse: bo
         let (sin, cos) = sin_cos::<FMA>(position * *f);
         *c = cos;
         *s = sin * sign;
-    }
-}
-
-/// Calls `f` with the same group of every row.
-#[inline(always)]
-fn groups(x: View<f32>, y: View<f32>, size: usize, f: impl Fn(&[f32], &mut [f32])) {
-    for row in 0..y.rows {
-        let (x, y) = (x.row(row), y.row_mut(row));
-        sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
-            f(x, y);
-        });
     }
 }
 
@@ -589,7 +585,7 @@ kernel_fn! {
                 y.fill(empty);
             } else if inner == 1 {
                 sized!(size: for (y, x) in y.iter_mut().zip(x.chunks_exact(size)) {
-                    *y = if op == Reduce::Max { largest(x) } else { sum(x) };
+                    *y = if op == Reduce::Max { largest(x) } else { sum::<FMA>(x) };
                 });
             } else {
                 for (y, x) in y.chunks_exact_mut(inner).zip(x.chunks_exact(size * inner)) {
@@ -616,12 +612,15 @@ kernel_fn! {
     }
 
     fn rms(x: View<f32>, size: usize, eps: f32, y: View<f32>) {
-        groups(x, y, size, |x, y| {
-            let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = *x * r;
-            }
-        });
+        for row in 0..y.rows {
+            let (x, y) = (x.row(row), y.row_mut(row));
+            sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+                let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+                for (y, x) in y.iter_mut().zip(x) {
+                    *y = *x * r;
+                }
+            });
+        }
     }
 
     fn rms_grad(x: View<f32>, dy: View<f32>, size: usize, eps: f32, y: View<f32>) {
@@ -638,16 +637,19 @@ kernel_fn! {
     }
 
     fn softmax(x: View<f32>, size: usize, y: View<f32>) {
-        groups(x, y, size, |x, y| {
-            let most = largest(x);
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = exp::<FMA>(*x - most);
+        for row in 0..y.rows {
+            let (x, y) = (x.row(row), y.row_mut(row));
+            for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+                let most = largest(x);
+                for (y, x) in y.iter_mut().zip(x) {
+                    *y = exp::<FMA>(*x - most);
+                }
+                let factor = 1.0 / sum::<FMA>(y);
+                for y in y.iter_mut() {
+                    *y *= factor;
+                }
             }
-            let factor = 1.0 / sum(y);
-            for y in y.iter_mut() {
-                *y *= factor;
-            }
-        });
+        }
     }
 
     fn softmax_grad(s: View<f32>, dy: View<f32>, size: usize, y: View<f32>) {
@@ -685,7 +687,20 @@ kernel_fn! {
             sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
                 let ((a, b), (ya, yb)) = (x.split_at(size / 2), y.split_at_mut(size / 2));
                 let (cos, sin) = (&cos[..size / 2], &sin[..size / 2]);
-                for i in 0..size / 2 {
+                let whole = size / 2 / 8 * 8;
+                for at in (0..whole).step_by(8) {
+                    // All is read before anything is written: the compiler need not ask what lies over what.
+                    let (a, b) = (eight(a, at), eight(b, at));
+                    let (c, s) = (eight(cos, at), eight(sin, at));
+                    let (mut first, mut second) = ([0.0; 8], [0.0; 8]);
+                    for i in 0..8 {
+                        first[i] = a[i] * c[i] - b[i] * s[i];
+                        second[i] = b[i] * c[i] + a[i] * s[i];
+                    }
+                    ya[at..at + 8].copy_from_slice(&first);
+                    yb[at..at + 8].copy_from_slice(&second);
+                }
+                for i in whole..size / 2 {
                     ya[i] = a[i] * cos[i] - b[i] * sin[i];
                     yb[i] = b[i] * cos[i] + a[i] * sin[i];
                 }

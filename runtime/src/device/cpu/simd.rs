@@ -351,13 +351,66 @@ pub(crate) fn sum_with(a: &[f32], b: &[f32], f: impl Fn(f32, f32, f32) -> f32) -
 /// Inner product.
 #[inline(always)]
 pub(crate) fn dot<const FMA: bool>(a: &[f32], b: &[f32]) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if FMA {
+        // SAFETY: whoever has fused multiply-adds here has AVX2.
+        return unsafe { x86::reduce::<true>(a, b) };
+    }
     sum_with(a, b, fma::<FMA>)
 }
 
 /// Sum.
 #[inline(always)]
-pub(crate) fn sum(x: &[f32]) -> f32 {
+pub(crate) fn sum<const FMA: bool>(x: &[f32]) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if FMA {
+        // SAFETY: likewise.
+        return unsafe { x86::reduce::<false>(x, x) };
+    }
     sum_with(x, x, |x, _, c| c + x)
+}
+
+/// Reductions of short slices, whose lanes LLVM makes no vectors of once it has unrolled them.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{LANES, fold};
+    use std::arch::x86_64::*;
+
+    /// `Σ a·b`, or `Σ a`: the bits of [`super::sum_with`].
+    ///
+    /// # Safety
+    /// The processor has AVX2 and FMA.
+    #[inline(always)]
+    pub(super) unsafe fn reduce<const PRODUCTS: bool>(a: &[f32], b: &[f32]) -> f32 {
+        let n = a.len().min(b.len());
+        let whole = n / LANES * LANES;
+        // SAFETY: the processor is the caller's, all elements lie below `n`.
+        unsafe {
+            let mut lanes = [_mm256_setzero_ps(); 2];
+            for at in (0..whole).step_by(LANES) {
+                for (i, lane) in lanes.iter_mut().enumerate() {
+                    let x = _mm256_loadu_ps(a.as_ptr().add(at + 8 * i));
+                    *lane = match PRODUCTS {
+                        true => _mm256_fmadd_ps(x, _mm256_loadu_ps(b.as_ptr().add(at + 8 * i)), *lane),
+                        false => _mm256_add_ps(*lane, x),
+                    };
+                }
+            }
+            if whole < n {
+                let mut all = [0.0; LANES];
+                _mm256_storeu_ps(all.as_mut_ptr(), lanes[0]);
+                _mm256_storeu_ps(all.as_mut_ptr().add(8), lanes[1]);
+                for (lane, (a, b)) in all.iter_mut().zip(a[whole..n].iter().zip(&b[whole..n])) {
+                    *lane = if PRODUCTS { a.mul_add(*b, *lane) } else { *lane + a };
+                }
+                return fold(all, |a, b| a + b);
+            }
+            let eight = _mm256_add_ps(lanes[0], lanes[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
 }
 
 /// Largest; NaN is passed over.
