@@ -530,7 +530,7 @@ mod tests {
     fn reductions_of_any_length() {
         for n in [0, 1, 15, 16, 17, 100] {
             let x: Vec<f32> = (0..n).map(|i| i as f32 - 3.0).collect();
-            assert_eq!(sum(&x), x.iter().sum::<f32>());
+            assert_eq!(sum::<true>(&x), x.iter().sum::<f32>());
             assert_eq!(dot::<true>(&x, &x), x.iter().map(|x| x * x).sum::<f32>());
             assert_eq!(largest(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         }
