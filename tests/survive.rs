@@ -197,6 +197,55 @@ fn a_comparison_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
     }
 }
 
+/// Compiling kernels takes seconds: only where kills are asked for.
+#[test]
+fn a_run_killed_while_it_caches_kernels_goes_on_to_the_same_bits() {
+    let wanted = match std::env::var("DREAMC_KILLS") {
+        Ok(_) => setting("DREAMC_KILLS", 0),
+        Err(_) => {
+            return println!("skipped: set DREAMC_KILLS, and DREAMC_NVRTC where NVRTC is not found by itself");
+        }
+    };
+    let house = House::new();
+    let line = |out: &'static str| {
+        let model = ["train", "tiny.yaml", "--out", out, "--device", "ptx", "--set", "train.steps=1"];
+        [&model[..], &["--set", "train.evaluate.every=0"]].concat()
+    };
+    house.good(&line("whole"));
+    let whole = result(&house.path("whole"), 1);
+    let kernels = house.path("cache/kernels");
+    let files = || fs::read_dir(&kernels).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>();
+    let again = |what: &str| {
+        let _ = fs::remove_dir_all(house.path("cut"));
+        house.good(&line("cut"));
+        assert_eq!(result(&house.path("cut"), 1), whole, "{what}");
+    };
+    let _ = fs::remove_dir_all(house.path("cache"));
+    let all = match trace(house.command(&line("cut")), usize::MAX) {
+        Ok(End::Ended { changes, success: true }) => changes,
+        Ok(end) => panic!("{end:?}"),
+        Err(error) => return println!("skipped: this system does not let a process be traced: {error}"),
+    };
+    // The kernels come first, in three changes each.
+    for moment in moments(3 * files().len().min(all / 3), wanted) {
+        let _ = fs::remove_dir_all(house.path("cache"));
+        let _ = fs::remove_dir_all(house.path("cut"));
+        assert!(matches!(trace(house.command(&line("cut")), moment).unwrap(), End::Killed));
+        again(&format!("moment {moment}"));
+    }
+    for (i, file) in files().into_iter().enumerate() {
+        let mut bytes = fs::read(&file).unwrap();
+        let at = i * 997 % bytes.len();
+        if i % 3 == 0 {
+            bytes.truncate(at)
+        } else {
+            bytes[at] ^= 1 << (i % 8)
+        }
+        fs::write(&file, &bytes).unwrap();
+    }
+    again("damaged kernels");
+}
+
 /// Runs dreamc where no file may grow beyond `blocks` of 1024 bytes: a write fails, or where `kill` the process is killed by it.
 fn confined(house: &House, line: &[&str], blocks: u64, kill: bool) -> Command {
     let mut command = Command::new("bash");
