@@ -2,13 +2,15 @@
 
 mod support;
 
+use dreamc_compiler::random;
 use dreamc_dsl::Spec;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
-use dreamc_runtime::verify::{Compiler, Report, Task, Verdict, shrink, verify};
+use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, shrink, verify};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
+use support::minimise::minimise;
 use support::{load, root};
 
 /// All proofs of a specification.
@@ -58,6 +60,62 @@ fn every_example_keeps_every_promise() {
         }
     }
     println!("{} files, {} models, {:.1} s", examples.len(), seen.len(), begun.elapsed().as_secs_f64());
+}
+
+/// A number from the environment.
+fn from_environment(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+/// Some each time it is asked for: `DREAMC_SPECS=500 DREAMC_SEED=1000 cargo test --test verify random`. What fails is made as
+/// small as it gets, printed, and left in the folder `DREAMC_FOUND`, to be kept in `tests/found`.
+#[test]
+fn random_specifications_keep_every_promise() {
+    let (specs, first) = (from_environment("DREAMC_SPECS", 25), from_environment("DREAMC_SEED", 0));
+    println!("DREAMC_SPECS={specs} DREAMC_SEED={first}");
+    let begun = Instant::now();
+    let (mut proved, mut checks, mut failed) = (0, 0, vec![]);
+    for seed in first..first + specs {
+        let spec = random::spec(seed);
+        let only = |names: &[&str], spec: &Spec| {
+            let only: Vec<String> = names.iter().map(|s| s.to_string()).collect();
+            let task = Task { spec, weights: None, seed, only: &only, devices: &[], pipeline: &Compiler };
+            verify(&task, &mut |_| {})
+        };
+        match only(&[], &spec) {
+            Ok(report) if report.holds() => {
+                proved += report.proofs.iter().filter(|p| p.verdict == Verdict::Proved).count();
+                checks += report.proofs.iter().map(|p| p.checks).sum::<u64>();
+            }
+            result => {
+                let names: Vec<&str> = match &result {
+                    Ok(report) => {
+                        let of = |p: &&Proved| matches!(p.verdict, Verdict::Failed { .. });
+                        report.proofs.iter().filter(of).map(|p| p.proof).take(1).collect()
+                    }
+                    Err(_) => vec![],
+                };
+                let fails = |spec: &Spec| match only(&names, spec) {
+                    Ok(report) => !report.holds() && result.is_ok(),
+                    Err(_) => result.is_err(),
+                };
+                let small = minimise(&spec, &fails);
+                let text = dreamc_dsl::show(&small, dreamc_dsl::Spelling::Yaml);
+                let why = match only(&names, &small) {
+                    Ok(report) => report.to_string(),
+                    Err(error) => error.to_string(),
+                };
+                println!("seed {seed}:\n{why}\n{text}");
+                if let Ok(folder) = std::env::var("DREAMC_FOUND") {
+                    std::fs::write(PathBuf::from(folder).join(format!("{seed}.yaml")), &text).unwrap();
+                }
+                failed.push(seed);
+            }
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{specs} specifications, {proved} proofs, {checks} comparisons, {seconds:.1} s");
+    assert!(failed.is_empty(), "seeds {failed:?}");
 }
 
 #[test]

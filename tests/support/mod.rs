@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
+pub mod minimise;
+
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_dsl::Spec;
 pub use dreamc_runtime::verify::{distance, error};

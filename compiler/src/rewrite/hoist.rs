@@ -71,7 +71,9 @@ impl Prepared {
                     true
                 });
             alone.name = String::new();
-            let what = format!("{scope}: {}", module.show_function(&alone));
+            // The same expression is another one where there are more tokens: of prefill and of decoding.
+            let sizes: Vec<u64> = alone.types.iter().map(|ty| module.elements(&ty.dims)).collect();
+            let what = format!("{scope}: {} {sizes:?}", module.show_function(&alone));
             let made = self.before.entry(what).or_insert_with_key(|what| {
                 let (number, _) = names.0.insert_full(what.clone());
                 alone.name = format!("prepare{number}");

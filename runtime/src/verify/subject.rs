@@ -1,9 +1,10 @@
 //! What every proof is about: a small specification with weights and a batch.
 //!
 //! *Promise*: weights are a function of seed, name and kind, so that models that share a tensor's name share its values; they are
-//! drawn again until no router decides by less than [`MARGIN`], since rounding alone would change such a decision.
+//! drawn again until no router decides by less than [`MARGIN`], since rounding alone would change such a decision, and until
+//! rounding alone moves nothing by much. Tolerances follow what rounding does ([`Noise`]).
 
-use super::{VerifyError, distance, error, length, widen};
+use super::{VerifyError, error, length, widen};
 use crate::data::Batch;
 use crate::data::batch::NO_LOSS;
 use crate::device::Device;
@@ -32,6 +33,9 @@ const CHUNK: u64 = 3;
 
 /// Decisions closer than this are not looked at.
 pub const MARGIN: f64 = 1e-4;
+
+/// Models whose results move further where every weight moves by a bit are not looked at.
+const NOISE: f64 = 1e-4;
 
 /// How often weights are drawn, at the most.
 const DRAWS: u64 = 12;
@@ -91,8 +95,14 @@ pub struct Subject<'a> {
 pub struct Noise {
     /// Relative to the largest logit.
     pub logits: f64,
-    /// Of gradients, by tensor, relative to their length.
+    /// Of gradients, by tensor, as [`apart`] has it.
     pub gradients: IndexMap<String, f64>,
+}
+
+impl Noise {
+    fn largest(&self) -> f64 {
+        self.gradients.values().copied().fold(self.logits.max(1e-12), f64::max)
+    }
 }
 
 impl<'a> Subject<'a> {
@@ -133,17 +143,24 @@ impl<'a> Subject<'a> {
                     (name, Tensor::float(&dims, values))
                 })
                 .collect();
-            let margin = subject.margin(&oracle)?;
-            if margin > best {
-                best = margin;
-                kept = Some((subject.weights.clone(), subject.batch.clone(), subject.plain.clone()));
+            subject.noise = OnceCell::new();
+            let good = (subject.margin(&oracle)? / MARGIN).min(NOISE / subject.noise()?.largest());
+            if good > best {
+                best = good;
+                kept = Some((
+                    subject.weights.clone(),
+                    subject.batch.clone(),
+                    subject.plain.clone(),
+                    subject.noise.clone(),
+                ));
             }
-            if best > MARGIN {
+            // Weights that are given are taken as they are.
+            if best > 1.0 || given.is_some() {
                 break;
             }
         }
-        if let Some((weights, batch, plain)) = kept {
-            (subject.weights, subject.batch, subject.plain) = (weights, batch, plain);
+        if let Some((weights, batch, plain, noise)) = kept {
+            (subject.weights, subject.batch, subject.plain, subject.noise) = (weights, batch, plain, noise);
         }
         Ok(subject)
     }
@@ -157,6 +174,7 @@ impl<'a> Subject<'a> {
             }
         }
         (other.batch, other.plain) = (self.batch.clone(), self.plain.clone());
+        other.noise = OnceCell::new();
         Ok(other)
     }
 
@@ -282,23 +300,26 @@ impl<'a> Subject<'a> {
         if let Some(noise) = self.noise.get() {
             return Ok(noise);
         }
-        let oracle = self.oracle(None, &Rewriting::off(), Form::Training)?;
-        let base = self.evaluation(&oracle, &self.batch)?;
         let mut moved = self.weights.clone();
         for (name, tensor) in &mut moved {
             let mut random = Philox::new(self.seed, name).stream(1);
             let values = tensor.floats().iter().map(|x| x * (1.0 + (random.unit() * 2.0 - 1.0) * 1.2e-7));
             *tensor = Tensor::float(&tensor.dims.clone(), values.collect());
         }
-        let other = oracle.evaluate(&moved, &of(&self.batch))?;
-        let gradient = |(name, g): (&String, &Tensor)| {
-            let e = other.gradients.get(name).map_or(0.0, |o| distance(o.floats(), g.floats()));
-            (name.clone(), e)
-        };
-        let noise = Noise {
-            logits: error(other.logits.floats(), base.logits.floats()),
-            gradients: base.gradients.iter().map(gradient).collect(),
-        };
+        let mut noise = Noise::default();
+        for depth in std::iter::once(None).chain(self.depths().into_iter().map(Some)) {
+            let oracle = self.oracle(depth, &Rewriting::off(), Form::Training)?;
+            let base = self.evaluation(&oracle, &self.batch)?;
+            let other = oracle.evaluate(&moved, &of(&self.batch))?;
+            noise.logits = noise.logits.max(error(other.logits.floats(), base.logits.floats()));
+            let longest =
+                base.gradients.values().map(|g| length(g.floats().iter().copied())).fold(0.0, f64::max);
+            for (name, g) in &base.gradients {
+                let e = other.gradients.get(name).map_or(0.0, |o| apart(o.floats(), g.floats(), longest));
+                let most = noise.gradients.entry(name.clone()).or_default();
+                *most = most.max(e);
+            }
+        }
         Ok(self.noise.get_or_init(|| noise))
     }
 
@@ -450,11 +471,17 @@ pub fn streams(model: &mut Model, name: &str) -> Result<Vec<Vec<f64>>, VerifyErr
     Ok(all.chunks(elements.max(1)).map(widen).collect())
 }
 
-/// Whether gradients agree: their distance, or their length against the longest where they are zero by nature.
+/// How far gradients are apart, relative to their length. Rounding on the way back is that of the `longest` gradient of the
+/// model, so that of one which is small beside it less can be told: where a norm is of one number, its derivative is a
+/// difference of equal numbers, and all before it are zero but for rounding.
 pub fn apart(found: &[f64], expected: &[f64], longest: f64) -> f64 {
-    let zero = 1e-6 * longest;
-    if length(expected.iter().copied()) < zero.max(1e-12) {
-        return length(found.iter().copied()) / longest.max(1e-12);
+    if found.len() != expected.len() {
+        return f64::INFINITY;
     }
-    distance(found, expected)
+    let difference = length(found.iter().zip(expected).map(|(a, b)| a - b));
+    let e = difference / (length(expected.iter().copied()) + SMALL * longest).max(1e-12);
+    if e.is_nan() { f64::INFINITY } else { e }
 }
+
+/// Share of the longest gradient that is added to the length of each.
+const SMALL: f64 = 0.015;
