@@ -316,18 +316,35 @@ impl Oracle {
         weights: &IndexMap<String, Tensor>,
         batch: &Batch,
     ) -> Result<Evaluation, OracleError> {
-        let Walked { context, inputs, state, x, mut evaluation } =
-            self.walk(weights, batch, &mut Decider::default())?;
+        self.evaluate_by(weights, batch, &mut Decider::default())
+    }
+
+    /// The same with every value rounded to f32: what that changes is the least that computing in f32 does.
+    pub fn evaluate_rounded(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+    ) -> Result<Evaluation, OracleError> {
+        self.evaluate_by(weights, batch, &mut Decider { rounds: true, ..Decider::default() })
+    }
+
+    fn evaluate_by(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+        watcher: &mut Decider,
+    ) -> Result<Evaluation, OracleError> {
+        let Walked { context, inputs, state, x, mut evaluation } = self.walk(weights, batch, watcher)?;
         let mut here = context.clone();
         here.insert("x".into(), x);
-        let out = self.joint(HEAD, None, &here, weights)?;
+        let out = self.joint(HEAD, None, &here, weights, watcher)?;
         evaluation.loss += take(&out, "loss")?.floats()[0];
         evaluation.logits = take(&out, "logits")?;
         self.collect(None, &out, &mut evaluation.gradients);
         let mut dx = take(&out, "d.x")?;
         let mut dstate: IndexMap<String, Tensor> = IndexMap::new();
         if self.joints.contains_key(POOL) {
-            dstate = self.joint(POOL, None, &state, weights)?;
+            dstate = self.joint(POOL, None, &state, weights, watcher)?;
         }
         for (layer, body, mut here) in inputs.into_iter().rev() {
             here.insert("d.y".into(), dx.clone());
@@ -340,7 +357,7 @@ impl Oracle {
                 };
                 here.insert(p.name.clone(), value);
             }
-            let out = self.joint(&body, Some(layer), &here, weights)?;
+            let out = self.joint(&body, Some(layer), &here, weights, watcher)?;
             dx = take(&out, "d.x")?;
             for (name, value) in &out {
                 let of_state = name.strip_prefix("d.").is_some_and(|n| {
@@ -356,7 +373,7 @@ impl Oracle {
         }
         let mut here = context;
         here.insert("d.x".into(), dx);
-        let out = self.joint(EMBED, None, &here, weights)?;
+        let out = self.joint(EMBED, None, &here, weights, watcher)?;
         self.collect(None, &out, &mut evaluation.gradients);
         Ok(evaluation)
     }
@@ -399,10 +416,11 @@ impl Oracle {
         layer: Option<usize>,
         values: &IndexMap<String, Tensor>,
         weights: &IndexMap<String, Tensor>,
+        watcher: &mut Decider,
     ) -> Result<IndexMap<String, Tensor>, OracleError> {
         let f =
             self.joints.get(name).ok_or_else(|| OracleError::Missing(format!("the derivative of {name}")))?;
-        run(&self.module, f, layer, values, weights, &mut Decider::default())
+        run(&self.module, f, layer, values, weights, watcher)
     }
 
     /// Adds the results that are gradients of tensors.
@@ -474,6 +492,8 @@ struct Walked {
 /// Records decisions, or makes them as they were.
 struct Decider<'a> {
     held: Option<&'a Decisions>,
+    /// Whether every value is rounded to f32.
+    rounds: bool,
     made: Vec<Tensor>,
     margin: f64,
     multiply_adds: u64,
@@ -481,12 +501,17 @@ struct Decider<'a> {
 
 impl Default for Decider<'_> {
     fn default() -> Self {
-        Decider { held: None, made: vec![], margin: f64::INFINITY, multiply_adds: 0 }
+        Decider { held: None, rounds: false, made: vec![], margin: f64::INFINITY, multiply_adds: 0 }
     }
 }
 
 impl Decider<'_> {
     fn see(&mut self, node: &Node, operands: &[&Tensor], results: &mut [Tensor]) {
+        for result in results.iter_mut().filter(|_| self.rounds) {
+            if let Data::Float(values) = &mut result.data {
+                values.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+            }
+        }
         let relu = matches!(node.op, Op::Unary(Unary::Relu));
         if !relu
             && !matches!(

@@ -110,6 +110,8 @@ fn train(r: &mut Rng, model: &Model) -> Train {
         evaluate: Evaluate { every: 0, batches: 1 },
         checkpoint: Checkpoint { every: 0, keep: 1, keep_every: 0, best: false },
         patience: None,
+        on_nan: OnNan::Stop,
+        spike: None,
     }
 }
 

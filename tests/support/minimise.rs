@@ -3,11 +3,16 @@
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::*;
 
-/// Leaves out whatever can be left out, one thing after another, as long as `fails` says that it still does.
-pub fn minimise(spec: &Spec, fails: &dyn Fn(&Spec) -> bool) -> Spec {
+/// Leaves out whatever can be left out, one thing after another, as long as `fails` says that it still does; asked so often
+/// at the most.
+pub fn minimise(spec: &Spec, mut tries: usize, fails: &dyn Fn(&Spec) -> bool) -> Spec {
     let mut best = spec.clone();
     loop {
-        let Some(smaller) = candidates(&best).into_iter().find(fails) else { break best };
+        let mut still = |spec: &Spec| {
+            tries = tries.saturating_sub(1);
+            tries > 0 && fails(spec)
+        };
+        let Some(smaller) = candidates(&best).into_iter().find(|s| still(s)) else { break best };
         best = smaller;
     }
 }

@@ -12,36 +12,39 @@ use dreamc_dsl::spec::{Expr, Item};
 /// The place of what failed.
 pub fn place(proof: &dyn Proof, subject: &Subject, checks: &Checks) -> Place {
     let told = checks.failed.iter().find(|c| c.place.layer.is_some()).map(|c| c.place.clone());
-    let mut place = told.unwrap_or_default();
+    component(proof, subject, told.unwrap_or_default())
+}
+
+/// The place of an error, which may name a launch: `layer0: …`.
+pub fn of_error(proof: &dyn Proof, subject: &Subject, error: &VerifyError) -> Place {
+    let text = error.to_string();
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    let places = words.map(|word| of_origin(subject, word));
+    let told = places.into_iter().find(|place| place.layer.is_some());
+    component(proof, subject, told.unwrap_or_default())
+}
+
+/// The place with the component that the proof fails for alone.
+fn component(proof: &dyn Proof, subject: &Subject, mut place: Place) -> Place {
     if matches!(place.layer.as_deref(), Some("embed" | "head")) {
         return place;
     }
-    let components: Vec<&String> = subject.spec.model.components.keys().collect();
     let used = used(&subject.spec);
-    let blamed: Vec<&str> = match used.as_slice() {
-        [one] => vec![one.as_str()],
-        _ => components
-            .into_iter()
-            .filter(|c| used.contains(c) && fails_alone(proof, subject, c))
-            .map(String::as_str)
-            .collect(),
+    let blamed: Vec<&String> = match used.as_slice() {
+        [one] => vec![one],
+        _ => used.iter().filter(|c| fails_alone(proof, subject, c)).collect(),
     };
     match blamed.as_slice() {
-        [] => {}
         [one] => place.component = Some(one.to_string()),
-        several if place.component.as_deref().is_some_and(|c| several.contains(&c)) => {}
-        several => place.component = Some(several.join(", ")),
+        // Something that none has alone, or all have.
+        several if several.is_empty() || several.len() == used.len() => {}
+        several if place.component.as_ref().is_some_and(|c| several.contains(&c)) => {}
+        several => {
+            let names: Vec<&str> = several.iter().map(|c| c.as_str()).collect();
+            place.component = Some(names.join(", "));
+        }
     }
     place
-}
-
-/// What an error says of its place: the name of a buffer or the origin of a launch.
-pub fn of_error(error: &VerifyError) -> Place {
-    let text = error.to_string();
-    let layer = text.split(|c: char| !c.is_alphanumeric()).find(|w| {
-        w.strip_prefix("layer").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    });
-    Place { layer: layer.map(str::to_string), component: None }
 }
 
 /// The set of weights that application number `l` uses, and its component where it has one.
@@ -112,7 +115,7 @@ fn fails_alone(proof: &dyn Proof, subject: &Subject, component: &str) -> bool {
         return false;
     }
     let Ok(alone) = Subject::new(spec, subject.seed, None, subject.devices, subject.pipeline) else {
-        return false;
+        return true;
     };
     let mut checks = Checks::default();
     proof.prove(&alone, &mut checks).is_err() || !checks.failed.is_empty()

@@ -7,6 +7,7 @@ use crate::model::Model;
 use dreamc_compiler::Options;
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::lower::Form;
+use dreamc_compiler::oracle::Forward;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Expr, Item, Skip, SkipInput, SkipRule};
@@ -32,12 +33,19 @@ impl Proof for Rewritten {
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
         let off = Rewriting::off();
-        let plain = s.evaluation(&s.oracle(None, &off, Form::Training)?, &s.batch)?;
-        let rewritten = s.evaluation(&s.oracle(None, &Rewriting::default(), Form::Training)?, &s.batch)?;
-        let exact = EXACT.max(1e-8 * s.noise()?.logits / 1e-7);
+        let (before, after) =
+            (s.oracle(None, &off, Form::Training)?, s.oracle(None, &Rewriting::default(), Form::Training)?);
+        let exact = EXACT.max(0.1 * s.noise()?.logits);
+        let (a, b) = (s.forward(&before, &s.batch)?, s.forward(&after, &s.batch)?);
+        let e = error(b.logits.floats(), a.logits.floats());
+        let wide = |x: &Forward| x.streams.iter().map(|t| t.floats().to_vec()).collect::<Vec<_>>();
+        let place =
+            if e > exact { blame::first_stream(s, &wide(&b), &wide(&a), exact) } else { Place::default() };
+        checks.check("logits in f64", e, exact, place);
+        let (plain, rewritten) = (s.evaluation(&before, &s.batch)?, s.evaluation(&after, &s.batch)?);
         let longest =
             plain.gradients.values().map(|g| length(g.floats().iter().copied())).fold(0.0, f64::max);
-        for (name, expected) in plain.gradients.iter().rev() {
+        for (name, expected) in &plain.gradients {
             let e = rewritten
                 .gradients
                 .get(name)
@@ -45,9 +53,6 @@ impl Proof for Rewritten {
             let tolerance = EXACT.max(0.05 * s.gradient_tolerance(name)? * 1e-3);
             checks.check(format!("gradient of {name} in f64"), e, tolerance, Place::of_tensor(name));
         }
-        let e = error(rewritten.logits.floats(), plain.logits.floats());
-        checks.check("logits in f64", e, exact, Place::default());
-
         let device = s.cpu(1);
         let mut a = s.load(&device, &Options { rewrite: off.clone(), ..s.options() })?;
         let mut b = s.load(&device, &s.options())?;

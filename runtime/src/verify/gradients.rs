@@ -1,7 +1,7 @@
 //! Gradients are derivatives: of the interpreter by differences, of the device by the interpreter.
 
-use super::subject::{Subject, apart, backward, of};
-use super::{Checks, Place, Proof, VerifyError, length};
+use super::subject::{self, Subject, apart, backward, of};
+use super::{Checks, Place, Proof, VerifyError, blame, error, length};
 use crate::rng::Philox;
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::lower::Form;
@@ -36,8 +36,8 @@ impl Proof for Gradients {
         let batch = of(&s.batch);
         let held = oracle.forward(&s.weights, &batch, None)?.decisions;
         let mut weights = s.weights.clone();
-        // The way back goes from the last tensor to the first, and so does the search for what is wrong.
-        for (name, gradient) in base.gradients.iter().rev() {
+        // In the order of the way back, so that the first that is wrong is where something is.
+        for (name, gradient) in &base.gradients {
             let mut random = Philox::new(s.seed, name).stream(2);
             let direction: Vec<f64> = gradient.floats().iter().map(|_| random.unit() * 2.0 - 1.0).collect();
             let slope: f64 = gradient.floats().iter().zip(&direction).map(|(a, b)| a * b).sum();
@@ -71,12 +71,19 @@ impl Proof for Gradients {
         let depths: Vec<Option<u64>> =
             std::iter::once(None).chain(s.depths().into_iter().map(Some)).collect();
         for depth in depths {
-            let expected = match depth {
-                None => base.clone(),
-                Some(_) => s.evaluation(&s.oracle(depth, &Rewriting::off(), Form::Training)?, &s.batch)?,
-            };
+            let oracle = s.oracle(depth, &Rewriting::off(), Form::Training)?;
+            let expected = if depth.is_none() { base.clone() } else { s.evaluation(&oracle, &s.batch)? };
             let found = backward(&mut model, &s.batch, depth)?;
             let at = depth.map_or(String::new(), |d| format!(" at depth {d}"));
+            // Where the way there differs, the way back does.
+            let (e, tolerance) = (error(&found.logits, expected.logits.floats()), s.logits_tolerance()?);
+            let mut place = Place::default();
+            if e > tolerance {
+                let streams = s.forward(&oracle, &s.batch)?.streams;
+                let streams: Vec<Vec<f64>> = streams.iter().map(|x| x.floats().to_vec()).collect();
+                place = blame::first_stream(s, &subject::streams(&mut model, "stream")?, &streams, tolerance);
+            }
+            checks.check(format!("logits{at}"), e, tolerance, place);
             let longest =
                 expected.gradients.values().map(|g| length(g.floats().iter().copied())).fold(0.0, f64::max);
             for tensor in model.compiled().tensors.iter().rev() {

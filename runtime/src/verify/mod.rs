@@ -222,7 +222,9 @@ pub fn verify(task: &Task, progress: &mut dyn FnMut(&'static str)) -> Result<Rep
         let mut checks = Checks::default();
         let result = proof.prove(&subject, &mut checks);
         let verdict = match result {
-            Err(error) => Verdict::Failed { why: error.to_string(), place: blame::of_error(&error) },
+            Err(error) => {
+                Verdict::Failed { why: error.to_string(), place: blame::of_error(proof, &subject, &error) }
+            }
             Ok(_) if !checks.failed.is_empty() => {
                 let place = blame::place(proof, &subject, &checks);
                 let first = &checks.failed[0];

@@ -90,7 +90,8 @@ pub struct Subject<'a> {
     noise: OnceCell<Noise>,
 }
 
-/// What rounding does to a model: how far its results move when every weight moves by a bit or two.
+/// What rounding does to a model: how far its results move when every weight moves by a bit, or every value is rounded to
+/// f32.
 #[derive(Clone, Debug, Default)]
 pub struct Noise {
     /// Relative to the largest logit.
@@ -310,14 +311,17 @@ impl<'a> Subject<'a> {
         for depth in std::iter::once(None).chain(self.depths().into_iter().map(Some)) {
             let oracle = self.oracle(depth, &Rewriting::off(), Form::Training)?;
             let base = self.evaluation(&oracle, &self.batch)?;
-            let other = oracle.evaluate(&moved, &of(&self.batch))?;
-            noise.logits = noise.logits.max(error(other.logits.floats(), base.logits.floats()));
             let longest =
                 base.gradients.values().map(|g| length(g.floats().iter().copied())).fold(0.0, f64::max);
-            for (name, g) in &base.gradients {
-                let e = other.gradients.get(name).map_or(0.0, |o| apart(o.floats(), g.floats(), longest));
-                let most = noise.gradients.entry(name.clone()).or_default();
-                *most = most.max(e);
+            let moved = oracle.evaluate(&moved, &of(&self.batch))?;
+            let rounded = oracle.evaluate_rounded(&self.weights, &of(&self.batch))?;
+            for other in [moved, rounded] {
+                noise.logits = noise.logits.max(error(other.logits.floats(), base.logits.floats()));
+                for (name, g) in &base.gradients {
+                    let e = other.gradients.get(name).map_or(0.0, |o| apart(o.floats(), g.floats(), longest));
+                    let most = noise.gradients.entry(name.clone()).or_default();
+                    *most = most.max(e);
+                }
             }
         }
         Ok(self.noise.get_or_init(|| noise))
