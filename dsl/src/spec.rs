@@ -386,7 +386,8 @@ pub struct Skip {
     pub level: SkipLevel,
     /// Which tokens write keys and values of the wrapped attention.
     pub kv: SkipKv,
-    /// Skipped tokens are merged into the nearest selected one before, and back after.
+    /// A selected token is the mean of itself and those skipped since the one before it; skipped tokens share the update of the
+    /// selected one before them.
     pub merge: bool,
 }
 

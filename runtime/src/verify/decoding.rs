@@ -30,7 +30,7 @@ impl Proof for Cached {
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
         if !s.samples() {
-            return Ok(Some(AHEAD.into()));
+            return Ok(Some(UNCACHED.into()));
         }
         let device = s.cpu(1);
         let mut whole = s.load(&device, &s.options())?;
@@ -202,7 +202,7 @@ impl Proof for Causal {
             SkipRule::TopK { capacity, .. } => capacity < 1.0,
             SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
         });
-        if !s.samples() {
+        if !s.causal() {
             return Ok(Some(AHEAD.into()));
         }
         let device = s.cpu(1);

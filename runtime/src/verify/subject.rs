@@ -266,9 +266,14 @@ impl<'a> Subject<'a> {
         self.weights.values().map(|t| t.floats().len()).sum::<usize>() < 50_000
     }
 
-    /// Whether a model of it can be sampled from, and with caches.
+    /// Whether it looks at no later tokens, so that a model of it can be sampled from.
+    pub fn causal(&self) -> bool {
+        !looks_ahead(&self.spec.model)
+    }
+
+    /// Whether a model of it can be sampled from with caches.
     pub fn samples(&self) -> bool {
-        !looks_ahead(&self.spec.model) && !super::decoding::any_skip(self, &|skip, _| skip.merge)
+        self.causal() && !super::decoding::any_skip(self, &|skip, _| skip.merge)
     }
 
     // The interpreter ------------------------------------------------------------------------------------------------
