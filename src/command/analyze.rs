@@ -20,7 +20,7 @@ use dreamc_runtime::evaluate;
 use dreamc_runtime::files;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Analyse where depth attention looks and which experts serve which depth
 #[derive(Args)]
@@ -40,7 +40,7 @@ pub struct Arguments {
     what: Option<What>,
 
     #[command(flatten)]
-    inside: Option<Inside>,
+    inside: Inside,
 }
 
 #[derive(Subcommand)]
@@ -51,8 +51,8 @@ enum What {
 #[derive(Args)]
 struct Inside {
     /// A run folder, a checkpoint or a .safetensors file
-    #[arg(value_name = "RUN|CHECKPOINT")]
-    model: PathBuf,
+    #[arg(value_name = "RUN|CHECKPOINT", required = true)]
+    model: Option<PathBuf>,
 
     /// Run it on all of this file (text, .jsonl, .parquet) in place of what was held out
     #[arg(long, value_name = "FILE")]
@@ -86,16 +86,16 @@ struct Inside {
 }
 
 pub fn run(a: Arguments) -> Done {
-    match (a.what, a.inside) {
+    match (a.what, &a.inside.model) {
         (Some(What::Routing(a)), _) => routing::run(*a),
-        (None, Some(a)) => inside(a),
+        (None, Some(model)) => inside(&a.inside, model),
         (None, None) => Err(Failure::Usage("name a run or a checkpoint".into())),
     }
 }
 
-fn inside(a: Inside) -> Done {
+fn inside(a: &Inside, path: &Path) -> Done {
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
+    let mut trained = Trained::open(path, &a.base, &[], a.rewriting.rewriting()?)?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();
         measure_on(&mut trained.spec, file, beside.as_deref())?;
@@ -121,11 +121,11 @@ fn inside(a: Inside) -> Done {
         data: dataset.describe(),
         observations,
         experts,
-        depths: depths(&a, &trained, &dataset, device.as_ref())?,
+        depths: depths(a, &trained, &dataset, device.as_ref())?,
     };
     let folder = match &a.out {
         Some(folder) => folder.clone(),
-        None if a.model.is_dir() => a.model.join("analysis"),
+        None if path.is_dir() => path.join("analysis"),
         None => "analysis".into(),
     };
     std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;

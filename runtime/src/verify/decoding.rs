@@ -9,8 +9,9 @@ use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::spec::{Component, Expr, Item, Router, Skip, SkipLevel, SkipRule};
 
-const AHEAD: &str =
-    "a `skip` looks at later tokens, or merges tokens: the model is never sampled with caches";
+const AHEAD: &str = "a `skip` looks at later tokens, and the model is never sampled";
+const UNCACHED: &str =
+    "a `skip` looks at later tokens or merges tokens: the model is never sampled with caches";
 
 /// Cached decoding equals uncached.
 pub struct Cached;
