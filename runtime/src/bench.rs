@@ -203,7 +203,7 @@ pub fn decoding(
     let vocab = spec.model.vocab as u32;
     let text: Vec<u32> = (0..prompt as u32).map(|i| (i * 7 + 1) % vocab).collect();
     // The first run prepares weights.
-    decoder.start(&[text.clone()])?;
+    decoder.start(std::slice::from_ref(&text))?;
     let begun = Instant::now();
     decoder.start(&[text])?;
     let read = begun.elapsed().as_secs_f64();
