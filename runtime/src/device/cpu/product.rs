@@ -548,7 +548,8 @@ impl Lines {
         let mut lines = Lines([Pointer::to(&mut []); MOST_LINES]);
         let words = |start: Pointer<T>, line: usize| {
             let aligned = start.get().cast::<f32>().is_aligned() && line.is_multiple_of(per_word);
-            (aligned && !(line / per_word).is_multiple_of(1024)).then(|| Pointer::<f32>(start.get_mut().cast()))
+            (aligned && !(line / per_word).is_multiple_of(1024))
+                .then(|| Pointer::<f32>(start.get_mut().cast()))
         };
         match side {
             Side::Strided { start, line, step: 1 } => {
