@@ -6,6 +6,7 @@ use crate::say;
 use crate::spec::SpecArguments;
 use clap::Args;
 use dreamc_compiler::{Options, compile_with_report};
+use dreamc_runtime::generate;
 use dreamc_runtime::train::prepare;
 
 /// Explain which rewriting rules fire where, what each saves, and why rewriting stopped
@@ -13,6 +14,7 @@ use dreamc_runtime::train::prepare;
 #[command(after_help = "\
 Examples:
   dreamc explain model.yaml
+  dreamc explain model.yaml --writing
   dreamc explain model.yaml --target h100 --json
   dreamc explain model.yaml --only merge-shared --proof")]
 pub struct Arguments {
@@ -30,6 +32,10 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
+    /// Explain what writing runs, over caches, instead of training and evaluation
+    #[arg(long, conflicts_with = "sequence")]
+    writing: bool,
+
     /// Sequences in a batch; a micro-batch of the recipe by default
     #[arg(long, value_name = "N")]
     batch: Option<u64>,
@@ -41,15 +47,17 @@ pub struct Arguments {
 
 pub fn run(a: Arguments) -> Done {
     let spec = a.spec.load()?;
-    let batch = a.batch.unwrap_or(spec.train.batch / spec.train.accumulate.max(1)).max(1);
+    let rows = if a.writing { 1 } else { spec.train.batch / spec.train.accumulate.max(1) };
+    let batch = a.batch.unwrap_or(rows).max(1);
     let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
     let mut rewrite = a.rewriting.rewriting()?;
     rewrite.proofs = a.proof;
-    let options = Options {
-        train: true,
-        segments: prepare::masked(&spec),
-        rewrite,
-        ..prepare::forward(batch, sequence)
+    let options = match a.writing {
+        true => generate::options(&spec, batch, None, None, &rewrite, f64::INFINITY),
+        false => {
+            let segments = prepare::masked(&spec);
+            Options { train: true, segments, rewrite, ..prepare::forward(batch, sequence) }
+        }
     };
     let (_, report) = compile_with_report(&spec, &options)?;
     if a.json {
@@ -58,8 +66,9 @@ pub fn run(a: Arguments) -> Done {
     }
     let target = options.rewrite.target.name;
     say!(
-        "{} for {target}, {batch} × {sequence} tokens, {:.1} ms\n",
+        "{} for {target}, {batch} × {} tokens, {:.1} ms\n",
         spec.model.name,
+        options.sequence,
         report.micros() as f64 / 1e3
     )?;
     say!("{report}")?;

@@ -35,16 +35,27 @@ pub fn compile_roomy(
     rewrite: &Rewriting,
     slack: f64,
 ) -> Result<Compiled, CompileError> {
+    compile(spec, &options(spec, rows, context, depth, rewrite, slack))
+}
+
+/// How [`compile_roomy`] compiles.
+pub fn options(
+    spec: &Spec,
+    rows: u64,
+    context: Option<u64>,
+    depth: Option<u64>,
+    rewrite: &Rewriting,
+    slack: f64,
+) -> Options {
     let places = context.unwrap_or(spec.model.context).min(spec.model.context);
     let cache = Cache { places, chunk: CHUNK.min(places), slack };
-    let options = Options {
+    Options {
         depth,
         cache: Some(cache),
         logits: true,
         rewrite: rewrite.clone(),
         ..crate::train::prepare::forward(rows, cache.chunk)
-    };
-    compile(spec, &options)
+    }
 }
 
 /// A cache's name and, for each of its instances, the tokens that each row holds there.

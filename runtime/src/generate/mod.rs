@@ -9,7 +9,7 @@
 
 mod cached;
 
-pub use cached::{Cached, Growing, compile_cached, compile_roomy};
+pub use cached::{Cached, Growing, compile_cached, compile_roomy, options};
 
 use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;
