@@ -161,8 +161,8 @@ def main(argv=None):
             results.setdefault(model, {}).setdefault(name, []).append(result)
             rate = (result.get("training") or {}).get("tokens_per_second")
             print(f"{number + 1}/{a.rounds} {model} {name}: {rate and round(rate)} {'' if result else error}", flush=True)
-        (a.out / "results.json").write_text(json.dumps(results, indent=1))
-        (a.out / "report.md").write_text(report(results))
+            (a.out / "results.json").write_text(json.dumps(results, indent=1))
+            (a.out / "report.md").write_text(report(results))
     print((a.out / "report.md").read_text())
     return 0
 
