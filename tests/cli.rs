@@ -1,9 +1,10 @@
 //! The command line as its users meet it: the whole program, its output, its exit codes.
 
+mod support;
+
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use tempfile::TempDir;
+use std::process::{Command, Stdio};
+use support::house::{House, bits, metrics, texts};
 
 /// A model that trains in a second.
 const TINY: &str = "\
@@ -25,79 +26,13 @@ train: {steps: 8, batch: 4, sequence: 32, learning_rate: 1e-3, warmup: 2, precis
 eval: {examples: 4, max_tokens: 8}
 ";
 
-struct House {
-    folder: TempDir,
-}
-
-impl House {
-    fn new() -> Self {
-        let house = House { folder: tempfile::tempdir().unwrap() };
-        house.write("tiny.yaml", TINY);
-        house
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
-    }
-
-    fn command(&self, line: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
-        command.args(line).current_dir(self.folder.path());
-        command.env("DREAMC_CACHE", self.path("cache")).stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, line: &[&str]) -> Output {
-        self.command(line).output().unwrap()
-    }
-
-    /// Runs a command that succeeds; gives its standard output.
-    fn good(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        let (out, err) = texts(&output);
-        assert!(output.status.success(), "{line:?}: {:?}\n{out}\n{err}", output.status);
-        out
-    }
-
-    /// Runs a command that fails; gives its exit code and error output.
-    fn bad(&self, line: &[&str]) -> (i32, String) {
-        let output = self.run(line);
-        let (out, err) = texts(&output);
-        assert!(!output.status.success(), "{line:?} succeeded\n{out}");
-        assert!(!err.contains("panicked"), "{err}");
-        (output.status.code().unwrap(), err)
-    }
-}
-
-fn texts(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr))
-}
-
-/// Bytes of the weights and of the optimizer after a step.
-fn bits(run: &Path, step: u64) -> Vec<Vec<u8>> {
-    let folder = run.join(format!("checkpoints/step-{step:08}"));
-    ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(folder.join(name)).unwrap()).to_vec()
-}
-
-/// `metrics.jsonl` without what a clock says.
-fn metrics(run: &Path) -> Vec<serde_json::Value> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let line = |line: &str| {
-        let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
-        value.as_object_mut().unwrap().remove("seconds");
-        value
-    };
-    text.lines().map(line).collect()
+fn house() -> House {
+    House::with(&[("tiny.yaml", TINY)])
 }
 
 #[test]
 fn help_has_examples_everywhere() {
-    let house = House::new();
+    let house = house();
     let help = house.good(&["--help"]);
     assert!(help.contains("dreamc train examples/quickstart.yaml"));
     let commands =
@@ -113,7 +48,7 @@ fn help_has_examples_everywhere() {
 
 #[test]
 fn a_run_keeps_its_rewriting_rules() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "run", "--no-rewrite", "--set", "train.steps=4"]);
     let ledger = || -> serde_json::Value {
         serde_json::from_str(&fs::read_to_string(house.path("run/ledger.json")).unwrap()).unwrap()
@@ -136,7 +71,7 @@ fn a_run_keeps_its_rewriting_rules() {
 
 #[test]
 fn bad_usage_is_2_and_a_failed_check_is_1() {
-    let house = House::new();
+    let house = house();
     assert_eq!(house.bad(&["trian"]).0, 2);
     assert_eq!(house.bad(&["train"]).0, 2);
     assert_eq!(house.bad(&["train", "tiny.yaml", "--data", "none.txt"]).0, 2);
@@ -153,7 +88,7 @@ fn bad_usage_is_2_and_a_failed_check_is_1() {
 
 #[test]
 fn a_run_leaves_what_it_says_and_nothing_is_overwritten() {
-    let house = House::new();
+    let house = house();
     let out = house.good(&["train", "tiny.yaml"]);
     let run = house.path("runs/tiny-001");
     for name in ["spec.yaml", "metrics.jsonl", "events.out.tfevents.dreamc", "samples.jsonl", "ledger.json"] {
@@ -189,7 +124,7 @@ fn a_run_leaves_what_it_says_and_nothing_is_overwritten() {
 
 #[test]
 fn a_killed_run_goes_on_to_the_same_bits() {
-    let house = House::new();
+    let house = house();
     let longer =
         ["--set", "train.steps=24", "--set", "train.random_depth.min=1", "--set", "train.random_depth.max=3"];
     let train = |out: &'static str| [&["train", "tiny.yaml", "--out", out], &longer[..]].concat();
@@ -248,7 +183,7 @@ fn held(process: u32) -> Option<(u64, usize, u64)> {
 #[test]
 #[cfg(target_os = "linux")]
 fn step_1000_holds_what_the_first_steps_held() {
-    let house = House::new();
+    let house = house();
     let line = ["train", "tiny.yaml", "--out", "run", "--set", "train.steps=1000"];
     let more = ["--set", "train.evaluate.every=50", "--set", "train.checkpoint.every=50"];
     let mut command = house.command(&[&line[..], &more].concat());
@@ -281,7 +216,7 @@ fn step_1000_holds_what_the_first_steps_held() {
 
 #[test]
 fn infinities_stop_a_run_with_step_and_tensor_and_leave_the_last_good_checkpoint() {
-    let house = House::new();
+    let house = house();
     let set =
         ["--set", "train.learning_rate=1e38", "--set", "train.warmup=0", "--set", "train.checkpoint.every=1"];
     let (code, err) = house.bad(&[&["train", "tiny.yaml", "--out", "run"], &set[..]].concat());
@@ -298,7 +233,7 @@ fn infinities_stop_a_run_with_step_and_tensor_and_leave_the_last_good_checkpoint
 
 #[test]
 fn a_signal_is_a_checkpoint() {
-    let house = House::new();
+    let house = house();
     let line = [
         "train",
         "tiny.yaml",
@@ -329,7 +264,7 @@ fn a_signal_is_a_checkpoint() {
 
 #[test]
 fn a_changed_specification_is_refused_with_the_difference() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "run"]);
     house.write("other.yaml", &TINY.replace("1e-3", "2e-3"));
     let line = ["train", "other.yaml", "--out", "run", "--resume"];
@@ -346,7 +281,7 @@ fn a_changed_specification_is_refused_with_the_difference() {
 
 #[test]
 fn damaged_checkpoints_fall_back_to_the_last_good_one() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "run"]);
     let whole = bits(&house.path("run"), 8);
     let newest = house.path("run/checkpoints/step-00000008/model.safetensors");
@@ -365,7 +300,7 @@ fn damaged_checkpoints_fall_back_to_the_last_good_one() {
 
 #[test]
 fn text_of_the_users_is_learned_in_bits_per_byte() {
-    let house = House::new();
+    let house = house();
     house.write("book.txt", &"the quick brown fox jumps over the lazy dog\n".repeat(200));
     let set =
         ["--set", "train.learning_rate=1e-2", "--set", "train.steps=60", "--set", "train.evaluate.every=20"];
@@ -382,7 +317,7 @@ fn text_of_the_users_is_learned_in_bits_per_byte() {
 
 #[test]
 fn answers_of_a_jsonl_file_and_choices_are_scored() {
-    let house = House::new();
+    let house = house();
     let rows: String =
         (0..40).map(|i| format!("{{\"question\": \"{i}\", \"answer\": \"#### {}\"}}\n", i % 3)).collect();
     house.write("rows.jsonl", &rows);
@@ -400,7 +335,7 @@ fn answers_of_a_jsonl_file_and_choices_are_scored() {
 
 #[test]
 fn probe_writes_the_agreed_names() {
-    let house = House::new();
+    let house = house();
     house.write("ids.json", "[[1, 2, 3, 4], [5, 6, 7, 8]]");
     let line =
         ["probe", "tiny.yaml", "--ids", "ids.json", "-o", "out.safetensors", "--seed", "3", "--weights"];
@@ -429,7 +364,7 @@ fn probe_writes_the_agreed_names() {
 
 #[test]
 fn data_can_be_looked_at() {
-    let house = House::new();
+    let house = house();
     let out = house.good(&["data", "inspect", "tiny.yaml", "--rows", "1"]);
     assert!(out.contains("⟦") && out.contains("¶") && out.contains("abcd"), "{out}");
     let out = house.good(&["data", "inspect", "tiny.yaml", "--rows", "2", "--json"]);
@@ -442,7 +377,7 @@ fn data_can_be_looked_at() {
 
 #[test]
 fn a_tokenizer_is_learned_and_used() {
-    let house = House::new();
+    let house = house();
     house.write("book.txt", &"the cat sat on the mat and the cat sat on the hat\n".repeat(50));
     let out = house.good(&["tokenizer", "train", "book.txt", "--vocab", "270", "-o", "tok.json"]);
     assert!(out.contains("tok.json: 270 tokens"), "{out}");
@@ -459,7 +394,7 @@ fn a_tokenizer_is_learned_and_used() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
-    let house = House::new();
+    let house = house();
     let mut process =
         house.command(&["schema"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(process.stdout.take());

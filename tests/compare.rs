@@ -1,10 +1,10 @@
 //! Comparisons as their users meet them: suites trained, refused, gone on with, reported and analysed.
 
+mod support;
+
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use tempfile::TempDir;
+use support::house::{House, metrics, newest};
 
 const LAYERED: &str = "\
 model:
@@ -49,57 +49,8 @@ equal: {flops: 4%, parameters: 6%, tokens, data, order, tokenizer, schedule, opt
 seeds: [0, 1]
 ";
 
-struct House {
-    folder: TempDir,
-}
-
-impl House {
-    fn new() -> Self {
-        let house = House { folder: tempfile::tempdir().unwrap() };
-        house.write("la.yaml", LAYERED);
-        house.write("dr-da.yaml", RECURRENT);
-        house.write("pair.suite.yaml", SUITE);
-        house
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.path(name)).unwrap()
-    }
-
-    fn run(&self, line: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
-        command.args(line).current_dir(self.folder.path());
-        command.env("DREAMC_CACHE", self.path("cache")).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-
-    fn good(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        let (out, err) = texts(&output);
-        assert!(output.status.success(), "{line:?}: {:?}\n{out}\n{err}", output.status);
-        out
-    }
-
-    fn bad(&self, line: &[&str]) -> (i32, String) {
-        let output = self.run(line);
-        let (out, err) = texts(&output);
-        assert!(!output.status.success(), "{line:?} succeeded\n{out}");
-        assert!(!err.contains("panicked"), "{err}");
-        (output.status.code().unwrap(), err)
-    }
-}
-
-fn texts(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr))
+fn house() -> House {
+    House::with(&[("la.yaml", LAYERED), ("dr-da.yaml", RECURRENT), ("pair.suite.yaml", SUITE)])
 }
 
 /// A report without what differs from machine to machine.
@@ -138,22 +89,9 @@ fn redacted(markdown: &str) -> String {
     out
 }
 
-/// Lines of metrics without what takes time.
-fn metrics(path: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(path).unwrap();
-    let line = |l: &str| {
-        let mut value: Value = serde_json::from_str(l).unwrap();
-        if let Some(fields) = value.as_object_mut() {
-            fields.remove("seconds");
-        }
-        value
-    };
-    text.lines().map(line).collect()
-}
-
 #[test]
 fn two_arms_are_trained_alike_gone_on_with_and_reported() {
-    let house = House::new();
+    let house = house();
     let out = house.good(&["compare", "pair.suite.yaml", "--out", "out", "--jobs", "2", "--threads", "2"]);
     assert!(out.contains("4 runs trained"), "{out}");
     let report = house.read("out/report.md");
@@ -171,17 +109,14 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
 
     // A run that was stopped goes on to the same numbers; those at their end are left alone.
     let run = house.path("out/dr-da-seed1");
-    let before = metrics(&run.join("metrics.jsonl"));
+    let before = metrics(&run);
     let ledger = fs::read_to_string(run.join("ledger.json")).unwrap();
     fs::write(run.join("ledger.json"), ledger.replace("\"finished\"", "\"interrupted\"")).unwrap();
-    let mut checkpoints: Vec<_> =
-        fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.path()).collect();
-    checkpoints.sort();
-    fs::remove_dir_all(checkpoints.last().unwrap()).unwrap();
+    fs::remove_dir_all(newest(&run)).unwrap();
     assert!(house.good(&["report", "out", "--markdown"]).contains("3 of 4 runs have come to their end"));
     let out = house.good(&["compare", "pair.suite.yaml", "--out", "out"]);
     assert!(out.contains("3 runs were trained before") && out.contains("1 runs trained"), "{out}");
-    assert_eq!(metrics(&run.join("metrics.jsonl")), before);
+    assert_eq!(metrics(&run), before);
     assert_eq!(redacted(&house.read("out/report.md")), redacted(&report));
 
     // Another recipe is another comparison.
@@ -218,7 +153,7 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
 
 #[test]
 fn arms_that_do_not_agree_are_refused_or_marked() {
-    let house = House::new();
+    let house = house();
     // Each arm has a recipe of its own, and one of them reads more.
     let own = SUITE.replace("name: pair", "name: own").replace("6%", "0.001%");
     let (head, tail) = own.split_once("train:").unwrap();
@@ -254,7 +189,7 @@ fn arms_that_do_not_agree_are_refused_or_marked() {
 
 #[test]
 fn what_is_no_comparison_is_refused() {
-    let house = House::new();
+    let house = house();
     let (code, error) = house.bad(&["report", "."]);
     assert!(code == 2 && error.contains("compare.json"), "{error}");
     let (code, error) = house.bad(&["compare", "la.yaml"]);

@@ -1,9 +1,10 @@
 //! Overlays: what a short file changes of a model, and checkpoints that hold only what was trained.
 
+mod support;
+
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use support::house::{House, newest};
 
 const BASE: &str = "\
 model:
@@ -25,60 +26,21 @@ eval: {examples: 2, max_tokens: 4}
 
 const ROUTERS: &str = "base: runs/small\ntrain: {only: [routers], steps: 4}\n";
 
-struct House(tempfile::TempDir);
-
-impl House {
-    fn new() -> Self {
-        let house = House(tempfile::tempdir().unwrap());
-        house.write("small.yaml", BASE);
-        house
-    }
-
-    /// With a trained base.
-    fn trained() -> Self {
-        let house = House::new();
-        house.good(&["train", "small.yaml", "--out", "runs/small"]);
-        house
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.at(name), text).unwrap();
-    }
-
-    fn run(&self, line: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
-        command.args(line).current_dir(self.0.path()).env("DREAMC_CACHE", self.at("cache"));
-        command.output().unwrap()
-    }
-
-    fn good(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        assert!(output.status.success(), "{line:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn bad(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        assert!(!output.status.success(), "{line:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
+fn house() -> House {
+    House::with(&[("small.yaml", BASE)])
 }
 
-fn newest(run: &Path) -> PathBuf {
-    let mut steps: Vec<PathBuf> =
-        fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.path()).collect();
-    steps.sort();
-    steps.pop().unwrap()
+/// With a trained base.
+fn trained() -> House {
+    let house = house();
+    house.good(&["train", "small.yaml", "--out", "runs/small"]);
+    house
 }
 
 #[test]
 fn an_overlay_changes_what_it_says_and_nothing_else() {
-    let house = House::new();
-    fs::create_dir_all(house.at("runs/small")).unwrap();
+    let house = house();
+    fs::create_dir_all(house.path("runs/small")).unwrap();
     house.write("runs/small/spec.yaml", BASE);
     house.write(
         "over.yaml",
@@ -88,8 +50,8 @@ fn an_overlay_changes_what_it_says_and_nothing_else() {
          train: {only: [routers]}\n",
     );
     let shown = house.good(&["show", "over.yaml"]);
-    let spec = dreamc_dsl::load(house.at("over.yaml"), &[]).unwrap().0;
-    let base = dreamc_dsl::load(house.at("small.yaml"), &[]).unwrap().0;
+    let spec = dreamc_dsl::load(house.path("over.yaml"), &[]).unwrap().0;
+    let base = dreamc_dsl::load(house.path("small.yaml"), &[]).unwrap().0;
     assert_eq!(spec.weights.as_deref(), Some("runs/small"));
     assert_eq!(spec.model.components["local"], base.model.components["local"]);
     let (dreamc_dsl::spec::Component::Experts(found), dreamc_dsl::spec::Component::Experts(before)) =
@@ -126,17 +88,17 @@ fn an_overlay_changes_what_it_says_and_nothing_else() {
 
 #[test]
 fn errors_of_an_overlay_point_into_it() {
-    let house = House::new();
+    let house = house();
     let say = |text: &str| {
         house.write("over.yaml", text);
         String::from_utf8(house.run(&["check", "over.yaml"]).stdout).unwrap()
     };
     let missing = say("base: nowhere\n");
     assert!(missing.contains("there is no `nowhere`") && missing.contains("over.yaml:1:7"), "{missing}");
-    fs::create_dir_all(house.at("empty")).unwrap();
+    fs::create_dir_all(house.path("empty")).unwrap();
     assert!(say("base: empty\n").contains("`empty` is not the folder of a model: it has no spec.yaml"));
     assert!(say("train: {steps: 3}\n").contains("`model` is missing"));
-    fs::create_dir_all(house.at("runs/small")).unwrap();
+    fs::create_dir_all(house.path("runs/small")).unwrap();
     house.write("runs/small/spec.yaml", BASE);
     let unknown = say("base: runs/small\nmodel: {components: {ea: {experts: {activ: 3}}}}\n");
     assert!(unknown.contains("did you mean `active`?") && unknown.contains("over.yaml:2:"), "{unknown}");
@@ -148,13 +110,13 @@ fn errors_of_an_overlay_point_into_it() {
 
 #[test]
 fn a_checkpoint_holds_only_what_was_trained_and_is_bound_to_its_base() {
-    let house = House::trained();
+    let house = trained();
     house.write("routers.yaml", ROUTERS);
     house.good(&["train", "routers.yaml", "--out", "runs/tuned"]);
-    let artifact = newest(&house.at("runs/tuned")).join("model.safetensors");
+    let artifact = newest(&house.path("runs/tuned")).join("model.safetensors");
     let (tuned, base) = (
         Tensors::open(&artifact).unwrap(),
-        Tensors::open(&newest(&house.at("runs/small")).join("model.safetensors")).unwrap(),
+        Tensors::open(&newest(&house.path("runs/small")).join("model.safetensors")).unwrap(),
     );
     assert!(tuned.entries().count() > 0 && tuned.entries().all(|(name, _)| name.contains(".router.")));
     assert!(tuned.bytes().len() < 20_000 && tuned.bytes().len() * 2 < base.bytes().len());
@@ -164,7 +126,7 @@ fn a_checkpoint_holds_only_what_was_trained_and_is_bound_to_its_base() {
     // It is complete: what was not trained is the base's.
     house.write("ids.json", "[[1, 2, 3, 4, 5]]");
     house.good(&["probe", "runs/tuned", "--ids", "ids.json", "--weights", "-o", "probe.safetensors"]);
-    let probe = Tensors::open(&house.at("probe.safetensors")).unwrap();
+    let probe = Tensors::open(&house.path("probe.safetensors")).unwrap();
     for (name, _) in base.entries() {
         let from = if tuned.stored(name).is_some() { &tuned } else { &base };
         let found = probe.stored(&format!("weights.{name}")).unwrap();
@@ -176,10 +138,10 @@ fn a_checkpoint_holds_only_what_was_trained_and_is_bound_to_its_base() {
     // Another base is refused; the right one is taken from anywhere.
     house.good(&["train", "small.yaml", "--out", "runs/other", "--set", "train.seed=1"]);
     let line = ["generate", "runs/tuned", "a", "-n", "2", "--base"];
-    let other = house.bad(&[&line[..], &["runs/other"]].concat());
+    let other = house.error(&[&line[..], &["runs/other"]].concat());
     assert!(other.contains("was trained on other weights than runs/other: BLAKE3"), "{other}");
-    fs::rename(house.at("runs/small"), house.at("moved")).unwrap();
-    let gone = house.bad(&line[..5]);
+    fs::rename(house.path("runs/small"), house.path("moved")).unwrap();
+    let gone = house.error(&line[..5]);
     assert!(
         gone.contains("its base cannot be opened") && gone.contains("name the base with --base"),
         "{gone}"
@@ -189,21 +151,21 @@ fn a_checkpoint_holds_only_what_was_trained_and_is_bound_to_its_base() {
 
 #[test]
 fn a_tuned_run_goes_on_to_the_same_bits() {
-    let house = House::trained();
+    let house = trained();
     house.write("routers.yaml", ROUTERS);
     house.good(&["train", "routers.yaml", "--out", "runs/a", "--set", "train.steps=6"]);
     house.good(&["train", "routers.yaml", "--out", "runs/b"]);
     house.good(&["resume", "runs/b", "--set", "train.steps=6"]);
-    let bytes = |run: &str| fs::read(newest(&house.at(run)).join("model.safetensors")).unwrap();
+    let bytes = |run: &str| fs::read(newest(&house.path(run)).join("model.safetensors")).unwrap();
     assert!(bytes("runs/a") == bytes("runs/b"));
 }
 
 #[test]
 fn everything_trained_needs_no_base_any_more() {
-    let house = House::trained();
+    let house = trained();
     house.write("tune.yaml", "base: runs/small\ntrain: {steps: 2}\n");
     let begun = house.good(&["train", "tune.yaml", "--out", "runs/whole"]);
     assert!(!begun.contains("begin anew"), "{begun}");
-    fs::remove_dir_all(house.at("runs/small")).unwrap();
+    fs::remove_dir_all(house.path("runs/small")).unwrap();
     house.good(&["generate", "runs/whole", "a", "-n", "2"]);
 }

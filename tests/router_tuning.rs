@@ -6,65 +6,35 @@ use dreamc_runtime::checkpoint::safetensors::Tensors;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use support::house::{House, newest};
 use support::root;
 
-struct House(tempfile::TempDir);
-
-impl House {
-    /// The example's files where they lie, with five layers in place of 26, and an import and examples where they look for them.
-    fn new() -> Self {
-        let house = House(tempfile::tempdir().unwrap());
-        fs::create_dir_all(house.at("examples/router-tuning")).unwrap();
-        let suite = fs::read_to_string(root("examples/router-tuning.suite.yaml")).unwrap();
-        assert_eq!(suite.matches("train.steps: 313").count(), 2);
-        house
-            .write("examples/router-tuning.suite.yaml", &suite.replace("train.steps: 313", "train.steps: 3"));
-        for name in ["strict", "gentle", "norm"] {
-            let text = fs::read_to_string(root(&format!("examples/router-tuning/{name}.yaml"))).unwrap();
-            let text = text.replace("repeat: 6", "repeat: 1");
-            let text = text.replace("{ local } > mlp\"\n    - global > mlp\n", "{ local } > mlp\"\n");
-            let small = [
-                ("steps: 9750", "steps: 12"),
-                ("batch: 16", "batch: 4"),
-                ("accumulate: 16", "accumulate: 2"),
-            ];
-            let text = small.iter().fold(text, |text, (from, to)| text.replace(from, to));
-            let text =
-                text.replace("sequence: 512", "sequence: 64").replace("precision: bf16", "precision: f32");
-            let text =
-                text.replace("learning_rate: 1e-3", "learning_rate: 0.05").replace("warmup: 50", "warmup: 2");
-            house.write(&format!("examples/router-tuning/{name}.yaml"), &text);
-        }
-        let example =
-            |i: usize| format!("{{\"instruction\": \"Add {i} and 1.\", \"output\": \"{}\"}}\n", i + 1);
-        house.write("alpaca.jsonl", &(0..200).map(example).collect::<String>());
-        let line = |i: usize| format!("In {} Rome had {} roads, and Alba none.\n", 100 + i, i % 7);
-        house.write("wiki.txt", &(0..40).map(line).collect::<String>());
-        let from = root("tests/import/gemma2_old");
-        house.good(&["import", "hf", from.to_str().unwrap(), "-o", "imports/gemma-2-2b"]);
-        house
+/// The example's files where they lie, with five layers in place of 26, and an import and examples where they look for them.
+fn house() -> House {
+    let house = House::with(&[]);
+    fs::create_dir_all(house.path("examples/router-tuning")).unwrap();
+    let suite = fs::read_to_string(root("examples/router-tuning.suite.yaml")).unwrap();
+    assert_eq!(suite.matches("train.steps: 313").count(), 2);
+    house.write("examples/router-tuning.suite.yaml", &suite.replace("train.steps: 313", "train.steps: 3"));
+    for name in ["strict", "gentle", "norm"] {
+        let text = fs::read_to_string(root(&format!("examples/router-tuning/{name}.yaml"))).unwrap();
+        let text = text.replace("repeat: 6", "repeat: 1");
+        let text = text.replace("{ local } > mlp\"\n    - global > mlp\n", "{ local } > mlp\"\n");
+        let small =
+            [("steps: 9750", "steps: 12"), ("batch: 16", "batch: 4"), ("accumulate: 16", "accumulate: 2")];
+        let text = small.iter().fold(text, |text, (from, to)| text.replace(from, to));
+        let text = text.replace("sequence: 512", "sequence: 64").replace("precision: bf16", "precision: f32");
+        let text =
+            text.replace("learning_rate: 1e-3", "learning_rate: 0.05").replace("warmup: 50", "warmup: 2");
+        house.write(&format!("examples/router-tuning/{name}.yaml"), &text);
     }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.at(name), text).unwrap();
-    }
-
-    fn run(&self, line: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
-        command.args(line).current_dir(self.0.path()).env("DREAMC_CACHE", self.at("cache"));
-        command.output().unwrap()
-    }
-
-    fn good(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        assert!(output.status.success(), "{line:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
+    let example = |i: usize| format!("{{\"instruction\": \"Add {i} and 1.\", \"output\": \"{}\"}}\n", i + 1);
+    house.write("alpaca.jsonl", &(0..200).map(example).collect::<String>());
+    let line = |i: usize| format!("In {} Rome had {} roads, and Alba none.\n", 100 + i, i % 7);
+    house.write("wiki.txt", &(0..40).map(line).collect::<String>());
+    let from = root("tests/import/gemma2_old");
+    house.good(&["import", "hf", from.to_str().unwrap(), "-o", "imports/gemma-2-2b"]);
+    house
 }
 
 /// Folders below that have a checkpoint, in order.
@@ -79,22 +49,15 @@ fn runs(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-fn newest(run: &Path) -> PathBuf {
-    let mut steps: Vec<PathBuf> =
-        fs::read_dir(run.join("checkpoints")).unwrap().flatten().map(|e| e.path()).collect();
-    steps.sort();
-    steps.pop().unwrap()
-}
-
 #[test]
 fn the_study_runs_from_import_to_analysis() {
-    let house = House::new();
+    let house = house();
     house.good(&["compare", "examples/router-tuning.suite.yaml", "--out", "study"]);
     let mut found = vec![];
-    runs(&house.at("study"), &mut found);
+    runs(&house.path("study"), &mut found);
     assert_eq!(found.len(), 5, "{found:?}");
     for run in &found {
-        let name = run.strip_prefix(house.at("study")).unwrap().display().to_string();
+        let name = run.strip_prefix(house.path("study")).unwrap().display().to_string();
         let artifact = Tensors::open(&newest(run).join("model.safetensors")).unwrap();
         let trained: Vec<&str> = artifact.entries().map(|(n, _)| n).collect();
         assert!(trained.iter().all(|n| n.contains(".skip.0.router.")), "{name}: {trained:?}");
@@ -123,7 +86,7 @@ fn the_study_runs_from_import_to_analysis() {
         assert_eq!((&kinds["first"], &kinds["second"]), (&"local".into(), &"global".into()));
         assert!(routing["ablation"]["perplexity"].as_f64().unwrap() > 1.0);
     }
-    let report = fs::read_to_string(house.at("study/report.md")).unwrap();
+    let report = fs::read_to_string(house.path("study/report.md")).unwrap();
     for arm in ["gentle-long", "strict-short", "gentle-short", "norm-long"] {
         assert!(report.contains(arm), "{arm}");
     }

@@ -1,9 +1,11 @@
 //! `dreamc analyze routing` on a model that dreamc trained: tables, JSON, figures and labels.
 
+mod support;
+
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use support::house::House;
 
 const MODEL: &str = "\
 model:
@@ -24,42 +26,9 @@ data: {text: book.txt, validation: 0.2}
 train: {steps: 30, batch: 4, sequence: 32, learning_rate: 1e-2, warmup: 2, precision: f32}
 ";
 
-struct House(tempfile::TempDir);
-
-impl House {
-    fn new() -> Self {
-        let house = House(tempfile::tempdir().unwrap());
-        house.write("model.yaml", MODEL);
-        let line = |i: usize| format!("In {} Rome had {} roads, and Alba none.\n", 100 + i, i % 7);
-        house.write("book.txt", &(0..400).map(line).collect::<String>());
-        house
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.at(name), text).unwrap();
-    }
-
-    fn run(&self, line: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
-        command.args(line).current_dir(self.0.path()).env("DREAMC_CACHE", self.at("cache"));
-        command.output().unwrap()
-    }
-
-    fn good(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        assert!(output.status.success(), "{line:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn bad(&self, line: &[&str]) -> String {
-        let output = self.run(line);
-        assert!(!output.status.success(), "{line:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
+fn house() -> House {
+    let line = |i: usize| format!("In {} Rome had {} roads, and Alba none.\n", 100 + i, i % 7);
+    House::with(&[("model.yaml", MODEL), ("book.txt", &(0..400).map(line).collect::<String>())])
 }
 
 fn json(path: &Path) -> Value {
@@ -68,11 +37,11 @@ fn json(path: &Path) -> Value {
 
 #[test]
 fn routing_of_a_trained_model() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "model.yaml", "--out", "run"]);
     let said = house.good(&["analyze", "routing", "run", "--sequences", "40", "--first", "2"]);
     assert!(said.contains("local against global, depths 0–3") && said.contains("routing.html"), "{said}");
-    let found = json(&house.at("run/analysis/routing.json"));
+    let found = json(&house.path("run/analysis/routing.json"));
     let (rows, tokens) = (found["sequences"].as_u64().unwrap(), found["tokens"].as_u64().unwrap());
     assert!(rows > 10 && tokens <= 30 * rows, "{rows} rows, {tokens} tokens");
 
@@ -118,18 +87,18 @@ fn routing_of_a_trained_model() {
     assert_eq!(ablation["tests"][0]["first_change"]["n"], 2);
     assert_eq!(ablation["controls"][0]["second"], "global");
 
-    let page = fs::read_to_string(house.at("run/analysis/routing.html")).unwrap();
+    let page = fs::read_to_string(house.path("run/analysis/routing.html")).unwrap();
     for heading in ["How much is processed", "Kinds of layers", "Parts left out", "Classes of tokens"] {
         assert!(page.contains(heading), "{heading}");
     }
-    let svg = fs::read_to_string(house.at("run/analysis/figures/routing-rates.svg")).unwrap();
+    let svg = fs::read_to_string(house.path("run/analysis/figures/routing-rates.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("global"), "{svg}");
-    assert!(fs::read_to_string(house.at("run/analysis/routing.md")).unwrap().contains("| local |"));
+    assert!(fs::read_to_string(house.path("run/analysis/routing.md")).unwrap().contains("| local |"));
 
     // Ranges of depths, and classes of one's own: here, whether the place is even.
     let line = ["analyze", "routing", "run", "--sequences", "40", "--no-ablation", "--json"];
     house.good(&[&line[..], &["--write-tokens", "tokens.jsonl"]].concat());
-    let written = fs::read_to_string(house.at("tokens.jsonl")).unwrap();
+    let written = fs::read_to_string(house.path("tokens.jsonl")).unwrap();
     let places =
         written.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["place"].as_u64().unwrap());
     let labels: String = places.map(|p| if p % 2 == 0 { "even\n" } else { "odd\n" }).collect();
@@ -145,19 +114,19 @@ fn routing_of_a_trained_model() {
         .collect();
     assert_eq!(names, ["even", "odd"]);
     house.write("labels.txt", "noun\n");
-    let few = house.bad(&[&line[..], &["--labels", "labels.txt"]].concat());
+    let few = house.error(&[&line[..], &["--labels", "labels.txt"]].concat());
     assert!(few.contains("labels.txt: there are 1 labels for"), "{few}");
-    let turned = house.bad(&[&line[..], &["--depths", "3-2"]].concat());
+    let turned = house.error(&[&line[..], &["--depths", "3-2"]].concat());
     assert!(turned.contains("two depths, the lower first"), "{turned}");
 }
 
 #[test]
 fn a_model_whose_tokens_never_skip_has_no_routing() {
-    let house = House::new();
+    let house = house();
     let dense = MODEL.replace("skip(threshold, capacity 0.5, penalty 0.1) { local }", "local");
     let dense = dense.replace("skip(threshold, capacity 0.5, penalty 0.1) { global }", "global");
     house.write("model.yaml", &dense.replace("steps: 30", "steps: 1"));
     house.good(&["train", "model.yaml", "--out", "run"]);
-    let said = house.bad(&["analyze", "routing", "run"]);
+    let said = house.error(&["analyze", "routing", "run"]);
     assert!(said.contains("no part of the model is wrapped in skip(…)"), "{said}");
 }

@@ -3,13 +3,14 @@
 //!
 //! `DREAMC_KILLS` is how many moments are tried of each program; 0 for every one. `DREAMC_SEED` shifts them.
 
+mod support;
 mod trace;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use tempfile::TempDir;
+use support::house::{House, bits, metrics};
 use trace::{End, trace};
 
 /// A model that trains in a moment, on a text.
@@ -37,46 +38,16 @@ equal: {flops: 10%, parameters: 10%, tokens}
 seeds: [0]
 ";
 
-struct House {
-    folder: TempDir,
+fn house() -> House {
+    let book = "the quick brown fox jumps over the lazy dog\n".repeat(20);
+    House::with(&[("tiny.yaml", TINY), ("pair.suite.yaml", SUITE), ("book.txt", &book)])
 }
 
-impl House {
-    fn new() -> Self {
-        let house = House { folder: tempfile::tempdir().unwrap() };
-        house.write("tiny.yaml", TINY);
-        house.write("pair.suite.yaml", SUITE);
-        house.write("book.txt", &"the quick brown fox jumps over the lazy dog\n".repeat(20));
-        house
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
-    }
-
-    fn command(&self, line: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
-        command.args(line).current_dir(self.folder.path());
-        command.env("DREAMC_CACHE", self.path("cache"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command
-    }
-
-    /// Runs a command that succeeds.
-    fn good(&self, line: &[&str]) -> Output {
-        let output = self.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
-        assert!(output.status.success(), "{line:?}: {:?}\n{}", output.status, error(&output));
-        output
-    }
-
-    /// Runs a command that fails without panicking; gives its error output.
-    fn bad(&self, line: &[&str]) -> String {
-        fails(self.command(line))
-    }
+/// A command whose output nobody reads.
+fn quiet(house: &House, line: &[&str]) -> Command {
+    let mut command = house.command(line);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 fn error(output: &Output) -> String {
@@ -98,16 +69,7 @@ fn setting(name: &str, otherwise: usize) -> usize {
 
 /// Bytes of weights and optimizer after a step, and the metrics without what a clock says.
 fn result(run: &Path, step: u64) -> (Vec<Vec<u8>>, Vec<serde_json::Value>) {
-    let folder = run.join(format!("checkpoints/step-{step:08}"));
-    let bits =
-        ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(folder.join(name)).unwrap());
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let line = |line: &str| {
-        let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
-        value.as_object_mut().unwrap().remove("seconds");
-        value
-    };
-    (bits.to_vec(), text.lines().map(line).collect())
+    (bits(run, step), metrics(run))
 }
 
 /// Names of unfinished files below a folder.
@@ -148,7 +110,7 @@ fn go_on<'a>(folder: &Path, fresh: &[&'a str], resume: &[&'a str]) -> Vec<&'a st
 
 #[test]
 fn a_run_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "whole", "--no-rewrite"]);
     let whole = result(&house.path("whole"), 4);
     let fresh = ["train", "tiny.yaml", "--out", "cut", "--no-rewrite"];
@@ -158,7 +120,7 @@ fn a_run_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
         let _ = fs::remove_dir_all(house.path("cache"));
     };
     begin();
-    let all = match trace(house.command(&fresh), usize::MAX) {
+    let all = match trace(quiet(&house, &fresh), usize::MAX) {
         Ok(End::Ended { changes, success }) => {
             assert!(success && changes > 100, "{changes}");
             changes
@@ -168,10 +130,10 @@ fn a_run_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
     };
     for moment in moments(all, setting("DREAMC_KILLS", 40)) {
         begin();
-        kill(house.command(&fresh), moment);
+        kill(quiet(&house, &fresh), moment);
         // Once more, early in what goes on, where there is so much of it.
         let line = go_on(&house.path("cut"), &fresh, &resume);
-        trace(house.command(&line), 1 + moment % 12).unwrap();
+        trace(quiet(&house, &line), 1 + moment % 12).unwrap();
         house.good(&go_on(&house.path("cut"), &fresh, &resume));
         assert_eq!(result(&house.path("cut"), 4), whole, "moment {moment}");
         let left = unfinished(&house.path("cut"));
@@ -181,21 +143,21 @@ fn a_run_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
 
 #[test]
 fn a_comparison_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
-    let house = House::new();
+    let house = house();
     let line = |out: &'static str| ["compare", "pair.suite.yaml", "--out", out, "--jobs", "1"];
     house.good(&line("whole"));
     let results =
         |out: &str| ["tiny", "wide"].map(|arm| result(&house.path(&format!("{out}/{arm}-seed0")), 4));
     let whole = results("whole");
-    let all = match trace(house.command(&line("cut")), usize::MAX) {
+    let all = match trace(quiet(&house, &line("cut")), usize::MAX) {
         Ok(End::Ended { changes, success: true }) => changes,
         Ok(end) => panic!("{end:?}"),
         Err(error) => return println!("skipped: this system does not let a process be traced: {error}"),
     };
     for moment in moments(all, setting("DREAMC_KILLS", 12)) {
         let _ = fs::remove_dir_all(house.path("cut"));
-        kill(house.command(&line("cut")), moment);
-        trace(house.command(&line("cut")), 1 + moment % 40).unwrap();
+        kill(quiet(&house, &line("cut")), moment);
+        trace(quiet(&house, &line("cut")), 1 + moment % 40).unwrap();
         house.good(&line("cut"));
         assert_eq!(results("cut"), whole, "moment {moment}");
         assert!(house.path("cut/report.html").is_file());
@@ -213,7 +175,7 @@ fn a_run_killed_while_it_caches_kernels_goes_on_to_the_same_bits() {
             );
         }
     };
-    let house = House::new();
+    let house = house();
     let line = |out: &'static str| {
         let model = ["train", "tiny.yaml", "--out", out, "--device", "ptx", "--set", "train.steps=1"];
         [&model[..], &["--set", "train.evaluate.every=0"]].concat()
@@ -228,7 +190,7 @@ fn a_run_killed_while_it_caches_kernels_goes_on_to_the_same_bits() {
         assert_eq!(result(&house.path("cut"), 1), whole, "{what}");
     };
     let _ = fs::remove_dir_all(house.path("cache"));
-    let all = match trace(house.command(&line("cut")), usize::MAX) {
+    let all = match trace(quiet(&house, &line("cut")), usize::MAX) {
         Ok(End::Ended { changes, success: true }) => changes,
         Ok(end) => panic!("{end:?}"),
         Err(error) => return println!("skipped: this system does not let a process be traced: {error}"),
@@ -237,7 +199,7 @@ fn a_run_killed_while_it_caches_kernels_goes_on_to_the_same_bits() {
     for moment in moments(3 * files().len().min(all / 3), wanted) {
         let _ = fs::remove_dir_all(house.path("cache"));
         let _ = fs::remove_dir_all(house.path("cut"));
-        kill(house.command(&line("cut")), moment);
+        kill(quiet(&house, &line("cut")), moment);
         again(&format!("moment {moment}"));
     }
     for (i, file) in files().into_iter().enumerate() {
@@ -258,14 +220,14 @@ fn confined(house: &House, line: &[&str], blocks: u64, kill: bool) -> Command {
     let mut command = Command::new("bash");
     let trap = if kill { "" } else { "trap '' XFSZ; " };
     command.args(["-c", &format!("{trap}ulimit -c 0; ulimit -f {blocks}; exec \"$0\" \"$@\"")]);
-    command.arg(env!("CARGO_BIN_EXE_dreamc")).args(line).current_dir(house.folder.path());
+    command.arg(env!("CARGO_BIN_EXE_dreamc")).args(line).current_dir(house.path(""));
     command.env("DREAMC_CACHE", house.path("cache")).stdin(Stdio::null());
     command
 }
 
 #[test]
 fn a_write_that_fails_is_an_error_that_names_the_file_and_loses_nothing() {
-    let house = House::new();
+    let house = house();
     let train = |out: &'static str| ["train", "tiny.yaml", "--out", out];
     house.good(&train("whole"));
     let whole = result(&house.path("whole"), 4);
@@ -308,7 +270,7 @@ fn alone(house: &House, script: &str) -> Option<Output> {
             script,
             env!("CARGO_BIN_EXE_dreamc"),
         ]);
-        command.current_dir(house.folder.path()).env("DREAMC_CACHE", house.path("cache")).output()
+        command.current_dir(house.path("")).env("DREAMC_CACHE", house.path("cache")).output()
     };
     let allowed = run("mkdir -p small && mount -t tmpfs -o size=4k none small");
     match allowed {
@@ -322,7 +284,7 @@ fn alone(house: &House, script: &str) -> Option<Output> {
 
 #[test]
 fn a_full_disk_and_a_read_only_one_are_errors() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "whole"]);
     // Room for one checkpoint and not for two: the second save fails, the first one is whole.
     let script = "mkdir -p disk && mount -t tmpfs -o size=120k none disk || exit 9
@@ -342,14 +304,14 @@ fn a_full_disk_and_a_read_only_one_are_errors() {
 
 #[test]
 fn a_folder_without_permission_is_an_error() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "run"]);
     let mode = |mode: u32| fs::set_permissions(house.path("run"), fs::Permissions::from_mode(mode)).unwrap();
     mode(0o555);
     // The administrator may write everywhere.
     if fs::write(house.path("run/probe"), "").is_err() {
         let _ = fs::remove_file(house.path("run/run.lock"));
-        let error = house.bad(&["resume", "run", "--set", "train.steps=6"]);
+        let error = fails(house.command(&["resume", "run", "--set", "train.steps=6"]));
         assert!(error.contains("run") && error.contains("Permission denied"), "{error}");
     }
     mode(0o755);
@@ -358,14 +320,15 @@ fn a_folder_without_permission_is_an_error() {
 
 #[test]
 fn every_damage_to_a_checkpoint_is_told_and_the_one_before_serves() {
-    let house = House::new();
+    let house = house();
     let line = ["train", "tiny.yaml", "--out", "run", "--set", "train.checkpoint.keep=2"];
     house.good(&line);
     let whole = result(&house.path("run"), 4);
     let newest = house.path("run/checkpoints/step-00000004");
     let again = |name: &str, what: &str| {
-        let output = house.good(&["resume", "run"]);
+        let output = house.run(&["resume", "run"]);
         let error = error(&output);
+        assert!(output.status.success(), "{what}: {error}");
         assert!(error.contains(name) && error.contains("going on after step 3"), "{what}: {error}");
         assert_eq!(result(&house.path("run"), 4), whole, "{what}");
     };
@@ -397,14 +360,14 @@ fn every_damage_to_a_checkpoint_is_told_and_the_one_before_serves() {
     for step in [3, 4] {
         fs::write(house.path(&format!("run/checkpoints/step-{step:08}/state.json")), "{}").unwrap();
     }
-    let error = house.bad(&["resume", "run"]);
+    let error = fails(house.command(&["resume", "run"]));
     assert!(error.contains("none of its 2 checkpoints is good") && error.contains("state.json"), "{error}");
     assert!(house.path("run/checkpoints/step-00000003/model.safetensors").is_file());
 }
 
 #[test]
 fn a_damaged_newest_checkpoint_does_not_cost_the_good_ones() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "run", "--set", "train.checkpoint.keep=2"]);
     let whole = result(&house.path("run"), 4);
     for name in ["step-00000003", "step-00000004"] {
@@ -419,7 +382,7 @@ fn a_damaged_newest_checkpoint_does_not_cost_the_good_ones() {
 
 #[test]
 fn a_damaged_cache_is_built_anew() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "whole"]);
     let whole = result(&house.path("whole"), 4);
     let shards = house.path("cache/shards");
@@ -444,11 +407,11 @@ fn a_damaged_cache_is_built_anew() {
 
 #[test]
 fn a_clock_that_went_back_changes_nothing() {
-    let house = House::new();
+    let house = house();
     house.good(&["train", "tiny.yaml", "--out", "whole", "--set", "train.steps=2"]);
     // As if all that there is had been written a year from now.
     let future = std::time::SystemTime::now() + std::time::Duration::from_secs(365 * 24 * 3600);
-    let mut waiting = vec![house.folder.path().to_path_buf()];
+    let mut waiting = vec![house.path("").to_path_buf()];
     while let Some(path) = waiting.pop() {
         fs::File::open(&path).unwrap().set_modified(future).unwrap();
         if path.is_dir() {
@@ -463,12 +426,12 @@ fn a_clock_that_went_back_changes_nothing() {
 
 #[test]
 fn a_report_reads_nothing_outside_its_folder() {
-    let house = House::new();
+    let house = house();
     house.good(&["compare", "pair.suite.yaml", "--out", "out"]);
     let manifest = fs::read_to_string(house.path("out/compare.json")).unwrap();
     let name = "../tiny";
     fs::write(house.path("out/compare.json"), manifest.replace("\"wide\"", &format!("{name:?}"))).unwrap();
-    let error = house.bad(&["report", "out"]);
+    let error = fails(house.command(&["report", "out"]));
     assert!(
         error.contains("the name `../tiny` of an arm") && error.contains("use up to 200 letters"),
         "{error}"
@@ -477,7 +440,7 @@ fn a_report_reads_nothing_outside_its_folder() {
 
 #[test]
 fn damaged_ledgers_and_metrics_are_errors_that_name_the_file() {
-    let house = House::new();
+    let house = house();
     house.good(&["compare", "pair.suite.yaml", "--out", "out"]);
     for name in ["compare.json", "wide.yaml", "wide-seed0/ledger.json", "wide-seed0/metrics.jsonl"] {
         let file = house.path("out").join(name);
@@ -488,7 +451,7 @@ fn damaged_ledgers_and_metrics_are_errors_that_name_the_file() {
             ("nested", b"[".repeat(100_000)),
         ] {
             fs::write(&file, [&bytes[..], b"\n"].concat()).unwrap();
-            let error = house.bad(&["report", "out"]);
+            let error = fails(house.command(&["report", "out"]));
             assert!(error.contains(name.split('/').next_back().unwrap()), "{name}, {damage}: {error}");
         }
         fs::write(&file, &good).unwrap();
@@ -498,7 +461,7 @@ fn damaged_ledgers_and_metrics_are_errors_that_name_the_file() {
 
 #[test]
 fn steps_that_are_left_out_are_counted_and_a_resumed_run_leaves_out_the_same() {
-    let house = House::new();
+    let house = house();
     let set = ["--set", "train.steps=90", "--set", "train.spike=0.3", "--set", "train.checkpoint.every=10"];
     let set = [&set[..], &["--set", "train.checkpoint.keep=20"]].concat();
     house.good(&[&["train", "tiny.yaml", "--out", "whole"], &set[..]].concat());
@@ -518,7 +481,7 @@ fn steps_that_are_left_out_are_counted_and_a_resumed_run_leaves_out_the_same() {
 
 #[test]
 fn infinities_are_left_out_where_that_is_asked_for() {
-    let house = House::new();
+    let house = house();
     // The first update destroys the weights; every later step would write NaN.
     let set = ["--set", "train.learning_rate=1e38", "--set", "train.warmup=0", "--set", "train.on_nan=skip"];
     let run = [&["train", "tiny.yaml", "--out", "run", "--set", "train.steps=20"], &set[..]].concat();
@@ -531,6 +494,6 @@ fn infinities_are_left_out_where_that_is_asked_for() {
     assert_eq!(metrics.matches("\"skipped\":\"the ").count() as u64, left_out);
     // A run that does not come back is stopped.
     let long = [&["train", "tiny.yaml", "--out", "long", "--set", "train.steps=200"], &set[..]].concat();
-    let error = house.bad(&long);
+    let error = fails(house.command(&long));
     assert!(error.contains("learning_rate") && error.contains("the last good checkpoint is kept"), "{error}");
 }

@@ -1,7 +1,8 @@
-//! What the whole-program tests share: golden files and comparisons.
+//! What the whole-program tests share: golden files and comparisons, and a folder to run the program in.
 
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
+pub mod house;
 pub mod minimise;
 
 use dreamc_compiler::ir::interpret::Tensor;
