@@ -28,6 +28,17 @@ pub enum Narrow {
     Storage,
 }
 
+impl Narrow {
+    /// What a step computes in, in words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Narrow::Nothing => "f32",
+            Narrow::Operands => "bf16 products",
+            Narrow::Storage => "bf16",
+        }
+    }
+}
+
 /// Puts bf16 where it belongs.
 pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());

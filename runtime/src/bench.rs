@@ -169,11 +169,7 @@ pub fn training(
     Ok(Training {
         batch,
         sequence,
-        precision: match narrow {
-            Narrow::Nothing => "f32",
-            Narrow::Operands => "bf16 products",
-            Narrow::Storage => "bf16",
-        },
+        precision: narrow.name(),
         tokens_per_second: tokens as f64 / median,
         best_tokens_per_second: tokens as f64 / seconds[0],
         step_seconds: median,

@@ -242,10 +242,8 @@ impl Job<'_> {
 /// What is computed in, and why where the recipe says something else.
 fn precision(used: Narrow, asked: Precision) -> &'static str {
     match (used, asked) {
-        (Narrow::Storage, _) => "bf16",
-        (Narrow::Operands, _) => "bf16 products",
-        (Narrow::Nothing, Precision::F32) => "f32",
         (Narrow::Nothing, Precision::Bf16) => "f32 (it has no bf16)",
+        _ => used.name(),
     }
 }
 

@@ -13,7 +13,7 @@
 //! one step of f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each product of a
 //! pair is exact, the sums are f32). Where it does not, bf16 is widened as it is packed.
 
-use super::simd::{Level, PORTABLE_FMA, fma, level, narrow, pairs};
+use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, narrow, pairs};
 use super::{Context, Pointer};
 use half::bf16;
 
@@ -61,7 +61,7 @@ impl Stored for bf16 {
     const NARROW: bool = true;
     #[inline(always)]
     fn widen(self) -> f32 {
-        f32::from_bits((self.to_bits() as u32) << 16)
+        from_bf16(self)
     }
 
     fn store(from: &[f32], to: &mut [Self]) {

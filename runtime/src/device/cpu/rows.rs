@@ -755,7 +755,7 @@ kernel_fn! {
     fn add_narrow(x: View<f32>, y: View<bf16>) {
         for row in 0..y.rows {
             for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
-                *y = simd::to_bf16(f32::from_bits((y.to_bits() as u32) << 16) + *x);
+                *y = simd::to_bf16(simd::from_bf16(*y) + *x);
             }
         }
     }
@@ -763,7 +763,7 @@ kernel_fn! {
     fn widen(x: View<bf16>, y: View<f32>) {
         for row in 0..y.rows {
             for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
-                *y = f32::from_bits((x.to_bits() as u32) << 16);
+                *y = simd::from_bf16(*x);
             }
         }
     }

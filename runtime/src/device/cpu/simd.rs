@@ -297,6 +297,12 @@ pub(crate) fn sin_cos<const FMA: bool>(angle: f64) -> (f32, f32) {
     )
 }
 
+/// Exactly.
+#[inline(always)]
+pub(crate) fn from_bf16(x: half::bf16) -> f32 {
+    f32::from_bits((x.to_bits() as u32) << 16)
+}
+
 /// The nearest bf16, ties to even; NaN stays one.
 #[inline(always)]
 pub(crate) fn to_bf16(x: f32) -> half::bf16 {
