@@ -45,6 +45,35 @@ template <class S> struct Mask {
         return k >= 0 && k <= q && (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
     }
 
+    // Where queries `first..first + COUNT` stand; those before all keys see nothing. `low > high` where there are no others.
+    struct Span {
+        int low, high;
+    };
+    template <int COUNT = OWN> DEVICE Span span(int first) const {
+        Span span = {0x7fffffff, -1};
+        if (!S::POSITIONS) return span;
+        for (int i = int(threadIdx.x % 32); i < COUNT && first + i < S::QUERIES; i += 32) {
+            int at = query_positions[first + i];
+            if (at >= 0 && at < span.low) span.low = at;
+            if (at > span.high) span.high = at;
+        }
+        span.low = __reduce_min_sync(ALL_LANES, span.low);
+        span.high = __reduce_max_sync(ALL_LANES, span.high);
+        return span;
+    }
+
+    // The first tile of keys from `key` on of which these queries may see any, or `end`: most of a cache is empty, and what
+    // nobody sees changes no sum. All threads of the block call it.
+    template <int TILE> DEVICE int next(Span span, int key, int end) const {
+        if (!S::POSITIONS) return key;
+        for (; key < end; key += TILE) {
+            int i = key + int(threadIdx.x), at = threadIdx.x < TILE && i < S::KEYS ? key_positions[i] : -1;
+            bool near = S::WINDOW == 0 || i64(span.low) - at < S::WINDOW;
+            if (__syncthreads_or(at >= 0 && at <= span.high && near)) return key;
+        }
+        return end;
+    }
+
     // The tiles of keys that queries `first..first + COUNT` may see.
     template <int COUNT = OWN> static DEVICE void keys(int first, int &begin, int &end) {
         begin = 0;
@@ -158,7 +187,8 @@ DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const 
     }
     int begin, end;
     Mask<S>::keys(first, begin, end);
-    for (int key = begin; key < end; key += LANES) {
+    auto span = mask.span(first);
+    for (int key = begin; (key = mask.template next<LANES>(span, key, end)) < end; key += LANES) {
         __syncthreads();
         load_rows<S, LANES>(keys, k + key_row * k_stride + kv, k_stride, key, S::KEYS);
         load_rows<S, LANES>(values, v + key_row * v_stride + kv, v_stride, key, S::KEYS);
@@ -242,7 +272,8 @@ DEVICE void attention_grad_queries(const E *q, i64 q_stride, const E *k, i64 k_s
     }
     int begin, end;
     Mask<S>::keys(first, begin, end);
-    for (int key = begin; key < end; key += LANES) {
+    auto span = mask.span(first);
+    for (int key = begin; (key = mask.template next<LANES>(span, key, end)) < end; key += LANES) {
         __syncthreads();
         load_rows<S, LANES>(keys, k + key_row * k_stride + kv, k_stride, key, S::KEYS);
         load_rows<S, LANES>(values, v + key_row * v_stride + kv, v_stride, key, S::KEYS);

@@ -63,10 +63,10 @@ template <class D> DEVICE float inner(const float (&a)[D::PER_LANE], const float
 
 template <class D>
 DEVICE void depth_attention(const float *q, i64 q_stride, const float *k, const float *v, int row, float *o, float scale,
-                            float cap) {
+                            float cap, const int *places = nullptr) {
     i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
     int token = int(at / D::HEADS), head = int(at % D::HEADS), kv = head / D::GROUP;
-    if (token >= D::TOKENS) return;
+    if (token >= D::TOKENS || (places && places[token] < 0)) return;
     float query[D::PER_LANE], result[D::PER_LANE] = {}, most = -infinity(), sum = 0.0f;
     load_head<D>(query, q + i64(token) * q_stride + head * D::SIZE);
     for (int r = D::first(row); r <= row; ++r) {

@@ -129,6 +129,9 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
 
     int begin, end;
     Mask<S>::template keys<BLOCK_ROWS>(first, begin, end);
+    auto span = mask.template span<BLOCK_ROWS>(first);
+    auto next = [&](int key) { return mask.template next<TILE>(span, key, end); };
+    begin = next(begin);
     auto stage = [&](int buffer, int key) {
         if (key < end) {
             load_head<F, TILE>(keys + buffer * TILE * F::ROW, k_head, k_stride, key, S::KEYS);
@@ -141,8 +144,9 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
     float result[F::PIECES][4], most[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
     clear_rows<F>(result);
     int buffer = 0;
-    for (int key = begin; key < end; key += TILE) {
-        stage(1 - buffer, key + TILE);
+    for (int key = begin, after; key < end; key = after) {
+        after = next(key + TILE);
+        stage(1 - buffer, after);
         copy_wait<1>();
         __syncthreads();
         float p[TILE / 8][4];
@@ -221,6 +225,9 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
 
     int begin, end;
     Mask<S>::template keys<BLOCK_ROWS>(first, begin, end);
+    auto span = mask.template span<BLOCK_ROWS>(first);
+    auto next = [&](int key) { return mask.template next<TILE>(span, key, end); };
+    begin = next(begin);
     auto stage = [&](int buffer, int key) {
         if (key < end) {
             load_head<F, TILE>(keys + buffer * TILE * F::ROW, k_head, k_stride, key, S::KEYS);
@@ -241,8 +248,9 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
         my_along[half] = query < S::QUERIES ? along[at] : 0.0f;
     }
     int buffer = 0;
-    for (int key = begin; key < end; key += TILE) {
-        stage(1 - buffer, key + TILE);
+    for (int key = begin, after; key < end; key = after) {
+        after = next(key + TILE);
+        stage(1 - buffer, after);
         copy_wait<1>();
         __syncthreads();
         float s[TILE / 8][4], dp[TILE / 8][4], p;

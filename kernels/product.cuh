@@ -213,45 +213,89 @@ template <class T, class To> DEVICE void each(const typename T::Sums &sums, int 
             if (T::row(i) < rows && T::column(j) < columns) to(T::row(i), T::column(j), T::at(sums, i, j));
 }
 
-// `c[M, N] (+)= Σ_k a[m, k] · b[k, n]` for any layouts of `a` and `b`.
-template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, bool ADD, class E, class C>
-DEVICE void product(const E *a, const E *b, C *c) {
+// Of the rows whose place is not negative those from number `first` on, a tile of them, in order; gives how many there are.
+// All threads of the block call it, and all see the result.
+template <int M, int ROWS, int THREADS> DEVICE int needed_rows(const int *places, int first, int (&rows)[ROWS]) {
+    __shared__ int counts[THREADS / 32];
+    int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, found = 0;
+    for (int start = 0; start < M && found < first + ROWS; start += THREADS) {
+        bool needed = start + thread < M && places[start + thread] >= 0;
+        u32 ballot = __ballot_sync(ALL_LANES, needed);
+        if (lane == 0) counts[warp] = __popc(ballot);
+        __syncthreads();
+        int at = found - first + __popc(ballot & ((1u << lane) - 1u));
+#pragma unroll
+        for (int w = 0; w < THREADS / 32; ++w) {
+            if (w < warp) at += counts[w];
+            found += counts[w];
+        }
+        if (needed && at >= 0 && at < ROWS) rows[at] = start + thread;
+        // Counts are written again in the next round, and rows are read after it.
+        __syncthreads();
+    }
+    return least(ROWS, found - first);
+}
+
+// The rows of a tile: `first` and those behind it, or as many of those that are needed.
+template <class T, int M, bool SOME> struct TileRows {
+    int first, count;
+    int *rows;
+    DEVICE TileRows(const int *places, int first) : first(first), count(least(T::ROWS, M - first)), rows(nullptr) {
+        if constexpr (SOME) {
+            __shared__ int list[T::ROWS];
+            count = needed_rows<M, T::ROWS, T::THREADS>(places, first, list);
+            rows = list;
+        }
+    }
+    DEVICE int operator[](int i) const { return SOME ? rows[i] : first + i; }
+};
+
+// `c[M, N] (+)= Σ_k a[m, k] · b[k, n]` for any layouts of `a` and `b`. `SOME`: rows of negative place are left as they are;
+// the elements of a row of `a` are adjacent then.
+template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, bool ADD, bool SOME = false,
+          class E, class C>
+DEVICE void product(const E *a, const E *b, C *c, const int *places = nullptr) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
-    int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
-    int rows = least(T::ROWS, M - row), columns = least(T::COLUMNS, N - column);
+    int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS;
+    TileRows<T, M, SOME> rows(places, int(block) * T::ROWS);
+    if (SOME && rows.count <= 0) return;
+    int columns = least(T::COLUMNS, N - column);
     typename T::Sums sums;
-    T::template multiply<(A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
-        shared, sums, rows, columns, K,
-        [&](int i, int k) { return a + (i64(row + i) * A_ROW + i64(k) * A_COLUMN); },
+    T::template multiply<(SOME || A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
+        shared, sums, rows.count, columns, K,
+        [&](int i, int k) { return a + (i64(rows[i]) * A_ROW + i64(k) * A_COLUMN); },
         [&](int j, int k) { return b + (i64(k) * B_ROW + i64(column + j) * B_COLUMN); });
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) {
-        C *to = c + i64(row + i) * N + (column + j);
+    each<T>(sums, rows.count, columns, [&](int i, int j, float sum) {
+        C *to = c + i64(rows[i]) * N + (column + j);
         store(*to, ADD ? to_float(*to) + sum : sum);
     });
 }
 
 // A slice of the sums of a product whose result is too small to keep a GPU busy: `parts[slice][M, N]`.
-template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, int SLICE, class E>
-DEVICE void product_slice(const E *a, const E *b, float *parts) {
+template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, int SLICE, bool SOME = false,
+          class E>
+DEVICE void product_slice(const E *a, const E *b, float *parts, const int *places = nullptr) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS;
-    int row = int(take(block, (M + T::ROWS - 1) / T::ROWS)) * T::ROWS;
-    int first = int(block) * SLICE, rows = least(T::ROWS, M - row), columns = least(T::COLUMNS, N - column);
+    TileRows<T, M, SOME> rows(places, int(take(block, (M + T::ROWS - 1) / T::ROWS)) * T::ROWS);
+    if (SOME && rows.count <= 0) return;
+    int first = int(block) * SLICE, columns = least(T::COLUMNS, N - column);
     typename T::Sums sums;
-    T::template multiply<(A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
-        shared, sums, rows, columns, least(SLICE, K - first),
-        [&](int i, int k) { return a + (i64(row + i) * A_ROW + i64(first + k) * A_COLUMN); },
+    T::template multiply<(SOME || A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
+        shared, sums, rows.count, columns, least(SLICE, K - first),
+        [&](int i, int k) { return a + (i64(rows[i]) * A_ROW + i64(first + k) * A_COLUMN); },
         [&](int j, int k) { return b + (i64(first + k) * B_ROW + i64(column + j) * B_COLUMN); });
     float *to = parts + i64(block) * M * N;
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) { to[i64(row + i) * N + (column + j)] = sum; });
+    each<T>(sums, rows.count, columns, [&](int i, int j, float sum) { to[i64(rows[i]) * N + (column + j)] = sum; });
 }
 
 // Adds the slices up in order.
-template <int M, int N, int SLICES, bool ADD, class C> DEVICE void add_slices(const float *parts, C *c) {
+template <int M, int N, int SLICES, bool ADD, class C>
+DEVICE void add_slices(const float *parts, C *c, const int *places = nullptr) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, size = i64(M) * N;
-    if (at >= size) return;
+    if (at >= size || (places && places[at / N] < 0)) return;
     float sum = parts[at];
 #pragma unroll 4
     for (int slice = 1; slice < SLICES; ++slice) sum += parts[slice * size + at];

@@ -574,3 +574,80 @@ fn an_index_out_of_range_names_its_launch() {
     // The session goes on.
     run.backward(&golden, ids.ints(), b, n);
 }
+
+/// Rows that nobody needs cost nothing: the causal rule of `skip` under a router that lets through what its offset says, on both
+/// devices from the same weights.
+#[test]
+fn tokens_that_skip_do_no_work() {
+    let Some(device) = device(fast()) else { return };
+    let (batch, tokens) = (4usize, 64usize);
+    let text = format!(
+        "model:\n  name: skipping\n  vocab: 64\n  hidden: 32\n  context: {tokens}\n  components:\n    \
+         sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 16}}}}\n    mlp: {{mlp: {{intermediate: 64}}}}\n    \
+         da: {{depth: {{heads: 2, kv_heads: 1, head_size: 16}}}}\n  \
+         body: [\"da > sa > mlp\", \"skip(capacity 0.5, causal bce 0.1, norm_only) {{ da > sa > mlp }}\"]\n\
+         train: {{steps: 1, batch: {batch}}}\n"
+    );
+    let ast = dreamc_dsl::parse("test", &text, dreamc_dsl::Spelling::Yaml).unwrap_or_else(|e| panic!("{e}"));
+    let spec = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0;
+    let compiled = compile(&spec, &options(batch, tokens)).unwrap();
+    let some = dreamc_runtime::device::gpu::sources(&compiled.plan).unwrap();
+    let some: Vec<_> = some.into_iter().filter(|s| s.text.contains("places")).collect();
+    for kind in ["product_tiles", "rows", "depth_attention_tokens"] {
+        assert!(some.iter().any(|s| s.passes[0].entry == kind), "no {kind} takes places");
+    }
+    let text: Vec<_> = ["product_tiles", "depth_attention_tokens", "rows"]
+        .map(|kind| some.iter().find(|s| s.passes[0].entry == kind).unwrap().text.clone())
+        .into();
+    insta::assert_snapshot!(text.join("\n"));
+
+    let mut sessions: Vec<Box<dyn Session>> =
+        [&device as &dyn Device, &CpuDevice::default()].map(|d| d.load(&compiled.plan).unwrap()).into();
+    for session in &mut sessions {
+        session.instrument(Instrument { count: true, time: false });
+        for t in &compiled.tensors {
+            let count: u64 = t.shape.iter().product();
+            let seed = t.name.bytes().fold(7u64, |s, b| s.wrapping_mul(31).wrapping_add(u64::from(b)));
+            let mut rng = dreamc_compiler::ir::random::Rng::new(seed);
+            let middle = if t.name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+            let w: Vec<f32> = (0..count).map(|_| (middle + rng.between(-0.3, 0.3)) as f32).collect();
+            session.write_at(t.weight, t.instance, 0, &w).unwrap();
+        }
+        for (name, values) in [
+            ("ids", (0..batch * tokens).map(|i| (i * 37 % 64) as i32).collect::<Vec<_>>()),
+            ("targets", vec![1; batch * tokens]),
+            ("positions", (0..batch * tokens).map(|i| (i % tokens) as i32).collect()),
+        ] {
+            if let Some(id) = compiled.plan.find(name) {
+                session.write_at(id, 0, 0, &values).unwrap();
+            }
+        }
+    }
+    let mut costs = vec![];
+    for offset in [10.0f32, -4.8, -5.4, -6.0, -7.0, -8.0, -20.0] {
+        let mut found = vec![];
+        for session in &mut sessions {
+            for t in compiled.tensors.iter().filter(|t| t.name.contains("router")) {
+                let value = if t.name.contains("offset") { offset } else { 1.0 };
+                session.write_at(t.weight, t.instance, 0, &[value]).unwrap();
+            }
+            let stats = session.run("evaluate").unwrap_or_else(|e| panic!("{e}"));
+            let wrapped = |l: &&dreamc_runtime::device::LaunchStats| l.origin.contains("layer1");
+            let logits = session.read_all::<f32>(compiled.plan.find("logits").unwrap()).unwrap();
+            let instructions: u64 = stats.by_launch.iter().filter(wrapped).map(|l| l.instructions).sum();
+            let counts: Vec<u64> = stats.by_launch.iter().map(|l| l.multiply_adds).collect();
+            found.push((logits.into_iter().map(f64::from).collect::<Vec<_>>(), counts, instructions));
+        }
+        let e = error(&found[0].0, &found[1].0);
+        assert!(e < 1e-5, "offset {offset}: logits differ by {e}");
+        assert_eq!(found[0].1, found[1].1, "offset {offset}");
+        let multiply_adds: u64 = found[0].1.iter().sum();
+        println!("offset {offset}: {multiply_adds} multiply-adds, {} instructions", found[0].2);
+        costs.push((multiply_adds, found[0].2));
+    }
+    assert!(costs.windows(2).all(|c| c[0].0 >= c[1].0 && c[0].1 >= c[1].1), "{costs:?}");
+    let least = costs.len() - 1;
+    assert!(costs[least].1 < costs[0].1 / 3, "{costs:?}");
+    let distinct: std::collections::BTreeSet<_> = costs.iter().map(|c| c.1).collect();
+    assert!(distinct.len() >= 4, "{costs:?}");
+}

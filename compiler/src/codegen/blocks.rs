@@ -108,14 +108,29 @@ impl Variant {
         Param::new(&format!("{} *", self.element(operand)), name, Argument::Operand(operand))
     }
 
-    /// What a text's name says of its types.
+    /// What a text's name says of its types, and of rows that nobody needs.
     fn suffix(&self) -> &'static str {
-        if self.narrow == 0 { "" } else { "_bf16" }
+        match (self.narrow == 0, self.places) {
+            (true, false) => "",
+            (true, true) => "_some",
+            (false, false) => "_bf16",
+            (false, true) => "_bf16_some",
+        }
+    }
+
+    /// The integers that say which rows are needed.
+    fn places(&self) -> Option<Param> {
+        self.places.then(places)
     }
 }
 
 fn ints(name: &str, operand: usize) -> Param {
     Param::new("const int *", name, Argument::Operand(operand))
+}
+
+/// For each row an integer; nobody needs the rows of negative ones.
+pub(super) fn places() -> Param {
+    Param::new("const int *", "places", Argument::Places)
 }
 
 fn ints_out(name: &str, operand: usize) -> Param {
@@ -168,8 +183,8 @@ pub(super) fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Sourc
         Kernel::Group { slots, experts } => group(slots, experts),
         Kernel::Attention { shape, attention } => attention_forward(&shape, &attention, variant),
         Kernel::AttentionGrad { shape, attention } => attention_backward(&shape, &attention, variant),
-        Kernel::DepthAttention { shape, attention } => depth(&shape, &attention, false),
-        Kernel::DepthAttentionGrad { shape, attention } => depth(&shape, &attention, true),
+        Kernel::DepthAttention { shape, attention } => depth(&shape, &attention, false, variant),
+        Kernel::DepthAttentionGrad { shape, attention } => depth(&shape, &attention, true, variant),
         Kernel::HeadLoss { rows, vocab, width, softcap } => head_loss(rows, vocab, width, softcap, variant),
         Kernel::HeadLossGrad { rows, vocab, width, softcap, accumulate } => {
             head_loss_grad(rows, vocab, width, softcap, accumulate, variant)
@@ -190,6 +205,8 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     for (what, size) in [("a product's rows", m), ("a product's columns", n), ("a product's depth", k)] {
         fits(what, size)?;
     }
+    // Rows are taken from anywhere where their elements are adjacent; a result that is added to needs all of them.
+    let variant = Variant { places: variant.places && a.column == 1 && !accumulate, ..variant };
     let add = if accumulate { "_add" } else { "" };
     let name = format!("product_{m}x{n}x{k}{add}{}", variant.suffix());
     let mut builder = Builder::new(name, "product.cuh");
@@ -201,13 +218,16 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.text(wide));
     // A result too small to keep the processors busy is cut along the sums, if they are long.
     let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
+    let some = if variant.places { ", true" } else { "" };
     if slices == 1 {
+        let mut list = params([variant.input("a", 0), variant.input("b", 1), variant.output("c", 2)]);
+        list.extend(variant.places());
         builder.call(
             "product_tiles",
             (blocks(tiles)?, THREADS as u32, 0),
-            &params([variant.input("a", 0), variant.input("b", 1), variant.output("c", 2)]),
+            &list,
             "product",
-            &format!("{sizes}, {accumulate}"),
+            &format!("{sizes}, {accumulate}{some}"),
         );
         return Ok(builder.finish());
     }
@@ -215,17 +235,21 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let slice = k.div_ceil(slices).next_multiple_of(tile.depth.max(16));
     let slices = k.div_ceil(slice);
     let parts = builder.scratch(times(&[4, slices, m, n]));
+    let mut list = params([variant.input("a", 0), variant.input("b", 1), scratch("float *", "parts", parts)]);
+    list.extend(variant.places());
     builder.call(
         "product_slices",
         (blocks(tiles * slices)?, THREADS as u32, 0),
-        &params([variant.input("a", 0), variant.input("b", 1), scratch("float *", "parts", parts)]),
+        &list,
         "product_slice",
-        &format!("{sizes}, {slice}"),
+        &format!("{sizes}, {slice}{some}"),
     );
+    let mut list = params([scratch("const float *", "parts", parts), variant.output("c", 2)]);
+    list.extend(variant.places());
     builder.call(
         "product_join",
         per_thread(times(&[m, n]))?,
-        &params([scratch("const float *", "parts", parts), variant.output("c", 2)]),
+        &list,
         "add_slices",
         &format!("{m}, {n}, {slices}, {accumulate}"),
     );
@@ -560,7 +584,7 @@ fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Re
     Ok(builder.finish())
 }
 
-fn depth(s: &DepthShape, a: &Attention, backward: bool) -> Result<Option<Source>> {
+fn depth(s: &DepthShape, a: &Attention, backward: bool, variant: Variant) -> Result<Option<Source>> {
     fits("tokens", s.rows)?;
     fits("a row of queries", times(&[s.heads, s.size]))?;
     let window = match a.window {
@@ -569,7 +593,9 @@ fn depth(s: &DepthShape, a: &Attention, backward: bool) -> Result<Option<Source>
         _ => 0,
     };
     let kind = if backward { "depth_attention_grad" } else { "depth_attention" };
-    let name = format!("{kind}_t{}_h{}_g{}_d{}", s.rows, s.heads, s.kv_heads, s.size);
+    let some = variant.places && !backward;
+    let suffix = if some { "_some" } else { "" };
+    let name = format!("{kind}_t{}_h{}_g{}_d{}{suffix}", s.rows, s.heads, s.kv_heads, s.size);
     let mut builder = Builder::new(name, "depth.cuh");
     builder.line(&format!(
         "typedef Depth<{}, {}, {}, {}, {window}, {}> D;",
@@ -589,7 +615,9 @@ fn depth(s: &DepthShape, a: &Attention, backward: bool) -> Result<Option<Source>
         list.push(output("o", 4));
         (per_warp(times(&[s.rows, s.heads]))?, "o")
     };
-    let body = format!("    {kind}<D>(q, q_stride, k, v, row, {names}, {});\n", scores(a));
+    list.extend(some.then(places));
+    let last = if some { ", places" } else { "" };
+    let body = format!("    {kind}<D>(q, q_stride, k, v, row, {names}, {}{last});\n", scores(a));
     builder.entry(&format!("{kind}_tokens"), grid, &list, &body);
     Ok(builder.finish())
 }

@@ -73,6 +73,8 @@ pub struct Variant {
     pub narrow: u32,
     /// Whether operands in bf16 begin at multiples of 16 bytes, and strided ones have rows that do.
     pub aligned: bool,
+    /// Whether the launch says which rows are needed: [`crate::program::Launch::places`].
+    pub places: bool,
 }
 
 impl Variant {
@@ -84,7 +86,7 @@ impl Variant {
 
 impl Default for Variant {
     fn default() -> Self {
-        Variant { element_bytes: 4, in_place: false, narrow: 0, aligned: false }
+        Variant { element_bytes: 4, in_place: false, narrow: 0, aligned: false, places: false }
     }
 }
 
@@ -127,6 +129,8 @@ pub enum Argument {
     Stride(usize),
     /// Value of that operand, an index, as a 32-bit integer.
     Index(usize),
+    /// Address of the integers that say which rows are needed.
+    Places,
     /// Address of scratch memory, so many bytes in.
     Scratch(u64),
     /// Address of the word that takes the smallest number of a launch that reported an index out of range.
@@ -140,7 +144,7 @@ pub enum Argument {
 /// The text of a kernel; `None` where there is nothing to run: no elements, or a sum over a group of one device.
 pub fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Source>, CodegenError> {
     match kernel {
-        Kernel::Rows(rows) => rows::generate(rows, variant.in_place),
+        Kernel::Rows(rows) => rows::generate(rows, variant),
         _ => blocks::generate(kernel, variant),
     }
 }

@@ -16,9 +16,9 @@
 //!   each row goes to scratch memory first; then every element has a thread, which goes through all rows where they are
 //!   summed. A row may be as long as 32 bits count.
 
-use super::blocks::SHARED_LIMIT;
+use super::blocks::{SHARED_LIMIT, places};
 use super::text::{Builder, Param, blocks, double, fits, float};
-use super::{Argument, CodegenError, Source};
+use super::{Argument, CodegenError, Source, Variant};
 use crate::ir::{Binary, DType, Positions, Reduce, Unary};
 use crate::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
 use std::collections::{BTreeSet, HashMap};
@@ -78,8 +78,11 @@ fn own_cost(kernel: &RowKernel, op: &RowOp) -> u64 {
     }
 }
 
-pub(super) fn generate(kernel: &RowKernel, in_place: bool) -> Result<Option<Source>> {
+pub(super) fn generate(kernel: &RowKernel, variant: Variant) -> Result<Option<Source>> {
     validate(kernel)?;
+    let in_place = variant.in_place;
+    // A sum over rows is over all of them.
+    let some = variant.places && !kernel.outputs.iter().any(|o| sums(o.store));
     let empty = |array: u32| kernel.lengths[array as usize] == 0;
     let nothing = kernel.outputs.iter().all(|o| empty(o.array) || (!sums(o.store) && kernel.rows == 0));
     if nothing {
@@ -91,11 +94,11 @@ pub(super) fn generate(kernel: &RowKernel, in_place: bool) -> Result<Option<Sour
     let forms = if mostly_columns(kernel) { &[Form::Long, Form::Dear, Form::Plain] } else { &ordinary };
     let mut failed = None;
     for &form in forms {
-        let mut generator = Generator::new(kernel, form, false)?;
+        let mut generator = Generator::new(kernel, form, false, some)?;
         match generator.source() {
             Ok(source) if !(in_place && generator.shifted) => return Ok(source),
             Ok(_) if form == Form::Long => {}
-            Ok(_) => match Generator::new(kernel, form, true)?.source() {
+            Ok(_) => match Generator::new(kernel, form, true, some)?.source() {
                 Ok(source) => return Ok(source),
                 Err(error) => failed = Some(error),
             },
@@ -167,6 +170,8 @@ struct Generator<'k> {
     form: Form,
     /// Results wait in shared memory until all inputs of the row have been read.
     staged: bool,
+    /// Rows that nobody needs are passed over.
+    some: bool,
     plans: Vec<Plan>,
     /// Threads of a row, and rows of a block at a time.
     threads: u64,
@@ -187,11 +192,12 @@ struct Generator<'k> {
 }
 
 impl<'k> Generator<'k> {
-    fn new(kernel: &'k RowKernel, form: Form, staged: bool) -> Result<Self> {
+    fn new(kernel: &'k RowKernel, form: Form, staged: bool, some: bool) -> Result<Self> {
         let mut generator = Generator {
             kernel,
             form,
             staged,
+            some,
             plans: vec![Plan::default(); kernel.ops.len()],
             threads: 1,
             slots: 1,
@@ -783,7 +789,8 @@ impl<'k> Generator<'k> {
         let length = self.length(kernel.outputs[live[0]].array as usize);
         let same = live.iter().all(|&o| self.length(kernel.outputs[o].array as usize) == length);
         let summed = live.iter().any(|&o| sums(kernel.outputs[o].store));
-        let name = format!("rows_{}x{length}", kernel.rows);
+        let some = if self.some { "_some" } else { "" };
+        let name = format!("rows_{}x{length}{some}", kernel.rows);
         if self.form == Form::Long {
             return self.long(name, &live);
         }
@@ -799,6 +806,10 @@ impl<'k> Generator<'k> {
     fn parameters(&self, live: &[usize]) -> (Vec<Param>, Vec<String>) {
         let kernel = self.kernel;
         let (mut list, mut lines) = (vec![], vec![]);
+        if self.some {
+            list.push(places());
+            lines.push("if (places[row] < 0) return;".into());
+        }
         let float_type = |dtype: DType| if dtype == DType::Bf16 { "bf16" } else { "float" };
         for (i, input) in kernel.inputs.iter().enumerate() {
             let (element, strided) = match *input {

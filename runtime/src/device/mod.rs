@@ -222,6 +222,8 @@ pub struct LaunchStats {
     pub seconds: f64,
     /// Multiply-adds in all; 0 unless counted.
     pub multiply_adds: u64,
+    /// Instructions in all, times the threads that executed them; 0 unless counted on the `ptx` device.
+    pub instructions: u64,
 }
 
 /// A Rust type with the layout of a [`DType`].

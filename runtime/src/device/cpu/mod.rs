@@ -1022,6 +1022,7 @@ impl Session for CpuSession {
             count: 0,
             seconds: 0.0,
             multiply_adds: 0,
+            instructions: 0,
         });
         let local: Pointer<f32> = Pointer(self.scratch.start.cast());
         let mut run = Run {

@@ -7,14 +7,20 @@ use dreamc_compiler::program::{AttentionShape, Kernel};
 /// Integers of an operand.
 type Integers<'a> = dyn Fn(usize, u64) -> Result<Vec<i32>, DeviceError> + 'a;
 
-/// Multiply-adds; `integers` reads an operand, `index` gives the value of one.
+/// Multiply-adds; `integers` reads an operand, `index` gives the value of one, `needed` says how many of so many rows anybody
+/// needs.
 pub(super) fn multiply_adds(
     kernel: &Kernel,
     integers: &Integers,
     index: &dyn Fn(usize) -> u64,
+    needed: &dyn Fn(u64) -> Result<u64, DeviceError>,
 ) -> Result<u64, DeviceError> {
     Ok(match *kernel {
-        Kernel::Product { m, n, k, .. } => m * n * k,
+        Kernel::Product { m, n, k, a, accumulate, .. } => {
+            // As in the generated text: a result that is added to, or made from columns, has all rows.
+            let rows = if a.column == 1 && !accumulate { needed(m)? } else { m };
+            rows * n * k
+        }
         Kernel::Grouped { experts, out, inner, .. } | Kernel::GroupedOuter { experts, out, inner, .. } => {
             let used = integers(2, experts + 1)?.last().copied().unwrap_or(0);
             used.max(0) as u64 * out * inner
@@ -26,7 +32,7 @@ pub(super) fn multiply_adds(
             5 * pairs(&shape, &attention, 6, integers)? * shape.heads * shape.size
         }
         Kernel::DepthAttention { shape: s, attention } => {
-            2 * depth_rows(&attention, index(3)) * s.rows * s.heads * s.size
+            2 * depth_rows(&attention, index(3)) * needed(s.rows)? * s.heads * s.size
         }
         Kernel::DepthAttentionGrad { shape: s, attention } => {
             5 * depth_rows(&attention, index(3)) * s.rows * s.heads * s.size

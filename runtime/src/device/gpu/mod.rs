@@ -51,6 +51,11 @@ pub(crate) trait Gpu: Send + 'static {
     /// Launches; may return before it is done. `origin` is for messages.
     fn launch(&mut self, module: &Self::Module, launch: &Launch, origin: &str) -> Result<(), DeviceError>;
 
+    /// Instructions executed so far, times the threads that executed them; 0 where nobody counts them.
+    fn instructions(&self) -> u64 {
+        0
+    }
+
     /// Waits for everything.
     fn finish(&mut self) -> Result<(), DeviceError>;
 
@@ -154,7 +159,13 @@ fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
                     list.push(PlanLaunch {
                         id: launch.kernel,
                         kernel,
-                        variant: Variant { element_bytes, in_place, narrow, aligned },
+                        variant: Variant {
+                            element_bytes,
+                            in_place,
+                            narrow,
+                            aligned,
+                            places: launch.places.is_some(),
+                        },
                     });
                 }
                 Step::Loop { steps, .. } => collect(plan, steps, checked, list),
@@ -201,6 +212,7 @@ struct Prepared {
     source: Option<usize>,
     kernel: KernelId,
     operands: Vec<Place>,
+    places: Option<Place>,
     origin: String,
 }
 
@@ -274,7 +286,7 @@ fn prepare<'p>(
             Step::Launch(launch) => {
                 let variant = rest.next().map_or(Variant::default(), |l| l.variant);
                 let slots = slots(plan.kernel(launch.kernel));
-                let place = |(operand, extent): (&Operand, Extent)| match operand {
+                let place = |operand: &Operand, extent: Extent| match operand {
                     Operand::Index(affine) => Place::Index(affine.clone()),
                     Operand::Tensor { buffer, instance, offset, stride } => {
                         let b = plan.buffer(*buffer);
@@ -292,7 +304,8 @@ fn prepare<'p>(
                 launches.push(Prepared {
                     source: sources.by_kernel.get(&(launch.kernel, variant)).copied().flatten(),
                     kernel: launch.kernel,
-                    operands: launch.operands.iter().zip(slots.iter().map(|s| s.extent)).map(place).collect(),
+                    operands: launch.operands.iter().zip(&slots).map(|(o, s)| place(o, s.extent)).collect(),
+                    places: launch.places.as_ref().map(|o| place(o, Extent::Flat(0))),
                     origin: launch.origin.clone(),
                 });
                 PreparedStep::Launch(launches.len() - 1)
@@ -373,6 +386,7 @@ impl<G: Gpu> Run<'_, G> {
                 Some(Place::Index(affine)) => Arg::I32(affine.at(&self.variables) as i32),
                 _ => Arg::I32(0),
             },
+            Argument::Places => Arg::Pointer(launch.places.as_ref().map_or(0, |p| self.address(p))),
             Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
             Argument::Status => Arg::Pointer(self.status),
             Argument::Launch => Arg::I32(number as i32),
@@ -384,6 +398,7 @@ impl<G: Gpu> Run<'_, G> {
         let program = self.program;
         let launch = &program.launches[number];
         let begun = self.instrument.time.then(Instant::now);
+        let executed = self.gpu.instructions();
         if let Some(at) = launch.source {
             let source = &self.sources[at];
             for iteration in 0..source.iterations {
@@ -411,10 +426,12 @@ impl<G: Gpu> Run<'_, G> {
         if !self.stats.by_launch.is_empty() {
             let seconds = begun.map_or(0.0, |b| b.elapsed().as_secs_f64());
             let multiply_adds = if self.instrument.count { self.count(launch)? } else { 0 };
+            let instructions = self.gpu.instructions() - executed;
             let measured = &mut self.stats.by_launch[number];
             measured.count += 1;
             measured.seconds += seconds;
             measured.multiply_adds += multiply_adds;
+            measured.instructions += if self.instrument.count { instructions } else { 0 };
         }
         if G::SYNCHRONOUS { self.look_at_status() } else { Ok(()) }
     }
@@ -428,17 +445,21 @@ impl<G: Gpu> Run<'_, G> {
     }
 
     fn count(&self, launch: &Prepared) -> Result<u64, DeviceError> {
-        let integers = |operand: usize, count: u64| {
+        let read = |place: Option<&Place>, count: u64| -> Result<Vec<i32>, DeviceError> {
             let mut bytes = vec![0; 4 * count as usize];
-            let place = launch.operands.get(operand).map_or(0, |p| self.address(p));
-            self.gpu.read(place, &mut bytes)?;
+            self.gpu.read(place.map_or(0, |p| self.address(p)), &mut bytes)?;
             Ok(bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        };
+        let integers = |operand: usize, count: u64| read(launch.operands.get(operand), count);
+        let needed = |rows: u64| match &launch.places {
+            Some(places) => Ok(read(Some(places), rows)?.iter().filter(|p| **p >= 0).count() as u64),
+            None => Ok(rows),
         };
         let index = |operand: usize| match launch.operands.get(operand) {
             Some(Place::Index(affine)) => affine.at(&self.variables),
             _ => 0,
         };
-        count::multiply_adds(self.plan.kernel(launch.kernel), &integers, &index)
+        count::multiply_adds(self.plan.kernel(launch.kernel), &integers, &index, &needed)
     }
 
     /// Whether a kernel reported an index out of range, and whose it was.
@@ -522,6 +543,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             count: 0,
             seconds: 0.0,
             multiply_adds: 0,
+            instructions: 0,
         });
         let mut run = Run {
             stats: RunStats { by_launch: by_launch.collect(), ..RunStats::default() },

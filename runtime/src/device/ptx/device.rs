@@ -56,13 +56,18 @@ impl Device for PtxDevice {
     }
 
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
-        gpu::load(Interpreter { memory: Memory::new(), options: self.options }, &self.compiler, plan)
+        gpu::load(
+            Interpreter { memory: Memory::new(), options: self.options, instructions: 0 },
+            &self.compiler,
+            plan,
+        )
     }
 }
 
 struct Interpreter {
     memory: Memory,
     options: Options,
+    instructions: u64,
 }
 
 impl Interpreter {
@@ -114,9 +119,16 @@ impl Gpu for Interpreter {
 
     fn launch(&mut self, module: &Module, launch: &Launch, origin: &str) -> Result<(), DeviceError> {
         match run(module, launch, &mut self.memory, &self.options) {
-            Ok(_) => Ok(()),
+            Ok(stats) => {
+                self.instructions += stats.instructions;
+                Ok(())
+            }
             Err(finding) => Err(self.error(format!("{origin}: {finding}"))),
         }
+    }
+
+    fn instructions(&self) -> u64 {
+        self.instructions
     }
 
     fn finish(&mut self) -> Result<(), DeviceError> {
