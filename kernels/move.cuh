@@ -79,8 +79,8 @@ template <int LENGTH, int PARTS> DEVICE void cache_take(int row, float *cache, f
 }
 
 // Row `i` goes to place `slots[i]` of its sequence, unless that is negative.
-template <int ROWS, int TOKENS, int PLACES, int WIDTH>
-DEVICE void append(const float *x, i64 stride, const int *slots, float *cache, int *status, int launch) {
+template <int ROWS, int TOKENS, int PLACES, int WIDTH, class E>
+DEVICE void append(const E *x, i64 stride, const int *slots, E *cache, int *status, int launch) {
     i64 at = thread_number(), row = at / WIDTH;
     if (row >= ROWS) return;
     int place = slots[row];

@@ -1,7 +1,7 @@
 //! Devices on the command line.
 
 use crate::failure::Failure;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::cuda::CudaDevice;
@@ -19,6 +19,15 @@ pub struct DeviceArguments {
     /// Threads of the CPU; all by default
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+}
+
+/// What products compute in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Arithmetic {
+    /// Everywhere
+    F32,
+    /// Products and storage; sums, statistics and weights in f32
+    Bf16,
 }
 
 /// The devices there are.

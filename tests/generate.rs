@@ -3,11 +3,10 @@
 
 mod support;
 
-use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::generate::{Cached, NextLogits, Sampling, Uncached, compile_cached};
+use dreamc_runtime::generate::{Cached, NextLogits, Sampling, Uncached, Writing, compile_cached};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::rng::Philox;
 use support::{Golden, error, goldens};
@@ -34,7 +33,7 @@ fn with_context(golden: &Golden) -> Spec {
 }
 
 fn cached(golden: &Golden, rows: u64) -> Cached {
-    let compiled = compile_cached(&with_context(golden), rows, None, None, &Rewriting::default()).unwrap();
+    let compiled = compile_cached(&with_context(golden), &Writing { rows, ..Writing::default() }).unwrap();
     let mut cached = Cached::load(&device(), compiled).unwrap();
     fill(cached.model(), golden);
     cached

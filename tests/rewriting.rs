@@ -5,7 +5,7 @@ use dreamc_compiler::{Options, compile, compile_with_report};
 use dreamc_dsl::Spec;
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::generate::{Cached, NextLogits, compile_cached};
+use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached};
 use dreamc_runtime::model::{Model, Scale};
 
 /// A model of those components and body.
@@ -73,7 +73,7 @@ fn outcome(spec: &Spec, rewrite: Rewriting) -> Vec<(String, Vec<f32>)> {
 /// Logits of a prompt and of some tokens after it.
 fn written(spec: &Spec, rewrite: &Rewriting, seed: u64) -> Vec<(String, Vec<f32>)> {
     let device = CpuDevice::new(CpuOptions { threads: Some(1) });
-    let compiled = compile_cached(spec, 1, None, None, rewrite).unwrap();
+    let compiled = compile_cached(spec, &Writing { rewrite: rewrite.clone(), ..Writing::default() }).unwrap();
     let mut cached = Cached::load(&device, compiled).unwrap();
     let mut found = vec![];
     // Other weights in the same memory: what is prepared must follow them.

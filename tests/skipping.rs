@@ -12,7 +12,7 @@ use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::{Device, Instrument, Session};
-use dreamc_runtime::generate::{Cached, Growing, NextLogits, compile_cached, compile_roomy};
+use dreamc_runtime::generate::{Cached, Growing, NextLogits, Writing, compile_cached};
 use dreamc_runtime::verify::{Compiler, Task, verify};
 use indexmap::IndexMap;
 use support::error;
@@ -286,7 +286,7 @@ fn caches_hold_processed_tokens_alone() {
         run.run("evaluate", &ids);
         let taking = run.changed(1, 2);
         let device = CpuDevice::new(CpuOptions { threads: Some(1) });
-        let compiled = compile_cached(&all, BATCH as u64, None, None, &Default::default()).unwrap();
+        let compiled = compile_cached(&all, &Writing { rows: BATCH as u64, ..Writing::default() }).unwrap();
         let mut cached = Cached::load(&device, compiled).unwrap();
         for t in cached.loaded().compiled().tensors.clone() {
             cached.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
@@ -469,7 +469,7 @@ mod mistakes_of_public_code {
     #[test]
     fn top_k_at_decode_so_that_nothing_is_skipped() {
         let spec = spec("[\"skip(capacity 0.5, causal bce 0.1) { sa > mlp }\"]");
-        let compiled = compile_cached(&spec, 1, None, None, &Default::default()).unwrap();
+        let compiled = compile_cached(&spec, &Writing::default()).unwrap();
         let device = CpuDevice::new(CpuOptions { threads: Some(1) });
         let mut cached = Cached::load(&device, compiled).unwrap();
         for t in cached.loaded().compiled().tensors.clone() {
@@ -737,23 +737,22 @@ fn caches_reserve_what_capacity_needs_and_grow() {
         all
     };
     let device = CpuDevice::new(CpuOptions { threads: Some(1) });
-    let rewriting = Default::default();
+    let writing = |slack: f64| Writing { rows: 2, slack, ..Writing::default() };
     let caches = |compiled: &Compiled| {
         let all =
             compiled.plan.buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"));
         all.map(|b| b.elements() * b.instances).sum::<u64>()
     };
-    let reserved: Vec<u64> = [1.0, 0.5, 0.25, 0.125]
-        .map(|c| caches(&compile_roomy(&spec(c), 2, None, None, &rewriting, 1.0).unwrap()))
-        .to_vec();
+    let reserved: Vec<u64> =
+        [1.0, 0.5, 0.25, 0.125].map(|c| caches(&compile_cached(&spec(c), &writing(1.0)).unwrap())).to_vec();
     // Keys and values of size 4 in two rows; a chunk of 64 tokens is always room for.
     assert_eq!(reserved, [256, 128 + 64, 64 + 64, 32 + 64].map(|n| 2 * 2 * 4 * n));
-    assert_eq!(caches(&compile_cached(&spec(0.125), 2, None, None, &rewriting).unwrap()), reserved[0]);
+    assert_eq!(caches(&compile_cached(&spec(0.125), &writing(f64::INFINITY)).unwrap()), reserved[0]);
 
     // A router that processes everything, whatever its capacity says.
     let spec = spec(0.125);
     let load = |slack: f64| {
-        let mut cached = Cached::load(&device, compile_roomy(&spec, 2, None, None, &rewriting, slack)?)?;
+        let mut cached = Cached::load(&device, compile_cached(&spec, &writing(slack))?)?;
         for t in cached.loaded().compiled().tensors.clone() {
             let greedy = t.name.contains(".router.offset.");
             let values = if greedy { vec![1e3] } else { weight(&t.name, t.shape.iter().product()) };

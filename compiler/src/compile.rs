@@ -42,7 +42,7 @@ pub struct Options {
     pub cache: Option<Cache>,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,
-    /// What is stored in bf16. Programs over caches are f32.
+    /// What is stored in bf16.
     pub narrow: Narrow,
 }
 
@@ -356,10 +356,7 @@ impl<'a> Rewriter<'a> {
     }
 
     fn narrow(&self, module: &Module, f: Function) -> Result<Function, CompileError> {
-        match self.options.narrow {
-            how if self.options.cache.is_none() => precision::narrow(module, &f, how),
-            _ => Ok(f),
-        }
+        precision::narrow(module, &f, self.options.narrow)
     }
 
     /// Whether weights are prepared: not for a single use.

@@ -3,7 +3,8 @@
 //! *In*: a function in f32. *Out*: the same with casts: products and attention along the sequence read bf16, add up in f32, and
 //! activations that they give are stored in bf16. *Promise*: what stays in f32 is parameters (weights are the master copies, and
 //! what products read of them are casts, prepared once for all calls where that pays), gradients of weights, the stream
-//! and its cotangent, norms and other row work, the logits of routers, attention along depth and its caches, losses.
+//! and its cotangent, norms and other row work, the logits of routers, attention along depth and its caches, losses. Caches of
+//! attention along the sequence are bf16 as what they are made of and read for.
 //!
 //! [`Narrow::Operands`] is for devices whose products read bf16 and give f32: the operands of products are cast and nothing else
 //! is stored in bf16.
@@ -42,15 +43,24 @@ impl Narrow {
 /// Puts bf16 where it belongs.
 pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());
-    for (p, ty) in f.params.iter().zip(&f.types) {
-        g.param(p.name.clone(), p.role, ty.clone());
-    }
-    let wide = (0..f.params.len() as u32).map(Value).collect();
     if how == Narrow::Nothing {
         return Ok(f.clone());
     }
+    let storage = how == Narrow::Storage;
+    let cache = |v: Value| f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v);
+    let mut caches = HashMap::new();
+    for (i, (p, ty)) in f.params.iter().zip(&f.types).enumerate() {
+        let v = Value(i as u32);
+        let mut ty = ty.clone();
+        if storage && cache(v) {
+            ty.dtype = DType::Bf16;
+            caches.insert(v, v);
+        }
+        g.param(p.name.clone(), p.role, ty);
+    }
+    let wide = (0..f.params.len() as u32).map(Value).collect();
     let mut pass = Pass {
-        storage: how == Narrow::Storage,
+        storage,
         module,
         f,
         g,
@@ -58,12 +68,17 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
         source: sources(f),
         logits: logits(f),
         wide,
-        narrow: HashMap::new(),
+        narrow: caches,
     };
     for i in 0..f.nodes.len() {
         pass.node(i)?;
     }
-    pass.g.results = f.results.iter().map(|(n, v)| (n.clone(), pass.wide[v.index()])).collect();
+    // What is left of a cache is of the cache's type.
+    let cached = |v: &Value| pass.defined[v.index()].is_some_and(|n| f.nodes[n].op == Op::Append);
+    let result =
+        |v: &Value| pass.narrow.get(v).filter(|_| cached(v)).copied().unwrap_or(pass.wide[v.index()]);
+    let results = f.results.iter().map(|(n, v)| (n.clone(), result(v))).collect();
+    pass.g.results = results;
     Ok(crate::autodiff::prune_nodes(&pass.g))
 }
 
@@ -169,6 +184,7 @@ impl Pass<'_> {
             Op::Grouped { .. } => (&[0, 1], self.storage && !self.logits[i]),
             Op::GroupedOuter { .. } | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => (&[0, 1], false),
             _ if !self.storage => (&[], false),
+            Op::Append => (&[0, 1], false),
             Op::CombineGates => (&[0, 1], false),
             Op::Combine | Op::CombineGrad => (&[0], false),
             Op::Attention(_) => (&[0, 1, 2], false),

@@ -14,7 +14,7 @@ use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spelling;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::{Device, Session};
-use dreamc_runtime::generate::{Cached, NextLogits, compile_roomy};
+use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::rng::{Philox, Stream};
 use std::error::Error;
@@ -94,7 +94,8 @@ impl Arm {
         put(&mut model, "positions", &places)?;
         put(&mut model, "loss_scale", &[1.0 / (BATCH * TOKENS) as f32])?;
         put(&mut model, "aux_scale", &[1.0f32])?;
-        let cached = Cached::load(device, compile_roomy(&spec, 1, None, None, &Default::default(), 1.25)?)?;
+        let cached =
+            Cached::load(device, compile_cached(&spec, &Writing { slack: 1.25, ..Writing::default() })?)?;
         let buffers = &cached.loaded().compiled().plan.buffers;
         let kept = buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"));
         let counts = count(&spec, &count::Options { tokens: TOKENS as u64, ..count::Options::default() })?;

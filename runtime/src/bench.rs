@@ -6,7 +6,7 @@
 
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Instrument};
-use crate::generate::{Cached, NextLogits, compile_cached};
+use crate::generate::{self, Cached, NextLogits, Writing, compile_cached};
 use crate::model::{Memory, Model, ModelError, Scale};
 use crate::rng::Philox;
 use crate::train::{prepare, schedule};
@@ -189,7 +189,13 @@ pub fn decoding(
     (prompt, tokens): (usize, usize),
     rewriting: &Rewriting,
 ) -> Result<Option<Decoding>, BenchError> {
-    let compiled = match compile_cached(spec, 1, Some((prompt + tokens) as u64), None, rewriting) {
+    let writing = Writing {
+        context: Some((prompt + tokens) as u64),
+        rewrite: rewriting.clone(),
+        narrow: generate::precision(device, spec.train.precision),
+        ..Writing::default()
+    };
+    let compiled = match compile_cached(spec, &writing) {
         Ok(compiled) => compiled,
         Err(CompileError::Unsupported(_) | CompileError::LooksAhead) => return Ok(None),
         Err(error) => return Err(error.into()),

@@ -1,5 +1,6 @@
 //! `dreamc compile`: see what the compiler makes of a specification.
 
+use crate::device::Arithmetic;
 use crate::failure::Done;
 use crate::rewriting::RewriteArguments;
 use crate::say;
@@ -49,14 +50,6 @@ pub struct Arguments {
     /// Tokens in a sequence; the recipe's by default
     #[arg(long, value_name = "N")]
     sequence: Option<u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Arithmetic {
-    /// Everywhere
-    F32,
-    /// Products and storage; sums, statistics and weights in f32
-    Bf16,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,7 +6,7 @@ use crate::say;
 use crate::spec::SpecArguments;
 use clap::Args;
 use dreamc_compiler::{Options, compile_with_report};
-use dreamc_runtime::generate;
+use dreamc_runtime::generate::Writing;
 use dreamc_runtime::train::prepare;
 
 /// Explain which rewriting rules fire where, what each saves, and why rewriting stopped
@@ -53,7 +53,7 @@ pub fn run(a: Arguments) -> Done {
     let mut rewrite = a.rewriting.rewriting()?;
     rewrite.proofs = a.proof;
     let options = match a.writing {
-        true => generate::options(&spec, batch, None, None, &rewrite, f64::INFINITY),
+        true => Writing { rows: batch, rewrite, ..Writing::default() }.options(&spec),
         false => {
             let segments = prepare::masked(&spec);
             Options { train: true, segments, rewrite, ..prepare::forward(batch, sequence) }

@@ -1,11 +1,12 @@
 //! `dreamc generate`: let a model write.
 
-use crate::device::DeviceArguments;
+use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::say;
 use clap::Args;
+use dreamc_dsl::spec::Precision;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::generate::{NextLogits, Sampling, Why, Written, generate};
 use serde::Serialize;
@@ -72,6 +73,10 @@ pub struct Arguments {
     #[arg(long)]
     no_cache: bool,
 
+    /// What products compute in: the recipe's on a GPU by default; the CPU writes in f32
+    #[arg(long, value_enum)]
+    precision: Option<Arithmetic>,
+
     /// Say on the error stream how fast it was
     #[arg(long)]
     stats: bool,
@@ -118,7 +123,12 @@ pub fn run(a: Arguments) -> Done {
         stop: a.stop.clone(),
     };
     let device = a.device.open()?;
-    let trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
+    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
+    match a.precision {
+        Some(Arithmetic::F32) => trained.spec.train.precision = Precision::F32,
+        Some(Arithmetic::Bf16) => trained.spec.train.precision = Precision::Bf16,
+        None => {}
+    }
     let tokenizer = trained.tokenizer()?;
     let prompts = match &a.prompts {
         Some(path) => read_prompts(path)?,

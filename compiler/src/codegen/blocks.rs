@@ -967,8 +967,9 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         }
         Kernel::Append { rows, tokens, places, width } => {
             fits("rows", rows)?;
-            let list = with_status([input("x", 0), stride("x", 0), ints("slots", 1), output("cache", 2)]);
-            let name = format!("append_{rows}x{width}_of_{tokens}_to_{places}");
+            let (x, cache) = (variant.input("x", 0), variant.output("cache", 2));
+            let list = with_status([x, stride("x", 0), ints("slots", 1), cache]);
+            let name = format!("append_{rows}x{width}_of_{tokens}_to_{places}{}", variant.suffix());
             let grid = per_thread(times(&[rows, width]))?;
             let constants = format!("{rows}, {tokens}, {places}, {width}");
             one(name, "move.cuh", "append_rows", grid, list, "append", constants)

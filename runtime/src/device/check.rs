@@ -321,9 +321,9 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
             slot("cache", DType::F32, Extent::UpTo { index: 1, width }, Update),
         ],
         Kernel::Append { rows: count, tokens, places, width } => vec![
-            rows("x", count, width, Read),
+            narrow(0, rows("x", count, width, Read)),
             ints("slots", &[count], Read),
-            flat("cache", &[count / tokens.max(1), places, width], Update),
+            narrow(0, flat("cache", &[count / tokens.max(1), places, width], Update)),
         ],
         Kernel::CacheTake { width, parts } => vec![
             index("row", None),

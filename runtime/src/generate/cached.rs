@@ -7,55 +7,68 @@
 use super::NextLogits;
 use crate::device::Device;
 use crate::model::{Model, ModelError};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Precision;
 
 /// Tokens of a prompt that are read at once, at most.
 const CHUNK: u64 = 64;
 
-/// Compiles a model to write with: so many rows at once, texts up to the model's context or `context`, another depth, by
-/// some rewriting rules. Every cache has room for whole texts.
-pub fn compile_cached(
-    spec: &Spec,
-    rows: u64,
-    context: Option<u64>,
-    depth: Option<u64>,
-    rewrite: &Rewriting,
-) -> Result<Compiled, CompileError> {
-    compile_roomy(spec, rows, context, depth, rewrite, f64::INFINITY)
+/// How a model is compiled to write with.
+#[derive(Clone, Debug)]
+pub struct Writing {
+    /// Texts at once.
+    pub rows: u64,
+    /// Tokens of a text at most, where that is less than the model's context.
+    pub context: Option<u64>,
+    /// Count of the outermost `recur` in place of the spec's.
+    pub depth: Option<u64>,
+    /// Which rewriting rules are used.
+    pub rewrite: Rewriting,
+    /// Room in the caches of wrapped parts: so many times what their capacity says, and a chunk more. Infinite: for whole texts.
+    pub slack: f64,
+    /// What is stored in bf16; see [`precision`].
+    pub narrow: Narrow,
 }
 
-/// The same with room in the caches of wrapped parts for `slack` times what their capacity says, and a chunk more.
-pub fn compile_roomy(
-    spec: &Spec,
-    rows: u64,
-    context: Option<u64>,
-    depth: Option<u64>,
-    rewrite: &Rewriting,
-    slack: f64,
-) -> Result<Compiled, CompileError> {
-    compile(spec, &options(spec, rows, context, depth, rewrite, slack))
-}
-
-/// How [`compile_roomy`] compiles.
-pub fn options(
-    spec: &Spec,
-    rows: u64,
-    context: Option<u64>,
-    depth: Option<u64>,
-    rewrite: &Rewriting,
-    slack: f64,
-) -> Options {
-    let places = context.unwrap_or(spec.model.context).min(spec.model.context);
-    let cache = Cache { places, chunk: CHUNK.min(places), slack };
-    Options {
-        depth,
-        cache: Some(cache),
-        logits: true,
-        rewrite: rewrite.clone(),
-        ..crate::train::prepare::forward(rows, cache.chunk)
+/// One text as long as the model's context, in f32, with room for all of it in every cache.
+impl Default for Writing {
+    fn default() -> Self {
+        let (context, depth, rewrite) = (None, None, Rewriting::default());
+        Writing { rows: 1, context, depth, rewrite, slack: f64::INFINITY, narrow: Narrow::Nothing }
     }
+}
+
+impl Writing {
+    /// What [`compile`] is asked for.
+    pub fn options(&self, spec: &Spec) -> Options {
+        let places = self.context.unwrap_or(spec.model.context).min(spec.model.context);
+        let cache = Cache { places, chunk: CHUNK.min(places), slack: self.slack };
+        Options {
+            depth: self.depth,
+            cache: Some(cache),
+            logits: true,
+            rewrite: self.rewrite.clone(),
+            narrow: self.narrow,
+            ..crate::train::prepare::forward(self.rows, cache.chunk)
+        }
+    }
+}
+
+/// What a model of a recipe's precision stores in bf16 while it writes: what its steps do, where a device stores activations
+/// so. A device that only casts what products read writes in f32: with few rows a cast costs what the product saves.
+pub fn precision(device: &dyn Device, asked: Precision) -> Narrow {
+    match device.narrow(asked) {
+        Narrow::Storage => Narrow::Storage,
+        Narrow::Operands | Narrow::Nothing => Narrow::Nothing,
+    }
+}
+
+/// Compiles a model to write with.
+pub fn compile_cached(spec: &Spec, how: &Writing) -> Result<Compiled, CompileError> {
+    compile(spec, &how.options(spec))
 }
 
 /// A cache's name and, for each of its instances, the tokens that each row holds there.
@@ -235,7 +248,7 @@ pub struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    /// `make` gives a model with so much room, by [`compile_roomy`], with its weights.
+    /// `make` gives a model with so much room, by [`compile_cached`], with its weights.
     pub fn new(make: impl Fn(f64) -> Result<Cached, ModelError> + 'a) -> Result<Self, ModelError> {
         let cached = make(SLACK)?;
         Ok(Growing { make: Box::new(make), cached, slack: SLACK, texts: vec![] })

@@ -9,7 +9,7 @@
 
 mod cached;
 
-pub use cached::{Cached, Growing, compile_cached, compile_roomy, options};
+pub use cached::{Cached, Growing, Writing, compile_cached, precision};
 
 use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;

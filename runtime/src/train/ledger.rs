@@ -25,6 +25,9 @@ pub struct Ledger {
     pub seed: u64,
     /// The device, for people.
     pub device: String,
+    /// What its steps computed in, in words.
+    #[serde(default)]
+    pub precision: String,
     /// Which rewriting rules made its programs.
     pub rewriting: Rewriting,
     /// The machine, for people.

@@ -2,7 +2,7 @@
 
 use super::error::TrainError;
 use crate::device::Device;
-use crate::generate::compile_cached;
+use crate::generate::{self, Writing, compile_cached};
 use crate::model::{Memory, parameters};
 use crate::train::sample;
 use dreamc_compiler::count::{self, Counts, count};
@@ -111,8 +111,7 @@ pub fn observer(spec: &Spec, rewriting: &Rewriting) -> Result<Compiled, TrainErr
     Ok(compile(spec, &options)?)
 }
 
-/// Compiles a specification for training on a device, in the recipe's precision where the device has it. Scoring and writing
-/// are f32.
+/// Compiles a specification for training on a device, in the recipe's precision where the device has it. Scoring is f32.
 pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Result<Prepared, TrainError> {
     let begun = std::time::Instant::now();
     let train = &spec.train;
@@ -140,7 +139,14 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
     // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
     let ahead = looks_ahead(&spec.model);
     let scorer = if tasks && !ahead { scorer(spec, None, None, rewriting)? } else { None };
-    let writer = match compile_cached(spec, sample::ROWS, Some(sequence), None, rewriting) {
+    let writing = Writing {
+        rows: sample::ROWS,
+        context: Some(sequence),
+        rewrite: rewriting.clone(),
+        narrow: generate::precision(device, train.precision),
+        ..Writing::default()
+    };
+    let writer = match compile_cached(spec, &writing) {
         Ok(compiled) => Some(compiled),
         Err(CompileError::Unsupported(_) | CompileError::LooksAhead) => None,
         Err(error) => return Err(error.into()),

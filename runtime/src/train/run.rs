@@ -25,6 +25,7 @@ use crate::model::{Model, Scale};
 use crate::train::sample;
 use dreamc_compiler::count::Counts;
 use dreamc_compiler::count::executed::{Masks, executed};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Component;
@@ -113,6 +114,7 @@ struct Runner<'a> {
     kept: Vec<Entry>,
     base: Option<Binding>,
     speed: f64,
+    narrow: Narrow,
     rewriting: Rewriting,
     declared: Option<Counts>,
     rewritten: Vec<(String, usize)>,
@@ -187,6 +189,7 @@ impl<'a> Runner<'a> {
             kept,
             base: bound,
             speed: 0.0,
+            narrow: prepared.narrow,
             rewriting: prepared.rewriting,
             declared: prepared.declared,
             rewritten: prepared.rewritten,
@@ -484,6 +487,7 @@ impl<'a> Runner<'a> {
             data_hash: state.data_hash.clone(),
             seed: self.setup.spec.train.seed,
             device: self.setup.device.name(),
+            precision: self.narrow.name().into(),
             rewriting: self.rewriting.clone(),
             machine: machine::describe(),
             status: status.into(),
