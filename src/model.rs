@@ -11,7 +11,7 @@ use dreamc_runtime::checkpoint::{Checkpoint, Weights};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
-use dreamc_runtime::generate::{self, Cached, Growing, NextLogits, Uncached, Writing, compile_cached};
+use dreamc_runtime::generate::{Cached, Growing, NextLogits, Uncached, Writing, compile_cached};
 use dreamc_runtime::model::{Model, ModelError};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ impl Trained {
     ) -> Result<Box<dyn NextLogits + 'a>, Failure> {
         if cache {
             let make = move |slack: f64| {
-                let narrow = generate::precision(device, self.spec.train.precision);
+                let narrow = device.narrow(self.spec.train.precision);
                 let rewrite = self.rewriting.clone();
                 let writing = Writing { rows, context, depth, rewrite, slack, narrow };
                 let compiled = compile_cached(&self.spec, &writing)?;

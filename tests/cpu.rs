@@ -211,9 +211,9 @@ fn bits_are_the_same_every_time_and_on_any_number_of_threads() {
     }
 }
 
-/// On a processor without instructions for them, bf16 is widened as it is read: the same operands.
+/// On a processor without instructions for it, bf16 is widened as it is read: the same numbers.
 #[test]
-fn products_of_bf16_change_the_loss_little_and_are_the_same_on_any_number_of_threads() {
+fn bf16_changes_the_loss_little_and_is_the_same_on_any_number_of_threads() {
     for golden in goldens().into_iter().filter(|g| !g.name.contains("mod")).take(6) {
         let all = &golden.tensors["steps.ids"];
         let (b, n) = (all.dims[1], all.dims[2] - 1);
@@ -226,8 +226,8 @@ fn products_of_bf16_change_the_loss_little_and_are_the_same_on_any_number_of_thr
             (losses, bits)
         };
         let (exact, _) = train(Narrow::Nothing, 1);
-        let (losses, bits) = train(Narrow::Operands, 1);
-        assert!(bits == train(Narrow::Operands, 3).1, "{}", golden.name);
+        let (losses, bits) = train(Narrow::Storage, 1);
+        assert!(bits == train(Narrow::Storage, 3).1, "{}", golden.name);
         // Of the first step, where a model so small may already choose another expert for some token, as it does later on.
         let apart = (exact[0] - losses[0]).abs() / exact[0];
         println!("{}: first losses {apart:.1e} apart", golden.name);

@@ -6,9 +6,6 @@
 //! and its cotangent, norms and other row work, the logits of routers, attention along depth and its caches, losses. Caches of
 //! attention along the sequence are bf16 as what they are made of and read for.
 //!
-//! [`Narrow::Operands`] is for devices whose products read bf16 and give f32: the operands of products are cast and nothing else
-//! is stored in bf16.
-//!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing: there numbers are f32.
 
 use crate::CompileError;
@@ -23,8 +20,6 @@ pub enum Narrow {
     /// Nothing.
     #[default]
     Nothing,
-    /// What products read.
-    Operands,
     /// What products and attention read, and activations that they give.
     Storage,
 }
@@ -34,7 +29,6 @@ impl Narrow {
     pub fn name(self) -> &'static str {
         match self {
             Narrow::Nothing => "f32",
-            Narrow::Operands => "bf16 products",
             Narrow::Storage => "bf16",
         }
     }
@@ -46,13 +40,12 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
     if how == Narrow::Nothing {
         return Ok(f.clone());
     }
-    let storage = how == Narrow::Storage;
     let cache = |v: Value| f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v);
     let mut caches = HashMap::new();
     for (i, (p, ty)) in f.params.iter().zip(&f.types).enumerate() {
         let v = Value(i as u32);
         let mut ty = ty.clone();
-        if storage && cache(v) {
+        if cache(v) {
             ty.dtype = DType::Bf16;
             caches.insert(v, v);
         }
@@ -60,7 +53,6 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
     }
     let wide = (0..f.params.len() as u32).map(Value).collect();
     let mut pass = Pass {
-        storage,
         module,
         f,
         g,
@@ -104,8 +96,6 @@ fn logits(f: &Function) -> Vec<bool> {
 }
 
 struct Pass<'a> {
-    /// Whether activations are stored in bf16 too.
-    storage: bool,
     module: &'a Module,
     f: &'a Function,
     g: Function,
@@ -180,15 +170,14 @@ impl Pass<'_> {
         let (narrow, rounds): (&[usize], bool) = match node.op {
             // A product of weights alone makes weights, one over tokens gradients.
             Op::Contract(_) if self.source[node.first.index()] != Source::Data => (&[], false),
-            Op::Contract(_) => (&[0, 1], self.storage && f.ty(node.first).has(BATCH) && !self.logits[i]),
-            Op::Grouped { .. } => (&[0, 1], self.storage && !self.logits[i]),
+            Op::Contract(_) => (&[0, 1], f.ty(node.first).has(BATCH) && !self.logits[i]),
+            Op::Grouped { .. } => (&[0, 1], !self.logits[i]),
             Op::GroupedOuter { .. } | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => (&[0, 1], false),
-            _ if !self.storage => (&[], false),
             Op::Append => (&[0, 1], false),
-            Op::CombineGates => (&[0, 1], false),
-            Op::Combine | Op::CombineGrad => (&[0], false),
             Op::Attention(_) => (&[0, 1, 2], false),
             Op::AttentionGrad(_) => (&[0, 1, 2, 3, 5], false),
+            Op::CombineGates => (&[0, 1], false),
+            Op::Combine | Op::CombineGrad => (&[0], false),
             _ => (&[], false),
         };
         let mut inputs = vec![];

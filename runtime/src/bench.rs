@@ -6,7 +6,7 @@
 
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Instrument};
-use crate::generate::{self, Cached, NextLogits, Writing, compile_cached};
+use crate::generate::{Cached, NextLogits, Writing, compile_cached};
 use crate::model::{Memory, Model, ModelError, Scale};
 use crate::rng::Philox;
 use crate::train::{prepare, schedule};
@@ -192,7 +192,7 @@ pub fn decoding(
     let writing = Writing {
         context: Some((prompt + tokens) as u64),
         rewrite: rewriting.clone(),
-        narrow: generate::precision(device, spec.train.precision),
+        narrow: device.narrow(spec.train.precision),
         ..Writing::default()
     };
     let compiled = match compile_cached(spec, &writing) {

@@ -11,7 +11,6 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Precision;
 
 /// Tokens of a prompt that are read at once, at most.
 const CHUNK: u64 = 64;
@@ -29,7 +28,7 @@ pub struct Writing {
     pub rewrite: Rewriting,
     /// Room in the caches of wrapped parts: so many times what their capacity says, and a chunk more. Infinite: for whole texts.
     pub slack: f64,
-    /// What is stored in bf16; see [`precision`].
+    /// What is stored in bf16: what a device stores so in the recipe's precision, [`Device::narrow`].
     pub narrow: Narrow,
 }
 
@@ -54,15 +53,6 @@ impl Writing {
             narrow: self.narrow,
             ..crate::train::prepare::forward(self.rows, cache.chunk)
         }
-    }
-}
-
-/// What a model of a recipe's precision stores in bf16 while it writes: what its steps do, where a device stores activations
-/// so. A device that only casts what products read writes in f32: with few rows a cast costs what the product saves.
-pub fn precision(device: &dyn Device, asked: Precision) -> Narrow {
-    match device.narrow(asked) {
-        Narrow::Storage => Narrow::Storage,
-        Narrow::Operands | Narrow::Nothing => Narrow::Nothing,
     }
 }
 

@@ -9,7 +9,7 @@
 
 mod cached;
 
-pub use cached::{Cached, Growing, Writing, compile_cached, precision};
+pub use cached::{Cached, Growing, Writing, compile_cached};
 
 use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;

@@ -2,7 +2,7 @@
 
 use super::error::TrainError;
 use crate::device::Device;
-use crate::generate::{self, Writing, compile_cached};
+use crate::generate::{Writing, compile_cached};
 use crate::model::{Memory, parameters};
 use crate::train::sample;
 use dreamc_compiler::count::{self, Counts, count};
@@ -143,7 +143,7 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
         rows: sample::ROWS,
         context: Some(sequence),
         rewrite: rewriting.clone(),
-        narrow: generate::precision(device, train.precision),
+        narrow: device.narrow(train.precision),
         ..Writing::default()
     };
     let writer = match compile_cached(spec, &writing) {

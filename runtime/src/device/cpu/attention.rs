@@ -3,17 +3,24 @@
 //! Forward, a task takes some queries of one key head (all query heads that read it, up to [`HEADS`]) and goes through
 //! the keys a block at a time: a tile of scores by one product, its softmax relative to a running maximum, and the values
 //! by another product. Backward, a task takes one key head of one sequence and goes through pairs of blocks, recomputing
-//! the scores. Nothing of size `queries · keys` exists, and blocks that the mask hides altogether are not computed.
+//! the scores. Nothing of size `queries · keys` exists, and blocks that the mask hides altogether are not computed, nor
+//! half blocks along the diagonal of a causal one.
+//!
+//! Operands are f32 or bf16 ([`Stored`]), results what operands are. Scores, probabilities and sums are f32; where operands are
+//! bf16, what a product reads of them is rounded to bf16, as its other operand is.
 
-use super::product::{self, Left, Side, left, pack_columns, panels, tile};
-use super::simd::{dot, exp, kernel_fn, largest, sum, tanh};
+use super::product::{self, Left, Lines, Right, Side, Stored, left, pack_columns, panels, tile};
+use super::simd::{exp, fma, interleave, kernel_fn, largest, narrow, sum, tanh};
 use super::{Arguments, Context, Pointer, Scratch, View};
 use dreamc_compiler::ir::{Attention, Mask};
 use dreamc_compiler::program::AttentionShape;
+use half::bf16;
 use std::ops::Range;
 
 /// Queries, and keys, of a block.
 const BLOCK: usize = 64;
+/// Blocks of queries that a task of the forward takes together.
+const QUERIES: usize = 2;
 /// Query heads that a task of the forward takes together.
 const HEADS: usize = 4;
 
@@ -45,19 +52,23 @@ impl Sizes {
 }
 
 pub(super) fn scratch(shape: &AttentionShape, backward: bool) -> Scratch {
-    let Sizes { batch, queries, heads, size, group, .. } = Sizes::new(shape);
+    let Sizes { queries, size, group, .. } = Sizes::new(shape);
     let panel = product::shape();
     let square = BLOCK * BLOCK;
     let rows = panels(BLOCK, size.max(BLOCK), panel.rows);
     let keys_by_size = panels(BLOCK, size, panel.columns);
     let size_by_keys = panels(size, BLOCK, panel.columns);
-    if backward {
-        let local = 2 * keys_by_size + 3 * size_by_keys + rows + 2 * square;
-        Scratch { local, shared: batch * queries * heads }
-    } else {
-        let heads = group.min(HEADS);
-        Scratch::local(heads * (BLOCK * size + 2 * BLOCK) + rows + square + keys_by_size + size_by_keys)
-    }
+    Scratch::local(match backward {
+        true => {
+            let blocks = queries.div_ceil(BLOCK);
+            let head = 2 * blocks * size_by_keys + queries * (size + 2);
+            group * head + 2 * keys_by_size + size_by_keys + rows + 3 * square + 2 * BLOCK * size
+        }
+        false => {
+            let lines = group.min(HEADS) * BLOCK * QUERIES;
+            lines * (size + 2) + rows + 2 * square + keys_by_size + size_by_keys
+        }
+    })
 }
 
 /// What queries of one sequence see.
@@ -110,6 +121,11 @@ impl<'a> Visible<'a> {
         start - keys.start..end - keys.start
     }
 
+    /// Whether some queries see a triangle of some keys: the `i`th none behind the `i`th, by their numbers.
+    fn triangle(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
+        self.positions.is_none() && queries.start == keys.start
+    }
+
     /// Whether any of some queries may see any of some keys.
     fn any(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
         match self.positions {
@@ -143,19 +159,19 @@ impl Scores {
         Scores { scale: attention.scale as f32, softcap: attention.softcap.map(|c| c as f32) }
     }
 
+    /// What a product is multiplied by to be a score, once capped ones are scores already: a multiplication that is left to the
+    /// exponential.
+    fn factor(&self) -> f32 {
+        if self.softcap.is_some() { 1.0 } else { self.scale }
+    }
+
+    /// Caps products, where scores are capped.
     #[inline(always)]
-    fn apply<const FMA: bool>(&self, x: &mut [f32]) {
-        match self.softcap {
-            None => {
-                for x in x.iter_mut() {
-                    *x *= self.scale;
-                }
-            }
-            Some(c) => {
-                let factor = self.scale / c;
-                for x in x.iter_mut() {
-                    *x = c * tanh::<FMA>(*x * factor);
-                }
+    fn cap<const FMA: bool>(&self, x: &mut [f32]) {
+        if let Some(c) = self.softcap {
+            let factor = self.scale / c;
+            for x in x.iter_mut() {
+                *x = c * tanh::<FMA>(*x * factor);
             }
         }
     }
@@ -175,6 +191,7 @@ kernel_fn! {
         results: &mut [f32],
     ) {
         let size = results.len() / most.len();
+        let factor = scores.factor();
         let rows = tile.chunks_exact_mut(keys.len()).zip(results.chunks_exact_mut(size));
         for (i, (query, (tile, result))) in queries.zip(rows).enumerate() {
             let part = visible.part(query, &keys);
@@ -182,7 +199,7 @@ kernel_fn! {
             let (x, after) = rest.split_at_mut(part.len());
             before.fill(0.0);
             after.fill(0.0);
-            scores.apply::<FMA>(x);
+            scores.cap::<FMA>(x);
             if visible.by_pair() {
                 for (j, x) in x.iter_mut().enumerate() {
                     if !visible.sees(query, keys.start + part.start + j) {
@@ -190,14 +207,15 @@ kernel_fn! {
                     }
                 }
             }
-            let high = largest(x);
+            // The scale is positive: the largest product is the largest score.
+            let high = largest(x) * factor;
             let high = if high > most[i] { high } else { most[i] };
             if high == f32::NEG_INFINITY {
                 x.fill(0.0);
                 continue;
             }
             for x in x.iter_mut() {
-                *x = exp::<FMA>(*x - high);
+                *x = exp::<FMA>(fma::<FMA>(*x, factor, -high));
             }
             if high > most[i] {
                 let factor = exp::<FMA>(most[i] - high);
@@ -211,18 +229,17 @@ kernel_fn! {
         }
     }
 
-    /// Divides by the sums; rows that saw nothing are zero.
-    fn finish(results: &[f32], most: f32, sum: f32, o: &mut [f32], lse: &mut f32) {
+    /// Divides by the sum; a row that saw nothing is zero. Returns the logarithm of the sum of all exponentials.
+    fn finish(result: &mut [f32], most: f32, sum: f32) -> f32 {
         if sum == 0.0 {
-            o.fill(0.0);
-            *lse = f32::NEG_INFINITY;
-            return;
+            result.fill(0.0);
+            return f32::NEG_INFINITY;
         }
         let factor = 1.0 / sum;
-        for (o, r) in o.iter_mut().zip(results) {
-            *o = *r * factor;
+        for r in result.iter_mut() {
+            *r *= factor;
         }
-        *lse = most + sum.ln();
+        most + sum.ln()
     }
 
     /// Turns a tile of products into probabilities, and a tile of their cotangents into cotangents of the products.
@@ -233,13 +250,13 @@ kernel_fn! {
         keys: Range<usize>,
         tile: &mut [f32],
         dtile: &mut [f32],
-        lse: &dyn Fn(usize) -> f32,
-        along: &dyn Fn(usize) -> f32,
+        lse: &[f32],
+        along: &[f32],
     ) {
         let rows = tile.chunks_exact_mut(keys.len()).zip(dtile.chunks_exact_mut(keys.len()));
-        for (query, (tile, dtile)) in queries.zip(rows) {
+        for (i, (query, (tile, dtile))) in queries.zip(rows).enumerate() {
             let part = visible.part(query, &keys);
-            let (lse, along) = (lse(query), along(query));
+            let (lse, along) = (lse[i], along[i]);
             tile[..part.start].fill(0.0);
             tile[part.end..].fill(0.0);
             dtile[..part.start].fill(0.0);
@@ -250,7 +267,7 @@ kernel_fn! {
                 d.fill(0.0);
                 continue;
             }
-            scores.apply::<FMA>(x);
+            scores.cap::<FMA>(x);
             if visible.by_pair() {
                 for (j, x) in x.iter_mut().enumerate() {
                     if !visible.sees(query, keys.start + part.start + j) {
@@ -261,7 +278,7 @@ kernel_fn! {
             match scores.softcap {
                 None => {
                     for (x, d) in x.iter_mut().zip(d) {
-                        *x = exp::<FMA>(*x - lse);
+                        *x = exp::<FMA>(fma::<FMA>(*x, scores.scale, -lse));
                         *d = *x * (*d - along) * scores.scale;
                     }
                 }
@@ -285,33 +302,108 @@ fn take<'s>(scratch: &mut &'s mut [f32], floats: usize) -> &'s mut [f32] {
 }
 
 /// Ranges of at most [`BLOCK`].
-fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..n).step_by(BLOCK).map(move |first| first..(first + BLOCK).min(n))
+fn blocks(all: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = all.end;
+    all.step_by(BLOCK).map(move |first| first..(first + BLOCK).min(end))
 }
 
 /// Rows of a strided operand as lines of a product, one head of each.
-fn head_rows(x: View<f32>, row: usize, element: usize) -> Side {
+fn head_rows<T>(x: View<T>, row: usize, element: usize) -> Side<T> {
     Side::Strided { start: x.start.add(row * x.stride + element), line: x.stride, step: 1 }
 }
 
 /// The same with the elements of the head as lines.
-fn head_columns(x: View<f32>, row: usize, element: usize) -> Side {
+fn head_columns<T>(x: View<T>, row: usize, element: usize) -> Side<T> {
     Side::Strided { start: x.start.add(row * x.stride + element), line: 1, step: x.stride }
 }
 
+/// A tile as products with operands of some type read it, its rows as lines.
+enum Rows {
+    Wide(Side),
+    Narrow(Side<bf16>),
+}
+
+impl Rows {
+    /// `words` are room for the tile in bf16.
+    fn new<T: Stored>(tile: &mut [f32], columns: usize, words: &mut [f32]) -> Self {
+        if T::per_word() == 1 {
+            return Rows::Wide(Side::Strided { start: Pointer::to(tile), line: columns, step: 1 });
+        }
+        let start = words.as_mut_ptr().cast::<bf16>();
+        // SAFETY: as many floats are twice as many halves; `words` is borrowed as long.
+        let halves = unsafe { std::slice::from_raw_parts_mut(start, 2 * words.len()) };
+        let line = columns.next_multiple_of(2);
+        if line == columns {
+            narrow(tile, &mut halves[..tile.len()]);
+        } else {
+            for (row, halves) in tile.chunks_exact(columns).zip(halves.chunks_exact_mut(line)) {
+                narrow(row, &mut halves[..columns]);
+                halves[columns] = bf16::ZERO;
+            }
+        }
+        Rows::Narrow(Side::Strided { start: Pointer(start), line, step: 1 })
+    }
+
+    /// Some of the rows, their first steps.
+    fn left<'s>(
+        &self,
+        lines: &'s mut Option<Lines>,
+        rows: &Range<usize>,
+        steps: usize,
+        scratch: &'s mut [f32],
+    ) -> Left<'s> {
+        match self {
+            Rows::Wide(side) => left(lines, side.skip_lines(rows.start), rows.len(), steps, scratch),
+            Rows::Narrow(side) => {
+                // Behind the last step of an odd number lies a zero, or one that the other operand has zeros for.
+                let steps = steps.next_multiple_of(2);
+                left(lines, side.skip_lines(rows.start), rows.len(), steps, scratch)
+            }
+        }
+    }
+}
+
+/// A tile as products with operands that are `T` read it, its rows as steps.
+fn by_steps<T: Stored>(tile: &mut [f32], columns: usize, words: &mut [f32]) -> Pointer<f32> {
+    if T::per_word() == 1 {
+        return Pointer::to(tile);
+    }
+    // Behind the last row of an odd number there is nothing.
+    let nothing = [0.0; BLOCK];
+    for (rows, words) in tile.chunks(2 * columns).zip(words.chunks_exact_mut(columns)) {
+        let (low, high) = rows.split_at(columns);
+        interleave(low, if high.is_empty() { &nothing[..columns] } else { high }, words);
+    }
+    Pointer::to(words)
+}
+
+/// Queries of a pair of blocks, and the first keys that they may see: all at once, or in halves along the diagonal.
+fn parts(queries: usize, keys: usize, triangle: bool) -> impl Iterator<Item = (Range<usize>, usize)> {
+    let half = if triangle { BLOCK / 2 } else { BLOCK };
+    (0..queries).step_by(half).map(move |first| {
+        let end = (first + half).min(queries);
+        (first..end, if triangle { end.min(keys) } else { keys })
+    })
+}
+
 /// `(q, k, v, mask operands, o, lse)`
-pub(super) fn forward(cx: &Context, shape: &AttentionShape, attention: &Attention, args: &Arguments) {
+pub(super) fn forward<T: Stored>(
+    cx: &Context,
+    shape: &AttentionShape,
+    attention: &Attention,
+    args: &Arguments,
+) {
     let s = Sizes::new(shape);
-    let [q, k, v] = [0, 1, 2].map(|i| args.floats(i));
+    let [q, k, v] = [0, 1, 2].map(|i| args.view::<T>(i));
     let last = args.list.len();
-    let o = args.floats(last - 2).rows_of(s.heads * s.size);
+    let o = args.view::<T>(last - 2).rows_of(s.heads * s.size);
     let lse = args.floats(last - 1).rows_of(s.heads);
     let scores = Scores::new(attention);
     cx.count(|| {
         let pairs: u64 = (0..s.batch).map(|b| Visible::new(&s, attention, args, 3, b).pairs(&s)).sum();
         2 * pairs * (s.heads * s.size) as u64
     });
-    let (chunks, query_blocks) = (s.group.div_ceil(HEADS), s.queries.div_ceil(BLOCK));
+    let (chunks, query_blocks) = (s.group.div_ceil(HEADS), s.queries.div_ceil(QUERIES * BLOCK));
     cx.parallel(s.batch * s.kv_heads * chunks * query_blocks, |task, mut scratch| {
         // The last queries of a causal sequence see most: they come first.
         let block = query_blocks - 1 - task % query_blocks;
@@ -319,13 +411,13 @@ pub(super) fn forward(cx: &Context, shape: &AttentionShape, attention: &Attentio
         let kv_head = task / query_blocks / chunks % s.kv_heads;
         let sequence = task / query_blocks / chunks / s.kv_heads;
         let heads = kv_head * s.group + chunk * HEADS..kv_head * s.group + ((chunk + 1) * HEADS).min(s.group);
-        let queries = block * BLOCK..((block + 1) * BLOCK).min(s.queries);
-        let (count, size) = (queries.len(), s.size);
+        let first = block * QUERIES * BLOCK;
+        let (count, size) = ((s.queries - first).min(QUERIES * BLOCK), s.size);
         let visible = Visible::new(&s, attention, args, 3, sequence);
 
         let panel = product::shape();
         let rows = take(&mut scratch, panels(BLOCK, size.max(BLOCK), panel.rows));
-        let tiles = take(&mut scratch, count * BLOCK);
+        let (tiles, words) = (take(&mut scratch, BLOCK * BLOCK), take(&mut scratch, BLOCK * BLOCK));
         let results = take(&mut scratch, heads.len() * count * size);
         let most = take(&mut scratch, heads.len() * count);
         let sums = take(&mut scratch, heads.len() * count);
@@ -334,143 +426,190 @@ pub(super) fn forward(cx: &Context, shape: &AttentionShape, attention: &Attentio
         results.fill(0.0);
         most.fill(f32::NEG_INFINITY);
         sums.fill(0.0);
-        for keys in blocks(s.keys).filter(|keys| visible.any(&queries, keys)) {
+        for keys in blocks(0..s.keys) {
             let (row, n) = (sequence * s.keys + keys.start, keys.len());
-            pack_columns(head_rows(k, row, kv_head * size), n, size, right);
-            pack_columns(head_columns(v, row, kv_head * size), size, n, values);
-            for (i, head) in heads.clone().enumerate() {
-                let tile_of = &mut tiles[..count * n];
-                let result = &mut results[i * count * size..][..count * size];
-                let range = i * count..(i + 1) * count;
-                let (mut lines, c) = (None, Pointer::to(tile_of));
-                let side = head_rows(q, sequence * s.queries + queries.start, head * size);
-                let query = left(&mut lines, side, count, size, rows);
-                // SAFETY: `tile_of` is `count` by `n`, and this task's.
-                unsafe { tile((count, n, size), query, right, c, n, false) };
-                soften(
-                    &scores,
-                    &visible,
-                    queries.clone(),
-                    keys.clone(),
-                    tile_of,
-                    &mut most[range.clone()],
-                    &mut sums[range],
-                    result,
-                );
-                let p = Side::Strided { start: Pointer::to(tile_of), line: n, step: 1 };
-                let (p, c) = (left(&mut lines, p, count, n, rows), Pointer::to(result));
-                // SAFETY: `result` is `count` by `size`, and this task's.
-                unsafe { tile((count, size, n), p, values, c, size, true) };
+            let mut packed = false;
+            for queries in blocks(first..first + count).filter(|queries| visible.any(queries, &keys)) {
+                if !std::mem::replace(&mut packed, true) {
+                    pack_columns(head_rows(k, row, kv_head * size), n, size, right);
+                    pack_columns(head_columns(v, row, kv_head * size), size, n, values);
+                }
+                let (right, values) = (Right::new::<T>(right, size), Right::new::<T>(values, n));
+                let triangle = visible.triangle(&queries, &keys);
+                for (i, head) in heads.clone().enumerate() {
+                    let at = i * count + queries.start - first;
+                    let tile_of = &mut tiles[..queries.len() * n];
+                    let result = &mut results[at * size..][..queries.len() * size];
+                    let range = at..at + queries.len();
+                    let mut lines = None;
+                    let side = head_rows(q, sequence * s.queries + queries.start, head * size);
+                    for (part, n_seen) in parts(queries.len(), n, triangle) {
+                        let query = left(&mut lines, side.skip_lines(part.start), part.len(), size, rows);
+                        let c = Pointer::to(tile_of).add(part.start * n);
+                        // SAFETY: `tile_of` is `queries` by `n`, and this task's.
+                        unsafe { tile::<T>((part.len(), n_seen, size), query, right, c, n, false) };
+                    }
+                    soften(
+                        &scores,
+                        &visible,
+                        queries.clone(),
+                        keys.clone(),
+                        tile_of,
+                        &mut most[range.clone()],
+                        &mut sums[range],
+                        result,
+                    );
+                    let p = Rows::new::<T>(tile_of, n, words);
+                    for (part, n_seen) in parts(queries.len(), n, triangle) {
+                        let p = p.left(&mut lines, &part, n_seen, rows);
+                        let c = Pointer::to(result).add(part.start * size);
+                        // SAFETY: `result` is `queries` by `size`, and this task's.
+                        unsafe { tile::<T>((part.len(), size, n_seen), p, values, c, size, true) };
+                    }
+                }
             }
         }
         for (i, head) in heads.enumerate() {
-            for (j, query) in queries.clone().enumerate() {
-                let (row, at) = (sequence * s.queries + query, i * count + j);
-                finish(
-                    &results[at * size..][..size],
-                    most[at],
-                    sums[at],
-                    &mut o.row_mut(row)[head * size..][..size],
-                    &mut lse.row_mut(row)[head],
-                );
+            for j in 0..count {
+                let (row, at) = (sequence * s.queries + first + j, i * count + j);
+                let result = &mut results[at * size..][..size];
+                lse.row_mut(row)[head] = finish(result, most[at], sums[at]);
+                T::store(result, &mut o.row_mut(row)[head * size..][..size]);
             }
         }
     });
 }
 
-kernel_fn! {
-    /// `Σ o · do` of each head.
-    fn inner_products(o: &[f32], d: &[f32], size: usize, along: &mut [f32]) {
-        for ((along, o), d) in along.iter_mut().zip(o.chunks_exact(size)).zip(d.chunks_exact(size)) {
-            *along = dot::<FMA>(o, d);
-        }
-    }
-}
-
 /// `(q, k, v, o, lse, do, mask operands, dq, dk, dv)`
-pub(super) fn backward(cx: &Context, shape: &AttentionShape, attention: &Attention, args: &Arguments) {
+pub(super) fn backward<T: Stored>(
+    cx: &Context,
+    shape: &AttentionShape,
+    attention: &Attention,
+    args: &Arguments,
+) {
     let s = Sizes::new(shape);
-    let [q, k, v, o, d] = [0, 1, 2, 3, 5].map(|i| args.floats(i));
+    let [q, k, v, o, d] = [0, 1, 2, 3, 5].map(|i| args.view::<T>(i));
     let lse = args.floats(4).rows_of(s.heads);
     let last = args.list.len();
-    let [dq, dk, dv] = [last - 3, last - 2, last - 1].map(|i| args.floats(i));
+    let [dq, dk, dv] = [last - 3, last - 2, last - 1].map(|i| args.view::<T>(i));
     let scores = Scores::new(attention);
     cx.count(|| {
         let pairs: u64 = (0..s.batch).map(|b| Visible::new(&s, attention, args, 6, b).pairs(&s)).sum();
         5 * pairs * (s.heads * s.size) as u64
     });
-    let along = cx.shared().rows_of_part(s.heads, s.batch * s.queries);
-    cx.pieces(s.batch * s.queries, s.heads * s.size, |range| {
-        for row in range {
-            inner_products(o.row(row), d.row(row), s.size, along.row_mut(row));
-            dq.row_mut(row).fill(0.0);
-        }
-    });
     cx.parallel(s.batch * s.kv_heads, |task, mut scratch| {
         let (sequence, kv_head) = (task / s.kv_heads, task % s.kv_heads);
         let visible = Visible::new(&s, attention, args, 6, sequence);
         let (size, kv) = (s.size, kv_head * s.size);
+        let heads = kv_head * s.group..(kv_head + 1) * s.group;
+        let first_row = sequence * s.queries;
         let panel = product::shape();
+        let columns = panels(size, BLOCK, panel.columns);
+        let query_blocks = s.queries.div_ceil(BLOCK);
+        // Of each head of the group.
+        let query_columns = take(&mut scratch, s.group * query_blocks * columns);
+        let d_columns = take(&mut scratch, s.group * query_blocks * columns);
+        let dq_sums = take(&mut scratch, s.group * s.queries * size);
+        let lse_of = take(&mut scratch, s.group * s.queries);
+        let along = take(&mut scratch, s.group * s.queries);
+
         let key_panels = take(&mut scratch, panels(BLOCK, size, panel.columns));
         let value_panels = take(&mut scratch, panels(BLOCK, size, panel.columns));
-        let key_columns = take(&mut scratch, panels(size, BLOCK, panel.columns));
-        let query_columns = take(&mut scratch, panels(size, BLOCK, panel.columns));
-        let d_columns = take(&mut scratch, panels(size, BLOCK, panel.columns));
+        let key_columns = take(&mut scratch, columns);
         let rows = take(&mut scratch, panels(BLOCK, size.max(BLOCK), panel.rows));
-        let (p, dp) = (take(&mut scratch, BLOCK * BLOCK), take(&mut scratch, BLOCK * BLOCK));
-        for keys in blocks(s.keys) {
+        let [p, dp, words] = std::array::from_fn(|_| take(&mut scratch, BLOCK * BLOCK));
+        let (dk_sums, dv_sums) = (take(&mut scratch, BLOCK * size), take(&mut scratch, BLOCK * size));
+
+        for (i, head) in heads.clone().enumerate() {
+            for (b, queries) in blocks(0..s.queries).enumerate() {
+                let (row, at, count) = (first_row + queries.start, i * query_blocks + b, queries.len());
+                pack_columns(
+                    head_columns(q, row, head * size),
+                    size,
+                    count,
+                    &mut query_columns[at * columns..],
+                );
+                pack_columns(head_columns(d, row, head * size), size, count, &mut d_columns[at * columns..]);
+            }
+            for query in 0..s.queries {
+                let (row, at) = (first_row + query, i * s.queries + query);
+                let [o, d] = [o, d].map(|x| &x.row(row)[head * size..][..size]);
+                lse_of[at] = lse.row(row)[head];
+                along[at] = T::inner(o, d);
+            }
+        }
+        dq_sums.fill(0.0);
+        for keys in blocks(0..s.keys) {
             let (key_row, n) = (sequence * s.keys + keys.start, keys.len());
             pack_columns(head_rows(k, key_row, kv), n, size, key_panels);
             pack_columns(head_rows(v, key_row, kv), n, size, value_panels);
             pack_columns(head_columns(k, key_row, kv), size, n, key_columns);
-            let mut begun = false;
-            for queries in blocks(s.queries).filter(|queries| visible.any(queries, &keys)) {
-                for head in kv_head * s.group..(kv_head + 1) * s.group {
-                    let (row, count) = (sequence * s.queries + queries.start, queries.len());
-                    pack_columns(head_columns(q, row, head * size), size, count, query_columns);
-                    pack_columns(head_columns(d, row, head * size), size, count, d_columns);
+            let (keys_by_size, values_by_size) =
+                (Right::new::<T>(key_panels, size), Right::new::<T>(value_panels, size));
+            let size_by_keys = Right::new::<T>(key_columns, n);
+            dk_sums[..n * size].fill(0.0);
+            dv_sums[..n * size].fill(0.0);
+            for (b, queries) in blocks(0..s.queries).enumerate() {
+                if !visible.any(&queries, &keys) {
+                    continue;
+                }
+                let triangle = visible.triangle(&queries, &keys);
+                for (i, head) in heads.clone().enumerate() {
+                    let (row, count) = (first_row + queries.start, queries.len());
                     let (p, dp) = (&mut p[..count * n], &mut dp[..count * n]);
                     let mut lines = None;
-                    // SAFETY: both tiles are `count` by `n`, and this task's.
-                    unsafe {
-                        let side = head_rows(q, row, head * size);
-                        let query = left(&mut lines, side, count, size, rows);
-                        tile((count, n, size), query, key_panels, Pointer::to(p), n, false);
-                        let side = head_rows(d, row, head * size);
-                        let cotangent = left(&mut lines, side, count, size, rows);
-                        tile((count, n, size), cotangent, value_panels, Pointer::to(dp), n, false);
+                    let (query, cotangent) = (head_rows(q, row, head * size), head_rows(d, row, head * size));
+                    for (part, n_seen) in parts(count, n, triangle) {
+                        let (shape, from) = ((part.len(), n_seen, size), part.start * n);
+                        // SAFETY: both tiles are `count` by `n`, and this task's.
+                        unsafe {
+                            let x = left(&mut lines, query.skip_lines(part.start), part.len(), size, rows);
+                            tile::<T>(shape, x, keys_by_size, Pointer::to(p).add(from), n, false);
+                            let x =
+                                left(&mut lines, cotangent.skip_lines(part.start), part.len(), size, rows);
+                            tile::<T>(shape, x, values_by_size, Pointer::to(dp).add(from), n, false);
+                        }
                     }
-                    let of_sequence = sequence * s.queries;
-                    harden(
-                        &scores,
-                        &visible,
-                        queries.clone(),
-                        keys.clone(),
-                        p,
-                        dp,
-                        &|query| lse.row(of_sequence + query)[head],
-                        &|query| along.row(of_sequence + query)[head],
-                    );
-                    let (p, dp) = (Pointer::to(p), Pointer::to(dp));
-                    // SAFETY: heads of rows of this sequence, which are this task's: it alone has this key head.
-                    unsafe {
-                        let to = dv.start.add(key_row * dv.stride + kv);
-                        tile((n, size, count), Left::Steps(p, n), d_columns, to, dv.stride, begun);
-                        let to = dk.start.add(key_row * dk.stride + kv);
-                        tile((n, size, count), Left::Steps(dp, n), query_columns, to, dk.stride, begun);
-                        let to = dq.start.add(row * dq.stride + head * size);
-                        let side = Side::Strided { start: dp, line: n, step: 1 };
-                        let dp = left(&mut lines, side, count, n, rows);
-                        tile((count, size, n), dp, key_columns, to, dq.stride, true);
+                    let at = i * s.queries + queries.start;
+                    let (lse, along) = (&lse_of[at..][..count], &along[at..][..count]);
+                    harden(&scores, &visible, queries.clone(), keys.clone(), p, dp, lse, along);
+
+                    let panels = (i * query_blocks + b) * columns;
+                    for (tile_of, right, sums) in
+                        [(p, &*d_columns, &mut *dv_sums), (&mut *dp, &*query_columns, &mut *dk_sums)]
+                    {
+                        let left = by_steps::<T>(tile_of, n, words);
+                        let right = Right::new::<T>(&right[panels..], count);
+                        // A key of a triangle is seen from its own number on.
+                        let half = if triangle { BLOCK / 2 } else { BLOCK };
+                        for key in (0..n).step_by(half) {
+                            let first = if triangle { key.min(count) } else { 0 };
+                            let left = Left::Steps(left.add(first / T::per_word() * n + key), n);
+                            let shape = (half.min(n - key), size, count - first);
+                            let to = Pointer::to(sums).add(key * size);
+                            // SAFETY: the sums are `n` by `size`, and this task's.
+                            unsafe { tile::<T>(shape, left, right.from::<T>(first), to, size, true) };
+                        }
                     }
-                    begun = true;
+                    let dp = Rows::new::<T>(dp, n, words);
+                    for (part, n_seen) in parts(count, n, triangle) {
+                        let x = dp.left(&mut lines, &part, n_seen, rows);
+                        let to = Pointer::to(dq_sums).add((at + part.start) * size);
+                        // SAFETY: the sums are rows of `size`, and this task's.
+                        unsafe { tile::<T>((part.len(), size, n_seen), x, size_by_keys, to, size, true) };
+                    }
                 }
             }
-            if !begun {
-                for key in 0..n {
-                    dk.row_mut(key_row + key)[kv..kv + size].fill(0.0);
-                    dv.row_mut(key_row + key)[kv..kv + size].fill(0.0);
-                }
+            for key in 0..n {
+                let part = key * size..(key + 1) * size;
+                T::store(&dk_sums[part.clone()], &mut dk.row_mut(key_row + key)[kv..kv + size]);
+                T::store(&dv_sums[part], &mut dv.row_mut(key_row + key)[kv..kv + size]);
+            }
+        }
+        for (i, head) in heads.enumerate() {
+            for query in 0..s.queries {
+                let sums = &dq_sums[(i * s.queries + query) * size..][..size];
+                T::store(sums, &mut dq.row_mut(first_row + query)[head * size..][..size]);
             }
         }
     });

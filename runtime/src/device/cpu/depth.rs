@@ -4,7 +4,7 @@
 //! key and value once. A task takes some tokens.
 
 use super::simd::{dot, exp, fma, kernel_fn, tanh};
-use super::{Arguments, Context, View};
+use super::{Arguments, Context, Stored, View};
 use dreamc_compiler::ir::{ABSENT, Attention};
 use dreamc_compiler::program::DepthShape;
 
@@ -216,8 +216,8 @@ pub(super) fn cache_take(cx: &Context, width: usize, parts: usize, args: &Argume
 }
 
 /// `(x, slots, cache)`: a task takes whole sequences, so of two rows for one place the later stays.
-pub(super) fn append(cx: &Context, [rows, tokens, places, width]: [usize; 4], args: &Arguments) {
-    let (x, slots, cache) = (args.floats(0), args.ints(1).all(), args.floats(2).rows_of(width));
+pub(super) fn append<T: Stored>(cx: &Context, [rows, tokens, places, width]: [usize; 4], args: &Arguments) {
+    let (x, slots, cache) = (args.view::<T>(0), args.ints(1).all(), args.view::<T>(2).rows_of(width));
     if slots.iter().any(|&slot| slot as i64 >= places as i64) {
         return cx.bad_index();
     }

@@ -5,7 +5,7 @@
 //! every kernel here looks at them before it believes them ([`Context::indices_below`]).
 
 use super::product::{self, Side, Stored};
-use super::{Arguments, Context, Scratch, simd};
+use super::{Arguments, Context, Scratch};
 use dreamc_compiler::program::Kernel;
 
 /// Choices up to which the best are kept in a short list while a row is read; beyond, the row is sorted.
@@ -132,47 +132,58 @@ pub(super) fn gather<T: Stored>(cx: &Context, slots: usize, k: usize, width: usi
     });
 }
 
-/// `(y, inverse, [gates,] x)`
-pub(super) fn combine(cx: &Context, rows: usize, k: usize, width: usize, gated: bool, args: &Arguments) {
-    let (y, inverse) = (args.floats(0).rows_of(width), args.ints(1).all());
+/// Elements that are added up at a time.
+const PIECE: usize = 256;
+
+/// `(y, inverse, [gates,] x)`, of which `y` and `x` are f32 or bf16
+pub(super) fn combine<T: Stored>(
+    cx: &Context,
+    rows: usize,
+    k: usize,
+    width: usize,
+    gated: bool,
+    args: &Arguments,
+) {
+    let (y, inverse) = (args.view::<T>(0).rows_of(width), args.ints(1).all());
     let gates = gated.then(|| args.floats(2).all());
-    let x = args.floats(2 + gated as usize).rows_of(width);
+    let x = args.view::<T>(2 + gated as usize).rows_of(width);
     if !cx.indices_below(inverse, rows * k) {
         return;
     }
     cx.pieces(rows, width * k, |range| {
         for row in range {
-            let x = x.row_mut(row);
-            if k == 0 {
-                x.fill(0.0);
-            }
-            for slot in row * k..(row + 1) * k {
-                let y = y.row(inverse[slot] as usize);
-                let gate = gates.map_or(1.0, |g| g[slot]);
-                if slot == row * k { simd::scale(gate, y, x) } else { simd::add_scaled(gate, y, x) }
+            for (i, x) in x.row_mut(row).chunks_mut(PIECE).enumerate() {
+                let mut sums = [0.0; PIECE];
+                let sums = &mut sums[..x.len()];
+                for slot in row * k..(row + 1) * k {
+                    let y = &y.row(inverse[slot] as usize)[i * PIECE..][..x.len()];
+                    T::add_scaled(gates.map_or(1.0, |g| g[slot]), y, sums);
+                }
+                T::store(sums, x);
             }
         }
     });
 }
 
-/// `(d, order, gates, y)`
-pub(super) fn combine_grad(cx: &Context, slots: usize, k: usize, width: usize, args: &Arguments) {
-    let (d, order, gates) = (args.floats(0).rows_of(width), args.ints(1).all(), args.floats(2).all());
-    let y = args.floats(3).rows_of(width);
+/// `(d, order, gates, y)`, of which `d` and `y` are f32 or bf16
+pub(super) fn combine_grad<T: Stored>(cx: &Context, slots: usize, k: usize, width: usize, args: &Arguments) {
+    let (d, order, gates) = (args.view::<T>(0).rows_of(width), args.ints(1).all(), args.floats(2).all());
+    let y = args.view::<T>(3).rows_of(width);
     if !cx.indices_below(order, slots) {
         return;
     }
     cx.pieces(slots, width, |range| {
         for s in range {
             let slot = order[s] as usize;
-            simd::scale(gates[slot], d.row(slot / k), y.row_mut(s));
+            T::scale(gates[slot], d.row(slot / k), y.row_mut(s));
         }
     });
 }
 
-/// `(d, y, inverse, gates)`
-pub(super) fn combine_gates(cx: &Context, rows: usize, k: usize, width: usize, args: &Arguments) {
-    let (d, y, inverse) = (args.floats(0).rows_of(width), args.floats(1).rows_of(width), args.ints(2).all());
+/// `(d, y, inverse, gates)`, of which `d` and `y` are f32 or bf16
+pub(super) fn combine_gates<T: Stored>(cx: &Context, rows: usize, k: usize, width: usize, args: &Arguments) {
+    let [d, y] = [0, 1].map(|i| args.view::<T>(i).rows_of(width));
+    let inverse = args.ints(2).all();
     let gates = args.floats(3).rows_of(k);
     if !cx.indices_below(inverse, rows * k) {
         return;
@@ -180,7 +191,7 @@ pub(super) fn combine_gates(cx: &Context, rows: usize, k: usize, width: usize, a
     cx.pieces(rows, width * k, |range| {
         for row in range {
             for (gate, place) in gates.row_mut(row).iter_mut().zip(&inverse[row * k..]) {
-                *gate = simd::inner(d.row(row), y.row(*place as usize));
+                *gate = T::inner(d.row(row), y.row(*place as usize));
             }
         }
     });
@@ -208,20 +219,20 @@ fn most_pieces(slots: usize, experts: usize) -> usize {
     experts + slots.div_ceil(product::TILE.0 / 2) + 1
 }
 
-/// `(x, w, offsets, [order,] y)`, of which `x` and `w` are f32 or bf16
-pub(super) fn grouped<T: Stored>(cx: &Context, kernel: &Kernel, args: &Arguments) {
+/// `(x, w, offsets, [order,] y)`, of which `x` and `w` are f32 or bf16, and `y` is
+pub(super) fn grouped<T: Stored, C: Stored>(cx: &Context, kernel: &Kernel, args: &Arguments) {
     let &Kernel::Grouped { slots, experts, out, inner, transposed, gather } = kernel else { return };
     let [slots, experts, out, inner] = [slots, experts, out, inner].map(|n| n as usize);
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
     let (x, w, offsets) = (args.view::<T>(0).start, args.view::<T>(1).start, args.ints(2).all());
     let order = gather.map(|per| (args.ints(3), per as usize));
-    let y = args.floats(3 + gather.is_some() as usize).rows_of(n);
+    let y = args.view::<C>(3 + gather.is_some() as usize).rows_of(n);
     if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {
         return;
     }
     let used = offsets[experts] as usize;
     cx.count(|| (used * out * inner) as u64);
-    cx.pieces(slots - used, n, |range| range.for_each(|row| y.row_mut(used + row).fill(0.0)));
+    cx.pieces(slots - used, n, |range| range.for_each(|row| y.row_mut(used + row).fill(C::ZERO)));
 
     // Every piece of rows of one expert, and every range of columns, is a task.
     let unit = product::shape().rows;

@@ -41,9 +41,9 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Program, Step};
 use dreamc_dsl::spec::Precision;
 use half::bf16;
+use memmap2::MmapMut;
 use pool::Pool;
 use product::Stored;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -88,10 +88,10 @@ impl Device for CpuDevice {
         format!("cpu ({threads} thread{s}, {}{pairs})", simd::level().name())
     }
 
-    /// Products of bf16 pay where the processor has instructions for them.
+    /// bf16 pays where the processor has instructions for them.
     fn narrow(&self, asked: Precision) -> Narrow {
         match asked {
-            Precision::Bf16 if simd::pairs() => Narrow::Operands,
+            Precision::Bf16 if simd::pairs() => Narrow::Storage,
             _ => Narrow::Nothing,
         }
     }
@@ -107,30 +107,34 @@ impl Device for CpuDevice {
 }
 
 /// Memory of a session, zeroed and aligned for any vector.
+///
+/// In large pages where the system has them for the asking: a step goes through hundreds of megabytes, more than the processor
+/// remembers the addresses of small pages of.
 struct Memory {
     start: *mut u8,
-    layout: Layout,
+    /// Owns what `start` points to.
+    _map: MmapMut,
 }
+
+/// Bytes of a large page.
+const LARGE_PAGE: usize = 2 << 20;
 
 // SAFETY: it is owned memory; accesses are governed by the session.
 unsafe impl Send for Memory {}
 
 impl Memory {
     fn new(bytes: u64, what: &'static str) -> Result<Self, DeviceError> {
-        let failed = DeviceError::OutOfMemory { bytes, what };
-        // At least one byte: there is no allocation of none.
-        let Ok(size) = usize::try_from(bytes.max(1)) else { return Err(failed) };
-        let Ok(layout) = Layout::from_size_align(size, 4096) else { return Err(failed) };
-        // SAFETY: the size is not 0.
-        let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() { Err(failed) } else { Ok(Memory { start, layout }) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.start, self.layout) };
+        let failed = || DeviceError::OutOfMemory { bytes, what };
+        let align = if bytes < LARGE_PAGE as u64 { 1 } else { LARGE_PAGE };
+        // At least one byte: there is no map of none.
+        let size =
+            usize::try_from(bytes.max(1)).ok().and_then(|n| n.checked_add(align)).ok_or_else(failed)?;
+        let mut map = MmapMut::map_anon(size).map_err(|_| failed())?;
+        // Small pages do as well, only slower.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let start = map.as_mut_ptr();
+        Ok(Memory { start: start.wrapping_add(start.align_offset(align)), _map: map })
     }
 }
 
@@ -534,6 +538,36 @@ impl Prepared {
         }
     }
 
+    /// `(a, b, c)`
+    fn product<T: Stored, C: Stored>(&self, cx: &Context, args: &Arguments, places: Option<&[i32]>) {
+        let Kernel::Product { m, n, k, a, b, accumulate } = &self.kernel else { return };
+        let side = |i: usize, line, step| product::Side::Strided {
+            start: args.view::<T>(i).start,
+            line: line as usize,
+            step: step as usize,
+        };
+        let size = (*m as usize, *n as usize, *k as usize);
+        let (b, c) = (side(1, b.column, b.row), args.view::<C>(2).start);
+        let Some(places) = places.filter(|_| a.column == 1 && !accumulate) else {
+            cx.count(|| m * n * k);
+            let a = side(0, a.row, a.column);
+            // SAFETY: the plan was checked: the operands hold these matrices, and nothing overlaps the result.
+            unsafe { product::product(cx, size, a, b, c, size.1, *accumulate) };
+            return;
+        };
+        let order = cx.shared().integers();
+        let (start, row) = (args.view::<T>(0).start, a.row as usize);
+        let mut used = 0;
+        for (i, _) in places.iter().enumerate().filter(|(_, p)| **p >= 0) {
+            order.part_mut(used, 1)[0] = i as i32;
+            used += 1;
+        }
+        cx.count(|| used as u64 * n * k);
+        let a = product::Side::GatheredLines { start, row, order: order.start, per: 1 };
+        // SAFETY: as above; `order` lists rows of `a` and of the result.
+        unsafe { product::product_of_some(cx, (used, size.1, size.2), a, b, c, order.part(0, used)) };
+    }
+
     fn run_stored<T: Stored>(
         &self,
         cx: &Context,
@@ -551,46 +585,14 @@ impl Prepared {
                     compiled.run(cx, k, args, in_place, places(k.rows));
                 }
             }
-            Kernel::Product { m, n, k, a, b, accumulate } => {
-                let side = |i: usize, line, step| product::Side::Strided {
-                    start: args.view::<T>(i).start,
-                    line: line as usize,
-                    step: step as usize,
-                };
-                let size = (*m as usize, *n as usize, *k as usize);
-                let c = args.floats(2).start;
-                if let Some(places) = places(*m).filter(|_| a.column == 1 && !accumulate) {
-                    let order = cx.shared().integers();
-                    let (start, row) = (args.view::<T>(0).start, a.row as usize);
-                    let mut used = 0;
-                    for (i, _) in places.iter().enumerate().filter(|(_, p)| **p >= 0) {
-                        order.part_mut(used, 1)[0] = i as i32;
-                        used += 1;
-                    }
-                    cx.count(|| used as u64 * n * k);
-                    let a = product::Side::GatheredLines { start, row, order: order.start, per: 1 };
-                    let b = side(1, b.column, b.row);
-                    // SAFETY: as below; `order` lists rows of `a` and of the result.
-                    unsafe {
-                        product::product_of_some(cx, (used, size.1, size.2), a, b, c, order.part(0, used))
-                    };
-                    return;
-                }
-                cx.count(|| m * n * k);
-                // SAFETY: the plan was checked: the operands hold these matrices, and nothing overlaps the result.
-                unsafe {
-                    product::product(
-                        cx,
-                        size,
-                        side(0, a.row, a.column),
-                        side(1, b.column, b.row),
-                        c,
-                        size.1,
-                        *accumulate,
-                    )
-                };
-            }
-            Kernel::Grouped { .. } => experts::grouped::<T>(cx, &self.kernel, args),
+            Kernel::Product { m, .. } => match args.narrow(2) {
+                false => self.product::<T, f32>(cx, args, places(*m)),
+                true => self.product::<T, bf16>(cx, args, places(*m)),
+            },
+            Kernel::Grouped { gather, .. } => match args.narrow(3 + gather.is_some() as usize) {
+                false => experts::grouped::<T, f32>(cx, &self.kernel, args),
+                true => experts::grouped::<T, bf16>(cx, &self.kernel, args),
+            },
             Kernel::GroupedOuter { .. } => experts::grouped_outer::<T>(cx, &self.kernel, args),
             Kernel::Route { rows, experts, k } => {
                 experts::route(cx, *rows as usize, *experts as usize, *k as usize, args)
@@ -600,13 +602,13 @@ impl Prepared {
                 experts::gather::<T>(cx, *slots as usize, *k as usize, *width as usize, args)
             }
             Kernel::Combine { rows, k, width, gated } => {
-                experts::combine(cx, *rows as usize, *k as usize, *width as usize, *gated, args)
+                experts::combine::<T>(cx, *rows as usize, *k as usize, *width as usize, *gated, args)
             }
             Kernel::CombineGrad { slots, k, width } => {
-                experts::combine_grad(cx, *slots as usize, *k as usize, *width as usize, args)
+                experts::combine_grad::<T>(cx, *slots as usize, *k as usize, *width as usize, args)
             }
             Kernel::CombineGates { rows, k, width } => {
-                experts::combine_gates(cx, *rows as usize, *k as usize, *width as usize, args)
+                experts::combine_gates::<T>(cx, *rows as usize, *k as usize, *width as usize, args)
             }
             Kernel::AddCounts { .. } => experts::add_counts(args),
             Kernel::TopTokens { tokens, k, .. } => tokens::top(cx, *tokens as usize, *k as usize, args),
@@ -627,8 +629,10 @@ impl Prepared {
             Kernel::Admit { tokens, entries, .. } => {
                 tokens::admit(cx, *tokens as usize, *entries as usize, args);
             }
-            Kernel::Attention { shape, attention } => attention::forward(cx, shape, attention, args),
-            Kernel::AttentionGrad { shape, attention } => attention::backward(cx, shape, attention, args),
+            Kernel::Attention { shape, attention } => attention::forward::<T>(cx, shape, attention, args),
+            Kernel::AttentionGrad { shape, attention } => {
+                attention::backward::<T>(cx, shape, attention, args)
+            }
             Kernel::DepthAttention { shape, attention } => {
                 depth::forward(cx, shape, attention, args, places(shape.rows));
             }
@@ -637,7 +641,7 @@ impl Prepared {
                 depth::cache_write(cx, *width as usize, *parts as usize, args)
             }
             Kernel::Append { rows, tokens, places, width } => {
-                depth::append(cx, [*rows, *tokens, *places, *width].map(|n| n as usize), args)
+                depth::append::<T>(cx, [*rows, *tokens, *places, *width].map(|n| n as usize), args)
             }
             Kernel::CacheTake { width, parts } => {
                 depth::cache_take(cx, *width as usize, *parts as usize, args)
@@ -775,44 +779,6 @@ impl PreparedProgram {
     }
 }
 
-/// Products read f32 or bf16 here; everything else is f32, and so are results.
-fn refuse_narrow(plan: &Plan) -> Result<(), DeviceError> {
-    fn look(plan: &Plan, steps: &[Step]) -> Result<(), DeviceError> {
-        for step in steps {
-            match step {
-                Step::Loop { steps, .. } => look(plan, steps)?,
-                Step::Launch(launch) => {
-                    let kernel = plan.kernel(launch.kernel);
-                    let reads_narrow = matches!(
-                        kernel,
-                        Kernel::Product { .. }
-                            | Kernel::Grouped { .. }
-                            | Kernel::GroupedOuter { .. }
-                            | Kernel::Gather { .. }
-                            | Kernel::HeadLoss { .. }
-                            | Kernel::HeadLossGrad { .. }
-                    );
-                    let slots = slots(kernel);
-                    let narrow = slots.iter().zip(&launch.operands).any(|(slot, operand)| {
-                        matches!(operand, Operand::Tensor { buffer, .. }
-                            if slot.narrow.is_some_and(|group| group > 0 || !reads_narrow)
-                                && plan.buffer(*buffer).dtype == DType::Bf16)
-                    });
-                    if narrow {
-                        return Err(DeviceError::Unsupported {
-                            device: "cpu".into(),
-                            kernel: launch.kernel,
-                            reason: "the CPU reads bf16 in products alone, and gives f32; compile for `Narrow::Operands`".into(),
-                        });
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-    plan.programs.values().try_for_each(|program| look(plan, &program.steps))
-}
-
 fn prepare_operand(plan: &Plan, operand: &Operand, slot: &Slot) -> PreparedOperand {
     match operand {
         Operand::Index(affine) => PreparedOperand::Index(affine.clone()),
@@ -852,7 +818,6 @@ struct CpuSession {
 impl CpuSession {
     fn new(pool: Arc<Pool>, plan: &Plan) -> Result<Self, DeviceError> {
         let checked = check(plan)?;
-        refuse_narrow(plan)?;
         let scratch_size = Scratch::of_plan(plan);
         let arena = Memory::new(plan.arena, "arena")?;
         let scratch = Memory::new(scratch_size.bytes(pool.threads()), "scratch of the CPU device")?;

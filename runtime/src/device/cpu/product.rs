@@ -9,11 +9,12 @@
 //! the whole result in registers. A panel of `lines` holds, for each step along `k`, one element of each line; lines are
 //! rows of the left operand or columns of the right one, so one function packs both.
 //!
-//! Operands are f32 or bf16 ([`Stored`]), both the same; results are f32. A panel is made of *words* of 32 bits: a word is
+//! Operands are f32 or bf16 ([`Stored`]), both the same, and so are results; sums are f32. A panel is made of *words* of 32 bits: a word is
 //! one step of f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each product of a
 //! pair is exact, the sums are f32). Where it does not, bf16 is widened as it is packed.
 
-use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, narrow, pairs};
+use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
+use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow};
 use super::{Context, Pointer};
 use half::bf16;
 
@@ -26,11 +27,22 @@ pub(crate) const TILE: (usize, usize) = (192, 256);
 pub(crate) trait Stored: Copy + Send + Sync + 'static {
     /// Whether it is bf16.
     const NARROW: bool;
+    /// Nothing.
+    const ZERO: Self;
     /// As f32.
     fn widen(self) -> f32;
 
     /// Stores what was computed in f32.
     fn store(from: &[f32], to: &mut [Self]);
+
+    /// Inner product of two slices of equal length, in f32.
+    fn inner(a: &[Self], b: &[Self]) -> f32;
+
+    /// `y = factor · x`.
+    fn scale(factor: f32, x: &[Self], y: &mut [Self]);
+
+    /// `y += factor · x`.
+    fn add_scaled(factor: f32, x: &[Self], y: &mut [f32]);
 
     /// The first step of a word of two.
     #[inline(always)]
@@ -47,6 +59,7 @@ pub(crate) trait Stored: Copy + Send + Sync + 'static {
 
 impl Stored for f32 {
     const NARROW: bool = false;
+    const ZERO: Self = 0.0;
     #[inline(always)]
     fn widen(self) -> f32 {
         self
@@ -55,10 +68,23 @@ impl Stored for f32 {
     fn store(from: &[f32], to: &mut [Self]) {
         to.copy_from_slice(from);
     }
+
+    fn inner(a: &[Self], b: &[Self]) -> f32 {
+        inner(a, b)
+    }
+
+    fn scale(factor: f32, x: &[Self], y: &mut [Self]) {
+        scale(factor, x, y);
+    }
+
+    fn add_scaled(factor: f32, x: &[Self], y: &mut [f32]) {
+        add_scaled(factor, x, y);
+    }
 }
 
 impl Stored for bf16 {
     const NARROW: bool = true;
+    const ZERO: Self = bf16::ZERO;
     #[inline(always)]
     fn widen(self) -> f32 {
         from_bf16(self)
@@ -66,6 +92,18 @@ impl Stored for bf16 {
 
     fn store(from: &[f32], to: &mut [Self]) {
         narrow(from, to);
+    }
+
+    fn inner(a: &[Self], b: &[Self]) -> f32 {
+        inner_narrow(a, b)
+    }
+
+    fn scale(factor: f32, x: &[Self], y: &mut [Self]) {
+        scale_narrow(factor, x, y);
+    }
+
+    fn add_scaled(factor: f32, x: &[Self], y: &mut [f32]) {
+        add_scaled_narrow(factor, x, y);
     }
 }
 
@@ -282,7 +320,8 @@ pub(crate) fn panels(lines: usize, words: usize, width: usize) -> usize {
 pub(crate) fn block_scratch(rows: usize, columns: usize, steps: usize) -> usize {
     let s = shape();
     let steps = steps.min(DEPTH);
-    panels(rows, steps, s.rows) + panels(columns, steps, s.columns)
+    // The tile itself is there once more where it is stored as something else than f32.
+    rows * columns + panels(rows, steps, s.rows) + panels(columns, steps, s.columns)
 }
 
 /// Floats that a task of [`product`] needs.
@@ -629,42 +668,49 @@ impl<const M: usize> LeftRows for [*const f32; M] {
     }
 }
 
+/// The right operand of a tile: packed panels, or some of the steps of each.
+#[derive(Clone, Copy)]
+pub(crate) struct Right<'a> {
+    panels: &'a [f32],
+    /// Words from panel to panel.
+    stride: usize,
+}
+
+impl<'a> Right<'a> {
+    /// Panels of `steps` steps.
+    pub(crate) fn new<T: Stored>(panels: &'a [f32], steps: usize) -> Self {
+        Right { panels, stride: steps.div_ceil(T::per_word()) * shape().columns }
+    }
+
+    /// The same from a step on, the first of a word.
+    pub(crate) fn from<T: Stored>(self, step: usize) -> Self {
+        debug_assert!(step.is_multiple_of(T::per_word()));
+        Right { panels: &self.panels[step / T::per_word() * shape().columns..], ..self }
+    }
+}
+
 /// `c[m, n] = a · b` for `k` steps, or `c += a · b`. Rows of `c` are `stride` apart.
 ///
 /// # Safety
 /// `c` is `m` rows of `n` floats that nothing else refers to; lines of `a` have `k` steps.
-pub(crate) unsafe fn tile(
+pub(crate) unsafe fn tile<T: Stored>(
     (m, n, k): (usize, usize, usize),
     a: Left,
-    b: &[f32],
-    c: Pointer<f32>,
-    stride: usize,
-    accumulate: bool,
-) {
-    // SAFETY: the caller's.
-    unsafe { tile_in(false, (m, n, k), a, b, c, stride, accumulate) }
-}
-
-/// The same for `k` words, which are pairs or not.
-///
-/// # Safety
-/// As for [`tile`].
-unsafe fn tile_in(
-    in_pairs: bool,
-    (m, n, k): (usize, usize, usize),
-    a: Left,
-    b: &[f32],
+    b: Right,
     c: Pointer<f32>,
     stride: usize,
     accumulate: bool,
 ) {
     let s = shape();
+    let k = k.div_ceil(T::per_word());
     let enough = match a {
         Left::Panels(a) => a.len() >= panels(m, k, s.rows),
         Left::Lines(a) => a.len() >= m,
         Left::Steps(..) => true,
     };
-    assert!(enough && b.len() >= panels(n, k, s.columns));
+    let last = (n.div_ceil(s.columns).max(1) - 1) * b.stride;
+    assert!(enough && b.panels.len() >= last + if n > 0 { k * s.columns } else { 0 });
+    let in_pairs = T::per_word() == 2;
     let run = match level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 if in_pairs => tile_pairs,
@@ -675,28 +721,30 @@ unsafe fn tile_in(
         Level::Portable => tile_of::<Four, 6>,
     };
     // SAFETY: the operands were measured above, `c` and the lines are the caller's.
-    unsafe { run((m, n, k), a, b.as_ptr(), c.get_mut(), stride, accumulate) }
+    unsafe { run((m, n, k), a, (b.panels.as_ptr(), b.stride), c.get_mut(), stride, accumulate) }
 }
 
 type Size = (usize, usize, usize);
+/// The first panel, and the words from panel to panel.
+type Panels = (*const f32, usize);
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn tile_avx512(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+unsafe fn tile_avx512(size: Size, a: Left, b: Panels, c: *mut f32, stride: usize, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe { tile_of::<x86::Sixteen, 12>(size, a, b, c, stride, accumulate) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-unsafe fn tile_pairs(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+unsafe fn tile_pairs(size: Size, a: Left, b: Panels, c: *mut f32, stride: usize, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe { tile_of::<x86::Pairs, 12>(size, a, b, c, stride, accumulate) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usize, accumulate: bool) {
+unsafe fn tile_avx2(size: Size, a: Left, b: Panels, c: *mut f32, stride: usize, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe { tile_of::<x86::Eight, 6>(size, a, b, c, stride, accumulate) }
 }
@@ -707,7 +755,7 @@ unsafe fn tile_avx2(size: Size, a: Left, b: *const f32, c: *mut f32, stride: usi
 unsafe fn tile_of<V: Vector, const ROWS: usize>(
     (m, n, k): Size,
     a: Left,
-    b: *const f32,
+    (b, panel): Panels,
     c: *mut f32,
     stride: usize,
     accumulate: bool,
@@ -718,9 +766,9 @@ unsafe fn tile_of<V: Vector, const ROWS: usize>(
         let columns = width.min(n - j);
         for i in (0..m).step_by(ROWS) {
             let rows = ROWS.min(m - i);
-            // SAFETY: panels are in order, `ROWS · k` and `width · k` long; the tile of `c` is `rows` by `columns`.
+            // SAFETY: panels are in order, left ones `ROWS · k` long; the tile of `c` is `rows` by `columns`.
             unsafe {
-                let (b, c) = (b.add(j * k), c.add(i * stride + j));
+                let (b, c) = (b.add(j / width * panel), c.add(i * stride + j));
                 if columns == width {
                     micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, c, stride, accumulate);
                     continue;
@@ -827,11 +875,39 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
     }
 }
 
-/// A whole product on the calling thread, `scratch` as [`block_scratch`] says.
+/// A whole product on the calling thread, `scratch` as [`block_scratch`] says. What is stored as bf16 is not added to.
 ///
 /// # Safety
-/// `c` is `m` rows of `n` floats that nothing else refers to.
-pub(crate) unsafe fn block<T: Stored>(
+/// `c` is `m` rows of `n` elements that nothing else refers to.
+pub(crate) unsafe fn block<T: Stored, C: Stored>(
+    (m, n, k): (usize, usize, usize),
+    a: Side<T>,
+    b: Side<T>,
+    c: Pointer<C>,
+    stride: usize,
+    accumulate: bool,
+    scratch: &mut [f32],
+) {
+    if !C::NARROW {
+        // SAFETY: the caller's; `C` is f32.
+        unsafe { wide_block((m, n, k), a, b, Pointer(c.get_mut().cast()), stride, accumulate, scratch) };
+        return;
+    }
+    assert!(!accumulate, "sums are kept in f32");
+    let (wide, scratch) = scratch.split_at_mut(m * n);
+    // SAFETY: `wide` has `m` rows of `n` floats.
+    unsafe { wide_block((m, n, k), a, b, Pointer::to(wide), n, false, scratch) };
+    for (i, wide) in wide.chunks_exact(n.max(1)).enumerate() {
+        // SAFETY: row `i` of `c`.
+        C::store(wide, unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n) });
+    }
+}
+
+/// The same in f32.
+///
+/// # Safety
+/// As for [`block`].
+unsafe fn wide_block<T: Stored>(
     (m, n, k): (usize, usize, usize),
     a: Side<T>,
     b: Side<T>,
@@ -851,7 +927,6 @@ pub(crate) unsafe fn block<T: Stored>(
     let lines = Lines::new(a, m, k);
     for first in (0..k).step_by(DEPTH * per_word) {
         let steps = (DEPTH * per_word).min(k - first);
-        let words = steps.div_ceil(per_word);
         pack_columns(b.skip_steps(first), n, steps, right);
         let lines = lines.as_ref().map(|lines| lines.from(first / per_word, m));
         let left = match &lines {
@@ -862,7 +937,9 @@ pub(crate) unsafe fn block<T: Stored>(
             }
         };
         // SAFETY: the caller's.
-        unsafe { tile_in(per_word == 2, (m, n, words), left, right, c, stride, accumulate || first > 0) };
+        unsafe {
+            tile::<T>((m, n, steps), left, Right::new::<T>(right, steps), c, stride, accumulate || first > 0)
+        };
     }
 }
 
@@ -892,13 +969,13 @@ pub(crate) fn tiles((m, n, k): (usize, usize, usize), copies: usize) -> (usize, 
 /// `c = a · b` or `c += a · b` on all threads.
 ///
 /// # Safety
-/// `c` is `m` rows of `n` floats, `stride` apart, that nothing else refers to.
-pub(crate) unsafe fn product<T: Stored>(
+/// `c` is `m` rows of `n` elements, `stride` apart, that nothing else refers to.
+pub(crate) unsafe fn product<T: Stored, C: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
     a: Side<T>,
     b: Side<T>,
-    c: Pointer<f32>,
+    c: Pointer<C>,
     stride: usize,
     accumulate: bool,
 ) {
@@ -918,12 +995,12 @@ pub(crate) unsafe fn product<T: Stored>(
 ///
 /// # Safety
 /// `c` is rows of `n` floats that nothing else refers to, one of each number.
-pub(crate) unsafe fn product_of_some<T: Stored>(
+pub(crate) unsafe fn product_of_some<T: Stored, C: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
     a: Side<T>,
     b: Side<T>,
-    c: Pointer<f32>,
+    c: Pointer<C>,
     order: &[i32],
 ) {
     // SAFETY: the first `m` rows of `c`.

@@ -466,6 +466,13 @@ macro_rules! sized {
     }};
 }
 
+fn narrow_rows(x: View<f32>, y: View<bf16>) {
+    match (x.flat(), y.flat_mut()) {
+        (Some(x), Some(y)) => simd::narrow(x, y),
+        _ => (0..y.rows).for_each(|row| simd::narrow(x.row(row), y.row_mut(row))),
+    }
+}
+
 #[inline(always)]
 fn map(x: View<f32>, y: View<f32>, f: impl Fn(f32) -> f32) {
     if let (Some(x), Some(y)) = (x.flat(), y.flat_mut()) {
@@ -744,14 +751,6 @@ kernel_fn! {
         }
     }
 
-    fn narrow_rows(x: View<f32>, y: View<bf16>) {
-        for row in 0..y.rows {
-            for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
-                *y = simd::to_bf16(*x);
-            }
-        }
-    }
-
     fn add_narrow(x: View<f32>, y: View<bf16>) {
         for row in 0..y.rows {
             for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
@@ -761,6 +760,12 @@ kernel_fn! {
     }
 
     fn widen(x: View<bf16>, y: View<f32>) {
+        if let (Some(x), Some(y)) = (x.flat(), y.flat_mut()) {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = simd::from_bf16(*x);
+            }
+            return;
+        }
         for row in 0..y.rows {
             for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
                 *y = simd::from_bf16(*x);

@@ -311,11 +311,39 @@ pub(crate) fn to_bf16(x: f32) -> half::bf16 {
     half::bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
 }
 
+/// Rounds to bf16. Where the processor has an instruction for it, what is too small for a normal number becomes zero.
+pub(crate) fn narrow(x: &[f32], y: &mut [half::bf16]) {
+    assert_eq!(x.len(), y.len());
+    #[cfg(target_arch = "x86_64")]
+    if pairs() {
+        // SAFETY: the processor has the instructions; both are of one length.
+        return unsafe { x86::narrow(x.as_ptr(), y.as_mut_ptr(), x.len()) };
+    }
+    narrow_portably(x, y);
+}
+
+/// Rounds two slices to bf16, the halves of one word together, those of `low` in its low half.
+pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [f32]) {
+    assert!(low.len() == words.len() && high.len() == words.len());
+    #[cfg(target_arch = "x86_64")]
+    if pairs() {
+        // SAFETY: the processor has the instructions; all are of one length.
+        return unsafe { x86::interleave(low.as_ptr(), high.as_ptr(), words.as_mut_ptr(), words.len()) };
+    }
+    interleave_portably(low, high, words);
+}
+
 kernel_fn! {
-    /// Rounds to bf16.
-    pub(crate) fn narrow(x: &[f32], y: &mut [half::bf16]) {
+    fn narrow_portably(x: &[f32], y: &mut [half::bf16]) {
         for (y, x) in y.iter_mut().zip(x) {
             *y = to_bf16(*x);
+        }
+    }
+
+    fn interleave_portably(low: &[f32], high: &[f32], words: &mut [f32]) {
+        let bits = |x: f32| to_bf16(x).to_bits() as u32;
+        for ((word, low), high) in words.iter_mut().zip(low).zip(high) {
+            *word = f32::from_bits(bits(*low) | bits(*high) << 16);
         }
     }
 }
@@ -381,6 +409,50 @@ pub(crate) fn sum<const FMA: bool>(x: &[f32]) -> f32 {
 mod x86 {
     use super::{LANES, fold};
     use std::arch::x86_64::*;
+
+    /// # Safety
+    /// The processor has AVX512-BF16; there are `n` elements.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+    pub(super) unsafe fn narrow(x: *const f32, y: *mut half::bf16, n: usize) {
+        let mut i = 0;
+        // SAFETY: all elements lie below `n`.
+        unsafe {
+            while i + 32 <= n {
+                let (low, high) = (_mm512_loadu_ps(x.add(i)), _mm512_loadu_ps(x.add(i + 16)));
+                let both = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                _mm512_storeu_si512(y.add(i).cast(), both);
+                i += 32;
+            }
+            while i < n {
+                let mask = (1u32 << (n - i).min(16)).wrapping_sub(1) as u16;
+                let half = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x.add(i)));
+                _mm256_mask_storeu_epi16(
+                    y.add(i).cast(),
+                    mask,
+                    std::mem::transmute::<__m256bh, __m256i>(half),
+                );
+                i += 16;
+            }
+        }
+    }
+
+    /// # Safety
+    /// The processor has AVX512-BF16; there are `n` elements of each.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+    pub(super) unsafe fn interleave(low: *const f32, high: *const f32, words: *mut f32, n: usize) {
+        // SAFETY: all elements lie below `n`.
+        unsafe {
+            for i in (0..n).step_by(16) {
+                let mask = (1u32 << (n - i).min(16)).wrapping_sub(1) as u16;
+                let half = |x: *const f32| {
+                    let half = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x.add(i)));
+                    _mm512_cvtepu16_epi32(std::mem::transmute::<__m256bh, __m256i>(half))
+                };
+                let word = _mm512_or_si512(half(low), _mm512_slli_epi32::<16>(half(high)));
+                _mm512_mask_storeu_epi32(words.add(i).cast(), mask, word);
+            }
+        }
+    }
 
     /// `Σ a·b`, or `Σ a`: the bits of [`super::sum_with`].
     ///
@@ -459,9 +531,36 @@ kernel_fn! {
         }
     }
 
+    /// `y += factor · x`.
+    pub(crate) fn add_scaled_narrow(factor: f32, x: &[half::bf16], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = fma::<FMA>(factor, from_bf16(*x), *y);
+        }
+    }
+
+    /// `y = factor · x`.
+    pub(crate) fn scale_narrow(factor: f32, x: &[half::bf16], y: &mut [half::bf16]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = to_bf16(factor * from_bf16(*x));
+        }
+    }
+
     /// Inner product.
     pub(crate) fn inner(a: &[f32], b: &[f32]) -> f32 {
         dot::<FMA>(a, b)
+    }
+
+    /// Inner product of bf16.
+    pub(crate) fn inner_narrow(a: &[half::bf16], b: &[half::bf16]) -> f32 {
+        const PIECE: usize = 64;
+        let (mut wide_a, mut wide_b) = ([0.0; PIECE], [0.0; PIECE]);
+        let mut total = 0.0;
+        for (a, b) in a.chunks(PIECE).zip(b.chunks(PIECE)) {
+            wide_a.iter_mut().zip(a).for_each(|(to, x)| *to = from_bf16(*x));
+            wide_b.iter_mut().zip(b).for_each(|(to, x)| *to = from_bf16(*x));
+            total += dot::<FMA>(&wide_a[..a.len()], &wide_b[..b.len()]);
+        }
+        total
     }
 
     /// Whether all integers lie in `0..bound`.

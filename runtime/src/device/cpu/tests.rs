@@ -1,6 +1,7 @@
 //! Every kernel against its definition in f64, at awkward sizes, with one, two and three threads.
 
 use super::{CpuDevice, CpuOptions};
+use crate::device::check::{Access, slots};
 use crate::device::{Device, DeviceError, Instrument, PlanError, Session};
 use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
 use dreamc_compiler::program::*;
@@ -102,8 +103,15 @@ fn session(plan: &Plan, threads: usize) -> Box<dyn Session> {
     session
 }
 
-/// Runs one launch and returns what its operands hold then, and its multiply-adds.
+/// Runs one launch and returns what its operands hold then, and its multiply-adds. What may be bf16 is tried so, too.
 fn launch(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
+    if slots(&kernel).iter().any(|slot| slot.narrow.is_some()) {
+        launch_narrow(&kernel, operands);
+    }
+    launch_wide(kernel, operands)
+}
+
+fn launch_wide(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
     let plan = plan_of(&kernel, operands);
     let mut first: Option<(Vec<Value>, u64)> = None;
     for threads in [1, 2, 3] {
@@ -139,6 +147,60 @@ fn launch(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
         }
     }
     first.unwrap()
+}
+
+/// Runs one launch with what may be bf16 stored so, and compares it with the launch in f32 on the same numbers.
+fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
+    use half::bf16;
+    let slots = slots(kernel);
+    // Sums that go on are kept in f32.
+    let narrow =
+        |i: usize| slots[i].narrow.is_some_and(|group| group == 0 || slots[i].access != Access::Update);
+    let rounded = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect::<Vec<_>>();
+    let operands = operands.iter().enumerate().map(|(i, value)| match value {
+        F(x) if narrow(i) => F(rounded(x)),
+        Strided(x, stride) if narrow(i) => Strided(rounded(x), *stride),
+        other => other.clone(),
+    });
+    let operands: Vec<Value> = operands.collect();
+    let (expected, count) = launch_wide(kernel.clone(), &operands);
+
+    let mut plan = plan_of(kernel, &operands);
+    plan.arena = 0;
+    for (i, b) in plan.buffers.iter_mut().enumerate() {
+        b.dtype = if narrow(i) { DType::Bf16 } else { b.dtype };
+        b.offset = plan.arena;
+        plan.arena += b.bytes().next_multiple_of(ALIGNMENT);
+    }
+    let mut session = session(&plan, 2);
+    session.instrument(Instrument { count: true, time: false });
+    for (i, value) in operands.iter().enumerate() {
+        let id = BufferId(i as u32);
+        match value {
+            F(x) | Strided(x, _) if narrow(i) => {
+                let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+                session.write_at(id, 0, 0, &x)
+            }
+            F(x) | Strided(x, _) => session.write_at(id, 0, 0, x),
+            I(x) => session.write_at(id, 0, 0, x),
+            Index(_) => panic!("no kernel of bf16 has an index"),
+        }
+        .unwrap();
+    }
+    assert_eq!(session.run("main").unwrap().multiply_adds(), count, "{kernel:?}");
+    for (i, expected) in expected.iter().enumerate() {
+        let (F(expected) | Strided(expected, _)) = expected else { continue };
+        let id = BufferId(i as u32);
+        let found: Vec<f32> = match narrow(i) {
+            true => session.read_all::<bf16>(id).unwrap().iter().map(|x| x.to_f32()).collect(),
+            false => session.read_all(id).unwrap(),
+        };
+        let scale = expected.iter().filter(|x| x.is_finite()).fold(0f32, |m, x| m.max(x.abs()));
+        for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let fine = (found - expected).abs() <= 1.0 / 64.0 * scale || found == expected;
+            assert!(fine, "{kernel:?}: element {k} of operand {i} is {found}, in f32 {expected}");
+        }
+    }
 }
 
 fn close(what: &str, actual: &[f32], expected: &[f64]) {
