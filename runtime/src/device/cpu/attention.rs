@@ -208,7 +208,7 @@ kernel_fn! {
                 }
             }
             // The scale is positive: the largest product is the largest score.
-            let high = largest(x) * factor;
+            let high = largest::<FMA>(x) * factor;
             let high = if high > most[i] { high } else { most[i] };
             if high == f32::NEG_INFINITY {
                 x.fill(0.0);

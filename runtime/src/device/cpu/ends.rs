@@ -48,7 +48,7 @@ pub(super) fn embed_grad(
 kernel_fn! {
     /// `ln Σ e^x`
     fn log_sum_exp(x: &[f32]) -> f32 {
-        let most = largest(x);
+        let most = largest::<FMA>(x);
         if most == f32::NEG_INFINITY {
             return most;
         }
@@ -190,7 +190,7 @@ pub(super) fn head_loss<T: Stored>(
 kernel_fn! {
     /// Adds `Σ e^x` to a sum kept relative to its largest exponent.
     fn running_sum(x: &[f32], most: &mut f32, sum: &mut f32) {
-        let high = largest(x);
+        let high = largest::<FMA>(x);
         if high > *most {
             *sum *= exp::<FMA>(*most - high);
             *most = high;

@@ -592,7 +592,7 @@ kernel_fn! {
                 y.fill(empty);
             } else if inner == 1 {
                 sized!(size: for (y, x) in y.iter_mut().zip(x.chunks_exact(size)) {
-                    *y = if op == Reduce::Max { largest(x) } else { sum::<FMA>(x) };
+                    *y = if op == Reduce::Max { largest::<FMA>(x) } else { sum::<FMA>(x) };
                 });
             } else {
                 for (y, x) in y.chunks_exact_mut(inner).zip(x.chunks_exact(size * inner)) {
@@ -647,7 +647,7 @@ kernel_fn! {
         for row in 0..y.rows {
             let (x, y) = (x.row(row), y.row_mut(row));
             for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
-                let most = largest(x);
+                let most = largest::<FMA>(x);
                 for (y, x) in y.iter_mut().zip(x) {
                     *y = exp::<FMA>(*x - most);
                 }

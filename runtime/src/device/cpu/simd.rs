@@ -454,6 +454,28 @@ mod x86 {
         }
     }
 
+    /// The largest of whole groups of lanes.
+    ///
+    /// # Safety
+    /// The processor has AVX2.
+    #[inline(always)]
+    pub(super) unsafe fn largest(x: &[f32]) -> f32 {
+        // SAFETY: the processor is the caller's, all elements lie below the length.
+        unsafe {
+            let mut lanes = [_mm256_set1_ps(f32::NEG_INFINITY); 2];
+            for at in (0..x.len()).step_by(LANES) {
+                for (i, lane) in lanes.iter_mut().enumerate() {
+                    // Of a number and NaN the instruction gives the second operand.
+                    *lane = _mm256_max_ps(_mm256_loadu_ps(x.as_ptr().add(at + 8 * i)), *lane);
+                }
+            }
+            let eight = _mm256_max_ps(lanes[0], lanes[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+
     /// `Σ a·b`, or `Σ a`: the bits of [`super::sum_with`].
     ///
     /// # Safety
@@ -493,20 +515,22 @@ mod x86 {
 
 /// Largest; NaN is passed over.
 #[inline(always)]
-pub(crate) fn largest(x: &[f32]) -> f32 {
+pub(crate) fn largest<const FMA: bool>(x: &[f32]) -> f32 {
     let max = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = x.chunks_exact(LANES);
-    let rest = chunks.remainder();
+    let most = chunks.remainder().iter().fold(f32::NEG_INFINITY, |m, x| max(m, *x));
+    #[cfg(target_arch = "x86_64")]
+    if FMA {
+        // SAFETY: whoever has fused multiply-adds here has AVX2.
+        return max(most, unsafe { x86::largest(&x[..x.len() / LANES * LANES]) });
+    }
+    let mut lanes = [f32::NEG_INFINITY; LANES];
     for x in chunks {
         for i in 0..LANES {
             lanes[i] = max(lanes[i], x[i]);
         }
     }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane = max(*lane, *x);
-    }
-    fold(lanes, max)
+    max(most, fold(lanes, max))
 }
 
 kernel_fn! {
@@ -637,7 +661,8 @@ mod tests {
             let x: Vec<f32> = (0..n).map(|i| i as f32 - 3.0).collect();
             assert_eq!(sum::<true>(&x), x.iter().sum::<f32>());
             assert_eq!(dot::<true>(&x, &x), x.iter().map(|x| x * x).sum::<f32>());
-            assert_eq!(largest(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!((largest::<true>(&x), largest::<false>(&x)), (most, most));
         }
     }
 }
