@@ -9,6 +9,7 @@ use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::generate::{Cached, NextLogits, Sampling, Uncached, Writing, compile_cached};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::rng::Philox;
+use support::house::House;
 use support::{Golden, error, goldens};
 
 /// Longer than a prompt's chunk, so that prompts are read in pieces.
@@ -111,4 +112,42 @@ fn a_row_does_not_depend_on_those_around_it() {
         assert!(bits(&together) == bits(&other), "{}: rows in another order", golden.name);
         assert!(bits(&together) == bits(&alone), "{}: rows alone", golden.name);
     }
+}
+
+/// A top-k router without a causal rule looks at later tokens: its loss can be measured, and nothing can be asked of it.
+#[test]
+fn a_model_that_looks_ahead_is_measured_and_never_asked() {
+    let model = |skip: &str| {
+        format!(
+            "model: {{name: ahead, vocab: 256, hidden: 8, context: 32, components: {{sa: {{sequence: {{heads: 1}}}}}}, \
+             body: [\"skip(capacity 0.5{skip}) {{ sa }}\"]}}\ndata: {{task: permutation, size: 3, max_steps: 1}}\n\
+             train: {{steps: 2, batch: 2, sequence: 16, precision: f32}}\neval: {{examples: 4}}\n"
+        )
+    };
+    let house = House::with(&[
+        ("ahead.yaml", &model("")),
+        ("causal.yaml", &model(", causal bce 0.1")),
+        ("rows.jsonl", "{\"prompt\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 0}\n"),
+    ]);
+    const SAYS: &str =
+        "this model can be trained and evaluated but not sampled: a `skip` of it looks at later tokens";
+    house.good(&["train", "ahead.yaml", "--out", "ahead"]);
+    house.good(&["train", "causal.yaml", "--out", "causal"]);
+    for ask in [&["--examples", "4"][..], &["--choices", "rows.jsonl"]] {
+        let error = house.error(&[&["eval", "ahead"][..], ask].concat());
+        assert!(error.contains(SAYS) && error.contains("causal bce"), "{error}");
+        house.good(&[&["eval", "causal"][..], ask].concat());
+    }
+    let error = house.error(&["generate", "ahead", "a"]);
+    assert!(error.contains(SAYS), "{error}");
+    let said = house.good(&["eval", "ahead"]);
+    assert!(
+        said.contains("loss") && said.contains("this is the loss of training, and no answers are scored"),
+        "{said}"
+    );
+    let found: serde_json::Value = serde_json::from_str(&house.good(&["eval", "ahead", "--json"])).unwrap();
+    let (ahead, exact) = (&found[0]["looks_ahead"], &found[0]["exact_match"]);
+    assert!(*ahead == true && exact.is_null(), "{found}");
+    let found: serde_json::Value = serde_json::from_str(&house.good(&["eval", "causal", "--json"])).unwrap();
+    assert!(found[0]["looks_ahead"] == false && found[0]["exact_match"].is_number(), "{found}");
 }

@@ -10,9 +10,11 @@ use dreamc_compiler::oracle::{self, Oracle};
 use dreamc_compiler::program::BufferId;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
+use dreamc_runtime::data::Batch;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::{Device, Instrument, Session};
 use dreamc_runtime::generate::{Cached, Growing, NextLogits, Writing, compile_cached};
+use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::verify::{Compiler, Task, verify};
 use indexmap::IndexMap;
 use support::error;
@@ -726,6 +728,80 @@ fn keys_of_all_tokens_are_counted() {
         all.3,
         dense.flops_per_token.training.total
     );
+}
+
+/// What a part lets through is all there is in it: `kv all` of a part inside another is of the tokens that the other lets
+/// through. A token that it leaves out changes nothing, whichever token it is.
+#[test]
+fn all_keys_inside_a_part_are_those_of_its_tokens() {
+    for outer in ["capacity 0.5, causal bce 0.1", "threshold, kv processed, capacity 0.5, penalty 0.1"] {
+        let body =
+            format!("[\"skip({outer}) {{ mlp > skip(threshold, capacity 0.5, penalty 0.1) {{ sa }} }}\"]");
+        let mut all = spec(&body);
+        all.model.context = TOKENS as u64;
+        let mut run = Run::new(&all);
+        let w = weight("layers.0.skip.0.router.weight", HIDDEN as u64);
+        let embed = weight("embed.weight", 11 * HIDDEN as u64);
+        let score = |id: usize| (0..HIDDEN).map(|h| w[h] * embed[id * HIDDEN + h]).sum::<f32>();
+        let left_out: Vec<i32> = (0..11).filter(|&id| score(id) < 0.0).map(|id| id as i32).collect();
+        assert!(left_out.len() > 1 && left_out.len() < 10);
+        let mut moved = 0.0f64;
+        for seed in 0..4 {
+            let first = ids(seed);
+            let mut second = first.clone();
+            for id in second.iter_mut().filter(|id| left_out.contains(id)) {
+                let at = left_out.iter().position(|other| other == id).unwrap();
+                *id = left_out[(at + 1) % left_out.len()];
+            }
+            let programs: &[&str] =
+                if outer.contains("threshold") { &["evaluate", "backward"] } else { &["evaluate"] };
+            for program in programs {
+                let (a, b) = (run.run(program, &first), run.run(program, &second));
+                for (i, (a, b)) in a.chunks(11).zip(b.chunks(11)).enumerate() {
+                    if !left_out.contains(&first[i]) {
+                        assert_eq!(a, b, "{outer}, {program}, token {i}");
+                    }
+                }
+            }
+            // And the caches are of those tokens alone, and give the same.
+            let evaluated: Vec<f64> = run.run("evaluate", &first).into_iter().map(f64::from).collect();
+            let e = error(&by_caches(&all, &first), &evaluated);
+            assert!(e < 1e-5, "{outer}: caches differ by {e}");
+            // The inner part does something: among the tokens that come to it, some attend to others.
+            let mut other = first.clone();
+            let kept = (0..TOKENS - 1).find(|&i| !left_out.contains(&first[i])).unwrap();
+            other[kept] = (0..11).find(|id| !left_out.contains(id) && *id != first[kept]).unwrap();
+            let changed: Vec<f64> = run.run("evaluate", &other).into_iter().map(f64::from).collect();
+            moved = moved
+                .max(error(&changed[(kept + 1) * 11..TOKENS * 11], &evaluated[(kept + 1) * 11..TOKENS * 11]));
+        }
+        assert!(moved > 1e-3, "{outer}: {moved}");
+    }
+}
+
+/// A step begins without the losses of routers of the one before.
+#[test]
+fn a_step_begins_without_a_loss_of_routers() {
+    let spec = spec("[\"skip(capacity 0.5, causal bce 0.3) { sa }\"]");
+    let options = Options { batch: BATCH as u64, sequence: TOKENS as u64, train: true, ..Options::default() };
+    let device = CpuDevice::new(CpuOptions { threads: Some(1) });
+    let mut model = Model::load(&device, compile(&spec, &options).unwrap()).unwrap();
+    let mut batch = Batch::new(TOKENS);
+    batch.ids = ids(1);
+    batch.targets = ids(2);
+    batch.positions = (0..BATCH * TOKENS).map(|i| (i % TOKENS) as i32).collect();
+    batch.segments = vec![0; BATCH * TOKENS];
+    let mut step = |micro: usize| {
+        model.begin_step().unwrap();
+        for _ in 0..micro {
+            model.backward(&batch, Scale { loss: 1.0, auxiliary: 1.0 }, None).unwrap();
+        }
+        model.auxiliary().unwrap()
+    };
+    let once = step(1);
+    assert!(once > 0.0);
+    assert_eq!(step(1), once);
+    assert_eq!(step(2), 2.0 * once);
 }
 
 #[test]

@@ -164,6 +164,44 @@ fn a_comparison_killed_at_any_change_to_the_disk_goes_on_to_the_same_bits() {
     }
 }
 
+#[test]
+fn an_import_killed_at_any_change_to_the_disk_is_made_again_and_leaves_nothing() {
+    let house = house();
+    let from = support::root("tests/import/llama3_new");
+    let line = |out: &'static str| ["import", "hf", from.to_str().unwrap(), "--out", out];
+    house.good(&line("models/cut"));
+    let files = |folder: &str| {
+        let mut all: Vec<_> = fs::read_dir(house.path(folder))
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .map(|p| (p.file_name().unwrap().to_owned(), fs::read(&p).unwrap()))
+            .collect();
+        all.sort();
+        all
+    };
+    let whole = files("models/cut");
+    fs::remove_dir_all(house.path("models/cut")).unwrap();
+    let all = match trace(quiet(&house, &line("models/cut")), usize::MAX) {
+        Ok(End::Ended { changes, success: true }) => changes,
+        Ok(end) => panic!("{end:?}"),
+        Err(error) => return println!("skipped: this system does not let a process be traced: {error}"),
+    };
+    let mut left = 0;
+    for moment in moments(all, setting("DREAMC_KILLS", 12)) {
+        let _ = fs::remove_dir_all(house.path("models/cut"));
+        kill(quiet(&house, &line("models/cut")), moment);
+        left += unfinished(&house.path("models")).len();
+        // What was whole is whole, and what was not is not there.
+        if !house.path("models/cut").exists() {
+            house.good(&line("models/cut"));
+        }
+        assert!(files("models/cut") == whole, "moment {moment}");
+        let rest = unfinished(&house.path("models"));
+        assert!(rest.is_empty(), "moment {moment} leaves {rest:?}");
+    }
+    assert!(left > 0, "no kill left anything unfinished");
+}
+
 /// Compiling kernels takes seconds: only where kills are asked for.
 #[test]
 fn a_run_killed_while_it_caches_kernels_goes_on_to_the_same_bits() {
@@ -213,6 +251,8 @@ fn a_run_killed_while_it_caches_kernels_goes_on_to_the_same_bits() {
         fs::write(&file, &bytes).unwrap();
     }
     again("damaged kernels");
+    let left = unfinished(&kernels);
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// Runs dreamc where no file may grow beyond `blocks` of 1024 bytes: a write fails, or where `kill` the process is killed by it.

@@ -288,8 +288,8 @@ struct Lower<'a> {
     inside: Vec<Inside>,
     /// While an attention is lowered of which every token is a key, and these alone are queries.
     asking: Option<Value>,
-    /// Attentions of the wrapped part that are yet to come.
-    attentions: usize,
+    /// Whether an attention of the wrapped part has keys that follow from what is being lowered.
+    ahead: bool,
     /// Means of masks, by pool.
     pooled: Vec<(usize, Value)>,
 }
@@ -307,10 +307,10 @@ enum Inside {
     /// The rows are those outside; tokens of negative place take no part.
     Masked {
         places: Value,
-        /// Whether the others are keys and values all the same.
-        all_keys: bool,
         /// Share of all tokens that should take part.
         share: f64,
+        /// Places of those that are keys and values, and their share; none where all rows are.
+        keys: Option<(Value, f64)>,
     },
 }
 
@@ -351,7 +351,7 @@ impl<'a> Lower<'a> {
             skips: 0,
             inside: vec![],
             asking: None,
-            attentions: 0,
+            ahead: false,
             pooled: vec![],
         }
     }
@@ -460,6 +460,10 @@ impl<'a> Lower<'a> {
 
     /// `λ·ReLU(mean - c*)`
     fn penalty(&mut self, mean: Value, capacity: f64, weight: f64) -> Value {
+        if capacity >= 1.0 {
+            // No share is larger, but a rounded mean of ones may be.
+            return self.b.scale(mean, 0.0);
+        }
         let target = self.b.constant(capacity);
         let excess = self.b.sub(mean, target);
         let excess = self.b.unary(Unary::Relu, excess);
@@ -479,13 +483,16 @@ impl<'a> Lower<'a> {
                 Ok(sum)
             }
             Expr::Sequential(terms) => {
-                let mut sum = self.expr(&terms[0], x)?;
-                for term in &terms[1..] {
-                    let y = self.b.add(x, sum);
+                let behind = self.ahead;
+                let mut sum: Option<Value> = None;
+                for (i, term) in terms.iter().enumerate() {
+                    self.ahead = behind || terms[i + 1..].iter().any(|term| self.attends(term));
+                    let y = sum.map_or(x, |sum| self.b.add(x, sum));
                     let update = self.expr(term, y)?;
-                    sum = self.b.add(sum, update);
+                    sum = Some(sum.map_or(update, |sum| self.b.add(sum, update)));
                 }
-                Ok(sum)
+                self.ahead = behind;
+                sum.ok_or(CompileError::Unsupported("a composition of nothing"))
             }
             Expr::Skip(skip, inner) => self.skip(skip, inner, x),
         }
@@ -517,7 +524,6 @@ impl<'a> Lower<'a> {
     ) -> Result<Value, CompileError> {
         let marked = depth && self.architecture.skipped(c);
         let asking = self.asking.take();
-        self.attentions = self.attentions.saturating_sub(1);
         let rows = self.b.rows(n);
         let heads = self.dim(&format!("{c}.heads"), a.heads);
         let kv = self.dim(&format!("{c}.kv_heads"), a.kv_heads);
@@ -592,7 +598,7 @@ impl<'a> Lower<'a> {
                 q = self.b.op(Op::TakeTokens, &[q, index]);
             }
             let mut operands = vec![q, k, v];
-            if let (Some(&Inside::Masked { places, all_keys: false, .. }), None) =
+            if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
                 (self.inside.last(), self.shape.cache)
             {
                 // Whatever stands in the rows of tokens that take no part, nothing may come of it.
@@ -685,9 +691,16 @@ impl<'a> Lower<'a> {
         for i in (0..self.inside.len()).rev() {
             x = match self.inside[i] {
                 Inside::Gathered { index, of, .. } => self.b.op(Op::PutTokens { tokens: of }, &[x, index]),
-                Inside::Masked { all_keys: true, .. } if what == Row::Key => x,
-                // The straight-through gradient asks what a token would have got.
+                Inside::Masked { keys: None, .. } if what == Row::Key => x,
+                Inside::Masked { keys: Some((keys, _)), .. } if what == Row::Key => {
+                    self.b.op(Op::Keep, &[x, keys])
+                }
                 Inside::Masked { .. } if what == Row::Query && self.form.trains() => x,
+                // Updates that keys follow from are of the tokens that have keys.
+                Inside::Masked { keys, .. } if what == Row::Query && self.ahead => match keys {
+                    Some((keys, _)) => self.b.op(Op::Keep, &[x, keys]),
+                    None => x,
+                },
                 Inside::Masked { places, .. } => self.b.op(Op::Keep, &[x, places]),
             };
         }
@@ -699,18 +712,18 @@ impl<'a> Lower<'a> {
         let dims = self.b.dims(operands[1]);
         let (batch, kv) = (dims[0], &dims[2..]);
         let positions = self.token_ints("positions");
-        let skipping = match self.inside.last() {
-            Some(&Inside::Masked { places, all_keys, share }) => Some((places, all_keys, share)),
+        let kept = match self.inside.last() {
+            Some(&Inside::Masked { keys, .. }) => keys,
             _ => None,
         };
-        let queries = match skipping {
-            // The query of a token that takes no part stands before all keys.
-            Some((taking, ..)) => self.b.op(Op::KeepInts { otherwise: -1 }, &[positions, taking]),
+        let queries = match self.asked() {
+            // A query that nobody asks for stands before all keys.
+            Some(asked) => self.b.op(Op::KeepInts { otherwise: -1 }, &[positions, asked]),
             None => positions,
         };
-        let (entries, slots, keys) = match skipping {
-            // Tokens that take part alone, side by side.
-            Some((taking, false, share)) => {
+        let (entries, slots, keys) = match kept {
+            // Tokens that have keys alone, side by side.
+            Some((taking, share)) => {
                 let entries = places.entries(share);
                 let entries = self.dim(&format!("entries{entries}"), entries);
                 let name = format!("{c}.cached");
@@ -743,16 +756,18 @@ impl<'a> Lower<'a> {
                 let places = self.token_ints(PLACES);
                 (places, places)
             }),
-            &Inside::Masked { places, all_keys, .. } => {
-                // In training every token has a query: the straight-through gradient asks what it would have got.
-                let all_queries = self.form.trains();
-                if all_queries && all_keys && !(windowed && self.gathered()) {
+            &Inside::Masked { keys, .. } => {
+                let (asked, keys) = (self.asked(), keys.map(|(keys, _)| keys));
+                if asked.is_none() && keys.is_none() && !(windowed && self.gathered()) {
                     return None;
                 }
-                let all = (all_queries || all_keys).then(|| self.all_places(rows));
-                let queries = all.filter(|_| all_queries).unwrap_or(places);
-                let keys = all.filter(|_| all_keys).unwrap_or(places);
-                Some((queries, keys))
+                match (asked, keys) {
+                    (Some(asked), Some(keys)) => Some((asked, keys)),
+                    _ => {
+                        let all = self.all_places(rows);
+                        Some((asked.unwrap_or(all), keys.unwrap_or(all)))
+                    }
+                }
             }
         }
     }
@@ -817,7 +832,7 @@ impl<'a> Lower<'a> {
                     let places = self.taking_part(places);
                     let taking = |lower: &mut Self, ones| lower.b.op(Op::Keep, &[ones, places]);
                     self.observe_skip(&prefix, x, z, taking);
-                    let inside = Inside::Masked { places, all_keys: false, share: self.share(*capacity) };
+                    let inside = self.masked(places, *capacity, false);
                     let merged = if skip.merge { self.merged(x, places)? } else { x };
                     let f = self.within(inside, inner, merged)?;
                     let update = self.b.mul(f, r);
@@ -865,7 +880,7 @@ impl<'a> Lower<'a> {
             SkipRule::Threshold { capacity, penalty, .. } => {
                 let mut z = self.skip_score(&prefix, skip, x);
                 let all_keys = skip.kv == SkipKv::All;
-                if self.form == Form::Declared && skip.level == SkipLevel::Token && all_keys {
+                if self.form == Form::Declared && all_keys {
                     let index = self.top_tokens(z, *capacity, tokens);
                     let places = if skip.merge { Some(self.places_of(index, &rows)) } else { None };
                     let x = places.map_or(Ok(x), |places| self.merged(x, places))?;
@@ -895,7 +910,7 @@ impl<'a> Lower<'a> {
                 let p = self.b.unary(Unary::Sigmoid, z);
                 self.observe_skip(&prefix, x, p, |lower, ones| lower.b.op(Op::Keep, &[ones, places]));
                 let merged = if skip.merge { self.merged(x, places)? } else { x };
-                let inside = Inside::Masked { places, all_keys, share: self.share(*capacity) };
+                let inside = self.masked(places, *capacity, all_keys);
                 let f = self.within(inside, inner, merged)?;
                 if self.form == Form::Inference {
                     let update = self.b.op(Op::Keep, &[f, places]);
@@ -1003,14 +1018,8 @@ impl<'a> Lower<'a> {
     /// The update of the tokens at `index` by a part whose attentions have every token for a key: what comes before its last
     /// attention is of all tokens, what comes after of those that take part.
     fn of_all_keys(&mut self, expr: &Expr, x: Value, index: Value) -> Result<Value, CompileError> {
-        let attends = |expr: &Expr| {
-            crate::architecture::names(expr).iter().any(|c| {
-                let component = self.architecture.model.components.get(*c);
-                matches!(component, Some(Component::Sequence(_) | Component::Depth(_)))
-            })
-        };
         match expr {
-            Expr::Component(name) if attends(expr) => {
+            Expr::Component(name) if self.attends(expr) => {
                 self.asking = Some(index);
                 self.component(name, x)
             }
@@ -1022,8 +1031,8 @@ impl<'a> Lower<'a> {
                 }
                 Ok(sum)
             }
-            Expr::Sequential(terms) if attends(expr) => {
-                let last = terms.iter().rposition(attends).unwrap_or(0);
+            Expr::Sequential(terms) if self.attends(expr) => {
+                let last = terms.iter().rposition(|term| self.attends(term)).unwrap_or(0);
                 let before = match &terms[..last] {
                     [] => None,
                     [one] => Some(self.expr(one, x)?),
@@ -1051,6 +1060,18 @@ impl<'a> Lower<'a> {
         }
     }
 
+    /// A part in which tokens of negative place take no part; with `all_keys` they are keys and values all the same, as far as they
+    /// take part in what is around.
+    fn masked(&self, places: Value, capacity: f64, all_keys: bool) -> Inside {
+        let share = self.share(capacity);
+        let keys = match self.inside.last() {
+            _ if !all_keys => Some((places, share)),
+            Some(&Inside::Masked { keys, .. }) => keys,
+            _ => None,
+        };
+        Inside::Masked { places, share, keys }
+    }
+
     /// Share of all tokens that should come through a part that lets this share through.
     fn share(&self, capacity: f64) -> f64 {
         let around = self.inside.iter().rev().find_map(|i| match i {
@@ -1062,16 +1083,32 @@ impl<'a> Lower<'a> {
 
     /// Lowers a wrapped part.
     fn within(&mut self, inside: Inside, inner: &Expr, x: Value) -> Result<Value, CompileError> {
-        let components = &self.architecture.model.components;
-        let attends =
-            |c: &&str| matches!(components.get(*c), Some(Component::Sequence(_) | Component::Depth(_)));
-        let attentions = crate::architecture::names(inner).into_iter().filter(attends).count();
-        let around = std::mem::replace(&mut self.attentions, attentions);
+        let around = std::mem::replace(&mut self.ahead, false);
         self.inside.push(inside);
         let update = self.expr(inner, x);
         self.inside.pop();
-        self.attentions = around.saturating_sub(attentions);
+        self.ahead = around;
         update
+    }
+
+    /// Whether there is an attention in it.
+    fn attends(&self, expr: &Expr) -> bool {
+        let components = &self.architecture.model.components;
+        let attention =
+            |c: &str| matches!(components.get(c), Some(Component::Sequence(_) | Component::Depth(_)));
+        crate::architecture::names(expr).into_iter().any(attention)
+    }
+
+    /// Places of the tokens whose updates anybody reads; none where those of all rows are: in training, where the straight-through
+    /// gradient asks what a token would have got, and where keys of all tokens follow from them.
+    fn asked(&self) -> Option<Value> {
+        match self.inside.last() {
+            Some(&Inside::Masked { keys, .. }) if self.ahead && !self.form.trains() => {
+                keys.map(|(keys, _)| keys)
+            }
+            Some(&Inside::Masked { places, .. }) if !self.form.trains() => Some(places),
+            _ => None,
+        }
     }
 
     /// Tokens that decided to take part, without padding and without those that take no part in what is around.
@@ -1319,13 +1356,16 @@ impl<'a> Lower<'a> {
         let slots = self.dim(&name, slots);
         let (real_dim, offsets) = (self.dim(&many, real), self.dim(&format!("{many}+1"), real + 1));
         // A token that takes no part chooses nothing: that is, more than there is. Unless its keys are wanted all the same.
-        let all_keys = projection || self.attentions > 0;
-        let grouped = match self.inside.last() {
-            Some(&Inside::Masked { all_keys: true, .. }) if all_keys => chosen,
-            Some(&Inside::Masked { places, .. }) if !self.form.trains() => {
-                self.b.op(Op::KeepInts { otherwise: experts as i32 }, &[chosen, places])
+        let wanted = match self.inside.last() {
+            // One routing is for keys, too.
+            Some(&Inside::Masked { keys, .. }) if projection && !self.form.trains() => {
+                keys.map(|(keys, _)| keys)
             }
-            _ => chosen,
+            _ => self.asked(),
+        };
+        let grouped = match wanted {
+            Some(places) => self.b.op(Op::KeepInts { otherwise: experts as i32 }, &[chosen, places]),
+            None => chosen,
         };
         let groups = self.b.ops(Op::Group { experts: real_dim, offsets, slots }, &[grouped]);
         let (order, offsets, inverse) = (groups[0], groups[1], groups[2]);
@@ -1361,7 +1401,16 @@ impl<'a> Lower<'a> {
         if router.balance.is_some() {
             let name = format!("{c}.router.counts");
             let counts = self.b.param(&name, Role::State, Type::f32(&[e]));
-            let counts = self.b.op(Op::AddCounts, &[counts, counted]);
+            // Balanced are the choices of tokens that take part, where training asks for those of all.
+            let taken = match self.inside.last() {
+                Some(&Inside::Masked { places, .. }) if self.form.trains() => {
+                    let all = self.dim(&format!("{candidates}+1"), experts + 1);
+                    let kept = self.b.op(Op::KeepInts { otherwise: experts as i32 }, &[chosen, places]);
+                    self.b.ops(Op::Group { experts: e, offsets: all, slots }, &[kept])[1]
+                }
+                _ => counted,
+            };
+            let counts = self.b.op(Op::AddCounts, &[counts, taken]);
             self.b.result(name, counts);
         }
         self.auxiliary_losses(router, logits, counted, e, slots, &rows);

@@ -92,7 +92,7 @@ pub struct Forward {
     /// Choices, and values whose gradient is stopped.
     pub decisions: Decisions,
     /// How far the closest decision was from another one: the difference of the last score that was chosen and the first that was
-    /// not, or of a score from 0. Infinite where nothing is decided; ties of equal numbers are none.
+    /// not, of a score from 0, or of a share of tokens from the one that is penalised beyond. Infinite where nothing is decided; ties of equal numbers are none.
     pub margin: f64,
     /// Multiply-adds of matrix products, counted one by one.
     pub multiply_adds: u64,
@@ -534,6 +534,10 @@ impl Decider<'_> {
                 }
             }
             Op::Decide { .. } => operands[0].floats().iter().for_each(|z| self.near(*z)),
+            // A penalty on a share of tokens, which may be just what is allowed.
+            _ if relu && operands[0].dims.is_empty() => {
+                self.margin = self.margin.min(operands[0].floats()[0].abs());
+            }
             _ => {}
         }
         let before = self.held.and_then(|held| held.0.get(self.made.len()));

@@ -2,10 +2,8 @@
 //!
 //! *In*: a seed. *Out*: a [`Spec`] that the checker accepts, with tiny sizes, sizes of one and odd ones included: every kind of
 //! component with all its keys, compositions, `layer`, `repeat` and `recur` in one another, every kind of `skip` around any part,
-//! routers, losses, data with and without documents, recipes. What the language has and the compiler has not yet
-//! (`merge`, `pooled`, depth attention inside a threshold) is left out. A seed means one specification; tests print it.
+//! routers, losses, data with and without documents, recipes. A seed means one specification; tests print it.
 
-use crate::architecture::names;
 use crate::ir::random::Rng;
 use dreamc_dsl::SourceMap;
 use dreamc_dsl::spec::*;
@@ -42,12 +40,6 @@ pub fn model(seed: u64) -> Model {
     let mut budget = 9;
     let items = 1 + r.below(3);
     let body: Vec<Item> = (0..items).map(|_| item(&mut r, 2, &mut budget)).collect();
-    // Depth attention whose tokens may skip has no soft-cap yet.
-    for name in skipped(&body) {
-        if let Some(Component::Depth(a)) = components.get_mut(&name) {
-            a.softcap = None;
-        }
-    }
     Model {
         name: format!("random-{seed}"),
         vocab: 2 + r.below(12),
@@ -57,7 +49,7 @@ pub fn model(seed: u64) -> Model {
         embed_scale: [None, None, Some(EmbedScale::SqrtHidden), Some(EmbedScale::Value(0.7))]
             [r.below(4) as usize],
         logit_softcap: r.once_in(4).then_some(3.0),
-        norm: Norm { eps: 1e-6, unit_offset: r.once_in(4) },
+        norm: Norm { eps: [1e-6, 1e-3][usize::from(r.once_in(4))], unit_offset: r.once_in(4) },
         components,
         body,
     }
@@ -110,16 +102,21 @@ fn train(r: &mut Rng, model: &Model) -> Train {
         evaluate: Evaluate { every: 0, batches: 1 },
         checkpoint: Checkpoint { every: 0, keep: 1, keep_every: 0, best: false },
         patience: None,
-        on_nan: OnNan::Stop,
-        spike: None,
+        on_nan: if r.once_in(2) { OnNan::Skip } else { OnNan::Stop },
+        spike: r.once_in(4).then_some(6.0),
     }
 }
 
 fn data(r: &mut Rng) -> Data {
-    let kind = [TaskKind::Arithmetic, TaskKind::Composition, TaskKind::Permutation][r.below(3) as usize];
-    let task = Task { kind, min_steps: 1, max_steps: 2, size: 4 };
+    let mut source = || {
+        let kind = [TaskKind::Arithmetic, TaskKind::Composition, TaskKind::Permutation][r.below(3) as usize];
+        let min_steps = 1 + r.below(2);
+        Source::Task(Task { kind, min_steps, max_steps: min_steps + r.below(2), size: 2 + r.below(4) })
+    };
+    let first = (source(), 1.0);
+    let second = (source(), 0.5);
     Data {
-        sources: vec![(Source::Task(task), 1.0)],
+        sources: if r.once_in(3) { vec![first, second] } else { vec![first] },
         tokenizer: Tokenizer::Bytes,
         validation: 0.0,
         validation_file: None,
@@ -127,22 +124,6 @@ fn data(r: &mut Rng) -> Data {
         begin: None,
         bad_rows: BadRows::Stop,
     }
-}
-
-/// Components that some tokens skip.
-fn skipped(items: &[Item]) -> Vec<String> {
-    fn expr(e: &Expr) -> Vec<String> {
-        match e {
-            Expr::Component(_) => vec![],
-            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(expr).collect(),
-            Expr::Skip(_, inner) => names(inner).into_iter().map(str::to_string).collect(),
-        }
-    }
-    let of = |item: &Item| match item {
-        Item::Layer(e) => expr(e),
-        Item::Repeat { items, .. } | Item::Recur { items, .. } => skipped(items),
-    };
-    items.iter().flat_map(of).collect()
 }
 
 fn component(r: &mut Rng, name: &str) -> Component {
@@ -171,12 +152,7 @@ fn component(r: &mut Rng, name: &str) -> Component {
             let rope = (!r.once_in(5)).then(|| Rope {
                 base: [500.0, 10000.0][r.below(2) as usize],
                 half_reversed: depth && !r.once_in(3),
-                scaling: (!depth && r.once_in(4)).then_some(RopeScaling {
-                    factor: 8.0,
-                    low: 1.0,
-                    high: 4.0,
-                    original_context: 32.0,
-                }),
+                scaling: r.once_in(4).then(|| scaling(r)),
             });
             let attention = Attention {
                 heads: kv_heads * (1 + r.below(3)),
@@ -200,17 +176,25 @@ fn component(r: &mut Rng, name: &str) -> Component {
     }
 }
 
+fn scaling(r: &mut Rng) -> RopeScaling {
+    let low = [0.5, 1.0][r.below(2) as usize];
+    RopeScaling { factor: [2.0, 8.0][r.below(2) as usize], low, high: low * 4.0, original_context: 32.0 }
+}
+
 fn activation(r: &mut Rng) -> Activation {
     [Activation::Swiglu, Activation::Geglu, Activation::Gelu, Activation::Relu][r.below(4) as usize]
 }
 
 fn router(r: &mut Rng, normalise: bool) -> Router {
-    let rope = Rope { base: 500.0, half_reversed: true, scaling: None };
     Router {
         form: if r.once_in(3) {
             RouterForm::Linear
         } else {
-            let rope = (!r.once_in(3)).then_some(rope);
+            let rope = (!r.once_in(3)).then(|| Rope {
+                base: [500.0, 100.0][r.below(2) as usize],
+                half_reversed: !r.once_in(3),
+                scaling: r.once_in(6).then(|| scaling(r)),
+            });
             let query = if rope.is_some() { 2 * (1 + r.below(3)) } else { 1 + r.below(6) };
             RouterForm::LowRank { query, rope }
         },
@@ -219,7 +203,7 @@ fn router(r: &mut Rng, normalise: bool) -> Router {
         normalise: normalise && !r.once_in(3),
         scale: if r.once_in(4) { 2.5 } else { 1.0 },
         balance: (!r.once_in(4)).then(|| Balance {
-            rate: 1e-2,
+            rate: [1e-3, 1e-2][r.below(2) as usize],
             target: if r.once_in(2) { BalanceTarget::Median } else { BalanceTarget::Mean },
             law: if r.once_in(3) { BalanceLaw::Proportional } else { BalanceLaw::Sign },
         }),
@@ -278,7 +262,7 @@ fn skip(r: &mut Rng, names: &mut Vec<&str>, depth: u64) -> Expr {
     let capacity = [0.3, 0.5, 0.75, 1.0][r.below(4) as usize];
     let threshold = r.once_in(3);
     let rule = if threshold {
-        SkipRule::Threshold { capacity, penalty: [0.1, 2.0][r.below(2) as usize], pooled: false }
+        SkipRule::Threshold { capacity, penalty: [0.1, 2.0][r.below(2) as usize], pooled: r.once_in(3) }
     } else {
         let causal = match r.below(5) {
             0 => None,
@@ -290,23 +274,13 @@ fn skip(r: &mut Rng, names: &mut Vec<&str>, depth: u64) -> Expr {
         };
         SkipRule::TopK { capacity, causal }
     };
-    let mut held = vec![];
-    if threshold {
-        held = names.iter().copied().filter(|n| n.ends_with("da")).collect();
-        names.retain(|n| !n.ends_with("da"));
-    }
-    if names.is_empty() {
-        *names = held;
-        return expr(r, names, 0, None);
-    }
     let inner = expr(r, names, depth - 1, None);
-    names.extend(held);
     let skip = Skip {
         rule,
         input: if r.once_in(3) { SkipInput::NormOnly } else { SkipInput::Hidden },
         level: if threshold && r.once_in(4) { SkipLevel::Sequence } else { SkipLevel::Token },
         kv: if threshold && r.once_in(2) { SkipKv::All } else { SkipKv::Processed },
-        merge: false,
+        merge: r.once_in(4),
     };
     Expr::Skip(Box::new(skip), Box::new(inner))
 }

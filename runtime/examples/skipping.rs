@@ -7,9 +7,11 @@
 //! Every layer of a small model, or every other one, is wrapped in `skip(capacity C, causal bce)`. Each model learns random
 //! tokens for some steps, so that its routers decide for about a share C of the tokens. Then training steps and greedy decoding
 //! are timed, one of each model in turn, many times over: whatever else the machine does meets all of them alike. Figures are
-//! medians of the time that the one thread ran, where the system says, else of wall-clock time.
+//! medians of the time that the one thread ran, where the system says, else of wall-clock time. Caches are what is reserved for keys and
+//! values of a whole text, and what the decoded text left in them; ratios are to C = 1 with the same layers wrapped.
 
 use dreamc_compiler::count::{self, count};
+use dreamc_compiler::program::Buffer;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spelling;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
@@ -47,6 +49,8 @@ struct Arm {
     flops: (f64, f64),
     /// Bytes of keys and values that are reserved.
     caches: u64,
+    /// Bytes of keys and values that the last text left there.
+    held: u64,
 }
 
 fn text(layers: &str, capacity: f64) -> String {
@@ -96,13 +100,12 @@ impl Arm {
         put(&mut model, "aux_scale", &[1.0f32])?;
         let cached =
             Cached::load(device, compile_cached(&spec, &Writing { slack: 1.25, ..Writing::default() })?)?;
-        let buffers = &cached.loaded().compiled().plan.buffers;
-        let kept = buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"));
         let counts = count(&spec, &count::Options { tokens: TOKENS as u64, ..count::Options::default() })?;
         let mut arm = Arm {
             layers,
             capacity,
-            caches: kept.map(|b| 4 * b.elements() * b.instances).sum(),
+            caches: kept(&cached).map(|b| b.bytes()).sum(),
+            held: 0,
             model,
             cached,
             random: Philox::new(0, "skipping").stream(0),
@@ -159,11 +162,33 @@ impl Arm {
             Ok(())
         })?;
         self.token.push(seconds / DECODED as f64);
-        let counts: Vec<usize> = cached.processed()?.iter().flat_map(|c| &c.1).map(|rows| rows[0]).collect();
+        let processed = cached.processed()?;
+        let of = |applications: &[Vec<usize>]| applications.iter().map(|rows| rows[0]).sum::<usize>() as u64;
+        // Keys and values lie `[instance, row, entry, ..]`: entries of skipped tokens are none.
+        self.held = kept(cached)
+            .map(|b| {
+                let entries = processed.iter().find(|(name, _)| beside(name) == beside(&b.name));
+                let entries = entries
+                    .map_or((PROMPT + DECODED) as u64 * b.instances, |(_, applications)| of(applications));
+                entries * b.bytes() / (b.instances * b.shape[1])
+            })
+            .sum();
+        let counts: Vec<usize> = processed.iter().flat_map(|c| &c.1).map(|rows| rows[0]).collect();
         let all = counts.len() * (PROMPT + DECODED);
         self.processed = if all > 0 { counts.iter().sum::<usize>() as f64 / all as f64 } else { 1.0 };
         Ok(())
     }
+}
+
+/// Buffers of keys and values.
+fn kept(cached: &Cached) -> impl Iterator<Item = &Buffer> {
+    let buffers = &cached.loaded().compiled().plan.buffers;
+    buffers.iter().filter(|b| b.name.ends_with(".keys") || b.name.ends_with(".values"))
+}
+
+/// What the names of the caches of one component begin with.
+fn beside(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(before, _)| before)
 }
 
 fn put<T: dreamc_runtime::device::Element>(
@@ -186,9 +211,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         device.name()
     );
     println!(
-        "| layers wrapped | C | step ms | ratio | FLOPs ratio | decode tokens/s | ms a token, ratio | FLOPs ratio | processed | caches KiB |"
+        "| layers wrapped | C | step ms | ratio | FLOPs ratio | decode tokens/s | ms a token, ratio | FLOPs ratio | processed | caches KiB, reserved | ratio | held | ratio |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|{}", "---|".repeat(13));
     for layers in ["every", "every other"] {
         let mut arms =
             CAPACITIES.map(|c| Arm::new(&device, layers, c)).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -198,12 +223,14 @@ fn main() -> Result<(), Box<dyn Error>> {
                 arm.decode()?;
             }
         }
-        let of = |arm: &Arm| (median(&arm.step), median(&arm.token), arm.flops);
+        let of = |arm: &Arm| {
+            (median(&arm.step), median(&arm.token), arm.flops, arm.caches as f64, arm.held as f64)
+        };
         let Some(whole) = arms.first().map(of) else { continue };
         for arm in &arms {
-            let (step, token, flops) = of(arm);
+            let (step, token, flops, caches, held) = of(arm);
             println!(
-                "| {} | {} | {:.1} | {:.2} | {:.2} | {:.0} | {:.2} | {:.2} | {:.2} | {:.0} |",
+                "| {} | {} | {:.1} | {:.2} | {:.2} | {:.0} | {:.2} | {:.2} | {:.2} | {:.0} | {:.2} | {:.0} | {:.2} |",
                 arm.layers,
                 arm.capacity,
                 step * 1e3,
@@ -213,7 +240,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 token / whole.1,
                 flops.1 / whole.2.1,
                 arm.processed,
-                arm.caches as f64 / 1024.0,
+                caches / 1024.0,
+                caches / whole.3,
+                held / 1024.0,
+                held / whole.4,
             );
         }
     }

@@ -1,10 +1,13 @@
 //! Writing files so that a kill at any moment leaves either the old content or the new.
 //!
 //! *Promise*: a name holds whole content or nothing. Content goes to a temporary name in the same folder, is synced,
-//! takes its final name, and the folder is synced, so that it also outlives a power cut.
+//! takes its final name, and the folder is synced, so that it also outlives a power cut. What a killed process leaves under a
+//! temporary name is removed by the next that writes the same: who writes holds a lock on it, and who removes it takes that.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Beginning of the names of unfinished files and folders.
@@ -26,11 +29,14 @@ pub fn temporary(path: &Path) -> PathBuf {
 
 /// Gives `path` the content that `write` writes, atomically.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let temporary = temporary(path);
+    remove_abandoned(parent(path), path.file_name());
+    let (temporary, file) = claim(path, |name| File::create_new(name)).map_err(|e| about(path, e))?;
     let attempt = (|| {
-        let mut out = BufWriter::new(File::create(&temporary)?);
+        let mut out = BufWriter::new(&file);
         write(&mut out)?;
-        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+        out.flush()?;
+        drop(out);
+        file.sync_all()?;
         fs::rename(&temporary, path)?;
         sync_parent(path)
     })();
@@ -40,6 +46,61 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Resul
     attempt.map_err(|e| about(path, e))
 }
 
+/// A new folder under a temporary name, to be renamed to `path` once it is whole. As long as the lock that comes with it is held, nobody
+/// takes it for abandoned.
+pub fn claim_folder(path: &Path) -> io::Result<(PathBuf, File)> {
+    claim(path, |name| fs::create_dir(name).and_then(|()| File::open(name)))
+}
+
+fn claim(path: &Path, make: impl Fn(&Path) -> io::Result<File>) -> io::Result<(PathBuf, File)> {
+    loop {
+        let temporary = temporary(path);
+        let lock = match make(&temporary) {
+            Ok(lock) => lock,
+            // A process of the same number was killed.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            // Another process took it for abandoned before it was locked.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && parent(path).is_dir() => continue,
+            Err(e) => return Err(e),
+        };
+        // A file system without locks has one process at a time.
+        let taken = matches!(lock.try_lock(), Err(TryLockError::WouldBlock));
+        let id = |m: &fs::Metadata| (m.dev(), m.ino());
+        let same = matches!((fs::metadata(&temporary), lock.metadata()), (Ok(a), Ok(b)) if id(&a) == id(&b));
+        if !taken && same {
+            return Ok((temporary, lock));
+        }
+    }
+}
+
+/// Removes files and folders that killed processes left unfinished in a folder: those that were to become `name`, or all. What
+/// another process is writing is locked, and stays.
+pub fn remove_abandoned(folder: &Path, name: Option<&OsStr>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let of = entry.file_name();
+        // `.tmp-PROCESS-NUMBER-NAME`
+        let mut parts =
+            of.to_str().and_then(|n| n.strip_prefix(TEMPORARY)).into_iter().flat_map(|n| n.splitn(3, '-'));
+        let (Some(_), Some(_), Some(of)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        if name.is_some_and(|name| name != of) {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(lock) = File::open(&path) else { continue };
+        if lock.try_lock().is_ok() {
+            let _ = match lock.metadata() {
+                Ok(m) if m.is_dir() => fs::remove_dir_all(&path),
+                _ => fs::remove_file(&path),
+            };
+        }
+    }
+}
+
+/// The folder that a file or folder is in.
+pub fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Makes the folder's entries durable.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
@@ -47,10 +108,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 
 /// Makes the entry of `path` in its folder durable.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => sync_folder(p),
-        _ => sync_folder(Path::new(".")),
-    }
+    sync_folder(parent(path))
 }
 
 /// The folder of caches: `$DREAMC_CACHE`, else `dreamc` under the user's cache folder, else under the system's
@@ -79,5 +137,35 @@ mod tests {
         assert!(error.unwrap_err().to_string().contains("disk full"));
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_goes_and_what_another_writes_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        // As killed processes leave them: nobody holds their locks.
+        fs::write(at(".tmp-1-0-a"), b"half").unwrap();
+        fs::write(at(".tmp-1-0-b"), b"half").unwrap();
+        fs::create_dir(at(".tmp-1-1-a")).unwrap();
+        fs::write(at(".tmp-1-1-a/part"), b"half").unwrap();
+        // As one that is still there has it, and names of others.
+        let (written, lock) = claim_folder(&at("a")).unwrap();
+        fs::write(at(".tmp-mine"), b"no name of ours").unwrap();
+        write_atomic(&at("a"), |out| out.write_all(b"whole")).unwrap();
+        let names = || {
+            let mut names: Vec<String> = fs::read_dir(folder.path())
+                .unwrap()
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let mine = written.file_name().unwrap().to_str().unwrap().to_string();
+        let mut expected = vec![".tmp-1-0-b".to_string(), mine, ".tmp-mine".into(), "a".into()];
+        expected.sort();
+        assert_eq!(names(), expected);
+        drop(lock);
+        remove_abandoned(folder.path(), None);
+        assert_eq!(names(), [".tmp-mine", "a"]);
     }
 }

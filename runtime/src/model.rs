@@ -332,8 +332,11 @@ impl Model {
         Ok(())
     }
 
-    /// Begins a step: no loss yet.
+    /// Begins a step: no loss yet, of routers neither.
     pub fn begin_step(&mut self) -> Result<(), ModelError> {
+        if let Some(auxiliary) = self.compiled.plan.find("aux") {
+            self.session.write_at(auxiliary, 0, 0, &[0.0f32])?;
+        }
         let loss = self.io("loss")?;
         Ok(self.session.write_at(loss, 0, 0, &[0.0f32])?)
     }
@@ -361,6 +364,14 @@ impl Model {
     /// The loss of the step so far.
     pub fn loss(&self) -> Result<f32, ModelError> {
         self.scalar("loss")
+    }
+
+    /// The losses of routers in the step so far, added up over its micro-batches; 0 where there are none.
+    pub fn auxiliary(&self) -> Result<f32, ModelError> {
+        if self.compiled.plan.find("aux").is_none() {
+            return Ok(0.0);
+        }
+        self.scalar("aux")
     }
 
     /// The norm of the gradients of the step. Nothing is changed yet.

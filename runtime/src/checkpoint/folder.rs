@@ -107,12 +107,10 @@ pub fn free(path: &Path, force: bool) -> Result<(), CheckpointError> {
 /// Writes a model's folder at a place that is [`free`], under a temporary name first.
 pub fn write(path: &Path, list: Vec<(&str, Fill)>) -> Result<(), CheckpointError> {
     let about = |error| CheckpointError::Io { path: path.to_path_buf(), error };
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).map_err(about)?;
-    }
-    let temporary = files::temporary(path);
-    let attempt = fs::create_dir(&temporary).and_then(|()| {
-        fill(&temporary, list)?;
+    fs::create_dir_all(files::parent(path)).map_err(about)?;
+    files::remove_abandoned(files::parent(path), path.file_name());
+    let (temporary, _lock) = files::claim_folder(path).map_err(about)?;
+    let attempt = fill(&temporary, list).and_then(|()| {
         if path.exists() {
             // The checksums go first: without them the folder is no model.
             for name in OURS {

@@ -278,11 +278,7 @@ impl Checkpoints {
 
     /// Removes what a killed process left half written. The run's lock says that no other process writes here.
     pub(crate) fn remove_abandoned(&self) {
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
+        files::remove_abandoned(&self.folder, None);
     }
 
     /// The newest good one, and what was wrong with newer ones.

@@ -31,7 +31,6 @@ const BATCH: usize = 1 << 20;
 const TOKENS: &str = "tokens.bin";
 const DOCUMENTS: &str = "documents.bin";
 const META: &str = "shard.json";
-const LOCK: &str = "lock";
 
 /// What a file's rows mean.
 #[derive(Clone, Debug)]
@@ -208,8 +207,8 @@ pub fn open(
     }
     let parent = cache.join("shards");
     fs::create_dir_all(&parent).map_err(|e| DataError::io(&parent, e))?;
-    remove_abandoned(&parent);
-    let (temporary, _lock) = claim(&folder)?;
+    files::remove_abandoned(&parent, None);
+    let (temporary, _lock) = files::claim_folder(&folder).map_err(|e| DataError::io(&folder, e))?;
     let built = Builder::new(&temporary, tokenizer)
         .and_then(|b| b.run(path, format, bad_rows, source, notice))
         .and_then(|()| match fs::rename(&temporary, &folder) {
@@ -225,43 +224,6 @@ pub fn open(
     Shard::map(&folder)?.ok_or_else(|| {
         DataError::file(&folder, "was damaged while it was opened; try again, and check the disk")
     })
-}
-
-/// Removes what killed builders left behind. A builder holds a lock in its folder until the folder has its name, and who removes one
-/// holds it meanwhile.
-fn remove_abandoned(parent: &Path) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(files::TEMPORARY) {
-            let path = entry.path();
-            let _ = match File::open(path.join(LOCK)) {
-                Ok(lock) if lock.try_lock().is_ok() => fs::remove_dir_all(&path),
-                Ok(_) => Ok(()),
-                // Killed before it had one: goes only if it is empty.
-                Err(_) => fs::remove_dir(&path),
-            };
-        }
-    }
-}
-
-/// A folder to build in that nobody takes for abandoned, and its lock.
-fn claim(folder: &Path) -> Result<(PathBuf, File), DataError> {
-    loop {
-        let temporary = files::temporary(folder);
-        let made = fs::create_dir(&temporary).and_then(|()| File::create(temporary.join(LOCK)));
-        let lock = match made {
-            Ok(lock) => lock,
-            // Another process removed it between the two.
-            Err(e) if e.kind() == ErrorKind::NotFound && folder.parent().is_some_and(Path::is_dir) => {
-                continue;
-            }
-            Err(e) => return Err(DataError::io(&temporary, e)),
-        };
-        // A file system without locks has one builder at a time.
-        let taken = matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock));
-        if !taken && lock.metadata().is_ok_and(|m| m.nlink() > 0) {
-            return Ok((temporary, lock));
-        }
-    }
 }
 
 /// Writes a shard into a temporary folder.

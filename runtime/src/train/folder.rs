@@ -179,9 +179,7 @@ impl RunFolder {
                 let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
                 write.map_err(|e| io_error(&name, e))?;
                 // What a killed process had not finished: nobody else writes here while the lock is held.
-                for rest in names(&path)?.iter().filter(|n| n.starts_with(files::TEMPORARY)) {
-                    let _ = fs::remove_file(path.join(rest));
-                }
+                files::remove_abandoned(&path, None);
                 let folder = RunFolder { path, _lock: file };
                 folder.checkpoints().remove_abandoned();
                 Ok(folder)

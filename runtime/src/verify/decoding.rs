@@ -1,7 +1,7 @@
 //! Caches, batches, and what comes later: nothing but its own past changes a token's logits.
 
 use super::subject::{ROWS, Subject, add_backward, apart, backward, streams};
-use super::{Checks, Place, Proof, VerifyError, blame, error, length, widen};
+use super::{Checks, Place, Proof, VerifyError, blame, difference, error, largest, length, widen};
 use crate::generate::NextLogits;
 use crate::model::Scale;
 use dreamc_compiler::Options;
@@ -33,11 +33,13 @@ impl Proof for Cached {
         if !s.samples() {
             return Ok(Some(UNCACHED.into()));
         }
+        s.conditioned()?;
         let device = s.cpu(1);
         let mut whole = s.load(&device, &s.options())?;
         whole.evaluate(&s.plain)?;
         let t = s.sequence();
-        let tolerance = s.logits_tolerance()?;
+        // Tolerances are relative to the largest logit there is; those of a token may all be small.
+        let (scale, tolerance) = (largest(&widen(&whole.all_logits()?)), s.logits_tolerance()?);
         let mut cached = s.cached(&device, &Rewriting::default())?;
         let rows: Vec<Vec<u32>> =
             s.plain.ids.chunks(t).map(|r| r.iter().map(|&i| i as u32).collect()).collect();
@@ -50,7 +52,7 @@ impl Proof for Cached {
             for row in 0..ROWS {
                 let at = lengths[row] - 1;
                 let expected = widen(&whole.logits(row, at)?);
-                let e = error(&widen(&logits[row]), &expected);
+                let e = difference(&widen(&logits[row]), &expected) / scale;
                 let place = if e <= tolerance || program == "prefill" {
                     Place::default()
                 } else {
@@ -93,6 +95,7 @@ impl Proof for Batches {
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        s.conditioned()?;
         let device = s.cpu(1);
         let mut together = s.load(&device, &s.options())?;
         let mut alone = s.load(&device, &Options { batch: 1, ..s.options() })?;
@@ -206,6 +209,7 @@ impl Proof for Causal {
         if !s.causal() {
             return Ok(Some(AHEAD.into()));
         }
+        s.conditioned()?;
         let device = s.cpu(1);
         let mut model = s.load(&device, &s.options())?;
         let inference = s.oracle(None, &Rewriting::off(), Form::Inference)?;

@@ -40,24 +40,7 @@ impl Proof for Devices {
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
         let device = s.cpu(1);
-        let tolerance = s.logits_tolerance()?;
         let mut model = s.load(&device, &s.options())?;
-        for (form, what) in [(Form::Inference, "evaluation"), (Form::Training, "training")] {
-            let expected = s.forward(&s.oracle(None, &Rewriting::off(), form)?, &s.batch)?;
-            let found = if form == Form::Inference {
-                model.evaluate(&s.batch)?;
-                widen(&model.all_logits()?)
-            } else {
-                backward(&mut model, &s.batch, None)?.logits
-            };
-            let e = error(&found, expected.logits.floats());
-            let mut place = Place::default();
-            if e > tolerance {
-                let expected: Vec<Vec<f64>> = expected.streams.iter().map(|x| x.floats().to_vec()).collect();
-                place = blame::first_stream(s, &streams(&mut model, "stream")?, &expected, tolerance);
-            }
-            checks.check(format!("logits of {what}"), e, tolerance, place);
-        }
         optimizer(s, &mut model, checks)?;
         for (name, asked) in s.devices {
             let training = s.compile(&Options { depths: vec![], ..s.options() })?;
@@ -79,6 +62,24 @@ impl Proof for Devices {
                     }
                 }
             }
+        }
+        s.conditioned()?;
+        let tolerance = s.logits_tolerance()?;
+        for (form, what) in [(Form::Inference, "evaluation"), (Form::Training, "training")] {
+            let expected = s.forward(&s.oracle(None, &Rewriting::off(), form)?, &s.batch)?;
+            let found = if form == Form::Inference {
+                model.evaluate(&s.batch)?;
+                widen(&model.all_logits()?)
+            } else {
+                backward(&mut model, &s.batch, None)?.logits
+            };
+            let e = error(&found, expected.logits.floats());
+            let mut place = Place::default();
+            if e > tolerance {
+                let expected: Vec<Vec<f64>> = expected.streams.iter().map(|x| x.floats().to_vec()).collect();
+                place = blame::first_stream(s, &streams(&mut model, "stream")?, &expected, tolerance);
+            }
+            checks.check(format!("logits of {what}"), e, tolerance, place);
         }
         Ok(None)
     }

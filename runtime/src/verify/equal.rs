@@ -32,6 +32,7 @@ impl Proof for Rewritten {
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        s.conditioned()?;
         let off = Rewriting::off();
         let (before, after) =
             (s.oracle(None, &off, Form::Training)?, s.oracle(None, &Rewriting::default(), Form::Training)?);
@@ -144,7 +145,8 @@ impl Proof for Plain {
             return Ok(Some("no skip".into()));
         }
         edit(&mut plain, &mut |_, inner| inner);
-        let plain = s.with(plain)?;
+        let plain = Subject::new(plain, s.seed, None, s.devices, s.pipeline)?;
+        plain.conditioned()?;
         let mut wrapped = plain.with(wrapped)?;
         for (name, tensor) in &mut wrapped.weights {
             let score = |value: f64| Tensor::float(&[1], vec![value]);

@@ -13,6 +13,30 @@ const SMALLEST: f64 = 1e-4;
 /// How far a derivative in f64 may be off.
 const DIFFERENCES: f64 = 1e-5;
 
+/// How far a slope is from the differences of a loss `along` a direction, relative to the larger of the two, and how far it may be.
+pub fn slope_error(
+    along: &mut dyn FnMut(f64) -> Result<f64, VerifyError>,
+    slope: f64,
+    loss: f64,
+) -> Result<(f64, f64), VerifyError> {
+    let mut best = f64::INFINITY;
+    // Some models curve sharply: then fourth order, and the best of some steps.
+    for (h, fourth) in [(1e-5, false), (1e-4, true), (1e-5, true), (1e-6, true)] {
+        let near = along(h)? - along(-h)?;
+        let numeric = if fourth {
+            (8.0 * near - (along(2.0 * h)? - along(-2.0 * h)?)) / (12.0 * h)
+        } else {
+            near / (2.0 * h)
+        };
+        let scale = slope.abs().max(numeric.abs()).max(SMALLEST * loss.abs().max(1.0));
+        best = best.min((numeric - slope).abs() / scale);
+        if best < 0.1 * DIFFERENCES {
+            break;
+        }
+    }
+    Ok((best, DIFFERENCES))
+}
+
 /// Gradients equal finite differences.
 pub struct Gradients;
 
@@ -31,6 +55,7 @@ impl Proof for Gradients {
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        s.conditioned()?;
         let oracle = s.oracle(None, &Rewriting::off(), Form::Training)?;
         let base = s.evaluation(&oracle, &s.batch)?;
         let batch = of(&s.batch);
@@ -47,23 +72,9 @@ impl Proof for Gradients {
                 weights[name] = Tensor::float(&before.dims, moved);
                 Ok(oracle.forward(&weights, &batch, Some(&held))?.loss)
             };
-            let mut best = f64::INFINITY;
-            // Some models curve sharply: then fourth order, and the best of some steps.
-            for (h, fourth) in [(1e-5, false), (1e-4, true), (1e-5, true), (1e-6, true)] {
-                let near = along(h)? - along(-h)?;
-                let numeric = if fourth {
-                    (8.0 * near - (along(2.0 * h)? - along(-2.0 * h)?)) / (12.0 * h)
-                } else {
-                    near / (2.0 * h)
-                };
-                let scale = slope.abs().max(numeric.abs()).max(SMALLEST * base.loss.abs().max(1.0));
-                best = best.min((numeric - slope).abs() / scale);
-                if best < 0.1 * DIFFERENCES {
-                    break;
-                }
-            }
+            let (e, tolerance) = slope_error(&mut along, slope, base.loss)?;
             weights[name] = before;
-            checks.check(format!("derivative by {name}"), best, DIFFERENCES, Place::of_tensor(name));
+            checks.check(format!("derivative by {name}"), e, tolerance, Place::of_tensor(name));
         }
 
         let device = s.cpu(1);

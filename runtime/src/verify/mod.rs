@@ -16,6 +16,7 @@ mod counts;
 mod decoding;
 mod devices;
 mod equal;
+mod formulas;
 mod gradients;
 mod report;
 mod resume;
@@ -63,6 +64,14 @@ pub enum VerifyError {
     /// The folder of the trial run.
     #[error("the folder of the trial run: {0}")]
     Io(#[from] std::io::Error),
+    /// What rounding does to these weights is more than what is to be told apart.
+    #[error("none of {draws} draws of weights and tokens is well conditioned: {why}")]
+    IllConditioned {
+        /// How many there were.
+        draws: u64,
+        /// What the best one does.
+        why: String,
+    },
     /// No such proof.
     #[error("there is no proof `{name}`; there are {known}")]
     NoProof {
@@ -171,9 +180,10 @@ pub trait Proof: Sync {
 }
 
 /// All proofs, in the order in which they are tried.
-pub const PROOFS: [&dyn Proof; 10] = [
+pub const PROOFS: [&dyn Proof; 11] = [
     &devices::Devices,
     &gradients::Gradients,
+    &formulas::Meaning,
     &counts::Counts,
     &equal::Rewritten,
     &equal::Plain,
@@ -222,10 +232,13 @@ pub fn verify(task: &Task, progress: &mut dyn FnMut(&'static str)) -> Result<Rep
         let mut checks = Checks::default();
         let result = proof.prove(&subject, &mut checks);
         let verdict = match result {
-            Err(error) => {
-                Verdict::Failed { why: error.to_string(), place: blame::of_error(proof, &subject, &error) }
+            Err(error @ VerifyError::IllConditioned { .. }) if checks.failed.is_empty() => {
+                Verdict::Unproved { why: error.to_string() }
             }
-            Ok(_) if !checks.failed.is_empty() => {
+            Err(ref error) if !matches!(error, VerifyError::IllConditioned { .. }) => {
+                Verdict::Failed { why: error.to_string(), place: blame::of_error(proof, &subject, error) }
+            }
+            _ if !checks.failed.is_empty() => {
                 let place = blame::place(proof, &subject, &checks);
                 let first = &checks.failed[0];
                 Verdict::Failed {
@@ -237,7 +250,7 @@ pub fn verify(task: &Task, progress: &mut dyn FnMut(&'static str)) -> Result<Rep
                 }
             }
             Ok(Some(why)) if checks.count == 0 => Verdict::Nothing { why },
-            Ok(_) => Verdict::Proved,
+            _ => Verdict::Proved,
         };
         proofs.push(Proved {
             proof: proof.name(),
@@ -265,12 +278,21 @@ pub fn verify(task: &Task, progress: &mut dyn FnMut(&'static str)) -> Result<Rep
 
 /// Largest difference, relative to the largest expected value.
 pub fn error(found: &[f64], expected: &[f64]) -> f64 {
+    difference(found, expected) / largest(expected)
+}
+
+/// Largest difference.
+pub fn difference(found: &[f64], expected: &[f64]) -> f64 {
     if found.len() != expected.len() {
         return f64::INFINITY;
     }
-    let scale = expected.iter().fold(0.0f64, |m, x| m.max(x.abs())).max(1e-30);
     let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    apart.fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) }) / scale
+    apart.fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) })
+}
+
+/// The largest magnitude, and never 0.
+pub fn largest(x: &[f64]) -> f64 {
+    x.iter().fold(1e-30, |m, x| m.max(x.abs()))
 }
 
 /// Length of the difference, relative to the length of the expected vector.

@@ -15,6 +15,11 @@ pub enum Verdict {
         /// Why.
         why: String,
     },
+    /// Whether it holds cannot be told with any weights that were drawn.
+    Unproved {
+        /// Why.
+        why: String,
+    },
     /// It does not hold.
     Failed {
         /// What is wrong.
@@ -76,6 +81,11 @@ impl Report {
         !self.proofs.iter().any(|p| matches!(p.verdict, Verdict::Failed { .. }))
     }
 
+    /// How many proofs say nothing, because no draw of weights was good for them.
+    pub fn unproved(&self) -> usize {
+        self.proofs.iter().filter(|p| matches!(p.verdict, Verdict::Unproved { .. })).count()
+    }
+
     /// The proof of that name.
     pub fn proof(&self, name: &str) -> Option<&Proved> {
         self.proofs.iter().find(|p| p.proof == name)
@@ -106,6 +116,7 @@ impl fmt::Display for Report {
             let name = p.proof;
             let (mark, figures) = match (&p.verdict, &p.worst) {
                 (Verdict::Nothing { why }, _) => ("–", format!("nothing to prove: {why}")),
+                (Verdict::Unproved { why }, _) => ("?", format!("not proved: {why}")),
                 (_, None) => ("✓", String::new()),
                 (v, Some(w)) => {
                     let mark = if matches!(v, Verdict::Proved) { "✓" } else { "✗" };
@@ -135,6 +146,10 @@ impl fmt::Display for Report {
         let failed = self.proofs.iter().filter(|p| matches!(p.verdict, Verdict::Failed { .. })).count();
         let proved = self.proofs.iter().filter(|p| p.verdict == Verdict::Proved).count();
         let checks: u64 = self.proofs.iter().map(|p| p.checks).sum();
-        write!(f, "\n{proved} proved, {failed} failed, {checks} comparisons, {:.1} s", self.seconds)
+        let unproved = match self.unproved() {
+            0 => String::new(),
+            n => format!("{n} not proved, "),
+        };
+        write!(f, "\n{proved} proved, {failed} failed, {unproved}{checks} comparisons, {:.1} s", self.seconds)
     }
 }

@@ -8,11 +8,12 @@
 //! The folder is `DREAMC_CACHE`, else `dreamc` in `XDG_CACHE_HOME` or `~/.cache`; an empty `DREAMC_CACHE` means none.
 
 use crate::device::DeviceError;
+use crate::files;
 use crate::nvrtc::{self, Nvrtc, NvrtcError};
 use dreamc_compiler::codegen::{HEADERS, Source};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What comes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,11 @@ impl Compiler {
     /// `architecture`: `compute_80` for PTX, `sm_90a` for machine code.
     pub(crate) fn new(target: Target, architecture: &str) -> Result<Self, NvrtcError> {
         let options = vec![format!("--gpu-architecture={architecture}"), "-lineinfo".into()];
-        Ok(Compiler { nvrtc: Nvrtc::find()?, target, options, folder: folder() })
+        let folder = folder();
+        if let Some(folder) = &folder {
+            files::remove_abandoned(folder, None);
+        }
+        Ok(Compiler { nvrtc: Nvrtc::find()?, target, options, folder })
     }
 
     /// Version of NVRTC.
@@ -135,17 +140,12 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 
 /// Best effort: a cache that cannot be written is no cache.
 fn write(path: &Path, code: &[u8]) {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let Some(folder) = path.parent() else { return };
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let temporary = folder.join(format!(".{}-{number}", std::process::id()));
-    let bytes = [blake3::hash(code).as_bytes().as_slice(), code].concat();
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&temporary, bytes))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
+    let _ = std::fs::create_dir_all(files::parent(path)).and_then(|()| {
+        files::write_atomic(path, |out| {
+            out.write_all(blake3::hash(code).as_bytes())?;
+            out.write_all(code)
+        })
+    });
 }
 
 #[cfg(test)]

@@ -1,0 +1,830 @@
+//! The model is the one of the formulas: a second implementation of all of them, against the interpreter's model.
+//!
+//! *In*: a specification and tensors by name. *Out*: logits, streams and losses in f64. *Promise*: nothing of the compiler is used; the
+//! formulas are those of the published sources and of the language's documentation, in the plainest form: a loop over applications,
+//! every expert one by one, every pair of tokens. Nothing is gathered: masks say which tokens there are, take part, and are keys.
+//!
+//! A derivative is of what does not stop gradients: choices, and values that are stopped, are recorded on the way and held
+//! ([`Formulas::held`]), so that differences give the gradient that the formulas ask for.
+
+use super::gradients::slope_error;
+use super::subject::Subject;
+use super::{Checks, Place, Proof, VerifyError, blame, difference, error, length};
+use crate::data::Batch;
+use crate::rng::Philox;
+use dreamc_compiler::ir::interpret::Tensor;
+use dreamc_compiler::lower::Form;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::spec::*;
+use indexmap::IndexMap;
+use std::f64::consts::PI;
+
+/// How far two sums of the same numbers in f64 may be apart.
+const EXACT: f64 = 1e-9;
+
+/// The compiled model is the one of the formulas.
+pub struct Meaning;
+
+impl Proof for Meaning {
+    fn name(&self) -> &'static str {
+        "formulas"
+    }
+
+    fn claim(&self) -> &'static str {
+        "the model is the one of the formulas"
+    }
+
+    fn how(&self) -> &'static str {
+        "logits of training and evaluation, losses of routers among them, and derivatives along a direction of every tensor, by a \
+         second implementation that shares nothing with the compiler, in f64"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        if undecided(&s.spec.model.body) {
+            return Ok(Some(
+                "a top-k `skip` inside a threshold, whose tokens training chooses among all".into(),
+            ));
+        }
+        s.conditioned()?;
+        for (form, what) in [(Form::Inference, "evaluation"), (Form::Training, "training")] {
+            let oracle = s.oracle(None, &Rewriting::off(), form)?;
+            let expected =
+                Formulas::new(&s.spec.model, &s.weights, &s.batch, form == Form::Training, None).run();
+            let found = s.forward(&oracle, &s.batch)?;
+            let e = error(found.logits.floats(), &expected.logits);
+            let mut place = Place::default();
+            if e > EXACT {
+                let streams: Vec<Vec<f64>> = found.streams.iter().map(|x| x.floats().to_vec()).collect();
+                place = blame::first_stream(s, &streams, &expected.streams, EXACT);
+            }
+            checks.check(format!("logits of {what}"), e, EXACT, place);
+            if form == Form::Inference {
+                continue;
+            }
+            let e = (found.loss - expected.loss).abs() / expected.loss.abs().max(1e-3);
+            checks.check("loss with those of routers", e, EXACT, Place::default());
+            let evaluation = s.evaluation(&oracle, &s.batch)?;
+            for (name, expected) in &expected.counts {
+                let counted = evaluation.counts.get(name).map_or(&[][..], Vec::as_slice);
+                checks.check(
+                    format!("choices for {name}"),
+                    difference(counted, expected),
+                    0.0,
+                    Place::of_tensor(name),
+                );
+            }
+            let gradients = evaluation.gradients;
+            let mut weights = s.weights.clone();
+            for (name, gradient) in &gradients {
+                let mut random = Philox::new(s.seed, name).stream(3);
+                let direction: Vec<f64> =
+                    gradient.floats().iter().map(|_| random.unit() * 2.0 - 1.0).collect();
+                let slope = gradient.floats().iter().zip(&direction).map(|(a, b)| a * b).sum();
+                let before = weights[name].clone();
+                let mut along = |h: f64| {
+                    let moved = before.floats().iter().zip(&direction).map(|(x, d)| x + h * d).collect();
+                    weights[name] = Tensor::float(&before.dims, moved);
+                    Ok(Formulas::new(&s.spec.model, &weights, &s.batch, true, Some(&expected.held))
+                        .run()
+                        .loss)
+                };
+                let (e, tolerance) = slope_error(&mut along, slope, expected.loss)?;
+                weights[name] = before;
+                checks.check(format!("derivative by {name}"), e, tolerance, Place::of_tensor(name));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether a top-k router chooses among tokens of which a part around it lets an unknown number through.
+fn undecided(items: &[Item]) -> bool {
+    fn expr(e: &Expr, masked: bool) -> bool {
+        match e {
+            Expr::Component(_) => false,
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| expr(t, masked)),
+            Expr::Skip(skip, inner) => match &skip.rule {
+                SkipRule::Threshold { .. } => expr(inner, true),
+                SkipRule::TopK { causal, .. } => masked || expr(inner, causal.is_some() && ahead(inner)),
+            },
+        }
+    }
+    /// Whether a router inside names no rule for evaluation.
+    fn ahead(e: &Expr) -> bool {
+        match e {
+            Expr::Component(_) => false,
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(ahead),
+            Expr::Skip(skip, inner) => {
+                matches!(skip.rule, SkipRule::TopK { causal: None, .. }) || ahead(inner)
+            }
+        }
+    }
+    items.iter().any(|item| match item {
+        Item::Layer(e) => expr(e, false),
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => undecided(items),
+    })
+}
+
+/// What a way forward gives.
+struct Found {
+    /// `[rows, tokens, vocab]`
+    logits: Vec<f64>,
+    /// The stream before each application, and behind the last.
+    streams: Vec<Vec<f64>>,
+    /// Mean over targets, and losses of routers.
+    loss: f64,
+    held: Vec<Vec<f64>>,
+    counts: IndexMap<String, Vec<f64>>,
+}
+
+/// One application of a layer.
+struct Application<'a> {
+    expr: &'a Expr,
+    /// Number of the set of weights.
+    set: usize,
+    /// How often the set is applied in all, where a `recur` is around it, and whether that normalises the stream.
+    recurrent: Option<(u64, bool)>,
+}
+
+/// Applications in order; sets are numbered as they are first used.
+fn expand<'a>(items: &'a [Item], recurrent: Option<bool>, sets: &mut usize, out: &mut Vec<Application<'a>>) {
+    for item in items {
+        match item {
+            Item::Layer(expr) => {
+                out.push(Application { expr, set: *sets, recurrent: recurrent.map(|norm| (1, norm)) });
+                *sets += 1;
+            }
+            Item::Repeat { count, items } => (0..*count).for_each(|_| expand(items, recurrent, sets, out)),
+            Item::Recur { count, residual_norm, items } => {
+                let mut once = vec![];
+                expand(items, Some(*residual_norm), sets, &mut once);
+                for _ in 0..*count {
+                    out.extend(once.iter().map(|a| Application { ..*a }));
+                }
+            }
+        }
+    }
+}
+
+/// Which tokens there are inside a part: those that have rows, those that take part, those that are keys and values.
+#[derive(Clone)]
+struct Inside {
+    here: Vec<bool>,
+    part: Vec<bool>,
+    keys: Vec<bool>,
+}
+
+/// Keys and values of an application of depth attention, and which tokens have them.
+type Depth = (Vec<f64>, Vec<f64>, Vec<bool>);
+
+struct Formulas<'a> {
+    model: &'a Model,
+    weights: &'a IndexMap<String, Tensor>,
+    batch: &'a Batch,
+    training: bool,
+    /// Of another way, in the order in which they were recorded.
+    before: Option<&'a [Vec<f64>]>,
+    held: Vec<Vec<f64>>,
+    /// Number of applications; of this one.
+    depths: usize,
+    depth: usize,
+    /// Names of tensors of this application begin so.
+    prefix: String,
+    recurrent: Option<u64>,
+    skips: usize,
+    caches: IndexMap<String, Vec<Depth>>,
+    auxiliary: f64,
+    /// How often tokens that take part chose each expert, by the name of the router's bias.
+    counts: IndexMap<String, Vec<f64>>,
+    /// Means of masks, by capacity and penalty.
+    pools: Vec<([f64; 2], Vec<f64>)>,
+}
+
+impl<'a> Formulas<'a> {
+    fn new(
+        model: &'a Model,
+        weights: &'a IndexMap<String, Tensor>,
+        batch: &'a Batch,
+        training: bool,
+        before: Option<&'a [Vec<f64>]>,
+    ) -> Self {
+        Formulas {
+            model,
+            weights,
+            batch,
+            training,
+            before,
+            held: vec![],
+            depths: 0,
+            depth: 0,
+            prefix: String::new(),
+            recurrent: None,
+            skips: 0,
+            caches: IndexMap::new(),
+            auxiliary: 0.0,
+            counts: IndexMap::new(),
+            pools: vec![],
+        }
+    }
+
+    fn run(mut self) -> Found {
+        let model = self.model;
+        let h = model.hidden as usize;
+        let scale = match model.embed_scale {
+            None => 1.0,
+            Some(EmbedScale::SqrtHidden) => (h as f64).sqrt(),
+            Some(EmbedScale::Value(c)) => c,
+        };
+        let embed = self.w("embed.weight");
+        let mut x: Vec<f64> =
+            self.batch.ids.iter().flat_map(|&id| &embed[id as usize * h..][..h]).map(|x| x * scale).collect();
+        let mut applications = vec![];
+        expand(&model.body, None, &mut 0, &mut applications);
+        let times = |set| applications.iter().filter(|a| a.set == set).count() as u64;
+        self.depths = applications.len();
+        let mut streams = vec![x.clone()];
+        let mut normalised = false;
+        let all = Inside {
+            here: vec![true; self.tokens()],
+            part: vec![true; self.tokens()],
+            keys: vec![true; self.tokens()],
+        };
+        for (depth, a) in applications.iter().enumerate() {
+            (self.depth, self.skips, self.prefix) = (depth, 0, format!("layers.{}", a.set));
+            self.recurrent = a.recurrent.map(|_| times(a.set));
+            let update = self.expr(a.expr, &x, &all);
+            add(&mut x, &update);
+            normalised = a.recurrent.is_some_and(|(_, norm)| norm);
+            if normalised {
+                x = self.norm(&x, &format!("{}.residual_norm.weight", self.prefix));
+            }
+            streams.push(x.clone());
+        }
+        let last = if normalised { x } else { self.norm(&x, "norm.weight") };
+        let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
+        let mut logits = product(&last, head, h);
+        if let Some(c) = model.logit_softcap {
+            logits.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
+        }
+        let targets = self.batch.targets.iter().filter(|&&y| y >= 0).count().max(1) as f64;
+        let rows = logits.chunks(model.vocab as usize).zip(&self.batch.targets);
+        let loss: f64 = rows.filter(|(_, y)| **y >= 0).map(|(z, &y)| lse(z) - z[y as usize]).sum();
+        for ([capacity, penalty], means) in std::mem::take(&mut self.pools) {
+            let mean = means.iter().sum::<f64>() / means.len() as f64;
+            self.auxiliary += self.penalty(mean, capacity, penalty);
+        }
+        Found { logits, streams, loss: loss / targets + self.auxiliary, held: self.held, counts: self.counts }
+    }
+
+    // What everything is made of ---------------------------------------------------------------------------------------
+
+    fn tokens(&self) -> usize {
+        self.batch.ids.len()
+    }
+
+    /// Sequence and place of a token.
+    fn place(&self, i: usize) -> (usize, usize) {
+        (i / self.batch.sequence, i % self.batch.sequence)
+    }
+
+    /// Whether token `j` is before `i`, or `i` itself, in one document.
+    fn behind(&self, i: usize, j: usize) -> bool {
+        self.place(i).0 == self.place(j).0 && j <= i && self.batch.segments[i] == self.batch.segments[j]
+    }
+
+    fn w(&self, name: &str) -> &'a [f64] {
+        self.weights.get(name).map_or(&[], Tensor::floats)
+    }
+
+    /// A tensor of this application.
+    fn own(&self, name: &str) -> &'a [f64] {
+        self.w(&format!("{}.{name}", self.prefix))
+    }
+
+    /// What was recorded in its place, or the value, recorded.
+    fn stop(&mut self, value: Vec<f64>) -> Vec<f64> {
+        let value = self.before.and_then(|b| b.get(self.held.len())).cloned().unwrap_or(value);
+        self.held.push(value.clone());
+        value
+    }
+
+    fn stop_bools(&mut self, value: Vec<bool>) -> Vec<bool> {
+        self.stop(value.into_iter().map(|b| f64::from(u8::from(b))).collect())
+            .iter()
+            .map(|&x| x > 0.0)
+            .collect()
+    }
+
+    /// Its slope is a choice.
+    fn relu(&mut self, x: Vec<f64>) -> Vec<f64> {
+        let positive = self.stop_bools(x.iter().map(|x| *x > 0.0).collect());
+        x.into_iter().zip(positive).map(|(x, p)| if p { x } else { 0.0 }).collect()
+    }
+
+    /// `x · rsqrt(mean(x²) + eps) · g` of rows as long as the gain.
+    fn norm(&self, x: &[f64], name: &str) -> Vec<f64> {
+        let (gain, n) = (self.w(name), self.model.norm);
+        let row = |x: &[f64]| -> Vec<f64> {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let one = if n.unit_offset { 1.0 } else { 0.0 };
+            x.iter().zip(gain).map(|(x, g)| x / (mean + n.eps).sqrt() * (g + one)).collect()
+        };
+        x.chunks(gain.len().max(1)).flat_map(row).collect()
+    }
+
+    /// Turns pairs `(i, i + d/2)` by `position(i) · base^(-2i/d)`.
+    fn rotate(&self, x: &mut [f64], rope: Rope, position: impl Fn(usize) -> f64) {
+        let half = x.len() / 2;
+        for i in 0..half {
+            let mut turn = rope.base.powf(-2.0 * i as f64 / x.len() as f64);
+            if let Some(s) = rope.scaling {
+                let wave = 2.0 * PI / turn;
+                let (short, long) = (s.original_context / s.high, s.original_context / s.low);
+                if wave > long {
+                    turn /= s.factor;
+                } else if wave >= short {
+                    let smooth = (s.original_context / wave - s.low) / (s.high - s.low);
+                    turn = (1.0 - smooth) * turn / s.factor + smooth * turn;
+                }
+            }
+            let (sin, cos) = (position(i) * turn).sin_cos();
+            let (a, b) = (x[i], x[i + half]);
+            (x[i], x[i + half]) = (a * cos - b * sin, b * cos + a * sin);
+        }
+    }
+
+    /// The position of pair `i` on the axis of depth: odd pairs count from the last depth where half are reversed.
+    fn depth_position(&self, rope: Rope) -> impl Fn(usize) -> f64 + use<> {
+        let (depth, last) = (self.depth as f64, (self.depths - 1) as f64);
+        move |i| if rope.half_reversed && i % 2 == 1 { last - depth } else { depth }
+    }
+
+    // Composition ------------------------------------------------------------------------------------------------------
+
+    /// What an expression adds to the stream.
+    fn expr(&mut self, e: &Expr, x: &[f64], inside: &Inside) -> Vec<f64> {
+        match e {
+            Expr::Component(name) => self.component(name, x, inside),
+            Expr::Parallel(terms) => {
+                let mut sum = vec![0.0; x.len()];
+                for term in terms {
+                    let update = self.expr(term, x, inside);
+                    add(&mut sum, &update);
+                }
+                sum
+            }
+            Expr::Sequential(terms) => {
+                let mut y = x.to_vec();
+                for term in terms {
+                    let update = self.expr(term, &y, inside);
+                    add(&mut y, &update);
+                }
+                y.iter().zip(x).map(|(y, x)| y - x).collect()
+            }
+            Expr::Skip(skip, inner) => self.skip(skip, inner, x, inside),
+        }
+    }
+
+    fn component(&mut self, name: &str, x: &[f64], inside: &Inside) -> Vec<f64> {
+        let prefix = format!("{}.{name}", self.prefix);
+        let n = self.norm(x, &format!("{prefix}.norm.weight"));
+        let (y, post_norm) = match &self.model.components[name] {
+            Component::Sequence(a) => (self.attention(name, a, &n, inside, false), a.post_norm),
+            Component::Depth(a) => (self.attention(name, a, &n, inside, true), a.post_norm),
+            Component::Experts(e) => (self.experts(name, e, &n, inside), e.post_norm),
+            Component::Mlp(m) => {
+                let one = |which: &str| self.own(&format!("{name}.{which}.weight"));
+                let [gate, up, down] = ["gate", "up", "down"].map(one);
+                (self.network(m.activation, &n, [gate, up, down]), m.post_norm)
+            }
+        };
+        if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y }
+    }
+
+    /// `down(activation(gate x) ⊙ up x)` of every token.
+    fn network(&mut self, activation: Activation, x: &[f64], [gate, up, down]: [&[f64]; 3]) -> Vec<f64> {
+        let h = self.model.hidden as usize;
+        let up = product(x, up, h);
+        let gate = if gate.is_empty() { vec![] } else { product(x, gate, h) };
+        let inner = match activation {
+            Activation::Swiglu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
+            Activation::Geglu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
+            Activation::Gelu => up.into_iter().map(gelu).collect(),
+            Activation::Relu => self.relu(up),
+        };
+        let width: usize = down.len() / h;
+        product(&inner, down, width)
+    }
+
+    // Attention --------------------------------------------------------------------------------------------------------
+
+    fn attention(&mut self, c: &str, a: &Attention, n: &[f64], inside: &Inside, depth: bool) -> Vec<f64> {
+        let (tokens, d) = (self.tokens(), a.head_size as usize);
+        let (heads, kv_heads) = (a.heads as usize, a.kv_heads as usize);
+        let mixture = match (self.recurrent, &a.projection) {
+            (Some(times), Some(p)) => {
+                let experts = p.count.unwrap_or(times) as usize;
+                let (chosen, gates) = self.route(c, &p.router, n, experts, 1, inside);
+                let stopped = if p.shared { self.stop(gates.clone()) } else { vec![] };
+                Some((experts, chosen, gates, stopped))
+            }
+            _ => None,
+        };
+        let project = |this: &Self, which: &str, x: &[f64], wide: usize| -> Vec<f64> {
+            let w = this.own(&format!("{c}.{which}.weight"));
+            let Some((experts, chosen, gates, stopped)) = &mixture else { return product(x, w, wide) };
+            let shared = this.own(&format!("{c}.{which}.shared.weight"));
+            let size = w.len() / experts;
+            let mut out = vec![];
+            for (i, x) in x.chunks(wide).enumerate() {
+                let mut y = product(x, &w[chosen[i] * size..][..size], wide);
+                y.iter_mut().for_each(|y| *y *= gates[i]);
+                if !stopped.is_empty() {
+                    let common = product(x, shared, wide);
+                    y.iter_mut().zip(common).for_each(|(y, c)| *y += stopped[i] * c);
+                }
+                out.extend(y);
+            }
+            out
+        };
+        let qkv = project(self, "qkv", n, self.model.hidden as usize);
+        let (q, k) = (heads * d, kv_heads * d);
+        let part = |from: usize, n: usize| -> Vec<f64> {
+            qkv.chunks(q + 2 * k).flat_map(|row| row[from..from + n].to_vec()).collect()
+        };
+        let (mut q, mut k, v) = (part(0, q), part(q, k), part(q + k, k));
+        if a.qk_norm != QkNorm::None {
+            // Rows as long as the gains are: of a head, or of all.
+            q = self.norm(&q, &format!("{}.{c}.q_norm.weight", self.prefix));
+            k = self.norm(&k, &format!("{}.{c}.k_norm.weight", self.prefix));
+        }
+        if let Some(rope) = a.rope {
+            for (x, heads) in [(&mut q, heads), (&mut k, kv_heads)] {
+                for (at, head) in x.chunks_mut(d).enumerate() {
+                    if depth {
+                        self.rotate(head, rope, self.depth_position(rope));
+                    } else {
+                        let position = f64::from(self.batch.positions[at / heads]);
+                        self.rotate(head, rope, |_| position);
+                    }
+                }
+            }
+        }
+        let scale = a.scale.unwrap_or(1.0 / (d as f64).sqrt());
+        let mut mixed = vec![0.0; tokens * heads * d];
+        if depth {
+            self.caches.entry(c.into()).or_default().push((k, v, inside.keys.clone()));
+        } else {
+            self.caches.insert(c.into(), vec![(k, v, inside.keys.clone())]);
+        }
+        let cache = &self.caches[c];
+        for i in (0..tokens).filter(|&i| inside.here[i]) {
+            // Pairs of an application and a token whose key is seen.
+            let seen: Vec<(usize, usize)> = if depth {
+                (0..cache.len()).filter(|&l| cache[l].2[i]).map(|l| (l, i)).collect()
+            } else {
+                let near = |j: usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
+                (0..tokens)
+                    .filter(|&j| self.behind(i, j) && near(j) && cache[0].2[j])
+                    .map(|j| (0, j))
+                    .collect()
+            };
+            if seen.is_empty() {
+                continue;
+            }
+            for head in 0..heads {
+                let group = head / (heads / kv_heads);
+                let of = |x: &[f64], j: usize| x[(j * kv_heads + group) * d..][..d].to_vec();
+                let query = &q[(i * heads + head) * d..][..d];
+                let score = |(l, j): &(usize, usize)| {
+                    let s = scale * inner(query, &of(&cache[*l].0, *j));
+                    a.softcap.map_or(s, |c| c * (s / c).tanh())
+                };
+                let scores: Vec<f64> = seen.iter().map(score).collect();
+                let all = lse(&scores);
+                for (s, (l, j)) in scores.iter().zip(&seen) {
+                    let value = of(&cache[*l].1, *j);
+                    let at = &mut mixed[(i * heads + head) * d..][..d];
+                    at.iter_mut().zip(value).for_each(|(y, v)| *y += (s - all).exp() * v);
+                }
+            }
+        }
+        project(self, "out", &mixed, heads * d)
+    }
+
+    // Experts ----------------------------------------------------------------------------------------------------------
+
+    /// The experts that each token chose, `active` for each, and their gates.
+    fn route(
+        &mut self,
+        c: &str,
+        r: &Router,
+        n: &[f64],
+        experts: usize,
+        active: usize,
+        inside: &Inside,
+    ) -> (Vec<usize>, Vec<f64>) {
+        let h = self.model.hidden as usize;
+        let prefix = format!("{}.{c}.router", self.prefix);
+        let logits = match &r.form {
+            RouterForm::Linear => product(n, self.w(&format!("{prefix}.weight")), h),
+            RouterForm::LowRank { query, rope } => {
+                let size = *query as usize;
+                let q = product(n, self.w(&format!("{prefix}.query.weight")), h);
+                let mut q = self.norm(&q, &format!("{prefix}.q_norm.weight"));
+                if let Some(rope) = rope {
+                    q.chunks_mut(size).for_each(|q| self.rotate(q, *rope, self.depth_position(*rope)));
+                }
+                let keys =
+                    self.norm(self.w(&format!("{prefix}.keys.weight")), &format!("{prefix}.k_norm.weight"));
+                product(&q, &keys, size).into_iter().map(|z| z / (size as f64).sqrt()).collect()
+            }
+        };
+        let scores: Vec<f64> = match r.score {
+            Score::Sigmoid => logits.iter().copied().map(sigmoid).collect(),
+            Score::Softmax => logits.chunks(experts).flat_map(softmax).collect(),
+        };
+        let bias = if r.balance.is_some() { self.w(&format!("{prefix}.bias")) } else { &[] };
+        let of = if r.select == Select::Logit { &logits } else { &scores };
+        let mut chosen = vec![];
+        for row in of.chunks(experts) {
+            let biased: Vec<f64> = (0..experts).map(|e| row[e] + bias.get(e).unwrap_or(&0.0)).collect();
+            chosen.extend(largest_of(&biased, active).into_iter().map(|e| e as f64));
+        }
+        let chosen: Vec<usize> = self.stop(chosen).into_iter().map(|e| e as usize).collect();
+        let mut gates: Vec<f64> =
+            chosen.iter().enumerate().map(|(at, e)| scores[at / active * experts + e]).collect();
+        for row in gates.chunks_mut(active).filter(|_| r.normalise) {
+            let sum: f64 = row.iter().sum();
+            row.iter_mut().for_each(|g| *g /= sum);
+        }
+        gates.iter_mut().for_each(|g| *g *= r.scale);
+        if r.balance.is_some() {
+            let counts = self.counts.entry(format!("{prefix}.bias")).or_insert_with(|| vec![0.0; experts]);
+            let taking = chosen.chunks(active).zip(&inside.part).filter(|(_, part)| **part);
+            taking.flat_map(|(chosen, _)| chosen).for_each(|e| counts[*e] += 1.0);
+        }
+        if self.training {
+            let here: Vec<usize> = (0..self.tokens()).filter(|&i| inside.here[i]).collect();
+            let rows = here.len() as f64;
+            if r.load_balance_loss != 0.0 {
+                let mut sum = 0.0;
+                for e in 0..experts {
+                    let times =
+                        |i: &usize| chosen[i * active..][..active].iter().filter(|c| **c == e).count();
+                    let f = here.iter().map(times).sum::<usize>() as f64 / (rows * active as f64);
+                    let p = here.iter().map(|i| softmax(&logits[i * experts..][..experts])[e]).sum::<f64>()
+                        / rows;
+                    sum += f * p;
+                }
+                self.auxiliary += r.load_balance_loss * experts as f64 * sum;
+            }
+            if r.z_loss != 0.0 {
+                let squares = here.iter().map(|i| lse(&logits[i * experts..][..experts]).powi(2));
+                self.auxiliary += r.z_loss * squares.sum::<f64>() / rows;
+            }
+        }
+        (chosen, gates)
+    }
+
+    fn experts(&mut self, c: &str, e: &Experts, n: &[f64], inside: &Inside) -> Vec<f64> {
+        let (h, active) = (self.model.hidden as usize, e.active as usize);
+        let (chosen, gates) = self.route(c, &e.router, n, (e.count + e.noop) as usize, active, inside);
+        let mut y = vec![0.0; n.len()];
+        for expert in 0..e.count as usize {
+            let of = |which: &str| {
+                let all = self.own(&format!("{c}.{which}.weight"));
+                let size = all.len() / e.count as usize;
+                &all[expert * size..][..size]
+            };
+            let all = self.network(e.activation, n, ["gate", "up", "down"].map(of));
+            for (at, gate) in gates.iter().enumerate().filter(|(at, _)| chosen[*at] == expert) {
+                let token = at / active;
+                y[token * h..][..h].iter_mut().zip(&all[token * h..]).for_each(|(y, f)| *y += gate * f);
+            }
+        }
+        y
+    }
+
+    // Skipping ---------------------------------------------------------------------------------------------------------
+
+    fn skip(&mut self, skip: &Skip, inner: &Expr, x: &[f64], around: &Inside) -> Vec<f64> {
+        let prefix = format!("{}.skip.{}", self.prefix, self.skips);
+        self.skips += 1;
+        let (h, tokens) = (self.model.hidden as usize, self.tokens());
+        let here: Vec<usize> = (0..tokens).filter(|&i| around.here[i]).collect();
+        let score = |this: &Self, x: &[f64]| -> Vec<f64> {
+            match skip.input {
+                SkipInput::Hidden => product(x, this.w(&format!("{prefix}.router.weight")), h),
+                SkipInput::NormOnly => {
+                    let one = |name: &str| this.w(&format!("{prefix}.router.{name}.weight"))[0];
+                    let norm = |x: &[f64]| length(x.iter().copied());
+                    x.chunks(h).map(|x| one("scale") * norm(x) + one("offset")).collect()
+                }
+            }
+        };
+        let predictor = |this: &Self, x: &[f64]| -> Vec<f64> {
+            let up = product(x, this.w(&format!("{prefix}.predictor.up.weight")), h);
+            let inner: Vec<f64> = up.into_iter().map(|a| a * sigmoid(a)).collect();
+            let down = this.w(&format!("{prefix}.predictor.down.weight"));
+            product(&inner, down, down.len())
+        };
+        let mut r = score(self, x);
+        let rows = here.len() as f64;
+        let mean = |values: &[f64]| here.iter().map(|&i| values[i]).sum::<f64>() / rows;
+        match &skip.rule {
+            SkipRule::TopK { capacity, causal } => {
+                let z = match causal {
+                    _ if self.training => None,
+                    _ if *capacity >= 1.0 => {
+                        let f = self.expr(inner, x, around);
+                        return times(&f, &r);
+                    }
+                    None => None,
+                    Some(CausalRule::Bce { .. }) => Some(r.clone()),
+                    Some(CausalRule::Predictor { .. }) => Some(predictor(self, x)),
+                };
+                let inside = match z {
+                    Some(z) => {
+                        let part: Vec<bool> = (0..tokens).map(|i| around.part[i] && z[i] > 0.0).collect();
+                        Inside { here: around.here.clone(), part: part.clone(), keys: part }
+                    }
+                    None => {
+                        let mut chosen = vec![false; tokens];
+                        for row in 0..tokens / self.batch.sequence {
+                            let own: Vec<usize> =
+                                here.iter().copied().filter(|&i| self.place(i).0 == row).collect();
+                            let scores: Vec<f64> = own.iter().map(|&i| r[i]).collect();
+                            let k = (capacity * own.len() as f64 + 1e-9).floor().max(1.0) as usize;
+                            largest_of(&scores, k.min(own.len()))
+                                .into_iter()
+                                .for_each(|at| chosen[own[at]] = true);
+                        }
+                        let chosen = self.stop_bools(chosen);
+                        Inside { here: chosen.clone(), part: chosen.clone(), keys: chosen }
+                    }
+                };
+                let f = self.wrapped(skip, inner, x, around, &inside);
+                let update = self.spread(skip, &times(&f, &r), around, &inside.part);
+                if let (Some(rule), true) = (causal, self.training) {
+                    let (weight, z) = match rule {
+                        CausalRule::Bce { weight, into_input: true } => (weight, r),
+                        CausalRule::Bce { weight, into_input: false } => {
+                            let stopped = self.stop(x.to_vec());
+                            (weight, score(self, &stopped))
+                        }
+                        CausalRule::Predictor { weight, .. } => {
+                            let stopped = self.stop(x.to_vec());
+                            (weight, predictor(self, &stopped))
+                        }
+                    };
+                    // Binary cross-entropy of a logit.
+                    let member = |i: usize| f64::from(u8::from(inside.part[i]));
+                    let each: Vec<f64> = (0..tokens).map(|i| lse(&[0.0, z[i]]) - z[i] * member(i)).collect();
+                    self.auxiliary += weight * mean(&each);
+                }
+                update
+            }
+            SkipRule::Threshold { capacity, penalty, pooled } => {
+                if skip.level == SkipLevel::Sequence {
+                    for row in 0..tokens / self.batch.sequence {
+                        let own: Vec<usize> =
+                            here.iter().copied().filter(|&i| self.place(i).0 == row).collect();
+                        let mean = own.iter().map(|&i| r[i]).sum::<f64>() / own.len() as f64;
+                        own.into_iter().for_each(|i| r[i] = mean);
+                    }
+                }
+                let part: Vec<bool> = (0..tokens).map(|i| around.part[i] && r[i] >= 0.0).collect();
+                let part = self.stop_bools(part);
+                let keys = if skip.kv == SkipKv::All { around.keys.clone() } else { part.clone() };
+                let inside = Inside { here: around.here.clone(), part, keys };
+                let f = self.wrapped(skip, inner, x, around, &inside);
+                let hard: Vec<f64> = inside.part.iter().map(|&b| f64::from(u8::from(b))).collect();
+                if !self.training {
+                    return self.spread(skip, &times(&f, &hard), around, &inside.part);
+                }
+                let p: Vec<f64> = r.iter().copied().map(sigmoid).collect();
+                let rest = self.stop(hard.iter().zip(&p).map(|(m, p)| m - p).collect());
+                let mask: Vec<f64> = p.iter().zip(&rest).map(|(p, rest)| p + rest).collect();
+                let share = mean(&mask);
+                if *pooled {
+                    let key = [*capacity, *penalty];
+                    match self.pools.iter_mut().find(|(k, _)| *k == key) {
+                        Some((_, means)) => means.push(share),
+                        None => self.pools.push((key, vec![share])),
+                    }
+                } else {
+                    self.auxiliary += self.penalty(share, *capacity, *penalty);
+                }
+                let update = times(&f, &mask);
+                let mut all = self.spread(skip, &update, around, &inside.part);
+                if skip.merge {
+                    // The value is that of the last token that takes part; the gradient of its own decision is kept.
+                    let skipped: Vec<f64> = hard.iter().map(|m| 1.0 - m).collect();
+                    add(&mut all, &times(&update, &skipped));
+                }
+                all
+            }
+        }
+    }
+
+    /// `λ·ReLU(mean - c*)`; no share is above 1.
+    fn penalty(&mut self, mean: f64, capacity: f64, weight: f64) -> f64 {
+        if capacity < 1.0 { weight * self.relu(vec![mean - capacity])[0] } else { 0.0 }
+    }
+
+    /// The wrapped part, on what comes into it.
+    fn wrapped(
+        &mut self,
+        skip: &Skip,
+        inner: &Expr,
+        x: &[f64],
+        around: &Inside,
+        inside: &Inside,
+    ) -> Vec<f64> {
+        if !skip.merge {
+            return self.expr(inner, x, inside);
+        }
+        let h = self.model.hidden as usize;
+        let mut merged = x.to_vec();
+        for i in (0..self.tokens()).filter(|&i| inside.part[i]) {
+            // Itself, and those that were skipped since the one before it.
+            let since: Vec<usize> = (0..=i)
+                .rev()
+                .filter(|&j| around.part[j] && self.behind(i, j))
+                .take_while(|&j| j == i || !inside.part[j])
+                .collect();
+            for k in 0..h {
+                merged[i * h + k] = since.iter().map(|j| x[j * h + k]).sum::<f64>() / since.len() as f64;
+            }
+        }
+        self.expr(inner, &merged, inside)
+    }
+
+    /// Updates of the tokens that take part; with `merge` others share that of the last one before them.
+    fn spread(&self, skip: &Skip, update: &[f64], around: &Inside, part: &[bool]) -> Vec<f64> {
+        let h = self.model.hidden as usize;
+        let mut all = vec![0.0; update.len()];
+        for i in (0..self.tokens()).filter(|&i| around.here[i]) {
+            let last = match skip.merge {
+                true if !around.part[i] => None,
+                true => (0..=i).rev().find(|&j| part[j] && self.behind(i, j)),
+                // What straight-through gradients ask of the others is multiplied by 0.
+                false => Some(i).filter(|&i| part[i] || matches!(skip.rule, SkipRule::Threshold { .. })),
+            };
+            if let Some(j) = last {
+                all[i * h..][..h].copy_from_slice(&update[j * h..][..h]);
+            }
+        }
+        all
+    }
+}
+
+// Numbers ----------------------------------------------------------------------------------------------------------------
+
+fn add(x: &mut [f64], y: &[f64]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+/// Rows times one number each.
+fn times(rows: &[f64], by: &[f64]) -> Vec<f64> {
+    let n = rows.len() / by.len().max(1);
+    rows.iter().enumerate().map(|(i, x)| x * by[i / n]).collect()
+}
+
+fn inner(x: &[f64], y: &[f64]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
+
+/// Rows of `x` times the rows of a matrix `[out, n]`.
+fn product(x: &[f64], w: &[f64], n: usize) -> Vec<f64> {
+    x.chunks(n).flat_map(|x| w.chunks(n).map(|w| inner(x, w)).collect::<Vec<_>>()).collect()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The approximation by tanh.
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+/// `ln Σ e^x`
+fn lse(x: &[f64]) -> f64 {
+    let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    most + x.iter().map(|x| (x - most).exp()).sum::<f64>().ln()
+}
+
+fn softmax(x: &[f64]) -> Vec<f64> {
+    let all = lse(x);
+    x.iter().map(|x| (x - all).exp()).collect()
+}
+
+/// Numbers of the `k` largest, ties to the lowest.
+fn largest_of(x: &[f64], k: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..x.len()).collect();
+    order.sort_by(|a, b| x[*b].total_cmp(&x[*a]).then(a.cmp(b)));
+    order.truncate(k);
+    order
+}
