@@ -94,6 +94,8 @@ pub struct Forward {
     /// How far the closest decision was from another one: the difference of the last score that was chosen and the first that was
     /// not, of a score from 0, or of a share of tokens from the one that is penalised beyond. Infinite where nothing is decided; ties of equal numbers are none.
     pub margin: f64,
+    /// Whether equal scores were told apart by their places alone, as those of equal tokens are.
+    pub tied: bool,
     /// Multiply-adds of matrix products, counted one by one.
     pub multiply_adds: u64,
 }
@@ -232,6 +234,7 @@ impl Oracle {
             streams,
             decisions: Decisions(watcher.made),
             margin: watcher.margin,
+            tied: watcher.tied,
             multiply_adds: watcher.multiply_adds,
         })
     }
@@ -496,12 +499,20 @@ struct Decider<'a> {
     rounds: bool,
     made: Vec<Tensor>,
     margin: f64,
+    tied: bool,
     multiply_adds: u64,
 }
 
 impl Default for Decider<'_> {
     fn default() -> Self {
-        Decider { held: None, rounds: false, made: vec![], margin: f64::INFINITY, multiply_adds: 0 }
+        Decider {
+            held: None,
+            rounds: false,
+            made: vec![],
+            margin: f64::INFINITY,
+            tied: false,
+            multiply_adds: 0,
+        }
     }
 }
 
@@ -555,7 +566,9 @@ impl Decider<'_> {
     }
 
     fn near(&mut self, difference: f64) {
-        if difference != 0.0 {
+        if difference == 0.0 {
+            self.tied = true;
+        } else {
             self.margin = self.margin.min(difference.abs());
         }
     }

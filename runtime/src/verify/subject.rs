@@ -91,7 +91,7 @@ pub struct Subject<'a> {
     draws: u64,
     compiled: RefCell<Vec<(Options, Compiled)>>,
     noise: OnceCell<Noise>,
-    margin: OnceCell<f64>,
+    margin: OnceCell<(f64, bool)>,
 }
 
 /// What rounding does to a model: how far its results move when every weight moves by a bit, or every value is rounded to
@@ -124,13 +124,16 @@ impl<'a> Subject<'a> {
             .flatten()
             .map(|(name, values)| (name.clone(), Tensor::float(&[values.len()], widen(values))))
             .collect();
-        let look = |draw| -> Result<(f64, Subject<'a>), VerifyError> {
+        // Equal scores are equal in rounded numbers, too, where they are computed alike: better are draws without.
+        let look = |draw| -> Result<((bool, f64), Subject<'a>), VerifyError> {
             let subject = Subject::drawn(spec.clone(), seed, draw, &given, devices, pipeline)?;
-            Ok(((subject.margin()? / MARGIN).min(NOISE / subject.noise()?.largest()), subject))
+            let (margin, tied) = subject.margin()?;
+            let good = (margin / MARGIN).min(NOISE / subject.noise()?.largest());
+            Ok(((!tied && good >= 1.0, good), subject))
         };
         let mut best = look(0)?;
         for draw in 1..DRAWS {
-            if best.0 >= 1.0 {
+            if best.0.0 {
                 break;
             }
             let other = look(draw)?;
@@ -186,7 +189,7 @@ impl<'a> Subject<'a> {
 
     /// Whether rounding alone neither makes another decision nor moves a result by much; an error says what there is.
     pub fn conditioned(&self) -> Result<(), VerifyError> {
-        let why = match (self.margin()?, self.noise()?.largest()) {
+        let why = match (self.margin()?.0, self.noise()?.largest()) {
             (margin, _) if margin < MARGIN => {
                 format!("a router decides by {margin:.1e}, and rounding would decide otherwise")
             }
@@ -256,25 +259,29 @@ impl<'a> Subject<'a> {
         self.plain = plain;
     }
 
-    /// How far the closest decision is from another one.
-    fn margin(&self) -> Result<f64, VerifyError> {
+    /// How far the closest decision is from another one, and whether some were between equal scores.
+    fn margin(&self) -> Result<(f64, bool), VerifyError> {
         if let Some(margin) = self.margin.get() {
             return Ok(*margin);
         }
-        let mut margin = f64::INFINITY;
+        let (mut margin, mut tied) = (f64::INFINITY, false);
+        let mut see = |forward: Forward| {
+            margin = margin.min(forward.margin);
+            tied |= forward.tied;
+        };
         for depth in std::iter::once(None).chain(self.depths().into_iter().map(Some)) {
             let oracle = self.oracle(depth, &Rewriting::off(), Form::Training)?;
-            margin = margin.min(self.forward(&oracle, &self.batch)?.margin);
+            see(self.forward(&oracle, &self.batch)?);
         }
         let inference = self.oracle(None, &Rewriting::off(), Form::Inference)?;
         let skips = inference.architecture().skips();
         let masked = self.batch != self.plain;
         for (batch, decides_otherwise) in [(&self.batch, skips && masked), (&self.plain, skips || masked)] {
             if decides_otherwise {
-                margin = margin.min(self.forward(&inference, batch)?.margin);
+                see(self.forward(&inference, batch)?);
             }
         }
-        Ok(*self.margin.get_or_init(|| margin))
+        Ok(*self.margin.get_or_init(|| (margin, tied)))
     }
 
     /// Other depths that a recurrent model is looked at.
