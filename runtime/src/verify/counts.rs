@@ -4,7 +4,6 @@ use super::decoding::any_skip;
 use super::subject::{ROWS, Subject, of};
 use super::{Checks, Place, Proof, VerifyError, blame};
 use crate::device::{Device, Instrument, RunStats};
-use dreamc_compiler::Compiled;
 use dreamc_compiler::architecture::names;
 use dreamc_compiler::compiled::TensorKind;
 use dreamc_compiler::count::Options;
@@ -13,6 +12,7 @@ use dreamc_compiler::ir::Extents;
 use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_compiler::{Compiled, PREPARE};
 use dreamc_dsl::spec::{Component, SkipKv};
 
 /// Executed work and tensors are as many as counted.
@@ -61,6 +61,9 @@ impl Proof for Counts {
         let skips = |c: &Compiled| c.plan.buffers.iter().any(|b| b.name.ends_with(".cached"));
         if let (Some(compiled), Some(cache)) = (writing.filter(|c| !skips(c)), options.cache) {
             let mut session = device.load(&compiled.plan)?;
+            if compiled.plan.programs.contains_key(PREPARE) {
+                session.run(PREPARE)?;
+            }
             session.instrument(Instrument { count: true, time: false });
             for (program, tokens) in [("prefill", cache.chunk), ("decode", 1)] {
                 // Positions are data: of all zeros every query sees every place.
