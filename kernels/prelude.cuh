@@ -35,10 +35,10 @@ DEVICE void store(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.b
 DEVICE u32 shared_address(const void *pointer) { return u32(__cvta_generic_to_shared(pointer)); }
 
 // `bytes` (at most 16) into shared memory asynchronously, zeros up to 16 behind them; both sides on 16 bytes.
-DEVICE void copy_async(void *to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
+DEVICE void copy_async_to(u32 shared, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
 }
+DEVICE void copy_async(void *to, const void *from, int bytes) { copy_async_to(shared_address(to), from, bytes); }
 
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -96,17 +96,17 @@ pub fn run(a: Arguments) -> Done {
         }
         Emit::Ir | Emit::Plan => write!(std::io::stdout(), "{}", compiled.plan)?,
         Emit::Cuda => {
-            for source in sources(&compiled.plan)? {
+            for source in sources(&compiled.plan, &a.architecture)? {
                 say!("{}", source.text)?;
             }
         }
         Emit::Ptx => {
-            for code in codes(&sources(&compiled.plan)?, Target::Ptx, "compute_80")? {
+            for code in codes(&sources(&compiled.plan, "compute_80")?, Target::Ptx, "compute_80")? {
                 say!("{}", String::from_utf8_lossy(&code))?;
             }
         }
         Emit::Cubin => {
-            let sources = sources(&compiled.plan)?;
+            let sources = sources(&compiled.plan, &a.architecture)?;
             for (source, code) in sources.iter().zip(codes(&sources, Target::Cubin, &a.architecture)?) {
                 say!("{:<60} {:>8} bytes", source.name, code.len())?;
             }

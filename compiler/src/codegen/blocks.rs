@@ -21,12 +21,22 @@ struct Tile {
     /// Sums at a time.
     depth: u64,
     name: &'static str,
-    /// Whether its name goes on with whether copies are wide.
+    /// Whether its operands are bf16.
     narrow: bool,
+    /// Blocks of a processor at once: where two are, one copies while the other multiplies.
+    resident: u32,
+    /// Dynamic shared memory; 0 where what it needs is static.
+    shared: u32,
 }
 
 const fn tile(rows: u64, columns: u64, depth: u64, name: &'static str, narrow: bool) -> Tile {
-    Tile { rows, columns, depth, name, narrow }
+    Tile { rows, columns, depth, name, narrow, resident: if narrow { 2 } else { 1 }, shared: 0 }
+}
+
+/// A tile of Hopper's warpgroups with so many stages, and room to begin them at a multiple of 1024.
+const fn warpgroups(columns: u64, stages: u32, resident: u32, name: &'static str) -> Tile {
+    let shared = stages * 128 * (128 + columns as u32) + 1024;
+    Tile { rows: 128, columns, depth: 64, name, narrow: true, resident, shared }
 }
 
 /// On the ordinary cores, from f32.
@@ -40,13 +50,24 @@ const LARGE_BF16: Tile = tile(128, 128, 32, "Matrices<128, 128, 2, 4", true);
 const MIDDLE_BF16: Tile = tile(64, 64, 32, "Matrices<64, 64, 2, 4", true);
 const FLAT_BF16: Tile = tile(16, 128, 32, "Matrices<16, 128, 1, 8", true);
 const TALL_BF16: Tile = tile(128, 16, 32, "Matrices<128, 16, 8, 1", true);
+/// From bf16 whose rows lie on 16 bytes, on `sm_90a`.
+const WIDE_HOPPER: Tile = warpgroups(256, 4, 1, "Warpgroups<256, 4>");
+const LARGE_HOPPER: Tile = warpgroups(128, 3, 2, "Warpgroups<128, 3>");
 /// Each row within a warp, for softmax over columns.
 const ROWS_BF16: Tile = tile(128, 64, 32, "Matrices<128, 64, 8, 1", true);
 
 impl Tile {
-    /// For `copies` matrices of `m` by `n`.
-    fn of(narrow: bool, m: u64, n: u64, copies: u64) -> Tile {
-        if narrow {
+    /// For `copies` matrices of `m` by `n`, sums of `k`, where `wide` says whether operands in bf16 can be copied eight elements
+    /// at a time.
+    fn of(variant: Variant, wide: bool, (m, n, k): (u64, u64, u64), copies: u64) -> Tile {
+        if variant.is_narrow(0) {
+            // Operands that fill its tiles and stages, and tiles that fill the GPU.
+            if variant.hopper && wide && m > 64 && n > 64 && k >= 128 {
+                let fills = |tile: &Tile| tile.count(m, n).saturating_mul(copies) >= PROCESSORS;
+                if let Some(tile) = [WIDE_HOPPER, LARGE_HOPPER].into_iter().find(fills) {
+                    return tile;
+                }
+            }
             return if m <= 16 {
                 FLAT_BF16
             } else if n <= 16 {
@@ -72,14 +93,21 @@ impl Tile {
         m.div_ceil(self.rows) * n.div_ceil(self.columns)
     }
 
-    /// On the tensor cores two blocks to a processor: one copies while the other multiplies.
-    fn resident(&self) -> u32 {
-        if self.narrow { 2 } else { 1 }
+    /// Blocks, threads and shared memory of a launch of so many tiles, whose entry follows.
+    fn geometry(&self, builder: &mut Builder, tiles: u64) -> Result<(u32, u32, u32)> {
+        if self.shared > 0 {
+            builder.hopper();
+        }
+        builder.resident(self.resident);
+        Ok((blocks(tiles)?, THREADS as u32, self.shared))
     }
 
     /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.
     fn text(&self, wide: bool) -> String {
-        if self.narrow { format!("{}, {wide}>", self.name) } else { self.name.into() }
+        match self.narrow && self.shared == 0 {
+            true => format!("{}, {wide}>", self.name),
+            false => self.name.into(),
+        }
     }
 }
 
@@ -210,11 +238,10 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let add = if accumulate { "_add" } else { "" };
     let name = format!("product_{m}x{n}x{k}{add}{}", variant.suffix());
     let mut builder = Builder::new(name, "product.cuh");
-    let tile = Tile::of(variant.is_narrow(0), m, n, 1);
-    builder.resident(tile.resident());
+    let wide = variant.aligned && lines(a) && lines(b);
+    let tile = Tile::of(variant, wide, (m, n, k), 1);
     let tiles = tile.count(m, n);
     let layout = format!("{}, {}, {}, {}", a.row, a.column, b.row, b.column);
-    let wide = variant.aligned && lines(a) && lines(b);
     let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.text(wide));
     // A result too small to keep the processors busy is cut along the sums, if they are long.
     let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
@@ -222,13 +249,8 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     if slices == 1 {
         let mut list = params([variant.input("a", 0), variant.input("b", 1), variant.output("c", 2)]);
         list.extend(variant.places());
-        builder.call(
-            "product_tiles",
-            (blocks(tiles)?, THREADS as u32, 0),
-            &list,
-            "product",
-            &format!("{sizes}, {accumulate}{some}"),
-        );
+        let geometry = tile.geometry(&mut builder, tiles)?;
+        builder.call("product_tiles", geometry, &list, "product", &format!("{sizes}, {accumulate}{some}"));
         return Ok(builder.finish());
     }
     // Whole slices of the depth of a tile.
@@ -237,13 +259,8 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let parts = builder.scratch(times(&[4, slices, m, n]));
     let mut list = params([variant.input("a", 0), variant.input("b", 1), scratch("float *", "parts", parts)]);
     list.extend(variant.places());
-    builder.call(
-        "product_slices",
-        (blocks(tiles * slices)?, THREADS as u32, 0),
-        &list,
-        "product_slice",
-        &format!("{sizes}, {slice}{some}"),
-    );
+    let geometry = tile.geometry(&mut builder, tiles * slices)?;
+    builder.call("product_slices", geometry, &list, "product_slice", &format!("{sizes}, {slice}{some}"));
     let mut list = params([scratch("const float *", "parts", parts), variant.output("c", 2)]);
     list.extend(variant.places());
     builder.call(
@@ -273,9 +290,8 @@ fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
     let name = format!("grouped_{slots}x{n}x{k}_of_{experts}{kind}{from}{}", variant.suffix());
     let mut builder = Builder::new(name, "grouped.cuh");
-    let tile = Tile::of(variant.is_narrow(0), slots / experts.max(1), n, experts);
-    builder.resident(tile.resident());
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
+    let tile = Tile::of(variant, wide, (slots / experts.max(1), n, k), experts);
     // The worst case: every group, and the rows in none, leave one tile unfilled.
     let tiles = (slots / tile.rows + experts + 1) * n.div_ceil(tile.columns);
     let last = 3 + gather.is_some() as usize;
@@ -290,9 +306,9 @@ fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         tile.text(wide),
         gather.is_some()
     );
-    let grid = if slots == 0 || n == 0 { 0 } else { blocks(tiles)? };
+    let geometry = tile.geometry(&mut builder, if slots == 0 || n == 0 { 0 } else { tiles })?;
     let body = format!("    grouped<{constants}>(x, w, offsets, {order}, y, status, launch);\n");
-    builder.entry("grouped_tiles", (grid, THREADS as u32, 0), &list, &body);
+    builder.entry("grouped_tiles", geometry, &list, &body);
     Ok(builder.finish())
 }
 
@@ -309,9 +325,8 @@ fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let add = if accumulate { "_add" } else { "" };
     let name = format!("grouped_outer_{out}x{inner}x{slots}_of_{experts}{from}{add}{}", variant.suffix());
     let mut builder = Builder::new(name, "grouped.cuh");
-    let tile = Tile::of(variant.is_narrow(0), out, inner, experts);
-    builder.resident(tile.resident());
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
+    let tile = Tile::of(variant, wide, (out, inner, slots / experts.max(1)), experts);
     let last = 3 + gather.is_some() as usize;
     let mut list = params([variant.input("y", 0), variant.input("x", 1), ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
@@ -324,9 +339,9 @@ fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         tile.text(wide),
         gather.is_some()
     );
-    let grid = blocks(times(&[tile.count(out, inner), experts]))?;
+    let geometry = tile.geometry(&mut builder, times(&[tile.count(out, inner), experts]))?;
     let body = format!("    grouped_outer<{constants}>(y, x, offsets, {order}, w, status, launch);\n");
-    builder.entry("grouped_outer_tiles", (grid, THREADS as u32, 0), &list, &body);
+    builder.entry("grouped_outer_tiles", geometry, &list, &body);
     Ok(builder.finish())
 }
 
@@ -378,6 +393,9 @@ fn group(slots: u64, experts: u64) -> Result<Option<Source>> {
 
 /// Shared memory that a block may ask for on every architecture from `sm_80` on.
 pub(super) const SHARED_LIMIT: u64 = 163 * 1024;
+
+/// The same on `sm_90a`.
+pub(super) const HOPPER_SHARED_LIMIT: u64 = 227 * 1024;
 
 /// Rows of a block, `OWN`, and of a tile, `LANES`, of `attention.cuh`.
 const ATTENTION: (u64, u64) = (16, 32);
@@ -638,14 +656,14 @@ fn head_loss(
     }
     let name = format!("head_loss_{rows}x{vocab}x{width}{}", variant.suffix());
     let mut builder = Builder::new(name, "ends.cuh");
-    let tile = match Tile::of(variant.is_narrow(0), rows, vocab, 1) {
+    let wide = variant.aligned && width.is_multiple_of(8);
+    let tile = match Tile::of(variant, wide, (rows, vocab, width), 1) {
+        tile if tile.shared > 0 => tile,
         tile if tile.narrow => ROWS_BF16,
         // A running sum for each row beside the large tile's registers would spill.
         LARGE => MIDDLE,
         tile => tile,
     };
-    builder.resident(tile.resident());
-    let wide = variant.aligned && width.is_multiple_of(8);
     let tiles = rows.div_ceil(tile.rows);
     // Parts of whole tiles, enough for every processor.
     let wanted = (2 * PROCESSORS).div_ceil(tiles.max(1)).min(vocab.div_ceil(tile.columns)).max(1);
@@ -661,9 +679,10 @@ fn head_loss(
     ]);
     list.extend(status());
     let constants = format!("{}, {rows}, {vocab}, {width}, {part}, {is_capped}", tile.text(wide));
+    let geometry = tile.geometry(&mut builder, tiles * parts)?;
     builder.entry(
         "head_loss_parts",
-        (blocks(tiles * parts)?, THREADS as u32, 0),
+        geometry,
         &list,
         &format!("    head_loss<{constants}>(x, w, targets, parts, {cap}, status, launch);\n"),
     );
@@ -698,7 +717,6 @@ fn head_loss_grad(
     }
     let name = format!("head_loss_grad_{rows}x{vocab}x{width}{}", variant.suffix());
     let mut builder = Builder::new(name, "ends.cuh");
-    let narrow = variant.is_narrow(0);
     // Without rows there are no gradients, but there are the weights' zeros.
     if rows == 0 {
         let count = if accumulate { 0 } else { times(&[vocab, width]) };
@@ -721,8 +739,7 @@ fn head_loss_grad(
     let (is_capped, cap) = capped(softcap);
     let iteration = || Param::new("int", "iteration", Argument::Iteration);
 
-    let tile = Tile::of(narrow, rows, part, 1);
-    builder.resident(tile.resident());
+    let tile = Tile::of(variant, wide, (rows, part, width), 1);
     let mut list = params([
         variant.input("x", 0),
         variant.input("w", 1),
@@ -737,20 +754,23 @@ fn head_loss_grad(
     let body = format!(
         "    head_grad_logits<{constants}>(x, w, targets, lse, d, dlogits, {cap}, iteration, status, launch);\n"
     );
-    builder.entry("head_logits", (blocks(tile.count(rows, part))?, THREADS as u32, 0), &list, &body);
+    let geometry = tile.geometry(&mut builder, tile.count(rows, part))?;
+    builder.entry("head_logits", geometry, &list, &body);
 
-    let tile = Tile::of(narrow, rows, width, 1);
+    let tile = Tile::of(variant, wide_part, (rows, width, part), 1);
+    let geometry = tile.geometry(&mut builder, tile.count(rows, width))?;
     builder.call(
         "head_x",
-        (blocks(tile.count(rows, width))?, THREADS as u32, 0),
+        geometry,
         &params([scratch(&read, "dlogits", logits), variant.input("w", 1), output("dx", 5), iteration()]),
         "head_grad_x",
         &format!("{}, {rows}, {vocab}, {width}, {part}", tile.text(wide_part)),
     );
-    let tile = Tile::of(narrow, part, width, 1);
+    let tile = Tile::of(variant, wide_part, (part, width, rows), 1);
+    let geometry = tile.geometry(&mut builder, tile.count(part, width))?;
     builder.call(
         "head_w",
-        (blocks(tile.count(part, width))?, THREADS as u32, 0),
+        geometry,
         &params([scratch(&read, "dlogits", logits), variant.input("x", 0), output("dw", 6), iteration()]),
         "head_grad_w",
         &format!("{}, {rows}, {vocab}, {width}, {part}, {accumulate}", tile.text(wide_part)),

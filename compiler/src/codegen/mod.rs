@@ -29,6 +29,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("product.cuh", include_str!("../../../kernels/product.cuh")),
     ("grouped.cuh", include_str!("../../../kernels/grouped.cuh")),
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
+    ("hopper.cuh", include_str!("../../../kernels/hopper.cuh")),
     ("flash.cuh", include_str!("../../../kernels/flash.cuh")),
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
@@ -75,6 +76,8 @@ pub struct Variant {
     pub aligned: bool,
     /// Whether the launch says which rows are needed: [`crate::program::Launch::places`].
     pub places: bool,
+    /// Whether the code is for `sm_90a` and may use what that has; else every architecture from `sm_80` on runs it.
+    pub hopper: bool,
 }
 
 impl Variant {
@@ -86,7 +89,7 @@ impl Variant {
 
 impl Default for Variant {
     fn default() -> Self {
-        Variant { element_bytes: 4, in_place: false, narrow: 0, aligned: false, places: false }
+        Variant { element_bytes: 4, in_place: false, narrow: 0, aligned: false, places: false, hopper: false }
     }
 }
 

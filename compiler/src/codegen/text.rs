@@ -1,6 +1,6 @@
 //! Putting a source together: parameters and arguments side by side, literals, sizes that fit.
 
-use super::blocks::SHARED_LIMIT;
+use super::blocks::{HOPPER_SHARED_LIMIT, SHARED_LIMIT};
 use super::{Argument, CodegenError, Pass, Source};
 use std::fmt::Write;
 
@@ -51,12 +51,18 @@ impl Param {
 pub(super) struct Builder {
     source: Source,
     resident: u32,
+    /// Shared memory of a processor.
+    shared: u64,
 }
 
 impl Builder {
     pub(super) fn new(name: String, header: &str) -> Self {
         let text = format!("// {name}\n#include \"{header}\"\n");
-        Builder { source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 }, resident: 1 }
+        Builder {
+            source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 },
+            resident: 1,
+            shared: SHARED_LIMIT,
+        }
     }
 
     /// Text before the next entry.
@@ -75,6 +81,15 @@ impl Builder {
     /// Blocks of the entries that follow that a processor should have at once: registers are found for them.
     pub(super) fn resident(&mut self, blocks: u32) {
         self.resident = blocks;
+    }
+
+    /// The entries that follow use what `sm_90a` has.
+    pub(super) fn hopper(&mut self) {
+        const INCLUDE: &str = "#include \"hopper.cuh\"";
+        self.shared = HOPPER_SHARED_LIMIT;
+        if !self.source.text.contains(INCLUDE) {
+            self.line(INCLUDE);
+        }
     }
 
     pub(super) fn iterations(&mut self, count: u32) {
@@ -102,7 +117,7 @@ impl Builder {
             .collect();
         // Blocks that a processor has at once, as far as shared memory goes: what is said nothing of, ptxas guesses, and may
         // spill for.
-        let by_shared = SHARED_LIMIT / u64::from(shared_bytes.max(1));
+        let by_shared = self.shared / u64::from(shared_bytes.max(1));
         let resident = u64::from(self.resident).min(by_shared).max(1);
         let _ = write!(text, "\nKERNEL __launch_bounds__({block}, {resident}) {entry}(");
         // Lines of at most 120 characters.

@@ -36,17 +36,7 @@ pub fn compare(
     second: &dyn Device,
     prepare: &dyn Fn(&mut dyn Session) -> Result<(), DeviceError>,
 ) -> Result<Vec<Agreement>, DeviceError> {
-    let Some(list) = plan.programs.get(program) else {
-        return Err(DeviceError::NoProgram {
-            program: program.into(),
-            known: plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
-        });
-    };
-    let mut launches = vec![];
-    unroll(&list.steps, &mut vec![0; list.variables as usize], &mut launches);
-    let single = |launch: &Launch| Program { steps: vec![Step::Launch(launch.clone())], variables: 0 };
-    let programs = launches.iter().enumerate().map(|(i, l)| (i.to_string(), single(l))).collect();
-    let apart = Plan { programs, ..plan.clone() };
+    let (apart, launches) = apart(plan, program)?;
     let (mut a, mut b) = (first.load(&apart)?, second.load(&apart)?);
     prepare(a.as_mut())?;
     prepare(b.as_mut())?;
@@ -57,6 +47,21 @@ pub fn compare(
         list.push(look(plan, launch, a.as_ref(), b.as_mut())?);
     }
     Ok(list)
+}
+
+/// A plan with a program for each launch of `program` in turn, named by its number, and those launches.
+pub fn apart(plan: &Plan, program: &str) -> Result<(Plan, Vec<Launch>), DeviceError> {
+    let Some(list) = plan.programs.get(program) else {
+        return Err(DeviceError::NoProgram {
+            program: program.into(),
+            known: plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
+        });
+    };
+    let mut launches = vec![];
+    unroll(&list.steps, &mut vec![0; list.variables as usize], &mut launches);
+    let single = |launch: &Launch| Program { steps: vec![Step::Launch(launch.clone())], variables: 0 };
+    let programs = launches.iter().enumerate().map(|(i, l)| (i.to_string(), single(l))).collect();
+    Ok((Plan { programs, ..plan.clone() }, launches))
 }
 
 /// The launches in the order in which they take place, with the loop variables filled in.

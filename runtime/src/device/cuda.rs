@@ -32,15 +32,17 @@ const DEFAULT_SHARED: u32 = 48 * 1024;
 impl CudaDevice {
     /// GPU number `ordinal`, running machine code that NVRTC makes for it.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
-        CudaDevice::with_target(ordinal, Target::Cubin)
+        CudaDevice::with_target(ordinal, None)
     }
 
-    /// The same running the very PTX that the `ptx` device interprets, translated by the driver: for calibration.
-    pub fn from_ptx(ordinal: usize) -> Result<Self, DeviceError> {
-        CudaDevice::with_target(ordinal, Target::Ptx)
+    /// The same running the very PTX that the `ptx` device interprets, translated by the driver: for calibration. `hopper`: that
+    /// which [`PtxDevice::hopper`](super::ptx::PtxDevice::hopper) does.
+    pub fn from_ptx(ordinal: usize, hopper: bool) -> Result<Self, DeviceError> {
+        let architecture = if hopper { super::ptx::HOPPER } else { super::ptx::ARCHITECTURE };
+        CudaDevice::with_target(ordinal, Some(architecture))
     }
 
-    fn with_target(ordinal: usize, target: Target) -> Result<Self, DeviceError> {
+    fn with_target(ordinal: usize, ptx: Option<&str>) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
         let missing = |message: String| DeviceError::Driver { device: name.clone(), message };
         // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
@@ -77,9 +79,14 @@ impl CudaDevice {
         }
         // Hopper's own operations are in the `a` variant of its architecture.
         let suffix = if major == 9 { "a" } else { "" };
-        let compiler = match target {
-            Target::Cubin => Compiler::new(target, &format!("sm_{major}{minor}{suffix}"))?,
-            Target::Ptx => Compiler::new(target, super::ptx::ARCHITECTURE)?,
+        let compiler = match ptx {
+            None => Compiler::new(Target::Cubin, &format!("sm_{major}{minor}{suffix}"))?,
+            Some(super::ptx::HOPPER) if major != 9 => {
+                return Err(missing(format!(
+                    "{title} has compute capability {major}.{minor}; Hopper's PTX is for 9.0 alone"
+                )));
+            }
+            Some(architecture) => Compiler::new(Target::Ptx, architecture)?,
         };
         // SAFETY: a device that the driver just gave; released when the context is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }
@@ -95,7 +102,7 @@ impl Device for CudaDevice {
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
-        gpu::scratch_bytes(&self.context.name, plan)
+        gpu::scratch_bytes(&self.context.name, &self.compiler, plan)
     }
 
     fn narrow(&self, asked: Precision) -> Narrow {
@@ -196,11 +203,31 @@ struct Module {
     functions: HashMap<String, sys::CUfunction>,
 }
 
+/// Recorded launches, ready to run.
+struct Graph {
+    context: Arc<Context>,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: graphs may be launched from any thread whose current context is theirs.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: instantiated once and destroyed once; the driver keeps what is still running. There is no one to tell of a
+            // failure.
+            let _ = unsafe { result::graph::exec_destroy(self.executable) };
+        }
+    }
+}
+
 // SAFETY: functions belong to a module of a context and may be launched from any thread.
 unsafe impl Send for Module {}
 
 impl Gpu for Stream {
     type Module = Module;
+    type Graph = Graph;
 
     const SYNCHRONOUS: bool = false;
 
@@ -294,6 +321,38 @@ impl Gpu for Stream {
             )
         }
         .map_err(|e| self.context.error(&format!("{origin}, kernel {}: cuLaunchKernel", launch.kernel), e))
+    }
+
+    fn record(&mut self) -> Result<bool, DeviceError> {
+        self.context.enter()?;
+        // What other threads do meanwhile is their own affair.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream of the current context.
+        unsafe { result::stream::begin_capture(self.stream, mode) }
+            .map_err(|e| self.context.error("cuStreamBeginCapture", e))?;
+        Ok(true)
+    }
+
+    fn recorded(&mut self) -> Result<Graph, DeviceError> {
+        self.context.enter()?;
+        // SAFETY: a live stream of the current context.
+        let graph = unsafe { result::stream::end_capture(self.stream) }
+            .map_err(|e| self.context.error("cuStreamEndCapture", e))?;
+        // SAFETY: the graph that the capture gave, destroyed once and after it was instantiated; null is no graph.
+        let executable = unsafe {
+            let executable = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            executable
+        };
+        let executable = executable.map_err(|e| self.context.error("cuGraphInstantiate", e))?;
+        Ok(Graph { context: self.context.clone(), executable })
+    }
+
+    fn replay(&mut self, graph: &Graph) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        // SAFETY: made by this session, of launches whose memory and code it still holds.
+        unsafe { result::graph::launch(graph.executable, self.stream) }
+            .map_err(|e| self.context.error("cuGraphLaunch", e))
     }
 
     fn finish(&mut self) -> Result<(), DeviceError> {

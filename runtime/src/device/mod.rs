@@ -198,6 +198,8 @@ pub struct RunStats {
     pub seconds: f64,
     /// How many launches took place.
     pub launches: u64,
+    /// Whether they were replayed from a recording: a CUDA graph.
+    pub replayed: bool,
     /// Measurements by launch of the list (loops added up), in the order of the list; empty unless instrumented.
     pub by_launch: Vec<LaunchStats>,
 }

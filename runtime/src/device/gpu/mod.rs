@@ -4,12 +4,19 @@
 //! launch lists. *Promise*: all memory (one arena, one scratch range, one status word) is allocated by [`load`], all
 //! kernels are compiled by it, each distinct text once, and a session launches exactly what the list says, in order.
 //!
+//! What a program launches does not change between two runs: addresses follow from the arena, and what changes from step to
+//! step (batches, the learning rate, scales) lies in memory. So where a device can record launches, the second run of a program
+//! is recorded and later ones replay it; a run that is measured or waited for launch by launch is not. `DREAMC_GRAPHS=0` launches
+//! one by one, `DREAMC_GRAPHS=1` makes a recording that fails an error; otherwise what cannot be recorded is launched.
+//!
 //! A kernel that meets an index out of range in memory skips it and leaves the number of its launch in the status
 //! word, which is looked at when the program ends (or after every launch, where a launch is waited for anyway).
 
 mod cache;
 mod count;
 mod room;
+#[cfg(test)]
+mod tests;
 
 use super::check::{Extent, check, slots};
 use super::ptx::{Arg, Launch};
@@ -27,6 +34,8 @@ pub use cache::Target;
 pub(crate) trait Gpu: Send + 'static {
     /// Loaded code.
     type Module: Send;
+    /// Recorded launches.
+    type Graph: Send;
 
     /// What it is, for messages.
     fn name(&self) -> &str;
@@ -55,6 +64,17 @@ pub(crate) trait Gpu: Send + 'static {
     fn instructions(&self) -> u64 {
         0
     }
+
+    /// From now on launches are recorded and nothing runs; gives false, and changes nothing, where the device does not record.
+    fn record(&mut self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// The launches since [`Gpu::record`], of which those that follow run again; also where one of them failed.
+    fn recorded(&mut self) -> Result<Self::Graph, DeviceError>;
+
+    /// Runs recorded launches; may return before they are done.
+    fn replay(&mut self, graph: &Self::Graph) -> Result<(), DeviceError>;
 
     /// Waits for everything.
     fn finish(&mut self) -> Result<(), DeviceError>;
@@ -134,9 +154,10 @@ fn narrow(plan: &Plan, launch: &dreamc_compiler::program::Launch) -> (u32, bool)
 }
 
 /// The launches of all programs, in order, loops ignored.
-fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
+fn launches(plan: &Plan, hopper: bool) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
     fn collect<'p>(
         plan: &'p Plan,
+        hopper: bool,
         steps: &'p [Step],
         checked: &mut impl Iterator<Item = super::check::LaunchCheck>,
         list: &mut Vec<PlanLaunch<'p>>,
@@ -165,26 +186,27 @@ fn launches(plan: &Plan) -> Result<Vec<PlanLaunch<'_>>, DeviceError> {
                             narrow,
                             aligned,
                             places: launch.places.is_some(),
+                            hopper,
                         },
                     });
                 }
-                Step::Loop { steps, .. } => collect(plan, steps, checked, list),
+                Step::Loop { steps, .. } => collect(plan, hopper, steps, checked, list),
             }
         }
     }
     let mut checked = check(plan)?.launches.into_iter();
     let mut list = vec![];
     for program in plan.programs.values() {
-        collect(plan, &program.steps, &mut checked, &mut list);
+        collect(plan, hopper, &program.steps, &mut checked, &mut list);
     }
     Ok(list)
 }
 
-/// Every distinct generated text of a plan, in the order of its launches.
+/// Every distinct generated text of a plan for an architecture, in the order of its launches.
 ///
 /// This is what `dreamc compile --emit cuda` prints and what a device compiles.
-pub fn sources(plan: &Plan) -> Result<Vec<Source>, DeviceError> {
-    Ok(Sources::new("cuda", &launches(plan)?)?.list)
+pub fn sources(plan: &Plan, architecture: &str) -> Result<Vec<Source>, DeviceError> {
+    Ok(Sources::new("cuda", &launches(plan, cache::hopper(architecture))?)?.list)
 }
 
 /// Code of sources for an architecture (`compute_80` for PTX, `sm_90a` for machine code), from the cache or into it.
@@ -193,8 +215,8 @@ pub fn codes(sources: &[Source], target: Target, architecture: &str) -> Result<V
 }
 
 /// Bytes beside the arena: scratch, and the status word.
-pub(crate) fn scratch_bytes(device: &str, plan: &Plan) -> Result<u64, DeviceError> {
-    Ok(Sources::new(device, &launches(plan)?)?.scratch() + STATUS_BYTES)
+pub(crate) fn scratch_bytes(device: &str, compiler: &Compiler, plan: &Plan) -> Result<u64, DeviceError> {
+    Ok(Sources::new(device, &launches(plan, compiler.hopper())?)?.scratch() + STATUS_BYTES)
 }
 
 /// The status word's allocation, and what it holds where nothing was reported.
@@ -230,11 +252,24 @@ struct Program {
 
 /// Loads a plan onto a GPU.
 pub(crate) fn load<G: Gpu>(
-    mut gpu: G,
+    gpu: G,
     compiler: &Compiler,
     plan: &Plan,
 ) -> Result<Box<dyn Session>, DeviceError> {
-    let launches = launches(plan)?;
+    load_compiled(gpu, compiler.hopper(), Graphs::of_environment(), plan, &|sources| {
+        compiler.compile(sources)
+    })
+}
+
+/// The same with code from anywhere.
+fn load_compiled<G: Gpu>(
+    mut gpu: G,
+    hopper: bool,
+    graphs: Graphs,
+    plan: &Plan,
+    compile: &dyn Fn(&[Source]) -> Result<Vec<Vec<u8>>, DeviceError>,
+) -> Result<Box<dyn Session>, DeviceError> {
+    let launches = launches(plan, hopper)?;
     let sources = Sources::new(gpu.name(), &launches)?;
     // Memory first: what does not fit is known before anything is compiled.
     if let Some(free) = gpu.free()? {
@@ -244,7 +279,7 @@ pub(crate) fn load<G: Gpu>(
     let scratch = gpu.allocate_scratch(sources.scratch())?;
     let status = gpu.allocate(STATUS_BYTES, "status word")?;
     gpu.write(status, &NOTHING.to_le_bytes())?;
-    let codes = compiler.compile(&sources.list)?;
+    let codes = compile(&sources.list)?;
     let modules = sources.list.iter().zip(&codes);
     let modules = modules.map(|(s, c)| gpu.load(s, c)).collect::<Result<Vec<_>, _>>()?;
     let mut rest = launches.iter();
@@ -258,8 +293,10 @@ pub(crate) fn load<G: Gpu>(
         prepared.steps = prepare(plan, arena, &sources, &program.steps, &mut rest, &mut prepared.launches);
         prepared
     });
-    let programs = programs.collect();
+    let programs: Vec<Program> = programs.collect();
     Ok(Box::new(GpuSession {
+        recordings: programs.iter().map(|_| Recording::Never).collect(),
+        graphs,
         gpu,
         plan: plan.clone(),
         programs,
@@ -321,10 +358,45 @@ fn prepare<'p>(
     list
 }
 
+/// Whether programs are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Graphs {
+    Off,
+    /// Where that works.
+    Try,
+    /// Where it does not, runs fail.
+    Must,
+}
+
+impl Graphs {
+    fn of_environment() -> Self {
+        match std::env::var("DREAMC_GRAPHS").as_deref() {
+            Ok("0") => Graphs::Off,
+            Ok("1") => Graphs::Must,
+            _ => Graphs::Try,
+        }
+    }
+}
+
+/// How far a program is recorded.
+enum Recording<Graph> {
+    /// It has not run.
+    Never,
+    /// It ran once, so that what it does wrong had a name.
+    Once,
+    /// It is recorded, with so many launches.
+    Whole(Graph, u64),
+    /// It cannot be recorded.
+    Refused,
+}
+
 struct GpuSession<G: Gpu> {
+    /// One for each program; released before what they hold addresses of.
+    recordings: Vec<Recording<G::Graph>>,
     gpu: G,
     plan: Plan,
     programs: Vec<Program>,
+    graphs: Graphs,
     modules: Vec<G::Module>,
     sources: Vec<Source>,
     arena: u64,
@@ -350,6 +422,45 @@ struct Run<'a, G: Gpu> {
 }
 
 impl<G: Gpu> Run<'_, G> {
+    /// All launches, now or from a recording that is made the second time.
+    fn all(&mut self, recording: &mut Recording<G::Graph>, graphs: Graphs) -> Result<(), DeviceError> {
+        let program = self.program;
+        let plain = graphs == Graphs::Off || self.synchronous || self.instrument != Instrument::default();
+        if plain {
+            return self.steps(&program.steps);
+        }
+        if let Recording::Once = recording {
+            *recording = match (self.record(), graphs) {
+                (Ok(Some(graph)), _) => Recording::Whole(graph, std::mem::take(&mut self.stats.launches)),
+                (Err(error), Graphs::Must) => return Err(error),
+                (Ok(None) | Err(_), _) => Recording::Refused,
+            };
+        }
+        match recording {
+            Recording::Whole(graph, launches) => {
+                self.stats.launches = *launches;
+                self.stats.replayed = true;
+                return self.gpu.replay(graph);
+            }
+            Recording::Never => *recording = Recording::Once,
+            Recording::Once | Recording::Refused => {}
+        }
+        self.stats.launches = 0;
+        self.steps(&program.steps)
+    }
+
+    /// The launches as the device keeps them; `None` where it does not.
+    fn record(&mut self) -> Result<Option<G::Graph>, DeviceError> {
+        if !self.gpu.record()? {
+            return Ok(None);
+        }
+        let program = self.program;
+        let launched = self.steps(&program.steps);
+        // Ended in any case: what follows is to run again.
+        let graph = self.gpu.recorded();
+        launched.and(graph).map(Some)
+    }
+
     fn steps(&mut self, steps: &[PreparedStep]) -> Result<(), DeviceError> {
         for step in steps {
             match step {
@@ -530,12 +641,13 @@ impl<G: Gpu> Session for GpuSession<G> {
 
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
         let begun = Instant::now();
-        let Some(program) = self.programs.iter().find(|p| p.name == program) else {
+        let Some(number) = self.programs.iter().position(|p| p.name == program) else {
             return Err(DeviceError::NoProgram {
                 program: program.into(),
                 known: self.plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
             });
         };
+        let program = &self.programs[number];
         let measured = self.instrument != Instrument::default();
         let by_launch = program.launches.iter().filter(|_| measured).map(|l| LaunchStats {
             origin: l.origin.clone(),
@@ -558,7 +670,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             synchronous: !G::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some(),
             variables: vec![0; program.variables],
         };
-        run.steps(&program.steps)?;
+        run.all(&mut self.recordings[number], self.graphs)?;
         run.gpu.finish()?;
         run.look_at_status()?;
         let mut stats = run.stats;

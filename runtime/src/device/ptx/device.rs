@@ -1,7 +1,7 @@
 //! The interpreter as a [`Device`]: plans run on the PTX that NVRTC makes of their generated kernels.
 //!
 //! *In*: a plan. *Out*: a session on interpreted kernels. *Promise*: what runs is the text that the `cuda` device compiles,
-//! at the floor architecture; a defect that the interpreter finds ends the run with the launch's origin, the kernel and
+//! at the floor architecture unless Hopper's is asked for; a defect that the interpreter finds ends the run with the launch's origin, the kernel and
 //! the line of CUDA source.
 
 use super::{Checks, Launch, Memory, Module, Options, run};
@@ -11,20 +11,34 @@ use dreamc_compiler::codegen::Source;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
+use std::convert::Infallible;
 
 /// The architecture whose PTX is interpreted: what every supported GPU can run.
 pub(crate) const ARCHITECTURE: &str = "compute_80";
+
+/// The architecture whose PTX has Hopper's own operations.
+pub(crate) const HOPPER: &str = "compute_90a";
 
 /// The device.
 pub struct PtxDevice {
     compiler: Compiler,
     options: Options,
+    architecture: &'static str,
 }
 
 impl PtxDevice {
     /// Finds NVRTC; `options` say how the interpreter runs and what it looks for.
     pub fn new(options: Options) -> Result<Self, DeviceError> {
-        Ok(PtxDevice { compiler: Compiler::new(Target::Ptx, ARCHITECTURE)?, options })
+        PtxDevice::of(ARCHITECTURE, options)
+    }
+
+    /// The same running the texts that a Hopper GPU runs.
+    pub fn hopper(options: Options) -> Result<Self, DeviceError> {
+        PtxDevice::of(HOPPER, options)
+    }
+
+    fn of(architecture: &'static str, options: Options) -> Result<Self, DeviceError> {
+        Ok(PtxDevice { compiler: Compiler::new(Target::Ptx, architecture)?, options, architecture })
     }
 
     /// Everything looked for.
@@ -41,11 +55,11 @@ impl PtxDevice {
 impl Device for PtxDevice {
     fn name(&self) -> String {
         let (major, minor) = self.compiler.version();
-        format!("ptx ({ARCHITECTURE} interpreted, NVRTC {major}.{minor})")
+        format!("ptx ({} interpreted, NVRTC {major}.{minor})", self.architecture)
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
-        gpu::scratch_bytes("ptx", plan)
+        gpu::scratch_bytes("ptx", &self.compiler, plan)
     }
 
     fn narrow(&self, asked: Precision) -> Narrow {
@@ -81,6 +95,7 @@ const MOST: u64 = 1 << 40;
 
 impl Gpu for Interpreter {
     type Module = Module;
+    type Graph = Infallible;
 
     const SYNCHRONOUS: bool = true;
 
@@ -125,6 +140,14 @@ impl Gpu for Interpreter {
             }
             Err(finding) => Err(self.error(format!("{origin}: {finding}"))),
         }
+    }
+
+    fn recorded(&mut self) -> Result<Infallible, DeviceError> {
+        Err(self.error("the interpreter records nothing"))
+    }
+
+    fn replay(&mut self, graph: &Infallible) -> Result<(), DeviceError> {
+        match *graph {}
     }
 
     fn instructions(&self) -> u64 {

@@ -49,8 +49,8 @@ use memory::Global;
 use program::{Kernel, Program};
 use race::{Conflict, GlobalRaces};
 
-pub(crate) use device::ARCHITECTURE;
 pub use device::PtxDevice;
+pub(crate) use device::{ARCHITECTURE, HOPPER};
 pub use finding::{Finding, Kind, LoadError, Site, SourceLine};
 pub use memory::{Memory, MemoryError};
 pub use schedule::Schedule;

@@ -1,0 +1,195 @@
+//! Recording, on a GPU that only writes down what it is told.
+
+use super::{Gpu, Graphs, load_compiled};
+use crate::device::ptx::Launch;
+use crate::device::{DeviceError, Instrument, Session};
+use dreamc_compiler::codegen::Source;
+use dreamc_compiler::program::Plan;
+use dreamc_compiler::{Cache, Options, compile};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// What it was told, each launch with the address of its code.
+#[derive(Default)]
+struct Log {
+    launches: Vec<(usize, Launch)>,
+    replays: usize,
+}
+
+struct Writer {
+    log: Arc<Mutex<Log>>,
+    memory: HashMap<u64, u8>,
+    next: u64,
+    recording: bool,
+    /// Why recordings fail.
+    refuses: Option<&'static str>,
+}
+
+impl Writer {
+    fn error(&self, message: &str) -> DeviceError {
+        DeviceError::Driver { device: "writer".into(), message: message.into() }
+    }
+}
+
+impl Gpu for Writer {
+    type Module = usize;
+    type Graph = Vec<(usize, Launch)>;
+
+    const SYNCHRONOUS: bool = false;
+
+    fn name(&self) -> &str {
+        "writer"
+    }
+
+    fn allocate(&mut self, bytes: u64, _: &'static str) -> Result<u64, DeviceError> {
+        self.next += bytes.next_multiple_of(256) + 256;
+        Ok(self.next - bytes.next_multiple_of(256))
+    }
+
+    fn load(&mut self, source: &Source, _: &[u8]) -> Result<usize, DeviceError> {
+        Ok(source.text.len())
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.memory.extend(bytes.iter().enumerate().map(|(i, b)| (address + i as u64, *b)));
+        Ok(())
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            *byte = self.memory.get(&(address + i as u64)).copied().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, module: &usize, launch: &Launch, _: &str) -> Result<(), DeviceError> {
+        self.log.lock().unwrap().launches.push((*module, launch.clone()));
+        Ok(())
+    }
+
+    fn record(&mut self) -> Result<bool, DeviceError> {
+        self.recording = true;
+        Ok(true)
+    }
+
+    fn recorded(&mut self) -> Result<Self::Graph, DeviceError> {
+        assert!(std::mem::take(&mut self.recording), "nothing is recorded");
+        match self.refuses {
+            Some(why) => Err(self.error(why)),
+            None => Ok(self.log.lock().unwrap().launches.clone()),
+        }
+    }
+
+    fn replay(&mut self, _: &Self::Graph) -> Result<(), DeviceError> {
+        assert!(!self.recording, "a recording is replayed while it is made");
+        self.log.lock().unwrap().replays += 1;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+fn load(plan: &Plan, graphs: Graphs, refuses: Option<&'static str>) -> (Box<dyn Session>, Arc<Mutex<Log>>) {
+    let log = Arc::new(Mutex::new(Log::default()));
+    let writer = Writer { log: log.clone(), memory: HashMap::new(), next: 4096, recording: false, refuses };
+    let compile = |sources: &[Source]| Ok(vec![vec![]; sources.len()]);
+    (load_compiled(writer, true, graphs, plan, &compile).unwrap(), log)
+}
+
+/// Plans of all golden models: training, and writing.
+fn plans() -> Vec<(String, Plan)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
+    let mut list = vec![];
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    for path in files.iter().filter(|p| p.extension().is_some_and(|e| e == "yaml")) {
+        let spec = dreamc_dsl::load(path, &[]).unwrap().0;
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let options = Options { batch: 2, sequence: 8, train: true, ..Options::default() };
+        let cache = Some(Cache { places: 12, chunk: 4, slack: f64::INFINITY });
+        let writing = Options { sequence: 4, train: false, cache, ..options.clone() };
+        for (kind, options) in [("training", options), ("writing", writing)] {
+            list.push((format!("{name}, {kind}"), compile(&spec, &options).unwrap().plan));
+        }
+    }
+    assert!(list.len() >= 32);
+    list
+}
+
+/// The same kernels with the same arguments run after run, whatever the host writes in between: what a graph holds.
+#[test]
+fn no_argument_changes_between_two_runs() {
+    for (name, plan) in plans() {
+        let (mut session, log) = load(&plan, Graphs::Off, None);
+        for program in plan.programs.keys() {
+            let mut runs = vec![];
+            for run in 0..3u8 {
+                for (i, b) in plan.buffers.iter().enumerate().filter(|(_, b)| b.bytes() > 0) {
+                    let bytes = vec![run; (b.elements() * b.dtype.bytes()) as usize];
+                    session.write(dreamc_compiler::program::BufferId(i as u32), 0, 0, &bytes).unwrap();
+                }
+                session.run(program).unwrap();
+                runs.push(std::mem::take(&mut log.lock().unwrap().launches));
+            }
+            assert!(!runs[0].is_empty(), "{name}: {program} launches nothing");
+            assert!(runs.iter().all(|run| *run == runs[0]), "{name}: {program} launches something else");
+        }
+    }
+}
+
+#[test]
+fn the_second_run_is_recorded_and_the_third_replayed() {
+    let (name, plan) = plans().remove(0);
+    let program = plan.programs.keys().next().unwrap();
+    let (mut session, log) = load(&plan, Graphs::Try, None);
+    let mut seen = vec![];
+    for _ in 0..4 {
+        let stats = session.run(program).unwrap();
+        let mut log = log.lock().unwrap();
+        seen.push((
+            std::mem::take(&mut log.launches).len(),
+            std::mem::take(&mut log.replays),
+            stats.replayed,
+        ));
+        assert!(stats.launches > 0, "{name}");
+    }
+    let all = seen[0].0;
+    assert!(all > 0);
+    // Launched; recorded and replayed; replayed.
+    assert_eq!(seen, [(all, 0, false), (all, 1, true), (0, 1, true), (0, 1, true)]);
+    // A run that is measured is launched.
+    session.instrument(Instrument { count: false, time: true });
+    let stats = session.run(program).unwrap();
+    assert!(!stats.replayed && log.lock().unwrap().launches.len() == all);
+    session.instrument(Instrument::default());
+    assert!(session.run(program).unwrap().replayed);
+}
+
+#[test]
+fn what_cannot_be_recorded_is_launched() {
+    let (_, plan) = plans().remove(0);
+    let program = plan.programs.keys().next().unwrap();
+    let (mut session, log) = load(&plan, Graphs::Try, Some("a graph with a hole"));
+    let run = |session: &mut dyn Session| {
+        let stats = session.run(program).unwrap();
+        (stats.launches, stats.replayed, std::mem::take(&mut log.lock().unwrap().launches).len())
+    };
+    let (launches, _, plain) = run(session.as_mut());
+    // What was recorded did not run, so it is launched once more, and never recorded again.
+    assert_eq!(run(session.as_mut()), (launches, false, 2 * plain));
+    assert_eq!(run(session.as_mut()), (launches, false, plain));
+
+    let (mut session, _) = load(&plan, Graphs::Must, Some("a graph with a hole"));
+    session.run(program).unwrap();
+    let error = session.run(program).unwrap_err().to_string();
+    assert!(error.contains("a graph with a hole"), "{error}");
+
+    let (mut session, log) = load(&plan, Graphs::Off, None);
+    for _ in 0..3 {
+        session.run(program).unwrap();
+    }
+    assert_eq!((log.lock().unwrap().launches.len(), log.lock().unwrap().replays), (3 * plain, 0));
+}
