@@ -28,6 +28,9 @@ MODELS = ("la-16", "dr-da-16")
 # Dense bf16 peaks in FLOP/s, from the vendor's data sheets; the report also measures what one large product reaches.
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12}
 
+# On Hopper's warpgroups, the tensor cores of every GPU, the ordinary cores.
+TILES = ("Warpgroups", "Matrices", "Tile")
+
 
 def peak(name):
     """Peak of the GPU of that name; `None` for one that is not listed."""
@@ -67,7 +70,13 @@ def parts(a):
         sets = {"train.steps": a.steps, "train.batch": a.batch, "train.accumulate": 1, "train.sequence": a.sequence}
         sets = [w for key, value in sets.items() for w in ("--set", f"{key}={value}")]
         run = [dreamc, "train", spec, "--device", "cuda", "--data", str(a.out / "text.txt"), "--json", "--force"]
-        yield f"dreamc_{model}", run + ["--out", str(a.out / f"run-{model}")] + sets, ["gpu"]
+        yield f"dreamc_{model}", ["env", "DREAMC_GRAPHS=1"] + run + ["--out", str(a.out / f"run-{model}")] + sets, ["gpu"]
+        # What the newer paths are worth: launches one by one, and `mma.sync` in place of `wgmma`.
+        for name, switch in (("launched", "DREAMC_GRAPHS"), ("floor", "DREAMC_HOPPER")):
+            out = ["--out", str(a.out / f"run-{name}-{model}")]
+            yield f"{name}_{model}", ["env", f"{switch}=0"] + run + out + sets, ["gpu"]
+        size = ["--batch", str(a.batch), "--sequence", str(a.sequence), "--precision", "bf16"]
+        yield f"paths_{model}", [dreamc, "compile", spec, "--emit", "cuda", "--architecture", "sm_90a"] + size, []
         rate = [sys.executable, str(PYTORCH / "rate.py"), "--dreamc", dreamc, "--spec", spec, "--device", "cuda", "--precision", "bf16"]
         rate += ["--batch", str(a.batch), "--sequence", str(a.sequence), "--steps", str(a.steps)]
         yield f"torch_{model}", rate, ["gpu", "torch"]
@@ -104,6 +113,7 @@ def run(name, command, needs, out):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         text = done.stdout + "\n" + done.stderr
         result.update(code=done.returncode, seconds=time.time() - begun, tail=text[-8000:])
+        result["tiles"] = {word: done.stdout.count(word + "<") for word in TILES}
         try:
             result["json"] = last_json(done.stdout)
         except ValueError:
@@ -137,7 +147,10 @@ def report(out, name):
     for model in MODELS:
         count = results.get(f"count_{model}", {}).get("json", {})
         flops = count.get("flops_per_token", {}).get("training")
-        for who in ("dreamc", "torch"):
+        tiles = results.get(f"paths_{model}", {}).get("tiles")
+        if tiles:
+            lines.append(f"\nProducts of {model} for sm_90a, by kind of tile: " + ", ".join(f"{k} {v}" for k, v in tiles.items()) + ".")
+        for who in ("dreamc", "launched", "floor", "torch"):
             r = results.get(f"{who}_{model}", {})
             j = r.get("json")
             if r.get("code") != 0 or not j:

@@ -73,7 +73,7 @@ pub struct Arguments {
     #[arg(long)]
     no_cache: bool,
 
-    /// What products compute in: the recipe's on a GPU by default; the CPU writes in f32
+    /// What products compute in: the recipe's by default, where the device has it
     #[arg(long, value_enum)]
     precision: Option<Arithmetic>,
 
