@@ -230,6 +230,7 @@ impl Gpu for Stream {
     type Graph = Graph;
 
     const SYNCHRONOUS: bool = false;
+    const RECORDS: bool = true;
 
     fn name(&self) -> &str {
         &self.context.name
@@ -323,14 +324,13 @@ impl Gpu for Stream {
         .map_err(|e| self.context.error(&format!("{origin}, kernel {}: cuLaunchKernel", launch.kernel), e))
     }
 
-    fn record(&mut self) -> Result<bool, DeviceError> {
+    fn record(&mut self) -> Result<(), DeviceError> {
         self.context.enter()?;
         // What other threads do meanwhile is their own affair.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a live stream of the current context.
         unsafe { result::stream::begin_capture(self.stream, mode) }
-            .map_err(|e| self.context.error("cuStreamBeginCapture", e))?;
-        Ok(true)
+            .map_err(|e| self.context.error("cuStreamBeginCapture", e))
     }
 
     fn recorded(&mut self) -> Result<Graph, DeviceError> {

@@ -185,7 +185,8 @@ pub trait Session: Send {
 /// What a run measures beside its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instrument {
-    /// Multiply-adds of products, dynamic extents included.
+    /// Multiply-adds of products, dynamic extents included. A device that replays recorded launches counts one run of 64 and
+    /// repeats it for the others.
     pub count: bool,
     /// Duration of every launch.
     pub time: bool,

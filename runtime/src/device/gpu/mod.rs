@@ -65,10 +65,11 @@ pub(crate) trait Gpu: Send + 'static {
         0
     }
 
-    /// From now on launches are recorded and nothing runs; gives false, and changes nothing, where the device does not record.
-    fn record(&mut self) -> Result<bool, DeviceError> {
-        Ok(false)
-    }
+    /// Whether the device can record launches.
+    const RECORDS: bool;
+
+    /// From now on launches are recorded and nothing runs.
+    fn record(&mut self) -> Result<(), DeviceError>;
 
     /// The launches since [`Gpu::record`], of which those that follow run again; also where one of them failed.
     fn recorded(&mut self) -> Result<Self::Graph, DeviceError>;
@@ -296,6 +297,7 @@ fn load_compiled<G: Gpu>(
     let programs: Vec<Program> = programs.collect();
     Ok(Box::new(GpuSession {
         recordings: programs.iter().map(|_| Recording::Never).collect(),
+        counted: vec![(vec![], 0); programs.len()],
         graphs,
         gpu,
         plan: plan.clone(),
@@ -358,6 +360,9 @@ fn prepare<'p>(
     list
 }
 
+/// Runs of a recorded program for which what was counted of it is repeated.
+const RECOUNT: u64 = 63;
+
 /// Whether programs are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Graphs {
@@ -393,6 +398,8 @@ enum Recording<Graph> {
 struct GpuSession<G: Gpu> {
     /// One for each program; released before what they hold addresses of.
     recordings: Vec<Recording<G::Graph>>,
+    /// What was counted of each program when it last was, and how often it ran since.
+    counted: Vec<(Vec<LaunchStats>, u64)>,
     gpu: G,
     plan: Plan,
     programs: Vec<Program>,
@@ -425,15 +432,19 @@ impl<G: Gpu> Run<'_, G> {
     /// All launches, now or from a recording that is made the second time.
     fn all(&mut self, recording: &mut Recording<G::Graph>, graphs: Graphs) -> Result<(), DeviceError> {
         let program = self.program;
-        let plain = graphs == Graphs::Off || self.synchronous || self.instrument != Instrument::default();
+        let measured = self.instrument != Instrument::default();
+        let plain = !G::RECORDS || graphs == Graphs::Off || self.synchronous || measured;
         if plain {
+            if let Recording::Never = recording {
+                *recording = Recording::Once;
+            }
             return self.steps(&program.steps);
         }
         if let Recording::Once = recording {
             *recording = match (self.record(), graphs) {
-                (Ok(Some(graph)), _) => Recording::Whole(graph, std::mem::take(&mut self.stats.launches)),
+                (Ok(graph), _) => Recording::Whole(graph, std::mem::take(&mut self.stats.launches)),
                 (Err(error), Graphs::Must) => return Err(error),
-                (Ok(None) | Err(_), _) => Recording::Refused,
+                (Err(_), _) => Recording::Refused,
             };
         }
         match recording {
@@ -449,16 +460,14 @@ impl<G: Gpu> Run<'_, G> {
         self.steps(&program.steps)
     }
 
-    /// The launches as the device keeps them; `None` where it does not.
-    fn record(&mut self) -> Result<Option<G::Graph>, DeviceError> {
-        if !self.gpu.record()? {
-            return Ok(None);
-        }
+    /// The launches as the device keeps them.
+    fn record(&mut self) -> Result<G::Graph, DeviceError> {
+        self.gpu.record()?;
         let program = self.program;
         let launched = self.steps(&program.steps);
         // Ended in any case: what follows is to run again.
         let graph = self.gpu.recorded();
-        launched.and(graph).map(Some)
+        launched.and(graph)
     }
 
     fn steps(&mut self, steps: &[PreparedStep]) -> Result<(), DeviceError> {
@@ -648,7 +657,14 @@ impl<G: Gpu> Session for GpuSession<G> {
             });
         };
         let program = &self.programs[number];
-        let measured = self.instrument != Instrument::default();
+        // Counting reads memory between launches, so what is recorded is counted now and then, and repeated in between.
+        let recorded = matches!(self.recordings[number], Recording::Once | Recording::Whole(..));
+        let only_counts = self.instrument == Instrument { count: true, time: false };
+        let counts = only_counts && G::RECORDS && self.graphs != Graphs::Off;
+        let (counted, since) = &self.counted[number];
+        let repeats = counts && recorded && !counted.is_empty() && *since < RECOUNT;
+        let instrument = if repeats { Instrument::default() } else { self.instrument };
+        let measured = instrument != Instrument::default();
         let by_launch = program.launches.iter().filter(|_| measured).map(|l| LaunchStats {
             origin: l.origin.clone(),
             kernel: l.kernel,
@@ -666,7 +682,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             sources: &self.sources,
             scratch: self.scratch,
             status: self.status,
-            instrument: self.instrument,
+            instrument,
             synchronous: !G::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some(),
             variables: vec![0; program.variables],
         };
@@ -675,6 +691,14 @@ impl<G: Gpu> Session for GpuSession<G> {
         run.look_at_status()?;
         let mut stats = run.stats;
         stats.seconds = begun.elapsed().as_secs_f64();
+        match (repeats, &mut self.counted[number]) {
+            (true, (counted, since)) => {
+                stats.by_launch = counted.clone();
+                *since += 1;
+            }
+            (false, counted) if counts => *counted = (stats.by_launch.clone(), 0),
+            _ => {}
+        }
         Ok(stats)
     }
 

@@ -37,6 +37,7 @@ impl Gpu for Writer {
     type Graph = Vec<(usize, Launch)>;
 
     const SYNCHRONOUS: bool = false;
+    const RECORDS: bool = true;
 
     fn name(&self) -> &str {
         "writer"
@@ -68,9 +69,9 @@ impl Gpu for Writer {
         Ok(())
     }
 
-    fn record(&mut self) -> Result<bool, DeviceError> {
+    fn record(&mut self) -> Result<(), DeviceError> {
         self.recording = true;
-        Ok(true)
+        Ok(())
     }
 
     fn recorded(&mut self) -> Result<Self::Graph, DeviceError> {
@@ -166,6 +167,19 @@ fn the_second_run_is_recorded_and_the_third_replayed() {
     assert!(!stats.replayed && log.lock().unwrap().launches.len() == all);
     session.instrument(Instrument::default());
     assert!(session.run(program).unwrap().replayed);
+}
+
+/// A run that is counted is launched; the ones behind it are replayed and say the same.
+#[test]
+fn counts_are_repeated_between_recordings() {
+    let (name, plan) = plans().remove(0);
+    let program = plan.programs.keys().next().unwrap();
+    let (mut session, _) = load(&plan, Graphs::Try, None);
+    session.instrument(Instrument { count: true, time: false });
+    let runs: Vec<_> = (0..130).map(|_| session.run(program).unwrap()).collect();
+    let launched = |i: usize| !runs[i].replayed;
+    assert_eq!((0..130).filter(|&i| launched(i)).collect::<Vec<_>>(), [0, 64, 128], "{name}");
+    assert!(runs.iter().all(|r| r.multiply_adds() == runs[0].multiply_adds() && r.multiply_adds() > 0));
 }
 
 #[test]

@@ -98,6 +98,7 @@ impl Gpu for Interpreter {
     type Graph = Infallible;
 
     const SYNCHRONOUS: bool = true;
+    const RECORDS: bool = false;
 
     fn name(&self) -> &str {
         "ptx"
@@ -140,6 +141,10 @@ impl Gpu for Interpreter {
             }
             Err(finding) => Err(self.error(format!("{origin}: {finding}"))),
         }
+    }
+
+    fn record(&mut self) -> Result<(), DeviceError> {
+        Err(self.error("the interpreter records nothing"))
     }
 
     fn recorded(&mut self) -> Result<Infallible, DeviceError> {
