@@ -262,13 +262,16 @@ pub(crate) fn load<G: Gpu>(
     })
 }
 
+/// Machine code, one for each source.
+type Codes = Vec<Vec<u8>>;
+
 /// The same with code from anywhere.
 fn load_compiled<G: Gpu>(
     mut gpu: G,
     hopper: bool,
     graphs: Graphs,
     plan: &Plan,
-    compile: &dyn Fn(&[Source]) -> Result<Vec<Vec<u8>>, DeviceError>,
+    compile: &dyn Fn(&[Source]) -> Result<Codes, DeviceError>,
 ) -> Result<Box<dyn Session>, DeviceError> {
     let launches = launches(plan, hopper)?;
     let sources = Sources::new(gpu.name(), &launches)?;
