@@ -875,7 +875,7 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
     }
 }
 
-/// A whole product on the calling thread, `scratch` as [`block_scratch`] says. What is stored as bf16 is not added to.
+/// A whole product on the calling thread, `scratch` as [`block_scratch`] says.
 ///
 /// # Safety
 /// `c` is `m` rows of `n` elements that nothing else refers to.
@@ -893,13 +893,19 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
         unsafe { wide_block((m, n, k), a, b, Pointer(c.get_mut().cast()), stride, accumulate, scratch) };
         return;
     }
-    assert!(!accumulate, "sums are kept in f32");
     let (wide, scratch) = scratch.split_at_mut(m * n);
+    // SAFETY: row `i` of `c`.
+    let row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n) };
+    if accumulate {
+        wide.fill(0.0);
+        for (i, wide) in wide.chunks_exact_mut(n.max(1)).enumerate() {
+            C::add_scaled(1.0, row(i), wide);
+        }
+    }
     // SAFETY: `wide` has `m` rows of `n` floats.
-    unsafe { wide_block((m, n, k), a, b, Pointer::to(wide), n, false, scratch) };
+    unsafe { wide_block((m, n, k), a, b, Pointer::to(wide), n, accumulate, scratch) };
     for (i, wide) in wide.chunks_exact(n.max(1)).enumerate() {
-        // SAFETY: row `i` of `c`.
-        C::store(wide, unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n) });
+        C::store(wide, row(i));
     }
 }
 

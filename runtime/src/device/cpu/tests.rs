@@ -1,7 +1,7 @@
 //! Every kernel against its definition in f64, at awkward sizes, with one, two and three threads.
 
 use super::{CpuDevice, CpuOptions};
-use crate::device::check::{Access, slots};
+use crate::device::check::slots;
 use crate::device::{Device, DeviceError, Instrument, PlanError, Session};
 use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
 use dreamc_compiler::program::*;
@@ -153,9 +153,7 @@ fn launch_wide(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
 fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
     use half::bf16;
     let slots = slots(kernel);
-    // Sums that go on are kept in f32.
-    let narrow =
-        |i: usize| slots[i].narrow.is_some_and(|group| group == 0 || slots[i].access != Access::Update);
+    let narrow = |i: usize| slots[i].narrow.is_some();
     let rounded = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect::<Vec<_>>();
     let operands = operands.iter().enumerate().map(|(i, value)| match value {
         F(x) if narrow(i) => F(rounded(x)),
