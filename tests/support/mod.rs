@@ -96,6 +96,11 @@ pub fn read(path: &str) -> IndexMap<String, Tensor> {
 }
 
 impl Golden {
+    /// Logits of what a model writes: where tokens skip, the reference says what that is without looking ahead.
+    pub fn written(&self) -> &[f64] {
+        self.tensors.get("inference.logits").unwrap_or(&self.tensors["logits"]).floats()
+    }
+
     /// Tensors whose names begin with a prefix, without it.
     #[allow(dead_code)]
     pub fn with_prefix(&self, prefix: &str) -> IndexMap<String, Tensor> {
