@@ -57,8 +57,8 @@ fn usage(log: &str) -> Vec<(String, u64, u64)> {
 }
 
 /// Compiles on all cores; gives registers by kernel and entry, and panics where one spills.
-fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> BTreeMap<String, u64> {
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> Vec<(String, u64)> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![]));
     let spills: Mutex<Vec<String>> = Mutex::new(vec![]);
     let option = format!("--gpu-architecture={architecture}");
     std::thread::scope(|scope| {
@@ -76,7 +76,7 @@ fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> BTreeMa
                         if spilled > 0 {
                             spills.lock().unwrap().push(format!("{key} spills {spilled} bytes"));
                         }
-                        found.lock().unwrap().insert(key, registers);
+                        found.lock().unwrap().push((key, registers));
                     }
                 }
             });
@@ -84,7 +84,10 @@ fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> BTreeMa
     });
     let spills = spills.into_inner().unwrap();
     assert!(spills.is_empty(), "for {architecture}: {}", spills.join(", "));
-    found.into_inner().unwrap()
+    // Threads finish in any order, and kernels of different plans may share a name.
+    let mut found = found.into_inner().unwrap();
+    found.sort();
+    found
 }
 
 /// Those that are alike but for their sizes: a text with every number replaced.
@@ -145,7 +148,7 @@ fn kernels_of_all_examples_compile_without_spilling() {
         let begun = std::time::Instant::now();
         let found = compile_all(nvrtc, &list, architecture);
         println!("{architecture}: {:.1} s", begun.elapsed().as_secs_f64());
-        let most = found.iter().max_by_key(|(_, r)| **r).unwrap();
+        let most = found.iter().max_by_key(|(_, r)| *r).unwrap();
         println!("  most registers: {} in {}", most.1, most.0);
         if let Some(folder) = std::env::var_os("DREAMC_KERNEL_REPORT") {
             std::fs::write(std::path::Path::new(&folder).join(architecture), table(&found)).unwrap();
@@ -154,7 +157,7 @@ fn kernels_of_all_examples_compile_without_spilling() {
 }
 
 /// Registers by kernel and entry.
-fn table(found: &BTreeMap<String, u64>) -> String {
+fn table(found: &[(String, u64)]) -> String {
     found.iter().fold(String::new(), |mut text, (name, registers)| {
         let _ = writeln!(text, "{registers:4}  {name}");
         text
