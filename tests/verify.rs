@@ -7,6 +7,7 @@ use dreamc_dsl::Spec;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
 use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, shrink, verify};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
@@ -75,6 +76,7 @@ fn random_specifications_keep_every_promise() {
     println!("DREAMC_SPECS={specs} DREAMC_SEED={first}");
     let begun = Instant::now();
     let (mut proved, mut unproved, mut checks, mut failed) = (0, 0, 0, vec![]);
+    let (mut took, mut all) = (BTreeMap::new(), 0.0);
     for seed in first..first + specs {
         let spec = random::spec(seed);
         let only = |names: &[&str], spec: &Spec| {
@@ -87,6 +89,8 @@ fn random_specifications_keep_every_promise() {
                 proved += report.proofs.iter().filter(|p| p.verdict == Verdict::Proved).count();
                 unproved += report.unproved();
                 checks += report.proofs.iter().map(|p| p.checks).sum::<u64>();
+                report.proofs.iter().for_each(|p| *took.entry(p.proof).or_insert(0.0) += p.seconds);
+                all += report.seconds;
             }
             result => {
                 let names: Vec<&str> = match &result {
@@ -118,6 +122,9 @@ fn random_specifications_keep_every_promise() {
     println!(
         "{specs} specifications, {proved} proofs, {unproved} not proved, {checks} comparisons, {seconds:.1} s"
     );
+    let proofs: f64 = took.values().sum();
+    let took: Vec<String> = took.iter().map(|(proof, seconds)| format!("{proof} {seconds:.1}")).collect();
+    println!("seconds: {}; draws of weights and tokens {:.1}", took.join(", "), all - proofs);
     assert!(failed.is_empty(), "seeds {failed:?}");
     assert!(unproved * 10 <= proved + 10, "{unproved} proofs say nothing");
 }

@@ -374,12 +374,15 @@ impl<'a> Formulas<'a> {
                 sum
             }
             Expr::Sequential(terms) => {
-                let mut y = x.to_vec();
+                // Added up, and no difference of streams: beside a large stream that would be rounding, which a router multiplies.
+                let mut sum = vec![0.0; x.len()];
                 for term in terms {
+                    let mut y = x.to_vec();
+                    add(&mut y, &sum);
                     let update = self.expr(term, &y, inside);
-                    add(&mut y, &update);
+                    add(&mut sum, &update);
                 }
-                y.iter().zip(x).map(|(y, x)| y - x).collect()
+                sum
             }
             Expr::Skip(skip, inner) => self.skip(skip, inner, x, inside),
         }
