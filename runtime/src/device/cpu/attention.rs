@@ -347,7 +347,7 @@ impl Rows {
     /// Some of the rows, their first steps.
     fn left<'s>(
         &self,
-        lines: &'s mut Option<Lines>,
+        lines: &'s mut Lines,
         rows: &Range<usize>,
         steps: usize,
         scratch: &'s mut [f32],
@@ -417,6 +417,7 @@ pub(super) fn forward<T: Stored>(
 
         let panel = product::shape();
         let rows = take(&mut scratch, panels(BLOCK, size.max(BLOCK), panel.rows));
+        let mut lines = Lines::room();
         let (tiles, words) = (take(&mut scratch, BLOCK * BLOCK), take(&mut scratch, BLOCK * BLOCK));
         let results = take(&mut scratch, heads.len() * count * size);
         let most = take(&mut scratch, heads.len() * count);
@@ -441,7 +442,6 @@ pub(super) fn forward<T: Stored>(
                     let tile_of = &mut tiles[..queries.len() * n];
                     let result = &mut results[at * size..][..queries.len() * size];
                     let range = at..at + queries.len();
-                    let mut lines = None;
                     let side = head_rows(q, sequence * s.queries + queries.start, head * size);
                     for (part, n_seen) in parts(queries.len(), n, triangle) {
                         let query = left(&mut lines, side.skip_lines(part.start), part.len(), size, rows);
@@ -517,6 +517,7 @@ pub(super) fn backward<T: Stored>(
         let value_panels = take(&mut scratch, panels(BLOCK, size, panel.columns));
         let key_columns = take(&mut scratch, columns);
         let rows = take(&mut scratch, panels(BLOCK, size.max(BLOCK), panel.rows));
+        let mut lines = Lines::room();
         let [p, dp, words] = std::array::from_fn(|_| take(&mut scratch, BLOCK * BLOCK));
         let (dk_sums, dv_sums) = (take(&mut scratch, BLOCK * size), take(&mut scratch, BLOCK * size));
 
@@ -557,7 +558,6 @@ pub(super) fn backward<T: Stored>(
                 for (i, head) in heads.clone().enumerate() {
                     let (row, count) = (first_row + queries.start, queries.len());
                     let (p, dp) = (&mut p[..count * n], &mut dp[..count * n]);
-                    let mut lines = None;
                     let (query, cotangent) = (head_rows(q, row, head * size), head_rows(d, row, head * size));
                     for (part, n_seen) in parts(count, n, triangle) {
                         let (shape, from) = ((part.len(), n_seen, size), part.start * n);

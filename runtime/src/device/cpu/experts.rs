@@ -216,7 +216,7 @@ fn offsets_fit(cx: &Context, offsets: &[i32], slots: usize) -> bool {
 
 /// Pieces that groups of `slots` rows in all are cut into, at most.
 fn most_pieces(slots: usize, experts: usize) -> usize {
-    experts + slots.div_ceil(product::TILE.0 / 2) + 1
+    experts + slots.div_ceil(product::ROWS_OF_LONG_SUMS / 2) + 1
 }
 
 /// `(x, w, offsets, [order,] y)`, of which `x` and `w` are f32 or bf16, and `y` is
@@ -235,18 +235,18 @@ pub(super) fn grouped<T: Stored, C: Stored>(cx: &Context, kernel: &Kernel, args:
     cx.pieces(slots - used, n, |range| range.for_each(|row| y.row_mut(used + row).fill(C::ZERO)));
 
     // Every piece of rows of one expert, and every range of columns, is a task.
-    let unit = product::shape().rows;
+    let (unit, rows) = (product::shape().rows, product::most_rows::<T>(used, k));
     let list = cx.shared().integers().rows_of_part(3, most_pieces(slots, experts));
     let mut count = 0;
     for e in 0..experts {
         let (first, end) = (offsets[e] as usize, offsets[e + 1] as usize);
-        let size = product::piece(end - first, product::TILE.0, unit);
+        let size = product::piece(end - first, rows, unit);
         for start in (first..end).step_by(size) {
             list.row_mut(count).copy_from_slice(&[e as i32, start as i32, (start + size).min(end) as i32]);
             count += 1;
         }
     }
-    let columns = product::tiles((used, n, k), 1).1;
+    let columns = product::tiles::<T>((used, n, k), 1).1;
     let across = n.div_ceil(columns);
     cx.parallel(count * across, |task, scratch| {
         let &[expert, start, end] = list.row(task / across) else { return };
@@ -278,7 +278,7 @@ pub(super) fn grouped_outer<T: Stored>(cx: &Context, kernel: &Kernel, args: &Arg
         return;
     }
     cx.count(|| (offsets[experts] as usize * out * inner) as u64);
-    let (rows, columns) = product::tiles((out, inner, slots / experts), experts);
+    let (rows, columns) = product::tiles::<T>((out, inner, slots / experts), experts);
     let (down, across) = (out.div_ceil(rows), inner.div_ceil(columns));
     cx.parallel(experts * down * across, |task, scratch| {
         let expert = task / (down * across);

@@ -13,7 +13,7 @@
 //! one step of f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each product of a
 //! pair is exact, the sums are f32). Where it does not, bf16 is widened as it is packed.
 
-use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
+use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs, to_bf16};
 use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow};
 use super::{Context, Pointer};
 use half::bf16;
@@ -21,7 +21,9 @@ use half::bf16;
 /// Words of the sums between two visits to the result.
 pub(crate) const DEPTH: usize = 256;
 /// Largest tile that one task computes.
-pub(crate) const TILE: (usize, usize) = (192, 256);
+pub(crate) const TILE: (usize, usize) = (384, 256);
+/// Most rows of a tile whose sums are visited more than once: it stays in the second-level cache.
+pub(crate) const ROWS_OF_LONG_SUMS: usize = 192;
 
 /// What operands are stored as.
 pub(crate) trait Stored: Copy + Send + Sync + 'static {
@@ -160,6 +162,17 @@ trait Vector: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     unsafe fn plus(self, other: Self) -> Self;
+    unsafe fn store_narrow(self, to: *mut bf16);
+}
+
+/// Rounds and stores the lanes of a vector, in any instruction set.
+///
+/// # Safety
+/// `to` has room for `N`.
+#[inline(always)]
+unsafe fn round<const N: usize>(lanes: [f32; N], to: *mut bf16) {
+    // SAFETY: the caller's.
+    unsafe { to.cast::<[bf16; N]>().write_unaligned(lanes.map(to_bf16)) }
 }
 
 /// Four floats, for LLVM to make a vector of.
@@ -189,11 +202,16 @@ impl Vector for Four {
     unsafe fn plus(self, other: Self) -> Self {
         Four(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
+    #[inline(always)]
+    unsafe fn store_narrow(self, to: *mut bf16) {
+        unsafe { round(self.0, to) }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Vector;
+    use super::{Vector, round};
+    use half::bf16;
     use std::arch::x86_64::*;
 
     macro_rules! vector {
@@ -223,6 +241,11 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn plus(self, other: Self) -> Self {
                     unsafe { $name($add(self.0, other.0)) }
+                }
+                #[inline(always)]
+                unsafe fn store_narrow(self, to: *mut bf16) {
+                    // SAFETY: a vector is as many floats; the rest is the caller's.
+                    unsafe { round(std::mem::transmute::<$ty, [f32; $lanes]>(self.0), to) }
                 }
             }
         };
@@ -258,6 +281,49 @@ mod x86 {
         #[inline(always)]
         unsafe fn plus(self, other: Self) -> Self {
             unsafe { Pairs(_mm512_add_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn store_narrow(self, to: *mut bf16) {
+            // SAFETY: `to` has room for 256 bits.
+            unsafe {
+                let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0));
+                _mm256_storeu_si256(to.cast(), halves)
+            }
+        }
+    }
+
+    /// Packs lines that are adjacent into words of two steps, the first in the low half; what follows an odd last one is 0.
+    ///
+    /// # Safety
+    /// The processor has AVX512-BF16; `step(s)` points to `count` elements for `s` below `steps`; `to` has `width` words for each two.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw")]
+    pub(super) unsafe fn pack_steps(
+        step: impl Fn(usize) -> *const bf16,
+        count: usize,
+        steps: usize,
+        width: usize,
+        to: *mut f32,
+    ) {
+        // Of the words of 32 lines, the first and the last 16; numbers from 32 on are of the second operand.
+        let first: [u16; 32] = std::array::from_fn(|i| (i / 2 + i % 2 * 32) as u16);
+        let last = first.map(|i| i + 16);
+        // SAFETY: masks leave only elements below `count`.
+        unsafe {
+            let [first, last] = [first, last].map(|order| _mm512_loadu_si512(order.as_ptr().cast()));
+            for at in (0..count).step_by(32) {
+                let mask = u32::MAX >> (32 - (count - at).min(32));
+                for w in 0..steps.div_ceil(2) {
+                    let half = |s: usize| _mm512_maskz_loadu_epi16(mask, step(s).add(at).cast());
+                    let low = half(2 * w);
+                    let high = if 2 * w + 1 < steps { half(2 * w + 1) } else { _mm512_setzero_si512() };
+                    let to = to.add(w * width + at).cast();
+                    _mm512_mask_storeu_epi32(to, mask as u16, _mm512_permutex2var_epi16(low, first, high));
+                    if mask >> 16 != 0 {
+                        let words = _mm512_permutex2var_epi16(low, last, high);
+                        _mm512_mask_storeu_epi32(to.add(16), (mask >> 16) as u16, words);
+                    }
+                }
+            }
         }
     }
 
@@ -497,24 +563,22 @@ unsafe fn pack_steps<T: Stored>(
             }
             return;
         }
-        let per_word = T::per_word();
-        for w in 0..steps.div_ceil(per_word) {
-            let first = step(w * per_word);
-            let second = if per_word == 2 && 2 * w + 1 < steps { Some(step(2 * w + 1)) } else { None };
+        for s in 0..steps {
             // SAFETY: the caller's; `to` has `width` floats from here on.
             unsafe {
-                let to = std::slice::from_raw_parts_mut(to.add(w * width), count);
-                let low = std::slice::from_raw_parts(first, count);
-                match (per_word, second) {
-                    (1, _) => to.iter_mut().zip(low).for_each(|(to, x)| *to = x.widen()),
-                    (_, None) => to.iter_mut().zip(low).for_each(|(to, x)| *to = x.first_of_word()),
-                    (_, Some(second)) => interleave(first, second, count, to.as_mut_ptr()),
-                }
+                let to = std::slice::from_raw_parts_mut(to.add(s * width), count);
+                let from = std::slice::from_raw_parts(step(s), count);
+                to.iter_mut().zip(from).for_each(|(to, x)| *to = x.widen());
             }
         }
     }
     debug_assert!(count <= width && to.len() >= width * steps.div_ceil(T::per_word()));
     let to = to.as_mut_ptr();
+    #[cfg(target_arch = "x86_64")]
+    if T::per_word() == 2 {
+        // SAFETY: the caller's; elements are bf16, of which the processor multiplies pairs.
+        return unsafe { x86::pack_steps(|s| step(s).cast(), count, steps, width, to) };
+    }
     // SAFETY: the caller's. Copies of a constant size need no call.
     unsafe {
         match count {
@@ -525,36 +589,6 @@ unsafe fn pack_steps<T: Stored>(
             32 => copy(step, 32, steps, width, to),
             _ => copy(step, count, steps, width, to),
         }
-    }
-}
-
-/// Words of two elements each, those of `low` first.
-///
-/// # Safety
-/// All have `count` elements.
-#[inline(always)]
-unsafe fn interleave<T: Stored>(low: *const T, high: *const T, count: usize, to: *mut f32) {
-    let mut i = 0;
-    #[cfg(target_arch = "x86_64")]
-    if T::NARROW {
-        use std::arch::x86_64::*;
-        // SAFETY: SSE2 is part of the architecture; four elements of 16 bits are in bounds.
-        unsafe {
-            while i + 4 <= count {
-                let low = _mm_loadl_epi64(low.add(i).cast());
-                let high = _mm_loadl_epi64(high.add(i).cast());
-                _mm_storeu_si128(to.add(i).cast(), _mm_unpacklo_epi16(low, high));
-                i += 4;
-            }
-        }
-    }
-    while i < count {
-        // SAFETY: the caller's.
-        unsafe {
-            let (low, high) = ((*low.add(i)).first_of_word(), (*high.add(i)).widen());
-            *to.add(i) = f32::from_bits(low.to_bits() | high.to_bits());
-        }
-        i += 1;
     }
 }
 
@@ -572,51 +606,51 @@ pub(crate) enum Left<'a> {
 /// Most lines of [`Lines`]: those of the largest tile.
 const MOST_LINES: usize = TILE.0 + 12;
 
-/// Where the words of lines begin, on the stack.
+/// Room for where the words of lines begin, on the stack.
 pub(crate) struct Lines([Pointer<f32>; MOST_LINES]);
 
 impl Lines {
-    /// Lines of an operand whose steps are adjacent, so that their words can be read where they lie; `None` where they are
-    /// better packed: they are no words, too many lines, or lines so far apart that all of a panel compete for the same few
-    /// places of the cache.
-    pub(crate) fn new<T: Stored>(side: Side<T>, count: usize, steps: usize) -> Option<Self> {
+    pub(crate) fn room() -> Self {
+        Lines([Pointer::to(&mut []); MOST_LINES])
+    }
+
+    /// Takes the lines of an operand whose steps are adjacent, so that their words can be read where they lie; not where they
+    /// are better packed: they are no words, too many lines, or lines so far apart that all of a panel compete for the same few
+    /// places of the cache. Says whether it did.
+    fn fill<T: Stored>(&mut self, side: Side<T>, count: usize, steps: usize) -> bool {
         let per_word = T::per_word();
         if count > MOST_LINES || (T::NARROW && per_word == 1) || !steps.is_multiple_of(per_word) {
-            return None;
+            return false;
         }
-        let mut lines = Lines([Pointer::to(&mut []); MOST_LINES]);
         let words = |start: Pointer<T>, line: usize| {
             let aligned = start.get().cast::<f32>().is_aligned() && line.is_multiple_of(per_word);
             (aligned && !(line / per_word).is_multiple_of(1024))
                 .then(|| Pointer::<f32>(start.get_mut().cast()))
         };
+        let lines = self.0[..count].iter_mut().enumerate();
         match side {
             Side::Strided { start, line, step: 1 } => {
-                let start = words(start, line)?;
-                for (i, to) in lines.0[..count].iter_mut().enumerate() {
-                    *to = start.add(i * (line / per_word));
-                }
+                let Some(start) = words(start, line) else { return false };
+                lines.for_each(|(i, to)| *to = start.add(i * (line / per_word)));
             }
             Side::GatheredLines { start, row, order, per } => {
-                let start = words(start, row)?;
-                for (i, to) in lines.0[..count].iter_mut().enumerate() {
+                let Some(start) = words(start, row) else { return false };
+                for (i, to) in lines {
                     // SAFETY: whoever made the side vouches for its order.
                     *to = start.add(unsafe { *order.get().add(i) } as usize / per * (row / per_word));
                 }
             }
-            _ => return None,
+            _ => return false,
         }
-        Some(lines)
+        true
     }
 
-    /// The lines from a word on.
-    fn from(&self, word: usize, count: usize) -> Self {
-        let mut lines = Lines(self.0);
-        lines.0[..count].iter_mut().for_each(|line| *line = line.add(word));
-        lines
+    /// Moves on along the first lines.
+    fn advance(&mut self, words: usize, count: usize) {
+        self.0[..count].iter_mut().for_each(|line| *line = line.add(words));
     }
 
-    pub(crate) fn left(&self, count: usize) -> Left<'_> {
+    fn left(&self, count: usize) -> Left<'_> {
         Left::Lines(&self.0[..count])
     }
 }
@@ -629,20 +663,17 @@ trait LeftRows: Copy {
 
 /// The left operand of a tile, read in place where that is as good as packing it.
 pub(crate) fn left<'s, T: Stored>(
-    lines: &'s mut Option<Lines>,
+    lines: &'s mut Lines,
     side: Side<T>,
     count: usize,
     steps: usize,
     scratch: &'s mut [f32],
 ) -> Left<'s> {
-    *lines = Lines::new(side, count, steps);
-    match lines {
-        Some(lines) => lines.left(count),
-        None => {
-            pack_rows(side, count, steps, scratch);
-            Left::Panels(scratch)
-        }
+    if lines.fill(side, count, steps) {
+        return lines.left(count);
     }
+    pack_rows(side, count, steps, scratch);
+    Left::Panels(scratch)
 }
 
 /// Rows that are adjacent.
@@ -689,18 +720,52 @@ impl<'a> Right<'a> {
     }
 }
 
+/// Where the results of a tile go.
+#[derive(Clone, Copy)]
+struct Results {
+    /// Sums, rows `stride` apart.
+    sums: *mut f32,
+    stride: usize,
+    /// Whether there are sums already, to be added to.
+    accumulate: bool,
+    /// Where the sums, once complete, go instead, rounded, and how far rows are apart.
+    rounded: Option<(*mut bf16, usize)>,
+}
+
+impl Results {
+    /// The same from an element on.
+    ///
+    /// # Safety
+    /// There is such an element.
+    #[inline(always)]
+    unsafe fn at(self, row: usize, column: usize) -> Self {
+        // SAFETY: the caller's; without sums to begin with, `sums` is not looked at.
+        let rounded = self.rounded.map(|(to, stride)| (unsafe { to.add(row * stride + column) }, stride));
+        Results { sums: self.sums.wrapping_add(row * self.stride + column), rounded, ..self }
+    }
+}
+
 /// `c[m, n] = a · b` for `k` steps, or `c += a · b`. Rows of `c` are `stride` apart.
 ///
 /// # Safety
 /// `c` is `m` rows of `n` floats that nothing else refers to; lines of `a` have `k` steps.
 pub(crate) unsafe fn tile<T: Stored>(
-    (m, n, k): (usize, usize, usize),
+    size: (usize, usize, usize),
     a: Left,
     b: Right,
     c: Pointer<f32>,
     stride: usize,
     accumulate: bool,
 ) {
+    // SAFETY: the caller's.
+    unsafe { tile_into::<T>(size, a, b, Results { sums: c.get_mut(), stride, accumulate, rounded: None }) }
+}
+
+/// The same with results that may be rounded.
+///
+/// # Safety
+/// As for [`tile`], of what of the results is written and read.
+unsafe fn tile_into<T: Stored>((m, n, k): (usize, usize, usize), a: Left, b: Right, c: Results) {
     let s = shape();
     let k = k.div_ceil(T::per_word());
     let enough = match a {
@@ -721,7 +786,7 @@ pub(crate) unsafe fn tile<T: Stored>(
         Level::Portable => tile_of::<Four, 6>,
     };
     // SAFETY: the operands were measured above, `c` and the lines are the caller's.
-    unsafe { run((m, n, k), a, (b.panels.as_ptr(), b.stride), c.get_mut(), stride, accumulate) }
+    unsafe { run((m, n, k), a, (b.panels.as_ptr(), b.stride), c) }
 }
 
 type Size = (usize, usize, usize);
@@ -730,23 +795,23 @@ type Panels = (*const f32, usize);
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-unsafe fn tile_avx512(size: Size, a: Left, b: Panels, c: *mut f32, stride: usize, accumulate: bool) {
+unsafe fn tile_avx512(size: Size, a: Left, b: Panels, c: Results) {
     // SAFETY: the caller's.
-    unsafe { tile_of::<x86::Sixteen, 12>(size, a, b, c, stride, accumulate) }
+    unsafe { tile_of::<x86::Sixteen, 12>(size, a, b, c) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx512bf16,avx2,fma")]
-unsafe fn tile_pairs(size: Size, a: Left, b: Panels, c: *mut f32, stride: usize, accumulate: bool) {
+unsafe fn tile_pairs(size: Size, a: Left, b: Panels, c: Results) {
     // SAFETY: the caller's.
-    unsafe { tile_of::<x86::Pairs, 12>(size, a, b, c, stride, accumulate) }
+    unsafe { tile_of::<x86::Pairs, 12>(size, a, b, c) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2(size: Size, a: Left, b: Panels, c: *mut f32, stride: usize, accumulate: bool) {
+unsafe fn tile_avx2(size: Size, a: Left, b: Panels, c: Results) {
     // SAFETY: the caller's.
-    unsafe { tile_of::<x86::Eight, 6>(size, a, b, c, stride, accumulate) }
+    unsafe { tile_of::<x86::Eight, 6>(size, a, b, c) }
 }
 
 /// # Safety
@@ -756,9 +821,7 @@ unsafe fn tile_of<V: Vector, const ROWS: usize>(
     (m, n, k): Size,
     a: Left,
     (b, panel): Panels,
-    c: *mut f32,
-    stride: usize,
-    accumulate: bool,
+    c: Results,
 ) {
     let width = VECTORS * V::LANES;
     // A panel of columns stays in the first-level cache while the panels of rows pass by.
@@ -768,23 +831,28 @@ unsafe fn tile_of<V: Vector, const ROWS: usize>(
             let rows = ROWS.min(m - i);
             // SAFETY: panels are in order, left ones `ROWS · k` long; the tile of `c` is `rows` by `columns`.
             unsafe {
-                let (b, c) = (b.add(j / width * panel), c.add(i * stride + j));
+                let (b, c) = (b.add(j / width * panel), c.at(i, j));
                 if columns == width {
-                    micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, c, stride, accumulate);
+                    micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, c);
                     continue;
                 }
                 // The microkernel knows whole vectors only, so the last columns take a detour.
                 let mut edge = [0.0; LARGEST];
+                let sums = edge.as_mut_ptr();
+                let detour = Results { sums, stride: width, accumulate: false, rounded: None };
                 if columns <= V::LANES {
-                    micro_rows::<V, ROWS, 1>(rows, k, a, i, b, edge.as_mut_ptr(), width, false);
+                    micro_rows::<V, ROWS, 1>(rows, k, a, i, b, detour);
                 } else {
-                    micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, edge.as_mut_ptr(), width, false);
+                    micro_rows::<V, ROWS, VECTORS>(rows, k, a, i, b, detour);
                 }
-                for r in 0..rows {
-                    for j in 0..columns {
-                        let c = c.add(r * stride + j);
-                        let x = edge[r * width + j];
-                        *c = if accumulate { *c + x } else { x };
+                for (r, edge) in edge.chunks_exact_mut(width).enumerate().take(rows) {
+                    let (edge, c) = (&mut edge[..columns], c.at(r, 0));
+                    if c.accumulate {
+                        edge.iter_mut().enumerate().for_each(|(j, x)| *x += *c.sums.add(j));
+                    }
+                    match c.rounded {
+                        Some((to, _)) => narrow(edge, std::slice::from_raw_parts_mut(to, columns)),
+                        None => std::ptr::copy_nonoverlapping(edge.as_ptr(), c.sums, columns),
                     }
                 }
             }
@@ -805,9 +873,7 @@ unsafe fn micro_rows<V: Vector, const ROWS: usize, const N: usize>(
     a: Left,
     first: usize,
     b: *const f32,
-    c: *mut f32,
-    stride: usize,
-    accumulate: bool,
+    c: Results,
 ) {
     let mut row = 0;
     macro_rules! of {
@@ -815,19 +881,19 @@ unsafe fn micro_rows<V: Vector, const ROWS: usize, const N: usize>(
             while ($m == ROWS || ($m < ROWS && $m != 6)) && rows - row >= $m {
                 // SAFETY: the caller's: `$m` rows from `first + row` on.
                 unsafe {
-                    let c = c.add(row * stride);
+                    let c = c.at(row, 0);
                     let adjacent = match a {
                         Left::Lines(a) => {
                             let at = |i: usize| a.get_unchecked(first + row + i).get();
                             let a: [*const f32; $m] = std::array::from_fn(at);
-                            micro::<V, _, $m, N>(k, a, b, c, stride, accumulate);
+                            micro::<V, _, $m, N>(k, a, b, c);
                             row += $m;
                             continue;
                         }
                         Left::Panels(a) => AdjacentRows { start: a.as_ptr().add(first * k + row), step: ROWS },
                         Left::Steps(start, step) => AdjacentRows { start: start.add(first + row).get(), step },
                     };
-                    micro::<V, _, $m, N>(k, adjacent, b, c, stride, accumulate);
+                    micro::<V, _, $m, N>(k, adjacent, b, c);
                 }
                 row += $m;
             }
@@ -845,9 +911,7 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
     k: usize,
     a: A,
     mut b: *const f32,
-    c: *mut f32,
-    stride: usize,
-    accumulate: bool,
+    c: Results,
 ) {
     // SAFETY: the caller's.
     unsafe {
@@ -865,12 +929,28 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
             }
             b = b.add(VECTORS * V::LANES);
         }
-        for (i, sums) in sums.iter().enumerate() {
-            for (j, sum) in sums.iter().enumerate() {
-                let c = c.add(i * stride + j * V::LANES);
-                let sum = if accumulate { V::load(c).plus(*sum) } else { *sum };
-                sum.store(c);
-            }
+        macro_rules! each {
+            (|$i:ident, $j:ident, $sum:ident| $body:expr) => {
+                for ($i, sums) in sums.iter().enumerate() {
+                    for (j, $sum) in sums.iter().enumerate() {
+                        let $j = j * V::LANES;
+                        $body
+                    }
+                }
+            };
+        }
+        // What is the same for all sums is asked once: they stay in registers.
+        let Results { sums: wide, stride, accumulate, rounded } = c;
+        match (rounded, accumulate) {
+            (None, false) => each!(|i, j, sum| sum.store(wide.add(i * stride + j))),
+            (None, true) => each!(|i, j, sum| {
+                let to = wide.add(i * stride + j);
+                V::load(to).plus(*sum).store(to)
+            }),
+            (Some((to, line)), false) => each!(|i, j, sum| sum.store_narrow(to.add(i * line + j))),
+            (Some((to, line)), true) => each!(|i, j, sum| {
+                V::load(wide.add(i * stride + j)).plus(*sum).store_narrow(to.add(i * line + j))
+            }),
         }
     }
 }
@@ -888,64 +968,58 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
     accumulate: bool,
     scratch: &mut [f32],
 ) {
+    let to = c.get_mut();
     if !C::NARROW {
+        let c = Results { sums: to.cast(), stride, accumulate, rounded: None };
         // SAFETY: the caller's; `C` is f32.
-        unsafe { wide_block((m, n, k), a, b, Pointer(c.get_mut().cast()), stride, accumulate, scratch) };
-        return;
+        return unsafe { block_into((m, n, k), a, b, c, scratch) };
     }
     let (wide, scratch) = scratch.split_at_mut(m * n);
-    // SAFETY: row `i` of `c`.
-    let row = |i: usize| unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n) };
     if accumulate {
         wide.fill(0.0);
         for (i, wide) in wide.chunks_exact_mut(n.max(1)).enumerate() {
-            C::add_scaled(1.0, row(i), wide);
+            // SAFETY: row `i` of `c`.
+            C::add_scaled(1.0, unsafe { std::slice::from_raw_parts(to.add(i * stride), n) }, wide);
         }
     }
-    // SAFETY: `wide` has `m` rows of `n` floats.
-    unsafe { wide_block((m, n, k), a, b, Pointer::to(wide), n, accumulate, scratch) };
-    for (i, wide) in wide.chunks_exact(n.max(1)).enumerate() {
-        C::store(wide, row(i));
-    }
+    let rounded = Some((to.cast(), stride));
+    // SAFETY: the caller's; `C` is bf16, and `wide` has `m` rows of `n` floats.
+    unsafe { block_into((m, n, k), a, b, Results { sums: wide.as_mut_ptr(), stride: n, accumulate, rounded }, scratch) }
 }
 
-/// The same in f32.
+/// The same, results rounded after the last step.
 ///
 /// # Safety
 /// As for [`block`].
-unsafe fn wide_block<T: Stored>(
+unsafe fn block_into<T: Stored>(
     (m, n, k): (usize, usize, usize),
     a: Side<T>,
     b: Side<T>,
-    c: Pointer<f32>,
-    stride: usize,
-    accumulate: bool,
+    c: Results,
     scratch: &mut [f32],
 ) {
-    if k == 0 && !accumulate {
-        for i in 0..m {
-            // SAFETY: row `i` of `c`.
-            unsafe { std::slice::from_raw_parts_mut(c.add(i * stride).get_mut(), n).fill(0.0) };
-        }
-    }
     let (s, per_word) = (shape(), T::per_word());
     let (left, right) = scratch.split_at_mut(panels(m, k.div_ceil(per_word).min(DEPTH), s.rows));
-    let lines = Lines::new(a, m, k);
-    for first in (0..k).step_by(DEPTH * per_word) {
-        let steps = (DEPTH * per_word).min(k - first);
+    let mut lines = Lines::room();
+    let in_place = lines.fill(a, m, k);
+    let most = DEPTH * per_word;
+    // Without a single step the sums are 0, or what they were.
+    for first in (0..k.max(1)).step_by(most) {
+        let steps = most.min(k - first);
         pack_columns(b.skip_steps(first), n, steps, right);
-        let lines = lines.as_ref().map(|lines| lines.from(first / per_word, m));
-        let left = match &lines {
-            Some(lines) => lines.left(m),
-            None => {
-                pack_rows(a.skip_steps(first), m, steps, left);
-                Left::Panels(left)
+        let left = if in_place {
+            if first > 0 {
+                lines.advance(DEPTH, m);
             }
+            lines.left(m)
+        } else {
+            pack_rows(a.skip_steps(first), m, steps, left);
+            Left::Panels(left)
         };
+        let rounded = c.rounded.filter(|_| first + steps == k);
+        let c = Results { accumulate: c.accumulate || first > 0, rounded, ..c };
         // SAFETY: the caller's.
-        unsafe {
-            tile::<T>((m, n, steps), left, Right::new::<T>(right, steps), c, stride, accumulate || first > 0)
-        };
+        unsafe { tile_into::<T>((m, n, steps), left, Right::new::<T>(right, steps), c) };
     }
 }
 
@@ -955,11 +1029,16 @@ pub(crate) fn piece(n: usize, most: usize, unit: usize) -> usize {
     n.div_ceil(pieces).next_multiple_of(unit).max(unit)
 }
 
+/// Most rows of a tile of a product with `m` rows and sums over `k`: the right operand is packed once for a tile.
+pub(crate) fn most_rows<T: Stored>(m: usize, k: usize) -> usize {
+    if k > DEPTH * T::per_word() { ROWS_OF_LONG_SUMS } else { (m / 8).clamp(ROWS_OF_LONG_SUMS, TILE.0) }
+}
+
 /// The tiles that `copies` results of `m` by `n` are cut into: as large as they may be, but small results with long sums
 /// are cut finer, to have something for every thread.
-pub(crate) fn tiles((m, n, k): (usize, usize, usize), copies: usize) -> (usize, usize) {
+pub(crate) fn tiles<T: Stored>((m, n, k): (usize, usize, usize), copies: usize) -> (usize, usize) {
     let s = shape();
-    let (mut rows, mut columns) = (piece(m, TILE.0, s.rows), piece(n, TILE.1, s.columns));
+    let (mut rows, mut columns) = (piece(m, most_rows::<T>(m, k), s.rows), piece(n, TILE.1, s.columns));
     while copies * m.div_ceil(rows) * n.div_ceil(columns) < 8 && rows * columns * k > 1 << 20 {
         if rows > columns && rows > 4 * s.rows {
             rows = piece(rows, rows / 2, s.rows);
@@ -985,7 +1064,7 @@ pub(crate) unsafe fn product<T: Stored, C: Stored>(
     stride: usize,
     accumulate: bool,
 ) {
-    let (rows, columns) = tiles((m, n, k), 1);
+    let (rows, columns) = tiles::<T>((m, n, k), 1);
     let across = n.div_ceil(columns);
     cx.parallel(m.div_ceil(rows) * across, |task, scratch| {
         let (i, j) = (task / across * rows, task % across * columns);
