@@ -122,6 +122,11 @@ pub(crate) enum Side<T = f32> {
 }
 
 impl<T: Stored> Side<T> {
+    /// Whether lines lie next to one another, step by step.
+    fn by_steps(&self) -> bool {
+        matches!(self, Side::Strided { line: 1, .. } | Side::GatheredSteps { .. })
+    }
+
     /// The same operand from another line on.
     pub(crate) fn skip_lines(self, first: usize) -> Self {
         match self {
@@ -387,7 +392,17 @@ pub(crate) fn block_scratch(rows: usize, columns: usize, steps: usize) -> usize 
     let s = shape();
     let steps = steps.min(DEPTH);
     // The tile itself is there once more where it is stored as something else than f32.
-    rows * columns + panels(rows, steps, s.rows) + panels(columns, steps, s.columns)
+    rows * columns + left_words(rows, steps) + panels(columns, steps, s.columns)
+}
+
+/// Floats of a left operand in panels or, lines next to one another, in one.
+fn left_words(rows: usize, words: usize) -> usize {
+    panels(rows, words, shape().rows).max(words * one_panel(rows))
+}
+
+/// The width of a panel of all lines: steps do not compete for the same places of the cache.
+fn one_panel(lines: usize) -> usize {
+    lines.next_multiple_of(16) | 16
 }
 
 /// Floats that a task of [`product`] needs.
@@ -998,8 +1013,8 @@ unsafe fn block_into<T: Stored>(
     c: Results,
     scratch: &mut [f32],
 ) {
-    let (s, per_word) = (shape(), T::per_word());
-    let (left, right) = scratch.split_at_mut(panels(m, k.div_ceil(per_word).min(DEPTH), s.rows));
+    let per_word = T::per_word();
+    let (left, right) = scratch.split_at_mut(left_words(m, k.div_ceil(per_word).min(DEPTH)));
     let mut lines = Lines::room();
     let in_place = lines.fill(a, m, k);
     let most = DEPTH * per_word;
@@ -1012,6 +1027,9 @@ unsafe fn block_into<T: Stored>(
                 lines.advance(DEPTH, m);
             }
             lines.left(m)
+        } else if a.by_steps() {
+            pack(a.skip_steps(first), m, steps, one_panel(m), left);
+            Left::Steps(Pointer::to(left), one_panel(m))
         } else {
             pack_rows(a.skip_steps(first), m, steps, left);
             Left::Panels(left)
