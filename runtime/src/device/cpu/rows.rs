@@ -506,14 +506,11 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
     for row in 0..y.rows {
         let (large, small, y) = (large.row(row), small.row(row), y.row_mut(row));
         if size == 1 {
-            for (y, l) in y.iter_mut().zip(large) {
-                *y = f(*l, small[0]);
-            }
+            let small = small[0];
+            zip_into(large, large, y, |l, _| f(l, small));
         } else if inner == 1 {
             sized!(size: for (y, large) in y.chunks_exact_mut(size).zip(large.chunks_exact(size)) {
-                for ((y, l), s) in y.iter_mut().zip(large).zip(&small[..size]) {
-                    *y = f(*l, *s);
-                }
+                zip_into(large, &small[..size], y, &f);
             });
         } else {
             for (y, large) in y.chunks_exact_mut(size * inner).zip(large.chunks_exact(size * inner)) {
@@ -529,10 +526,30 @@ fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: imp
 }
 
 #[inline(always)]
-fn eight(x: &[f32], at: usize) -> [f32; 8] {
-    let mut eight = [0.0; 8];
-    eight.copy_from_slice(&x[at..at + 8]);
-    eight
+fn some<const N: usize>(x: &[f32], at: usize) -> [f32; N] {
+    let mut some = [0.0; N];
+    some.copy_from_slice(&x[at..at + N]);
+    some
+}
+
+/// `y = f(a, b)`, sixteen elements at a time: all are read before any is written, so the compiler makes vectors of short loops too
+/// and need not ask what lies over what.
+#[inline(always)]
+fn zip_into(a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32) {
+    let n = y.len();
+    let (a, b) = (&a[..n], &b[..n]);
+    let whole = n / 16 * 16;
+    for at in (0..whole).step_by(16) {
+        let (a, b) = (some::<16>(a, at), some::<16>(b, at));
+        let mut both = [0.0; 16];
+        for i in 0..16 {
+            both[i] = f(a[i], b[i]);
+        }
+        y[at..at + 16].copy_from_slice(&both);
+    }
+    for i in whole..n {
+        y[i] = f(a[i], b[i]);
+    }
 }
 
 /// Cosines and sines of a row, position `even` for even pairs and `odd` for odd ones.
@@ -623,9 +640,7 @@ kernel_fn! {
             let (x, y) = (x.row(row), y.row_mut(row));
             sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
                 let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
-                for (y, x) in y.iter_mut().zip(x) {
-                    *y = *x * r;
-                }
+                zip_into(x, x, y, |x, _| x * r);
             });
         }
     }
@@ -634,12 +649,10 @@ kernel_fn! {
         for row in 0..y.rows {
             let (x, dy, y) = (x.row(row), dy.row(row), y.row_mut(row));
             sized!(size: for ((x, dy), y) in x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)) {
-                            let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
-                            let along = dot::<FMA>(x, dy) / size as f32 * (r * r * r);
-                            for ((y, x), dy) in y.iter_mut().zip(x).zip(dy) {
-            *y = fma::<FMA>(-along, *x, *dy * r);
-            }
-                        });
+                let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+                let along = dot::<FMA>(x, dy) / size as f32 * (r * r * r);
+                zip_into(x, dy, y, |x, dy| fma::<FMA>(-along, x, dy * r));
+            });
         }
     }
 
@@ -697,8 +710,8 @@ kernel_fn! {
                 let whole = size / 2 / 8 * 8;
                 for at in (0..whole).step_by(8) {
                     // All is read before anything is written: the compiler need not ask what lies over what.
-                    let (a, b) = (eight(a, at), eight(b, at));
-                    let (c, s) = (eight(cos, at), eight(sin, at));
+                    let (a, b) = (some::<8>(a, at), some::<8>(b, at));
+                    let (c, s) = (some::<8>(cos, at), some::<8>(sin, at));
                     let (mut first, mut second) = ([0.0; 8], [0.0; 8]);
                     for i in 0..8 {
                         first[i] = a[i] * c[i] - b[i] * s[i];
