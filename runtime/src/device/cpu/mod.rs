@@ -322,6 +322,12 @@ impl<'a, T> View<'a, T> {
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.get_mut(), self.rows * self.length) })
     }
 
+    /// Some elements, of rows that are adjacent.
+    fn part_of_flat(self, first: usize, length: usize) -> Self {
+        assert!(self.flat().is_some_and(|all| first + length <= all.len()));
+        View { start: self.start.add(first), rows: 1, length, stride: length, ..self }
+    }
+
     /// As many adjacent elements as there are bytes in an operand of any type.
     fn bytes(self, element_bytes: usize) -> View<'a, u8> {
         assert!(self.rows == 1 && size_of::<T>() == 1);

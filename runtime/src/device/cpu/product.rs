@@ -832,12 +832,7 @@ unsafe fn tile_avx2(size: Size, a: Left, b: Panels, c: Results) {
 /// # Safety
 /// `a` and `b` have `m` and `n` lines, `c` is `m` rows of `n` floats, the processor has the vectors, and `ROWS` is theirs.
 #[inline(always)]
-unsafe fn tile_of<V: Vector, const ROWS: usize>(
-    (m, n, k): Size,
-    a: Left,
-    (b, panel): Panels,
-    c: Results,
-) {
+unsafe fn tile_of<V: Vector, const ROWS: usize>((m, n, k): Size, a: Left, (b, panel): Panels, c: Results) {
     let width = VECTORS * V::LANES;
     // A panel of columns stays in the first-level cache while the panels of rows pass by.
     for j in (0..n).step_by(width) {
@@ -999,7 +994,15 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
     }
     let rounded = Some((to.cast(), stride));
     // SAFETY: the caller's; `C` is bf16, and `wide` has `m` rows of `n` floats.
-    unsafe { block_into((m, n, k), a, b, Results { sums: wide.as_mut_ptr(), stride: n, accumulate, rounded }, scratch) }
+    unsafe {
+        block_into(
+            (m, n, k),
+            a,
+            b,
+            Results { sums: wide.as_mut_ptr(), stride: n, accumulate, rounded },
+            scratch,
+        )
+    }
 }
 
 /// The same, results rounded after the last step.

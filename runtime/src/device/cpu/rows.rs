@@ -8,6 +8,7 @@
 //! Sums over rows follow the plan's own law (blocks of [`SUM_BLOCK`] rows in order, then the blocks in order), so they do
 //! not depend on blocks here.
 
+use super::product::Stored;
 use super::simd::{self, dot, exp, fma, gelu, gelu_grad, kernel_fn, largest, log, sigmoid, silu, silu_grad};
 use super::simd::{sin_cos, softplus, sum, tanh};
 use super::{Arguments, Context, Pointer, Scratch, View};
@@ -29,6 +30,8 @@ enum Place {
     Fixed(usize),
     /// In the memory of an input.
     Input(usize),
+    /// In the memory of an input of bf16, which only what goes element by element reads.
+    Narrow(usize),
     /// Part of another array, from an element on.
     Part(usize, usize),
 }
@@ -38,6 +41,8 @@ pub(super) struct Compiled {
     places: Vec<Place>,
     /// The output that an array is computed into, where its operands allow.
     direct: Vec<Option<usize>>,
+    /// The output of bf16 that is all an array is for, where it is computed element by element: it is rounded while it is near.
+    rounded: Vec<Option<usize>>,
     /// Angles per position of each rotation, one per pair.
     frequencies: Vec<Vec<f64>>,
     /// Floats of scratch for each row of a block, and beside them.
@@ -66,6 +71,21 @@ impl Compiled {
         let lengths: Vec<usize> = kernel.lengths.iter().map(|&l| l as usize).collect();
         let stored = |array: usize| kernel.outputs.iter().any(|o| o.array as usize == array);
 
+        let elementwise: Vec<bool> = kernel
+            .ops
+            .iter()
+            .enumerate()
+            .map(|(i, op)| match *op {
+                RowOp::Unary(..) => true,
+                RowOp::Binary { broadcast, .. } => broadcast.size as usize == lengths[i],
+                _ => false,
+            })
+            .collect();
+        let users = |array: usize| {
+            let reads = move |op: &RowOp| op.operands().contains(&array);
+            kernel.ops.iter().enumerate().filter(move |(_, op)| reads(op)).map(|(i, _)| i)
+        };
+
         let mut fixed = 0;
         let mut places = vec![Place::Scratch(0); count];
         // The array whose memory another is part of.
@@ -78,6 +98,10 @@ impl Compiled {
                     | RowInput::Shared { dtype: DType::F32, .. } = kernel.inputs[input as usize]
                     {
                         places[i] = Place::Input(input as usize);
+                    } else if let RowInput::Row { dtype: DType::Bf16, .. } = kernel.inputs[input as usize]
+                        && users(i).all(|user| elementwise[user])
+                    {
+                        places[i] = Place::Narrow(input as usize);
                     }
                 }
                 RowOp::Constant(_) | RowOp::Zeros => {
@@ -120,12 +144,19 @@ impl Compiled {
             per_row = per_row.max(start + lengths[i]);
         }
 
-        let mut direct = vec![None; count];
+        let (mut direct, mut rounded) = (vec![None; count], vec![None; count]);
         for (number, output) in kernel.outputs.iter().enumerate() {
             let array = output.array as usize;
-            let whole = output.store == RowStore::Row && output.dtype == DType::F32;
-            if whole && matches!(places[array], Place::Scratch(_)) && direct[array].is_none() {
-                direct[array] = Some(number);
+            if output.store != RowStore::Row || !matches!(places[array], Place::Scratch(_)) {
+                continue;
+            }
+            let only = kernel.outputs.iter().filter(|o| o.array == output.array).count() == 1;
+            match output.dtype {
+                DType::F32 if direct[array].is_none() => direct[array] = Some(number),
+                DType::Bf16 if only && elementwise[array] && users(array).next().is_none() => {
+                    rounded[array] = Some(number)
+                }
+                _ => {}
             }
         }
 
@@ -167,6 +198,7 @@ impl Compiled {
         Compiled {
             places,
             direct,
+            rounded,
             same_angles,
             rotation: frequencies.iter().map(|f| 2 * f.len()).max().unwrap_or(0),
             frequencies,
@@ -228,7 +260,9 @@ impl Compiled {
                     match output.store {
                         RowStore::Row | RowStore::AddRow => {
                             let adds = output.store == RowStore::AddRow;
-                            if adds || in_place || self.direct[output.array as usize] != Some(number) {
+                            let array = output.array as usize;
+                            let there = [self.direct[array], self.rounded[array]].contains(&Some(number));
+                            if adds || in_place || !there {
                                 block.store(number, x, output.dtype, adds);
                             }
                         }
@@ -284,6 +318,16 @@ impl Compiled {
     }
 }
 
+/// Elements that are rounded at a time.
+const PIECE: usize = 1024;
+
+/// The rows of an array as it is stored.
+#[derive(Clone, Copy)]
+enum Elements<'a> {
+    Wide(View<'a, f32>),
+    Narrow(View<'a, bf16>),
+}
+
 /// Some rows under way.
 struct Block<'a> {
     compiled: &'a Compiled,
@@ -308,6 +352,7 @@ impl<'a> Block<'a> {
             },
             Place::Fixed(before) => (self.fixed.add(before), 0),
             Place::Input(input) => return self.operand(input),
+            Place::Narrow(_) => unreachable!("read as an element"),
             Place::Part(x, first) => {
                 let x = self.array(x);
                 (x.start.add(first), x.stride)
@@ -351,10 +396,29 @@ impl<'a> Block<'a> {
         match self.kernel.ops[i] {
             RowOp::Constant(_) | RowOp::Zeros => {}
             RowOp::Load { input } => self.load(i, input as usize),
-            RowOp::Unary(op, a) => unary(op, x(a), y()),
+            RowOp::Unary(op, a) => {
+                let a = self.elements(a);
+                self.by_elements(i, [a, a], |[a, _], y| match a {
+                    Elements::Wide(a) => unary(op, a, y),
+                    Elements::Narrow(a) => unary_narrow(op, a, y),
+                });
+            }
             RowOp::Binary { op, a, b, broadcast, small_first } => {
                 let (large, small) = if small_first { (b, a) } else { (a, b) };
-                binary(op, small_first, x(large), x(small), broadcast, y())
+                if broadcast.size != self.kernel.lengths[i] {
+                    return binary(op, small_first, x(large), x(small), broadcast, y());
+                }
+                use Elements::{Narrow, Wide};
+                self.by_elements(
+                    i,
+                    [self.elements(large), self.elements(small)],
+                    |operands, y| match operands {
+                        [Wide(a), Wide(b)] => full(op, small_first, a, b, y),
+                        [Narrow(a), Wide(b)] => full_narrow_wide(op, small_first, a, b, y),
+                        [Wide(a), Narrow(b)] => full_wide_narrow(op, small_first, a, b, y),
+                        [Narrow(a), Narrow(b)] => full_narrow(op, small_first, a, b, y),
+                    },
+                );
             }
             RowOp::Reduce { op, x: a, over } => reduce(op, x(a), over, y()),
             RowOp::Rms { x: a, size, eps } => rms(x(a), size as usize, eps as f32, y()),
@@ -432,8 +496,48 @@ impl<'a> Block<'a> {
         }
     }
 
+    /// An array that an operation reads element by element.
+    fn elements(&self, array: u32) -> Elements<'a> {
+        match self.compiled.places[array as usize] {
+            Place::Narrow(input) => Elements::Narrow(self.args.view(input).rows_from(self.first, self.rows)),
+            _ => Elements::Wide(self.array(array as usize)),
+        }
+    }
+
+    /// Computes array `i` by `f`, in pieces that are rounded while they are in the nearest cache where that is all it is for.
+    fn by_elements(
+        &self,
+        i: usize,
+        operands: [Elements<'a>; 2],
+        f: impl Fn([Elements<'a>; 2], View<'a, f32>),
+    ) {
+        let y = self.array(i);
+        let Some(number) = self.compiled.rounded[i].filter(|_| !self.in_place) else { return f(operands, y) };
+        let at = self.kernel.inputs.len() + number;
+        let to = self.args.view::<bf16>(at).rows_from(self.first, self.rows);
+        let flat = |x: &Elements| match x {
+            Elements::Wide(x) => x.flat().is_some(),
+            Elements::Narrow(x) => x.flat().is_some(),
+        };
+        let Some(to) = to.flat_mut().filter(|_| operands.iter().all(flat)) else {
+            f(operands, y);
+            return narrow_rows(y, to);
+        };
+        for (piece, to) in to.chunks_mut(PIECE).enumerate() {
+            let (first, length) = (piece * PIECE, to.len());
+            let part = operands.map(|x| match x {
+                Elements::Wide(x) => Elements::Wide(x.part_of_flat(first, length)),
+                Elements::Narrow(x) => Elements::Narrow(x.part_of_flat(first, length)),
+            });
+            // The first elements of the array are room for all pieces.
+            let y = y.part_of_flat(0, length);
+            f(part, y);
+            simd::narrow(y.row(0), to);
+        }
+    }
+
     fn load(&self, i: usize, input: usize) {
-        if matches!(self.compiled.places[i], Place::Input(_)) {
+        if matches!(self.compiled.places[i], Place::Input(_) | Place::Narrow(_)) {
             return;
         }
         let y = self.array(i);
@@ -474,17 +578,69 @@ fn narrow_rows(x: View<f32>, y: View<bf16>) {
 }
 
 #[inline(always)]
-fn map(x: View<f32>, y: View<f32>, f: impl Fn(f32) -> f32) {
+fn map<T: Stored>(x: View<T>, y: View<f32>, f: impl Fn(f32) -> f32) {
     if let (Some(x), Some(y)) = (x.flat(), y.flat_mut()) {
         for (y, x) in y.iter_mut().zip(x) {
-            *y = f(*x);
+            *y = f(x.widen());
         }
         return;
     }
     for row in 0..y.rows {
         for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
-            *y = f(*x);
+            *y = f(x.widen());
         }
+    }
+}
+
+/// `y = f(a, b)`, element by element.
+#[inline(always)]
+fn zip<A: Stored, B: Stored>(a: View<A>, b: View<B>, y: View<f32>, f: impl Fn(f32, f32) -> f32) {
+    if let (Some(a), Some(b), Some(y)) = (a.flat(), b.flat(), y.flat_mut()) {
+        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+            *y = f(a.widen(), b.widen());
+        }
+        return;
+    }
+    for row in 0..y.rows {
+        for ((y, a), b) in y.row_mut(row).iter_mut().zip(a.row(row)).zip(b.row(row)) {
+            *y = f(a.widen(), b.widen());
+        }
+    }
+}
+
+/// The same by operation.
+#[inline(always)]
+fn zip_by<A: Stored, B: Stored>(op: Binary, swapped: bool, a: View<A>, b: View<B>, y: View<f32>) {
+    match (op, swapped) {
+        (Binary::Add, _) => zip(a, b, y, |a, b| a + b),
+        (Binary::Sub, false) => zip(a, b, y, |a, b| a - b),
+        (Binary::Sub, true) => zip(a, b, y, |a, b| b - a),
+        (Binary::Mul, _) => zip(a, b, y, |a, b| a * b),
+        (Binary::Div, false) => zip(a, b, y, |a, b| a / b),
+        (Binary::Div, true) => zip(a, b, y, |a, b| b / a),
+        (Binary::Max, _) => zip(a, b, y, |a, b| if b > a { b } else { a }),
+    }
+}
+
+#[inline(always)]
+fn map_by<const FMA: bool, T: Stored>(op: Unary, x: View<T>, y: View<f32>) {
+    match op {
+        Unary::Neg => map(x, y, |x| -x),
+        Unary::Exp => map(x, y, exp::<FMA>),
+        Unary::Log => map(x, y, log::<FMA>),
+        Unary::Sigmoid => map(x, y, sigmoid::<FMA>),
+        Unary::Tanh => map(x, y, tanh::<FMA>),
+        Unary::Silu => map(x, y, silu::<FMA>),
+        Unary::SiluGrad => map(x, y, silu_grad::<FMA>),
+        Unary::Gelu => map(x, y, gelu::<FMA>),
+        Unary::GeluGrad => map(x, y, gelu_grad::<FMA>),
+        Unary::Relu => map(x, y, |x| if x > 0.0 { x } else { 0.0 }),
+        Unary::Softplus => map(x, y, softplus::<FMA>),
+        Unary::Rsqrt => map(x, y, |x| 1.0 / x.sqrt()),
+        Unary::Sqrt => map(x, y, f32::sqrt),
+        Unary::Recip => map(x, y, |x| 1.0 / x),
+        Unary::Square => map(x, y, |x| x * x),
+        Unary::Positive => map(x, y, |x| if x > 0.0 { 1.0 } else { 0.0 }),
     }
 }
 
@@ -492,14 +648,6 @@ fn map(x: View<f32>, y: View<f32>, f: impl Fn(f32) -> f32) {
 #[inline(always)]
 fn spread(large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>, f: impl Fn(f32, f32) -> f32) {
     let (size, inner) = (b.size as usize, b.inner as usize);
-    if size == y.length
-        && let (Some(large), Some(small), Some(y)) = (large.flat(), small.flat(), y.flat_mut())
-    {
-        for ((y, l), s) in y.iter_mut().zip(large).zip(small) {
-            *y = f(*l, *s);
-        }
-        return;
-    }
     if y.length == 0 {
         return;
     }
@@ -568,24 +716,27 @@ fn angles<const FMA: bool>(frequencies: &[f64], even: f64, odd: f64, inverse: bo
 
 kernel_fn! {
     fn unary(op: Unary, x: View<f32>, y: View<f32>) {
-        match op {
-            Unary::Neg => map(x, y, |x| -x),
-            Unary::Exp => map(x, y, exp::<FMA>),
-            Unary::Log => map(x, y, log::<FMA>),
-            Unary::Sigmoid => map(x, y, sigmoid::<FMA>),
-            Unary::Tanh => map(x, y, tanh::<FMA>),
-            Unary::Silu => map(x, y, silu::<FMA>),
-            Unary::SiluGrad => map(x, y, silu_grad::<FMA>),
-            Unary::Gelu => map(x, y, gelu::<FMA>),
-            Unary::GeluGrad => map(x, y, gelu_grad::<FMA>),
-            Unary::Relu => map(x, y, |x| if x > 0.0 { x } else { 0.0 }),
-            Unary::Softplus => map(x, y, softplus::<FMA>),
-            Unary::Rsqrt => map(x, y, |x| 1.0 / x.sqrt()),
-            Unary::Sqrt => map(x, y, f32::sqrt),
-            Unary::Recip => map(x, y, |x| 1.0 / x),
-            Unary::Square => map(x, y, |x| x * x),
-            Unary::Positive => map(x, y, |x| if x > 0.0 { 1.0 } else { 0.0 }),
-        }
+        map_by::<FMA, f32>(op, x, y);
+    }
+
+    fn unary_narrow(op: Unary, x: View<bf16>, y: View<f32>) {
+        map_by::<FMA, bf16>(op, x, y);
+    }
+
+    fn full(op: Binary, swapped: bool, a: View<f32>, b: View<f32>, y: View<f32>) {
+        zip_by(op, swapped, a, b, y);
+    }
+
+    fn full_narrow(op: Binary, swapped: bool, a: View<bf16>, b: View<bf16>, y: View<f32>) {
+        zip_by(op, swapped, a, b, y);
+    }
+
+    fn full_narrow_wide(op: Binary, swapped: bool, a: View<bf16>, b: View<f32>, y: View<f32>) {
+        zip_by(op, swapped, a, b, y);
+    }
+
+    fn full_wide_narrow(op: Binary, swapped: bool, a: View<f32>, b: View<bf16>, y: View<f32>) {
+        zip_by(op, swapped, a, b, y);
     }
 
     fn binary(op: Binary, small_first: bool, large: View<f32>, small: View<f32>, b: Broadcast, y: View<f32>) {
@@ -773,16 +924,6 @@ kernel_fn! {
     }
 
     fn widen(x: View<bf16>, y: View<f32>) {
-        if let (Some(x), Some(y)) = (x.flat(), y.flat_mut()) {
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = simd::from_bf16(*x);
-            }
-            return;
-        }
-        for row in 0..y.rows {
-            for (y, x) in y.row_mut(row).iter_mut().zip(x.row(row)) {
-                *y = simd::from_bf16(*x);
-            }
-        }
+        map(x, y, |x| x);
     }
 }
