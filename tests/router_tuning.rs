@@ -1,4 +1,5 @@
-//! The study's runs, `examples/router-tuning.suite.yaml`, from import to analysis, on a small random Gemma 2 in place of the real one.
+//! The study's runs, from import to analysis: `examples/router-tuning.suite.yaml` on a small random Gemma 2 in place of the real one,
+//! and `examples/router-tuning-small.suite.yaml` on a model that it trains itself.
 
 mod support;
 
@@ -90,4 +91,47 @@ fn the_study_runs_from_import_to_analysis() {
     for arm in ["gentle-long", "strict-short", "gentle-short", "norm-long"] {
         assert!(report.contains(arm), "{arm}");
     }
+}
+
+/// The files of the small study, all of it made smaller still: base, tokenizer, runs, analysis.
+#[test]
+fn the_small_study_trains_its_own_base() {
+    let house = House::with(&[]);
+    fs::create_dir_all(house.path("examples/router-tuning")).unwrap();
+    let smaller = [
+        ("vocab: 2048", "vocab: 280"),
+        ("hidden: 128", "hidden: 16"),
+        ("intermediate: 384", "intermediate: 16"),
+        ("head_size: 32", "head_size: 4"),
+        ("repeat: 6", "repeat: 2"),
+        ("repeat: 3", "repeat: 1"),
+        ("steps: 800", "steps: 6"),
+        ("steps: 600", "steps: 6"),
+        ("steps: 60}", "steps: 3}"),
+        ("batch: 16", "batch: 2"),
+        ("sequence: 256", "sequence: 32"),
+        ("every: 250, batches: 8", "every: 3, batches: 1"),
+        ("every: 100, batches: 8", "every: 3, batches: 1"),
+    ];
+    for name in ["router-tuning-small.suite", "router-tuning/small", "router-tuning/small-strict"]
+        .into_iter()
+        .chain(["router-tuning/small-gentle", "router-tuning/small-norm"])
+    {
+        let text = fs::read_to_string(root(&format!("examples/{name}.yaml"))).unwrap();
+        let text = smaller.iter().fold(text, |text, (from, to)| text.replace(from, to));
+        house.write(&format!("examples/{name}.yaml"), &text);
+    }
+    let line = |i: usize| format!("In {} Rome had {} roads, and Alba none.\n", 100 + i, i % 7);
+    house.write("text.txt", &(0..400).map(line).collect::<String>());
+    house.good(&["tokenizer", "train", "text.txt", "--vocab", "280", "-o", "text.tokenizer.json"]);
+    house.good(&["train", "examples/router-tuning/small.yaml", "--out", "runs/small"]);
+    house.good(&["compare", "examples/router-tuning-small.suite.yaml", "--out", "study"]);
+    let mut found = vec![];
+    runs(&house.path("study"), &mut found);
+    assert_eq!(found.len(), 5, "{found:?}");
+    let run = found[0].to_str().unwrap();
+    house.good(&["analyze", "routing", run, "--data", "text.txt", "--sequences", "20", "--first", "4"]);
+    let text = fs::read_to_string(found[0].join("analysis/routing.json")).unwrap();
+    let routing: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(routing["parts"].as_array().unwrap().len(), 2);
 }
