@@ -6,6 +6,7 @@ use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::report::analysis::{Analysis, AtDepth};
+use crate::report::page::Page;
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
@@ -14,12 +15,13 @@ use clap::{Args, Subcommand, value_parser};
 use dreamc_compiler::looks_ahead;
 use dreamc_dsl::spec::{Item, Spec};
 use dreamc_runtime::analysis::{experts::ExpertUse, observe};
-use dreamc_runtime::data::Dataset;
+use dreamc_runtime::data::{Batches, Dataset};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate;
 use dreamc_runtime::files;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Analyse where depth attention looks and which experts serve which depth
@@ -54,10 +56,6 @@ struct Inside {
     #[arg(value_name = "RUN|CHECKPOINT", required = true)]
     model: Option<PathBuf>,
 
-    /// Run it on all of this file (text, .jsonl, .parquet) in place of what was held out
-    #[arg(long, value_name = "FILE")]
-    data: Option<PathBuf>,
-
     /// Rows it is run on
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u64).range(1..1 << 40))]
     sequences: u64,
@@ -66,6 +64,17 @@ struct Inside {
     /// trained one by default
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
     depth: Vec<u64>,
+
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What every analysis is told: what is run where, and where the report goes.
+#[derive(Args)]
+struct Common {
+    /// Run it on all of this file (text, .jsonl, .parquet) in place of what was held out
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
 
     /// Folder of the report; `analysis` in the run's folder by default
     #[arg(long, value_name = "FOLDER")]
@@ -85,6 +94,56 @@ struct Inside {
     rewriting: RewriteArguments,
 }
 
+/// A trained model and what it is run on.
+struct Opened {
+    device: Box<dyn Device>,
+    trained: Trained,
+    dataset: Dataset,
+    held: Batches,
+}
+
+impl Common {
+    fn open(&self, path: &Path) -> Result<Opened, Failure> {
+        let device = self.device.open()?;
+        let mut trained = Trained::open(path, &self.base, &[], self.rewriting.rewriting()?)?;
+        if let Some(file) = &self.data {
+            let beside = trained.tokenizer_file();
+            measure_on(&mut trained.spec, file, beside.as_deref())?;
+        }
+        let nothing =
+            || Failure::Usage("there is no held-out data to run it on; name a file with --data".into());
+        let data = trained.spec.data.as_ref().ok_or_else(nothing)?;
+        let dataset = open_data(&trained.spec, data, None)?;
+        let held = dataset.validation()?.ok_or_else(nothing)?;
+        Ok(Opened { device, trained, dataset, held })
+    }
+
+    /// Writes the page, its figures and the analysis as JSON, all called `name`, and prints the summary, or the JSON.
+    fn leave(
+        &self,
+        path: &Path,
+        name: &str,
+        page: Page,
+        analysis: &impl Serialize,
+        summary: impl FnOnce() -> String,
+    ) -> Done {
+        let folder = match &self.out {
+            Some(folder) => folder.clone(),
+            None if path.is_dir() => path.join("analysis"),
+            None => "analysis".into(),
+        };
+        std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;
+        page.write(&folder, name)?;
+        let text = serde_json::to_string_pretty(analysis)? + "\n";
+        files::write_atomic(&folder.join(format!("{name}.json")), |out| out.write_all(text.as_bytes()))?;
+        if self.json {
+            return Ok(show::json(analysis)?);
+        }
+        say!("{}", summary())?;
+        Ok(say!("{}", folder.join(format!("{name}.html")).display())?)
+    }
+}
+
 pub fn run(a: Arguments) -> Done {
     match (a.what, &a.inside.model) {
         (Some(What::Routing(a)), _) => routing::run(*a),
@@ -94,17 +153,8 @@ pub fn run(a: Arguments) -> Done {
 }
 
 fn inside(a: &Inside, path: &Path) -> Done {
-    let device = a.device.open()?;
-    let mut trained = Trained::open(path, &a.base, &[], a.rewriting.rewriting()?)?;
-    if let Some(file) = &a.data {
-        let beside = trained.tokenizer_file();
-        measure_on(&mut trained.spec, file, beside.as_deref())?;
-    }
+    let Opened { device, trained, dataset, mut held } = a.common.open(path)?;
     let spec = &trained.spec;
-    let nothing = "there is no held-out data to run it on; name a file with --data";
-    let Some(data) = &spec.data else { return Err(Failure::Usage(nothing.into())) };
-    let dataset = open_data(spec, data, None)?;
-    let Some(mut held) = dataset.validation()? else { return Err(Failure::Usage(nothing.into())) };
     let mut model = Model::load(device.as_ref(), prepare::observer(spec, &trained.rewriting)?)?;
     if model.compiled().observed.is_empty() && recurrence(spec).is_none() {
         let what =
@@ -123,20 +173,7 @@ fn inside(a: &Inside, path: &Path) -> Done {
         experts,
         depths: depths(a, &trained, &dataset, device.as_ref())?,
     };
-    let folder = match &a.out {
-        Some(folder) => folder.clone(),
-        None if path.is_dir() => path.join("analysis"),
-        None => "analysis".into(),
-    };
-    std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;
-    analysis.page().write(&folder, "analysis")?;
-    let text = serde_json::to_string_pretty(&analysis)? + "\n";
-    files::write_atomic(&folder.join("analysis.json"), |out| out.write_all(text.as_bytes()))?;
-    if a.json {
-        return Ok(show::json(&analysis)?);
-    }
-    say!("{}", summary(&analysis))?;
-    Ok(say!("{}", folder.join("analysis.html").display())?)
+    a.common.leave(path, "analysis", analysis.page(), &analysis, || summary(&analysis))
 }
 
 /// Count of the one outermost `recur`, which can be run at other depths.

@@ -1,12 +1,8 @@
 //! `dreamc analyze routing`: what tokens skip, and what that goes with.
 
-use crate::device::DeviceArguments;
+use super::{Common, Opened};
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
 use crate::report::routing::{Routing, summary};
-use crate::rewriting::RewriteArguments;
-use crate::spec::{measure_on, open_data};
-use crate::{say, show};
 use clap::{Args, value_parser};
 use dreamc_runtime::analysis::routing::ablation;
 use dreamc_runtime::analysis::skips::{ablate, decisions, held_out};
@@ -33,10 +29,6 @@ pub struct Arguments {
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
 
-    /// Run it on all of this file (text, .jsonl, .parquet) in place of what was held out
-    #[arg(long, value_name = "FILE")]
-    data: Option<PathBuf>,
-
     /// Rows it is run on
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = value_parser!(u64).range(1..1 << 40))]
     sequences: u64,
@@ -62,22 +54,8 @@ pub struct Arguments {
     #[arg(long)]
     no_ablation: bool,
 
-    /// Folder of the report; `analysis` in the run's folder by default
-    #[arg(long, value_name = "FOLDER")]
-    out: Option<PathBuf>,
-
-    /// Print the analysis as JSON
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    base: BaseArguments,
-
-    #[command(flatten)]
-    device: DeviceArguments,
-
-    #[command(flatten)]
-    rewriting: RewriteArguments,
+    common: Common,
 }
 
 fn depths(text: &str) -> Result<RangeInclusive<u64>, String> {
@@ -86,17 +64,8 @@ fn depths(text: &str) -> Result<RangeInclusive<u64>, String> {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
-    let tokenizer = trained.tokenizer()?;
-    if let Some(file) = &a.data {
-        let beside = trained.tokenizer_file();
-        measure_on(&mut trained.spec, file, beside.as_deref())?;
-    }
-    let spec = &trained.spec;
-    let nothing = || Failure::Usage("there is no held-out data to run it on; name a file with --data".into());
-    let dataset = open_data(spec, spec.data.as_ref().ok_or_else(nothing)?, None)?;
-    let mut held = dataset.validation()?.ok_or_else(nothing)?;
+    let Opened { device, trained, dataset, mut held } = a.common.open(&a.model)?;
+    let (spec, tokenizer) = (&trained.spec, trained.tokenizer()?);
     let compiled = prepare::observer(spec, &trained.rewriting)?;
     if !compiled.observed.iter().any(|o| o.component.starts_with("skip.")) {
         let what = "no part of the model is wrapped in skip(…): there is no routing of tokens to analyse";
@@ -144,18 +113,5 @@ pub fn run(a: Arguments) -> Done {
         parts: seen.decisions.parts(spec.train.seed),
         ablation,
     };
-    let folder = match &a.out {
-        Some(folder) => folder.clone(),
-        None if a.model.is_dir() => a.model.join("analysis"),
-        None => "analysis".into(),
-    };
-    std::fs::create_dir_all(&folder).map_err(|e| files::about(&folder, e))?;
-    routing.page().write(&folder, "routing")?;
-    let text = serde_json::to_string_pretty(&routing)? + "\n";
-    files::write_atomic(&folder.join("routing.json"), |out| out.write_all(text.as_bytes()))?;
-    if a.json {
-        return Ok(show::json(&routing)?);
-    }
-    say!("{}", summary(&routing))?;
-    Ok(say!("{}", folder.join("routing.html").display())?)
+    a.common.leave(&a.model, "routing", routing.page(), &routing, || summary(&routing))
 }
