@@ -45,6 +45,13 @@ template <class S> struct Mask {
         return k >= 0 && k <= q && (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
     }
 
+    // Whether `COUNT` queries from `first` on see all of `TILE` keys from `key` on; false where that takes a look at each. What
+    // queries beyond the last see does not matter.
+    template <int COUNT, int TILE> static DEVICE bool all(int first, int key) {
+        if (S::POSITIONS || S::SEGMENTS || key + TILE > S::KEYS) return false;
+        return key + TILE - 1 <= first && (S::WINDOW == 0 || first + COUNT - 1 - key < S::WINDOW);
+    }
+
     // Where queries `first..first + COUNT` stand; those before all keys see nothing. `low > high` where there are no others.
     struct Span {
         int low, high;

@@ -1,83 +1,95 @@
 // Attention along the sequence on the tensor cores: bf16 operands, sums and softmax in f32.
 //
-// As in `attention.cuh`, with larger pieces: a warp works for 16 rows and a block for 64, which lie in shared memory; what
+// As in `attention.cuh`, with larger pieces: a block works for `ROWS` rows, 16 in each warp, which lie in shared memory; what
 // passes by lies there `TILE` rows at a time, twice, so that the next ones are under way. A score goes from the
-// fragment that a product gives straight into the fragment that the next one takes, rounded to bf16 on the way. Heads are
-// multiples of 16 elements, of 128 at most: what a warp sums up lies in its registers.
+// fragment that a product gives straight into the fragment that the next one takes, rounded to bf16 on the way. What a
+// warp sums up lies in its registers: `sums[j]` has columns `8 j ..`.
+//
+// How rows lie in shared memory and what multiplies them is up to `F`: `FlashWarps` here, `FlashWarpgroups` on Hopper.
 #pragma once
 #include "attention.cuh"
 
-constexpr int BLOCK_ROWS = 64, TILE = 32;
-
-template <class S, bool WIDE_> struct Flash {
+// By warps, each for itself. Heads are multiples of 16 elements, of 128 at most. `WIDE`: rows can be copied eight elements
+// at a time.
+template <class S_, bool WIDE_> struct FlashWarps {
+    typedef S_ S;
     static constexpr bool WIDE = WIDE_;
-    static constexpr int SIZE = S::SIZE, PIECES = SIZE / 8;
+    static constexpr int ROWS = 64, TILE = 32, THREADS = 128, PIECES = S::SIZE / 8;
+    static_assert(S::SIZE % 16 == 0 && S::SIZE <= 128, "heads of a warp's registers");
     // Rows are padded by 16 bytes, so that the eight rows of a matrix of `ldmatrix` fall into different banks.
-    static constexpr int ROW = SIZE + 8;
-    static_assert(SIZE % 16 == 0 && SIZE <= 128, "heads of a warp's registers");
-    static constexpr int QUERY_BLOCKS = (S::QUERIES + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    static constexpr int KEY_BLOCKS = (S::KEYS + BLOCK_ROWS - 1) / BLOCK_ROWS;
-};
+    static constexpr int ROW = S::SIZE + 8, OWN = ROWS * ROW, PASSING = TILE * ROW;
 
-// `COUNT` rows of a head into shared memory; zeros beyond the last row.
-template <class F, int COUNT> DEVICE void load_head(bf16 *to, const bf16 *from, i64 stride, int first, int rows) {
-    constexpr int ACROSS = F::SIZE / 8;
+    typedef bf16 *Place;
+    static DEVICE Place memory() {
+        extern __shared__ __align__(16) bf16 rows[];
+        return rows;
+    }
+
+    // `COUNT` rows of a head into shared memory; zeros beyond the last row.
+    template <int COUNT> static DEVICE void load(Place to, const bf16 *from, i64 stride, int first, int rows) {
+        constexpr int ACROSS = S::SIZE / 8;
 #pragma unroll
-    for (int v = int(threadIdx.x); v < COUNT * ACROSS; v += 128) {
-        int row = v / ACROSS, column = v % ACROSS * 8;
-        bool valid = first + row < rows;
-        const bf16 *source = from + (valid ? i64(first + row) * stride + column : 0);
-        bf16 *place = to + row * F::ROW + column;
-        if (F::WIDE) {
-            copy_async(place, source, valid ? 16 : 0);
-        } else {
+        for (int v = int(threadIdx.x); v < COUNT * ACROSS; v += THREADS) {
+            int row = v / ACROSS, column = v % ACROSS * 8;
+            bool valid = first + row < rows;
+            const bf16 *source = from + (valid ? i64(first + row) * stride + column : 0);
+            bf16 *place = to + row * ROW + column;
+            if (WIDE) {
+                copy_async(place, source, valid ? 16 : 0);
+            } else {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                bf16 zero = {0};
-                place[e] = valid ? source[e] : zero;
+                for (int e = 0; e < 8; ++e) {
+                    bf16 zero = {0};
+                    place[e] = valid ? source[e] : zero;
+                }
             }
         }
     }
-}
 
-// A warp's 16 rows times the rows of the tile: `s[j]` has columns `8 j ..`.
-template <class F> DEVICE void rows_by_rows(float (&s)[TILE / 8][4], const bf16 *own, const bf16 *tile) {
-    int lane = int(threadIdx.x % 32);
+    // Comes before the barrier behind which what was loaded is multiplied.
+    static DEVICE void loaded() {}
+
+    // A warp's rows times the rows of the tile. `finish` comes before the result.
+    static DEVICE void multiply(float (&s)[TILE / 8][4], const bf16 *own, const bf16 *tile) {
+        int lane = int(threadIdx.x % 32);
+        own += int(threadIdx.x / 32) * 16 * ROW;
 #pragma unroll
-    for (int j = 0; j < TILE / 8; ++j)
+        for (int j = 0; j < TILE / 8; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[j][e] = 0.0f;
+            for (int e = 0; e < 4; ++e) s[j][e] = 0.0f;
 #pragma unroll
-    for (int d = 0; d < F::SIZE; d += 16) {
-        u32 a[4];
-        load_matrices(a, own + lane % 16 * F::ROW + d + lane / 16 * 8);
+        for (int d = 0; d < S::SIZE; d += 16) {
+            u32 a[4];
+            load_matrices(a, own + lane % 16 * ROW + d + lane / 16 * 8);
 #pragma unroll
-        for (int j = 0; j < TILE / 16; ++j) {
-            u32 b[4];
-            load_matrices(b, tile + (j * 16 + lane / 16 * 8 + lane % 8) * F::ROW + d + lane / 8 % 2 * 8);
-            multiply_matrices(s[2 * j], a, b[0], b[1]);
-            multiply_matrices(s[2 * j + 1], a, b[2], b[3]);
+            for (int j = 0; j < TILE / 16; ++j) {
+                u32 b[4];
+                load_matrices(b, tile + (j * 16 + lane / 16 * 8 + lane % 8) * ROW + d + lane / 8 % 2 * 8);
+                multiply_matrices(s[2 * j], a, b[0], b[1]);
+                multiply_matrices(s[2 * j + 1], a, b[2], b[3]);
+            }
         }
     }
-}
 
-// `sums += weights · tile`, the weights as `rows_by_rows` gives them.
-template <class F>
-DEVICE void add_rows(float (&sums)[F::PIECES][4], const float (&weights)[TILE / 8][4], const bf16 *tile) {
-    int lane = int(threadIdx.x % 32);
+    // `sums += weights · tile`, the weights as `multiply` gives them. `finish` comes before the result.
+    static DEVICE void add(float (&sums)[PIECES][4], const float (&weights)[TILE / 8][4], const bf16 *tile) {
+        int lane = int(threadIdx.x % 32);
 #pragma unroll
-    for (int k = 0; k < TILE / 16; ++k) {
-        const float(&low)[4] = weights[2 * k], (&high)[4] = weights[2 * k + 1];
-        u32 a[4] = {pack(low[0], low[1]), pack(low[2], low[3]), pack(high[0], high[1]), pack(high[2], high[3])};
+        for (int k = 0; k < TILE / 16; ++k) {
+            u32 a[4];
+            fragment(a, weights[2 * k], weights[2 * k + 1]);
 #pragma unroll
-        for (int d = 0; d < F::PIECES; d += 2) {
-            u32 b[4];
-            load_matrices_transposed(b, tile + (k * 16 + lane % 16) * F::ROW + d * 8 + lane / 16 * 8);
-            multiply_matrices(sums[d], a, b[0], b[1]);
-            multiply_matrices(sums[d + 1], a, b[2], b[3]);
+            for (int d = 0; d < PIECES; d += 2) {
+                u32 b[4];
+                load_matrices_transposed(b, tile + (k * 16 + lane % 16) * ROW + d * 8 + lane / 16 * 8);
+                multiply_matrices(sums[d], a, b[0], b[1]);
+                multiply_matrices(sums[d + 1], a, b[2], b[3]);
+            }
         }
     }
-}
+
+    static DEVICE void finish() {}
+};
 
 template <class F> DEVICE void clear_rows(float (&sums)[F::PIECES][4]) {
 #pragma unroll
@@ -110,36 +122,55 @@ DEVICE void store_head(const float (&sums)[F::PIECES][4], bf16 *to, i64 stride, 
     }
 }
 
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
+// Products as scores in base 2; what is not seen is -inf. `ALL`: all of them are seen.
+template <class F, bool ALL>
+DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mask, int first, int key, float scale,
+                      float cap) {
+    typedef typename F::S S;
+    float factor = (S::CAPPED ? cap : scale) * LOG2_E;
+#pragma unroll
+    for (int j = 0; j < F::TILE / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float x = (S::CAPPED ? tanhf(p[j][e] * scale / cap) : p[j][e]) * factor;
+            p[j][e] = ALL || mask.sees(first + row_of(e), key + column_of(j, e)) ? x : -infinity();
+        }
+}
+
 // Shared memory: the queries, two tiles of keys, two of values.
-template <class S, bool WIDE>
+template <class F>
 DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, const bf16 *v, i64 v_stride,
                   const int *query_positions, const int *key_positions, const int *segments, bf16 *o, float *lse,
                   float scale, float cap) {
-    typedef Flash<S, WIDE> F;
-    extern __shared__ __align__(16) bf16 rows[];
-    bf16 *own = rows, *keys = own + BLOCK_ROWS * F::ROW, *values = keys + 2 * TILE * F::ROW;
+    typedef typename F::S S;
+    typedef typename F::Place Place;
+    constexpr int ROWS = F::ROWS, TILE = F::TILE;
+    Place own = F::memory(), keys = own + F::OWN, values = keys + 2 * F::PASSING;
     u32 block = blockIdx.x;
     // The last queries of a causal sequence see most: they come first.
-    int first = (F::QUERY_BLOCKS - 1 - int(take(block, F::QUERY_BLOCKS))) * BLOCK_ROWS;
-    int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32);
+    constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
+    int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
+    int head = int(take(block, S::HEADS)), sequence = int(block);
     Mask<S> mask(query_positions, key_positions, segments, sequence);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
     int kv = head / S::GROUP * S::SIZE;
     const bf16 *k_head = k + key_row * k_stride + kv, *v_head = v + key_row * v_stride + kv;
 
     int begin, end;
-    Mask<S>::template keys<BLOCK_ROWS>(first, begin, end);
-    auto span = mask.template span<BLOCK_ROWS>(first);
+    Mask<S>::template keys<ROWS>(first, begin, end);
+    auto span = mask.template span<ROWS>(first);
     auto next = [&](int key) { return mask.template next<TILE>(span, key, end); };
     begin = next(begin);
     auto stage = [&](int buffer, int key) {
         if (key < end) {
-            load_head<F, TILE>(keys + buffer * TILE * F::ROW, k_head, k_stride, key, S::KEYS);
-            load_head<F, TILE>(values + buffer * TILE * F::ROW, v_head, v_stride, key, S::KEYS);
+            F::template load<TILE>(keys + buffer * F::PASSING, k_head, k_stride, key, S::KEYS);
+            F::template load<TILE>(values + buffer * F::PASSING, v_head, v_stride, key, S::KEYS);
         }
         copy_commit();
     };
-    load_head<F, BLOCK_ROWS>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
+    F::template load<ROWS>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
     stage(0, begin);
     float result[F::PIECES][4], most[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
     clear_rows<F>(result);
@@ -148,30 +179,29 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
         after = next(key + TILE);
         stage(1 - buffer, after);
         copy_wait<1>();
+        F::loaded();
         __syncthreads();
         float p[TILE / 8][4];
-        rows_by_rows<F>(p, own + warp * 16 * F::ROW, keys + buffer * TILE * F::ROW);
+        F::multiply(p, own, keys + buffer * F::PASSING);
+        F::finish();
+        if (mask.template all<ROWS, TILE>(first, key)) to_scores<F, true>(p, mask, first, key, scale, cap);
+        else to_scores<F, false>(p, mask, first, key, scale, cap);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            int query = first + row_of(2 * half);
             float high = most[half];
 #pragma unroll
             for (int j = 0; j < TILE / 8; ++j)
-#pragma unroll
-                for (int e = 2 * half; e < 2 * half + 2; ++e) {
-                    bool seen = mask.sees(query, key + column_of(j, e));
-                    p[j][e] = seen ? score<S>(p[j][e], scale, cap) : -infinity();
-                    high = Largest::join(high, p[j][e]);
-                }
+                high = Largest::join(high, Largest::join(p[j][2 * half], p[j][2 * half + 1]));
             // The four lanes of a row.
             high = lanes<Largest, 4>(high, group_mask<4>());
-            bool any = high > -infinity();
-            float shrink = any ? expf(most[half] - high) : 1.0f, part = 0.0f;
+            // Where nothing has been seen yet all are -inf, and so are their differences from 0.
+            float from = high > -infinity() ? high : 0.0f;
+            float shrink = power_of_two(most[half] - from), part = 0.0f;
 #pragma unroll
             for (int j = 0; j < TILE / 8; ++j)
 #pragma unroll
                 for (int e = 2 * half; e < 2 * half + 2; ++e) {
-                    p[j][e] = any ? expf(p[j][e] - high) : 0.0f;
+                    p[j][e] = power_of_two(p[j][e] - from);
                     part += p[j][e];
                 }
             sum[half] = fmaf(sum[half], shrink, lanes<Sum, 4>(part, group_mask<4>()));
@@ -182,7 +212,8 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
                 result[d][2 * half + 1] *= shrink;
             }
         }
-        add_rows<F>(result, p, values + buffer * TILE * F::ROW);
+        F::add(result, p, values + buffer * F::PASSING);
+        F::finish();
         __syncthreads();
         buffer = 1 - buffer;
     }
@@ -199,44 +230,45 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
         }
         int query = first + row_of(2 * half);
         if (threadIdx.x % 4 == 0 && query < S::QUERIES)
-            lse[(query_row + query) * S::HEADS + head] = none ? -infinity() : most[half] + logf(sum[half]);
+            lse[(query_row + query) * S::HEADS + head] = none ? -infinity() : (most[half] + log2f(sum[half])) * LN_2;
     }
     constexpr i64 O_STRIDE = i64(S::HEADS) * S::SIZE;
     store_head<F>(result, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, first, S::QUERIES);
 }
 
 // Shared memory: the queries and their cotangents, two tiles of keys, two of values.
-template <class S, bool WIDE>
+template <class F>
 DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, const bf16 *v, i64 v_stride,
                                const float *lse, const bf16 *d, i64 d_stride, const int *query_positions,
                                const int *key_positions, const int *segments, bf16 *dq, i64 dq_stride,
                                const float *along, float scale, float cap) {
-    typedef Flash<S, WIDE> F;
-    extern __shared__ __align__(16) bf16 rows[];
-    bf16 *own = rows, *own_d = own + BLOCK_ROWS * F::ROW, *keys = own_d + BLOCK_ROWS * F::ROW;
-    bf16 *values = keys + 2 * TILE * F::ROW;
+    typedef typename F::S S;
+    typedef typename F::Place Place;
+    constexpr int ROWS = F::ROWS, TILE = F::TILE;
+    Place own = F::memory(), own_d = own + F::OWN, keys = own_d + F::OWN, values = keys + 2 * F::PASSING;
     u32 block = blockIdx.x;
-    int first = (F::QUERY_BLOCKS - 1 - int(take(block, F::QUERY_BLOCKS))) * BLOCK_ROWS;
-    int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32);
+    constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
+    int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
+    int head = int(take(block, S::HEADS)), sequence = int(block);
     Mask<S> mask(query_positions, key_positions, segments, sequence);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
     int kv = head / S::GROUP * S::SIZE;
     const bf16 *k_head = k + key_row * k_stride + kv, *v_head = v + key_row * v_stride + kv;
 
     int begin, end;
-    Mask<S>::template keys<BLOCK_ROWS>(first, begin, end);
-    auto span = mask.template span<BLOCK_ROWS>(first);
+    Mask<S>::template keys<ROWS>(first, begin, end);
+    auto span = mask.template span<ROWS>(first);
     auto next = [&](int key) { return mask.template next<TILE>(span, key, end); };
     begin = next(begin);
     auto stage = [&](int buffer, int key) {
         if (key < end) {
-            load_head<F, TILE>(keys + buffer * TILE * F::ROW, k_head, k_stride, key, S::KEYS);
-            load_head<F, TILE>(values + buffer * TILE * F::ROW, v_head, v_stride, key, S::KEYS);
+            F::template load<TILE>(keys + buffer * F::PASSING, k_head, k_stride, key, S::KEYS);
+            F::template load<TILE>(values + buffer * F::PASSING, v_head, v_stride, key, S::KEYS);
         }
         copy_commit();
     };
-    load_head<F, BLOCK_ROWS>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
-    load_head<F, BLOCK_ROWS>(own_d, d + query_row * d_stride + head * S::SIZE, d_stride, first, S::QUERIES);
+    F::template load<ROWS>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
+    F::template load<ROWS>(own_d, d + query_row * d_stride + head * S::SIZE, d_stride, first, S::QUERIES);
     stage(0, begin);
     float result[F::PIECES][4], my_lse[2], my_along[2];
     clear_rows<F>(result);
@@ -252,10 +284,12 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
         after = next(key + TILE);
         stage(1 - buffer, after);
         copy_wait<1>();
+        F::loaded();
         __syncthreads();
         float s[TILE / 8][4], dp[TILE / 8][4], p;
-        rows_by_rows<F>(s, own + warp * 16 * F::ROW, keys + buffer * TILE * F::ROW);
-        rows_by_rows<F>(dp, own_d + warp * 16 * F::ROW, values + buffer * TILE * F::ROW);
+        F::multiply(s, own, keys + buffer * F::PASSING);
+        F::multiply(dp, own_d, values + buffer * F::PASSING);
+        F::finish();
 #pragma unroll
         for (int j = 0; j < TILE / 8; ++j)
 #pragma unroll
@@ -263,7 +297,8 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
                 bool seen = mask.sees(first + row_of(e), key + column_of(j, e));
                 pair_grad<S>(seen, s[j][e], dp[j][e], my_lse[e / 2], my_along[e / 2], scale, cap, p, s[j][e]);
             }
-        add_rows<F>(result, s, keys + buffer * TILE * F::ROW);
+        F::add(result, s, keys + buffer * F::PASSING);
+        F::finish();
         __syncthreads();
         buffer = 1 - buffer;
     }
@@ -272,37 +307,45 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
 }
 
 // Shared memory: the keys and values, two tiles of queries, two of their cotangents.
-template <class S, bool WIDE>
+template <class F>
 DEVICE void flash_grad_keys(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, const bf16 *v, i64 v_stride,
                             const float *lse, const bf16 *d, i64 d_stride, const int *query_positions,
                             const int *key_positions, const int *segments, bf16 *dk, i64 dk_stride, bf16 *dv,
                             i64 dv_stride, const float *along, float scale, float cap) {
-    typedef Flash<S, WIDE> F;
-    extern __shared__ __align__(16) bf16 rows[];
-    bf16 *own = rows, *own_v = own + BLOCK_ROWS * F::ROW, *queries = own_v + BLOCK_ROWS * F::ROW;
-    bf16 *cotangents = queries + 2 * TILE * F::ROW;
+    typedef typename F::S S;
+    typedef typename F::Place Place;
+    constexpr int ROWS = F::ROWS, TILE = F::TILE;
+    Place own = F::memory(), own_v = own + F::OWN, queries = own_v + F::OWN;
+    Place cotangents = queries + 2 * F::PASSING;
     u32 block = blockIdx.x;
-    int first = int(take(block, F::KEY_BLOCKS)) * BLOCK_ROWS, kv_head = int(take(block, S::KV_HEADS));
-    int sequence = int(block), warp = int(threadIdx.x / 32), kv = kv_head * S::SIZE;
+    int first = int(take(block, (S::KEYS + ROWS - 1) / ROWS)) * ROWS, kv_head = int(take(block, S::KV_HEADS));
+    int sequence = int(block), kv = kv_head * S::SIZE;
     Mask<S> mask(query_positions, key_positions, segments, sequence);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
 
     int begin, end;
-    Mask<S>::template queries<BLOCK_ROWS>(first, begin, end);
+    Mask<S>::template queries<ROWS>(first, begin, end);
+    __shared__ float lse_of[2][TILE], along_of[2][TILE];
     // Tiles of queries, each of all heads that read these keys.
     int tiles = end > begin ? (end - begin + TILE - 1) / TILE * S::GROUP : 0;
     auto stage = [&](int buffer, int tile) {
         if (tile < tiles) {
             int query = begin + tile / S::GROUP * TILE, head = (kv_head * S::GROUP + tile % S::GROUP) * S::SIZE;
-            load_head<F, TILE>(queries + buffer * TILE * F::ROW, q + query_row * q_stride + head, q_stride, query,
+            F::template load<TILE>(queries + buffer * F::PASSING, q + query_row * q_stride + head, q_stride, query,
                                S::QUERIES);
-            load_head<F, TILE>(cotangents + buffer * TILE * F::ROW, d + query_row * d_stride + head, d_stride, query,
-                               S::QUERIES);
+            F::template load<TILE>(cotangents + buffer * F::PASSING, d + query_row * d_stride + head, d_stride, query,
+                                   S::QUERIES);
+            if (int(threadIdx.x) < TILE) {
+                bool valid = query + int(threadIdx.x) < S::QUERIES;
+                i64 at = (query_row + (valid ? query + int(threadIdx.x) : 0)) * S::HEADS + head / S::SIZE;
+                copy_async(&lse_of[buffer][threadIdx.x], lse + at, valid);
+                copy_async(&along_of[buffer][threadIdx.x], along + at, valid);
+            }
         }
         copy_commit();
     };
-    load_head<F, BLOCK_ROWS>(own, k + key_row * k_stride + kv, k_stride, first, S::KEYS);
-    load_head<F, BLOCK_ROWS>(own_v, v + key_row * v_stride + kv, v_stride, first, S::KEYS);
+    F::template load<ROWS>(own, k + key_row * k_stride + kv, k_stride, first, S::KEYS);
+    F::template load<ROWS>(own_v, v + key_row * v_stride + kv, v_stride, first, S::KEYS);
     stage(0, 0);
     float result_k[F::PIECES][4], result_v[F::PIECES][4];
     clear_rows<F>(result_k);
@@ -311,29 +354,28 @@ DEVICE void flash_grad_keys(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_st
     for (int tile = 0; tile < tiles; ++tile) {
         stage(1 - buffer, tile + 1);
         copy_wait<1>();
+        F::loaded();
         __syncthreads();
-        int query = begin + tile / S::GROUP * TILE, head = kv_head * S::GROUP + tile % S::GROUP;
+        int query = begin + tile / S::GROUP * TILE;
         float s[TILE / 8][4], dp[TILE / 8][4];
-        rows_by_rows<F>(s, own + warp * 16 * F::ROW, queries + buffer * TILE * F::ROW);
-        rows_by_rows<F>(dp, own_v + warp * 16 * F::ROW, cotangents + buffer * TILE * F::ROW);
+        F::multiply(s, own, queries + buffer * F::PASSING);
+        F::multiply(dp, own_v, cotangents + buffer * F::PASSING);
+        F::finish();
 #pragma unroll
         for (int j = 0; j < TILE / 8; ++j)
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
-                int at = query + column_of(j, side);
-                i64 place = (query_row + at) * S::HEADS + head;
-                float my_lse = at < S::QUERIES ? lse[place] : -infinity();
-                float my_along = at < S::QUERIES ? along[place] : 0.0f;
+                int column = column_of(j, side);
+                float my_lse = lse_of[buffer][column], my_along = along_of[buffer][column];
 #pragma unroll
                 for (int e = side; e < 4; e += 2) {
-                    float p, ds;
-                    pair_grad<S>(mask.sees(at, first + row_of(e)), s[j][e], dp[j][e], my_lse, my_along, scale, cap, p, ds);
-                    s[j][e] = p;
-                    dp[j][e] = ds;
+                    bool seen = mask.sees(query + column, first + row_of(e));
+                    pair_grad<S>(seen, s[j][e], dp[j][e], my_lse, my_along, scale, cap, s[j][e], dp[j][e]);
                 }
             }
-        add_rows<F>(result_v, s, cotangents + buffer * TILE * F::ROW);
-        add_rows<F>(result_k, dp, queries + buffer * TILE * F::ROW);
+        F::add(result_v, s, cotangents + buffer * F::PASSING);
+        F::add(result_k, dp, queries + buffer * F::PASSING);
+        F::finish();
         __syncthreads();
         buffer = 1 - buffer;
     }

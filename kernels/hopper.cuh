@@ -21,49 +21,60 @@ DEVICE u64 tile_at(u32 address, u32 leading) {
     return u64(address >> 4 & 0x3fff) | u64(leading >> 4) << 16 | u64(1024 >> 4) << 32 | 1ull << 62;
 }
 
+// A warpgroup's sums of 64 rows, as operands of an instruction and as they are named in its text.
 #define PIECE(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define PIECES(i) PIECE(i), PIECE(i + 1), PIECE(i + 2), PIECE(i + 3)
+#define SUMS_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_64 SUMS_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_128 SUMS_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // `c = a · b` of 64 rows, 16 deep, or `c += a · b` where `add`; `.._FAST`: elements are adjacent along the depth.
-template <bool A_FAST, bool B_FAST> DEVICE void multiply_tiles(float (&c)[16][4], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, %64, %65, add, 1, 1, %67, %68;\n}"
-                 : PIECE(0), PIECE(1), PIECE(2), PIECE(3),
-                   PIECE(4), PIECE(5), PIECE(6), PIECE(7),
-                   PIECE(8), PIECE(9), PIECE(10), PIECE(11),
-                   PIECE(12), PIECE(13), PIECE(14), PIECE(15)
-                 : "l"(a), "l"(b), "r"(add), "n"(A_FAST ? 0 : 1), "n"(B_FAST ? 0 : 1));
-}
+#define MULTIPLY_TILES(N, SUMS, A, B, ADD, A_FAST_, B_FAST_, ...) \
+    template <bool A_FAST, bool B_FAST> DEVICE void multiply_tiles(float (&c)[N / 8][4], u64 a, u64 b, int add) { \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %" #ADD ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SUMS "}, %" #A ", %" #B \
+                     ", add, 1, 1, %" #A_FAST_ ", %" #B_FAST_ ";\n}" \
+                     : __VA_ARGS__ \
+                     : "l"(a), "l"(b), "r"(add), "n"(A_FAST ? 0 : 1), "n"(B_FAST ? 0 : 1)); \
+    }
+MULTIPLY_TILES(64, SUMS_32, 32, 33, 34, 35, 36, PIECES(0), PIECES(4))
+MULTIPLY_TILES(128, SUMS_64, 64, 65, 66, 67, 68, PIECES(0), PIECES(4), PIECES(8), PIECES(12))
+MULTIPLY_TILES(256, SUMS_128, 128, 129, 130, 131, 132, PIECES(0), PIECES(4), PIECES(8), PIECES(12), PIECES(16),
+               PIECES(20), PIECES(24), PIECES(28))
 
-// The same for 256 columns.
-template <bool A_FAST, bool B_FAST> DEVICE void multiply_tiles(float (&c)[32][4], u64 a, u64 b, int add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-                 "}, %128, %129, add, 1, 1, %131, %132;\n}"
-                 : PIECE(0), PIECE(1), PIECE(2), PIECE(3),
-                   PIECE(4), PIECE(5), PIECE(6), PIECE(7),
-                   PIECE(8), PIECE(9), PIECE(10), PIECE(11),
-                   PIECE(12), PIECE(13), PIECE(14), PIECE(15),
-                   PIECE(16), PIECE(17), PIECE(18), PIECE(19),
-                   PIECE(20), PIECE(21), PIECE(22), PIECE(23),
-                   PIECE(24), PIECE(25), PIECE(26), PIECE(27),
-                   PIECE(28), PIECE(29), PIECE(30), PIECE(31)
-                 : "l"(a), "l"(b), "r"(add), "n"(A_FAST ? 0 : 1), "n"(B_FAST ? 0 : 1));
-}
+// `c += a · b` with `a` in registers, 16 rows of it in each warp.
+#define ADD_TILES(N, SUMS, A0, A1, A2, A3, B, B_FAST_, ...) \
+    template <bool B_FAST> DEVICE void add_tiles(float (&c)[N / 8][4], const u32 (&a)[4], u64 b) { \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SUMS "}, {%" #A0 ", %" #A1 ", %" #A2 \
+                     ", %" #A3 "}, %" #B ", 1, 1, 1, %" #B_FAST_ ";" \
+                     : __VA_ARGS__ \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_FAST ? 0 : 1)); \
+    }
+ADD_TILES(64, SUMS_32, 32, 33, 34, 35, 36, 37, PIECES(0), PIECES(4))
+ADD_TILES(128, SUMS_64, 64, 65, 66, 67, 68, 69, PIECES(0), PIECES(4), PIECES(8), PIECES(12))
 
+#undef ADD_TILES
+#undef MULTIPLY_TILES
+#undef SUMS_128
+#undef SUMS_64
+#undef SUMS_32
+#undef PIECES
 #undef PIECE
+
+// Dynamic shared memory for tiles: what is asked for at the launch is 1024 bytes more than they take, and they begin at a
+// multiple of that.
+DEVICE u32 tiles_memory() {
+    extern __shared__ __align__(1024) u8 tiles[];
+    return (shared_address(tiles) + 1023) / 1024 * 1024;
+}
 
 // Lines of a bf16 operand, 64 elements deep, into shared memory as `wgmma` reads them: pieces of 16 bytes, eight to a row of
 // 128 bytes, permuted within each group of eight rows. A row is a line; where elements are adjacent along the lines, it is a
@@ -90,12 +101,7 @@ template <int COLUMNS_, int STAGES> struct Warpgroups {
 
     typedef bf16 Element;
     typedef float Sums[X][4];
-    // Dynamic: what is asked for at the launch is 1024 bytes more than the stages, which begin at a multiple of that.
     struct Shared {};
-    static DEVICE u32 memory() {
-        extern __shared__ __align__(1024) u8 stages[];
-        return (shared_address(stages) + 1023) / 1024 * 1024;
-    }
 
     static constexpr int OWN_ROWS = 2, OWN_COLUMNS = 2 * X, SHARERS = 4;
     static DEVICE int row(int i) { return int(threadIdx.x) / 32 * 16 + i * 8 + int(threadIdx.x) % 32 / 4; }
@@ -104,7 +110,7 @@ template <int COLUMNS_, int STAGES> struct Warpgroups {
 
     template <bool A_FAST, bool B_FAST, class A, class B>
     static DEVICE void multiply(Shared &, Sums &sums, int rows, int columns, int k, A a, B b) {
-        u32 shared = memory(), half = threadIdx.x / 128 * 8192;
+        u32 shared = tiles_memory(), half = threadIdx.x / 128 * 8192;
         int steps = (k + DEPTH - 1) / DEPTH;
         if (steps <= 0) {
 #pragma unroll

@@ -40,6 +40,12 @@ DEVICE void copy_async_to(u32 shared, const void *from, int bytes) {
 }
 DEVICE void copy_async(void *to, const void *from, int bytes) { copy_async_to(shared_address(to), from, bytes); }
 
+// A float, or zero.
+DEVICE void copy_async(float *to, const float *from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `N` groups of this thread are under way.
@@ -65,6 +71,12 @@ DEVICE u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+// The left operand of a product, 16 x 16, from two pieces of 16 x 8 as products give them.
+DEVICE void fragment(u32 (&a)[4], const float (&low)[4], const float (&high)[4]) {
+    a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);
+    a[2] = pack(high[0], high[1]), a[3] = pack(high[2], high[3]);
 }
 
 // `c += a · b`, `a` 16 x 16 and `b` 16 x 8; sums in f32.
@@ -137,6 +149,13 @@ template <int T> DEVICE void join_threads() {
 }
 
 // --- functions -------------------------------------------------------------------------------------------------------
+
+// 2^x; 0 where that is less than a normal number.
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }

@@ -69,6 +69,8 @@ fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> Vec<(St
                     let compiled = nvrtc.cubin(text, &[&option, "--ptxas-options=-v"]);
                     let compiled =
                         compiled.unwrap_or_else(|e| panic!("{}: {e}\n{}", source.name, source.text));
+                    // What runs one after the other where `wgmma` should be asynchronous, ptxas says so.
+                    assert!(!compiled.log.contains("serialized"), "{}: {}", source.name, compiled.log);
                     let usage = usage(&compiled.log);
                     assert_eq!(usage.len(), source.passes.len(), "{}: {}", source.name, compiled.log);
                     for (entry, registers, spilled) in usage {

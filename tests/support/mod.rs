@@ -3,10 +3,12 @@
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 pub mod house;
+pub mod losses;
 pub mod minimise;
 
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_dsl::Spec;
+use dreamc_runtime::verify::shrink;
 pub use dreamc_runtime::verify::{distance, error};
 use indexmap::IndexMap;
 use safetensors::{Dtype, SafeTensors};
@@ -66,6 +68,39 @@ pub fn load(path: &str) -> Spec {
         Ok((spec, _)) => spec,
         Err(e) => panic!("{path}: {e}"),
     }
+}
+
+/// Specifications of a folder, by name.
+pub fn specs(folder: &str) -> Vec<(String, Spec)> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(root(folder)).unwrap().flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    let name = |path: &PathBuf| format!("{folder}/{}", path.file_name().unwrap().to_string_lossy());
+    let names = files
+        .iter()
+        .map(name)
+        .filter(|name| !name.contains(".suite.") && (name.ends_with(".yaml") || name.ends_with(".dream")));
+    names.map(|name| (name.clone(), load(&name))).collect()
+}
+
+/// Of specifications that are the same when they are made small the first.
+pub fn models(specs: Vec<(String, Spec)>) -> Vec<(String, Spec)> {
+    let (files, mut seen) = (specs.len(), Vec::<(Spec, String)>::new());
+    let mut distinct = vec![];
+    for (name, spec) in specs {
+        let mut small = shrink(&spec, false).spec;
+        small.model.name = String::new();
+        match seen.iter().find(|(s, _)| s.model == small.model && s.data == small.data) {
+            Some((_, other)) => println!("{name}: as {other}"),
+            None => {
+                seen.push((small, name.clone()));
+                distinct.push((name, spec));
+            }
+        }
+    }
+    println!("{files} files, {} models", distinct.len());
+    assert!(files < 2 || distinct.len() > 5);
+    distinct
 }
 
 /// Tensors of a file as f64 or i32.

@@ -397,51 +397,110 @@ pub(super) const SHARED_LIMIT: u64 = 163 * 1024;
 /// The same on `sm_90a`.
 pub(super) const HOPPER_SHARED_LIMIT: u64 = 227 * 1024;
 
-/// Rows of a block, `OWN`, and of a tile, `LANES`, of `attention.cuh`.
-const ATTENTION: (u64, u64) = (16, 32);
-
-/// Rows of a block, `BLOCK_ROWS`, and of a tile, `TILE`, of `flash.cuh`; there are two tiles of what passes by.
-const FLASH: (u64, u64) = (64, 32);
-
-/// How an attention is run: templates, rows of a block and of what passes by, and bytes of a row of a head.
+/// How an attention is run.
 struct AttentionForm {
     header: &'static str,
+    /// Templates are named after it.
     prefix: &'static str,
     /// Template arguments.
-    shape: String,
+    arguments: String,
+    /// Rows of a block, which stay in shared memory, and those of all that passes by.
     own: u64,
-    tile: u64,
+    passing: u64,
+    /// Bytes of a row of a head.
     row_bytes: u64,
+    threads: u32,
+    /// Blocks of a processor at once.
+    resident: u32,
+    hopper: bool,
+}
+
+/// What a block of an attention works for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Queries, forward.
+    Queries,
+    /// Queries, whose gradient is computed.
+    QueryGradients,
+    /// Keys, whose gradient and that of their values are computed.
+    KeyGradients,
 }
 
 impl AttentionForm {
-    /// On the tensor cores where heads fit their pieces and a warp's registers.
-    fn of(s: &AttentionShape, variant: Variant) -> Self {
-        if variant.is_narrow(0) && s.size.is_multiple_of(16) && s.size <= 128 {
-            let (own, tile) = (FLASH.0, 2 * FLASH.1);
-            let row_bytes = 2 * (s.size + 8);
-            let shape = format!("S, {}", variant.aligned);
-            return AttentionForm { header: "flash.cuh", prefix: "flash", shape, own, tile, row_bytes };
+    /// On the tensor cores where heads fit their pieces and a warp's registers; by warpgroups where blocks of them fill a GPU.
+    fn of(s: &AttentionShape, a: &Attention, owner: Owner, variant: Variant) -> Self {
+        let positions = a.mask == Mask::Positions;
+        let heads = if owner == Owner::KeyGradients { s.kv_heads } else { s.heads };
+        let rows = if owner == Owner::KeyGradients { s.keys } else { s.queries };
+        // `ROWS` and `TILE` of the templates; there are two tiles of each of the two things that pass by.
+        if variant.hopper && variant.is_narrow(0) && variant.aligned && matches!(s.size, 64 | 128) {
+            let own = 128;
+            // As many keys at a time, and blocks at once, as registers go: a wide head forward has those of a whole block.
+            let (tile, resident) = match (s.size, owner) {
+                (64, Owner::Queries) => (64, 2),
+                (64, Owner::QueryGradients) if positions => (64, 1),
+                (64, Owner::QueryGradients) => (64, 2),
+                (_, Owner::Queries) => (128, 1),
+                _ => (64, 1),
+            };
+            if rows >= own && times(&[rows.div_ceil(own), heads, s.batch]) >= PROCESSORS {
+                return AttentionForm {
+                    header: "flash_hopper.cuh",
+                    prefix: "flash",
+                    arguments: format!("FlashWarpgroups<S, {tile}>"),
+                    own,
+                    passing: 4 * tile,
+                    row_bytes: 2 * s.size,
+                    threads: 256,
+                    resident,
+                    hopper: true,
+                };
+            }
         }
-        let (own, tile) = ATTENTION;
-        let row_bytes = times(&[4, s.size.next_multiple_of(32) + 1]);
+        if variant.is_narrow(0) && s.size.is_multiple_of(16) && s.size <= 128 {
+            return AttentionForm {
+                header: "flash.cuh",
+                prefix: "flash",
+                arguments: format!("FlashWarps<S, {}>", variant.aligned),
+                own: 64,
+                passing: 4 * 32,
+                row_bytes: 2 * (s.size + 8),
+                threads: 128,
+                resident: 3,
+                hopper: false,
+            };
+        }
+        // `OWN` and `LANES` of `attention.cuh`; there is one tile of each.
         AttentionForm {
             header: "attention.cuh",
             prefix: "attention",
-            shape: "S".into(),
-            own,
-            tile,
-            row_bytes,
+            arguments: "S".into(),
+            own: 16,
+            passing: 2 * 32,
+            row_bytes: times(&[4, s.size.next_multiple_of(32) + 1]),
+            threads: 128,
+            resident: 1,
+            hopper: false,
         }
     }
 
-    /// Shared memory for so many times the rows of a block, with keys and values or what is in their place passing by.
-    fn shared(&self, owns: u64) -> Result<u32> {
-        let bytes = times(&[self.row_bytes, owns * self.own + 2 * self.tile]);
-        match u32::try_from(bytes) {
-            Ok(b) if bytes <= SHARED_LIMIT => Ok(b),
-            _ => Err(CodegenError::Shared { bytes, limit: SHARED_LIMIT }),
+    /// Blocks, threads and shared memory of a launch for so many rows of heads, of which so many kinds stay in shared memory; its
+    /// entry follows.
+    fn geometry(&self, builder: &mut Builder, rows: u64, heads: u64, owns: u64) -> Result<(u32, u32, u32)> {
+        let (limit, room) = match self.hopper {
+            true => (HOPPER_SHARED_LIMIT, 1024),
+            false => (SHARED_LIMIT, 0),
+        };
+        let bytes = times(&[self.row_bytes, owns * self.own + self.passing]).saturating_add(room);
+        let shared = match u32::try_from(bytes) {
+            Ok(shared) if bytes <= limit => shared,
+            _ => return Err(CodegenError::Shared { bytes, limit }),
+        };
+        if self.hopper {
+            builder.hopper();
         }
+        builder.resident(self.resident);
+        Ok((blocks(times(&[rows.div_ceil(self.own), heads]))?, self.threads, shared))
     }
 }
 
@@ -511,9 +570,9 @@ fn scores(a: &Attention) -> String {
 fn attention_forward(s: &AttentionShape, a: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (line, mask, mask_names) = attention_shape(s, a, 3)?;
     let name = format!("attention_{}{}", attention_name(s, a), variant.suffix());
-    let form = AttentionForm::of(s, variant);
+    let form = AttentionForm::of(s, a, Owner::Queries, variant);
     let mut builder = Builder::new(name, form.header);
-    builder.resident(if form.header == "flash.cuh" { 3 } else { 1 });
+    let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
     builder.line(&line);
     let o = 3 + mask.len();
     let mut list = params([
@@ -526,23 +585,23 @@ fn attention_forward(s: &AttentionShape, a: &Attention, variant: Variant) -> Res
     ]);
     list.extend(mask);
     list.extend([variant.output("o", o), output("lse", o + 1)]);
-    let grid = blocks(times(&[s.queries.div_ceil(form.own), s.heads, s.batch]))?;
     let body = format!(
         "    {}<{}>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, {});\n",
         form.prefix,
-        form.shape,
+        form.arguments,
         scores(a)
     );
-    builder.entry("attention_rows", (grid, 128, form.shared(1)?), &list, &body);
+    builder.entry("attention_rows", geometry, &list, &body);
     Ok(builder.finish())
 }
 
 fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (line, mask, mask_names) = attention_shape(s, a, 6)?;
     let name = format!("attention_grad_{}{}", attention_name(s, a), variant.suffix());
-    let form = AttentionForm::of(s, variant);
-    let mut builder = Builder::new(name, form.header);
-    builder.resident(if form.header == "flash.cuh" { 3 } else { 1 });
+    let queries = AttentionForm::of(s, a, Owner::QueryGradients, variant);
+    let keys = AttentionForm::of(s, a, Owner::KeyGradients, variant);
+    let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
+    builder.resident(queries.resident);
     builder.line(&line);
     let dq = 6 + mask.len();
     let rows = times(&[s.batch, s.queries, s.heads]);
@@ -577,27 +636,32 @@ fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Re
         list.push(scratch("const float *", "along", along));
         list
     };
-    let shared = form.shared(2)?;
-    let (prefix, shape) = (form.prefix, &form.shape);
-    let common = format!("<{shape}>(q, q_stride, k, k_stride, v, v_stride, lse, d, d_stride, {mask_names}, ");
-    let grid = blocks(times(&[s.queries.div_ceil(form.own), s.heads, s.batch]))?;
+    let call = |form: &AttentionForm, of: &str, results: &str| {
+        let (prefix, arguments) = (form.prefix, &form.arguments);
+        let operands = "q, q_stride, k, k_stride, v, v_stride, lse, d, d_stride";
+        format!(
+            "    {prefix}_grad_{of}<{arguments}>({operands}, {mask_names}, {results}, along, {});\n",
+            scores(a)
+        )
+    };
+    let geometry = queries.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 2)?;
     builder.entry(
         "attention_queries",
-        (grid, 128, shared),
+        geometry,
         &inputs(params([variant.output("dq", dq), stride("dq", dq)])),
-        &format!("    {prefix}_grad_queries{common}dq, dq_stride, along, {});\n", scores(a)),
+        &call(&queries, "queries", "dq, dq_stride"),
     );
-    let grid = blocks(times(&[s.keys.div_ceil(form.own), s.kv_heads, s.batch]))?;
+    let geometry = keys.geometry(&mut builder, s.keys, times(&[s.kv_heads, s.batch]), 2)?;
     builder.entry(
         "attention_keys",
-        (grid, 128, shared),
+        geometry,
         &inputs(params([
             variant.output("dk", dq + 1),
             stride("dk", dq + 1),
             variant.output("dv", dq + 2),
             stride("dv", dq + 2),
         ])),
-        &format!("    {prefix}_grad_keys{common}dk, dk_stride, dv, dv_stride, along, {});\n", scores(a)),
+        &call(&keys, "keys", "dk, dk_stride, dv, dv_stride"),
     );
     Ok(builder.finish())
 }

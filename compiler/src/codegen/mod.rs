@@ -31,6 +31,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
     ("hopper.cuh", include_str!("../../../kernels/hopper.cuh")),
     ("flash.cuh", include_str!("../../../kernels/flash.cuh")),
+    ("flash_hopper.cuh", include_str!("../../../kernels/flash_hopper.cuh")),
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),

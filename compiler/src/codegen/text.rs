@@ -85,10 +85,9 @@ impl Builder {
 
     /// The entries that follow use what `sm_90a` has.
     pub(super) fn hopper(&mut self) {
-        const INCLUDE: &str = "#include \"hopper.cuh\"";
         self.shared = HOPPER_SHARED_LIMIT;
-        if !self.source.text.contains(INCLUDE) {
-            self.line(INCLUDE);
+        if !self.source.text.contains("hopper.cuh\"") {
+            self.line("#include \"hopper.cuh\"");
         }
     }
 
