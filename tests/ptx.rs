@@ -420,49 +420,106 @@ fn steps_in_bf16_follow_those_in_f32() {
     }
 }
 
-/// Loss and gradients of a batch in bf16 where every choice (experts, tokens) is what f32 on the CPU chose: the cosine of the
-/// gradients.
-fn cosine_of_equal_choices(golden: &Golden, device: &dyn Device) -> f64 {
+/// A gradient by tensor, of a batch, with every choice (experts, tokens) as `chosen` says; where that is empty, it is filled with
+/// what was chosen. Every weight is off by a share of itself, drawn from a seed, of `noise` at most.
+fn gradient_of_choices(
+    golden: &Golden,
+    narrow: Narrow,
+    device: &dyn Device,
+    (noise, seed): (f64, u64),
+    chosen: &mut Vec<Vec<i32>>,
+) -> Vec<(String, Vec<f64>)> {
     let choice = |kernel: &Kernel| match kernel {
         Kernel::Route { .. } | Kernel::TopTokens { .. } | Kernel::Decide { .. } => Some(1usize),
         _ => None,
     };
-    let run = |narrow: Narrow, device: &dyn Device, chosen: &mut Vec<Vec<i32>>, record: bool| {
-        let ids = &golden.tensors["ids"];
-        let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let compiled = compile(&golden.spec, &Options { narrow, ..options(b, n) }).unwrap();
-        let (apart, launches) = apart(&compiled.plan, "backward").unwrap();
-        let mut session = device.load(&apart).unwrap();
-        fill(golden, &compiled, session.as_mut()).unwrap();
-        let mut chosen_before = std::mem::take(chosen).into_iter();
-        for (i, launch) in launches.iter().enumerate() {
-            session.run(&i.to_string()).unwrap();
-            let Some(operand) = choice(compiled.plan.kernel(launch.kernel)) else { continue };
-            let Operand::Tensor { buffer, instance, offset, .. } = &launch.operands[operand] else {
-                continue;
-            };
-            let count = (compiled.plan.buffer(*buffer).elements() - offset) as usize;
-            let mut values = vec![0i32; count];
-            session.read_at(*buffer, instance.at(&[]), *offset, &mut values).unwrap();
-            if !record {
-                values = chosen_before.next().expect("as many choices");
-                session.write_at(*buffer, instance.at(&[]), *offset, &values).unwrap();
+    let ids = &golden.tensors["ids"];
+    let (b, n) = (ids.dims[0], ids.dims[1] - 1);
+    let compiled = compile(&golden.spec, &Options { narrow, ..options(b, n) }).unwrap();
+    let (apart, launches) = apart(&compiled.plan, "backward").unwrap();
+    let mut session = device.load(&apart).unwrap();
+    fill(golden, &compiled, session.as_mut()).unwrap();
+    let mut random = dreamc_compiler::ir::random::Rng::new(seed);
+    for t in &compiled.tensors {
+        let mut w = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
+        session.read_at(t.weight, t.instance, 0, &mut w).unwrap();
+        w.iter_mut().for_each(|w| *w *= (1.0 + random.between(-noise, noise)) as f32);
+        session.write_at(t.weight, t.instance, 0, &w).unwrap();
+    }
+    let record = chosen.is_empty();
+    let mut before = std::mem::take(chosen).into_iter();
+    for (i, launch) in launches.iter().enumerate() {
+        session.run(&i.to_string()).unwrap();
+        let Some(operand) = choice(compiled.plan.kernel(launch.kernel)) else { continue };
+        let Operand::Tensor { buffer, instance, offset, .. } = &launch.operands[operand] else { continue };
+        let count = (compiled.plan.buffer(*buffer).elements() - offset) as usize;
+        let mut values = vec![0i32; count];
+        session.read_at(*buffer, instance.at(&[]), *offset, &mut values).unwrap();
+        if !record {
+            values = before.next().expect("as many choices");
+            session.write_at(*buffer, instance.at(&[]), *offset, &values).unwrap();
+        }
+        chosen.push(values);
+    }
+    let mut all = vec![];
+    for t in &compiled.tensors {
+        let Some(gradient) = t.gradient else { continue };
+        let mut g = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
+        session.read_at(gradient, t.instance, 0, &mut g).unwrap();
+        all.push((t.name.clone(), g.into_iter().map(f64::from).collect()));
+    }
+    all
+}
+
+fn flat(gradients: &[(String, Vec<f64>)]) -> Vec<f64> {
+    gradients.iter().flat_map(|(_, g)| g).copied().collect()
+}
+
+/// The cosine of the gradients in bf16 and in f32 on the CPU where both choose as f32 did.
+fn cosine_of_equal_choices(golden: &Golden, device: &dyn Device) -> f64 {
+    let (cpu, mut chosen) = (&CpuDevice::default(), vec![]);
+    let expected = gradient_of_choices(golden, Narrow::Nothing, cpu, (0.0, 0), &mut chosen);
+    let found = gradient_of_choices(golden, Narrow::Storage, device, (0.0, 0), &mut chosen);
+    cosine(&flat(&found), &flat(&expected))
+}
+
+/// How far a gradient moves, relative to its length, where weights are off as bf16 ones may be and all else is f32, choices being
+/// equal: `nested` magnifies that as no other model does, and so it does what bf16 rounds.
+#[test]
+#[ignore = "an experiment that takes a minute"]
+fn nested_magnifies_what_rounding_does_to_weights() {
+    let cpu = &CpuDevice::default();
+    let mut moved: Vec<(f64, String)> = vec![];
+    for golden in goldens() {
+        let mut chosen = vec![];
+        let expected = gradient_of_choices(&golden, Narrow::Nothing, cpu, (0.0, 0), &mut chosen);
+        let mut by = |bits| {
+            let mut draws: Vec<(f64, f64, String)> = (1..=9)
+                .map(|seed| {
+                    let noise = (0.5f64.powi(bits), seed);
+                    let found = gradient_of_choices(&golden, Narrow::Nothing, cpu, noise, &mut chosen);
+                    let each = found.iter().zip(&expected);
+                    let far = each.map(|((name, a), (_, b))| (distance(a, b), name.clone()));
+                    let (_, name) = far.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+                    let (found, expected) = (flat(&found), flat(&expected));
+                    (distance(&found, &expected), cosine(&found, &expected), name)
+                })
+                .collect();
+            draws.sort_by(|a, b| a.0.total_cmp(&b.0));
+            draws.swap_remove(4)
+        };
+        for bits in [7, 8, 12, 9] {
+            let (far, cosine, name) = by(bits);
+            println!("{}: 2^-{bits}: moved by {far:.1e}, cosine {cosine:.4}, most {name}", golden.name);
+            if bits == 9 {
+                moved.push((far, golden.name.clone()));
             }
-            chosen.push(values);
         }
-        let mut all = vec![];
-        for t in compiled.tensors.iter() {
-            let Some(gradient) = t.gradient else { continue };
-            let mut g = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-            session.read_at(gradient, t.instance, 0, &mut g).unwrap();
-            all.extend(g.into_iter().map(f64::from));
-        }
-        all
-    };
-    let mut chosen = vec![];
-    let expected = run(Narrow::Nothing, &CpuDevice::default(), &mut chosen, true);
-    let found = run(Narrow::Storage, device, &mut chosen, false);
-    cosine(&found, &expected)
+    }
+    moved.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (middle, (most, name)) = (moved[moved.len() / 2].0, &moved[moved.len() - 1]);
+    println!("the median model is moved by {middle:.1e}, {name} by {most:.1e}");
+    assert!(name == "nested" && *most > 4.0 * middle, "{moved:?}");
 }
 
 fn cosine(a: &[f64], b: &[f64]) -> f64 {
@@ -488,8 +545,7 @@ fn gradients_in_bf16_point_where_those_in_f32_do() {
         let mut other = Run::new(&golden, &options(b, n), &CpuDevice::default());
         run.backward(&golden, ids.ints(), b, n);
         other.backward(&golden, ids.ints(), b, n);
-        let flat = |run: &Run| run.gradients().into_iter().flat_map(|(_, g)| g).collect::<Vec<_>>();
-        let cosine = cosine(&flat(&run), &flat(&other));
+        let cosine = cosine(&flat(&run.gradients()), &flat(&other.gradients()));
         // Where two logits are closer than bf16 tells, another expert is chosen, and the gradient is another one; `nested` magnifies
         // what goes in, as the tests of the CPU say.
         let same = choices(&run) == choices(&other);
