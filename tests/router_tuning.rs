@@ -106,12 +106,12 @@ fn the_small_study_trains_its_own_base() {
         ("repeat: 6", "repeat: 2"),
         ("repeat: 3", "repeat: 1"),
         ("steps: 800", "steps: 6"),
-        ("steps: 600", "steps: 6"),
-        ("steps: 60}", "steps: 3}"),
+        ("steps: 300", "steps: 6"),
+        ("steps: 40}", "steps: 3}"),
         ("batch: 16", "batch: 2"),
         ("sequence: 256", "sequence: 32"),
         ("every: 250, batches: 8", "every: 3, batches: 1"),
-        ("every: 100, batches: 8", "every: 3, batches: 1"),
+        ("every: 50, batches: 8", "every: 3, batches: 1"),
     ];
     for name in ["router-tuning-small.suite", "router-tuning/small", "router-tuning/small-strict"]
         .into_iter()
