@@ -148,7 +148,8 @@ impl Drop for Context {
     }
 }
 
-/// A session's stream, memory and code.
+/// A session's stream, memory and code. Everything goes through the stream: it does not wait for the default one, in which a plain
+/// `cuMemsetD8` or the last part of a `cuMemcpyHtoD` may still be under way when the call returns.
 struct Stream {
     context: Arc<Context>,
     stream: sys::CUstream,
@@ -248,9 +249,9 @@ impl Gpu for Stream {
             Err(error) => return Err(self.context.error("cuMemAlloc", error)),
         };
         self.allocations.push(address);
-        // SAFETY: all of the allocation.
-        unsafe { result::memset_d8_sync(address, 0, size) }
-            .map_err(|e| self.context.error("cuMemsetD8", e))?;
+        // SAFETY: all of the allocation, before anything else of this stream uses it.
+        unsafe { result::memset_d8_async(address, 0, size, self.stream) }
+            .map_err(|e| self.context.error("cuMemsetD8Async", e))?;
         Ok(address)
     }
 
@@ -284,15 +285,19 @@ impl Gpu for Stream {
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.wait()?;
-        // SAFETY: the session keeps to its own allocations; nothing is under way.
-        unsafe { result::memcpy_htod_sync(address, bytes) }.map_err(|e| self.context.error("cuMemcpyHtoD", e))
+        self.context.enter()?;
+        // SAFETY: the session keeps to its own allocations; `bytes` is borrowed until the copy is done.
+        unsafe { result::memcpy_htod_async(address, bytes, self.stream) }
+            .map_err(|e| self.context.error("cuMemcpyHtoDAsync", e))?;
+        self.wait()
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.wait()?;
+        self.context.enter()?;
         // SAFETY: likewise.
-        unsafe { result::memcpy_dtoh_sync(bytes, address) }.map_err(|e| self.context.error("cuMemcpyDtoH", e))
+        unsafe { result::memcpy_dtoh_async(bytes, address, self.stream) }
+            .map_err(|e| self.context.error("cuMemcpyDtoHAsync", e))?;
+        self.wait()
     }
 
     fn launch(&mut self, module: &Module, launch: &Launch, origin: &str) -> Result<(), DeviceError> {
