@@ -366,12 +366,9 @@ impl Model {
         self.scalar("loss")
     }
 
-    /// The losses of routers in the step so far, added up over its micro-batches; 0 where there are none.
-    pub fn auxiliary(&self) -> Result<f32, ModelError> {
-        if self.compiled.plan.find("aux").is_none() {
-            return Ok(0.0);
-        }
-        self.scalar("aux")
+    /// The losses of routers in the step so far, added up over its micro-batches; `None` where the model has none.
+    pub fn auxiliary(&self) -> Result<Option<f32>, ModelError> {
+        self.compiled.plan.find("aux").map(|_| self.scalar("aux")).transpose()
     }
 
     /// The norm of the gradients of the step. Nothing is changed yet.

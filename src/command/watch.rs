@@ -150,8 +150,9 @@ impl State {
         if let Some(last) = steps.last() {
             let fixed = 10 + self.metrics.evaluations.len().min(4);
             let rows = height.saturating_sub(fixed).clamp(3, 16);
+            let routers = last.auxiliary.map(|a| format!(" + {a:.4} of routers")).unwrap_or_default();
             lines.push(format!(
-                "loss {:.4}   norm {:.3}   learning rate {:.2e}",
+                "loss {:.4}{routers}   norm {:.3}   learning rate {:.2e}",
                 last.loss, last.norm, last.learning_rate
             ));
             let losses: Vec<f64> = steps.iter().map(|s| s.loss).collect();

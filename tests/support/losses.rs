@@ -45,7 +45,7 @@ fn take(model: &mut Model, batch: &Batch, train: &Train, step: u64) -> Result<f6
     model.begin_step()?;
     let scale = Scale { loss: 1.0 / batch.learned().max(1) as f32, auxiliary: 1.0 };
     model.backward(batch, scale, schedule::depth(train, step))?;
-    let loss = f64::from(model.loss()?) + f64::from(model.auxiliary()?);
+    let loss = f64::from(model.loss()?) + f64::from(model.auxiliary()?.unwrap_or(0.0));
     model.norm()?;
     model.update(&schedule::scalars(train, step))?;
     Ok(loss)

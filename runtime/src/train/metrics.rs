@@ -49,6 +49,9 @@ pub struct StepLine {
     pub step: u64,
     /// Mean loss over its targets, in nats.
     pub loss: f64,
+    /// What routers add to it: penalties, balance and z losses, weighted; where the model has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auxiliary: Option<f64>,
     /// Learning rate.
     pub learning_rate: f64,
     /// Gradient norm before clipping.
@@ -179,6 +182,7 @@ mod tests {
         let step = StepLine {
             step: 10,
             loss: 1.5,
+            auxiliary: Some(0.125),
             learning_rate: 1e-3,
             norm: 0.25,
             tokens: 640,

@@ -262,6 +262,7 @@ impl<'a> Runner<'a> {
             multiply_adds += executed;
         }
         let (loss, norm) = (self.model.loss()?, self.model.norm()?);
+        let auxiliary = self.model.auxiliary()?.map(|sum| f64::from(sum * scale.auxiliary));
         let verdict = self.state.guard.judge(train, loss, norm);
         let mut balance = None;
         match &verdict {
@@ -298,6 +299,7 @@ impl<'a> Runner<'a> {
         let line = StepLine {
             step,
             loss: f64::from(loss),
+            auxiliary,
             learning_rate: schedule::learning_rate(train, step),
             norm: f64::from(norm),
             tokens: state.tokens,
@@ -308,7 +310,8 @@ impl<'a> Runner<'a> {
         self.log(|metrics, events| {
             metrics.push(&line)?;
             let scalars = [("loss", line.loss), ("learning_rate", line.learning_rate), ("norm", line.norm)];
-            events.scalars(now(), step, &scalars)
+            let routers = line.auxiliary.map(|a| ("auxiliary", a));
+            events.scalars(now(), step, &scalars.into_iter().chain(routers).collect::<Vec<_>>())
         })?;
         self.watcher.tell(&Event::Step { line: &line, steps: train.steps, speed: self.speed, left });
         Ok(())

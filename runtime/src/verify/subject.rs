@@ -507,7 +507,7 @@ pub fn add_backward(
         model.begin_step()?;
     }
     model.backward(batch, scale, depth)?;
-    let loss = f64::from(model.loss()?) + f64::from(model.auxiliary()?);
+    let loss = f64::from(model.loss()?) + f64::from(model.auxiliary()?.unwrap_or(0.0));
     let mut gradients = IndexMap::new();
     for tensor in model.compiled().tensors.clone() {
         if let Some(gradient) = model.gradient(&tensor)? {
