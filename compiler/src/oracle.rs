@@ -12,7 +12,7 @@ use crate::architecture::{Apply, Architecture, Pool, for_each_application};
 use crate::autodiff::{Seed, differentiate, prune};
 use crate::compile::watch_lowered;
 use crate::compiled::{Init, TensorKind};
-use crate::ir::interpret::{Data, InterpretError, Tensor, execute_observed};
+use crate::ir::interpret::{self, Data, InterpretError, Tensor};
 use crate::ir::{Function, Module, Node, Op, Param, Role, Unary};
 use crate::lower::{
     EMBED, Form, HEAD, Lowered, POOL, Shape, lower, lower_declared_training, lower_evaluation,
@@ -21,6 +21,7 @@ use crate::lower::{
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
+use std::sync::OnceLock;
 use thiserror::Error;
 
 /// Why the oracle failed.
@@ -45,6 +46,8 @@ pub struct Oracle {
     /// Joint functions of the bodies, of `embed` and of `head`.
     joints: IndexMap<String, Function>,
     shape: Shape,
+    /// Whether its functions can be evaluated: known since the first time.
+    checked: OnceLock<()>,
 }
 
 /// A name, sizes, kind and beginning of a tensor, in checkpoint order.
@@ -183,7 +186,7 @@ impl Oracle {
             *f = rewrite(&mut module, f, Stage::Inference)?;
             watch(Pass::Rewrite, &mut module, f);
         }
-        Ok(Oracle { architecture, lowered, module, joints, shape })
+        Ok(Oracle { architecture, lowered, module, joints, shape, checked: OnceLock::new() })
     }
 
     /// Its architecture.
@@ -246,6 +249,7 @@ impl Oracle {
         batch: &Batch,
         watcher: &mut Decider,
     ) -> Result<Walked, OracleError> {
+        self.check()?;
         let (b, t) = (self.shape.batch as usize, self.shape.sequence as usize);
         let mut context: IndexMap<String, Tensor> = IndexMap::new();
         let given = |values: &Vec<i32>, each: &dyn Fn(usize) -> i32| match values.is_empty() {
@@ -402,6 +406,16 @@ impl Oracle {
         Ok(Tensor::zeros(&self.module, f.ty(v)))
     }
 
+    /// Every function is applied at every depth, for every derivative: it is looked at once.
+    fn check(&self) -> Result<(), InterpretError> {
+        if self.checked.get().is_none() {
+            let functions = self.lowered.module.functions.values().chain(self.joints.values());
+            functions.into_iter().try_for_each(|f| interpret::check(&self.module, f))?;
+            self.checked.get_or_init(|| ());
+        }
+        Ok(())
+    }
+
     fn call(
         &self,
         name: &str,
@@ -463,21 +477,18 @@ fn run(
         let value = match p.role {
             Role::Weight | Role::Buffer => {
                 let name = layer.map_or(p.name.clone(), |i| format!("layers.{i}.{}", p.name));
-                weights
-                    .get(&name)
-                    .or_else(|| weights.get(&p.name))
-                    .cloned()
-                    .ok_or(OracleError::Missing(name))?
+                weights.get(&name).or_else(|| weights.get(&p.name)).ok_or(OracleError::Missing(name))?
             }
-            _ => values.get(&p.name).cloned().ok_or_else(|| OracleError::Missing(p.name.clone()))?,
+            _ => values.get(&p.name).ok_or_else(|| OracleError::Missing(p.name.clone()))?,
         };
         args.push(value);
     }
-    let execution = execute_observed(module, f, &args, &mut |node, operands, results| {
+    let mut see = |node: &Node, operands: &[&Tensor], results: &mut [Tensor]| {
         watcher.see(node, operands, results);
-    })?;
-    watcher.multiply_adds += execution.multiply_adds.iter().sum::<u64>();
-    Ok(f.results.iter().map(|(name, v)| (name.clone(), execution.values[v.index()].clone())).collect())
+    };
+    let (results, multiply_adds) = interpret::run(module, f, &args, &mut see)?;
+    watcher.multiply_adds += multiply_adds;
+    Ok(results.into_iter().collect())
 }
 
 /// What a walk over all applications leaves.

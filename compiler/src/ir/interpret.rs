@@ -13,7 +13,7 @@ use super::cost::{self, CostError, Extents};
 use super::verify::VerifyError;
 use super::{
     ABSENT, Attention, Binary, DType, Dim, Function, Mask, Module, Node, Op, Positions, Reduce, Rope, Type,
-    TypeError, Unary, infer, verify_function,
+    TypeError, Unary, Value, infer, verify_function,
 };
 use indexmap::IndexMap;
 use std::borrow::Cow;
@@ -192,9 +192,9 @@ pub fn interpret(
     function: &Function,
     args: &[Tensor],
 ) -> Result<Vec<(String, Tensor)>, InterpretError> {
-    let execution = execute(module, function, args)?;
-    let results = function.results.iter();
-    Ok(results.map(|(name, v)| (name.clone(), execution.values[v.index()].clone())).collect())
+    check(module, function)?;
+    let args: Vec<&Tensor> = args.iter().collect();
+    Ok(run(module, function, &args, &mut |_, _, _| {})?.0)
 }
 
 /// What sees every node after its evaluation, with its operands and results; the results may be changed.
@@ -202,20 +202,42 @@ pub type Observe<'a> = &'a mut dyn FnMut(&Node, &[&Tensor], &mut [Tensor]);
 
 /// As [`interpret`](interpret()), with every value and count.
 pub fn execute(module: &Module, function: &Function, args: &[Tensor]) -> Result<Execution, InterpretError> {
-    execute_observed(module, function, args, &mut |_, _, _| {})
+    check(module, function)?;
+    let args: Vec<&Tensor> = args.iter().collect();
+    let (values, multiply_adds) = walk_nodes(module, function, &args, &mut |_, _, _| {})?;
+    Ok(Execution { values: values.into_iter().map(Cow::into_owned).collect(), multiply_adds })
 }
 
-/// As [`execute`], observed.
-pub fn execute_observed(
+/// Whether a function can be evaluated at all: it is well formed, and small enough.
+pub fn check(module: &Module, function: &Function) -> Result<(), InterpretError> {
+    verify_function(module, function)?;
+    check_work(module, function)
+}
+
+/// As [`interpret`](interpret()), of a function that was [checked](check()) once and is evaluated often; observed. Also gives the
+/// multiply-adds of all its nodes.
+pub fn run(
     module: &Module,
     function: &Function,
-    args: &[Tensor],
+    args: &[&Tensor],
     observe: Observe,
-) -> Result<Execution, InterpretError> {
-    verify_function(module, function)?;
-    check_work(module, function)?;
+) -> Result<(Vec<(String, Tensor)>, u64), InterpretError> {
+    let (values, multiply_adds) = walk_nodes(module, function, args, observe)?;
+    let result = |(name, v): &(String, Value)| (name.clone(), Tensor::clone(&values[v.index()]));
+    Ok((function.results.iter().map(result).collect(), multiply_adds.iter().sum()))
+}
+
+/// Every value of a function, and the multiply-adds of each node.
+type Walked<'a> = (Vec<Cow<'a, Tensor>>, Vec<u64>);
+
+fn walk_nodes<'a>(
+    module: &Module,
+    function: &Function,
+    args: &[&'a Tensor],
+    observe: Observe,
+) -> Result<Walked<'a>, InterpretError> {
     check_args(module, function, args)?;
-    let mut values: Vec<Cow<'_, Tensor>> = args.iter().map(Cow::Borrowed).collect();
+    let mut values: Vec<Cow<'a, Tensor>> = args.iter().map(|x| Cow::Borrowed(*x)).collect();
     let mut multiply_adds = vec![];
     for node in &function.nodes {
         let types: Vec<&Type> = node.inputs.iter().map(|&v| function.ty(v)).collect();
@@ -231,7 +253,7 @@ pub fn execute_observed(
         observe(node, &operands, &mut tensors);
         values.extend(tensors.into_iter().map(Cow::Owned));
     }
-    Ok(Execution { values: values.into_iter().map(Cow::into_owned).collect(), multiply_adds })
+    Ok((values, multiply_adds))
 }
 
 /// Evaluates one operation on operands of these types: its results and the multiply-adds executed.
@@ -273,7 +295,7 @@ fn check_work(module: &Module, function: &Function) -> Result<(), InterpretError
     Ok(())
 }
 
-fn check_args(module: &Module, function: &Function, args: &[Tensor]) -> Result<(), InterpretError> {
+fn check_args(module: &Module, function: &Function, args: &[&Tensor]) -> Result<(), InterpretError> {
     if args.len() != function.params.len() {
         return Err(InterpretError::Arguments {
             function: function.name.clone(),
@@ -430,7 +452,7 @@ fn inner_product(a: &[f64], b: &[f64]) -> f64 {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-/// One operation at work. Operands fit their types and the types fit the operation: [`execute`] has checked.
+/// One operation at work. Operands fit their types and the types fit the operation: [`check`](check()) has said so.
 struct Evaluation<'a> {
     module: &'a Module,
     types: &'a [&'a Type],
