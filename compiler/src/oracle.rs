@@ -224,7 +224,24 @@ impl Oracle {
         batch: &Batch,
         held: Option<&Decisions>,
     ) -> Result<Forward, OracleError> {
-        let mut watcher = Decider { held, ..Decider::default() };
+        self.forward_by(weights, batch, Decider { held, ..Decider::default() })
+    }
+
+    /// The same, deciding for itself, with every value rounded to f32.
+    pub fn forward_rounded(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+    ) -> Result<Forward, OracleError> {
+        self.forward_by(weights, batch, Decider { rounds: true, ..Decider::default() })
+    }
+
+    fn forward_by(
+        &self,
+        weights: &IndexMap<String, Tensor>,
+        batch: &Batch,
+        mut watcher: Decider,
+    ) -> Result<Forward, OracleError> {
         let walked = self.walk(weights, batch, &mut watcher)?;
         let mut here = walked.context;
         here.insert("x".into(), walked.x.clone());

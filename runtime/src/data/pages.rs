@@ -2,7 +2,8 @@
 //!
 //! *In*: a file whose metadata was read. *Out*: a [`FileReader`] for the crate's row reader. *Promise*: a page takes at most [`MOST_BYTES`] and
 //! has at most [`MOST_VALUES`]; no count inside it says more. The crate itself takes what a damaged count says, and ends the
-//! process where the system has not so much.
+//! process where the system has not so much. Metadata and headers of pages hold no list of booleans, which the format has in neither:
+//! the crate counts to the length that one says it has, up to 2³¹, without a byte behind it.
 
 use bytes::Bytes;
 use parquet::basic::Encoding;
@@ -21,6 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Most bytes of a page, unpacked. Writers cut pages at about 1 MiB.
 const MOST_BYTES: i64 = 256 << 20;
 
+/// Most bytes of the header of a page, which has two values of its column in it.
+const MOST_HEADER: u64 = 1 << 20;
+
 /// Most values of a page.
 const MOST_VALUES: u64 = 1 << 24;
 
@@ -31,6 +35,11 @@ impl Checked {
     /// Reads the metadata of a file.
     pub fn new(file: File) -> Result<Self> {
         let pages = Arc::new(AtomicBool::new(false));
+        if footer(&file)?.is_some_and(|footer| structure(&footer) == Err(Stop::Booleans)) {
+            return refuse(
+                "its metadata has a list of booleans, which the format does not have there".into(),
+            );
+        }
         let reader = SerializedFileReader::new(Source { file, pages: pages.clone() })?;
         // From here on what is read are pages.
         pages.store(true, Ordering::Relaxed);
@@ -74,7 +83,16 @@ impl ChunkReader for Source {
     fn get_read(&self, start: u64) -> Result<BufReader<File>> {
         let mut read = self.file.get_read(start)?;
         if self.pages.load(Ordering::Relaxed) {
-            let size = unpacked_size(read.fill_buf()?);
+            let header = read.fill_buf()?;
+            let mut walked = structure(header);
+            if walked == Err(Stop::End) {
+                let there = self.file.len().saturating_sub(start).min(MOST_HEADER);
+                walked = structure(&self.file.get_bytes(start, there as usize)?);
+            }
+            if walked.is_err() {
+                return refuse("a page has a header that is none".into());
+            }
+            let size = unpacked_size(header);
             if !size.is_some_and(|size| (0..=MOST_BYTES).contains(&size)) {
                 let size = size.map_or("an unknown number of".into(), |size| size.to_string());
                 return refuse(format!("a page says it has {size} bytes; at most {MOST_BYTES} are read"));
@@ -98,6 +116,75 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let value =
         bytes[..length].iter().rev().try_fold(0u64, |v, b| Some(v.checked_mul(128)? | u64::from(b & 0x7F)));
     Some((value?, &bytes[length..]))
+}
+
+/// The metadata of a file, which lies before their length and four letters; `None` where there is none.
+fn footer(file: &File) -> Result<Option<Bytes>> {
+    let Some(end) = file.len().checked_sub(8) else { return Ok(None) };
+    let length = file.get_bytes(end, 4)?;
+    let length = u64::from(u32::from_le_bytes([length[0], length[1], length[2], length[3]]));
+    let begin = end.checked_sub(length);
+    begin.map(|begin| file.get_bytes(begin, length as usize)).transpose()
+}
+
+/// Why a walk over a value in Thrift's compact form ends before its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stop {
+    /// No bytes are left, or they are no value.
+    End,
+    /// A list of booleans.
+    Booleans,
+}
+
+/// Walks over a structure; its time is that of its bytes, of which every element but a boolean has one.
+fn structure(bytes: &[u8]) -> std::result::Result<(), Stop> {
+    const STRUCTURE: u8 = 12;
+    behind(bytes, STRUCTURE, 64).map(|_| ())
+}
+
+/// What comes behind a value of this type, whose parts are nested at most so deep.
+fn behind(bytes: &[u8], of: u8, depth: u32) -> std::result::Result<&[u8], Stop> {
+    let number = |bytes| varint(bytes).ok_or(Stop::End);
+    let past =
+        |bytes: &'_ [u8], n: u64| usize::try_from(n).ok().filter(|n| *n <= bytes.len()).ok_or(Stop::End);
+    let deeper = depth.checked_sub(1).ok_or(Stop::End)?;
+    match of {
+        1 | 2 => Ok(bytes),
+        3 => Ok(&bytes[past(bytes, 1)?..]),
+        4..=6 => Ok(number(bytes)?.1),
+        7 => Ok(&bytes[past(bytes, 8)?..]),
+        8 => {
+            let (length, rest) = number(bytes)?;
+            Ok(&rest[past(rest, length)?..])
+        }
+        9 | 10 => {
+            let (head, rest) = bytes.split_first().ok_or(Stop::End)?;
+            let (count, mut rest) =
+                if head >> 4 == 15 { number(rest)? } else { (u64::from(head >> 4), rest) };
+            match head & 15 {
+                1 | 2 if count > 0 => return Err(Stop::Booleans),
+                element => {
+                    for _ in 0..count {
+                        rest = behind(rest, element, deeper)?;
+                    }
+                }
+            }
+            Ok(rest)
+        }
+        12 => {
+            let mut rest = bytes;
+            loop {
+                let (head, fields) = rest.split_first().ok_or(Stop::End)?;
+                if head & 15 == 0 {
+                    return Ok(fields);
+                }
+                // The number of a field follows where it is not so many more than the one before.
+                let value = if head >> 4 == 0 { number(fields)?.1 } else { fields };
+                rest = behind(value, head & 15, deeper)?;
+            }
+        }
+        _ => Err(Stop::End),
+    }
 }
 
 /// The field `uncompressed_page_size` of a page header in Thrift's compact form: the second field, behind the page's type.
@@ -239,6 +326,23 @@ mod tests {
         assert_eq!(unpacked_size(&[0x15, 0, 0x15, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F]), Some(i64::from(i32::MAX)));
         assert_eq!(unpacked_size(&[0x15, 0, 0x25, 24]), None);
         assert_eq!(unpacked_size(&[0x15, 0x80, 0x80]), None);
+    }
+
+    #[test]
+    fn structures_have_ends_and_no_lists_of_booleans() {
+        // A number, a text, a list of two numbers, a field by its number, the end.
+        let good = [0x15, 2, 0x18, 1, b'a', 0x19, 0x25, 2, 4, 0x05, 0x80, 1, 6, 0];
+        assert_eq!(structure(&good), Ok(()));
+        (0..good.len()).for_each(|n| assert_eq!(structure(&good[..n]), Err(Stop::End), "{n}"));
+        assert_eq!(structure(&[0x19, 0xF1, 0xFF, 0xFF, 0xFF, 0xFF, 0x07, 0]), Err(Stop::Booleans));
+        assert_eq!(structure(&[0x19, 0x19, 0x11, 0]), Err(Stop::Booleans));
+        assert_eq!(structure(&[0x19, 0x01, 0]), Ok(()), "none is no list of them");
+        assert_eq!(structure(&[0x1C; 200]), Err(Stop::End), "nested without end");
+        assert_eq!(
+            structure(&[0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1]),
+            Err(Stop::End)
+        );
+        assert_eq!(structure(&[0x19, 0xFC, 0xFF, 0xFF, 0xFF, 0x07]), Err(Stop::End));
     }
 
     #[test]

@@ -363,6 +363,17 @@ impl<'a> Subject<'a> {
                 }
             }
         }
+        // Where tokens skip, evaluation is another model: who takes part is decided otherwise.
+        let inference = self.oracle(None, &Rewriting::off(), Form::Inference)?;
+        let segments = if self.batch == self.plain { vec![] } else { vec![&self.plain] };
+        for batch in [&self.batch].into_iter().chain(segments).filter(|_| inference.architecture().skips()) {
+            let base = self.forward(&inference, batch)?;
+            let moved = inference.forward(&moved, &of(batch), None)?;
+            let rounded = inference.forward_rounded(&self.weights, &of(batch))?;
+            for other in [moved, rounded] {
+                noise.logits = noise.logits.max(error(other.logits.floats(), base.logits.floats()));
+            }
+        }
         Ok(self.noise.get_or_init(|| noise))
     }
 
