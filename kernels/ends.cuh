@@ -8,13 +8,6 @@ struct Exponents {
 
     static DEVICE Exponents none() { return {-infinity(), 0.0f}; }
 
-    DEVICE void add(float x) {
-        float high = Largest::join(most, x);
-        if (high == -infinity()) return;
-        sum = fmaf(sum, expf(most - high), expf(x - high));
-        most = high;
-    }
-
     static DEVICE Exponents join(Exponents a, Exponents b) {
         float high = Largest::join(a.most, b.most);
         if (high == -infinity()) return a;
@@ -86,15 +79,24 @@ DEVICE void head_loss(const E *x, const E *w, const int *targets, float *parts, 
         T::template multiply<true, true>(
             shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x + (i64(row + i) * WIDTH + k); },
             [&](int j, int k) { return w + (i64(column + j) * WIDTH + k); });
+        int left = columns - T::column(0);
 #pragma unroll
-        for (int i = 0; i < T::OWN_ROWS; ++i)
+        for (int i = 0; i < T::OWN_ROWS; ++i) {
+            int target = wanted[i] - column - T::column(0);
+            float high = sums[i].most, sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < T::OWN_COLUMNS; ++j) {
-                float product = T::at(logits, i, j), logit = CAPPED ? cap * tanhf(product / cap) : product;
-                if (T::column(j) >= columns) continue;
-                sums[i].add(logit);
-                if (column + T::column(j) == wanted[i]) hit[i] = -logit;
+                int at = T::column(j) - T::column(0);
+                float &logit = T::at(logits, i, j);
+                logit = at >= left ? -infinity() : CAPPED ? cap * tanhf(logit / cap) : logit;
+                high = Largest::join(high, logit);
+                if (at == target && at < left) hit[i] = -logit;
             }
+            if (high == -infinity()) continue;
+#pragma unroll
+            for (int j = 0; j < T::OWN_COLUMNS; ++j) sum += power_of_two((T::at(logits, i, j) - high) * LOG2_E);
+            sums[i] = {high, fmaf(sums[i].sum, power_of_two((sums[i].most - high) * LOG2_E), sum)};
+        }
     }
     // The threads of a row of the tile are adjacent, and at most a warp.
     static_assert(T::SHARERS > 0 && T::SHARERS <= 32, "a row of the tile within a warp");
@@ -147,12 +149,17 @@ DEVICE void head_grad_logits(const E *x, const E *w, const int *targets, const f
     T::template multiply<true, true>(
         shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x + (i64(row + i) * WIDTH + k); },
         [&](int j, int k) { return w + (i64(first + column + j) * WIDTH + k); });
-    each<T>(logits, rows, columns, [&](int i, int j, float logit) {
+    each<T>(logits, rows, columns, [&](int i, int j) {
         int target = targets[row + i];
         bool valid = is_target<VOCAB>(target, status, launch);
-        float t = CAPPED ? tanhf(logit / cap) : 0.0f, capped = CAPPED ? cap * t : logit, scale = d[row + i];
-        float p = scale * expf(capped - lse[row + i]) - (first + column + j == target ? scale : 0.0f);
-        store(dlogits[i64(row + i) * PART + column + j], valid ? p * (1.0f - t * t) : 0.0f);
+        float scale = d[row + i], total = lse[row + i];
+        int hit = target - first - column - j;
+        E *to = dlogits + i64(row + i) * PART + column + j;
+        return [=](int at, float logit) {
+            float t = CAPPED ? tanhf(logit / cap) : 0.0f, capped = CAPPED ? cap * t : logit;
+            float p = scale * expf(capped - total) - (at == hit ? scale : 0.0f);
+            store(to[at], valid ? p * (1.0f - t * t) : 0.0f);
+        };
     });
 }
 
@@ -168,9 +175,9 @@ DEVICE void head_grad_x(const E *dlogits, const E *w, float *dx, int iteration) 
     T::template multiply<true, false>(
         shared, sums, rows, columns, part, [&](int i, int k) { return dlogits + (i64(row + i) * PART + k); },
         [&](int j, int k) { return w + (i64(first + k) * WIDTH + column + j); });
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) {
+    each<T>(sums, rows, columns, [&](int i, int j) {
         float *to = dx + i64(row + i) * WIDTH + column + j;
-        *to = iteration > 0 ? *to + sum : sum;
+        return [=](int at, float sum) { to[at] = iteration > 0 ? to[at] + sum : sum; };
     });
 }
 
@@ -187,8 +194,8 @@ DEVICE void head_grad_w(const E *dlogits, const E *x, float *dw, int iteration) 
     T::template multiply<false, false>(
         shared, sums, rows, columns, ROWS, [&](int i, int k) { return dlogits + (i64(k) * PART + row + i); },
         [&](int j, int k) { return x + (i64(k) * WIDTH + column + j); });
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) {
+    each<T>(sums, rows, columns, [&](int i, int j) {
         float *to = dw + i64(first + row + i) * WIDTH + column + j;
-        *to = ADD ? *to + sum : sum;
+        return [=](int at, float sum) { to[at] = ADD ? to[at] + sum : sum; };
     });
 }

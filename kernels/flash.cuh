@@ -122,8 +122,6 @@ DEVICE void store_head(const float (&sums)[F::PIECES][4], bf16 *to, i64 stride, 
     }
 }
 
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-
 // Products as scores in base 2; what is not seen is -inf. `ALL`: all of them are seen.
 template <class F, bool ALL>
 DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mask, int first, int key, float scale,

@@ -69,7 +69,10 @@ DEVICE void grouped(const E *x, const E *w, const int *offsets, const int *order
         [&](int j, int k) {
             return matrix + (TRANSPOSED ? i64(k) * INNER + column + j : i64(column + j) * INNER + k);
         });
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) { store(y[i64(row + i) * N + column + j], sum); });
+    each<T>(sums, rows, columns, [&](int i, int j) {
+        E *to = y + i64(row + i) * N + column + j;
+        return [=](int at, float sum) { store(to[at], sum); };
+    });
 }
 
 // `w[e, o, i] (+)= Σ_s y[s, o] · x[s, i]` over the rows of group `e`.
@@ -91,8 +94,8 @@ DEVICE void grouped_outer(const E *y, const E *x, const int *offsets, const int 
         [&](int j, int k) {
             return x + (i64(source_row<SLOTS, GATHER, PER>(order, first + k, status, launch)) * INNER + column + j);
         });
-    each<T>(sums, rows, columns, [&](int i, int j, float sum) {
+    each<T>(sums, rows, columns, [&](int i, int j) {
         float *to = w + (i64(expert) * OUT + row + i) * INNER + column + j;
-        *to = ADD ? *to + sum : sum;
+        return [=](int at, float sum) { to[at] = ADD ? to[at] + sum : sum; };
     });
 }

@@ -106,7 +106,7 @@ template <int COLUMNS_, int STAGES> struct Warpgroups {
     static constexpr int OWN_ROWS = 2, OWN_COLUMNS = 2 * X, SHARERS = 4;
     static DEVICE int row(int i) { return int(threadIdx.x) / 32 * 16 + i * 8 + int(threadIdx.x) % 32 / 4; }
     static DEVICE int column(int j) { return j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2; }
-    static DEVICE float at(const Sums &sums, int i, int j) { return sums[j / 2][i * 2 + j % 2]; }
+    static DEVICE float &at(Sums &sums, int i, int j) { return sums[j / 2][i * 2 + j % 2]; }
 
     template <bool A_FAST, bool B_FAST, class A, class B>
     static DEVICE void multiply(Shared &, Sums &sums, int rows, int columns, int k, A a, B b) {

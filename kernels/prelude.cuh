@@ -150,6 +150,8 @@ template <int T> DEVICE void join_threads() {
 
 // --- functions -------------------------------------------------------------------------------------------------------
 
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
 // 2^x; 0 where that is less than a normal number.
 DEVICE float power_of_two(float x) {
     float y;

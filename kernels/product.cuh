@@ -54,7 +54,7 @@ template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
     static constexpr int OWN_ROWS = Y, OWN_COLUMNS = X, SHARERS = ACROSS;
     static DEVICE int row(int i) { return int(threadIdx.x) / ACROSS * Y + i; }
     static DEVICE int column(int j) { return int(threadIdx.x) % ACROSS * X + j; }
-    static DEVICE float at(const Sums &sums, int i, int j) { return sums[i][j]; }
+    static DEVICE float &at(Sums &sums, int i, int j) { return sums[i][j]; }
 
     // The tile of `Σ_k a(i, k) · b(j, k)` with `rows` x `columns` elements inside the matrix. `a` and `b` give addresses, and
     // their elements are adjacent along the depth where `.._FAST`, else along the other coordinate.
@@ -148,7 +148,7 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matric
     static DEVICE int first_column() { return int(threadIdx.x) / 32 % ALONG * 8 * X; }
     static DEVICE int row(int i) { return first_row() + i / 2 * 16 + i % 2 * 8 + int(threadIdx.x) % 32 / 4; }
     static DEVICE int column(int j) { return first_column() + j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2; }
-    static DEVICE float at(const Sums &sums, int i, int j) { return sums[i / 2][j / 2][i % 2 * 2 + j % 2]; }
+    static DEVICE float &at(Sums &sums, int i, int j) { return sums[i / 2][j / 2][i % 2 * 2 + j % 2]; }
 
     template <bool A_FAST, bool B_FAST, class A, class B>
     static DEVICE void multiply(Shared &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
@@ -204,13 +204,21 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matric
     }
 };
 
-// Calls `to(i, j, sum)` for every element of the tile inside the matrix.
-template <class T, class To> DEVICE void each(const typename T::Sums &sums, int rows, int columns, To to) {
+// Gives every element of the tile inside the matrix to whoever wants it: `line(i, j)`, for a row of the tile and the first
+// column that the thread has there, gives a function that takes a distance from that column and a sum. Where a row lies
+// is found once so, and its elements are distances that are known when this is compiled.
+template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows, int columns, Line line) {
+    int column = T::column(0), left = columns - column;
 #pragma unroll
-    for (int i = 0; i < T::OWN_ROWS; ++i)
+    for (int i = 0; i < T::OWN_ROWS; ++i) {
+        if (T::row(i) >= rows) continue;
+        auto put = line(T::row(i), column);
 #pragma unroll
-        for (int j = 0; j < T::OWN_COLUMNS; ++j)
-            if (T::row(i) < rows && T::column(j) < columns) to(T::row(i), T::column(j), T::at(sums, i, j));
+        for (int j = 0; j < T::OWN_COLUMNS; ++j) {
+            int distance = T::column(j) - column;
+            if (distance < left) put(distance, T::at(sums, i, j));
+        }
+    }
 }
 
 // Of the rows whose place is not negative those from number `first` on, a tile of them, in order; gives how many there are.
@@ -266,9 +274,9 @@ DEVICE void product(const E *a, const E *b, C *c, const int *places = nullptr) {
         shared, sums, rows.count, columns, K,
         [&](int i, int k) { return a + (i64(rows[i]) * A_ROW + i64(k) * A_COLUMN); },
         [&](int j, int k) { return b + (i64(k) * B_ROW + i64(column + j) * B_COLUMN); });
-    each<T>(sums, rows.count, columns, [&](int i, int j, float sum) {
+    each<T>(sums, rows.count, columns, [&](int i, int j) {
         C *to = c + i64(rows[i]) * N + (column + j);
-        store(*to, ADD ? to_float(*to) + sum : sum);
+        return [=](int at, float sum) { store(to[at], ADD ? to_float(to[at]) + sum : sum); };
     });
 }
 
@@ -288,7 +296,10 @@ DEVICE void product_slice(const E *a, const E *b, float *parts, const int *place
         [&](int i, int k) { return a + (i64(rows[i]) * A_ROW + i64(first + k) * A_COLUMN); },
         [&](int j, int k) { return b + (i64(first + k) * B_ROW + i64(column + j) * B_COLUMN); });
     float *to = parts + i64(block) * M * N;
-    each<T>(sums, rows.count, columns, [&](int i, int j, float sum) { to[i64(rows[i]) * N + (column + j)] = sum; });
+    each<T>(sums, rows.count, columns, [&](int i, int j) {
+        float *row = to + i64(rows[i]) * N + (column + j);
+        return [=](int at, float sum) { row[at] = sum; };
+    });
 }
 
 // Adds the slices up in order.
