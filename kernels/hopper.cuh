@@ -127,7 +127,7 @@ template <int COLUMNS_, int STAGES> struct Warpgroups {
             }
             copy_commit();
         };
-#pragma unroll
+#pragma unroll 1
         for (int step = 0; step < AHEAD; ++step) stage(step);
         for (int step = 0; step < steps; ++step) {
             copy_wait<AHEAD - 1>();
