@@ -359,20 +359,19 @@ impl Checker {
         }
         let group = self.section(owner, "random_depth")?;
         let (min, max) = (self.int(&group, "min"), self.int(&group, "max"));
-        self.needs_recurrence(owner, "random_depth");
+        let varies = self.varies_depth(owner, "random_depth");
         let (min, max) = (min?, max?);
         if min > max {
             let message = format!("`min` ({min}) is above `max` ({max})");
             self.error_at("out-of-range", &group.path("min"), message, "swap them");
         }
-        Some(Some((min, max)))
+        Some(varies.then_some((min, max)))
     }
 
-    /// Warns about a depth to vary where none can.
-    fn needs_recurrence(&mut self, group: &Group, key: &'static str) {
-        if self.known.recurrent == Some(false)
-            && let Some(span) = self.sources.locate(&group.path(key))
-        {
+    /// Whether depth can be varied; warns where it cannot, and the key then has no effect.
+    fn varies_depth(&mut self, group: &Group, key: &'static str) -> bool {
+        let varies = self.known.recurrent != Some(false);
+        if !varies && let Some(span) = self.sources.locate(&group.path(key)) {
             let help = "depth can be varied in `recur` only; take it away";
             self.warning(
                 "unused-key",
@@ -381,6 +380,7 @@ impl Checker {
                 help,
             );
         }
+        varies
     }
 
     pub(super) fn eval(&mut self, group: &Group) -> Option<Eval> {
@@ -391,9 +391,9 @@ impl Checker {
                 elements.iter().map(|(value, _)| self.whole("depths", &kind, 1, value)).collect();
             depths.into_iter().collect::<Option<Vec<_>>>()
         });
-        if self.has(group, "depths") && depths.as_ref().is_some_and(|depths| !depths.is_empty()) {
-            self.needs_recurrence(group, "depths");
-        }
+        let depths = depths.map(|depths| {
+            if depths.is_empty() || self.varies_depth(group, "depths") { depths } else { vec![] }
+        });
         let stride = self.int_or_none(group, "stride");
         Some(Eval { examples: examples?, max_tokens: max_tokens?, depths: depths?, stride: stride? })
     }
