@@ -391,9 +391,12 @@ impl Checker {
                 elements.iter().map(|(value, _)| self.whole("depths", &kind, 1, value)).collect();
             depths.into_iter().collect::<Option<Vec<_>>>()
         });
-        let depths = depths.map(|depths| {
-            if depths.is_empty() || self.varies_depth(group, "depths") { depths } else { vec![] }
-        });
+        let depths =
+            depths.map(
+                |depths| {
+                    if depths.is_empty() || self.varies_depth(group, "depths") { depths } else { vec![] }
+                },
+            );
         let stride = self.int_or_none(group, "stride");
         Some(Eval { examples: examples?, max_tokens: max_tokens?, depths: depths?, stride: stride? })
     }

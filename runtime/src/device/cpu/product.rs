@@ -13,7 +13,7 @@
 //! one step of f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each product of a
 //! pair is exact, the sums are f32). Where it does not, bf16 is widened as it is packed.
 
-use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs, to_bf16};
+use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
 use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow};
 use super::{Context, Pointer};
 use half::bf16;
@@ -160,6 +160,8 @@ impl<T: Stored> Side<T> {
 
 /// Vectors of one instruction set, and the microkernel's height that suits its number of registers.
 trait Vector: Copy {
+    /// Whether [`Vector::store_narrow`] stores.
+    const ROUNDS: bool = false;
     const LANES: usize;
     const ROWS: usize;
     unsafe fn load(from: *const f32) -> Self;
@@ -167,17 +169,13 @@ trait Vector: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn fma(self, a: Self, b: Self) -> Self;
     unsafe fn plus(self, other: Self) -> Self;
-    unsafe fn store_narrow(self, to: *mut bf16);
+    /// Rounds to bf16, where there is one instruction for it ([`rounds`]): more would cost the microkernel its registers.
+    unsafe fn store_narrow(self, _: *mut bf16) {}
 }
 
-/// Rounds and stores the lanes of a vector, in any instruction set.
-///
-/// # Safety
-/// `to` has room for `N`.
-#[inline(always)]
-unsafe fn round<const N: usize>(lanes: [f32; N], to: *mut bf16) {
-    // SAFETY: the caller's.
-    unsafe { to.cast::<[bf16; N]>().write_unaligned(lanes.map(to_bf16)) }
+/// Whether the microkernel for such operands stores results that are rounded.
+fn rounds<T: Stored>() -> bool {
+    T::per_word() == 2
 }
 
 /// Four floats, for LLVM to make a vector of.
@@ -207,15 +205,11 @@ impl Vector for Four {
     unsafe fn plus(self, other: Self) -> Self {
         Four(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
-    #[inline(always)]
-    unsafe fn store_narrow(self, to: *mut bf16) {
-        unsafe { round(self.0, to) }
-    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Vector, round};
+    use super::Vector;
     use half::bf16;
     use std::arch::x86_64::*;
 
@@ -247,11 +241,6 @@ mod x86 {
                 unsafe fn plus(self, other: Self) -> Self {
                     unsafe { $name($add(self.0, other.0)) }
                 }
-                #[inline(always)]
-                unsafe fn store_narrow(self, to: *mut bf16) {
-                    // SAFETY: a vector is as many floats; the rest is the caller's.
-                    unsafe { round(std::mem::transmute::<$ty, [f32; $lanes]>(self.0), to) }
-                }
             }
         };
     }
@@ -261,6 +250,7 @@ mod x86 {
     pub(super) struct Pairs(__m512);
 
     impl Vector for Pairs {
+        const ROUNDS: bool = true;
         const LANES: usize = 16;
         const ROWS: usize = 12;
         #[inline(always)]
@@ -743,7 +733,7 @@ struct Results {
     stride: usize,
     /// Whether there are sums already, to be added to.
     accumulate: bool,
-    /// Where the sums, once complete, go instead, rounded, and how far rows are apart.
+    /// Where the sums, once complete, go instead, rounded, and how far rows are apart; only where the microkernel [`rounds`].
     rounded: Option<(*mut bf16, usize)>,
 }
 
@@ -951,7 +941,7 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
         }
         // What is the same for all sums is asked once: they stay in registers.
         let Results { sums: wide, stride, accumulate, rounded } = c;
-        match (rounded, accumulate) {
+        match (rounded.filter(|_| V::ROUNDS), accumulate) {
             (None, false) => each!(|i, j, sum| sum.store(wide.add(i * stride + j))),
             (None, true) => each!(|i, j, sum| {
                 let to = wide.add(i * stride + j);
@@ -992,16 +982,15 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
             C::add_scaled(1.0, unsafe { std::slice::from_raw_parts(to.add(i * stride), n) }, wide);
         }
     }
-    let rounded = Some((to.cast(), stride));
+    let rounded = rounds::<T>().then_some((to.cast(), stride));
+    let sums = Results { sums: wide.as_mut_ptr(), stride: n, accumulate, rounded };
     // SAFETY: the caller's; `C` is bf16, and `wide` has `m` rows of `n` floats.
-    unsafe {
-        block_into(
-            (m, n, k),
-            a,
-            b,
-            Results { sums: wide.as_mut_ptr(), stride: n, accumulate, rounded },
-            scratch,
-        )
+    unsafe { block_into((m, n, k), a, b, sums, scratch) };
+    if rounded.is_none() {
+        for (i, wide) in wide.chunks_exact(n.max(1)).enumerate() {
+            // SAFETY: row `i` of `c`.
+            C::store(wide, unsafe { std::slice::from_raw_parts_mut(to.add(i * stride), n) });
+        }
     }
 }
 
