@@ -1,0 +1,114 @@
+//! What the stand-in pretends to be, from the environment.
+
+use std::path::PathBuf;
+
+/// `STANDIN` as words: `card=sm_90 cards=2 memory=1000000 version=12040 log=FILE timing=early checks=all nvrtc=FILE
+/// fault=CALL:NUMBER:CODE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Compute capability, as in `sm_90`: (9, 0).
+    pub card: (u32, u32),
+    /// How many cards there are.
+    pub cards: u32,
+    /// Bytes of memory of each.
+    pub memory: u64,
+    /// What `cuDriverGetVersion` says: 1000 times the major and 10 times the minor version.
+    pub version: i32,
+    /// Where to write down what happened.
+    pub log: Option<PathBuf>,
+    /// Work is done as soon as it is given, which is legal, too.
+    pub early: bool,
+    /// Races between threads are looked for as well.
+    pub races: bool,
+    /// The NVRTC to wrap.
+    pub nvrtc: Option<PathBuf>,
+    /// What fails.
+    pub faults: Vec<Fault>,
+}
+
+/// A failure to order: the call of that name and number (from 1) gives the code; `kernel` counts kernels as they run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// `cuLaunchKernel`, ..., or `kernel`.
+    pub call: String,
+    /// Which of them.
+    pub number: u64,
+    /// A `CUresult`.
+    pub code: u32,
+}
+
+impl Default for Settings {
+    /// One Ampere card.
+    fn default() -> Self {
+        Settings {
+            card: (8, 0),
+            cards: 1,
+            memory: 80 << 30,
+            version: 13000,
+            log: None,
+            early: false,
+            races: false,
+            nvrtc: None,
+            faults: vec![],
+        }
+    }
+}
+
+impl Settings {
+    /// Those of `STANDIN`, or which word of it is wrong.
+    pub fn of_environment() -> Result<Self, String> {
+        Settings::parse(&std::env::var("STANDIN").unwrap_or_default())
+    }
+
+    /// The same from a text.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut settings = Settings::default();
+        for word in text.split_whitespace() {
+            settings.word(word).ok_or_else(|| format!("STANDIN: `{word}` is no setting"))?;
+        }
+        Ok(settings)
+    }
+
+    fn word(&mut self, word: &str) -> Option<()> {
+        let (key, value) = word.split_once('=')?;
+        match key {
+            "card" => {
+                let number: u32 = value.strip_prefix("sm_")?.parse().ok()?;
+                self.card = (number / 10, number % 10);
+            }
+            "cards" => self.cards = value.parse().ok()?,
+            "memory" => self.memory = value.parse().ok()?,
+            "version" => self.version = value.parse().ok()?,
+            "log" => self.log = Some(value.into()),
+            "timing" => self.early = value == "early",
+            "checks" => self.races = value == "all",
+            "nvrtc" => self.nvrtc = Some(value.into()),
+            "fault" => {
+                let mut parts = value.split(':');
+                self.faults.push(Fault {
+                    call: parts.next()?.into(),
+                    number: parts.next()?.parse().ok()?,
+                    code: parts.next()?.parse().ok()?,
+                });
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_settings() {
+        let settings =
+            Settings::parse("card=sm_90 cards=2 memory=5 fault=kernel:3:700 timing=early").unwrap();
+        assert_eq!((settings.card, settings.cards, settings.memory, settings.early), ((9, 0), 2, 5, true));
+        assert_eq!(settings.faults, [Fault { call: "kernel".into(), number: 3, code: 700 }]);
+        for wrong in ["card", "card=90", "colour=red", "fault=kernel"] {
+            assert!(Settings::parse(wrong).unwrap_err().contains(wrong));
+        }
+    }
+}
