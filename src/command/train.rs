@@ -226,7 +226,12 @@ impl Job<'_> {
         };
         let outcome = train::run(prepared, setup, &mut progress);
         progress.clear();
-        let outcome = outcome?;
+        let outcome = outcome.inspect_err(|_| {
+            if let Some(step) = folder.checkpoints().steps().last() {
+                let folder = folder.path().display();
+                eprintln!("the run stopped: `dreamc resume {folder}` goes on after step {step}");
+            }
+        })?;
         if self.json {
             show::json(&outcome.ledger)?;
         } else {

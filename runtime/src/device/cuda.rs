@@ -4,8 +4,8 @@
 //! what to install or which numbers there are, and nothing panics; what a session allocates is one arena, one scratch
 //! range and one word; launches go to one stream, in the order of the list.
 //!
-//! Nothing here was ever run on a GPU by its tests: they stop at the missing driver. What runs on a GPU is the same
-//! walker ([`gpu`](super::gpu)) and the same texts that the `ptx` device runs.
+//! Nothing here was ever run on a GPU. Its tests run it on a stand-in for the driver (`tests/driver`, `tests/cuda.rs`). What runs
+//! on a GPU is the same walker ([`gpu`](super::gpu)) and the same texts that the `ptx` device runs.
 
 use super::gpu::{self, Compiler, Gpu, Target};
 use super::ptx::Launch;
@@ -26,8 +26,75 @@ pub struct CudaDevice {
     title: String,
 }
 
-/// Dynamic shared memory beyond which a kernel must be told that it may have it.
-const DEFAULT_SHARED: u32 = 48 * 1024;
+/// What is asked of the driver. The bindings panic where one is missing, so all are looked for before the first call.
+const CALLS: [&str; 31] = [
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamSynchronize",
+];
+
+/// What went wrong, in the driver's words.
+fn words(error: DriverError) -> String {
+    let name = error.error_name().map_or(format!("error {}", error.0 as u32), |n| n.to_string_lossy().into());
+    match error.error_string().map(|s| s.to_string_lossy().into_owned()) {
+        Ok(said) if said != name => format!("{name}, {said}"),
+        _ => name,
+    }
+}
+
+/// What failed, where the driver gives nothing more to this process. Such an error may come out of any later call.
+fn lost(error: DriverError) -> Option<&'static str> {
+    use sys::CUresult::*;
+    match error.0 {
+        CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUDA_ERROR_INVALID_PC
+        | CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUDA_ERROR_ASSERT
+        | CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUDA_ERROR_LAUNCH_FAILED => Some("a kernel failed"),
+        CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUDA_ERROR_DEVICE_UNAVAILABLE
+        | CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | CUDA_ERROR_DEINITIALIZED
+        | CUDA_ERROR_UNKNOWN => Some("the GPU failed"),
+        _ => None,
+    }
+}
+
+/// Memory is handed out in pages of this size.
+const PAGE: u64 = 2 << 20;
 
 impl CudaDevice {
     /// GPU number `ordinal`, running machine code that NVRTC makes for it.
@@ -53,14 +120,38 @@ impl CudaDevice {
                     .into(),
             ));
         }
-        let fail = |call: &str, error: DriverError| missing(format!("{call}: {error}"));
-        result::init().map_err(|e| fail("cuInit", e))?;
+        // SAFETY: the library is there; what is looked up is not called.
+        let absent: Vec<&str> = CALLS
+            .into_iter()
+            .filter(|name| unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_err())
+            .collect();
+        if !absent.is_empty() {
+            return Err(missing(format!(
+                "the NVIDIA driver lacks {}; install a newer one (for CUDA 12 or later)",
+                absent.join(", ")
+            )));
+        }
+        let fail = |call: &str, error: DriverError| missing(format!("{call}: {}", words(error)));
+        let mut driver = 0;
+        // SAFETY: a place for the version.
+        unsafe { sys::cuDriverGetVersion(&mut driver) }
+            .result()
+            .map_err(|e| fail("cuDriverGetVersion", e))?;
+        result::init().map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+                missing("the driver sees no GPU (CUDA_VISIBLE_DEVICES may hide it)".into())
+            }
+            _ => fail("cuInit", e),
+        })?;
         let count = result::device::get_count().map_err(|e| fail("cuDeviceGetCount", e))?;
         let number = i32::try_from(ordinal).ok().filter(|&n| n < count).ok_or_else(|| {
+            let named = |n: i32| match result::device::get(n).and_then(result::device::get_name) {
+                Ok(name) => format!("cuda:{n} ({name})"),
+                Err(_) => format!("cuda:{n}"),
+            };
             missing(match count {
-                0 => "the driver sees no GPU".into(),
-                1 => "there is one GPU, cuda:0".into(),
-                n => format!("there are {n} GPUs, cuda:0 to cuda:{}", n - 1),
+                0 => "the driver sees no GPU (CUDA_VISIBLE_DEVICES may hide it)".into(),
+                n => format!("no such GPU; there is {}", (0..n).map(named).collect::<Vec<_>>().join(", ")),
             })
         })?;
         let device = result::device::get(number).map_err(|e| fail("cuDeviceGet", e))?;
@@ -91,7 +182,8 @@ impl CudaDevice {
         // SAFETY: a device that the driver just gave; released when the context is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
-        let context = Arc::new(Context { device, context, name: name.clone() });
+        let versions = (driver / 1000, driver % 1000 / 10, compiler.version());
+        let context = Arc::new(Context { device, context, name: name.clone(), versions });
         Ok(CudaDevice { context, compiler, title })
     }
 }
@@ -122,6 +214,8 @@ struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
     name: String,
+    /// The CUDA that the driver is for, major and minor, and the version of NVRTC.
+    versions: (i32, i32, (i32, i32)),
 }
 
 // SAFETY: contexts may be used from any thread; every call makes its own current first.
@@ -131,7 +225,24 @@ unsafe impl Sync for Context {}
 
 impl Context {
     fn error(&self, call: &str, error: DriverError) -> DeviceError {
-        DeviceError::Driver { device: self.name.clone(), message: format!("{call}: {error}") }
+        use sys::CUresult::*;
+        let device = self.name.clone();
+        if let Some(what) = lost(error) {
+            return DeviceError::Lost { device, what, words: words(error), launch: None };
+        }
+        let (major, minor, nvrtc) = self.versions;
+        let advice = match error.0 {
+            CUDA_ERROR_OUT_OF_MEMORY => "; the memory of the GPU is full: is another process on it?".into(),
+            CUDA_ERROR_INVALID_IMAGE
+            | CUDA_ERROR_NO_BINARY_FOR_GPU
+            | CUDA_ERROR_INVALID_PTX
+            | CUDA_ERROR_UNSUPPORTED_PTX_VERSION => format!(
+                "; the driver is for CUDA {major}.{minor}, and NVRTC, which compiled it, is {}.{}: NVRTC must not be the newer one",
+                nvrtc.0, nvrtc.1
+            ),
+            _ => String::new(),
+        };
+        DeviceError::Driver { device, message: format!("{call}: {}{advice}", words(error)) }
     }
 
     /// Makes the context current on this thread; every use of the driver begins so.
@@ -172,10 +283,8 @@ impl Stream {
     fn wait(&self) -> Result<(), DeviceError> {
         self.context.enter()?;
         // SAFETY: a live stream of the current context.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(|e| {
-            let hint = "a kernel failed; DREAMC_SYNCHRONOUS=1 says which (cuStreamSynchronize)";
-            self.context.error(hint, e)
-        })
+        unsafe { result::stream::synchronize(self.stream) }
+            .map_err(|e| self.context.error("cuStreamSynchronize", e))
     }
 }
 
@@ -232,6 +341,7 @@ impl Gpu for Stream {
 
     const SYNCHRONOUS: bool = false;
     const RECORDS: bool = true;
+    const PAGE: u64 = PAGE;
 
     fn name(&self) -> &str {
         &self.context.name
@@ -270,7 +380,8 @@ impl Gpu for Stream {
             // SAFETY: a live module and a C string.
             let function = unsafe { result::module::get_function(module, name) }
                 .map_err(|e| self.context.error(&named("cuModuleGetFunction"), e))?;
-            if pass.shared_bytes > DEFAULT_SHARED {
+            // Static and dynamic shared memory together may be 48 KiB without it.
+            if pass.shared_bytes > 0 {
                 let attribute =
                     sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 // SAFETY: a live function.

@@ -121,6 +121,22 @@ pub enum DeviceError {
     /// Generated kernels could not be compiled.
     #[error(transparent)]
     Nvrtc(#[from] crate::nvrtc::NvrtcError),
+    /// A launch or the device itself failed so that this process can do nothing more on it.
+    #[error(
+        "{device}: {}{what} ({words}), and the GPU does nothing more for this process{}",
+        launch.as_ref().map(|l| format!("{l}: ")).unwrap_or_default(),
+        if launch.is_none() { "; DREAMC_SYNCHRONOUS=1 says at which launch" } else { "" }
+    )]
+    Lost {
+        /// Name of the device.
+        device: String,
+        /// What failed.
+        what: &'static str,
+        /// What the driver said.
+        words: String,
+        /// The launch, where it is known: its layer, its operation and its kernel.
+        launch: Option<String>,
+    },
     /// A failure of the machine below, in its words.
     #[error("{device}: {message}")]
     Driver {

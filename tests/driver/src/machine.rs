@@ -450,7 +450,16 @@ impl Machine {
 
     /// `cuStreamEndCapture`
     pub fn end(&mut self, stream: u64) -> Outcome<u64> {
-        self.context("cuStreamEndCapture")?.end_capture(stream)
+        match self.context("cuStreamEndCapture") {
+            Ok(context) => context.end_capture(stream),
+            Err(code) => {
+                // A capture that cannot become a graph is over all the same.
+                if let Some(s) = self.current().ok().and_then(|context| context.streams.get_mut(&stream)) {
+                    s.capture = None;
+                }
+                Err(code)
+            }
+        }
     }
 
     /// `cuGraphInstantiate`
@@ -743,16 +752,15 @@ impl Context {
     }
 
     fn end_capture(&mut self, stream: u64) -> Outcome<u64> {
-        self.find(&self.streams, stream, "stream")?;
-        let capture = self.streams.get_mut(&stream).and_then(|s| s.capture.take());
+        let thread = thread::current().id();
+        let capture = self.find(&self.streams, stream, "stream")?.capture.as_ref();
         let capture = capture.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        if !capture.valid {
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-        }
-        if capture.mode != Mode::Relaxed && capture.thread != thread::current().id() {
+        if capture.mode != Mode::Relaxed && capture.thread != thread {
             self.shared.complain("a capture is ended by another thread than began it".into());
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
         }
+        let capture = self.streams.get_mut(&stream).and_then(|s| s.capture.take()).filter(|c| c.valid);
+        let capture = capture.ok_or(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
         let handle = self.new_handle();
         self.graphs.insert(handle, Arc::new(capture.work));
         Ok(handle)

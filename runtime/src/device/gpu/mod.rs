@@ -87,6 +87,9 @@ pub(crate) trait Gpu: Send + 'static {
 
     /// Whether launches are done when [`Gpu::launch`] returns.
     const SYNCHRONOUS: bool;
+
+    /// Allocations take memory in multiples of so many bytes.
+    const PAGE: u64 = 1;
 }
 
 /// The distinct texts of a plan and which of them each kernel of each launch is.
@@ -277,7 +280,8 @@ fn load_compiled<G: Gpu>(
     let sources = Sources::new(gpu.name(), &launches)?;
     // Memory first: what does not fit is known before anything is compiled.
     if let Some(free) = gpu.free()? {
-        room::check(gpu.name(), plan, sources.scratch() + STATUS_BYTES, free)?;
+        let pages = [plan.arena, sources.scratch(), STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
+        room::check(gpu.name(), plan, sources.scratch() + STATUS_BYTES, pages.iter().sum(), free)?;
     }
     let arena = gpu.allocate(plan.arena, "arena")?;
     let scratch = gpu.allocate_scratch(sources.scratch())?;
@@ -452,9 +456,16 @@ impl<G: Gpu> Run<'_, G> {
         }
         match recording {
             Recording::Whole(graph, launches) => {
-                self.stats.launches = *launches;
-                self.stats.replayed = true;
-                return self.gpu.replay(graph);
+                match (self.gpu.replay(graph), graphs) {
+                    (Ok(()), _) => {
+                        self.stats.launches = *launches;
+                        self.stats.replayed = true;
+                        return Ok(());
+                    }
+                    (Err(error), Graphs::Must) => return Err(error),
+                    // None of it runs, so that it can be launched.
+                    (Err(_), _) => *recording = Recording::Refused,
+                }
             }
             Recording::Never => *recording = Recording::Once,
             Recording::Once | Recording::Refused => {}
@@ -535,9 +546,13 @@ impl<G: Gpu> Run<'_, G> {
                         shared_bytes: pass.shared_bytes,
                         args,
                     };
-                    self.gpu.launch(&self.modules[at], &call, &launch.origin)?;
+                    let launched = self.gpu.launch(&self.modules[at], &call, &launch.origin);
                     if self.synchronous {
-                        self.gpu.finish().map_err(|e| self.blame(launch, source, &pass.entry, e))?;
+                        // Whatever fails is of this launch: all before it were waited for.
+                        let done = launched.and_then(|()| self.gpu.finish());
+                        done.map_err(|e| self.blame(launch, source, &pass.entry, e))?;
+                    } else {
+                        launched?;
                     }
                 }
             }
@@ -561,9 +576,12 @@ impl<G: Gpu> Run<'_, G> {
 
     /// A failure with the launch that it is of.
     fn blame(&self, launch: &Prepared, source: &Source, entry: &str, error: DeviceError) -> DeviceError {
-        DeviceError::Driver {
-            device: self.gpu.name().into(),
-            message: format!("{}, kernel {} ({entry}): {error}", launch.origin, source.name),
+        let named = format!("{}, kernel {} ({entry})", launch.origin, source.name);
+        match error {
+            DeviceError::Lost { device, what, words, .. } => {
+                DeviceError::Lost { device, what, words, launch: Some(named) }
+            }
+            other => other,
         }
     }
 

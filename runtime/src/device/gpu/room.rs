@@ -3,9 +3,14 @@
 use crate::device::DeviceError;
 use dreamc_compiler::program::{Plan, Space};
 
-/// Refuses a plan that needs more than there is, naming what takes most of it.
-pub(super) fn check(device: &str, plan: &Plan, scratch: u64, free: u64) -> Result<(), DeviceError> {
-    let needed = plan.arena.saturating_add(scratch);
+/// Refuses a plan that needs more than there is, naming what takes most of it. `needed` is all of it, as memory is handed out.
+pub(super) fn check(
+    device: &str,
+    plan: &Plan,
+    scratch: u64,
+    needed: u64,
+    free: u64,
+) -> Result<(), DeviceError> {
     if needed <= free {
         return Ok(());
     }
@@ -48,15 +53,15 @@ mod tests {
             arena: 5120,
             ..Plan::default()
         };
-        assert!(check("cuda:0", &plan, 0, 5120).is_ok());
-        let error = check("cuda:0", &plan, 4, 5120).unwrap_err().to_string();
+        assert!(check("cuda:0", &plan, 0, 5120, 5120).is_ok());
+        let error = check("cuda:0", &plan, 4, 5124, 5120).unwrap_err().to_string();
         assert!(
             error.contains("needs 5124") && error.contains("activations") && error.contains("4096"),
             "{error}"
         );
         assert!(error.contains("train.batch"), "{error}");
         plan.buffers[1].space = Space::Temporary;
-        let error = check("cuda:0", &plan, 1 << 20, 5120).unwrap_err().to_string();
+        let error = check("cuda:0", &plan, 1 << 20, 5120 + (1 << 20), 5120).unwrap_err().to_string();
         assert!(error.contains("scratch"), "{error}");
     }
 }

@@ -62,7 +62,10 @@ impl Memory {
     pub fn alloc(&mut self, bytes: u64) -> u64 {
         let base = self.next.max(FIRST);
         self.next = (base + bytes + GAP).next_multiple_of(ALIGN);
-        let words = (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(0)).collect();
+        // Zeros that nobody touched take no memory yet: allocations may be larger than what is used of them.
+        let words = Box::into_raw(vec![0u32; bytes.div_ceil(4) as usize].into_boxed_slice());
+        // SAFETY: a box of words; an `AtomicU32` has size, alignment and bit validity of a `u32`.
+        let words = unsafe { Box::from_raw(words as *mut [AtomicU32]) };
         self.allocations.push(Allocation { base, bytes, words, read_only: false, written: None });
         base
     }
