@@ -4,6 +4,7 @@ mod support;
 
 use dreamc_runtime::nvrtc::Nvrtc;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -293,6 +294,60 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
         card.fails(&house, command.env("LD_LIBRARY_PATH", folder.path()).env("DREAMC_NVRTC", &card.nvrtc));
     assert!(error.contains("lacks cuGraphInstantiateWithFlags") && error.contains("newer"), "{error}");
     fs::write(folder.path().join("libcuda.so"), "no library").unwrap();
+}
+
+/// `benches/gpu/bench.py`, in small, on a stand-in for an H100: all that needs no PyTorch. The calibration has the interpreter on both
+/// sides, so it is exact; it is left out where the test executable `ptx` was not built.
+#[test]
+#[ignore = "ten minutes"]
+fn the_script_for_a_gpu_runs() {
+    let Some(card) = Card::new() else { return };
+    let house = house();
+    house.write(
+        "nvidia-smi",
+        "#!/bin/sh\ncase $1 in *memory*) echo 80000 MiB ;; *) echo NVIDIA H100 ;; esac\n",
+    );
+    fs::set_permissions(house.path("nvidia-smi"), fs::Permissions::from_mode(0o755)).unwrap();
+    let beside = std::env::current_exe().unwrap();
+    let built = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with("ptx-") && path.extension().is_none()
+    };
+    let mut tests: Vec<PathBuf> =
+        fs::read_dir(beside.parent().unwrap()).unwrap().map(|e| e.unwrap().path()).filter(built).collect();
+    tests.sort_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
+    let mut only = "losses|count|dreamc|launched|floor|paths".to_string();
+    if let Some(newest) = tests.last() {
+        std::os::unix::fs::symlink(newest, house.path("ptx")).unwrap();
+        only += "|calibration";
+    }
+    let program = card.command(&house, "card=sm_90", &[]);
+    let mut script = Command::new("python3");
+    script.arg(support::root("benches/gpu/bench.py")).args(["--models", "tiny-la", "--sequence", "16"]);
+    script.args(["--batch", "1", "--steps", "2", "--minutes", "30", "--each", "900", "--only", &only]);
+    script.args([
+        "--dreamc",
+        env!("CARGO_BIN_EXE_dreamc"),
+        "--tests",
+        ".",
+        "--out",
+        "results",
+        "--work",
+        "work",
+    ]);
+    let path = std::env::join_paths(
+        [house.path("")].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    script.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = script.env("PATH", path.unwrap()).current_dir(house.path("")).output().unwrap();
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{out}\n{err}\n{}", house.read("results/results.json"));
+    println!("{out}");
+    for line in ["cuda against cpu", "| tiny-la | dreamc |", "| tiny-la | launched |", "| tiny-la | floor |"]
+    {
+        assert!(out.contains(line), "{out}");
+    }
+    assert_eq!(fs::read_dir(house.path("results")).unwrap().count(), 2);
 }
 
 #[test]

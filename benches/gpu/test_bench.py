@@ -29,41 +29,62 @@ class Bench(unittest.TestCase):
         with self.assertRaises(ValueError):
             bench.last_json("nothing")
 
+    def quiet(self, *arguments):
+        with contextlib.redirect_stdout(io.StringIO()):
+            return bench.run(*arguments)
+
     def test_a_part_that_fails_is_reported_and_one_without_means_is_skipped(self):
+        results = {
+            "bad": self.quiet("bad", ["python3", "-c", "raise SystemExit(3)"], [], 60),
+            "good": self.quiet("good", ["python3", "-c", "print('{\"tokens\": 10}')"], [], 60),
+            "absent": self.quiet("absent", ["no-such-program"], [], 60),
+            "late": self.quiet("late", ["python3", "-c", "print(1, flush=True); import time; time.sleep(60)"], [], 1),
+        }
+        self.assertEqual(results["good"]["json"], {"tokens": 10})
+        self.assertIn("stopped after 1 s", results["late"]["tail"])
+        if not bench.gpu():
+            results["far"] = self.quiet("far", ["python3"], ["gpu"], 60)
+        text = bench.report(results, "")
+        self.assertIn("| bad | failed (3) |", text)
+        self.assertIn("| good | ok |", text)
+        self.assertIn("| absent | failed (127) |", text)
+        self.assertIn("| late | failed (124) |", text)
+        if not bench.gpu():
+            self.assertIn("| far | skipped: no GPU", text)
+
+    def test_what_is_done_is_kept_and_not_done_again(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder)
-            with contextlib.redirect_stdout(io.StringIO()):
-                bench.run("bad", ["python3", "-c", "raise SystemExit(3)"], [], out)
-                bench.run("good", ["python3", "-c", "print('{\"tokens\": 10}')"], [], out)
-                if not bench.gpu():
-                    bench.run("far", ["python3"], ["gpu"], out)
-            text = bench.report(out, "")
-            self.assertIn("| bad | failed (3) |", text)
-            self.assertIn("| good | ok |", text)
-            if not bench.gpu():
-                self.assertIn("| far | skipped: no GPU", text)
+            calls = out / "calls"
+            program = out / "dreamc"
+            program.write_text(f"#!/bin/sh\necho $1 >> {calls}\necho '{{\"flops_per_token\": {{}}}}'\n")
+            program.chmod(0o755)
+            line = ["--out", str(out / "results"), "--work", str(out / "work"), "--dreamc", str(program), "--only", "count_"]
+            for minutes in ("0", "1", "1"):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    self.assertEqual(bench.main(line + ["--minutes", minutes]), 0)
+                if minutes == "0":
+                    self.assertIn("no time left", (out / "results" / "report.md").read_text())
+            self.assertEqual(calls.read_text().split(), ["count", "count"])
+            self.assertEqual(sorted(p.name for p in (out / "results").iterdir()), ["report.md", "results.json"])
 
     def test_the_table(self):
-        with tempfile.TemporaryDirectory() as folder:
-            out = pathlib.Path(folder)
-            ledger = {"tokens": 1000, "train_seconds": 0.01, "peak_memory": 2e9}
-            for name, value in (("dreamc_la-16", ledger), ("count_la-16", {"flops_per_token": {"training": 3e9}})):
-                entry = {"name": name, "skipped": None, "code": 0, "json": value}
-                (out / f"{name}.json").write_text(json.dumps(entry))
-            for device, loss in (("cpu", 2.0), ("ptx", 2.002)):
-                (out / f"run-{device}").mkdir()
-                (out / f"run-{device}" / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": loss}) + "\n")
-            text = bench.report(out, "NVIDIA H100 80GB")
-            self.assertIn("| la-16 | dreamc | 100,000 | 30.3 % | 2.0 |", text)
-            self.assertIn("ptx against cpu: 1.0e-03", text)
-
-    def test_the_text_repeats(self):
-        with tempfile.TemporaryDirectory() as folder:
-            a, b = pathlib.Path(folder) / "a", pathlib.Path(folder) / "b"
-            bench.text(a, 1000)
-            bench.text(b, 1000)
-            self.assertEqual(a.read_text(), b.read_text())
-            self.assertGreater(len(a.read_text()), 900)
+        training = {"tokens_per_second": 1e5, "memory": {"total": 2e9}, "launches": []}
+        training["launches"] = [{"origin": "head", "kernel": "product", "count": 2, "seconds": 1e-3, "flops": 5e11}]
+        good = {"skipped": None, "code": 0}
+        results = {
+            "losses_cpu": good | {"losses": [2.0]},
+            "losses_ptx": good | {"losses": [2.002]},
+            "count_la-16": good | {"json": {"flops_per_token": {"training": 3e9}}},
+            "dreamc_la-16": good | {"json": {"training": training, "decoding": {"tokens_per_second": 70}, "ceiling": {"bf16": 6e14}}},
+            "torch_la-16": good | {"json": {"training": {"tokens_per_second": 5e4}, "peak_memory": 3e9, "decoding": None}},
+        }
+        text = bench.report(results, "NVIDIA H100 80GB")
+        self.assertIn("| la-16 | dreamc | 100,000 | 30.3 % | 2.0 | 70 |", text)
+        self.assertIn("| la-16 | torch | 50,000 | 15.2 % | 3.0 |  |", text)
+        self.assertIn("| la-16 | head | product | 2 | 1.000 | 100.0 % | 500.0 |", text)
+        self.assertIn("600 TFLOP/s", text)
+        self.assertIn("ptx against cpu: 1.0e-03", text)
 
 
 if __name__ == "__main__":
