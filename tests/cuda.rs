@@ -296,6 +296,18 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
     fs::write(folder.path().join("libcuda.so"), "no library").unwrap();
 }
 
+/// Cards differ in the shared memory of a block.
+#[test]
+#[ignore = "kernels that nothing else needs"]
+fn a_card_with_less_shared_memory_says_which_kernel_needs_more() {
+    let Some(card) = Card::new() else { return };
+    let house = house();
+    let line = [&train("cuda", "run")[..], &["--set", "sa.head_size=320"]].concat();
+    let error = card.fails(&house, &mut card.command(&house, "card=sm_86", &line));
+    assert!(error.contains("kernel attention_grad") && error.contains("this GPU has 101376"), "{error}");
+    card.good(&house, "", &[&line[..], &["--force"]].concat());
+}
+
 /// `benches/gpu/bench.py`, in small, on a stand-in for an H100: all that needs no PyTorch. The calibration has the interpreter on both
 /// sides, so it is exact; it is left out where the test executable `ptx` was not built.
 #[test]

@@ -7,8 +7,8 @@ mod support;
 use dreamc_compiler::ir::{Attention, DType, Mask};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
-    Affine, AttentionShape, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, Program,
-    Space, Step,
+    Affine, AttentionShape, Buffer, BufferId, DepthShape, Kernel, KernelId, Launch, Matrix, Operand, Plan,
+    Program, RowInput, RowKernel, RowOp, RowOutput, RowStore, Space, Step,
 };
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile};
 use dreamc_runtime::device::agree::{Agreement, apart, compare};
@@ -875,6 +875,9 @@ fn by_hand(buffers: &[(&str, DType, &[u64])], launches: Vec<(Kernel, Vec<&str>, 
     let mut steps = vec![];
     for (i, (kernel, operands, places)) in launches.into_iter().enumerate() {
         let at = |name: &&str| {
+            if let Some(index) = name.strip_prefix('=') {
+                return Operand::Index(Affine { base: index.parse().unwrap(), ..Affine::default() });
+            }
             let mut parts = name.split(':');
             let buffer = plan.find(parts.next().unwrap()).unwrap_or_else(|| panic!("no buffer {name}"));
             let mut number = || parts.next().map_or(0, |n| n.parse().unwrap());
@@ -890,6 +893,127 @@ fn by_hand(buffers: &[(&str, DType, &[u64])], launches: Vec<(Kernel, Vec<&str>, 
     }
     plan.programs.insert("run".into(), Program { steps, variables: 0 });
     plan
+}
+
+/// Elements whose number does not fit in 32 bits, in every kind of kernel that goes far: operands in two buffers of 13 GB together, of
+/// which little is touched.
+#[test]
+#[ignore = "13 GB of address space"]
+fn elements_beyond_two_thousand_million_are_reached() {
+    use DType::{Bf16, F32, I32};
+    let Some(device) = device(fast()) else { return };
+    const FAR: u64 = 1 << 31;
+    const WIDTH: u64 = 4096;
+    const ROWS: u64 = FAR / WIDTH + 1024;
+    let far = |name: &str| format!("{name}:0:{FAR}");
+    let (big_far, half_far) = (far("big"), far("half"));
+    let (big_far, half_far) = (big_far.as_str(), half_far.as_str());
+    let product = |row| Kernel::Product {
+        m: 2,
+        n: 16,
+        k: 16,
+        a: Matrix { row, column: 1 },
+        b: Matrix { row: 16, column: 1 },
+        accumulate: false,
+    };
+    let plain = Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
+    let shape = AttentionShape { batch: 1, queries: 2, keys: 2, heads: 1, kv_heads: 1, size: 16 };
+    let attention = Kernel::Attention { shape, attention: plain };
+    let depth = DepthShape { depths: FAR / 64 + 100, rows: 4, heads: 1, kv_heads: 1, size: 16 };
+    let depth = Kernel::DepthAttention { shape: depth, attention: Attention { window: Some(1), ..plain } };
+    let rows = Kernel::Rows(RowKernel {
+        rows: 2,
+        inputs: vec![RowInput::Row { length: 16, dtype: F32 }],
+        ops: vec![RowOp::Load { input: 0 }],
+        lengths: vec![16],
+        outputs: vec![RowOutput { array: 0, dtype: F32, store: RowStore::Row }],
+    });
+    let (last, before) = (format!("={}", ROWS - 1), format!("={}", ROWS - 2));
+    let deep = format!("={}", FAR / 64 + 10);
+    let append = Kernel::Append { rows: 2, tokens: 1, places: ROWS / 2, width: WIDTH };
+    let buffers: &[(&str, DType, &[u64])] = &[
+        ("big", F32, &[ROWS, WIDTH]),
+        ("half", Bf16, &[ROWS, WIDTH]),
+        ("near", F32, &[2, 16]),
+        ("near_half", Bf16, &[2, 16]),
+        ("one", F32, &[16, 16]),
+        ("one_half", Bf16, &[16, 16]),
+        ("ids", I32, &[2]),
+        ("slots", I32, &[2]),
+        ("product", F32, &[2, 16]),
+        ("product_half", F32, &[2, 16]),
+        ("rows", F32, &[2, 16]),
+        ("o", F32, &[2, 16]),
+        ("o_near", F32, &[2, 16]),
+        ("o_half", Bf16, &[2, 16]),
+        ("o_half_near", Bf16, &[2, 16]),
+        ("lse", F32, &[2]),
+        ("q", F32, &[4, 16]),
+        ("deep", F32, &[4, 16]),
+        ("embedded", F32, &[2, WIDTH]),
+        ("taken", F32, &[WIDTH]),
+        ("x", F32, &[2, WIDTH]),
+    ];
+    let embed = Kernel::Embed { rows: 2, vocab: ROWS, width: WIDTH };
+    let embed_grad = Kernel::EmbedGrad { rows: 2, vocab: ROWS, width: WIDTH, accumulate: false };
+    let launches = vec![
+        (product(FAR), vec!["big", "one", "product"], None),
+        (product(FAR), vec!["half", "one_half", "product_half"], None),
+        (rows, vec![big_far, "rows"], None),
+        (attention.clone(), vec![big_far, big_far, big_far, "o", "lse"], None),
+        (attention.clone(), vec!["near:0:16", "near:0:16", "near:0:16", "o_near", "lse"], None),
+        (attention.clone(), vec![half_far, half_far, half_far, "o_half", "lse"], None),
+        (attention, vec!["near_half:0:16", "near_half:0:16", "near_half:0:16", "o_half_near", "lse"], None),
+        (depth, vec!["q:0:16", "big", "big", &deep, "deep"], None),
+        (embed, vec!["big", "ids", "embedded"], None),
+        (Kernel::CacheTake { width: WIDTH, parts: 1 }, vec![&last, "big", "taken"], None),
+        (Kernel::CacheWrite { width: WIDTH, parts: 1 }, vec!["taken", &before, "big"], None),
+        (append, vec!["x:0:4096", "slots", "big"], None),
+        (embed_grad, vec!["x", "ids", "big"], None),
+    ];
+    let plan = by_hand(buffers, launches);
+    let at = |name: &str| plan.find(name).unwrap();
+    let mut session = device.load(&plan).unwrap();
+    let near: Vec<f32> = (0..32).map(|i| (i % 7) as f32 - 3.0 + i as f32 / 32.0).collect();
+    let narrow = |x: &[f32]| x.iter().map(|&x| half::bf16::from_f32(x)).collect::<Vec<_>>();
+    let one: Vec<f32> = (0..256).map(|i| f32::from(u8::from(i % 17 == 0))).collect();
+    for (row, place) in [(0, 0), (1, FAR)] {
+        let values = &near[16 * row..16 * (row + 1)];
+        session.write_at(at("big"), 0, place, values).unwrap();
+        session.write_at(at("half"), 0, place, &narrow(values)).unwrap();
+    }
+    session.write_at(at("near"), 0, 0, &near).unwrap();
+    session.write_at(at("near_half"), 0, 0, &narrow(&near)).unwrap();
+    session.write_at(at("one"), 0, 0, &one).unwrap();
+    session.write_at(at("one_half"), 0, 0, &narrow(&one)).unwrap();
+    session.write_at(at("big"), 0, FAR + 640, &[7.0f32; 64]).unwrap();
+    session.write_at(at("big"), 0, (ROWS - 1) * WIDTH, &[9.0f32; WIDTH as usize]).unwrap();
+    session.write_at(at("ids"), 0, 0, &[0, (ROWS - 1) as i32]).unwrap();
+    session.write_at(at("slots"), 0, 0, &[5, (ROWS / 2 - 3) as i32]).unwrap();
+    let x: Vec<f32> = (0..2 * WIDTH).map(|i| if i < WIDTH { 0.25 } else { 0.5 }).collect();
+    session.write_at(at("x"), 0, 0, &x).unwrap();
+    session.run("run").unwrap();
+    let read = |name: &str, place: u64, count: usize| {
+        let mut values = vec![0f32; count];
+        session.read_at(at(name), 0, place, &mut values).unwrap();
+        values
+    };
+    let rounded: Vec<f32> = narrow(&near).iter().map(|x| x.to_f32()).collect();
+    assert_eq!(read("product", 0, 32), near);
+    assert_eq!(read("product_half", 0, 32), rounded);
+    assert_eq!(read("rows", 0, 32), near);
+    assert_eq!(read("o", 0, 32), read("o_near", 0, 32));
+    assert!(read("o", 16, 16).iter().any(|x| *x != 0.0));
+    let halves = |name: &str| session.read_all::<half::bf16>(at(name)).unwrap();
+    assert_eq!(halves("o_half"), halves("o_half_near"));
+    assert!(halves("o_half")[16..].iter().any(|x| x.to_f32() != 0.0));
+    assert_eq!(read("deep", 0, 64), [7.0; 64]);
+    assert_eq!(read("embedded", WIDTH, 16), [9.0; 16]);
+    assert_eq!(read("taken", 0, 16), [9.0; 16]);
+    assert_eq!(read("big", (ROWS - 2) * WIDTH, 16), [9.0; 16]);
+    assert_eq!(read("big", (ROWS - 3) * WIDTH, 16), [0.5; 16]);
+    assert_eq!(read("big", (ROWS - 1) * WIDTH, 16), [0.5; 16]);
+    assert_eq!(read("big", 0, 16), [0.25; 16]);
 }
 
 /// Products large enough for Hopper's warpgroups, in every layout, in groups and gathered, of some rows, and fused with the

@@ -163,6 +163,8 @@ impl CudaDevice {
         };
         let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let shared =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         if major < 8 {
             return Err(missing(format!(
                 "{title} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
@@ -183,7 +185,8 @@ impl CudaDevice {
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
         let versions = (driver / 1000, driver % 1000 / 10, compiler.version());
-        let context = Arc::new(Context { device, context, name: name.clone(), versions });
+        let shared = u32::try_from(shared).unwrap_or(0);
+        let context = Arc::new(Context { device, context, name: name.clone(), versions, shared });
         Ok(CudaDevice { context, compiler, title })
     }
 }
@@ -216,6 +219,8 @@ struct Context {
     name: String,
     /// The CUDA that the driver is for, major and minor, and the version of NVRTC.
     versions: (i32, i32, (i32, i32)),
+    /// Shared memory that a block may have.
+    shared: u32,
 }
 
 // SAFETY: contexts may be used from any thread; every call makes its own current first.
@@ -380,6 +385,17 @@ impl Gpu for Stream {
             // SAFETY: a live module and a C string.
             let function = unsafe { result::module::get_function(module, name) }
                 .map_err(|e| self.context.error(&named("cuModuleGetFunction"), e))?;
+            if pass.shared_bytes > self.context.shared {
+                let (needed, there) = (pass.shared_bytes, self.context.shared);
+                return Err(DeviceError::Driver {
+                    device: self.context.name.clone(),
+                    message: format!(
+                        "kernel {} needs {needed} bytes of shared memory for a block, where this GPU has {there}; those of \
+                         compute capability 8.0 and 9.0 have more, and smaller heads and narrower layers need less",
+                        source.name
+                    ),
+                });
+            }
             // Static and dynamic shared memory together may be 48 KiB without it.
             if pass.shared_bytes > 0 {
                 let attribute =
