@@ -30,6 +30,13 @@ DEVICE float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 DEVICE void store(float &to, float x) { to = x; }
 DEVICE void store(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 
+// The same number, of which the compiler knows nothing: what is computed from it is computed where it is needed, and takes no
+// register before.
+DEVICE int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // --- shared memory and tensor cores --------------------------------------------------------------------------------------
 
 DEVICE u32 shared_address(const void *pointer) { return u32(__cvta_generic_to_shared(pointer)); }
@@ -140,6 +147,25 @@ template <class Op, int T> DEVICE float threads(float x, float *buffer) {
 #pragma unroll
     for (int warp = 1; warp < T / 32; ++warp) x = Op::join(x, buffer[warp]);
     return x;
+}
+
+// The sum of `count` parts of `length` floats, for a column: a block has 32 columns, which are adjacent, its warps take the parts in
+// turns, and the first warp has the result.
+template <int THREADS> DEVICE float add_parts(const float *parts, int count, int length, int column) {
+    constexpr int WARPS = THREADS / 32;
+    __shared__ float sums[WARPS][32];
+    int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    float sum = 0.0f;
+    if (column < length) {
+#pragma unroll 8
+        for (int part = warp; part < count; part += WARPS) sum += parts[i64(part) * length + column];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    sum = sums[0][lane];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) sum += sums[w][lane];
+    return sum;
 }
 
 // Waits for the threads that share a row: the lanes of a group, or the block.

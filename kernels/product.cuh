@@ -110,7 +110,8 @@ DEVICE void copy_slice(bf16 *to, int lines, int first, int k, Load load) {
     constexpr int STRIDE = (FAST ? DEPTH : LINES) + 8;
 #pragma unroll
     for (int v = int(threadIdx.x); v < COUNT; v += THREADS) {
-        int outer = v / ACROSS, inner = v % ACROSS * 8;
+        // Not kept from slice to slice: the sums need the registers.
+        int at = anew(v), outer = at / ACROSS, inner = at % ACROSS * 8;
         int line = FAST ? outer : inner, depth = first + (FAST ? inner : outer);
         int left = line < lines && depth < k ? least(8, FAST ? k - depth : lines - line) : 0;
         bf16 *place = to + outer * STRIDE + inner;
@@ -221,13 +222,13 @@ template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows
     }
 }
 
-// Of the rows whose place is not negative those from number `first` on, a tile of them, in order; gives how many there are.
-// All threads of the block call it, and all see the result.
-template <int M, int ROWS, int THREADS> DEVICE int needed_rows(const int *places, int first, int (&rows)[ROWS]) {
+// Of the `m` rows those whose place is not negative, from number `first` on, a tile of them, in order; gives how many there
+// are. All threads of the block call it, and all see the result.
+template <int ROWS, int THREADS> DEVICE int needed_rows(const int *places, int m, int first, int (&rows)[ROWS]) {
     __shared__ int counts[THREADS / 32];
     int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, found = 0;
-    for (int start = 0; start < M && found < first + ROWS; start += THREADS) {
-        bool needed = start + thread < M && places[start + thread] >= 0;
+    for (int start = 0; start < m && found < first + ROWS; start += THREADS) {
+        bool needed = start + thread < m && places[start + thread] >= 0;
         u32 ballot = __ballot_sync(ALL_LANES, needed);
         if (lane == 0) counts[warp] = __popc(ballot);
         __syncthreads();
@@ -244,71 +245,86 @@ template <int M, int ROWS, int THREADS> DEVICE int needed_rows(const int *places
     return least(ROWS, found - first);
 }
 
-// The rows of a tile: `first` and those behind it, or as many of those that are needed.
-template <class T, int M, bool SOME> struct TileRows {
-    int first, count;
+// The rows of a tile, counted from `base`: `first` and those behind it, or as many of those that are needed.
+template <class T, bool SOME> struct TileRows {
+    int base, count;
     int *rows;
-    DEVICE TileRows(const int *places, int first) : first(first), count(least(T::ROWS, M - first)), rows(nullptr) {
+    DEVICE TileRows(const int *places, int m, int first) : base(first), count(least(T::ROWS, m - first)), rows(nullptr) {
         if constexpr (SOME) {
             __shared__ int list[T::ROWS];
-            count = needed_rows<M, T::ROWS, T::THREADS>(places, first, list);
+            count = needed_rows<T::ROWS, T::THREADS>(places, m, first, list);
+            base = 0;
             rows = list;
         }
     }
-    DEVICE int operator[](int i) const { return SOME ? rows[i] : first + i; }
+    DEVICE int operator[](int i) const { return SOME ? rows[i] : i; }
 };
 
-// `c[M, N] (+)= Σ_k a[m, k] · b[k, n]` for any layouts of `a` and `b`. `SOME`: rows of negative place are left as they are;
-// the elements of a row of `a` are adjacent then.
-template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, bool ADD, bool SOME = false,
-          class E, class C>
-DEVICE void product(const E *a, const E *b, C *c, const int *places = nullptr) {
+// How many tiles of `size` cover `extent`.
+DEVICE u32 tiles_over(int extent, int size) { return (u32(extent) + u32(size) - 1) / u32(size); }
+
+// Where an element of an operand lies: along the depth, if `FAST`, elements are `NEAR` apart, and lines `far`; else it is the
+// other way round.
+template <bool FAST, int NEAR> DEVICE i64 element(int line, int depth, u32 far) {
+    return i64(u64(u32(anew(FAST ? line : depth))) * far) + i64(FAST ? depth : line) * NEAR;
+}
+
+// `c[m, n] (+)= Σ_k a[m, k] · b[k, n]`, the lines of `a` being its rows and those of `b` its columns. `SOME`: rows of negative place
+// are left as they are. Sizes are arguments, not constants: products that differ in nothing else are one kernel.
+template <class T, bool A_FAST, bool B_FAST, bool ADD, bool SOME = false, int A_NEAR = 1, int B_NEAR = 1, class E, class C>
+DEVICE void product(const E *a, const E *b, C *c, int m, int n, int k, u32 a_far, u32 b_far,
+                    const int *places = nullptr) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
-    int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS;
-    TileRows<T, M, SOME> rows(places, int(block) * T::ROWS);
+    int column = int(take(block, tiles_over(n, T::COLUMNS))) * T::COLUMNS;
+    TileRows<T, SOME> rows(places, m, int(block) * T::ROWS);
     if (SOME && rows.count <= 0) return;
-    int columns = least(T::COLUMNS, N - column);
+    int columns = least(T::COLUMNS, n - column);
+    a += element<A_FAST, A_NEAR>(rows.base, 0, a_far);
+    b += element<B_FAST, B_NEAR>(column, 0, b_far);
+    c += i64(rows.base) * n + column;
     typename T::Sums sums;
-    T::template multiply<(SOME || A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
-        shared, sums, rows.count, columns, K,
-        [&](int i, int k) { return a + (i64(rows[i]) * A_ROW + i64(k) * A_COLUMN); },
-        [&](int j, int k) { return b + (i64(k) * B_ROW + i64(column + j) * B_COLUMN); });
+    T::template multiply<A_FAST, B_FAST>(
+        shared, sums, rows.count, columns, k,
+        [&](int i, int k) { return a + element<A_FAST, A_NEAR>(rows[i], k, a_far); },
+        [&](int j, int k) { return b + element<B_FAST, B_NEAR>(j, k, b_far); });
     each<T>(sums, rows.count, columns, [&](int i, int j) {
-        C *to = c + i64(rows[i]) * N + (column + j);
+        C *to = c + (i64(rows[i]) * n + j);
         return [=](int at, float sum) { store(to[at], ADD ? to_float(to[at]) + sum : sum); };
     });
 }
 
-// A slice of the sums of a product whose result is too small to keep a GPU busy: `parts[slice][M, N]`.
-template <class T, int M, int N, int K, i64 A_ROW, i64 A_COLUMN, i64 B_ROW, i64 B_COLUMN, int SLICE, bool SOME = false,
-          class E>
-DEVICE void product_slice(const E *a, const E *b, float *parts, const int *places = nullptr) {
+// A slice of the sums, `depth` long, of a product whose result is too small to keep a GPU busy: `parts[slice][m, n]`.
+template <class T, bool A_FAST, bool B_FAST, bool SOME = false, int A_NEAR = 1, int B_NEAR = 1, class E>
+DEVICE void product_slice(const E *a, const E *b, float *parts, int m, int n, int k, u32 a_far, u32 b_far, int depth,
+                          const int *places = nullptr) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
-    int column = int(take(block, (N + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS;
-    TileRows<T, M, SOME> rows(places, int(take(block, (M + T::ROWS - 1) / T::ROWS)) * T::ROWS);
+    int column = int(take(block, tiles_over(n, T::COLUMNS))) * T::COLUMNS;
+    TileRows<T, SOME> rows(places, m, int(take(block, tiles_over(m, T::ROWS))) * T::ROWS);
     if (SOME && rows.count <= 0) return;
-    int first = int(block) * SLICE, columns = least(T::COLUMNS, N - column);
+    int first = int(block) * depth, columns = least(T::COLUMNS, n - column);
+    a += element<A_FAST, A_NEAR>(rows.base, first, a_far);
+    b += element<B_FAST, B_NEAR>(column, first, b_far);
+    parts += (i64(block) * m + rows.base) * n + column;
     typename T::Sums sums;
-    T::template multiply<(SOME || A_COLUMN <= A_ROW), (B_ROW <= B_COLUMN)>(
-        shared, sums, rows.count, columns, least(SLICE, K - first),
-        [&](int i, int k) { return a + (i64(rows[i]) * A_ROW + i64(first + k) * A_COLUMN); },
-        [&](int j, int k) { return b + (i64(first + k) * B_ROW + i64(column + j) * B_COLUMN); });
-    float *to = parts + i64(block) * M * N;
+    T::template multiply<A_FAST, B_FAST>(
+        shared, sums, rows.count, columns, least(depth, k - first),
+        [&](int i, int k) { return a + element<A_FAST, A_NEAR>(rows[i], k, a_far); },
+        [&](int j, int k) { return b + element<B_FAST, B_NEAR>(j, k, b_far); });
     each<T>(sums, rows.count, columns, [&](int i, int j) {
-        float *row = to + i64(rows[i]) * N + (column + j);
+        float *row = parts + (i64(rows[i]) * n + j);
         return [=](int at, float sum) { row[at] = sum; };
     });
 }
 
 // Adds the slices up in order.
-template <int M, int N, int SLICES, bool ADD, class C>
-DEVICE void add_slices(const float *parts, C *c, const int *places = nullptr) {
-    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, size = i64(M) * N;
-    if (at >= size || (places && places[at / N] < 0)) return;
+template <bool ADD, bool SOME = false, class C>
+DEVICE void add_slices(const float *parts, C *c, int m, int n, int slices, const int *places = nullptr) {
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, size = i64(m) * n;
+    if (at >= size || (SOME && places[at / n] < 0)) return;
     float sum = parts[at];
 #pragma unroll 4
-    for (int slice = 1; slice < SLICES; ++slice) sum += parts[slice * size + at];
+    for (int slice = 1; slice < slices; ++slice) sum += parts[slice * size + at];
     store(c[at], ADD ? to_float(c[at]) + sum : sum);
 }

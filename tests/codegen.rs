@@ -8,7 +8,7 @@ mod support;
 use dreamc_compiler::codegen::{HEADERS, Source};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Cache, CompileError, Options, compile};
-use dreamc_runtime::device::gpu::sources;
+use dreamc_runtime::device::gpu::{distinct, sources};
 use dreamc_runtime::nvrtc::{self, Nvrtc};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -212,6 +212,10 @@ fn texts_are_the_same_every_time_and_distinct() {
     );
     assert_eq!(a, b);
     for (i, source) in a.iter().enumerate() {
-        assert!(a[..i].iter().all(|other| other.text != source.text), "{}", source.name);
+        assert!(!a[..i].contains(source), "{}", source.name);
     }
+    // One text serves products of different sizes.
+    let (firsts, texts) = distinct(&a);
+    assert!(firsts.len() < a.len());
+    assert!(texts.iter().zip(&a).all(|(&text, source)| a[firsts[text]].text == source.text));
 }

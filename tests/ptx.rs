@@ -643,7 +643,8 @@ fn rows_of_any_length() {
         RowKernel, RowOp, RowOutput, RowStore, Space, Step,
     };
     let Some(device) = device(fast()) else { return };
-    for (rows, length) in [(66, 50_000), (3, 70_000)] {
+    // Passes; a warp for a row, in shares of a block that sums, the last of which is not full; a block for a row.
+    for (rows, length, passes) in [(66, 50_000, 3), (3, 70_000, 3), (1101, 1000, 2), (40, 1000, 2)] {
         let row = |dtype| RowInput::Row { length, dtype };
         let broadcast = Broadcast { outer: 1, size: length, inner: 1 };
         let kernel = RowKernel {
@@ -708,7 +709,7 @@ fn rows_of_any_length() {
         let found = compare(&plan, "run", &CpuDevice::default(), &device, &fill).unwrap();
         assert!(found[0].difference < 1e-5, "{found:?}");
         let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_80").unwrap();
-        assert_eq!(texts[0].passes.len(), 3, "{}", texts[0].text);
+        assert_eq!(texts[0].passes.len(), passes, "{}", texts[0].text);
     }
 }
 

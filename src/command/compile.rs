@@ -11,7 +11,7 @@ use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::device::gpu::{Target, codes, sources};
+use dreamc_runtime::device::gpu::{Target, codes, distinct, sources};
 use dreamc_runtime::train::prepare;
 use std::io::Write;
 
@@ -96,19 +96,28 @@ pub fn run(a: Arguments) -> Done {
         }
         Emit::Ir | Emit::Plan => write!(std::io::stdout(), "{}", compiled.plan)?,
         Emit::Cuda => {
-            for source in sources(&compiled.plan, &a.architecture)? {
-                say!("{}", source.text)?;
+            let sources = sources(&compiled.plan, &a.architecture)?;
+            for &i in &distinct(&sources).0 {
+                say!("{}", sources[i].text)?;
             }
         }
         Emit::Ptx => {
-            for code in codes(&sources(&compiled.plan, "compute_80")?, Target::Ptx, "compute_80")? {
+            let sources = sources(&compiled.plan, "compute_80")?;
+            let texts: Vec<_> = distinct(&sources).0.iter().map(|&i| &sources[i]).collect();
+            for code in codes(&texts, Target::Ptx, "compute_80")? {
                 say!("{}", String::from_utf8_lossy(&code))?;
             }
         }
         Emit::Cubin => {
             let sources = sources(&compiled.plan, &a.architecture)?;
-            for (source, code) in sources.iter().zip(codes(&sources, Target::Cubin, &a.architecture)?) {
-                say!("{:<60} {:>8} bytes", source.name, code.len())?;
+            let (firsts, texts) = distinct(&sources);
+            let list: Vec<_> = firsts.iter().map(|&i| &sources[i]).collect();
+            let codes = codes(&list, Target::Cubin, &a.architecture)?;
+            for (i, (source, &text)) in sources.iter().zip(&texts).enumerate() {
+                match firsts[text] {
+                    first if first == i => say!("{:<60} {:>8} bytes", source.name, codes[text].len())?,
+                    first => say!("{:<60} that of {}", source.name, sources[first].name)?,
+                }
             }
         }
     }

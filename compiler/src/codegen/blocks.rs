@@ -11,7 +11,7 @@ type Result<T> = std::result::Result<T, CodegenError>;
 /// Threads of a block where nothing says otherwise.
 const THREADS: u64 = 256;
 /// Processors of the GPU that grids are cut for: fewer blocks leave some idle.
-const PROCESSORS: u64 = 132;
+pub(super) const PROCESSORS: u64 = 132;
 
 /// A tile of a product: what a block of [`THREADS`] computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -173,6 +173,19 @@ fn scratch(declaration: &str, name: &str, at: u64) -> Param {
     Param::new(declaration, name, Argument::Scratch(at))
 }
 
+/// A size that is an argument, so that kernels that differ in it have one text.
+fn size(name: &str, what: &'static str, size: u64) -> Result<Param> {
+    Ok(Param::new("int", name, Argument::Size(fits(what, size)?)))
+}
+
+/// A distance in memory that is an argument likewise.
+fn stride_of(name: &str, elements: u64) -> Result<Param> {
+    match u32::try_from(elements) {
+        Ok(n) => Ok(Param::new("u32", name, Argument::Size(n))),
+        Err(_) => Err(CodegenError::TooLarge { what: "a product's stride", size: elements }),
+    }
+}
+
 /// Where an index out of range is reported.
 fn status() -> [Param; 2] {
     [Param::new("int *", "status", Argument::Status), Param::new("int", "launch", Argument::Launch)]
@@ -230,27 +243,45 @@ fn lines(matrix: Matrix) -> bool {
 
 fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let Kernel::Product { m, n, k, a, b, accumulate } = *kernel else { return Ok(None) };
-    for (what, size) in [("a product's rows", m), ("a product's columns", n), ("a product's depth", k)] {
-        fits(what, size)?;
-    }
     // Rows are taken from anywhere where their elements are adjacent; a result that is added to needs all of them.
     let variant = Variant { places: variant.places && a.column == 1 && !accumulate, ..variant };
     let add = if accumulate { "_add" } else { "" };
     let name = format!("product_{m}x{n}x{k}{add}{}", variant.suffix());
-    let mut builder = Builder::new(name, "product.cuh");
+    let family = format!("product{add}{}", variant.suffix());
+    let mut builder = Builder::of_family(name, &family, "product.cuh");
     let wide = variant.aligned && lines(a) && lines(b);
     let tile = Tile::of(variant, wide, (m, n, k), 1);
     let tiles = tile.count(m, n);
-    let layout = format!("{}, {}, {}, {}", a.row, a.column, b.row, b.column);
-    let sizes = format!("{}, {m}, {n}, {k}, {layout}", tile.text(wide));
+    // Lines of `a` are its rows, and of `b` its columns; fast ones have their elements side by side.
+    let (a_fast, b_fast) = (variant.places || a.column <= a.row, b.row <= b.column);
+    let (a_near, a_far) = if a_fast { (a.column, a.row) } else { (a.row, a.column) };
+    let (b_near, b_far) = if b_fast { (b.row, b.column) } else { (b.column, b.row) };
+    let near = match (fits("a product's stride", a_near)?, fits("a product's stride", b_near)?) {
+        (1, 1) => String::new(),
+        (a, b) => format!(", {a}, {b}"),
+    };
+    let some = match (variant.places, near.is_empty()) {
+        (true, _) => ", true",
+        (false, false) => ", false",
+        (false, true) => "",
+    };
+    let mut sizes = vec![
+        size("m", "a product's rows", m)?,
+        size("n", "a product's columns", n)?,
+        size("k", "a product's depth", k)?,
+        stride_of("a_far", a_far)?,
+        stride_of("b_far", b_far)?,
+    ];
+    let layout = format!("{}, {a_fast}, {b_fast}", tile.text(wide));
     // A result too small to keep the processors busy is cut along the sums, if they are long.
     let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
-    let some = if variant.places { ", true" } else { "" };
     if slices == 1 {
         let mut list = params([variant.input("a", 0), variant.input("b", 1), variant.output("c", 2)]);
+        list.append(&mut sizes);
         list.extend(variant.places());
         let geometry = tile.geometry(&mut builder, tiles)?;
-        builder.call("product_tiles", geometry, &list, "product", &format!("{sizes}, {accumulate}{some}"));
+        let constants = format!("{layout}, {accumulate}{some}{near}");
+        builder.call("product_tiles", geometry, &list, "product", &constants);
         return Ok(builder.finish());
     }
     // Whole slices of the depth of a tile.
@@ -258,18 +289,17 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let slices = k.div_ceil(slice);
     let parts = builder.scratch(times(&[4, slices, m, n]));
     let mut list = params([variant.input("a", 0), variant.input("b", 1), scratch("float *", "parts", parts)]);
+    list.append(&mut sizes);
+    list.push(size("depth", "a slice", slice)?);
     list.extend(variant.places());
     let geometry = tile.geometry(&mut builder, tiles * slices)?;
-    builder.call("product_slices", geometry, &list, "product_slice", &format!("{sizes}, {slice}{some}"));
+    builder.call("product_slices", geometry, &list, "product_slice", &format!("{layout}{some}{near}"));
     let mut list = params([scratch("const float *", "parts", parts), variant.output("c", 2)]);
+    list.extend([size("m", "rows", m)?, size("n", "columns", n)?, size("slices", "slices", slices)?]);
     list.extend(variant.places());
-    builder.call(
-        "product_join",
-        per_thread(times(&[m, n]))?,
-        &list,
-        "add_slices",
-        &format!("{m}, {n}, {slices}, {accumulate}"),
-    );
+    let some = if variant.places { ", true" } else { "" };
+    let constants = format!("{accumulate}{some}");
+    builder.call("product_join", per_thread(times(&[m, n]))?, &list, "add_slices", &constants);
     Ok(builder.finish())
 }
 
@@ -280,16 +310,13 @@ fn order_param(gather: Option<u64>, operand: usize) -> Vec<Param> {
 
 fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let Kernel::Grouped { slots, experts, out, inner, transposed, gather } = *kernel else { return Ok(None) };
-    for (what, size) in
-        [("slots", slots), ("experts", experts), ("a matrix's rows", out), ("a matrix's columns", inner)]
-    {
-        fits(what, size)?;
-    }
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
     let kind = if transposed { "_transposed" } else { "" };
     let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
     let name = format!("grouped_{slots}x{n}x{k}_of_{experts}{kind}{from}{}", variant.suffix());
-    let mut builder = Builder::new(name, "grouped.cuh");
+    let from = if gather.is_some() { "_gather" } else { "" };
+    let family = format!("grouped{kind}{from}{}", variant.suffix());
+    let mut builder = Builder::of_family(name, &family, "grouped.cuh");
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
     let tile = Tile::of(variant, wide, (slots / experts.max(1), n, k), experts);
     // The worst case: every group, and the rows in none, leave one tile unfilled.
@@ -298,16 +325,22 @@ fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let mut list = params([variant.input("x", 0), variant.input("w", 1), ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
     list.push(variant.output("y", last));
+    list.extend([
+        size("slots", "slots", slots)?,
+        size("experts", "experts", experts)?,
+        size("n", "a matrix's rows", n)?,
+        size("k", "a matrix's columns", k)?,
+    ]);
+    if let Some(per) = gather {
+        list.push(size("per", "choices of a token", per)?);
+    }
     list.extend(status());
-    let order = if gather.is_some() { "order" } else { "nullptr" };
-    let per = gather.unwrap_or(1);
-    let constants = format!(
-        "{}, {slots}, {experts}, {out}, {inner}, {transposed}, {}, {per}",
-        tile.text(wide),
-        gather.is_some()
-    );
+    let (order, per) = if gather.is_some() { ("order", "per") } else { ("nullptr", "1") };
+    let constants = format!("{}, {transposed}, {}", tile.text(wide), gather.is_some());
     let geometry = tile.geometry(&mut builder, if slots == 0 || n == 0 { 0 } else { tiles })?;
-    let body = format!("    grouped<{constants}>(x, w, offsets, {order}, y, status, launch);\n");
+    let body = format!(
+        "    grouped<{constants}>(x, w, offsets, {order}, y, slots, experts, n, k, {per}, status, launch);\n"
+    );
     builder.entry("grouped_tiles", geometry, &list, &body);
     Ok(builder.finish())
 }
@@ -316,31 +349,31 @@ fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let Kernel::GroupedOuter { slots, experts, out, inner, gather, accumulate } = *kernel else {
         return Ok(None);
     };
-    for (what, size) in
-        [("slots", slots), ("experts", experts), ("a matrix's rows", out), ("a matrix's columns", inner)]
-    {
-        fits(what, size)?;
-    }
     let from = gather.map_or(String::new(), |per| format!("_gather{per}"));
     let add = if accumulate { "_add" } else { "" };
     let name = format!("grouped_outer_{out}x{inner}x{slots}_of_{experts}{from}{add}{}", variant.suffix());
-    let mut builder = Builder::new(name, "grouped.cuh");
+    let family = format!("grouped_outer{from}{add}{}", variant.suffix());
+    let mut builder = Builder::of_family(name, &family, "grouped.cuh");
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
     let tile = Tile::of(variant, wide, (out, inner, slots / experts.max(1)), experts);
     let last = 3 + gather.is_some() as usize;
     let mut list = params([variant.input("y", 0), variant.input("x", 1), ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
     list.push(output("w", last));
+    list.extend([
+        size("slots", "slots", slots)?,
+        size("experts", "experts", experts)?,
+        size("out", "a matrix's rows", out)?,
+        size("inner", "a matrix's columns", inner)?,
+    ]);
     list.extend(status());
     let order = if gather.is_some() { "order" } else { "nullptr" };
     let per = gather.unwrap_or(1);
-    let constants = format!(
-        "{}, {slots}, {experts}, {out}, {inner}, {}, {per}, {accumulate}",
-        tile.text(wide),
-        gather.is_some()
-    );
+    let constants = format!("{}, {}, {per}, {accumulate}", tile.text(wide), gather.is_some());
     let geometry = tile.geometry(&mut builder, times(&[tile.count(out, inner), experts]))?;
-    let body = format!("    grouped_outer<{constants}>(y, x, offsets, {order}, w, status, launch);\n");
+    let sizes = "slots, experts, out, inner";
+    let body =
+        format!("    grouped_outer<{constants}>(y, x, offsets, {order}, w, {sizes}, status, launch);\n");
     builder.entry("grouped_outer_tiles", geometry, &list, &body);
     Ok(builder.finish())
 }

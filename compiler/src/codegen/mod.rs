@@ -94,8 +94,8 @@ impl Default for Variant {
     }
 }
 
-/// A kernel as CUDA C++.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A kernel as CUDA C++. Sources of one text differ in names, grids, arguments and scratch alone, so they are compiled once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
     /// A name for people: the kind and the sizes.
     pub name: String,
@@ -110,7 +110,7 @@ pub struct Source {
 }
 
 /// One launch of a source.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pass {
     /// The `extern "C"` name.
     pub entry: String,
@@ -125,7 +125,7 @@ pub struct Pass {
 }
 
 /// An argument of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Argument {
     /// Address of the operand of that number.
     Operand(usize),
@@ -135,6 +135,8 @@ pub enum Argument {
     Index(usize),
     /// Address of the integers that say which rows are needed.
     Places,
+    /// A size or a distance that the text leaves open, as a 32-bit integer.
+    Size(u32),
     /// Address of scratch memory, so many bytes in.
     Scratch(u64),
     /// Address of the word that takes the smallest number of a launch that reported an index out of range.

@@ -16,13 +16,12 @@
 //!   each row goes to scratch memory first; then every element has a thread, which goes through all rows where they are
 //!   summed. A row may be as long as 32 bits count.
 
-use super::blocks::{SHARED_LIMIT, places};
+use super::blocks::{PROCESSORS, SHARED_LIMIT, places};
 use super::text::{Builder, Param, blocks, double, fits, float};
 use super::{Argument, CodegenError, Source, Variant};
-use crate::ir::{Binary, DType, Positions, Reduce, Unary};
+use crate::ir::{Binary, DType, Positions, Reduce, Rope, Unary};
 use crate::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
 use std::collections::{BTreeSet, HashMap};
-use std::fmt::Write;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
@@ -33,6 +32,8 @@ enum Kept {
     Register(String),
     /// So many floats into the shared memory of the row.
     Shared(u64),
+    /// So many floats into the shared memory of the block, whose rows have it in common.
+    Common(u64),
 }
 
 /// What an operation keeps.
@@ -48,6 +49,10 @@ struct Plan {
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
+/// Rows of this length at most have a warp each, which needs no barrier, where there are enough of them to fill a GPU.
+const WARP_ROW: u64 = 1024;
+/// Loads that a thread should have under way at once: loops with fewer are unrolled.
+const LOADS: u64 = 8;
 /// Static shared memory of a block.
 const STATIC_LIMIT: u64 = 48 * 1024;
 
@@ -165,6 +170,11 @@ fn validate(kernel: &RowKernel) -> Result<()> {
     }
 }
 
+/// Frequencies of the pairs of a head of `size`.
+fn frequencies(rope: &Rope, size: u64) -> Vec<f64> {
+    (0..size / 2).map(|pair| rope.frequency(pair, size / 2)).collect()
+}
+
 struct Generator<'k> {
     kernel: &'k RowKernel,
     form: Form,
@@ -176,16 +186,21 @@ struct Generator<'k> {
     /// Threads of a row, and rows of a block at a time.
     threads: u64,
     slots: u64,
-    /// Floats of shared memory of a row.
+    /// Floats of shared memory of a row, and those of a block beside them.
     stored: u64,
+    common: u64,
     text: String,
     indent: usize,
     /// Values already in variables, innermost block last.
     scopes: Vec<HashMap<(u32, String), String>>,
+    /// Loops under way: where each begins in the text, how often a thread goes through it, and the loads in it so far.
+    loops: Vec<(usize, u64, u64)>,
     next: usize,
     /// Whether the loop under way stores results, and whether such a loop read a row elsewhere than where it writes.
     storing: bool,
     shifted: bool,
+    /// Rotations that keep cosines and sines; others have those of one of them.
+    angles: Vec<usize>,
     /// Whether indices from memory are used.
     indices: bool,
     tables: Vec<String>,
@@ -202,12 +217,15 @@ impl<'k> Generator<'k> {
             threads: 1,
             slots: 1,
             stored: 0,
+            common: 0,
             text: String::new(),
             indent: 1,
             scopes: vec![],
+            loops: vec![],
             next: 0,
             storing: false,
             shifted: false,
+            angles: vec![],
             indices: false,
             tables: vec![],
         };
@@ -261,7 +279,10 @@ impl<'k> Generator<'k> {
             }
         }
         let widest = (0..count).filter(|&i| self.plans[i].live).map(|i| self.length(i)).max().unwrap_or(1);
-        self.threads = widest.div_ceil(4).next_power_of_two().clamp(1, BLOCK);
+        let warps = widest <= WARP_ROW && kernel.rows >= 8 * PROCESSORS;
+        let most = if warps { 32 } else { BLOCK };
+        self.threads = widest.div_ceil(4).next_power_of_two().clamp(1, most);
+        let mut ropes: HashMap<String, Vec<Kept>> = HashMap::new();
         for (i, &keep) in keep.iter().enumerate() {
             if !self.plans[i].live {
                 continue;
@@ -274,9 +295,26 @@ impl<'k> Generator<'k> {
             let (stats, groups) = match kernel.ops[i] {
                 RowOp::Rms { size, .. } | RowOp::SoftmaxGrad { size, .. } => (1, length / size),
                 RowOp::RmsGrad { size, .. } | RowOp::Softmax { size, .. } => (2, length / size),
-                // Cosines and sines of the pairs: never in a register.
-                RowOp::Rope { size, .. } => {
-                    self.plans[i].stats = vec![self.shared(size / 2), self.shared(size / 2)];
+                // Cosines and sines of the pairs: never in a register, and once for all rotations by the same angles, and for all
+                // rows at a position along depth.
+                RowOp::Rope { size, rope, position, depths, .. } => {
+                    let angles = format!(
+                        "{size} {position} {depths} {:?} {:?}",
+                        rope.positions,
+                        frequencies(&rope, size)
+                    );
+                    let common = rope.positions != Positions::Tokens && self.form != Form::Long;
+                    let stats = match ropes.get(&angles) {
+                        Some(stats) => stats.clone(),
+                        None => {
+                            self.angles.push(i);
+                            let mut keep =
+                                || if common { self.common(size / 2) } else { self.shared(size / 2) };
+                            vec![keep(), keep()]
+                        }
+                    };
+                    ropes.insert(angles, stats.clone());
+                    self.plans[i].stats = stats;
                     (0, 0)
                 }
                 _ => (0, 0),
@@ -301,6 +339,11 @@ impl<'k> Generator<'k> {
         Kept::Shared(self.stored - floats)
     }
 
+    fn common(&mut self, floats: u64) -> Kept {
+        self.common += floats;
+        Kept::Common(self.common - floats)
+    }
+
     // --- text ---------------------------------------------------------------------------------------------------------
 
     fn line(&mut self, line: &str) {
@@ -321,6 +364,39 @@ impl<'k> Generator<'k> {
         self.scopes.pop();
         self.indent -= 1;
         self.line("}");
+    }
+
+    /// A loop that a thread goes through `trips` times at most, to be ended by [`Self::close_loop`].
+    fn open_loop(&mut self, line: &str, trips: u64) {
+        self.loops.push((self.text.len(), trips, 0));
+        self.open(line);
+    }
+
+    /// Ends a loop, and says how far it is unrolled: as far as loads of several elements should be under way, and no further, for
+    /// most of what a row takes to compile is loops unrolled.
+    fn close_loop(&mut self) {
+        self.close();
+        if let Some((begin, trips, loads)) = self.loops.pop() {
+            let times = (LOADS / loads.max(1)).clamp(1, 4).min(trips);
+            self.text.insert_str(begin, &format!("#pragma unroll {times}\n"));
+        }
+    }
+
+    /// What a row's threads do for elements `variable` = `first`, `first + step` and so on, below `length`; ended by
+    /// [`Self::close_each`].
+    fn open_each(&mut self, variable: &str, first: &str, length: u64, step: u64) {
+        if step >= length {
+            self.open(&format!("if ({first} < {length}) {{"));
+            self.line(&format!("const int {variable} = {first};"));
+        } else {
+            let line =
+                format!("for (int {variable} = {first}; {variable} < {length}; {variable} += {step}) {{");
+            self.open_loop(&line, length.div_ceil(step));
+        }
+    }
+
+    fn close_each(&mut self, length: u64, step: u64) {
+        if step >= length { self.close() } else { self.close_loop() }
     }
 
     fn fresh(&mut self, prefix: &str) -> String {
@@ -377,6 +453,8 @@ impl<'k> Generator<'k> {
             Kept::Shared(0) => format!("kept[{at}]"),
             Kept::Shared(start) if at == "0" => format!("kept[{start}]"),
             Kept::Shared(start) => format!("kept[{start} + {at}]"),
+            Kept::Common(0) => format!("common[{at}]"),
+            Kept::Common(start) => format!("common[{start} + {at}]"),
         }
     }
 
@@ -424,6 +502,9 @@ impl<'k> Generator<'k> {
                 {
                     self.shifted = true;
                 }
+                if let Some((_, _, loads)) = self.loops.last_mut() {
+                    *loads += 1;
+                }
                 format!("to_float(x{input}[{at}])")
             }
             RowOp::Constant(c) => float(c),
@@ -455,7 +536,7 @@ impl<'k> Generator<'k> {
                 let (y, dy) = (self.value(y, at), self.value(dy, at));
                 format!("{y} * ({dy} - {})", self.stat(i, 0, &group))
             }
-            RowOp::Rope { x, size, .. } => {
+            RowOp::Rope { x, size, rope, .. } => {
                 // An odd last element stays as it is; sizes are even.
                 let half = size / 2;
                 let within = self.within(at, i, size);
@@ -463,7 +544,8 @@ impl<'k> Generator<'k> {
                 let other = self.index(format!("{within} < {half} ? {at} + {half} : {at} - {half}"));
                 let (mine, other) = (self.value(x, at), self.value(x, &other));
                 let (cosine, sine) = (self.stat(i, 0, &pair), self.stat(i, 1, &pair));
-                format!("fmaf({mine}, {cosine}, ({within} < {half} ? -{sine} : {sine}) * {other})")
+                let (low, high) = if rope.inverse { ("", "-") } else { ("-", "") };
+                format!("fmaf({mine}, {cosine}, ({within} < {half} ? {low}{sine} : {high}{sine}) * {other})")
             }
             RowOp::Slice { x, size, start } => {
                 let (groups, taken) = {
@@ -496,14 +578,14 @@ impl<'k> Generator<'k> {
                     _ => 0,
                 };
                 self.line(&format!("float {name} = 0.0f;"));
-                self.open(&format!("for (int {k} = 0; {k} < {count}; ++{k}) {{"));
+                self.open_loop(&format!("for (int {k} = 0; {k} < {count}; ++{k}) {{"), count);
                 self.line(&format!("const int {c} = x{chosen}[{k}];"));
                 self.line(&format!("if (u32({c}) >= {}u) report(status, launch);", self.length(i)));
                 self.open(&format!("if ({c} == {at}) {{"));
                 let d = self.value(d, &k);
                 self.line(&format!("{name} = {d};"));
                 self.close();
-                self.close();
+                self.close_loop();
                 return name;
             }
         };
@@ -548,8 +630,12 @@ impl<'k> Generator<'k> {
             self.open("if (t == 0) {");
             self.line("const int i = 0;");
         } else {
-            self.open(&format!("for (int i = t; i < {length}; i += {}) {{", self.threads));
+            self.open_each("i", "t", length, self.threads);
         }
+    }
+
+    fn close_elements(&mut self, length: u64) {
+        self.close_each(length, self.threads);
     }
 
     /// For every group the result of a reduction of `terms(element)`, turned by `finish` into what is kept.
@@ -569,7 +655,7 @@ impl<'k> Generator<'k> {
     ) {
         let names: Vec<String> = joins.iter().map(|_| self.fresh("s")).collect();
         let accumulate = |g: &mut Self, group: &str, first: &str, step: u64| {
-            g.open(&format!("for (int j = {first}; j < {size}; j += {step}) {{"));
+            g.open_each("j", first, size, step);
             let at = g.index(element(group, "j"));
             let terms = terms(g, &at, group);
             for ((name, join), term) in names.iter().zip(joins).zip(terms) {
@@ -579,7 +665,7 @@ impl<'k> Generator<'k> {
                 };
                 g.line(&line);
             }
-            g.close();
+            g.close_each(size, step);
         };
         if groups == 1 {
             for (name, join) in names.iter().zip(joins) {
@@ -595,12 +681,12 @@ impl<'k> Generator<'k> {
             for (kept, value) in kept.iter().zip(finish(&names)) {
                 match kept {
                     Kept::Register(register) => self.line(&format!("const float {register} = {value};")),
-                    Kept::Shared(_) => {
+                    Kept::Shared(_) | Kept::Common(_) => {
                         self.line(&format!("if (t == 0) {} = {value};", Self::kept(kept, "0")));
                     }
                 }
             }
-            if kept.iter().any(|k| matches!(k, Kept::Shared(_))) {
+            if kept.iter().any(|k| !matches!(k, Kept::Register(_))) {
                 self.sync();
             }
             return;
@@ -608,6 +694,8 @@ impl<'k> Generator<'k> {
         // Lanes for each group: as many as it has elements, within a warp.
         let lanes = (1u64 << size.max(1).ilog2()).min(32).min(self.threads);
         let step = self.threads / lanes;
+        // A group or several at a time; all lanes stay together.
+        self.line("#pragma unroll 1");
         self.open(&format!("for (int first = 0; first < {groups}; first += {step}) {{"));
         self.line(&format!("const int g = first + t / {lanes};"));
         for (name, join) in names.iter().zip(joins) {
@@ -711,31 +799,8 @@ impl<'k> Generator<'k> {
                 &|s| vec![s[0].clone()],
                 &stats,
             ),
-            RowOp::Rope { size, rope, position, depths, .. } => {
-                let half = size / 2;
-                let table = format!("FREQUENCIES_{i}");
-                let mut text = format!("__device__ const double {table}[{}] = {{", half.max(1));
-                for pair in 0..half {
-                    text.push_str(if pair % 4 == 0 { "\n    " } else { " " });
-                    text.push_str(&double(rope.frequency(pair, half)));
-                    text.push(',');
-                }
-                text.push_str("\n};");
-                self.tables.push(text);
-                self.open_elements(half);
-                let position = match rope.positions {
-                    Positions::Tokens => format!("double(x{position}[0])"),
-                    Positions::Depth { half_reversed: false } => format!("double(x{position})"),
-                    Positions::Depth { half_reversed: true } => {
-                        format!("double(i % 2 == 0 ? x{position} : x{depths} - 1 - x{position})")
-                    }
-                };
-                self.line("float sine, cosine;");
-                self.line(&format!("sine_cosine({position} * {table}[i], sine, cosine);"));
-                let sign = if rope.inverse { "-" } else { "" };
-                self.line(&format!("{} = cosine;", Self::kept(&stats[0], "i")));
-                self.line(&format!("{} = {sign}sine;", Self::kept(&stats[1], "i")));
-                self.close();
+            RowOp::Rope { .. } if matches!(stats[0], Kept::Shared(_)) && self.angles.contains(&i) => {
+                self.angles(i, "t", self.threads);
                 self.sync();
             }
             RowOp::Reduce { op, x, over } => {
@@ -771,11 +836,40 @@ impl<'k> Generator<'k> {
             self.open_elements(length);
             let value = self.compute(i, if length == 1 { "0" } else { "i" });
             self.line(&format!("{} = {value};", Self::kept(&own, "i")));
-            self.close();
+            self.close_elements(length);
             self.plans[i].own = Some(own);
             self.sync();
         }
         Ok(())
+    }
+
+    /// Cosines and sines of a rotation, by `step` threads of which this is number `first`.
+    fn angles(&mut self, i: usize, first: &str, step: u64) {
+        let RowOp::Rope { size, rope, position, depths, .. } = self.kernel.ops[i] else { return };
+        let half = size / 2;
+        let table = format!("FREQUENCIES_{i}");
+        let mut text = format!("__device__ const double {table}[{}] = {{", half.max(1));
+        for (pair, frequency) in frequencies(&rope, size).into_iter().enumerate() {
+            text.push_str(if pair % 4 == 0 { "\n    " } else { " " });
+            text.push_str(&double(frequency));
+            text.push(',');
+        }
+        text.push_str("\n};");
+        self.tables.push(text);
+        let stats = self.plans[i].stats.clone();
+        self.open_each("i", first, half, step);
+        let position = match rope.positions {
+            Positions::Tokens => format!("double(x{position}[0])"),
+            Positions::Depth { half_reversed: false } => format!("double(x{position})"),
+            Positions::Depth { half_reversed: true } => {
+                format!("double(i % 2 == 0 ? x{position} : x{depths} - 1 - x{position})")
+            }
+        };
+        self.line("float sine, cosine;");
+        self.line(&format!("sine_cosine({position} * {table}[i], sine, cosine);"));
+        self.line(&format!("{} = cosine;", Self::kept(&stats[0], "i")));
+        self.line(&format!("{} = sine;", Self::kept(&stats[1], "i")));
+        self.close_each(half, step);
     }
 
     // --- the kernel ---------------------------------------------------------------------------------------------------
@@ -979,9 +1073,9 @@ impl<'k> Generator<'k> {
             let end = format!("first + {SUM_BLOCK}");
             self.line(&format!("const i64 end = {end} < {0} ? {end} : {0};", kernel.rows));
             declare(self, "part");
-            self.open("for (i64 row = first; row < end; ++row) {");
+            self.open_loop("for (i64 row = first; row < end; ++row) {", SUM_BLOCK);
         } else {
-            self.open(&format!("for (i64 row = 0; row < {}; ++row) {{", kernel.rows));
+            self.open_loop(&format!("for (i64 row = 0; row < {}; ++row) {{", kernel.rows), kernel.rows);
         }
         lines.iter().for_each(|line| self.line(line));
         list.extend(self.kept_rows(stats, "const "));
@@ -989,7 +1083,7 @@ impl<'k> Generator<'k> {
             let value = self.value(kernel.outputs[o].array, if length == 1 { "0" } else { "i" });
             self.line(&format!("{}{o} += {value};", if several { "part" } else { "total" }));
         }
-        self.close();
+        self.close_loop();
         if several {
             outputs.iter().for_each(|o| self.line(&format!("total{o} += part{o};")));
             self.close();
@@ -1034,15 +1128,20 @@ impl<'k> Generator<'k> {
         }
         let floats = self.stored.max(1);
         // Rows at a time: a block full, as far as shared memory goes.
-        let mut slots = if self.threads > 32 { 1 } else { (BLOCK / 2 / self.threads).max(1) };
-        if summed {
-            slots = slots.min(SUM_BLOCK);
-        }
-        while slots > 1 && slots * floats * 4 > STATIC_LIMIT - 1024 {
+        let mut slots = match self.threads > 32 {
+            true => 1,
+            false if summed => (BLOCK / self.threads).min(SUM_BLOCK),
+            false => BLOCK / 2 / self.threads,
+        };
+        let memory = |slots: u64| slots.saturating_mul(floats).saturating_add(self.common).saturating_mul(4);
+        while slots > 1 && memory(slots) > STATIC_LIMIT - 1024 {
             slots /= 2;
         }
         self.slots = slots;
-        let bytes = slots.saturating_mul(floats).saturating_mul(4);
+        // Rows that a block sums: few enough that there are two blocks for every processor.
+        let share = (kernel.rows / (2 * PROCESSORS)).max(1);
+        let share = (1 << share.ilog2()).min(SUM_BLOCK).max(slots);
+        let bytes = memory(slots);
         let dynamic = bytes > STATIC_LIMIT - 1024;
         if bytes > SHARED_LIMIT - 1024 {
             return Err(CodegenError::Shared { bytes, limit: SHARED_LIMIT - 1024 });
@@ -1051,10 +1150,10 @@ impl<'k> Generator<'k> {
 
         let (mut list, lines) = self.parameters(live);
         self.scopes.push(HashMap::new());
-        if self.stored > 0 {
+        if self.stored + self.common > 0 {
             match dynamic {
                 true => self.line("extern __shared__ __align__(16) float memory[];"),
-                false => self.line(&format!("__shared__ float memory[{}];", slots * floats)),
+                false => self.line(&format!("__shared__ float memory[{}];", slots * floats + self.common)),
             }
         }
         if self.threads > 32 {
@@ -1073,22 +1172,31 @@ impl<'k> Generator<'k> {
         if self.stored > 0 {
             self.line(&format!("float *kept = memory + slot * {floats};"));
         }
+        if self.common > 0 {
+            self.line(&format!("float *common = memory + {};", slots * floats));
+            for i in self.angles.clone() {
+                if matches!(self.plans[i].stats[0], Kept::Common(_)) {
+                    self.angles(i, "int(threadIdx.x)", block);
+                }
+            }
+            self.line("__syncthreads();");
+        }
         for &o in &totals {
             let length = self.length(kernel.outputs[o].array as usize);
-            self.line(&format!(
-                "for (int i = t; i < {length}; i += {}) kept[{} + i] = 0.0f;",
-                self.threads, running[&o]
-            ));
+            self.open_each("i", "t", length, self.threads);
+            self.line(&format!("kept[{} + i] = 0.0f;", running[&o]));
+            self.close_each(length, self.threads);
         }
         let grid = if summed {
-            self.open(&format!("for (int turn = 0; turn < {SUM_BLOCK}; turn += {slots}) {{"));
-            self.line(&format!("const i64 row = i64(blockIdx.x) * {SUM_BLOCK} + turn + slot;"));
-            let whole = kernel.rows.is_multiple_of(SUM_BLOCK);
+            self.line("#pragma unroll 1");
+            self.open(&format!("for (int turn = 0; turn < {share}; turn += {slots}) {{"));
+            self.line(&format!("const i64 row = i64(blockIdx.x) * {share} + turn + slot;"));
+            let whole = kernel.rows.is_multiple_of(share);
             // The rest of the block goes on to the barriers; rows end at the same turn for a whole row's threads.
             if !whole {
                 self.line(&format!("if (row >= {}) break;", kernel.rows));
             }
-            kernel.rows.div_ceil(SUM_BLOCK)
+            kernel.rows.div_ceil(share)
         } else {
             self.line(&format!("const i64 row = i64(blockIdx.x) * {slots} + slot;"));
             if !kernel.rows.is_multiple_of(slots) {
@@ -1126,7 +1234,7 @@ impl<'k> Generator<'k> {
                 }
             }
             self.storing = false;
-            self.close();
+            self.close_elements(length);
         }
         // Several loops: the first may write what the next reads.
         if lengths.len() > 1 && !several.is_empty() {
@@ -1135,10 +1243,11 @@ impl<'k> Generator<'k> {
         if self.staged && !stores.is_empty() {
             self.sync();
             for &o in &stores {
-                self.open_elements(self.length(kernel.outputs[o].array as usize));
+                let length = self.length(kernel.outputs[o].array as usize);
+                self.open_elements(length);
                 let value = format!("kept[{} + i]", waiting[&o]);
                 self.put(o, "i", &value);
-                self.close();
+                self.close_elements(length);
             }
         }
         if summed {
@@ -1164,7 +1273,7 @@ impl<'k> Generator<'k> {
                 false => format!("store(out{o}[i], {value});"),
             };
             if kernel.rows > 0 {
-                self.open(&format!("for (int i = int(threadIdx.x); i < {length}; i += {block}) {{"));
+                self.open_each("i", "int(threadIdx.x)", length, block);
                 self.line(&format!("float sum = memory[{} + i];", running[&o]));
                 if slots > 1 {
                     self.line(&format!(
@@ -1183,7 +1292,7 @@ impl<'k> Generator<'k> {
                 seconds.push((o, at));
             }
             if kernel.rows > 0 {
-                self.close();
+                self.close_each(length, block);
             }
             let params = |at: Option<u64>| {
                 let mut list = vec![Param::new(element, &format!("out{o}"), operand)];
@@ -1217,26 +1326,12 @@ impl<'k> Generator<'k> {
                 Param::new(element, &format!("out{o}"), Argument::Operand(kernel.inputs.len() + o)),
                 Param::new("const float *", "part", Argument::Scratch(at)),
             ];
-            let mut body = String::new();
-            // Few sums: a warp for each; many: a thread.
-            let geometry = if length < BLOCK {
-                let _ = write!(
-                    body,
-                    "    int i = int((blockIdx.x * blockDim.x + threadIdx.x) / 32), lane = int(threadIdx.x % 32);\n    \
-                     if (i >= {length}) return;\n    float sum = 0.0f;\n    \
-                     for (int b = lane; b < {grid}; b += 32) sum += part[i64(b) * {length} + i];\n    \
-                     sum = lanes<Sum, 32>(sum, ALL_LANES);\n    if (lane == 0) {finish}\n"
-                );
-                (blocks(length.div_ceil(BLOCK / 32))?, BLOCK as u32, 0)
-            } else {
-                let _ = write!(
-                    body,
-                    "    int i = int(blockIdx.x * blockDim.x + threadIdx.x);\n    if (i >= {length}) return;\n    \
-                     float sum = part[i];\n#pragma unroll 8\n    \
-                     for (int b = 1; b < {grid}; ++b) sum += part[i64(b) * {length} + i];\n    {finish}\n"
-                );
-                (blocks(length.div_ceil(BLOCK))?, BLOCK as u32, 0)
-            };
+            let body = format!(
+                "    const int i = int(blockIdx.x * 32 + threadIdx.x % 32);\n    \
+                 const float sum = add_parts<{BLOCK}>(part, {grid}, {length}, i);\n    \
+                 if (threadIdx.x < 32 && i < {length}) {finish}\n"
+            );
+            let geometry = (blocks(length.div_ceil(32))?, BLOCK as u32, 0);
             builder.entry(&format!("rows_sum{o}"), geometry, &list, &body);
         }
         Ok(builder.finish())

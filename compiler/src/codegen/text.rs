@@ -57,7 +57,13 @@ pub(super) struct Builder {
 
 impl Builder {
     pub(super) fn new(name: String, header: &str) -> Self {
-        let text = format!("// {name}\n#include \"{header}\"\n");
+        let family = name.clone();
+        Builder::of_family(name, &family, header)
+    }
+
+    /// A source whose sizes are arguments; all of its family have its text.
+    pub(super) fn of_family(name: String, family: &str, header: &str) -> Self {
+        let text = format!("// {family}\n#include \"{header}\"\n");
         Builder {
             source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 },
             resident: 1,

@@ -68,7 +68,7 @@ impl Compiler {
     }
 
     /// Compiles all sources, on all cores.
-    pub(crate) fn compile(&self, sources: &[Source]) -> Result<Vec<Vec<u8>>, DeviceError> {
+    pub(crate) fn compile(&self, sources: &[&Source]) -> Result<Vec<Vec<u8>>, DeviceError> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
         let next = AtomicUsize::new(0);
         let results: Mutex<Vec<Option<Compiled>>> = Mutex::new(sources.iter().map(|_| None).collect());
@@ -108,7 +108,7 @@ impl Compiler {
             add(name.as_bytes());
             add(text.as_bytes());
         }
-        add(source.name.as_bytes());
+        add(file(source).as_bytes());
         add(source.text.as_bytes());
         hash.finalize().to_hex().to_string()
     }
@@ -118,7 +118,7 @@ impl Compiler {
         if let Some(code) = path.as_deref().and_then(read) {
             return Ok(code);
         }
-        let name = format!("{}.cu", source.name);
+        let name = file(source);
         let text = nvrtc::Source { name: &name, text: &source.text, headers: HEADERS };
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         let code = match self.target {
@@ -130,6 +130,11 @@ impl Compiler {
         }
         Ok(code)
     }
+}
+
+/// The name under which a debugger or profiler knows the text. Sources of one text have one.
+fn file(source: &Source) -> String {
+    format!("{}.cu", source.passes.first().map_or("kernel", |pass| &pass.entry))
 }
 
 fn folder() -> Option<PathBuf> {

@@ -92,7 +92,7 @@ pub(crate) trait Gpu: Send + 'static {
     const PAGE: u64 = 1;
 }
 
-/// The distinct texts of a plan and which of them each kernel of each launch is.
+/// The distinct sources of a plan and which of them each kernel of each launch is.
 pub(crate) struct Sources {
     pub(crate) list: Vec<Source>,
     by_kernel: HashMap<(KernelId, Variant), Option<usize>>,
@@ -102,7 +102,7 @@ impl Sources {
     /// Generates the texts of all launches of a plan that the check has passed.
     fn new(device: &str, launches: &[PlanLaunch]) -> Result<Self, DeviceError> {
         let mut sources = Sources { list: vec![], by_kernel: HashMap::new() };
-        let mut by_text: HashMap<String, usize> = HashMap::new();
+        let mut known: HashMap<Source, usize> = HashMap::new();
         for launch in launches {
             let key = (launch.id, launch.variant);
             if sources.by_kernel.contains_key(&key) {
@@ -114,9 +114,8 @@ impl Sources {
                     kernel: launch.id,
                     reason: error.to_string(),
                 })?;
-            // Equal texts may differ in nothing else: names, passes and scratch follow from the kernel as the text does.
             let number = source.map(|source| {
-                *by_text.entry(source.text.clone()).or_insert_with(|| {
+                *known.entry(source.clone()).or_insert_with(|| {
                     sources.list.push(source);
                     sources.list.len() - 1
                 })
@@ -206,15 +205,29 @@ fn launches(plan: &Plan, hopper: bool) -> Result<Vec<PlanLaunch<'_>>, DeviceErro
     Ok(list)
 }
 
-/// Every distinct generated text of a plan for an architecture, in the order of its launches.
-///
-/// This is what `dreamc compile --emit cuda` prints and what a device compiles.
+/// Every distinct source of a plan for an architecture, in the order of its launches. [`distinct`] gives the texts, of which one may
+/// serve several sources.
 pub fn sources(plan: &Plan, architecture: &str) -> Result<Vec<Source>, DeviceError> {
     Ok(Sources::new("cuda", &launches(plan, cache::hopper(architecture))?)?.list)
 }
 
+/// Numbers of the first sources of each text, and for each source which of these it shares its text with. The texts are what
+/// `dreamc compile --emit cuda` prints and what a device compiles.
+pub fn distinct(sources: &[Source]) -> (Vec<usize>, Vec<usize>) {
+    let mut by_text: HashMap<&str, usize> = HashMap::new();
+    let mut firsts = vec![];
+    let texts = sources.iter().enumerate().map(|(i, source)| {
+        *by_text.entry(&source.text).or_insert_with(|| {
+            firsts.push(i);
+            firsts.len() - 1
+        })
+    });
+    let texts = texts.collect();
+    (firsts, texts)
+}
+
 /// Code of sources for an architecture (`compute_80` for PTX, `sm_90a` for machine code), from the cache or into it.
-pub fn codes(sources: &[Source], target: Target, architecture: &str) -> Result<Vec<Vec<u8>>, DeviceError> {
+pub fn codes(sources: &[&Source], target: Target, architecture: &str) -> Result<Vec<Vec<u8>>, DeviceError> {
     Compiler::new(target, architecture)?.compile(sources)
 }
 
@@ -265,7 +278,7 @@ pub(crate) fn load<G: Gpu>(
     })
 }
 
-/// Machine code, one for each source.
+/// Machine code, one for each text.
 type Codes = Vec<Vec<u8>>;
 
 /// The same with code from anywhere.
@@ -274,7 +287,7 @@ fn load_compiled<G: Gpu>(
     hopper: bool,
     graphs: Graphs,
     plan: &Plan,
-    compile: &dyn Fn(&[Source]) -> Result<Codes, DeviceError>,
+    compile: &dyn Fn(&[&Source]) -> Result<Codes, DeviceError>,
 ) -> Result<Box<dyn Session>, DeviceError> {
     let launches = launches(plan, hopper)?;
     let sources = Sources::new(gpu.name(), &launches)?;
@@ -287,9 +300,10 @@ fn load_compiled<G: Gpu>(
     let scratch = gpu.allocate_scratch(sources.scratch())?;
     let status = gpu.allocate(STATUS_BYTES, "status word")?;
     gpu.write(status, &NOTHING.to_le_bytes())?;
-    let codes = compile(&sources.list)?;
-    let modules = sources.list.iter().zip(&codes);
-    let modules = modules.map(|(s, c)| gpu.load(s, c)).collect::<Result<Vec<_>, _>>()?;
+    let (firsts, texts) = distinct(&sources.list);
+    let codes = compile(&firsts.iter().map(|&i| &sources.list[i]).collect::<Vec<_>>())?;
+    let modules = firsts.iter().zip(&codes);
+    let modules = modules.map(|(&i, c)| gpu.load(&sources.list[i], c)).collect::<Result<Vec<_>, _>>()?;
     let mut rest = launches.iter();
     let programs = plan.programs.iter().map(|(name, program)| {
         let mut prepared = Program {
@@ -310,6 +324,7 @@ fn load_compiled<G: Gpu>(
         plan: plan.clone(),
         programs,
         modules,
+        texts,
         sources: sources.list,
         arena,
         scratch,
@@ -411,7 +426,9 @@ struct GpuSession<G: Gpu> {
     plan: Plan,
     programs: Vec<Program>,
     graphs: Graphs,
+    /// One for each text, and which of them each source has.
     modules: Vec<G::Module>,
+    texts: Vec<usize>,
     sources: Vec<Source>,
     arena: u64,
     scratch: u64,
@@ -425,6 +442,7 @@ struct Run<'a, G: Gpu> {
     plan: &'a Plan,
     program: &'a Program,
     modules: &'a [G::Module],
+    texts: &'a [usize],
     sources: &'a [Source],
     scratch: u64,
     status: u64,
@@ -521,6 +539,7 @@ impl<G: Gpu> Run<'_, G> {
                 _ => Arg::I32(0),
             },
             Argument::Places => Arg::Pointer(launch.places.as_ref().map_or(0, |p| self.address(p))),
+            Argument::Size(size) => Arg::I32(size as i32),
             Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
             Argument::Status => Arg::Pointer(self.status),
             Argument::Launch => Arg::I32(number as i32),
@@ -546,7 +565,7 @@ impl<G: Gpu> Run<'_, G> {
                         shared_bytes: pass.shared_bytes,
                         args,
                     };
-                    let launched = self.gpu.launch(&self.modules[at], &call, &launch.origin);
+                    let launched = self.gpu.launch(&self.modules[self.texts[at]], &call, &launch.origin);
                     if self.synchronous {
                         // Whatever fails is of this launch: all before it were waited for.
                         let done = launched.and_then(|()| self.gpu.finish());
@@ -700,6 +719,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             plan: &self.plan,
             program,
             modules: &self.modules,
+            texts: &self.texts,
             sources: &self.sources,
             scratch: self.scratch,
             status: self.status,
