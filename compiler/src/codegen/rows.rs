@@ -10,8 +10,8 @@
 //!
 //! - *flat*: nothing is kept, so every element has a thread;
 //! - *rows*: a few threads, a warp or a block have a row; several rows to a block where they are short;
-//! - *sums*: blocks go through [`SUM_BLOCK`] rows one after another and leave partial sums, which a second pass adds up in
-//!   order;
+//! - *sums*: blocks go through [`SUM_BLOCK`] rows, or as many as leave two blocks for every processor, and leave partial sums,
+//!   which a second pass adds up in order;
 //! - *long*: rows that are longer than a block can hold, or so long that few blocks would have all the work. What is kept of
 //!   each row goes to scratch memory first; then every element has a thread, which goes through all rows where they are
 //!   summed. A row may be as long as 32 bits count.
