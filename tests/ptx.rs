@@ -896,12 +896,16 @@ fn by_hand(buffers: &[(&str, DType, &[u64])], launches: Vec<(Kernel, Vec<&str>, 
     plan
 }
 
-/// Elements whose number does not fit in 32 bits, in every kind of kernel that goes far: operands in two buffers of 13 GB together, of
-/// which little is touched.
+/// Elements whose number does not fit in 31 bits, in every kind of kernel that goes far: operands in two buffers of 13 GB together, of
+/// which little is touched. A system with less memory than that may not give the addresses.
 #[test]
-#[ignore = "13 GB of address space"]
 fn elements_beyond_two_thousand_million_are_reached() {
     use DType::{Bf16, F32, I32};
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = memory.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+    if total.is_none_or(|kib| kib < 15 << 20) {
+        return println!("skipped: less than 15 GiB of memory");
+    }
     let Some(device) = device(fast()) else { return };
     const FAR: u64 = 1 << 31;
     const WIDTH: u64 = 4096;
@@ -956,7 +960,7 @@ fn elements_beyond_two_thousand_million_are_reached() {
         ("x", F32, &[2, WIDTH]),
     ];
     let embed = Kernel::Embed { rows: 2, vocab: ROWS, width: WIDTH };
-    let embed_grad = Kernel::EmbedGrad { rows: 2, vocab: ROWS, width: WIDTH, accumulate: false };
+    let embed_grad = Kernel::EmbedGrad { rows: 2, vocab: ROWS, width: WIDTH, accumulate: true };
     let launches = vec![
         (product(FAR), vec!["big", "one", "product"], None),
         (product(FAR), vec!["half", "one_half", "product_half"], None),
@@ -1014,7 +1018,7 @@ fn elements_beyond_two_thousand_million_are_reached() {
     assert_eq!(read("big", (ROWS - 2) * WIDTH, 16), [9.0; 16]);
     assert_eq!(read("big", (ROWS - 3) * WIDTH, 16), [0.5; 16]);
     assert_eq!(read("big", (ROWS - 1) * WIDTH, 16), [0.5; 16]);
-    assert_eq!(read("big", 0, 16), [0.25; 16]);
+    assert_eq!(read("big", 0, 16), near[..16].iter().map(|x| x + 0.25).collect::<Vec<_>>());
 }
 
 /// Products large enough for Hopper's warpgroups, in every layout, in groups and gathered, of some rows, and fused with the

@@ -76,12 +76,15 @@ def parts(a):
     dreamc = str(a.dreamc)
     if not a.dreamc.exists() or shutil.which("cargo"):
         yield "build", ["cargo", "build", "--release"], ["cargo"]
-    for device in ("cpu", "ptx", "cuda"):
+    small = [f"train.steps={min(20, 2 * a.steps)}", "train.batch=2", "train.sequence=64", "train.warmup=5", "train.precision=f32"]
+    sets = [w for s in small for w in ("--set", s)]
+
+    def losses_of(device, *needs):
         tiny = [dreamc, "train", str(ROOT / "examples/tiny-dr-da.yaml"), "--device", device, "--json", "--force"]
-        small = [f"train.steps={min(20, 2 * a.steps)}", "train.batch=2", "train.sequence=32", "train.warmup=5", "train.precision=f32"]
-        sets = [w for s in small for w in ("--set", s)]
-        needs = ["gpu"] if device == "cuda" else []
-        yield f"losses_{device}", tiny + ["--out", str(a.work / f"run-{device}")] + sets, needs
+        return f"losses_{device}", tiny + ["--out", str(a.work / f"run-{device}")] + sets, list(needs)
+
+    yield losses_of("cpu")
+    yield losses_of("cuda", "gpu")
     models = []
     for model in a.models:
         spec = str(ROOT / "examples" / f"{model}.yaml")
@@ -111,6 +114,8 @@ def parts(a):
         yield "calibration", test + ["--test", "ptx", "a_gpu_does", "--"] + shown, ["cargo", "gpu"]
         yield "gpu_tests", test + ["-p", "dreamc-runtime", "cuda", "--"] + shown, ["cargo", "gpu"]
         yield "kernels", test + ["--test", "codegen", "--"] + shown, ["cargo"]
+    # It needs no GPU, and long.
+    yield losses_of("ptx")
     yield "torch_is_the_same_model", [sys.executable, str(PYTORCH / "test_model.py"), "--dreamc", dreamc], ["torch"]
 
 
