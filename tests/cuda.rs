@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use support::house::{House, bits, metrics, texts};
 use tempfile::TempDir;
 
-/// Every part of the language that has kernels of its own, small.
+/// Small, and with what makes launches differ from one another: a layer that is applied again, caches along depth, experts.
 const TINY: &str = "\
 model:
   name: tiny
@@ -20,8 +20,11 @@ model:
   context: 32
   components:
     sa: {sequence: {heads: 1, head_size: 8}}
+    da: {depth: {heads: 1, head_size: 8}}
     ea: {experts: {count: 2, active: 1, intermediate: 4, query: 4}}
-  body: [\"sa > ea\"]
+  body:
+    - recur: 2
+      layers: [\"(da | sa) > ea\"]
 data: {text: book.txt}
 train: {steps: 4, batch: 2, sequence: 16, precision: f32, checkpoint: {every: 1, keep: 2},
         evaluate: {every: 2, batches: 1}}
@@ -204,6 +207,7 @@ fn a_lost_gpu_leaves_the_last_checkpoint() {
         ("cuLaunchKernel:120:716", "CUDA_ERROR_MISALIGNED_ADDRESS", "a kernel failed"),
         ("cuStreamSynchronize:150:214", "CUDA_ERROR_ECC_UNCORRECTABLE", "the GPU failed"),
     ];
+    let mut all_saved = vec![];
     for (fault, name, what) in faults {
         let _ = fs::remove_dir_all(house.path("run"));
         let error =
@@ -212,9 +216,11 @@ fn a_lost_gpu_leaves_the_last_checkpoint() {
         assert!(error.contains("DREAMC_SYNCHRONOUS=1"), "{fault}: {error}");
         let saved = house.path("run/checkpoints").is_dir();
         assert_eq!(error.contains("`dreamc resume run` goes on after step"), saved, "{fault}: {error}");
+        all_saved.push(saved);
         card.good(&house, "", &["resume", "run", "--device", "cuda"]);
         assert!(result(&house, "run") == expected, "{fault}: other bits");
     }
+    assert!(all_saved.contains(&true) && all_saved.contains(&false), "{all_saved:?}");
     // Waiting for each launch it says which one: layer, operation, kernel.
     let _ = fs::remove_dir_all(house.path("run"));
     let mut command = card.command(&house, "fault=kernel:40:700", &train("cuda", "run"));
@@ -328,7 +334,7 @@ fn the_script_for_a_gpu_runs() {
     let mut tests: Vec<PathBuf> =
         fs::read_dir(beside.parent().unwrap()).unwrap().map(|e| e.unwrap().path()).filter(built).collect();
     tests.sort_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
-    let mut only = "losses|count|dreamc|launched|floor|paths".to_string();
+    let mut only = "losses_cpu|losses_cuda|count|dreamc|launched|floor|paths".to_string();
     if let Some(newest) = tests.last() {
         std::os::unix::fs::symlink(newest, house.path("ptx")).unwrap();
         only += "|calibration";
@@ -336,7 +342,7 @@ fn the_script_for_a_gpu_runs() {
     let program = card.command(&house, "card=sm_90", &[]);
     let mut script = Command::new("python3");
     script.arg(support::root("benches/gpu/bench.py")).args(["--models", "tiny-la", "--sequence", "16"]);
-    script.args(["--batch", "1", "--steps", "2", "--minutes", "30", "--each", "900", "--only", &only]);
+    script.args(["--batch", "1", "--steps", "1", "--minutes", "30", "--each", "900", "--only", &only]);
     script.args([
         "--dreamc",
         env!("CARGO_BIN_EXE_dreamc"),

@@ -114,9 +114,9 @@ def parts(a):
         yield "calibration", test + ["--test", "ptx", "a_gpu_does", "--"] + shown, ["cargo", "gpu"]
         yield "gpu_tests", test + ["-p", "dreamc-runtime", "cuda", "--"] + shown, ["cargo", "gpu"]
         yield "kernels", test + ["--test", "codegen", "--"] + shown, ["cargo"]
-    # It needs no GPU, and long.
-    yield losses_of("ptx")
     yield "torch_is_the_same_model", [sys.executable, str(PYTORCH / "test_model.py"), "--dreamc", dreamc], ["torch"]
+    # Last: it needs no GPU, and long.
+    yield losses_of("ptx")
 
 
 def missing(needs):
