@@ -308,7 +308,7 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
 fn a_card_with_less_shared_memory_says_which_kernel_needs_more() {
     let Some(card) = Card::new() else { return };
     let house = house();
-    let line = [&train("cuda", "run")[..], &["--set", "sa.head_size=320"]].concat();
+    let line = [&train("cuda", "run")[..], &["--set", "sa.head_size=300"]].concat();
     let error = card.fails(&house, &mut card.command(&house, "card=sm_86", &line));
     assert!(error.contains("kernel attention_") && error.contains("this GPU has 101376"), "{error}");
     card.good(&house, "", &[&line[..], &["--force"]].concat());
