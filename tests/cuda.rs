@@ -214,7 +214,9 @@ fn a_lost_gpu_leaves_the_last_checkpoint() {
             card.fails(&house, &mut card.command(&house, &format!("fault={fault}"), &train("cuda", "run")));
         assert!(error.contains(name) && error.contains(what), "{fault}: {error}");
         assert!(error.contains("DREAMC_SYNCHRONOUS=1"), "{fault}: {error}");
-        let saved = house.path("run/checkpoints").is_dir();
+        let saved = fs::read_dir(house.path("run/checkpoints")).is_ok_and(|all| {
+            all.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("step-"))
+        });
         assert_eq!(error.contains("`dreamc resume run` goes on after step"), saved, "{fault}: {error}");
         all_saved.push(saved);
         card.good(&house, "", &["resume", "run", "--device", "cuda"]);
