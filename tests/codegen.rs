@@ -37,7 +37,7 @@ fn of_example(path: &str, options: &Options, architecture: &str) -> Vec<Source> 
     sources(&compiled.plan, architecture).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Registers, and bytes of local memory, spilled or on a stack, of each entry, from what `ptxas -v` says.
+/// Registers and spilled bytes of each entry, from what `ptxas -v` says.
 fn usage(log: &str) -> Vec<(String, u64, u64)> {
     let mut list: Vec<(String, u64, u64)> = vec![];
     let number = |text: &str| text.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -45,9 +45,7 @@ fn usage(log: &str) -> Vec<(String, u64, u64)> {
         if let Some((_, name)) = line.split_once("Compiling entry function '") {
             list.push((name.split('\'').next().unwrap_or_default().into(), 0, 0));
         } else if let Some(entry) = list.last_mut() {
-            // A stack is memory that the driver sets aside for every thread that a GPU can have.
-            let memory = [(" bytes stack frame", 2), (" bytes spill stores", 2), (" bytes spill loads", 2)];
-            for (text, what) in memory.into_iter().chain([(" registers", 1)]) {
+            for (text, what) in [(" bytes spill stores", 2), (" bytes spill loads", 2), (" registers", 1)] {
                 if let Some((before, _)) = line.split_once(text) {
                     let n = number(before);
                     if what == 1 { entry.1 = n } else { entry.2 += n }
@@ -78,7 +76,7 @@ fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> Vec<(St
                     for (entry, registers, spilled) in usage {
                         let key = format!("{} {entry}", source.name);
                         if spilled > 0 {
-                            spills.lock().unwrap().push(format!("{key} has {spilled} bytes of local memory"));
+                            spills.lock().unwrap().push(format!("{key} spills {spilled} bytes"));
                         }
                         found.lock().unwrap().push((key, registers));
                     }
