@@ -1,6 +1,7 @@
 //! Launches of a function: row kernels and anchors level by level, operands resolved to memory.
 
 use super::need::Need;
+use super::recompute::Placed;
 use super::rows::RowBuilder;
 use super::{Bind, Kind, LocalLaunch, LocalOperand, Place, Scheduled, Temp, View, row_dims};
 use crate::CompileError;
@@ -27,14 +28,8 @@ pub(super) struct Emit<'a> {
     done: Vec<bool>,
 }
 
-pub(super) fn emit(
-    module: &Module,
-    f: &Function,
-    bind: &[Bind],
-    kinds: &[Kind],
-    levels: &[u32],
-    needs: &[Need],
-) -> Result<Scheduled, CompileError> {
+pub(super) fn emit(module: &Module, placed: &Placed, bind: &[Bind]) -> Result<Scheduled, CompileError> {
+    let Placed { f, needs, kinds, levels } = placed;
     let memory = (0..f.params.len() as u32).map(|i| (Value(i), View::whole(Place::Param(i)))).collect();
     let mut emit = Emit {
         module,

@@ -11,12 +11,14 @@
 
 mod launch;
 mod need;
+mod recompute;
 mod rows;
 
 use crate::CompileError;
 use crate::ir::{Dim, Function, Module, Op, Reduce, Value};
 use crate::program::Kernel;
 use need::Need;
+use recompute::{Placed, recompute};
 use std::collections::BTreeMap;
 
 /// Where a value lies.
@@ -109,7 +111,8 @@ pub fn schedule(module: &Module, f: &Function, bind: &[Bind]) -> Result<Schedule
     let (f, needs) = need::needs(f);
     let kinds = classify(&f, &needs)?;
     let levels = levels(&f, &kinds, &needs);
-    launch::emit(module, &f, bind, &kinds, &levels, &needs)
+    let placed = recompute(module, Placed { f, needs, kinds, levels }, bind);
+    launch::emit(module, &placed, bind)
 }
 
 /// What becomes of a node.
@@ -144,11 +147,19 @@ pub(crate) fn row_dims(dims: &[Dim]) -> &[Dim] {
 fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
     let defined = f.definitions();
     let mut kinds: Vec<Kind> = Vec::with_capacity(f.nodes.len());
+    // A product that only a cast reads is stored as what it is cast to.
+    let stored = |product: Value| {
+        defined[product.index()]
+            .is_some_and(|n| matches!(f.nodes[n].op, Op::Contract(_) | Op::Grouped { .. }))
+            && f.nodes.iter().filter(|n| n.inputs.contains(&product)).count() == 1
+            && f.results.iter().all(|(_, v)| *v != product)
+    };
     for node in &f.nodes {
         // All results of an operation on rows have the same rows.
         let need = needs[node.first.index()];
         let kind = match &node.op {
             Op::Constant(_) | Op::Zeros(_) => Kind::Free,
+            Op::Cast(_) if stored(node.inputs[0]) => Kind::Stored,
             Op::Reshape(_) | Op::Split(_) => {
                 let (from, to) = (&f.ty(node.inputs[0]).dims, &f.ty(node.first).dims);
                 let computed = defined[node.inputs[0].index()]
@@ -178,17 +189,6 @@ fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
             _ => Kind::Anchor,
         };
         kinds.push(kind);
-    }
-    // A product that only a cast reads is stored as what it is cast to.
-    for (i, node) in f.nodes.iter().enumerate() {
-        if let Op::Cast(_) = node.op
-            && let Some(n) = defined[node.inputs[0].index()]
-            && matches!(f.nodes[n].op, Op::Contract(_) | Op::Grouped { .. })
-            && f.nodes.iter().filter(|n| n.inputs.contains(&node.inputs[0])).count() == 1
-            && f.results.iter().all(|(_, v)| *v != node.inputs[0])
-        {
-            kinds[i] = Kind::Stored;
-        }
     }
     // Gathers that only grouped products read as their `x` are read through the order there.
     for (i, node) in f.nodes.iter().enumerate() {

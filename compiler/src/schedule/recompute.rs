@@ -1,0 +1,425 @@
+//! What a row kernel makes again instead of reading what an earlier one stored.
+//!
+//! *In*: a function whose nodes are given to kernels. *Out*: the same with copies of cheap row nodes in the kernels that
+//! read them, the copies' originals gone where nobody else reads them, and what only anchors read made in the kernel
+//! that has its operands at hand. *Promise*: no kernel reads more bytes in all; a copy computes what its original does,
+//! from the same operands.
+//!
+//! A row kernel waits for memory, not for arithmetic: a norm or an activation of rows that the kernel has read anyway
+//! costs less than to write it to memory in one kernel and to read it in another. Backward functions gain most, since what they recompute
+//! of the forward is wanted in several of their kernels.
+
+use super::need::Need;
+use super::{Bind, Kind, sums_rows};
+use crate::ir::{Dim, Function, Module, Node, Op, Role, Value};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// How long a chain of operations may be that is made again for one value.
+const CHAIN: usize = 6;
+
+/// Elements of a row beyond which a kernel does not hold it as a whole.
+const LONGEST: u64 = 16 * 1024;
+
+/// A function, and for each of its nodes the kernel that it is in.
+#[derive(Clone)]
+pub(super) struct Placed {
+    pub f: Function,
+    pub needs: Vec<Need>,
+    pub kinds: Vec<Kind>,
+    pub levels: Vec<u32>,
+}
+
+/// Makes again what is cheaper made than read.
+pub(super) fn recompute(module: &Module, placed: Placed, bind: &[Bind]) -> Placed {
+    let mut kernels = Kernels::new(module, &placed, bind);
+    while kernels.copy_for_kernels() {}
+    kernels.move_to_readers();
+    kernels.rebuilt()
+}
+
+/// A row kernel: the row nodes of one kind on one level.
+struct RowGroup {
+    level: u32,
+    rows: Vec<Dim>,
+    need: Need,
+    /// Nodes that it has copies of.
+    copies: BTreeSet<usize>,
+    /// Values that it reads or makes.
+    there: HashSet<Value>,
+}
+
+struct Kernels<'a> {
+    module: &'a Module,
+    f: &'a Function,
+    needs: &'a [Need],
+    kinds: &'a [Kind],
+    /// Levels: those of anchors rise where what they read is made later.
+    levels: Vec<u32>,
+    bind: &'a [Bind],
+    defined: Vec<Option<usize>>,
+    /// Which nodes read a value.
+    readers: BTreeMap<Value, Vec<usize>>,
+    groups: Vec<RowGroup>,
+    /// The group of a row node.
+    group: Vec<Option<usize>>,
+    /// Anchors that read a copy, and whose: by node and value.
+    instead: BTreeMap<(usize, Value), usize>,
+}
+
+impl<'a> Kernels<'a> {
+    fn new(module: &'a Module, placed: &'a Placed, bind: &'a [Bind]) -> Self {
+        let Placed { f, needs, kinds, levels } = placed;
+        let mut readers: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
+        for (i, node) in f.nodes.iter().enumerate() {
+            for v in &node.inputs {
+                readers.entry(*v).or_default().push(i);
+            }
+        }
+        let mut groups: Vec<RowGroup> = vec![];
+        let mut group = vec![None; f.nodes.len()];
+        for (i, node) in f.nodes.iter().enumerate() {
+            let Kind::Row(rows, need) = &kinds[i] else { continue };
+            let same = |g: &RowGroup| g.level == levels[i] && g.rows == *rows && g.need == *need;
+            let at = groups.iter().position(same).unwrap_or_else(|| {
+                let (rows, need) = (rows.clone(), *need);
+                groups.push(RowGroup {
+                    level: levels[i],
+                    rows,
+                    need,
+                    copies: BTreeSet::new(),
+                    there: HashSet::new(),
+                });
+                groups.len() - 1
+            });
+            group[i] = Some(at);
+            groups[at].there.extend(node.inputs.iter().copied().chain(node.results()));
+        }
+        let (levels, defined) = (levels.clone(), f.definitions());
+        let instead = BTreeMap::new();
+        Kernels { module, f, needs, kinds, levels, bind, defined, readers, groups, group, instead }
+    }
+
+    /// Bytes of a value in each row, and 0 for what is the same in all.
+    fn bytes(&self, rows: &[Dim], v: Value) -> u64 {
+        let ty = self.f.ty(v);
+        match ty.dims.strip_prefix(rows) {
+            Some(rest) => self.module.elements(rest) * ty.dtype.bytes(),
+            None => 0,
+        }
+    }
+
+    /// Whether group `g` could have a copy of node `n`.
+    fn copyable(&self, g: usize, n: usize) -> bool {
+        let node = &self.f.nodes[n];
+        let cheap = matches!(
+            node.op,
+            Op::Unary(_)
+                | Op::Binary(_)
+                | Op::StopGradient
+                | Op::Cast(_)
+                | Op::Rms { .. }
+                | Op::Reshape(_)
+                | Op::Split(_)
+                | Op::Concat(_)
+                | Op::Pick
+                | Op::Reduce(..)
+        );
+        let group = &self.groups[g];
+        let Kind::Row(rows, need) = &self.kinds[n] else { return false };
+        let short = |v: &Value| self.bytes(rows, *v) <= LONGEST * 4;
+        cheap
+            && !rows.is_empty()
+            && *rows == group.rows
+            && (*need == group.need || *need == Need::All)
+            && self.levels[n] < group.level
+            && !sums_rows(self.f, node)
+            && node.inputs.iter().all(|v| short(v) && self.bytes(rows, *v) > 0 || self.small(*v))
+    }
+
+    /// Whether a value is short enough to be the same for every row of a kernel.
+    fn small(&self, v: Value) -> bool {
+        self.module.elements(&self.f.ty(v).dims) <= LONGEST
+    }
+
+    /// Whether what the value lies in holds it for as long as the function runs.
+    fn lasts(&self, v: Value) -> bool {
+        match self.defined[v.index()] {
+            None => self.f.params.get(v.index()).is_some_and(|p| p.role != Role::State),
+            Some(n) => match self.f.nodes[n].op {
+                Op::Reshape(_) | Op::Split(_) if self.kinds[n] == Kind::View => {
+                    self.lasts(self.f.nodes[n].inputs[0])
+                }
+                _ => !in_place(&self.f.nodes[n], v),
+            },
+        }
+    }
+
+    /// Whether somebody reads the value from memory whatever group `g` does.
+    fn stored(&self, v: Value, g: usize) -> bool {
+        let Some(own) = self.defined[v.index()].map(|n| self.group[n]) else { return true };
+        let reads = |&r: &usize| match self.group[r] {
+            Some(at) => {
+                let dropped =
+                    self.groups[at].copies.iter().any(|&c| self.f.nodes[c].results().any(|x| x == v));
+                Some(at) != own && at != g && !dropped
+            }
+            None => !self.instead.contains_key(&(r, v)),
+        };
+        own.is_none()
+            || self.returned(v)
+            || self.readers.get(&v).is_some_and(|readers| readers.iter().any(reads))
+            || self.groups.iter().enumerate().any(|(at, group)| {
+                // What a copy reads.
+                at != g
+                    && group.copies.iter().any(|&c| self.f.nodes[c].inputs.contains(&v))
+                    && !self.makes(at, v)
+            })
+    }
+
+    fn returned(&self, v: Value) -> bool {
+        self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
+    }
+
+    fn makes(&self, g: usize, v: Value) -> bool {
+        self.defined[v.index()]
+            .is_some_and(|n| self.group[n] == Some(g) || self.groups[g].copies.contains(&n))
+    }
+
+    /// Bytes that group `g` would read in each row to have a value that it has not, and the nodes it would need copies of.
+    fn cost(&self, g: usize, v: Value, chain: usize) -> Option<(u64, BTreeSet<usize>)> {
+        if self.groups[g].there.contains(&v) {
+            return Some((0, BTreeSet::new()));
+        }
+        let Some(n) = self.defined[v.index()] else {
+            return self.lasts(v).then(|| (self.bytes(&self.groups[g].rows, v), BTreeSet::new()));
+        };
+        match &self.kinds[n] {
+            Kind::Free => Some((0, BTreeSet::new())),
+            Kind::Row(..) => {
+                let read = (self.stored(v, g) && self.levels[n] < self.groups[g].level)
+                    .then(|| (self.bytes(&self.groups[g].rows, v), BTreeSet::new()));
+                let made = (chain > 0 && self.copyable(g, n)).then(|| self.cost_of_node(g, n, chain - 1));
+                match (read, made.flatten()) {
+                    (Some(a), Some(b)) => Some(if b.0 <= a.0 { b } else { a }),
+                    (a, b) => a.or(b),
+                }
+            }
+            Kind::View | Kind::Anchor => {
+                let there = self.levels[n] < self.groups[g].level && self.lasts(v);
+                there.then(|| (self.bytes(&self.groups[g].rows, v), BTreeSet::new()))
+            }
+            Kind::Gathered | Kind::Stored => None,
+        }
+    }
+
+    /// The same for all operands of a node, with the node itself.
+    fn cost_of_node(&self, g: usize, n: usize, chain: usize) -> Option<(u64, BTreeSet<usize>)> {
+        let (mut bytes, mut nodes) = (0, BTreeSet::from([n]));
+        let mut seen = HashSet::new();
+        for &v in &self.f.nodes[n].inputs {
+            let (more, made) = self.cost(g, v, chain)?;
+            nodes.extend(made);
+            bytes += if seen.insert(v) { more } else { 0 };
+        }
+        Some((bytes, nodes))
+    }
+
+    fn copy(&mut self, g: usize, nodes: &BTreeSet<usize>) {
+        for &n in nodes {
+            let node = &self.f.nodes[n];
+            self.groups[g].copies.insert(n);
+            let values: Vec<Value> = node.inputs.iter().copied().chain(node.results()).collect();
+            self.groups[g].there.extend(values);
+        }
+    }
+
+    /// Gives kernels copies of what they read of other kernels, where that reads no more. Whether there was anything.
+    fn copy_for_kernels(&mut self) -> bool {
+        let mut any = false;
+        for g in 0..self.groups.len() {
+            let mut read: BTreeMap<usize, Vec<Value>> = BTreeMap::new();
+            let nodes = (0..self.f.nodes.len()).filter(|&i| self.group[i] == Some(g));
+            for i in nodes.chain(self.groups[g].copies.iter().copied()) {
+                for &v in &self.f.nodes[i].inputs {
+                    if let Some(n) = self.defined[v.index()]
+                        && !self.makes(g, v)
+                        && self.copyable(g, n)
+                    {
+                        let values = read.entry(n).or_default();
+                        if !values.contains(&v) {
+                            values.push(v);
+                        }
+                    }
+                }
+            }
+            // The last first: what its operands would cost is then known to be read or not.
+            for (n, values) in read.into_iter().rev() {
+                if self.groups[g].copies.contains(&n) {
+                    continue;
+                }
+                let rows = &self.groups[g].rows;
+                // What nobody reads any more need not be written either.
+                let spared = |&v: &Value| self.bytes(rows, v) * if self.stored(v, g) { 1 } else { 2 };
+                let spared: u64 = values.iter().map(spared).sum();
+                if let Some((bytes, made)) = self.cost_of_node(g, n, CHAIN)
+                    && bytes <= spared
+                {
+                    self.copy(g, &made);
+                    any = true;
+                }
+            }
+        }
+        any
+    }
+
+    /// Moves what only anchors read to the kernel that has its operands anyway, no later than the first of them; where
+    /// nothing in the function waits for these anchors, they may wait for it.
+    fn move_to_readers(&mut self) {
+        for n in (0..self.f.nodes.len()).rev() {
+            let Kind::Row(..) = self.kinds[n] else { continue };
+            let node = &self.f.nodes[n];
+            if node.results().any(|v| self.returned(v)) || node.count != 1 {
+                continue;
+            }
+            let v = node.first;
+            let direct = self.readers.get(&v).cloned().unwrap_or_default();
+            // A gather is done by whoever reads it.
+            let readers: Vec<usize> = direct
+                .iter()
+                .flat_map(|&r| match self.kinds[r] {
+                    Kind::Gathered => self.readers.get(&self.f.nodes[r].first).cloned().unwrap_or_default(),
+                    _ => vec![r],
+                })
+                .collect();
+            if readers.is_empty() || readers.iter().any(|&r| self.kinds[r] != Kind::Anchor) {
+                continue;
+            }
+            let last = |&r: &usize| {
+                let node = &self.f.nodes[r];
+                node.results().all(|v| !self.readers.contains_key(&v) && !in_place(node, v))
+                    && node.inputs.iter().all(|&v| self.lasts(v))
+            };
+            let first = readers.iter().map(|&r| self.levels[r]).min().unwrap_or(0);
+            let wait = readers.iter().all(last);
+            let fits = |g: usize| {
+                let level = self.groups[g].level;
+                if !self.copyable(g, n) || level > first && !wait {
+                    return None;
+                }
+                let (bytes, made) = self.cost_of_node(g, n, CHAIN)?;
+                (bytes == 0).then(|| (made.len(), level.abs_diff(first), g, made))
+            };
+            let best = (0..self.groups.len()).filter_map(fits).min_by_key(|&(work, apart, ..)| (work, apart));
+            if let Some((_, _, g, made)) = best {
+                self.copy(g, &made);
+                for r in readers {
+                    self.levels[r] = self.levels[r].max(self.groups[g].level);
+                }
+                self.instead.extend(direct.into_iter().map(|r| ((r, v), g)));
+            }
+        }
+    }
+
+    /// The function with the copies, without what nobody reads any more.
+    fn rebuilt(&self) -> Placed {
+        // The value that a group has for one: its copy, or the original.
+        let mut copies: BTreeMap<(usize, Value), Value> = BTreeMap::new();
+        let mut own: Vec<Value> = (0..self.f.types.len() as u32).map(Value).collect();
+        let mut to = Placed {
+            f: Function::new(self.f.name.clone()),
+            needs: self.needs[..self.f.params.len()].to_vec(),
+            kinds: vec![],
+            levels: vec![],
+        };
+        to.f.params = self.f.params.clone();
+        to.f.types = self.f.types[..self.f.params.len()].to_vec();
+        let push =
+            |to: &mut Placed, node: &Node, inputs: Vec<Value>, kind: Kind, level: u32, need: Option<Need>| {
+                let types = node.results().map(|r| self.f.ty(r).clone()).collect();
+                let first = to.f.push(node.op.clone(), inputs, types);
+                to.kinds.push(kind);
+                to.levels.push(level);
+                to.needs.extend(node.results().map(|r| need.unwrap_or(self.needs[r.index()])));
+                first
+            };
+        let wanted = self.wanted();
+        for (i, node) in self.f.nodes.iter().enumerate() {
+            if wanted[i] {
+                let inputs = node.inputs.iter().map(|v| {
+                    let at = self.group[i].or_else(|| self.instead.get(&(i, *v)).copied());
+                    at.and_then(|g| copies.get(&(g, *v)).copied()).unwrap_or(own[v.index()])
+                });
+                let inputs = inputs.collect();
+                let first = push(&mut to, node, inputs, self.kinds[i].clone(), self.levels[i], None);
+                for (k, r) in node.results().enumerate() {
+                    own[r.index()] = Value(first.0 + k as u32);
+                }
+            }
+            for (g, group) in self.groups.iter().enumerate().filter(|(_, group)| group.copies.contains(&i)) {
+                let inputs =
+                    node.inputs.iter().map(|v| copies.get(&(g, *v)).copied().unwrap_or(own[v.index()]));
+                let inputs = inputs.collect();
+                let kind = Kind::Row(group.rows.clone(), group.need);
+                let first = push(&mut to, node, inputs, kind, group.level, Some(group.need));
+                for (k, r) in node.results().enumerate() {
+                    copies.insert((g, r), Value(first.0 + k as u32));
+                }
+            }
+        }
+        let places = |need: Need| match need {
+            Need::Places(v) => Need::Places(own[v.index()]),
+            need => need,
+        };
+        to.needs.iter_mut().for_each(|n| *n = places(*n));
+        for kind in &mut to.kinds {
+            if let Kind::Row(_, need) = kind {
+                *need = places(*need);
+            }
+        }
+        to.f.results = self.f.results.iter().map(|(name, v)| (name.clone(), own[v.index()])).collect();
+        to
+    }
+
+    /// Whose original somebody still reads.
+    fn wanted(&self) -> Vec<bool> {
+        let mut wanted = vec![false; self.f.nodes.len()];
+        let mut stack: Vec<Value> = self.f.results.iter().map(|(_, v)| *v).collect();
+        for (i, node) in self.f.nodes.iter().enumerate() {
+            if self.kinds[i] == Kind::Anchor {
+                stack.extend(node.results());
+            }
+        }
+        for (g, group) in self.groups.iter().enumerate() {
+            for &c in &group.copies {
+                stack.extend(group.need.places());
+                stack.extend(self.f.nodes[c].inputs.iter().filter(|v| !self.makes(g, **v)));
+            }
+        }
+        while let Some(v) = stack.pop() {
+            let Some(n) = self.defined[v.index()] else { continue };
+            if std::mem::replace(&mut wanted[n], true) {
+                continue;
+            }
+            let node = &self.f.nodes[n];
+            stack.extend(self.needs[v.index()].places());
+            stack.extend(node.inputs.iter().filter(|v| match self.group[n] {
+                Some(g) => !self.copied(g, **v),
+                None => !self.instead.contains_key(&(n, **v)),
+            }));
+        }
+        wanted
+    }
+
+    fn copied(&self, g: usize, v: Value) -> bool {
+        self.defined[v.index()].is_some_and(|n| self.groups[g].copies.contains(&n))
+    }
+}
+
+/// Whether a result of the node stays in the memory of an operand.
+fn in_place(node: &Node, result: Value) -> bool {
+    match node.op {
+        Op::AddCounts | Op::Admit | Op::Append | Op::CacheWrite => result == node.first,
+        Op::CacheTake | Op::DepthAttentionGrad(_) => result != node.first,
+        _ => false,
+    }
+}
