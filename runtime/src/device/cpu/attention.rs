@@ -23,6 +23,8 @@ const BLOCK: usize = 64;
 const QUERIES: usize = 2;
 /// Query heads that a task of the forward takes together.
 const HEADS: usize = 4;
+/// Sums of each row of the forward: key `i` is added to number `i % SUMS`.
+const SUMS: usize = 16;
 
 /// Sizes as indices.
 #[derive(Clone, Copy)]
@@ -66,7 +68,7 @@ pub(super) fn scratch(shape: &AttentionShape, backward: bool) -> Scratch {
         }
         false => {
             let lines = group.min(HEADS) * BLOCK * QUERIES;
-            lines * (size + 2) + rows + 2 * square + keys_by_size + size_by_keys
+            lines * (size + 1 + SUMS) + rows + 2 * square + keys_by_size + size_by_keys
         }
     })
 }
@@ -179,7 +181,7 @@ impl Scores {
 
 kernel_fn! {
     /// Turns a tile of products into numerators of the softmax relative to the running maxima, and brings the sums and the
-    /// results so far to the same scale.
+    /// results so far to the same scale. Sums are [`SUMS`] for each row, to be added up at the end.
     fn soften(
         scores: &Scores,
         visible: &Visible,
@@ -190,47 +192,52 @@ kernel_fn! {
         sums: &mut [f32],
         results: &mut [f32],
     ) {
-        let size = results.len() / most.len();
+        let (n, size) = (keys.len(), results.len() / most.len());
         let factor = scores.factor();
-        let rows = tile.chunks_exact_mut(keys.len()).zip(results.chunks_exact_mut(size));
-        for (i, (query, (tile, result))) in queries.zip(rows).enumerate() {
+        let (mut high, mut change) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let (high, change) = (&mut high[..most.len()], &mut change[..most.len()]);
+        for ((query, tile), high) in queries.zip(tile.chunks_exact_mut(n)).zip(high.iter_mut()) {
             let part = visible.part(query, &keys);
-            let (before, rest) = tile.split_at_mut(part.start);
-            let (x, after) = rest.split_at_mut(part.len());
-            before.fill(0.0);
-            after.fill(0.0);
-            scores.cap::<FMA>(x);
+            tile[..part.start].fill(f32::NEG_INFINITY);
+            tile[part.end..].fill(f32::NEG_INFINITY);
+            scores.cap::<FMA>(&mut tile[part.clone()]);
             if visible.by_pair() {
-                for (j, x) in x.iter_mut().enumerate() {
+                for (j, x) in tile[part.clone()].iter_mut().enumerate() {
                     if !visible.sees(query, keys.start + part.start + j) {
                         *x = f32::NEG_INFINITY;
                     }
                 }
             }
             // The scale is positive: the largest product is the largest score.
-            let high = largest::<FMA>(x) * factor;
-            let high = if high > most[i] { high } else { most[i] };
-            if high == f32::NEG_INFINITY {
-                x.fill(0.0);
-                continue;
+            *high = largest::<FMA>(tile) * factor;
+        }
+        for ((most, high), change) in most.iter_mut().zip(high.iter_mut()).zip(change.iter_mut()) {
+            let new = if *high > *most { *high } else { *most };
+            // Of a row that has seen nothing all exponentials are zero.
+            *high = if new == f32::NEG_INFINITY { 0.0 } else { new };
+            *change = exp::<FMA>(*most - *high);
+            *most = new;
+        }
+        let rows = tile.chunks_exact_mut(n).zip(sums.chunks_exact_mut(SUMS)).zip(results.chunks_exact_mut(size));
+        for (((tile, sums), result), (high, change)) in rows.zip(high.iter().zip(change.iter())) {
+            for x in tile.iter_mut() {
+                *x = exp::<FMA>(fma::<FMA>(*x, factor, -*high));
             }
-            for x in x.iter_mut() {
-                *x = exp::<FMA>(fma::<FMA>(*x, factor, -high));
+            if *change != 1.0 {
+                sums.iter_mut().for_each(|s| *s *= *change);
+                result.iter_mut().for_each(|r| *r *= *change);
             }
-            if high > most[i] {
-                let factor = exp::<FMA>(most[i] - high);
-                sums[i] *= factor;
-                for r in result.iter_mut() {
-                    *r *= factor;
-                }
-                most[i] = high;
+            let mut chunks = tile.chunks_exact(SUMS);
+            for x in &mut chunks {
+                sums.iter_mut().zip(x).for_each(|(s, x)| *s += x);
             }
-            sums[i] += sum::<FMA>(x);
+            sums.iter_mut().zip(chunks.remainder()).for_each(|(s, x)| *s += x);
         }
     }
 
     /// Divides by the sum; a row that saw nothing is zero. Returns the logarithm of the sum of all exponentials.
-    fn finish(result: &mut [f32], most: f32, sum: f32) -> f32 {
+    fn finish(result: &mut [f32], most: f32, sums: &[f32]) -> f32 {
+        let sum = sum::<FMA>(sums);
         if sum == 0.0 {
             result.fill(0.0);
             return f32::NEG_INFINITY;
@@ -421,7 +428,7 @@ pub(super) fn forward<T: Stored>(
         let (tiles, words) = (take(&mut scratch, BLOCK * BLOCK), take(&mut scratch, BLOCK * BLOCK));
         let results = take(&mut scratch, heads.len() * count * size);
         let most = take(&mut scratch, heads.len() * count);
-        let sums = take(&mut scratch, heads.len() * count);
+        let sums = take(&mut scratch, heads.len() * count * SUMS);
         let right = take(&mut scratch, panels(BLOCK, size, panel.columns));
         let values = take(&mut scratch, panels(size, BLOCK, panel.columns));
         results.fill(0.0);
@@ -456,7 +463,7 @@ pub(super) fn forward<T: Stored>(
                         keys.clone(),
                         tile_of,
                         &mut most[range.clone()],
-                        &mut sums[range],
+                        &mut sums[range.start * SUMS..range.end * SUMS],
                         result,
                     );
                     let p = Rows::new::<T>(tile_of, n, words);
@@ -473,7 +480,7 @@ pub(super) fn forward<T: Stored>(
             for j in 0..count {
                 let (row, at) = (sequence * s.queries + first + j, i * count + j);
                 let result = &mut results[at * size..][..size];
-                lse.row_mut(row)[head] = finish(result, most[at], sums[at]);
+                lse.row_mut(row)[head] = finish(result, most[at], &sums[at * SUMS..][..SUMS]);
                 T::store(result, &mut o.row_mut(row)[head * size..][..size]);
             }
         }

@@ -5,15 +5,17 @@
 //! every kernel here looks at them before it believes them ([`Context::indices_below`]).
 
 use super::product::{self, Side, Stored};
+use super::simd::{kernel_fn, largest};
 use super::{Arguments, Context, Scratch};
 use dreamc_compiler::program::Kernel;
 
-/// Choices up to which the best are kept in a short list while a row is read; beyond, the row is sorted.
+/// Choices up to which the best are looked for one after another; beyond, the row is sorted.
 const SHORT: usize = 16;
 
 pub(super) fn scratch(kernel: &Kernel) -> Scratch {
     match *kernel {
         Kernel::Route { experts, k, .. } if k as usize > SHORT => Scratch::local(2 * experts as usize),
+        Kernel::Route { experts, .. } => Scratch::local(room_of_few(experts as usize)),
         Kernel::Grouped { slots, experts, out, inner, transposed, .. } => {
             let (n, k) = if transposed { (inner, out) } else { (out, inner) };
             Scratch {
@@ -31,41 +33,86 @@ pub(super) fn scratch(kernel: &Kernel) -> Scratch {
 /// `(z, chosen)`
 pub(super) fn route(cx: &Context, rows: usize, experts: usize, k: usize, args: &Arguments) {
     let (z, chosen) = (args.floats(0).rows_of(experts), args.ints(1).rows_of(k));
-    let size = ((1 << 14) / experts.max(1)).max(1);
+    // A score is looked at several times.
+    let size = ((1 << 11) / experts.max(1)).max(1);
     cx.parallel(rows.div_ceil(size), |task, scratch| {
         for row in task * size..((task + 1) * size).min(rows) {
-            if k > SHORT {
+            if experts <= GROUP {
+                best_of_group(z.row(row), chosen.row_mut(row));
+            } else if k > SHORT {
                 best_of_many(z.row(row), chosen.row_mut(row), scratch);
             } else {
-                best_of_few(z.row(row), chosen.row_mut(row));
+                best_of_few(z.row(row), chosen.row_mut(row), &mut scratch[..room_of_few(experts)]);
             }
         }
     });
 }
 
+fn room_of_few(experts: usize) -> usize {
+    experts.next_multiple_of(GROUP) + experts.div_ceil(GROUP)
+}
+
 /// NaN is never worth choosing.
+#[inline(always)]
 fn worth(z: f32) -> f32 {
     if z.is_nan() { f32::NEG_INFINITY } else { z }
 }
 
-fn best_of_few(z: &[f32], chosen: &mut [i32]) {
-    let mut best = [f32::NEG_INFINITY; SHORT];
-    let k = chosen.len();
-    for (i, z) in z.iter().enumerate() {
-        let z = worth(*z);
-        let filled = i.min(k);
-        // Equal ones stay behind those that came before.
-        if filled == k && (k == 0 || z <= best[k - 1]) {
-            continue;
+/// Scores whose largest is known together.
+const GROUP: usize = 16;
+
+kernel_fn! {
+    /// The best of at most [`GROUP`]: a score's rank is the number of scores that come before it.
+    fn best_of_group(z: &[f32], chosen: &mut [i32]) {
+        let mut scores = [f32::NEG_INFINITY; GROUP];
+        for (score, z) in scores.iter_mut().zip(z) {
+            *score = worth(*z);
         }
-        let mut place = filled.min(k - 1);
-        while place > 0 && best[place - 1] < z {
-            best[place] = best[place - 1];
-            chosen[place] = chosen[place - 1];
-            place -= 1;
+        let mut ranks = [0; GROUP];
+        for (i, score) in scores[..z.len()].iter().enumerate() {
+            for (j, (rank, other)) in ranks.iter_mut().zip(&scores).enumerate() {
+                *rank += (*score > *other || *score == *other && i < j) as i32;
+            }
         }
-        best[place] = z;
-        chosen[place] = i as i32;
+        for (i, rank) in ranks[..z.len()].iter().enumerate() {
+            if let Some(chosen) = chosen.get_mut(*rank as usize) {
+                *chosen = i as i32;
+            }
+        }
+    }
+
+    /// The best of a row, by the largest of each group of its scores: `left` is room for the scores, a multiple of
+    /// [`GROUP`], and for the largest of each group.
+    fn best_of_few(z: &[f32], chosen: &mut [i32], left: &mut [f32]) {
+        let (left, most) = left.split_at_mut(z.len().next_multiple_of(GROUP));
+        left[z.len()..].fill(f32::NEG_INFINITY);
+        for (left, z) in left.iter_mut().zip(z) {
+            *left = worth(*z);
+        }
+        for (most, group) in most.iter_mut().zip(left.chunks_exact(GROUP)) {
+            *most = largest::<FMA>(group);
+        }
+        for i in 0..chosen.len() {
+            let (mut at, mut high) = (0, f32::NEG_INFINITY);
+            for (g, most) in most.iter().enumerate() {
+                // Of equal ones the first.
+                if *most > high {
+                    (at, high) = (g, *most);
+                }
+            }
+            if high == f32::NEG_INFINITY {
+                // Nothing is left that is worth choosing: the first of the others.
+                let (before, rest) = chosen.split_at_mut(i);
+                let others = (0..z.len() as i32).filter(|e| !before.contains(e));
+                rest.iter_mut().zip(others).for_each(|(c, e)| *c = e);
+                return;
+            }
+            let group = &mut left[at * GROUP..][..GROUP];
+            let place = group.iter().position(|z| *z == high).unwrap_or(0);
+            group[place] = f32::NEG_INFINITY;
+            most[at] = largest::<FMA>(group);
+            chosen[i] = (at * GROUP + place) as i32;
+        }
     }
 }
 

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// How often a worker looks for work before it sleeps: some 20 µs, longer than the caller takes from one launch to the
-/// next, short enough not to be noticed when a program has ended.
-const SPINS: u32 = 4000;
+/// How often a worker looks for work before it sleeps: some 100 µs, longer than a launch that one thread does alone and than
+/// the caller takes from one launch to the next, short enough not to be noticed when a program has ended.
+const SPINS: u32 = 16_000;
 
 /// Work on offer: `call(task, thread)` for `task` in `0..tasks`.
 #[derive(Clone, Copy)]

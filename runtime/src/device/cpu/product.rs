@@ -902,6 +902,17 @@ unsafe fn micro_rows<V: Vector, const ROWS: usize, const N: usize>(
     of!(12 8 6 4 2 1);
 }
 
+/// Asks for a line of the cache that will be read and written.
+#[inline(always)]
+fn prefetch(_line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of the architecture, and the instruction reads nothing that a program could see.
+    unsafe {
+        use std::arch::x86_64::*;
+        _mm_prefetch::<_MM_HINT_T0>(_line.cast());
+    }
+}
+
 /// `M` rows of `N` vectors of the result.
 ///
 /// # Safety
@@ -915,6 +926,14 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
 ) {
     // SAFETY: the caller's.
     unsafe {
+        if c.accumulate {
+            // Sums of gradients come from far away: they are on their way while the products are made.
+            for i in 0..M {
+                for j in 0..N {
+                    prefetch(c.sums.wrapping_add(i * c.stride + j * V::LANES));
+                }
+            }
+        }
         let mut sums = [[V::splat(0.0); N]; M];
         for step in 0..k {
             let mut right = [V::splat(0.0); N];

@@ -322,6 +322,17 @@ pub(crate) fn narrow(x: &[f32], y: &mut [half::bf16]) {
     narrow_portably(x, y);
 }
 
+/// Inner product of bf16, in f32.
+pub(crate) fn inner_narrow(a: &[half::bf16], b: &[half::bf16]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    #[cfg(target_arch = "x86_64")]
+    if pairs() {
+        // SAFETY: the processor has the instructions; both are of one length.
+        return unsafe { x86::inner(a.as_ptr(), b.as_ptr(), a.len()) };
+    }
+    inner_widened(a, b)
+}
+
 /// Rounds two slices to bf16, the halves of one word together, those of `low` in its low half.
 pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [f32]) {
     assert!(low.len() == words.len() && high.len() == words.len());
@@ -434,6 +445,24 @@ mod x86 {
                 i += 16;
             }
         }
+    }
+
+    /// # Safety
+    /// The processor has AVX512-BF16; there are `n` elements of each.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16")]
+    pub(super) unsafe fn inner(a: *const half::bf16, b: *const half::bf16, n: usize) -> f32 {
+        let mut sums = _mm512_setzero_ps();
+        // SAFETY: all elements lie below `n`; all are 512 bits.
+        unsafe {
+            for i in (0..n).step_by(32) {
+                let mask = u32::MAX >> (32 - (n - i).min(32));
+                let pairs = |x: *const half::bf16| {
+                    std::mem::transmute::<__m512i, __m512bh>(_mm512_maskz_loadu_epi16(mask, x.add(i).cast()))
+                };
+                sums = _mm512_dpbf16_ps(sums, pairs(a), pairs(b));
+            }
+        }
+        _mm512_reduce_add_ps(sums)
     }
 
     /// # Safety
@@ -574,8 +603,7 @@ kernel_fn! {
         dot::<FMA>(a, b)
     }
 
-    /// Inner product of bf16.
-    pub(crate) fn inner_narrow(a: &[half::bf16], b: &[half::bf16]) -> f32 {
+    fn inner_widened(a: &[half::bf16], b: &[half::bf16]) -> f32 {
         const PIECE: usize = 64;
         let (mut wide_a, mut wide_b) = ([0.0; PIECE], [0.0; PIECE]);
         let mut total = 0.0;
