@@ -36,9 +36,81 @@ enum Place {
     Part(usize, usize),
 }
 
+/// An operation done in one go with the one that makes an operand of it for nobody else: that operand is never stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fused {
+    /// A norm and the product with `by`: `(x, size, eps, by)`.
+    Scaled(u32, u64, f64, u32),
+    /// A product with `by` and the derivative of a norm: `(x, dy, by, size, eps)`.
+    GradOfScaled(u32, u32, u32, u64, f64),
+}
+
+impl Fused {
+    fn operands(self) -> Vec<usize> {
+        match self {
+            Fused::Scaled(x, .., by) => vec![x as usize, by as usize],
+            Fused::GradOfScaled(x, dy, by, ..) => vec![x as usize, dy as usize, by as usize],
+        }
+    }
+}
+
+/// What each operation is done together with, and whether it is left to another.
+fn fuse(kernel: &RowKernel) -> (Vec<Option<Fused>>, Vec<bool>) {
+    let count = kernel.ops.len();
+    let (mut fused, mut left) = (vec![None; count], vec![false; count]);
+    let only = |array: u32, user: usize| {
+        let reads = |op: &RowOp| op.operands().iter().filter(|&&x| x == array as usize).count();
+        kernel.ops.iter().map(reads).sum::<usize>() == 1
+            && reads(&kernel.ops[user]) == 1
+            && kernel.outputs.iter().all(|o| o.array != array)
+    };
+    // The small operand lies over the groups of the large one, or is as large.
+    let by_groups = |b: &Broadcast, size: u64, length: u64| {
+        b.inner == 1 && (b.size == size || b.size == length) && length.is_multiple_of(size.max(1))
+    };
+    for i in 0..count {
+        let length = kernel.lengths[i];
+        match kernel.ops[i] {
+            RowOp::Binary { op: Binary::Mul, a, b, broadcast, small_first } => {
+                let (large, small) = if small_first { (b, a) } else { (a, b) };
+                if let RowOp::Rms { x, size, eps } = kernel.ops[large as usize]
+                    && only(large, i)
+                    && by_groups(&broadcast, size, length)
+                {
+                    fused[i] = Some(Fused::Scaled(x, size, eps, small));
+                    left[large as usize] = true;
+                } else if let RowOp::Rms { x, size, eps } = kernel.ops[small as usize]
+                    && only(small, i)
+                    && broadcast.size == length
+                {
+                    fused[i] = Some(Fused::Scaled(x, size, eps, large));
+                    left[small as usize] = true;
+                }
+            }
+            RowOp::RmsGrad { x, dy, size, eps } => {
+                if let RowOp::Binary { op: Binary::Mul, a, b, broadcast, small_first } =
+                    kernel.ops[dy as usize]
+                    && fused[dy as usize].is_none()
+                    && only(dy, i)
+                    && by_groups(&broadcast, size, length)
+                {
+                    let (large, small) = if small_first { (b, a) } else { (a, b) };
+                    fused[i] = Some(Fused::GradOfScaled(x, large, small, size, eps));
+                    left[dy as usize] = true;
+                }
+            }
+            _ => {}
+        }
+    }
+    (fused, left)
+}
+
 /// A row kernel prepared for execution.
 pub(super) struct Compiled {
     places: Vec<Place>,
+    /// What is done together with each operation, and which are therefore not done by themselves.
+    fused: Vec<Option<Fused>>,
+    left: Vec<bool>,
     /// The output that an array is computed into, where its operands allow.
     direct: Vec<Option<usize>>,
     /// The output of bf16 that is all an array is for, where it is computed element by element: it is rounded while it is near.
@@ -71,19 +143,26 @@ impl Compiled {
         let lengths: Vec<usize> = kernel.lengths.iter().map(|&l| l as usize).collect();
         let stored = |array: usize| kernel.outputs.iter().any(|o| o.array as usize == array);
 
+        let (fused, left) = fuse(kernel);
+        let operands = |i: usize| match fused[i] {
+            Some(fused) => fused.operands(),
+            None if left[i] => vec![],
+            None => kernel.ops[i].operands(),
+        };
         let elementwise: Vec<bool> = kernel
             .ops
             .iter()
             .enumerate()
             .map(|(i, op)| match *op {
+                _ if fused[i].is_some() => false,
                 RowOp::Unary(..) => true,
                 RowOp::Binary { broadcast, .. } => broadcast.size as usize == lengths[i],
                 _ => false,
             })
             .collect();
         let users = |array: usize| {
-            let reads = move |op: &RowOp| op.operands().contains(&array);
-            kernel.ops.iter().enumerate().filter(move |(_, op)| reads(op)).map(|(i, _)| i)
+            let operands = &operands;
+            (0..count).filter(move |&i| operands(i).contains(&array))
         };
 
         let mut fixed = 0;
@@ -118,15 +197,15 @@ impl Compiled {
 
         // The operation after which the memory of an array is free.
         let mut last: Vec<usize> = (0..count).map(|i| if stored(i) { count } else { i }).collect();
-        for (i, op) in kernel.ops.iter().enumerate() {
-            for x in op.operands() {
+        for i in 0..count {
+            for x in operands(i) {
                 last[roots[x]] = last[roots[x]].max(i);
             }
         }
         let mut per_row = 0;
         let mut live: Vec<(usize, usize, usize)> = vec![];
         for i in 0..count {
-            if places[i] != Place::Scratch(0) {
+            if places[i] != Place::Scratch(0) || left[i] {
                 continue;
             }
             // The first gap among arrays that are still needed.
@@ -197,6 +276,8 @@ impl Compiled {
         let work: usize = lengths.iter().sum();
         Compiled {
             places,
+            fused,
+            left,
             direct,
             rounded,
             same_angles,
@@ -252,7 +333,7 @@ impl Compiled {
                     rows: next - first,
                     in_place,
                 };
-                for i in 0..kernel.ops.len() {
+                for i in (0..kernel.ops.len()).filter(|&i| !self.left[i]) {
                     block.compute(cx, i, rotation);
                 }
                 for (number, output) in kernel.outputs.iter().enumerate() {
@@ -393,6 +474,15 @@ impl<'a> Block<'a> {
     fn compute(&self, cx: &Context, i: usize, rotation: &mut [f32]) {
         let y = || self.array(i);
         let x = |array: u32| self.array(array as usize);
+        match self.compiled.fused[i] {
+            Some(Fused::Scaled(a, size, eps, by)) => {
+                return rms_scaled(x(a), x(by), size as usize, eps as f32, y());
+            }
+            Some(Fused::GradOfScaled(a, dy, by, size, eps)) => {
+                return rms_grad_scaled(x(a), x(dy), x(by), size as usize, eps as f32, y());
+            }
+            None => {}
+        }
         match self.kernel.ops[i] {
             RowOp::Constant(_) | RowOp::Zeros => {}
             RowOp::Load { input } => self.load(i, input as usize),
@@ -700,6 +790,25 @@ fn zip_into(a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32) {
     }
 }
 
+/// `y = f(x, y)`, likewise.
+#[inline(always)]
+fn zip_onto(x: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32) {
+    let n = y.len();
+    let x = &x[..n];
+    let whole = n / 16 * 16;
+    for at in (0..whole).step_by(16) {
+        let (a, b) = (some::<16>(x, at), some::<16>(y, at));
+        let mut both = [0.0; 16];
+        for i in 0..16 {
+            both[i] = f(a[i], b[i]);
+        }
+        y[at..at + 16].copy_from_slice(&both);
+    }
+    for i in whole..n {
+        y[i] = f(x[i], y[i]);
+    }
+}
+
 /// Cosines and sines of a row, position `even` for even pairs and `odd` for odd ones.
 #[inline(always)]
 fn angles<const FMA: bool>(frequencies: &[f64], even: f64, odd: f64, inverse: bool, rotation: &mut [f32]) {
@@ -792,6 +901,32 @@ kernel_fn! {
             sized!(size: for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
                 let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
                 zip_into(x, x, y, |x, _| x * r);
+            });
+        }
+    }
+
+    /// [`rms`], times a vector as long as a group or as the row.
+    fn rms_scaled(x: View<f32>, by: View<f32>, size: usize, eps: f32, y: View<f32>) {
+        for row in 0..y.rows {
+            let (x, by, y) = (x.row(row), by.row(row), y.row_mut(row));
+            let step = if by.len() == y.len() { size } else { 0 };
+            sized!(size: for (i, (x, y)) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)).enumerate() {
+                let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+                zip_into(x, &by[i * step..][..size], y, |x, by| x * r * by);
+            });
+        }
+    }
+
+    /// [`rms_grad`] of `dy` times such a vector.
+    fn rms_grad_scaled(x: View<f32>, dy: View<f32>, by: View<f32>, size: usize, eps: f32, y: View<f32>) {
+        for row in 0..y.rows {
+            let (x, dy, by, y) = (x.row(row), dy.row(row), by.row(row), y.row_mut(row));
+            let step = if by.len() == y.len() { size } else { 0 };
+            sized!(size: for (i, ((x, dy), y)) in x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(y.chunks_exact_mut(size)).enumerate() {
+                let r = 1.0 / (dot::<FMA>(x, x) / size as f32 + eps).sqrt();
+                zip_into(dy, &by[i * step..][..size], y, |dy, by| dy * by);
+                let along = dot::<FMA>(x, y) / size as f32 * (r * r * r);
+                zip_onto(x, y, |x, dy| fma::<FMA>(-along, x, dy * r));
             });
         }
     }
