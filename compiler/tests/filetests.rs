@@ -8,6 +8,7 @@
 //! | `print` | the module as printed, or the parser's error |
 //! | `verify` | `ok`, or the rule broken |
 //! | `rewrite RULE …` | what those rules find in the first function, whether it is used, and the function then |
+//! | `schedule` | the launches of the last function; results called `d.…` are added to what is there |
 //! | `interpret` | the results of the last function, or of `; call @f`, and the multiply-adds executed |
 //!
 //! An interpreted function takes its arguments from lines `; set %x = 1 2 3` (elements in row-major order), or
@@ -15,8 +16,9 @@
 //! is that number in every call.
 
 use dreamc_compiler::ir::interpret::{Data, execute};
-use dreamc_compiler::ir::{Function, Module, Tensor, Type, parse, verify};
+use dreamc_compiler::ir::{Function, Module, Role, Tensor, Type, parse, verify};
 use dreamc_compiler::rewrite::{self, Rewriting, Stage};
+use dreamc_compiler::schedule::{Bind, LocalOperand, Place, schedule};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -55,6 +57,31 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
+fn schedule_test(module: &Module) -> Result<String, String> {
+    let f = module.functions.values().next_back().ok_or("no function")?;
+    let bind = |(name, _): &(String, _)| match f.find_param(name) {
+        Some(state) if f.params[state.index()].role == Role::State => Bind::State(state.0),
+        _ if name.starts_with("d.") => Bind::Add,
+        _ => Bind::Store,
+    };
+    let bind: Vec<Bind> = f.results.iter().map(bind).collect();
+    let scheduled = schedule(module, f, &bind).map_err(|e| e.to_string())?;
+    let place = |operand: &LocalOperand| match operand {
+        LocalOperand::Index(i) => f.params[*i as usize].name.clone(),
+        LocalOperand::View(view) => match view.place {
+            Place::Param(i) => f.params[i as usize].name.clone(),
+            Place::Result(i) => format!("={}", f.results[i as usize].0),
+            Place::Temp(i) => format!("t{i}"),
+        },
+    };
+    let mut text = String::new();
+    for launch in &scheduled.launches {
+        let operands: Vec<String> = launch.operands.iter().map(place).collect();
+        let _ = writeln!(text, "{} ({})", launch.kernel, operands.join(", "));
+    }
+    Ok(text)
+}
+
 fn as_comment(text: &str) -> String {
     text.lines().map(|l| format!("; {l}").trim_end().to_string() + "\n").collect()
 }
@@ -68,11 +95,12 @@ fn run(input: &str) -> String {
     match command {
         "print" => module.to_string(),
         "verify" => verify(&module).map_or_else(|e| format!("error: {e}"), |()| "ok".into()),
+        "schedule" => schedule_test(&module).unwrap_or_else(|e| format!("error: {e}")),
         "interpret" => interpret_test(input, &module).unwrap_or_else(|e| format!("error: {e}")),
         _ => match command.strip_prefix("rewrite ") {
             Some(rules) => rewrite_test(input, &module, rules).unwrap_or_else(|e| format!("error: {e}")),
             None => format!(
-                "unknown command `{command}`; the first line is `; test print`, `verify`, `rewrite` or `interpret`"
+                "unknown command `{command}`; the first line is `; test print`, `verify`, `schedule`, `rewrite` or `interpret`"
             ),
         },
     }

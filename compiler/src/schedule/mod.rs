@@ -7,7 +7,8 @@
 //! Operations are of three kinds. *Views* (`reshape`, and `split` of something in memory) cost nothing. *Row* operations
 //! work on the inner dimensions of each row alone, or sum over all rows; those that can run together become one
 //! [`RowKernel`]. Everything else is an *anchor*: one kernel each. Levels decide what runs together: row operations of
-//! level `n` come before the anchors of level `n`, and use the anchors of levels below.
+//! level `n` come before the anchors of level `n`, and use the anchors of levels below. What a kernel can make of what it
+//! reads anyway is made again there instead of being read (`recompute`).
 
 mod launch;
 mod need;
