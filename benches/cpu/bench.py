@@ -61,7 +61,7 @@ def runs(a):
                 sets = [s.replace("recur", "body.0.recur") for s in sets]
                 label = f"{axis} {sets[0].split('=')[1]}"
                 yield ("a", f"dreamc {label}"), dreamc(a, "a", "bf16", sets)
-                yield ("a", f"torch {label}"), torch(a, "a", "f32", False, True, sets)
+                yield ("a", f"torch {label}"), torch(a, "a", "f32", not a.eager, True, sets)
         return
     for model in a.models:
         experts = model != "d"
@@ -90,6 +90,29 @@ def best(results, prefix):
     rated = [(median(rounds, "training.tokens_per_second") or 0, name) for name, rounds in there.items()]
     rate, name = max(rated, default=(0, None))
     return (name, there[name]) if rate else (None, [])
+
+
+def growth(results):
+    """Markdown of `--scaling`: `{"dreamc depth 4": [result of a round, ...], ...}`."""
+    lines = ["| what grows | | dreamc, ms a step | | PyTorch, ms a step | | dreamc against it |", "|---|---|---|---|---|---|---|"]
+
+    def step(side, label):
+        seconds = median(results.get(f"{side} {label}", []), "training.step_seconds")
+        return seconds and 1e3 * seconds
+
+    for axis, points in SCALING.items():
+        first = {}
+        for sets in points:
+            label = f"{axis} {sets[0].split('=')[1]}"
+            times = {side: step(side, label) for side in ("dreamc", "torch")}
+            cells = [axis, sets[0].split("=")[1]]
+            for side, time in times.items():
+                first.setdefault(side, time)
+                cells += [f"{time:,.0f}" if time else "", f"{time / first[side]:.2f} ×" if time and first[side] else ""]
+            both = times["dreamc"] and times["torch"]
+            cells.append(f"{times['torch'] / times['dreamc']:.2f} ×" if both else "")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def report(all_results):
@@ -131,6 +154,7 @@ def arguments(argv=None):
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--models", default="abcd", help="some of abcd")
     a.add_argument("--scaling", action="store_true")
+    a.add_argument("--eager", action="store_true", help="with --scaling: PyTorch as it is, not compiled for every point")
     a.add_argument("--limit", type=int, default=600, help="seconds that one run may take")
     a.add_argument("--plan", action="store_true")
     return a.parse_args(argv)
@@ -162,7 +186,7 @@ def main(argv=None):
             rate = (result.get("training") or {}).get("tokens_per_second")
             print(f"{number + 1}/{a.rounds} {model} {name}: {rate and round(rate)} {'' if result else error}", flush=True)
             (a.out / "results.json").write_text(json.dumps(results, indent=1))
-            (a.out / "report.md").write_text(report(results))
+            (a.out / "report.md").write_text(growth(results["a"]) if a.scaling else report(results))
     print((a.out / "report.md").read_text())
     return 0
 

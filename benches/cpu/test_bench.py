@@ -34,6 +34,20 @@ class Bench(unittest.TestCase):
         self.assertIn("torch bf16 eager failed", text)
         self.assertNotIn("| torch f32 eager |", text)
 
+    def test_growth_is_relative_to_the_first_point(self):
+        def run(seconds):
+            return {"training": {"step_seconds": seconds}}
+
+        results = {
+            "dreamc depth 4": [run(0.1), run(0.2), run(0.15)],
+            "dreamc depth 8": [run(0.3)],
+            "torch depth 4": [run(0.45)],
+            "torch depth 8": [{}],
+        }
+        text = bench.growth(results)
+        self.assertIn("| depth | 4 | 150 | 1.00 × | 450 | 1.00 × | 3.00 × |", text)
+        self.assertIn("| depth | 8 | 300 | 2.00 × |  |  |  |", text)
+
 
 if __name__ == "__main__":
     unittest.main()
