@@ -24,32 +24,32 @@ template <int VOCAB> DEVICE bool is_target(int target, int *status, int launch) 
 }
 
 // A warp has a row.
-template <int ROWS, int VOCAB>
-DEVICE void cross_entropy(const float *logits, const int *targets, float *nll, float *lse, int *status, int launch) {
+template <int ROWS, int VOCAB, class E>
+DEVICE void cross_entropy(const E *logits, const int *targets, float *nll, float *lse, int *status, int launch) {
     int row = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = int(threadIdx.x % 32);
     if (row >= ROWS) return;
-    const float *x = logits + i64(row) * VOCAB;
+    const E *x = logits + i64(row) * VOCAB;
     float most = -infinity(), sum = 0.0f;
-    for (int i = lane; i < VOCAB; i += 32) most = Largest::join(most, x[i]);
+    for (int i = lane; i < VOCAB; i += 32) most = Largest::join(most, to_float(x[i]));
     most = lanes<Largest, 32>(most, ALL_LANES);
-    for (int i = lane; i < VOCAB; i += 32) sum += expf(x[i] - most);
+    for (int i = lane; i < VOCAB; i += 32) sum += expf(to_float(x[i]) - most);
     sum = lanes<Sum, 32>(sum, ALL_LANES);
     if (lane > 0) return;
     float total = most == -infinity() ? most : most + logf(sum);
     int target = targets[row];
     lse[row] = total;
-    nll[row] = is_target<VOCAB>(target, status, launch) ? total - x[target] : 0.0f;
+    nll[row] = is_target<VOCAB>(target, status, launch) ? total - to_float(x[target]) : 0.0f;
 }
 
-template <int ROWS, int VOCAB>
-DEVICE void cross_entropy_grad(const float *logits, const int *targets, const float *lse, const float *d, float *dlogits,
+template <int ROWS, int VOCAB, class E>
+DEVICE void cross_entropy_grad(const E *logits, const int *targets, const float *lse, const float *d, E *dlogits,
                                int *status, int launch) {
     i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, row = at / VOCAB;
     if (row >= ROWS) return;
     int target = targets[row];
     bool valid = is_target<VOCAB>(target, status, launch);
-    float p = valid ? d[row] * expf(logits[at] - lse[row]) : 0.0f;
-    dlogits[at] = at % VOCAB == target ? p - d[row] : p;
+    float p = valid ? d[row] * expf(to_float(logits[at]) - lse[row]) : 0.0f;
+    store(dlogits[at], at % VOCAB == target ? p - d[row] : p);
 }
 
 // `parts[part][row]`: largest logit, sum, and minus the target's logit, over the classes of the part. Rows in tiles, and the

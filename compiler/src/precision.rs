@@ -173,6 +173,10 @@ impl Pass<'_> {
             Op::Contract(_) => (&[0, 1], f.ty(node.first).has(BATCH) && !self.logits[i]),
             Op::Grouped { .. } => (&[0, 1], !self.logits[i]),
             Op::GroupedOuter { .. } | Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => (&[0, 1], false),
+            // The loss of what is rounded anyway: logits that a cap made f32 again stay so.
+            Op::CrossEntropy | Op::CrossEntropyGrad if self.narrow.contains_key(&node.inputs[0]) => {
+                (&[0], false)
+            }
             Op::Append => (&[0, 1], false),
             Op::Attention(_) => (&[0, 1, 2], false),
             Op::AttentionGrad(_) => (&[0, 1, 2, 3, 5], false),

@@ -1120,9 +1120,13 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         }
         Kernel::CrossEntropy { rows, vocab } => {
             fits("rows", rows)?;
-            let list =
-                with_status([input("logits", 0), ints("targets", 1), output("nll", 2), output("lse", 3)]);
-            let name = format!("cross_entropy_{rows}x{vocab}");
+            let list = with_status([
+                variant.input("logits", 0),
+                ints("targets", 1),
+                output("nll", 2),
+                output("lse", 3),
+            ]);
+            let name = format!("cross_entropy_{rows}x{vocab}{}", variant.suffix());
             let grid = per_warp(rows)?;
             let constants = format!("{rows}, {}", fits("the vocabulary", vocab)?);
             one(name, "ends.cuh", "cross_entropy_rows", grid, list, "cross_entropy", constants)
@@ -1130,13 +1134,13 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         Kernel::CrossEntropyGrad { rows, vocab } => {
             fits("rows", rows)?;
             let list = with_status([
-                input("logits", 0),
+                variant.input("logits", 0),
                 ints("targets", 1),
                 input("lse", 2),
                 input("d", 3),
-                output("dlogits", 4),
+                variant.output("dlogits", 4),
             ]);
-            let name = format!("cross_entropy_grad_{rows}x{vocab}");
+            let name = format!("cross_entropy_grad_{rows}x{vocab}{}", variant.suffix());
             let grid = per_thread(times(&[rows, vocab]))?;
             let constants = format!("{rows}, {}", fits("the vocabulary", vocab)?);
             one(name, "ends.cuh", "cross_entropy_rows", grid, list, "cross_entropy_grad", constants)

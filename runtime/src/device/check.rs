@@ -341,17 +341,17 @@ pub fn slots(kernel: &Kernel) -> Vec<Slot> {
             flat("table", &[vocab, width], adds(accumulate)),
         ],
         Kernel::CrossEntropy { rows, vocab } => vec![
-            flat("logits", &[rows, vocab], Read),
+            narrow(0, flat("logits", &[rows, vocab], Read)),
             ints("targets", &[rows], Read),
             flat("nll", &[rows], Write),
             flat("lse", &[rows], Write),
         ],
         Kernel::CrossEntropyGrad { rows, vocab } => vec![
-            flat("logits", &[rows, vocab], Read),
+            narrow(0, flat("logits", &[rows, vocab], Read)),
             ints("targets", &[rows], Read),
             flat("lse", &[rows], Read),
             flat("d", &[rows], Read),
-            flat("dlogits", &[rows, vocab], Write),
+            narrow(0, flat("dlogits", &[rows, vocab], Write)),
         ],
         Kernel::HeadLoss { rows, vocab, width, .. } => vec![
             narrow(0, flat("x", &[rows, width], Read)),

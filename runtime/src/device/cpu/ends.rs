@@ -89,17 +89,24 @@ fn targets_fit(cx: &Context, targets: &[i32], vocab: usize) -> bool {
     fine
 }
 
-/// `(logits, targets, nll, lse)`
-pub(super) fn cross_entropy(cx: &Context, rows: usize, vocab: usize, args: &Arguments) {
-    let (logits, targets) = (args.floats(0).rows_of(vocab), args.ints(1).all());
+/// Rows of a task, some 2¹⁴ logits.
+fn rows_of_task(vocab: usize) -> usize {
+    ((1 << 14) / vocab.max(1)).max(1)
+}
+
+/// `(logits, targets, nll, lse)`, of which `logits` are f32 or bf16
+pub(super) fn cross_entropy<T: Stored>(cx: &Context, rows: usize, vocab: usize, args: &Arguments) {
+    let (logits, targets) = (args.view::<T>(0).rows_of(vocab), args.ints(1).all());
     let (nll, lse) = (args.floats(2), args.floats(3));
     if !targets_fit(cx, targets, vocab) {
         return;
     }
-    cx.pieces(rows, vocab, |range| {
+    let size = rows_of_task(vocab);
+    cx.parallel(rows.div_ceil(size), |task, scratch| {
+        let range = task * size..((task + 1) * size).min(rows);
         let (nll, lse) = (nll.part_mut(range.start, range.len()), lse.part_mut(range.start, range.len()));
         for (i, row) in range.enumerate() {
-            let logits = logits.row(row);
+            let logits = T::wide(logits.row(row), &mut scratch[..vocab]);
             lse[i] = log_sum_exp(logits);
             nll[i] = if targets[row] < 0 { 0.0 } else { lse[i] - logits[targets[row] as usize] };
         }
@@ -116,16 +123,21 @@ fn loss_grad(logits: &[f32], target: i32, lse: f32, d: f32, dlogits: &mut [f32])
     }
 }
 
-/// `(logits, targets, lse, d, dlogits)`
-pub(super) fn cross_entropy_grad(cx: &Context, rows: usize, vocab: usize, args: &Arguments) {
-    let (logits, targets) = (args.floats(0).rows_of(vocab), args.ints(1).all());
-    let (lse, d, dlogits) = (args.floats(2).all(), args.floats(3).all(), args.floats(4).rows_of(vocab));
+/// `(logits, targets, lse, d, dlogits)`, of which `logits` and `dlogits` are f32 or bf16
+pub(super) fn cross_entropy_grad<T: Stored>(cx: &Context, rows: usize, vocab: usize, args: &Arguments) {
+    let (logits, targets) = (args.view::<T>(0).rows_of(vocab), args.ints(1).all());
+    let (lse, d, dlogits) = (args.floats(2).all(), args.floats(3).all(), args.view::<T>(4).rows_of(vocab));
     if !targets_fit(cx, targets, vocab) {
         return;
     }
-    cx.pieces(rows, vocab, |range| {
-        for row in range {
-            loss_grad(logits.row(row), targets[row], lse[row], d[row], dlogits.row_mut(row));
+    let size = rows_of_task(vocab);
+    cx.parallel(rows.div_ceil(size), |task, scratch| {
+        let (read, written) = scratch[..2 * vocab].split_at_mut(vocab);
+        for row in task * size..((task + 1) * size).min(rows) {
+            let logits = T::wide(logits.row(row), read);
+            T::written(dlogits.row_mut(row), written, |dlogits| {
+                loss_grad(logits, targets[row], lse[row], d[row], dlogits);
+            });
         }
     });
 }

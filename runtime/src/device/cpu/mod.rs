@@ -188,6 +188,9 @@ impl Scratch {
             Kernel::HeadLossGrad { rows, vocab, width, .. } => {
                 ends::head_grad_scratch(size(rows), size(vocab), size(width))
             }
+            // A row of logits, and one of their gradient, where they are bf16.
+            Kernel::CrossEntropy { vocab, .. } => Scratch::local(size(vocab)),
+            Kernel::CrossEntropyGrad { vocab, .. } => Scratch::local(2 * size(vocab)),
             Kernel::TopTokens { tokens, .. } => Scratch::local(2 * size(tokens)),
             Kernel::Norm { elements } => update::norm_scratch(size(elements)),
             Kernel::Balance { experts, .. } => Scratch { local: 0, shared: size(experts) },
@@ -209,8 +212,6 @@ impl Scratch {
             | Kernel::Append { .. }
             | Kernel::Embed { .. }
             | Kernel::EmbedGrad { .. }
-            | Kernel::CrossEntropy { .. }
-            | Kernel::CrossEntropyGrad { .. }
             | Kernel::Zero { .. }
             | Kernel::Copy { .. }
             | Kernel::AdamW { .. }
@@ -659,10 +660,10 @@ impl Prepared {
                 ends::embed_grad(cx, *rows as usize, *vocab as usize, *width as usize, *accumulate, args)
             }
             Kernel::CrossEntropy { rows, vocab } => {
-                ends::cross_entropy(cx, *rows as usize, *vocab as usize, args)
+                ends::cross_entropy::<T>(cx, *rows as usize, *vocab as usize, args)
             }
             Kernel::CrossEntropyGrad { rows, vocab } => {
-                ends::cross_entropy_grad(cx, *rows as usize, *vocab as usize, args)
+                ends::cross_entropy_grad::<T>(cx, *rows as usize, *vocab as usize, args)
             }
             Kernel::HeadLoss { rows, vocab, width, softcap } => {
                 let size = (*rows as usize, *vocab as usize, *width as usize);

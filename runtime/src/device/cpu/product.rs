@@ -14,7 +14,7 @@
 //! pair is exact, the sums are f32). Where it does not, bf16 is widened as it is packed.
 
 use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
-use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow};
+use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow, widen};
 use super::{Context, Pointer};
 use half::bf16;
 
@@ -36,6 +36,12 @@ pub(crate) trait Stored: Copy + Send + Sync + 'static {
 
     /// Stores what was computed in f32.
     fn store(from: &[f32], to: &mut [Self]);
+
+    /// The slice as f32, `room` being as long: itself, or what it says in `room`.
+    fn wide<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32];
+
+    /// Stores what `f` writes in f32, `room` being as long.
+    fn written(x: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32]));
 
     /// Inner product of two slices of equal length, in f32.
     fn inner(a: &[Self], b: &[Self]) -> f32;
@@ -71,6 +77,14 @@ impl Stored for f32 {
         to.copy_from_slice(from);
     }
 
+    fn wide<'s>(x: &'s [Self], _: &'s mut [f32]) -> &'s [f32] {
+        x
+    }
+
+    fn written(x: &mut [Self], _: &mut [f32], f: impl FnOnce(&mut [f32])) {
+        f(x);
+    }
+
     fn inner(a: &[Self], b: &[Self]) -> f32 {
         inner(a, b)
     }
@@ -94,6 +108,16 @@ impl Stored for bf16 {
 
     fn store(from: &[f32], to: &mut [Self]) {
         narrow(from, to);
+    }
+
+    fn wide<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32] {
+        widen(x, room);
+        room
+    }
+
+    fn written(x: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32])) {
+        f(room);
+        narrow(room, x);
     }
 
     fn inner(a: &[Self], b: &[Self]) -> f32 {

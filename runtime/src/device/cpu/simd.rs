@@ -584,6 +584,13 @@ kernel_fn! {
         }
     }
 
+    /// Exactly.
+    pub(crate) fn widen(x: &[half::bf16], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = from_bf16(*x);
+        }
+    }
+
     /// `y += factor · x`.
     pub(crate) fn add_scaled_narrow(factor: f32, x: &[half::bf16], y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {
