@@ -334,8 +334,10 @@ impl<'g> Extractor<'g> {
                 }
                 Kind::Gather | Kind::Anchor => c.moved,
             };
-            let spilled = stored && !c.still && self.bytes[class] > t.large;
-            let work = work * if spilled { Target::SPILL } else { 1.0 };
+            if stored && !c.still && self.bytes[class] > t.large {
+                // On top of everything: what takes room takes it however long its computation is.
+                into.seconds += work * Target::SPILL / t.bandwidth;
+            }
             into.flops += c.flops;
             into.bytes += work;
             into.seconds += (work / t.bandwidth).max(c.flops / t.flops);

@@ -17,7 +17,7 @@ pub struct Target {
     pub elementwise: f64,
     /// Seconds that a launch costs whatever it does.
     pub launch: f64,
-    /// A value of more bytes should not be stored at all: it is charged [`Target::SPILL`] times.
+    /// A value of more bytes should not be stored at all: it is charged [`Target::SPILL`] times, on top of what it costs.
     pub large: f64,
 }
 
