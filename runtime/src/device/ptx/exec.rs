@@ -640,7 +640,8 @@ impl Core<'_> {
             };
             self.run_group(warp, at, worker, left)?;
         }
-        // Preempted at the very __syncwarp that completes it, the warp must be seen to be able to run.
+        // Preempted at the very __syncwarp or warp operation that completes it, the warp must be seen to be able to run.
+        warp.merge();
         self.release_syncwarps(warp);
         Ok(())
     }
