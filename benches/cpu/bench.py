@@ -25,9 +25,9 @@ PYTORCH = ROOT / "benches" / "pytorch"
 MODELS = {"a": (8, 256), "b": (8, 256), "c": (4, 512), "d": (1, 1024)}
 # What is changed of model (a), and to what.
 SCALING = {
-    "depth": [["recur=4"], ["recur=8"], ["recur=16"]],
+    "depth": [["model.body[0].recur=4"], ["model.body[0].recur=8"], ["model.body[0].recur=16"]],
     "experts": [["ea.count=16"], ["ea.count=64"], ["ea.count=256"]],
-    "context": [["context=128"], ["context=256"], ["context=512"]],
+    "context": [["context=128", "train.sequence=128"], ["context=256"], ["context=512", "train.sequence=512"]],
 }
 
 
@@ -58,7 +58,6 @@ def runs(a):
     if a.scaling:
         for axis, points in SCALING.items():
             for sets in points:
-                sets = [s.replace("recur", "body.0.recur") for s in sets]
                 label = f"{axis} {sets[0].split('=')[1]}"
                 yield ("a", f"dreamc {label}"), dreamc(a, "a", "bf16", sets)
                 yield ("a", f"torch {label}"), torch(a, "a", "f32", not a.eager, True, sets)
