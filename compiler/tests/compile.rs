@@ -1,7 +1,9 @@
 //! From spec to launch list: every example compiles, quickly, and its length does not depend on depth.
 
 use dreamc_compiler::lower::Shape;
-use dreamc_compiler::program::{Plan, Space, Step};
+use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::program::{Kernel, Plan, Space, Step};
+use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Cache, Options, PREPARE, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Item;
@@ -142,5 +144,27 @@ fn other_depths_share_every_buffer_that_outlives_a_step() {
     for (a, b) in plain.tensors.iter().zip(&random.tensors) {
         assert_eq!(a.name, b.name);
         assert_eq!(plain.plan.buffer(a.weight).offset, random.plan.buffer(b.weight).offset);
+    }
+}
+
+/// Training of the paper's models computes logits again instead of storing them, on every device's account.
+#[test]
+fn logits_of_large_heads_are_not_stored() {
+    for target in ["cpu", "h100"] {
+        let rewrite = Rewriting { target: Target::named(target).unwrap(), ..Rewriting::default() };
+        let options = Options {
+            batch: 4,
+            sequence: 1024,
+            train: true,
+            narrow: Narrow::Storage,
+            rewrite,
+            ..Options::default()
+        };
+        for name in ["dr-da-16.yaml", "la-16.yaml"] {
+            let plan = compile(&example(name), &options).unwrap().plan;
+            let has = |wanted: &dyn Fn(&Kernel) -> bool| plan.kernels.iter().any(wanted);
+            assert!(has(&|k| matches!(k, Kernel::HeadLossGrad { .. })), "{name} for {target}");
+            assert!(!has(&|k| matches!(k, Kernel::CrossEntropyGrad { .. })), "{name} for {target}");
+        }
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! *In*: a function whose nodes are given to kernels. *Out*: the same with copies of cheap row nodes in the kernels that
 //! read them, the copies' originals gone where nobody else reads them, and what only anchors read made in the kernel
-//! that has its operands at hand. *Promise*: no kernel reads more bytes in all; a copy computes what its original does,
-//! from the same operands.
+//! that has its operands at hand. *Promise*: no value is made again where that reads more bytes than it spares reads and
+//! writes; a copy computes what its original does, from the same operands.
 //!
 //! A row kernel waits for memory, not for arithmetic: a norm or an activation of rows that the kernel has read anyway
-//! costs less than to write it to memory in one kernel and to read it in another. Backward functions gain most, since what they recompute
-//! of the forward is wanted in several of their kernels.
+//! costs less than to write it to memory in one kernel and to read it in another. Backward functions gain most, since what
+//! they recompute of the forward is wanted in several of their kernels.
 
 use super::need::Need;
 use super::{Bind, Kind, sums_rows};
@@ -21,7 +21,6 @@ const CHAIN: usize = 6;
 const LONGEST: u64 = 16 * 1024;
 
 /// A function, and for each of its nodes the kernel that it is in.
-#[derive(Clone)]
 pub(super) struct Placed {
     pub f: Function,
     pub needs: Vec<Need>,
@@ -158,11 +157,7 @@ impl<'a> Kernels<'a> {
     fn stored(&self, v: Value, g: usize) -> bool {
         let Some(own) = self.defined[v.index()].map(|n| self.group[n]) else { return true };
         let reads = |&r: &usize| match self.group[r] {
-            Some(at) => {
-                let dropped =
-                    self.groups[at].copies.iter().any(|&c| self.f.nodes[c].results().any(|x| x == v));
-                Some(at) != own && at != g && !dropped
-            }
+            Some(at) => Some(at) != own && at != g && !self.copied(at, v),
             None => !self.instead.contains_key(&(r, v)),
         };
         own.is_none()
@@ -180,9 +175,14 @@ impl<'a> Kernels<'a> {
         self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
     }
 
+    /// Whether group `g` has a copy of what makes the value.
+    fn copied(&self, g: usize, v: Value) -> bool {
+        self.defined[v.index()].is_some_and(|n| self.groups[g].copies.contains(&n))
+    }
+
+    /// Whether group `g` makes the value, first or again.
     fn makes(&self, g: usize, v: Value) -> bool {
-        self.defined[v.index()]
-            .is_some_and(|n| self.group[n] == Some(g) || self.groups[g].copies.contains(&n))
+        self.copied(g, v) || self.defined[v.index()].is_some_and(|n| self.group[n] == Some(g))
     }
 
     /// Bytes that group `g` would read in each row to have a value that it has not, and the nodes it would need copies of.
@@ -408,10 +408,6 @@ impl<'a> Kernels<'a> {
             }));
         }
         wanted
-    }
-
-    fn copied(&self, g: usize, v: Value) -> bool {
-        self.defined[v.index()].is_some_and(|n| self.groups[g].copies.contains(&n))
     }
 }
 

@@ -195,7 +195,7 @@ pub(super) fn backward(cx: &Context, shape: &DepthShape, attention: &Attention, 
 pub(super) fn cache_write(cx: &Context, width: usize, parts: usize, args: &Arguments) {
     let (x, row, cache) = (args.floats(0), args.index(1), args.floats(2));
     let length = width / parts;
-    cx.pieces(parts, length, |range| {
+    cx.pieces(parts, length, |range, _| {
         for part in range {
             cache.part_mut(row * width + part * length, length).copy_from_slice(x.row(part));
         }
@@ -206,7 +206,7 @@ pub(super) fn cache_write(cx: &Context, width: usize, parts: usize, args: &Argum
 pub(super) fn cache_take(cx: &Context, width: usize, parts: usize, args: &Arguments) {
     let (row, cache, x) = (args.index(0), args.floats(1), args.floats(2));
     let length = width / parts;
-    cx.pieces(parts, length, |range| {
+    cx.pieces(parts, length, |range, _| {
         for part in range {
             let cached = cache.part_mut(row * width + part * length, length);
             x.row_mut(part).copy_from_slice(cached);
@@ -221,7 +221,7 @@ pub(super) fn append<T: Stored>(cx: &Context, [rows, tokens, places, width]: [us
     if slots.iter().any(|&slot| slot as i64 >= places as i64) {
         return cx.bad_index();
     }
-    cx.pieces(rows / tokens, tokens * width, |sequences| {
+    cx.pieces(rows / tokens, tokens * width, |sequences, _| {
         for sequence in sequences {
             for (i, &slot) in slots[sequence * tokens..][..tokens].iter().enumerate() {
                 if let Ok(place) = usize::try_from(slot) {

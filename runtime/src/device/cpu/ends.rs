@@ -10,7 +10,7 @@ pub(super) fn embed(cx: &Context, rows: usize, vocab: usize, width: usize, args:
     if !cx.indices_below(ids, vocab) {
         return;
     }
-    cx.pieces(rows, width, |range| {
+    cx.pieces(rows, width, |range, _| {
         for row in range {
             x.row_mut(row).copy_from_slice(table.row(ids[row] as usize));
         }
@@ -89,11 +89,6 @@ fn targets_fit(cx: &Context, targets: &[i32], vocab: usize) -> bool {
     fine
 }
 
-/// Rows of a task, some 2¹⁴ logits.
-fn rows_of_task(vocab: usize) -> usize {
-    ((1 << 14) / vocab.max(1)).max(1)
-}
-
 /// `(logits, targets, nll, lse)`, of which `logits` are f32 or bf16
 pub(super) fn cross_entropy<T: Stored>(cx: &Context, rows: usize, vocab: usize, args: &Arguments) {
     let (logits, targets) = (args.view::<T>(0).rows_of(vocab), args.ints(1).all());
@@ -101,9 +96,7 @@ pub(super) fn cross_entropy<T: Stored>(cx: &Context, rows: usize, vocab: usize, 
     if !targets_fit(cx, targets, vocab) {
         return;
     }
-    let size = rows_of_task(vocab);
-    cx.parallel(rows.div_ceil(size), |task, scratch| {
-        let range = task * size..((task + 1) * size).min(rows);
+    cx.pieces(rows, vocab, |range, scratch| {
         let (nll, lse) = (nll.part_mut(range.start, range.len()), lse.part_mut(range.start, range.len()));
         for (i, row) in range.enumerate() {
             let logits = T::wide(logits.row(row), &mut scratch[..vocab]);
@@ -130,10 +123,9 @@ pub(super) fn cross_entropy_grad<T: Stored>(cx: &Context, rows: usize, vocab: us
     if !targets_fit(cx, targets, vocab) {
         return;
     }
-    let size = rows_of_task(vocab);
-    cx.parallel(rows.div_ceil(size), |task, scratch| {
+    cx.pieces(rows, vocab, |range, scratch| {
         let (read, written) = scratch[..2 * vocab].split_at_mut(vocab);
-        for row in task * size..((task + 1) * size).min(rows) {
+        for row in range {
             let logits = T::wide(logits.row(row), read);
             T::written(dlogits.row_mut(row), written, |dlogits| {
                 loss_grad(logits, targets[row], lse[row], d[row], dlogits);

@@ -34,9 +34,8 @@ pub(super) fn scratch(kernel: &Kernel) -> Scratch {
 pub(super) fn route(cx: &Context, rows: usize, experts: usize, k: usize, args: &Arguments) {
     let (z, chosen) = (args.floats(0).rows_of(experts), args.ints(1).rows_of(k));
     // A score is looked at several times.
-    let size = ((1 << 11) / experts.max(1)).max(1);
-    cx.parallel(rows.div_ceil(size), |task, scratch| {
-        for row in task * size..((task + 1) * size).min(rows) {
+    cx.pieces(rows, 8 * experts, |range, scratch| {
+        for row in range {
             if experts <= GROUP {
                 best_of_group(z.row(row), chosen.row_mut(row));
             } else if k > SHORT {
@@ -172,7 +171,7 @@ pub(super) fn gather<T: Stored>(cx: &Context, slots: usize, k: usize, width: usi
     if !cx.indices_below(order, slots) {
         return;
     }
-    cx.pieces(slots, width, |range| {
+    cx.pieces(slots, width, |range, _| {
         for s in range {
             y.row_mut(s).copy_from_slice(x.row(order[s] as usize / k));
         }
@@ -197,7 +196,7 @@ pub(super) fn combine<T: Stored>(
     if !cx.indices_below(inverse, rows * k) {
         return;
     }
-    cx.pieces(rows, width * k, |range| {
+    cx.pieces(rows, width * k, |range, _| {
         for row in range {
             for (i, x) in x.row_mut(row).chunks_mut(PIECE).enumerate() {
                 let mut sums = [0.0; PIECE];
@@ -219,7 +218,7 @@ pub(super) fn combine_grad<T: Stored>(cx: &Context, slots: usize, k: usize, widt
     if !cx.indices_below(order, slots) {
         return;
     }
-    cx.pieces(slots, width, |range| {
+    cx.pieces(slots, width, |range, _| {
         for s in range {
             let slot = order[s] as usize;
             T::scale(gates[slot], d.row(slot / k), y.row_mut(s));
@@ -235,7 +234,7 @@ pub(super) fn combine_gates<T: Stored>(cx: &Context, rows: usize, k: usize, widt
     if !cx.indices_below(inverse, rows * k) {
         return;
     }
-    cx.pieces(rows, width * k, |range| {
+    cx.pieces(rows, width * k, |range, _| {
         for row in range {
             for (gate, place) in gates.row_mut(row).iter_mut().zip(&inverse[row * k..]) {
                 *gate = T::inner(d.row(row), y.row(*place as usize));
@@ -279,7 +278,7 @@ pub(super) fn grouped<T: Stored, C: Stored>(cx: &Context, kernel: &Kernel, args:
     }
     let used = offsets[experts] as usize;
     cx.count(|| (used * out * inner) as u64);
-    cx.pieces(slots - used, n, |range| range.for_each(|row| y.row_mut(used + row).fill(C::ZERO)));
+    cx.pieces(slots - used, n, |range, _| range.for_each(|row| y.row_mut(used + row).fill(C::ZERO)));
 
     // Every piece of rows of one expert, and every range of columns, is a task.
     let (unit, rows) = (product::shape().rows, product::most_rows::<T>(used, k));

@@ -490,10 +490,10 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Calls `task(range)` for pieces of `0..n`, so large that each is some 2¹⁴ elements of work, `work` per item.
-    fn pieces(&self, n: usize, work: usize, task: impl Fn(std::ops::Range<usize>) + Sync) {
+    /// Calls `task(range, scratch)` for pieces of `0..n`, so large that each is some 2¹⁴ elements of work, `work` per item.
+    fn pieces(&self, n: usize, work: usize, task: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) {
         let size = ((1 << 14) / work.max(1)).max(1);
-        self.parallel(n.div_ceil(size), |i, _| task(i * size..((i + 1) * size).min(n)));
+        self.parallel(n.div_ceil(size), |i, scratch| task(i * size..((i + 1) * size).min(n), scratch));
     }
 
     /// Scratch that all tasks of the launch see.

@@ -28,7 +28,7 @@ pub(super) fn take(cx: &Context, [tokens, k, width]: [usize; 3], dtype: DType, a
     }
     fn rows<T: Copy + Sync>(cx: &Context, [tokens, k, width]: [usize; 3], index: &[i32], args: &Arguments) {
         let (x, y) = (args.view::<T>(0).rows_of(width), args.view::<T>(2).rows_of(width));
-        cx.pieces(index.len(), width, |range| {
+        cx.pieces(index.len(), width, |range, _| {
             for i in range {
                 y.row_mut(i).copy_from_slice(x.row(i / k * tokens + index[i] as usize));
             }
@@ -55,7 +55,7 @@ pub(super) fn put(cx: &Context, [tokens, k, width]: [usize; 3], dtype: DType, ar
         args: &Arguments,
     ) {
         let (x, y) = (args.view::<T>(0).rows_of(width), args.view::<T>(2).rows_of(width));
-        cx.pieces(index.len() / k, tokens * width, |range| {
+        cx.pieces(index.len() / k, tokens * width, |range, _| {
             for sequence in range {
                 for row in 0..tokens {
                     y.row_mut(sequence * tokens + row).fill(none);
@@ -84,7 +84,7 @@ pub(super) fn decide(tokens: usize, inclusive: bool, args: &Arguments) {
 /// `(x, places, y)`
 pub(super) fn keep(cx: &Context, rows: usize, width: usize, args: &Arguments) {
     let (x, places, y) = (args.floats(0).rows_of(width), args.ints(1).all(), args.floats(2).rows_of(width));
-    cx.pieces(rows, width, |range| {
+    cx.pieces(rows, width, |range, _| {
         for row in range {
             match places[row] >= 0 {
                 true => y.row_mut(row).copy_from_slice(x.row(row)),

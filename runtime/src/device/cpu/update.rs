@@ -13,20 +13,20 @@ const BLOCKS: usize = 16;
 /// `(x)`
 pub(super) fn zero(cx: &Context, element_bytes: usize, args: &Arguments) {
     let bytes = args.view::<u8>(0).bytes(element_bytes);
-    cx.pieces(bytes.length, 1, |range| bytes.part_mut(range.start, range.len()).fill(0));
+    cx.pieces(bytes.length, 1, |range, _| bytes.part_mut(range.start, range.len()).fill(0));
 }
 
 /// `(x, y)`
 pub(super) fn copy(cx: &Context, element_bytes: usize, accumulate: bool, args: &Arguments) {
     if accumulate {
         let (x, y) = (args.floats(0), args.floats(1));
-        cx.pieces(x.length, 1, |range| {
+        cx.pieces(x.length, 1, |range, _| {
             simd::add(x.part(range.start, range.len()), y.part_mut(range.start, range.len()));
         });
         return;
     }
     let [x, y] = [0, 1].map(|i| args.view::<u8>(i).bytes(element_bytes));
-    cx.pieces(x.length, 1, |range| {
+    cx.pieces(x.length, 1, |range, _| {
         y.part_mut(range.start, range.len()).copy_from_slice(x.part(range.start, range.len()));
     });
 }
@@ -102,7 +102,7 @@ pub(super) fn adamw(cx: &Context, law: &AdamW, args: &Arguments) {
     let clip = (scalars[3] / norm).min(1.0);
     let clip = if scalars[3] == f32::INFINITY { 1.0 } else { clip };
     let rate = scalars[0] * law.rate;
-    cx.pieces(w.length, 4, |range| {
+    cx.pieces(w.length, 4, |range, _| {
         let (start, length) = (range.start, range.len());
         let [w, g, m, v] = [w, g, m, v].map(|x| x.part_mut(start, length));
         adamw_piece(w, g, m, v, law, clip, rate, (scalars[1], scalars[2]));
