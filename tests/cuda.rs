@@ -72,6 +72,32 @@ impl Card {
         for variable in ["DREAMC_GRAPHS", "DREAMC_SYNCHRONOUS", "DREAMC_HOPPER"] {
             command.env_remove(variable);
         }
+        // A real one may be on this machine.
+        command.env("DREAMC_CUBLASLT", "0");
+        command
+    }
+
+    /// The same with cuBLASLt beside the driver.
+    fn with_cublaslt() -> Option<Card> {
+        let card = Card::new()?;
+        std::os::unix::fs::symlink(library(), card.folder.path().join("libcublasLt.so.13")).unwrap();
+        Some(card)
+    }
+
+    /// A command that uses cuBLASLt where it is faster, with kernels compiled but no choice made in the house's own cache.
+    fn choosing(&self, house: &House, settings: &str, line: &[&str]) -> Command {
+        let (from, to) = (Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda/kernels"), house.path("cache/kernels"));
+        if !to.exists() {
+            fs::create_dir_all(&to).unwrap();
+            for file in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
+                let name = file.file_name().to_string_lossy().into_owned();
+                if !name.starts_with("choice-") && !name.starts_with('.') {
+                    fs::hard_link(file.path(), to.join(name)).unwrap();
+                }
+            }
+        }
+        let mut command = self.command(house, settings, line);
+        command.env("DREAMC_CACHE", house.path("cache")).env_remove("DREAMC_CUBLASLT");
         command
     }
 
@@ -158,6 +184,203 @@ fn a_model_trains_as_on_the_interpreter_bit_for_bit() {
         assert_eq!(count(&house, "cuGraphLaunch") > 0, graphs, "{:?}", ways[i]);
         assert!(count(&house, "kernel") > 100);
     }
+}
+
+fn choices(house: &House) -> Vec<PathBuf> {
+    let all = fs::read_dir(house.path("cache/kernels")).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("choice-")).collect()
+}
+
+fn again(house: &House, run: &str) {
+    let _ = fs::remove_dir_all(house.path(run));
+}
+
+fn losses(house: &House, run: &str) -> Vec<f64> {
+    metrics(&house.path(run)).iter().filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+/// Products by the library wherever it can: the same losses up to rounding, the same bits however they are launched, and no memory
+/// that was not counted.
+#[test]
+fn with_cublaslt_a_model_trains_alike() {
+    let Some(card) = Card::with_cublaslt() else { return };
+    for (precision, tolerance) in [("f32", 1e-6), ("bf16", 5e-3)] {
+        let house = house();
+        let sets = ["--set".to_string(), format!("train.precision={precision}")];
+        let line = |out: &'static str| [&train("cuda", out)[..], &[&sets[0], &sets[1]]].concat();
+        card.good(&house, "", &line("generated"));
+        assert_eq!(count(&house, "cublasLtCreate"), 0);
+        let expected = losses(&house, "generated");
+        let ways = [("", ""), ("DREAMC_GRAPHS", "0"), ("DREAMC_GRAPHS", "1"), ("DREAMC_SYNCHRONOUS", "1")];
+        let mut bits = vec![];
+        for (variable, value) in ways {
+            again(&house, "run");
+            let mut command = card.command(&house, "", &line("run"));
+            command.env("DREAMC_CUBLASLT", "1");
+            if !variable.is_empty() {
+                command.env(variable, value);
+            }
+            card.succeeds(&house, &mut command);
+            assert!(count(&house, "product") > 50 && count(&house, "cuEventRecord") == 0);
+            bits.push(result(&house, "run"));
+        }
+        assert!(bits.iter().all(|run| *run == bits[0]), "{precision}: other bits");
+        assert!(bits[0] != result(&house, "generated"), "{precision}: the library rounds otherwise");
+        let found = losses(&house, "run");
+        assert_eq!(found.len(), expected.len());
+        for (x, y) in expected.iter().zip(&found) {
+            assert!((x - y).abs() <= tolerance * x.abs(), "{precision}: {expected:?} {found:?}");
+        }
+    }
+}
+
+/// What is needed is said before anything is allocated, with the library's workspace, and is enough.
+#[test]
+fn the_workspace_of_cublaslt_is_counted() {
+    let Some(card) = Card::with_cublaslt() else { return };
+    let house = house();
+    let line = [&train("cuda", "run")[..], &["--set", "train.steps=1"]].concat();
+    let needed = |library: &str| {
+        let mut command = card.command(&house, "memory=4194304", &line);
+        let error = card.fails(&house, command.env("DREAMC_CUBLASLT", library));
+        let (_, rest) = error.split_once("the plan needs ").unwrap();
+        rest.split(';').next().unwrap().parse::<u64>().unwrap()
+    };
+    let (with, without) = (needed("1"), needed("0"));
+    assert_eq!(with - without, (4 << 20) - (2 << 20), "4 MiB of workspace in place of a page of scratch memory");
+    again(&house, "run");
+    let mut command = card.command(&house, &format!("memory={with}"), &line);
+    card.succeeds(&house, command.env("DREAMC_CUBLASLT", "1"));
+}
+
+#[test]
+fn the_faster_one_is_chosen_once_and_for_all() {
+    let Some(card) = Card::with_cublaslt() else { return };
+    let house = house();
+    card.good(&house, "", &train("cuda", "generated"));
+    let mut always = card.command(&house, "", &train("cuda", "always"));
+    card.succeeds(&house, always.env("DREAMC_CUBLASLT", "1"));
+    let (generated, always) = (result(&house, "generated"), result(&house, "always"));
+    let run = |house: &House, settings: &str| {
+        again(house, "run");
+        card.succeeds(house, &mut card.choosing(house, settings, &train("cuda", "run")));
+        (result(house, "run"), count(house, "cuEventElapsedTime"), count(house, "cublasLtCreate"))
+    };
+    let (bits, measured, _) = run(&house, "");
+    assert!(bits == always && measured > 0, "the library is faster");
+    let kept = choices(&house).len();
+    assert!(kept > 5, "{kept}");
+    // It is slower by now, and nobody looks; whole files are not written again.
+    let (bits, measured, _) = run(&house, "product=9000");
+    assert!(bits == always && measured == 0);
+    // Files that are not whole: measured again.
+    for (i, file) in choices(&house).into_iter().enumerate() {
+        fs::write(file, if i % 2 == 0 { "rubbish" } else { "" }).unwrap();
+    }
+    let (bits, measured, _) = run(&house, "");
+    assert!(bits == always && measured > 0 && choices(&house).len() == kept);
+    // Another card, driver or library is another question, and where ours are faster they are used, without the library at work.
+    let slow = House::with(&[]);
+    for name in ["tiny.yaml", "book.txt"] {
+        slow.write(name, &house.read(name));
+    }
+    let (bits, measured, _) = run(&slow, "product=2000");
+    assert!(bits == generated && measured > 0);
+    let (bits, measured, started) = run(&slow, "product=1");
+    assert!(bits == generated && (measured, started) == (0, 0));
+    let (bits, measured, _) = run(&slow, "version=13010");
+    assert!(bits == always && measured > 0);
+    // Without a folder to keep it in nothing is measured, so that two runs are alike.
+    again(&house, "run");
+    let mut command = card.choosing(&house, "", &[&train("cuda", "run")[..], &["--set", "train.steps=1"]].concat());
+    card.succeeds(&house, command.env("DREAMC_CACHE", ""));
+    assert_eq!((count(&house, "cuEventElapsedTime"), count(&house, "cublasLtCreate")), (0, 0));
+}
+
+/// Whatever cuBLASLt does wrong while it is tried: the generated kernel, in this run and in later ones.
+#[test]
+fn a_cublaslt_that_fails_is_left_alone() {
+    let Some(card) = Card::with_cublaslt() else { return };
+    let generated = house();
+    card.good(&generated, "", &train("cuda", "generated"));
+    let generated = result(&generated, "generated");
+    // Of all products, or of one.
+    let faults = [
+        ("product=wrong", true),
+        ("fault=cublasLtMatmulDescCreate:1:3", false),
+        ("fault=cublasLtMatmulAlgoGetHeuristic:2:15", false),
+        ("fault=cublasLtMatmul:3:13", false),
+        ("fault=cuStreamEndCapture:2:901", false),
+        ("fault=cuEventElapsedTime:1:400", false),
+        ("fault=cublasLtCreate:1:1", false),
+    ];
+    for (fault, all) in faults {
+        let house = house();
+        let mut bits = vec![];
+        for settings in [fault, ""] {
+            again(&house, "run");
+            card.succeeds(&house, &mut card.choosing(&house, settings, &train("cuda", "run")));
+            bits.push(result(&house, "run"));
+        }
+        assert!(bits[0] == bits[1], "{fault}: the second run chooses otherwise");
+        assert_eq!(bits[0] == generated, all, "{fault}");
+    }
+    // A GPU that is gone is an error, and nothing is decided by it.
+    let house = house();
+    let error = card.fails(&house, &mut card.choosing(&house, "fault=product:1:700", &train("cuda", "run")));
+    assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+    assert_eq!(choices(&house).len(), 0);
+}
+
+#[test]
+fn what_is_asked_of_cublaslt_and_cannot_be_is_an_error() {
+    let Some(card) = Card::new() else { return };
+    let house = house();
+    let line = train("cuda", "run");
+    let asked = |settings: &str, value: &str, synchronous: bool| {
+        again(&house, "run");
+        let mut command = card.command(&house, settings, &line);
+        if synchronous {
+            command.env("DREAMC_SYNCHRONOUS", "1");
+        }
+        command.env("DREAMC_CUBLASLT", value);
+        command
+    };
+    // Where it is missing nothing changes; a real one that is on this machine refuses a driver that is none.
+    card.good(&house, "", &train("cuda", "generated"));
+    card.succeeds(&house, card.choosing(&house, "", &line).env("DREAMC_CUBLASLT", ""));
+    assert!(result(&house, "run") == result(&house, "generated"));
+    let error = card.fails(&house, &mut asked("", "1", false));
+    assert!(error.contains("pip install nvidia-cublas") || error.contains("cublasLtCreate"), "{error}");
+    let error = card.fails(&house, &mut asked("", "yes", false));
+    assert!(error.contains("DREAMC_CUBLASLT is `yes`; it is 0"), "{error}");
+    fs::write(card.folder.path().join("libcublasLt.so.13"), "no library").unwrap();
+    assert!(card.fails(&house, &mut asked("", "1", false)).contains("does not load"));
+    fs::remove_file(card.folder.path().join("libcublasLt.so.13")).unwrap();
+
+    let Some(card) = Card::with_cublaslt() else { return };
+    let asked = |settings: &str, synchronous: bool| {
+        again(&house, "run");
+        let mut command = card.command(&house, settings, &line);
+        if synchronous {
+            command.env("DREAMC_SYNCHRONOUS", "1");
+        }
+        command.env("DREAMC_CUBLASLT", "1");
+        command
+    };
+    let error = card.fails(&house, &mut asked("fault=cublasLtCreate:1:1", false));
+    assert!(error.contains("CUBLAS_STATUS_NOT_INITIALIZED") && error.contains("DREAMC_CUBLASLT=0"), "{error}");
+    let error = card.fails(&house, &mut asked("fault=cublasLtMatmul:9:14", false));
+    let named = error.contains("layer0.") && error.contains("cuBLASLt 13.1.0: cublasLtMatmul");
+    assert!(named && error.contains("CUBLAS_STATUS_INTERNAL_ERROR"), "{error}");
+    let error = card.fails(&house, &mut asked("fault=product:9:700", true));
+    let named = error.contains("layer0.") && error.contains(", cuBLASLt 13.1.0: a kernel failed");
+    assert!(named && error.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+    // One that served when it was chosen, and no longer does.
+    card.succeeds(&house, &mut card.choosing(&house, "", &train("cuda", "chosen")));
+    again(&house, "run");
+    let error = card.fails(&house, &mut card.choosing(&house, "fault=cublasLtMatmulAlgoGetHeuristic:3:15", &line));
+    assert!(error.contains("computed before") && error.contains("DREAMC_CUBLASLT=0"), "{error}");
 }
 
 #[test]

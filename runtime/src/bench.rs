@@ -5,7 +5,7 @@
 //! steps; the times of launches are the least of several runs, because other people's work comes and goes.
 
 use crate::data::Batch;
-use crate::device::{Device, DeviceError, Instrument};
+use crate::device::{Choice, Device, DeviceError, Instrument};
 use crate::generate::{Cached, NextLogits, Writing, compile_cached};
 use crate::model::{Memory, Model, ModelError, Scale};
 use crate::rng::Philox;
@@ -80,6 +80,9 @@ pub struct LaunchTime {
     pub seconds: f64,
     /// Multiply-adds in all, twice.
     pub flops: u64,
+    /// Who computes it and why, where the GPU maker's library could.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
 }
 
 /// How a specification wrote.
@@ -153,10 +156,11 @@ pub fn training(
                 least.seconds = least.seconds.min(launch.seconds);
             }
         }
-        for launch in least {
+        for (number, launch) in least.into_iter().enumerate() {
             let kernel = describe(session.plan().kernel(launch.kernel));
             let key = (kernel.clone(), launch.origin.clone());
-            let new = LaunchTime { kernel, origin: launch.origin, count: 0, seconds: 0.0, flops: 0 };
+            let choice = session.choice(program, number).cloned();
+            let new = LaunchTime { kernel, origin: launch.origin, count: 0, seconds: 0.0, flops: 0, choice };
             let entry = by_origin.entry(key).or_insert(new);
             entry.count += launch.count;
             entry.seconds += launch.seconds;

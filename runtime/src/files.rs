@@ -29,6 +29,24 @@ pub fn temporary(path: &Path) -> PathBuf {
 
 /// Gives `path` the content that `write` writes, atomically.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    write_then(path, write, |temporary| fs::rename(temporary, path))
+}
+
+/// The same where `path` does not exist yet; where it does, even by now, it stays as it is.
+pub fn write_new(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    write_then(path, write, |temporary| {
+        match fs::hard_link(temporary, path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => fs::remove_file(temporary),
+        }
+    })
+}
+
+fn write_then(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    place: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
     remove_abandoned(parent(path), path.file_name());
     let (temporary, file) = claim(path, |name| File::create_new(name)).map_err(|e| about(path, e))?;
     let attempt = (|| {
@@ -37,7 +55,7 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Resul
         out.flush()?;
         drop(out);
         file.sync_all()?;
-        fs::rename(&temporary, path)?;
+        place(&temporary)?;
         sync_parent(path)
     })();
     if attempt.is_err() {
@@ -136,6 +154,17 @@ mod tests {
         });
         assert!(error.unwrap_err().to_string().contains("disk full"));
         assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_new_does_not_replace() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        for text in ["first", "second"] {
+            write_new(&path, |out| out.write_all(text.as_bytes())).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"first");
+        }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 

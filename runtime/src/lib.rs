@@ -14,6 +14,7 @@ pub mod machine;
 pub mod model;
 pub mod nvrtc;
 pub mod rng;
+mod search;
 pub mod statistics;
 pub mod train;
 pub mod verify;

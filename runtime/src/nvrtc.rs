@@ -12,7 +12,11 @@ use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::search::{children, library_in, usual_places};
 use cudarc::nvrtc::sys;
+
+/// What the names of its file begin with.
+const LIBRARY: &str = "libnvrtc.so";
 
 /// NVRTC as found on this machine.
 #[derive(Debug)]
@@ -223,7 +227,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 fn load() -> Result<Nvrtc, NvrtcError> {
     let named = std::env::var_os("DREAMC_NVRTC").filter(|value| !value.is_empty()).map(PathBuf::from);
     let places = named.map_or_else(usual_places, |place| vec![place]);
-    let path = places.iter().find_map(|place| library_in(place));
+    let path = places.iter().find_map(|place| library_in(place, LIBRARY));
     match &path {
         Some(path) => open_with_builtins(path)?,
         None if std::env::var_os("DREAMC_NVRTC").is_some_and(|value| !value.is_empty()) => {
@@ -245,51 +249,6 @@ fn not_found(places: &[PathBuf]) -> NvrtcError {
     let mut searched: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
     searched.push("the loader's paths".into());
     NvrtcError::NotFound { searched: searched.join(", ") }
-}
-
-/// Where NVRTC usually lies, most deliberate place first.
-fn usual_places() -> Vec<PathBuf> {
-    let mut places = Vec::new();
-    places.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
-    if let Ok(here) = std::env::current_dir() {
-        places.extend(here.ancestors().map(|folder| folder.join(".venv")).filter(|folder| folder.is_dir()));
-    }
-    for variable in ["CUDA_HOME", "CUDA_PATH"] {
-        places.extend(std::env::var_os(variable).map(PathBuf::from));
-    }
-    places.extend(children(Path::new("/usr/local"), "cuda"));
-    let user = std::env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
-    places.extend(["/usr/local", "/usr"].into_iter().map(PathBuf::from).chain(user));
-    places
-}
-
-/// The NVRTC that `place` holds: `place` itself, or one in the folders where toolkits and Python packages put it.
-fn library_in(place: &Path) -> Option<PathBuf> {
-    if place.is_file() {
-        return Some(place.to_path_buf());
-    }
-    let mut folders = vec![place.to_path_buf(), place.join("lib64"), place.join("lib")];
-    folders.extend(children(&place.join("targets"), "").into_iter().map(|target| target.join("lib")));
-    for python in children(&place.join("lib"), "python3") {
-        for packages in ["site-packages", "dist-packages"] {
-            let nvidia = python.join(packages).join("nvidia");
-            folders.extend(children(&nvidia, "").into_iter().map(|package| package.join("lib")));
-        }
-    }
-    // Newest last in each folder; a name with a version is preferred because it is the name the loader knows it by.
-    folders.into_iter().find_map(|folder| children(&folder, "libnvrtc.so").pop())
-}
-
-/// The entries of `folder` whose name starts with `prefix`, sorted by name.
-fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut paths: Vec<PathBuf> = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path())
-        .collect();
-    paths.sort();
-    paths
 }
 
 /// Loads NVRTC so that later loads by plain name find it: its builtins first, which it would otherwise look for on the
@@ -375,23 +334,5 @@ mod tests {
         let Some(nvrtc) = nvrtc() else { return };
         let source = Source { name: "f.cu", text: "extern \"C\" __global__ void f() {}", headers: &[] };
         assert!(nvrtc.cubin(source, &["--gpu-architecture=compute_80"]).is_err());
-    }
-
-    #[test]
-    fn looks_into_environments_and_toolkits() {
-        let root = std::env::temp_dir().join(format!("dreamc-nvrtc-{}", std::process::id()));
-        let packages = root.join("venv/lib/python3.12/site-packages/nvidia/cu13/lib");
-        let toolkit = root.join("cuda/targets/x86_64-linux/lib");
-        for folder in [&packages, &toolkit] {
-            std::fs::create_dir_all(folder).unwrap();
-            std::fs::write(folder.join("libnvrtc.so.13"), "").unwrap();
-            std::fs::write(folder.join("libnvrtc-builtins.so.13.0"), "").unwrap();
-        }
-        assert_eq!(library_in(&root.join("venv")), Some(packages.join("libnvrtc.so.13")));
-        assert_eq!(library_in(&root.join("cuda")), Some(toolkit.join("libnvrtc.so.13")));
-        assert_eq!(library_in(&packages), Some(packages.join("libnvrtc.so.13")));
-        assert_eq!(library_in(&packages.join("libnvrtc.so.13")), Some(packages.join("libnvrtc.so.13")));
-        assert_eq!(library_in(&root), None);
-        std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use crate::show::{self, bytes, short, table};
 use crate::spec::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::bench::{self, Decoding, Training};
+use dreamc_runtime::bench::{self, Decoding, LaunchTime, Training};
 use dreamc_runtime::machine;
 use dreamc_runtime::train::prepare;
 use serde::Serialize;
@@ -141,6 +141,9 @@ fn tell(r: &Report, launches: usize) -> Done {
             ),
         ],
     ];
+    if let Some(text) = by_library(&t.launches) {
+        rows.push(vec!["cuBLASLt".into(), text]);
+    }
     rows.push(vec![
         "writing".into(),
         r.decoding.as_ref().map_or("not measured".into(), |d| {
@@ -165,9 +168,23 @@ fn tell(r: &Report, launches: usize) -> Done {
                 format!("×{}", l.count),
                 l.origin.clone(),
                 l.kernel.clone(),
+                l.choice.as_ref().map_or(String::new(), |choice| {
+                    format!("{}: {}", if choice.library { "cuBLASLt" } else { "generated" }, choice.reason)
+                }),
             ]
         });
         say!("\n{:.1} ms in launches\n{}", all * 1e3, table(&lines.collect::<Vec<_>>()))?;
     }
     Ok(())
+}
+
+/// How many of the plain products of a step are the library's; `None` where it was not asked.
+fn by_library(launches: &[LaunchTime]) -> Option<String> {
+    let able: Vec<_> = launches.iter().filter_map(|l| Some((l, l.choice.as_ref()?))).collect();
+    let seconds = |l: &LaunchTime| l.seconds;
+    let all: f64 = able.iter().map(|(l, _)| seconds(l)).sum();
+    let taken = able.iter().filter(|(_, choice)| choice.library);
+    let (count, part) = taken.fold((0, 0.0), |(n, s), (l, _)| (n + 1, s + seconds(l)));
+    let share = if all > 0.0 { 100.0 * part / all } else { 0.0 };
+    (!able.is_empty()).then(|| format!("{count} of {} plain products, {share:.0} % of their time", able.len()))
 }

@@ -7,7 +7,8 @@
 //! Nothing here was ever run on a GPU. Its tests run it on a stand-in for the driver (`tests/driver`, `tests/cuda.rs`). What runs
 //! on a GPU is the same walker ([`gpu`](super::gpu)) and the same texts that the `ptx` device runs.
 
-use super::gpu::{self, Compiler, Gpu, Target};
+use super::cublaslt::{self, CublasLt};
+use super::gpu::{self, Compiler, Dense, Gpu, Library, Target};
 use super::ptx::Launch;
 use super::{Device, DeviceError, Session};
 use cudarc::driver::{DriverError, result, sys};
@@ -24,10 +25,11 @@ pub struct CudaDevice {
     context: Arc<Context>,
     compiler: Compiler,
     title: String,
+    library: Option<Library>,
 }
 
 /// What is asked of the driver. The bindings panic where one is missing, so all are looked for before the first call.
-const CALLS: [&str; 31] = [
+const CALLS: [&str; 35] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -36,6 +38,10 @@ const CALLS: [&str; 31] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime",
+    "cuEventRecord",
     "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -184,11 +190,50 @@ impl CudaDevice {
         // SAFETY: a device that the driver just gave; released when the context is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
+        // What is calibrated is the text and nothing else.
+        let library = match ptx {
+            Some(_) => None,
+            None => {
+                let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+                let card = format!("{title}, {processors} processors, driver {driver}");
+                library(major, &card, &compiler).map_err(missing)?
+            }
+        };
         let versions = (driver / 1000, driver % 1000 / 10, compiler.version());
         let shared = u32::try_from(shared).unwrap_or(0);
         let context = Arc::new(Context { device, context, name: name.clone(), versions, shared });
-        Ok(CudaDevice { context, compiler, title })
+        Ok(CudaDevice { context, compiler, title, library })
     }
+}
+
+/// cuBLASLt, where it is there and wanted: `DREAMC_CUBLASLT=0` never, `DREAMC_CUBLASLT=1` wherever it can, else where it is faster, which
+/// takes a place to keep what was measured. `card` is what speed depends on beside the library.
+fn library(major: i32, card: &str, compiler: &Compiler) -> Result<Option<Library>, String> {
+    let asked = std::env::var_os("DREAMC_CUBLASLT").unwrap_or_default();
+    let always = match asked.to_str() {
+        Some("0") => return Ok(None),
+        Some("1") => true,
+        Some("") => false,
+        _ => {
+            let asked = asked.display();
+            return Err(format!(
+                "DREAMC_CUBLASLT is `{asked}`; it is 0 (never), 1 (wherever it can) or not set (where it is faster)"
+            ));
+        }
+    };
+    let found = match CublasLt::find() {
+        Ok(found) => found,
+        Err(why) if always => return Err(format!("DREAMC_CUBLASLT=1, and {why}")),
+        Err(_) => return Ok(None),
+    };
+    if !always && !compiler.keeps() {
+        return Ok(None);
+    }
+    // As *cuBLAS* recommends for `cublasSetWorkspace`.
+    let workspace = if major >= 9 { 32 << 20 } else { 4 << 20 };
+    let name = found.name();
+    let key = format!("{name}, {workspace} bytes, {card}");
+    Ok(Some(Library { name, always, workspace, key }))
 }
 
 impl Device for CudaDevice {
@@ -197,7 +242,7 @@ impl Device for CudaDevice {
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
-        gpu::scratch_bytes(&self.context.name, &self.compiler, plan)
+        gpu::scratch_bytes(&self.context.name, &self.compiler, self.library.as_ref(), plan)
     }
 
     fn narrow(&self, asked: Precision) -> Narrow {
@@ -208,7 +253,7 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, plan: &Plan) -> Result<Box<dyn Session>, DeviceError> {
-        gpu::load(Stream::new(self.context.clone())?, &self.compiler, plan)
+        gpu::load(Stream::new(self.context.clone(), self.library.clone())?, &self.compiler, plan)
     }
 }
 
@@ -271,6 +316,12 @@ struct Stream {
     stream: sys::CUstream,
     allocations: Vec<sys::CUdeviceptr>,
     modules: Vec<sys::CUmodule>,
+    library: Option<Library>,
+    /// The library at work, from the first product on.
+    products: Option<cublaslt::Handle>,
+    /// Beginning and end of what is timed, from the first time on.
+    events: Vec<sys::CUevent>,
+    recording: bool,
 }
 
 // SAFETY: streams, memory and modules may be used from any thread whose current context is theirs, which every method
@@ -278,11 +329,32 @@ struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
-    fn new(context: Arc<Context>) -> Result<Self, DeviceError> {
+    fn new(context: Arc<Context>, library: Option<Library>) -> Result<Self, DeviceError> {
         context.enter()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|e| context.error("cuStreamCreate", e))?;
-        Ok(Stream { context, stream, allocations: vec![], modules: vec![] })
+        Ok(Stream {
+            context,
+            stream,
+            allocations: vec![],
+            modules: vec![],
+            library,
+            products: None,
+            events: vec![],
+            recording: false,
+        })
+    }
+
+    fn fill_zero(&self, address: u64, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: inside an allocation of this session's, before anything else of this stream uses it.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
+            .map_err(|e| self.context.error("cuMemsetD8Async", e))
+    }
+
+    fn record_event(&self, event: sys::CUevent) -> Result<(), DeviceError> {
+        // SAFETY: a live event and a live stream of the current context.
+        unsafe { result::event::record(event, self.stream) }
+            .map_err(|e| self.context.error("cuEventRecord", e))
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
@@ -302,6 +374,10 @@ impl Drop for Stream {
         // one to tell of a failure.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
+            self.products = None;
+            for &event in &self.events {
+                let _ = result::event::destroy(event);
+            }
             for &module in &self.modules {
                 let _ = result::module::unload(module);
             }
@@ -343,6 +419,7 @@ unsafe impl Send for Module {}
 impl Gpu for Stream {
     type Module = Module;
     type Graph = Graph;
+    type Product = cublaslt::Product;
 
     const SYNCHRONOUS: bool = false;
     const RECORDS: bool = true;
@@ -364,10 +441,87 @@ impl Gpu for Stream {
             Err(error) => return Err(self.context.error("cuMemAlloc", error)),
         };
         self.allocations.push(address);
-        // SAFETY: all of the allocation, before anything else of this stream uses it.
-        unsafe { result::memset_d8_async(address, 0, size, self.stream) }
-            .map_err(|e| self.context.error("cuMemsetD8Async", e))?;
+        self.fill_zero(address, size)?;
         Ok(address)
+    }
+
+    fn zero(&mut self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        self.fill_zero(address, bytes as usize)
+    }
+
+    fn library(&self) -> Option<&Library> {
+        self.library.as_ref()
+    }
+
+    fn product(&mut self, dense: &Dense) -> Result<Result<cublaslt::Product, String>, DeviceError> {
+        self.context.enter()?;
+        let Some(library) = &self.library else { return Ok(Err("there is no library".into())) };
+        let failed = |why: String| DeviceError::Driver {
+            device: self.context.name.clone(),
+            message: format!("{}: {why}; DREAMC_CUBLASLT=0 does without", library.name),
+        };
+        let handle = match &mut self.products {
+            Some(handle) => handle,
+            none => {
+                let found = CublasLt::find().map_err(|why| failed(why.into()))?;
+                none.insert(cublaslt::Handle::new(found).map_err(|refusal| failed(refusal.to_string()))?)
+            }
+        };
+        Ok(handle.product(dense, library.workspace).map_err(|refusal| refusal.to_string()))
+    }
+
+    fn multiply(
+        &mut self,
+        product: &cublaslt::Product,
+        operands: [u64; 3],
+        scratch: u64,
+        origin: &str,
+    ) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let (Some(handle), Some(library)) = (&self.products, &self.library) else { return Ok(()) };
+        let workspace = (scratch, library.workspace);
+        // SAFETY: addresses are of this session's memory, which the check of the plan keeps every access inside; scratch memory has
+        // room for the workspace; the stream is waited for before memory is freed.
+        let Err(refusal) = (unsafe { handle.multiply(product, operands, workspace, self.stream.cast()) })
+        else {
+            return Ok(());
+        };
+        // The library says that something failed; what, the driver knows.
+        if !self.recording {
+            self.wait()?;
+        }
+        let message = format!("{origin}, {}: {refusal}; DREAMC_CUBLASLT=0 does without", library.name);
+        Err(DeviceError::Driver { device: self.context.name.clone(), message })
+    }
+
+    fn clock(&mut self) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        while self.events.len() < 2 {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map_err(|e| self.context.error("cuEventCreate", e))?;
+            self.events.push(event);
+        }
+        self.record_event(self.events[0])
+    }
+
+    fn clocked(&mut self) -> Result<f64, DeviceError> {
+        self.context.enter()?;
+        let [begin, end] = self.events[..] else { return Ok(0.0) };
+        self.record_event(end)?;
+        self.wait()?;
+        // The bindings have the call's second version, which drivers before CUDA 12.8 lack.
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+        let mut milliseconds = 0.0;
+        // SAFETY: looked for in `CudaDevice::new`; live events that were recorded and waited for.
+        let elapsed = unsafe {
+            match sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0") {
+                Ok(elapsed) => elapsed(&mut milliseconds, begin, end).result(),
+                Err(_) => Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND)),
+            }
+        };
+        elapsed.map_err(|e| self.context.error("cuEventElapsedTime", e))?;
+        Ok(f64::from(milliseconds) / 1e3)
     }
 
     fn load(&mut self, source: &Source, code: &[u8]) -> Result<Module, DeviceError> {
@@ -462,10 +616,13 @@ impl Gpu for Stream {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a live stream of the current context.
         unsafe { result::stream::begin_capture(self.stream, mode) }
-            .map_err(|e| self.context.error("cuStreamBeginCapture", e))
+            .map_err(|e| self.context.error("cuStreamBeginCapture", e))?;
+        self.recording = true;
+        Ok(())
     }
 
     fn recorded(&mut self) -> Result<Graph, DeviceError> {
+        self.recording = false;
         self.context.enter()?;
         // SAFETY: a live stream of the current context.
         let graph = unsafe { result::stream::end_capture(self.stream) }

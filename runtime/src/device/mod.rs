@@ -17,6 +17,7 @@
 pub mod agree;
 pub mod check;
 pub mod cpu;
+mod cublaslt;
 pub mod cuda;
 pub mod gpu;
 pub mod ptx;
@@ -196,6 +197,22 @@ pub trait Session: Send {
 
     /// Sets what later runs measure.
     fn instrument(&mut self, instrument: Instrument);
+
+    /// Who computes the launch of that number in a program's list, where it is a plain product that the GPU maker's library could
+    /// compute as well; `None` for all other launches and where there is no such library.
+    fn choice(&self, program: &str, launch: usize) -> Option<&Choice> {
+        let _ = (program, launch);
+        None
+    }
+}
+
+/// Who computes a product.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Choice {
+    /// The GPU maker's library rather than the generated kernel.
+    pub library: bool,
+    /// In a few words: what was measured, or why nothing was.
+    pub reason: String,
 }
 
 /// What a run measures beside its duration.

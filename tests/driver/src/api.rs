@@ -13,7 +13,7 @@ type Handle = *mut c_void;
 static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
 
 /// Runs a call; one that panics is a bug of the stand-in, and fails.
-fn call(what: impl FnOnce(&mut Machine) -> Outcome<()>) -> CUresult {
+pub(crate) fn call(what: impl FnOnce(&mut Machine) -> Outcome<()>) -> CUresult {
     let done = catch_unwind(AssertUnwindSafe(|| {
         let mut machine = MACHINE.lock().unwrap_or_else(|e| e.into_inner());
         if machine.is_none() {
@@ -48,7 +48,7 @@ macro_rules! calls {
 }
 
 /// Writes a result.
-fn put<T>(to: *mut T, value: Outcome<T>) -> Outcome<()> {
+pub(crate) fn put<T>(to: *mut T, value: Outcome<T>) -> Outcome<()> {
     let value = value?;
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -126,6 +126,11 @@ calls! {
         |m, executable, stream| m.replay(executable as u64, stream as u64);
     cuGraphDestroy(graph: Handle) => |m, graph| m.destroy_graph(graph as u64);
     cuGraphExecDestroy(executable: Handle) => |m, executable| m.destroy_executable(executable as u64);
+    cuEventCreate(to: *mut Handle, flags: c_uint) => |m, to, flags| put_handle(to, m.event(flags));
+    cuEventRecord(event: Handle, stream: Handle) => |m, event, stream| m.record_event(event as u64, stream as u64);
+    cuEventElapsedTime(to: *mut f32, begin: Handle, end: Handle) =>
+        |m, to, begin, end| put(to, m.elapsed(begin as u64, end as u64));
+    cuEventDestroy_v2(event: Handle) => |m, event| m.destroy_event(event as u64);
     cuModuleLoadData(to: *mut Handle, image: *const c_void) => |m, to, image| {
         if image.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -8,9 +8,11 @@
 //! every call from then on; what a capture forbids ends the capture.
 //!
 //! [`machine`] has the rules, each with the place of NVIDIA's documentation that it is from; [`api`] is the C interface over it;
-//! [`nvrtc`] wraps NVRTC, so that what it gives as machine code is PTX under a line that names the card.
+//! [`nvrtc`] wraps NVRTC, so that what it gives as machine code is PTX under a line that names the card; [`cublaslt`] is what of cuBLASLt
+//! dreamc calls.
 
 pub mod api;
+pub mod cublaslt;
 pub mod machine;
 pub mod nvrtc;
 pub mod settings;

@@ -10,6 +10,7 @@
 //! - Memory is handed out in pages of 2 MiB and holds what nobody wrote.
 //! - An error of work comes out where something waits for it, and from every later call but those that let go of things.
 
+use crate::cublaslt::{Description, EXECUTION_FAILED, Layout, Library, NOT_INITIALIZED, Status, compute};
 use crate::{CUBIN, Settings};
 use cudarc::driver::sys::CUresult;
 use dreamc_runtime::device::ptx::{self, Arg, Checks, Kind, Launch, Memory, Module};
@@ -26,6 +27,8 @@ pub type Outcome<T> = Result<T, CUresult>;
 const PAGE: u64 = 2 << 20;
 /// Shared memory of a block that needs no leave, static and dynamic together.
 const SHARED: u32 = 48 * 1024;
+/// Microseconds that any kernel takes by the clock of events.
+const KERNEL: u64 = 1000;
 /// The legacy default stream.
 const LEGACY: u64 = 0;
 
@@ -65,6 +68,11 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// Counts something; the code that was ordered for it.
     fn count(&self, what: &str) -> Outcome<()> {
+        self.ordered(what).map_err(result)
+    }
+
+    /// The same with a code of whatever library.
+    fn ordered(&self, what: &str) -> Result<(), u32> {
         let number = {
             let mut counts = held(&self.counts);
             let count = counts.entry(what.into()).or_insert(0);
@@ -74,7 +82,7 @@ impl Shared {
         match self.settings.faults.iter().find(|f| f.call == what && f.number == number) {
             Some(fault) => {
                 self.say(format!("fault: {what} {number} gives {}", fault.code));
-                Err(result(fault.code))
+                Err(fault.code)
             }
             None => Ok(()),
         }
@@ -114,6 +122,7 @@ pub fn result(code: u32) -> CUresult {
         CUDA_ERROR_INVALID_HANDLE,
         CUDA_ERROR_ILLEGAL_STATE,
         CUDA_ERROR_NOT_FOUND,
+        CUDA_ERROR_NOT_READY,
         CUDA_ERROR_ILLEGAL_ADDRESS,
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
         CUDA_ERROR_LAUNCH_TIMEOUT,
@@ -152,6 +161,8 @@ pub struct Machine {
     initialised: bool,
     devices: Vec<Device>,
     current: HashMap<ThreadId, u64>,
+    /// What of cuBLASLt no context knows of.
+    pub(crate) library: Library,
 }
 
 /// A card: its primary context and how often that is retained.
@@ -174,10 +185,16 @@ struct Context {
     functions: HashMap<u64, Function>,
     graphs: HashMap<u64, Arc<Vec<Work>>>,
     executables: HashMap<u64, Arc<Vec<Work>>>,
+    /// What the clock said when each was reached.
+    events: HashMap<u64, Option<u64>>,
+    /// Of cuBLASLt.
+    libraries: HashSet<u64>,
     dead: HashSet<u64>,
     handles: u64,
     /// Order in which work was given.
     given: u64,
+    /// Microseconds of work done.
+    clock: u64,
     broken: Option<CUresult>,
 }
 
@@ -211,6 +228,26 @@ enum Work {
     ToDevice { at: u64, from: usize, was: Arc<[u8]> },
     ToHost { to: usize, at: u64, bytes: usize },
     Replay(Arc<Vec<Work>>),
+    Record(u64),
+    Product(Arc<Product>),
+}
+
+/// A product of cuBLASLt's, `D = alpha · op(A) · op(B) + beta · C`.
+pub struct Product {
+    /// What is computed.
+    pub description: Description,
+    /// A, B, C and D.
+    pub layouts: [Layout; 4],
+    /// Of the same.
+    pub addresses: [u64; 4],
+    /// The factor of the product.
+    pub alpha: f32,
+    /// The factor of what is added to.
+    pub beta: f32,
+    /// Address and bytes of what the algorithm needs.
+    pub workspace: (u64, u64),
+    /// Whether parts of sums may be added up in the result's type.
+    pub coarse: bool,
 }
 
 impl Machine {
@@ -222,7 +259,8 @@ impl Machine {
             .and_then(|path| std::fs::OpenOptions::new().create(true).append(true).open(path).ok());
         let devices = (0..settings.cards).map(|_| Device::default()).collect();
         let shared = Shared { settings, counts: Mutex::default(), log: Mutex::new((file, vec![])) };
-        Machine { shared: Arc::new(shared), initialised: false, devices, current: HashMap::new() }
+        let library = Library::default();
+        Machine { shared: Arc::new(shared), initialised: false, devices, current: HashMap::new(), library }
     }
 
     /// What was written down so far.
@@ -312,6 +350,7 @@ impl Machine {
         self.device("cuDeviceGetAttribute", device)?;
         let (major, minor) = self.shared.settings.card;
         match attribute {
+            16 => Ok(108),
             75 => Ok(major as i32),
             76 => Ok(minor as i32),
             97 => Ok(self.shared.settings.shared_limit() as i32),
@@ -335,9 +374,12 @@ impl Machine {
             functions: HashMap::new(),
             graphs: HashMap::new(),
             executables: HashMap::new(),
+            events: HashMap::new(),
+            libraries: HashSet::new(),
             dead: HashSet::new(),
             handles: 0,
             given: 0,
+            clock: 0,
             broken: None,
         };
         Ok(device.context.get_or_insert_with(new).handle())
@@ -355,6 +397,10 @@ impl Machine {
         if device.retained == 0
             && let Some(context) = device.context.take()
         {
+            let described = self.library.left();
+            if described > 0 && context.broken.is_none() {
+                self.shared.complain(format!("left of cuBLASLt's descriptions: {described}"));
+            }
             context.end();
         }
         Ok(())
@@ -555,6 +601,108 @@ impl Machine {
         let f = context.find(&context.functions, function, "function")?;
         let signature = context.modules.get(&f.module).and_then(|m| m.signature(&f.kernel));
         signature.map(|s| s.params).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    /// `cuEventCreate`
+    pub fn event(&mut self, flags: u32) -> Outcome<u64> {
+        let context = self.context("cuEventCreate")?;
+        if flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = context.new_handle();
+        context.events.insert(handle, None);
+        Ok(handle)
+    }
+
+    /// `cuEventRecord`
+    pub fn record_event(&mut self, event: u64, stream: u64) -> Outcome<()> {
+        let context = self.context("cuEventRecord")?;
+        context.find(&context.events, event, "event")?;
+        context.give(stream, Work::Record(event))
+    }
+
+    /// `cuEventElapsedTime`, in milliseconds: "CUDA_ERROR_NOT_READY" where the work before one of them is not done.
+    pub fn elapsed(&mut self, begin: u64, end: u64) -> Outcome<f32> {
+        let context = self.context("cuEventElapsedTime")?;
+        let mut times = [0; 2];
+        for (time, event) in times.iter_mut().zip([begin, end]) {
+            let reached = *context.find(&context.events, event, "event")?;
+            let waiting = |w: &(u64, Work)| matches!(w.1, Work::Record(e) if e == event);
+            if context.streams.values().flat_map(|s| &s.queue).any(waiting) {
+                context.shared.complain("the time of an event that nobody waited for".into());
+                return Err(CUresult::CUDA_ERROR_NOT_READY);
+            }
+            *time = reached.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        }
+        Ok((times[1] as f32 - times[0] as f32) / 1e3)
+    }
+
+    /// `cuEventDestroy`
+    pub fn destroy_event(&mut self, event: u64) -> Outcome<()> {
+        let context = self.context("cuEventDestroy")?;
+        context.find(&context.events, event, "event")?;
+        context.events.remove(&event);
+        context.dead.insert(event);
+        Ok(())
+    }
+
+    /// Counts a call of cuBLASLt's.
+    pub(crate) fn ask(&mut self, name: &str) -> Status<()> {
+        self.shared.ordered(name)
+    }
+
+    pub(crate) fn complain(&self, what: String) {
+        self.shared.complain(what);
+    }
+
+    /// `cublasLtCreate`: in the context of this thread.
+    pub fn create_library(&mut self) -> Status<u64> {
+        self.ask("cublasLtCreate")?;
+        let shared = self.shared.clone();
+        let Ok(context) = self.current() else {
+            shared.complain("cublasLtCreate on a thread without a current context".into());
+            return Err(NOT_INITIALIZED);
+        };
+        context.unseen("cublasLtCreate").map_err(|_| NOT_INITIALIZED)?;
+        let handle = context.new_handle();
+        context.libraries.insert(handle);
+        Ok(handle)
+    }
+
+    /// `cublasLtDestroy`
+    pub fn destroy_library(&mut self, handle: u64) -> Status<()> {
+        self.ask("cublasLtDestroy")?;
+        self.of_this_context(handle)?;
+        if let Ok(context) = self.current() {
+            context.libraries.remove(&handle);
+            context.dead.insert(handle);
+        }
+        Ok(())
+    }
+
+    /// Whether a handle of cuBLASLt's is alive and of this thread's context.
+    pub(crate) fn of_this_context(&mut self, handle: u64) -> Status<()> {
+        if self.current().is_ok_and(|context| context.libraries.contains(&handle)) {
+            return Ok(());
+        }
+        self.complain("cuBLASLt: a handle that is not of this context, or gone".into());
+        Err(NOT_INITIALIZED)
+    }
+
+    /// Puts a product on a stream.
+    pub(crate) fn give_product(&mut self, stream: u64, algorithm: [u64; 8], product: Product) -> Status<()> {
+        let first = self.library.loaded.insert(algorithm);
+        let context = self.current().map_err(|_| NOT_INITIALIZED)?;
+        if context.broken.is_some() {
+            return Err(EXECUTION_FAILED);
+        }
+        let capture = context.streams.get_mut(&stream).and_then(|s| s.capture.as_mut());
+        if let Some(capture) = capture.filter(|c| first && c.valid) {
+            capture.valid = false;
+            context.shared.complain("a product is launched for the first time inside a capture".into());
+            return Err(EXECUTION_FAILED);
+        }
+        context.give(stream, Work::Product(Arc::new(product))).map_err(|_| EXECUTION_FAILED)
     }
 
     /// `cuLaunchKernel`
@@ -848,6 +996,14 @@ impl Context {
         let moved = match work {
             Work::Launch { function, launch } => return self.execute_launch(*function, launch),
             Work::Replay(list) => return list.iter().for_each(|work| self.execute(work)),
+            Work::Product(product) => return self.execute_product(product),
+            Work::Record(event) => {
+                // One that is gone has no time.
+                if let Some(time) = self.events.get_mut(event) {
+                    *time = Some(self.clock);
+                }
+                return;
+            }
             Work::Set { at, value, bytes } => self.memory.write(*at, &vec![*value; *bytes as usize]),
             Work::ToDevice { at, from, was } => {
                 // SAFETY: the caller of `to_device` promised that it can be read until now.
@@ -868,7 +1024,27 @@ impl Context {
         }
     }
 
+    fn execute_product(&mut self, product: &Product) {
+        if let Err(code) = self.shared.count("product") {
+            self.broken = Some(code);
+            return;
+        }
+        self.clock += self.shared.settings.product;
+        let memory = std::cell::RefCell::new(&mut self.memory);
+        let mut read = |at, bytes| memory.borrow().read(at, bytes);
+        let wrong = self.shared.settings.wrong;
+        let mut write = |at, bytes: &[u8]| match wrong {
+            true => memory.borrow_mut().write(at, &vec![0; bytes.len()]),
+            false => memory.borrow_mut().write(at, bytes),
+        };
+        if let Err(error) = compute(product, &mut read, &mut write) {
+            self.shared.complain(format!("a product outside memory: {error}"));
+            self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        }
+    }
+
     fn execute_launch(&mut self, function: u64, launch: &Launch) {
+        self.clock += KERNEL;
         if let Err(code) = self.shared.count("kernel") {
             self.broken = Some(code);
             return;
@@ -901,6 +1077,8 @@ impl Context {
             ("stream", self.streams.len() - 1),
             ("graph", self.graphs.len()),
             ("executable graph", self.executables.len()),
+            ("event", self.events.len()),
+            ("handle of cuBLASLt", self.libraries.len()),
             ("piece of work nobody waited for", self.streams.values().map(|s| s.queue.len()).sum()),
         ];
         for (what, number) in left.into_iter().filter(|(_, number)| *number > 0 && broken == 0) {

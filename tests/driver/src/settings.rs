@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// `STANDIN` as words: `card=sm_90 cards=2 memory=1000000 version=12040 log=FILE timing=early checks=all nvrtc=FILE
-/// fault=CALL:NUMBER:CODE`.
+/// product=2000 product=wrong fault=CALL:NUMBER:CODE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Compute capability, as in `sm_90`: (9, 0).
@@ -20,20 +20,25 @@ pub struct Settings {
     pub early: bool,
     /// Races between threads are looked for as well.
     pub races: bool,
+    /// Microseconds that a product of cuBLASLt's takes by the clock of events, where any kernel takes 1000.
+    pub product: u64,
+    /// Products of cuBLASLt's are zero.
+    pub wrong: bool,
     /// The NVRTC to wrap.
     pub nvrtc: Option<PathBuf>,
     /// What fails.
     pub faults: Vec<Fault>,
 }
 
-/// A failure to order: the call of that name and number (from 1) gives the code; `kernel` counts kernels as they run.
+/// A failure to order: the call of that name and number (from 1) gives the code; `kernel` and `product` count kernels and products of
+/// cuBLASLt's as they run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// `cuLaunchKernel`, ..., or `kernel`.
     pub call: String,
     /// Which of them.
     pub number: u64,
-    /// A `CUresult`.
+    /// A `CUresult`, or a `cublasStatus_t` of a call of cuBLASLt's.
     pub code: u32,
 }
 
@@ -48,6 +53,8 @@ impl Default for Settings {
             log: None,
             early: false,
             races: false,
+            product: 500,
+            wrong: false,
             nvrtc: None,
             faults: vec![],
         }
@@ -82,6 +89,8 @@ impl Settings {
             "log" => self.log = Some(value.into()),
             "timing" => self.early = value == "early",
             "checks" => self.races = value == "all",
+            "product" if value == "wrong" => self.wrong = true,
+            "product" => self.product = value.parse().ok()?,
             "nvrtc" => self.nvrtc = Some(value.into()),
             "fault" => {
                 let mut parts = value.split(':');

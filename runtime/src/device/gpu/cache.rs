@@ -3,14 +3,17 @@
 //! *In*: sources. *Out*: code for each, in order. *Promise*: a cached code is used only if it was made from the same text,
 //! headers and options by the same version of NVRTC, and is whole (its own hash is checked); files appear by renaming,
 //! so processes that compile the same kernels at once do not disturb each other; a cache that cannot be read or
-//! written costs time and nothing else.
+//! written costs time and nothing else. Choices between two ways of computing a product are kept beside the code; the first that is kept
+//! stays.
 //!
 //! The folder is `DREAMC_CACHE`, else `dreamc` in `XDG_CACHE_HOME` or `~/.cache`; an empty `DREAMC_CACHE` means none.
 
-use crate::device::DeviceError;
+use super::library::geometry;
+use crate::device::{Choice, DeviceError};
 use crate::files;
 use crate::nvrtc::{self, Nvrtc, NvrtcError};
 use dreamc_compiler::codegen::{HEADERS, Source};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -113,6 +116,22 @@ impl Compiler {
         hash.finalize().to_hex().to_string()
     }
 
+    /// Whether anything is kept.
+    pub(crate) fn keeps(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    /// Where the choice between the kernel of a source and a library's is kept; `against` says everything about the latter and the product.
+    pub(super) fn choice(&self, against: &str, source: &Source) -> Option<KeptChoice> {
+        let mut hash = blake3::Hasher::new();
+        for part in [&self.key(source), &geometry(source), against] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        let name = format!("choice-{}", hash.finalize().to_hex());
+        self.folder.as_ref().map(|folder| KeptChoice(folder.join(name)))
+    }
+
     fn one(&self, source: &Source) -> Compiled {
         let path = self.folder.as_ref().map(|folder| folder.join(self.key(source)));
         if let Some(code) = path.as_deref().and_then(read) {
@@ -162,16 +181,75 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 /// Best effort: a cache that cannot be written is no cache.
 fn write(path: &Path, code: &[u8]) {
     let _ = std::fs::create_dir_all(files::parent(path)).and_then(|()| {
-        files::write_atomic(path, |out| {
-            out.write_all(blake3::hash(code).as_bytes())?;
-            out.write_all(code)
-        })
+        files::write_atomic(path, |out| hashed(out, code))
     });
 }
+
+/// Content behind its own hash, as [`read`] wants it.
+fn hashed(out: &mut dyn Write, content: &[u8]) -> io::Result<()> {
+    out.write_all(blake3::hash(content).as_bytes())?;
+    out.write_all(content)
+}
+
+/// A choice in the cache.
+pub(super) struct KeptChoice(PathBuf);
+
+impl KeptChoice {
+    /// `None` where there is none, or one that is not whole.
+    pub(super) fn read(&self) -> Option<Choice> {
+        let text = String::from_utf8(read(&self.0)?).ok()?;
+        let (who, reason) = text.split_once('\n')?;
+        let library = match who {
+            LIBRARY => true,
+            GENERATED => false,
+            _ => return None,
+        };
+        Some(Choice { library, reason: reason.into() })
+    }
+
+    /// Keeps a choice, unless another process was faster: the choice that is kept now. `None` where none could be.
+    pub(super) fn keep(&self, choice: &Choice) -> Option<Choice> {
+        if self.read().is_none() {
+            // What is there is not whole.
+            let _ = std::fs::remove_file(&self.0);
+        }
+        let text = format!("{}\n{}", if choice.library { LIBRARY } else { GENERATED }, choice.reason);
+        let _ = std::fs::create_dir_all(files::parent(&self.0))
+            .and_then(|()| files::write_new(&self.0, |out| hashed(out, text.as_bytes())));
+        self.read()
+    }
+}
+
+const LIBRARY: &str = "library";
+const GENERATED: &str = "generated";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_choice_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = KeptChoice(folder.path().join("kernels/choice"));
+        let choice = |library, reason: &str| Choice { library, reason: reason.into() };
+        assert_eq!(place.read(), None);
+        let first = choice(true, "1.0 µs,\ngenerated 2.0 µs");
+        assert_eq!(place.keep(&first), Some(first.clone()));
+        assert_eq!(place.keep(&choice(false, "another process")), Some(first.clone()));
+        assert_eq!(place.read(), Some(first));
+        // One that is not whole is none.
+        for broken in [&b"library\nbut no hash"[..], b"", b"generated"] {
+            std::fs::write(&place.0, broken).unwrap();
+            assert_eq!(place.read(), None);
+            let second = choice(false, "again");
+            assert_eq!(place.keep(&second), Some(second));
+        }
+        write(&place.0, b"perhaps\n");
+        assert_eq!(place.read(), None);
+        assert_eq!(std::fs::read_dir(folder.path().join("kernels")).unwrap().count(), 1);
+        let nowhere = KeptChoice(folder.path().join("kernels/choice/inside-a-file"));
+        assert_eq!(nowhere.keep(&choice(true, "")), None);
+    }
 
     #[test]
     fn a_torn_file_is_no_code() {

@@ -14,13 +14,14 @@
 
 mod cache;
 mod count;
+mod library;
 mod room;
 #[cfg(test)]
 mod tests;
 
 use super::check::{Extent, check, slots};
 use super::ptx::{Arg, Launch};
-use super::{DeviceError, Instrument, LaunchStats, RunStats, Session};
+use super::{Choice, DeviceError, Instrument, LaunchStats, RunStats, Session};
 use dreamc_compiler::codegen::{Argument, Source, Variant, generate};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Step};
@@ -29,6 +30,8 @@ use std::time::Instant;
 
 pub(crate) use cache::Compiler;
 pub use cache::Target;
+use library::{DenseProduct, Products};
+pub(crate) use library::{Dense, Library, Side};
 
 /// What a device can do; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {
@@ -90,6 +93,52 @@ pub(crate) trait Gpu: Send + 'static {
 
     /// Allocations take memory in multiples of so many bytes.
     const PAGE: u64 = 1;
+
+    /// A product of a library, ready to launch.
+    type Product: Send;
+
+    /// The library of products that may be used. What follows is asked for only where there is one.
+    fn library(&self) -> Option<&Library> {
+        None
+    }
+
+    /// Prepares a product of the library; the inner error says why it has none.
+    fn product(&mut self, dense: &Dense) -> Result<Result<Self::Product, String>, DeviceError> {
+        let _ = dense;
+        Err(no_library(self))
+    }
+
+    /// Launches a product, with `a`, `b` and `c` at these addresses; may return before it is done. `origin` is for messages.
+    fn multiply(
+        &mut self,
+        product: &Self::Product,
+        operands: [u64; 3],
+        scratch: u64,
+        origin: &str,
+    ) -> Result<(), DeviceError> {
+        let _ = (product, operands, scratch, origin);
+        Err(no_library(self))
+    }
+
+    /// Zeroes memory.
+    fn zero(&mut self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        let _ = (address, bytes);
+        Err(no_library(self))
+    }
+
+    /// Starts a clock behind all launches so far.
+    fn clock(&mut self) -> Result<(), DeviceError> {
+        Err(no_library(self))
+    }
+
+    /// Seconds on the device from [`Gpu::clock`] to the end of all launches since.
+    fn clocked(&mut self) -> Result<f64, DeviceError> {
+        Err(no_library(self))
+    }
+}
+
+fn no_library<G: Gpu + ?Sized>(gpu: &G) -> DeviceError {
+    DeviceError::Driver { device: gpu.name().into(), message: "there is no library of products".into() }
 }
 
 /// The distinct sources of a plan and which of them each kernel of each launch is.
@@ -125,8 +174,11 @@ impl Sources {
         Ok(sources)
     }
 
-    fn scratch(&self) -> u64 {
-        self.list.iter().map(|s| s.scratch).max().unwrap_or(0)
+    /// Scratch memory of all launches, with that of the library where it could compute one of them.
+    fn scratch(&self, launches: &[PlanLaunch], library: Option<&Library>) -> u64 {
+        let able = |launch: &PlanLaunch| Dense::of(launch.kernel, &launch.variant).is_some();
+        let workspace = library.filter(|_| launches.iter().any(able)).map_or(0, |l| l.workspace);
+        self.list.iter().map(|s| s.scratch).chain([workspace]).max().unwrap_or(0)
     }
 }
 
@@ -232,8 +284,14 @@ pub fn codes(sources: &[&Source], target: Target, architecture: &str) -> Result<
 }
 
 /// Bytes beside the arena: scratch, and the status word.
-pub(crate) fn scratch_bytes(device: &str, compiler: &Compiler, plan: &Plan) -> Result<u64, DeviceError> {
-    Ok(Sources::new(device, &launches(plan, compiler.hopper())?)?.scratch() + STATUS_BYTES)
+pub(crate) fn scratch_bytes(
+    device: &str,
+    compiler: &Compiler,
+    library: Option<&Library>,
+    plan: &Plan,
+) -> Result<u64, DeviceError> {
+    let launches = launches(plan, compiler.hopper())?;
+    Ok(Sources::new(device, &launches)?.scratch(&launches, library) + STATUS_BYTES)
 }
 
 /// The status word's allocation, and what it holds where nothing was reported.
@@ -253,6 +311,8 @@ struct Prepared {
     operands: Vec<Place>,
     places: Option<Place>,
     origin: String,
+    /// Which product, where a library could compute it.
+    product: Option<usize>,
 }
 
 enum PreparedStep {
@@ -273,9 +333,11 @@ pub(crate) fn load<G: Gpu>(
     compiler: &Compiler,
     plan: &Plan,
 ) -> Result<Box<dyn Session>, DeviceError> {
-    load_compiled(gpu, compiler.hopper(), Graphs::of_environment(), plan, &|sources| {
+    let mut session = load_compiled(gpu, compiler.hopper(), Graphs::of_environment(), plan, &|sources| {
         compiler.compile(sources)
-    })
+    })?;
+    session.choose(compiler)?;
+    Ok(Box::new(session))
 }
 
 /// Machine code, one for each text.
@@ -288,16 +350,17 @@ fn load_compiled<G: Gpu>(
     graphs: Graphs,
     plan: &Plan,
     compile: &dyn Fn(&[&Source]) -> Result<Codes, DeviceError>,
-) -> Result<Box<dyn Session>, DeviceError> {
+) -> Result<GpuSession<G>, DeviceError> {
     let launches = launches(plan, hopper)?;
     let sources = Sources::new(gpu.name(), &launches)?;
+    let scratch_bytes = sources.scratch(&launches, gpu.library());
     // Memory first: what does not fit is known before anything is compiled.
     if let Some(free) = gpu.free()? {
-        let pages = [plan.arena, sources.scratch(), STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
-        room::check(gpu.name(), plan, sources.scratch() + STATUS_BYTES, pages.iter().sum(), free)?;
+        let pages = [plan.arena, scratch_bytes, STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
+        room::check(gpu.name(), plan, scratch_bytes + STATUS_BYTES, pages.iter().sum(), free)?;
     }
     let arena = gpu.allocate(plan.arena, "arena")?;
-    let scratch = gpu.allocate_scratch(sources.scratch())?;
+    let scratch = gpu.allocate_scratch(scratch_bytes)?;
     let status = gpu.allocate(STATUS_BYTES, "status word")?;
     gpu.write(status, &NOTHING.to_le_bytes())?;
     let (firsts, texts) = distinct(&sources.list);
@@ -305,21 +368,25 @@ fn load_compiled<G: Gpu>(
     let modules = firsts.iter().zip(&codes);
     let modules = modules.map(|(&i, c)| gpu.load(&sources.list[i], c)).collect::<Result<Vec<_>, _>>()?;
     let mut rest = launches.iter();
-    let programs = plan.programs.iter().map(|(name, program)| {
+    let mut products = gpu.library().map(|_| Products::default());
+    let programs = plan.programs.iter().enumerate().map(|(number, (name, program))| {
         let mut prepared = Program {
             name: name.clone(),
             launches: vec![],
             steps: vec![],
             variables: program.variables as usize,
         };
-        prepared.steps = prepare(plan, arena, &sources, &program.steps, &mut rest, &mut prepared.launches);
+        let of = (number, &mut products);
+        prepared.steps =
+            prepare(plan, arena, &sources, &program.steps, &mut rest, &mut prepared.launches, of);
         prepared
     });
     let programs: Vec<Program> = programs.collect();
-    Ok(Box::new(GpuSession {
+    Ok(GpuSession {
         recordings: programs.iter().map(|_| Recording::Never).collect(),
         counted: vec![(vec![], 0); programs.len()],
         graphs,
+        products: products.map_or(vec![], |p| p.list),
         gpu,
         plan: plan.clone(),
         programs,
@@ -328,18 +395,20 @@ fn load_compiled<G: Gpu>(
         sources: sources.list,
         arena,
         scratch,
+        scratch_bytes,
         status,
         instrument: Instrument::default(),
-    }))
+    })
 }
 
-fn prepare<'p>(
+fn prepare<'p, G: Gpu>(
     plan: &Plan,
     arena: u64,
     sources: &Sources,
     steps: &[Step],
     rest: &mut impl Iterator<Item = &'p PlanLaunch<'p>>,
     launches: &mut Vec<Prepared>,
+    (program, products): (usize, &mut Option<Products<G>>),
 ) -> Vec<PreparedStep> {
     let mut list = vec![];
     for step in steps {
@@ -362,10 +431,21 @@ fn prepare<'p>(
                         }
                     }
                 };
+                let operands: Vec<Place> =
+                    launch.operands.iter().zip(&slots).map(|(o, s)| place(o, s.extent)).collect();
+                let source = sources.by_kernel.get(&(launch.kernel, variant)).copied().flatten();
+                let dense = Dense::of(plan.kernel(launch.kernel), &variant).map(|d| d.at(&operands));
+                let product = match (products.as_mut(), dense, source) {
+                    (Some(products), Some(dense), Some(source)) => {
+                        Some(products.number(dense, source, (program, launches.len())))
+                    }
+                    _ => None,
+                };
                 launches.push(Prepared {
-                    source: sources.by_kernel.get(&(launch.kernel, variant)).copied().flatten(),
+                    source,
                     kernel: launch.kernel,
-                    operands: launch.operands.iter().zip(&slots).map(|(o, s)| place(o, s.extent)).collect(),
+                    operands,
+                    product,
                     places: launch.places.as_ref().map(|o| place(o, Extent::Flat(0))),
                     origin: launch.origin.clone(),
                 });
@@ -375,7 +455,7 @@ fn prepare<'p>(
                 variable: *variable as usize,
                 count: *count,
                 reverse: *reverse,
-                steps: prepare(plan, arena, sources, steps, rest, launches),
+                steps: prepare(plan, arena, sources, steps, rest, launches, (program, &mut *products)),
             },
         });
     }
@@ -422,6 +502,7 @@ struct GpuSession<G: Gpu> {
     recordings: Vec<Recording<G::Graph>>,
     /// What was counted of each program when it last was, and how often it ran since.
     counted: Vec<(Vec<LaunchStats>, u64)>,
+    products: Vec<DenseProduct<G>>,
     gpu: G,
     plan: Plan,
     programs: Vec<Program>,
@@ -432,6 +513,7 @@ struct GpuSession<G: Gpu> {
     sources: Vec<Source>,
     arena: u64,
     scratch: u64,
+    scratch_bytes: u64,
     status: u64,
     instrument: Instrument,
 }
@@ -444,6 +526,7 @@ struct Run<'a, G: Gpu> {
     modules: &'a [G::Module],
     texts: &'a [usize],
     sources: &'a [Source],
+    products: &'a [DenseProduct<G>],
     scratch: u64,
     status: u64,
     instrument: Instrument,
@@ -552,29 +635,10 @@ impl<G: Gpu> Run<'_, G> {
         let launch = &program.launches[number];
         let begun = self.instrument.time.then(Instant::now);
         let executed = self.gpu.instructions();
-        if let Some(at) = launch.source {
-            let source = &self.sources[at];
-            for iteration in 0..source.iterations {
-                for pass in &source.passes {
-                    let args =
-                        pass.arguments.iter().map(|&a| self.argument(launch, number, iteration, a)).collect();
-                    let call = Launch {
-                        kernel: pass.entry.clone(),
-                        grid: [pass.grid, 1, 1],
-                        block: [pass.block, 1, 1],
-                        shared_bytes: pass.shared_bytes,
-                        args,
-                    };
-                    let launched = self.gpu.launch(&self.modules[self.texts[at]], &call, &launch.origin);
-                    if self.synchronous {
-                        // Whatever fails is of this launch: all before it were waited for.
-                        let done = launched.and_then(|()| self.gpu.finish());
-                        done.map_err(|e| self.blame(launch, source, &pass.entry, e))?;
-                    } else {
-                        launched?;
-                    }
-                }
-            }
+        let products = self.products;
+        match launch.product.and_then(|i| products[i].product.as_ref()) {
+            Some(product) => self.multiply(number, product)?,
+            None => self.generated(number)?,
         }
         if self.instrument.time {
             self.gpu.finish()?;
@@ -593,9 +657,56 @@ impl<G: Gpu> Run<'_, G> {
         if G::SYNCHRONOUS { self.look_at_status() } else { Ok(()) }
     }
 
-    /// A failure with the launch that it is of.
-    fn blame(&self, launch: &Prepared, source: &Source, entry: &str, error: DeviceError) -> DeviceError {
-        let named = format!("{}, kernel {} ({entry})", launch.origin, source.name);
+    /// The kernels that were generated for a launch.
+    fn generated(&mut self, number: usize) -> Result<(), DeviceError> {
+        let launch = &self.program.launches[number];
+        let Some(at) = launch.source else { return Ok(()) };
+        let source = &self.sources[at];
+        for iteration in 0..source.iterations {
+            for pass in &source.passes {
+                let args =
+                    pass.arguments.iter().map(|&a| self.argument(launch, number, iteration, a)).collect();
+                let call = Launch {
+                    kernel: pass.entry.clone(),
+                    grid: [pass.grid, 1, 1],
+                    block: [pass.block, 1, 1],
+                    shared_bytes: pass.shared_bytes,
+                    args,
+                };
+                let launched = self.gpu.launch(&self.modules[self.texts[at]], &call, &launch.origin);
+                self.waited(launched, launch, || format!("kernel {} ({})", source.name, pass.entry))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same by the library.
+    fn multiply(&mut self, number: usize, product: &G::Product) -> Result<(), DeviceError> {
+        let launch = &self.program.launches[number];
+        let at = |i: usize| launch.operands.get(i).map_or(0, |place| self.address(place));
+        let operands = [at(0), at(1), at(2)];
+        let launched = self.gpu.multiply(product, operands, self.scratch, &launch.origin);
+        let name = self.gpu.library().map_or_else(String::new, |library| library.name.clone());
+        self.waited(launched, launch, || name)
+    }
+
+    /// Where launches are waited for: whatever fails is of this one, as all before it were.
+    fn waited(
+        &mut self,
+        launched: Result<(), DeviceError>,
+        launch: &Prepared,
+        by: impl FnOnce() -> String,
+    ) -> Result<(), DeviceError> {
+        if !self.synchronous {
+            return launched;
+        }
+        let done = launched.and_then(|()| self.gpu.finish());
+        done.map_err(|error| self.blame(launch, &by(), error))
+    }
+
+    /// A failure with the launch that it is of, and what computed it.
+    fn blame(&self, launch: &Prepared, by: &str, error: DeviceError) -> DeviceError {
+        let named = format!("{}, {by}", launch.origin);
         match error {
             DeviceError::Lost { device, what, words, .. } => {
                 DeviceError::Lost { device, what, words, launch: Some(named) }
@@ -663,7 +774,7 @@ impl<G: Gpu> Session for GpuSession<G> {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.sources.iter().map(|s| s.scratch).max().unwrap_or(0) + STATUS_BYTES
+        self.scratch_bytes + STATUS_BYTES
     }
 
     fn write(
@@ -721,6 +832,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             modules: &self.modules,
             texts: &self.texts,
             sources: &self.sources,
+            products: &self.products,
             scratch: self.scratch,
             status: self.status,
             instrument,
@@ -745,5 +857,11 @@ impl<G: Gpu> Session for GpuSession<G> {
 
     fn instrument(&mut self, instrument: Instrument) {
         self.instrument = instrument;
+    }
+
+    fn choice(&self, program: &str, launch: usize) -> Option<&Choice> {
+        let program = self.programs.iter().find(|p| p.name == program)?;
+        let product = program.launches.get(launch)?.product?;
+        self.products.get(product).map(|p| &p.choice)
     }
 }

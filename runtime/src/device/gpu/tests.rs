@@ -7,6 +7,7 @@ use dreamc_compiler::codegen::Source;
 use dreamc_compiler::program::Plan;
 use dreamc_compiler::{Cache, Options, compile};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -35,6 +36,7 @@ impl Writer {
 impl Gpu for Writer {
     type Module = usize;
     type Graph = Vec<(usize, Launch)>;
+    type Product = Infallible;
 
     const SYNCHRONOUS: bool = false;
     const RECORDS: bool = true;
@@ -97,7 +99,7 @@ fn load(plan: &Plan, graphs: Graphs, refuses: Option<&'static str>) -> (Box<dyn 
     let log = Arc::new(Mutex::new(Log::default()));
     let writer = Writer { log: log.clone(), memory: HashMap::new(), next: 4096, recording: false, refuses };
     let compile = |sources: &[&Source]| Ok(vec![vec![]; sources.len()]);
-    (load_compiled(writer, true, graphs, plan, &compile).unwrap(), log)
+    (Box::new(load_compiled(writer, true, graphs, plan, &compile).unwrap()), log)
 }
 
 /// Plans of so many golden models: training, and writing.

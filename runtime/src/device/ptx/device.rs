@@ -59,7 +59,7 @@ impl Device for PtxDevice {
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
-        gpu::scratch_bytes("ptx", &self.compiler, plan)
+        gpu::scratch_bytes("ptx", &self.compiler, None, plan)
     }
 
     fn narrow(&self, asked: Precision) -> Narrow {
@@ -96,6 +96,7 @@ const MOST: u64 = 1 << 40;
 impl Gpu for Interpreter {
     type Module = Module;
     type Graph = Infallible;
+    type Product = Infallible;
 
     const SYNCHRONOUS: bool = true;
     const RECORDS: bool = false;
