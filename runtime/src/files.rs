@@ -34,11 +34,9 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Resul
 
 /// The same where `path` does not exist yet; where it does, even by now, it stays as it is.
 pub fn write_new(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    write_then(path, write, |temporary| {
-        match fs::hard_link(temporary, path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => fs::remove_file(temporary),
-        }
+    write_then(path, write, |temporary| match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => fs::remove_file(temporary),
     })
 }
 

@@ -186,5 +186,6 @@ fn by_library(launches: &[LaunchTime]) -> Option<String> {
     let taken = able.iter().filter(|(_, choice)| choice.library);
     let (count, part) = taken.fold((0, 0.0), |(n, s), (l, _)| (n + 1, s + seconds(l)));
     let share = if all > 0.0 { 100.0 * part / all } else { 0.0 };
-    (!able.is_empty()).then(|| format!("{count} of {} plain products, {share:.0} % of their time", able.len()))
+    (!able.is_empty())
+        .then(|| format!("{count} of {} plain products, {share:.0} % of their time", able.len()))
 }

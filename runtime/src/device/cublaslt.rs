@@ -117,7 +117,11 @@ impl CublasLt {
                                CUDA toolkit";
         let mut places: Vec<PathBuf> = vec![];
         if let Some(named) = std::env::var_os("DREAMC_NVRTC").filter(|v| !v.is_empty()).map(PathBuf::from) {
-            places.push(if named.is_file() { named.parent().map(Into::into).unwrap_or(named) } else { named });
+            places.push(if named.is_file() {
+                named.parent().map(Into::into).unwrap_or(named)
+            } else {
+                named
+            });
         }
         places.extend(usual_places());
         let there = places.iter().find_map(|place| library_in(place, "libcublasLt.so"));
@@ -133,14 +137,18 @@ impl CublasLt {
                     continue;
                 }
             };
-            let calls = Calls::of(&library)
-                .map_err(|error| format!("cuBLASLt at {} lacks a call ({error}); {INSTALL}", name.display()))?;
+            let calls = Calls::of(&library).map_err(|error| {
+                format!("cuBLASLt at {} lacks a call ({error}); {INSTALL}", name.display())
+            })?;
             // SAFETY: it takes nothing.
             let number = unsafe { (calls.cublasLtGetVersion)() };
             let version = [number / 10000, number / 100 % 100, number % 100];
             if version[0] < 12 {
                 let at = name.display();
-                return Err(format!("cuBLASLt at {at} is of CUDA {}, and 12 or newer is needed; {INSTALL}", version[0]));
+                return Err(format!(
+                    "cuBLASLt at {at} is of CUDA {}, and 12 or newer is needed; {INSTALL}",
+                    version[0]
+                ));
             }
             return Ok(CublasLt { calls, version, _library: library });
         }
@@ -148,7 +156,10 @@ impl CublasLt {
             return Err(format!("cuBLASLt does not load ({reason}); {INSTALL}"));
         }
         let searched: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-        Err(format!("cuBLASLt was not found (looked in {}, the loader's paths); {INSTALL}", searched.join(", ")))
+        Err(format!(
+            "cuBLASLt was not found (looked in {}, the loader's paths); {INSTALL}",
+            searched.join(", ")
+        ))
     }
 
     /// `cuBLASLt 13.1.0`
@@ -233,7 +244,13 @@ impl Handle {
         }
         let layout = |side: Side, narrow: bool| {
             let make = |to| unsafe {
-                (calls.cublasLtMatrixLayoutCreate)(to, float(narrow), side.rows, side.columns, side.far as i64)
+                (calls.cublasLtMatrixLayoutCreate)(
+                    to,
+                    float(narrow),
+                    side.rows,
+                    side.columns,
+                    side.far as i64,
+                )
             };
             library.create("cublasLtMatrixLayoutCreate", make, calls.cublasLtMatrixLayoutDestroy)
         };
@@ -242,11 +259,8 @@ impl Handle {
         let result = layout(dense.result(), dense.narrow_result)?;
 
         let make = |to| unsafe { (calls.cublasLtMatmulPreferenceCreate)(to) };
-        let preference = library.create(
-            "cublasLtMatmulPreferenceCreate",
-            make,
-            calls.cublasLtMatmulPreferenceDestroy,
-        )?;
+        let preference =
+            library.create("cublasLtMatmulPreferenceCreate", make, calls.cublasLtMatmulPreferenceDestroy)?;
         let set = |attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &[u8]| {
             check("cublasLtMatmulPreferenceSetAttribute", unsafe {
                 let (at, bytes) = (value.as_ptr().cast(), value.len());

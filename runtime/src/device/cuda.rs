@@ -194,7 +194,8 @@ impl CudaDevice {
         let library = match ptx {
             Some(_) => None,
             None => {
-                let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+                let processors =
+                    attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
                 let card = format!("{title}, {processors} processors, driver {driver}");
                 library(major, &card, &compiler).map_err(missing)?
             }

@@ -13,6 +13,7 @@ use crate::Machine;
 use crate::api::put;
 use crate::machine::{Outcome, Product};
 use cudarc::driver::sys::CUresult;
+use dreamc_runtime::device::ptx::{Memory, MemoryError};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{c_int, c_void};
 
@@ -268,13 +269,17 @@ impl Machine {
             return Err(INVALID_VALUE);
         }
         if needed > bytes || (needed > 0 && workspace % 256 != 0) {
-            self.complain(format!("cuBLASLt: {bytes} bytes of workspace at {workspace:#x}, and {needed} are needed"));
+            self.complain(format!(
+                "cuBLASLt: {bytes} bytes of workspace at {workspace:#x}, and {needed} are needed"
+            ));
             return Err(INVALID_VALUE);
         }
         for (i, address) in addresses.into_iter().enumerate() {
             let promised = 1u64 << (alignment >> (8 * i) & 0xff);
             if address % promised != 0 {
-                self.complain(format!("cuBLASLt: matrix {i} at {address:#x}, where {promised} bytes were promised"));
+                self.complain(format!(
+                    "cuBLASLt: matrix {i} at {address:#x}, where {promised} bytes were promised"
+                ));
                 return Err(NOT_SUPPORTED);
             }
         }
@@ -283,8 +288,15 @@ impl Machine {
             self.complain("cuBLASLt: in place with two layouts".into());
             return Err(INVALID_VALUE);
         }
-        let product =
-            Product { description: d, layouts, addresses, alpha, beta, workspace: (workspace, needed), coarse: reduction & 5 != 0 };
+        let product = Product {
+            description: d,
+            layouts,
+            addresses,
+            alpha,
+            beta,
+            workspace: (workspace, needed),
+            coarse: reduction & 5 != 0,
+        };
         self.give_product(stream, algorithm, product)
     }
 }
@@ -298,21 +310,19 @@ fn identify(d: &Description, layouts: &[Layout; 4]) -> u64 {
 }
 
 fn algorithm(d: &Description, layouts: &[Layout; 4], p: &Preference, needed: u64) -> [u64; 8] {
-    let alignment = p.alignment.iter().rev().fold(0, |all, bytes| all << 8 | u64::from(bytes.trailing_zeros()));
+    let alignment =
+        p.alignment.iter().rev().fold(0, |all, bytes| all << 8 | u64::from(bytes.trailing_zeros()));
     [identify(d, layouts), needed, alignment, p.reduction.into(), 0, 0, 0, 0]
 }
 
-/// A product of a card's memory: `read` and `write` are at addresses.
-pub fn compute<E>(
-    p: &Product,
-    read: &mut dyn FnMut(u64, u64) -> Result<Vec<u8>, E>,
-    write: &mut dyn FnMut(u64, &[u8]) -> Result<(), E>,
-) -> Result<(), E> {
+/// Computes a product in a card's memory; `wrong`: not that.
+pub fn compute(p: &Product, memory: &mut Memory, wrong: bool) -> Result<(), MemoryError> {
     let [left, right, c, result] = p.layouts;
     let (workspace, needed) = p.workspace;
-    write(workspace, &vec![0xff; needed as usize])?;
-    let (a, b) = (values(left, &read(p.addresses[0], left.bytes())?), values(right, &read(p.addresses[1], right.bytes())?));
-    let was = if p.beta == 0.0 { vec![] } else { values(c, &read(p.addresses[2], c.bytes())?) };
+    memory.write(workspace, &vec![0xff; needed as usize])?;
+    let a = values(left, &memory.read(p.addresses[0], left.bytes())?);
+    let b = values(right, &memory.read(p.addresses[1], right.bytes())?);
+    let was = if p.beta == 0.0 { vec![] } else { values(c, &memory.read(p.addresses[2], c.bytes())?) };
     let at = |layout: Layout, transposed: bool, i: u64, j: u64| {
         let (i, j) = if transposed { (j, i) } else { (i, j) };
         (i + j * layout.far as u64) as usize
@@ -332,7 +342,7 @@ pub fn compute<E>(
                 true => round(part(0, depth / 2)) + round(part(depth / 2, depth)),
                 false => part(0, depth),
             };
-            let mut value = p.alpha * sum as f32;
+            let mut value = if wrong { 0.0 } else { p.alpha * sum as f32 };
             if p.beta != 0.0 {
                 value += p.beta * was[(i + j * c.far as u64) as usize];
             }
@@ -341,7 +351,7 @@ pub fn compute<E>(
                 _ => column.extend(value.to_le_bytes()),
             }
         }
-        write(p.addresses[3] + j * result.far as u64 * result.size(), &column)?;
+        memory.write(p.addresses[3] + j * result.far as u64 * result.size(), &column)?;
     }
     Ok(())
 }
@@ -354,7 +364,10 @@ fn narrowed(x: f32) -> u32 {
 
 fn values(layout: Layout, bytes: &[u8]) -> Vec<f32> {
     match layout.dtype {
-        BF16 => bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect(),
+        BF16 => bytes
+            .chunks_exact(2)
+            .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
+            .collect(),
         _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
     }
 }

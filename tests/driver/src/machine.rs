@@ -1030,14 +1030,7 @@ impl Context {
             return;
         }
         self.clock += self.shared.settings.product;
-        let memory = std::cell::RefCell::new(&mut self.memory);
-        let mut read = |at, bytes| memory.borrow().read(at, bytes);
-        let wrong = self.shared.settings.wrong;
-        let mut write = |at, bytes: &[u8]| match wrong {
-            true => memory.borrow_mut().write(at, &vec![0; bytes.len()]),
-            false => memory.borrow_mut().write(at, bytes),
-        };
-        if let Err(error) = compute(product, &mut read, &mut write) {
+        if let Err(error) = compute(product, &mut self.memory, self.shared.settings.wrong) {
             self.shared.complain(format!("a product outside memory: {error}"));
             self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         }

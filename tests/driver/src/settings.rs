@@ -22,7 +22,7 @@ pub struct Settings {
     pub races: bool,
     /// Microseconds that a product of cuBLASLt's takes by the clock of events, where any kernel takes 1000.
     pub product: u64,
-    /// Products of cuBLASLt's are zero.
+    /// Products of cuBLASLt's are taken for zero.
     pub wrong: bool,
     /// The NVRTC to wrap.
     pub nvrtc: Option<PathBuf>,

@@ -1,6 +1,9 @@
 //! That the stand-in is as strict as it says: each rule broken once.
 
 use cudarc::driver::sys::CUresult::{self, *};
+use dreamc_driver::cublaslt::{
+    EXECUTION_FAILED, INVALID_VALUE, Layout, Matrices, NOT_INITIALIZED, NOT_SUPPORTED,
+};
 use dreamc_driver::machine::{Mode, Outcome, Shape};
 use dreamc_driver::{CUBIN, Machine, Settings};
 
@@ -405,4 +408,246 @@ fn faults_come_when_they_are_asked_for() {
     let mut r = ready("fault=cuMemGetInfo:1:214");
     fails(r.driver.info(), CUDA_ERROR_ECC_UNCORRECTABLE);
     fails(r.launch(), CUDA_ERROR_ECC_UNCORRECTABLE);
+}
+
+/// cuBLASLt on a ready card: a 4 x 3 matrix times a 3 x 2 one, of f32, and where they lie.
+struct Products {
+    r: Ready,
+    at: u64,
+    handle: u64,
+    description: u64,
+    preference: u64,
+    matrices: Matrices,
+}
+
+fn f32s(rows: u64, columns: u64, far: i64) -> Layout {
+    Layout { dtype: 0, rows, columns, far }
+}
+
+fn products(settings: &str) -> Products {
+    let mut r = ready(settings);
+    let m = &mut r.driver;
+    let at = m.alloc(4096).unwrap();
+    m.set(at, 0, 4096, r.stream).unwrap();
+    let handle = m.create_library().unwrap();
+    let description = m.description(69, 0).unwrap();
+    let preference = m.preference().unwrap();
+    m.set_preference(preference, 1, &1024u64.to_ne_bytes()).unwrap();
+    let [a, b, c] = [f32s(4, 3, 4), f32s(3, 2, 3), f32s(4, 2, 4)].map(|layout| m.layout(layout).unwrap());
+    Products { r, at, handle, description, preference, matrices: Matrices { handles: [a, b, c, c] } }
+}
+
+impl Products {
+    fn algorithm(&mut self) -> [u64; 8] {
+        self.r
+            .driver
+            .heuristic(self.handle, self.description, self.matrices, self.preference)
+            .unwrap()
+            .unwrap()
+            .0
+    }
+
+    fn write(&mut self, at: u64, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        // SAFETY: waited for while the bytes are there.
+        unsafe { self.r.driver.to_device(at, bytes.as_ptr(), bytes.len(), self.r.stream) }.unwrap();
+        self.r.wait().unwrap();
+    }
+
+    fn read(&mut self, at: u64, count: usize) -> Vec<f32> {
+        let mut bytes = vec![0; 4 * count];
+        // SAFETY: likewise.
+        unsafe { self.r.driver.to_host(bytes.as_mut_ptr(), at, bytes.len(), self.r.stream) }.unwrap();
+        self.r.wait().unwrap();
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+
+    /// `[a, b, c]` a KiB apart, with workspace behind.
+    fn multiply(&mut self, beta: f32, algorithm: [u64; 8], workspace: (u64, u64)) -> Result<(), u32> {
+        let addresses = [0, 1024, 2048, 2048].map(|offset| self.at + offset);
+        let (handle, description, stream) = (self.handle, self.description, self.r.stream);
+        self.r.driver.matmul(
+            handle,
+            description,
+            (1.0, beta),
+            addresses,
+            self.matrices,
+            algorithm,
+            workspace,
+            stream,
+        )
+    }
+
+    fn complaints(mut self) -> Vec<String> {
+        self.r.wait().unwrap();
+        let [a, b, c, _] = self.matrices.handles;
+        for handle in [a, b, c, self.description, self.preference] {
+            self.r.driver.forget(handle).unwrap();
+        }
+        self.r.driver.destroy_library(self.handle).unwrap();
+        self.r.driver.free(self.at).unwrap();
+        self.r.complaints()
+    }
+}
+
+#[test]
+fn products_are_columns_times_columns_and_done_late() {
+    let mut p = products("");
+    let (at, all) = (p.at, (p.at + 3072, 1024));
+    p.write(at, &(1..=12).map(|x| x as f32).collect::<Vec<_>>());
+    p.write(at + 1024, &[1.0, 0.0, 0.0, 0.0, 2.0, 1.0]);
+    p.write(at + 2048, &[0.5; 8]);
+    let algorithm = p.algorithm();
+    p.multiply(1.0, algorithm, all).unwrap();
+    let c = p.read(at + 2048, 8);
+    assert_eq!(c, [1.5, 2.5, 3.5, 4.5, 19.5, 22.5, 25.5, 28.5]);
+    // What it is given to work in is overwritten.
+    assert!(p.read(at + 3072, 8).iter().all(|x| x.is_nan()));
+    // Transposed, and captured like launches.
+    let m = &mut p.r.driver;
+    let [a, _, c, _] = p.matrices.handles;
+    m.set_description(p.description, 3, &1i32.to_ne_bytes()).unwrap();
+    let (new, b) = (m.layout(f32s(3, 4, 3)).unwrap(), p.matrices.handles[1]);
+    m.forget(a).unwrap();
+    p.matrices.handles = [new, b, c, c];
+    let algorithm = p.algorithm();
+    p.multiply(0.0, algorithm, all).unwrap();
+    assert_eq!(p.read(at + 2048, 8), [1.0, 4.0, 7.0, 10.0, 7.0, 16.0, 25.0, 34.0]);
+    p.write(at + 2048, &[0.0; 8]);
+    p.r.driver.begin(p.r.stream, Mode::ThreadLocal).unwrap();
+    p.multiply(1.0, algorithm, all).unwrap();
+    let graph = p.r.driver.end(p.r.stream).unwrap();
+    assert_eq!(p.read(at + 2048, 1), [0.0]);
+    let executable = p.r.driver.instantiate(graph, 0).unwrap();
+    for _ in 0..2 {
+        p.r.driver.replay(executable, p.r.stream).unwrap();
+    }
+    assert_eq!(p.read(at + 2048, 2), [2.0, 8.0]);
+    p.r.driver.destroy_graph(graph).unwrap();
+    p.r.driver.destroy_executable(executable).unwrap();
+    assert_eq!(p.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn products_have_rules_of_their_own() {
+    let broken = |what: &dyn Fn(&mut Products), words: &str| {
+        let mut p = products("");
+        what(&mut p);
+        one(p.complaints(), words);
+    };
+    let all = |p: &Products| (p.at + 3072, 1024);
+    broken(
+        &|p| {
+            let algorithm = p.algorithm();
+            p.r.driver.set_description(p.description, 3, &1i32.to_ne_bytes()).unwrap();
+            let other = p.r.driver.layout(f32s(3, 4, 3)).unwrap();
+            let own = std::mem::replace(&mut p.matrices.handles[0], other);
+            assert_eq!(p.multiply(0.0, algorithm, all(p)), Err(INVALID_VALUE));
+            p.r.driver.forget(other).unwrap();
+            p.matrices.handles[0] = own;
+        },
+        "an algorithm of another problem",
+    );
+    broken(
+        &|p| {
+            let algorithm = p.algorithm();
+            assert_eq!(p.multiply(0.0, algorithm, (p.at + 3072, 16)), Err(INVALID_VALUE));
+        },
+        "16 bytes of workspace",
+    );
+    broken(
+        &|p| {
+            let algorithm = p.algorithm();
+            assert_eq!(p.multiply(0.0, algorithm, (p.at + 3080, 512)), Err(INVALID_VALUE));
+        },
+        "bytes of workspace at",
+    );
+    broken(
+        &|p| {
+            let algorithm = p.algorithm();
+            p.at += 16;
+            assert_eq!(p.multiply(0.0, algorithm, (p.at + 3056, 1024)), Err(NOT_SUPPORTED));
+            p.at -= 16;
+        },
+        "256 bytes were promised",
+    );
+    broken(
+        &|p| {
+            let algorithm = p.algorithm();
+            p.r.driver.begin(p.r.stream, Mode::ThreadLocal).unwrap();
+            assert_eq!(p.multiply(0.0, algorithm, all(p)), Err(EXECUTION_FAILED));
+            fails(p.r.driver.end(p.r.stream), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        },
+        "for the first time inside a capture",
+    );
+    broken(
+        &|p| {
+            let (context, handle) = (p.r.driver.create_library().unwrap(), p.handle);
+            p.r.driver.destroy_library(context).unwrap();
+            p.handle = context;
+            let found = p.r.driver.heuristic(context, p.description, p.matrices, p.preference);
+            assert_eq!(found, Err(NOT_INITIALIZED));
+            p.handle = handle;
+        },
+        "not of this context, or gone",
+    );
+    // A leading dimension that is too small is found when the product is asked for, and matrices that do not fit.
+    for layout in [f32s(4, 3, 3), f32s(4, 5, 4)] {
+        broken(
+            &|p| {
+                let right = std::mem::replace(&mut p.matrices.handles[0], p.r.driver.layout(layout).unwrap());
+                let found = p.r.driver.heuristic(p.handle, p.description, p.matrices, p.preference);
+                assert_eq!(found, Err(INVALID_VALUE));
+                p.r.driver.forget(right).unwrap();
+            },
+            "matrices that do not fit",
+        );
+    }
+    // Types that it has no kernels for are no mistake.
+    let mut p = products("");
+    let mixed = p.r.driver.layout(Layout { dtype: 14, ..f32s(4, 2, 4) }).unwrap();
+    let right = p.matrices.handles[2];
+    p.matrices.handles[2..].fill(mixed);
+    let found = p.r.driver.heuristic(p.handle, p.description, p.matrices, p.preference);
+    assert_eq!(found, Err(NOT_SUPPORTED));
+    assert_eq!(p.r.driver.set_preference(p.preference, 1, &[0; 4]), Err(INVALID_VALUE));
+    p.r.driver.forget(right).unwrap();
+    assert_eq!(p.complaints(), Vec::<String>::new());
+    // What is left behind is written down, and what was ordered fails.
+    let mut p = products("fault=cublasLtMatmul:1:13");
+    let algorithm = p.algorithm();
+    assert_eq!(p.multiply(0.0, algorithm, all(&p)), Err(EXECUTION_FAILED));
+    p.r.wait().unwrap();
+    p.r.driver.free(p.at).unwrap();
+    let complaints = p.r.complaints();
+    assert!(
+        complaints.iter().any(|line| line.contains("left of cuBLASLt's descriptions: 5")),
+        "{complaints:?}"
+    );
+    assert!(complaints.iter().any(|line| line.contains("handle of cuBLASLt, 1")), "{complaints:?}");
+}
+
+#[test]
+fn events_have_the_time_of_work_that_was_waited_for() {
+    let mut r = ready("");
+    let [begin, end] = [0; 2].map(|flags| r.driver.event(flags).unwrap());
+    fails(r.driver.elapsed(begin, end), CUDA_ERROR_INVALID_HANDLE);
+    r.zero();
+    r.driver.record_event(begin, r.stream).unwrap();
+    r.launch().unwrap();
+    r.launch().unwrap();
+    r.driver.record_event(end, r.stream).unwrap();
+    fails(r.driver.elapsed(begin, end), CUDA_ERROR_NOT_READY);
+    r.wait().unwrap();
+    assert_eq!(r.driver.elapsed(begin, end).unwrap(), 2.0);
+    for event in [begin, end] {
+        r.driver.destroy_event(event).unwrap();
+    }
+    fails(r.driver.record_event(end, r.stream), CUDA_ERROR_INVALID_HANDLE);
+    let complaints = r.complaints();
+    assert!(
+        complaints[0].contains("that nobody waited for") && complaints[1].contains("event that is gone"),
+        "{complaints:?}"
+    );
+    assert_eq!(complaints.len(), 2);
 }

@@ -180,9 +180,8 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 
 /// Best effort: a cache that cannot be written is no cache.
 fn write(path: &Path, code: &[u8]) {
-    let _ = std::fs::create_dir_all(files::parent(path)).and_then(|()| {
-        files::write_atomic(path, |out| hashed(out, code))
-    });
+    let _ = std::fs::create_dir_all(files::parent(path))
+        .and_then(|()| files::write_atomic(path, |out| hashed(out, code)));
 }
 
 /// Content behind its own hash, as [`read`] wants it.

@@ -43,9 +43,7 @@ impl Side {
     /// A matrix of `rows` x `columns` with element `(i, j)` at `i · down + j · along`, where it can be said so.
     fn of(rows: u64, columns: u64, down: u64, along: u64) -> Option<Side> {
         // A distance along which there is one element alone may be any.
-        let says = |rows, columns, down, along| {
-            (down == 1 || rows == 1) && (along >= rows || columns == 1)
-        };
+        let says = |rows, columns, down, along| (down == 1 || rows == 1) && (along >= rows || columns == 1);
         if says(rows, columns, down, along) {
             Some(Side { rows, columns, far: along.max(rows), transposed: false })
         } else if says(columns, rows, along, down) {
@@ -188,44 +186,47 @@ impl<G: Gpu> GpuSession<G> {
                 self.products[i].leave("there is no cache to keep a choice in".into());
                 continue;
             };
-            let kept = match place.read() {
-                Some(kept) => kept,
+            let (kept, product) = match place.read() {
+                Some(kept) => (kept, None),
                 None => {
                     disturbed = true;
-                    let choice = match self.measure(i) {
-                        Ok(choice) => choice,
+                    let (choice, product) = match self.measure(i) {
+                        Ok(measured) => measured,
                         Err(error) => {
                             // What a GPU does not get over ends the run; all else ends the comparison.
                             self.gpu.finish()?;
-                            Choice { library: false, reason: error.to_string() }
+                            (Choice { library: false, reason: error.to_string() }, None)
                         }
                     };
-                    let nowhere = "the choice could not be kept";
-                    place.keep(&choice).unwrap_or_else(|| Choice { library: false, reason: nowhere.into() })
+                    let nowhere = || Choice { library: false, reason: "the choice could not be kept".into() };
+                    // Another process may have been faster, and chosen otherwise.
+                    (place.keep(&choice).unwrap_or_else(nowhere), product)
                 }
             };
-            if !kept.library {
-                self.products[i].leave(kept.reason);
-                continue;
+            match (kept.library, product) {
+                (false, _) => self.products[i].leave(kept.reason),
+                (true, Some(product)) => self.products[i].take(kept.reason, product),
+                (true, None) => {
+                    let product = self.gpu.product(&dense)?.map_err(|reason| DeviceError::Driver {
+                        device: self.gpu.name().into(),
+                        message: format!(
+                            "{reason}, of a product that {} computed before; DREAMC_CUBLASLT=0 does without",
+                            library.name
+                        ),
+                    })?;
+                    self.products[i].take(kept.reason, product);
+                }
             }
-            let product = self.gpu.product(&dense)?.map_err(|reason| DeviceError::Driver {
-                device: self.gpu.name().into(),
-                message: format!(
-                    "{reason}, of a product that {} computed before; DREAMC_CUBLASLT=0 does without",
-                    library.name
-                ),
-            })?;
-            self.products[i].take(kept.reason, product);
         }
         if disturbed { self.gpu.zero(self.arena, self.plan.arena) } else { Ok(()) }
     }
 
     /// Computes a product both ways and takes the time of each.
-    fn measure(&mut self, i: usize) -> Result<Choice, DeviceError> {
+    fn measure(&mut self, i: usize) -> Result<(Choice, Option<G::Product>), DeviceError> {
         let DenseProduct { dense, first: (program, launch), .. } = self.products[i];
         let product = match self.gpu.product(&dense)? {
             Ok(product) => product,
-            Err(reason) => return Ok(Choice { library: false, reason }),
+            Err(reason) => return Ok((Choice { library: false, reason }, None)),
         };
         let mut run = Run {
             stats: RunStats::default(),
@@ -242,7 +243,8 @@ impl<G: Gpu> GpuSession<G> {
             synchronous: false,
             variables: vec![0; self.programs[program].variables],
         };
-        run.compare(launch, &dense, &product)
+        let choice = run.compare(launch, &dense, &product)?;
+        Ok((choice, Some(product)))
     }
 }
 
@@ -295,7 +297,8 @@ impl<G: Gpu> Run<'_, G> {
             }
             (Err(_), _) => {
                 for _ in 0..ROUNDS {
-                    seconds[0].push(self.timed(|run| (0..times).try_for_each(|_| run.multiply(launch, product)))?);
+                    seconds[0]
+                        .push(self.timed(|run| (0..times).try_for_each(|_| run.multiply(launch, product)))?);
                     seconds[1].push(self.timed(|run| (0..times).try_for_each(|_| run.generated(launch)))?);
                 }
             }

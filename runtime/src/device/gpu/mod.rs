@@ -30,8 +30,8 @@ use std::time::Instant;
 
 pub(crate) use cache::Compiler;
 pub use cache::Target;
-use library::{DenseProduct, Products};
 pub(crate) use library::{Dense, Library, Side};
+use library::{DenseProduct, Products};
 
 /// What a device can do; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {
