@@ -118,13 +118,15 @@ template <int T> DEVICE u32 group_mask() {
 
 struct Sum {
     static DEVICE float identity() { return 0.0f; }
-    static DEVICE float join(float a, float b) { return a + b; }
+    template <class T> static DEVICE T join(T a, T b) { return a + b; }
 };
+
+DEVICE float larger(float a, float b) { return b > a ? b : a; }
 
 // NaN is passed over.
 struct Largest {
     static DEVICE float identity() { return -infinity(); }
-    static DEVICE float join(float a, float b) { return b > a ? b : a; }
+    template <class T> static DEVICE T join(T a, T b) { return larger(a, b); }
 };
 
 // Over groups of `T` adjacent lanes; all lanes of the group call it, and all get the result.
@@ -202,7 +204,125 @@ DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }
 DEVICE float positive(float x) { return x > 0.0f ? 1.0f : 0.0f; }
 DEVICE float softplus(float x) { return relu(x) + (x == x ? log1pf(expf(-fabsf(x))) : x); }
 DEVICE float square(float x) { return x * x; }
-DEVICE float larger(float a, float b) { return b > a ? b : a; }
+
+// --- adjacent elements -----------------------------------------------------------------------------------------------
+
+// Words that are read and written in one access, on as many bytes.
+template <int N> struct __align__(4 * N) Words {
+    u32 of[N];
+};
+
+// A function of each of `N` floats; loops, because what is inlined again and again takes long to compile.
+#define OF_EACH(function)                                             \
+    friend DEVICE Floats function(Floats a) {                         \
+        _Pragma("unroll") for (float &x : a.x) x = ::function(x);     \
+        return a;                                                     \
+    }
+#define OF_PAIRS(operation)                                                       \
+    friend DEVICE Floats operator operation(Floats a, Floats b) {                 \
+        _Pragma("unroll") for (int i = 0; i < N; ++i) a.x[i] = a.x[i] operation b.x[i]; \
+        return a;                                                                 \
+    }
+
+// `N` floats of a thread, adjacent in memory; `N` is 4 or 8. A float stands for as many equal ones.
+template <int N> struct Floats {
+    float x[N];
+
+    Floats() = default;
+    DEVICE Floats(float all) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = all;
+    }
+    template <class... Rest> DEVICE Floats(float a, float b, Rest... rest) : x{a, b, rest...} {}
+
+    DEVICE void set(int at, float value) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = i == at ? value : x[i];
+    }
+
+    // All of them joined: halves with one another, as `lanes` does.
+    template <class Op> DEVICE float all() const {
+        Floats y = *this;
+#pragma unroll
+        for (int distance = N / 2; distance > 0; distance /= 2)
+#pragma unroll
+            for (int i = 0; i < distance; ++i) y.x[i] = Op::join(y.x[i], y.x[i + distance]);
+        return y.x[0];
+    }
+
+    OF_PAIRS(+)
+    OF_PAIRS(-)
+    OF_PAIRS(*)
+    OF_PAIRS(/)
+    friend DEVICE Floats operator-(Floats a) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) a.x[i] = -a.x[i];
+        return a;
+    }
+    friend DEVICE Floats larger(Floats a, Floats b) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) a.x[i] = ::larger(a.x[i], b.x[i]);
+        return a;
+    }
+    friend DEVICE Floats fmaf(Floats a, Floats b, Floats c) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) c.x[i] = ::fmaf(a.x[i], b.x[i], c.x[i]);
+        return c;
+    }
+    OF_EACH(expf)
+    OF_EACH(logf)
+    OF_EACH(tanhf)
+    OF_EACH(sqrtf)
+    OF_EACH(sigmoid)
+    OF_EACH(silu)
+    OF_EACH(silu_grad)
+    OF_EACH(gelu)
+    OF_EACH(gelu_grad)
+    OF_EACH(relu)
+    OF_EACH(positive)
+    OF_EACH(softplus)
+    OF_EACH(square)
+};
+
+// From and to as many adjacent elements, on 16 bytes or on all that there are; in accesses of 16 bytes at most.
+template <int N> DEVICE Floats<N> load(const float *from) {
+    Floats<N> y;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        Words<4> words = reinterpret_cast<const Words<4> *>(from)[i / 4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) y.x[i + j] = __uint_as_float(words.of[j]);
+    }
+    return y;
+}
+
+template <int N> DEVICE Floats<N> load(const bf16 *from) {
+    Words<N / 2> words = *reinterpret_cast<const Words<N / 2> *>(from);
+    Floats<N> y;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        y.x[i] = __uint_as_float(words.of[i / 2] << 16);
+        y.x[i + 1] = __uint_as_float(words.of[i / 2] & 0xffff0000u);
+    }
+    return y;
+}
+
+template <int N> DEVICE void store(float *to, Floats<N> from) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        Words<4> words;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words.of[j] = __float_as_uint(from.x[i + j]);
+        reinterpret_cast<Words<4> *>(to)[i / 4] = words;
+    }
+}
+
+template <int N> DEVICE void store(bf16 *to, Floats<N> from) {
+    Words<N / 2> words;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) words.of[i / 2] = pack(from.x[i], from.x[i + 1]);
+    *reinterpret_cast<Words<N / 2> *>(to) = words;
+}
 
 // Sine and cosine of an angle that may be large: reduced in f64, evaluated in f32.
 DEVICE void sine_cosine(double angle, float &sine, float &cosine) {

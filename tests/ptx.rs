@@ -715,6 +715,173 @@ fn rows_of_any_length() {
     }
 }
 
+/// Rows whose elements a thread takes four or eight at a time, wherever they lie and whatever is asked of them: groups that no such
+/// number divides, slices that begin between, operands that do not lie on 16 bytes, results over what is read.
+#[test]
+fn adjacent_elements_are_those_of_one_at_a_time() {
+    use DType::{Bf16, F32};
+    use dreamc_compiler::ir::{Binary, Positions, Reduce, Rope, Unary};
+    use dreamc_compiler::program::Broadcast;
+    let Some(device) = device(ptx::Options::default()) else { return };
+    let kernel = |rows: u64, n: u64, size: u64, start: u64, dtype: DType| {
+        let groups = n / size;
+        let rope = Rope { base: 100.0, positions: Positions::Tokens, scaling: None, inverse: false };
+        let same = |n| Broadcast { outer: 1, size: n, inner: 1 };
+        let mul = |a, b, broadcast| RowOp::Binary { op: Binary::Mul, a, b, broadcast, small_first: false };
+        let add = |a, b, broadcast| RowOp::Binary { op: Binary::Add, a, b, broadcast, small_first: false };
+        let (across, along) =
+            (Broadcast { outer: groups, size, inner: 1 }, Broadcast { outer: 1, size: groups, inner: size });
+        let ops = vec![
+            (RowOp::Load { input: 0 }, n),
+            (RowOp::Load { input: 1 }, n),
+            (RowOp::Load { input: 2 }, n),
+            (mul(0, 2, same(n)), n),
+            (RowOp::Rms { x: 3, size, eps: 1e-6 }, n),
+            (RowOp::Rope { x: 4, size, rope, position: 3, depths: 0 }, n),
+            (RowOp::Slice { x: 5, size, start: 0 }, groups * start),
+            (RowOp::Slice { x: 5, size, start }, n - groups * start),
+            (RowOp::Concat { parts: vec![7, 6], groups }, n),
+            (RowOp::Softmax { x: 8, size }, n),
+            (
+                RowOp::Reduce {
+                    op: Reduce::Sum,
+                    x: 1,
+                    over: Broadcast { outer: 1, size: groups, inner: size },
+                },
+                size,
+            ),
+            (
+                RowOp::Reduce { op: Reduce::Mean, x: 1, over: Broadcast { outer: groups, size, inner: 1 } },
+                groups,
+            ),
+            (mul(9, 10, across), n),
+            (add(12, 11, along), n),
+            (RowOp::Pick { table: 13, chosen: 4 }, 4),
+            (RowOp::PickGrad { d: 14, chosen: 4 }, n),
+            (RowOp::Unary(Unary::Silu, 13), n),
+            (add(16, 15, same(n)), n),
+            (RowOp::SoftmaxGrad { y: 9, dy: 1, size }, n),
+            (RowOp::RmsGrad { x: 3, dy: 18, size, eps: 1e-6 }, n),
+        ];
+        let (ops, lengths) = ops.into_iter().unzip();
+        let row = |dtype| RowInput::Row { length: n, dtype };
+        Kernel::Rows(RowKernel {
+            rows,
+            inputs: vec![
+                row(dtype),
+                row(dtype),
+                RowInput::Shared { length: n, dtype: F32 },
+                RowInput::RowInts { length: 1 },
+                RowInput::RowInts { length: 4 },
+            ],
+            ops,
+            lengths,
+            outputs: vec![
+                RowOutput { array: 17, dtype, store: RowStore::Row },
+                RowOutput { array: 19, dtype, store: RowStore::AddRow },
+                RowOutput { array: 8, dtype: F32, store: RowStore::Sum },
+            ],
+        })
+    };
+    // What a thread does for each element alone: no statistics, no sums.
+    let plain = |rows, n, dtype| {
+        let mul = RowOp::Binary {
+            op: Binary::Mul,
+            a: 0,
+            b: 1,
+            broadcast: Broadcast { outer: 1, size: n, inner: 1 },
+            small_first: false,
+        };
+        Kernel::Rows(RowKernel {
+            rows,
+            inputs: vec![RowInput::Row { length: n, dtype }, RowInput::Row { length: n, dtype: Bf16 }],
+            ops: vec![RowOp::Load { input: 0 }, RowOp::Load { input: 1 }, mul],
+            lengths: vec![n; 3],
+            outputs: vec![RowOutput { array: 2, dtype, store: RowStore::Row }],
+        })
+    };
+    let mut widths = [0; 3];
+    for (rows, n, size, start) in
+        [(5, 64, 16, 4), (9, 48, 12, 6), (3, 40, 8, 3), (1100, 24, 6, 4), (5, 30, 10, 4)]
+    {
+        // Rows apart, and where they begin in a buffer that is longer.
+        for (dtype, apart, first) in
+            [(F32, n, 0), (Bf16, n, 0), (F32, n + 8, 4), (Bf16, n + 8, 8), (F32, n + 1, 0), (Bf16, n + 4, 2)]
+        {
+            let all = rows * (n + 8) + 8;
+            let at = |name: &str| format!("{name}:{first}:{apart}");
+            let (x, dy, y, z) = (at("x"), at("dy"), at("y"), at("z"));
+            let half = at("half");
+            let launches = vec![
+                (
+                    kernel(rows, n, size, start, dtype),
+                    vec![&*x, &dy, "w", "positions:0:1", "chosen:0:4", &y, &z, "s"],
+                    None,
+                ),
+                (plain(rows, n, dtype), vec![&x, &half, &y], None),
+                (plain(rows, n, dtype), vec![&z, &half, &z], None),
+                (
+                    kernel(rows, n, size, start, dtype),
+                    vec![&*x, &dy, "w", "positions:0:1", "chosen:0:4", &dy, &z, "s"],
+                    None,
+                ),
+            ];
+            let buffers: &[(&str, DType, &[u64])] = &[
+                ("x", dtype, &[all]),
+                ("dy", dtype, &[all]),
+                ("w", F32, &[n]),
+                ("positions", DType::I32, &[rows]),
+                ("chosen", DType::I32, &[rows, 4]),
+                ("y", dtype, &[all]),
+                ("z", dtype, &[all]),
+                ("half", Bf16, &[all]),
+                ("s", F32, &[n]),
+            ];
+            let plan = by_hand(buffers, launches);
+            let id = |name: &str| plan.find(name).unwrap();
+            let fill = |session: &mut dyn Session| {
+                for (seed, (name, dtype, shape)) in buffers.iter().enumerate() {
+                    let count = shape.iter().product::<u64>();
+                    let values =
+                        (0..count).map(|i| ((i * 7919 + seed as u64 * 31) % 1013) as f32 / 506.5 - 0.9);
+                    match dtype {
+                        F32 => session.write_at(id(name), 0, 0, &values.collect::<Vec<_>>())?,
+                        Bf16 => {
+                            let values: Vec<_> = values.map(half::bf16::from_f32).collect();
+                            session.write_at(id(name), 0, 0, &values)?;
+                        }
+                        DType::I32 => {
+                            let values: Vec<i32> = (0..count).map(|i| (i * 7 % n) as i32).collect();
+                            session.write_at(id(name), 0, 0, &values)?;
+                        }
+                    }
+                }
+                Ok(())
+            };
+            let found = compare(&plan, "run", &CpuDevice::default(), &device, &fill).unwrap();
+            let bound = if dtype == F32 { 1e-5 } else { 1e-2 };
+            for agreement in found {
+                assert!(
+                    agreement.difference < bound,
+                    "{n} in groups of {size}, {apart} apart from {first}, {dtype:?}: {agreement:?}"
+                );
+            }
+            let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_80").unwrap();
+            for text in texts {
+                let kind = if text.text.contains("Floats<8>") {
+                    2
+                } else {
+                    text.text.contains("Floats<4>") as usize
+                };
+                widths[kind] += 1;
+                let on_16 = |elements: u64| (elements * dtype.bytes()).is_multiple_of(16);
+                assert!(kind == 0 || (on_16(apart) && on_16(first)), "{}", text.text);
+            }
+        }
+    }
+    assert!(widths.iter().all(|&count| count >= 10), "{widths:?}");
+}
+
 #[test]
 fn an_index_out_of_range_names_its_launch() {
     let Some(device) = device(fast()) else { return };

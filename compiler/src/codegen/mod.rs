@@ -75,6 +75,8 @@ pub struct Variant {
     pub narrow: u32,
     /// Whether operands in bf16 begin at multiples of 16 bytes, and strided ones have rows that do.
     pub aligned: bool,
+    /// Bit `i`: operand `i` begins at a multiple of 16 bytes, and so do its rows where it is strided.
+    pub wide: u64,
     /// Whether the launch says which rows are needed: [`crate::program::Launch::places`].
     pub places: bool,
     /// Whether the code is for `sm_90a` and may use what that has; else every architecture from `sm_80` on runs it.
@@ -86,11 +88,24 @@ impl Variant {
     fn is_narrow(&self, i: usize) -> bool {
         self.narrow.checked_shr(i as u32).unwrap_or(0) & 1 != 0
     }
+
+    /// Whether operand `i` and its rows begin at multiples of 16 bytes.
+    fn is_wide(&self, i: usize) -> bool {
+        self.wide.checked_shr(i as u32).unwrap_or(0) & 1 != 0
+    }
 }
 
 impl Default for Variant {
     fn default() -> Self {
-        Variant { element_bytes: 4, in_place: false, narrow: 0, aligned: false, places: false, hopper: false }
+        Variant {
+            element_bytes: 4,
+            in_place: false,
+            narrow: 0,
+            aligned: false,
+            wide: 0,
+            places: false,
+            hopper: false,
+        }
     }
 }
 

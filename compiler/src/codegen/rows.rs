@@ -15,6 +15,10 @@
 //! - *long*: rows that are longer than a block can hold, or so long that few blocks would have all the work. What is kept of
 //!   each row goes to scratch memory first; then every element has a thread, which goes through all rows where they are
 //!   summed. A row may be as long as 32 bits count.
+//!
+//! Where rows lie on 16 bytes a thread takes four adjacent elements at a time, or eight where all rows are bf16, in one access
+//! of each operand: an index then stands for as many elements ([`At`]), and a value for as many numbers. What cannot be asked for so
+//! (slices and groups that begin elsewhere, elements picked one by one) is asked for one after another.
 
 use super::blocks::{PROCESSORS, SHARED_LIMIT, places};
 use super::text::{Builder, Param, blocks, double, fits, float};
@@ -36,6 +40,59 @@ enum Kept {
     Common(u64),
 }
 
+/// Adjacent elements of an array: an expression that is the index of the first, a multiple of how many there are.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct At {
+    index: String,
+    width: u64,
+}
+
+impl At {
+    /// One element.
+    fn one(index: impl Into<String>) -> Self {
+        At { index: index.into(), width: 1 }
+    }
+}
+
+/// A variable or a short expression: so many numbers, or one that all elements have in common.
+#[derive(Clone, Debug)]
+struct Value {
+    text: String,
+    width: u64,
+}
+
+impl Value {
+    fn one(text: impl Into<String>) -> Self {
+        Value { text: text.into(), width: 1 }
+    }
+
+    /// As many numbers as are wanted.
+    fn spread(&self, width: u64) -> String {
+        if self.width == width { self.text.clone() } else { format!("{}({})", numbers(width), self.text) }
+    }
+}
+
+/// What is added to a sum: a factor or two.
+type Term = (Value, Option<Value>);
+
+/// The type of so many numbers.
+fn numbers(width: u64) -> String {
+    if width == 1 { "float".into() } else { format!("Floats<{width}>") }
+}
+
+/// `width` numbers from an address, the first of them at `index`.
+fn load(from: &str, start: u64, at: &At) -> String {
+    let index = match (start, at.index.as_str()) {
+        (0, index) => index.to_string(),
+        (_, "0") => start.to_string(),
+        (_, index) => format!("{start} + {index}"),
+    };
+    match at.width {
+        1 => format!("{from}[{index}]"),
+        width => format!("load<{width}>({from} + {index})"),
+    }
+}
+
 /// What an operation keeps.
 #[derive(Clone, Debug, Default)]
 struct Plan {
@@ -51,7 +108,7 @@ struct Plan {
 const BLOCK: u64 = 256;
 /// Rows of this length at most have a warp each, which needs no barrier, where there are enough of them to fill a GPU.
 const WARP_ROW: u64 = 1024;
-/// Loads that a thread should have under way at once: loops with fewer are unrolled.
+/// Words of 4 bytes that a thread should have under way at once: loops that load fewer are unrolled.
 const LOADS: u64 = 8;
 /// Static shared memory of a block.
 const STATIC_LIMIT: u64 = 48 * 1024;
@@ -59,6 +116,11 @@ const STATIC_LIMIT: u64 = 48 * 1024;
 /// Whether an output is a sum over rows.
 fn sums(store: RowStore) -> bool {
     matches!(store, RowStore::Sum | RowStore::AddSum)
+}
+
+/// Whether an operation joins elements: reductions of one each do not.
+fn reduces(op: &RowOp) -> bool {
+    matches!(op, RowOp::Reduce { over, .. } if over.size != 1)
 }
 
 /// Instructions of one element, roughly.
@@ -86,8 +148,6 @@ fn own_cost(kernel: &RowKernel, op: &RowOp) -> u64 {
 pub(super) fn generate(kernel: &RowKernel, variant: Variant) -> Result<Option<Source>> {
     validate(kernel)?;
     let in_place = variant.in_place;
-    // A sum over rows is over all of them.
-    let some = variant.places && !kernel.outputs.iter().any(|o| sums(o.store));
     let empty = |array: u32| kernel.lengths[array as usize] == 0;
     let nothing = kernel.outputs.iter().all(|o| empty(o.array) || (!sums(o.store) && kernel.rows == 0));
     if nothing {
@@ -99,11 +159,11 @@ pub(super) fn generate(kernel: &RowKernel, variant: Variant) -> Result<Option<So
     let forms = if mostly_columns(kernel) { &[Form::Long, Form::Dear, Form::Plain] } else { &ordinary };
     let mut failed = None;
     for &form in forms {
-        let mut generator = Generator::new(kernel, form, false, some)?;
+        let mut generator = Generator::new(kernel, form, false, variant)?;
         match generator.source() {
             Ok(source) if !(in_place && generator.shifted) => return Ok(source),
             Ok(_) if form == Form::Long => {}
-            Ok(_) => match Generator::new(kernel, form, true, some)?.source() {
+            Ok(_) => match Generator::new(kernel, form, true, variant)?.source() {
                 Ok(source) => return Ok(source),
                 Err(error) => failed = Some(error),
             },
@@ -175,6 +235,30 @@ fn frequencies(rope: &Rope, size: u64) -> Vec<f64> {
     (0..size / 2).map(|pair| rope.frequency(pair, size / 2)).collect()
 }
 
+/// Adjacent elements that a thread takes at a time: 1 where an operand that is read or written by several does not lie on 16 bytes,
+/// since single accesses of adjacent elements by one thread are slower than those by adjacent threads.
+fn together(kernel: &RowKernel, variant: Variant) -> u64 {
+    let inputs = kernel.inputs.iter().map(|input| match *input {
+        RowInput::Row { length, dtype } => Some((length, dtype, true)),
+        RowInput::Shared { length, dtype } => Some((length, dtype, false)),
+        RowInput::RowInts { .. } | RowInput::Index => None,
+    });
+    let outputs = kernel.outputs.iter().map(|o| {
+        let length = kernel.lengths[o.array as usize];
+        (!sums(o.store)).then_some((length, o.dtype, true))
+    });
+    let long = inputs.chain(outputs).enumerate().filter_map(|(i, operand)| {
+        operand.filter(|&(length, ..)| length > 0 && length.is_multiple_of(4)).map(|o| (i, o))
+    });
+    let long: Vec<_> = long.collect();
+    if long.is_empty() || !long.iter().all(|&(i, _)| variant.is_wide(i)) {
+        return 1;
+    }
+    // Vectors that all rows share stay in the cache.
+    let mut rows = long.iter().filter(|&&(_, (_, _, row))| row);
+    if rows.all(|&(_, (_, dtype, _))| dtype == DType::Bf16) { 8 } else { 4 }
+}
+
 struct Generator<'k> {
     kernel: &'k RowKernel,
     form: Form,
@@ -182,6 +266,9 @@ struct Generator<'k> {
     staged: bool,
     /// Rows that nobody needs are passed over.
     some: bool,
+    /// Adjacent elements that a thread takes at a time at most.
+    width: u64,
+    variant: Variant,
     plans: Vec<Plan>,
     /// Threads of a row, and rows of a block at a time.
     threads: u64,
@@ -192,8 +279,8 @@ struct Generator<'k> {
     text: String,
     indent: usize,
     /// Values already in variables, innermost block last.
-    scopes: Vec<HashMap<(u32, String), String>>,
-    /// Loops under way: where each begins in the text, how often a thread goes through it, and the loads in it so far.
+    scopes: Vec<HashMap<(u32, At), Value>>,
+    /// Loops under way: where each begins in the text, how often a thread goes through it, and the words loaded in it so far.
     loops: Vec<(usize, u64, u64)>,
     next: usize,
     /// Whether the loop under way stores results, and whether such a loop read a row elsewhere than where it writes.
@@ -207,12 +294,15 @@ struct Generator<'k> {
 }
 
 impl<'k> Generator<'k> {
-    fn new(kernel: &'k RowKernel, form: Form, staged: bool, some: bool) -> Result<Self> {
+    fn new(kernel: &'k RowKernel, form: Form, staged: bool, variant: Variant) -> Result<Self> {
         let mut generator = Generator {
             kernel,
             form,
             staged,
-            some,
+            // A sum over rows is over all of them.
+            some: variant.places && !kernel.outputs.iter().any(|o| sums(o.store)),
+            width: together(kernel, variant),
+            variant,
             plans: vec![Plan::default(); kernel.ops.len()],
             threads: 1,
             slots: 1,
@@ -243,7 +333,7 @@ impl<'k> Generator<'k> {
         let count = kernel.ops.len();
         let mut cost = vec![0u64; count];
         for (i, op) in kernel.ops.iter().enumerate() {
-            let below = if matches!(op, RowOp::Reduce { .. }) { 0 } else { 1 };
+            let below = if reduces(op) { 0 } else { 1 };
             let inputs: u64 = op.operands().iter().map(|&x| cost[x]).fold(0, u64::saturating_add);
             cost[i] = own_cost(kernel, op).saturating_add(below * inputs);
         }
@@ -259,7 +349,7 @@ impl<'k> Generator<'k> {
                 continue;
             }
             self.plans[i].live = true;
-            let reduces = matches!(op, RowOp::Reduce { .. });
+            let reduces = reduces(op);
             let cheap = matches!(op, RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros);
             keep[i] = reduces || (dear && !cheap && cost[i] >= 12 && loops[i].len() >= 2);
             let asking = if keep[i] { BTreeSet::from([i as u64]) } else { loops[i].clone() };
@@ -281,7 +371,7 @@ impl<'k> Generator<'k> {
         let widest = (0..count).filter(|&i| self.plans[i].live).map(|i| self.length(i)).max().unwrap_or(1);
         let warps = widest <= WARP_ROW && kernel.rows >= 8 * PROCESSORS;
         let most = if warps { 32 } else { BLOCK };
-        self.threads = widest.div_ceil(4).next_power_of_two().clamp(1, most);
+        self.threads = widest.div_ceil(self.width.max(4)).next_power_of_two().clamp(1, most);
         let mut ropes: HashMap<String, Vec<Kept>> = HashMap::new();
         for (i, &keep) in keep.iter().enumerate() {
             if !self.plans[i].live {
@@ -289,7 +379,7 @@ impl<'k> Generator<'k> {
             }
             let length = self.length(i);
             if keep {
-                let register = matches!(kernel.ops[i], RowOp::Reduce { .. }) && length == 1;
+                let register = reduces(&kernel.ops[i]) && length == 1;
                 self.plans[i].own = Some(if register { self.register() } else { self.shared(length) });
             }
             let (stats, groups) = match kernel.ops[i] {
@@ -334,14 +424,23 @@ impl<'k> Generator<'k> {
         Kept::Register(format!("r{}", self.next))
     }
 
+    /// All that is kept begins on 16 bytes.
     fn shared(&mut self, floats: u64) -> Kept {
-        self.stored += floats;
-        Kept::Shared(self.stored - floats)
+        let start = self.stored;
+        self.stored = start.saturating_add(floats).next_multiple_of(4);
+        Kept::Shared(start)
     }
 
     fn common(&mut self, floats: u64) -> Kept {
-        self.common += floats;
-        Kept::Common(self.common - floats)
+        let start = self.common;
+        self.common = start.saturating_add(floats).next_multiple_of(4);
+        Kept::Common(start)
+    }
+
+    /// Elements of a loop over `length` that a thread takes at a time.
+    fn width(&self, length: u64) -> u64 {
+        let fits = |width: &u64| *width <= self.width && length > 0 && length.is_multiple_of(*width);
+        [8, 4].into_iter().find(fits).unwrap_or(1)
     }
 
     // --- text ---------------------------------------------------------------------------------------------------------
@@ -382,21 +481,29 @@ impl<'k> Generator<'k> {
         }
     }
 
-    /// What a row's threads do for elements `variable` = `first`, `first + step` and so on, below `length`; ended by
-    /// [`Self::close_each`].
-    fn open_each(&mut self, variable: &str, first: &str, length: u64, step: u64) {
+    /// What a row's threads do for elements `variable` = `first`, `first + step` and so on, below `length`, or for `width` at a time
+    /// from each of `width` times as much; ended by [`Self::close_each`].
+    fn open_each(&mut self, variable: &str, first: &str, length: u64, step: u64, width: u64) {
+        let (mut begin, step) = (first.to_string(), step.saturating_mul(width));
+        if width > 1 {
+            begin = if first.contains(' ') {
+                format!("({first}) * {width}")
+            } else {
+                format!("{first} * {width}")
+            };
+        }
         if step >= length {
-            self.open(&format!("if ({first} < {length}) {{"));
-            self.line(&format!("const int {variable} = {first};"));
+            self.open(&format!("if ({begin} < {length}) {{"));
+            self.line(&format!("const int {variable} = {begin};"));
         } else {
             let line =
-                format!("for (int {variable} = {first}; {variable} < {length}; {variable} += {step}) {{");
+                format!("for (int {variable} = {begin}; {variable} < {length}; {variable} += {step}) {{");
             self.open_loop(&line, length.div_ceil(step));
         }
     }
 
-    fn close_each(&mut self, length: u64, step: u64) {
-        if step >= length { self.close() } else { self.close_loop() }
+    fn close_each(&mut self, length: u64, step: u64, width: u64) {
+        if step.saturating_mul(width) >= length { self.close() } else { self.close_loop() }
     }
 
     fn fresh(&mut self, prefix: &str) -> String {
@@ -404,13 +511,13 @@ impl<'k> Generator<'k> {
         format!("{prefix}{}", self.next)
     }
 
-    fn known(&self, key: &(u32, String)) -> Option<String> {
+    fn known(&self, key: &(u32, At)) -> Option<Value> {
         self.scopes.iter().rev().find_map(|scope| scope.get(key).cloned())
     }
 
-    fn remember(&mut self, key: (u32, String), value: &str) {
+    fn remember(&mut self, key: (u32, At), value: &Value) {
         if let Some(scope) = self.scopes.last_mut() {
-            scope.insert(key, value.into());
+            scope.insert(key, value.clone());
         }
     }
 
@@ -419,132 +526,224 @@ impl<'k> Generator<'k> {
         if expression.chars().all(|c| c.is_ascii_alphanumeric()) {
             return expression;
         }
-        let key = (u32::MAX, expression);
+        let key = (u32::MAX, At::one(expression));
         if let Some(name) = self.known(&key) {
-            return name;
+            return name.text;
         }
         let name = self.fresh("i");
-        self.line(&format!("const int {name} = {};", key.1));
-        self.remember(key, &name);
+        self.line(&format!("const int {name} = {};", key.1.index));
+        self.remember(key, &Value::one(name.as_str()));
         name
     }
 
-    /// Element of the small operand of a broadcast for an element of the large one.
-    fn small(&mut self, at: &str, b: Broadcast) -> String {
-        let quotient = if b.inner == 1 { at.to_string() } else { format!("{at} / {}", b.inner) };
-        match (b.size, b.outer) {
-            (0 | 1, _) => "0".into(),
+    /// Elements of the small operand of a broadcast for those of the large one.
+    fn small(&mut self, at: &At, b: Broadcast) -> At {
+        let index = &at.index;
+        let quotient = if b.inner == 1 { index.clone() } else { format!("{index} / {}", b.inner) };
+        let index = match (b.size, b.outer) {
+            (0 | 1, _) => return At::one("0"),
             (_, 0 | 1) => self.index(quotient),
             (size, _) => self.index(format!("{quotient} % {size}")),
+        };
+        At { index, width: if b.inner == 1 { at.width } else { 1 } }
+    }
+
+    fn group(&mut self, at: &At, array: usize, size: u64) -> String {
+        if self.length(array) == size { "0".into() } else { self.index(format!("{} / {size}", at.index)) }
+    }
+
+    fn within(&mut self, at: &At, array: usize, size: u64) -> String {
+        if self.length(array) == size {
+            at.index.clone()
+        } else {
+            self.index(format!("{} % {size}", at.index))
         }
     }
 
-    fn group(&mut self, at: &str, array: usize, size: u64) -> String {
-        if self.length(array) == size { "0".into() } else { self.index(format!("{at} / {size}")) }
-    }
-
-    fn within(&mut self, at: &str, array: usize, size: u64) -> String {
-        if self.length(array) == size { at.into() } else { self.index(format!("{at} % {size}")) }
-    }
-
-    fn kept(kept: &Kept, at: &str) -> String {
+    fn kept(kept: &Kept, at: &At) -> String {
         match kept {
             Kept::Register(name) => name.clone(),
-            Kept::Shared(0) => format!("kept[{at}]"),
-            Kept::Shared(start) if at == "0" => format!("kept[{start}]"),
-            Kept::Shared(start) => format!("kept[{start} + {at}]"),
-            Kept::Common(0) => format!("common[{at}]"),
-            Kept::Common(start) => format!("common[{start} + {at}]"),
+            Kept::Shared(start) => load("kept", *start, at),
+            Kept::Common(start) => load("common", *start, at),
         }
     }
 
-    fn stat(&self, array: usize, number: usize, at: &str) -> String {
+    fn stat(&self, array: usize, number: usize, at: &At) -> String {
         self.plans[array].stats.get(number).map_or(String::new(), |s| Self::kept(s, at))
     }
 
     // --- expressions --------------------------------------------------------------------------------------------------
 
-    /// Element `at` of an array, as a variable or a short expression.
-    fn value(&mut self, array: u32, at: &str) -> String {
+    /// Elements of an array, as a variable or a short expression.
+    fn value(&mut self, array: u32, at: &At) -> Value {
         let i = array as usize;
         // All elements of an array of one are the same.
-        let at = if self.length(i) == 1 { "0" } else { at };
-        if let Some(kept) = &self.plans[i].own {
-            return Self::kept(kept, at);
+        let one = At::one("0");
+        let at = if self.length(i) == 1 { &one } else { at };
+        if let Some(kept) = &self.plans[i].own
+            && at.width == 1
+        {
+            return Value::one(Self::kept(kept, at));
         }
         if let RowOp::Constant(c) = self.kernel.ops[i] {
-            return float(c);
+            return Value::one(float(c));
         }
         if let RowOp::Zeros = self.kernel.ops[i] {
-            return "0.0f".into();
+            return Value::one("0.0f");
         }
-        let key = (array, at.to_string());
-        if let Some(name) = self.known(&key) {
-            return name;
+        let key = (array, at.clone());
+        if let Some(value) = self.known(&key) {
+            return value;
         }
-        let name = self.compute(i, at);
-        self.remember(key, &name);
-        name
+        let value = match self.plans[i].own.clone() {
+            Some(kept) => self.define(&Self::kept(&kept, at), at.width),
+            None => self.compute(i, at),
+        };
+        self.remember(key, &value);
+        value
     }
 
-    fn define(&mut self, expression: &str) -> String {
+    fn define(&mut self, expression: &str, width: u64) -> Value {
         let name = self.fresh("v");
-        self.line(&format!("const float {name} = {expression};"));
-        name
+        self.line(&format!("const {} {name} = {expression};", numbers(width)));
+        Value { text: name, width }
     }
 
-    fn compute(&mut self, i: usize, at: &str) -> String {
+    /// Cosines (0) or sines (1) of a rotation, which several rotations may have in common.
+    fn angle(&mut self, i: usize, number: usize, at: &At) -> String {
+        let text = self.stat(i, number, at);
+        if at.width == 1 {
+            return text;
+        }
+        let key = (u32::MAX, At { index: text, width: at.width });
+        if let Some(value) = self.known(&key) {
+            return value.text;
+        }
+        let value = self.define(&key.1.index, at.width);
+        self.remember(key, &value);
+        value.text
+    }
+
+    /// Elements one after another.
+    fn one_by_one(&mut self, at: &At, value: &dyn Fn(&mut Self, &At) -> Value) -> Value {
+        let parts: Vec<String> = (0..at.width)
+            .map(|lane| {
+                let index = if lane == 0 { at.index.clone() } else { format!("{} + {lane}", at.index) };
+                let at = At::one(self.index(index));
+                value(self, &at).text
+            })
+            .collect();
+        self.define(&format!("{}({})", numbers(at.width), parts.join(", ")), at.width)
+    }
+
+    /// Whether adjacent elements of the result come of adjacent or equal elements of the operands.
+    fn adjacent(&self, i: usize, width: u64) -> bool {
+        let fits = |size: u64| size.is_multiple_of(width);
+        let operand = |x: u32| self.length(x as usize);
+        match &self.kernel.ops[i] {
+            RowOp::Binary { broadcast: b, .. } => {
+                b.size <= 1 || fits(b.inner) || (b.inner == 1 && (b.outer <= 1 || fits(b.size)))
+            }
+            RowOp::Rms { size, .. }
+            | RowOp::RmsGrad { size, .. }
+            | RowOp::Softmax { size, .. }
+            | RowOp::SoftmaxGrad { size, .. } => self.length(i) == *size || fits(*size),
+            RowOp::Rope { size, .. } => fits(size / 2),
+            RowOp::Slice { x, size, start } => {
+                let groups = (operand(*x) / size.max(&1)).max(1);
+                fits(*start) && (groups == 1 || (fits(*size) && fits(self.length(i) / groups)))
+            }
+            RowOp::Concat { parts, groups } => parts.iter().all(|&part| fits(operand(part) / groups)),
+            RowOp::Pick { .. } => false,
+            _ => true,
+        }
+    }
+
+    fn compute(&mut self, i: usize, at: &At) -> Value {
+        if at.width > 1 && !self.adjacent(i, at.width) {
+            return self.one_by_one(at, &|g, at| g.value(i as u32, at));
+        }
+        let mut width = at.width;
         let expression = match self.kernel.ops[i].clone() {
             RowOp::Load { input } => {
-                if self.storing
-                    && at != "i"
-                    && matches!(self.kernel.inputs[input as usize], RowInput::Row { .. })
-                {
+                let (dtype, row) = match self.kernel.inputs[input as usize] {
+                    RowInput::Row { dtype, .. } => (dtype, true),
+                    RowInput::Shared { dtype, .. } => (dtype, false),
+                    _ => (DType::F32, false),
+                };
+                if self.storing && at.index != "i" && row {
                     self.shifted = true;
                 }
-                if let Some((_, _, loads)) = self.loops.last_mut() {
-                    *loads += 1;
+                let aligned = width > 1 && self.variant.is_wide(input as usize);
+                if let Some((_, _, words)) = self.loops.last_mut() {
+                    *words += if aligned { (width * dtype.bytes()).div_ceil(4) } else { width };
                 }
-                format!("to_float(x{input}[{at}])")
+                match width {
+                    1 => format!("to_float(x{input}[{}])", at.index),
+                    _ if aligned => load(&format!("x{input}"), 0, at),
+                    _ => {
+                        let element = |lane| format!("to_float(x{input}[{} + {lane}])", at.index);
+                        format!(
+                            "{}({})",
+                            numbers(width),
+                            (0..width).map(element).collect::<Vec<_>>().join(", ")
+                        )
+                    }
+                }
             }
-            RowOp::Constant(c) => float(c),
-            RowOp::Zeros | RowOp::Reduce { .. } => "0.0f".into(),
-            RowOp::Unary(op, x) => unary(op, &self.value(x, at)),
+            RowOp::Constant(c) => return Value::one(float(c)),
+            RowOp::Zeros => return Value::one("0.0f"),
+            // Of one element each; others are kept.
+            RowOp::Reduce { x, .. } => return self.value(x, at),
+            RowOp::Unary(op, x) => {
+                let x = self.value(x, at);
+                width = x.width;
+                unary(op, &x.text)
+            }
             RowOp::Binary { op, a, b, broadcast, small_first } => {
                 let small = self.small(at, broadcast);
-                let (a_at, b_at) = if small_first { (small.as_str(), at) } else { (at, small.as_str()) };
-                let a = self.value(a, a_at);
-                binary(op, &a, &self.value(b, b_at))
+                let (a_at, b_at) = if small_first { (&small, at) } else { (at, &small) };
+                let (a, b) = (self.value(a, a_at), self.value(b, b_at));
+                width = a.width.max(b.width);
+                binary(op, &a.text, &b.text)
             }
             RowOp::Rms { x, size, .. } => {
-                let group = self.group(at, i, size);
+                let group = At::one(self.group(at, i, size));
                 let x = self.value(x, at);
-                format!("{x} * {}", self.stat(i, 0, &group))
+                width = x.width;
+                format!("{} * {}", x.text, self.stat(i, 0, &group))
             }
             RowOp::RmsGrad { x, dy, size, .. } => {
-                let group = self.group(at, i, size);
+                let group = At::one(self.group(at, i, size));
                 let (x, dy) = (self.value(x, at), self.value(dy, at));
-                format!("fmaf(-{}, {x}, {dy} * {})", self.stat(i, 1, &group), self.stat(i, 0, &group))
+                width = x.width.max(dy.width);
+                let (first, second) = (self.stat(i, 0, &group), self.stat(i, 1, &group));
+                format!("fmaf(-{second}, {}, {} * {first})", x.text, dy.text)
             }
             RowOp::Softmax { x, size } => {
-                let group = self.group(at, i, size);
+                let group = At::one(self.group(at, i, size));
                 let x = self.value(x, at);
-                format!("expf({x} - {}) * {}", self.stat(i, 0, &group), self.stat(i, 1, &group))
+                width = x.width;
+                format!("expf({} - {}) * {}", x.text, self.stat(i, 0, &group), self.stat(i, 1, &group))
             }
             RowOp::SoftmaxGrad { y, dy, size } => {
-                let group = self.group(at, i, size);
+                let group = At::one(self.group(at, i, size));
                 let (y, dy) = (self.value(y, at), self.value(dy, at));
-                format!("{y} * ({dy} - {})", self.stat(i, 0, &group))
+                width = y.width.max(dy.width);
+                format!("{} * ({} - {})", y.text, dy.text, self.stat(i, 0, &group))
             }
             RowOp::Rope { x, size, rope, .. } => {
                 // An odd last element stays as it is; sizes are even.
                 let half = size / 2;
                 let within = self.within(at, i, size);
+                let first = &at.index;
                 let pair = self.index(format!("{within} < {half} ? {within} : {within} - {half}"));
-                let other = self.index(format!("{within} < {half} ? {at} + {half} : {at} - {half}"));
+                let other = self.index(format!("{within} < {half} ? {first} + {half} : {first} - {half}"));
+                let (pair, other) = (At { index: pair, width }, At { index: other, width });
                 let (mine, other) = (self.value(x, at), self.value(x, &other));
-                let (cosine, sine) = (self.stat(i, 0, &pair), self.stat(i, 1, &pair));
+                let (cosine, sine) = (self.angle(i, 0, &pair), self.angle(i, 1, &pair));
                 let (low, high) = if rope.inverse { ("", "-") } else { ("-", "") };
+                let (mine, other) = (mine.text, other.text);
                 format!("fmaf({mine}, {cosine}, ({within} < {half} ? {low}{sine} : {high}{sine}) * {other})")
             }
             RowOp::Slice { x, size, start } => {
@@ -552,23 +751,24 @@ impl<'k> Generator<'k> {
                     let groups = (self.length(x as usize) / size.max(1)).max(1);
                     (groups, self.length(i) / groups)
                 };
+                let first = &at.index;
                 let from = match (groups, start) {
-                    (1, 0) => at.to_string(),
-                    (1, _) => format!("{at} + {start}"),
-                    _ => format!("{at} / {taken} * {size} + {at} % {taken} + {start}"),
+                    (1, 0) => first.clone(),
+                    (1, _) => format!("{first} + {start}"),
+                    _ => format!("{first} / {taken} * {size} + {first} % {taken} + {start}"),
                 };
-                let from = self.index(from);
-                return self.value(x, &from);
+                let index = self.index(from);
+                return self.value(x, &At { index, width });
             }
             RowOp::Concat { parts, groups } => return self.concat(i, &parts, groups, at),
             RowOp::Pick { table, chosen } => {
                 self.indices = true;
                 let length = self.length(table as usize);
                 let raw = self.fresh("i");
-                self.line(&format!("const int {raw} = x{chosen}[{at}];"));
+                self.line(&format!("const int {raw} = x{chosen}[{}];", at.index));
                 self.line(&format!("if (u32({raw}) >= {length}u) report(status, launch);"));
                 let place = self.index(format!("u32({raw}) < {length}u ? {raw} : 0"));
-                return self.value(table, &place);
+                return self.value(table, &At::one(place));
             }
             RowOp::PickGrad { d, chosen } => {
                 self.indices = true;
@@ -577,27 +777,34 @@ impl<'k> Generator<'k> {
                     RowInput::RowInts { length } => length,
                     _ => 0,
                 };
-                self.line(&format!("float {name} = 0.0f;"));
+                let first = &at.index;
+                self.line(&format!("{} {name} = 0.0f;", numbers(width)));
                 self.open_loop(&format!("for (int {k} = 0; {k} < {count}; ++{k}) {{"), count);
                 self.line(&format!("const int {c} = x{chosen}[{k}];"));
                 self.line(&format!("if (u32({c}) >= {}u) report(status, launch);", self.length(i)));
-                self.open(&format!("if ({c} == {at}) {{"));
-                let d = self.value(d, &k);
-                self.line(&format!("{name} = {d};"));
+                self.open(&match width {
+                    1 => format!("if ({c} == {first}) {{"),
+                    _ => format!("if (u32({c} - {first}) < {width}u) {{"),
+                });
+                let d = self.value(d, &At::one(k)).text;
+                match width {
+                    1 => self.line(&format!("{name} = {d};")),
+                    _ => self.line(&format!("{name}.set({c} - {first}, {d});")),
+                }
                 self.close();
                 self.close_loop();
-                return name;
+                return Value { text: name, width };
             }
         };
-        self.define(&expression)
+        self.define(&expression, width)
     }
 
-    fn concat(&mut self, i: usize, parts: &[u32], groups: u64, at: &str) -> String {
+    fn concat(&mut self, i: usize, parts: &[u32], groups: u64, at: &At) -> Value {
         let total = self.length(i) / groups;
         let within = self.within(at, i, total);
         let group = self.group(at, i, total);
         let name = self.fresh("v");
-        self.line(&format!("float {name} = 0.0f;"));
+        self.line(&format!("{} {name} = 0.0f;", numbers(at.width)));
         let mut first = 0;
         for &part in parts {
             let size = self.length(part as usize) / groups;
@@ -607,13 +814,13 @@ impl<'k> Generator<'k> {
             if first > 0 {
                 from += &format!(" - {first}");
             }
-            let from = self.index(from);
-            let value = self.value(part, &from);
-            self.line(&format!("{name} = {value};"));
+            let index = self.index(from);
+            let value = self.value(part, &At { index, width: at.width });
+            self.line(&format!("{name} = {};", value.text));
             self.close();
             first = end;
         }
-        name
+        Value { text: name, width: at.width }
     }
 
     // --- what is kept -------------------------------------------------------------------------------------------------
@@ -625,64 +832,86 @@ impl<'k> Generator<'k> {
     }
 
     /// A loop of the row's threads over the elements of an array.
-    fn open_elements(&mut self, length: u64) {
+    fn open_elements(&mut self, length: u64) -> At {
         if self.threads >= length && length == 1 {
             self.open("if (t == 0) {");
             self.line("const int i = 0;");
-        } else {
-            self.open_each("i", "t", length, self.threads);
+            return At::one("0");
         }
+        let width = self.width(length);
+        self.open_each("i", "t", length, self.threads, width);
+        At { index: "i".into(), width }
     }
 
     fn close_elements(&mut self, length: u64) {
-        self.close_each(length, self.threads);
+        self.close_each(length, self.threads, self.width(length));
     }
 
     /// For every group the result of a reduction of `terms(element)`, turned by `finish` into what is kept.
     ///
-    /// `joins` are the operations of the accumulators, `terms` gives what to join for an element, `finish` the values to
-    /// keep from the accumulators' names.
+    /// Elements of a group are `inner` apart. `joins` are the operations of the accumulators, `terms` gives what to join for an
+    /// element, a factor or two, `finish` the values to keep from the accumulators' names.
     #[allow(clippy::too_many_arguments)]
     fn reduce(
         &mut self,
         groups: u64,
         size: u64,
-        element: &dyn Fn(&str, &str) -> String,
+        inner: u64,
         joins: &[&str],
-        terms: &dyn Fn(&mut Self, &str, &str) -> Vec<String>,
+        terms: &dyn Fn(&mut Self, &At, &At) -> Vec<Term>,
         finish: &dyn Fn(&[String]) -> Vec<String>,
         kept: &[Kept],
     ) {
         let names: Vec<String> = joins.iter().map(|_| self.fresh("s")).collect();
+        let width = if inner == 1 { self.width(size) } else { 1 };
         let accumulate = |g: &mut Self, group: &str, first: &str, step: u64| {
-            g.open_each("j", first, size, step);
-            let at = g.index(element(group, "j"));
-            let terms = terms(g, &at, group);
-            for ((name, join), term) in names.iter().zip(joins).zip(terms) {
-                let line = match (join, term.split_once(" * ")) {
-                    (&"Sum", Some((a, b))) => format!("{name} = fmaf({a}, {b}, {name});"),
-                    _ => format!("{name} = {join}::join({name}, {term});"),
-                };
-                g.line(&line);
+            g.open_each("j", first, size, step, width);
+            let index = g.index(match (group, inner) {
+                ("0", 1) => "j".to_string(),
+                (_, 1) => format!("{group} * {size} + j"),
+                ("0", _) => format!("j * {inner}"),
+                _ => format!("{group} / {inner} * {} + j * {inner} + {group} % {inner}", size * inner),
+            });
+            let terms = terms(g, &At { index, width }, &At::one(group));
+            for ((name, join), (a, b)) in names.iter().zip(joins).zip(terms) {
+                let a = a.spread(width);
+                g.line(&match b.map(|b| b.spread(width)) {
+                    Some(b) => format!("{name} = fmaf({a}, {b}, {name});"),
+                    None => format!("{name} = {join}::join({name}, {a});"),
+                });
             }
-            g.close_each(size, step);
+            g.close_each(size, step, width);
+        };
+        // A thread's own, one for each of the elements that it takes at a time.
+        let declare = |g: &mut Self| {
+            for (name, join) in names.iter().zip(joins) {
+                g.line(&format!("{} {name} = {join}::identity();", numbers(width)));
+            }
+        };
+        let own = |name: &str, join: &str| match width {
+            1 => name.to_string(),
+            _ => format!("{name}.all<{join}>()"),
         };
         if groups == 1 {
-            for (name, join) in names.iter().zip(joins) {
-                self.line(&format!("float {name} = {join}::identity();"));
-            }
+            declare(self);
             accumulate(self, "0", "t", self.threads);
             let buffer = if self.threads > 32 { "buffer" } else { "nullptr" };
+            let mut joined = vec![];
             for (name, join) in names.iter().zip(joins) {
+                let mut sum = own(name, join);
                 if self.threads > 1 {
-                    self.line(&format!("{name} = threads<{join}, {}>({name}, {buffer});", self.threads));
+                    sum = format!("threads<{join}, {}>({sum}, {buffer})", self.threads);
                 }
+                if sum != *name {
+                    sum = self.define(&sum, 1).text;
+                }
+                joined.push(sum);
             }
-            for (kept, value) in kept.iter().zip(finish(&names)) {
+            for (kept, value) in kept.iter().zip(finish(&joined)) {
                 match kept {
                     Kept::Register(register) => self.line(&format!("const float {register} = {value};")),
                     Kept::Shared(_) | Kept::Common(_) => {
-                        self.line(&format!("if (t == 0) {} = {value};", Self::kept(kept, "0")));
+                        self.line(&format!("if (t == 0) {} = {value};", Self::kept(kept, &At::one("0"))));
                     }
                 }
             }
@@ -691,31 +920,28 @@ impl<'k> Generator<'k> {
             }
             return;
         }
-        // Lanes for each group: as many as it has elements, within a warp.
-        let lanes = (1u64 << size.max(1).ilog2()).min(32).min(self.threads);
+        // Lanes for each group: as many as it has elements, or several, within a warp.
+        let lanes = (1u64 << (size / width).max(1).ilog2()).min(32).min(self.threads);
         let step = self.threads / lanes;
         // A group or several at a time; all lanes stay together.
         self.line("#pragma unroll 1");
         self.open(&format!("for (int first = 0; first < {groups}; first += {step}) {{"));
         self.line(&format!("const int g = first + t / {lanes};"));
-        for (name, join) in names.iter().zip(joins) {
-            self.line(&format!("float {name} = {join}::identity();"));
-        }
+        declare(self);
         self.open(&format!("if (g < {groups}) {{"));
         accumulate(self, "g", &format!("t % {lanes}"), lanes);
         self.close();
+        let mut joined = vec![];
         for (name, join) in names.iter().zip(joins) {
+            let mut sum = own(name, join);
             if lanes > 1 {
-                let line = format!(
-                    "{name} = lanes<{join}, {lanes}>({name}, group_mask<{}>());",
-                    self.threads.min(32)
-                );
-                self.line(&line);
+                sum = format!("lanes<{join}, {lanes}>({sum}, group_mask<{}>())", self.threads.min(32));
             }
+            joined.push(if sum == *name { sum } else { self.define(&sum, 1).text });
         }
         self.open(&format!("if (g < {groups} && t % {lanes} == 0) {{"));
-        for (kept, value) in kept.iter().zip(finish(&names)) {
-            self.line(&format!("{} = {value};", Self::kept(kept, "g")));
+        for (kept, value) in kept.iter().zip(finish(&joined)) {
+            self.line(&format!("{} = {value};", Self::kept(kept, &At::one("g"))));
         }
         self.close();
         self.close();
@@ -729,20 +955,15 @@ impl<'k> Generator<'k> {
         }
         let stats = self.plans[i].stats.clone();
         let length = self.length(i);
-        let grouped = |size: u64| {
-            move |g: &str, j: &str| {
-                if g == "0" { j.to_string() } else { format!("{g} * {size} + {j}") }
-            }
-        };
         match self.kernel.ops[i].clone() {
             RowOp::Rms { x, size, eps } => self.reduce(
                 length / size,
                 size,
-                &grouped(size),
+                1,
                 &["Sum"],
                 &|g, at, _| {
                     let x = g.value(x, at);
-                    vec![format!("{x} * {x}")]
+                    vec![(x.clone(), Some(x))]
                 },
                 &|s| vec![format!("1.0f / sqrtf({} / {} + {})", s[0], float(size as f64), float(eps))],
                 &stats,
@@ -750,11 +971,11 @@ impl<'k> Generator<'k> {
             RowOp::RmsGrad { x, dy, size, eps } => self.reduce(
                 length / size,
                 size,
-                &grouped(size),
+                1,
                 &["Sum", "Sum"],
                 &|g, at, _| {
                     let (x, dy) = (g.value(x, at), g.value(dy, at));
-                    vec![format!("{x} * {x}"), format!("{x} * {dy}")]
+                    vec![(x.clone(), Some(x.clone())), (x, Some(dy))]
                 },
                 &|s| {
                     let n = float(size as f64);
@@ -767,9 +988,9 @@ impl<'k> Generator<'k> {
                 self.reduce(
                     length / size,
                     size,
-                    &grouped(size),
+                    1,
                     &["Largest"],
-                    &|g, at, _| vec![g.value(x, at)],
+                    &|g, at, _| vec![(g.value(x, at), None)],
                     &|s| vec![s[0].clone()],
                     &stats[..1],
                 );
@@ -777,11 +998,12 @@ impl<'k> Generator<'k> {
                 self.reduce(
                     length / size,
                     size,
-                    &grouped(size),
+                    1,
                     &["Sum"],
                     &|g, at, group| {
                         let x = g.value(x, at);
-                        vec![format!("expf({x} - {})", Self::kept(&most, group))]
+                        let text = format!("expf({} - {})", x.text, Self::kept(&most, group));
+                        vec![(Value { text, width: x.width }, None)]
                     },
                     &|s| vec![format!("1.0f / {}", s[0])],
                     &stats[1..],
@@ -790,11 +1012,11 @@ impl<'k> Generator<'k> {
             RowOp::SoftmaxGrad { y, dy, size } => self.reduce(
                 length / size,
                 size,
-                &grouped(size),
+                1,
                 &["Sum"],
                 &|g, at, _| {
                     let (y, dy) = (g.value(y, at), g.value(dy, at));
-                    vec![format!("{y} * {dy}")]
+                    vec![(y, Some(dy))]
                 },
                 &|s| vec![s[0].clone()],
                 &stats,
@@ -803,22 +1025,16 @@ impl<'k> Generator<'k> {
                 self.angles(i, "t", self.threads);
                 self.sync();
             }
-            RowOp::Reduce { op, x, over } => {
+            RowOp::Reduce { op, x, over } if over.size != 1 => {
                 let (size, inner) = (over.size, over.inner);
                 let join = if op == Reduce::Max { "Largest" } else { "Sum" };
                 let own: Vec<Kept> = self.plans[i].own.clone().into_iter().collect();
-                let element = move |g: &str, j: &str| match (g, inner) {
-                    ("0", 1) => j.to_string(),
-                    (_, 1) => format!("{g} * {size} + {j}"),
-                    ("0", _) => format!("{j} * {inner}"),
-                    _ => format!("{g} / {inner} * {} + {j} * {inner} + {g} % {inner}", size * inner),
-                };
                 self.reduce(
                     over.outer * inner,
                     size,
-                    &element,
+                    inner,
                     &[join],
-                    &|g, at, _| vec![g.value(x, at)],
+                    &|g, at, _| vec![(g.value(x, at), None)],
                     &|s| {
                         vec![match op {
                             Reduce::Mean => format!("{} / {}", s[0], float(size as f64)),
@@ -833,14 +1049,26 @@ impl<'k> Generator<'k> {
         }
         if let Some(own) = self.plans[i].own.take() {
             // Not known while it is computed: the expression is what is wanted.
-            self.open_elements(length);
-            let value = self.compute(i, if length == 1 { "0" } else { "i" });
-            self.line(&format!("{} = {value};", Self::kept(&own, "i")));
+            let at = self.open_elements(length);
+            let value = self.compute(i, &at);
+            self.set(&own, &at, &value);
             self.close_elements(length);
             self.plans[i].own = Some(own);
             self.sync();
         }
         Ok(())
+    }
+
+    /// Keeps elements.
+    fn set(&mut self, kept: &Kept, at: &At, value: &Value) {
+        let line = match (kept, at.width) {
+            (_, 1) => format!("{} = {};", Self::kept(kept, at), value.text),
+            (Kept::Shared(start), width) => {
+                format!("store(kept + {start} + {}, {});", at.index, value.spread(width))
+            }
+            _ => return,
+        };
+        self.line(&line);
     }
 
     /// Cosines and sines of a rotation, by `step` threads of which this is number `first`.
@@ -857,7 +1085,7 @@ impl<'k> Generator<'k> {
         text.push_str("\n};");
         self.tables.push(text);
         let stats = self.plans[i].stats.clone();
-        self.open_each("i", first, half, step);
+        self.open_each("i", first, half, step, 1);
         let position = match rope.positions {
             Positions::Tokens => format!("double(x{position}[0])"),
             Positions::Depth { half_reversed: false } => format!("double(x{position})"),
@@ -867,9 +1095,9 @@ impl<'k> Generator<'k> {
         };
         self.line("float sine, cosine;");
         self.line(&format!("sine_cosine({position} * {table}[i], sine, cosine);"));
-        self.line(&format!("{} = cosine;", Self::kept(&stats[0], "i")));
-        self.line(&format!("{} = sine;", Self::kept(&stats[1], "i")));
-        self.close_each(half, step);
+        self.line(&format!("{} = cosine;", Self::kept(&stats[0], &At::one("i"))));
+        self.line(&format!("{} = sine;", Self::kept(&stats[1], &At::one("i"))));
+        self.close_each(half, step, 1);
     }
 
     // --- the kernel ---------------------------------------------------------------------------------------------------
@@ -953,16 +1181,28 @@ impl<'k> Generator<'k> {
         builder.entry(name, geometry, &list, &body);
     }
 
-    /// The line that stores an element.
-    fn put(&mut self, o: usize, at: &str, value: &str) {
-        let line = match self.kernel.outputs[o].store {
-            RowStore::AddRow => format!("store(y{o}[{at}], to_float(y{o}[{at}]) + {value});"),
-            _ => format!("store(y{o}[{at}], {value});"),
-        };
-        self.line(&line);
+    /// The lines that store elements.
+    fn put(&mut self, o: usize, at: &At, value: &Value) {
+        let add = self.kernel.outputs[o].store == RowStore::AddRow;
+        if at.width > 1 && self.variant.is_wide(self.kernel.inputs.len() + o) {
+            let (to, value) = (format!("y{o} + {}", at.index), value.spread(at.width));
+            let old = if add { format!("{} + ", load(&format!("y{o}"), 0, at)) } else { String::new() };
+            return self.line(&format!("store({to}, {old}{value});"));
+        }
+        for lane in 0..at.width {
+            let to = if lane == 0 {
+                format!("y{o}[{}]", at.index)
+            } else {
+                format!("y{o}[{} + {lane}]", at.index)
+            };
+            let value =
+                if value.width == 1 { value.text.clone() } else { format!("{}.x[{lane}]", value.text) };
+            let old = if add { format!("to_float({to}) + ") } else { String::new() };
+            self.line(&format!("store({to}, {old}{value});"));
+        }
     }
 
-    /// An entry with a thread for each element of outputs of one length. `stats`: where what is kept of the rows lies.
+    /// An entry with a thread for each element of outputs of one length, or for several. `stats`: where what is kept of the rows lies.
     fn flat(
         &mut self,
         builder: &mut Builder,
@@ -973,25 +1213,34 @@ impl<'k> Generator<'k> {
     ) -> Result<()> {
         let (mut list, lines) = self.parameters(outputs);
         let count = self.kernel.rows.saturating_mul(length);
+        let width = self.width(length);
         self.scopes.push(HashMap::new());
-        self.line("i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;");
+        let times = if width == 1 { String::new() } else { format!(" * {width}") };
+        // Numbers of 64 bits are slow to divide.
+        match count <= (i32::MAX as u64) - 8 * BLOCK {
+            true => self.line(&format!("const int at = int(blockIdx.x * blockDim.x + threadIdx.x){times};")),
+            false => {
+                self.line(&format!("const i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x){times};"))
+            }
+        }
         self.line(&format!("if (at >= {count}) return;"));
-        self.line(&format!("i64 row = at / {length};"));
+        self.line(&format!("const i64 row = at / {length};"));
         self.line(&format!("const int i = int(at % {length});"));
         lines.iter().for_each(|line| self.line(line));
         list.extend(self.kept_rows(stats, "const "));
         self.storing = true;
         // All is read before anything is written: an output may lie over an input.
+        let at = if length == 1 { At::one("0") } else { At { index: "i".into(), width } };
         let mut values = vec![];
         for &o in outputs {
-            values.push(self.value(self.kernel.outputs[o].array, if length == 1 { "0" } else { "i" }));
+            values.push(self.value(self.kernel.outputs[o].array, &at));
         }
         for (&o, value) in outputs.iter().zip(values) {
-            self.put(o, "i", &value);
+            self.put(o, &at, &value);
         }
         self.storing = false;
         self.scopes.pop();
-        let geometry = (blocks(count.div_ceil(BLOCK))?, BLOCK as u32, 0);
+        let geometry = (blocks((count / width).div_ceil(BLOCK))?, BLOCK as u32, 0);
         self.entry(builder, entry, geometry, list);
         Ok(())
     }
@@ -1061,11 +1310,16 @@ impl<'k> Generator<'k> {
         let kernel = self.kernel;
         let (mut list, lines) = self.parameters(&[]);
         self.scopes.push(HashMap::new());
-        self.line("const int i = int(blockIdx.x * blockDim.x + threadIdx.x);");
+        // Several columns to a thread where that leaves blocks enough.
+        let wide = self.width(length);
+        let width = if length / (wide * BLOCK) >= 2 * PROCESSORS { wide } else { 1 };
+        let times = if width == 1 { String::new() } else { format!(" * {width}") };
+        self.line(&format!("const int i = int(blockIdx.x * blockDim.x + threadIdx.x){times};"));
         self.line(&format!("if (i >= {length}) return;"));
         let declare = |g: &mut Self, prefix: &str| {
-            outputs.iter().for_each(|o| g.line(&format!("float {prefix}{o} = 0.0f;")));
+            outputs.iter().for_each(|o| g.line(&format!("{} {prefix}{o} = 0.0f;", numbers(width))));
         };
+        let at = if length == 1 { At::one("0") } else { At { index: "i".into(), width } };
         declare(self, "total");
         let several = kernel.rows > SUM_BLOCK;
         if several {
@@ -1080,12 +1334,13 @@ impl<'k> Generator<'k> {
         lines.iter().for_each(|line| self.line(line));
         list.extend(self.kept_rows(stats, "const "));
         for &o in outputs {
-            let value = self.value(kernel.outputs[o].array, if length == 1 { "0" } else { "i" });
-            self.line(&format!("{}{o} += {value};", if several { "part" } else { "total" }));
+            let value = self.value(kernel.outputs[o].array, &at);
+            let to = format!("{}{o}", if several { "part" } else { "total" });
+            self.line(&format!("{to} = {to} + {};", value.text));
         }
         self.close_loop();
         if several {
-            outputs.iter().for_each(|o| self.line(&format!("total{o} += part{o};")));
+            outputs.iter().for_each(|o| self.line(&format!("total{o} = total{o} + part{o};")));
             self.close();
         }
         for &o in outputs {
@@ -1093,13 +1348,26 @@ impl<'k> Generator<'k> {
             let operand = Argument::Operand(kernel.inputs.len() + o);
             let element = if output.dtype == DType::Bf16 { "bf16 *" } else { "float *" };
             list.push(Param::new(element, &format!("out{o}"), operand));
-            self.line(&match output.store {
-                RowStore::AddSum => format!("store(out{o}[i], to_float(out{o}[i]) + total{o});"),
-                _ => format!("store(out{o}[i], total{o});"),
-            });
+            let aligned = self.variant.is_wide(kernel.inputs.len() + o);
+            for lane in 0..if aligned { 1 } else { width } {
+                let (to, old, total) = match (width, aligned) {
+                    (1, _) => (format!("out{o}[i]"), format!("to_float(out{o}[i])"), format!("total{o}")),
+                    (_, true) => {
+                        (format!("out{o} + i"), load(&format!("out{o}"), 0, &at), format!("total{o}"))
+                    }
+                    _ => {
+                        let to = format!("out{o}[i + {lane}]");
+                        (to.clone(), format!("to_float({to})"), format!("total{o}.x[{lane}]"))
+                    }
+                };
+                self.line(&match output.store {
+                    RowStore::AddSum => format!("store({to}, {old} + {total});"),
+                    _ => format!("store({to}, {total});"),
+                });
+            }
         }
         self.scopes.pop();
-        let geometry = (blocks(length.div_ceil(BLOCK))?, BLOCK as u32, 0);
+        let geometry = (blocks((length / width).div_ceil(BLOCK))?, BLOCK as u32, 0);
         self.entry(builder, &format!("rows_sum_{length}"), geometry, list);
         Ok(())
     }
@@ -1126,7 +1394,7 @@ impl<'k> Generator<'k> {
                 running.insert(o, start);
             }
         }
-        let floats = self.stored.max(1);
+        let floats = self.stored;
         // Rows at a time: a block full, as far as shared memory goes.
         let mut slots = match self.threads > 32 {
             true => 1,
@@ -1153,7 +1421,10 @@ impl<'k> Generator<'k> {
         if self.stored + self.common > 0 {
             match dynamic {
                 true => self.line("extern __shared__ __align__(16) float memory[];"),
-                false => self.line(&format!("__shared__ float memory[{}];", slots * floats + self.common)),
+                false => self.line(&format!(
+                    "__shared__ __align__(16) float memory[{}];",
+                    slots * floats + self.common
+                )),
             }
         }
         if self.threads > 32 {
@@ -1183,9 +1454,9 @@ impl<'k> Generator<'k> {
         }
         for &o in &totals {
             let length = self.length(kernel.outputs[o].array as usize);
-            self.open_each("i", "t", length, self.threads);
-            self.line(&format!("kept[{} + i] = 0.0f;", running[&o]));
-            self.close_each(length, self.threads);
+            let at = self.open_elements(length);
+            self.set(&Kept::Shared(running[&o]), &at, &Value::one("0.0f"));
+            self.close_elements(length);
         }
         let grid = if summed {
             self.line("#pragma unroll 1");
@@ -1216,21 +1487,23 @@ impl<'k> Generator<'k> {
         let several =
             stores.iter().map(|&o| self.length(kernel.outputs[o].array as usize)).collect::<BTreeSet<_>>();
         for &length in &lengths {
-            self.open_elements(length);
+            let at = self.open_elements(length);
             self.storing = !self.staged;
             let of_length = |o: &usize| self.length(kernel.outputs[*o].array as usize) == length;
             let of_length: Vec<usize> = live.iter().copied().filter(of_length).collect();
             let mut values = vec![];
             for &o in &of_length {
-                values.push(self.value(kernel.outputs[o].array, if length == 1 { "0" } else { "i" }));
+                values.push(self.value(kernel.outputs[o].array, &at));
             }
             for (&o, value) in of_length.iter().zip(values) {
-                if let Some(start) = running.get(&o) {
-                    self.line(&format!("kept[{start} + i] += {value};"));
-                } else if let Some(start) = waiting.get(&o) {
-                    self.line(&format!("kept[{start} + i] = {value};"));
+                if let Some(&start) = running.get(&o) {
+                    let kept = Kept::Shared(start);
+                    let text = format!("{} + {}", Self::kept(&kept, &at), value.text);
+                    self.set(&kept, &at, &Value { text, width: at.width });
+                } else if let Some(&start) = waiting.get(&o) {
+                    self.set(&Kept::Shared(start), &at, &value);
                 } else {
-                    self.put(o, "i", &value);
+                    self.put(o, &at, &value);
                 }
             }
             self.storing = false;
@@ -1244,9 +1517,10 @@ impl<'k> Generator<'k> {
             self.sync();
             for &o in &stores {
                 let length = self.length(kernel.outputs[o].array as usize);
-                self.open_elements(length);
-                let value = format!("kept[{} + i]", waiting[&o]);
-                self.put(o, "i", &value);
+                let at = self.open_elements(length);
+                let kept = Self::kept(&Kept::Shared(waiting[&o]), &at);
+                let value = self.define(&kept, at.width);
+                self.put(o, &at, &value);
                 self.close_elements(length);
             }
         }
@@ -1273,7 +1547,7 @@ impl<'k> Generator<'k> {
                 false => format!("store(out{o}[i], {value});"),
             };
             if kernel.rows > 0 {
-                self.open_each("i", "int(threadIdx.x)", length, block);
+                self.open_each("i", "int(threadIdx.x)", length, block, 1);
                 self.line(&format!("float sum = memory[{} + i];", running[&o]));
                 if slots > 1 {
                     self.line(&format!(
@@ -1292,7 +1566,7 @@ impl<'k> Generator<'k> {
                 seconds.push((o, at));
             }
             if kernel.rows > 0 {
-                self.close_each(length, block);
+                self.close_each(length, block, 1);
             }
             let params = |at: Option<u64>| {
                 let mut list = vec![Param::new(element, &format!("out{o}"), operand)];

@@ -19,7 +19,7 @@ mod room;
 #[cfg(test)]
 mod tests;
 
-use super::check::{Extent, check, slots};
+use super::check::{Extent, Slot, check, slots};
 use super::ptx::{Arg, Launch};
 use super::{Choice, DeviceError, Instrument, LaunchStats, RunStats, Session};
 use dreamc_compiler::codegen::{Argument, Source, Variant, generate};
@@ -189,23 +189,32 @@ struct PlanLaunch<'p> {
     variant: Variant,
 }
 
-/// Which operands are bf16, and whether all of those lie on 16 bytes for all values of the loop variables.
-fn narrow(plan: &Plan, launch: &dreamc_compiler::program::Launch) -> (u32, bool) {
-    let (mut mask, mut aligned) = (0, true);
-    for (i, operand) in launch.operands.iter().enumerate() {
+/// Which operands are bf16, and which begin on 16 bytes for all values of the loop variables and have rows that do.
+fn lie(plan: &Plan, launch: &dreamc_compiler::program::Launch, slots: &[Slot]) -> (u32, u64) {
+    let (mut narrow, mut wide) = (0, 0);
+    for (i, (operand, slot)) in launch.operands.iter().zip(slots).enumerate() {
         let Operand::Tensor { buffer, instance, offset, stride } = operand else { continue };
         let b = plan.buffer(*buffer);
-        if b.dtype != DType::Bf16 || i >= 32 {
-            continue;
+        if b.dtype == DType::Bf16 && i < 32 {
+            narrow |= 1 << i;
         }
-        mask |= 1 << i;
         let instance_bytes = b.elements() * b.dtype.bytes();
         let factors = instance.terms.iter().map(|&(_, factor)| factor).chain([instance.base]);
         let mut starts =
             factors.map(|factor| factor * instance_bytes).chain([b.offset + offset * b.dtype.bytes()]);
-        aligned &= starts.all(|start| start.is_multiple_of(16)) && stride.is_multiple_of(8);
+        let row = match slot.extent {
+            Extent::Rows { length, .. } if *stride == 0 => length,
+            Extent::Rows { .. } => *stride,
+            _ => 0,
+        };
+        if i < 64
+            && starts.all(|start| start.is_multiple_of(16))
+            && (row * b.dtype.bytes()).is_multiple_of(16)
+        {
+            wide |= 1 << i;
+        }
     }
-    (mask, mask != 0 && aligned)
+    (narrow, wide)
 }
 
 /// The launches of all programs, in order, loops ignored.
@@ -222,11 +231,9 @@ fn launches(plan: &Plan, hopper: bool) -> Result<Vec<PlanLaunch<'_>>, DeviceErro
                 Step::Launch(launch) => {
                     let kernel = plan.kernel(launch.kernel);
                     let moves = matches!(kernel, Kernel::Zero { .. } | Kernel::Copy { .. });
-                    let (narrow, aligned) = match kernel {
-                        // They name the types of their operands themselves.
-                        Kernel::Rows(_) => (0, false),
-                        _ => narrow(plan, launch),
-                    };
+                    let (narrow, wide) = lie(plan, launch, &slots(kernel));
+                    // Row kernels name the types of their operands themselves.
+                    let narrow = if matches!(kernel, Kernel::Rows(_)) { 0 } else { narrow };
                     let element_bytes = match launch.operands.first() {
                         Some(Operand::Tensor { buffer, .. }) if moves => plan.buffer(*buffer).dtype.bytes(),
                         _ => 4,
@@ -239,7 +246,8 @@ fn launches(plan: &Plan, hopper: bool) -> Result<Vec<PlanLaunch<'_>>, DeviceErro
                             element_bytes,
                             in_place,
                             narrow,
-                            aligned,
+                            aligned: narrow != 0 && u64::from(narrow) & !wide == 0,
+                            wide,
                             places: launch.places.is_some(),
                             hopper,
                         },
