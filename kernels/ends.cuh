@@ -54,8 +54,8 @@ DEVICE void cross_entropy_grad(const E *logits, const int *targets, const float 
 
 // `parts[part][row]`: largest logit, sum, and minus the target's logit, over the classes of the part. Rows in tiles, and the
 // classes in parts, so that few rows still keep a GPU busy.
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED, class E>
-DEVICE void head_loss(const E *x, const E *w, const int *targets, float *parts, float cap, int *status,
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED, class X, class W>
+DEVICE void head_loss(const X &x, const W &w, const int *targets, float *parts, float cap, int *status,
                       int launch) {
     __shared__ typename T::Shared shared;
     constexpr int TILES = (ROWS + T::ROWS - 1) / T::ROWS;
@@ -66,6 +66,7 @@ DEVICE void head_loss(const E *x, const E *w, const int *targets, float *parts, 
     float hit[T::OWN_ROWS];
     int wanted[T::OWN_ROWS];
     bool leader = threadIdx.x % T::SHARERS == 0;
+    typename T::Pipe pipe(shared);
 #pragma unroll
     for (int i = 0; i < T::OWN_ROWS; ++i) {
         sums[i] = Exponents::none();
@@ -76,9 +77,8 @@ DEVICE void head_loss(const E *x, const E *w, const int *targets, float *parts, 
     for (int column = part * PART; column < end; column += T::COLUMNS) {
         int columns = least(T::COLUMNS, end - column);
         typename T::Sums logits;
-        T::template multiply<true, true>(
-            shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x + (i64(row + i) * WIDTH + k); },
-            [&](int j, int k) { return w + (i64(column + j) * WIDTH + k); });
+        T::template multiply<true, true>(pipe, logits, rows, columns, WIDTH, operand<true>(x, WIDTH).at(row, 0),
+                                         operand<true>(w, WIDTH).at(column, 0));
         int left = columns - T::column(0);
 #pragma unroll
         for (int i = 0; i < T::OWN_ROWS; ++i) {
@@ -136,8 +136,8 @@ DEVICE void head_loss_join(const float *parts, const int *targets, float *nll, f
 }
 
 // The cotangents of the logits of classes `first..first + PART`: a product whose results go through the softmax at once.
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED, class E>
-DEVICE void head_grad_logits(const E *x, const E *w, const int *targets, const float *lse, const float *d, E *dlogits,
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool CAPPED, class X, class W, class E>
+DEVICE void head_grad_logits(const X &x, const W &w, const int *targets, const float *lse, const float *d, E *dlogits,
                              float cap, int iteration, int *status, int launch) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
@@ -146,44 +146,43 @@ DEVICE void head_grad_logits(const E *x, const E *w, const int *targets, const f
     int rows = least(T::ROWS, ROWS - row), columns = least(T::COLUMNS, part - column);
     if (columns <= 0) return;
     typename T::Sums logits;
-    T::template multiply<true, true>(
-        shared, logits, rows, columns, WIDTH, [&](int i, int k) { return x + (i64(row + i) * WIDTH + k); },
-        [&](int j, int k) { return w + (i64(first + column + j) * WIDTH + k); });
+    typename T::Pipe pipe(shared);
+    T::template multiply<true, true>(pipe, logits, rows, columns, WIDTH, operand<true>(x, WIDTH).at(row, 0),
+                                     operand<true>(w, WIDTH).at(first + column, 0));
     each<T>(logits, rows, columns, [&](int i, int j) {
         int target = targets[row + i];
         bool valid = is_target<VOCAB>(target, status, launch);
         float scale = d[row + i], total = lse[row + i];
         int hit = target - first - column - j;
-        E *to = dlogits + i64(row + i) * PART + column + j;
-        return [=](int at, float logit) {
+        return put<false>(dlogits + i64(row + i) * PART + column + j, [=](int at, float logit) {
             float t = CAPPED ? tanhf(logit / cap) : 0.0f, capped = CAPPED ? cap * t : logit;
             float p = scale * expf(capped - total) - (at == hit ? scale : 0.0f);
-            store(to[at], valid ? p * (1.0f - t * t) : 0.0f);
-        };
+            return valid ? p * (1.0f - t * t) : 0.0f;
+        });
     });
 }
 
 // `dx (+)= dlogits · w` over these classes; the first time overwrites.
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, class E>
-DEVICE void head_grad_x(const E *dlogits, const E *w, float *dx, int iteration) {
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, class D, class W>
+DEVICE void head_grad_x(const D &dlogits, const W &w, float *dx, int iteration) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int first = iteration * PART, part = least(PART, VOCAB - first);
     int column = int(take(block, (WIDTH + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, ROWS - row), columns = least(T::COLUMNS, WIDTH - column);
     typename T::Sums sums;
-    T::template multiply<true, false>(
-        shared, sums, rows, columns, part, [&](int i, int k) { return dlogits + (i64(row + i) * PART + k); },
-        [&](int j, int k) { return w + (i64(first + k) * WIDTH + column + j); });
+    typename T::Pipe pipe(shared);
+    T::template multiply<true, false>(pipe, sums, rows, columns, part, operand<true>(dlogits, PART).at(row, 0),
+                                      operand<false>(w, WIDTH).at(column, first));
     each<T>(sums, rows, columns, [&](int i, int j) {
         float *to = dx + i64(row + i) * WIDTH + column + j;
-        return [=](int at, float sum) { to[at] = iteration > 0 ? to[at] + sum : sum; };
+        return put<false>(to, [=](int at, float sum) { return iteration > 0 ? to[at] + sum : sum; });
     });
 }
 
 // `dw[classes] (+)= dlogitsᵀ · x`
-template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool ADD, class E>
-DEVICE void head_grad_w(const E *dlogits, const E *x, float *dw, int iteration) {
+template <class T, int ROWS, int VOCAB, int WIDTH, int PART, bool ADD, class D, class X>
+DEVICE void head_grad_w(const D &dlogits, const X &x, float *dw, int iteration) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
     int first = iteration * PART, part = least(PART, VOCAB - first);
@@ -191,11 +190,8 @@ DEVICE void head_grad_w(const E *dlogits, const E *x, float *dw, int iteration) 
     int rows = least(T::ROWS, part - row), columns = least(T::COLUMNS, WIDTH - column);
     if (rows <= 0) return;
     typename T::Sums sums;
-    T::template multiply<false, false>(
-        shared, sums, rows, columns, ROWS, [&](int i, int k) { return dlogits + (i64(k) * PART + row + i); },
-        [&](int j, int k) { return x + (i64(k) * WIDTH + column + j); });
-    each<T>(sums, rows, columns, [&](int i, int j) {
-        float *to = dw + i64(first + row + i) * WIDTH + column + j;
-        return [=](int at, float sum) { to[at] = ADD ? to[at] + sum : sum; };
-    });
+    typename T::Pipe pipe(shared);
+    T::template multiply<false, false>(pipe, sums, rows, columns, ROWS, operand<false>(dlogits, PART).at(row, 0),
+                                       operand<false>(x, WIDTH).at(column, 0));
+    each<T>(sums, rows, columns, [&](int i, int j) { return put<ADD>(dw + i64(first + row + i) * WIDTH + column + j); });
 }

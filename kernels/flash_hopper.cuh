@@ -18,7 +18,7 @@ template <class S_, int TILE_> struct FlashWarpgroups {
     template <int COUNT> static DEVICE void load(Place to, const bf16 *from, i64 stride, int first, int rows) {
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block)
-            copy_tile<COUNT, THREADS, true>(to + u32(block * COUNT * 128), rows - first, block * 64, S::SIZE,
+            copy_tile<COUNT, THREADS, true>(int(threadIdx.x), to + u32(block * COUNT * 128), rows - first, block * 64, S::SIZE,
                                             [&](int row, int column) { return from + (i64(first + row) * stride + column); });
     }
 

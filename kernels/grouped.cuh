@@ -21,9 +21,8 @@ DEVICE void check_offsets(const int *offsets, int slots, int experts, int *statu
     }
 }
 
-// The slot whose row of `x` a slot reads: itself, or `order[slot]`.
-template <bool GATHER> DEVICE int source_slot(const int *order, int slot, int slots, int *status, int launch) {
-    if (!GATHER) return slot;
+// The slot whose row of `x` a gathering slot reads.
+DEVICE int source_slot(const int *order, int slot, int slots, int *status, int launch) {
     int source = order[slot];
     if (u32(source) < u32(slots)) return source;
     report(status, launch);
@@ -32,11 +31,10 @@ template <bool GATHER> DEVICE int source_slot(const int *order, int slot, int sl
 
 // `y[s, n] = Σ_k x[s, k] · w[e, n, k]`, or `w[e, k, n]` where `TRANSPOSED`; rows in no group are zeroed. Row of `x` for a gathered slot:
 // that divided by `per`.
-template <class T, bool TRANSPOSED, bool GATHER, class E, class C>
-DEVICE void grouped(const E *x, const E *w, const int *offsets, const int *order, C *y, int slots, int experts, int n,
+template <class T, bool TRANSPOSED, bool GATHER, class X, class W, class C>
+DEVICE void grouped(const X &x, const W &w, const int *offsets, const int *order, C *y, int slots, int experts, int n,
                     int k, u32 per, int *status, int launch) {
     __shared__ typename T::Shared shared;
-    __shared__ int sources[T::ROWS];
     check_offsets(offsets, slots, experts, status, launch);
     u32 block = blockIdx.x;
     int column = int(take(block, tiles_over(n, T::COLUMNS))) * T::COLUMNS, tile = int(block);
@@ -58,24 +56,25 @@ DEVICE void grouped(const E *x, const E *w, const int *offsets, const int *order
             store(y[i64(row + i / columns) * n + column + i % columns], 0.0f);
         return;
     }
-    for (int i = threadIdx.x; i < rows; i += T::THREADS)
-        sources[i] = int(u32(source_slot<GATHER>(order, row + i, slots, status, launch)) / (GATHER ? per : 1));
-    __syncthreads();
-    w += i64(expert) * n * k + (TRANSPOSED ? column : i64(column) * k);
     y += i64(row) * n + column;
+    auto lines = operand<true>(x, k);
+    auto matrix = operand<!TRANSPOSED>(w, TRANSPOSED ? n : k).of(expert, i64(n) * k).at(column, 0);
     typename T::Sums sums;
-    T::template multiply<true, !TRANSPOSED>(
-        shared, sums, rows, columns, k, [&](int i, int at) { return x + (i64(sources[i]) * k + at); },
-        [&](int j, int at) { return w + element<!TRANSPOSED, 1>(j, at, TRANSPOSED ? n : k); });
-    each<T>(sums, rows, columns, [&](int i, int j) {
-        E *to = y + (i64(i) * n + j);
-        return [=](int at, float sum) { store(to[at], sum); };
-    });
+    typename T::Pipe pipe(shared);
+    if constexpr (GATHER) {
+        __shared__ int sources[T::ROWS];
+        for (int i = threadIdx.x; i < rows; i += T::THREADS)
+            sources[i] = int(u32(source_slot(order, row + i, slots, status, launch)) / per);
+        __syncthreads();
+        T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k,
+                                                [&](int i, int at) { return lines(sources[i], at); }, matrix);
+    } else T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, lines.at(row, 0), matrix);
+    each<T>(sums, rows, columns, [&](int i, int j) { return put<false>(y + (i64(i) * n + j)); });
 }
 
 // `w[e, o, i] (+)= Σ_s y[s, o] · x[s, i]` over the rows of group `e`. `PER` is a constant here: rows are looked up all along.
-template <class T, bool GATHER, int PER, bool ADD, class E>
-DEVICE void grouped_outer(const E *y, const E *x, const int *offsets, const int *order, float *w, int slots, int experts,
+template <class T, bool GATHER, int PER, bool ADD, class Y, class X>
+DEVICE void grouped_outer(const Y &y, const X &x, const int *offsets, const int *order, float *w, int slots, int experts,
                           int out, int inner, int *status, int launch) {
     __shared__ typename T::Shared shared;
     check_offsets(offsets, slots, experts, status, launch);
@@ -85,19 +84,18 @@ DEVICE void grouped_outer(const E *y, const E *x, const int *offsets, const int 
     int rows = least(T::ROWS, out - row), columns = least(T::COLUMNS, inner - column);
     int first = offset_of(offsets, expert, slots), end = offset_of(offsets, expert + 1, slots);
     if (ADD && first >= end) return;
-    y += i64(first) * out + row;
-    x += (GATHER ? 0 : i64(first) * inner) + column;
-    order += GATHER ? first : 0;
     w += (i64(expert) * out + row) * inner + column;
+    auto left = operand<false>(y, out).at(row, first).cut();
     typename T::Sums sums;
-    T::template multiply<false, false>(
-        shared, sums, rows, columns, end - first, [&](int i, int k) { return y + element<false, 1>(i, k, out); },
-        [&](int j, int k) {
-            int source = source_slot<GATHER>(order, k, slots, status, launch) / PER;
-            return x + element<false, 1>(j, source, inner);
-        });
-    each<T>(sums, rows, columns, [&](int i, int j) {
-        float *to = w + (i64(i) * inner + j);
-        return [=](int at, float sum) { to[at] = ADD ? to[at] + sum : sum; };
-    });
+    typename T::Pipe pipe(shared);
+    if constexpr (GATHER) {
+        auto lines = operand<false>(x, inner).at(column, 0);
+        auto source = [&](int k) { return source_slot(order, first + k, slots, status, launch) / PER; };
+        T::template multiply<false, false>(pipe, sums, rows, columns, end - first, left,
+                                           [&](int j, int k) { return lines(j, source(k)); });
+    } else {
+        T::template multiply<false, false>(pipe, sums, rows, columns, end - first, left,
+                                           operand<false>(x, inner).at(column, first).cut());
+    }
+    each<T>(sums, rows, columns, [&](int i, int j) { return put<ADD>(w + (i64(i) * inner + j)); });
 }

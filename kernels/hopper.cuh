@@ -1,5 +1,6 @@
 // Matrix products on Hopper (`sm_90a`): a warpgroup of four warps multiplies 64 rows at once, both operands read from shared
-// memory by the tensor cores themselves (`wgmma`), sums in f32 in registers.
+// memory by the tensor cores themselves (`wgmma`), sums in f32 in registers. Warps of their own bring the operands: the copy engine
+// does it for them where lines are adjacent (TMA), and they copy gathered lines.
 //
 // Beside `prelude.cuh` the only file with inline assembly: what `sm_80` has not.
 #pragma once
@@ -76,15 +77,89 @@ DEVICE u32 tiles_memory() {
     return (shared_address(tiles) + 1023) / 1024 * 1024;
 }
 
+// 16 bytes of zeros.
+DEVICE void clear_shared(u32 address) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory"); }
+
+// --- barriers in shared memory that copies arrive at --------------------------------------------------------------------
+
+// For so many arrivals a phase; others see it after `show_barriers` and a barrier of the block.
+DEVICE void barrier_begin(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+DEVICE void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// The phase ends when so many more bytes have come.
+DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase of that parity; the one before the first is over.
+DEVICE void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile("{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+                 "@!over bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
+}
+
+// --- operands -----------------------------------------------------------------------------------------------------------
+
+// A matrix of bf16, or several of one size, for the copy engine: what the driver makes of its address, its sizes, and the box that
+// one copy brings. What lies outside the matrix comes as zeros.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+// A box at these places of the fastest, the other, and the matrices' dimension, into shared memory in the swizzle of 128 bytes.
+DEVICE void copy_box(u32 to, const TensorMap *map, int fast, int slow, int matrix, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+                     to),
+                 "l"(map), "r"(fast), "r"(slow), "r"(matrix), "r"(barrier)
+                 : "memory");
+}
+
+// An operand that the copy engine brings, from some line and depth on. `CUT`: its depth goes on behind that which is used.
+template <bool FAST, bool CUT_ = false> struct Boxes {
+    static constexpr bool CUT = CUT_;
+    const TensorMap *map;
+    int line, depth, matrix;
+    DEVICE Boxes at(int more_lines, int more_depth) const { return {map, line + more_lines, depth + more_depth, matrix}; }
+    DEVICE Boxes of(int which, i64) const { return {map, line, depth, which}; }
+    DEVICE Boxes<FAST, true> cut() const { return {map, line, depth, matrix}; }
+
+    // Lines, 64 elements deep: as `copy_tile` puts them.
+    template <int LINES> DEVICE void copy(u32 to, int first, u32 barrier) const {
+        if (FAST) copy_box(to, map, depth + first, line, matrix, barrier);
+        else {
+#pragma unroll
+            for (int block = 0; block < LINES / 64; ++block)
+                copy_box(to + block * 8192, map, line + block * 64, depth + first, matrix, barrier);
+        }
+    }
+};
+
+template <bool FAST, int NEAR = 1> DEVICE Boxes<FAST> operand(const TensorMap &map, u32) { return {&map, 0, 0, 0}; }
+
+// Whether an operand is brought by the copy engine, and whether more of it is than is used.
+template <class L> struct Brought {
+    static constexpr bool BOXES = false, CUT = false;
+};
+template <bool FAST, bool CUT_> struct Brought<Boxes<FAST, CUT_>> {
+    static constexpr bool BOXES = true, CUT = CUT_;
+};
+
 // Lines of a bf16 operand, 64 elements deep, into shared memory as `wgmma` reads them: pieces of 16 bytes, eight to a row of
 // 128 bytes, permuted within each group of eight rows. A row is a line; where elements are adjacent along the lines, it is a
-// depth of 64 lines, and blocks of 64 lines follow one another.
+// depth of 64 lines, and blocks of 64 lines follow one another. The work of `THREADS`, of which this is number `thread`.
 template <int LINES, int THREADS, bool FAST, class Load>
-DEVICE void copy_tile(u32 to, int lines, int first, int k, Load load) {
+DEVICE void copy_tile(int thread, u32 to, int lines, int first, int k, Load load) {
     constexpr int ACROSS = FAST ? 8 : LINES / 8;
-#pragma unroll
+    // More at once would not fit the registers.
+#pragma unroll 8
     for (int i = 0; i < LINES * 8 / THREADS; ++i) {
-        int v = int(threadIdx.x) + i * THREADS, outer = v / ACROSS, inner = v % ACROSS;
+        int v = thread + i * THREADS, outer = v / ACROSS, inner = v % ACROSS;
         int line = FAST ? outer : inner * 8, depth = first + (FAST ? inner * 8 : outer);
         int left = line < lines && depth < k ? least(8, FAST ? k - depth : lines - line) : 0;
         u32 place = u32(FAST ? 0 : inner / 8 * 8192) + u32(outer * 128) + u32((inner % 8 ^ outer % 8) * 16);
@@ -92,50 +167,122 @@ DEVICE void copy_tile(u32 to, int lines, int first, int k, Load load) {
     }
 }
 
-// A tile of two warpgroups, 64 rows each. `STAGES` slices of the operands are in shared memory or on their way; with four or more
-// a slice is multiplied while the next is begun, with fewer another block of the processor fills the gaps.
-template <int COLUMNS_, int STAGES> struct Warpgroups {
-    static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, THREADS = 256, X = COLUMNS / 8;
+// A tile of two warpgroups, 64 rows each, and `BRINGERS` warps that bring its operands: one where the copy engine brings both, more
+// where lines are gathered. `STAGES` slices are in shared memory or on their way. With four or more a slice is multiplied while the
+// next is begun, with fewer another block of the processor fills the gaps.
+template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups {
+    static constexpr bool PAIRS = PAIRS_;
+    static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, X = COLUMNS / 8;
+    static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 32 * BRINGERS;
     static constexpr int UNDER_WAY = STAGES >= 4 ? 1 : 0, AHEAD = STAGES - 1 - UNDER_WAY;
-    static constexpr u32 A_BYTES = ROWS * DEPTH * 2, STAGE_BYTES = A_BYTES + COLUMNS * DEPTH * 2;
+    static constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 
     typedef bf16 Element;
     typedef float Sums[X][4];
-    struct Shared {};
+    // Each stage is full when all bringers have arrived and all bytes that were told of have come, and empty when all
+    // warps that multiply have.
+    struct Shared {
+        u64 full[STAGES], empty[STAGES];
+    };
 
+    // Goes on from tile to tile: the next one's first slices are brought while this one's results are stored.
+    struct Pipe {
+        u32 tiles, full, empty;
+        int stage = 0;
+        u32 parity = 0;
+
+        DEVICE explicit Pipe(Shared &shared)
+            : tiles(tiles_memory()), full(shared_address(shared.full)), empty(shared_address(shared.empty)) {
+            if (threadIdx.x == 0) {
+#pragma unroll
+                for (int i = 0; i < STAGES; ++i) {
+                    barrier_begin(full + 8 * i, BRINGERS);
+                    barrier_begin(empty + 8 * i, MULTIPLIERS / 32);
+                }
+                show_barriers();
+            }
+            __syncthreads();
+        }
+
+        DEVICE void next() {
+            stage = stage + 1 < STAGES ? stage + 1 : 0;
+            parity ^= u32(stage == 0);
+        }
+        // The stage `back` before this one.
+        DEVICE int before(int back) const { return stage >= back ? stage - back : stage - back + STAGES; }
+        DEVICE u32 tile() const { return tiles + u32(stage) * STAGE_BYTES; }
+    };
+
+    // Rows and columns of the tile that a thread has; those that bring have rows beyond it.
     static constexpr int OWN_ROWS = 2, OWN_COLUMNS = 2 * X, SHARERS = 4;
     static DEVICE int row(int i) { return int(threadIdx.x) / 32 * 16 + i * 8 + int(threadIdx.x) % 32 / 4; }
     static DEVICE int column(int j) { return j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2; }
     static DEVICE float &at(Sums &sums, int i, int j) { return sums[j / 2][i * 2 + j % 2]; }
 
-    template <bool A_FAST, bool B_FAST, class A, class B>
-    static DEVICE void multiply(Shared &, Sums &sums, int rows, int columns, int k, A a, B b) {
-        u32 shared = tiles_memory(), half = threadIdx.x / 128 * 8192;
-        int steps = (k + DEPTH - 1) / DEPTH;
-        if (steps <= 0) {
-#pragma unroll
-            for (int j = 0; j < X; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
-            return;
-        }
-        auto stage = [&](int step) {
-            if (step < steps) {
-                u32 tile = shared + u32(step % STAGES) * STAGE_BYTES;
-                copy_tile<ROWS, THREADS, A_FAST>(tile, rows, step * DEPTH, k, a);
-                copy_tile<COLUMNS, THREADS, B_FAST>(tile + A_BYTES, columns, step * DEPTH, k, b);
+    // A slice of an operand, by the copy engine or by all that bring.
+    template <int LINES, bool FAST, class L>
+    static DEVICE void bring_lines(Pipe &pipe, u32 to, int lines, int first, int k, L load) {
+        int thread = int(threadIdx.x) - MULTIPLIERS;
+        if constexpr (Brought<L>::BOXES) {
+            if (thread == 0) {
+                barrier_expect(pipe.full + 8 * pipe.stage, LINES * DEPTH * 2);
+                load.template copy<LINES>(to, first, pipe.full + 8 * pipe.stage);
             }
-            copy_commit();
-        };
+        } else copy_tile<LINES, 32 * BRINGERS, FAST>(thread, to, lines, first, k, load);
+    }
+
+    template <bool A_FAST, bool B_FAST, class A, class B>
+    static DEVICE void bring(Pipe &pipe, int rows, int columns, int k, int steps, A a, B b) {
+        constexpr bool COPIES = !Brought<A>::BOXES || !Brought<B>::BOXES;
+        static_assert(COPIES || BRINGERS == 1, "one thread tells the copy engine");
+        bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll 1
-        for (int step = 0; step < AHEAD; ++step) stage(step);
-        for (int step = 0; step < steps; ++step) {
-            copy_wait<AHEAD - 1>();
+        for (int step = 0; step < steps; ++step, pipe.next()) {
+            barrier_wait(pipe.empty + 8 * pipe.stage, pipe.parity ^ 1);
+            bring_lines<ROWS, A_FAST>(pipe, pipe.tile(), rows, step * DEPTH, k, a);
+            bring_lines<COLUMNS, B_FAST>(pipe, pipe.tile() + A_BYTES, columns, step * DEPTH, k, b);
+            if constexpr (COPIES) {
+                // A slice is handed over when `AHEAD` later ones are under way.
+                copy_commit();
+                copy_wait<AHEAD>();
+                show_to_matrices();
+                __syncwarp();
+                if (step >= AHEAD && first_lane) barrier_arrive(pipe.full + 8 * pipe.before(AHEAD));
+            } else if (first_lane) barrier_arrive(pipe.full + 8 * pipe.stage);
+        }
+        if constexpr (COPIES) {
+            copy_wait<0>();
             show_to_matrices();
-            // All threads' copies of this slice have ended, and all have multiplied what the next copies overwrite.
-            __syncthreads();
-            stage(step + AHEAD);
-            u32 tile = shared + u32(step % STAGES) * STAGE_BYTES;
+            __syncwarp();
+            for (int back = least(AHEAD, steps); back > 0; --back)
+                if (first_lane) barrier_arrive(pipe.full + 8 * pipe.before(back));
+        }
+        __syncwarp();
+    }
+
+    // Zeros for what a slice has behind the end of its depth.
+    template <int LINES> static DEVICE void cut(u32 tile, int left) {
+        for (int i = int(threadIdx.x); i < LINES / 64 * (DEPTH - left) * 8; i += MULTIPLIERS)
+            clear_shared(tile + u32(i / ((DEPTH - left) * 8) * 8192) + u32(left * 128 + i % ((DEPTH - left) * 8) * 16));
+    }
+
+    template <bool A_FAST, bool B_FAST, class A, class B>
+    static DEVICE void consume(Pipe &pipe, Sums &sums, int k, int steps) {
+        u32 half = threadIdx.x / 128 * 8192;
+        bool first_lane = threadIdx.x % 32 == 0;
+        for (int step = 0; step < steps; ++step, pipe.next()) {
+            u32 tile = pipe.tile();
+            barrier_wait(pipe.full + 8 * pipe.stage, pipe.parity);
+            if constexpr (Brought<A>::CUT || Brought<B>::CUT) {
+                int left = k - step * DEPTH;
+                if (left < DEPTH) {
+                    static_assert(!(Brought<A>::CUT && A_FAST) && !(Brought<B>::CUT && B_FAST), "whole rows are cleared");
+                    if (Brought<A>::CUT) cut<ROWS>(tile, left);
+                    if (Brought<B>::CUT) cut<COLUMNS>(tile + A_BYTES, left);
+                    show_to_matrices();
+                    asm volatile("bar.sync 1, 256;" ::: "memory");
+                }
+            }
             matrices_begin();
 #pragma unroll
             for (int d = 0; d < DEPTH / 16; ++d) {
@@ -145,9 +292,26 @@ template <int COLUMNS_, int STAGES> struct Warpgroups {
             }
             matrices_commit();
             matrices_wait<UNDER_WAY>();
+            if (first_lane && step >= UNDER_WAY) barrier_arrive(pipe.empty + 8 * pipe.before(UNDER_WAY));
         }
         matrices_wait<0>();
-        // The next tile's copies begin where the last slices are.
-        __syncthreads();
+        if (first_lane && UNDER_WAY > 0) barrier_arrive(pipe.empty + 8 * pipe.before(1));
+        __syncwarp();
+    }
+
+    // The threads that bring give zeros.
+    template <bool A_FAST, bool B_FAST, class A, class B>
+    static DEVICE void multiply(Pipe &pipe, Sums &sums, int rows, int columns, int k, A a, B b) {
+        int steps = (k + DEPTH - 1) / DEPTH;
+        bool brings = threadIdx.x >= MULTIPLIERS;
+        if (steps <= 0 || brings) {
+#pragma unroll
+            for (int j = 0; j < X; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
+        }
+        if (steps <= 0) return;
+        if (brings) bring<A_FAST, B_FAST>(pipe, rows, columns, k, steps, a, b);
+        else consume<A_FAST, B_FAST, A, B>(pipe, sums, k, steps);
     }
 };

@@ -80,6 +80,18 @@ DEVICE u32 pack(float low, float high) {
     return pair;
 }
 
+// Two adjacent elements at once; their address is a multiple of their size.
+struct __align__(8) TwoFloats {
+    float low, high;
+};
+DEVICE TwoFloats load_pair(const float *from) { return *reinterpret_cast<const TwoFloats *>(from); }
+DEVICE TwoFloats load_pair(const bf16 *from) {
+    u32 pair = *reinterpret_cast<const u32 *>(from);
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+DEVICE void store_pair(float *to, float low, float high) { *reinterpret_cast<TwoFloats *>(to) = {low, high}; }
+DEVICE void store_pair(bf16 *to, float low, float high) { *reinterpret_cast<u32 *>(to) = pack(low, high); }
+
 // The left operand of a product, 16 x 16, from two pieces of 16 x 8 as products give them.
 DEVICE void fragment(u32 (&a)[4], const float (&low)[4], const float (&high)[4]) {
     a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);

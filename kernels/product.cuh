@@ -36,6 +36,7 @@ DEVICE int least(int a, int b) { return a < b ? a : b; }
 
 // A tile on the ordinary cores: `ROWS` x `COLUMNS` of the result and `DEPTH` of the sums at a time; a thread has `Y` x `X`.
 template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
+    static constexpr bool PAIRS = false;
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_;
     static constexpr int ACROSS = COLUMNS / X, THREADS = ROWS / Y * ACROSS;
     // Odd strides would spoil vector loads; a stride of 4 beyond the tile keeps the writes of a warp apart.
@@ -49,6 +50,7 @@ template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
         __align__(16) float a[2][DEPTH][A_STRIDE];
         __align__(16) float b[2][DEPTH][B_STRIDE];
     };
+    typedef Shared &Pipe;
 
     // Rows and columns of the tile that a thread has, where they are, and how many adjacent lanes share its rows.
     static constexpr int OWN_ROWS = Y, OWN_COLUMNS = X, SHARERS = ACROSS;
@@ -59,7 +61,7 @@ template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
     // The tile of `Σ_k a(i, k) · b(j, k)` with `rows` x `columns` elements inside the matrix. `a` and `b` give addresses, and
     // their elements are adjacent along the depth where `.._FAST`, else along the other coordinate.
     template <bool A_FAST, bool B_FAST, class A, class B>
-    static DEVICE void multiply(Shared &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
+    static DEVICE void multiply(Pipe &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
         float next_a[A_EACH], next_b[B_EACH];
         auto read = [&](int first) {
             read_slice<ROWS, DEPTH, THREADS, A_EACH, A_FAST>(next_a, rows, first, k, a);
@@ -128,8 +130,9 @@ DEVICE void copy_slice(bf16 *to, int lines, int first, int k, Load load) {
 }
 
 // A tile on the tensor cores: bf16 operands, f32 sums. `DOWN` x `ALONG` warps share the rows and columns; a warp has its part
-// in pieces of 16 x 8.
-template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matrices {
+// in pieces of 16 x 8. `PAIRS`: results have an even number of columns and lie so that two are stored at once.
+template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE, bool PAIRS_> struct Matrices {
+    static constexpr bool PAIRS = PAIRS_;
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 32, THREADS = DOWN * ALONG * 32;
     static constexpr int Y = ROWS / DOWN / 16, X = COLUMNS / ALONG / 8;
     static_assert(Y > 0 && X > 0 && X % 2 == 0, "a warp has whole pieces, and columns in pairs of them");
@@ -143,6 +146,7 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matric
         __align__(16) bf16 a[2][A_SIZE];
         __align__(16) bf16 b[2][B_SIZE];
     };
+    typedef Shared &Pipe;
 
     static constexpr int OWN_ROWS = 2 * Y, OWN_COLUMNS = 2 * X, SHARERS = ALONG == 1 ? 4 : 0;
     static DEVICE int first_row() { return int(threadIdx.x) / 32 / ALONG * 16 * Y; }
@@ -152,7 +156,7 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matric
     static DEVICE float &at(Sums &sums, int i, int j) { return sums[i / 2][j / 2][i % 2 * 2 + j % 2]; }
 
     template <bool A_FAST, bool B_FAST, class A, class B>
-    static DEVICE void multiply(Shared &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
+    static DEVICE void multiply(Pipe &shared, Sums &sums, int rows, int columns, int k, A a, B b) {
         int lane = int(threadIdx.x) % 32, row = first_row(), column = first_column();
 #pragma unroll
         for (int i = 0; i < Y; ++i)
@@ -205,19 +209,41 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE> struct Matric
     }
 };
 
+// Where a row of the results goes: each changed by a function of its column and the sum, and added to what is there if `ADD`.
+template <bool ADD, class C, class Change> struct Put {
+    C *to;
+    Change change;
+    DEVICE void one(int at, float sum) const {
+        float x = change(at, sum);
+        store(to[at], ADD ? to_float(to[at]) + x : x);
+    }
+    DEVICE void two(int at, float first, float second) const {
+        float x = change(at, first), y = change(at + 1, second);
+        TwoFloats there = {0.0f, 0.0f};
+        if (ADD) there = load_pair(to + at);
+        store_pair(to + at, ADD ? there.low + x : x, ADD ? there.high + y : y);
+    }
+};
+template <bool ADD, class C, class Change> DEVICE Put<ADD, C, Change> put(C *to, Change change) { return {to, change}; }
+template <bool ADD, class C> DEVICE auto put(C *to) {
+    return put<ADD>(to, [](int, float sum) { return sum; });
+}
+
 // Gives every element of the tile inside the matrix to whoever wants it: `line(i, j)`, for a row of the tile and the first
-// column that the thread has there, gives a function that takes a distance from that column and a sum. Where a row lies
-// is found once so, and its elements are distances that are known when this is compiled.
+// column that the thread has there, gives a `Put` for columns from that one on. Where a row lies is found once so, and its elements
+// are distances that are known when this is compiled.
 template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows, int columns, Line line) {
     int column = T::column(0), left = columns - column;
 #pragma unroll
     for (int i = 0; i < T::OWN_ROWS; ++i) {
         if (T::row(i) >= rows) continue;
-        auto put = line(T::row(i), column);
+        auto to = line(T::row(i), column);
 #pragma unroll
-        for (int j = 0; j < T::OWN_COLUMNS; ++j) {
+        for (int j = 0; j < T::OWN_COLUMNS; j += T::PAIRS ? 2 : 1) {
             int distance = T::column(j) - column;
-            if (distance < left) put(distance, T::at(sums, i, j));
+            if (distance >= left) continue;
+            if constexpr (T::PAIRS) to.two(distance, T::at(sums, i, j), T::at(sums, i, j + 1));
+            else to.one(distance, T::at(sums, i, j));
         }
     }
 }
@@ -269,10 +295,35 @@ template <bool FAST, int NEAR> DEVICE i64 element(int line, int depth, u32 far) 
     return i64(u64(u32(anew(FAST ? line : depth))) * far) + i64(FAST ? depth : line) * NEAR;
 }
 
+// An operand that threads read: a matrix, or the one of several that `of` names, from some line and depth on.
+template <bool FAST, int NEAR, class E> struct Lines {
+    const E *from;
+    u32 far;
+    DEVICE const E *operator()(int line, int depth) const { return from + element<FAST, NEAR>(line, depth, far); }
+    DEVICE Lines at(int line, int depth) const { return {(*this)(line, depth), far}; }
+    DEVICE Lines of(int matrix, i64 size) const { return {from + matrix * size, far}; }
+    // Only so much of the depth is used, though the matrix goes on.
+    DEVICE Lines cut() const { return *this; }
+};
+
+// Whatever an entry was given for an operand: an address, or, in `hopper.cuh`, a map for the copy engine.
+template <bool FAST, int NEAR = 1, class E> DEVICE Lines<FAST, NEAR, E> operand(const E *from, u32 far) { return {from, far}; }
+
+// The tile of some rows of `a`: adjacent ones where it has them all, else one after another.
+template <class T, bool A_FAST, bool B_FAST, bool SOME, class A, class B>
+DEVICE void multiply_rows(typename T::Pipe &pipe, typename T::Sums &sums, const TileRows<T, SOME> &rows, int columns, int k,
+                          A a, B b) {
+    if constexpr (SOME)
+        T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k,
+                                             [&](int i, int at) { return a(rows[i], at); }, b);
+    else T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k, a, b);
+}
+
 // `c[m, n] (+)= Σ_k a[m, k] · b[k, n]`, the lines of `a` being its rows and those of `b` its columns. `SOME`: rows of negative place
 // are left as they are. Sizes are arguments, not constants: products that differ in nothing else are one kernel.
-template <class T, bool A_FAST, bool B_FAST, bool ADD, bool SOME = false, int A_NEAR = 1, int B_NEAR = 1, class E, class C>
-DEVICE void product(const E *a, const E *b, C *c, int m, int n, int k, u32 a_far, u32 b_far,
+template <class T, bool A_FAST, bool B_FAST, bool ADD, bool SOME = false, int A_NEAR = 1, int B_NEAR = 1, class A, class B,
+          class C>
+DEVICE void product(const A &a, const B &b, C *c, int m, int n, int k, u32 a_far, u32 b_far,
                     const int *places = nullptr) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
@@ -280,23 +331,17 @@ DEVICE void product(const E *a, const E *b, C *c, int m, int n, int k, u32 a_far
     TileRows<T, SOME> rows(places, m, int(block) * T::ROWS);
     if (SOME && rows.count <= 0) return;
     int columns = least(T::COLUMNS, n - column);
-    a += element<A_FAST, A_NEAR>(rows.base, 0, a_far);
-    b += element<B_FAST, B_NEAR>(column, 0, b_far);
     c += i64(rows.base) * n + column;
     typename T::Sums sums;
-    T::template multiply<A_FAST, B_FAST>(
-        shared, sums, rows.count, columns, k,
-        [&](int i, int k) { return a + element<A_FAST, A_NEAR>(rows[i], k, a_far); },
-        [&](int j, int k) { return b + element<B_FAST, B_NEAR>(j, k, b_far); });
-    each<T>(sums, rows.count, columns, [&](int i, int j) {
-        C *to = c + (i64(rows[i]) * n + j);
-        return [=](int at, float sum) { store(to[at], ADD ? to_float(to[at]) + sum : sum); };
-    });
+    typename T::Pipe pipe(shared);
+    multiply_rows<T, A_FAST, B_FAST>(pipe, sums, rows, columns, k, operand<A_FAST, A_NEAR>(a, a_far).at(rows.base, 0),
+                                     operand<B_FAST, B_NEAR>(b, b_far).at(column, 0));
+    each<T>(sums, rows.count, columns, [&](int i, int j) { return put<ADD>(c + (i64(rows[i]) * n + j)); });
 }
 
 // A slice of the sums, `depth` long, of a product whose result is too small to keep a GPU busy: `parts[slice][m, n]`.
-template <class T, bool A_FAST, bool B_FAST, bool SOME = false, int A_NEAR = 1, int B_NEAR = 1, class E>
-DEVICE void product_slice(const E *a, const E *b, float *parts, int m, int n, int k, u32 a_far, u32 b_far, int depth,
+template <class T, bool A_FAST, bool B_FAST, bool SOME = false, int A_NEAR = 1, int B_NEAR = 1, class A, class B>
+DEVICE void product_slice(const A &a, const B &b, float *parts, int m, int n, int k, u32 a_far, u32 b_far, int depth,
                           const int *places = nullptr) {
     __shared__ typename T::Shared shared;
     u32 block = blockIdx.x;
@@ -304,18 +349,13 @@ DEVICE void product_slice(const E *a, const E *b, float *parts, int m, int n, in
     TileRows<T, SOME> rows(places, m, int(take(block, tiles_over(m, T::ROWS))) * T::ROWS);
     if (SOME && rows.count <= 0) return;
     int first = int(block) * depth, columns = least(T::COLUMNS, n - column);
-    a += element<A_FAST, A_NEAR>(rows.base, first, a_far);
-    b += element<B_FAST, B_NEAR>(column, first, b_far);
     parts += (i64(block) * m + rows.base) * n + column;
     typename T::Sums sums;
-    T::template multiply<A_FAST, B_FAST>(
-        shared, sums, rows.count, columns, least(depth, k - first),
-        [&](int i, int k) { return a + element<A_FAST, A_NEAR>(rows[i], k, a_far); },
-        [&](int j, int k) { return b + element<B_FAST, B_NEAR>(j, k, b_far); });
-    each<T>(sums, rows.count, columns, [&](int i, int j) {
-        float *row = parts + (i64(rows[i]) * n + j);
-        return [=](int at, float sum) { row[at] = sum; };
-    });
+    typename T::Pipe pipe(shared);
+    multiply_rows<T, A_FAST, B_FAST>(pipe, sums, rows, columns, least(depth, k - first),
+                                     operand<A_FAST, A_NEAR>(a, a_far).at(rows.base, first),
+                                     operand<B_FAST, B_NEAR>(b, b_far).at(column, first));
+    each<T>(sums, rows.count, columns, [&](int i, int j) { return put<false>(parts + (i64(rows[i]) * n + j)); });
 }
 
 // Adds the slices up in order.

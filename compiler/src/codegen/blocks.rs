@@ -1,7 +1,7 @@
 //! Kernels that are templates of `kernels/`: which template, with which constants, in how many passes.
 
 use super::text::{Builder, Param, blocks, double, fits, float};
-use super::{Argument, CodegenError, Source, Variant};
+use super::{Argument, Base, CodegenError, Matrices, Source, Variant};
 use crate::ir::{Attention, DType, Mask};
 use crate::program::{AttentionShape, DepthShape, Kernel, Matrix};
 use dreamc_dsl::spec::{BalanceLaw, BalanceTarget};
@@ -13,7 +13,7 @@ const THREADS: u64 = 256;
 /// Processors of the GPU that grids are cut for: fewer blocks leave some idle.
 pub(super) const PROCESSORS: u64 = 132;
 
-/// A tile of a product: what a block of [`THREADS`] computes.
+/// A tile of a product: what a block computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Tile {
     rows: u64,
@@ -27,16 +27,22 @@ struct Tile {
     resident: u32,
     /// Dynamic shared memory; 0 where what it needs is static.
     shared: u32,
+    /// Warps beside those that multiply, which bring the operands of Hopper's tiles; and how many do where lines are gathered.
+    bringers: u32,
+    gatherers: u32,
+    /// Whether results are stored two at a time.
+    pairs: bool,
 }
 
 const fn tile(rows: u64, columns: u64, depth: u64, name: &'static str, narrow: bool) -> Tile {
-    Tile { rows, columns, depth, name, narrow, resident: if narrow { 2 } else { 1 }, shared: 0 }
+    let resident = if narrow { 2 } else { 1 };
+    Tile { rows, columns, depth, name, narrow, resident, shared: 0, bringers: 0, gatherers: 0, pairs: false }
 }
 
 /// A tile of Hopper's warpgroups with so many stages, and room to begin them at a multiple of 1024.
 const fn warpgroups(columns: u64, stages: u32, resident: u32, name: &'static str) -> Tile {
     let shared = stages * 128 * (128 + columns as u32) + 1024;
-    Tile { rows: 128, columns, depth: 64, name, narrow: true, resident, shared }
+    Tile { rows: 128, columns, depth: 64, name, narrow: true, resident, shared, bringers: 1, gatherers: 4 / resident, pairs: false }
 }
 
 /// On the ordinary cores, from f32.
@@ -51,8 +57,8 @@ const MIDDLE_BF16: Tile = tile(64, 64, 32, "Matrices<64, 64, 2, 4", true);
 const FLAT_BF16: Tile = tile(16, 128, 32, "Matrices<16, 128, 1, 8", true);
 const TALL_BF16: Tile = tile(128, 16, 32, "Matrices<128, 16, 8, 1", true);
 /// From bf16 whose rows lie on 16 bytes, on `sm_90a`.
-const WIDE_HOPPER: Tile = warpgroups(256, 4, 1, "Warpgroups<256, 4>");
-const LARGE_HOPPER: Tile = warpgroups(128, 3, 2, "Warpgroups<128, 3>");
+const WIDE_HOPPER: Tile = warpgroups(256, 4, 1, "Warpgroups<256, 4");
+const LARGE_HOPPER: Tile = warpgroups(128, 3, 2, "Warpgroups<128, 3");
 /// Each row within a warp, for softmax over columns.
 const ROWS_BF16: Tile = tile(128, 64, 32, "Matrices<128, 64, 8, 1", true);
 
@@ -60,6 +66,16 @@ impl Tile {
     /// For `copies` matrices of `m` by `n`, sums of `k`, where `wide` says whether operands in bf16 can be copied eight elements
     /// at a time.
     fn of(variant: Variant, wide: bool, (m, n, k): (u64, u64, u64), copies: u64) -> Tile {
+        let tile = Tile::shape(variant, wide, (m, n, k), copies);
+        Tile { pairs: tile.narrow && n.is_multiple_of(2), ..tile }
+    }
+
+    /// The same with results in an operand, which lies somewhere; those in scratch memory lie on 256 bytes.
+    fn into(self, variant: Variant, result: usize) -> Tile {
+        Tile { pairs: self.pairs && variant.is_wide(result), ..self }
+    }
+
+    fn shape(variant: Variant, wide: bool, (m, n, k): (u64, u64, u64), copies: u64) -> Tile {
         if variant.is_narrow(0) {
             // Operands that fill its tiles and stages, and tiles that fill the GPU.
             if variant.hopper && wide && m > 64 && n > 64 && k >= 128 {
@@ -99,16 +115,53 @@ impl Tile {
             builder.hopper();
         }
         builder.resident(self.resident);
-        Ok((blocks(tiles)?, THREADS as u32, self.shared))
+        Ok((blocks(tiles)?, THREADS as u32 + 32 * self.bringers, self.shared))
     }
 
     /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.
     fn text(&self, wide: bool) -> String {
-        match self.narrow && self.shared == 0 {
-            true => format!("{}, {wide}>", self.name),
-            false => self.name.into(),
+        match (self.narrow, self.shared > 0) {
+            (_, true) => format!("{}, {}, {}>", self.name, self.bringers, self.pairs),
+            (true, false) => format!("{}, {wide}, {}>", self.name, self.pairs),
+            (false, false) => self.name.into(),
         }
     }
+
+    /// The same for a product of which one operand has its lines gathered.
+    fn gathering(self) -> Tile {
+        Tile { bringers: self.gatherers, ..self }
+    }
+
+    /// An operand whose lines are adjacent: its address, or matrices for the copy engine where that brings it. `across`: lines of it
+    /// that the tile has.
+    fn operand(&self, across: u64, address: Param, matrix: Operand) -> Result<Param> {
+        if self.shared == 0 {
+            return Ok(address);
+        }
+        let base = match address.argument {
+            Argument::Operand(i) => Base::Operand(i),
+            Argument::Scratch(at) => Base::Scratch(at),
+            _ => return Err(CodegenError::Malformed(format!("{} is no address", address.name))),
+        };
+        let Operand { fast, lines, depth, far, count } = matrix;
+        let (row, rows, box_rows) = if fast { (depth, lines, across) } else { (lines, depth, 64) };
+        for size in [row, rows, count, times(&[2, far, rows]) >> 8] {
+            fits("a matrix for the copy engine", size)?;
+        }
+        let map = Matrices { base, row, rows, stride: far, count, box_rows: fits("rows of a box", box_rows)? };
+        Ok(Param::new("const __grid_constant__ TensorMap", &address.name, Argument::Map(map)))
+    }
+}
+
+/// A matrix that a product reads, or so many of them.
+struct Operand {
+    /// Whether elements are adjacent along the depth of the sums, else along the lines.
+    fast: bool,
+    lines: u64,
+    depth: u64,
+    /// Elements between those that are not adjacent.
+    far: u64,
+    count: u64,
 }
 
 /// An address that is read.
@@ -250,7 +303,8 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let family = format!("product{add}{}", variant.suffix());
     let mut builder = Builder::of_family(name, &family, "product.cuh");
     let wide = variant.aligned && lines(a) && lines(b);
-    let tile = Tile::of(variant, wide, (m, n, k), 1);
+    let tile = Tile::of(variant, wide, (m, n, k), 1).into(variant, 2);
+    let tile = if variant.places { tile.gathering() } else { tile };
     let tiles = tile.count(m, n);
     // Lines of `a` are its rows, and of `b` its columns; fast ones have their elements side by side.
     let (a_fast, b_fast) = (variant.places || a.column <= a.row, b.row <= b.column);
@@ -273,10 +327,19 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         stride_of("b_far", b_far)?,
     ];
     let layout = format!("{}, {a_fast}, {b_fast}", tile.text(wide));
+    let left = match variant.places {
+        true => variant.input("a", 0),
+        false => {
+            let matrix = Operand { fast: a_fast, lines: m, depth: k, far: a_far, count: 1 };
+            tile.operand(tile.rows, variant.input("a", 0), matrix)?
+        }
+    };
+    let right = Operand { fast: b_fast, lines: n, depth: k, far: b_far, count: 1 };
+    let right = tile.operand(tile.columns, variant.input("b", 1), right)?;
     // A result too small to keep the processors busy is cut along the sums, if they are long.
     let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
     if slices == 1 {
-        let mut list = params([variant.input("a", 0), variant.input("b", 1), variant.output("c", 2)]);
+        let mut list = params([left, right, variant.output("c", 2)]);
         list.append(&mut sizes);
         list.extend(variant.places());
         let geometry = tile.geometry(&mut builder, tiles)?;
@@ -288,7 +351,7 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let slice = k.div_ceil(slices).next_multiple_of(tile.depth.max(16));
     let slices = k.div_ceil(slice);
     let parts = builder.scratch(times(&[4, slices, m, n]));
-    let mut list = params([variant.input("a", 0), variant.input("b", 1), scratch("float *", "parts", parts)]);
+    let mut list = params([left, right, scratch("float *", "parts", parts)]);
     list.append(&mut sizes);
     list.push(size("depth", "a slice", slice)?);
     list.extend(variant.places());
@@ -318,11 +381,22 @@ fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let family = format!("grouped{kind}{from}{}", variant.suffix());
     let mut builder = Builder::of_family(name, &family, "grouped.cuh");
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
-    let tile = Tile::of(variant, wide, (slots / experts.max(1), n, k), experts);
+    let last = 3 + gather.is_some() as usize;
+    let tile = Tile::of(variant, wide, (slots / experts.max(1), n, k), experts).into(variant, last);
+    let tile = if gather.is_some() { tile.gathering() } else { tile };
+    let x = match gather {
+        Some(_) => variant.input("x", 0),
+        None => {
+            let matrix = Operand { fast: true, lines: slots, depth: k, far: k, count: 1 };
+            tile.operand(tile.rows, variant.input("x", 0), matrix)?
+        }
+    };
+    let far = if transposed { n } else { k };
+    let w = Operand { fast: !transposed, lines: n, depth: k, far, count: experts };
+    let w = tile.operand(tile.columns, variant.input("w", 1), w)?;
     // The worst case: every group, and the rows in none, leave one tile unfilled.
     let tiles = (slots / tile.rows + experts + 1) * n.div_ceil(tile.columns);
-    let last = 3 + gather.is_some() as usize;
-    let mut list = params([variant.input("x", 0), variant.input("w", 1), ints("offsets", 2)]);
+    let mut list = params([x, w, ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
     list.push(variant.output("y", last));
     list.extend([
@@ -355,9 +429,19 @@ fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let family = format!("grouped_outer{from}{add}{}", variant.suffix());
     let mut builder = Builder::of_family(name, &family, "grouped.cuh");
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
-    let tile = Tile::of(variant, wide, (out, inner, slots / experts.max(1)), experts);
     let last = 3 + gather.is_some() as usize;
-    let mut list = params([variant.input("y", 0), variant.input("x", 1), ints("offsets", 2)]);
+    let tile = Tile::of(variant, wide, (out, inner, slots / experts.max(1)), experts).into(variant, last);
+    let tile = if gather.is_some() { tile.gathering() } else { tile };
+    let y = Operand { fast: false, lines: out, depth: slots, far: out, count: 1 };
+    let y = tile.operand(tile.rows, variant.input("y", 0), y)?;
+    let x = match gather {
+        Some(_) => variant.input("x", 1),
+        None => {
+            let matrix = Operand { fast: false, lines: inner, depth: slots, far: inner, count: 1 };
+            tile.operand(tile.columns, variant.input("x", 1), matrix)?
+        }
+    };
+    let mut list = params([y, x, ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
     list.push(output("w", last));
     list.extend([
@@ -768,9 +852,11 @@ fn head_loss(
     let parts = vocab.div_ceil(part);
     let at = builder.scratch(times(&[12, parts, rows]));
     let (is_capped, cap) = capped(softcap);
+    let x = Operand { fast: true, lines: rows, depth: width, far: width, count: 1 };
+    let w = Operand { fast: true, lines: vocab, depth: width, far: width, count: 1 };
     let mut list = params([
-        variant.input("x", 0),
-        variant.input("w", 1),
+        tile.operand(tile.rows, variant.input("x", 0), x)?,
+        tile.operand(tile.columns, variant.input("w", 1), w)?,
         ints("targets", 2),
         scratch("float *", "parts", at),
     ]);
@@ -836,10 +922,13 @@ fn head_loss_grad(
     let (is_capped, cap) = capped(softcap);
     let iteration = || Param::new("int", "iteration", Argument::Iteration);
 
+    // Rows and weights with the width along the depth of the sums, or along the lines.
+    let x = |fast, lines, depth| Operand { fast, lines, depth, far: width, count: 1 };
+    let logit = |fast, lines, depth| Operand { fast, lines, depth, far: part, count: 1 };
     let tile = Tile::of(variant, wide, (rows, part, width), 1);
     let mut list = params([
-        variant.input("x", 0),
-        variant.input("w", 1),
+        tile.operand(tile.rows, variant.input("x", 0), x(true, rows, width))?,
+        tile.operand(tile.columns, variant.input("w", 1), x(true, vocab, width))?,
         ints("targets", 2),
         input("lse", 3),
         input("d", 4),
@@ -854,21 +943,31 @@ fn head_loss_grad(
     let geometry = tile.geometry(&mut builder, tile.count(rows, part))?;
     builder.entry("head_logits", geometry, &list, &body);
 
-    let tile = Tile::of(variant, wide_part, (rows, width, part), 1);
+    let tile = Tile::of(variant, wide_part, (rows, width, part), 1).into(variant, 5);
     let geometry = tile.geometry(&mut builder, tile.count(rows, width))?;
     builder.call(
         "head_x",
         geometry,
-        &params([scratch(&read, "dlogits", logits), variant.input("w", 1), output("dx", 5), iteration()]),
+        &params([
+            tile.operand(tile.rows, scratch(&read, "dlogits", logits), logit(true, rows, part))?,
+            tile.operand(tile.columns, variant.input("w", 1), x(false, width, vocab))?,
+            output("dx", 5),
+            iteration(),
+        ]),
         "head_grad_x",
         &format!("{}, {rows}, {vocab}, {width}, {part}", tile.text(wide_part)),
     );
-    let tile = Tile::of(variant, wide_part, (part, width, rows), 1);
+    let tile = Tile::of(variant, wide_part, (part, width, rows), 1).into(variant, 6);
     let geometry = tile.geometry(&mut builder, tile.count(part, width))?;
     builder.call(
         "head_w",
         geometry,
-        &params([scratch(&read, "dlogits", logits), variant.input("x", 0), output("dw", 6), iteration()]),
+        &params([
+            tile.operand(tile.rows, scratch(&read, "dlogits", logits), logit(false, part, rows))?,
+            tile.operand(tile.columns, variant.input("x", 0), x(false, width, rows))?,
+            output("dw", 6),
+            iteration(),
+        ]),
         "head_grad_w",
         &format!("{}, {rows}, {vocab}, {width}, {part}, {accumulate}", tile.text(wide_part)),
     );

@@ -154,12 +154,46 @@ pub enum Argument {
     Size(u32),
     /// Address of scratch memory, so many bytes in.
     Scratch(u64),
+    /// Matrices of bf16 for the copy engine, passed by value.
+    Map(Matrices),
     /// Address of the word that takes the smallest number of a launch that reported an index out of range.
     Status,
     /// Number of the launch, as a 32-bit integer.
     Launch,
     /// How many times the passes were gone through before.
     Iteration,
+}
+
+/// Where matrices for the copy engine lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Base {
+    /// At the address of the operand of that number.
+    Operand(usize),
+    /// In scratch memory, so many bytes in.
+    Scratch(u64),
+}
+
+/// Matrices of bf16, one behind another, of which a copy brings a box of [`Matrices::ROW`] elements of some rows into the swizzle of
+/// 128 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Matrices {
+    /// Where the first begins.
+    pub base: Base,
+    /// Adjacent elements of a row.
+    pub row: u64,
+    /// Rows of a matrix.
+    pub rows: u64,
+    /// Elements from row to row, a multiple of 8.
+    pub stride: u64,
+    /// How many matrices.
+    pub count: u64,
+    /// Rows of a box, at most 256.
+    pub box_rows: u32,
+}
+
+impl Matrices {
+    /// Elements of a row of a box: 128 bytes.
+    pub const ROW: u32 = 64;
 }
 
 /// The text of a kernel; `None` where there is nothing to run: no elements, or a sum over a group of one device.

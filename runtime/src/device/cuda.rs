@@ -9,7 +9,7 @@
 
 use super::cublaslt::{self, CublasLt};
 use super::gpu::{self, Compiler, Dense, Gpu, Library, Target};
-use super::ptx::Launch;
+use super::ptx::{Arg, Launch, Swizzle, TensorMap};
 use super::{Device, DeviceError, Session};
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::Source;
@@ -29,7 +29,7 @@ pub struct CudaDevice {
 }
 
 /// What is asked of the driver. The bindings panic where one is missing, so all are looked for before the first call.
-const CALLS: [&str; 35] = [
+const CALLS: [&str; 36] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -65,6 +65,7 @@ const CALLS: [&str; 35] = [
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamSynchronize",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// What went wrong, in the driver's words.
@@ -366,6 +367,47 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// A tensor map in the driver's form.
+    fn encode(&self, map: &TensorMap) -> Result<sys::CUtensorMap, DeviceError> {
+        let wrong = |what: String| DeviceError::Driver { device: self.context.name.clone(), message: what };
+        map.check().map_err(|e| wrong(format!("a bug in dreamc: {e}")))?;
+        let element = match map.element_bytes {
+            2 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            4 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            bytes => return Err(wrong(format!("a bug in dreamc: a tensor map of elements of {bytes} bytes"))),
+        };
+        let swizzle = match map.swizzle {
+            Swizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            Swizzle::Bytes32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+            Swizzle::Bytes64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            Swizzle::Bytes128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        let steps = vec![1; map.extents.len()];
+        let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: as many extents, sides and steps as dimensions and one stride less, which the check has seen to; the call reads them
+        // and writes the map, and looks at no memory of the device.
+        let done = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut encoded,
+                element,
+                map.extents.len() as u32,
+                map.address as *mut c_void,
+                map.extents.as_ptr(),
+                map.strides.as_ptr(),
+                map.tile.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        done.result().map_err(|e| self.context.error("cuTensorMapEncodeTiled", e))?;
+        Ok(encoded)
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.enter().is_err() {
@@ -588,13 +630,18 @@ impl Gpu for Stream {
             device: self.context.name.clone(),
             message: format!("{origin}: no function {}", launch.kernel),
         })?;
-        let values: Vec<Vec<u8>> = launch.args.iter().map(|arg| arg.bytes()).collect();
-        // Arguments of at most eight bytes, each at an aligned place of its own.
-        let mut words: Vec<[u64; 1]> = vec![[0]; values.len()];
-        for (word, value) in words.iter_mut().zip(&values) {
-            bytemuck::bytes_of_mut(word)[..value.len()].copy_from_slice(value);
-        }
-        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|w| w.as_mut_ptr().cast()).collect();
+        // Each argument at a place of its own, which suits the largest of them.
+        let places = launch.args.iter().map(|arg| match arg {
+            Arg::TensorMap(map) => self.encode(map),
+            plain => {
+                let mut place = sys::CUtensorMap { opaque: [0; 16] };
+                let bytes = plain.bytes();
+                bytemuck::bytes_of_mut(&mut place.opaque)[..bytes.len()].copy_from_slice(&bytes);
+                Ok(place)
+            }
+        });
+        let mut places = places.collect::<Result<Vec<_>, _>>()?;
+        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         // SAFETY: the arguments are those that the generated entry declares, in its order, and outlive the call; addresses
         // are of this session's memory, which the check of the plan keeps every access inside.

@@ -2,7 +2,8 @@
 
 use crate::machine::{Mode, Outcome, Shape, result};
 use crate::{CUBIN, Machine, Settings};
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUresult, CUtensorMap};
+use dreamc_runtime::device::ptx::{Swizzle, TensorMap};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -148,6 +149,78 @@ calls! {
         |m, to, module, name| put_handle(to, m.function(module as u64, &text(name)?));
     cuFuncSetAttribute(function: Handle, attribute: c_uint, value: c_int) =>
         |m, function, attribute, value| m.allow_shared(function as u64, attribute, value);
+}
+
+/// As NVIDIA documents it, for what dreamc asks for: tensors as they lie, zeros beyond them, every element of a box.
+///
+/// # Safety
+/// As NVIDIA documents it: pointers are to as many numbers as the rank asks for.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "the driver's")]
+pub unsafe extern "C" fn cuTensorMapEncodeTiled(
+    to: *mut CUtensorMap,
+    element: c_uint,
+    rank: c_uint,
+    address: *mut c_void,
+    extents: *const u64,
+    strides: *const u64,
+    sides: *const c_uint,
+    steps: *const c_uint,
+    interleave: c_uint,
+    swizzle: c_uint,
+    promotion: c_uint,
+    fill: c_uint,
+) -> CUresult {
+    call(|machine| {
+        let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+        machine.encode()?;
+        let lists_missing = extents.is_null() || sides.is_null() || steps.is_null() || (strides.is_null() && rank > 1);
+        if to.is_null() || !(to as usize).is_multiple_of(64) || !(1..=5).contains(&rank) || lists_missing {
+            return Err(invalid);
+        }
+        let rank = rank as usize;
+        // SAFETY: as many as the rank says, and one stride less, by the caller's promise.
+        let (extents, strides, sides, steps) = unsafe {
+            let strides = if rank > 1 { std::slice::from_raw_parts(strides, rank - 1) } else { &[] };
+            (
+                std::slice::from_raw_parts(extents, rank),
+                strides,
+                std::slice::from_raw_parts(sides, rank),
+                std::slice::from_raw_parts(steps, rank),
+            )
+        };
+        let element_bytes = match element {
+            6 | 9 => 2,
+            7 => 4,
+            _ => return Err(invalid),
+        };
+        let swizzle = match swizzle {
+            0 => Swizzle::None,
+            1 => Swizzle::Bytes32,
+            2 => Swizzle::Bytes64,
+            3 => Swizzle::Bytes128,
+            _ => return Err(invalid),
+        };
+        if steps.iter().any(|&step| step != 1) || interleave != 0 || promotion > 3 || fill != 0 {
+            return Err(invalid);
+        }
+        let map = TensorMap {
+            address: address as u64,
+            element_bytes,
+            extents: extents.to_vec(),
+            strides: strides.to_vec(),
+            tile: sides.to_vec(),
+            swizzle,
+        };
+        map.check().map_err(|_| invalid)?;
+        let mut opaque = [0; 16];
+        for (word, bytes) in opaque.iter_mut().zip(map.to_bytes().chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().map_err(|_| invalid)?);
+        }
+        // SAFETY: a place for the map, by the caller's promise.
+        unsafe { to.write(CUtensorMap { opaque }) };
+        Ok(())
+    })
 }
 
 /// As NVIDIA documents it; arguments are copied.

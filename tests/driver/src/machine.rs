@@ -302,6 +302,11 @@ impl Machine {
         Ok(context)
     }
 
+    /// `cuTensorMapEncodeTiled`, whose arguments the caller looks at: the host's work alone, which a capture does not mind.
+    pub fn encode(&mut self) -> Outcome<()> {
+        self.context("cuTensorMapEncodeTiled").map(|_| ())
+    }
+
     /// `cuInit`
     pub fn init(&mut self, flags: u32) -> Outcome<()> {
         self.call("cuInit")?;

@@ -20,9 +20,9 @@ mod room;
 mod tests;
 
 use super::check::{Extent, Slot, check, slots};
-use super::ptx::{Arg, Launch};
+use super::ptx::{Arg, Launch, Swizzle, TensorMap};
 use super::{Choice, DeviceError, Instrument, LaunchStats, RunStats, Session};
-use dreamc_compiler::codegen::{Argument, Source, Variant, generate};
+use dreamc_compiler::codegen::{Argument, Base, Matrices, Source, Variant, generate};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelId, Operand, Plan, Step};
 use std::collections::HashMap;
@@ -632,6 +632,13 @@ impl<G: Gpu> Run<'_, G> {
             Argument::Places => Arg::Pointer(launch.places.as_ref().map_or(0, |p| self.address(p))),
             Argument::Size(size) => Arg::I32(size as i32),
             Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
+            Argument::Map(matrices) => {
+                let address = match matrices.base {
+                    Base::Operand(i) => launch.operands.get(i).map_or(0, |p| self.address(p)),
+                    Base::Scratch(at) => self.scratch + at,
+                };
+                Arg::TensorMap(Box::new(tensor_map(address, matrices)))
+            }
             Argument::Status => Arg::Pointer(self.status),
             Argument::Launch => Arg::I32(number as i32),
             Argument::Iteration => Arg::I32(iteration as i32),
@@ -752,6 +759,18 @@ impl<G: Gpu> Run<'_, G> {
         self.gpu.write(self.status, &NOTHING.to_le_bytes())?;
         let launch = usize::try_from(number).ok().and_then(|n| self.program.launches.get(n));
         Err(DeviceError::BadIndex { origin: launch.map_or("a launch".into(), |l| l.origin.clone()) })
+    }
+}
+
+/// Matrices of bf16 as the copy engine is told of them.
+fn tensor_map(address: u64, m: Matrices) -> TensorMap {
+    TensorMap {
+        address,
+        element_bytes: 2,
+        extents: vec![m.row, m.rows, m.count],
+        strides: vec![2 * m.stride, 2 * m.stride * m.rows],
+        tile: vec![Matrices::ROW, m.box_rows, 1],
+        swizzle: Swizzle::Bytes128,
     }
 }
 
