@@ -216,30 +216,39 @@ fn a_gpu_does_the_same_with_the_same_ptx() {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: {error}"),
     };
-    let mut worst: std::collections::BTreeMap<String, (usize, usize, f64)> = Default::default();
+    let mut worst = Worst::default();
     for golden in goldens() {
-        for launch in side_by_side(&golden, &device, &gpu) {
-            let kind = launch.kernel.split(' ').next().unwrap_or_default().to_string();
-            let entry = worst.entry(kind).or_default();
-            entry.0 += 1;
-            entry.1 += usize::from(launch.equal);
-            entry.2 = entry.2.max(launch.difference);
-        }
+        side_by_side(&golden, &device, &gpu).iter().for_each(|launch| enter(&mut worst, launch));
     }
-    match (PtxDevice::hopper(fast()), CudaDevice::from_ptx(0, true)) {
-        (Ok(device), Ok(gpu)) => {
-            let (products, fill) = large_products(false);
-            let products = compare(&products, "run", &device, &gpu, &fill).unwrap();
-            let (attention, fill) = large_attention(false);
-            let attention = compare(&attention, "run", &device, &gpu, &fill).unwrap();
-            for launch in products.into_iter().chain(attention) {
-                let kind = launch.kernel.split(' ').next().unwrap_or_default();
-                let entry = worst.entry(format!("{kind} (wgmma)")).or_default();
-                *entry = (entry.0 + 1, entry.1 + usize::from(launch.equal), entry.2.max(launch.difference));
-            }
-        }
-        (Err(error), _) | (_, Err(error)) => println!("no wgmma: {error}"),
-    }
+    report(worst);
+}
+
+/// The same of what Hopper alone runs: `wgmma`, and operands that the copy engine brings.
+#[test]
+fn a_gpu_does_the_same_with_hoppers_own_ptx() {
+    let (device, gpu) = match (PtxDevice::hopper(fast()), CudaDevice::from_ptx(0, true)) {
+        (Ok(device), Ok(gpu)) => (device, gpu),
+        (Err(error), _) | (_, Err(error)) => return println!("skipped: {error}"),
+    };
+    let (products, fill) = large_products(false);
+    let products = compare(&products, "run", &device, &gpu, &fill).unwrap();
+    let (attention, fill) = large_attention(false);
+    let attention = compare(&attention, "run", &device, &gpu, &fill).unwrap();
+    let mut worst = Worst::default();
+    products.iter().chain(&attention).for_each(|launch| enter(&mut worst, launch));
+    report(worst);
+}
+
+/// Launches of each kind, how many of them are equal, and how far the others are apart.
+type Worst = std::collections::BTreeMap<String, (usize, usize, f64)>;
+
+fn enter(worst: &mut Worst, launch: &Agreement) {
+    let kind = launch.kernel.split(' ').next().unwrap_or_default();
+    let entry = worst.entry(kind.into()).or_default();
+    *entry = (entry.0 + 1, entry.1 + usize::from(launch.equal), entry.2.max(launch.difference));
+}
+
+fn report(worst: Worst) {
     for (kind, (count, equal, difference)) in &worst {
         println!("{kind:<24} {count:>6} launches  {equal:>6} equal  differ by {difference:.1e} at most");
     }

@@ -80,8 +80,12 @@ impl Tile {
             // Operands that fill its tiles and stages, and tiles that fill the GPU.
             if variant.hopper && wide && m > 64 && n > 64 && k >= 128 {
                 let fills = |tile: &Tile| tile.count(m, n).saturating_mul(copies) >= PROCESSORS;
-                if let Some(tile) = [WIDE_HOPPER, LARGE_HOPPER].into_iter().find(fills) {
-                    return tile;
+                // A processor has one block of the wide tile, which multiplies nothing while it stores its results: sums must be long.
+                if k >= 2048 && fills(&WIDE_HOPPER) {
+                    return WIDE_HOPPER;
+                }
+                if fills(&LARGE_HOPPER) {
+                    return LARGE_HOPPER;
                 }
             }
             return if m <= 16 {
