@@ -70,13 +70,17 @@ template <class S> struct Mask {
     }
 
     // The first tile of keys from `key` on of which these queries may see any, or `end`: most of a cache is empty, and what
-    // nobody sees changes no sum. All threads of the block call it.
+    // nobody sees changes no sum. All lanes of a warp call it, and all warps find the same.
     template <int TILE> DEVICE int next(Span span, int key, int end) const {
         if (!S::POSITIONS) return key;
         for (; key < end; key += TILE) {
-            int i = key + int(threadIdx.x), at = threadIdx.x < TILE && i < S::KEYS ? key_positions[i] : -1;
-            bool near = S::WINDOW == 0 || i64(span.low) - at < S::WINDOW;
-            if (__syncthreads_or(at >= 0 && at <= span.high && near)) return key;
+            bool some = false;
+#pragma unroll
+            for (int i = int(threadIdx.x % 32); i < TILE; i += 32) {
+                int at = key + i < S::KEYS ? key_positions[key + i] : -1;
+                some |= at >= 0 && at <= span.high && (S::WINDOW == 0 || i64(span.low) - at < S::WINDOW);
+            }
+            if (__any_sync(ALL_LANES, some)) return key;
         }
         return end;
     }

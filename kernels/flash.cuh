@@ -1,7 +1,7 @@
 // Attention along the sequence on the tensor cores: bf16 operands, sums and softmax in f32.
 //
 // As in `attention.cuh`, with larger pieces: a block works for `ROWS` rows, 16 in each warp, which lie in shared memory; what
-// passes by lies there `TILE` rows at a time, twice, so that the next ones are under way. A score goes from the
+// passes by lies there `TILE` rows at a time, in `STAGES` places, so that the next ones are under way. A score goes from the
 // fragment that a product gives straight into the fragment that the next one takes, rounded to bf16 on the way. What a
 // warp sums up lies in its registers: `sums[j]` has columns `8 j ..`.
 //
@@ -14,25 +14,36 @@
 template <class S_, bool WIDE_> struct FlashWarps {
     typedef S_ S;
     static constexpr bool WIDE = WIDE_;
-    static constexpr int ROWS = 64, TILE = 32, THREADS = 128, PIECES = S::SIZE / 8;
+    static constexpr int ROWS = 64, TILE = 32, STAGES = 2, THREADS = 128, PIECES = S::SIZE / 8;
     static_assert(S::SIZE % 16 == 0 && S::SIZE <= 128, "heads of a warp's registers");
     // Rows are padded by 16 bytes, so that the eight rows of a matrix of `ldmatrix` fall into different banks.
     static constexpr int ROW = S::SIZE + 8, OWN = ROWS * ROW, PASSING = TILE * ROW;
 
     typedef bf16 *Place;
+    struct Shared {};
     static DEVICE Place memory() {
         extern __shared__ __align__(16) bf16 rows[];
         return rows;
     }
 
-    // `COUNT` rows of a head into shared memory; zeros beyond the last row.
-    template <int COUNT> static DEVICE void load(Place to, const bf16 *from, i64 stride, int first, int rows) {
+    // A head's rows of a sequence.
+    struct Rows {
+        const bf16 *from;
+        i64 stride;
+        int count;
+    };
+    static DEVICE Rows rows(const bf16 *from, i64 stride, int sequence, int count, int column) {
+        return {from + i64(sequence) * count * stride + column, stride, count};
+    }
+
+    // `COUNT` rows into shared memory; zeros beyond the last row.
+    template <int COUNT> static DEVICE void load(Place to, Rows rows, int first, int) {
         constexpr int ACROSS = S::SIZE / 8;
 #pragma unroll
         for (int v = int(threadIdx.x); v < COUNT * ACROSS; v += THREADS) {
             int row = v / ACROSS, column = v % ACROSS * 8;
-            bool valid = first + row < rows;
-            const bf16 *source = from + (valid ? i64(first + row) * stride + column : 0);
+            bool valid = first + row < rows.count;
+            const bf16 *source = rows.from + (valid ? i64(first + row) * rows.stride + column : 0);
             bf16 *place = to + row * ROW + column;
             if (WIDE) {
                 copy_async(place, source, valid ? 16 : 0);
@@ -46,8 +57,41 @@ template <class S_, bool WIDE_> struct FlashWarps {
         }
     }
 
-    // Comes before the barrier behind which what was loaded is multiplied.
-    static DEVICE void loaded() {}
+    // Numbers `0..TILE` among the threads that load.
+    template <class Each> static DEVICE void share(Each each) {
+        static_assert(TILE <= THREADS, "a thread for each");
+        if (int(threadIdx.x) < TILE) each(int(threadIdx.x));
+    }
+
+    // Whether this thread loads for others, and has done so.
+    struct Flow {
+        DEVICE explicit Flow(Shared &) {}
+    };
+    template <class Next, class Own, class Load>
+    static DEVICE bool bring(Flow &, int, int, Next, Own, Load) { return false; }
+
+    // `own` once, then `load` and `use` for every tile from `at` to `end`, one behind another by `next`: the tile behind is loaded
+    // while one is used.
+    template <class Next, class Own, class Load, class Use>
+    static DEVICE void pass(Flow &, int at, int end, Next next, Own own, Load load, Use use) {
+        auto stage = [&](int buffer, int at) {
+            if (at < end) load(buffer, at, 0);
+            copy_commit();
+        };
+        own(0);
+        stage(0, at);
+        int buffer = 0;
+        for (int after; at < end; at = after) {
+            after = next(at);
+            stage(1 - buffer, after);
+            copy_wait<1>();
+            __syncthreads();
+            use(buffer, at);
+            __syncthreads();
+            buffer = 1 - buffer;
+        }
+        copy_wait<0>();
+    }
 
     // A warp's rows times the rows of the tile. `finish` comes before the result.
     static DEVICE void multiply(float (&s)[TILE / 8][4], const bf16 *own, const bf16 *tile) {
@@ -88,6 +132,10 @@ template <class S_, bool WIDE_> struct FlashWarps {
         }
     }
 
+    // Products are begun between `take_turn` and `give_turn`, by one part of the block at a time where that pays, and have ended
+    // after `finish`.
+    static DEVICE void take_turn() {}
+    static DEVICE void give_turn() {}
     static DEVICE void finish() {}
 };
 
@@ -137,50 +185,45 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
         }
 }
 
-// Shared memory: the queries, two tiles of keys, two of values.
-template <class F>
-DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, const bf16 *v, i64 v_stride,
+// Shared memory: the queries, tiles of keys, tiles of values. `X`: an address, or what the copy engine is told of the rows.
+template <class F, class X>
+DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
                   const int *query_positions, const int *key_positions, const int *segments, bf16 *o, float *lse,
                   float scale, float cap) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
-    Place own = F::memory(), keys = own + F::OWN, values = keys + 2 * F::PASSING;
+    __shared__ typename F::Shared shared;
+    Place own = F::memory(), keys = own + F::OWN, values = keys + F::STAGES * F::PASSING;
     u32 block = blockIdx.x;
     // The last queries of a causal sequence see most: they come first.
     constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
     int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
     int head = int(take(block, S::HEADS)), sequence = int(block);
     Mask<S> mask(query_positions, key_positions, segments, sequence);
-    i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
-    int kv = head / S::GROUP * S::SIZE;
-    const bf16 *k_head = k + key_row * k_stride + kv, *v_head = v + key_row * v_stride + kv;
+    i64 query_row = i64(sequence) * S::QUERIES;
+    auto my_q = F::rows(q, q_stride, sequence, S::QUERIES, head * S::SIZE);
+    auto my_k = F::rows(k, k_stride, sequence, S::KEYS, head / S::GROUP * S::SIZE);
+    auto my_v = F::rows(v, v_stride, sequence, S::KEYS, head / S::GROUP * S::SIZE);
 
     int begin, end;
     Mask<S>::template keys<ROWS>(first, begin, end);
     auto span = mask.template span<ROWS>(first);
-    auto next = [&](int key) { return mask.template next<TILE>(span, key, end); };
-    begin = next(begin);
-    auto stage = [&](int buffer, int key) {
-        if (key < end) {
-            F::template load<TILE>(keys + buffer * F::PASSING, k_head, k_stride, key, S::KEYS);
-            F::template load<TILE>(values + buffer * F::PASSING, v_head, v_stride, key, S::KEYS);
-        }
-        copy_commit();
+    auto next = [&](int key) { return mask.template next<TILE>(span, key + TILE, end); };
+    begin = mask.template next<TILE>(span, begin, end);
+    auto load_own = [&](int arrival) { F::template load<ROWS>(own, my_q, first, arrival); };
+    auto load = [&](int buffer, int key, int arrival) {
+        F::template load<TILE>(keys + buffer * F::PASSING, my_k, key, arrival);
+        F::template load<TILE>(values + buffer * F::PASSING, my_v, key, arrival);
     };
-    F::template load<ROWS>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
-    stage(0, begin);
+    typename F::Flow flow(shared);
+    if (F::bring(flow, begin, end, next, load_own, load)) return;
     float result[F::PIECES][4], most[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
     clear_rows<F>(result);
-    int buffer = 0;
-    for (int key = begin, after; key < end; key = after) {
-        after = next(key + TILE);
-        stage(1 - buffer, after);
-        copy_wait<1>();
-        F::loaded();
-        __syncthreads();
+    F::pass(flow, begin, end, next, load_own, load, [&](int buffer, int key) {
         float p[TILE / 8][4];
         F::multiply(p, own, keys + buffer * F::PASSING);
+        F::give_turn();
         F::finish();
         if (mask.template all<ROWS, TILE>(first, key)) to_scores<F, true>(p, mask, first, key, scale, cap);
         else to_scores<F, false>(p, mask, first, key, scale, cap);
@@ -210,12 +253,10 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
                 result[d][2 * half + 1] *= shrink;
             }
         }
+        F::take_turn();
         F::add(result, p, values + buffer * F::PASSING);
         F::finish();
-        __syncthreads();
-        buffer = 1 - buffer;
-    }
-    copy_wait<0>();
+    });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         // A query that saw nothing is zero.
@@ -234,40 +275,43 @@ DEVICE void flash(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, cons
     store_head<F>(result, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, first, S::QUERIES);
 }
 
-// Shared memory: the queries and their cotangents, two tiles of keys, two of values.
-template <class F>
-DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, const bf16 *v, i64 v_stride,
-                               const float *lse, const bf16 *d, i64 d_stride, const int *query_positions,
+// Shared memory: the queries and their cotangents, tiles of keys, tiles of values.
+template <class F, class X>
+DEVICE void flash_grad_queries(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
+                               const float *lse, const X &d, i64 d_stride, const int *query_positions,
                                const int *key_positions, const int *segments, bf16 *dq, i64 dq_stride,
                                const float *along, float scale, float cap) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
-    Place own = F::memory(), own_d = own + F::OWN, keys = own_d + F::OWN, values = keys + 2 * F::PASSING;
+    __shared__ typename F::Shared shared;
+    Place own = F::memory(), own_d = own + F::OWN, keys = own_d + F::OWN, values = keys + F::STAGES * F::PASSING;
     u32 block = blockIdx.x;
     constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
     int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
     int head = int(take(block, S::HEADS)), sequence = int(block);
     Mask<S> mask(query_positions, key_positions, segments, sequence);
-    i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
-    int kv = head / S::GROUP * S::SIZE;
-    const bf16 *k_head = k + key_row * k_stride + kv, *v_head = v + key_row * v_stride + kv;
+    i64 query_row = i64(sequence) * S::QUERIES;
+    auto my_q = F::rows(q, q_stride, sequence, S::QUERIES, head * S::SIZE);
+    auto my_d = F::rows(d, d_stride, sequence, S::QUERIES, head * S::SIZE);
+    auto my_k = F::rows(k, k_stride, sequence, S::KEYS, head / S::GROUP * S::SIZE);
+    auto my_v = F::rows(v, v_stride, sequence, S::KEYS, head / S::GROUP * S::SIZE);
 
     int begin, end;
     Mask<S>::template keys<ROWS>(first, begin, end);
     auto span = mask.template span<ROWS>(first);
-    auto next = [&](int key) { return mask.template next<TILE>(span, key, end); };
-    begin = next(begin);
-    auto stage = [&](int buffer, int key) {
-        if (key < end) {
-            F::template load<TILE>(keys + buffer * F::PASSING, k_head, k_stride, key, S::KEYS);
-            F::template load<TILE>(values + buffer * F::PASSING, v_head, v_stride, key, S::KEYS);
-        }
-        copy_commit();
+    auto next = [&](int key) { return mask.template next<TILE>(span, key + TILE, end); };
+    begin = mask.template next<TILE>(span, begin, end);
+    auto load_own = [&](int arrival) {
+        F::template load<ROWS>(own, my_q, first, arrival);
+        F::template load<ROWS>(own_d, my_d, first, arrival);
     };
-    F::template load<ROWS>(own, q + query_row * q_stride + head * S::SIZE, q_stride, first, S::QUERIES);
-    F::template load<ROWS>(own_d, d + query_row * d_stride + head * S::SIZE, d_stride, first, S::QUERIES);
-    stage(0, begin);
+    auto load = [&](int buffer, int key, int arrival) {
+        F::template load<TILE>(keys + buffer * F::PASSING, my_k, key, arrival);
+        F::template load<TILE>(values + buffer * F::PASSING, my_v, key, arrival);
+    };
+    typename F::Flow flow(shared);
+    if (F::bring(flow, begin, end, next, load_own, load)) return;
     float result[F::PIECES][4], my_lse[2], my_along[2];
     clear_rows<F>(result);
 #pragma unroll
@@ -277,16 +321,11 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
         my_lse[half] = query < S::QUERIES ? lse[at] : -infinity();
         my_along[half] = query < S::QUERIES ? along[at] : 0.0f;
     }
-    int buffer = 0;
-    for (int key = begin, after; key < end; key = after) {
-        after = next(key + TILE);
-        stage(1 - buffer, after);
-        copy_wait<1>();
-        F::loaded();
-        __syncthreads();
+    F::pass(flow, begin, end, next, load_own, load, [&](int buffer, int key) {
         float s[TILE / 8][4], dp[TILE / 8][4], p;
         F::multiply(s, own, keys + buffer * F::PASSING);
         F::multiply(dp, own_d, values + buffer * F::PASSING);
+        F::give_turn();
         F::finish();
 #pragma unroll
         for (int j = 0; j < TILE / 8; ++j)
@@ -295,69 +334,66 @@ DEVICE void flash_grad_queries(const bf16 *q, i64 q_stride, const bf16 *k, i64 k
                 bool seen = mask.sees(first + row_of(e), key + column_of(j, e));
                 pair_grad<S>(seen, s[j][e], dp[j][e], my_lse[e / 2], my_along[e / 2], scale, cap, p, s[j][e]);
             }
+        F::take_turn();
         F::add(result, s, keys + buffer * F::PASSING);
         F::finish();
-        __syncthreads();
-        buffer = 1 - buffer;
-    }
-    copy_wait<0>();
+    });
     store_head<F>(result, dq + query_row * dq_stride + head * S::SIZE, dq_stride, first, S::QUERIES);
 }
 
-// Shared memory: the keys and values, two tiles of queries, two of their cotangents.
-template <class F>
-DEVICE void flash_grad_keys(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, const bf16 *v, i64 v_stride,
-                            const float *lse, const bf16 *d, i64 d_stride, const int *query_positions,
+// Shared memory: the keys and values, tiles of queries, tiles of their cotangents.
+template <class F, class X>
+DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
+                            const float *lse, const X &d, i64 d_stride, const int *query_positions,
                             const int *key_positions, const int *segments, bf16 *dk, i64 dk_stride, bf16 *dv,
                             i64 dv_stride, const float *along, float scale, float cap) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
+    __shared__ typename F::Shared shared;
     Place own = F::memory(), own_v = own + F::OWN, queries = own_v + F::OWN;
-    Place cotangents = queries + 2 * F::PASSING;
+    Place cotangents = queries + F::STAGES * F::PASSING;
     u32 block = blockIdx.x;
     int first = int(take(block, (S::KEYS + ROWS - 1) / ROWS)) * ROWS, kv_head = int(take(block, S::KV_HEADS));
     int sequence = int(block), kv = kv_head * S::SIZE;
     Mask<S> mask(query_positions, key_positions, segments, sequence);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
+    auto my_k = F::rows(k, k_stride, sequence, S::KEYS, kv), my_v = F::rows(v, v_stride, sequence, S::KEYS, kv);
 
     int begin, end;
     Mask<S>::template queries<ROWS>(first, begin, end);
-    __shared__ float lse_of[2][TILE], along_of[2][TILE];
+    __shared__ float lse_of[F::STAGES][TILE], along_of[F::STAGES][TILE];
     // Tiles of queries, each of all heads that read these keys.
     int tiles = end > begin ? (end - begin + TILE - 1) / TILE * S::GROUP : 0;
-    auto stage = [&](int buffer, int tile) {
-        if (tile < tiles) {
-            int query = begin + tile / S::GROUP * TILE, head = (kv_head * S::GROUP + tile % S::GROUP) * S::SIZE;
-            F::template load<TILE>(queries + buffer * F::PASSING, q + query_row * q_stride + head, q_stride, query,
-                               S::QUERIES);
-            F::template load<TILE>(cotangents + buffer * F::PASSING, d + query_row * d_stride + head, d_stride, query,
-                                   S::QUERIES);
-            if (int(threadIdx.x) < TILE) {
-                bool valid = query + int(threadIdx.x) < S::QUERIES;
-                i64 at = (query_row + (valid ? query + int(threadIdx.x) : 0)) * S::HEADS + head / S::SIZE;
-                copy_async(&lse_of[buffer][threadIdx.x], lse + at, valid);
-                copy_async(&along_of[buffer][threadIdx.x], along + at, valid);
-            }
-        }
-        copy_commit();
+    auto next = [](int tile) { return tile + 1; };
+    auto load_own = [&](int arrival) {
+        F::template load<ROWS>(own, my_k, first, arrival);
+        F::template load<ROWS>(own_v, my_v, first, arrival);
     };
-    F::template load<ROWS>(own, k + key_row * k_stride + kv, k_stride, first, S::KEYS);
-    F::template load<ROWS>(own_v, v + key_row * v_stride + kv, v_stride, first, S::KEYS);
-    stage(0, 0);
+    auto load = [&](int buffer, int tile, int arrival) {
+        int query = begin + tile / S::GROUP * TILE, head = kv_head * S::GROUP + tile % S::GROUP;
+        auto my_q = F::rows(q, q_stride, sequence, S::QUERIES, head * S::SIZE);
+        auto my_d = F::rows(d, d_stride, sequence, S::QUERIES, head * S::SIZE);
+        F::template load<TILE>(queries + buffer * F::PASSING, my_q, query, arrival);
+        F::template load<TILE>(cotangents + buffer * F::PASSING, my_d, query, arrival);
+        F::share([&](int i) {
+            bool valid = query + i < S::QUERIES;
+            i64 at = (query_row + (valid ? query + i : 0)) * S::HEADS + head;
+            copy_async(&lse_of[buffer][i], lse + at, valid);
+            copy_async(&along_of[buffer][i], along + at, valid);
+        });
+    };
+    typename F::Flow flow(shared);
+    if (F::bring(flow, 0, tiles, next, load_own, load)) return;
     float result_k[F::PIECES][4], result_v[F::PIECES][4];
     clear_rows<F>(result_k);
     clear_rows<F>(result_v);
-    int buffer = 0;
-    for (int tile = 0; tile < tiles; ++tile) {
-        stage(1 - buffer, tile + 1);
-        copy_wait<1>();
-        F::loaded();
-        __syncthreads();
+    F::pass(flow, 0, tiles, next, load_own, load, [&](int buffer, int tile) {
         int query = begin + tile / S::GROUP * TILE;
         float s[TILE / 8][4], dp[TILE / 8][4];
         F::multiply(s, own, queries + buffer * F::PASSING);
         F::multiply(dp, own_v, cotangents + buffer * F::PASSING);
+        F::give_turn();
         F::finish();
 #pragma unroll
         for (int j = 0; j < TILE / 8; ++j)
@@ -371,13 +407,11 @@ DEVICE void flash_grad_keys(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_st
                     pair_grad<S>(seen, s[j][e], dp[j][e], my_lse, my_along, scale, cap, s[j][e], dp[j][e]);
                 }
             }
+        F::take_turn();
         F::add(result_v, s, cotangents + buffer * F::PASSING);
         F::add(result_k, dp, queries + buffer * F::PASSING);
         F::finish();
-        __syncthreads();
-        buffer = 1 - buffer;
-    }
-    copy_wait<0>();
+    });
     store_head<F>(result_k, dk + key_row * dk_stride + kv, dk_stride, first, S::KEYS);
     store_head<F>(result_v, dv + key_row * dv_stride + kv, dv_stride, first, S::KEYS);
 }

@@ -1,28 +1,109 @@
-// Attention along the sequence on Hopper (`sm_90a`): the rows of `flash.cuh` by two warpgroups, 64 each.
+// Attention along the sequence on Hopper (`sm_90a`): the rows of `flash.cuh` by two warpgroups, 64 each, and a third that brings what
+// they read. The two take turns: the tensor cores have the products of one while the other works on its softmax.
 #pragma once
 #include "flash.cuh"
 #include "hopper.cuh"
 
 // Heads of 64 or 128 elements, whose rows begin on 16 bytes. A place in shared memory holds rows in blocks of 64 elements, each
 // in the swizzle of 128 bytes, so that the same bytes are rows for one product and columns for the next.
-template <class S_, int TILE_> struct FlashWarpgroups {
+template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
     typedef S_ S;
     static constexpr bool WIDE = true;
-    static constexpr int ROWS = 128, TILE = TILE_, THREADS = 256, PIECES = S::SIZE / 8, BLOCKS = S::SIZE / 64;
+    static constexpr int ROWS = 128, TILE = TILE_, STAGES = STAGES_, MULTIPLIERS = 256;
+    static constexpr int PIECES = S::SIZE / 8, BLOCKS = S::SIZE / 64;
     static_assert(S::SIZE % 64 == 0 && TILE % 64 == 0, "whole blocks of the swizzle");
     static constexpr u32 OWN = ROWS * S::SIZE * 2, PASSING = TILE * S::SIZE * 2;
 
     typedef u32 Place;
     static DEVICE Place memory() { return tiles_memory(); }
 
-    template <int COUNT> static DEVICE void load(Place to, const bf16 *from, i64 stride, int first, int rows) {
+    struct Rows {
+        const TensorMap *map;
+        int sequence, column;
+    };
+    static DEVICE Rows rows(const TensorMap &map, i64, int sequence, int, int column) { return {&map, sequence, column}; }
+
+    // By the first lane of the warp that brings.
+    template <int COUNT> static DEVICE void load(Place to, Rows rows, int first, u32 full) {
+        if (threadIdx.x != MULTIPLIERS) return;
+        barrier_expect(full, COUNT * S::SIZE * 2);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block)
-            copy_tile<COUNT, THREADS, true>(int(threadIdx.x), to + u32(block * COUNT * 128), rows - first, block * 64, S::SIZE,
-                                            [&](int row, int column) { return from + (i64(first + row) * stride + column); });
+            copy_box(to + u32(block * COUNT * 128), rows.map, rows.column + block * 64, first, rows.sequence, full);
     }
 
-    static DEVICE void loaded() { show_to_matrices(); }
+    template <class Each> static DEVICE void share(Each each) {
+#pragma unroll
+        for (int i = int(threadIdx.x % 32); i < TILE; i += 32) each(i);
+    }
+
+    // A place is full when the copies of all lanes of the warp that brings, and the bytes that it told of, have come.
+    struct Shared {
+        u64 full[STAGES], empty[STAGES];
+    };
+    struct Flow {
+        u32 full, empty;
+        int stage = 0;
+        u32 parity = 0;
+
+        DEVICE explicit Flow(Shared &shared)
+            : full(shared_address(shared.full)), empty(shared_address(shared.empty)) {
+            if (threadIdx.x == 0) {
+#pragma unroll
+                for (int i = 0; i < STAGES; ++i) {
+                    barrier_begin(full + 8 * i, 32);
+                    barrier_begin(empty + 8 * i, MULTIPLIERS / 32);
+                }
+                show_barriers();
+            }
+            __syncthreads();
+        }
+
+        DEVICE void next() {
+            stage = stage + 1 < STAGES ? stage + 1 : 0;
+            parity ^= u32(stage == 0);
+        }
+    };
+
+    // A warpgroup gives up the registers that the other two take.
+    template <class Next, class Own, class Load>
+    static DEVICE bool bring(Flow &flow, int at, int end, Next next, Own own, Load load) {
+        if (threadIdx.x < MULTIPLIERS) {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+            return false;
+        }
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x >= MULTIPLIERS + 32) return true;
+        bool first = true;
+#pragma unroll 1
+        for (; at < end; at = next(at)) {
+            u32 full = flow.full + 8 * flow.stage;
+            barrier_wait(flow.empty + 8 * flow.stage, flow.parity ^ 1);
+            if (first) own(full);
+            load(flow.stage, at, full);
+            barrier_arrive_copies(full);
+            first = false;
+            flow.next();
+        }
+        return true;
+    }
+
+    template <class Next, class Own, class Load, class Use>
+    static DEVICE void pass(Flow &flow, int at, int end, Next next, Own, Load, Use use) {
+        if (at >= end) return;
+        // The first warpgroup begins.
+        if (threadIdx.x >= 128) give_turn();
+        take_turn();
+        for (; at < end; at = next(at)) {
+            barrier_wait(flow.full + 8 * flow.stage, flow.parity);
+            use(flow.stage, at);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(flow.empty + 8 * flow.stage);
+            flow.next();
+        }
+        // As many turns are given as are taken.
+        if (threadIdx.x < 128) give_turn();
+    }
 
     static DEVICE void multiply(float (&s)[TILE / 8][4], Place own, Place tile) {
         own += threadIdx.x / 128 * 8192;
@@ -44,6 +125,9 @@ template <class S_, int TILE_> struct FlashWarpgroups {
         for (int k = 0; k < TILE / 16; ++k) add_tiles<false>(sums, a[k], tile_at(tile + u32(k * 2048), TILE * 128));
     }
 
+    // Barriers 2 and 3 of the block: whose turn it is.
+    static DEVICE void take_turn() { asm volatile("bar.sync %0, 256;" ::"r"(2 + threadIdx.x / 128) : "memory"); }
+    static DEVICE void give_turn() { asm volatile("bar.arrive %0, 256;" ::"r"(3 - threadIdx.x / 128) : "memory"); }
     static DEVICE void finish() {
         matrices_commit();
         matrices_wait<0>();

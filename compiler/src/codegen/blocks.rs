@@ -152,7 +152,7 @@ impl Tile {
         for size in [row, rows, count, times(&[2, far, rows]) >> 8] {
             fits("a matrix for the copy engine", size)?;
         }
-        let map = Matrices { base, row, rows, stride: far, count, box_rows: fits("rows of a box", box_rows)? };
+        let map = Matrices { base, row, rows, stride: Some(far), count, box_rows: fits("rows of a box", box_rows)? };
         Ok(Param::new("const __grid_constant__ TensorMap", &address.name, Argument::Map(map)))
     }
 }
@@ -525,8 +525,9 @@ struct AttentionForm {
     prefix: &'static str,
     /// Template arguments.
     arguments: String,
-    /// Rows of a block, which stay in shared memory, and those of all that passes by.
+    /// Rows of a block, which stay in shared memory, rows that pass by at a time, and all of those that are there.
     own: u64,
+    tile: u64,
     passing: u64,
     /// Bytes of a row of a head.
     row_bytes: u64,
@@ -549,31 +550,28 @@ enum Owner {
 
 impl AttentionForm {
     /// On the tensor cores where heads fit their pieces and a warp's registers; by warpgroups where blocks of them fill a GPU.
-    fn of(s: &AttentionShape, a: &Attention, owner: Owner, variant: Variant) -> Self {
-        let positions = a.mask == Mask::Positions;
+    fn of(s: &AttentionShape, owner: Owner, variant: Variant) -> Self {
         let heads = if owner == Owner::KeyGradients { s.kv_heads } else { s.heads };
         let rows = if owner == Owner::KeyGradients { s.keys } else { s.queries };
         // `ROWS` and `TILE` of the templates; there are two tiles of each of the two things that pass by.
         if variant.hopper && variant.is_narrow(0) && variant.aligned && matches!(s.size, 64 | 128) {
             let own = 128;
-            // As many keys at a time, and blocks at once, as registers go: a wide head forward has those of a whole block.
-            let (tile, resident) = match (s.size, owner) {
-                (64, Owner::Queries) => (64, 2),
-                (64, Owner::QueryGradients) if positions => (64, 1),
-                (64, Owner::QueryGradients) => (64, 2),
-                (_, Owner::Queries) => (128, 1),
-                _ => (64, 1),
-            };
+            // As many keys at a time as registers go, and as many times as memory does.
+            let tile = if owner == Owner::Queries { 128 } else { 64 };
+            let owns = if owner == Owner::Queries { 1 } else { 2 };
+            let room = HOPPER_SHARED_LIMIT - 2048 - 2 * s.size * own * owns;
+            let stages = (room / (4 * s.size * tile)).min(4);
             if rows >= own && times(&[rows.div_ceil(own), heads, s.batch]) >= PROCESSORS {
                 return AttentionForm {
                     header: "flash_hopper.cuh",
                     prefix: "flash",
-                    arguments: format!("FlashWarpgroups<S, {tile}>"),
+                    arguments: format!("FlashWarpgroups<S, {tile}, {stages}>"),
                     own,
-                    passing: 4 * tile,
+                    tile,
+                    passing: 2 * stages * tile,
                     row_bytes: 2 * s.size,
-                    threads: 256,
-                    resident,
+                    threads: 384,
+                    resident: 1,
                     hopper: true,
                 };
             }
@@ -584,6 +582,7 @@ impl AttentionForm {
                 prefix: "flash",
                 arguments: format!("FlashWarps<S, {}>", variant.aligned),
                 own: 64,
+                tile: 32,
                 passing: 4 * 32,
                 row_bytes: 2 * (s.size + 8),
                 threads: 128,
@@ -597,12 +596,46 @@ impl AttentionForm {
             prefix: "attention",
             arguments: "S".into(),
             own: 16,
+            tile: 32,
             passing: 2 * 32,
             row_bytes: times(&[4, s.size.next_multiple_of(32) + 1]),
             threads: 128,
             resident: 1,
             hopper: false,
         }
+    }
+
+    /// Rows of so many heads of all sequences, which stay (`own`) or pass by: their address and the distance from row to row, or what
+    /// the copy engine is told of them. Appends parameters, and gives them as arguments of the template.
+    fn rows(
+        &self,
+        list: &mut Vec<Param>,
+        variant: Variant,
+        (name, operand): (&str, usize),
+        own: bool,
+        s: &AttentionShape,
+    ) -> Result<String> {
+        if !self.hopper {
+            list.extend([variant.input(name, operand), stride(name, operand)]);
+            return Ok(format!("{name}, {name}_stride"));
+        }
+        let (rows, heads) = match name {
+            "q" | "d" => (s.queries, s.heads),
+            _ => (s.keys, s.kv_heads),
+        };
+        for size in [times(&[heads, s.size]), rows, s.batch] {
+            fits("rows for the copy engine", size)?;
+        }
+        let map = Matrices {
+            base: Base::Operand(operand),
+            row: heads * s.size,
+            rows,
+            stride: None,
+            count: s.batch,
+            box_rows: fits("rows of a box", if own { self.own } else { self.tile })?,
+        };
+        list.push(Param::new("const __grid_constant__ TensorMap", name, Argument::Map(map)));
+        Ok(format!("{name}, 0"))
     }
 
     /// Blocks, threads and shared memory of a launch for so many rows of heads, of which so many kinds stay in shared memory; its
@@ -691,23 +724,21 @@ fn scores(a: &Attention) -> String {
 fn attention_forward(s: &AttentionShape, a: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (line, mask, mask_names) = attention_shape(s, a, 3)?;
     let name = format!("attention_{}{}", attention_name(s, a), variant.suffix());
-    let form = AttentionForm::of(s, a, Owner::Queries, variant);
+    let form = AttentionForm::of(s, Owner::Queries, variant);
     let mut builder = Builder::new(name, form.header);
     let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
     builder.line(&line);
     let o = 3 + mask.len();
-    let mut list = params([
-        variant.input("q", 0),
-        stride("q", 0),
-        variant.input("k", 1),
-        stride("k", 1),
-        variant.input("v", 2),
-        stride("v", 2),
-    ]);
+    let mut list = vec![];
+    let operands = ["q", "k", "v"].into_iter().enumerate().map(|(i, name)| {
+        let own = name == "q";
+        form.rows(&mut list, variant, (name, i), own, s)
+    });
+    let operands = operands.collect::<Result<Vec<_>>>()?.join(", ");
     list.extend(mask);
     list.extend([variant.output("o", o), output("lse", o + 1)]);
     let body = format!(
-        "    {}<{}>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, {});\n",
+        "    {}<{}>({operands}, {mask_names}, o, lse, {});\n",
         form.prefix,
         form.arguments,
         scores(a)
@@ -719,8 +750,8 @@ fn attention_forward(s: &AttentionShape, a: &Attention, variant: Variant) -> Res
 fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (line, mask, mask_names) = attention_shape(s, a, 6)?;
     let name = format!("attention_grad_{}{}", attention_name(s, a), variant.suffix());
-    let queries = AttentionForm::of(s, a, Owner::QueryGradients, variant);
-    let keys = AttentionForm::of(s, a, Owner::KeyGradients, variant);
+    let queries = AttentionForm::of(s, Owner::QueryGradients, variant);
+    let keys = AttentionForm::of(s, Owner::KeyGradients, variant);
     let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
     builder.resident(queries.resident);
     builder.line(&line);
@@ -740,50 +771,36 @@ fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Re
         "attention_along",
         "S",
     );
-    let inputs = |outputs: Vec<Param>| {
-        let mut list = params([
-            variant.input("q", 0),
-            stride("q", 0),
-            variant.input("k", 1),
-            stride("k", 1),
-            variant.input("v", 2),
-            stride("v", 2),
-            input("lse", 4),
-            variant.input("d", 5),
-            stride("d", 5),
-        ]);
+    let entry = |builder: &mut Builder, form: &AttentionForm, of: &str, outputs: Vec<Param>, results: &str| {
+        let mut list = vec![];
+        let mut rows = |name, i, own| form.rows(&mut list, variant, (name, i), own, s);
+        let queries = of == "queries";
+        let (q, k, v) = (rows("q", 0, queries)?, rows("k", 1, !queries)?, rows("v", 2, !queries)?);
+        let d = rows("d", 5, queries)?;
+        list.push(input("lse", 4));
         list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
         list.extend(outputs);
         list.push(scratch("const float *", "along", along));
-        list
-    };
-    let call = |form: &AttentionForm, of: &str, results: &str| {
-        let (prefix, arguments) = (form.prefix, &form.arguments);
-        let operands = "q, q_stride, k, k_stride, v, v_stride, lse, d, d_stride";
-        format!(
-            "    {prefix}_grad_{of}<{arguments}>({operands}, {mask_names}, {results}, along, {});\n",
+        let body = format!(
+            "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {});\n",
+            form.prefix,
+            form.arguments,
             scores(a)
-        )
+        );
+        let (rows, heads) = if queries { (s.queries, s.heads) } else { (s.keys, s.kv_heads) };
+        let geometry = form.geometry(builder, rows, times(&[heads, s.batch]), 2)?;
+        builder.entry(&format!("attention_{of}"), geometry, &list, &body);
+        Ok(())
     };
-    let geometry = queries.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 2)?;
-    builder.entry(
-        "attention_queries",
-        geometry,
-        &inputs(params([variant.output("dq", dq), stride("dq", dq)])),
-        &call(&queries, "queries", "dq, dq_stride"),
-    );
-    let geometry = keys.geometry(&mut builder, s.keys, times(&[s.kv_heads, s.batch]), 2)?;
-    builder.entry(
-        "attention_keys",
-        geometry,
-        &inputs(params([
-            variant.output("dk", dq + 1),
-            stride("dk", dq + 1),
-            variant.output("dv", dq + 2),
-            stride("dv", dq + 2),
-        ])),
-        &call(&keys, "keys", "dk, dk_stride, dv, dv_stride"),
-    );
+    let outputs = params([variant.output("dq", dq), stride("dq", dq)]);
+    entry(&mut builder, &queries, "queries", outputs, "dq, dq_stride")?;
+    let outputs = params([
+        variant.output("dk", dq + 1),
+        stride("dk", dq + 1),
+        variant.output("dv", dq + 2),
+        stride("dv", dq + 2),
+    ]);
+    entry(&mut builder, &keys, "keys", outputs, "dk, dk_stride, dv, dv_stride")?;
     Ok(builder.finish())
 }
 

@@ -183,8 +183,8 @@ pub struct Matrices {
     pub row: u64,
     /// Rows of a matrix.
     pub rows: u64,
-    /// Elements from row to row, a multiple of 8.
-    pub stride: u64,
+    /// Elements from row to row, a multiple of 8; `None`: as far as those of the operand.
+    pub stride: Option<u64>,
     /// How many matrices.
     pub count: u64,
     /// Rows of a box, at most 256.

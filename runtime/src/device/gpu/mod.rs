@@ -633,11 +633,14 @@ impl<G: Gpu> Run<'_, G> {
             Argument::Size(size) => Arg::I32(size as i32),
             Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
             Argument::Map(matrices) => {
-                let address = match matrices.base {
-                    Base::Operand(i) => launch.operands.get(i).map_or(0, |p| self.address(p)),
-                    Base::Scratch(at) => self.scratch + at,
+                let (address, stride) = match matrices.base {
+                    Base::Operand(i) => match launch.operands.get(i) {
+                        Some(place @ Place::Tensor { stride, .. }) => (self.address(place), *stride),
+                        _ => (0, 0),
+                    },
+                    Base::Scratch(at) => (self.scratch + at, 0),
                 };
-                Arg::TensorMap(Box::new(tensor_map(address, matrices)))
+                Arg::TensorMap(Box::new(tensor_map(address, matrices.stride.unwrap_or(stride), matrices)))
             }
             Argument::Status => Arg::Pointer(self.status),
             Argument::Launch => Arg::I32(number as i32),
@@ -763,12 +766,12 @@ impl<G: Gpu> Run<'_, G> {
 }
 
 /// Matrices of bf16 as the copy engine is told of them.
-fn tensor_map(address: u64, m: Matrices) -> TensorMap {
+fn tensor_map(address: u64, stride: u64, m: Matrices) -> TensorMap {
     TensorMap {
         address,
         element_bytes: 2,
         extents: vec![m.row, m.rows, m.count],
-        strides: vec![2 * m.stride, 2 * m.stride * m.rows],
+        strides: vec![2 * stride, 2 * stride * m.rows],
         tile: vec![Matrices::ROW, m.box_rows, 1],
         swizzle: Swizzle::Bytes128,
     }
