@@ -69,10 +69,10 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
     template <class Next, class Own, class Load>
     static DEVICE bool bring(Flow &flow, int at, int end, Next next, Own own, Load load) {
         if (threadIdx.x < MULTIPLIERS) {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+            take_registers<240>();
             return false;
         }
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        give_registers<24>();
         if (threadIdx.x >= MULTIPLIERS + 32) return true;
         bool first = true;
 #pragma unroll 1
@@ -126,8 +126,8 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
     }
 
     // Barriers 2 and 3 of the block: whose turn it is.
-    static DEVICE void take_turn() { asm volatile("bar.sync %0, 256;" ::"r"(2 + threadIdx.x / 128) : "memory"); }
-    static DEVICE void give_turn() { asm volatile("bar.arrive %0, 256;" ::"r"(3 - threadIdx.x / 128) : "memory"); }
+    static DEVICE void take_turn() { meet<MULTIPLIERS>(2 + threadIdx.x / 128); }
+    static DEVICE void give_turn() { pass_by<MULTIPLIERS>(3 - threadIdx.x / 128); }
     static DEVICE void finish() {
         matrices_commit();
         matrices_wait<0>();

@@ -80,6 +80,17 @@ DEVICE u32 tiles_memory() {
 // 16 bytes of zeros.
 DEVICE void clear_shared(u32 address) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory"); }
 
+// Registers of a thread from here on, for all threads of a warpgroup: what some give up others take.
+template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// A barrier of so many threads of the block, by its number; 0 is that of all.
+template <int THREADS> DEVICE void meet(u32 barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory"); }
+// Counts as there, and does not wait.
+template <int THREADS> DEVICE void pass_by(u32 barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
 // --- barriers in shared memory that copies arrive at --------------------------------------------------------------------
 
 // For so many arrivals a phase; others see it after `show_barriers` and a barrier of the block.
@@ -285,7 +296,7 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
                     if (Brought<A>::CUT) cut<ROWS>(tile, left);
                     if (Brought<B>::CUT) cut<COLUMNS>(tile + A_BYTES, left);
                     show_to_matrices();
-                    asm volatile("bar.sync 1, 256;" ::: "memory");
+                    meet<MULTIPLIERS>(1);
                 }
             }
             matrices_begin();

@@ -905,8 +905,9 @@ fn head_loss(
     Ok(builder.finish())
 }
 
-/// Floats of the cotangents of logits that exist at a time.
-const LOGITS: u64 = 32 << 20;
+/// Bytes of the cotangents of logits that exist at a time: classes enough that each of the three products fills a GPU, and that the
+/// gradients of the rows are not added to too often.
+const LOGITS: u64 = 512 << 20;
 
 fn head_loss_grad(
     rows: u64,
@@ -930,11 +931,12 @@ fn head_loss_grad(
         return Ok(builder.finish());
     }
     // Classes at a time: whole tiles, or all of them.
-    let part = (LOGITS / rows / 128 * 128).max(128).min(vocab.next_multiple_of(16));
+    let bytes = if variant.is_narrow(0) { 2 } else { 4 };
+    let part = (LOGITS / bytes / rows / 128 * 128).max(128).min(vocab.next_multiple_of(16));
     let part = if part >= vocab { vocab } else { part };
     let iterations = vocab.div_ceil(part);
     builder.iterations(fits("parts of the vocabulary", iterations)?);
-    let logits = builder.scratch(times(&[4, rows, part]));
+    let logits = builder.scratch(times(&[bytes, rows, part]));
     // Cotangents of logits are of the type of the operands.
     let element = variant.element(0);
     let (written, read) = (format!("{element} *"), format!("const {element} *"));

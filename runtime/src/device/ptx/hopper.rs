@@ -751,7 +751,7 @@ impl Core<'_> {
         phase: Phase,
         blocks: bool,
     ) -> Outcome<Option<Wait>> {
-        let mut wait = None;
+        let (mut wait, mut some_passed) = (None, false);
         try_each(active, |lane| {
             let offset = self.use_mbarrier(warp, lane, at)? as u32;
             let parity = match phase {
@@ -763,13 +763,15 @@ impl Core<'_> {
                 return Err(Trouble::new(Kind::Mbarrier, what, "0 or 1").lane(lane as u32));
             }
             let passed = self.hopper.passed(offset, parity);
+            some_passed |= passed;
             if !passed {
                 wait = Some(Wait::Phase { offset, parity });
             }
             warp.set((File::P, to), lane, u64::from(passed));
             Ok(())
         })?;
-        if wait.is_some() && blocks {
+        // Lanes may wait for different phases: those whose phase is over must not wait for the others'.
+        if wait.is_some() && blocks && !some_passed {
             return Ok(wait);
         }
         warp.yielded |= wait.is_some();
