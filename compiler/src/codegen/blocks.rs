@@ -42,7 +42,18 @@ const fn tile(rows: u64, columns: u64, depth: u64, name: &'static str, narrow: b
 /// A tile of Hopper's warpgroups with so many stages, and room to begin them at a multiple of 1024.
 const fn warpgroups(columns: u64, stages: u32, resident: u32, name: &'static str) -> Tile {
     let shared = stages * 128 * (128 + columns as u32) + 1024;
-    Tile { rows: 128, columns, depth: 64, name, narrow: true, resident, shared, bringers: 1, gatherers: 4 / resident, pairs: false }
+    Tile {
+        rows: 128,
+        columns,
+        depth: 64,
+        name,
+        narrow: true,
+        resident,
+        shared,
+        bringers: 1,
+        gatherers: 4 / resident,
+        pairs: false,
+    }
 }
 
 /// On the ordinary cores, from f32.
@@ -152,7 +163,14 @@ impl Tile {
         for size in [row, rows, count, times(&[2, far, rows]) >> 8] {
             fits("a matrix for the copy engine", size)?;
         }
-        let map = Matrices { base, row, rows, stride: Some(far), count, box_rows: fits("rows of a box", box_rows)? };
+        let map = Matrices {
+            base,
+            row,
+            rows,
+            stride: Some(far),
+            count,
+            box_rows: fits("rows of a box", box_rows)?,
+        };
         Ok(Param::new("const __grid_constant__ TensorMap", &address.name, Argument::Map(map)))
     }
 }
@@ -771,27 +789,28 @@ fn attention_backward(s: &AttentionShape, a: &Attention, variant: Variant) -> Re
         "attention_along",
         "S",
     );
-    let entry = |builder: &mut Builder, form: &AttentionForm, of: &str, outputs: Vec<Param>, results: &str| {
-        let mut list = vec![];
-        let mut rows = |name, i, own| form.rows(&mut list, variant, (name, i), own, s);
-        let queries = of == "queries";
-        let (q, k, v) = (rows("q", 0, queries)?, rows("k", 1, !queries)?, rows("v", 2, !queries)?);
-        let d = rows("d", 5, queries)?;
-        list.push(input("lse", 4));
-        list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
-        list.extend(outputs);
-        list.push(scratch("const float *", "along", along));
-        let body = format!(
-            "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {});\n",
-            form.prefix,
-            form.arguments,
-            scores(a)
-        );
-        let (rows, heads) = if queries { (s.queries, s.heads) } else { (s.keys, s.kv_heads) };
-        let geometry = form.geometry(builder, rows, times(&[heads, s.batch]), 2)?;
-        builder.entry(&format!("attention_{of}"), geometry, &list, &body);
-        Ok(())
-    };
+    let entry =
+        |builder: &mut Builder, form: &AttentionForm, of: &str, outputs: Vec<Param>, results: &str| {
+            let mut list = vec![];
+            let mut rows = |name, i, own| form.rows(&mut list, variant, (name, i), own, s);
+            let queries = of == "queries";
+            let (q, k, v) = (rows("q", 0, queries)?, rows("k", 1, !queries)?, rows("v", 2, !queries)?);
+            let d = rows("d", 5, queries)?;
+            list.push(input("lse", 4));
+            list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
+            list.extend(outputs);
+            list.push(scratch("const float *", "along", along));
+            let body = format!(
+                "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {});\n",
+                form.prefix,
+                form.arguments,
+                scores(a)
+            );
+            let (rows, heads) = if queries { (s.queries, s.heads) } else { (s.keys, s.kv_heads) };
+            let geometry = form.geometry(builder, rows, times(&[heads, s.batch]), 2)?;
+            builder.entry(&format!("attention_{of}"), geometry, &list, &body);
+            Ok(())
+        };
     let outputs = params([variant.output("dq", dq), stride("dq", dq)]);
     entry(&mut builder, &queries, "queries", outputs, "dq, dq_stride")?;
     let outputs = params([

@@ -375,7 +375,9 @@ impl Stream {
         let element = match map.element_bytes {
             2 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             4 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-            bytes => return Err(wrong(format!("a bug in dreamc: a tensor map of elements of {bytes} bytes"))),
+            bytes => {
+                return Err(wrong(format!("a bug in dreamc: a tensor map of elements of {bytes} bytes")));
+            }
         };
         let swizzle = match map.swizzle {
             Swizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -641,7 +643,8 @@ impl Gpu for Stream {
             }
         });
         let mut places = places.collect::<Result<Vec<_>, _>>()?;
-        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
+        let mut pointers: Vec<*mut c_void> =
+            places.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         // SAFETY: the arguments are those that the generated entry declares, in its order, and outlive the call; addresses
         // are of this session's memory, which the check of the plan keeps every access inside.

@@ -174,7 +174,8 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     call(|machine| {
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
         machine.encode()?;
-        let lists_missing = extents.is_null() || sides.is_null() || steps.is_null() || (strides.is_null() && rank > 1);
+        let lists_missing =
+            extents.is_null() || sides.is_null() || steps.is_null() || (strides.is_null() && rank > 1);
         if to.is_null() || !(to as usize).is_multiple_of(64) || !(1..=5).contains(&rank) || lists_missing {
             return Err(invalid);
         }
