@@ -98,9 +98,9 @@ def parts(a):
         yield f"torch_{model}", rate + ["--compile", "--grouped-mm"], ["gpu", "torch"]
         yield f"eager_{model}", rate, ["gpu", "torch"]
     for model, spec, size in models:
-        # What the newer paths are worth: launches one by one, and `mma.sync` in place of `wgmma`.
+        # What the newer paths are worth: launches one by one, `mma.sync` in place of `wgmma`, and no product by cuBLASLt.
         bench = [dreamc, "bench", spec, "--device", "cuda", "--json", "--tokens", "0", "--steps", str(a.steps)] + size
-        for name, switch in (("launched", "DREAMC_GRAPHS"), ("floor", "DREAMC_HOPPER")):
+        for name, switch in (("launched", "DREAMC_GRAPHS"), ("floor", "DREAMC_HOPPER"), ("generated", "DREAMC_CUBLASLT")):
             yield f"{name}_{model}", ["env", f"{switch}=0"] + bench, ["gpu"]
         paths = [dreamc, "compile", spec, "--emit", "cuda", "--architecture", "sm_90a", "--precision", "bf16"]
         yield f"paths_{model}", paths + size, []
@@ -189,6 +189,22 @@ def losses(folder):
     return [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
 
 
+def who_of(launch):
+    """Who computes a launch that cuBLASLt could compute, and what was measured of the two."""
+    choice = launch.get("choice")
+    return "" if choice is None else f"{'cuBLASLt' if choice['library'] else 'generated'}: {choice['reason']}"
+
+
+def by_library(model, launches):
+    """How much of the plain products of a step is cuBLASLt's; nothing where it was not asked."""
+    able = [k for k in launches if "choice" in k]
+    taken = [k for k in able if k["choice"]["library"]]
+    if not able:
+        return []
+    share = sum(k["seconds"] for k in taken) / (sum(k["seconds"] for k in able) or 1)
+    return [f"\ncuBLASLt computes {len(taken)} of {len(able)} plain products of {model}, {100 * share:.0f} % of their time."]
+
+
 def report(results, name):
     """Markdown from what the parts gave."""
     lines = [f"# {name or 'no GPU'}", "", "| part | result |", "|---|---|"]
@@ -208,7 +224,7 @@ def report(results, name):
         tiles = results.get(f"paths_{model}", {}).get("tiles")
         if tiles:
             lines.append(f"\nProducts of {model} for sm_90a, by kind of tile: " + ", ".join(f"{k} {v}" for k, v in tiles.items()) + ".")
-        for who in ("dreamc", "launched", "floor", "torch", "eager"):
+        for who in ("dreamc", "launched", "floor", "generated", "torch", "eager"):
             r = results.get(f"{who}_{model}", {})
             j = r.get("json")
             if r.get("code") != 0 or not j or "training" not in j:
@@ -222,7 +238,8 @@ def report(results, name):
                 all_of_it = sum(k["seconds"] for k in j["training"]["launches"]) or 1
                 for k in j["training"]["launches"][:20]:
                     flop_rate = f"{k['flops'] / k['seconds'] / 1e12:.1f}" if k["flops"] and k["seconds"] else ""
-                    kernels.append((model, k["origin"], k["kernel"], k["count"], k["seconds"] * 1e3, k["seconds"] / all_of_it, flop_rate))
+                    kernels.append((model, k["origin"], k["kernel"], k["count"], k["seconds"] * 1e3, k["seconds"] / all_of_it, flop_rate, who_of(k)))
+                lines += by_library(model, j["training"]["launches"])
                 ceiling = (j.get("ceiling") or {}).get("bf16")
                 if ceiling:
                     lines.append(f"\nA large product of bf16 in dreamc: {ceiling / 1e12:.0f} TFLOP/s.")
@@ -232,9 +249,9 @@ def report(results, name):
             shown = "" if share is None else f"{100 * share:.1f} %"
             lines.append(f"| {model} | {who} | {rate:,.0f} | {shown} | {used} | {written} |")
     if kernels:
-        lines += ["", "| model | launch | kernel | times | ms | share | TFLOP/s |", "|---|---|---|---|---|---|---|"]
-        for model, origin, kernel, times, ms, share, rate in kernels:
-            lines.append(f"| {model} | {origin} | {kernel} | {times} | {ms:.3f} | {100 * share:.1f} % | {rate} |")
+        lines += ["", "| model | launch | kernel | times | ms | share | TFLOP/s | by |", "|---|---|---|---|---|---|---|---|"]
+        for model, origin, kernel, times, ms, share, rate, by in kernels:
+            lines.append(f"| {model} | {origin} | {kernel} | {times} | {ms:.3f} | {100 * share:.1f} % | {rate} | {by} |")
     return "\n".join(lines) + "\n"
 
 

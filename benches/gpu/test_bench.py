@@ -17,6 +17,7 @@ class Bench(unittest.TestCase):
             self.assertEqual(bench.main(["--plan"]), 0)
         for name in ("calibration", "losses_ptx", "dreamc_la-16", "torch_dr-da-16", "count_la-16"):
             self.assertIn(name + ":", out.getvalue())
+        self.assertRegex(out.getvalue(), r"generated_la-16: env DREAMC_CUBLASLT=0 \S+ bench ")
 
     def test_utilisation(self):
         self.assertAlmostEqual(bench.utilisation(1e5, 3e9, 1e15), 0.3)
@@ -71,18 +72,26 @@ class Bench(unittest.TestCase):
     def test_the_table(self):
         training = {"tokens_per_second": 1e5, "memory": {"total": 2e9}, "launches": []}
         training["launches"] = [{"origin": "head", "kernel": "product", "count": 2, "seconds": 1e-3, "flops": 5e11}]
+        for library, seconds, reason in ((True, 3e-4, "3.0 µs, generated 4.0 µs"), (False, 1e-4, "1.0 µs, library 2.0 µs")):
+            choice = {"library": library, "reason": reason}
+            training["launches"].append({"origin": "q", "kernel": "product", "count": 1, "seconds": seconds, "flops": 0, "choice": choice})
         good = {"skipped": None, "code": 0}
         results = {
             "losses_cpu": good | {"losses": [2.0]},
             "losses_ptx": good | {"losses": [2.002]},
             "count_la-16": good | {"json": {"flops_per_token": {"training": 3e9}}},
             "dreamc_la-16": good | {"json": {"training": training, "decoding": {"tokens_per_second": 70}, "ceiling": {"bf16": 6e14}}},
+            "generated_la-16": good | {"json": {"training": training | {"tokens_per_second": 9e4}}},
             "torch_la-16": good | {"json": {"training": {"tokens_per_second": 5e4}, "peak_memory": 3e9, "decoding": None}},
         }
         text = bench.report(results, "NVIDIA H100 80GB")
         self.assertIn("| la-16 | dreamc | 100,000 | 30.3 % | 2.0 | 70 |", text)
         self.assertIn("| la-16 | torch | 50,000 | 15.2 % | 3.0 |  |", text)
-        self.assertIn("| la-16 | head | product | 2 | 1.000 | 100.0 % | 500.0 |", text)
+        self.assertIn("| la-16 | generated | 90,000 | 27.3 % | 2.0 |  |", text)
+        self.assertIn("| la-16 | head | product | 2 | 1.000 | 71.4 % | 500.0 |  |", text)
+        self.assertIn("| la-16 | q | product | 1 | 0.300 | 21.4 % |  | cuBLASLt: 3.0 µs, generated 4.0 µs |", text)
+        self.assertIn("| 7.1 % |  | generated: 1.0 µs, library 2.0 µs |", text)
+        self.assertIn("cuBLASLt computes 1 of 2 plain products of la-16, 75 % of their time.", text)
         self.assertIn("600 TFLOP/s", text)
         self.assertIn("ptx against cpu: 1.0e-03", text)
 

@@ -189,3 +189,24 @@ fn by_library(launches: &[LaunchTime]) -> Option<String> {
     (!able.is_empty())
         .then(|| format!("{count} of {} plain products, {share:.0} % of their time", able.len()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dreamc_runtime::device::Choice;
+
+    #[test]
+    fn products_of_the_library_have_their_share() {
+        let launch = |seconds, library: Option<bool>| LaunchTime {
+            kernel: "product".into(),
+            origin: "layer0".into(),
+            count: 1,
+            seconds,
+            flops: 1,
+            choice: library.map(|library| Choice { library, reason: String::new() }),
+        };
+        assert_eq!(by_library(&[launch(5.0, None)]), None);
+        let launches = [launch(5.0, None), launch(3.0, Some(true)), launch(1.0, Some(false))];
+        assert_eq!(by_library(&launches).unwrap(), "1 of 2 plain products, 75 % of their time");
+    }
+}

@@ -7,7 +7,7 @@
 //!
 //! The library is not linked. The search, first hit wins: what `DREAMC_NVRTC` names, or the folder that it is in; then where NVRTC is
 //! looked for; at last the loader's own paths. It has to be of CUDA 12 or newer. Its calls, codes and defaults are those of
-//! `cublasLt.h` (13.1) and of *cuBLAS*, section "Using the cuBLASLt API".
+//! `cublasLt.h` (13.10) and of *cuBLAS*, section "Using the cuBLASLt API".
 
 use super::gpu::{Dense, Side};
 use crate::search::{library_in, usual_places};
@@ -162,9 +162,72 @@ impl CublasLt {
         ))
     }
 
-    /// `cuBLASLt 13.1.0`
+    /// `cuBLASLt 13.10.0`
     pub(super) fn name(&self) -> String {
         format!("cuBLASLt {}", self.version.map(|n| n.to_string()).join("."))
+    }
+
+    /// A product and what its algorithm may need, which takes no GPU.
+    fn describe(&self, dense: &Dense, workspace: u64) -> Result<Described, Refusal> {
+        use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_PEDANTIC};
+        use sys::cublasLtMatmulDescAttributes_t::{CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB};
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
+        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
+        let calls = &self.calls;
+        let float = |narrow: bool| if narrow { CUDA_R_16BF } else { CUDA_R_32F } as u32;
+        // Of f32 without what would make products coarser; bf16 has nothing coarser.
+        let compute = if dense.narrow { CUBLAS_COMPUTE_32F } else { CUBLAS_COMPUTE_32F_PEDANTIC } as u32;
+        // SAFETY, of this and what follows: places for handles, live handles, and values of the sizes that are said.
+        let make = |to| unsafe { (calls.cublasLtMatmulDescCreate)(to, compute, CUDA_R_32F as u32) };
+        let description = self.create("cublasLtMatmulDescCreate", make, calls.cublasLtMatmulDescDestroy)?;
+        let sides = [(CUBLASLT_MATMUL_DESC_TRANSA, dense.left), (CUBLASLT_MATMUL_DESC_TRANSB, dense.right)];
+        for (attribute, side) in sides {
+            let transposed = i32::from(side.transposed);
+            check("cublasLtMatmulDescSetAttribute", unsafe {
+                let value = (&raw const transposed).cast();
+                (calls.cublasLtMatmulDescSetAttribute)(description.raw, attribute as u32, value, 4)
+            })?;
+        }
+        let layout = |side: Side, narrow: bool| {
+            let make = |to| unsafe {
+                (calls.cublasLtMatrixLayoutCreate)(
+                    to,
+                    float(narrow),
+                    side.rows,
+                    side.columns,
+                    side.far as i64,
+                )
+            };
+            self.create("cublasLtMatrixLayoutCreate", make, calls.cublasLtMatrixLayoutDestroy)
+        };
+        let left = layout(dense.left, dense.narrow)?;
+        let right = layout(dense.right, dense.narrow)?;
+        let result = layout(dense.result(), dense.narrow_result)?;
+
+        let make = |to| unsafe { (calls.cublasLtMatmulPreferenceCreate)(to) };
+        let preference =
+            self.create("cublasLtMatmulPreferenceCreate", make, calls.cublasLtMatmulPreferenceDestroy)?;
+        let set = |attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &[u8]| {
+            check("cublasLtMatmulPreferenceSetAttribute", unsafe {
+                let (at, bytes) = (value.as_ptr().cast(), value.len());
+                (calls.cublasLtMatmulPreferenceSetAttribute)(preference.raw, attribute as u32, at, bytes)
+            })
+        };
+        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace.to_ne_bytes())?;
+        // Sums that are cut in parts are added up in f32, too, whatever the result's type.
+        let parts = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &parts.to_ne_bytes())?;
+        // Without these it counts on 256 bytes.
+        let [a, b, c] = dense.alignment.map(|bytes| bytes as u32);
+        for (attribute, bytes) in [
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
+        ] {
+            set(attribute, &bytes.to_ne_bytes())?;
+        }
+        Ok(Described { description, left, right, result, preference })
     }
 
     fn create(
@@ -198,6 +261,15 @@ pub(super) struct Handle {
     handle: Owned,
 }
 
+/// What an algorithm is asked for with.
+struct Described {
+    description: Owned,
+    left: Owned,
+    right: Owned,
+    result: Owned,
+    preference: Owned,
+}
+
 /// A product with the algorithm that computes it.
 pub(super) struct Product {
     description: Owned,
@@ -222,69 +294,12 @@ impl Handle {
 
     /// Describes a product and asks for an algorithm that needs at most so many bytes of workspace.
     pub(super) fn product(&self, dense: &Dense, workspace: u64) -> Result<Product, Refusal> {
-        use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_PEDANTIC};
-        use sys::cublasLtMatmulDescAttributes_t::{CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB};
-        use sys::cublasLtMatmulPreferenceAttributes_t::*;
-        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
-        let (library, calls) = (self.library, &self.library.calls);
-        let float = |narrow: bool| if narrow { CUDA_R_16BF } else { CUDA_R_32F } as u32;
-        // Of f32 without what would make products coarser; bf16 has nothing coarser.
-        let compute = if dense.narrow { CUBLAS_COMPUTE_32F } else { CUBLAS_COMPUTE_32F_PEDANTIC } as u32;
-        // SAFETY, of this and what follows: places for handles, live handles, and values of the sizes that are said.
-        let make = |to| unsafe { (calls.cublasLtMatmulDescCreate)(to, compute, CUDA_R_32F as u32) };
-        let description =
-            library.create("cublasLtMatmulDescCreate", make, calls.cublasLtMatmulDescDestroy)?;
-        let sides = [(CUBLASLT_MATMUL_DESC_TRANSA, dense.left), (CUBLASLT_MATMUL_DESC_TRANSB, dense.right)];
-        for (attribute, side) in sides {
-            let transposed = i32::from(side.transposed);
-            check("cublasLtMatmulDescSetAttribute", unsafe {
-                let value = (&raw const transposed).cast();
-                (calls.cublasLtMatmulDescSetAttribute)(description.raw, attribute as u32, value, 4)
-            })?;
-        }
-        let layout = |side: Side, narrow: bool| {
-            let make = |to| unsafe {
-                (calls.cublasLtMatrixLayoutCreate)(
-                    to,
-                    float(narrow),
-                    side.rows,
-                    side.columns,
-                    side.far as i64,
-                )
-            };
-            library.create("cublasLtMatrixLayoutCreate", make, calls.cublasLtMatrixLayoutDestroy)
-        };
-        let left = layout(dense.left, dense.narrow)?;
-        let right = layout(dense.right, dense.narrow)?;
-        let result = layout(dense.result(), dense.narrow_result)?;
-
-        let make = |to| unsafe { (calls.cublasLtMatmulPreferenceCreate)(to) };
-        let preference =
-            library.create("cublasLtMatmulPreferenceCreate", make, calls.cublasLtMatmulPreferenceDestroy)?;
-        let set = |attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &[u8]| {
-            check("cublasLtMatmulPreferenceSetAttribute", unsafe {
-                let (at, bytes) = (value.as_ptr().cast(), value.len());
-                (calls.cublasLtMatmulPreferenceSetAttribute)(preference.raw, attribute as u32, at, bytes)
-            })
-        };
-        set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace.to_ne_bytes())?;
-        // Sums that are cut in parts are added up in f32, too, whatever the result's type.
-        let parts = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &parts.to_ne_bytes())?;
-        // Without these it counts on 256 bytes.
-        let [a, b, c] = dense.alignment.map(|bytes| bytes as u32);
-        for (attribute, bytes) in [
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c),
-            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c),
-        ] {
-            set(attribute, &bytes.to_ne_bytes())?;
-        }
+        let Described { description, left, right, result, preference } =
+            self.library.describe(dense, workspace)?;
         let (mut first, mut found) = (Heuristic::default(), 0);
         let call = "cublasLtMatmulAlgoGetHeuristic";
         check(call, unsafe {
-            (calls.cublasLtMatmulAlgoGetHeuristic)(
+            (self.library.calls.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle.raw,
                 description.raw,
                 left.raw,
@@ -351,5 +366,26 @@ mod tests {
         assert_eq!(of(15), "cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED");
         assert_eq!(of(99), "cublasLtMatmul: status 99");
         assert_eq!(size_of::<Heuristic>(), size_of::<sys::cublasLtMatmulHeuristicResult_t>());
+    }
+    /// All that it can be asked without a GPU, where there is one (`pip install nvidia-cublas` where NVRTC is).
+    #[test]
+    fn the_library_takes_our_descriptions() {
+        let library = match CublasLt::find() {
+            Ok(library) => library,
+            Err(why) => {
+                assert!(why.contains("pip install nvidia-cublas"), "{why}");
+                println!("skipped: {why}");
+                return;
+            }
+        };
+        println!("{}", library.name());
+        assert!(library.version[0] >= 12);
+        for (narrow, narrow_result) in [(false, false), (true, false), (true, true)] {
+            let left = Side { rows: 6, columns: 8, far: 6, transposed: false };
+            let right = Side { rows: 4, columns: 8, far: 8, transposed: true };
+            let alignment = [256, 16, 4];
+            let dense = Dense { m: 4, n: 6, left, right, narrow, narrow_result, accumulate: true, alignment };
+            assert!(library.describe(&dense, 32 << 20).is_ok());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! cuBLASLt as the stand-in's cards need it: the calls that dreamc makes, with products computed on the host from a card's memory.
 //!
-//! Documentation that the rules are from: `cublasLt.h` (13.1) and NVIDIA's *cuBLAS*, "cuBLASLt API Reference"; what the real library does
+//! Documentation that the rules are from: `cublasLt.h` (13.10) and NVIDIA's *cuBLAS*, "cuBLASLt API Reference"; what the real library does
 //! without a GPU was looked at (it takes a leading dimension that is too small, and attributes of their exact size alone). Where
 //! something is open, what is worse for the caller was taken:
 //!
@@ -31,8 +31,8 @@ pub const EXECUTION_FAILED: u32 = 13;
 /// `CUBLAS_STATUS_NOT_SUPPORTED`
 pub const NOT_SUPPORTED: u32 = 15;
 
-/// 13.1.0: major times 10000 and minor times 100.
-pub const VERSION: usize = 130_100;
+/// 13.10.0: major times 10000 and minor times 100.
+pub const VERSION: usize = 131_000;
 
 const F32: u32 = 0;
 const BF16: u32 = 14;

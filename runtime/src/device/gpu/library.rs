@@ -171,7 +171,7 @@ impl<G: Gpu> GpuSession<G> {
     /// Decides who computes each product. `compiler` keeps what was decided.
     pub(super) fn choose(&mut self, compiler: &Compiler) -> Result<(), DeviceError> {
         let Some(library) = self.gpu.library().cloned() else { return Ok(()) };
-        let mut disturbed = false;
+        let mut numbers = None;
         for i in 0..self.products.len() {
             let DenseProduct { dense, source, .. } = self.products[i];
             if library.always {
@@ -189,8 +189,8 @@ impl<G: Gpu> GpuSession<G> {
             let (kept, product) = match place.read() {
                 Some(kept) => (kept, None),
                 None => {
-                    disturbed = true;
-                    let (choice, product) = match self.measure(i) {
+                    let numbers = numbers.get_or_insert_with(numbers_of_either_type);
+                    let (choice, product) = match self.measure(i, numbers) {
                         Ok(measured) => measured,
                         Err(error) => {
                             // What a GPU does not get over ends the run; all else ends the comparison.
@@ -218,11 +218,12 @@ impl<G: Gpu> GpuSession<G> {
                 }
             }
         }
-        if disturbed { self.gpu.zero(self.arena, self.plan.arena) } else { Ok(()) }
+        // Memory was written to where there are numbers.
+        if numbers.is_some() { self.gpu.zero(self.arena, self.plan.arena) } else { Ok(()) }
     }
 
     /// Computes a product both ways and takes the time of each.
-    fn measure(&mut self, i: usize) -> Result<(Choice, Option<G::Product>), DeviceError> {
+    fn measure(&mut self, i: usize, numbers: &[u8]) -> Result<(Choice, Option<G::Product>), DeviceError> {
         let DenseProduct { dense, first: (program, launch), .. } = self.products[i];
         let product = match self.gpu.product(&dense)? {
             Ok(product) => product,
@@ -243,7 +244,7 @@ impl<G: Gpu> GpuSession<G> {
             synchronous: false,
             variables: vec![0; self.programs[program].variables],
         };
-        let choice = run.compare(launch, &dense, &product)?;
+        let choice = run.compare(launch, (&dense, numbers), &product)?;
         Ok((choice, Some(product)))
     }
 }
@@ -261,17 +262,22 @@ impl<G: Gpu> DenseProduct<G> {
 
 impl<G: Gpu> Run<'_, G> {
     /// Whether the library's product gives what the generated kernel gives, and is faster.
-    fn compare(&mut self, launch: usize, dense: &Dense, product: &G::Product) -> Result<Choice, DeviceError> {
+    fn compare(
+        &mut self,
+        launch: usize,
+        (dense, numbers): (&Dense, &[u8]),
+        product: &G::Product,
+    ) -> Result<Choice, DeviceError> {
         let generated = |reason: String| Ok(Choice { library: false, reason });
         let operands = &self.program.launches[launch].operands;
         let at: Vec<u64> = operands.iter().map(|place| self.address(place)).collect();
         let (&[a, b, c], [a_bytes, b_bytes, c_bytes]) = (&at[..], dense.bytes()) else {
             return generated("its operands are not three".into());
         };
-        fill(self.gpu, a, a_bytes, 1)?;
-        fill(self.gpu, b, b_bytes, 2)?;
-        // What is added to matters, and of what is overwritten all must be: not what the other way leaves there.
-        fill(self.gpu, c, c_bytes, 3)?;
+        // What is added to matters; what is overwritten must not be what the result is.
+        for (address, bytes, from) in [(a, a_bytes, 0), (b, b_bytes, 300_000), (c, c_bytes, 600_000)] {
+            fill(self.gpu, address, bytes, numbers, from)?;
+        }
         let before = samples(self.gpu, dense, c)?;
         self.multiply(launch, product)?;
         let between = samples(self.gpu, dense, c)?;
@@ -334,22 +340,32 @@ impl<G: Gpu> Run<'_, G> {
     }
 }
 
-/// Fills memory with numbers between 1/4 and 1/2 of either sign, be they taken for bf16 or for f32.
-fn fill<G: Gpu>(gpu: &mut G, address: u64, bytes: u64, stream: u64) -> Result<(), DeviceError> {
-    // A prime number of them: rows that repeat one another are rare.
+/// Numbers between 1/4 and 1/2 of either sign, be they taken for bf16 or for f32. As a prime number of them is repeated, lines of matrices
+/// rarely repeat one another.
+fn numbers_of_either_type() -> Vec<u8> {
     const NUMBERS: usize = 1_000_003;
-    let numbers = NUMBERS.min(bytes as usize / 2);
-    let mut random = Philox::new(0, "products").stream(stream);
-    let mut block = Vec::with_capacity(2 * numbers);
-    for _ in 0..numbers {
+    let mut random = Philox::new(0, "products").stream(0);
+    let number = |_| {
         let bits = random.below(1 << 8) as u16;
-        block.extend((0x3e80 | bits & 0x7f | (bits & 0x80) << 8).to_le_bytes());
-    }
-    let mut done = 0;
+        (0x3e80 | bits & 0x7f | (bits & 0x80) << 8).to_le_bytes()
+    };
+    (0..NUMBERS).flat_map(number).collect()
+}
+
+/// Fills memory with numbers, from one of them on.
+fn fill<G: Gpu>(
+    gpu: &mut G,
+    address: u64,
+    bytes: u64,
+    numbers: &[u8],
+    from: usize,
+) -> Result<(), DeviceError> {
+    let (mut done, mut from) = (0, 2 * from);
     while done < bytes {
-        let part = (bytes - done).min(block.len() as u64);
-        gpu.write(address + done, &block[..part as usize])?;
-        done += part;
+        let part = (numbers.len() - from).min((bytes - done) as usize);
+        gpu.write(address + done, &numbers[from..from + part])?;
+        done += part as u64;
+        from = 0;
     }
     Ok(())
 }
@@ -388,4 +404,95 @@ fn same(dense: &Dense, before: &[f32], between: &[f32], after: &[f32]) -> bool {
 /// What a choice depends on beside the library and the product: our own kernel.
 pub(super) fn geometry(source: &Source) -> String {
     format!("{:?} {} {}", source.passes, source.iterations, source.scratch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dreamc_compiler::program::{Affine, Matrix};
+
+    fn product(a: (u64, u64), b: (u64, u64), narrow: u32) -> Option<Dense> {
+        let matrix = |(row, column)| Matrix { row, column };
+        let kernel = Kernel::Product { m: 4, n: 6, k: 8, a: matrix(a), b: matrix(b), accumulate: false };
+        Dense::of(&kernel, &Variant { narrow, ..Variant::default() })
+    }
+
+    fn side(rows: u64, columns: u64, far: u64, transposed: bool) -> Side {
+        Side { rows, columns, far, transposed }
+    }
+
+    #[test]
+    fn rows_of_ours_are_columns_of_theirs() {
+        let plain = product((8, 1), (6, 1), 0).unwrap();
+        assert_eq!((plain.left, plain.right), (side(6, 8, 6, false), side(8, 4, 8, false)));
+        assert_eq!(plain.result(), side(6, 4, 6, false));
+        assert_eq!(plain.bytes(), [4 * 32, 4 * 48, 4 * 24]);
+        let both = product((1, 5), (1, 9), 0b111).unwrap();
+        assert_eq!((both.left, both.right), (side(8, 6, 9, true), side(4, 8, 5, true)));
+        assert_eq!(both.bytes(), [2 * (7 * 5 + 4), 2 * (5 * 9 + 8), 2 * 24]);
+        assert_eq!((both.narrow, both.narrow_result), (true, true));
+    }
+
+    #[test]
+    fn what_a_library_cannot_say_it_is_not_asked() {
+        assert!(product((16, 2), (6, 1), 0).is_none(), "no adjacent elements");
+        assert!(product((7, 1), (6, 1), 0).is_none(), "rows that overlap");
+        assert!(product((0, 1), (6, 1), 0).is_none(), "a row that is repeated");
+        for mixed in [0b001, 0b010, 0b100, 0b101] {
+            assert!(product((8, 1), (6, 1), mixed).is_none(), "{mixed:b}");
+        }
+        assert!(product((8, 1), (6, 1), 0b011).is_some_and(|dense| dense.narrow && !dense.narrow_result));
+        // Where there is one element along a distance, that may be any.
+        let one = Kernel::Product {
+            m: 1,
+            n: 6,
+            k: 8,
+            a: Matrix { row: 0, column: 1 },
+            b: Matrix { row: 6, column: 1 },
+            accumulate: true,
+        };
+        assert_eq!(Dense::of(&one, &Variant::default()).unwrap().right, side(8, 1, 8, false));
+        assert!(Dense::of(&one, &Variant { places: true, ..Variant::default() }).is_none());
+        assert!(Dense::of(&Kernel::Norm { elements: 4 }, &Variant::default()).is_none());
+    }
+
+    #[test]
+    fn addresses_are_aligned_for_all_values_of_the_loops() {
+        let place = |base, factor, bytes| Place::Tensor {
+            base,
+            instance: Affine { base: 0, terms: vec![(0, factor)] },
+            instance_bytes: bytes,
+            stride: 0,
+        };
+        let dense = product((8, 1), (6, 1), 0).unwrap();
+        let places = [place(0x1000, 1, 0x1000), place(0x1000, 3, 32), place(0x1008, 1, 64)];
+        assert_eq!(dense.at(&places).alignment, [256, 32, 8]);
+    }
+
+    #[test]
+    fn the_same_is_the_same_up_to_rounding() {
+        let dense = product((8, 1), (6, 1), 0).unwrap();
+        let adds = Dense { accumulate: true, ..dense };
+        let (was, result) = ([0.5f32, -0.5], [3.0f32, -4.0]);
+        assert!(same(&dense, &was, &result, &result));
+        assert!(same(&dense, &was, &[3.0 + 1e-6, -4.0], &result));
+        assert!(!same(&dense, &was, &[3.01, -4.0], &result));
+        assert!(!same(&dense, &was, &was, &result), "nothing was written");
+        assert!(!same(&dense, &was, &[f32::NAN, -4.0], &result));
+        assert!(!same(&dense, &was, &result, &[f32::NAN, -4.0]));
+        assert!(same(&Dense { narrow_result: true, ..dense }, &was, &[3.01, -4.0], &result));
+        assert!(same(&adds, &was, &[3.5, -4.5], &[6.5, -8.5]));
+        assert!(!same(&adds, &was, &[3.0, -4.0], &[6.0, -8.0]), "one did not add");
+    }
+
+    #[test]
+    fn numbers_are_of_either_type() {
+        let numbers = numbers_of_either_type();
+        let bf16 = numbers.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32());
+        let f32s = numbers[2..].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        for all in [bf16.collect::<Vec<_>>(), f32s.collect()] {
+            assert!(all.iter().all(|x| (0.25..0.5).contains(&x.abs())));
+            assert!(all.iter().sum::<f32>().abs() < 1e-2 * all.len() as f32);
+        }
+    }
 }
