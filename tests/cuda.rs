@@ -425,16 +425,28 @@ fn every_command_gives_what_it_gives_on_the_interpreter() {
 
 /// Kernels of other sizes, which take a while to compile.
 #[test]
-#[ignore = "half a minute"]
+#[ignore = "two minutes"]
 fn verify_and_bench_run() {
     let Some(card) = Card::new() else { return };
     let house = house();
     let proved = card.good(&house, "card=sm_90", &["verify", "tiny.yaml", "--device", "cuda"]);
     assert!(proved.contains("0 failed") && proved.contains("devices agree"), "{proved}");
     let bench =
-        ["bench", "tiny.yaml", "--device", "cuda", "--steps", "2", "--tokens", "4", "--launches", "3"];
+        ["bench", "tiny.yaml", "--device", "cuda", "--steps", "2", "--tokens", "4", "--launches", "99"];
     let measured = card.good(&house, "", &bench);
-    assert!(measured.contains("tokens/s"), "{measured}");
+    assert!(measured.contains("tokens/s") && !measured.contains("plain products"), "{measured}");
+    // And with every plain product by the library.
+    let Some(card) = Card::with_cublaslt() else { return };
+    let by_library = |settings: &str, line: &[&str]| {
+        let mut command = card.command(&house, settings, line);
+        card.succeeds(&house, command.env("DREAMC_CUBLASLT", "1"))
+    };
+    let proved = by_library("card=sm_90", &["verify", "tiny.yaml", "--device", "cuda"]);
+    assert!(proved.contains("0 failed") && proved.contains("devices agree"), "{proved}");
+    assert!(count(&house, "product") > 50);
+    let measured = by_library("", &bench);
+    assert!(measured.contains("plain products, 100 % of their time"), "{measured}");
+    assert!(measured.contains("cuBLASLt: asked for"), "{measured}");
 }
 
 /// A kernel that faults, a GPU that is gone, in a launch or in a replay: an error that says so, a run that goes on from its last

@@ -353,6 +353,16 @@ impl Stream {
             .map_err(|e| self.context.error("cuMemsetD8Async", e))
     }
 
+    /// The event of that number, made when it is first asked for.
+    fn event(&mut self, number: usize) -> Result<sys::CUevent, DeviceError> {
+        while self.events.len() <= number {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map_err(|e| self.context.error("cuEventCreate", e))?;
+            self.events.push(event);
+        }
+        Ok(self.events[number])
+    }
+
     fn record_event(&self, event: sys::CUevent) -> Result<(), DeviceError> {
         // SAFETY: a live event and a live stream of the current context.
         unsafe { result::event::record(event, self.stream) }
@@ -524,7 +534,10 @@ impl Gpu for Stream {
         origin: &str,
     ) -> Result<(), DeviceError> {
         self.context.enter()?;
-        let (Some(handle), Some(library)) = (&self.products, &self.library) else { return Ok(()) };
+        let (Some(handle), Some(library)) = (&self.products, &self.library) else {
+            let message = format!("{origin}: a product of a library that is not at work");
+            return Err(DeviceError::Driver { device: self.context.name.clone(), message });
+        };
         let workspace = (scratch, library.workspace);
         // SAFETY: addresses are of this session's memory, which the check of the plan keeps every access inside; scratch memory has
         // room for the workspace; the stream is waited for before memory is freed.
@@ -542,17 +555,13 @@ impl Gpu for Stream {
 
     fn clock(&mut self) -> Result<(), DeviceError> {
         self.context.enter()?;
-        while self.events.len() < 2 {
-            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-                .map_err(|e| self.context.error("cuEventCreate", e))?;
-            self.events.push(event);
-        }
-        self.record_event(self.events[0])
+        let begin = self.event(0)?;
+        self.record_event(begin)
     }
 
     fn clocked(&mut self) -> Result<f64, DeviceError> {
         self.context.enter()?;
-        let [begin, end] = self.events[..] else { return Ok(0.0) };
+        let (begin, end) = (self.event(0)?, self.event(1)?);
         self.record_event(end)?;
         self.wait()?;
         // The bindings have the call's second version, which drivers before CUDA 12.8 lack.

@@ -9,6 +9,9 @@
 //! is recorded and later ones replay it; a run that is measured or waited for launch by launch is not. `DREAMC_GRAPHS=0` launches
 //! one by one, `DREAMC_GRAPHS=1` makes a recording that fails an error; otherwise what cannot be recorded is launched.
 //!
+//! A launch is of the kernels that were generated for it, or, where it is a plain product, may be of a library of products that the device
+//! has ([`library`]); who computes it is settled when the plan is loaded.
+//!
 //! A kernel that meets an index out of range in memory skips it and leaves the number of its launch in the status
 //! word, which is looked at when the program ends (or after every launch, where a launch is waited for anyway).
 
