@@ -23,33 +23,53 @@ template <int VOCAB> DEVICE bool is_target(int target, int *status, int launch) 
     return target >= 0 && target < VOCAB;
 }
 
-// A warp has a row.
-template <int ROWS, int VOCAB, class E>
+// `T` threads, a warp or the block, have a row, and read it once, `N` classes at a time.
+template <int ROWS, int VOCAB, int T, int N, class E>
 DEVICE void cross_entropy(const E *logits, const int *targets, float *nll, float *lse, int *status, int launch) {
-    int row = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    __shared__ float buffer[T / 32];
+    int row = int(blockIdx.x * (blockDim.x / T) + threadIdx.x / T), t = int(threadIdx.x % T);
     if (row >= ROWS) return;
     const E *x = logits + i64(row) * VOCAB;
     float most = -infinity(), sum = 0.0f;
-    for (int i = lane; i < VOCAB; i += 32) most = Largest::join(most, to_float(x[i]));
-    most = lanes<Largest, 32>(most, ALL_LANES);
-    for (int i = lane; i < VOCAB; i += 32) sum += expf(to_float(x[i]) - most);
-    sum = lanes<Sum, 32>(sum, ALL_LANES);
-    if (lane > 0) return;
-    float total = most == -infinity() ? most : most + logf(sum);
+#pragma unroll 2
+    for (int i = t * N; i < VOCAB; i += T * N) {
+        Floats<N> z = load<N>(x + i);
+        float high = Largest::join(most, z.template all<Largest>());
+        if (high == -infinity()) {
+            // What is no number stays in the sum.
+#pragma unroll
+            for (int j = 0; j < N; ++j) sum += z.x[j] == z.x[j] ? 0.0f : z.x[j];
+            continue;
+        }
+        Floats<N> terms = expf(z - high);
+        sum = fmaf(sum, expf(most - high), terms.template all<Sum>());
+        most = high;
+    }
+    float high = threads<Largest, T>(most, buffer);
+    sum = threads<Sum, T>(high == -infinity() ? 0.0f : sum * expf(most - high), buffer);
+    if (t > 0) return;
+    float total = high == -infinity() ? high : high + logf(sum);
     int target = targets[row];
     lse[row] = total;
     nll[row] = is_target<VOCAB>(target, status, launch) ? total - to_float(x[target]) : 0.0f;
 }
 
-template <int ROWS, int VOCAB, class E>
+template <int ROWS, int VOCAB, int N, class E>
 DEVICE void cross_entropy_grad(const E *logits, const int *targets, const float *lse, const float *d, E *dlogits,
                                int *status, int launch) {
-    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x, row = at / VOCAB;
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * N, row = at / VOCAB;
     if (row >= ROWS) return;
     int target = targets[row];
     bool valid = is_target<VOCAB>(target, status, launch);
-    float p = valid ? d[row] * expf(to_float(logits[at]) - lse[row]) : 0.0f;
-    store(dlogits[at], at % VOCAB == target ? p - d[row] : p);
+    Floats<N> p = 0.0f;
+    if (valid) {
+        float scale = d[row];
+        int hit = target - int(at % VOCAB);
+        p = scale * expf(load<N>(logits + at) - lse[row]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) p.x[i] = i == hit ? p.x[i] - scale : p.x[i];
+    }
+    store(dlogits + at, p);
 }
 
 // `parts[part][row]`: largest logit, sum, and minus the target's logit, over the classes of the part. Rows in tiles, and the

@@ -236,7 +236,7 @@ template <int N> struct __align__(4 * N) Words {
         return a;                                                                 \
     }
 
-// `N` floats of a thread, adjacent in memory; `N` is 4 or 8. A float stands for as many equal ones.
+// `N` floats of a thread, adjacent in memory; `N` is 1, 4 or 8. A float stands for as many equal ones.
 template <int N> struct Floats {
     float x[N];
 
@@ -299,8 +299,9 @@ template <int N> struct Floats {
 // From and to as many adjacent elements, on 16 bytes or on all that there are; in accesses of 16 bytes at most.
 template <int N> DEVICE Floats<N> load(const float *from) {
     Floats<N> y;
+    if constexpr (N == 1) y.x[0] = *from;
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
+    for (int i = 0; i + 3 < N; i += 4) {
         Words<4> words = reinterpret_cast<const Words<4> *>(from)[i / 4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) y.x[i + j] = __uint_as_float(words.of[j]);
@@ -309,19 +310,23 @@ template <int N> DEVICE Floats<N> load(const float *from) {
 }
 
 template <int N> DEVICE Floats<N> load(const bf16 *from) {
-    Words<N / 2> words = *reinterpret_cast<const Words<N / 2> *>(from);
-    Floats<N> y;
+    if constexpr (N == 1) return to_float(*from);
+    else {
+        Words<N / 2> words = *reinterpret_cast<const Words<N / 2> *>(from);
+        Floats<N> y;
 #pragma unroll
-    for (int i = 0; i < N; i += 2) {
-        y.x[i] = __uint_as_float(words.of[i / 2] << 16);
-        y.x[i + 1] = __uint_as_float(words.of[i / 2] & 0xffff0000u);
+        for (int i = 0; i < N; i += 2) {
+            y.x[i] = __uint_as_float(words.of[i / 2] << 16);
+            y.x[i + 1] = __uint_as_float(words.of[i / 2] & 0xffff0000u);
+        }
+        return y;
     }
-    return y;
 }
 
 template <int N> DEVICE void store(float *to, Floats<N> from) {
+    if constexpr (N == 1) *to = from.x[0];
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
+    for (int i = 0; i + 3 < N; i += 4) {
         Words<4> words;
 #pragma unroll
         for (int j = 0; j < 4; ++j) words.of[j] = __float_as_uint(from.x[i + j]);
@@ -330,10 +335,13 @@ template <int N> DEVICE void store(float *to, Floats<N> from) {
 }
 
 template <int N> DEVICE void store(bf16 *to, Floats<N> from) {
-    Words<N / 2> words;
+    if constexpr (N == 1) store(*to, from.x[0]);
+    else {
+        Words<N / 2> words;
 #pragma unroll
-    for (int i = 0; i < N; i += 2) words.of[i / 2] = pack(from.x[i], from.x[i + 1]);
-    *reinterpret_cast<Words<N / 2> *>(to) = words;
+        for (int i = 0; i < N; i += 2) words.of[i / 2] = pack(from.x[i], from.x[i + 1]);
+        *reinterpret_cast<Words<N / 2> *>(to) = words;
+    }
 }
 
 // Sine and cosine of an angle that may be large: reduced in f64, evaluated in f32.

@@ -44,24 +44,73 @@ template <int ROWS, int EXPERTS, int K> DEVICE void route(const float *z, int *c
 
 // A stable counting sort in four passes: count each chunk's choices, add the chunks up for each group, add the groups up,
 // and let every slot find its place. No-ops, choices of `EXPERTS` or more, are one more group behind the others. A warp
-// goes through a chunk 32 slots at a time, in order, so slots of a group stay in order.
-constexpr int CHUNK = 256;
+// goes through a chunk 32 slots at a time, in order, so slots of a group stay in order; what it has of each group lies in shared memory
+// while it does, unless groups are very many.
+constexpr int CHUNK = 256, NEAR_GROUPS = 8192;
+
+// The groups of the chunk's slots, a lane's one after another; `GROUPS` beyond the last slot.
+template <int SLOTS, int GROUPS, class Of> DEVICE void groups_of_chunk(const Of &of, int (&groups)[CHUNK / 32]) {
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; ++i) {
+        int slot = int(blockIdx.x) * CHUNK + i * 32 + int(threadIdx.x);
+        groups[i] = slot < SLOTS ? of(slot) : GROUPS;
+    }
+}
+
+// `counts[chunk][group]`, where `of(slot)` is a slot's group.
+template <int SLOTS, int GROUPS, class Of> DEVICE void count_chunk(const Of &of, int *counts) {
+    constexpr bool NEAR = GROUPS <= NEAR_GROUPS;
+    __shared__ int near[NEAR ? GROUPS : 1];
+    int lane = int(threadIdx.x), groups[CHUNK / 32];
+    int *far = counts + i64(blockIdx.x) * GROUPS, *mine = NEAR ? near : far;
+    groups_of_chunk<SLOTS, GROUPS>(of, groups);
+    for (int e = lane; e < GROUPS; e += 32) mine[e] = 0;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; ++i) {
+        u32 same = __match_any_sync(ALL_LANES, groups[i]);
+        if (groups[i] < GROUPS && lane == __ffs(same) - 1) mine[groups[i]] += __popc(same);
+        __syncwarp();
+    }
+    if (NEAR)
+        for (int e = lane; e < GROUPS; e += 32) far[e] = near[e];
+}
+
+// Calls `put(slot, place)` for every slot of the chunk.
+template <int SLOTS, int GROUPS, class Of, class Put>
+DEVICE void place_chunk(const Of &of, int *counts, const int *offsets, const Put &put) {
+    constexpr bool NEAR = GROUPS <= NEAR_GROUPS;
+    __shared__ int near[NEAR ? GROUPS : 1];
+    int lane = int(threadIdx.x), groups[CHUNK / 32];
+    int *far = counts + i64(blockIdx.x) * GROUPS;
+    groups_of_chunk<SLOTS, GROUPS>(of, groups);
+    if (NEAR)
+        for (int e = lane; e < GROUPS; e += 32) near[e] = offsets[e] + far[e];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; ++i) {
+        int group = groups[i], slot = int(blockIdx.x) * CHUNK + i * 32 + lane, begun = 0;
+        u32 same = __match_any_sync(ALL_LANES, group);
+        int leader = __ffs(same) - 1;
+        if (group < GROUPS && lane == leader) {
+            if (NEAR) {
+                begun = near[group];
+                near[group] = begun + __popc(same);
+            } else {
+                begun = offsets[group] + far[group];
+                far[group] += __popc(same);
+            }
+        }
+        begun = __shfl_sync(ALL_LANES, begun, leader);
+        if (group < GROUPS) put(slot, begun + __popc(same & ((1u << lane) - 1u)));
+        __syncwarp();
+    }
+}
 
 template <int EXPERTS> DEVICE int group_of(int choice) { return u32(choice) < u32(EXPERTS) ? choice : EXPERTS; }
 
-// `counts[chunk][group]`
 template <int SLOTS, int EXPERTS> DEVICE void group_count(const int *chosen, int *counts) {
-    int lane = int(threadIdx.x), chunk = int(blockIdx.x);
-    int *mine = counts + i64(chunk) * (EXPERTS + 1);
-    for (int e = lane; e <= EXPERTS; e += 32) mine[e] = 0;
-    __syncwarp();
-    for (int i = 0; i < CHUNK; i += 32) {
-        int slot = chunk * CHUNK + i + lane;
-        int group = slot < SLOTS ? group_of<EXPERTS>(chosen[slot]) : EXPERTS + 1;
-        u32 same = __match_any_sync(ALL_LANES, group);
-        if (group <= EXPERTS && lane == __ffs(same) - 1) mine[group] += __popc(same);
-        __syncwarp();
-    }
+    count_chunk<SLOTS, EXPERTS + 1>([&](int slot) { return group_of<EXPERTS>(chosen[slot]); }, counts);
 }
 
 // Counts become how many of the group are in chunks before; `totals[group]`. A warp has a group.
@@ -102,25 +151,11 @@ template <int EXPERTS> DEVICE void group_offsets(const int *totals, int *offsets
 // `order` and `inverse`; the counts are used up.
 template <int SLOTS, int EXPERTS>
 DEVICE void group_place(const int *chosen, int *counts, const int *offsets, int *order, int *inverse) {
-    int lane = int(threadIdx.x), chunk = int(blockIdx.x);
-    int *mine = counts + i64(chunk) * (EXPERTS + 1);
-    for (int i = 0; i < CHUNK; i += 32) {
-        int slot = chunk * CHUNK + i + lane;
-        int group = slot < SLOTS ? group_of<EXPERTS>(chosen[slot]) : EXPERTS + 1;
-        u32 same = __match_any_sync(ALL_LANES, group);
-        int leader = __ffs(same) - 1, begun = 0;
-        if (group <= EXPERTS && lane == leader) {
-            begun = mine[group];
-            mine[group] = begun + __popc(same);
-        }
-        begun = __shfl_sync(ALL_LANES, begun, leader);
-        if (group <= EXPERTS) {
-            int place = offsets[group] + begun + __popc(same & ((1u << lane) - 1u));
-            order[place] = slot;
-            inverse[slot] = place;
-        }
-        __syncwarp();
-    }
+    place_chunk<SLOTS, EXPERTS + 1>([&](int slot) { return group_of<EXPERTS>(chosen[slot]); }, counts, offsets,
+                                    [&](int slot, int place) {
+                                        order[place] = slot;
+                                        inverse[slot] = place;
+                                    });
 }
 
 // Adds the size of every group to its count.

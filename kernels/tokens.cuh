@@ -33,9 +33,14 @@ template <int TOKENS, int K, int THREADS> DEVICE void top_tokens(const float *r,
     }
 }
 
+// Words of any size; `WITH` holds 4 bytes of them.
+DEVICE void repeat(u16 &word, u32 with) { word = u16(with); }
+DEVICE void repeat(u32 &word, u32 with) { word = with; }
+DEVICE void repeat(Words<4> &word, u32 with) { word = {{with, with, with, with}}; }
+
 template <class Word, i64 COUNT, u32 WITH> DEVICE void fill(Word *y) {
     i64 at = thread_number();
-    if (at < COUNT) y[at] = Word(WITH);
+    if (at < COUNT) repeat(y[at], WITH);
 }
 
 template <class Word, int BATCH, int TOKENS, int K, i64 WIDTH>
@@ -60,9 +65,12 @@ template <int ROWS, int TOKENS, bool INCLUSIVE> DEVICE void decide(const float *
 }
 
 // Rows of tokens that take part, bit for bit; words `OTHERWISE` for all others.
-template <i64 ROWS, i64 WIDTH, u32 OTHERWISE> DEVICE void keep(const u32 *x, const int *places, u32 *y) {
+template <class Word, i64 ROWS, i64 WIDTH, u32 OTHERWISE>
+DEVICE void keep(const Word *x, const int *places, Word *y) {
     i64 at = thread_number(), row = at / WIDTH;
-    if (row < ROWS) y[at] = places[row] >= 0 ? x[at] : OTHERWISE;
+    if (row >= ROWS) return;
+    if (places[row] >= 0) y[at] = x[at];
+    else repeat(y[at], OTHERWISE);
 }
 
 // Numbers of runs, which tokens that take part begin or end. A thread has a sequence.

@@ -20,17 +20,22 @@ template <int THREADS> DEVICE double add_threads(double x, double *buffer) {
     return x;
 }
 
-// Squares are summed in f32 a few at a time, then in f64: `parts[block]`.
-template <i64 COUNT, int THREADS, int EACH> DEVICE void norm_parts(const float *g, double *parts) {
+// Squares are summed in f32 a few at a time, then in f64: `parts[block]`. A thread has `EACH`, `N` at a time.
+template <i64 COUNT, int THREADS, int EACH, int N> DEVICE void norm_parts(const float *g, double *parts) {
     __shared__ double buffer[THREADS / 32];
     i64 first = i64(blockIdx.x) * THREADS * EACH;
-    float sum = 0.0f;
+    Floats<N> sum = 0.0f;
 #pragma unroll 4
-    for (int i = 0; i < EACH; ++i) {
-        i64 at = first + i * THREADS + threadIdx.x;
-        if (at < COUNT) sum = fmaf(g[at], g[at], sum);
+    for (int i = 0; i < EACH / N; ++i) {
+        i64 at = first + (i * THREADS + threadIdx.x) * N;
+        if (at + N <= COUNT) {
+            Floats<N> x = load<N>(g + at);
+            sum = fmaf(x, x, sum);
+        } else {
+            for (; at < COUNT; ++at) sum.x[0] = fmaf(g[at], g[at], sum.x[0]);
+        }
     }
-    double total = add_threads<THREADS>(double(sum), buffer);
+    double total = add_threads<THREADS>(double(sum.template all<Sum>()), buffer);
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
@@ -42,23 +47,35 @@ template <int PARTS, int THREADS> DEVICE void norm_join(const double *parts, flo
     if (threadIdx.x == 0) *norm = float(sqrt(sum));
 }
 
-// `scalars`: learning rate, `1 / (1 - β1^t)`, `1 / (1 - β2^t)`, clip.
-template <i64 COUNT>
+// AdamW of `N` elements.
+template <int N> struct Step {
+    float b1, c1, b2, c2, eps, clip, rate, kept, first, second;
+
+    DEVICE void operator()(float *w, float *g, float *m, float *v) const {
+        Floats<N> x = load<N>(g) * clip;
+        Floats<N> mean = b1 * load<N>(m) + c1 * x, variance = b2 * load<N>(v) + c2 * (x * x);
+        Floats<N> step = mean * first / (sqrtf(variance * second) + eps);
+        Floats<N> weight = load<N>(w) * kept - rate * step;
+        store(m, mean);
+        store(v, variance);
+        store(w, weight);
+        store(g, Floats<N>(0.0f));
+    }
+};
+
+// `scalars`: learning rate, `1 / (1 - β1^t)`, `1 / (1 - β2^t)`, clip. A thread has `N` elements.
+template <i64 COUNT, int N>
 DEVICE void adamw(float *w, float *g, float *m, float *v, const float *norm, const float *scalars, float b1, float c1,
                   float b2, float c2, float eps, float decay, float factor) {
-    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at >= COUNT) return;
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * N;
     // An infinite clip, and a norm of 0, give infinity or NaN here, and 1 in the end.
     float limit = scalars[3], clip = limit / *norm;
     clip = limit == infinity() || !(clip < 1.0f) ? 1.0f : clip;
     float rate = scalars[0] * factor, kept = 1.0f - rate * decay;
-    float x = g[at] * clip;
-    float mean = b1 * m[at] + c1 * x, variance = b2 * v[at] + c2 * (x * x);
-    float step = mean * scalars[1] / (sqrtf(variance * scalars[2]) + eps);
-    m[at] = mean;
-    v[at] = variance;
-    w[at] = w[at] * kept - rate * step;
-    g[at] = 0.0f;
+    if (at + N <= COUNT) Step<N>{b1, c1, b2, c2, eps, clip, rate, kept, scalars[1], scalars[2]}(w + at, g + at, m + at, v + at);
+    else
+        for (; at < COUNT; ++at)
+            Step<1>{b1, c1, b2, c2, eps, clip, rate, kept, scalars[1], scalars[2]}(w + at, g + at, m + at, v + at);
 }
 
 // `bias += rate · law(target - count)`; one block. The median is found by rank.

@@ -279,6 +279,27 @@ fn per_thread(count: u64) -> Result<(u32, u32, u32)> {
     Ok((blocks(count.div_ceil(THREADS))?, THREADS as u32, 0))
 }
 
+/// A thread for each `each` of `count` elements.
+fn per_thread_of(count: u64, each: u64) -> Result<(u32, u32, u32)> {
+    per_thread(count.div_ceil(each))
+}
+
+/// Words that rows of `width` elements of `bytes` are moved in, of type `element`, and how many make a row: words of 16 bytes where
+/// the operands lie on them.
+fn words(element: &str, bytes: u64, width: u64, variant: Variant, operands: &[usize]) -> (String, u64) {
+    let each = 16 / bytes;
+    match width.is_multiple_of(each) && operands.iter().all(|&i| variant.is_wide(i)) {
+        true => ("Words<4>".into(), width / each),
+        false => (element.into(), width),
+    }
+}
+
+/// Numbers that a thread takes at a time of rows of `width` in these operands, all of one type: as many as 16 bytes hold, or one.
+fn numbers(width: u64, variant: Variant, operands: &[usize]) -> u64 {
+    let each = if operands.iter().all(|&i| variant.is_narrow(i)) { 8 } else { 4 };
+    if width.is_multiple_of(each) && operands.iter().all(|&i| variant.is_wide(i)) { each } else { 1 }
+}
+
 /// A warp for each of `count` items.
 fn per_warp(count: u64) -> Result<(u32, u32, u32)> {
     Ok((blocks(count.div_ceil(THREADS / 32))?, THREADS as u32, 0))
@@ -305,7 +326,7 @@ pub(super) fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Sourc
         Kernel::HeadLossGrad { rows, vocab, width, softcap, accumulate } => {
             head_loss_grad(rows, vocab, width, softcap, accumulate, variant)
         }
-        Kernel::Norm { elements } => norm(elements),
+        Kernel::Norm { elements } => norm(elements, variant),
         _ => simple(kernel, variant),
     }
 }
@@ -1016,7 +1037,7 @@ fn head_loss_grad(
     Ok(builder.finish())
 }
 
-fn norm(elements: u64) -> Result<Option<Source>> {
+fn norm(elements: u64, variant: Variant) -> Result<Option<Source>> {
     const EACH: u64 = 16;
     let mut builder = Builder::new(format!("norm_{elements}"), "update.cuh");
     let parts = elements.div_ceil(THREADS * EACH);
@@ -1026,7 +1047,7 @@ fn norm(elements: u64) -> Result<Option<Source>> {
         (blocks(parts)?, THREADS as u32, 0),
         &params([input("g", 0), scratch("double *", "parts", at)]),
         "norm_parts",
-        &format!("{elements}, {THREADS}, {EACH}"),
+        &format!("{elements}, {THREADS}, {EACH}, {}", numbers(4, variant, &[0])),
     );
     builder.call(
         "norm_root",
@@ -1035,6 +1056,141 @@ fn norm(elements: u64) -> Result<Option<Source>> {
         "norm_join",
         &format!("{parts}, {THREADS}"),
     );
+    Ok(builder.finish())
+}
+
+/// Rows that take part, and rows of a word elsewhere.
+fn kept_rows(
+    name: String,
+    rows: u64,
+    width: u64,
+    otherwise: u32,
+    variant: Variant,
+) -> Result<Option<Source>> {
+    let (word, width) = words("u32", 4, width, variant, &[0, 2]);
+    let list = params([
+        Param::new(&format!("const {word} *"), "x", Argument::Operand(0)),
+        ints("places", 1),
+        Param::new(&format!("{word} *"), "y", Argument::Operand(2)),
+    ]);
+    let mut builder = Builder::new(name, "tokens.cuh");
+    let constants = format!("{word}, {rows}, {width}, {otherwise}u");
+    builder.call("keep_rows", per_thread(times(&[rows, width]))?, &list, "keep", &constants);
+    Ok(builder.finish())
+}
+
+/// Bits of an id that rows are sorted by at a time, at most.
+const DIGIT: u32 = 9;
+
+fn embed_grad(
+    rows: u64,
+    vocab: u64,
+    width: u64,
+    accumulate: bool,
+    variant: Variant,
+) -> Result<Option<Source>> {
+    fits("rows", rows)?;
+    fits("the width", width)?;
+    let keys = u64::from(fits("the vocabulary", vocab)?) + 1;
+    let mut builder = Builder::new(format!("embed_grad_{rows}x{width}_of_{vocab}"), "embed.cuh");
+    if !accumulate {
+        let count = times(&[vocab, width]);
+        let list = params([Param::new("u32 *", "table", Argument::Operand(2))]);
+        let each = numbers(4, variant, &[2]);
+        builder.call(
+            "embed_zero",
+            per_thread_of(count, each)?,
+            &list,
+            "zero",
+            &format!("u32, {count}, {each}"),
+        );
+    }
+    if rows == 0 || width == 0 || vocab == 0 {
+        return Ok(builder.finish());
+    }
+    // As few digits as hold a key, of equal length.
+    let bits = (64 - (keys - 1).leading_zeros()).max(1);
+    let count = bits.div_ceil(DIGIT);
+    let length = bits.div_ceil(count);
+    let (digits, chunks) = (1u64 << length, rows.div_ceil(CHUNK));
+    let counts = builder.scratch(times(&[4, chunks, digits]));
+    let totals = builder.scratch(4 * digits);
+    let offsets = builder.scratch(4 * digits);
+    let orders = [builder.scratch(4 * rows), builder.scratch(4 * rows)];
+    let sorted = builder.scratch(4 * rows);
+    for digit in 0..count {
+        let (from, to) = (orders[digit as usize % 2], orders[(digit as usize + 1) % 2]);
+        let constants = format!("{rows}, {vocab}, {}, {digits}", digit * length);
+        let mut list = params([
+            ints("ids", 1),
+            scratch("const int *", "order", from),
+            scratch("int *", "counts", counts),
+        ]);
+        list.extend(status());
+        builder.call(
+            &format!("digit{digit}_counts"),
+            (blocks(chunks)?, 32, 0),
+            &list,
+            "digit_count",
+            &constants,
+        );
+        builder.call(
+            &format!("digit{digit}_sums"),
+            per_warp(digits)?,
+            &params([scratch("int *", "counts", counts), scratch("int *", "totals", totals)]),
+            "group_chunks",
+            &format!("{chunks}, {}", digits - 1),
+        );
+        builder.call(
+            &format!("digit{digit}_starts"),
+            (1, 32, 0),
+            &params([scratch("const int *", "totals", totals), scratch("int *", "offsets", offsets)]),
+            "group_offsets",
+            &format!("{}", digits - 1),
+        );
+        let list = params([
+            ints("ids", 1),
+            scratch("const int *", "order", from),
+            scratch("int *", "counts", counts),
+            scratch("const int *", "offsets", offsets),
+            scratch("int *", "next", to),
+            scratch("int *", "keys", sorted),
+        ]);
+        builder.call(
+            &format!("digit{digit}_places"),
+            (blocks(chunks)?, 32, 0),
+            &list,
+            "digit_place",
+            &constants,
+        );
+    }
+    // Places of a block: few enough that there are two blocks for every processor.
+    let part = 1u64 << (rows / (2 * PROCESSORS)).clamp(8, 64).ilog2();
+    let parts = rows.div_ceil(part);
+    let (heads, tails) =
+        (builder.scratch(times(&[4, parts, width])), builder.scratch(times(&[4, parts, width])));
+    let each = numbers(width, variant, &[0, 2]);
+    let threads = width.div_ceil(each).next_power_of_two().clamp(32, THREADS);
+    let grid = blocks(times(&[parts, width.div_ceil(threads * each)]))?;
+    let constants = format!("{rows}, {vocab}, {width}, {part}, {accumulate}, {each}, {threads}");
+    let list = params([
+        input("d", 0),
+        scratch("const int *", "order", orders[count as usize % 2]),
+        scratch("const int *", "keys", sorted),
+        output("table", 2),
+        scratch("float *", "heads", heads),
+        scratch("float *", "tails", tails),
+    ]);
+    builder.call("embed_rows", (grid, threads as u32, 0), &list, "embed_parts", &constants);
+    let list = params([
+        scratch("const int *", "keys", sorted),
+        scratch("const float *", "heads", heads),
+        scratch("const float *", "tails", tails),
+        output("table", 2),
+    ]);
+    if parts > 1 {
+        builder.call("embed_joins", (grid, threads as u32, 0), &list, "embed_join", &constants);
+    }
     Ok(builder.finish())
 }
 
@@ -1056,6 +1212,11 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         builder.call(entry, geometry, &list, template, &constants);
         Ok(builder.finish())
     };
+    // Words of these operands that a thread takes at a time; what is left over is taken one by one.
+    let several = |operands: &[usize]| match operands.iter().all(|&i| variant.is_wide(i)) {
+        true => 16 / variant.element_bytes,
+        false => 1,
+    };
     match *kernel {
         Kernel::Route { rows, experts, k } => {
             fits("rows", rows)?;
@@ -1068,7 +1229,11 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         Kernel::Gather { slots, k, width } => {
             fits("slots", slots)?;
             let name = format!("gather_{slots}x{width}_{k}");
-            let list = with_status([variant.input("x", 0), ints("order", 1), variant.output("y", 2)]);
+            let bytes = if variant.is_narrow(0) { 2 } else { 4 };
+            let (word, width) = words(variant.element(0), bytes, width, variant, &[0, 2]);
+            let x = Param::new(&format!("const {word} *"), "x", Argument::Operand(0));
+            let y = Param::new(&format!("{word} *"), "y", Argument::Operand(2));
+            let list = with_status([x, ints("order", 1), y]);
             let grid = per_thread(times(&[slots, width]))?;
             one(name, "move.cuh", "gather_rows", grid, list, "gather", format!("{slots}, {k}, {width}"))
         }
@@ -1081,10 +1246,12 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             list.push(variant.output("x", 2 + gated as usize));
             list.extend(status());
             let gates = if gated { "gates" } else { "nullptr" };
+            let each = numbers(width, variant, &[0, 2 + gated as usize]);
             let body = format!(
-                "    combine<{rows}, {k}, {width}, {gated}>(y, inverse, {gates}, x, status, launch);\n"
+                "    combine<{rows}, {k}, {width}, {gated}, {each}>(y, inverse, {gates}, x, status, launch);\n"
             );
-            builder.entry("combine_rows", per_thread(times(&[rows, width]))?, &list, &body);
+            let grid = per_thread_of(times(&[rows, width]), each)?;
+            builder.entry("combine_rows", grid, &list, &body);
             Ok(builder.finish())
         }
         Kernel::CombineGrad { slots, k, width } => {
@@ -1096,8 +1263,9 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
                 input("gates", 2),
                 variant.output("y", 3),
             ]);
-            let grid = per_thread(times(&[slots, width]))?;
-            let constants = format!("{slots}, {k}, {width}");
+            let each = numbers(width, variant, &[0, 3]);
+            let grid = per_thread_of(times(&[slots, width]), each)?;
+            let constants = format!("{slots}, {k}, {width}, {each}");
             one(name, "move.cuh", "combine_grad_rows", grid, list, "combine_grad", constants)
         }
         Kernel::CombineGates { rows, k, width } => {
@@ -1111,7 +1279,7 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
                 output("gates", 3),
             ]);
             let grid = per_warp(times(&[rows, k]))?;
-            let constants = format!("{rows}, {k}, {width}");
+            let constants = format!("{rows}, {k}, {width}, {}", numbers(width, variant, &[0, 1]));
             one(name, "move.cuh", "combine_gates_rows", grid, list, "combine_gates", constants)
         }
         Kernel::AddCounts { experts } => {
@@ -1135,11 +1303,12 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             let (word, none) = match dtype {
                 DType::F32 => ("u32", "0x80000000u"),
                 DType::I32 => ("u32", "0xffffffffu"),
-                DType::Bf16 => ("u16", "0x8000"),
+                DType::Bf16 => ("u16", "0x80008000u"),
             };
             fits("tokens", times(&[batch, tokens]))?;
             let verb = if put { "put" } else { "take" };
             let name = format!("{verb}_tokens_{batch}x{tokens}x{width}_{k}_{word}_{none}");
+            let (word, width) = words(word, dtype.bytes(), width, variant, &[0, 2]);
             let x = Param::new(&format!("const {word} *"), "x", Argument::Operand(0));
             let y = Param::new(&format!("{word} *"), "y", Argument::Operand(2));
             let list = with_status([x, ints("index", 1), y]);
@@ -1165,25 +1334,11 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             one(name, "tokens.cuh", "decide_tokens", grid, list, "decide", constants)
         }
         Kernel::Keep { rows, width } => {
-            let list = params([
-                Param::new("const u32 *", "x", Argument::Operand(0)),
-                ints("places", 1),
-                Param::new("u32 *", "y", Argument::Operand(2)),
-            ]);
-            let grid = per_thread(times(&[rows, width]))?;
-            let constants = format!("{rows}, {width}, 0x80000000u");
-            one(format!("keep_{rows}x{width}"), "tokens.cuh", "keep_rows", grid, list, "keep", constants)
+            kept_rows(format!("keep_{rows}x{width}"), rows, width, 0x8000_0000, variant)
         }
         Kernel::KeepInts { rows, width, otherwise } => {
-            let list = params([
-                Param::new("const u32 *", "x", Argument::Operand(0)),
-                ints("places", 1),
-                Param::new("u32 *", "y", Argument::Operand(2)),
-            ]);
-            let grid = per_thread(times(&[rows, width]))?;
             let name = format!("keep_ints_{rows}x{width}_{}", otherwise as u32);
-            let constants = format!("{rows}, {width}, {}u", otherwise as u32);
-            one(name, "tokens.cuh", "keep_rows", grid, list, "keep", constants)
+            kept_rows(name, rows, width, otherwise as u32, variant)
         }
         Kernel::Runs { batch, tokens, begins } => {
             let list = params([ints("places", 0), ints("documents", 1), ints_out("runs", 2)]);
@@ -1234,30 +1389,16 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         }
         Kernel::Embed { rows, vocab, width } => {
             fits("rows", rows)?;
-            let list = with_status([input("table", 0), ints("ids", 1), output("x", 2)]);
             let name = format!("embed_{rows}x{width}_of_{vocab}");
+            let (word, width) = words("float", 4, width, variant, &[0, 2]);
+            let table = Param::new(&format!("const {word} *"), "table", Argument::Operand(0));
+            let x = Param::new(&format!("{word} *"), "x", Argument::Operand(2));
+            let list = with_status([table, ints("ids", 1), x]);
             let grid = per_thread(times(&[rows, width]))?;
             one(name, "move.cuh", "embed_rows", grid, list, "embed", format!("{rows}, {vocab}, {width}"))
         }
         Kernel::EmbedGrad { rows, vocab, width, accumulate } => {
-            let grid = fits("rows", rows)?;
-            fits("the width", width)?;
-            let mut builder = Builder::new(format!("embed_grad_{rows}x{width}_of_{vocab}"), "move.cuh");
-            if !accumulate {
-                let count = times(&[vocab, width]);
-                let list = params([Param::new("u32 *", "table", Argument::Operand(2))]);
-                builder.call("embed_zero", per_thread(count)?, &list, "zero", &format!("u32, {count}"));
-            }
-            // Threads enough for a row, so that few elements fall to each.
-            let threads = width.div_ceil(4).next_power_of_two().clamp(32, 1024);
-            builder.call(
-                "embed_rows",
-                (if width == 0 { 0 } else { grid }, threads as u32, 0),
-                &with_status([input("d", 0), ints("ids", 1), output("table", 2)]),
-                "embed_grad",
-                &format!("{rows}, {vocab}, {width}, {accumulate}, {threads}"),
-            );
-            Ok(builder.finish())
+            embed_grad(rows, vocab, width, accumulate, variant)
         }
         Kernel::CrossEntropy { rows, vocab } => {
             fits("rows", rows)?;
@@ -1268,8 +1409,11 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
                 output("lse", 3),
             ]);
             let name = format!("cross_entropy_{rows}x{vocab}{}", variant.suffix());
-            let grid = per_warp(rows)?;
-            let constants = format!("{rows}, {}", fits("the vocabulary", vocab)?);
+            // A warp for each row where there are rows enough to fill a GPU, else a block.
+            let each = numbers(u64::from(fits("the vocabulary", vocab)?), variant, &[0]);
+            let threads = if rows >= 8 * PROCESSORS || vocab <= 32 * each { 32 } else { THREADS };
+            let grid = (blocks(rows.div_ceil(THREADS / threads))?, THREADS as u32, 0);
+            let constants = format!("{rows}, {vocab}, {threads}, {each}");
             one(name, "ends.cuh", "cross_entropy_rows", grid, list, "cross_entropy", constants)
         }
         Kernel::CrossEntropyGrad { rows, vocab } => {
@@ -1282,30 +1426,34 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
                 variant.output("dlogits", 4),
             ]);
             let name = format!("cross_entropy_grad_{rows}x{vocab}{}", variant.suffix());
-            let grid = per_thread(times(&[rows, vocab]))?;
-            let constants = format!("{rows}, {}", fits("the vocabulary", vocab)?);
+            let each = numbers(u64::from(fits("the vocabulary", vocab)?), variant, &[0, 4]);
+            let grid = per_thread_of(times(&[rows, vocab]), each)?;
+            let constants = format!("{rows}, {vocab}, {each}");
             one(name, "ends.cuh", "cross_entropy_rows", grid, list, "cross_entropy_grad", constants)
         }
         Kernel::Zero { elements } => {
             let list = params([Param::new(&format!("{word} *"), "x", Argument::Operand(0))]);
-            let grid = per_thread(elements)?;
+            let each = several(&[0]);
             let name = format!("zero_{elements}_{word}");
-            one(name, "move.cuh", "zero_words", grid, list, "zero", format!("{word}, {elements}"))
+            let constants = format!("{word}, {elements}, {each}");
+            one(name, "move.cuh", "zero_words", per_thread_of(elements, each)?, list, "zero", constants)
         }
         Kernel::Copy { elements, accumulate: false } => {
             let list = params([
                 Param::new(&format!("const {word} *"), "x", Argument::Operand(0)),
                 Param::new(&format!("{word} *"), "y", Argument::Operand(1)),
             ]);
-            let grid = per_thread(elements)?;
+            let each = several(&[0, 1]);
             let name = format!("copy_{elements}_{word}");
-            one(name, "move.cuh", "copy_words", grid, list, "copy", format!("{word}, {elements}"))
+            let constants = format!("{word}, {elements}, {each}");
+            one(name, "move.cuh", "copy_words", per_thread_of(elements, each)?, list, "copy", constants)
         }
         Kernel::Copy { elements, accumulate: true } => {
             let list = params([input("x", 0), output("y", 1)]);
-            let grid = per_thread(elements)?;
+            let each = several(&[0, 1]);
+            let constants = format!("{elements}, {each}");
             let name = format!("add_{elements}");
-            one(name, "move.cuh", "add_floats", grid, list, "add", elements.to_string())
+            one(name, "move.cuh", "add_floats", per_thread_of(elements, each)?, list, "add", constants)
         }
         Kernel::AdamW { elements, betas, eps, weight_decay, rate } => {
             let mut builder = Builder::new(format!("adamw_{elements}"), "update.cuh");
@@ -1319,8 +1467,10 @@ fn simple(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
             ]);
             let law = [betas.0, 1.0 - betas.0, betas.1, 1.0 - betas.1, eps, weight_decay, rate];
             let law: Vec<String> = law.into_iter().map(float).collect();
-            let body = format!("    adamw<{elements}>(w, g, m, v, norm, scalars, {});\n", law.join(", "));
-            builder.entry("adamw_step", per_thread(elements)?, &list, &body);
+            let each = numbers(4, variant, &[0, 1, 2, 3]);
+            let body =
+                format!("    adamw<{elements}, {each}>(w, g, m, v, norm, scalars, {});\n", law.join(", "));
+            builder.entry("adamw_step", per_thread_of(elements, each)?, &list, &body);
             Ok(builder.finish())
         }
         Kernel::Balance { experts, balance } => {

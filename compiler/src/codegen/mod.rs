@@ -35,6 +35,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),
+    ("embed.cuh", include_str!("../../../kernels/embed.cuh")),
     ("tokens.cuh", include_str!("../../../kernels/tokens.cuh")),
     ("ends.cuh", include_str!("../../../kernels/ends.cuh")),
     ("update.cuh", include_str!("../../../kernels/update.cuh")),
