@@ -96,6 +96,7 @@ errors! {
     dreamc_runtime::checkpoint::CheckpointError,
     dreamc_runtime::data::DataError,
     dreamc_runtime::device::DeviceError,
+    dreamc_runtime::device::gpu::TableError,
     dreamc_runtime::evaluate::EvaluateError,
     dreamc_runtime::import::ImportError,
     dreamc_runtime::model::ModelError,

@@ -24,6 +24,8 @@ fn json(arguments: &[&str]) -> serde_json::Value {
 fn the_tables() {
     insta::assert_snapshot!("count", dreamc(&["count", "dr-da-16.yaml", "--device", "h100"], 0));
     insta::assert_snapshot!("count_tiny", dreamc(&["count", "tiny-la.yaml", "--executed"], 0));
+    let kernels = ["compile", "tiny-dr-da.yaml", "--emit", "kernels", "--target", "h200"];
+    insta::assert_snapshot!("kernels", dreamc(&kernels, 0));
     insta::assert_snapshot!("match", dreamc(&["match", "paper-16.suite.yaml"], 0));
 }
 

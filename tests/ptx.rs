@@ -891,6 +891,91 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
     assert!(widths.iter().all(|&count| count >= 10), "{widths:?}");
 }
 
+/// Kernels that sort, move and add up, where a thread takes 16 bytes: with elements left over, a row that most ids are of, more groups
+/// than shared memory counts, and rows of odd length.
+#[test]
+fn what_is_moved_in_words_of_16_bytes_arrives() {
+    use DType::{Bf16, F32, I32};
+    let Some(device) = device(ptx::Options::default()) else { return };
+    let (rows, vocab) = (700, 600);
+    let buffers: &[(&str, DType, &[u64])] = &[
+        ("ids", I32, &[rows]),
+        ("d", F32, &[rows, 20]),
+        ("d_odd", F32, &[rows, 7]),
+        ("table", F32, &[vocab, 20]),
+        ("table_odd", F32, &[vocab, 7]),
+        ("embedded", F32, &[rows, 20]),
+        ("order", I32, &[rows]),
+        ("offsets", I32, &[9001]),
+        ("inverse", I32, &[rows]),
+        ("a", F32, &[1003]),
+        ("b", F32, &[1003]),
+        ("c", F32, &[1003]),
+        ("v", F32, &[1003]),
+        ("half", Bf16, &[1003]),
+        ("half_copy", Bf16, &[1003]),
+        ("norm", F32, &[1]),
+        ("scalars", F32, &[8]),
+        ("logits", Bf16, &[3, 2400]),
+        ("logits_odd", F32, &[30, 21]),
+        ("targets", I32, &[30]),
+        ("nll", F32, &[30]),
+        ("lse", F32, &[30]),
+        ("d_nll", F32, &[30]),
+        ("d_logits", Bf16, &[3, 2400]),
+    ];
+    let grad = |width, accumulate| Kernel::EmbedGrad { rows, vocab, width, accumulate };
+    let step = Kernel::AdamW { elements: 1003, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1, rate: 1.0 };
+    let launches = vec![
+        (grad(20, false), vec!["d", "ids", "table"], None),
+        (grad(20, true), vec!["d", "ids", "table"], None),
+        (grad(7, true), vec!["d_odd", "ids", "table_odd"], None),
+        (Kernel::Embed { rows, vocab, width: 20 }, vec!["table", "ids", "embedded"], None),
+        (Kernel::Group { slots: rows, experts: 500 }, vec!["ids", "order", "offsets", "inverse"], None),
+        (Kernel::Group { slots: rows, experts: 9000 }, vec!["ids", "order", "offsets", "inverse"], None),
+        (Kernel::Copy { elements: 1003, accumulate: false }, vec!["half", "half_copy"], None),
+        (Kernel::Copy { elements: 1003, accumulate: true }, vec!["a", "b"], None),
+        (Kernel::Norm { elements: 1003 }, vec!["b", "norm"], None),
+        (step, vec!["a", "b", "c", "v", "norm", "scalars"], None),
+        (Kernel::Zero { elements: 1003 }, vec!["half"], None),
+        (Kernel::CrossEntropy { rows: 3, vocab: 2400 }, vec!["logits", "targets", "nll", "lse"], None),
+        (
+            Kernel::CrossEntropyGrad { rows: 3, vocab: 2400 },
+            vec!["logits", "targets", "lse", "d_nll", "d_logits"],
+            None,
+        ),
+        (Kernel::CrossEntropy { rows: 30, vocab: 21 }, vec!["logits_odd", "targets", "nll", "lse"], None),
+    ];
+    let plan = by_hand(buffers, launches);
+    let fill = |session: &mut dyn Session| {
+        for (seed, (name, dtype, shape)) in buffers.iter().enumerate() {
+            let count = shape.iter().product::<u64>();
+            let values = (0..count).map(|i| ((i * 7919 + seed as u64 * 31) % 1013) as f32 / 506.5 - 0.9);
+            let id = plan.find(name).unwrap();
+            match (dtype, *name) {
+                (F32, "v") => session.write_at(id, 0, 0, &values.map(f32::abs).collect::<Vec<_>>())?,
+                (F32, _) => session.write_at(id, 0, 0, &values.collect::<Vec<_>>())?,
+                (Bf16, _) => {
+                    session.write_at(id, 0, 0, &values.map(half::bf16::from_f32).collect::<Vec<_>>())?
+                }
+                // Most rows are of one id.
+                (I32, "ids") => {
+                    let id_of = |i: u64| if i % 3 > 0 { 77 } else { (i * 7 % vocab) as i32 };
+                    session.write_at(id, 0, 0, &(0..count).map(id_of).collect::<Vec<_>>())?
+                }
+                (I32, _) => {
+                    session.write_at(id, 0, 0, &(0..count).map(|i| i as i32 % 21 - 1).collect::<Vec<_>>())?
+                }
+            }
+        }
+        Ok(())
+    };
+    for agreement in compare(&plan, "run", &CpuDevice::default(), &device, &fill).unwrap() {
+        let bound = if agreement.buffer == "d_logits" { 1e-2 } else { 1e-5 };
+        assert!(agreement.difference < bound, "{agreement:?}");
+    }
+}
+
 #[test]
 fn an_index_out_of_range_names_its_launch() {
     let Some(device) = device(fast()) else { return };

@@ -351,7 +351,8 @@ impl<'a> Rewriter<'a> {
     }
 
     fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
-        let context = rewrite::Context { stage, uses: self.uses, indices: self.indices.clone() };
+        let narrow = self.options.narrow != precision::Narrow::Nothing;
+        let context = rewrite::Context { stage, uses: self.uses, indices: self.indices.clone(), narrow };
         self.optimiser.rewrite(module, f, &context)
     }
 

@@ -1,17 +1,18 @@
 //! `dreamc compile`: see what the compiler makes of a specification.
 
 use crate::device::Arithmetic;
-use crate::failure::Done;
+use crate::failure::{Done, Failure};
 use crate::rewriting::RewriteArguments;
 use crate::say;
 use crate::spec::SpecArguments;
 use clap::{Args, ValueEnum};
 use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::count::device::Device;
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::device::gpu::{Target, codes, distinct, sources};
+use dreamc_runtime::device::gpu::{Target, codes, distinct, sources, table};
 use dreamc_runtime::train::prepare;
 use std::io::Write;
 
@@ -22,6 +23,7 @@ Examples:
   dreamc compile model.yaml --emit ir
   dreamc compile model.yaml --emit plan
   dreamc compile model.yaml --emit tensors
+  dreamc compile model.yaml --emit kernels --target h200 --batch 8
   dreamc compile model.yaml --emit cuda > kernels.cu
   dreamc compile model.yaml --emit cubin --architecture sm_80")]
 pub struct Arguments {
@@ -60,6 +62,8 @@ enum Emit {
     Ir,
     /// Buffers and launch lists
     Plan,
+    /// What each kernel of a training step computes and moves, and how long a GPU's rates give it
+    Kernels,
     /// The generated kernels
     Cuda,
     /// What NVRTC makes of them for any GPU
@@ -74,7 +78,9 @@ pub fn run(a: Arguments) -> Done {
     let sequence = a.sequence.unwrap_or_else(|| prepare::sequence(&spec));
     let segments = prepare::masked(&spec);
     let rewrite = a.rewriting.rewriting()?;
-    let of_gpu = matches!(a.emit, Emit::Cuda | Emit::Ptx | Emit::Cubin);
+    let of_gpu = matches!(a.emit, Emit::Kernels | Emit::Cuda | Emit::Ptx | Emit::Cubin);
+    // The table's rates; what is not said is an H100.
+    let device = Device::find(rewrite.target.name).or(Device::find("h100"));
     let narrow = match a.precision {
         Some(Arithmetic::Bf16) => Narrow::Storage,
         None if of_gpu && spec.train.precision == Precision::Bf16 => Narrow::Storage,
@@ -95,6 +101,21 @@ pub fn run(a: Arguments) -> Done {
             }
         }
         Emit::Ir | Emit::Plan => write!(std::io::stdout(), "{}", compiled.plan)?,
+        Emit::Kernels => {
+            let Some(device) = device else {
+                return Err(Failure::Usage(format!("rates are known of {}", Device::names())));
+            };
+            // A step: every micro-batch forward and back, then the optimizer.
+            let accumulate = spec.train.accumulate.max(1);
+            let times = |program: &str| match program {
+                "backward" => accumulate,
+                "norm" | "update" => 1,
+                _ => 0,
+            };
+            let tokens = accumulate * batch * sequence;
+            let table = table(&compiled.plan, &times, tokens, &a.architecture, device)?;
+            write!(std::io::stdout(), "{table}")?;
+        }
         Emit::Cuda => {
             let sources = sources(&compiled.plan, &a.architecture)?;
             for &i in &distinct(&sources).0 {

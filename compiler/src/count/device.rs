@@ -17,6 +17,8 @@ pub struct Device {
     pub bandwidth: f64,
     /// Bytes of memory.
     pub memory: u64,
+    /// Multiprocessors, each of which has blocks of its own.
+    pub processors: u64,
 }
 
 const GIB: u64 = 1 << 30;
@@ -30,6 +32,7 @@ pub static DEVICES: &[Device] = &[
         f32: 66.9e12,
         bandwidth: 3.35e12,
         memory: 80 * GIB,
+        processors: 132,
     },
     Device {
         name: "h200",
@@ -38,6 +41,7 @@ pub static DEVICES: &[Device] = &[
         f32: 66.9e12,
         bandwidth: 4.8e12,
         memory: 141 * GIB,
+        processors: 132,
     },
     Device {
         name: "a100",
@@ -46,6 +50,7 @@ pub static DEVICES: &[Device] = &[
         f32: 19.5e12,
         bandwidth: 2.039e12,
         memory: 80 * GIB,
+        processors: 108,
     },
     Device {
         name: "l40s",
@@ -54,6 +59,7 @@ pub static DEVICES: &[Device] = &[
         f32: 91.6e12,
         bandwidth: 0.864e12,
         memory: 48 * GIB,
+        processors: 142,
     },
     Device {
         name: "rtx4090",
@@ -62,6 +68,7 @@ pub static DEVICES: &[Device] = &[
         f32: 82.6e12,
         bandwidth: 1.008e12,
         memory: 24 * GIB,
+        processors: 128,
     },
 ];
 

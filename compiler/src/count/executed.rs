@@ -9,7 +9,9 @@
 use super::walk::{minus, sum_rows};
 use super::{CountError, total};
 use crate::ir::{Attention, Cost, CostError, Dim, Extents, Mask, Module, Op, Type, cost, infer};
-use crate::program::{AttentionShape, BufferId, DepthShape, Kernel, Launch, Operand, Plan, Space, Step};
+use crate::program::{
+    AttentionShape, BufferId, DepthShape, Kernel, Launch, Operand, Plan, RowOp, Space, Step,
+};
 use serde::Serialize;
 use std::collections::HashSet;
 
@@ -31,6 +33,8 @@ pub struct Launched {
     pub times: u128,
     /// Multiply-adds in all.
     pub multiply_adds: u128,
+    /// Element-wise operations in all.
+    pub elementwise: u128,
     /// Whether an extent was left open, so that `multiply_adds` is a bound.
     pub open: bool,
 }
@@ -191,9 +195,10 @@ impl Walk<'_> {
         let times = self.loops.iter().try_fold(1u128, |n, l| n.checked_mul(l.1.into()));
         let times = times.ok_or(CountError::Overflow("launches"))?;
         let extents = (self.known)(launch);
-        let work = work(self.plan.kernel(launch.kernel))?;
+        let kernel = self.plan.kernel(launch.kernel);
+        let work = work(kernel)?;
         let all = match (&work, launch.operands.get(3)) {
-            (None, _) => Cost::default(),
+            (None, _) => Cost { elementwise: elementwise(kernel), ..Cost::default() }.times(times)?,
             (Some(w), Some(Operand::Index(row))) if extents.row.is_none() && w.attends_depth() => {
                 let last = w.attention().and_then(|a| a.window).map_or(u64::MAX, |w| w - 1);
                 let rows = sum_rows(row, &self.loops, last).ok_or(CountError::Overflow("cache rows"))?;
@@ -217,7 +222,8 @@ impl Walk<'_> {
         });
         let multiply_adds = all.flops / 2;
         self.out.multiply_adds = total("multiply-adds", [self.out.multiply_adds, multiply_adds])?;
-        self.out.launches.push(Launched { origin: launch.origin.clone(), times, multiply_adds, open });
+        let (origin, elementwise) = (launch.origin.clone(), all.elementwise);
+        self.out.launches.push(Launched { origin, times, multiply_adds, elementwise, open });
         Ok(())
     }
 }
@@ -245,6 +251,36 @@ impl Work {
 
     fn attends_depth(&self) -> bool {
         self.attention().is_some()
+    }
+}
+
+/// Element-wise operations of a kernel that is no product: one for each element of what a row kernel computes, and those of the
+/// optimizer.
+fn elementwise(kernel: &Kernel) -> u128 {
+    let moves = |op: &RowOp| {
+        matches!(
+            op,
+            RowOp::Load { .. }
+                | RowOp::Constant(_)
+                | RowOp::Zeros
+                | RowOp::Slice { .. }
+                | RowOp::Concat { .. }
+                | RowOp::Pick { .. }
+        )
+    };
+    match kernel {
+        Kernel::Rows(k) => {
+            let computed = k.ops.iter().zip(&k.lengths).filter(|(op, _)| !moves(op));
+            // A reduction joins the elements of what it reads.
+            let of = computed.map(|(op, &length)| match op {
+                RowOp::Reduce { x, .. } => k.lengths.get(*x as usize).copied().unwrap_or(length),
+                _ => length,
+            });
+            of.map(u128::from).sum::<u128>().saturating_mul(k.rows.into())
+        }
+        Kernel::AdamW { elements, .. } => 12 * u128::from(*elements),
+        Kernel::Norm { elements } => 2 * u128::from(*elements),
+        _ => 0,
     }
 }
 

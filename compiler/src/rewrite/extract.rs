@@ -69,6 +69,8 @@ const SWEEPS: usize = 6;
 pub struct Extractor<'g> {
     graph: &'g Graph,
     target: Target,
+    /// Whether products read bf16.
+    narrow: bool,
     /// Calls that one preparation serves.
     uses: f64,
     /// Whether a derivative follows, which costs twice what a product does.
@@ -134,6 +136,7 @@ impl<'g> Extractor<'g> {
         let mut x = Extractor {
             graph,
             target,
+            narrow: context.narrow,
             uses: context.uses.max(1.0),
             differentiated: context.stage == Stage::Differentiable,
             index,
@@ -340,7 +343,7 @@ impl<'g> Extractor<'g> {
             }
             into.flops += c.flops;
             into.bytes += work;
-            into.seconds += (work / t.bandwidth).max(c.flops / t.flops);
+            into.seconds += (work / t.bandwidth).max(c.flops / t.products(self.narrow));
             if kind != Kind::Row || c.still {
                 into.launches += 1.0;
                 into.seconds += t.launch;
@@ -451,7 +454,7 @@ impl<'g> Extractor<'g> {
         let Some(c) = k.map(|k| &self.choices[class][k]) else { return Total::default() };
         let launches = if matches!(c.kind, Kind::Anchor) { 1.0 } else { 0.0 };
         let (flops, bytes) = (c.flops, if launches > 0.0 { c.moved } else { 0.0 });
-        let seconds = (bytes / self.target.bandwidth).max(flops / self.target.flops)
+        let seconds = (bytes / self.target.bandwidth).max(flops / self.target.products(self.narrow))
             + c.elementwise / self.target.elementwise
             + launches * self.target.launch;
         Total { seconds, flops, bytes, launches }

@@ -143,6 +143,8 @@ pub struct Context {
     pub uses: f64,
     /// Index parameters that are the same number in every call.
     pub indices: Vec<(String, u64)>,
+    /// Whether products will read bf16.
+    pub narrow: bool,
 }
 
 /// Rewrites functions and keeps the books.

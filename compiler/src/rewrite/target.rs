@@ -9,8 +9,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Target {
     /// Its name, as `--target` takes it.
     pub name: &'static str,
-    /// Multiplies and adds of products in a second.
+    /// Multiplies and adds of products of f32 in a second.
     pub flops: f64,
+    /// Those of products of bf16.
+    pub bf16: f64,
     /// Bytes of memory read or written in a second.
     pub bandwidth: f64,
     /// Element-wise operations in a second.
@@ -26,8 +28,15 @@ impl Target {
     pub const SPILL: f64 = 32.0;
 
     /// The CPU of a small machine.
-    pub const CPU: Target =
-        Target { name: "cpu", flops: 6e10, bandwidth: 1.2e10, elementwise: 4e9, launch: 4e-6, large: 2.7e8 };
+    pub const CPU: Target = Target {
+        name: "cpu",
+        flops: 6e10,
+        bf16: 6e10,
+        bandwidth: 1.2e10,
+        elementwise: 4e9,
+        launch: 4e-6,
+        large: 2.7e8,
+    };
 
     /// `cpu`, or a device that [`count`](crate::count) knows.
     pub fn named(name: &str) -> Option<Target> {
@@ -35,15 +44,21 @@ impl Target {
     }
 
     /// A GPU: what generated kernels reach of its data sheet.
-    fn of(device: &'static Device) -> Target {
+    pub fn of(device: &'static Device) -> Target {
         Target {
             name: device.name,
             flops: 0.5 * device.f32,
+            bf16: 0.5 * device.bf16,
             bandwidth: 0.8 * device.bandwidth,
             elementwise: 0.25 * device.f32,
             launch: 3e-6,
             large: device.memory as f64 / 64.0,
         }
+    }
+
+    /// Multiplies and adds of products in a second, in bf16 or in f32.
+    pub fn products(&self, narrow: bool) -> f64 {
+        if narrow { self.bf16 } else { self.flops }
     }
 
     /// The names known, for messages.

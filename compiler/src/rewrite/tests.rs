@@ -27,7 +27,7 @@ struct Case {
 }
 
 fn context(stage: Stage) -> Context {
-    Context { stage, uses: 1e6, indices: vec![("zero".into(), 0)] }
+    Context { stage, uses: 1e6, indices: vec![("zero".into(), 0)], narrow: false }
 }
 
 fn fill(text: &str, rng: &mut Rng, round: u64) -> String {

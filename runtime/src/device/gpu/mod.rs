@@ -19,6 +19,7 @@ mod cache;
 mod count;
 mod library;
 mod room;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ pub(crate) use cache::Compiler;
 pub use cache::Target;
 pub(crate) use library::{Dense, Library, Side};
 use library::{DenseProduct, Products};
+pub use table::{Bound, KernelLine, Table, TableError, table};
 
 /// What a device can do; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {
