@@ -960,7 +960,7 @@ fn what_is_moved_in_words_of_16_bytes_arrives() {
                 }
                 // Most rows are of one id.
                 (I32, "ids") => {
-                    let id_of = |i: u64| if i % 3 > 0 { 77 } else { (i * 7 % vocab) as i32 };
+                    let id_of = |i: u64| if i.is_multiple_of(3) { (i * 7 % vocab) as i32 } else { 77 };
                     session.write_at(id, 0, 0, &(0..count).map(id_of).collect::<Vec<_>>())?
                 }
                 (I32, _) => {
