@@ -871,7 +871,7 @@ impl<G: Gpu> Session for GpuSession<G> {
             scratch: self.scratch,
             status: self.status,
             instrument,
-            synchronous: !G::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some(),
+            synchronous: !G::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],
         };
         run.all(&mut self.recordings[number], self.graphs)?;
