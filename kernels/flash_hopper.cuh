@@ -94,6 +94,7 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
         // The first warpgroup begins.
         if (threadIdx.x >= 128) give_turn();
         take_turn();
+#pragma unroll 1
         for (; at < end; at = next(at)) {
             barrier_wait(flow.full + 8 * flow.stage, flow.parity);
             use(flow.stage, at);

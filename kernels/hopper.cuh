@@ -286,6 +286,7 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
     static DEVICE void consume(Pipe &pipe, Sums &sums, int k, int steps) {
         u32 half = threadIdx.x / 128 * 8192;
         bool first_lane = threadIdx.x % 32 == 0;
+#pragma unroll 1
         for (int step = 0; step < steps; ++step, pipe.next()) {
             u32 tile = pipe.tile();
             barrier_wait(pipe.full + 8 * pipe.stage, pipe.parity);

@@ -230,10 +230,22 @@ template <int N> struct __align__(4 * N) Words {
         _Pragma("unroll") for (float &x : a.x) x = ::function(x);     \
         return a;                                                     \
     }
-#define OF_PAIRS(operation)                                                       \
-    friend DEVICE Floats operator operation(Floats a, Floats b) {                 \
-        _Pragma("unroll") for (int i = 0; i < N; ++i) a.x[i] = a.x[i] operation b.x[i]; \
-        return a;                                                                 \
+// The statement for each `i`, without a loop that would have to be unrolled: what is small is compiled faster so.
+#define FOR_EACH(statement)                                             \
+    {                                                                   \
+        { constexpr int i = 0; statement; }                             \
+        if constexpr (N > 1) { constexpr int i = 1; statement; }        \
+        if constexpr (N > 2) { constexpr int i = 2; statement; }        \
+        if constexpr (N > 3) { constexpr int i = 3; statement; }        \
+        if constexpr (N > 4) { constexpr int i = 4; statement; }        \
+        if constexpr (N > 5) { constexpr int i = 5; statement; }        \
+        if constexpr (N > 6) { constexpr int i = 6; statement; }        \
+        if constexpr (N > 7) { constexpr int i = 7; statement; }        \
+    }
+#define OF_PAIRS(operation)                                       \
+    friend DEVICE Floats operator operation(Floats a, Floats b) { \
+        FOR_EACH(a.x[i] = a.x[i] operation b.x[i])                \
+        return a;                                                 \
     }
 
 // `N` floats of a thread, adjacent in memory; `N` is 1, 4 or 8. A float stands for as many equal ones.
@@ -242,8 +254,7 @@ template <int N> struct Floats {
 
     Floats() = default;
     DEVICE Floats(float all) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = all;
+        FOR_EACH(x[i] = all)
     }
     template <class... Rest> DEVICE Floats(float a, float b, Rest... rest) : x{a, b, rest...} {}
 
@@ -267,8 +278,7 @@ template <int N> struct Floats {
     OF_PAIRS(*)
     OF_PAIRS(/)
     friend DEVICE Floats operator-(Floats a) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) a.x[i] = -a.x[i];
+        FOR_EACH(a.x[i] = -a.x[i])
         return a;
     }
     friend DEVICE Floats larger(Floats a, Floats b) {
@@ -277,8 +287,7 @@ template <int N> struct Floats {
         return a;
     }
     friend DEVICE Floats fmaf(Floats a, Floats b, Floats c) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) c.x[i] = ::fmaf(a.x[i], b.x[i], c.x[i]);
+        FOR_EACH(c.x[i] = ::fmaf(a.x[i], b.x[i], c.x[i]))
         return c;
     }
     OF_EACH(expf)
@@ -300,11 +309,11 @@ template <int N> struct Floats {
 template <int N> DEVICE Floats<N> load(const float *from) {
     Floats<N> y;
     if constexpr (N == 1) y.x[0] = *from;
-#pragma unroll
-    for (int i = 0; i + 3 < N; i += 4) {
-        Words<4> words = reinterpret_cast<const Words<4> *>(from)[i / 4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y.x[i + j] = __uint_as_float(words.of[j]);
+    else {
+        Words<4> words[N / 4];
+        words[0] = reinterpret_cast<const Words<4> *>(from)[0];
+        if constexpr (N > 4) words[1] = reinterpret_cast<const Words<4> *>(from)[1];
+        FOR_EACH(y.x[i] = __uint_as_float(words[i / 4].of[i % 4]))
     }
     return y;
 }
@@ -314,23 +323,18 @@ template <int N> DEVICE Floats<N> load(const bf16 *from) {
     else {
         Words<N / 2> words = *reinterpret_cast<const Words<N / 2> *>(from);
         Floats<N> y;
-#pragma unroll
-        for (int i = 0; i < N; i += 2) {
-            y.x[i] = __uint_as_float(words.of[i / 2] << 16);
-            y.x[i + 1] = __uint_as_float(words.of[i / 2] & 0xffff0000u);
-        }
+        FOR_EACH(y.x[i] = __uint_as_float(i % 2 == 0 ? words.of[i / 2] << 16 : words.of[i / 2] & 0xffff0000u))
         return y;
     }
 }
 
 template <int N> DEVICE void store(float *to, Floats<N> from) {
     if constexpr (N == 1) *to = from.x[0];
-#pragma unroll
-    for (int i = 0; i + 3 < N; i += 4) {
-        Words<4> words;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) words.of[j] = __float_as_uint(from.x[i + j]);
-        reinterpret_cast<Words<4> *>(to)[i / 4] = words;
+    else {
+        Words<4> words[N / 4];
+        FOR_EACH(words[i / 4].of[i % 4] = __float_as_uint(from.x[i]))
+        reinterpret_cast<Words<4> *>(to)[0] = words[0];
+        if constexpr (N > 4) reinterpret_cast<Words<4> *>(to)[1] = words[1];
     }
 }
 
@@ -338,8 +342,7 @@ template <int N> DEVICE void store(bf16 *to, Floats<N> from) {
     if constexpr (N == 1) store(*to, from.x[0]);
     else {
         Words<N / 2> words;
-#pragma unroll
-        for (int i = 0; i < N; i += 2) words.of[i / 2] = pack(from.x[i], from.x[i + 1]);
+        FOR_EACH(if (i % 2 == 0) words.of[i / 2] = pack(from.x[i], from.x[i | 1]))
         *reinterpret_cast<Words<N / 2> *>(to) = words;
     }
 }
