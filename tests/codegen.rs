@@ -106,16 +106,9 @@ fn shape(text: &str) -> String {
     shape
 }
 
-#[test]
-fn kernels_of_all_examples_compile_without_spilling() {
-    let nvrtc = match Nvrtc::find() {
-        Ok(nvrtc) => nvrtc,
-        Err(error) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{error}"),
-        Err(error) => return println!("skipped: {error}"),
-    };
-    // With DREAMC_ALL_KERNELS every distinct text; else of those that differ in sizes alone the largest model's, which is
-    // minutes faster.
-    let all = std::env::var_os("DREAMC_ALL_KERNELS").is_some();
+/// The kernels of all examples, trained and written with: those for every architecture, and those for Hopper alone. Of those that
+/// differ in sizes alone the largest model's, unless `all`.
+fn of_all_examples(all: bool) -> [Vec<Source>; 2] {
     let mut examples: Vec<_> =
         std::fs::read_dir(root("examples")).unwrap().map(|e| e.unwrap().file_name()).collect();
     examples.sort();
@@ -143,9 +136,25 @@ fn kernels_of_all_examples_compile_without_spilling() {
             }
         }
     }
-    let [common, own] = lists.map(|list| list.into_values().map(|(_, s)| s).collect::<Vec<Source>>());
-    println!("{total} kernels of all plans, {} to compile, {} for Hopper alone", common.len(), own.len());
-    assert!(!own.is_empty());
+    let lists = lists.map(|list| list.into_values().map(|(_, s)| s).collect::<Vec<Source>>());
+    println!(
+        "{total} kernels of all plans, {} distinct, {} for Hopper alone",
+        lists[0].len(),
+        lists[1].len()
+    );
+    assert!(!lists[1].is_empty());
+    lists
+}
+
+#[test]
+fn kernels_of_all_examples_compile_without_spilling() {
+    let nvrtc = match Nvrtc::find() {
+        Ok(nvrtc) => nvrtc,
+        Err(error) if std::env::var("CI").is_ok_and(|ci| ci == "true") => panic!("{error}"),
+        Err(error) => return println!("skipped: {error}"),
+    };
+    // With DREAMC_ALL_KERNELS every distinct text, which takes minutes more.
+    let [common, own] = of_all_examples(std::env::var_os("DREAMC_ALL_KERNELS").is_some());
     for (architecture, list) in [("sm_80", common.clone()), ("sm_90a", [common, own].concat())] {
         let begun = std::time::Instant::now();
         let found = compile_all(nvrtc, &list, architecture);
@@ -156,6 +165,26 @@ fn kernels_of_all_examples_compile_without_spilling() {
             std::fs::write(std::path::Path::new(&folder).join(architecture), table(&found)).unwrap();
         }
     }
+}
+
+/// Every kernel of every example, of those that differ in sizes alone one: as text, and row kernels, of which there are megabytes, as
+/// their names, lengths and hashes. Those of one model are in [`the_kernels_of_a_small_model`] as text.
+#[test]
+fn kernels_of_all_examples() {
+    let [common, own] = of_all_examples(false);
+    let (rows, others): (Vec<_>, Vec<_>) = common.into_iter().partition(|s| s.name.starts_with("rows"));
+    for (name, list) in [("blocks_of_all_examples", others), ("hopper_of_all_examples", own)] {
+        let mut texts: Vec<String> = list.into_iter().map(|s| s.text).collect();
+        texts.sort();
+        insta::assert_snapshot!(name, texts.join("\n"));
+    }
+    let line = |s: &Source| {
+        let hash = blake3::hash(s.text.as_bytes()).to_hex();
+        format!("{} {:4} {}\n", &hash[..16], s.text.lines().count(), s.name)
+    };
+    let mut lines: Vec<String> = rows.iter().map(line).collect();
+    lines.sort_by(|a, b| a[17..].cmp(&b[17..]).then(a.cmp(b)));
+    insta::assert_snapshot!("rows_of_all_examples", lines.concat());
 }
 
 /// Registers by kernel and entry.
