@@ -38,32 +38,8 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
     }
 
     // A place is full when the copies of all lanes of the warp that brings, and the bytes that it told of, have come.
-    struct Shared {
-        u64 full[STAGES], empty[STAGES];
-    };
-    struct Flow {
-        u32 full, empty;
-        int stage = 0;
-        u32 parity = 0;
-
-        DEVICE explicit Flow(Shared &shared)
-            : full(shared_address(shared.full)), empty(shared_address(shared.empty)) {
-            if (threadIdx.x == 0) {
-#pragma unroll
-                for (int i = 0; i < STAGES; ++i) {
-                    barrier_begin(full + 8 * i, 32);
-                    barrier_begin(empty + 8 * i, MULTIPLIERS / 32);
-                }
-                show_barriers();
-            }
-            __syncthreads();
-        }
-
-        DEVICE void next() {
-            stage = stage + 1 < STAGES ? stage + 1 : 0;
-            parity ^= u32(stage == 0);
-        }
-    };
+    typedef Ring<STAGES, 32, MULTIPLIERS / 32> Flow;
+    typedef typename Flow::Shared Shared;
 
     // A warpgroup gives up the registers that the other two take.
     template <class Next, class Own, class Load>
@@ -77,8 +53,8 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
         bool first = true;
 #pragma unroll 1
         for (; at < end; at = next(at)) {
-            u32 full = flow.full + 8 * flow.stage;
-            barrier_wait(flow.empty + 8 * flow.stage, flow.parity ^ 1);
+            u32 full = flow.full();
+            flow.wait_empty();
             if (first) own(full);
             load(flow.stage, at, full);
             barrier_arrive_copies(full);
@@ -96,10 +72,10 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
         take_turn();
 #pragma unroll 1
         for (; at < end; at = next(at)) {
-            barrier_wait(flow.full + 8 * flow.stage, flow.parity);
+            flow.wait_full();
             use(flow.stage, at);
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(flow.empty + 8 * flow.stage);
+            if (threadIdx.x % 32 == 0) barrier_arrive(flow.empty());
             flow.next();
         }
         // As many turns are given as are taken.

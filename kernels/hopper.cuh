@@ -120,6 +120,42 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
+// Stages that some warps fill and others empty, in turns: each is full when `FULL` have arrived and all bytes that were told of have
+// come, and empty when `EMPTY` have arrived. All threads of the block make one, and each goes on for itself.
+template <int STAGES, int FULL, int EMPTY> struct Ring {
+    struct Shared {
+        u64 full[STAGES], empty[STAGES];
+    };
+    u32 first_full, first_empty;
+    int stage = 0;
+    u32 parity = 0;
+
+    DEVICE explicit Ring(Shared &shared)
+        : first_full(shared_address(shared.full)), first_empty(shared_address(shared.empty)) {
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i) {
+                barrier_begin(first_full + 8 * i, FULL);
+                barrier_begin(first_empty + 8 * i, EMPTY);
+            }
+            show_barriers();
+        }
+        __syncthreads();
+    }
+
+    // The barriers of the stage `back` before this one.
+    DEVICE u32 full(int back = 0) const { return first_full + 8 * before(back); }
+    DEVICE u32 empty(int back = 0) const { return first_empty + 8 * before(back); }
+    DEVICE int before(int back) const { return stage >= back ? stage - back : stage - back + STAGES; }
+
+    DEVICE void wait_full() const { barrier_wait(full(), parity); }
+    DEVICE void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
+    DEVICE void next() {
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        parity ^= u32(stage == 0);
+    }
+};
+
 // --- operands -----------------------------------------------------------------------------------------------------------
 
 // A matrix of bf16, or several of one size, for the copy engine: what the driver makes of its address, its sizes, and the box that
@@ -195,38 +231,14 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
 
     typedef bf16 Element;
     typedef float Sums[X][4];
-    // Each stage is full when all bringers have arrived and all bytes that were told of have come, and empty when all
-    // warps that multiply have.
-    struct Shared {
-        u64 full[STAGES], empty[STAGES];
-    };
+    typedef Ring<STAGES, BRINGERS, MULTIPLIERS / 32> Stages;
+    typedef typename Stages::Shared Shared;
 
     // Goes on from tile to tile: the next one's first slices are brought while this one's results are stored.
-    struct Pipe {
-        u32 tiles, full, empty;
-        int stage = 0;
-        u32 parity = 0;
-
-        DEVICE explicit Pipe(Shared &shared)
-            : tiles(tiles_memory()), full(shared_address(shared.full)), empty(shared_address(shared.empty)) {
-            if (threadIdx.x == 0) {
-#pragma unroll
-                for (int i = 0; i < STAGES; ++i) {
-                    barrier_begin(full + 8 * i, BRINGERS);
-                    barrier_begin(empty + 8 * i, MULTIPLIERS / 32);
-                }
-                show_barriers();
-            }
-            __syncthreads();
-        }
-
-        DEVICE void next() {
-            stage = stage + 1 < STAGES ? stage + 1 : 0;
-            parity ^= u32(stage == 0);
-        }
-        // The stage `back` before this one.
-        DEVICE int before(int back) const { return stage >= back ? stage - back : stage - back + STAGES; }
-        DEVICE u32 tile() const { return tiles + u32(stage) * STAGE_BYTES; }
+    struct Pipe : Stages {
+        u32 tiles;
+        DEVICE explicit Pipe(Shared &shared) : Stages(shared), tiles(tiles_memory()) {}
+        DEVICE u32 tile() const { return tiles + u32(this->stage) * STAGE_BYTES; }
     };
 
     // Rows and columns of the tile that a thread has; those that bring have rows beyond it.
@@ -241,8 +253,8 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
         int thread = int(threadIdx.x) - MULTIPLIERS;
         if constexpr (Brought<L>::BOXES) {
             if (thread == 0) {
-                barrier_expect(pipe.full + 8 * pipe.stage, LINES * DEPTH * 2);
-                load.template copy<LINES>(to, first, pipe.full + 8 * pipe.stage);
+                barrier_expect(pipe.full(), LINES * DEPTH * 2);
+                load.template copy<LINES>(to, first, pipe.full());
             }
         } else copy_tile<LINES, 32 * BRINGERS, FAST>(thread, to, lines, first, k, load);
     }
@@ -254,7 +266,7 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
         bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, pipe.next()) {
-            barrier_wait(pipe.empty + 8 * pipe.stage, pipe.parity ^ 1);
+            pipe.wait_empty();
             bring_lines<ROWS, A_FAST>(pipe, pipe.tile(), rows, step * DEPTH, k, a);
             bring_lines<COLUMNS, B_FAST>(pipe, pipe.tile() + A_BYTES, columns, step * DEPTH, k, b);
             if constexpr (COPIES) {
@@ -263,15 +275,15 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
                 copy_wait<AHEAD>();
                 show_to_matrices();
                 __syncwarp();
-                if (step >= AHEAD && first_lane) barrier_arrive(pipe.full + 8 * pipe.before(AHEAD));
-            } else if (first_lane) barrier_arrive(pipe.full + 8 * pipe.stage);
+                if (step >= AHEAD && first_lane) barrier_arrive(pipe.full(AHEAD));
+            } else if (first_lane) barrier_arrive(pipe.full());
         }
         if constexpr (COPIES) {
             copy_wait<0>();
             show_to_matrices();
             __syncwarp();
             for (int back = least(AHEAD, steps); back > 0; --back)
-                if (first_lane) barrier_arrive(pipe.full + 8 * pipe.before(back));
+                if (first_lane) barrier_arrive(pipe.full(back));
         }
         __syncwarp();
     }
@@ -289,7 +301,7 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, pipe.next()) {
             u32 tile = pipe.tile();
-            barrier_wait(pipe.full + 8 * pipe.stage, pipe.parity);
+            pipe.wait_full();
             if constexpr (Brought<A>::CUT || Brought<B>::CUT) {
                 int left = k - step * DEPTH;
                 if (left < DEPTH) {
@@ -309,10 +321,10 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
             }
             matrices_commit();
             matrices_wait<UNDER_WAY>();
-            if (first_lane && step >= UNDER_WAY) barrier_arrive(pipe.empty + 8 * pipe.before(UNDER_WAY));
+            if (first_lane && step >= UNDER_WAY) barrier_arrive(pipe.empty(UNDER_WAY));
         }
         matrices_wait<0>();
-        if (first_lane && UNDER_WAY > 0) barrier_arrive(pipe.empty + 8 * pipe.before(1));
+        if (first_lane && UNDER_WAY > 0) barrier_arrive(pipe.empty(1));
         __syncwarp();
     }
 
