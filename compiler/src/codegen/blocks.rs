@@ -147,10 +147,10 @@ impl Tile {
         Tile { bringers: self.gatherers, ..self }
     }
 
-    /// An operand whose lines are adjacent: its address, or matrices for the copy engine where that brings it. `across`: lines of it
-    /// that the tile has.
+    /// An operand: its address, or matrices for the copy engine where that brings it, which it does where lines are adjacent.
+    /// `across`: lines of it that the tile has.
     fn operand(&self, across: u64, address: Param, matrix: Operand) -> Result<Param> {
-        if self.shared == 0 {
+        if self.shared == 0 || matrix.gathered {
             return Ok(address);
         }
         let base = match address.argument {
@@ -158,7 +158,7 @@ impl Tile {
             Argument::Scratch(at) => Base::Scratch(at),
             _ => return Err(CodegenError::Malformed(format!("{} is no address", address.name))),
         };
-        let Operand { fast, lines, depth, far, count } = matrix;
+        let Operand { fast, lines, depth, far, count, .. } = matrix;
         let (row, rows, box_rows) = if fast { (depth, lines, across) } else { (lines, depth, 64) };
         for size in [row, rows, count, times(&[2, far, rows]) >> 8] {
             fits("a matrix for the copy engine", size)?;
@@ -184,6 +184,8 @@ struct Operand {
     /// Elements between those that are not adjacent.
     far: u64,
     count: u64,
+    /// Whether its lines or its depths are taken from anywhere.
+    gathered: bool,
 }
 
 /// An address that is read.
@@ -370,14 +372,10 @@ fn product(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
         stride_of("b_far", b_far)?,
     ];
     let layout = format!("{}, {a_fast}, {b_fast}", tile.text(wide));
-    let left = match variant.places {
-        true => variant.input("a", 0),
-        false => {
-            let matrix = Operand { fast: a_fast, lines: m, depth: k, far: a_far, count: 1 };
-            tile.operand(tile.rows, variant.input("a", 0), matrix)?
-        }
-    };
-    let right = Operand { fast: b_fast, lines: n, depth: k, far: b_far, count: 1 };
+    let gathered = variant.places;
+    let left = Operand { fast: a_fast, lines: m, depth: k, far: a_far, count: 1, gathered };
+    let left = tile.operand(tile.rows, variant.input("a", 0), left)?;
+    let right = Operand { fast: b_fast, lines: n, depth: k, far: b_far, count: 1, gathered: false };
     let right = tile.operand(tile.columns, variant.input("b", 1), right)?;
     // A result too small to keep the processors busy is cut along the sums, if they are long.
     let slices = (2 * PROCESSORS).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
@@ -427,15 +425,11 @@ fn grouped(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let last = 3 + gather.is_some() as usize;
     let tile = Tile::of(variant, wide, (slots / experts.max(1), n, k), experts).into(variant, last);
     let tile = if gather.is_some() { tile.gathering() } else { tile };
-    let x = match gather {
-        Some(_) => variant.input("x", 0),
-        None => {
-            let matrix = Operand { fast: true, lines: slots, depth: k, far: k, count: 1 };
-            tile.operand(tile.rows, variant.input("x", 0), matrix)?
-        }
-    };
+    let gathered = gather.is_some();
+    let x = Operand { fast: true, lines: slots, depth: k, far: k, count: 1, gathered };
+    let x = tile.operand(tile.rows, variant.input("x", 0), x)?;
     let far = if transposed { n } else { k };
-    let w = Operand { fast: !transposed, lines: n, depth: k, far, count: experts };
+    let w = Operand { fast: !transposed, lines: n, depth: k, far, count: experts, gathered: false };
     let w = tile.operand(tile.columns, variant.input("w", 1), w)?;
     // The worst case: every group, and the rows in none, leave one tile unfilled.
     let tiles = (slots / tile.rows + experts + 1) * n.div_ceil(tile.columns);
@@ -475,15 +469,11 @@ fn grouped_outer(kernel: &Kernel, variant: Variant) -> Result<Option<Source>> {
     let last = 3 + gather.is_some() as usize;
     let tile = Tile::of(variant, wide, (out, inner, slots / experts.max(1)), experts).into(variant, last);
     let tile = if gather.is_some() { tile.gathering() } else { tile };
-    let y = Operand { fast: false, lines: out, depth: slots, far: out, count: 1 };
+    let y = Operand { fast: false, lines: out, depth: slots, far: out, count: 1, gathered: false };
     let y = tile.operand(tile.rows, variant.input("y", 0), y)?;
-    let x = match gather {
-        Some(_) => variant.input("x", 1),
-        None => {
-            let matrix = Operand { fast: false, lines: inner, depth: slots, far: inner, count: 1 };
-            tile.operand(tile.columns, variant.input("x", 1), matrix)?
-        }
-    };
+    let gathered = gather.is_some();
+    let x = Operand { fast: false, lines: inner, depth: slots, far: inner, count: 1, gathered };
+    let x = tile.operand(tile.columns, variant.input("x", 1), x)?;
     let mut list = params([y, x, ints("offsets", 2)]);
     list.extend(order_param(gather, 3));
     list.push(output("w", last));
@@ -913,8 +903,8 @@ fn head_loss(
     let parts = vocab.div_ceil(part);
     let at = builder.scratch(times(&[12, parts, rows]));
     let (is_capped, cap) = capped(softcap);
-    let x = Operand { fast: true, lines: rows, depth: width, far: width, count: 1 };
-    let w = Operand { fast: true, lines: vocab, depth: width, far: width, count: 1 };
+    let x = Operand { fast: true, lines: rows, depth: width, far: width, count: 1, gathered: false };
+    let w = Operand { fast: true, lines: vocab, depth: width, far: width, count: 1, gathered: false };
     let mut list = params([
         tile.operand(tile.rows, variant.input("x", 0), x)?,
         tile.operand(tile.columns, variant.input("w", 1), w)?,
@@ -986,8 +976,8 @@ fn head_loss_grad(
     let iteration = || Param::new("int", "iteration", Argument::Iteration);
 
     // Rows and weights with the width along the depth of the sums, or along the lines.
-    let x = |fast, lines, depth| Operand { fast, lines, depth, far: width, count: 1 };
-    let logit = |fast, lines, depth| Operand { fast, lines, depth, far: part, count: 1 };
+    let x = |fast, lines, depth| Operand { fast, lines, depth, far: width, count: 1, gathered: false };
+    let logit = |fast, lines, depth| Operand { fast, lines, depth, far: part, count: 1, gathered: false };
     let tile = Tile::of(variant, wide, (rows, part, width), 1);
     let mut list = params([
         tile.operand(tile.rows, variant.input("x", 0), x(true, rows, width))?,
