@@ -250,6 +250,14 @@ DEVICE void attention_along(const E *o, i64 o_stride, const E *d, i64 d_stride, 
     if (lane == 0) along[at] = sum;
 }
 
+// The same less the cotangent of the logarithm of the denominators, which scores have as well.
+template <class S, class E>
+DEVICE void attention_along(const E *o, i64 o_stride, const E *d, i64 d_stride, const float *dlse, float *along) {
+    attention_along<S>(o, o_stride, d, d_stride, along);
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    if (at / S::HEADS < i64(S::BATCH) * S::QUERIES && threadIdx.x % 32 == 0) along[at] -= dlse[at];
+}
+
 // The probability of a pair and the cotangent of its product.
 template <class S>
 DEVICE void pair_grad(bool seen, float product, float dp, float lse, float along, float scale, float cap, float &p,

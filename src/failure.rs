@@ -4,7 +4,6 @@ use dreamc_dsl::Diagnostics;
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::process::ExitCode;
 
 use crate::output::{Stream, complain};
 use dreamc_runtime::checkpoint::CheckpointError;
@@ -32,13 +31,13 @@ pub type Done = Result<(), Failure>;
 
 impl Failure {
     /// Says what is wrong, on the error stream; gives the exit code that `dreamc --help` documents.
-    pub fn report(self) -> ExitCode {
+    pub fn report(self) -> u8 {
         match &self {
             Failure::Diagnostics(d) => complain(&d.render(Stream::Err.has_color())),
             Failure::Usage(_) | Failure::Error(_) => complain(&format!("error: {self}\n")),
             Failure::Said | Failure::Unread | Failure::Stopped(_) => {}
         }
-        ExitCode::from(self.code())
+        self.code()
     }
 
     fn code(&self) -> u8 {
@@ -134,7 +133,7 @@ errors! {
     dreamc_runtime::device::DeviceError,
     dreamc_runtime::device::gpu::TableError,
     dreamc_runtime::evaluate::EvaluateError,
-    dreamc_runtime::import::ImportError,
+    dreamc_runtime::hf::HfError,
     dreamc_runtime::model::ModelError,
     dreamc_runtime::train::TrainError,
     dreamc_runtime::verify::VerifyError,

@@ -12,8 +12,8 @@ use dreamc_runtime::checkpoint::{Checkpoint, Weights};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
-use dreamc_runtime::generate::{Cached, Growing, NextLogits, Uncached, Writing, compile_cached};
-use dreamc_runtime::model::{Model, ModelError};
+use dreamc_runtime::generate::{Cached, Growing, NextLogits, Slots, Uncached, Writing, compile_cached};
+use dreamc_runtime::model::{Memory, Model, ModelError};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
@@ -138,6 +138,34 @@ impl Trained {
         let mut model = Model::load(device, self.scorer(device, depth, Some(rows))?)?;
         model.restore(&self.tensors)?;
         Ok(Box::new(Uncached::new(model)))
+    }
+
+    /// Rows for texts that come and go, and their memory: with caches, or without where the model
+    /// has none.
+    pub fn slots(
+        &self,
+        device: &dyn Device,
+        rows: u64,
+        context: Option<u64>,
+        depth: Option<u64>,
+    ) -> Result<(Box<dyn NextLogits + Send>, Memory), Failure> {
+        let (rewrite, narrow) = (self.rewriting.clone(), self.narrow(device));
+        let writing = Writing { rows, context, depth, rewrite, slack: f64::INFINITY, narrow };
+        match Slots::load(device, &self.spec, &writing, &self.tensors) {
+            Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
+            result => {
+                let slots = result?;
+                let memory = slots.memory();
+                return Ok((Box::new(slots), memory));
+            }
+        }
+        if looks_ahead(&self.spec.model) {
+            return Err(CompileError::LooksAhead.into());
+        }
+        let mut model = Model::load(device, self.scorer(device, depth, Some(rows))?)?;
+        model.restore(&self.tensors)?;
+        let memory = model.memory();
+        Ok((Box::new(Uncached::new(model)), memory))
     }
 
     /// Storage in bf16 by the recipe, on a device.

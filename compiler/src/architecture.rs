@@ -8,7 +8,7 @@
 use crate::CompileError;
 use crate::bind::{Owner, Part};
 use crate::program::Affine;
-use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipKv, SkipLevel, SkipRule};
+use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement};
 use std::collections::HashMap;
 
 /// A resolved model.
@@ -24,9 +24,17 @@ pub struct Architecture {
     pub variables: u32,
     /// Total depth `L`: applications of layers.
     pub depth: u64,
-    /// For each set of weights, `layers.{i}`: its body and which of the body's sets it is.
+    /// Streams there are: before each application of a layer or a statement, and behind the last.
+    pub places: u64,
+    /// For each set of weights of layers, `layers.{i}`: its body and which of the body's sets it
+    /// is.
     pub sets: Vec<(usize, u64)>,
-    /// For each component, then for each pool, how many applications contain it: rows of its cache.
+    /// The same of statements, `body.{k}`.
+    pub statements: Vec<(usize, u64)>,
+    /// Names of saved streams, in order of the body.
+    pub saved: Vec<String>,
+    /// For each component, then for each pool, then for each saved stream, how many applications
+    /// contain it, or save it: rows of its cache.
     pub rows: Vec<u64>,
     /// Wrapped parts whose capacity penalty is of their common mean.
     pub pools: Vec<Pool>,
@@ -36,13 +44,22 @@ pub struct Architecture {
     pub attention_dimensions: u64,
 }
 
-/// A distinct layer body.
+/// The computation of a body.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// A layer's composition.
+    Layer(Expr),
+    /// A statement on the stream.
+    Statement(Statement),
+}
+
+/// A distinct body of a layer or a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Body {
-    /// Its name in the IR: `layer0`, …
+    /// Its name in the IR: `layer0`, …, and `statement0`, … beside them.
     pub name: String,
-    /// The composition that it computes.
-    pub expr: Expr,
+    /// The composition that it computes, or the statement.
+    pub work: Work,
     /// Applications of each set of weights, where the layer is inside a `recur`: the size of
     /// projection mixtures.
     pub recurrent: Option<u64>,
@@ -52,6 +69,8 @@ pub struct Body {
     pub sets: u64,
     /// How often it is applied in all.
     pub applications: u64,
+    /// How often with a gradient.
+    pub kept: u64,
 }
 
 /// Threshold routers with one target: `penalty · ReLU(mean(mask) - capacity)`, the mean over all
@@ -79,6 +98,10 @@ pub enum Block {
         count: u64,
         /// Layers that are repeated.
         blocks: Vec<Block>,
+        /// Whether no gradient flows through its passes: the first ones of a `recur` with
+        /// `backprop`. Each pass has the streams of the one before it, and leaves its last in the
+        /// place of the first.
+        detached: bool,
     },
 }
 
@@ -91,10 +114,16 @@ pub struct Apply {
     pub set: Affine,
     /// Which application of the body it is.
     pub application: Affine,
-    /// Depth `l` in the whole model.
+    /// Which of those through which gradients flow; 0 where none does.
+    pub kept: Affine,
+    /// Whether no gradient flows through it.
+    pub detached: bool,
+    /// Which stream it reads; it writes the next one.
+    pub place: Affine,
+    /// Depth `l` in the whole model: applications of layers before it.
     pub depth: Affine,
-    /// For each component of the model, then for each pool, how many applications before this one
-    /// contain it.
+    /// For each component of the model, then for each pool, then for each saved stream, how many
+    /// applications before this one contain it, or save it.
     pub rows: Vec<Affine>,
 }
 
@@ -102,9 +131,24 @@ pub struct Apply {
 #[derive(Clone)]
 struct Counters {
     depth: u64,
+    places: u64,
     sets: Vec<u64>,
     applications: Vec<u64>,
+    kept: Vec<u64>,
     rows: Vec<u64>,
+    /// Whether the walk is in passes through which no gradient flows.
+    detached: bool,
+}
+
+/// How a loop gives weights and streams to its iterations.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Iterations {
+    /// Weights and streams of their own.
+    Repeat,
+    /// Streams of their own.
+    Recur,
+    /// Nothing of their own.
+    Detached,
 }
 
 struct Walk<'a> {
@@ -116,6 +160,7 @@ struct Walk<'a> {
     /// Factor between an override of the recurrent depth and the spec's count.
     depth_override: Option<u64>,
     pools: &'a [Pool],
+    saved: &'a [String],
 }
 
 impl Architecture {
@@ -132,39 +177,51 @@ impl Architecture {
                 pools.push(Pool { capacity, penalty, parts: 0 });
             }
         }
-        let caches = model.components.len() + pools.len();
+        let saved = saved(&model.body);
+        let caches = model.components.len() + pools.len() + saved.len();
         let mut walk = Walk {
             model,
             bodies: vec![],
             known: HashMap::new(),
             variables: 0,
-            now: Counters { depth: 0, sets: vec![], applications: vec![], rows: vec![0; caches] },
+            now: Counters {
+                depth: 0,
+                places: 0,
+                sets: vec![],
+                applications: vec![],
+                kept: vec![],
+                rows: vec![0; caches],
+                detached: false,
+            },
             pools: &pools,
+            saved: &saved,
             depth_override: recurrence,
         };
         let blocks = walk.items(&model.body, None, true)?;
-        for (body, (&sets, &applications)) in
-            walk.bodies.iter_mut().zip(walk.now.sets.iter().zip(&walk.now.applications))
-        {
-            body.sets = sets;
-            body.applications = applications;
+        for (i, body) in walk.bodies.iter_mut().enumerate() {
+            (body.sets, body.applications) = (walk.now.sets[i], walk.now.applications[i]);
+            body.kept = walk.now.kept[i];
         }
-        let final_norm = !last(&blocks).is_some_and(|a| walk.bodies[a.body].residual_norm);
-        let mut sets = vec![];
+        let final_norm = !last(&blocks, &walk.bodies).is_some_and(|a| walk.bodies[a.body].residual_norm);
+        let (mut sets, mut statements) = (vec![], vec![]);
         let mut seen = std::collections::HashSet::new();
         for_each_application(&blocks, walk.variables, &mut |apply, variables| {
             let key = (apply.body, apply.set.at(variables));
             if seen.insert(key) {
-                sets.push(key);
+                match walk.bodies[apply.body].work {
+                    Work::Layer(_) => sets.push(key),
+                    Work::Statement(_) => statements.push(key),
+                }
             }
         });
-        let uses_depth = walk.bodies.iter().any(|b| {
-            names(&b.expr).iter().any(|c| matches!(model.components.get(*c), Some(Component::Depth(_))))
-        });
-        let (depth, rows, variables, bodies) = (walk.now.depth, walk.now.rows, walk.variables, walk.bodies);
+        let uses_depth = walk
+            .bodies
+            .iter()
+            .any(|b| b.names().iter().any(|c| matches!(model.components.get(*c), Some(Component::Depth(_)))));
+        let Walk { now: Counters { depth, places, rows, .. }, variables, bodies, .. } = walk;
         for pool in &mut pools {
             let of = |b: &Body| {
-                let own = pooled(&b.expr).into_iter().filter(|p| *p == (pool.capacity, pool.penalty));
+                let own = b.pooled().into_iter().filter(|p| *p == (pool.capacity, pool.penalty));
                 (own.count() as u64).checked_mul(b.applications)
             };
             let parts = bodies.iter().try_fold(0u64, |sum, b| sum.checked_add(of(b)?));
@@ -178,7 +235,10 @@ impl Architecture {
             bodies,
             pools,
             blocks,
+            places: places + 1,
             sets,
+            statements,
+            saved,
             final_norm,
             attention_dimensions: if uses_depth { 3 } else { 2 },
         })
@@ -204,10 +264,11 @@ impl Architecture {
         caches.map(|(i, owner)| (format!("{}.row", self.label(owner)), first.rows[i].base)).collect()
     }
 
-    /// Parts with a cache row for each application: components, then pools.
+    /// Parts with a cache row for each application: components, then pools, then saved streams.
     pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
         let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
-        components.chain((0..self.pools.len()).map(|i| Owner::Pool(i as u32)))
+        let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
+        components.chain(pools).chain((0..self.saved.len()).map(|i| Owner::Saved(i as u32)))
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -219,6 +280,8 @@ impl Architecture {
             Owner::Component(i) => self.component(i).map_or(String::new(), |(name, _)| name.into()),
             Owner::Skip(j) => format!("skip.{j}"),
             Owner::Pool(i) => format!("skip.pooled{i}"),
+            Owner::Saved(i) => self.saved.get(i as usize).map_or(String::new(), |s| format!("saved.{s}")),
+            Owner::Norm(j) => format!("norm{j}"),
         }
     }
 
@@ -226,8 +289,8 @@ impl Architecture {
     pub fn name_of(&self, owner: Owner, part: Part) -> String {
         match owner {
             Owner::Stream => part.path().into(),
-            Owner::Pool(_) => self.label(owner),
-            Owner::Embedding | Owner::Head | Owner::Component(_) | Owner::Skip(_) => {
+            Owner::Pool(_) | Owner::Saved(_) => self.label(owner),
+            Owner::Embedding | Owner::Head | Owner::Component(_) | Owner::Skip(_) | Owner::Norm(_) => {
                 format!("{}.{}", self.label(owner), part.path())
             }
         }
@@ -240,7 +303,7 @@ impl Architecture {
 
     /// Whether some tokens skip something.
     pub fn skips(&self) -> bool {
-        self.bodies.iter().any(|b| !skips(&b.expr).is_empty())
+        self.bodies.iter().any(|b| !b.skips().is_empty())
     }
 
     /// Whether tokens skip the component somewhere and leave no keys there.
@@ -250,7 +313,7 @@ impl Architecture {
             let all = matches!(skip.rule, SkipRule::Threshold { .. }) && skip.kv == SkipKv::All;
             !all && names(inner).contains(&component.as_str())
         };
-        self.bodies.iter().any(|b| skips(&b.expr).iter().any(leaves_none))
+        self.bodies.iter().any(|b| b.skips().iter().any(leaves_none))
     }
 
     /// Which of [`Architecture::rows`] counts those of a component's or a pool's cache.
@@ -261,6 +324,14 @@ impl Architecture {
     /// Row count of the cache of a component or a pool.
     pub fn rows_of(&self, owner: Owner) -> u64 {
         self.cache_of(owner).map_or(0, |i| self.rows[i])
+    }
+
+    /// The sets of weights in the order of checkpoints, each with the first words of the names of
+    /// its tensors: layers, then statements.
+    pub fn prefixes(&self) -> impl Iterator<Item = (String, (usize, u64))> {
+        let layers = self.sets.iter().enumerate().map(|(i, set)| (format!("layers.{i}"), *set));
+        let statements = self.statements.iter().enumerate().map(|(k, set)| (format!("body.{k}"), *set));
+        layers.chain(statements)
     }
 
     /// The pool that a wrapped part belongs to.
@@ -277,7 +348,7 @@ pub fn for_each_application(blocks: &[Block], variables: u32, f: &mut dyn FnMut(
         for block in blocks {
             match block {
                 Block::Apply(apply) => f(apply, values),
-                Block::Loop { variable, count, blocks } => {
+                Block::Loop { variable, count, blocks, .. } => {
                     for i in 0..*count {
                         values[*variable as usize] = i;
                         walk(blocks, values, f);
@@ -301,6 +372,7 @@ pub fn looks_ahead(model: &Model) -> bool {
     fn items(all: &[Item]) -> bool {
         all.iter().any(|item| match item {
             Item::Layer(e) => skips(e).iter().any(ahead),
+            Item::Statement(_) => false,
             Item::Repeat { items: inner, .. } | Item::Recur { items: inner, .. } => items(inner),
         })
     }
@@ -311,7 +383,7 @@ pub fn looks_ahead(model: &Model) -> bool {
 /// wraps.
 pub fn skips(expr: &Expr) -> Vec<(&Skip, &Expr)> {
     match expr {
-        Expr::Component(_) => vec![],
+        Expr::Component(_) | Expr::Norm => vec![],
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(skips).collect(),
         Expr::Skip(skip, inner) => [vec![(&**skip, &**inner)], skips(inner)].concat(),
     }
@@ -333,6 +405,7 @@ fn pooled(expr: &Expr) -> Vec<(f64, f64)> {
 fn pooled_items(items: &[Item]) -> Vec<(f64, f64)> {
     let each = items.iter().map(|item| match item {
         Item::Layer(expr) => pooled(expr),
+        Item::Statement(_) => vec![],
         Item::Repeat { items, .. } | Item::Recur { items, .. } => pooled_items(items),
     });
     each.flatten().collect()
@@ -342,16 +415,65 @@ fn pooled_items(items: &[Item]) -> Vec<(f64, f64)> {
 pub fn names(expr: &Expr) -> Vec<&str> {
     match expr {
         Expr::Component(name) => vec![name],
+        Expr::Norm => vec![],
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(names).collect(),
         Expr::Skip(_, inner) => names(inner),
     }
 }
 
-fn last(blocks: &[Block]) -> Option<&Apply> {
+/// The last application of a layer.
+fn last<'a>(blocks: &'a [Block], bodies: &[Body]) -> Option<&'a Apply> {
     blocks.iter().rev().find_map(|b| match b {
-        Block::Apply(a) => Some(a),
-        Block::Loop { blocks, .. } => last(blocks),
+        Block::Apply(a) => matches!(bodies[a.body].work, Work::Layer(_)).then_some(a),
+        Block::Loop { blocks, .. } => last(blocks, bodies),
     })
+}
+
+/// Names of saved streams, each once.
+fn saved(items: &[Item]) -> Vec<String> {
+    let mut all: Vec<String> = vec![];
+    for item in items {
+        let found = match item {
+            Item::Statement(Statement::Save(name)) => vec![name.clone()],
+            Item::Statement(
+                Statement::Norm
+                | Statement::Linear(_)
+                | Statement::Mix { .. }
+                | Statement::StartZeros
+                | Statement::StartNormal(_),
+            ) => vec![],
+            Item::Layer(_) => vec![],
+            Item::Repeat { items, .. } | Item::Recur { items, .. } => saved(items),
+        };
+        for name in found {
+            if !all.contains(&name) {
+                all.push(name);
+            }
+        }
+    }
+    all
+}
+
+impl Body {
+    /// The components of its composition, in order.
+    pub fn names(&self) -> Vec<&str> {
+        match &self.work {
+            Work::Layer(expr) => names(expr),
+            Work::Statement(_) => vec![],
+        }
+    }
+
+    /// The wrapped parts of its composition, as [`skips`] gives them.
+    pub fn skips(&self) -> Vec<(&Skip, &Expr)> {
+        match &self.work {
+            Work::Layer(expr) => skips(expr),
+            Work::Statement(_) => vec![],
+        }
+    }
+
+    fn pooled(&self) -> Vec<(f64, f64)> {
+        self.skips().into_iter().filter_map(|(skip, _)| pooled_of(skip)).collect()
+    }
 }
 
 impl Walk<'_> {
@@ -366,18 +488,48 @@ impl Walk<'_> {
         let mut blocks = vec![];
         for item in items {
             match item {
-                Item::Layer(expr) => blocks.push(Block::Apply(self.apply(expr, shared))),
-                Item::Repeat { count, items } => blocks.push(self.repeated(*count, items, shared, false)?),
-                Item::Recur { count, residual_norm, items } => {
+                Item::Layer(expr) => {
+                    blocks.push(Block::Apply(self.apply(Work::Layer(expr.clone()), shared)));
+                }
+                Item::Statement(s) => {
+                    blocks.push(Block::Apply(self.apply(Work::Statement(s.clone()), shared)));
+                }
+                Item::Repeat { count, items } => {
+                    blocks.push(self.repeated(*count, items, shared, Iterations::Repeat)?);
+                }
+                Item::Recur { count, residual_norm, items, looping } => {
                     let trained = count
                         .checked_mul(shared.map_or(1, |s| s.0))
                         .ok_or(CompileError::Overflow("depth"))?;
                     let now = if outermost { self.depth_override.unwrap_or(*count) } else { *count };
-                    blocks.push(self.repeated(now, items, Some((trained, *residual_norm)), true)?);
+                    let shared = Some((trained, *residual_norm));
+                    let kept = looping.backprop.unwrap_or(now).min(now);
+                    if kept < now {
+                        blocks.push(self.detached(now - kept, items, shared)?);
+                    }
+                    blocks.push(self.repeated(kept, items, shared, Iterations::Recur)?);
                 }
             }
         }
         Ok(blocks)
+    }
+
+    /// The passes of a `recur` through which no gradient flows. Those behind them have the same
+    /// weights and streams.
+    fn detached(
+        &mut self,
+        count: u64,
+        items: &[Item],
+        shared: Option<(u64, bool)>,
+    ) -> Result<Block, CompileError> {
+        let before = self.now.clone();
+        self.now.detached = true;
+        let block = self.repeated(count, items, shared, Iterations::Detached)?;
+        (self.now.detached, self.now.places) = (before.detached, before.places);
+        for (i, sets) in self.now.sets.iter_mut().enumerate() {
+            *sets = before.sets.get(i).copied().unwrap_or(0);
+        }
+        Ok(block)
     }
 
     fn repeated(
@@ -385,7 +537,7 @@ impl Walk<'_> {
         count: u64,
         items: &[Item],
         shared: Option<(u64, bool)>,
-        recur: bool,
+        iterations: Iterations,
     ) -> Result<Block, CompileError> {
         let variable = self.variables;
         self.variables += 1;
@@ -396,8 +548,17 @@ impl Walk<'_> {
         let start = |v: &[u64], i: usize| v.get(i).copied().unwrap_or(0);
         let step = Counters {
             depth: self.now.depth - before.depth,
+            places: match iterations {
+                Iterations::Repeat | Iterations::Recur => self.now.places - before.places,
+                Iterations::Detached => 0,
+            },
+            kept: (0..bodies).map(|i| self.now.kept[i] - start(&before.kept, i)).collect(),
+            detached: false,
             sets: (0..bodies)
-                .map(|i| if recur { 0 } else { self.now.sets[i] - start(&before.sets, i) })
+                .map(|i| match iterations {
+                    Iterations::Repeat => self.now.sets[i] - start(&before.sets, i),
+                    Iterations::Recur | Iterations::Detached => 0,
+                })
                 .collect(),
             applications: (0..bodies)
                 .map(|i| self.now.applications[i] - start(&before.applications, i))
@@ -414,30 +575,39 @@ impl Walk<'_> {
             Ok(())
         };
         grow(&mut self.now.depth, step.depth)?;
+        grow(&mut self.now.places, step.places)?;
         for i in 0..bodies {
             grow(&mut self.now.sets[i], step.sets[i])?;
             grow(&mut self.now.applications[i], step.applications[i])?;
+            grow(&mut self.now.kept[i], step.kept[i])?;
         }
         for (now, &s) in self.now.rows.iter_mut().zip(&step.rows) {
             grow(now, s)?;
         }
-        Ok(Block::Loop { variable, count, blocks })
+        Ok(Block::Loop { variable, count, blocks, detached: iterations == Iterations::Detached })
     }
 
-    fn apply(&mut self, expr: &Expr, shared: Option<(u64, bool)>) -> Apply {
-        let key = format!("{expr:?} {shared:?}");
+    fn apply(&mut self, work: Work, shared: Option<(u64, bool)>) -> Apply {
+        let key = format!("{work:?} {shared:?}");
         let body = *self.known.entry(key).or_insert_with(|| {
-            let name = format!("layer{}", self.bodies.len());
+            let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
+            let number = self.bodies.iter().filter(alike).count();
+            let (name, norm) = match work {
+                Work::Layer(_) => (format!("layer{number}"), shared.is_some_and(|s| s.1)),
+                Work::Statement(_) => (format!("statement{number}"), false),
+            };
             self.bodies.push(Body {
                 name,
-                expr: expr.clone(),
+                work: work.clone(),
                 recurrent: shared.map(|s| s.0),
-                residual_norm: shared.is_some_and(|s| s.1),
+                residual_norm: norm,
                 sets: 0,
                 applications: 0,
+                kept: 0,
             });
             self.now.sets.push(0);
             self.now.applications.push(0);
+            self.now.kept.push(0);
             self.bodies.len() - 1
         });
         let now = &mut self.now;
@@ -445,18 +615,29 @@ impl Walk<'_> {
             body,
             set: Affine::constant(now.sets[body]),
             application: Affine::constant(now.applications[body]),
+            kept: Affine::constant(if now.detached { 0 } else { now.kept[body] }),
+            detached: now.detached,
+            place: Affine::constant(now.places),
             depth: Affine::constant(now.depth),
             rows: now.rows.iter().map(|&r| Affine::constant(r)).collect(),
         };
         now.sets[body] += 1;
         now.applications[body] += 1;
-        now.depth += 1;
-        for name in names(expr) {
+        now.kept[body] += u64::from(!now.detached);
+        now.places += 1;
+        now.depth += u64::from(matches!(work, Work::Layer(_)));
+        let body = &self.bodies[body];
+        for name in body.names() {
             if let Some(i) = self.model.components.get_index_of(name) {
                 now.rows[i] += 1;
             }
         }
-        let own = pooled(expr);
+        if let Work::Statement(Statement::Save(name)) = &body.work
+            && let Some(i) = self.saved.iter().position(|s| s == name)
+        {
+            now.rows[self.model.components.len() + self.pools.len() + i] += 1;
+        }
+        let own = body.pooled();
         for (i, pool) in self.pools.iter().enumerate() {
             let contains = own.contains(&(pool.capacity, pool.penalty));
             now.rows[self.model.components.len() + i] += u64::from(contains);
@@ -478,6 +659,8 @@ fn advance(blocks: &mut [Block], variable: u32, step: &Counters) {
             Block::Apply(apply) => {
                 add(&mut apply.set, step.sets[apply.body]);
                 add(&mut apply.application, step.applications[apply.body]);
+                add(&mut apply.kept, step.kept[apply.body]);
+                add(&mut apply.place, step.places);
                 add(&mut apply.depth, step.depth);
                 for (row, &s) in apply.rows.iter_mut().zip(&step.rows) {
                     add(row, s);

@@ -6,8 +6,8 @@
 //! application and its loops.
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block};
-use crate::bind::Owner;
+use crate::architecture::{Apply, Architecture, Block, Work};
+use crate::bind::{Owner, Part};
 use crate::compiled::{Compiled, End, Entry, Observation, Observed, StateBuffer, Tensor};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};
 use crate::lower::{Lowered, State};
@@ -17,7 +17,7 @@ use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
-use dreamc_dsl::spec::Spec;
+use dreamc_dsl::spec::{Spec, Statement};
 use indexmap::IndexMap;
 use std::collections::HashSet;
 
@@ -164,11 +164,12 @@ impl<'a> Assembly<'a> {
             },
             Binding::Stream => {
                 let named = ("stream".into(), Space::Saved, DType::F32);
-                let id = self.bind(Slot::Stream, named, shape, depth + 1)?;
+                let places = self.architecture.places;
+                let id = self.bind(Slot::Stream, named, shape, places)?;
                 let mut instance = match site.apply {
-                    Some(apply) => apply.depth.clone(),
+                    Some(apply) => apply.place.clone(),
                     // The embedding writes the first, the head reads the last.
-                    None => Affine::constant(if result { 0 } else { depth }),
+                    None => Affine::constant(if result { 0 } else { places - 1 }),
                 };
                 instance.base += u64::from(result && site.apply.is_some());
                 (id, instance)
@@ -187,13 +188,27 @@ impl<'a> Assembly<'a> {
                 let (Some(b), Some(body), Some(apply)) = (site.body, body, site.apply) else {
                     return bug("outside the layers there is no");
                 };
-                let (space, slot) = if port.binding == Binding::Saved {
-                    (Space::Saved, Slot::Saved(b, name.clone()))
+                let (space, slot, all, own) = if port.binding == Binding::Saved {
+                    (Space::Saved, Slot::Saved(b, name.clone()), body.kept, &apply.kept)
                 } else {
-                    (Space::State, Slot::OfBody(b, name.clone()))
+                    let all = body.applications;
+                    (Space::State, Slot::OfBody(b, name.clone()), all, &apply.application)
                 };
                 let named = (format!("{}.{name}", body.name), space, ty.dtype);
-                (self.bind(slot, named, shape, body.applications)?, apply.application.clone())
+                (self.bind(slot, named, shape, all)?, own.clone())
+            }
+            Binding::State(Lifetime::Saved) => {
+                let owner = self.states.get(&name).map_or(Owner::Stream, |state| state.owner);
+                let cache = self.architecture.cache_of(owner);
+                let (Some(cache), Some(apply)) = (cache, site.apply) else { return bug("no") };
+                let mut instance = apply.rows[cache].clone();
+                // Streams are numbered as they are saved.
+                if !result {
+                    let Some(latest) = instance.base.checked_sub(1) else { return bug("nothing saved in") };
+                    instance.base = latest;
+                }
+                let named = (name.clone(), Space::Saved, ty.dtype);
+                (self.bind(Slot::State(name), named, shape, self.architecture.rows[cache])?, instance)
             }
             Binding::State(Lifetime::Depth) => {
                 let named = (name.clone(), Space::Saved, ty.dtype);
@@ -315,13 +330,84 @@ impl<'a> Assembly<'a> {
         for block in order {
             match block {
                 Block::Apply(apply) => call(self, apply, &mut steps)?,
-                Block::Loop { variable, count, blocks } => {
-                    let inner = self.blocks(blocks, reverse, call)?;
+                // On the way back nothing goes on.
+                Block::Loop { detached: true, variable, count, blocks } if reverse => {
+                    self.detach(*variable, *count, blocks, &mut steps)?;
+                }
+                Block::Loop { variable, count, blocks, detached } => {
+                    let mut inner = self.blocks(blocks, reverse, call)?;
+                    if *detached {
+                        inner.push(self.again(blocks)?);
+                    }
                     steps.push(Step::Loop { variable: *variable, count: *count, reverse, steps: inner });
                 }
             }
         }
         Ok(steps)
+    }
+
+    /// Makes the stream behind a pass the one before the next, which has the same place.
+    fn again(&mut self, blocks: &[Block]) -> Result<Step, CompileError> {
+        let mut ends = vec![];
+        each_apply(blocks, &mut |apply| ends.push(apply.place.clone()));
+        let (Some(first), Some(last), Some(buffer)) = (ends.first(), ends.last(), self.stream_buffer())
+        else {
+            return Err(CompileError::Schedule("a pass without a stream".into()));
+        };
+        // Loops inside a pass end with their last iteration.
+        let loops = loops(blocks);
+        let count = |variable: u32| loops.iter().find(|l| l.0 == variable).map_or(1, |l| l.1);
+        let behind = last.base + 1 + last.terms.iter().map(|&(v, step)| step * (count(v) - 1)).sum::<u64>();
+        let at = |instance| Operand::Tensor { buffer, instance, offset: 0, stride: 0 };
+        let elements = self.plan.buffer(buffer).elements();
+        let copy = Kernel::Copy(kernel::Copy { elements, accumulate: false });
+        let operands = vec![at(Affine::constant(behind)), at(Affine::constant(first.base))];
+        Ok(self.launch(copy, operands, "the stream of the next pass"))
+    }
+
+    /// Ends the way back before passes through which no gradient flows: the stream behind them has
+    /// no cotangent, and neither has what they left for later ones.
+    fn detach(
+        &mut self,
+        variable: u32,
+        count: u64,
+        blocks: &[Block],
+        steps: &mut Vec<Step>,
+    ) -> Result<(), CompileError> {
+        let Some(stream) = self.bound(Slot::Cotangent) else {
+            return Err(CompileError::Schedule("no cotangent of the stream to end".into()));
+        };
+        let mut applies = vec![];
+        each_apply(blocks, &mut |apply| applies.push(apply.clone()));
+        let mut ended = vec![(stream, 0, self.plan.buffer(stream).elements())];
+        for (name, state) in self.states.clone() {
+            let slot = Slot::StateCotangent(format!("d.{name}"));
+            let (Some(cache), Some(buffer)) =
+                (self.architecture.cache_of(state.owner), self.bound_here(slot))
+            else {
+                continue;
+            };
+            let elements = self.plan.buffer(buffer).elements();
+            let steps_of = |a: &Affine| a.terms.iter().find(|t| t.0 == variable).map_or(0, |t| t.1);
+            let rows = applies.iter().map(|a| steps_of(&a.rows[cache])).max().unwrap_or(0);
+            let first = applies.first().map_or(0, |a| a.rows[cache].base);
+            let all = self.architecture.rows[cache];
+            match state.part {
+                Part::Stream if rows > 0 => ended.push((buffer, 0, elements)),
+                Part::Stream => {}
+                _ if rows > 0 && all > 0 => {
+                    let row = elements / all;
+                    ended.push((buffer, first * row, rows * count * row));
+                }
+                _ => {}
+            }
+        }
+        for (buffer, offset, elements) in ended {
+            let operand = Operand::Tensor { buffer, instance: Affine::default(), offset, stride: 0 };
+            let step = self.launch(Kernel::Zero(kernel::Zero { elements }), vec![operand], "detached passes");
+            steps.push(step);
+        }
+        Ok(())
     }
 
     pub(crate) fn outside(&self) -> Site<'static> {
@@ -344,7 +430,10 @@ impl<'a> Assembly<'a> {
             a.call(
                 module,
                 &Site { body: Some(apply.body), apply: Some(apply) },
-                &bodies[apply.body].forward,
+                match (&bodies[apply.body].detached, apply.detached) {
+                    (Some(detached), true) => detached,
+                    _ => &bodies[apply.body].forward,
+                },
                 steps,
             )
         })?);
@@ -352,9 +441,17 @@ impl<'a> Assembly<'a> {
             self.call(module, &outside, pool, &mut steps)?;
         }
         self.call(module, &outside, &head.forward, &mut steps)?;
+        for number in 0..architecture.saved.len() {
+            self.begin_saved(number, &mut steps)?;
+        }
         steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
             let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
             a.call(module, &Site { body: Some(apply.body), apply: Some(apply) }, backward, steps)?;
+            if let Work::Statement(Statement::Save(name)) = &architecture.bodies[apply.body].work
+                && let Some(number) = architecture.saved.iter().position(|s| s == name)
+            {
+                a.begin_saved(number, steps)?;
+            }
             a.advance(steps)
         })?);
         if let Some(backward) = &embed.backward {
@@ -364,6 +461,37 @@ impl<'a> Assembly<'a> {
         }
         steps.extend(self.complete(module, forms)?);
         Ok(Program { steps, variables: architecture.variables + 1 })
+    }
+
+    /// The cotangent of a saved stream begins at zero: before the way back, and behind each of its
+    /// `save`s on it, where the one saved before it follows.
+    fn begin_saved(&mut self, number: usize, steps: &mut Vec<Step>) -> Result<(), CompileError> {
+        let Some(stream) = self.stream_buffer() else { return Ok(()) };
+        let port =
+            Port::new(self.architecture.label(Owner::Saved(number as u32)), Binding::State(Lifetime::Saved));
+        let name = port.cotangent().name;
+        let shape = self.plan.buffer(stream).shape.clone();
+        let named = (name.clone(), Space::Saved, DType::F32);
+        let buffer = self.bind(Slot::StateCotangent(name.clone()), named, shape, 1)?;
+        let elements = self.plan.buffer(buffer).elements();
+        let operand = Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
+        let step = self.launch(Kernel::Zero(kernel::Zero { elements }), vec![operand], &name);
+        steps.push(step);
+        Ok(())
+    }
+
+    /// The buffer of something that programs of several depths may each have their own of.
+    fn bound_here(&self, slot: Slot) -> Option<BufferId> {
+        let depth = Some(self.architecture.depth);
+        let key = Key { slot: slot.clone(), scope: self.scope.0, entry: None, depth };
+        self.bound.get(&key).copied().or_else(|| self.bound(slot))
+    }
+
+    /// The streams of the programs that are put together.
+    fn stream_buffer(&self) -> Option<BufferId> {
+        let key = |depth| Key { slot: Slot::Stream, scope: self.scope.0, entry: Some(self.entry), depth };
+        let own = self.bound.get(&key(Some(self.architecture.depth)));
+        own.or_else(|| self.bound.get(&key(None))).copied()
     }
 
     /// Makes the cotangent that one application left the one that the next reads.
@@ -458,6 +586,9 @@ impl<'a> Assembly<'a> {
             body: body.unwrap_or(0),
             set,
             application: Affine::default(),
+            kept: Affine::default(),
+            detached: false,
+            place: Affine::default(),
             depth: Affine::default(),
             rows: vec![],
         };
@@ -541,8 +672,28 @@ impl<'a> Assembly<'a> {
             streams,
             caches,
             observed: u.observed,
+            seed: self.spec.train.seed,
             places: u.places,
             own: u.own,
         }
     }
+}
+
+/// Calls `f` for every application in the text of blocks.
+fn each_apply(blocks: &[Block], f: &mut dyn FnMut(&Apply)) {
+    for block in blocks {
+        match block {
+            Block::Apply(apply) => f(apply),
+            Block::Loop { blocks, .. } => each_apply(blocks, f),
+        }
+    }
+}
+
+/// Variable and count of every loop inside blocks.
+fn loops(blocks: &[Block]) -> Vec<(u32, u64)> {
+    let inside = blocks.iter().filter_map(|block| match block {
+        Block::Apply(_) => None,
+        Block::Loop { variable, count, blocks, .. } => Some((*variable, *count, blocks)),
+    });
+    inside.flat_map(|(variable, count, blocks)| [vec![(variable, count)], loops(blocks)].concat()).collect()
 }

@@ -247,9 +247,11 @@ pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
         of.map(move |(p, _)| (p.name.as_str(), seed))
     };
     let state = f.params.iter().filter(|p| p.binding.is_state()).map(|p| (p.name.as_str(), Seed::Param));
+    let saved = results(Binding::State(Lifetime::Saved), Seed::Param);
     results(Binding::Stream, Seed::Param)
         .chain(results(Binding::Output(Output::Aux), aux))
         .chain(state)
+        .chain(saved)
         .collect()
 }
 
@@ -258,7 +260,7 @@ pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
 pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     match port.binding {
         Binding::Weight => trained(port),
-        Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Application) => true,
+        Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Application | Lifetime::Saved) => true,
         Binding::State(Lifetime::Set)
         | Binding::Value
         | Binding::Batch(_)

@@ -96,6 +96,9 @@ pub enum Lifetime {
     Application,
     /// One for each set of weights, kept until the optimizer step: selection counts.
     Set,
+    /// One for each time that a stream is saved under a name. A function that returns it saves it,
+    /// one that takes it reads the latest.
+    Saved,
 }
 
 /// An integer that loops supply.
@@ -128,6 +131,8 @@ pub enum Input {
     /// `i32[batch, places]`: position of the token in each place of the caches, those of this call
     /// included; negative for none.
     KeyPositions,
+    /// `f32[batch, seq, hidden]`: normal numbers that a stream starts with.
+    Noise,
     /// `f32[1]`: one over the number of targets of the whole step.
     LossScale,
     /// `f32[1]`: the weight of the auxiliary losses of a micro-batch.
@@ -258,7 +263,7 @@ impl Binding {
 
 impl Lifetime {
     /// All of them.
-    pub const ALL: [Lifetime; 3] = [Lifetime::Depth, Lifetime::Application, Lifetime::Set];
+    pub const ALL: [Lifetime; 4] = [Lifetime::Depth, Lifetime::Application, Lifetime::Set, Lifetime::Saved];
 
     /// As the text form prints it.
     pub fn name(self) -> &'static str {
@@ -266,19 +271,21 @@ impl Lifetime {
             Lifetime::Depth => "depth",
             Lifetime::Application => "application",
             Lifetime::Set => "set",
+            Lifetime::Saved => "saved",
         }
     }
 }
 
 impl Input {
     /// All of them.
-    pub const ALL: [Input; 12] = [
+    pub const ALL: [Input; 13] = [
         Input::Ids,
         Input::Targets,
         Input::Positions,
         Input::Segments,
         Input::Slots,
         Input::KeyPositions,
+        Input::Noise,
         Input::LossScale,
         Input::AuxScale,
         Input::LearningRate,
@@ -296,6 +303,7 @@ impl Input {
             Input::Segments => "segments",
             Input::Slots => "slots",
             Input::KeyPositions => "key_positions",
+            Input::Noise => "noise",
             Input::LossScale => "loss_scale",
             Input::AuxScale => "aux_scale",
             Input::LearningRate => "learning_rate",
@@ -337,6 +345,10 @@ pub enum Owner {
     Skip(u32),
     /// The pool of that number in the architecture.
     Pool(u32),
+    /// The saved stream of that number in the architecture.
+    Saved(u32),
+    /// The norm of that number among the terms of its layer.
+    Norm(u32),
 }
 
 /// Which tensor or state of its owner something is. Names are made of it, and nothing is found out
@@ -365,12 +377,26 @@ pub enum Part {
     QueryNorm,
     /// The gain of keys.
     KeyNorm,
-    /// The gate of an MLP or of experts.
+    /// The bias of queries, keys and values.
+    QkvBias,
+    /// The bias of the output projection of an attention.
+    OutBias,
+    /// Logits in the denominators of an attention's softmax.
+    Sink,
+    /// The gate of an MLP, of experts, or of what an attention's heads give.
     Gate,
     /// Their first matrix.
     Up,
     /// Their last matrix.
     Down,
+    /// The gate of shared experts.
+    SharedGate,
+    /// Their first matrix.
+    SharedUp,
+    /// Their last matrix.
+    SharedDown,
+    /// The vector whose product with the input gates what shared experts give.
+    SharedWeight,
     /// A router's matrix.
     Router,
     /// The queries of a router.
@@ -401,13 +427,29 @@ pub enum Part {
     Cached,
     /// Means of masks.
     Pooled,
+    /// A saved stream.
+    Stream,
+    /// The gain of a norm among the terms of a layer.
+    Gain,
+    /// The matrix of the statement `linear`.
+    Linear,
+    /// The matrix of a `mix`.
+    Mix,
+    /// The factor of the stream in a `mix`.
+    Lambda,
+    /// The factor of the saved stream.
+    Mu,
+    /// The step sizes of a diagonal `mix`, before softplus.
+    Delta,
+    /// The logarithms of its rates of decay.
+    Decay,
 }
 
 impl Part {
     /// Behind the name of its owner, the name of the tensor.
     pub fn path(self) -> &'static str {
         match self {
-            Part::Table => "weight",
+            Part::Table | Part::Gain => "weight",
             Part::Norm | Part::FinalNorm => "norm.weight",
             Part::PostNorm => "post_norm.weight",
             Part::ResidualNorm => "residual_norm.weight",
@@ -417,9 +459,16 @@ impl Part {
             Part::OutShared => "out.shared.weight",
             Part::QueryNorm => "q_norm.weight",
             Part::KeyNorm => "k_norm.weight",
+            Part::QkvBias => "qkv.bias",
+            Part::OutBias => "out.bias",
+            Part::Sink => "sink",
             Part::Gate => "gate.weight",
             Part::Up => "up.weight",
             Part::Down => "down.weight",
+            Part::SharedGate => "shared.gate.weight",
+            Part::SharedUp => "shared.up.weight",
+            Part::SharedDown => "shared.down.weight",
+            Part::SharedWeight => "shared_gate.weight",
             Part::Router => "router.weight",
             Part::RouterQuery => "router.query.weight",
             Part::RouterKeys => "router.keys.weight",
@@ -435,6 +484,13 @@ impl Part {
             Part::Values => "values",
             Part::Cached => "cached",
             Part::Pooled => "pooled",
+            Part::Stream => "stream",
+            Part::Linear => "linear.weight",
+            Part::Mix => "mix.weight",
+            Part::Lambda => "mix.lambda",
+            Part::Mu => "mix.mu",
+            Part::Delta => "mix.delta",
+            Part::Decay => "mix.decay",
         }
     }
 }

@@ -25,12 +25,14 @@ pub struct Compiled {
     pub depth: u64,
     /// Values that host and programs exchange.
     pub(crate) ends: Vec<(Entry, End, BufferId)>,
-    /// The streams before each application and behind the last.
+    /// The streams before each application of a layer or a statement, and behind the last.
     pub(crate) streams: Vec<(Entry, BufferId)>,
     /// States of layers that outlive a call.
     pub caches: Vec<StateBuffer>,
     /// Observations that `evaluate` leaves for the host, in plans that ask for them.
     pub observed: Vec<Observed>,
+    /// Seed of the recipe, of which the noise that streams start with is a function.
+    pub seed: u64,
     /// Tokens a sequence may have, in plans with caches.
     pub places: Option<u64>,
     /// Bytes of the buffers that this use has alone: neither weights nor what belongs to them, nor
@@ -128,7 +130,7 @@ impl Compiled {
         self.ends.iter().find(|(e, found, _)| (*e, *found) == (entry, end)).map(|(_, _, id)| *id)
     }
 
-    /// The streams before each application and behind the last.
+    /// The streams before each application of a layer or a statement, and behind the last.
     pub fn stream(&self, entry: Entry) -> Option<BufferId> {
         self.streams.iter().find(|(e, _)| *e == entry).map(|(_, id)| *id)
     }
@@ -251,8 +253,10 @@ pub enum TensorKind {
     Shared,
     /// A router's matrices and gains.
     Router,
-    /// A norm's gain.
+    /// A vector beside the products: a norm's gain, a bias, the sinks of a softmax.
     Gain,
+    /// A tensor of a statement that does not decay.
+    Steady,
     /// A balancing bias: no gradient, moved by balancing.
     Balance,
 }
@@ -264,4 +268,12 @@ pub enum Init {
     Normal(f64),
     /// The same number everywhere.
     Constant(f64),
+    /// A matrix of so many columns, of which those from `from` on are the identity and the others
+    /// zero.
+    Identity {
+        /// Columns.
+        columns: u64,
+        /// The first column of the identity.
+        from: u64,
+    },
 }

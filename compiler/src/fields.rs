@@ -69,6 +69,7 @@ pub fn field<'m>(model: &'m mut Model, path: &str) -> Result<&'m mut u64, FieldE
                 ("active", Some(&mut e.active)),
                 ("intermediate", Some(&mut e.intermediate)),
                 ("noop", Some(&mut e.noop)),
+                ("shared", Some(&mut e.shared)),
                 ("query", query(&mut e.router.form)),
             ],
         ),
@@ -129,7 +130,7 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// The first rule of the language that the sizes of a model break, with the numbers that break it.
 pub fn broken_rule(model: &Model) -> Option<String> {
     let odd_query = |name: &str, form: &RouterForm| match form {
-        RouterForm::LowRank { query, rope: Some(_) } if !query.is_multiple_of(2) => {
+        RouterForm::LowRank { query, rope: Some(rope) } if !rope.turning(*query).is_multiple_of(2) => {
             Some(format!("`{name}`: a rotation needs an even query, not {query}"))
         }
         _ => None,
@@ -138,7 +139,7 @@ pub fn broken_rule(model: &Model) -> Option<String> {
         Component::Sequence(a) | Component::Depth(a) => {
             if !a.heads.is_multiple_of(a.kv_heads.max(1)) {
                 Some(format!("`{name}`: {} heads are no multiple of {} kv_heads", a.heads, a.kv_heads))
-            } else if a.rope.is_some() && !a.head_size.is_multiple_of(2) {
+            } else if a.rope.is_some_and(|rope| !rope.turning(a.head_size).is_multiple_of(2)) {
                 Some(format!("`{name}`: a rotation needs an even head_size, not {}", a.head_size))
             } else {
                 a.projection.as_ref().and_then(|p| odd_query(name, &p.router.form))
@@ -147,7 +148,16 @@ pub fn broken_rule(model: &Model) -> Option<String> {
         Component::Experts(e) if e.active > e.count.saturating_add(e.noop) => {
             Some(format!("`{name}`: {} active experts of {}", e.active, e.count.saturating_add(e.noop)))
         }
-        Component::Experts(e) => odd_query(name, &e.router.form),
+        Component::Experts(e) => {
+            let (all, groups) = (e.count.saturating_add(e.noop), e.router.groups.max(1));
+            if !all.is_multiple_of(groups) {
+                Some(format!("`{name}`: {all} experts are no multiple of {groups} groups"))
+            } else if e.active > e.router.topk_groups.saturating_mul(all / groups) {
+                Some(format!("`{name}`: {} groups have no {} experts", e.router.topk_groups, e.active))
+            } else {
+                odd_query(name, &e.router.form)
+            }
+        }
         Component::Mlp(_) => None,
     })
 }

@@ -11,11 +11,11 @@ use crate::assemble::Assembly;
 use crate::compiled::{End, Entry, Tensor, TensorKind};
 use crate::ir::{Binding, DType, Input, Port};
 use crate::lower::{Lowered, Weight};
-use crate::optim::{Optimizer, optimizer};
+use crate::optim::{Rule, optimizer};
 use crate::program::{ALIGNMENT, Buffer, BufferId, Space};
 use crate::recipe::recipe;
 use crate::schedule::Scheduled;
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 
 /// Selection counts, the bias that they move, and the law by which they do.
 #[derive(Clone, Copy)]
@@ -66,8 +66,8 @@ pub(crate) fn cotangent(weight: &str) -> String {
     Port::new(weight, Binding::Weight).cotangent().name
 }
 
-/// Weight decay and factor on the learning rate of a trained tensor.
-pub(crate) type Recipe = Option<(f64, f64)>;
+/// How a tensor moves, where it is trained.
+pub(crate) type Recipe = Option<Rule>;
 
 /// Adjacent weights of one recipe, with their gradients and states.
 pub(crate) struct Range {
@@ -110,34 +110,35 @@ impl Assembly<'_> {
             key: (Option<usize>, String),
             shape: Vec<u64>,
             instances: u64,
-            recipes: Vec<Option<(f64, f64)>>,
+            recipes: Vec<Recipe>,
         }
         let architecture = self.architecture;
         let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
         let mut entries = vec![];
         for w in &lowered.globals {
             let shape = size(w);
-            let recipes = vec![recipe(&self.spec.train, &w.name, shape.len(), w.kind)];
+            let recipes = vec![recipe(&self.spec.train, &w.name, w, &shape)];
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes });
         }
         for (b, body) in architecture.bodies.iter().enumerate() {
             for w in &lowered.weights[b] {
                 let shape = size(w);
                 let mut recipes = vec![None; body.sets as usize];
-                for (i, (owner, set)) in architecture.sets.iter().enumerate() {
-                    if *owner == b {
-                        recipes[*set as usize] =
-                            recipe(&self.spec.train, &format!("layers.{i}.{}", w.name), shape.len(), w.kind);
+                for (prefix, (owner, set)) in architecture.prefixes() {
+                    if owner == b {
+                        let name = format!("{prefix}.{}", w.name);
+                        recipes[set as usize] = recipe(&self.spec.train, &name, w, &shape);
                     }
                 }
                 entries.push(Entry { key: (Some(b), w.name.clone()), shape, instances: body.sets, recipes });
             }
         }
-        // Equal recipes side by side make few and large optimizer launches; untrained tensors come
-        // last.
+        // Equal recipes side by side make few and large optimizer launches. Whole matrices come
+        // behind what moves number by number, which has more states, so that every state begins
+        // with the first tensor; untrained tensors come last.
         let rank = |e: &Entry| match e.recipes.iter().flatten().next() {
-            Some((decay, rate)) => (0, -decay, *rate),
-            None => (1, 0.0, 0.0),
+            Some(rule) => (u8::from(rule.matrix.is_some()), rule.matrix, -rule.decay, rule.factor),
+            None => (2, None, 0.0, 0.0),
         };
         entries.sort_by(|x, y| rank(x).partial_cmp(&rank(y)).unwrap_or(std::cmp::Ordering::Equal));
         let name = |key: &(Option<usize>, String)| match key.0 {
@@ -163,9 +164,15 @@ impl Assembly<'_> {
                 )?;
                 self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
             }
-            for &prefix in optimizer(&self.spec.train).states() {
+            let states_of = |e: &Entry| {
+                let rule = e.recipes.iter().flatten().next();
+                rule.map_or(&[][..], |rule| optimizer(&self.spec.train, rule).states())
+            };
+            let prefixes: IndexSet<&'static str> =
+                trained.iter().flat_map(|e| states_of(e)).copied().collect();
+            for prefix in prefixes {
                 let mut of = IndexMap::new();
-                for e in &trained {
+                for e in trained.iter().filter(|e| states_of(e).contains(&prefix)) {
                     let id = self.buffer(
                         format!("{prefix}.{}", name(&e.key)),
                         Space::Optimizer,
@@ -188,7 +195,12 @@ impl Assembly<'_> {
                 for (i, r) in e.recipes.iter().enumerate() {
                     let (from, to) = (start + i as u64 * one, start + (i as u64 + 1) * one);
                     match runs.last_mut() {
-                        Some((last, _, end)) if last == r => *end = to,
+                        // Numbers may have room between them, matrices not.
+                        Some((last, _, end))
+                            if last == r && (*end == from || r.is_none_or(|r| r.matrix.is_none())) =>
+                        {
+                            *end = to;
+                        }
                         _ => runs.push((*r, from, to)),
                     }
                 }
@@ -203,10 +215,12 @@ impl Assembly<'_> {
             self.bound.insert(Key { slot: Slot::Gradients, scope: 0, entry: None, depth: None }, all);
             for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
                 let elements = (to - from) / 4;
+                let kept = recipe.map_or(&[][..], |rule| optimizer(&self.spec.train, &rule).states());
                 let mut range =
                     |name: &str, base| self.alias(format!("{name}.range{k}"), base + from, elements);
                 let (weight, gradient) = (range("weights", weights), range("gradients", base));
-                let states = bases.iter().map(|&(name, base)| range(name, base)).collect();
+                let states = bases.iter().filter(|(name, _)| kept.contains(name));
+                let states = states.map(|&(name, base)| range(name, base)).collect();
                 self.ranges.push(Range { weight, gradient, states, elements, recipe });
             }
         }
@@ -232,10 +246,9 @@ impl Assembly<'_> {
         let (first, rest): (Vec<_>, Vec<_>) =
             lowered.globals.iter().partition(|w| w.kind == TensorKind::Embedding);
         order.extend(first.iter().map(|w| (None, 0, w.name.clone(), *w)));
-        for (i, (b, set)) in self.architecture.sets.iter().enumerate() {
-            order.extend(
-                lowered.weights[*b].iter().map(|w| (Some(*b), *set, format!("layers.{i}.{}", w.name), w)),
-            );
+        for (prefix, (b, set)) in self.architecture.prefixes() {
+            order
+                .extend(lowered.weights[b].iter().map(|w| (Some(b), set, format!("{prefix}.{}", w.name), w)));
         }
         order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w)));
         for (body, instance, name, w) in order {
@@ -257,7 +270,7 @@ impl Assembly<'_> {
                 }
                 _ => None,
             };
-            let trained = recipe(&self.spec.train, &name, w.dims.len(), w.kind).is_some();
+            let trained = recipe(&self.spec.train, &name, w, &size(w)).is_some();
             let states_of = |key: &(Option<usize>, String), trained: bool| {
                 let of = states.iter().filter(|_| trained);
                 of.filter_map(|(name, of)| Some((*name, *of.get(key)?))).collect()

@@ -1,6 +1,6 @@
 //! Observations that `evaluate` leaves for the host, with the applications they come from.
 
-use crate::architecture::{for_each_application, names, skips};
+use crate::architecture::for_each_application;
 use crate::assemble::Assembly;
 use crate::bind::Owner;
 use crate::compiled::{Application, Observation, Observed};
@@ -18,7 +18,7 @@ impl Assembly<'_> {
         for (i, component) in a.model.components.keys().enumerate() {
             let mut applications = vec![];
             for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
-                if names(&a.bodies[apply.body].expr).contains(&component.as_str()) {
+                if a.bodies[apply.body].names().contains(&component.as_str()) {
                     let set = (apply.body, apply.set.at(variables));
                     applications.push(Application {
                         depth: apply.depth.at(variables),
@@ -30,11 +30,11 @@ impl Assembly<'_> {
             let owner = Owner::Component(i as u32);
             self.observations_of(owner, &Observation::OF_COMPONENT, &applications, &mut all);
         }
-        let most = a.bodies.iter().map(|b| skips(&b.expr).len()).max().unwrap_or(0);
+        let most = a.bodies.iter().map(|b| b.skips().len()).max().unwrap_or(0);
         for j in 0..most {
             let mut applications = vec![];
             for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
-                if skips(&a.bodies[apply.body].expr).len() > j {
+                if a.bodies[apply.body].skips().len() > j {
                     let set = (apply.body, apply.set.at(variables));
                     let set = a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64;
                     applications.push(Application { depth: apply.depth.at(variables), set, row: 0 });

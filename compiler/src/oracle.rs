@@ -67,7 +67,12 @@ pub struct Batch {
     pub positions: Vec<i32>,
     /// Document of each token; all are one where there are none.
     pub segments: Vec<i32>,
+    /// Numbers that streams start with, a row for each token; zeros where there are none.
+    pub noise: Vec<f64>,
 }
+
+/// The binding of the cotangent of a saved stream.
+const SAVED_COTANGENT: Binding = Binding::Cotangent(Of::State(Lifetime::Saved));
 
 /// Input of an evaluation.
 #[derive(Clone, Copy)]
@@ -201,11 +206,11 @@ impl Oracle {
                 .map(move |w| (w.name.clone(), size(&w.dims), w.kind, w.init))
         };
         let mut all: Vec<TensorSpec> = global(true).collect();
-        for (i, (body, _)) in self.architecture.sets.iter().enumerate() {
+        for (prefix, (body, _)) in self.architecture.prefixes() {
             all.extend(
-                self.lowered.weights[*body]
+                self.lowered.weights[body]
                     .iter()
-                    .map(|w| (format!("layers.{i}.{}", w.name), size(&w.dims), w.kind, w.init)),
+                    .map(|w| (format!("{prefix}.{}", w.name), size(&w.dims), w.kind, w.init)),
             );
         }
         all.extend(global(false));
@@ -243,7 +248,7 @@ impl Oracle {
         let mut here = walked.context;
         here.insert("x".into(), walked.x.clone());
         let out = self.call(HEAD, None, &here, weights, &mut watcher)?;
-        let mut streams: Vec<Tensor> = walked.inputs.iter().map(|(_, _, here)| here["x"].clone()).collect();
+        let mut streams: Vec<Tensor> = walked.inputs.iter().map(|called| called.here["x"].clone()).collect();
         streams.push(walked.x);
         Ok(Forward {
             logits: take(&out, "logits")?,
@@ -272,6 +277,12 @@ impl Oracle {
         };
         context.insert("positions".into(), given(&batch.positions, &|i| (i % t) as i32));
         context.insert("segments".into(), given(&batch.segments, &|_| 0));
+        let hidden = self.architecture.model.hidden as usize;
+        let noise = match batch.noise.is_empty() {
+            true => vec![0.0; b * t * hidden],
+            false => batch.noise.clone(),
+        };
+        context.insert("noise".into(), Tensor::float(&[b, t, hidden], noise));
         context.insert("ids".into(), Tensor::int(&[b, t], batch.ids.clone()));
         context.insert("targets".into(), Tensor::int(&[b, t], batch.targets.clone()));
         let targets = batch.targets.iter().filter(|&&x| x >= 0).count().max(1);
@@ -308,7 +319,7 @@ impl Oracle {
                 here.insert(p.name.clone(), value);
             }
             self.indices(apply, variables, &mut here);
-            let out = self.call(&body.name, Some(layer), &here, weights, watcher)?;
+            let out = self.call(&body.name, Some(&layer), &here, weights, watcher)?;
             x = take(&out, "y")?;
             if let Some(aux) = out.get("aux") {
                 evaluation.loss += aux.floats()[0];
@@ -322,7 +333,7 @@ impl Oracle {
                         let Some(bias) = self.lowered.weights[apply.body].iter().find(counted) else {
                             continue;
                         };
-                        let key = format!("layers.{layer}.{}", bias.name);
+                        let key = format!("{layer}.{}", bias.name);
                         let sum = evaluation.counts.entry(key);
                         let sum = sum.or_insert_with(|| vec![0.0; value.floats().len()]);
                         sum.iter_mut().zip(value.floats()).for_each(|(s, c)| *s += c);
@@ -333,7 +344,33 @@ impl Oracle {
                     _ => {}
                 }
             }
-            inputs.push((layer, body.name.clone(), here));
+            // No gradient flows through what it leaves.
+            if apply.detached {
+                x = watcher.hold(x);
+                for (port, _) in &self.lowered.module.functions[&body.name].results {
+                    let (Binding::State(lifetime), Some(value)) = (port.binding, state.get_mut(&port.name))
+                    else {
+                        continue;
+                    };
+                    if lifetime == Lifetime::Saved {
+                        *value = watcher.hold(value.clone());
+                        continue;
+                    }
+                    // Of a cache, the row that it wrote.
+                    let owner = self.lowered.facts.states.get(&port.name).map(|state| state.owner);
+                    let cache = owner.and_then(|owner| self.architecture.cache_of(owner));
+                    let (Some(cache), Data::Float(values)) = (cache, &mut value.data) else { continue };
+                    let each = value.dims[1..].iter().product::<usize>();
+                    let at = apply.rows[cache].at(variables) as usize * each;
+                    let row = Tensor::float(&value.dims[1..], values[at..][..each].to_vec());
+                    values[at..][..each].copy_from_slice(watcher.hold(row).floats());
+                }
+                if let Some(aux) = out.get("aux") {
+                    let held = watcher.hold(aux.clone()).floats()[0];
+                    evaluation.loss += held - aux.floats()[0];
+                }
+            }
+            inputs.push(Called { layer, body: body.name.clone(), detached: apply.detached, here });
         }
         if self.lowered.module.functions.contains_key(POOL) {
             let out = self.call(POOL, None, &state, weights, watcher)?;
@@ -379,7 +416,17 @@ impl Oracle {
         if self.joints.contains_key(POOL) {
             dstate = self.joint(POOL, None, &state, weights, watcher)?;
         }
-        for (layer, body, mut here) in inputs.into_iter().rev() {
+        for Called { layer, body, detached, mut here } in inputs.into_iter().rev() {
+            if detached {
+                // Rows of caches that it wrote are read no more.
+                dx.data = Data::Float(vec![0.0; dx.floats().len()]);
+                for (p, _) in &self.lowered.module.functions[&body].results {
+                    if p.binding == Binding::State(Lifetime::Saved) {
+                        dstate.shift_remove(&p.cotangent().name);
+                    }
+                }
+                continue;
+            }
             here.insert("d.y".into(), dx.clone());
             let joint = &self.joints[&body];
             for (p, ty) in joint.params.iter().zip(&joint.types) {
@@ -388,14 +435,27 @@ impl Oracle {
                     here.insert(p.name.clone(), value.unwrap_or_else(|| Tensor::zeros(&self.module, ty)));
                 }
             }
-            let out = self.joint(&body, Some(layer), &here, weights, watcher)?;
+            let out = self.joint(&body, Some(&layer), &here, weights, watcher)?;
             dx = take(&out, "d.x")?;
-            for (p, _) in &self.joints[&body].results {
-                if let (Binding::Cotangent(Of::State(_)), Some(value)) = (p.binding, out.get(&p.name)) {
-                    dstate.insert(p.name.clone(), value.clone());
+            for (p, _) in &joint.results {
+                let (Binding::Cotangent(Of::State(lifetime)), Some(value)) = (p.binding, out.get(&p.name))
+                else {
+                    continue;
+                };
+                let mut value = value.clone();
+                // All that read a saved stream add to its cotangent.
+                if let (Lifetime::Saved, Some(before), Data::Float(sum)) =
+                    (lifetime, dstate.get(&p.name), &mut value.data)
+                {
+                    sum.iter_mut().zip(before.floats()).for_each(|(s, d)| *s += d);
                 }
+                dstate.insert(p.name.clone(), value);
             }
-            self.collect(&body, Some(layer), &out, &mut evaluation.gradients);
+            // Behind the `save`, on the way back, it is that of the stream saved before.
+            for p in joint.params.iter().filter(|p| p.binding == SAVED_COTANGENT) {
+                dstate.shift_remove(&p.name);
+            }
+            self.collect(&body, Some(&layer), &out, &mut evaluation.gradients);
         }
         let mut here = context;
         here.insert("d.x".into(), dx);
@@ -404,9 +464,10 @@ impl Oracle {
         Ok(evaluation)
     }
 
-    fn layer(&self, apply: &Apply, variables: &[u64]) -> usize {
+    /// The first words of the names of the tensors of an application.
+    fn layer(&self, apply: &Apply, variables: &[u64]) -> String {
         let key = (apply.body, apply.set.at(variables));
-        self.architecture.sets.iter().position(|s| *s == key).unwrap_or(0)
+        self.architecture.prefixes().find(|(_, set)| *set == key).map_or(String::new(), |(prefix, _)| prefix)
     }
 
     fn indices(&self, apply: &Apply, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
@@ -443,7 +504,7 @@ impl Oracle {
     fn call(
         &self,
         name: &str,
-        layer: Option<usize>,
+        layer: Option<&str>,
         values: &IndexMap<String, Tensor>,
         weights: &IndexMap<String, Tensor>,
         watcher: &mut Decider,
@@ -454,7 +515,7 @@ impl Oracle {
     fn joint(
         &self,
         name: &str,
-        layer: Option<usize>,
+        layer: Option<&str>,
         values: &IndexMap<String, Tensor>,
         weights: &IndexMap<String, Tensor>,
         watcher: &mut Decider,
@@ -468,14 +529,14 @@ impl Oracle {
     fn collect(
         &self,
         function: &str,
-        layer: Option<usize>,
+        layer: Option<&str>,
         out: &IndexMap<String, Tensor>,
         gradients: &mut IndexMap<String, Tensor>,
     ) {
         let joint = &self.joints[function];
         for weight in joint.params.iter().filter(|p| p.binding == Binding::Weight) {
             let Some(value) = out.get(&weight.cotangent().name) else { continue };
-            let name = layer.map_or(weight.name.clone(), |i| format!("layers.{i}.{weight}"));
+            let name = layer.map_or(weight.name.clone(), |layer| format!("{layer}.{weight}"));
             match gradients.get_mut(&name).map(|t| &mut t.data) {
                 Some(Data::Float(sum)) => sum.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d),
                 _ => {
@@ -493,7 +554,7 @@ fn take(out: &IndexMap<String, Tensor>, name: &str) -> Result<Tensor, OracleErro
 fn run(
     module: &Module,
     f: &Function,
-    layer: Option<usize>,
+    layer: Option<&str>,
     values: &IndexMap<String, Tensor>,
     weights: &IndexMap<String, Tensor>,
     watcher: &mut Decider,
@@ -502,7 +563,7 @@ fn run(
     for p in &f.params {
         let value = match p.binding {
             binding if binding.is_weights() => {
-                let name = layer.map_or(p.name.clone(), |i| format!("layers.{i}.{}", p.name));
+                let name = layer.map_or(p.name.clone(), |layer| format!("{layer}.{}", p.name));
                 weights.get(&name).or_else(|| weights.get(&p.name)).ok_or(OracleError::Missing(name))?
             }
             _ => values.get(&p.name).ok_or_else(|| OracleError::Missing(p.name.clone()))?,
@@ -517,11 +578,21 @@ fn run(
     Ok(results.into_iter().collect())
 }
 
+/// An application that has been evaluated.
+struct Called {
+    /// The first words of the names of its tensors.
+    layer: String,
+    body: String,
+    /// Whether no gradient flows through it.
+    detached: bool,
+    /// Its arguments.
+    here: IndexMap<String, Tensor>,
+}
+
 /// Results of a walk over all applications.
 struct Walked {
     context: IndexMap<String, Tensor>,
-    /// Layer, body and arguments of each application.
-    inputs: Vec<(usize, String, IndexMap<String, Tensor>)>,
+    inputs: Vec<Called>,
     /// Caches as the last application left them.
     state: IndexMap<String, Tensor>,
     /// Input of the head.
@@ -608,6 +679,14 @@ impl Decider<'_> {
             }
         }
         self.made.push(results[0].clone());
+    }
+
+    /// A value through which no gradient flows: it is what it was.
+    fn hold(&mut self, value: Tensor) -> Tensor {
+        let before = self.held.and_then(|held| held.0.get(self.made.len())).cloned();
+        let value = before.unwrap_or(value);
+        self.made.push(value.clone());
+        value
     }
 
     fn near(&mut self, difference: f64) {

@@ -95,6 +95,8 @@ pub struct Cache {
 /// A function in the forms that programs need.
 pub(crate) struct Forms {
     pub forward: (Function, Scheduled),
+    /// The forward that keeps nothing, where there are applications without a gradient.
+    pub detached: Option<(Function, Scheduled)>,
     pub backward: Option<(Function, Scheduled)>,
     pub evaluate: (Function, Scheduled),
 }
@@ -177,7 +179,7 @@ fn run(
     let others = others.into_iter().map(|d| Ok((d, resolve(Some(d))?)));
     let others = others.collect::<Result<Vec<_>, CompileError>>()?;
     let mut optimiser = Optimiser::new(&first.rewrite)?;
-    let whole = lowered(passes, || lower(&architecture, shape(first, first.sequence, None)))?;
+    let whole = lowered(passes, || lower(&architecture, trained(first, spec)))?;
     let mut assembly = Assembly::new(spec, first, &architecture, &whole)?;
     let (mut whole, mut report) = (Some(whole), Report::default());
     for (scope, (name, options)) in uses.iter().enumerate() {
@@ -190,7 +192,8 @@ fn run(
                 _ => lowered(passes, || lower(&architecture, shape(options, options.sequence, None)))?,
             };
             assembly.know(&lowered);
-            rows(options, &architecture, &others, lowered, &mut assembly, &mut optimiser, passes)?;
+            let others = (spec, &others[..]);
+            rows(options, &architecture, others, lowered, &mut assembly, &mut optimiser, passes)?;
         }
         assembly.end_use();
         if scope == 0 {
@@ -200,10 +203,16 @@ fn run(
     Ok((assembly.finish()?, report))
 }
 
+/// The shape of training, whose loss has all its terms.
+fn trained(options: &Options, spec: &Spec) -> Shape {
+    let z_loss = if options.train { spec.train.z_loss } else { 0.0 };
+    Shape { z_loss, ..shape(options, options.sequence, None) }
+}
+
 fn shape(options: &Options, sequence: u64, cache: Option<lower::Places>) -> Shape {
     let Options { batch, segments, .. } = *options;
     let observe = options.observe && !options.train && options.cache.is_none();
-    Shape { batch, sequence, segments, cache, observe }
+    Shape { batch, sequence, segments, cache, observe, z_loss: 0.0 }
 }
 
 /// The programs over caches.
@@ -241,15 +250,15 @@ fn cached(
 fn rows<'a>(
     options: &Options,
     architecture: &'a Architecture,
-    others: &'a [(u64, Architecture)],
+    (spec, others): (&Spec, &'a [(u64, Architecture)]),
     mut whole: Lowered,
     assembly: &mut Assembly<'a>,
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<(), CompileError> {
-    let trained = if options.train { assembly.trained.clone() } else { vec![] };
-    let trained = |w: &Weight, body: Option<usize>| trained.contains(&(body, w.name.clone()));
-    let forms = ModelForms::new(architecture, &mut whole, &trained, options, optimiser, passes)?;
+    let learned = if options.train { assembly.trained.clone() } else { vec![] };
+    let has_gradient = |w: &Weight, body: Option<usize>| learned.contains(&(body, w.name.clone()));
+    let forms = ModelForms::new(architecture, &mut whole, &has_gradient, options, optimiser, passes)?;
     if options.train {
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
         programs.push((architecture, "backward".into()));
@@ -259,8 +268,8 @@ fn rows<'a>(
             let program = if deep.depth == architecture.depth {
                 passes.run(Pass::Assemble, || assembly.backward(&whole.module, &forms))?
             } else {
-                let mut other = lowered(passes, || lower(deep, shape(options, options.sequence, None)))?;
-                let forms = ModelForms::new(deep, &mut other, &trained, options, optimiser, passes)?;
+                let mut other = lowered(passes, || lower(deep, trained(options, spec)))?;
+                let forms = ModelForms::new(deep, &mut other, &has_gradient, options, optimiser, passes)?;
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
             assembly.add(&name, program);
@@ -359,6 +368,8 @@ struct Rewriter<'a> {
     scope: String,
     /// Calls that one preparation of a set of weights serves.
     uses: f64,
+    /// Whether some of them have no gradient.
+    detached: bool,
     indices: Vec<(String, u64)>,
 }
 
@@ -377,7 +388,9 @@ impl<'a> Rewriter<'a> {
         let uses = applications * if options.cache.is_some() { ANSWER } else { 1.0 };
         let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
         let scope = body.map_or("model".into(), |b| architecture.bodies[b].name.clone());
-        Rewriter { options, optimiser, passes, prepared: Prepared::default(), scope, uses, indices }
+        let detached = body.map(|b| &architecture.bodies[b]).is_some_and(|b| b.kept < b.applications);
+        let prepared = Prepared::default();
+        Rewriter { options, optimiser, passes, prepared, scope, uses, detached, indices }
     }
 
     fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
@@ -467,7 +480,7 @@ fn forms(
     let evaluate = rewriter.inference(module, &without_training(f))?;
     let evaluate = scheduled(rewriter.passes, module, evaluate)?;
     if !rewriter.options.train {
-        return Ok(Forms { forward: evaluate.clone(), backward: None, evaluate });
+        return Ok(Forms { forward: evaluate.clone(), detached: None, backward: None, evaluate });
     }
     let f = rewriter.rewrite(module, f, Stage::Differentiable)?;
     let passes = rewriter.passes;
@@ -482,7 +495,11 @@ fn forms(
         !matches!(p.binding, Binding::Cotangent(Of::State(_))) || back.find_param(&p.name).is_some()
     });
     let backward = Some(scheduled(passes, module, back)?);
-    Ok(Forms { forward: scheduled(passes, module, front)?, backward, evaluate })
+    let detached = match rewriter.detached {
+        true => Some(scheduled(passes, module, prune(&front, &|p| p.binding != Binding::Saved))?),
+        false => None,
+    };
+    Ok(Forms { forward: scheduled(passes, module, front)?, detached, backward, evaluate })
 }
 
 /// The head goes forward and back in one function: nothing needs to be kept.
@@ -512,5 +529,5 @@ fn head_forms(
     } else {
         evaluate.clone()
     };
-    Ok(Forms { forward, backward: None, evaluate })
+    Ok(Forms { forward, detached: None, backward: None, evaluate })
 }

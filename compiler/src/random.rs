@@ -56,7 +56,8 @@ pub fn spec(seed: u64) -> Spec {
 
 /// The specification of that seed, as it is written.
 pub fn drawn(seed: u64) -> Drawn {
-    let mut w = Writer { r: Rng::new(seed ^ 0x7370_6563_0000), keys: BTreeSet::new() };
+    let (r, keys) = (Rng::new(seed ^ 0x7370_6563_0000), BTreeSet::new());
+    let mut w = Writer { r, keys, saved: vec![] };
     loop {
         w.keys.clear();
         let text = w.specification(seed);
@@ -91,16 +92,23 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         (_, "softcap" | "logit_softcap") => &["0.5", "2", "30"],
         ("router", "scale") => &["0.5", "2.5"],
         (_, "scale") => &["0.05", "0.3", "2", "-0.5"],
+        ("rope", "share") => &["0.5", "0.75", "1"],
         ("rope", "base") => &["1.5", "100", "500", "10000"],
         ("scaling", "factor") => &["0.5", "2", "8"],
+        ("scaling", "fast") => &["4", "32"],
+        ("scaling", "slow") => &["0.5", "1"],
+        ("scaling", "attention") => &["0.7", "1.2"],
         ("scaling", "low") => &["0.5", "1"],
         ("scaling", "high") => &["2", "4", "8"],
         ("scaling", "original_context") => &["4", "32", "8192"],
         ("projection", "count") => &["1", "2", "3", "4"],
         ("experts", "count") => &["1", "2", "3", "5"],
         ("experts", "active") => &["1", "2", "3"],
+        ("experts", "shared") => &["0", "1", "2"],
         (_, "intermediate") => &["1", "3", "6", "7"],
         (_, "query") => &["1", "2", "3", "4", "6"],
+        ("router", "groups") => &["1", "2", "3"],
+        ("router", "topk_groups") => &["1", "2"],
         ("balance", "rate") => &["1e-3", "1e-2", "0.1"],
         (_, "load_balance_loss" | "z_loss") => &["0", "0.01", "0.1", "1"],
         ("skip", "capacity") => &["0.125", "0.3", "0.5", "0.75", "1"],
@@ -113,6 +121,8 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("train", "learning_rate") => &["1e-3", "1e-2"],
         ("train", "warmup") => &["0", "1", "2"],
         ("train", "betas") => &["0", "0.5", "0.8", "0.9", "0.999"],
+        ("optimizer", "momentum") => &["0", "0.9", "0.95"],
+        ("optimizer", "matrix_rate") => &["1", "3"],
         ("train", "eps") => &["1e-8", "1e-5"],
         (_, "weight_decay") => &["0", "1e-3", "0.1", "1"],
         ("train", "clip") => &["0.5", "100"],
@@ -146,6 +156,8 @@ const TRIES: usize = 1000;
 
 struct Writer {
     r: Rng,
+    /// Streams that are named so far.
+    saved: Vec<&'static str>,
     keys: BTreeSet<String>,
 }
 
@@ -232,6 +244,7 @@ impl Writer {
             components.push(name);
         }
         self.keys.insert("model.components".into());
+        self.saved.clear();
         let mut budget = 9;
         let mut outermost = 0;
         let mut items = vec![];
@@ -324,12 +337,58 @@ impl Writer {
         }
     }
 
+    /// A distribution of depths.
+    fn depths(&mut self) -> String {
+        let law = match self.r.below(4) {
+            0 => {
+                self.keys.insert("recur.depth fixed".into());
+                return "fixed".into();
+            }
+            1 => "uniform: [1, 2]",
+            2 => "poisson: 1.5, max: 3",
+            _ => "lognormal_poisson: {mean: 2, sigma: 0.5}, min: 1, max: 3",
+        };
+        let keys = ["uniform", "poisson", "lognormal_poisson", "min", "max", "mean", "sigma"];
+        for key in keys.into_iter().filter(|key| law.contains(key)) {
+            let section = if matches!(key, "mean" | "sigma") { "lognormal" } else { "depths" };
+            self.keys.insert(format!("{section}.{key}"));
+        }
+        format!("{{{law}}}")
+    }
+
+    /// A statement on the stream.
+    fn statement(&mut self) -> String {
+        match self.r.below(6) {
+            0 => "norm".into(),
+            // Not `start zeros`: a norm of zeros has a slope that differences do not see.
+            5 => "start normal 0.5".into(),
+            1 => ["linear", "linear normal", "linear identity"][self.r.below(3) as usize].into(),
+            2 | 3 if !self.saved.is_empty() => {
+                let name = self.one_of(&self.saved.clone()).unwrap_or_default();
+                let hows = ["add", "linear", "linear identity", "linear normal", "scaled", "diagonal"];
+                format!("mix {name} {}", self.one_of(&hows).unwrap_or_default())
+            }
+            _ => {
+                let name = self.one_of(&["e", "x0", "mix"]).unwrap_or_default();
+                self.saved.push(name);
+                format!("save {name}")
+            }
+        }
+    }
+
     /// An item of at most `budget` applications.
     fn item(&mut self, components: &[&str], depth: u64, budget: &mut u64) -> String {
+        if self.r.once_in(4) {
+            return format!("\"{}\"", self.statement());
+        }
         if depth == 0 || *budget < 2 || self.r.once_in(2) {
             *budget = budget.saturating_sub(1);
             let mut names = components.to_vec();
-            let layer = self.composition(&mut names, 4);
+            let layer = match (self.composition(&mut names, 4), self.r.below(8)) {
+                (layer, 0) => format!("{layer} > norm"),
+                (layer, 1) => format!("norm > {layer} > norm"),
+                (layer, _) => layer,
+            };
             return match self.r.once_in(4) {
                 true => {
                     self.keys.insert("layer.layer".into());
@@ -349,6 +408,9 @@ impl Writer {
             let value = match key.name {
                 "layers" => format!("[{}]", items.join(", ")),
                 name if name == section.name => count.to_string(),
+                "backprop" | "depth" if depth < 2 || !self.writes(key) => continue,
+                "backprop" => (1 + self.r.below(2)).to_string(),
+                "depth" => self.depths(),
                 name if self.writes(key) => self.value(section, name, &key.kind),
                 _ => continue,
             };

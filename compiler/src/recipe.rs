@@ -1,10 +1,13 @@
 //! Which tensors are trained, and how: the patterns of a recipe.
 
 use crate::compiled::TensorKind;
+use crate::lower::Weight;
+use crate::optim::{Rule, matrix};
 use dreamc_dsl::spec::Train;
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen.
-pub(crate) fn recipe(train: &Train, name: &str, dims: usize, kind: TensorKind) -> Option<(f64, f64)> {
+pub(crate) fn recipe(train: &Train, name: &str, w: &Weight, shape: &[u64]) -> Option<Rule> {
+    let (dims, kind) = (shape.len(), w.kind);
     let hit = |p: &String| if p == "routers" { kind == TensorKind::Router } else { matches(p, name) };
     if kind == TensorKind::Balance
         || (!train.only.is_empty() && !train.only.iter().any(hit))
@@ -12,14 +15,15 @@ pub(crate) fn recipe(train: &Train, name: &str, dims: usize, kind: TensorKind) -
     {
         return None;
     }
-    let decays = dims >= 2 && (kind != TensorKind::Embedding || train.decay_embeddings);
+    let decays =
+        dims >= 2 && kind != TensorKind::Steady && (kind != TensorKind::Embedding || train.decay_embeddings);
     let mut chosen = (if decays { train.weight_decay } else { 0.0 }, 1.0);
     for group in &train.groups {
         if hit(&group.pattern) {
             chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
         }
     }
-    Some(chosen)
+    Some(Rule { decay: chosen.0, factor: chosen.1, matrix: matrix(train, w, shape) })
 }
 
 /// Whether a name matches a pattern in which `*` stands for any text.

@@ -193,6 +193,14 @@ impl Tokenizer {
         inner.token_to_id(text).filter(|_| inner.get_added_vocabulary().is_special_token(text))
     }
 
+    /// The token of this id as its vocabulary spells it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        match &self.kind {
+            Kind::Bytes => u8::try_from(id).ok().map(|byte| char::from(byte).to_string()),
+            Kind::Json { inner, .. } => inner.id_to_token(id),
+        }
+    }
+
     /// The token before the first of a document.
     pub fn begin(&self) -> u32 {
         self.begin

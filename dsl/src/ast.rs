@@ -238,8 +238,19 @@ pub enum LayerKind {
     Group(Box<Layer>),
     /// `skip(…) { a }`
     Skip(Map, Box<Layer>),
+    /// A statement on the stream, such as `mix e linear`, which stands in the place of a layer.
+    Statement(Vec<Word>),
     /// Something that was reported when it was read.
     Invalid,
+}
+
+/// A word of a statement: a name or a number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Word {
+    /// Its text.
+    pub text: String,
+    /// Its token.
+    pub span: Span,
 }
 
 impl<T> Block<T> {
@@ -359,6 +370,7 @@ fn place_layer(layer: &mut Layer, span: Span) {
             arguments.place(span);
             place_layer(inner, span);
         }
-        _ => {}
+        LayerKind::Statement(words) => words.iter_mut().for_each(|word| word.span = span),
+        LayerKind::Component(_) | LayerKind::Invalid => {}
     }
 }

@@ -3,7 +3,7 @@
 use crate::ast::*;
 use crate::comments;
 use crate::diagnostic::Diagnostic;
-use crate::grammar::{Lowering, Node, Rule, broken, extent};
+use crate::grammar::{Lowering, Node, Rule, broken, extent, key_names};
 use crate::keys::{self, Section, Type};
 use crate::source::{SourceMap, Span};
 
@@ -78,7 +78,7 @@ impl Lowering<'_> {
                 Rule::let_ => self.let_(part, map),
                 Rule::model => self.model(part, kind, map),
                 Rule::definition => self.definition(part, kind, map),
-                Rule::repeat | Rule::recur | Rule::layer | Rule::body | Rule::bare => {
+                Rule::repeat | Rule::recur | Rule::layer | Rule::body | Rule::statement | Rule::bare => {
                     self.body_item(part, kind, map);
                 }
                 Rule::close_brace => closed = true,
@@ -205,6 +205,10 @@ impl Lowering<'_> {
                     Value::new(ValueKind::Layer(layer), span)
                 })
                 .collect(),
+            Rule::statement => {
+                let layer = self.statement(node);
+                vec![Value::new(ValueKind::Layer(layer), span)]
+            }
             Rule::body => match node.into_inner().find(|part| part.as_rule() == Rule::layers) {
                 Some(layers) => self.layers(layers).items.into_iter().map(|item| item.node).collect(),
                 None => Vec::new(),
@@ -257,7 +261,7 @@ impl Lowering<'_> {
     }
 
     fn header(&mut self, node: Node, map: &mut Map) {
-        let mut key = None;
+        let mut words = Vec::new();
         for part in node.into_inner() {
             let span = self.span(&part);
             match part.as_rule() {
@@ -265,15 +269,28 @@ impl Lowering<'_> {
                     let arith = self.sum(part);
                     map.items[0].node.value = Value::new(crate::grammar::scalar_kind(arith), span);
                 }
-                Rule::key => key = Some(self.key(Some(part))),
-                Rule::scalar => {
-                    if let Some(key) = key.take() {
-                        let value = self.value_part(part, keys::RECUR.key(&key.text).map(|key| key.kind));
-                        map.items.push(Item::new(Pair { key, value }));
-                    }
-                }
+                Rule::string | Rule::scalar => words.push(self.value_part(part, None)),
                 _ => {}
             }
+        }
+        let mut words = words.into_iter().peekable();
+        while let Some(word) = words.next() {
+            let (ValueKind::Word(text) | ValueKind::Text(text)) = word.kind else {
+                let help = format!("behind the count stand settings: {}", key_names(&keys::RECUR));
+                self.error(word.span, "this stands where a setting should be", help);
+                continue;
+            };
+            let key = Key { text, span: word.span };
+            let kind = keys::RECUR.key(&key.text).map(|key| key.kind);
+            let value = match (key.text.as_str(), kind) {
+                ("depth", _) => depths(&mut words, key.span),
+                (_, Some(Type::Bool)) => {
+                    let value = words.next_if(|next| matches!(next.kind, ValueKind::Bool(_)));
+                    value.unwrap_or(Value::new(ValueKind::Bool(true), key.span))
+                }
+                _ => words.next().unwrap_or(Value::new(ValueKind::Null, key.span)),
+            };
+            map.items.push(Item::new(Pair { key, value }));
         }
     }
 
@@ -305,10 +322,15 @@ impl Lowering<'_> {
                     bare = None;
                     list.items.extend(self.item(part).map(Item::new));
                 }
+                Rule::statement => {
+                    bare = None;
+                    let layer = self.statement(part);
+                    list.items.push(Item::new(Value::new(ValueKind::Layer(layer), at)));
+                }
                 Rule::layer_comma => comma = true,
                 Rule::close_brace => closed = true,
                 Rule::layer_stray => {
-                    let help = "write a composition such as `(da | sa) > ea`, `layer`, `repeat` or `recur`";
+                    let help = "write a composition such as `(da | sa) > ea`, a statement, `layer`, `repeat` or `recur`";
                     self.error(at, format!("`{}` does not belong here", part.as_str()), help);
                 }
                 _ => {}
@@ -319,6 +341,54 @@ impl Lowering<'_> {
         }
         list
     }
+}
+
+type Words = std::iter::Peekable<std::vec::IntoIter<Value>>;
+
+/// `uniform 1 8`, `lognormal_poisson 32 0.5 min 1 max 64` and so on as the map that YAML has; a
+/// word alone where it is no law.
+fn depths(words: &mut Words, at: Span) -> Value {
+    let Some(law) = words.next() else { return Value::new(ValueKind::Null, at) };
+    let ValueKind::Word(name) = &law.kind else { return law };
+    let name = name.clone();
+    let pair = |text: &str, span, value| Item::new(Pair { key: Key { text: text.into(), span }, value });
+    let value = match name.as_str() {
+        "uniform" => {
+            let numbers: Vec<Value> = (0..2).map_while(|_| number(words)).collect();
+            let span = numbers.iter().fold(law.span, |span, value| span.to(value.span));
+            let items = numbers.into_iter().map(Item::new).collect();
+            Value::new(ValueKind::List(List { items, span, ..List::default() }), span)
+        }
+        "poisson" => number(words).unwrap_or(Value::new(ValueKind::Null, law.span)),
+        "lognormal_poisson" => {
+            let numbers = ["mean", "sigma"].map(|key| number(words).map(|value| (key, value)));
+            let items: Vec<_> =
+                numbers.into_iter().flatten().map(|(key, value)| pair(key, value.span, value)).collect();
+            let span = items.iter().fold(law.span, |span, item| span.to(item.node.value.span));
+            Value::new(ValueKind::Map(Map { items, span, ..Map::default() }), span)
+        }
+        _ => return law,
+    };
+    let mut map = Map { span: law.span.to(value.span), ..Map::default() };
+    map.items.push(pair(&name, law.span, value));
+    let bound = |value: &Value| matches!(&value.kind, ValueKind::Word(w) if w == "min" || w == "max");
+    while let Some(word) = words.next_if(bound) {
+        let ValueKind::Word(name) = &word.kind else { break };
+        let value = number(words).unwrap_or(Value::new(ValueKind::Null, word.span));
+        map.span = map.span.to(value.span);
+        map.items.push(pair(name, word.span, value));
+    }
+    let span = map.span;
+    Value::new(ValueKind::Map(map), span)
+}
+
+/// The next word where it is a number, or may name one.
+fn number(words: &mut Words) -> Option<Value> {
+    words.next_if(|value| match &value.kind {
+        ValueKind::Number(_) => true,
+        ValueKind::Word(word) => word != "min" && word != "max" && keys::RECUR.key(word).is_none(),
+        _ => false,
+    })
 }
 
 /// Whether a component of that name is defined above.

@@ -43,6 +43,9 @@ pub(crate) fn layer(layer: &Layer) -> String {
                 arguments.items.iter().map(|item| dream::argument(&item.node)).collect();
             format!("skip({}) {{ {} }}", arguments.join(", "), self::layer(inner))
         }
+        LayerKind::Statement(words) => {
+            words.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ")
+        }
         LayerKind::Invalid => "invalid".into(),
     }
 }

@@ -138,6 +138,7 @@ impl Lowering<'_> {
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::mixed => result = self.mixed(part),
+                Rule::statement => result = self.statement(part),
                 Rule::missing if !stray => {
                     let help = "write a composition such as `(da | sa) > ea`";
                     self.error(whole, "a composition is missing here", help);
@@ -188,6 +189,13 @@ impl Lowering<'_> {
         }
         let kind = if first == '|' { LayerKind::Parallel(terms) } else { LayerKind::Sequential(terms) };
         Layer { kind, span }
+    }
+
+    /// A statement on the stream, as its words.
+    pub(crate) fn statement(&mut self, node: Node) -> Layer {
+        let span = self.span(&node);
+        let words = node.into_inner().map(|part| Word { span: self.span(&part), text: part.as_str().into() });
+        Layer { kind: LayerKind::Statement(words.collect()), span }
     }
 
     fn term(&mut self, node: Node) -> Layer {

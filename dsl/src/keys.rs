@@ -361,6 +361,25 @@ const HEADS: Key = key("heads", SIZE, Required, "Query heads.");
 const KV_HEADS: Key = key("kv_heads", SIZE, Rule("`heads`"), "Key and value heads; divides `heads`.");
 const HEAD_SIZE: Key =
     key("head_size", SIZE, Rule("`hidden / heads`"), "Size of a head; even where there is a rotation.");
+const GATE: Key = key(
+    "gate",
+    Type::Optional(&Type::Word(&[
+        ("head", "a number for each head"),
+        ("element", "a number for each element of each head"),
+    ])),
+    NONE,
+    "Outputs of heads are multiplied by `sigmoid(W_g x̂)` before the output projection.",
+);
+const BIAS: Key = key(
+    "bias",
+    Type::Optional(&Type::Word(&[
+        ("qkv", "of queries, keys and values"),
+        ("out", "of the output"),
+        ("all", "of both"),
+    ])),
+    NONE,
+    "Which projections add a learned vector; one for all experts of *projection*.",
+);
 const PROJECTION_KEY: Key = key(
     "projection",
     Type::Optional(&PROJECTION_TYPE),
@@ -387,6 +406,14 @@ pub static SEQUENCE: Section = Section {
         ),
         SOFTCAP,
         SCALE,
+        key(
+            "sink",
+            Type::Bool,
+            FALSE,
+            "Whether each head has a learned logit in the denominator of its softmax (gpt-oss).",
+        ),
+        GATE,
+        BIAS,
         POST_NORM,
         PROJECTION_KEY,
     ],
@@ -410,6 +437,8 @@ pub static DEPTH: Section = Section {
         QK,
         SOFTCAP,
         SCALE,
+        GATE,
+        BIAS,
         POST_NORM,
         PROJECTION_KEY,
     ],
@@ -429,24 +458,63 @@ pub static ROPE: Section = Section {
             "Odd pairs count from the last depth backwards; for `depth` and for routers only.",
         ),
         key(
+            "share",
+            Type::Real(Range::Share),
+            Value("1"),
+            "Share of a head that turns: its first `share · d` elements, an even number of them.",
+        ),
+        key(
             "scaling",
             Type::Optional(&Type::Section(&SCALING)),
             NONE,
-            "Frequency scaling of Llama 3.1 and later.",
+            "How frequencies are lowered for contexts longer than those of training.",
         ),
     ],
 };
 
-/// Llama 3's frequency scaling.
+/// Frequency scaling.
 pub static SCALING: Section = Section {
     name: "scaling",
-    doc: "Llama 3's frequency scaling (`rope_type: llama3`).",
+    doc: "Lowered frequencies of a rotation, as `transformers` computes them (`rope_type`).",
     short: None,
     keys: &[
+        key(
+            "type",
+            Type::Word(&[
+                ("llama3", "low frequencies are divided, high ones kept, those between blended (Llama 3.1)"),
+                ("linear", "all frequencies are divided"),
+                (
+                    "yarn",
+                    "pairs that turn less than `slow` times in `original_context` are divided, those that turn more than `fast` times kept, \
+                     those between blended; queries and keys are multiplied by `attention` (YaRN)",
+                ),
+            ]),
+            Value("llama3"),
+            "Which frequencies are divided.",
+        ),
         key("factor", POSITIVE, Required, "Division of the low frequencies."),
-        key("low", POSITIVE, Value("1"), "Wavelengths above `original_context / low` are divided."),
-        key("high", POSITIVE, Value("4"), "Wavelengths below `original_context / high` are kept."),
-        key("original_context", POSITIVE, Required, "Context the model was first trained with."),
+        key("low", POSITIVE, Value("1"), "`llama3`: wavelengths above `original_context / low` are divided."),
+        key("high", POSITIVE, Value("4"), "`llama3`: wavelengths below `original_context / high` are kept."),
+        key(
+            "original_context",
+            POSITIVE,
+            Rule("required with `llama3` and `yarn`"),
+            "Context the model was first trained with.",
+        ),
+        key("fast", POSITIVE, Value("32"), "`yarn`: turns above which a pair is kept (`beta_fast`)."),
+        key("slow", POSITIVE, Value("1"), "`yarn`: turns below which a pair is divided (`beta_slow`)."),
+        key(
+            "attention",
+            POSITIVE,
+            Rule("`0.1 ln(factor) + 1`; 1 for a factor up to 1"),
+            "`yarn`: factor on rotated queries and keys (`attention_factor`).",
+        ),
+        key(
+            "truncate",
+            Type::Bool,
+            Value("true"),
+            "`yarn`: whether the pairs between which frequencies are blended are whole numbers.",
+        ),
     ],
 };
 
@@ -485,6 +553,7 @@ const ACTIVATION: &[(&str, &str)] = &[
     ("geglu", "`gelu_tanh(gate x) ⊙ up x`"),
     ("relu", "`relu(up x)`"),
     ("gelu", "`gelu_tanh(up x)`"),
+    ("relu2", "`relu(up x)²`"),
 ];
 const ACTIVATION_KEY: Key = key("activation", Type::Word(ACTIVATION), Value("swiglu"), "Non-linearity.");
 
@@ -503,6 +572,18 @@ pub static EXPERTS: Section = Section {
             COUNT,
             Value("0"),
             "Further experts that return nothing (integrated MoDE), routed like the others and numbered after them.",
+        ),
+        key(
+            "shared",
+            COUNT,
+            Value("0"),
+            "Experts that every token uses, beside the routed ones (DeepSeek): one network of so many times `intermediate`.",
+        ),
+        key(
+            "shared_gate",
+            Type::Bool,
+            FALSE,
+            "Whether what shared experts give is multiplied by `sigmoid(w·x̂)` (Qwen).",
         ),
         QUERY_SHORT,
         BALANCE_SHORT,
@@ -559,7 +640,11 @@ pub static ROUTER: Section = Section {
         ),
         key(
             "score",
-            Type::Word(&[("sigmoid", "each by itself"), ("softmax", "over all experts")]),
+            Type::Word(&[
+                ("sigmoid", "each by itself"),
+                ("softmax", "over all experts"),
+                ("sqrtsoftplus", "each by itself, `sqrt(ln(1 + e^z))` (DeepSeek V4)"),
+            ]),
             Rule("the preset's"),
             "From logit to score.",
         ),
@@ -569,6 +654,13 @@ pub static ROUTER: Section = Section {
             Rule("the preset's"),
             "Values whose largest are chosen.",
         ),
+        key(
+            "groups",
+            SIZE,
+            Value("1"),
+            "Groups of as many neighbouring experts; experts are chosen in the `topk_groups` best alone (DeepSeek V3). A group is as good as the sum of its two largest values.",
+        ),
+        key("topk_groups", SIZE, Rule("`groups`"), "Groups in which experts are chosen; at most `groups`."),
         key("normalise", Type::Bool, Rule("the preset's"), "Gates are divided by their sum over the chosen."),
         key("scale", POSITIVE, Rule("the preset's, else 1"), "Factor on the gates."),
         key(
@@ -643,7 +735,50 @@ pub static RECUR: Section = Section {
             Value("true"),
             "Whether the residual stream is normalised after every application inside. In `.dream` it stands behind the count.",
         ),
+        key(
+            "backprop",
+            SIZE,
+            Rule("all passes"),
+            "Gradients flow through so many last passes alone; earlier ones keep nothing for the way back. Of a `recur` that is an item of the body.",
+        ),
+        key(
+            "depth",
+            Type::Either(&[Type::Word(&[("fixed", "the count that is written")]), Type::Section(&DEPTHS)]),
+            Rule("`fixed`"),
+            "Number of passes of a training step, a function of seed and step; everything else runs the count that is written. \
+             `depth uniform 1 8`, `depth poisson 4 max 16` or `depth lognormal_poisson 32 0.5 min 1 max 64` in `.dream`.",
+        ),
         key("layers", Type::Layers, Required, "Layers that are applied."),
+    ],
+};
+
+/// A distribution of depths.
+pub static DEPTHS: Section = Section {
+    name: "depths",
+    doc: "A distribution of the number of passes; it has one of the three laws.",
+    short: None,
+    keys: &[
+        key("uniform", Type::List(&SIZE), Absent, "Every number from the first to the second as often."),
+        key("poisson", POSITIVE, Absent, "Poisson with this mean."),
+        key(
+            "lognormal_poisson",
+            Type::Section(&LOGNORMAL),
+            Absent,
+            "One more than Poisson, whose rate is `exp(N(ln mean - sigma²/2, sigma))` (Huginn).",
+        ),
+        key("min", SIZE, Value("1"), "The least; fewer are so many."),
+        key("max", SIZE, Rule("twice the count of the `recur`"), "The most; more are so many."),
+    ],
+};
+
+/// A rate that is lognormal.
+pub static LOGNORMAL: Section = Section {
+    name: "lognormal",
+    doc: "A rate that is lognormal.",
+    short: None,
+    keys: &[
+        key("mean", POSITIVE, Required, "Mean of the rate."),
+        key("sigma", POSITIVE, Required, "Deviation of its logarithm."),
     ],
 };
 
@@ -837,16 +972,23 @@ pub static TRAIN: Section = Section {
         key("learning_rate", POSITIVE, Value("4e-4"), "Peak learning rate."),
         key("warmup", COUNT, Value("500"), "Steps of linear warm-up."),
         key("schedule", Type::Section(&SCHEDULE), Value("constant"), "Learning rates after the warm-up."),
+        key("optimizer", Type::Section(&OPTIMIZER), Value("adamw"), "The law that moves weights."),
         key(
             "betas",
             Type::List(&Type::Real(Range::Fraction)),
             Value("[0.9, 0.999]"),
-            "AdamW's two decay rates.",
+            "Decay rates of the two means of AdamW and Lion; Lion is usual with `[0.9, 0.99]`.",
         ),
         key("eps", POSITIVE, Value("1e-8"), "AdamW's ε."),
         key("weight_decay", WEIGHT, Value("1e-3"), "Decoupled weight decay on matrices."),
         key("decay_embeddings", Type::Bool, FALSE, "Whether embeddings decay too."),
         key("clip", Type::Optional(&POSITIVE), Value("0.5"), "Largest global gradient norm."),
+        key(
+            "z_loss",
+            WEIGHT,
+            Value("0"),
+            "Weight of `mean(logsumexp(logits)²)`, over tokens with a target, in the loss that is trained (PaLM).",
+        ),
         key("seed", COUNT, Value("0"), "Seed of weights, order and sampling."),
         key(
             "precision",
@@ -882,7 +1024,7 @@ pub static TRAIN: Section = Section {
             "random_depth",
             Type::Optional(&Type::Section(&RANDOM_DEPTH)),
             NONE,
-            "Recurrent depth drawn anew each step, as a function of seed and step.",
+            "Recurrent depth drawn anew each step, as a function of seed and step: the same as `depth uniform` of the `recur`.",
         ),
         key("evaluate", Type::Section(&EVALUATE), Rule("at the end"), "Evaluation during training."),
         key(
@@ -934,6 +1076,46 @@ pub static SCHEDULE: Section = Section {
         ),
         key("floor", Type::Real(Range::NonNegative), Value("0"), "Final share of the peak, at most 1."),
         key("decay", SIZE, Rule("required with `wsd`"), "Steps of the decay of `wsd`."),
+    ],
+};
+
+/// The law that moves weights.
+pub static OPTIMIZER: Section = Section {
+    name: "optimizer",
+    doc: "The law that moves weights. `optimizer muon` in `.dream`.",
+    short: Some("kind"),
+    keys: &[
+        key(
+            "kind",
+            Type::Word(&[
+                ("adamw", "AdamW (1711.05101, algorithm 2)"),
+                ("lion", "the sign of a mean of gradients (2302.06675, algorithm 2)"),
+                (
+                    "muon",
+                    "matrices, each expert's by itself, move by the orthogonalised mean of their gradients (Jordan et al., *Muon*, 2024); \
+                     embeddings, head, gains, biases and routers by AdamW",
+                ),
+                (
+                    "muonh",
+                    "as `muon`, each matrix at its first Frobenius norm (2603.28743, section 3): the learning rate is the angle of a step; \
+                     a matrix that begins at zero moves by AdamW",
+                ),
+            ]),
+            Required,
+            "Which.",
+        ),
+        key(
+            "momentum",
+            Type::Real(Range::Fraction),
+            Value("0.95"),
+            "Decay rate of the mean of `muon` and `muonh`, with Nesterov's look ahead.",
+        ),
+        key(
+            "matrix_rate",
+            POSITIVE,
+            Value("1"),
+            "Factor on the learning rate of the matrices that `muon` and `muonh` orthogonalise; the rest moves by `learning_rate` itself.",
+        ),
     ],
 };
 
@@ -1086,6 +1268,58 @@ pub static SUITE: Section = Section {
             "Quantities that must be equal between the arms.",
         ),
         key("seeds", Type::List(&COUNT), Value("[0]"), "Every arm is trained once for each."),
+        key(
+            "sweep",
+            Type::Names(&Type::List(&Type::Real(Range::Any))),
+            Absent,
+            "Values of fields that every arm tries, with the first seed, at the smallest cell of the ladder: `{train.learning_rate: [1e-3, 2e-3, 4e-3]}`. \
+             Each arm goes on with those of its least held-out loss. Several fields make a grid.",
+        ),
+        key(
+            "sweep_edge",
+            Type::Word(&[
+                ("refuse", "an error that says which value to add"),
+                ("allow", "the arm goes on with it, and the report marks it"),
+            ]),
+            Value("refuse"),
+            "The outcome where the best value stands at an end of its list, so that a better one may stand outside.",
+        ),
+        key("ladder", Type::Section(&LADDER), Absent, "Sizes and budgets that the arms are compared at."),
+    ],
+};
+
+/// Cells of equal FLOPs.
+pub static LADDER: Section = Section {
+    name: "ladder",
+    doc: "Cells of equal FLOPs: every size at every budget. `train.warmup`, the decay of `wsd`, and `train.evaluate.every` are those of \
+          `train.steps` steps, and scale with the steps of a cell.",
+    short: None,
+    keys: &[
+        key(
+            "sizes",
+            Type::Names(&Type::Names(&Type::Real(Range::Any))),
+            Required,
+            "Sizes by name, each with values of `let` names or fields of the specs: `{small: {h: 32}, large: {h: 64}}`.",
+        ),
+        key(
+            "budgets",
+            Type::List(&POSITIVE),
+            Required,
+            "FLOPs of training. The steps of a cell are the budget over the counted FLOPs of a step of the baseline.",
+        ),
+        key(
+            "gate",
+            Type::Bool,
+            FALSE,
+            "Whether an arm stops that is behind the baseline by more than the noise at both of the two smallest cells. Needs two seeds.",
+        ),
+        key(
+            "cooldown",
+            Type::Optional(&Type::Real(Range::Fraction)),
+            NONE,
+            "Share of a cell's steps over which the rate falls to 0, in a branch of one trunk of constant rate for all budgets of a size. Takes the \
+             place of the schedule.",
+        ),
     ],
 };
 
@@ -1138,6 +1372,12 @@ pub static EQUAL: Section = Section {
         key("data", Type::Bool, Value("true"), "Data, by hash."),
         key("order", Type::Bool, Value("true"), "Order of the examples."),
         key("tokenizer", Type::Bool, Value("true"), "Tokenizer."),
+        key(
+            "tuning",
+            Type::Bool,
+            Rule("`true` where there is a `sweep`"),
+            "Equal tuning in place of equal values: fields of the `sweep` may differ, since every arm tried the same values.",
+        ),
         key("schedule", Type::Bool, Value("true"), "Learning rate and its schedule."),
         key("optimizer", Type::Bool, Value("true"), "Optimizer, decay and clipping."),
         key("batch", Type::Bool, Value("true"), "Batch and sequence length."),

@@ -101,6 +101,16 @@ pub fn check_suite(ast: &Ast, overrides: &[String]) -> Result<(Suite, Vec<Diagno
     Ok((Suite { sources: *diagnostics.source, ..suite }, diagnostics.list))
 }
 
+/// Checks the tree of a specification in `folder`: the one that it names as its `base` is put below
+/// it first.
+pub fn check_in(
+    ast: Ast,
+    folder: &std::path::Path,
+    overrides: &[String],
+) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
+    check(&base::resolve(ast, folder, 0)?, overrides)
+}
+
 /// The result of a reader of a tree, or every error.
 fn run<T>(
     ast: &Ast,

@@ -143,11 +143,12 @@ fn note_recurrent<'a>(item: &'a spec::Item, inside: bool, names: &mut HashSet<&'
                 terms.iter().for_each(|term| each(term, names))
             }
             Expr::Skip(_, term) => each(term, names),
+            Expr::Norm => {}
         }
     }
     match item {
         spec::Item::Layer(expr) if inside => each(expr, names),
-        spec::Item::Layer(_) => {}
+        spec::Item::Layer(_) | spec::Item::Statement(_) => {}
         spec::Item::Repeat { items, .. } => items.iter().for_each(|item| note_recurrent(item, inside, names)),
         spec::Item::Recur { items, .. } => items.iter().for_each(|item| note_recurrent(item, true, names)),
     }
@@ -170,6 +171,8 @@ fn component(component: &Component, recurrent: bool) -> ValueKind {
             keys.put("intermediate", int(experts.intermediate));
             keys.put("activation", name(experts.activation));
             keys.put("noop", int(experts.noop));
+            keys.put("shared", int(experts.shared));
+            keys.put("shared_gate", ValueKind::Bool(experts.shared_gate));
             keys.put("router", router(&experts.router));
             keys.put("post_norm", ValueKind::Bool(experts.post_norm));
             "experts"
@@ -197,6 +200,11 @@ fn attention_keys(keys: &mut Fields, attention: &Attention, sequence: bool, recu
     }
     keys.put("softcap", or_none(attention.softcap, real));
     keys.put("scale", or_none(attention.scale, real));
+    if sequence {
+        keys.put("sink", ValueKind::Bool(attention.sink));
+    }
+    keys.put("gate", or_none(attention.gate, name));
+    keys.put("bias", or_none(attention.bias, name));
     keys.put("post_norm", ValueKind::Bool(attention.post_norm));
     // Outside `recur` nothing reads it; written out, it would be warned about.
     if recurrent || attention.projection != Some(Projection::default()) {
@@ -208,12 +216,31 @@ fn rope(rope: Rope) -> ValueKind {
     let mut fields = Fields::inline();
     fields.put("base", real(rope.base));
     fields.put("half_reversed", ValueKind::Bool(rope.half_reversed));
+    fields.put("share", real(rope.share));
     let scaling = |scaling: RopeScaling| {
         let mut fields = Fields::inline();
-        fields.put("factor", real(scaling.factor));
-        fields.put("low", real(scaling.low));
-        fields.put("high", real(scaling.high));
-        fields.put("original_context", real(scaling.original_context));
+        match scaling {
+            RopeScaling::Llama3 { factor, low, high, original_context } => {
+                fields.put("type", word("llama3"));
+                fields.put("factor", real(factor));
+                fields.put("low", real(low));
+                fields.put("high", real(high));
+                fields.put("original_context", real(original_context));
+            }
+            RopeScaling::Linear { factor } => {
+                fields.put("type", word("linear"));
+                fields.put("factor", real(factor));
+            }
+            RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate } => {
+                fields.put("type", word("yarn"));
+                fields.put("factor", real(factor));
+                fields.put("fast", real(fast));
+                fields.put("slow", real(slow));
+                fields.put("original_context", real(original_context));
+                fields.put("attention", real(attention));
+                fields.put("truncate", ValueKind::Bool(truncate));
+            }
+        }
         fields.map()
     };
     fields.put("scaling", or_none(rope.scaling, scaling));
@@ -240,6 +267,8 @@ fn router(router: &Router) -> ValueKind {
     }
     fields.put("score", name(router.score));
     fields.put("select", name(router.select));
+    fields.put("groups", int(router.groups));
+    fields.put("topk_groups", int(router.topk_groups));
     fields.put("normalise", ValueKind::Bool(router.normalise));
     fields.put("scale", real(router.scale));
     let balance = |balance: Balance| {
@@ -256,15 +285,24 @@ fn router(router: &Router) -> ValueKind {
 }
 
 fn item(item: &spec::Item) -> ValueKind {
-    let (key, count, residual_norm, items) = match item {
+    let (key, count, recur, items) = match item {
         spec::Item::Layer(expr) => return ValueKind::Layer(layer(expr)),
+        spec::Item::Statement(s) => return ValueKind::Layer(statement(s)),
         spec::Item::Repeat { count, items } => ("repeat", count, None, items),
-        spec::Item::Recur { count, residual_norm, items } => ("recur", count, Some(*residual_norm), items),
+        spec::Item::Recur { count, residual_norm, items, looping } => {
+            ("recur", count, Some((*residual_norm, looping)), items)
+        }
     };
     let mut fields = Fields::broken();
     fields.put(key, int(*count));
-    if let Some(norm) = residual_norm {
+    if let Some((norm, looping)) = recur {
         fields.put("residual_norm", ValueKind::Bool(norm));
+        if let Some(backprop) = looping.backprop {
+            fields.put("backprop", int(backprop));
+        }
+        if let Some(depths) = looping.depth {
+            fields.put("depth", self::depths(depths));
+        }
     }
     fields.put("layers", broken_list(items.iter().map(self::item)));
     fields.map()
@@ -279,11 +317,62 @@ fn layer(expr: &Expr) -> Layer {
     };
     let kind = match expr {
         Expr::Component(name) => LayerKind::Component(name.clone()),
+        Expr::Norm => LayerKind::Component("norm".into()),
         Expr::Sequential(terms) => LayerKind::Sequential(terms.iter().map(inner).collect()),
         Expr::Parallel(terms) => LayerKind::Parallel(terms.iter().map(inner).collect()),
         Expr::Skip(skip, term) => LayerKind::Skip(skip_keys(skip), Box::new(layer(term))),
     };
     Layer { kind, span: Span::default() }
+}
+
+fn depths(depths: Depths) -> ValueKind {
+    let mut fields = Fields::inline();
+    match depths.law {
+        DepthLaw::Uniform => {
+            fields.put("uniform", list([int(depths.min), int(depths.max)]));
+            return fields.map();
+        }
+        DepthLaw::Poisson { mean } => fields.put("poisson", real(mean)),
+        DepthLaw::LognormalPoisson { mean, sigma } => {
+            let mut law = Fields::inline();
+            law.put("mean", real(mean));
+            law.put("sigma", real(sigma));
+            fields.put("lognormal_poisson", law.map());
+        }
+    }
+    fields.put("min", int(depths.min));
+    fields.put("max", int(depths.max));
+    fields.map()
+}
+
+/// Words that its defaults stand for are written.
+fn statement(statement: &Statement) -> Layer {
+    let beginning = |b: Beginning| match b {
+        Beginning::Identity => "identity",
+        Beginning::Normal => "normal",
+    };
+    let deviation;
+    let words = match statement {
+        Statement::StartZeros => vec!["start", "zeros"],
+        Statement::StartNormal(sigma) => {
+            deviation = format!("{sigma:?}");
+            vec!["start", "normal", &deviation]
+        }
+        Statement::Norm => vec!["norm"],
+        Statement::Linear(b) => vec!["linear", beginning(*b)],
+        Statement::Save(name) => vec!["save", name],
+        Statement::Mix { name, how } => {
+            let how = match how {
+                Mixing::Add => vec!["add"],
+                Mixing::Linear(b) => vec!["linear", beginning(*b)],
+                Mixing::Scaled => vec!["scaled"],
+                Mixing::Diagonal => vec!["diagonal"],
+            };
+            [vec!["mix", name], how].concat()
+        }
+    };
+    let word = |text: &str| crate::ast::Word { text: text.into(), span: Span::default() };
+    Layer { kind: LayerKind::Statement(words.into_iter().map(word).collect()), span: Span::default() }
 }
 
 fn skip_keys(skip: &Skip) -> Map {
@@ -378,11 +467,16 @@ fn train(train: &Train) -> ValueKind {
     fields.put("learning_rate", real(train.learning_rate));
     fields.put("warmup", int(train.warmup));
     fields.put("schedule", schedule(&train.schedule));
+    // Only where it is not AdamW: runs of before keep their hash.
+    if let Some(optimizer) = optimizer(train.optimizer) {
+        fields.put("optimizer", optimizer);
+    }
     fields.put("betas", list([real(train.betas.0), real(train.betas.1)]));
     fields.put("eps", real(train.eps));
     fields.put("weight_decay", real(train.weight_decay));
     fields.put("decay_embeddings", ValueKind::Bool(train.decay_embeddings));
     fields.put("clip", or_none(train.clip, real));
+    fields.put("z_loss", real(train.z_loss));
     fields.put("seed", int(train.seed));
     fields.put("precision", name(train.precision));
     fields.put("only", list(train.only.iter().map(|pattern| word(pattern))));
@@ -419,6 +513,20 @@ fn train(train: &Train) -> ValueKind {
     fields.put("on_nan", word(if train.on_nan == OnNan::Skip { "skip" } else { "stop" }));
     fields.put("spike", or_none(train.spike, real));
     fields.map()
+}
+
+fn optimizer(kind: OptimizerKind) -> Option<ValueKind> {
+    let (name, matrices) = match kind {
+        OptimizerKind::AdamW => return None,
+        OptimizerKind::Lion => return Some(word("lion")),
+        OptimizerKind::Muon(matrices) => ("muon", matrices),
+        OptimizerKind::MuonH(matrices) => ("muonh", matrices),
+    };
+    let mut fields = Fields::inline();
+    fields.put("kind", word(name));
+    fields.put("momentum", real(matrices.momentum));
+    fields.put("matrix_rate", real(matrices.rate));
+    Some(fields.map())
 }
 
 fn schedule(schedule: &Schedule) -> ValueKind {

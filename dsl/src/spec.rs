@@ -161,11 +161,52 @@ pub struct Attention {
     pub softcap: Option<f64>,
     /// Factor on `q·k`; `1/sqrt(head_size)` where absent.
     pub scale: Option<f64>,
+    /// Whether each head has a learned logit in the denominator of its softmax; sequence attention
+    /// only.
+    pub sink: bool,
+    /// Factor `sigmoid(W_g x)` on what heads give, before the output projection.
+    pub gate: Option<HeadGate>,
+    /// Projections that add a learned vector.
+    pub bias: Option<Bias>,
     /// Whether the branch output has a norm of its own (Gemma 2).
     pub post_norm: bool,
     /// The mixture of projections in recurrent layers (section 5); `None` reuses one projection at
     /// every depth.
     pub projection: Option<Projection>,
+}
+
+/// Elements of heads that have a gate each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadGate {
+    /// All of a head have one.
+    Head,
+    /// Each has its own.
+    Element,
+}
+
+/// Projections of an attention that add a learned vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bias {
+    /// Queries, keys and values.
+    Qkv,
+    /// The output.
+    Out,
+    /// Both.
+    All,
+}
+
+impl Bias {
+    /// Whether queries, keys and values have it.
+    pub fn of_qkv(self) -> bool {
+        matches!(self, Bias::Qkv | Bias::All)
+    }
+
+    /// Whether the output has it.
+    pub fn of_out(self) -> bool {
+        matches!(self, Bias::Out | Bias::All)
+    }
 }
 
 /// Rotary position embedding: pairs `(i, i + d/2)`, `θ_i = base^(-2i/d)`.
@@ -176,21 +217,66 @@ pub struct Rope {
     /// Odd pairs count from the last depth backwards (`L - 1 - l`); depth attention and routers
     /// only.
     pub half_reversed: bool,
-    /// Frequency scaling of Llama 3.1 and later.
+    /// Share of a head that turns, its first elements.
+    pub share: f64,
+    /// Lowered frequencies.
     pub scaling: Option<RopeScaling>,
 }
 
-/// Llama 3's frequency scaling (`rope_type: llama3`).
+impl Rope {
+    /// Elements of a vector of `size` that turn, whether or not that is an even number.
+    pub fn turning(&self, size: u64) -> u64 {
+        // As `int(head_dim * partial_rotary_factor)` in transformers, but for a product that
+        // rounding puts just below a whole number.
+        ((self.share * size as f64 + 1e-9).floor() as u64).min(size)
+    }
+}
+
+/// Lowered frequencies of a rotation, as `transformers` computes them (`rope_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct RopeScaling {
-    /// Division of the low frequencies.
-    pub factor: f64,
-    /// Wavelengths above `original_context / low` are divided.
-    pub low: f64,
-    /// Wavelengths below `original_context / high` are kept.
-    pub high: f64,
-    /// Context the model was first trained with.
-    pub original_context: f64,
+#[serde(rename_all = "snake_case")]
+pub enum RopeScaling {
+    /// Llama 3.1 and later.
+    Llama3 {
+        /// Division of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_context / low` are divided.
+        low: f64,
+        /// Wavelengths below `original_context / high` are kept.
+        high: f64,
+        /// Context the model was first trained with.
+        original_context: f64,
+    },
+    /// All frequencies are divided.
+    Linear {
+        /// Division of the frequencies.
+        factor: f64,
+    },
+    /// YaRN (Peng et al., 2309.00071).
+    Yarn {
+        /// Division of the low frequencies.
+        factor: f64,
+        /// Turns in the original context above which a pair is kept.
+        fast: f64,
+        /// Turns below which a pair is divided.
+        slow: f64,
+        /// Context the model was first trained with.
+        original_context: f64,
+        /// Factor on rotated queries and keys.
+        attention: f64,
+        /// Whether the bounds between which pairs are blended are whole numbers.
+        truncate: bool,
+    },
+}
+
+impl RopeScaling {
+    /// Factor on rotated vectors.
+    pub fn attention(&self) -> f64 {
+        match *self {
+            RopeScaling::Llama3 { .. } | RopeScaling::Linear { .. } => 1.0,
+            RopeScaling::Yarn { attention, .. } => attention,
+        }
+    }
 }
 
 /// Which vectors are RMS-normalised before the rotation.
@@ -230,6 +316,10 @@ pub struct Experts {
     /// Further experts that return nothing (integrated MoDE); routed like the others, numbered
     /// after them.
     pub noop: u64,
+    /// Experts that every token uses, beside the routed ones: one network of so many times `I`.
+    pub shared: u64,
+    /// Whether what those give is multiplied by `sigmoid(w·x)`.
+    pub shared_gate: bool,
     /// How experts are scored, chosen and balanced.
     pub router: Router,
     /// Whether the branch output has a norm of its own.
@@ -260,6 +350,8 @@ pub enum Activation {
     Relu,
     /// `gelu_tanh(up x)`
     Gelu,
+    /// `relu(up x)²`
+    Relu2,
 }
 
 impl Activation {
@@ -280,6 +372,10 @@ pub struct Router {
     /// Values whose `k` largest are chosen; the balancing bias, where there is one, is added to
     /// them.
     pub select: Select,
+    /// Groups of neighbouring experts; 1 for all experts in one.
+    pub groups: u64,
+    /// Groups in which experts are chosen: those whose two largest values have the largest sums.
+    pub topk_groups: u64,
     /// Gates are divided by their sum over the chosen.
     pub normalise: bool,
     /// Factor on the gates.
@@ -315,6 +411,8 @@ pub enum Score {
     Sigmoid,
     /// Over all experts.
     Softmax,
+    /// Each by itself, `sqrt(ln(1 + e^z))`.
+    Sqrtsoftplus,
 }
 
 /// Values that choose experts.
@@ -364,6 +462,8 @@ pub enum BalanceLaw {
 pub enum Item {
     /// One application with weights of its own (unless a `recur` around it shares them).
     Layer(Expr),
+    /// A map from the stream to a stream.
+    Statement(Statement),
     /// `count` copies with weights of their own.
     Repeat {
         /// Copies.
@@ -379,7 +479,105 @@ pub enum Item {
         residual_norm: bool,
         /// Items that are applied.
         items: Vec<Item>,
+        /// How it is run.
+        #[serde(skip_serializing_if = "Looping::is_plain")]
+        looping: Looping,
     },
+}
+
+/// How the passes of a `recur` are run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Looping {
+    /// Gradients flow through so many last passes alone.
+    pub backprop: Option<u64>,
+    /// The number of passes of a training step, where it is drawn.
+    pub depth: Option<Depths>,
+}
+
+impl Looping {
+    /// Whether every pass is like the others, in every step.
+    pub fn is_plain(&self) -> bool {
+        *self == Looping::default()
+    }
+}
+
+/// A distribution of the number of passes of a training step, a function of seed and step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Depths {
+    /// Its form.
+    pub law: DepthLaw,
+    /// The least; fewer are so many.
+    pub min: u64,
+    /// The most; more are so many.
+    pub max: u64,
+}
+
+/// The form of a distribution of depths.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DepthLaw {
+    /// Each number from `min` to `max` as often.
+    Uniform,
+    /// `Poisson(mean)`
+    Poisson {
+        /// Its mean.
+        mean: f64,
+    },
+    /// `Poisson(exp(N(ln mean - sigma²/2, sigma))) + 1` (Geiping et al., 2502.05171, section 3.3).
+    LognormalPoisson {
+        /// The mean of the rate.
+        mean: f64,
+        /// The deviation of its logarithm.
+        sigma: f64,
+    },
+}
+
+/// A statement on the stream: `[batch, seq, hidden]` to the same.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Statement {
+    /// `x ← RMSNorm(x)`
+    Norm,
+    /// `x ← W x`
+    Linear(Beginning),
+    /// `x ← 0`
+    StartZeros,
+    /// `x ← σ` times normal numbers cut at 3, drawn by (seed, step, sequence, token) in training
+    /// and by (seed, position) otherwise.
+    StartNormal(f64),
+    /// Names the stream as it is here.
+    Save(String),
+    /// `x ← mix(x, e)` with the stream `e` of that name, as it was saved last.
+    Mix {
+        /// The name.
+        name: String,
+        /// How.
+        how: Mixing,
+    },
+}
+
+/// How a matrix of a statement begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Beginning {
+    /// The identity; of `[x ; e]`, the half that reads `e`, and zeros.
+    Identity,
+    /// Normal, as any matrix.
+    Normal,
+}
+
+/// How a stream is mixed with a saved one, `e`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mixing {
+    /// `x + e`
+    Add,
+    /// `W [x ; e]`
+    Linear(Beginning),
+    /// `λ x + μ e`
+    Scaled,
+    /// `Δ = softplus(a)`, `exp(-Δ ⊙ exp(A)) ⊙ x + Δ ⊙ (B e)` (Parcae)
+    Diagonal,
 }
 
 /// A composition expression (section 6). `Sequential` and `Parallel` hold at least two terms and
@@ -389,6 +587,8 @@ pub enum Item {
 pub enum Expr {
     /// A component by name.
     Component(String),
+    /// The stream normalised: a term of the outermost `>` of a layer alone.
+    Norm,
     /// `a > b`
     Sequential(Vec<Expr>),
     /// `a | b`
@@ -602,7 +802,9 @@ pub struct Train {
     pub warmup: u64,
     /// Learning rates after the warm-up.
     pub schedule: Schedule,
-    /// AdamW's decay rates.
+    /// The law that moves weights.
+    pub optimizer: OptimizerKind,
+    /// Decay rates of the two means of AdamW and Lion.
     pub betas: (f64, f64),
     /// AdamW's ε.
     pub eps: f64,
@@ -612,6 +814,8 @@ pub struct Train {
     pub decay_embeddings: bool,
     /// Largest global gradient norm; `None` for no clipping.
     pub clip: Option<f64>,
+    /// Weight of `mean(logsumexp(logits)²)` in the loss that is trained; 0 for none.
+    pub z_loss: f64,
     /// Seed of weights, order and sampling.
     pub seed: u64,
     /// Storage and products.
@@ -646,6 +850,29 @@ pub enum OnNan {
     Stop,
     /// The step is left out.
     Skip,
+}
+
+/// The law that moves weights.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// AdamW.
+    AdamW,
+    /// The sign of a mean of gradients.
+    Lion,
+    /// Orthogonalised means for matrices, AdamW for the rest.
+    Muon(Matrices),
+    /// The same with every matrix at a fixed Frobenius norm.
+    MuonH(Matrices),
+}
+
+/// How matrices that are orthogonalised move.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Matrices {
+    /// Decay rate of the mean.
+    pub momentum: f64,
+    /// Factor on the learning rate.
+    pub rate: f64,
 }
 
 /// Learning rates after the warm-up.

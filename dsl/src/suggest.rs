@@ -21,11 +21,8 @@ pub(crate) fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
 /// meant.
 const SYNONYMS: &[(&[&str], &[&str])] = &[
     (&["lr", "base_lr", "max_lr", "peak_lr"], &["learning_rate"]),
-    (
-        &["optim", "optimiser", "adam", "adamw", "beta1", "beta2", "adam_beta1", "adam_beta2"],
-        &["betas", "optimizer"],
-    ),
-    (&["optimizer"], &["betas"]),
+    (&["adam", "adamw", "beta1", "beta2", "adam_beta1", "adam_beta2"], &["betas", "optimizer"]),
+    (&["optim", "optimiser", "muon", "lion"], &["optimizer"]),
     (&["wd", "decay"], &["weight_decay"]),
     (&["warmup_steps", "warm_up"], &["warmup"]),
     (&["scheduler", "lr_scheduler", "lr_schedule"], &["schedule"]),

@@ -24,6 +24,12 @@ pub struct Suite {
     pub equal: Equal,
     /// Every arm is trained once for each.
     pub seeds: Vec<u64>,
+    /// Values of fields that every arm tries, least first.
+    pub sweep: Vec<(String, Vec<f64>)>,
+    /// Whether the best value may stand at an end of its list.
+    pub sweep_edge: bool,
+    /// Sizes and budgets that the arms are compared at.
+    pub ladder: Option<Ladder>,
     /// Finds the token of a field: `variants[0].spec`, `equal.flops`, …
     #[serde(skip)]
     pub sources: SourceMap,
@@ -31,8 +37,21 @@ pub struct Suite {
 
 impl PartialEq for Suite {
     fn eq(&self, other: &Suite) -> bool {
-        let Suite { name, baseline, variants, data, train, eval, equal, seeds, sources: _ } = self;
-        (name, baseline, variants, data, train, eval, equal, seeds)
+        let Suite {
+            name,
+            baseline,
+            variants,
+            data,
+            train,
+            eval,
+            equal,
+            seeds,
+            sweep,
+            sweep_edge,
+            ladder,
+            sources: _,
+        } = self;
+        (name, baseline, variants, data, train, eval, equal, seeds, (sweep, sweep_edge, ladder))
             == (
                 &other.name,
                 &other.baseline,
@@ -42,8 +61,31 @@ impl PartialEq for Suite {
                 &other.eval,
                 &other.equal,
                 &other.seeds,
+                (&other.sweep, &other.sweep_edge, &other.ladder),
             )
     }
+}
+
+/// Cells of equal FLOPs: every size at every budget.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ladder {
+    /// Sizes, in the order of the file.
+    pub sizes: Vec<Size>,
+    /// FLOPs of training, least first.
+    pub budgets: Vec<f64>,
+    /// Whether arms stop that are behind at the two smallest cells.
+    pub gate: bool,
+    /// Share of a cell's steps that decay, in a branch of one trunk for all budgets of a size.
+    pub cooldown: Option<f64>,
+}
+
+/// A size of a ladder.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Size {
+    /// Its name.
+    pub name: String,
+    /// Values of `let` names or fields of the specs.
+    pub values: Vec<(String, f64)>,
 }
 
 /// One arm of a suite.
@@ -88,6 +130,8 @@ pub struct Equal {
     pub order: bool,
     /// Tokenizer.
     pub tokenizer: bool,
+    /// Fields that every arm tuned alike, so that their values may differ.
+    pub tuned: Vec<String>,
     /// Learning rate and its schedule.
     pub schedule: bool,
     /// Optimizer, decay and clipping.

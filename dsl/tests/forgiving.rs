@@ -90,7 +90,10 @@ fn one_mistake_is_one_error_with_the_answer() {
     one(wrong("hidden 64", "d_model 64"), "d_model", "`hidden`");
     one(wrong("repeat 2 {", "recurr 2 {"), "recurr", "`recur`");
     one(wrong("steps 10", "steps 10 lr 1e-3"), "lr", "`learning_rate`");
-    one(wrong("steps 10", "steps 10 optimizer adam"), "optimizer", "AdamW");
+    one(wrong("steps 10", "steps 10 optimizer adam"), "adam", "`adamw`");
+    one(wrong("steps 10", "steps 10 adam_beta1 0.9"), "adam_beta1", "`betas`");
+    let misplaced = "steps 10 optimizer { kind lion momentum 0.9 }";
+    one(wrong("steps 10", misplaced), "`momentum` does not go with `lion`", "take it away");
     one(wrong("tie\n", "n_layers 12\n"), "n_layers", "repeat 12 { sa > mlp }");
     one(wrong("(sa | mlp)", "(sa | moe)"), "moe", "beside the others");
     let only = "model t { vocab 256 hidden 64 context 32 sa = sequence { heads 4 } recurr 4 { sa } }";

@@ -21,7 +21,7 @@ use dreamc_runtime::data::shard::{self, Format, Shard};
 use dreamc_runtime::data::sums::CHECKSUMS;
 use dreamc_runtime::data::{Dataset, Settings, Tokenizer};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::import::{config::Config, hugging_face};
+use dreamc_runtime::hf::{config::Config, hugging_face};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::metrics::Metrics;

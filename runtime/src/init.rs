@@ -22,6 +22,12 @@ pub fn values(seed: u64, name: &str, init: Init, elements: usize) -> Vec<f32> {
 pub fn fill(seed: u64, name: &str, init: Init, out: &mut [f32]) {
     match init {
         Init::Constant(value) => out.fill(value as f32),
+        Init::Identity { columns, from } => {
+            for (i, value) in out.iter_mut().enumerate() {
+                let (row, column) = (i as u64 / columns, i as u64 % columns);
+                *value = if column == row + from { 1.0 } else { 0.0 };
+            }
+        }
         Init::Normal(deviation) => {
             let philox = Philox::new(seed, name);
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());

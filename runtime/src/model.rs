@@ -10,6 +10,7 @@ use crate::checkpoint::{CheckpointError, Weights};
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Element, Group, RunStats, Session};
 use crate::init;
+use crate::noise;
 use dreamc_compiler::bind::{Input, Output};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
@@ -17,7 +18,7 @@ use dreamc_compiler::program::{BufferId, Plan, Space};
 use dreamc_compiler::{Compiled, PREPARE};
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
@@ -60,8 +61,12 @@ pub struct Model {
     places: HashMap<String, Place>,
     batch: u64,
     sequence: u64,
-    /// Whether values computed of weights alone are up to date.
-    prepared: Arc<AtomicBool>,
+    /// Counts the changes of weights, of all uses.
+    weights: Arc<AtomicU64>,
+    /// The count when this use last computed values of weights alone.
+    prepared: u64,
+    /// The step of the next micro-batch and its first row, see [`Model::at`].
+    at: Option<(u64, u64)>,
 }
 
 #[derive(Clone, Copy)]
@@ -118,7 +123,7 @@ impl Model {
     /// Puts a model into the memory of a device; all values are zero.
     pub fn load(device: &dyn Device, compiled: Compiled) -> Result<Self, ModelError> {
         let session = Arc::new(Mutex::new(device.load(&compiled.plan, &Group::alone())?));
-        Model::over(compiled, session, Arc::default())
+        Model::over(compiled, session, Arc::new(AtomicU64::new(1)))
     }
 
     /// Another use of the same weights, of the plan that this model is a use of:
@@ -127,13 +132,13 @@ impl Model {
         if self.session().plan() != &compiled.plan {
             return Err(ModelError::NoBuffer("of another plan".into()));
         }
-        Model::over(compiled, self.session.clone(), self.prepared.clone())
+        Model::over(compiled, self.session.clone(), self.weights.clone())
     }
 
     fn over(
         compiled: Compiled,
         session: Arc<Mutex<Box<dyn Session>>>,
-        prepared: Arc<AtomicBool>,
+        weights: Arc<AtomicU64>,
     ) -> Result<Self, ModelError> {
         let ids = [Of::Whole, Of::Prefill].iter().find_map(|&of| compiled.input(of, Input::Ids));
         let ids = ids.ok_or_else(|| ModelError::NoBuffer("ids".into()))?;
@@ -155,7 +160,7 @@ impl Model {
             }
             add(format!("{}.counts", t.name), t.counts);
         }
-        Ok(Model { compiled, session, places, batch, sequence, prepared })
+        Ok(Model { compiled, session, places, batch, sequence, weights, prepared: 0, at: None })
     }
 
     /// The compiled program.
@@ -283,7 +288,7 @@ impl Model {
     pub fn set(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
         let dtype = self.compiled.plan.buffer(place.buffer).dtype;
-        self.prepared.store(false, Relaxed);
+        self.weights.fetch_add(1, Relaxed);
         if dtype == DType::Bf16 {
             let values: Vec<half::bf16> = values.iter().map(|&v| half::bf16::from_f32(v)).collect();
             Ok(self.session().write_at(place.buffer, place.instance, 0, &values)?)
@@ -327,16 +332,31 @@ impl Model {
             let expected = format!("{} rows of {}", self.batch, self.sequence);
             return Err(ModelError::Shape { rows: batch.rows(), sequence: batch.sequence, expected });
         }
-        let parts = [
-            (Input::Ids, &batch.ids),
-            (Input::Targets, &batch.targets),
-            (Input::Positions, &batch.positions),
-            (Input::Segments, &batch.segments),
-        ];
+        let parts =
+            [(Input::Ids, &batch.ids), (Input::Targets, &batch.targets), (Input::Segments, &batch.segments)];
         for (input, values) in parts {
             self.give(Of::Whole, input, values)?;
         }
-        Ok(())
+        self.give_positions(Of::Whole, &batch.positions)
+    }
+
+    /// Gives programs the positions of tokens, and the noise that streams start with there.
+    pub fn give_positions(&mut self, of: Of, positions: &[i32]) -> Result<(), ModelError> {
+        self.give(of, Input::Positions, positions)?;
+        self.give_noise(of, |seed, hidden| noise::of_positions(seed, positions, hidden))
+    }
+
+    fn give_noise(&mut self, of: Of, make: impl Fn(u64, usize) -> Vec<f32>) -> Result<(), ModelError> {
+        let Some(buffer) = self.compiled.input(of, Input::Noise) else { return Ok(()) };
+        let hidden = self.compiled.plan.buffer(buffer).shape.last().copied().unwrap_or(0);
+        let values = make(self.compiled.seed, hidden as usize);
+        Ok(self.session().write_at(buffer, 0, 0, &values)?)
+    }
+
+    /// Says of which step the next micro-batch is, and which row of the step its first is: noise
+    /// that streams start with is then drawn by step, row and token; without, by position.
+    pub fn at(&mut self, step: u64, row: u64) {
+        self.at = Some((step, row));
     }
 
     /// Begins a step: no loss yet, of routers neither.
@@ -357,6 +377,10 @@ impl Model {
         depth: Option<u64>,
     ) -> Result<RunStats, ModelError> {
         self.put(batch)?;
+        if let Some((step, row)) = self.at.take() {
+            let (first, tokens) = (row * self.sequence, batch.ids.len());
+            self.give_noise(Of::Whole, |seed, hidden| noise::of_step(seed, step, first, tokens, hidden))?;
+        }
         self.give(Of::Whole, Input::LossScale, &[scale.loss])?;
         self.give(Of::Whole, Input::AuxScale, &[scale.auxiliary])?;
         match depth {
@@ -388,7 +412,7 @@ impl Model {
         for &(input, value) in scalars {
             self.give(Of::Whole, input, &[value])?;
         }
-        self.prepared.store(false, Relaxed);
+        self.weights.fetch_add(1, Relaxed);
         self.run("update")
     }
 
@@ -415,9 +439,11 @@ impl Model {
 
     /// Runs a program over caches, behind [`PREPARE`] where weights were set since that ran.
     pub fn run_cached(&mut self, program: &str) -> Result<RunStats, ModelError> {
-        if !self.prepared.swap(true, Relaxed) && self.compiled.has(PREPARE) {
+        let weights = self.weights.load(Relaxed);
+        if self.prepared != weights && self.compiled.has(PREPARE) {
             self.run(PREPARE)?;
         }
+        self.prepared = weights;
         self.run(program)
     }
 

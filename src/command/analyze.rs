@@ -7,7 +7,7 @@ use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
 use crate::report::analysis::{Analysis, AtDepth};
-use crate::report::page::Page;
+use crate::report::{draw, page::Page};
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
@@ -181,7 +181,8 @@ fn inside(a: &Inside, path: &Path) -> Done {
         depths: depths(a, &trained, device.as_ref(), &mut progress)?,
     };
     progress.clear();
-    a.common.leave(path, "analysis", analysis.page(), &analysis, || summary(&analysis))
+    let wiring = draw::figure(&spec.model.name, &spec.model);
+    a.common.leave(path, "analysis", analysis.page(wiring), &analysis, || summary(&analysis))
 }
 
 /// The data in words, files by their names alone: a page that is passed on tells nothing of

@@ -10,7 +10,7 @@ use crate::output::Stream;
 use crate::{output, say, show};
 use clap::Args;
 use dreamc_dsl::spec::Tokenizer as Named;
-use dreamc_dsl::{Diagnostic, Diagnostics, FileKind, Severity, Spec};
+use dreamc_dsl::{Ast, Diagnostic, Diagnostics, FileKind, Severity, Spec};
 use dreamc_runtime::data::Tokenizer;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -105,12 +105,28 @@ fn file(path: &Path, set: &[String]) -> Vec<(String, Diagnostics)> {
 }
 
 fn specification(path: &Path, set: &[String]) -> Diagnostics {
-    match dreamc_dsl::load(path, set) {
+    found(dreamc_dsl::load(path, set), path.parent().unwrap_or(Path::new("")))
+}
+
+/// Findings in a specification and in the files that it names.
+fn found(read: Result<(Spec, Vec<Diagnostic>), Diagnostics>, folder: &Path) -> Diagnostics {
+    match read {
         Ok((spec, mut found)) => {
-            found.extend(files(&spec, path.parent().unwrap_or(Path::new(""))));
+            found.extend(files(&spec, folder));
             Diagnostics::new(spec.sources, found)
         }
         Err(found) => found,
+    }
+}
+
+/// Findings in the tree of a file in `folder`.
+pub fn tree(ast: Ast, folder: &Path) -> Diagnostics {
+    match ast.kind {
+        FileKind::Spec => found(dreamc_dsl::check_in(ast, folder, &[]), folder),
+        FileKind::Suite => match dreamc_dsl::check_suite(&ast, &[]) {
+            Ok((suite, warnings)) => Diagnostics::new(suite.sources, warnings),
+            Err(found) => found,
+        },
     }
 }
 

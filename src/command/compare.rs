@@ -3,7 +3,7 @@
 use crate::compare::agreement::{self, Comparison, Facts};
 use crate::compare::arms::{self, Arm, Matching};
 use crate::compare::study::{Manifest, Study, spec_file};
-use crate::compare::{page, training};
+use crate::compare::{ladder, page, training};
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::number::{decimal_bytes, decimals, grouped};
@@ -31,37 +31,41 @@ Examples:
 pub struct Arguments {
     /// The suite, YAML or .dream
     #[arg(value_name = "SUITE")]
-    suite: PathBuf,
+    pub suite: PathBuf,
 
     /// Change a field of the suite: `--set train.steps=100`; may be given several times
     #[arg(long, value_name = "FIELD=VALUE")]
-    set: Vec<String>,
+    pub set: Vec<String>,
 
     /// Folder of the comparison; `runs/NAME` by default
     #[arg(long, value_name = "FOLDER")]
-    out: Option<PathBuf>,
+    pub out: Option<PathBuf>,
 
     /// Runs trained at once; they share the threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
-    jobs: usize,
+    pub jobs: usize,
 
     /// Train arms that do not agree, too; they are marked in every table
     #[arg(long)]
-    allow_unequal: bool,
+    pub allow_unequal: bool,
 
     /// Train anew what is there already; files that are not the comparison's own stay
     #[arg(long)]
-    force: bool,
+    pub force: bool,
 
-    /// Match, check, and stop
+    /// Match, check, and stop; of a ladder, print every cell with its cost
     #[arg(long)]
-    dry_run: bool,
+    pub dry_run: bool,
+
+    /// FLOPs a second that the hours of --dry-run are for, in place of measuring them here
+    #[arg(long, value_name = "FLOPS", requires = "dry_run")]
+    pub rate: Option<f64>,
 
     #[command(flatten)]
-    device: DeviceArguments,
+    pub device: DeviceArguments,
 
     #[command(flatten)]
-    rewriting: RewriteArguments,
+    pub rewriting: RewriteArguments,
 }
 
 fn jobs(text: &str) -> Result<usize, String> {
@@ -69,8 +73,12 @@ fn jobs(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(a: Arguments) -> Done {
+    let (suite, _) = dreamc_dsl::load_suite(&a.suite, &a.set)?;
+    if ladder::climbs(&suite) {
+        return ladder::run(&a, suite);
+    }
     let spec = SpecArguments { spec: a.suite.clone(), set: a.set.clone() };
-    let (suite, arms) = arms::load(&spec, Matching::default(), &mut |_| Ok(()))?;
+    let (suite, arms) = arms::load(&spec, Matching::default(), &|_| vec![], &mut |_| Ok(()))?;
     let mut facts = vec![];
     for arm in &arms {
         facts.push(before(arm, &arms[0].spec, &suite.seeds)?);
@@ -103,6 +111,8 @@ pub fn run(a: Arguments) -> Done {
         rewriting: &a.rewriting,
         jobs: a.jobs,
         force: a.force,
+        numbers: (0, arms.len() * suite.seeds.len()),
+        trunk: None,
     };
     training::check(&arms, &plan)?;
     if a.dry_run {
@@ -117,7 +127,20 @@ pub fn run(a: Arguments) -> Done {
         files::write_atomic(&spec_file(&folder, &arm.name), |out| out.write_all(text.as_bytes()))?;
     }
     let _ = say!("left in {}\n", folder.display());
-    let found = training::train(&arms, &plan);
+    // The baseline's seeds first: they show the noise.
+    let mut found = training::train(&arms[..1], &plan);
+    if found.stopped.is_none() {
+        let losses = ladder::losses(&folder, &arms[0].name, &suite.seeds)?;
+        if let Some(least) = ladder::noise(&losses, arms.len() - 1) {
+            say!("{least}")?;
+        }
+        let numbers = (suite.seeds.len(), plan.numbers.1);
+        let rest = training::train(&arms[1..], &training::Plan { numbers, ..plan });
+        found.trained += rest.trained;
+        found.skipped += rest.skipped;
+        found.failed.extend(rest.failed);
+        found.stopped = rest.stopped;
+    }
     let study = Study::read(&folder)?;
     page::page(&study).write(&folder, "report")?;
     say!("\n{}\n", page::summary(&study))?;
@@ -141,7 +164,7 @@ fn list(numbers: &[u64]) -> String {
 }
 
 /// Facts about an arm before it is trained.
-fn before(arm: &Arm, baseline: &Spec, seeds: &[u64]) -> Result<Facts, Failure> {
+pub fn before(arm: &Arm, baseline: &Spec, seeds: &[u64]) -> Result<Facts, Failure> {
     let spec = &arm.spec;
     let tokens = Matching::default().tokens(spec, baseline);
     let counted = figures(&spec.model, spec.train.precision, tokens)?;
@@ -185,7 +208,7 @@ fn resources(arms: &[Arm], facts: &[Facts]) -> String {
     table(&rows)
 }
 
-fn disagreements(broken: &[(&str, Comparison)]) -> String {
+pub fn disagreements(broken: &[(&str, Comparison)]) -> String {
     let mut rows = vec![["", "", "baseline", "here", "allowed"].map(String::from).to_vec()];
     for (arm, c) in broken {
         let here = match c.difference {

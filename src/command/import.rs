@@ -5,7 +5,7 @@ use crate::number::grouped;
 use crate::say;
 use crate::show::bytes;
 use clap::{Args, Subcommand};
-use dreamc_runtime::import;
+use dreamc_runtime::hf;
 use std::path::{Path, PathBuf};
 
 /// Import a model of another program
@@ -20,7 +20,7 @@ enum Source {
     Hf(HuggingFace),
 }
 
-/// Import a Hugging Face folder: Gemma 2, Llama, Qwen 3, OLMoE, Mixtral
+/// Import a Hugging Face folder: Llama, Mistral, Phi 3, Gemma 2 and 3, Qwen 3, mixtures
 #[derive(Args)]
 #[command(after_help = "\
 DIR holds config.json, model.safetensors (or shards with model.safetensors.index.json) and, to read and write text,
@@ -54,7 +54,7 @@ pub fn run(a: Arguments) -> Done {
     let Source::Hf(a) = a.source;
     let name = name(a.out.as_deref().unwrap_or(&a.from))?;
     let out = a.out.unwrap_or_else(|| Path::new("imports").join(&name));
-    let imported = import::hugging_face(&a.from, &out, &name, a.force, &a.ignore)?;
+    let imported = hf::hugging_face(&a.from, &out, &name, a.force, &a.ignore)?;
     let (parameters, size) = (grouped(imported.parameters.into()), bytes(imported.bytes));
     say!("{name}: {parameters} parameters, {size}")?;
     for note in &imported.notes {
@@ -71,7 +71,7 @@ pub fn run(a: Arguments) -> Done {
 }
 
 /// The name of a model by its folder.
-fn name(folder: &Path) -> Result<String, Failure> {
+pub fn name(folder: &Path) -> Result<String, Failure> {
     let full = folder.canonicalize().or_else(|_| std::path::absolute(folder))?;
     let name = full.file_name().unwrap_or_default().to_string_lossy();
     let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

@@ -164,7 +164,7 @@ fn suite(a: &Arguments) -> Done {
     }
     let (mut variants, mut texts) = (vec![], vec![]);
     let matching = Matching { tolerance: a.tolerance, tokens: a.tokens };
-    let (suite, _) = arms::load(&a.spec, matching, &mut |arm| {
+    let (suite, _) = arms::load(&a.spec, matching, &|_| vec![], &mut |arm| {
         let Some(matched) = &arm.matched else { return Ok(()) };
         if let Some(folder) = &a.write {
             let extension = arm.path.extension().unwrap_or_default().to_string_lossy();

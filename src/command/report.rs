@@ -1,7 +1,8 @@
 //! `dreamc report`: the report of a comparison, made anew from what its runs left.
 
-use crate::compare::page;
+use crate::compare::ladder::Manifest;
 use crate::compare::study::Study;
+use crate::compare::{page, rungs};
 use crate::failure::Done;
 use crate::say;
 use clap::Args;
@@ -24,7 +25,11 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let report = page::page(&Study::read(&a.folder)?);
+    let ladder = Manifest::of(&a.folder)?.is_some();
+    let report = match ladder {
+        true => rungs::page(&rungs::Climb::read(&a.folder)?),
+        false => page::page(&Study::read(&a.folder)?),
+    };
     if a.markdown {
         return Ok(say!("{}", report.markdown().trim_end())?);
     }

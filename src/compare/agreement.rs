@@ -6,7 +6,7 @@
 
 use crate::number::decimals;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{OnNan, Schedule, Train};
+use dreamc_dsl::spec::{OnNan, OptimizerKind, Schedule, Train};
 use dreamc_dsl::suite::Equal;
 
 /// Cost and data of an arm.
@@ -96,7 +96,14 @@ pub fn compare(equal: &Equal, baseline: (&Spec, &Facts), arm: (&Spec, &Facts)) -
 }
 
 fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
-    let t = &spec.train;
+    // Fields that all arms tuned alike may differ: here they are all alike.
+    let mut alike = spec.train.clone();
+    for field in &equal.tuned {
+        if let Some(field) = field.strip_prefix("train.") {
+            put(&mut alike, field, 1.0);
+        }
+    }
+    let t = &alike;
     let sequence = t.sequence.unwrap_or(spec.model.context);
     let number = |what, value, limit| Fact { what, value: Value::Number(value), limit };
     let text = |what, value: String, asked: bool| Fact {
@@ -132,6 +139,23 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     ]
 }
 
+/// Sets a field of a recipe that a sweep may tune; whether there is one of that name.
+pub fn put(train: &mut Train, field: &str, value: f64) -> bool {
+    match field {
+        "learning_rate" => train.learning_rate = value,
+        "weight_decay" => train.weight_decay = value,
+        "warmup" => train.warmup = value as u64,
+        "eps" => train.eps = value,
+        "clip" => train.clip = Some(value),
+        "optimizer.matrix_rate" => match &mut train.optimizer {
+            OptimizerKind::Muon(m) | OptimizerKind::MuonH(m) => m.rate = value,
+            OptimizerKind::AdamW | OptimizerKind::Lion => return false,
+        },
+        _ => return false,
+    }
+    true
+}
+
 fn schedule(t: &Train) -> String {
     let then = match t.schedule {
         Schedule::Constant => "constant".into(),
@@ -144,8 +168,14 @@ fn schedule(t: &Train) -> String {
 
 fn optimizer(t: &Train) -> String {
     let clip = t.clip.map_or("no clipping".into(), |c| format!("clip {c}"));
+    let name = match t.optimizer {
+        OptimizerKind::AdamW => "AdamW".into(),
+        OptimizerKind::Lion => "Lion".into(),
+        OptimizerKind::Muon(m) => format!("Muon {} × {} and AdamW", m.momentum, m.rate),
+        OptimizerKind::MuonH(m) => format!("MuonH {} × {} and AdamW", m.momentum, m.rate),
+    };
     let mut text =
-        format!("AdamW {} {}, eps {:e}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
+        format!("{name} {} {}, eps {:e}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
     if t.decay_embeddings {
         text += ", embeddings decay";
     }
@@ -183,6 +213,7 @@ mod tests {
             flops,
             parameters: Some(0.001),
             memory: None,
+            tuned: vec![],
             tokens: true,
             data: true,
             order: true,

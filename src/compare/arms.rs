@@ -1,6 +1,7 @@
 //! The arms of a suite: specifications with what the suite changes in them, matched to the
 //! baseline.
 
+use super::agreement;
 use crate::failure::{Done, Failure};
 use crate::spec::{SpecArguments, make_absolute, make_data_absolute, warn};
 use dreamc_compiler::matching::{Matched, Measure, Objective, Request, TOKENS, find};
@@ -41,11 +42,16 @@ impl Matching {
     }
 }
 
+/// Fields of one arm, the baseline being 0, that differ from the suite: the cell of a ladder, or
+/// what was tuned.
+pub type Fields<'a> = dyn Fn(usize) -> Vec<(String, f64)> + 'a;
+
 /// Reads a suite and all it names, and matches its variants; `tell` hears of each arm when it is
 /// ready.
 pub fn load(
     arguments: &SpecArguments,
     matching: Matching,
+    fields: &Fields,
     tell: &mut dyn FnMut(&Arm) -> Done,
 ) -> Result<(Suite, Vec<Arm>), Failure> {
     let base = arguments.base();
@@ -54,9 +60,12 @@ pub fn load(
     if let Some(data) = &mut suite.data {
         make_data_absolute(data, &base);
     }
-    let read = |path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
+    let read = |arm: usize, path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
         let path = base.join(path);
         let mut set = set.to_vec();
+        let fields = fields(arm);
+        let (recipe, model): (Vec<_>, Vec<_>) = fields.iter().partition(|(f, _)| f.starts_with("train."));
+        set.extend(model.iter().map(|(field, value)| format!("{field}={value}")));
         // Defaults of the model that follow the number of steps follow the suite's.
         set.extend(suite.train.iter().map(|train| format!("train.steps={}", train.steps)));
         let arguments = SpecArguments { spec: path.clone(), set };
@@ -68,6 +77,12 @@ pub fn load(
         if let Some(train) = &suite.train {
             spec.train.clone_from(train);
         }
+        for (field, value) in recipe {
+            if !field.strip_prefix("train.").is_some_and(|f| agreement::put(&mut spec.train, f, *value)) {
+                let what = format!("{}: the sweep's `{field}` is no field of its recipe", path.display());
+                return Err(Failure::Usage(what));
+            }
+        }
         if let Some(eval) = &suite.eval {
             spec.eval.clone_from(eval);
         }
@@ -75,11 +90,11 @@ pub fn load(
         spec.matching = None;
         Ok((spec, path))
     };
-    let (spec, path) = read(&suite.baseline, &[])?;
+    let (spec, path) = read(0, &suite.baseline, &[])?;
     let mut arms = vec![Arm { name: spec.model.name.clone(), spec, path, set: vec![], matched: None }];
     // Names are known to be good for files; here, that they are different.
     for (i, variant) in suite.variants.iter().enumerate() {
-        let (spec, path) = read(&variant.spec, &variant.set)?;
+        let (spec, path) = read(i + 1, &variant.spec, &variant.set)?;
         let name = variant.name.clone().unwrap_or_else(|| spec.model.name.clone());
         if arms.iter().any(|arm| arm.name == name) {
             let error = Diagnostic::error("duplicate-name", format!("two arms are called `{name}`"));

@@ -6,9 +6,11 @@
 
 use super::study::{Arm, Study};
 use crate::number::{decimal_bytes, decimals, grouped};
+use crate::report::draw;
 use crate::report::page::{Block, Cell, Figure, Page, Rank, Table};
 use crate::report::plot::{Axis, Color, Format, Mark, Plot, Series};
 use crate::show::{duration, short, table};
+use dreamc_dsl::spec::Schedule;
 use dreamc_runtime::statistics::{Summary, TTest, bonferroni, paired};
 use dreamc_runtime::train::metrics::EvaluationLine;
 
@@ -378,13 +380,14 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
         page.text("No run has been evaluated yet.");
         return;
     }
+    let decays = study.arms.iter().any(|a| a.spec.train.schedule != Schedule::Constant);
     let mut head = vec!["model".to_string(), "seeds".into()];
     for m in metrics {
         head.push(format!("{} {}", m.titled(), m.arrow()));
         if *m == Metric::Loss {
             head.push("perplexity ↓".into());
         }
-        head.push(format!("DE by {}, × ↑", m.name()));
+        head.push(format!("DE by {}, × ↑{}", m.name(), if decays { " ‡" } else { "" }));
     }
     let mut table = Table { head, ..Table::default() };
     for arm in &study.arms {
@@ -419,6 +422,11 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
     let counted: Vec<String> = counted.into_iter().flatten().collect();
     if !counted.is_empty() {
         page.text(format!("Every figure is of {}.", counted.join(" and ")));
+    }
+    if decays {
+        page.text(
+            "‡ Read from points inside a schedule that had not decayed there: a run that ends at such a point is better. A ladder compares ends.",
+        );
     }
     page.note(
         "Means over seeds ± standard deviation, of the evaluation after the last step, over all that is held out; the best and the second best are set off. DE, data \
@@ -763,6 +771,8 @@ fn difficulty(page: &mut Page, study: &Study) {
 
 fn differences(page: &mut Page, study: &Study) {
     page.heading("The architectures");
+    let figure = |arm: &Arm| draw::figure(&arm.name, &arm.spec.model);
+    page.add(Block::Figures(study.arms.iter().map(figure).collect()));
     page.text(format!(
         "As `.dream`, defaults left out; lines that the baseline `{}` lacks are set off. The whole specifications are beside this page.",
         study.arms[0].name

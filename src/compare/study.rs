@@ -94,15 +94,21 @@ impl Manifest {
 /// The runs of a comparison by name and folder, begun or not, in the order they are trained; `None`
 /// where the folder is not a comparison's.
 pub fn runs(folder: &Path) -> Result<Option<Vec<(String, PathBuf)>>, Failure> {
+    if let Some(ladder) = super::ladder::Manifest::of(folder)? {
+        return Ok(Some(ladder.runs(folder)));
+    }
     if !folder.join(MANIFEST).is_file() {
         return Ok(None);
     }
     let manifest = Manifest::read(&folder.join(MANIFEST))?;
     let mut all = vec![];
-    for seed in &manifest.seeds {
-        for arm in &manifest.arms {
-            check_name(arm)?;
-            all.push((format!("{arm}, seed {seed}"), run_folder(folder, arm, *seed)));
+    let (first, rest) = manifest.arms.split_at(manifest.arms.len().min(1));
+    for arms in [first, rest] {
+        for seed in &manifest.seeds {
+            for arm in arms {
+                check_name(arm)?;
+                all.push((format!("{arm}, seed {seed}"), run_folder(folder, arm, *seed)));
+            }
         }
     }
     Ok(Some(all))

@@ -15,6 +15,7 @@ use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
 use crate::spec::{open_data, resolved};
 use dreamc_dsl::Spec;
+use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::{self, Setup, Stop, prepare, signal};
@@ -37,6 +38,10 @@ pub struct Plan<'a> {
     pub jobs: usize,
     /// Train anew what is there already.
     pub force: bool,
+    /// How many runs of the whole comparison come before these, and how many there are.
+    pub numbers: (usize, usize),
+    /// The comparison whose runs these branch from, and after which step.
+    pub trunk: Option<(&'a Path, u64)>,
 }
 
 /// Outcome of the runs.
@@ -104,6 +109,7 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
     // Seed by seed, so that what there is can be compared early.
     let queue: Vec<(&Arm, u64)> =
         plan.seeds.iter().flat_map(|&seed| arms.iter().map(move |a| (a, seed))).collect();
+    let (first, all) = plan.numbers;
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Found::default());
     let jobs = plan.jobs.clamp(1, queue.len().max(1));
@@ -113,9 +119,9 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
                 while signal::caught().is_none() {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(&(arm, seed)) = queue.get(number) else { break };
-                    let label = format!("run {} of {}: {}, seed {seed}", number + 1, queue.len(), arm.name);
+                    let label = format!("run {} of {all}: {}, seed {seed}", first + number + 1, arm.name);
                     let mut progress = Progress::labelled(&label, jobs == 1, Stream::Out);
-                    progress.after = ((queue.len() - number - 1) / jobs) as u64;
+                    progress.after = (all.saturating_sub(first + number + 1) / jobs) as u64;
                     let result = one(arm, seed, plan, jobs, &mut progress);
                     let mut found = found.lock().unwrap_or_else(|e| e.into_inner());
                     match result {
@@ -159,7 +165,7 @@ fn one(
         return Err(Failure::Usage(format!("{} has no data; give the suite a `data` section", arm.name)));
     };
     let dataset = open_data(&spec, data, spec.eval.stride)?;
-    let (folder, from, rewriting) = if begun.is_some() {
+    let (folder, own, rewriting) = if begun.is_some() {
         let folder = RunFolder::open(&path)?;
         let (from, rewriting) = (latest(&folder)?, plan.rewriting.continued(&folder, false)?);
         (folder, from, rewriting)
@@ -167,9 +173,15 @@ fn one(
         (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.rewriting()?)
     };
     let prepared = prepare(&spec, device.as_ref(), &rewriting)?;
-    if from.is_none() {
+    if own.is_none() {
         folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
     }
+    // A branch takes the schedule of its own from the trunk's step on.
+    let branches = own.is_none() && plan.trunk.is_some();
+    let from = match (own, plan.trunk) {
+        (None, Some((trunk, step))) => Some(branch(&run_folder(trunk, &arm.name, seed), step)?),
+        (own, _) => own,
+    };
     let base = beginning(&spec, from.as_ref())?;
     let setup = Setup {
         spec: &spec,
@@ -179,10 +191,20 @@ fn one(
         dataset: &dataset,
         folder: &folder,
         from,
-        allow_changes: false,
+        allow_changes: branches,
         count: false,
     };
     let outcome = train::run(prepared, setup, progress);
     progress.clear();
     Ok(Some(outcome?.stop))
+}
+
+/// The checkpoint of a trunk after a step, for a run that writes files of its own.
+fn branch(trunk: &Path, step: u64) -> Result<Checkpoint, Failure> {
+    let checkpoint = Checkpoint::open(&RunFolder::open(trunk)?.checkpoints().at(step));
+    let mut checkpoint = checkpoint.map_err(|e| Failure::Error(e.to_string().into()))?;
+    let state = &mut checkpoint.state;
+    (state.metrics_bytes, state.events_bytes, state.samples_bytes) = (0, 0, 0);
+    (state.best, state.stale, state.concluded) = (None, 0, None);
+    Ok(checkpoint)
 }

@@ -45,8 +45,8 @@ pub struct AtDepth {
 }
 
 impl Analysis {
-    /// The page.
-    pub fn page(&self) -> Page {
+    /// The page, with a drawing of the model.
+    pub fn page(&self, wiring: Figure) -> Page {
         let mut page = Page { title: format!("{}: what it does inside", self.model), blocks: vec![] };
         let o = &self.observations;
         let step = self.step.map_or(String::new(), |s| format!(" after {} steps", grouped(s.into())));
@@ -58,6 +58,7 @@ impl Analysis {
             grouped(o.sequences.into()),
         ));
         page.add(Block::List(self.data.clone()));
+        page.add(Block::Figures(vec![wiring]));
         page.note(
             "Depths are counted from 0, the first application of a layer. Figures are numbered as in Knupp et al., Depth-Recurrent \
              Attention Mixtures: Giving Latent Reasoning the Attention it Deserves (arXiv 2601.21582). An even split has as many experts \

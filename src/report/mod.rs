@@ -1,7 +1,8 @@
-//! Reports: what they are made of ([`page`]), their pictures ([`plot`]), and those of an
+//! Reports: what they are made of ([`page`]), their pictures ([`plot`], [`draw`]), and those of an
 //! [`analysis`] and of [`routing`].
 
 pub mod analysis;
+pub mod draw;
 pub mod page;
 pub mod plot;
 pub mod routing;

@@ -228,17 +228,19 @@ impl Page {
         for block in &self.blocks {
             let Block::Figures(list) = block else { continue };
             for f in list {
-                // Alone it brings its own colours.
-                let style =
-                    format!("<style>\n{COLORS}svg {{ background: var(--paper); }}\n{PLOTS}</style>\n");
-                let at = f.svg.find('\n').map_or(0, |i| i + 1);
-                let svg = format!("{}{style}{}", &f.svg[..at], &f.svg[at..]);
-                put(&figures.join(format!("{}.svg", f.name)), &svg)?;
+                put(&figures.join(format!("{}.svg", f.name)), &alone(&f.svg))?;
             }
         }
         put(&folder.join(format!("{name}.md")), &self.markdown())?;
         put(&folder.join(format!("{name}.html")), &self.html())
     }
+}
+
+/// A picture as a file of its own, which brings its colours.
+pub fn alone(svg: &str) -> String {
+    let style = format!("<style>\n{COLORS}svg {{ background: var(--paper); }}\n{PLOTS}</style>\n");
+    let at = svg.find('\n').map_or(0, |i| i + 1);
+    format!("{}{style}{}", &svg[..at], &svg[at..])
 }
 
 impl Table {

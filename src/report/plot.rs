@@ -236,11 +236,12 @@ pub fn escape(text: &str) -> String {
 }
 
 /// Width of text in the plots' font, near enough to place things.
-fn text_width(text: &str) -> f64 {
+pub(super) fn text_width(text: &str) -> f64 {
     6.4 * text.chars().count() as f64
 }
 
-fn open(title: &str, width: f64, height: f64) -> String {
+/// The beginning of a picture of a size, described by its title.
+pub(super) fn open(title: &str, width: f64, height: f64) -> String {
     format!(
         "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" \
          aria-label=\"{}\">\n",

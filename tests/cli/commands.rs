@@ -34,7 +34,7 @@ fn help_has_examples_everywhere() {
     let help = sandbox.good(&["--help"]);
     assert!(help.contains("dreamc train examples/quickstart.yaml"));
     let commands =
-        ["check", "fmt", "show", "schema", "compile", "train", "resume", "generate", "eval", "probe"];
+        ["check", "fmt", "show", "draw", "schema", "compile", "train", "resume", "generate", "eval", "probe"];
     let nested = [["data", "inspect"], ["tokenizer", "train"]];
     let lines = commands.iter().map(|c| vec![*c]).chain(nested.iter().map(|c| c.to_vec()));
     for mut line in lines.chain([vec!["completions"]]) {

@@ -1,4 +1,4 @@
-//! The examples of `--help` and of the README run as they are printed.
+//! The examples of `--help`, of the README and of the book's recipes run as they are printed.
 //!
 //! Every line is run by a shell in a folder that has what the lines name: small models, texts and
 //! runs under those names. Lines that would train or measure for minutes get more than is printed:
@@ -140,13 +140,20 @@ fn every_example_runs() {
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
     let printed = readme.lines().filter_map(|line| line.strip_prefix("cargo run --release -- "));
     lines.extend(printed.map(|line| format!("dreamc {}", line.split("  #").next().unwrap().trim())));
-    assert!(lines.len() > 60, "{lines:?}");
+    let recipes = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/recipes.md")).unwrap();
+    let scripts = crate::book::blocks(&recipes).into_iter().filter(|block| block.language == "sh");
+    lines.extend(scripts.map(|block| block.text.trim_end().replace('\n', "; ")));
+    assert!(lines.len() > 80, "{lines:?}");
     let (nvrtc, jq) =
         (std::env::var_os("DREAMC_NVRTC").is_some(), Command::new("jq").arg("--version").output().is_ok());
     let mut failed = vec![];
     for line in &lines {
         if !nvrtc && (line.contains("--device ptx") || line.contains("cubin")) {
             println!("skipped without NVRTC: {line}");
+            continue;
+        }
+        if line.starts_with("curl ") || line.starts_with("lm_eval ") {
+            println!("asks a server, as tests/cli/serve.rs does: {line}");
             continue;
         }
         let line = match line.split_once(" | jq") {
@@ -160,6 +167,8 @@ fn every_example_runs() {
             Some((bench, rest)) if bench.starts_with("dreamc bench ") => {
                 format!("{bench} --steps 1 --tokens 0 | {rest}")
             }
+            // A server runs until somebody stops it.
+            None if line.starts_with("dreamc serve ") => format!("timeout -s INT 5 {line}; [ $? = 124 ]"),
             None if line.starts_with("dreamc bench ") => format!("{line} --steps 1 --tokens 0"),
             _ => line.to_string(),
         };

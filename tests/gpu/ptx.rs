@@ -2,7 +2,7 @@
 //! training steps, generation.
 
 use crate::support::losses::losses_apart;
-use crate::support::{Golden, distance, error, goldens, load, models, specs};
+use crate::support::{Golden, distance, error, every_golden, goldens, load, models, specs};
 use dreamc_compiler::codegen::Limits;
 use dreamc_compiler::ir::{Attention, DType, Mask};
 use dreamc_compiler::op::Bits;
@@ -126,7 +126,7 @@ impl Run {
 fn logits_losses_and_gradients_agree_with_the_cpu_and_the_reference() {
     let Some(device) = device(fast()) else { return };
     let cpu = CpuDevice::default();
-    for golden in goldens() {
+    for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         let begun = std::time::Instant::now();
@@ -199,7 +199,7 @@ fn side_by_side(golden: &Golden, a: &dyn Device, b: &dyn Device) -> Vec<Agreemen
 fn every_launch_agrees_with_the_cpu_from_the_same_memory() {
     let Some(device) = device(fast()) else { return };
     let (mut launches, mut equal) = (0, 0);
-    for golden in goldens() {
+    for golden in every_golden() {
         for launch in side_by_side(&golden, &CpuDevice::default(), &device) {
             let Agreement { origin, kernel, difference, buffer, .. } = &launch;
             // A launch rounds as often as its sums are long; none of these is longer than some
@@ -278,7 +278,7 @@ fn train(golden: &Golden, narrow: Narrow, device: &dyn Device, steps: usize) -> 
 #[test]
 fn training_steps_agree_with_the_reference() {
     let Some(device) = device(fast()) else { return };
-    for golden in goldens() {
+    for golden in every_golden() {
         let (losses, _) = train(&golden, Narrow::Nothing, &device, 4);
         let expected = golden.tensors["steps.losses"].floats();
         for (step, (loss, expected)) in losses.iter().zip(expected).enumerate() {
@@ -372,7 +372,7 @@ fn cached(golden: &Golden, narrow: Narrow, device: &dyn Device) -> (Vec<f64>, Co
 #[test]
 fn cached_generation_equals_uncached() {
     let Some(device) = device(fast()) else { return };
-    for golden in goldens() {
+    for golden in every_golden() {
         let (errors, _) = cached(&golden, Narrow::Nothing, &device);
         let worst = errors[errors.len() - 1];
         // `nested` magnifies what goes in, as the tests of the CPU say.
@@ -1512,10 +1512,13 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
             masks.push(buffer("segments", I32, s.batch, s.queries));
         }
         let forward: Vec<String> = operands.iter().chain(&masks).chain([&o, &lse]).cloned().collect();
-        let back =
-            operands.iter().chain([&o, &lse, &cotangent]).chain(&masks).chain(&gradients).cloned().collect();
+        // Of some something follows from the logarithm of the denominators, too.
+        let log = attention.segments || attention.softcap.is_some();
+        let dlse = log.then(|| buffer("dlse", F32, queries, s.heads));
+        let back = operands.iter().chain([&o, &lse, &cotangent]).chain(&masks).chain(&dlse);
+        let back = back.chain(&gradients).cloned().collect();
         launches.push((Kernel::Attention(kernel::Attention { shape: s, attention }), forward));
-        launches.push((Kernel::AttentionGrad(kernel::AttentionGrad { shape: s, attention }), back));
+        launches.push((Kernel::AttentionGrad(kernel::AttentionGrad { shape: s, attention, log }), back));
     }
     let buffers: Vec<_> = buffers.iter().map(|(n, d, s)| (n.as_str(), *d, s.as_slice())).collect();
     let launches = launches.iter().map(|(k, l)| (k.clone(), l.iter().map(String::as_str).collect(), None));

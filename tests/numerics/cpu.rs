@@ -1,7 +1,7 @@
 //! The CPU device against the reference: gradients, ten training steps, equal bits, cached
 //! generation.
 
-use crate::support::{Golden, cpu, distance, error, goldens};
+use crate::support::{Golden, cpu, distance, error, every_golden, goldens};
 use dreamc_compiler::compiled::TensorKind;
 use dreamc_compiler::ir::interpret::Data;
 use dreamc_compiler::lower::Shape;
@@ -120,7 +120,7 @@ impl Run {
 
 #[test]
 fn logits_loss_and_gradients_agree_with_the_reference() {
-    for golden in goldens() {
+    for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         let mut run = Run::new(&golden, &options(b, n), 2);
@@ -162,7 +162,7 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
 
 #[test]
 fn ten_training_steps_agree_with_the_reference() {
-    for golden in goldens() {
+    for golden in every_golden() {
         let all = &golden.tensors["steps.ids"];
         let (b, n) = (all.dims[1], all.dims[2] - 1);
         let mut run = Run::new(&golden, &options(b, n), 2);
@@ -250,7 +250,7 @@ fn bf16_changes_the_loss_little_and_is_the_same_on_any_number_of_threads() {
 
 #[test]
 fn evaluation_does_not_look_ahead() {
-    for golden in goldens() {
+    for golden in every_golden() {
         let Some(expected) = golden.tensors.get("inference.logits") else { continue };
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
@@ -266,7 +266,7 @@ fn evaluation_does_not_look_ahead() {
 
 #[test]
 fn cached_generation_equals_uncached() {
-    for golden in goldens() {
+    for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         let (inputs, _) = golden.batch(ids.ints(), n);

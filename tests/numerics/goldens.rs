@@ -1,6 +1,6 @@
 //! The compiler's oracle against the independent reference: logits, loss and every gradient.
 
-use crate::support::{error, goldens};
+use crate::support::{error, every_golden};
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{Batch, Oracle};
 use dreamc_compiler::rewrite::{Rewriting, Target};
@@ -19,7 +19,7 @@ fn what_was_rewritten_agrees_with_the_reference() {
 }
 
 fn agree(rewriting: &Rewriting) {
-    for golden in goldens() {
+    for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };

@@ -6,7 +6,7 @@ use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::{Weights, open_model, safetensors::Tensors};
 use dreamc_runtime::data::Batch;
-use dreamc_runtime::import::hugging_face;
+use dreamc_runtime::hf::hugging_face;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use std::fs;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The folders, by what is peculiar about them.
-const CASES: [&str; 10] = [
+pub const CASES: [&str; 10] = [
     "gemma2_old",  // bf16, local layers by number, tied without saying so
     "gemma2_new",  // shards, `layer_types`, `rope_parameters`, an embedding scale that is not whole
     "llama3_old",  // shards, `rope_scaling` of Llama 3
@@ -27,13 +27,30 @@ const CASES: [&str; 10] = [
     "olmoe_new",   // gates normalised, fewer key heads
 ];
 
-fn folder(case: &str) -> PathBuf {
+pub fn folder(case: &str) -> PathBuf {
     root(&format!("tests/import/{case}"))
 }
 
-fn spec_of(tensors: &Weights) -> Spec {
+pub fn spec_of(tensors: &Weights) -> Spec {
     let ast = dreamc_dsl::parse("spec", tensors.metadata("spec").unwrap(), Spelling::Yaml).unwrap();
     dreamc_dsl::check(&ast, &[]).unwrap().0
+}
+
+/// The logits of a model's folder for rows of `n` tokens.
+pub fn logits_of(folder: &Path, spec: &Spec, ids: &[i32], n: usize) -> Vec<f64> {
+    let tensors = Weights::open(folder, None).unwrap();
+    let rows = ids.len() / n;
+    let options = Options { logits: true, ..prepare::forward(rows as u64, n as u64) };
+    let device = cpu(1);
+    let mut model = Model::load(&device, compile(spec, &options).unwrap()).unwrap();
+    model.restore(&tensors).unwrap();
+    let mut batch = Batch::new(n);
+    batch.ids = ids.to_vec();
+    batch.targets = vec![0; rows * n];
+    batch.positions = (0..rows).flat_map(|_| 0..n as i32).collect();
+    batch.segments = vec![0; rows * n];
+    model.evaluate(&batch).unwrap();
+    model.all_logits().unwrap().into_iter().map(f64::from).collect()
 }
 
 #[test]
@@ -49,18 +66,7 @@ fn imported_models_give_the_logits_of_transformers() {
 
         let expected = read(&format!("tests/import/{case}/expected.safetensors"));
         let (ids, logits) = (&expected["ids"], expected["logits"].floats());
-        let (rows, n) = (ids.dims[0], ids.dims[1]);
-        let options = Options { logits: true, ..prepare::forward(rows as u64, n as u64) };
-        let device = cpu(1);
-        let mut model = Model::load(&device, compile(&spec, &options).unwrap()).unwrap();
-        model.restore(&tensors).unwrap();
-        let mut batch = Batch::new(n);
-        batch.ids = ids.ints().to_vec();
-        batch.targets = vec![0; rows * n];
-        batch.positions = (0..rows).flat_map(|_| 0..n as i32).collect();
-        batch.segments = vec![0; rows * n];
-        model.evaluate(&batch).unwrap();
-        let found: Vec<f64> = model.all_logits().unwrap().into_iter().map(f64::from).collect();
+        let found = logits_of(&out, &spec, ids.ints(), ids.dims[1]);
         let e = error(&found, logits);
         assert!(e < 1e-5, "{case}: logits differ by {e}");
         let worst = found.iter().zip(logits).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
@@ -113,7 +119,12 @@ fn refusal(from: &Path) -> String {
 #[test]
 fn what_is_not_known_is_refused_by_its_name() {
     let cases: [(&str, &str, serde_json::Value, &str); 21] = [
-        ("llama3_old", "model_type", "gpt2".into(), "`model_type` is \"gpt2\"; dreamc imports gemma2, llama"),
+        (
+            "llama3_old",
+            "model_type",
+            "gpt2".into(),
+            "`model_type` is \"gpt2\"; dreamc imports gemma2, gemma3_text, llama",
+        ),
         (
             "llama3_old",
             "architectures",
@@ -182,13 +193,13 @@ fn defaults_of_a_class_may_be_absent() {
     assert!(spec.model.tie && spec.model.norm.unit_offset);
 }
 
-fn dreamc(folder: &Path, line: &[&str]) -> Output {
+pub fn dreamc(folder: &Path, line: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dreamc"));
     command.args(line).current_dir(folder).env("DREAMC_CACHE", folder.join("cache"));
     command.output().unwrap()
 }
 
-fn good(folder: &Path, line: &[&str]) -> String {
+pub fn good(folder: &Path, line: &[&str]) -> String {
     let output = dreamc(folder, line);
     assert!(output.status.success(), "{line:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()

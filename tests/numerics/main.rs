@@ -5,11 +5,13 @@
 mod support;
 
 mod cpu;
+mod export;
 mod generate;
 mod goldens;
 mod import;
 mod multiply_adds;
 mod observation;
+mod optimizers;
 mod rewriting;
 mod skipping;
 mod verify;

@@ -2,6 +2,7 @@
 
     python make_goldens.py [case ...]            write all cases, or those named
     python make_goldens.py --check [case ...]    recompute and compare with what is there; write nothing
+    python make_goldens.py --to FOLDER [case ...]    write elsewhere
 """
 
 import sys
@@ -32,7 +33,7 @@ model:
   components:
     sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 4, projection: {{query: 6}}}}}}
     da: {{depth: {{heads: 1, head_size: 4, projection: {{query: 6}}}}}}
-    ea: {{experts: {{count: 5, active: 2, intermediate: 7, query: 6}}}}
+    ea: {{experts: {{count: 5, active: 2, intermediate: 7, query: 6, balance: 1e-3}}}}
   body:
     - {kind}: {times}
       layers: ["{layer}"]
@@ -127,8 +128,8 @@ model:
   components:
     sa: {sequence: {heads: 2, head_size: 4, projection: {query: 4}}}
     da: {depth: {heads: 2, kv_heads: 1, head_size: 6, rope: 100, qk_norm: none, projection: {query: 4}}}
-    soft: {experts: {count: 5, active: 2, intermediate: 5, query: 6, activation: geglu}}
-    hard: {experts: {count: 4, active: 3, intermediate: 7, query: 4, activation: relu}}
+    soft: {experts: {count: 5, active: 2, intermediate: 5, query: 6, activation: geglu, balance: 1e-3}}
+    hard: {experts: {count: 4, active: 3, intermediate: 7, query: 4, activation: relu, balance: 1e-3}}
     wide: {mlp: {intermediate: 9, activation: relu}}
   body:
     - "sa > soft > wide"
@@ -174,7 +175,7 @@ model:
   context: 16
   components:
     near: {sequence: {heads: 2, kv_heads: 1, head_size: 4, window: 3, projection: {query: 6}}}
-    ea: {experts: {count: 5, active: 2, intermediate: 7, query: 6}}
+    ea: {experts: {count: 5, active: 2, intermediate: 7, query: 6, balance: 1e-3}}
     mlp: {mlp: {intermediate: 9, activation: geglu}}
   body:
     - "near > mlp"
@@ -190,7 +191,7 @@ model:
   components:
     sa: {sequence: {heads: 2, kv_heads: 1, head_size: 4, projection: {query: 4}}}
     da: {depth: {heads: 1, head_size: 4, projection: {query: 4}}}
-    ea: {experts: {count: 4, active: 2, intermediate: 5, query: 4}}
+    ea: {experts: {count: 4, active: 2, intermediate: 5, query: 4, balance: 1e-3}}
     mlp: {mlp: {intermediate: 7}}
   body:
     - "(da | sa) > mlp"
@@ -214,6 +215,127 @@ model:
 }
 
 
+def zoo(name, components, body, vocab=17, hidden=8, more=""):
+    """A small model of the family of `examples/zoo/NAME.dream`: the same wiring in as few weights as show it."""
+    lines = "".join(f"    {c}\n" for c in components) + "  body:\n" + "".join(f"    - {item}\n" for item in body)
+    return f"model:\n  name: {name}\n  vocab: {vocab}\n  hidden: {hidden}\n  context: 16\n{more}  components:\n{lines}"
+
+
+def sequence(more="", name="sa"):
+    return f"{name}: {{sequence: {{heads: 2, kv_heads: 1, head_size: 4{more}}}}}"
+
+
+LOOPED = sequence(", projection: none")
+MLP = "mlp: {mlp: {intermediate: 9}}"
+SQUARE = "mlp: {mlp: {intermediate: 9, activation: relu2}}"
+SANDWICH = '"sa > norm > mlp > norm"'
+
+CASES |= {
+    "layered": zoo("layered", [sequence(), MLP], ['{repeat: 2, layers: ["sa > mlp"]}']),
+    "huginn": zoo("huginn", [LOOPED, MLP], [
+        SANDWICH, "save e", "start zeros",
+        f'{{recur: 4, residual_norm: false, backprop: 2, layers: ["mix e linear", {SANDWICH}, {SANDWICH}]}}',
+        "norm", SANDWICH,
+    ]),
+    "parcae": zoo("parcae", [LOOPED, MLP], [
+        '"sa > mlp"', "norm", "save e", "start zeros",
+        '{recur: 3, residual_norm: false, backprop: 2, layers: ["mix e diagonal", "sa > mlp", "sa > mlp"]}',
+        "linear", '"sa > mlp"',
+    ]),
+    "looped_iso_depth": zoo("looped-iso-depth", [LOOPED, SQUARE], [
+        "norm", '"sa > mlp"', "save e",
+        '{recur: 4, residual_norm: false, backprop: 3, layers: ["mix e linear identity", "sa > mlp", norm]}',
+        '"sa > mlp"',
+    ], more="  logit_softcap: 15\n"),
+    "looped_lanes": zoo("looped-lanes", [LOOPED, SQUARE], [
+        '"sa > mlp"', '{recur: 3, residual_norm: false, layers: ["sa > mlp"]}', '"sa > mlp"',
+    ], more="  stream: {lanes: 2}\n"),
+    "ouro": zoo("ouro", [sequence(", projection: none, qk_norm: none, post_norm: true"),
+                         "mlp: {mlp: {intermediate: 9, post_norm: true}}"], [
+        '{recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: ["sa > mlp", "sa > mlp", norm]}',
+    ]),
+    "exit_mean": zoo("exit-mean", [LOOPED, MLP], [
+        '"sa > mlp"', '{recur: 3, residual_norm: false, exit: mean, embed: true, layers: ["sa > mlp"]}', "norm",
+    ]),
+    "mixture_of_recursions": zoo("mixture-of-recursions", [LOOPED, MLP], [
+        '"sa > mlp"',
+        '{recur: 3, residual_norm: false, kv: first, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], '
+        'nested, causal bce 0.2) { sa > mlp }"]}',
+        '"sa > mlp"',
+    ]),
+    "mixture_of_recursions_token": zoo("mixture-of-recursions-token", [LOOPED, MLP], [
+        '"sa > mlp"', '{recur: 3, residual_norm: false, layers: ["skip(depth_choice) { sa > mlp }"]}', '"sa > mlp"',
+    ]),
+    "relaxed_recursive": zoo("relaxed-recursive", [LOOPED, MLP], [
+        '{recur: 3, residual_norm: false, lora: 2, layers: ["sa > mlp", "sa > mlp"]}',
+    ]),
+    "attention_residuals": zoo("attention-residuals", [sequence(), MLP], [
+        '{repeat: 2, layers: ["sa > mlp"]}', '"sa | mlp"',
+    ], more="  stream: attend\n"),
+    "attention_residuals_block": zoo("attention-residuals-block", [sequence(), MLP], [
+        '{repeat: 3, layers: ["sa > mlp"]}',
+    ], more="  stream: {attend: {block: 3}}\n"),
+    "hyper_connections_static": zoo("hyper-connections-static", [sequence(), MLP], [
+        '{repeat: 2, layers: ["sa > mlp"]}', '"sa | mlp"',
+    ], more="  stream: {lanes: 3}\n"),
+    "hyper_connections_dynamic": zoo("hyper-connections-dynamic", [sequence(), MLP], [
+        '{repeat: 2, layers: ["sa > mlp"]}',
+    ], more="  stream: {lanes: 3, kind: dynamic}\n"),
+    "mhc": zoo("mhc", [sequence(), MLP], [
+        '{repeat: 2, layers: ["sa > mlp"]}',
+    ], more="  stream: {lanes: 3, kind: mhc}\n"),
+    "denseformer": zoo("denseformer", [sequence(), "mlp: {mlp: {intermediate: 9, activation: geglu}}"], [
+        '{repeat: 2, layers: ["sa > mlp", "sa > mlp", "mix history weighted every 2"]}', '"sa > mlp"', "mix history weighted",
+    ]),
+    "x0_scaled": zoo("x0-scaled", [sequence(), SQUARE], [
+        "norm", "save x0", '{repeat: 3, layers: ["mix x0 scaled", "sa > mlp"]}',
+    ], more="  logit_softcap: 15\n"),
+    "mix_add": zoo("mix-add", [LOOPED, MLP], [
+        '"sa > mlp"', "save e", "start zeros",
+        '{recur: 3, residual_norm: false, layers: ["mix e add", "sa > mlp", norm, "save e"]}', '"sa > mlp"',
+    ]),
+    "moda": zoo("moda", [sequence(", depth_keys: true"), MLP], ['{repeat: 3, layers: ["sa > mlp"]}']),
+    "value_residual": zoo("value-residual", [sequence(", value_residual: true"), MLP], ['{repeat: 3, layers: ["sa > mlp"]}']),
+    "cross_layer_kv": zoo("cross-layer-kv", [sequence(), sequence(", kv_from: sa", "again"), MLP], [
+        '{repeat: 2, layers: ["sa > mlp", "again > mlp"]}',
+    ]),
+    "yoco": zoo("yoco", [sequence(", window: 3", "near"), sequence(name="full"), sequence(", kv_from: full", "cross"), MLP], [
+        '"near > mlp"', '"full > mlp"', '{repeat: 2, layers: ["cross > mlp"]}',
+    ]),
+    "gated_attention": zoo("gated-attention", [sequence(", gate: element"), sequence(", gate: head", "few"), MLP], [
+        '"sa > mlp"', '"few > mlp"',
+    ]),
+    "universal_transformer": zoo("universal-transformer", [LOOPED, "mlp: {mlp: {intermediate: 9, activation: relu}}"], [
+        f"{{recur: 3, residual_norm: false, embed: true, layers: [{SANDWICH}]}}",
+    ]),
+    "moeut": zoo("moeut", [LOOPED, "ea: {experts: {count: 6, active: 2, intermediate: 5, activation: relu, balance: 1e-3, "
+                           "router: {form: linear, score: sigmoid, normalise: false}}}"], [
+        '{recur: 2, residual_norm: false, layers: ["sa > ea", "sa > ea"]}',
+    ]),
+    "attention_sink": zoo("attention-sink", [
+        sequence(", window: 3, sink: true, bias: all, qk_norm: none", "near"), sequence(", sink: true, bias: qkv"), MLP,
+    ], ['{repeat: 2, layers: ["near > mlp", "sa > mlp"]}']),
+    "partial_rotation": zoo("partial-rotation", [
+        "sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8, rope: {base: 10000, share: 0.5}}}",
+        "mlp: {mlp: {intermediate: 9}}",
+    ], ['{repeat: 2, layers: ["sa > mlp"]}']),
+    "shared_experts": zoo("shared-experts", [
+        sequence(),
+        "ea: {experts: {count: 8, active: 2, intermediate: 3, balance: 1e-3, shared: 2, "
+        "router: {form: linear, score: sqrtsoftplus, select: score, groups: 4, topk_groups: 2, scale: 2.5}}}",
+        "eb: {experts: {count: 4, active: 2, intermediate: 4, balance: 1e-3, shared: 1, shared_gate: true, "
+        "router: {form: linear, score: softmax, normalise: true}}}",
+    ], ['"sa > ea"', '"sa > eb"']),
+}  # fmt: skip
+# A small share of the loss would hide whether it is there.
+Z_LOSS = TRAIN.replace("}", ", z_loss: 1e-2}")
+
+
+def text(case):
+    """The whole specification of a case."""
+    return CASES[case] + (Z_LOSS if case == "shared_experts" else TRAIN)
+
+
 def draw(model, shapes, rng):
     """Weights that hide nothing: no gain is 1 and no bias 0, and branches are about as large as the stream."""
     weights = {}
@@ -224,10 +346,16 @@ def draw(model, shapes, rng):
             weights[name] = -2.5 * weights[name.replace("offset", "scale")] + 0.2 * rng.standard_normal(shape)
         elif ".skip." in name:
             weights[name] = rng.standard_normal(shape) / max(shape[-1], 2) ** 0.5
+        elif name.endswith(("read.weight", "exit.weight", "choice.weight")):
+            weights[name] = 0.7 * rng.standard_normal(shape)
+        elif name.endswith((".bias", ".sink", "mix.decay")) or ".mix.weight" in name and len(shape) == 1:
+            weights[name] = (len(shape) == 1 and name.endswith("mix.weight")) / shape[0] + 0.3 * rng.standard_normal(shape)
         elif len(shape) == 1:
             weights[name] = 1 - model.gain_offset + 0.2 * rng.standard_normal(shape)
         elif name == "embed.weight":
-            weights[name] = 0.7 * rng.standard_normal(shape)
+            # Lanes are equal at first, and a norm removes their common factor: all that the first reading weights change is how
+            # much its epsilon counts, so it has to count.
+            weights[name] = (0.005 if model.lanes else 0.7) * rng.standard_normal(shape)
         else:
             weights[name] = rng.standard_normal(shape) / shape[-1] ** 0.5
     return weights
@@ -235,8 +363,8 @@ def draw(model, shapes, rng):
 
 def compute(case):
     """Everything the case's safetensors file holds."""
-    spec = read_spec(CASES[case] + TRAIN)
-    model, t = Model(spec["model"]), spec["train"]
+    spec = read_spec(text(case))
+    model, t = Model(spec["model"], spec["train"].get("z_loss", 0.0)), spec["train"]
     # A choice between two experts that are nearly equal could fall otherwise in another order of summation, and then no
     # comparison means anything. Such draws are thrown away.
     for seed in range(zlib.crc32(case.encode()), zlib.crc32(case.encode()) + 100):
@@ -278,20 +406,26 @@ def compute(case):
 
 
 def main(arguments):
-    check = "--check" in arguments
-    FOLDER.mkdir(exist_ok=True)
-    for case in [a for a in arguments if a != "--check"] or CASES:
+    arguments, folder = list(arguments), FOLDER
+    if check := "--check" in arguments:
+        arguments.remove("--check")
+    if "--to" in arguments:
+        at = arguments.index("--to")
+        folder = Path(arguments.pop(at + 1))
+        arguments.pop(at)
+    folder.mkdir(exist_ok=True)
+    for case in arguments or CASES:
         tensors, facts = compute(case)
-        path = FOLDER / f"{case}.safetensors"
+        path = folder / f"{case}.safetensors"
         if check:
             there = load_file(path)
             assert there.keys() == tensors.keys(), case
             worst = max(np.max(np.abs(there[name] - tensors[name])) for name in tensors)
-            assert (FOLDER / f"{case}.yaml").read_text() == CASES[case] + TRAIN, case
+            assert (folder / f"{case}.yaml").read_text() == text(case), case
             assert worst < 1e-10, f"{case}: differs by {worst}"
             print(f"{case}: equal within {worst:.1e}")
             continue
-        (FOLDER / f"{case}.yaml").write_text(CASES[case] + TRAIN)
+        (folder / f"{case}.yaml").write_text(text(case))
         save_file(tensors, path)
         assert path.stat().st_size < LARGEST_FILE, f"{path.name}: {path.stat().st_size} bytes"
         print(f"{case}: {path.stat().st_size} bytes, {facts}", flush=True)

@@ -27,24 +27,34 @@ EPS = 1e-6  # of every RMSNorm
 
 ATTENTION_DEFAULTS = dict(
     heads=None, kv_heads=None, head_size=None, rope=None, qk_norm="rms", window=None, softcap=None, scale=None,
-    post_norm=False, projection=None,
+    post_norm=False, projection=None, bias=None, gate=None, sink=False, value_residual=False,
 )  # fmt: skip
 DEFAULTS = {
-    "sequence": ATTENTION_DEFAULTS | {"rope": 10000},
+    "sequence": ATTENTION_DEFAULTS | {"rope": 10000, "depth_keys": False, "kv_from": None},
     "depth": ATTENTION_DEFAULTS | {"rope": {"base": 500, "half_reversed": True}},
     "experts": dict(count=None, active=None, intermediate=None, query=128, activation="swiglu", balance=1e-3,
-                    post_norm=False),
+                    router=None, shared=0, shared_gate=False, post_norm=False),
     "mlp": dict(intermediate=None, activation="swiglu", post_norm=False),
 }  # fmt: skip
-SKIP_DEFAULTS = dict(capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None)
+SKIP_DEFAULTS = dict(
+    capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None, router=None, gate=None,
+    nested=False, depth_choice=False,
+)  # fmt: skip
+RECUR_DEFAULTS = dict(
+    recur=None, layers=None, residual_norm=True, backprop=None, depth="fixed", lora=None, embed=False, exit="last",
+    kv=None,
+)  # fmt: skip
+ROUTER_DEFAULTS = dict(
+    form="low_rank", score="sigmoid", select="logit", normalise=True, scale=1.0, groups=1, topk_groups=1,
+)  # fmt: skip
 PROJECTION_DEFAULTS = dict(query=128, balance=1e-2)
 MODEL_DEFAULTS = dict(
     name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, embed_scale=None,
-    logit_softcap=None, norm={},
+    logit_softcap=None, norm={}, stream="sum",
 )  # fmt: skip
 TRAIN_DEFAULTS = dict(
     steps=None, batch=None, sequence=None, learning_rate=4e-4, warmup=500, clip=0.5, weight_decay=1e-3,
-    betas=[0.9, 0.999], eps=1e-8,
+    betas=[0.9, 0.999], eps=1e-8, z_loss=0.0,
 )  # fmt: skip
 
 
@@ -73,51 +83,70 @@ def component(name, given):
     c = fill(DEFAULTS[kind], fields, name) | {"kind": kind}
     if kind in ("sequence", "depth"):
         c["kv_heads"] = c["kv_heads"] or c["heads"]
-        c["projection"] = fill(PROJECTION_DEFAULTS, c["projection"] or {}, f"{name}.projection")
+        if c["projection"] != "none":
+            c["projection"] = fill(PROJECTION_DEFAULTS, c["projection"] or {}, f"{name}.projection")
         rope = c["rope"] if isinstance(c["rope"], dict) else {"base": c["rope"]}
-        c["rope"] = fill({"base": None, "half_reversed": False}, rope, f"{name}.rope")
+        c["rope"] = fill({"base": None, "half_reversed": False, "share": 1.0, "scaling": None}, rope, f"{name}.rope")
+        assert c["bias"] in (None, "qkv", "out", "all") and c["gate"] in (None, "head", "element"), name
         assert c["heads"] % c["kv_heads"] == 0 and c["head_size"] % 2 == 0, name
         # A token does not know how long its sequence will become, so only depth has an end to count back from. Nor has
         # a window over depth been given a meaning.
         assert not (kind == "sequence" and c["rope"]["half_reversed"]), name
         assert not (kind == "depth" and c["window"]), name
         assert c["qk_norm"] in ("rms", "none"), name
+    if kind == "experts":
+        c["router"] = fill(ROUTER_DEFAULTS, c["router"] or {}, f"{name}.router")
     return c
 
 
 def parse(text):
-    """A composition -> a component's name, or ("|", terms), or (">", terms), or ("skip", [wrapped], number, fields).
+    """A composition -> a component's name, or ("|", terms), or (">", terms), or ("skip", [wrapped], number, fields), or
+    ("norm", [], number).
 
     The two operators have no precedence over each other here: a mixture of both must be parenthesised, so that no golden
     file depends on a choice that SEMANTICS leaves open.
     """
     tokens = re.findall(r"[\w.]+|\S", text)
-    skips = 0
+    skips = norms = 0
 
     def skip():
         """`skip(threshold, capacity 0.5, causal bce 0.1) { … }`, numbered in the order of the text."""
         nonlocal skips
-        number, fields, words = skips, {}, []
+        number, fields = skips, {}
         skips += 1
         assert tokens.pop(0) == "(", text
-        while words != [")"]:
-            words = []
-            while (word := tokens.pop(0)) not in ",)":
-                words.append(word)
-            key, *values = words
-            fields[key] = True if not values else values if key == "causal" else float(values[0]) if key != "kv" else values[0]
-            words = [word]
+        arguments, open_brackets = [[]], 0
+        while (word := tokens.pop(0)) != ")":
+            open_brackets += (word == "[") - (word == "]")
+            if word == "," and not open_brackets:
+                arguments.append([])
+            else:
+                arguments[-1].append(word)
+        for key, *values in arguments:
+            if not values:
+                fields[key] = True
+            elif key == "causal":
+                fields[key] = values
+            elif key == "capacity" and values[0] == "[":
+                fields[key] = [fraction(share) for share in "".join(values[1:-1]).split(",")]
+            else:
+                fields[key] = values[0] if key in ("kv", "router", "gate") else fraction("".join(values))
         fields = fill(SKIP_DEFAULTS, fields, "skip")
         fields["kv"] = fields["kv"] or ("all" if fields["threshold"] else "processed")
+        assert fields["router"] in (None, "pass") and fields["gate"] in (None, "sigmoid"), text
         assert tokens.pop(0) == "{", text
         inside = expression()
         assert tokens.pop(0) == "}", text
         return "skip", [inside], number, fields
 
     def term():
+        nonlocal norms
         token = tokens.pop(0)
         if token == "skip":
             return skip()
+        if token == "norm":
+            norms += 1
+            return "norm", [], norms - 1
         if token != "(":
             assert re.fullmatch(r"\w+", token), f"a component expected in {text!r}, found {token!r}"
             return token
@@ -138,6 +167,12 @@ def parse(text):
     return tree
 
 
+def fraction(text):
+    """`0.5` or `2/3`."""
+    numerator, _, denominator = text.partition("/")
+    return float(numerator) / float(denominator or 1)
+
+
 def names_in(tree):
     return [tree] if isinstance(tree, str) else [name for term in tree[1] for name in names_in(term)]
 
@@ -150,20 +185,62 @@ def skips_in(tree):
     return own + [skip for term in tree[1] for skip in skips_in(term)]
 
 
-class Layer:
-    """One set of weights: its composition, whether it lies inside a `recur`, and how often the model applies it."""
+def norms_in(tree):
+    """The number of every `norm` term."""
+    if isinstance(tree, str):
+        return []
+    return [tree[2]] if tree[0] == "norm" else [number for term in tree[1] for number in norms_in(term)]
 
-    def __init__(self, text, recurrent):
+
+def units_in(tree):
+    """What lanes stand around: the terms of the outermost sequence."""
+    return tree[1] if tree[0] == ">" else [tree]
+
+
+class Loop:
+    """A `recur`: its number, how many passes it makes, and its settings."""
+
+    def __init__(self, number, given):
+        settings = fill(RECUR_DEFAULTS, given, "recur")
+        self.number, self.passes = number, settings["recur"]
+        # A drawn depth is a function of a generator that nobody shares: the reference knows the written count alone.
+        assert settings["depth"] == "fixed" and settings["kv"] in (None, "first")
+        self.residual_norm, self.lora, self.embed = settings["residual_norm"], settings["lora"], settings["embed"]
+        self.kv_first = settings["kv"] == "first"
+        self.backprop = settings["backprop"] or self.passes
+        leave = settings["exit"]
+        self.exit, self.entropy = ("gate", leave["gate"]) if isinstance(leave, dict) else (leave, 0.0)
+        self.choice = False  # whether tokens choose their number of passes
+
+
+class Layer:
+    """One set of weights: its composition, the loops around it, and how often the model applies it."""
+
+    def __init__(self, text, loops):
         self.tree = parse(text)
-        self.recurrent = recurrent
+        self.loops = loops  # from the outermost to the innermost
+        self.recurrent = bool(loops)
+        self.residual_norm = self.recurrent and loops[-1].residual_norm
         self.times = 0
         # Weights are named by layer and component, so twice the same component in a layer would tie the two.
         assert len(set(names_in(self.tree))) == len(names_in(self.tree)), f"a component twice in {text!r}"
 
+    def lora(self):
+        """The loop whose passes have matrices of their own, if any."""
+        own = [loop for loop in self.loops if loop.lora]
+        assert len(own) <= 1, "lora of two loops around one layer"
+        return own[0] if own else None
+
+
+STATEMENTS = ("norm", "linear", "save", "mix", "start")
+
 
 class Model:
-    def __init__(self, given):
+    """`program` is the body as it runs: ("layer", index), ("statement", number, words) and ("loop", loop, program)."""
+
+    def __init__(self, given, z_loss=0.0):
         m = fill(MODEL_DEFAULTS, given, "model")
+        self.z_loss = z_loss
         self.vocab, self.hidden, self.tie = m["vocab"], m["hidden"], m["tie"]
         self.components = {name: component(name, c) for name, c in m["components"].items()}
         assert m["embed_scale"] in (None, "sqrt_hidden")
@@ -171,29 +248,79 @@ class Model:
         self.logit_softcap = m["logit_softcap"]
         self.gain_offset = 1.0 if fill({"unit_offset": False}, m["norm"], "norm")["unit_offset"] else 0.0
 
-        self.layers = []  # distinct sets of weights, in order of first use
-        self.applications = self.expand(m["body"], recurrent=False)  # the index of the layer applied at each depth
+        # The stream: "sum", "attend" with the size of a block (0: none), or "lanes" with their number and kind.
+        self.block = self.lanes = 0
+        self.lanes_kind = "static"
+        stream = m["stream"]
+        if isinstance(stream, dict) and "attend" in stream:
+            self.stream, self.block = "attend", fill({"block": 0}, stream["attend"], "attend")["block"]
+        elif isinstance(stream, dict):
+            filled = fill({"lanes": None, "kind": "static"}, stream, "stream")
+            self.stream, self.lanes, self.lanes_kind = "lanes", filled["lanes"], filled["kind"]
+        else:
+            self.stream = stream
+        assert self.stream in ("sum", "attend", "lanes") and self.lanes_kind in ("static", "dynamic", "mhc")
+
+        self.layers, self.statements, self.loops = [], [], []  # each in order of first use
+        self.program = self.expand(m["body"], [])
+        self.applications = self.unroll(self.program)  # the index of the layer applied at each depth
         self.depth = len(self.applications)
         for i in self.applications:
             self.layers[i].times += 1
-        # A recurrent last layer has normalised its result already.
-        self.final_norm = not self.layers[self.applications[-1]].recurrent
+        self.final_norm = not self.normalises(self.program)
+        exits = [loop for loop in self.loops if loop.exit != "last"]
+        assert len(exits) <= 1, "two loops with exits"
+        self.exit = exits[0] if exits else None
 
-    def expand(self, items, recurrent):
-        """The body -> the layer index of every application. `repeat` makes new layers, `recur` applies the same again."""
-        applications = []
+    def expand(self, items, loops):
+        """The body as a program. `repeat` makes new layers and statements, `recur` applies the same again."""
+        program = []
         for item in items:
-            if isinstance(item, str):
-                self.layers.append(Layer(item, recurrent))
-                applications.append(len(self.layers) - 1)
+            if isinstance(item, str) and item.split()[0] in STATEMENTS and not re.search("[>|]", item):
+                program.append(("statement", len(self.statements), item.split()))
+                self.statements.append(item.split())
+            elif isinstance(item, str):
+                self.layers.append(Layer(item, loops))
+                program.append(("layer", len(self.layers) - 1))
             elif "repeat" in item:
                 fill({"repeat": 0, "layers": []}, item, "body")
                 for _ in range(item["repeat"]):
-                    applications += self.expand(item["layers"], recurrent)
+                    program += self.expand(item["layers"], loops)
             else:
-                fill({"recur": 0, "layers": []}, item, "body")
-                applications += item["recur"] * self.expand(item["layers"], recurrent=True)
-        return applications
+                loop = Loop(len(self.loops), item)
+                self.loops.append(loop)
+                inside = self.expand(item["layers"], [*loops, loop])
+                first = self.layers[inside[0][1]].tree if inside[0][0] == "layer" else ""
+                loop.choice = first[:1] == ("skip",) and first[3]["depth_choice"]
+                assert not loop.choice or len(inside) == 1
+                program.append(("loop", loop, inside))
+        return program
+
+    def unroll(self, program):
+        flat = []
+        for kind, what, *rest in program:
+            if kind == "layer":
+                flat.append(what)
+            elif kind == "loop":
+                flat += what.passes * self.unroll(rest[0])
+        return flat
+
+    def normalises(self, program):
+        """Whether the last thing that happens to the stream is a norm, so that it needs no final one."""
+        kind, what, *rest = program[-1]
+        if kind == "layer":
+            return self.layers[what].residual_norm
+        if kind == "statement":
+            return rest[0] == ["norm"] or rest[0][0] == "save" and self.normalises(program[:-1])
+        return self.normalises(rest[0])
+
+    def history(self, statement):
+        """Depths whose streams `mix history weighted {every k}` reads, 0 for the embedding; the stream itself comes after them."""
+        words = self.statements[statement]
+        every = int(words[4]) if words[3:4] == ["every"] else 1
+        # Inside a loop every pass would have another number of weights.
+        before = next(j for j, (kind, what, *_) in enumerate(self.program) if (kind, what) == ("statement", statement))
+        return [0, *range(every, len(self.unroll(self.program[:before])), every)]
 
     def shapes(self):
         """{tensor name: shape}, which is also the list of tensors that exist."""
@@ -203,55 +330,142 @@ class Model:
             shapes["head.weight"] = (self.vocab, h)
         if self.final_norm:
             shapes["norm.weight"] = (h,)
+        if self.stream == "attend":
+            shapes["output.read.weight"] = shapes["output.read.norm.weight"] = (h,)
+        if self.lanes_kind == "mhc":
+            n = self.lanes
+            shapes |= {"output.lanes.weight": (n, n * h), "output.lanes.bias": (n,), "output.lanes.scale": (1,)}
 
-        def router(prefix, experts, query):
-            shapes[f"{prefix}.router.query.weight"] = (query, h)
-            shapes[f"{prefix}.router.keys.weight"] = (experts, query)
-            shapes[f"{prefix}.router.q_norm.weight"] = (query,)
-            shapes[f"{prefix}.router.k_norm.weight"] = (query,)
+        for k, words in enumerate(self.statements):
+            prefix = f"body.{k}"
+            if words == ["norm"]:
+                shapes[f"{prefix}.norm.weight"] = (h,)
+            elif words[0] == "linear":
+                shapes[f"{prefix}.linear.weight"] = (h, h)
+            elif words[:2] == ["mix", "history"]:
+                shapes[f"{prefix}.mix.weight"] = (len(self.history(k)) + 1,)
+            elif words[0] == "mix" and words[2] == "linear":
+                shapes[f"{prefix}.mix.weight"] = (h, 2 * h)
+            elif words[0] == "mix" and words[2] == "scaled":
+                shapes[f"{prefix}.mix.lambda"] = shapes[f"{prefix}.mix.mu"] = (1,)
+            elif words[0] == "mix" and words[2] == "diagonal":
+                shapes[f"{prefix}.mix.delta"] = shapes[f"{prefix}.mix.decay"] = (h,)
+                shapes[f"{prefix}.mix.weight"] = (h, h)
+
+        for loop in self.loops:
+            prefix = f"loops.{loop.number}"
+            if loop.embed:
+                shapes[f"{prefix}.embed.weight"] = (loop.passes, h)
+            if loop.exit == "gate":
+                shapes[f"{prefix}.exit.weight"], shapes[f"{prefix}.exit.bias"] = (h,), (1,)
+            if loop.choice:
+                shapes[f"{prefix}.choice.weight"], shapes[f"{prefix}.choice.bias"] = (loop.passes, h), (loop.passes,)
+
+        def router(prefix, experts, query, form="low_rank"):
+            if form == "linear":
+                shapes[f"{prefix}.router.weight"] = (experts, h)
+            else:
+                shapes[f"{prefix}.router.query.weight"] = (query, h)
+                shapes[f"{prefix}.router.keys.weight"] = (experts, query)
+                shapes[f"{prefix}.router.q_norm.weight"] = (query,)
+                shapes[f"{prefix}.router.k_norm.weight"] = (query,)
             shapes[f"{prefix}.router.bias"] = (experts,)
 
         for i, layer in enumerate(self.layers):
-            if layer.recurrent:
+            lora = layer.lora()
+
+            def matrix(name, shape, lora=lora):
+                """A matrix of a component, with one of low rank for every pass beside it."""
+                shapes[f"{name}.weight"] = shape
+                if lora and len(shape) == 2:
+                    shapes[f"{name}.lora_a"] = (lora.passes, lora.lora, shape[1])
+                    shapes[f"{name}.lora_b"] = (lora.passes, shape[0], lora.lora)
+
+            if layer.residual_norm:
                 shapes[f"layers.{i}.residual_norm.weight"] = (h,)
+            for number in norms_in(layer.tree):
+                shapes[f"layers.{i}.norm{number}.weight"] = (h,)
+            for j in range(len(units_in(layer.tree)) if self.stream == "lanes" else 0):
+                self.lane_shapes(f"layers.{i}.lanes{j}", layer, shapes)
             for number, fields in skips_in(layer.tree):
+                if fields["depth_choice"]:
+                    continue
                 prefix = f"layers.{i}.skip.{number}"
+                each = (layer.loops[-1].passes,) if fields["router"] == "pass" else ()
                 if fields["norm_only"]:
-                    shapes[f"{prefix}.router.scale.weight"] = (1,)
-                    shapes[f"{prefix}.router.offset.weight"] = (1,)
+                    shapes[f"{prefix}.router.scale.weight"] = (*each, 1)
+                    shapes[f"{prefix}.router.offset.weight"] = (*each, 1)
                 else:
-                    shapes[f"{prefix}.router.weight"] = (h,)
+                    shapes[f"{prefix}.router.weight"] = (*each, h)
                 if fields["causal"] and fields["causal"][0] == "predictor":
                     size = int(fields["causal"][1])
-                    shapes[f"{prefix}.predictor.up.weight"] = (size, h)
-                    shapes[f"{prefix}.predictor.down.weight"] = (size,)
+                    shapes[f"{prefix}.predictor.up.weight"] = (*each, size, h)
+                    shapes[f"{prefix}.predictor.down.weight"] = (*each, size)
             for name in names_in(layer.tree):
                 prefix, c = f"layers.{i}.{name}", self.components[name]
+                if self.stream == "attend":
+                    shapes[f"{prefix}.read.weight"] = shapes[f"{prefix}.read.norm.weight"] = (h,)
                 shapes[f"{prefix}.norm.weight"] = (h,)
                 if c["post_norm"]:
                     shapes[f"{prefix}.post_norm.weight"] = (h,)
                 if c["kind"] in ("sequence", "depth"):
-                    d = c["head_size"]
-                    qkv, out = ((c["heads"] + 2 * c["kv_heads"]) * d, h), (h, c["heads"] * d)
-                    mixture = (layer.times,) if layer.recurrent else ()  # one projection expert per application
-                    shapes[f"{prefix}.qkv.weight"] = mixture + qkv
-                    shapes[f"{prefix}.out.weight"] = mixture + out
-                    if layer.recurrent:
+                    d, own = c["head_size"], not c.get("kv_from")
+                    qkv, out = ((c["heads"] + 2 * c["kv_heads"] * own) * d, h), (h, c["heads"] * d)
+                    mixed = layer.recurrent and c["projection"] != "none"
+                    mixture = (layer.times,) if mixed else ()  # one projection expert per application
+                    matrix(f"{prefix}.qkv", mixture + qkv)
+                    matrix(f"{prefix}.out", mixture + out)
+                    if mixed:
                         shapes[f"{prefix}.qkv.shared.weight"] = qkv
                         shapes[f"{prefix}.out.shared.weight"] = out
                         router(prefix, layer.times, c["projection"]["query"])
+                    if c["bias"] in ("qkv", "all"):
+                        shapes[f"{prefix}.qkv.bias"] = qkv[:1]
+                    if c["bias"] in ("out", "all"):
+                        shapes[f"{prefix}.out.bias"] = out[:1]
                     if c["qk_norm"] == "rms":
                         shapes[f"{prefix}.q_norm.weight"] = (d,)
-                        shapes[f"{prefix}.k_norm.weight"] = (d,)
+                        if own:
+                            shapes[f"{prefix}.k_norm.weight"] = (d,)
+                    if c["gate"]:
+                        matrix(f"{prefix}.gate", (c["heads"] * (d if c["gate"] == "element" else 1), h))
+                    if c["sink"]:
+                        shapes[f"{prefix}.sink"] = (c["heads"],)
+                    if c["value_residual"]:
+                        shapes[f"{prefix}.value_residual"] = (1,)
                 else:
                     mixture = (c["count"],) if c["kind"] == "experts" else ()
-                    if c["activation"] != "relu":  # the others are gated
-                        shapes[f"{prefix}.gate.weight"] = mixture + (c["intermediate"], h)
-                    shapes[f"{prefix}.up.weight"] = mixture + (c["intermediate"], h)
-                    shapes[f"{prefix}.down.weight"] = mixture + (h, c["intermediate"])
+                    gated = c["activation"] not in ("relu", "relu2")
+                    if gated:
+                        matrix(f"{prefix}.gate", mixture + (c["intermediate"], h))
+                    matrix(f"{prefix}.up", mixture + (c["intermediate"], h))
+                    matrix(f"{prefix}.down", mixture + (h, c["intermediate"]))
                     if c["kind"] == "experts":
-                        router(prefix, c["count"], c["query"])
+                        router(prefix, c["count"], c["query"], c["router"]["form"])
+                        if c["shared"]:
+                            wide = c["shared"] * c["intermediate"]
+                            if gated:
+                                shapes[f"{prefix}.shared.gate.weight"] = (wide, h)
+                            shapes[f"{prefix}.shared.up.weight"] = (wide, h)
+                            shapes[f"{prefix}.shared.down.weight"] = (h, wide)
+                        if c["shared_gate"]:
+                            shapes[f"{prefix}.shared_gate.weight"] = (h,)
         return shapes
+
+    def lane_shapes(self, prefix, layer, shapes):
+        n, h = self.lanes, self.hidden
+        if self.lanes_kind == "mhc":
+            shapes[f"{prefix}.weight"] = (2 * n + n * n, n * h)
+            shapes[f"{prefix}.bias"], shapes[f"{prefix}.scale"] = (2 * n + n * n,), (3,)
+            return
+        each = (layer.times,) if layer.recurrent else ()  # weights of each application
+        shapes[f"{prefix}.alpha"] = shapes[f"{prefix}.beta"] = (*each, n)
+        shapes[f"{prefix}.mix"] = (*each, n, n)
+        if self.lanes_kind == "dynamic":
+            shapes[f"{prefix}.norm.weight"] = (h,)
+            shapes[f"{prefix}.alpha_weight"] = shapes[f"{prefix}.beta_weight"] = (h,)
+            shapes[f"{prefix}.mix_weight"] = (h, n)
+            shapes[f"{prefix}.alpha_scale"] = shapes[f"{prefix}.beta_scale"] = (1,)
 
     def balance_rates(self):
         """{name of a router's bias: its update rate λ}"""
@@ -261,9 +475,9 @@ class Model:
                 c = self.components[name]
                 if c["kind"] == "experts":
                     rates[f"layers.{i}.{name}.router.bias"] = c["balance"]
-                elif c["kind"] != "mlp" and layer.recurrent:
+                elif c["kind"] != "mlp" and layer.recurrent and c["projection"] != "none":
                     rates[f"layers.{i}.{name}.router.bias"] = c["projection"]["balance"]
-        return rates
+        return rates | {f"loops.{loop.number}.choice.bias": 1e-3 for loop in self.loops if loop.choice}
 
 
 # --- The formulas -------------------------------------------------------------------------------------------------------
@@ -273,14 +487,40 @@ def rms_norm(x, gain):
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS) * gain
 
 
-def rotate(x, positions, base):
-    """RoPE: turn each pair `(x_i, x_{i + d/2})` by `positions_i · base^(-2i/d)`. `positions` ends in an axis of d/2 pairs."""
-    d = x.shape[-1]
-    angle = positions * base ** (-2.0 * np.arange(d // 2) / d)
+def rotate(x, positions, base, share=1.0, scaling=None):
+    """RoPE: turn each pair `(x_i, x_{i + d/2})` by `positions_i · base^(-2i/d)`. `positions` ends in an axis of d/2 pairs.
+
+    Only the first `share · d` of a head turn: they are a head of that size of their own, the rest stays.
+    """
+    d = round(share * x.shape[-1])
+    x, rest = x[..., :d], x[..., d:]
+    frequencies, factor = scaled_frequencies(base, d, scaling)
+    angle = positions[..., : d // 2] * frequencies
+    cos, sin = factor * jnp.cos(angle), factor * jnp.sin(angle)
     first, second = x[..., : d // 2], x[..., d // 2 :]
-    return jnp.concatenate(
-        [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle)], axis=-1
-    )
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def scaled_frequencies(base, d, scaling):
+    """Angles a step of every pair, and a factor on sine and cosine. `linear`: positions are divided. `yarn` (Peng et al. 2023,
+    as transformers computes it): frequencies of fewer than `slow` turns in the original context are divided, those of more than
+    `fast` are kept, a line between them; the factor is `0.1 ln(factor) + 1`."""
+    frequencies = base ** (-2.0 * np.arange(d // 2) / d)
+    if scaling is None:
+        return frequencies, 1.0
+    kind = scaling["type"]
+    if kind == "linear":
+        return frequencies / scaling["factor"], 1.0
+    assert kind == "yarn"
+
+    def pair_that_turns(times):
+        return d * np.log(scaling["original_context"] / (times * 2 * np.pi)) / (2 * np.log(base))
+
+    low = max(np.floor(pair_that_turns(scaling.get("fast", 32))), 0)
+    high = min(np.ceil(pair_that_turns(scaling.get("slow", 1))), d - 1)
+    divided = np.clip((np.arange(d // 2) - low) / max(high - low, 1e-3), 0, 1)
+    frequencies = frequencies / scaling["factor"] * divided + frequencies * (1 - divided)
+    return frequencies, 0.1 * np.log(scaling["factor"]) + 1.0
 
 
 def depth_positions(l, depth, d, half_reversed):
@@ -296,6 +536,8 @@ def activate(kind, gate, up):
         return jax.nn.gelu(gate, approximate=True) * up
     if kind == "relu":
         return jax.nn.relu(up)
+    if kind == "relu2":
+        return jax.nn.relu(up) ** 2
     raise ValueError(kind)
 
 
@@ -303,6 +545,17 @@ class Forward:
     """One forward pass. It exists for what crosses depth: the depth caches, and the record of all routing."""
 
     def __init__(self, model, weights, replay=None, inference=False):
+        self.passes = []  # the pass of every loop around what is being computed
+        self.layer_of = None  # the layer that is being computed
+        self.names = {}  # saved streams
+        self.earlier = {}  # component name -> [(k, v) of its earlier applications], for `depth_keys`
+        self.latest = {}  # component name -> (k, v) of its latest application, for `kv_from`
+        self.first_values = {}  # component name -> v of its first application, for `value_residual`
+        self.first_keys = {}  # (layer, component) -> (k, v, who wrote them) of pass 0, for `kv first`
+        self.members = {}  # (layer, number of a skip) -> who took part in the latest pass, for `nested`
+        self.history = []  # the embedding and the stream after every layer application
+        self.pass_logits = []  # of a loop with exits
+        self.pass_streams = []
         self.inference = inference  # whether tokens decide by themselves, as when a text is written
         self.taking = None  # [b, t]: which tokens take part where a skip wraps what is being computed; None: all
         self.all_keys = True  # whether the others are keys all the same
@@ -331,13 +584,231 @@ class Forward:
     def run(self, ids):
         m = self.model
         x = self.w["embed.weight"][ids] * m.embed_scale
-        for l, i in enumerate(m.applications):
-            y = x + self.update(m.layers[i].tree, x, l, i)
-            x = self.norm(y, f"layers.{i}.residual_norm.weight") if m.layers[i].recurrent else y
+        self.history = [x]
+        self.depth = 0  # layer applications so far
+        self.stream = {"sum": x, "attend": [x], "lanes": jnp.stack(m.lanes * [x], axis=2) if m.lanes else None}[m.stream]
+        self.execute(m.program)
+        return self.head(self.stream)
+
+    def head(self, stream):
+        m = self.model
+        x = self.leave(stream)
         if m.final_norm:
             x = self.norm(x, "norm.weight")
         logits = x @ self.w["embed.weight" if m.tie else "head.weight"].T
         return m.logit_softcap * jnp.tanh(logits / m.logit_softcap) if m.logit_softcap else logits
+
+    def leave(self, stream):
+        """The stream as `[b, t, h]`, where it ends."""
+        m = self.model
+        if m.stream == "attend":
+            return self.read(stream, "output.read")
+        if m.stream == "lanes" and m.lanes_kind == "mhc":
+            z = self.flat(stream) @ self.w["output.lanes.weight"].T
+            weights = jax.nn.sigmoid(self.w["output.lanes.scale"] * z + self.w["output.lanes.bias"]) + EPS
+            return jnp.einsum("btn,btnh->bth", weights, stream)
+        return jnp.sum(stream, axis=2) if m.stream == "lanes" else stream
+
+    def execute(self, program):
+        for index, (kind, what, *rest) in enumerate(program):
+            if kind == "layer":
+                self.layer(what)
+            elif kind == "statement":
+                self.statement(what, rest[0])
+            else:
+                after = program[index + 1 :]
+                assert what.exit == "last" or [r[2:] for r in after] in ([], [(["norm"],)]), "something behind an exit"
+                self.loop(what, rest[0], after)
+
+    def layer(self, i):
+        m, l = self.model, self.depth
+        layer = self.layer_of = m.layers[i]
+        if m.stream == "attend":
+            self.attend(layer.tree, l, i)
+        elif m.stream == "lanes":
+            for j, unit in enumerate(units_in(layer.tree)):
+                self.around(unit, j, l, i)
+        else:
+            self.stream = self.stream + self.update(layer.tree, self.stream, l, i)
+        if layer.residual_norm:
+            assert m.stream == "sum"
+            self.stream = self.norm(self.stream, f"layers.{i}.residual_norm.weight")
+        self.depth += 1
+        if m.stream == "sum":
+            self.history.append(self.stream)
+
+    def statement(self, k, words):
+        assert self.model.stream == "sum", "a statement needs a stream that is a sum"
+        x, prefix = self.stream, f"body.{k}"
+        weight = lambda name: self.w[f"{prefix}.{name}"]
+        kind, *words = words
+        if kind == "norm":
+            x = self.norm(x, f"{prefix}.norm.weight")
+        elif kind == "linear":
+            x = x @ weight("linear.weight").T
+        elif kind == "save":
+            self.names[words[0]] = (x, list(self.passes))
+        elif kind == "start":
+            # The generator of `start normal` is the compiler's own, so golden files start at zero.
+            assert words == ["zeros"], "a drawn start"
+            x = jnp.zeros_like(x)
+        elif words[0] == "history":
+            sources = [*(self.history[depth] for depth in self.model.history(k)), x]
+            x = sum(weight("mix.weight")[j] * source for j, source in enumerate(sources))
+        else:
+            e, how = self.names[words[0]][0], words[1]
+            if how == "add":
+                x = x + e
+            elif how == "linear":
+                x = jnp.concatenate([x, e], axis=-1) @ weight("mix.weight").T
+            elif how == "scaled":
+                x = weight("mix.lambda") * x + weight("mix.mu") * e
+            elif how == "diagonal":
+                step = jax.nn.softplus(weight("mix.delta"))
+                x = jnp.exp(-step * jnp.exp(weight("mix.decay"))) * x + step * (e @ weight("mix.weight").T)
+            else:
+                raise ValueError(how)
+        self.stream = x
+
+    def loop(self, loop, program, after):
+        if loop.choice:
+            return self.chosen_passes(loop, program)
+        prefix = f"loops.{loop.number}"
+        entered = {name: len(entries) for cache in (self.depth_cache, self.earlier) for name, entries in cache.items()}
+        known = {id(v) for cache in (self.latest, self.first_values) for v in cache.values()}
+        for p in range(loop.passes):
+            if p == loop.passes - loop.backprop > 0:
+                self.detach(entered, known, len(self.passes))
+            if loop.embed:
+                assert self.model.stream == "sum"
+                self.stream = self.stream + self.w[f"{prefix}.embed.weight"][p]
+            self.passes.append(p)
+            self.execute(program)
+            self.passes.pop()
+            if loop.exit != "last":
+                self.pass_streams.append(self.leave(self.stream))
+                # A norm behind the loop belongs to what each pass goes through.
+                through, kept = self.stream, self.stream
+                for _, k, words in after:
+                    self.statement(k, words)
+                    through = self.stream
+                self.pass_logits.append(self.head(through))
+                self.stream = kept
+
+    def detach(self, entered, known, level):
+        """Nothing that earlier passes of this loop made has a gradient; names saved outside of it keep theirs."""
+        self.stream = jax.tree.map(self.stop, self.stream)
+        self.history = [self.stop(x) for x in self.history]
+        self.names = {
+            name: (self.stop(x), made) if len(made) > level else (x, made) for name, (x, made) in self.names.items()
+        }
+        for cache in (self.depth_cache, self.earlier):
+            for name, entries in cache.items():
+                for e in range(entered.get(name, 0), len(entries)):
+                    k, v, *rest = entries[e]
+                    entries[e] = (self.stop(k), self.stop(v), *rest)
+        for name, (k, v, *rest) in list(self.first_keys.items()):
+            self.first_keys[name] = (self.stop(k), self.stop(v), *rest)
+        for cache in (self.latest, self.first_values):
+            for name, value in list(cache.items()):
+                if id(value) not in known:
+                    cache[name] = jax.tree.map(self.stop, value)
+
+    def chosen_passes(self, loop, program):
+        """Every token chooses how many passes it makes, where the loop begins."""
+        ((_, i),), prefix = program, f"loops.{loop.number}.choice"
+        layer = self.layer_of = self.model.layers[i]
+        _, (inside,), _, _ = layer.tree
+        assert self.model.stream == "sum" and not layer.residual_norm and not loop.embed and self.taking is None
+        z = self.stream @ self.w[f"{prefix}.weight"].T
+        ranked = jax.lax.stop_gradient(z + self.w[f"{prefix}.bias"])
+        last = jnp.argmax(ranked, axis=-1)  # the lowest of equals
+        chosen = self.stop(jax.nn.one_hot(last, loop.passes))
+        last = jnp.argmax(chosen, axis=-1)
+        ordered = -jnp.sort(-ranked, axis=-1)
+        self.gaps.append(jnp.min(ordered[..., 0] - ordered[..., 1]))
+        self.counts[f"{prefix}.bias"] = chosen.sum(axis=(0, 1))
+        self.bias_decided += jnp.sum(jnp.argmax(z, axis=-1) != last)
+        gate = jnp.sum(chosen * jax.nn.softmax(z, axis=-1), axis=-1)
+        for p in range(loop.passes):
+            if p == loop.passes - loop.backprop > 0:
+                self.detach({}, set(), len(self.passes))
+            self.passes.append(p)
+            self.taking, self.all_keys = p <= last, False
+            if p:
+                self.shares.append(jnp.mean(self.taking))
+            f = self.update(inside, self.stream, self.depth, i)
+            factor = jnp.where(p == last, gate, 1.0)[..., None]
+            self.stream = jnp.where(self.taking[..., None], self.stream + factor * f, self.stream)
+            self.taking, self.all_keys = None, True
+            self.passes.pop()
+            self.depth += 1
+            self.history.append(self.stream)
+
+    # --- Streams
+
+    def read(self, sources, prefix):
+        """`Σ_j p_j v_j`, `p = softmax_j(w · RMSNorm(v_j; g))`."""
+        if self.model.block:
+            first, outputs, m = sources[0], sources[1:], self.model.block
+            sources = [first] + [sum(outputs[at : at + m]) for at in range(0, len(outputs), m)]
+        values = jnp.stack(sources, axis=2)
+        keys = rms_norm(values, self.w[f"{prefix}.norm.weight"])
+        weights = jax.nn.softmax(keys @ self.w[f"{prefix}.weight"], axis=2)
+        return jnp.einsum("btj,btjh->bth", weights, values)
+
+    def attend(self, tree, l, i):
+        """Components read a mixture of all outputs so far; those side by side see the same ones."""
+        if isinstance(tree, str):
+            self.stream = [*self.stream, self.component(tree, self.read(self.stream, f"layers.{i}.{tree}.read"), l, i)]
+            return
+        operator, terms = tree
+        before, made = self.stream, []
+        for term in terms:
+            if operator == "|":
+                self.stream = before
+            self.attend(term, l, i)
+            made += self.stream[len(before) :]
+        if operator == "|":
+            self.stream = [*before, *made]
+
+    def flat(self, lanes):
+        """All lanes as one vector, normalised without a gain."""
+        b, t, n, h = lanes.shape
+        return rms_norm(lanes.reshape(b, t, n * h), 1.0)
+
+    def around(self, unit, j, l, i):
+        """Lanes around one component, or one group of them side by side."""
+        m, prefix, lanes = self.model, f"layers.{i}.lanes{j}", self.stream
+        weight = lambda name: self.w[f"{prefix}.{name}"]
+        n = m.lanes
+        if m.lanes_kind == "mhc":
+            z = self.flat(lanes) @ weight("weight").T
+            scale, bias = weight("scale"), weight("bias")
+            read = jax.nn.sigmoid(scale[0] * z[..., :n] + bias[:n]) + EPS
+            write = 2 * jax.nn.sigmoid(scale[1] * z[..., n : 2 * n] + bias[n : 2 * n])
+            square = (scale[2] * z[..., 2 * n :] + bias[2 * n :]).reshape(*z.shape[:-1], n, n)
+            mix = jnp.swapaxes(sinkhorn(jax.nn.softmax(square, axis=-1) + EPS), -1, -2)  # it acts as its transpose
+        else:
+            layer = m.layers[i]
+            nth = self.application_of(i) if layer.recurrent else ()
+            read, write, mix = (weight(name)[nth] for name in ("alpha", "beta", "mix"))
+            if m.lanes_kind == "dynamic":
+                normed = rms_norm(lanes, weight("norm.weight"))
+                read = read + weight("alpha_scale") * jnp.tanh(normed @ weight("alpha_weight"))
+                write = write + weight("beta_scale") * jnp.tanh(normed @ weight("beta_weight"))
+                # Lane j says what it gives to each lane i: [b, t, j, i].
+                given = weight("alpha_scale") * jnp.tanh(normed @ weight("mix_weight"))
+                mix = mix + jnp.swapaxes(given, -1, -2)
+        read, write = (jnp.broadcast_to(each, lanes.shape[:-1]) for each in (read, write))
+        u = jnp.einsum("btn,btnh->bth", read, lanes)
+        y = self.update(unit, u, l, i)
+        mix = jnp.broadcast_to(mix, (*lanes.shape[:2], n, n))
+        self.stream = jnp.einsum("btij,btjh->btih", mix, lanes) + write[..., None] * y[:, :, None]
+
+    def application_of(self, i):
+        """How often layer `i` was applied before this depth."""
+        return self.model.applications[: self.depth].count(i)
 
     def update(self, tree, x, l, i):
         """What a term adds to the stream `x`, so that terms of any nesting compose by adding their updates."""
@@ -345,6 +816,8 @@ class Forward:
             return self.component(tree, x, l, i)
         if tree[0] == "skip":
             return self.skip(tree, x, l, i)
+        if tree[0] == "norm":
+            return self.norm(x, f"layers.{i}.norm{tree[2]}.weight") - x
         operator, terms = tree
         total = jnp.zeros_like(x)
         for term in terms:
@@ -356,37 +829,48 @@ class Forward:
         _, (inside,), number, fields = tree
         prefix = f"layers.{i}.skip.{number}"
 
+        # A router of its own for every pass is a slice of the tensor.
+        p = self.passes[-1] if self.passes else 0
+        weight = lambda name: self.w[f"{prefix}.{name}"][p if fields["router"] == "pass" else ...]
+
         def score(x):
             if fields["norm_only"]:
                 norm = jnp.sqrt(jnp.sum(x * x, axis=-1))
-                return norm * self.w[f"{prefix}.router.scale.weight"] + self.w[f"{prefix}.router.offset.weight"]
-            return x @ self.w[f"{prefix}.router.weight"]
+                return norm * weight("router.scale.weight") + weight("router.offset.weight")
+            return x @ weight("router.weight")
 
         def predictor(x):
-            return jax.nn.silu(x @ self.w[f"{prefix}.predictor.up.weight"].T) @ self.w[f"{prefix}.predictor.down.weight"]
+            return jax.nn.silu(x @ weight("predictor.up.weight").T) @ weight("predictor.down.weight")
 
         assert self.taking is None, "a skip inside a skip"
-        t = x.shape[1]
+        b, t, _ = x.shape
         r = score(x)
+        capacity = fields["capacity"][p] if isinstance(fields["capacity"], list) else fields["capacity"]
+        # With `nested` only those are asked that took part in the pass before.
+        asked = jnp.ones((b, t), dtype=bool)
+        if fields["nested"] and p > 0:
+            asked = self.members[i, number]
         if fields["threshold"]:
             taking = r >= 0
             self.gaps.append(jnp.min(jnp.abs(r)))
         elif self.inference and not self.top_k_always:
             z = predictor(x) if fields["causal"][0] == "predictor" else r
-            taking = z > 0
+            taking = (z > 0) & asked
             self.gaps.append(jnp.min(jnp.abs(z)))
         else:
-            k = self.room(fields["capacity"], t)
-            ranked = jax.lax.stop_gradient(r)
+            k = self.room(capacity, t)
+            ranked = jnp.where(asked, jax.lax.stop_gradient(r), -jnp.inf)
             # Before a token stand those of larger scores, and those of the same score and a lower index.
             larger = ranked[:, None, :] > ranked[:, :, None]
             same = (ranked[:, None, :] == ranked[:, :, None]) & np.tri(t, t, -1, dtype=bool)
-            taking = jnp.sum(larger | same, axis=-1) < k
+            taking = (jnp.sum(larger | same, axis=-1) < k) & asked
             descending = -jnp.sort(-ranked, axis=-1)
             if k < t:
                 self.gaps.append(jnp.min(descending[:, k - 1] - descending[:, k]))
+        self.members[i, number] = taking
         member = self.stop(taking.astype(x.dtype))
-        self.shares.append(jnp.mean(member))
+        if capacity < 1:
+            self.shares.append(jnp.mean(member))
 
         self.taking, self.all_keys = member > 0, fields["kv"] == "all"
         f = self.update(inside, x, l, i)
@@ -395,7 +879,7 @@ class Forward:
         if fields["threshold"]:
             p = jax.nn.sigmoid(r)
             mask = p + self.stop(member - p)  # straight through: the decision, with the gradient of p
-            self.auxiliary += fields["penalty"] * jax.nn.relu(jnp.mean(mask) - fields["capacity"])
+            self.auxiliary += fields["penalty"] * jax.nn.relu(jnp.mean(mask) - capacity)
             return mask[..., None] * f
         if fields["causal"]:
             kind, *numbers = fields["causal"]
@@ -404,7 +888,9 @@ class Forward:
             else:
                 into_input = numbers[1:] == ["into_input"]
                 z, weight = score(x if into_input else self.stop(x)), float(numbers[0])
-            self.auxiliary += weight * jnp.mean(jax.nn.softplus(z) - member * z)
+            self.auxiliary += weight * jnp.sum((jax.nn.softplus(z) - member * z) * asked) / jnp.sum(asked)
+        if fields["gate"] == "sigmoid":
+            r = jax.nn.sigmoid(r)
         return jnp.where(member[..., None] > 0, self.gated(r, member, x, f), 0.0)
 
     # What public code gets wrong; the tests replace these one by one and must notice.
@@ -427,28 +913,51 @@ class Forward:
 
     def component(self, name, x, l, i):
         c, prefix = self.model.components[name], f"layers.{i}.{name}"
+        self.layer_of = self.model.layers[i]
         x_hat = self.norm(x, f"{prefix}.norm.weight")
         if c["kind"] in ("sequence", "depth"):
             y = self.attention(name, c, prefix, x_hat, l, self.model.layers[i])
         elif c["kind"] == "experts":
             y = self.experts(c, prefix, x_hat, l)
         else:
-            gate = None if c["activation"] == "relu" else x_hat @ self.w[f"{prefix}.gate.weight"].T
-            y = activate(c["activation"], gate, x_hat @ self.w[f"{prefix}.up.weight"].T)
-            y = y @ self.w[f"{prefix}.down.weight"].T
+            y = self.network(c, prefix, x_hat)
         return self.norm(y, f"{prefix}.post_norm.weight") if c["post_norm"] else y
 
-    def route(self, prefix, x_hat, l, active):
+    def matrix(self, name):
+        """A matrix of a component, with what this pass adds to it."""
+        w = self.w[f"{name}.weight"]
+        if f"{name}.lora_a" in self.w:
+            p = self.passes[self.layer_of.loops.index(self.layer_of.lora())]
+            w = w + self.w[f"{name}.lora_b"][p] @ self.w[f"{name}.lora_a"][p]
+        return w
+
+    def network(self, c, prefix, x_hat):
+        """A dense network; shared experts are one of the width of all of them."""
+        gate = None if c["activation"] in ("relu", "relu2") else x_hat @ self.matrix(f"{prefix}.gate").T
+        return activate(c["activation"], gate, x_hat @ self.matrix(f"{prefix}.up").T) @ self.matrix(f"{prefix}.down").T
+
+    def route(self, prefix, x_hat, l, active, router=ROUTER_DEFAULTS):
         """-> (score of every expert [b, t, E], 1 where chosen and else 0 [b, t, E])"""
-        keys, bias = self.w[f"{prefix}.router.keys.weight"], self.w[f"{prefix}.router.bias"]
-        experts, size = keys.shape
-        query = self.norm(x_hat @ self.w[f"{prefix}.router.query.weight"].T, f"{prefix}.router.q_norm.weight")
-        query = rotate(query, depth_positions(l, self.model.depth, size, half_reversed=True), 500.0)
-        keys = self.norm(keys, f"{prefix}.router.k_norm.weight")  # an expert sits at no depth, so keys are not rotated
-        logits = query @ keys.T / size**0.5
+        bias = self.w[f"{prefix}.router.bias"]
+        if router["form"] == "linear":
+            logits = x_hat @ self.w[f"{prefix}.router.weight"].T
+        else:
+            keys = self.w[f"{prefix}.router.keys.weight"]
+            size = keys.shape[1]
+            query = self.norm(x_hat @ self.w[f"{prefix}.router.query.weight"].T, f"{prefix}.router.q_norm.weight")
+            query = rotate(query, depth_positions(l, self.model.depth, size, half_reversed=True), 500.0)
+            keys = self.norm(keys, f"{prefix}.router.k_norm.weight")  # an expert sits at no depth: keys are not rotated
+            logits = query @ keys.T / size**0.5
+        experts = logits.shape[-1]
+        score = {
+            "sigmoid": jax.nn.sigmoid,
+            "softmax": lambda z: jax.nn.softmax(z, axis=-1),
+            "sqrtsoftplus": lambda z: jnp.sqrt(jax.nn.softplus(z)),
+        }[router["score"]](logits)
 
         # The choice is discrete and carries no gradient. The bias takes part in it and in nothing else.
-        ranked = jax.lax.stop_gradient(logits + bias)
+        unbiased = jax.lax.stop_gradient(logits if router["select"] == "logit" else score)
+        ranked = self.in_groups(unbiased + bias, router)
         order = jnp.argsort(-ranked, axis=-1, stable=True)  # stable: ties go to the lowest index
         chosen = jax.nn.one_hot(order[..., :active], experts, dtype=x_hat.dtype).sum(axis=-2)
         chosen = self.stop(chosen)
@@ -459,51 +968,106 @@ class Forward:
         descending = jnp.take_along_axis(ranked, order, axis=-1)
         if active < experts:
             self.gaps.append(jnp.min(descending[..., active - 1] - descending[..., active]))
-            unbiased = jnp.argsort(-logits, axis=-1, stable=True)[..., :active]
+            unbiased = jnp.argsort(-self.in_groups(unbiased, router), axis=-1, stable=True)[..., :active]
             unbiased = jax.nn.one_hot(unbiased, experts).sum(axis=-2)
             self.bias_decided += jnp.sum(jnp.any(unbiased != chosen, axis=-1))
-        return jax.nn.sigmoid(logits), chosen
+        return score, chosen
+
+    def in_groups(self, values, router):
+        """What selects, but nothing outside of the best groups. A group is as good as its two best experts together."""
+        if router["groups"] == 1:
+            return values
+        *rest, experts = values.shape
+        grouped = values.reshape(*rest, router["groups"], experts // router["groups"])
+        best = jnp.sum(-jnp.sort(-grouped, axis=-1)[..., :2], axis=-1)
+        order = jnp.argsort(-best, axis=-1, stable=True)
+        kept = jax.nn.one_hot(order[..., : router["topk_groups"]], router["groups"]).sum(axis=-2)
+        descending = jnp.take_along_axis(best, order, axis=-1)
+        if router["topk_groups"] < router["groups"]:
+            self.gaps.append(jnp.min(descending[..., router["topk_groups"] - 1] - descending[..., router["topk_groups"]]))
+        return jnp.where(kept[..., None] > 0, grouped, -jnp.inf).reshape(values.shape)
 
     def experts(self, c, prefix, x_hat, l):
-        score, chosen = self.route(prefix, x_hat, l, c["active"])
-        gates = score * chosen / jnp.sum(score * chosen, axis=-1, keepdims=True)
-        relu = c["activation"] == "relu"
+        score, chosen = self.route(prefix, x_hat, l, c["active"], c["router"])
+        gates = score * chosen
+        if c["router"]["normalise"]:
+            gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
+        gates = gates * c["router"]["scale"]
+        relu = c["activation"] in ("relu", "relu2")
         gate = None if relu else jnp.einsum("bth,eih->btei", x_hat, self.w[f"{prefix}.gate.weight"])
         up = jnp.einsum("bth,eih->btei", x_hat, self.w[f"{prefix}.up.weight"])
         outputs = jnp.einsum("btei,ehi->bteh", activate(c["activation"], gate, up), self.w[f"{prefix}.down.weight"])
-        return jnp.einsum("bte,bteh->bth", gates, outputs)
+        routed = jnp.einsum("bte,bteh->bth", gates, outputs)
+        if not c["shared"]:
+            return routed
+        shared = self.network(c, f"{prefix}.shared", x_hat)
+        if c["shared_gate"]:
+            shared = shared * jax.nn.sigmoid(x_hat @ self.w[f"{prefix}.shared_gate.weight"])[..., None]
+        return routed + shared
 
     def attention(self, name, c, prefix, x_hat, l, layer):
         # One routing serves both projections, decided from the input of the first.
-        project = self.projection_experts(prefix, x_hat, l) if layer.recurrent else self.plain_projection(prefix)
+        mixed = layer.recurrent and c["projection"] != "none"
+        project = self.projection_experts(prefix, x_hat, l) if mixed else self.plain_projection(prefix)
         b, t, _ = x_hat.shape
         heads, kv_heads, d = c["heads"], c["kv_heads"], c["head_size"]
-        qkv = project("qkv", x_hat).reshape(b, t, heads + 2 * kv_heads, d)
-        q, k, v = jnp.split(qkv, [heads, heads + kv_heads], axis=2)
-        if c["qk_norm"] == "rms":
-            q, k = self.norm(q, f"{prefix}.q_norm.weight"), self.norm(k, f"{prefix}.k_norm.weight")
+        taking = jnp.ones((b, t), dtype=bool) if self.taking is None else self.taking
+        qkv = project("qkv", x_hat)
+        if c["bias"] in ("qkv", "all"):
+            qkv = qkv + self.w[f"{prefix}.qkv.bias"]
+        qkv = qkv.reshape(b, t, -1, d)
+        q, k, v = qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads], qkv[:, :, heads + kv_heads :]
 
         if c["kind"] == "sequence":
             # [b or 1, t, 1, d/2]: all pairs of a token share its position, and so do all heads.
             positions = self.positions(b, t)[..., None, None] * np.ones(d // 2)
         else:
             positions = depth_positions(l, self.model.depth, d, c["rope"]["half_reversed"])
-        q, k = rotate(q, positions, c["rope"]["base"]), rotate(k, positions, c["rope"]["base"])
+        turn = partial(rotate, positions=positions, base=c["rope"]["base"], share=c["rope"]["share"],
+                       scaling=c["rope"]["scaling"])  # fmt: skip
+
+        def ready(u, gain):
+            return turn(self.norm(u, f"{prefix}.{gain}.weight") if c["qk_norm"] == "rms" else u)
+
+        q = ready(q, "q_norm")
+        writers = taking  # whose keys and values these are, where a skip leaves some out
+        if c.get("kv_from"):
+            k, v = self.latest[c["kv_from"]]
+        else:
+            k = ready(k, "k_norm")
+            if c["value_residual"]:
+                v_0 = self.first_values.setdefault(name, v)
+                share = self.w[f"{prefix}.value_residual"]
+                v = share * v + (1 - share) * v_0
+            if c["kind"] == "sequence" and layer.loops and layer.loops[-1].kv_first:
+                k, v, writers = self.first_keys.setdefault(prefix, (k, v, taking))
+            self.latest[name] = (k, v)
 
         if c["kind"] == "sequence":
+            own = (k, v)
             # Keys and values of all tokens, seen by every token of the same row: [b, 1, s, heads, d].
             k, v = k[:, None], v[:, None]
             back = np.arange(t)[:, None] - np.arange(t)[None, :]  # how far key j lies behind query i
             visible = (back >= 0) & (back < (c["window"] or t))
-            visible = visible[None, :, None, :]  # [1, t, 1, s]
+            visible = jnp.broadcast_to(visible[None, :, None, :], (b, t, 1, t))
             if self.taking is not None and not self.all_keys:
-                visible = visible & self.are_keys()[:, None, None, :]
-                k, v = (each * self.taking[:, None, :, None, None] for each in (k, v))  # of the others nothing is known
+                are_keys = self.are_keys() if writers is taking else writers
+                visible = visible & are_keys[:, None, None, :]
+                k, v = (each * writers[:, None, :, None, None] for each in (k, v))  # of the others nothing is known
+            if c["depth_keys"]:
+                # Beside them those that this component made of the same token before: [b, t, t + n, heads, d].
+                before = self.earlier.setdefault(name, [])
+                k, v = (
+                    jnp.concatenate([jnp.broadcast_to(each, (b, t, *each.shape[2:])), *(e[at][:, :, None] for e in before)], axis=2)
+                    for at, each in enumerate((k, v))
+                )
+                there = [jnp.broadcast_to(e[2][:, :, None, None], (b, t, 1, 1)) for e in before]
+                visible = jnp.concatenate([visible, *there], axis=3)
+                before.append((*own, taking))
         else:
             # Keys and values of all depths so far of this very token: [b, t, s, heads, d]. Keys keep the rotation they were
             # written with. Nothing later is in the cache, so there is nothing to mask.
             cache = self.depth_cache.setdefault(name, [])
-            taking = jnp.ones((b, t), dtype=bool) if self.taking is None else self.taking
             cache.append((k, v, taking))
             k, v, present = (jnp.stack(each, axis=2) for each in zip(*cache))
             # Depths that the token skipped are not there; one that skips this depth may see everything.
@@ -517,12 +1081,22 @@ class Forward:
             scores = c["softcap"] * jnp.tanh(scores / c["softcap"])
         # A query that sees nothing (of a token that takes no part) gets nothing.
         sees = jnp.any(visible, axis=-1, keepdims=True)
-        probabilities = jax.nn.softmax(jnp.where(visible | ~sees, scores, -jnp.inf), axis=-1) * sees
+        scores = jnp.where(visible | ~sees, scores, -jnp.inf)
+        if c["sink"]:
+            # A logit beside the others, with a value of zero.
+            sink = jnp.broadcast_to(self.w[f"{prefix}.sink"][:, None], (*scores.shape[:3], 1))
+            probabilities = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1] * sees
+        else:
+            probabilities = jax.nn.softmax(scores, axis=-1) * sees
         mixed = jnp.sum(jnp.swapaxes(probabilities, 2, 3)[..., None] * v, axis=2)  # [b, t, heads, d]
-        return project("out", mixed.reshape(b, t, heads * d))
+        if c["gate"]:
+            gate = jax.nn.sigmoid(x_hat @ self.matrix(f"{prefix}.gate").T)
+            mixed = mixed * gate.reshape(b, t, heads, -1)  # one for a head, or one for each of its elements
+        y = project("out", mixed.reshape(b, t, heads * d))
+        return y + self.w[f"{prefix}.out.bias"] if c["bias"] in ("out", "all") else y
 
     def plain_projection(self, prefix):
-        return lambda which, x: x @ self.w[f"{prefix}.{which}.weight"].T
+        return lambda which, x: x @ self.matrix(f"{prefix}.{which}").T
 
     def projection_experts(self, prefix, x_hat, l):
         """Equation 7. The shared expert is scaled by the score but teaches the router nothing: its scale has no gradient."""
@@ -536,16 +1110,49 @@ class Forward:
         return project
 
 
+    def loss(self, logits, targets):
+        """What is trained: the loss of all passes where a loop has exits, and the losses of routers and of the head."""
+        loop, total = self.model.exit, self.auxiliary
+        if self.model.z_loss:
+            total += self.model.z_loss * jnp.mean(jax.nn.logsumexp(logits, axis=-1) ** 2)
+        if loop is None:
+            return total + cross_entropy(logits, targets)
+        each = jnp.stack([token_losses(logits, targets) for logits in self.pass_logits])  # [n, b, t]
+        if loop.exit == "mean":
+            return total + jnp.mean(each)
+        prefix = f"loops.{loop.number}.exit"
+        stay, shares = 1.0, []
+        for x in self.pass_streams[:-1]:
+            leave = jax.nn.sigmoid(x @ self.w[f"{prefix}.weight"] + self.w[f"{prefix}.bias"])
+            shares.append(stay * leave)
+            stay = stay * (1 - leave)
+        q = jnp.stack([*shares, stay])  # the last pass takes the rest
+        entropy = -jnp.sum(q * jnp.log(q), axis=0)
+        return total + jnp.mean(jnp.sum(q * each, axis=0) - loop.entropy * entropy)
+
+
+def sinkhorn(square):
+    """Rows and columns of positive matrices made to sum to 1: columns first, then rows and columns in turn, 20 times."""
+    for step in range(20):
+        if step:
+            square = square / (jnp.sum(square, axis=-1, keepdims=True) + EPS)
+        square = square / (jnp.sum(square, axis=-2, keepdims=True) + EPS)
+    return square
+
+
+def token_losses(logits, targets):
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), targets[..., None], axis=-1)[..., 0]
+
+
 def cross_entropy(logits, targets):
-    log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    return -jnp.mean(jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1))
+    return jnp.mean(token_losses(logits, targets))
 
 
 # --- Training -----------------------------------------------------------------------------------------------------------
 
 
 def is_bias(name):
-    return name.endswith("router.bias")
+    return name.endswith(("router.bias", "choice.bias"))
 
 
 def split_weights(weights):
@@ -563,7 +1170,7 @@ def evaluate(model, weights, ids, replay=None):
     def loss_of(trained, biases):
         forward = Forward(model, trained | biases, replay)
         logits = forward.run(ids[:, :-1])
-        loss = cross_entropy(logits, ids[:, 1:]) + forward.auxiliary
+        loss = forward.loss(logits, ids[:, 1:])
         gap = jnp.min(jnp.array(forward.gaps + [jnp.inf]))
         return loss, dict(logits=logits, counts=forward.counts, gap=gap, bias_decided=forward.bias_decided,
                           stopped=forward.stopped, shares=forward.shares)  # fmt: skip
@@ -585,8 +1192,12 @@ def loss_and_gradients(model, weights, ids):
     return loss, rest["gradients"]
 
 
-def decays(name, weight):
-    return weight.ndim >= 2 and name != "embed.weight"
+def decays(model, name, weight):
+    """Matrices, but not embeddings, nor anything of a diagonal mix."""
+    if weight.ndim < 2 or name.endswith("embed.weight"):
+        return False
+    statement = re.fullmatch(r"body\.(\d+)\.mix\.weight", name)
+    return not (statement and model.statements[int(statement[1])][2] == "diagonal")
 
 
 def train(model, weights, batches, given):
@@ -614,7 +1225,7 @@ def train(model, weights, batches, given):
             square[name] = beta2 * square[name] + (1 - beta2) * g * g
             mean_hat = mean[name] / (1 - beta1 ** (step + 1))
             square_hat = square[name] / (1 - beta2 ** (step + 1))
-            decay = t["weight_decay"] if decays(name, weights[name]) else 0.0
+            decay = t["weight_decay"] if decays(model, name, weights[name]) else 0.0
             weights[name] = weights[name] - rate * (mean_hat / (np.sqrt(square_hat) + t["eps"]) + decay * weights[name])
 
         # Experts chosen less often than the median become easier to choose. No learning rate and no decay has a part in it.

@@ -3,6 +3,7 @@
 What is compared here was written a second time, in plain loops or in another form, or is a property that must hold.
 """
 
+import re
 import unittest
 from functools import partial
 
@@ -11,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
-from make_goldens import CASES, FOLDER, TRAIN, draw
+from make_goldens import CASES, FOLDER, draw, text
 from reference import (
-    Forward, Model, cross_entropy, depth_positions, evaluate, loss_and_gradients, parse, read_spec, rms_norm,
-    rotate, split_weights, train,
+    Forward, Model, depth_positions, evaluate, loss_and_gradients, parse, read_spec, rms_norm,
+    rotate, scaled_frequencies, sinkhorn, split_weights, train,
 )  # fmt: skip
 
 
 def load(case, edit=lambda spec: None, seed=0):
     """A case's model with weights and ids drawn afresh."""
-    spec = read_spec(CASES[case] + TRAIN)
+    spec = read_spec(text(case))
     edit(spec["model"])
-    model, rng = Model(spec["model"]), np.random.default_rng(seed)
+    model, rng = Model(spec["model"], spec["train"].get("z_loss", 0.0)), np.random.default_rng(seed)
     return model, draw(model, model.shapes(), rng), rng.integers(0, model.vocab, (2, 8))
 
 
@@ -37,7 +38,8 @@ def logits_of(model, weights, ids):
 
 @partial(jax.jit, static_argnums=0)
 def replayed_loss(model, weights, ids, stopped):
-    return cross_entropy(Forward(model, weights, stopped).run(ids[:, :-1]), ids[:, 1:])
+    forward = Forward(model, weights, stopped)
+    return forward.loss(forward.run(ids[:, :-1]), ids[:, 1:])
 
 
 class Formulas(unittest.TestCase):
@@ -269,6 +271,328 @@ class Properties(unittest.TestCase):
     def test_unknown_keys_are_refused(self):
         with self.assertRaises(ValueError):
             load("dr", lambda model: model["components"]["ea"]["experts"].update(activ=3))
+
+
+class Wiring(unittest.TestCase):
+    """Streams, loops and keys of components, each against another form of the same formula."""
+
+    def logits(self, case, edit=lambda spec: None, change=lambda weights: None):
+        model, weights, ids = load(case, edit)
+        change(weights)
+        return np.array(logits_of(model, weights, ids))
+
+    def same(self, a, b, equal=True):
+        self.assertEqual(np.allclose(a, b, atol=1e-11), equal)
+
+    def sum_of(self, case, change=lambda weights: None):
+        """The same model with a stream that is a sum: its weights are among those of the others."""
+        model, weights, ids = load(case)
+        change(weights)
+        plain = read_spec(text(case))["model"]
+        plain.pop("stream")
+        plain = Model(plain)
+        return np.array(logits_of(plain, {name: weights[name] for name in plain.shapes()}, ids))
+
+    def test_lanes_that_do_nothing_are_a_sum(self):
+        """Every lane is read alone, keeps itself and takes all of the output: N equal sums, added at the end."""
+        for case in ("hyper_connections_static", "hyper_connections_dynamic", "looped_lanes"):
+            def neutral(weights):
+                for name, w in weights.items():
+                    if ".lanes" in name:
+                        n = w.shape[-1]
+                        if name.endswith("alpha"):
+                            weights[name] = np.broadcast_to(np.eye(n)[1], w.shape)
+                        elif name.endswith("beta"):
+                            weights[name] = np.ones(w.shape)
+                        elif name.endswith("mix"):
+                            weights[name] = np.broadcast_to(np.eye(n), w.shape)
+                        elif name.endswith("_scale"):
+                            weights[name] = 0 * w
+                weights["norm.weight"] = np.ones_like(weights["norm.weight"])
+
+            n = load(case)[0].lanes
+            # The final norm removes the factor N, but for its epsilon.
+            a, b = self.logits(case, change=neutral), self.sum_of(case, neutral)
+            np.testing.assert_allclose(a, b, atol=2e-5, err_msg=f"{case} {n}")
+
+    def test_sinkhorn(self):
+        m = np.random.default_rng(0).uniform(0.1, 1, (5, 3, 3))
+        done = np.array(sinkhorn(m))
+        np.testing.assert_allclose(done.sum(-1), 1, atol=1e-4)
+        np.testing.assert_allclose(done.sum(-2), 1, atol=1e-4)
+        for k in range(5):  # once more in loops
+            c = m[k].copy()
+            for step in range(20):
+                if step:
+                    for i in range(3):
+                        c[i] /= c[i].sum() + 1e-6
+                for j in range(3):
+                    c[:, j] /= c[:, j].sum() + 1e-6
+            np.testing.assert_allclose(done[k], c, atol=1e-13)
+
+    def test_mhc_in_loops(self):
+        model, w, ids = load("mhc")
+        forward = Forward(model, w)
+        rng, n, h = np.random.default_rng(3), 3, 8
+        lanes = rng.standard_normal((1, 2, n, h))
+        forward.stream, forward.depth = jnp.asarray(lanes), 0
+        forward.around("mlp", 1, 0, 0)
+        weight, bias, scale = (w[f"layers.0.lanes1.{name}"] for name in ("weight", "bias", "scale"))
+        sigmoid = lambda v: 1 / (1 + np.exp(-v))
+        for t in range(2):
+            x = lanes[0, t].reshape(-1)
+            z = weight @ (x / np.sqrt(np.mean(x * x) + 1e-6))
+            alpha = [sigmoid(scale[0] * z[i] + bias[i]) + 1e-6 for i in range(n)]
+            beta = [2 * sigmoid(scale[1] * z[n + i] + bias[n + i]) for i in range(n)]
+            rows = np.exp([[scale[2] * z[2 * n + n * i + j] + bias[2 * n + n * i + j] for j in range(n)] for i in range(n)])
+            mix = np.array(sinkhorn(rows / rows.sum(1, keepdims=True) + 1e-6))
+            u = sum(alpha[i] * lanes[0, t, i] for i in range(n))
+            y = np.array(Forward(model, w).component("mlp", u[None, None], 0, 0))[0, 0]
+            for i in range(n):
+                expected = sum(mix[j, i] * lanes[0, t, j] for j in range(n)) + beta[i] * y
+                np.testing.assert_allclose(forward.stream[0, t, i], expected, atol=1e-12)
+
+    def test_attention_residuals_in_loops(self):
+        model, w, _ = load("attention_residuals_block")
+        forward = Forward(model, w)
+        values = np.random.default_rng(4).standard_normal((6, 1, 1, 8))
+        # Blocks of three: the embedding, one whole block, and the two outputs since.
+        sources = [values[0], values[1] + values[2] + values[3], values[4] + values[5]]
+        gain, query = w["layers.1.mlp.read.norm.weight"], w["layers.1.mlp.read.weight"]
+        logits = [float(query @ (v[0, 0] / np.sqrt(np.mean(v * v) + 1e-6) * gain)) for v in sources]
+        p = np.exp(logits) / np.sum(np.exp(logits))
+        got = forward.read([jnp.asarray(v) for v in values], "layers.1.mlp.read")
+        np.testing.assert_allclose(got, sum(a * v for a, v in zip(p, sources)), atol=1e-12)
+
+    def test_attention_with_a_zero_query_is_a_mean(self):
+        def zero(weights):
+            for name in weights:
+                if name.endswith("read.weight"):
+                    weights[name] = 0 * weights[name]
+            weights["norm.weight"] = np.ones_like(weights["norm.weight"])
+
+        # A mean and a sum of everything so far are the same to a norm.
+        np.testing.assert_allclose(self.logits("attention_residuals", change=zero), self.sum_of("attention_residuals", zero), atol=1e-3)
+
+    def test_history(self):
+        def last(weights):
+            for name, w in weights.items():
+                if name.endswith("mix.weight"):
+                    weights[name] = np.eye(len(w))[-1]
+
+        model, weights, ids = load("denseformer")
+        self.assertEqual([model.history(k) for k in range(3)], [[0], [0, 2], [0, 1, 2, 3, 4]])
+        plain = Model(read_spec(text("denseformer"))["model"] | {"body": [{"repeat": 2, "layers": ["sa > mlp"] * 2}, "sa > mlp"]})
+        last(weights)
+        self.same(logits_of(model, weights, ids), logits_of(plain, {n: weights[n] for n in plain.shapes()}, ids))
+
+    def test_mixes(self):
+        """`add` is `linear` with [I I] and `scaled` with 1 and 1; a diagonal with no step keeps the stream."""
+        h = 8
+        def body(statement):
+            return lambda model: model.update(body=["norm", "save e", "sa > mlp", statement, "sa > mlp"])
+        def of(statement, **weights):
+            model, w, _ = load("x0_scaled", body(statement))
+            w |= {f"body.2.mix.{name}": value for name, value in weights.items()}
+            _, shared, ids = load("x0_scaled", body("mix e add"))
+            return np.array(logits_of(model, shared | {n: v for n, v in w.items() if n.startswith("body.2")}, ids))
+        added = of("mix e add")
+        self.same(added, of("mix e linear", weight=np.concatenate([np.eye(h), np.eye(h)], axis=1)))
+        self.same(added, of("mix e scaled", **{"lambda": np.ones(1), "mu": np.ones(1)}))
+        # softplus(a) = 1 and exp(A) -> 0: the stream stays, and B e is added.
+        one = np.full(h, np.log(np.e - 1))
+        self.same(added, of("mix e diagonal", delta=one, decay=np.full(h, -60.0), weight=np.eye(h)))
+        self.same(added, of("mix e diagonal", delta=one, decay=np.zeros(h), weight=np.eye(h)), equal=False)
+
+    def test_lora(self):
+        """Without B nothing differs; with it a loop is layers whose matrices were merged."""
+        model, w, ids = load("relaxed_recursive")
+        unrolled = read_spec(text("relaxed_recursive"))["model"] | {"body": ["sa > mlp"] * 6}
+        plain = Model(unrolled)
+        merged = {}
+        for name in plain.shapes():
+            match = re.match(r"layers\.(\d)\.(.*)$", name)
+            if not match:
+                merged[name] = w[name]
+                continue
+            p, i, rest = int(match[1]) // 2, int(match[1]) % 2, match[2]
+            merged[name] = w[f"layers.{i}.{rest}"]
+            low = f"layers.{i}.{rest.removesuffix('.weight')}"
+            if f"{low}.lora_a" in w:
+                merged[name] = merged[name] + w[f"{low}.lora_b"][p] @ w[f"{low}.lora_a"][p]
+        self.same(logits_of(model, w, ids), logits_of(plain, merged, ids))
+
+    def test_truncated_backprop(self):
+        """The gradient is that of the last passes with the state before them as a constant."""
+        model, w, ids = load("looped_iso_depth")
+        _, short = loss_and_gradients(model, w, ids)
+        whole = read_spec(text("looped_iso_depth"))["model"]
+        whole["body"][3] = {k: v for k, v in whole["body"][3].items() if k != "backprop"}
+        loss, long = loss_and_gradients(Model(whole), w, ids)
+        self.assertAlmostEqual(float(loss), float(loss_and_gradients(model, w, ids)[0]), places=13)
+        name = "layers.1.mlp.up.weight"
+        self.assertGreater(float(jnp.max(jnp.abs(short[name] - long[name]))), 1e-4)
+        # The head sees the last pass alone, so nothing is cut off there.
+        np.testing.assert_allclose(short["head.weight"], long["head.weight"], atol=1e-14)
+
+    def test_exits(self):
+        model, w, ids = load("ouro")
+        forward = Forward(model, w)
+        logits = forward.run(ids[:, :-1])
+        got = float(forward.loss(logits, ids[:, 1:]))
+        weight, bias, total = w["loops.0.exit.weight"], w["loops.0.exit.bias"][0], 0.0
+        for b in range(2):
+            for t in range(7):
+                stay, q, each = 1.0, [], []
+                for p in range(3):
+                    leave = 1 / (1 + np.exp(-(np.array(forward.pass_streams[p][b, t]) @ weight + bias)))
+                    q.append(stay if p == 2 else stay * leave)
+                    stay *= 1 - leave
+                    z = np.array(forward.pass_logits[p][b, t])
+                    each.append(np.log(np.sum(np.exp(z))) - z[ids[b, t + 1]])
+                total += sum(a * l for a, l in zip(q, each)) + 0.1 * sum(a * np.log(a) for a in q)
+        self.assertAlmostEqual(got, total / 14, places=12)
+        np.testing.assert_allclose(forward.pass_logits[-1], logits, atol=1e-13)
+
+    def test_mean_of_exits(self):
+        """Fewer passes of the same loop give the logits of the earlier passes."""
+        model, w, ids = load("exit_mean")
+        forward = Forward(model, w)
+        forward.run(ids)
+        for passes in (1, 2):
+            shorter = read_spec(text("exit_mean"))["model"]
+            shorter["body"][1]["recur"] = passes
+            fewer = w | {"loops.0.embed.weight": w["loops.0.embed.weight"][:passes]}
+            self.same(Forward(Model(shorter), fewer).run(ids), forward.pass_logits[passes - 1])
+
+    def test_first_keys(self):
+        """`kv first` with one pass is no change, with two it is."""
+        def loop(passes, **settings):
+            return lambda model: model.update(body=[{"recur": passes, "residual_norm": False, "layers": ["sa > mlp"], **settings}])
+        self.same(self.logits("exit_mean", loop(1)), self.logits("exit_mean", loop(1, kv="first")))
+        self.same(self.logits("exit_mean", loop(2)), self.logits("exit_mean", loop(2, kv="first")), equal=False)
+
+    def test_recursions(self):
+        """Nested: who takes part in a pass took part in the one before, and so many of them as the capacity says."""
+        model, w, ids = load("mixture_of_recursions")
+        forward, seen = Forward(model, w), []
+        original = forward.update
+        def watch(tree, x, l, i):
+            if forward.taking is not None:
+                seen.append((forward.passes[-1], np.array(forward.taking)))
+            return original(tree, x, l, i)
+        forward.update = watch
+        forward.run(ids[:, :-1])
+        by_pass = {p: taking for p, taking in seen}
+        for p, k in enumerate((7, 4, 2)):
+            np.testing.assert_array_equal(by_pass[p].sum(-1), k)
+            if p:
+                self.assertTrue(np.all(by_pass[p] <= by_pass[p - 1]))
+
+    def test_depth_choice(self):
+        """A token that chose one pass is the same as without the loop's other passes."""
+        model, w, ids = load("mixture_of_recursions_token")
+        w["loops.0.choice.bias"] = np.array([100.0, 0, 0])
+        got = Forward(model, w).run(ids)
+        x = jnp.asarray(w["embed.weight"])[ids]
+        x = x + Forward(model, w).update(model.layers[0].tree, x, 0, 0)
+        gate = jax.nn.softmax(x @ w["loops.0.choice.weight"].T, axis=-1)[..., :1]
+        x = x + gate * Forward(model, w).update((">", ["sa", "mlp"]), x, 1, 1)
+        x = x + Forward(model, w).update(model.layers[2].tree, x, 2, 2)
+        self.same(got, Forward(model, w).head(x))
+
+    def test_keys_of_components(self):
+        # A value residual of 1 is none, and so is a gate that is open everywhere, up to its factor.
+        def plain(case, changed):
+            model, w, ids = load(case)
+            for name, value in changed(w).items():
+                w[name] = value
+            bare = read_spec(text(case))["model"]
+            for c in bare["components"].values():
+                for key in ("value_residual", "depth_keys", "gate", "sink", "bias"):
+                    next(iter(c.values())).pop(key, None)
+            bare = Model(bare)
+            return np.array(logits_of(model, w, ids)), np.array(logits_of(bare, {n: w[n] for n in bare.shapes()}, ids))
+        self.same(*plain("value_residual", lambda w: {n: np.ones(1) for n in w if n.endswith("value_residual")}))
+        self.same(*plain("value_residual", lambda w: {}), equal=False)
+        closed = lambda w: {n: (np.full(v.shape, -60.0) if n.endswith("sink") else 0 * v) for n, v in w.items() if n.endswith(("sink", "qkv.bias", "out.bias"))}
+        self.same(*plain("attention_sink", closed))
+        self.same(*plain("attention_sink", lambda w: {}), equal=False)
+        self.same(*plain("moda", lambda w: {}), equal=False)
+
+    def test_sink_in_loops(self):
+        model, w, _ = load("attention_sink")
+        x = np.random.default_rng(5).standard_normal((1, 1, 8))
+        # One token sees itself alone: its share is exp(s) / (exp(s) + exp(sink)).
+        prefix = "layers.1.sa"
+        qkv = w[f"{prefix}.qkv.weight"] @ x[0, 0] + w[f"{prefix}.qkv.bias"]
+        k, v = qkv[8:12], qkv[12:16]
+        gain = lambda u, name: u / np.sqrt(np.mean(u * u) + 1e-6) * w[f"{prefix}.{name}.weight"]
+        heads = []
+        for head in range(2):
+            s = gain(qkv[4 * head : 4 * head + 4], "q_norm") @ gain(k, "k_norm") / 2
+            heads.append(v / (1 + np.exp(w[f"{prefix}.sink"][head] - s)))
+        got = Forward(model, w).attention("sa", model.components["sa"], prefix, jnp.asarray(x), 0, model.layers[1])
+        np.testing.assert_allclose(got[0, 0], w[f"{prefix}.out.weight"] @ np.concatenate(heads), atol=1e-12)
+
+    def test_depth_keys(self):
+        """With one token the sequence is that token, so what is left is attention over its own earlier keys."""
+        model, w, ids = load("moda")
+        as_depth = read_spec(text("moda"))["model"]
+        as_depth["components"]["sa"] = {"depth": {"heads": 2, "kv_heads": 1, "head_size": 4, "rope": 1e300}}
+        one = ids[:, :1]
+        # Rotations of one token cancel; depth's, with an endless base, turn only the first pair, so both are left out.
+        model.components["sa"]["rope"]["share"] = 0.0
+        depth = Model(as_depth)
+        depth.components["sa"]["rope"]["share"] = 0.0
+        self.same(Forward(model, w).run(one), Forward(depth, w).run(one))
+
+    def test_shared_keys(self):
+        """Attention that reads its own keys again is attention."""
+        model, w, ids = load("cross_layer_kv")
+        forward = Forward(model, w)
+        forward.run(ids)
+        k, v = forward.latest["sa"]
+        self.assertEqual(k.shape, (2, 8, 1, 4))
+        self.assertNotIn("again", forward.latest)
+        self.assertEqual(w["layers.1.again.qkv.weight"].shape, (8, 8))
+
+    def test_groups(self):
+        model, w, _ = load("shared_experts")
+        c, prefix = model.components["ea"], "layers.0.ea"
+        x = np.random.default_rng(6).standard_normal((1, 5, 8))
+        forward = Forward(model, w)
+        score, chosen = forward.route(prefix, jnp.asarray(x), 0, 2, c["router"])
+        for t in range(5):
+            z = w[f"{prefix}.router.weight"] @ x[0, t]
+            s = np.sqrt(np.log1p(np.exp(z)))
+            ranked = s + w[f"{prefix}.router.bias"]
+            groups = sorted(range(4), key=lambda g: -sum(sorted(ranked[2 * g : 2 * g + 2])[-2:]))[:2]
+            allowed = [e for e in range(8) if e // 2 in groups]
+            best = sorted(allowed, key=lambda e: -ranked[e])[:2]
+            self.assertEqual(set(np.flatnonzero(np.array(chosen[0, t]))), set(best))
+            np.testing.assert_allclose(score[0, t], s, atol=1e-13)
+
+    def test_rotations(self):
+        x = np.random.default_rng(7).standard_normal((3, 8))
+        at = np.arange(3.0)[:, None] * np.ones(4)
+        half = rotate(x, at, 10000, share=0.5)
+        np.testing.assert_array_equal(half[:, 4:], x[:, 4:])
+        np.testing.assert_allclose(half[:, :4], rotate(x[:, :4], at[:, :2], 10000), atol=1e-14)
+        linear = rotate(x, at, 10000, scaling={"type": "linear", "factor": 4})
+        np.testing.assert_allclose(linear, rotate(x, at / 4, 10000), atol=1e-14)
+        # Factors of transformers' yarn for a head of 64, base 10000, factor 4, original context 4096, worked out by hand: the
+        # ramp runs from pair 10 (32 turns) to pair 23 (one turn).
+        frequencies, factor = scaled_frequencies(10000, 64, {"type": "yarn", "factor": 4, "original_context": 4096})
+        plain = 10000.0 ** (-2 * np.arange(32) / 64)
+        np.testing.assert_allclose(frequencies[:11], plain[:11])
+        np.testing.assert_allclose(frequencies[23:], plain[23:] / 4)
+        np.testing.assert_allclose(frequencies[16] / plain[16], 1 - 6 / 13 * 0.75)
+        self.assertAlmostEqual(factor, 0.1 * np.log(4) + 1)
+
+    def test_final_norms(self):
+        for case, expected in dict(huginn=True, ouro=False, exit_mean=False, parcae=True, universal_transformer=True).items():
+            self.assertEqual(load(case)[0].final_norm, expected, case)
 
 
 class Training(unittest.TestCase):

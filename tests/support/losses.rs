@@ -3,7 +3,7 @@
 use dreamc_compiler::Options;
 use dreamc_compiler::precision::Narrow;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Train;
+
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::model::{Model, ModelError, Scale};
@@ -19,13 +19,13 @@ pub fn losses_apart(spec: &Spec, steps: u64, rate: f64, on: [(&dyn Device, Narro
     (spec.train.steps, spec.train.learning_rate) = (steps, rate);
     let name = spec.model.name.clone();
     let subject = Subject::new(spec, 1, None, &[], &Compiler).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let (train, vocab) = (&subject.spec.train, subject.spec.model.vocab);
-    let depths: Vec<u64> = train.random_depth.map_or(vec![], |(low, high)| (low..=high).collect());
+    let (spec, vocab) = (&subject.spec, subject.spec.model.vocab);
+    let depths = schedule::possible_depths(spec);
     let [first, second]: [Vec<f64>; 2] = on.map(|(device, narrow)| {
         let options = Options { narrow, depths: depths.clone(), logits: false, ..subject.options() };
         let mut model = subject.load(device, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let step = |step| {
-            take(&mut model, &turn(&subject.batch, step, vocab), train, step)
+            take(&mut model, &turn(&subject.batch, step, vocab), spec, step)
                 .unwrap_or_else(|e| panic!("{name}: step {step}: {e}"))
         };
         (1..=steps).map(step).collect()
@@ -42,12 +42,12 @@ fn turn(batch: &Batch, step: u64, vocab: u64) -> Batch {
 }
 
 /// A step; gives its loss, of routers too.
-fn take(model: &mut Model, batch: &Batch, train: &Train, step: u64) -> Result<f64, ModelError> {
+fn take(model: &mut Model, batch: &Batch, spec: &Spec, step: u64) -> Result<f64, ModelError> {
     model.begin_step()?;
     let scale = Scale { loss: 1.0 / batch.learned().max(1) as f32, auxiliary: 1.0 };
-    model.backward(batch, scale, schedule::depth(train, step))?;
+    model.backward(batch, scale, schedule::depth(spec, step))?;
     let loss = f64::from(model.loss()?) + f64::from(model.auxiliary()?.unwrap_or(0.0));
     model.norm()?;
-    model.update(&schedule::scalars(train, step))?;
+    model.update(&schedule::scalars(&spec.train, step))?;
     Ok(loss)
 }

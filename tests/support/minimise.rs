@@ -48,7 +48,8 @@ fn candidates(spec: &Spec) -> Vec<Spec> {
     all
 }
 
-const SPEC: [fn(&mut Spec); 14] = [
+const SPEC: [fn(&mut Spec); 15] = [
+    |s| s.train.z_loss = 0.0,
     |s| s.data = None,
     |s| s.data.iter_mut().for_each(|d| d.document_mask = false),
     |s| s.model.tie = false,
@@ -81,12 +82,16 @@ fn router(c: &mut Component, edit: impl Fn(&mut Router)) {
     }
 }
 
-const COMPONENT: [fn(&mut Component); 24] = [
+const COMPONENT: [fn(&mut Component); 31] = [
     |c| attention(c, |a| a.projection = None),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.shared = false)),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.count = None)),
     |c| attention(c, |a| a.rope = None),
     |c| attention(c, |a| a.rope.iter_mut().for_each(|r| r.scaling = None)),
+    |c| attention(c, |a| a.rope.iter_mut().for_each(|r| r.share = 1.0)),
+    |c| attention(c, |a| a.sink = false),
+    |c| attention(c, |a| a.gate = None),
+    |c| attention(c, |a| a.bias = None),
     |c| attention(c, |a| a.window = None),
     |c| attention(c, |a| a.softcap = None),
     |c| attention(c, |a| a.scale = None),
@@ -102,6 +107,17 @@ const COMPONENT: [fn(&mut Component); 24] = [
     |c| router(c, |r| r.scale = 1.0),
     |c| router(c, |r| r.score = Score::Sigmoid),
     |c| router(c, |r| r.select = Select::Logit),
+    |c| router(c, |r| (r.groups, r.topk_groups) = (1, 1)),
+    |c| {
+        if let Component::Experts(e) = c {
+            e.shared_gate = false;
+        }
+    },
+    |c| {
+        if let Component::Experts(e) = c {
+            (e.shared, e.shared_gate) = (0, false);
+        }
+    },
     |c| {
         if let Component::Experts(e) = c {
             (e.noop, e.active) = (0, e.active.min(e.count));
@@ -110,6 +126,7 @@ const COMPONENT: [fn(&mut Component); 24] = [
     |c| {
         if let Component::Experts(e) = c {
             (e.count, e.active) = (2, 1);
+            (e.router.groups, e.router.topk_groups) = (1, 1);
         }
     },
     |c| match c {
@@ -132,6 +149,7 @@ fn bodies(items: &[Item]) -> Vec<Vec<Item>> {
         let with = |new: Vec<Item>| [&items[..i], &new, &items[i + 1..]].concat();
         all.push(with(vec![]));
         match &items[i] {
+            Item::Statement(_) => {}
             Item::Layer(e) => all.extend(exprs(e).into_iter().map(|e| with(vec![Item::Layer(e)]))),
             Item::Repeat { count, items } => {
                 all.push(with(items.clone()));
@@ -141,9 +159,19 @@ fn bodies(items: &[Item]) -> Vec<Vec<Item>> {
                     all.push(with(vec![Item::Repeat { count: count - 1, items: items.clone() }]));
                 }
             }
-            Item::Recur { count, residual_norm, items } => {
+            Item::Recur { count, residual_norm, items, looping } => {
                 all.push(with(items.clone()));
-                let recur = |count, residual_norm, items| Item::Recur { count, residual_norm, items };
+                let recur = |count, residual_norm, items| Item::Recur {
+                    count,
+                    residual_norm,
+                    items,
+                    looping: looping.clone(),
+                };
+                if !looping.is_plain() {
+                    let looping = Default::default();
+                    let (count, residual_norm, items) = (*count, *residual_norm, items.clone());
+                    all.push(with(vec![Item::Recur { count, residual_norm, items, looping }]));
+                }
                 let inner = bodies(items).into_iter().filter(|b| !b.is_empty());
                 all.extend(inner.map(|b| with(vec![recur(*count, *residual_norm, b)])));
                 if *residual_norm {
@@ -161,7 +189,7 @@ fn bodies(items: &[Item]) -> Vec<Vec<Item>> {
 /// Compositions with something less.
 fn exprs(e: &Expr) -> Vec<Expr> {
     match e {
-        Expr::Component(_) => vec![],
+        Expr::Component(_) | Expr::Norm => vec![],
         Expr::Sequential(terms) | Expr::Parallel(terms) => {
             let sequential = matches!(e, Expr::Sequential(_));
             let join = |terms: Vec<Expr>| {

@@ -44,6 +44,9 @@ pub const CASES: [&str; 17] = [
     "mod_threshold",
 ];
 
+/// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
+pub const WIRINGS: [&str; 2] = ["layered", "moeut"];
+
 /// A golden file: the spec and its tensors in f64.
 pub struct Golden {
     pub name: String,
@@ -58,19 +61,28 @@ pub fn root(path: &str) -> PathBuf {
     PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(built)).join(path)
 }
 
-/// All golden files that there are.
+/// The golden files of compositions of components.
 pub fn goldens() -> Vec<Golden> {
     let found: Vec<Golden> = CASES
         .iter()
         .filter(|name| root(&format!("tests/goldens/{name}.yaml")).exists())
-        .map(|name| Golden {
-            name: name.to_string(),
-            spec: load(&format!("tests/goldens/{name}.yaml")),
-            tensors: read(&format!("tests/goldens/{name}.safetensors")),
-        })
+        .map(|name| golden(name))
         .collect();
     assert!(found.len() >= 16, "golden files are missing");
     found
+}
+
+/// Those and the golden files of the wiring of depth.
+pub fn every_golden() -> Vec<Golden> {
+    goldens().into_iter().chain(WIRINGS.iter().map(|name| golden(name))).collect()
+}
+
+fn golden(name: &str) -> Golden {
+    Golden {
+        name: name.to_string(),
+        spec: load(&format!("tests/goldens/{name}.yaml")),
+        tensors: read(&format!("tests/goldens/{name}.safetensors")),
+    }
 }
 
 /// A spec that must be without errors.

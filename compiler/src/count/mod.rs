@@ -40,6 +40,7 @@ use crate::ir::{
 };
 use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_declared_training, lower_inference};
 use crate::op::{Attention, Work};
+use crate::optim::{Rule, matrix, optimizer};
 use device::{Device, Predicted};
 use dreamc_dsl::spec::{Model, Precision, Spec, Train};
 use indexmap::IndexMap;
@@ -203,7 +204,7 @@ pub struct Memory {
     pub weights: u128,
     /// Gradients, in f32.
     pub gradients: u128,
-    /// AdamW's moments in f32, and f32 master weights where products use bf16.
+    /// The optimizer's states in f32, and f32 master weights where products use bf16.
     pub optimizer: u128,
     /// Memory that the backward reads of a micro-batch: streams, saved values, depth caches and
     /// their gradients, logits.
@@ -248,14 +249,14 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
 
     let sequence = train.sequence.unwrap_or(model.context);
     let micro_batch = (train.batch / train.accumulate.max(1)).max(1);
-    let training = Form::of_training(&architecture, micro_batch, sequence)?.training(train, bytes)?;
+    let training = Form::of_training(&architecture, train, micro_batch, sequence)?.training(train, bytes)?;
     let trained = checked("training tokens", [micro_batch.into(), sequence.into()])?;
 
     let mut memory = forward.generation(&parameters, bytes)?;
     let all = parameters.total;
     memory.gradients = checked("gradients", [training.trained, 4])?;
-    let kept = if train.precision == Precision::Bf16 { 12 } else { 8 };
-    memory.optimizer = checked("optimizer state", [training.trained, kept])?;
+    let master = if train.precision == Precision::Bf16 { training.trained } else { 0 };
+    memory.optimizer = checked("optimizer state", [total("optimizer state", [training.states, master])?, 4])?;
     memory.activations = training.activations;
     memory.training =
         total("bytes", [memory.weights, memory.gradients, memory.optimizer, memory.activations])?;
@@ -383,6 +384,8 @@ struct Training {
     activations: u128,
     /// Parameters that have gradients.
     trained: u128,
+    /// Numbers that the optimizer keeps of them.
+    states: u128,
 }
 
 impl<'a> Form<'a> {
@@ -392,8 +395,14 @@ impl<'a> Form<'a> {
         Ok(Form { architecture, lowered, sites: walk::sites(architecture), batch, sequence })
     }
 
-    fn of_training(architecture: &'a Architecture, batch: u64, sequence: u64) -> Result<Self, CountError> {
-        let shape = Shape { batch: batch.max(1), sequence: sequence.max(1), ..Shape::default() };
+    fn of_training(
+        architecture: &'a Architecture,
+        train: &Train,
+        batch: u64,
+        sequence: u64,
+    ) -> Result<Self, CountError> {
+        let (batch, sequence) = (batch.max(1), sequence.max(1));
+        let shape = Shape { batch, sequence, z_loss: train.z_loss, ..Shape::default() };
         let lowered = lower_declared_training(architecture, shape)?;
         Ok(Form { lowered, ..Form::new(architecture, batch, sequence)? })
     }
@@ -419,7 +428,7 @@ impl<'a> Form<'a> {
             let kind = match w.kind {
                 TensorKind::Embedding => &mut p.kinds.embedding,
                 TensorKind::Head => &mut p.kinds.head,
-                TensorKind::Matrix => &mut p.kinds.dense,
+                TensorKind::Matrix | TensorKind::Steady => &mut p.kinds.dense,
                 TensorKind::Routed => &mut p.kinds.routed,
                 TensorKind::Shared => &mut p.kinds.shared,
                 TensorKind::Router => &mut p.kinds.router,
@@ -466,7 +475,9 @@ impl<'a> Form<'a> {
         match owner {
             Owner::Embedding => PARTS[0].into(),
             Owner::Head => PARTS[1].into(),
-            Owner::Stream | Owner::Skip(_) | Owner::Pool(_) => PARTS[2].into(),
+            Owner::Stream | Owner::Skip(_) | Owner::Pool(_) | Owner::Saved(_) | Owner::Norm(_) => {
+                PARTS[2].into()
+            }
             Owner::Component(_) => counted_as(&self.architecture.label(owner)),
         }
     }
@@ -483,7 +494,8 @@ impl<'a> Form<'a> {
         let mut pieces = vec![];
         for (body, sites) in self.architecture.bodies.iter().zip(&self.sites) {
             let f = &inference(&body.name);
-            let costs = walk::applied(&self.lowered.facts, module, f, sites)?;
+            let sites: Vec<&walk::Site> = sites.iter().collect();
+            let costs = walk::applied(&self.lowered.facts, module, f, &sites)?;
             pieces.extend(f.nodes.iter().zip(costs).map(|(n, cost)| self.piece(f, n, cost)));
         }
         for (name, owner) in [(EMBED, Owner::Embedding), (HEAD, Owner::Head)] {
@@ -529,6 +541,7 @@ impl<'a> Form<'a> {
             products: (Cost::default(), Cost::default()),
             activations: 0,
             trained: 0,
+            states: 0,
         };
         let mut trained: Vec<(Option<usize>, String)> = vec![];
         for (body, sets, w) in self.weights() {
@@ -537,6 +550,8 @@ impl<'a> Form<'a> {
                 trained.push((body, w.name.clone()));
                 let all = checked("parameters", [elements(&module, &Type::f32(&w.dims))?, of.into()])?;
                 result.trained = total("parameters", [result.trained, all])?;
+                let states = checked("optimizer state", [all, self.states(train, w)])?;
+                result.states = total("optimizer state", [result.states, states])?;
             }
         }
         let bodies = self.architecture.bodies.iter().enumerate().map(|(i, b)| (Some(i), b.name.as_str()));
@@ -553,22 +568,27 @@ impl<'a> Form<'a> {
             };
             let joint = differentiate(&mut module, &f, &seeds, &wanted)?;
             let (front, back) = partition(&module, &joint, &f);
-            let costs = |f: &Function| match body {
-                Some(b) => walk::applied(&self.lowered.facts, &module, f, &self.sites[b]),
+            // Passes through which no gradient flows are on the way forward alone.
+            let costs = |f: &Function, back: bool| match body {
+                Some(b) => {
+                    let sites = self.sites[b].iter().filter(|site| !(back && site.apply.detached));
+                    let sites: Vec<&walk::Site> = sites.collect();
+                    walk::applied(&self.lowered.facts, &module, f, &sites)
+                }
                 None => walk::once(&self.lowered.facts, &module, f),
             };
-            for (f, all, products) in [
-                (&front, &mut result.forward, &mut result.products.0),
-                (&back, &mut result.backward, &mut result.products.1),
+            for (f, is_back, all, products) in [
+                (&front, false, &mut result.forward, &mut result.products.0),
+                (&back, true, &mut result.backward, &mut result.products.1),
             ] {
-                for (node, cost) in f.nodes.iter().zip(costs(f)?) {
+                for (node, cost) in f.nodes.iter().zip(costs(f, is_back)?) {
                     *all = all.plus(cost)?;
                     if self.product_kind(f, node).is_some() {
                         *products = products.plus(cost)?;
                     }
                 }
             }
-            let applications = body.map_or(1, |b| self.architecture.bodies[b].applications);
+            let applications = body.map_or(1, |b| self.architecture.bodies[b].kept);
             let saved = front.results.iter().filter(|(p, _)| p.binding == Binding::Saved);
             for (_, v) in saved {
                 let one = bytes.of(&module, front.ty(*v))?;
@@ -576,18 +596,35 @@ impl<'a> Form<'a> {
                 result.activations = total("activations", [result.activations, all])?;
             }
         }
-        // The stream before and after each application, and the depth caches with their gradients.
+        // The stream before and after each application, the depth caches with their gradients, and
+        // saved streams with one for each name.
         let head = self.function(HEAD);
         let x = head.param_of(Binding::Stream).map_or(Ok(0), |x| bytes.of(&module, head.ty(x)))?;
-        let streams = checked("activations", [x, u128::from(self.architecture.depth) + 1])?;
+        let streams = checked("activations", [x, self.streams()])?;
         let caches = checked("activations", [self.depth_caches(bytes)?, 2])?;
         result.activations = total("activations", [result.activations, streams, caches])?;
         Ok(result)
     }
 
+    /// Numbers that the optimizer keeps of each number of a weight.
+    fn states(&self, train: &Train, w: &Weight) -> u128 {
+        let shape: Vec<u64> = w.dims.iter().map(|&d| self.lowered.module.size(d)).collect();
+        let rule = Rule { decay: 0.0, factor: 1.0, matrix: matrix(train, w, &shape) };
+        optimizer(train, &rule).states().len() as u128
+    }
+
+    /// Streams that the way back reads: before and behind each application, saved ones, and the
+    /// cotangent of each name.
+    fn streams(&self) -> u128 {
+        let a = self.architecture;
+        let names = (0..a.saved.len()).map(|i| a.rows_of(Owner::Saved(i as u32)));
+        u128::from(a.places) + names.map(|saved| u128::from(saved) + 1).sum::<u128>()
+    }
+
     /// How many sets of a weight the recipe trains.
     fn trained_sets(&self, train: &Train, body: Option<usize>, sets: u64, w: &Weight) -> u64 {
-        let trains = |name: &str| crate::recipe::recipe(train, name, w.dims.len(), w.kind).is_some();
+        let shape: Vec<u64> = w.dims.iter().map(|&d| self.lowered.module.size(d)).collect();
+        let trains = |name: &str| crate::recipe::recipe(train, name, w, &shape).is_some();
         match body {
             None => u64::from(trains(&w.name)),
             // Without patterns every set is treated alike.
@@ -595,8 +632,8 @@ impl<'a> Form<'a> {
                 sets * u64::from(trains(&format!("layers.0.{}", w.name)))
             }
             Some(b) => {
-                let of_body = self.architecture.sets.iter().enumerate().filter(|(_, s)| s.0 == b);
-                of_body.filter(|(i, _)| trains(&format!("layers.{i}.{}", w.name))).count() as u64
+                let of_body = self.architecture.prefixes().filter(|(_, set)| set.0 == b);
+                of_body.filter(|(prefix, _)| trains(&format!("{prefix}.{}", w.name))).count() as u64
             }
         }
     }

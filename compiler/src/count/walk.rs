@@ -34,7 +34,7 @@ pub(super) fn sites(architecture: &Architecture) -> Vec<Vec<Site<'_>>> {
         for block in blocks {
             match block {
                 Block::Apply(apply) => out[apply.body].push(Site { apply, loops: loops.clone() }),
-                Block::Loop { variable, count, blocks } => {
+                Block::Loop { variable, count, blocks, .. } => {
                     loops.push((*variable, *count));
                     walk(blocks, loops, out);
                     loops.pop();
@@ -52,7 +52,7 @@ pub(super) fn applied(
     facts: &Facts,
     module: &Module,
     f: &Function,
-    sites: &[Site],
+    sites: &[&Site],
 ) -> Result<Vec<Cost>, CostError> {
     let overflow = || CostError::Overflow("applications");
     let applications =

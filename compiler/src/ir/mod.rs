@@ -30,6 +30,7 @@ pub use verify::{VerifyError, verify, verify_function};
 pub use crate::bind::{Binding, Index, Input, Lifetime, Of, Output, Port};
 
 use indexmap::IndexMap;
+use std::sync::Arc;
 
 /// A named dimension: an index into [`Module::dims`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -206,8 +207,8 @@ impl Function {
 /// Functions over one table of dimensions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Module {
-    /// Dimension names and sizes.
-    pub dims: IndexMap<String, u64>,
+    /// Dimension names and sizes, shared by copies: rewriting copies the table for every function.
+    pub dims: Arc<IndexMap<String, u64>>,
     /// Functions by name.
     pub functions: IndexMap<String, Function>,
 }
@@ -219,11 +220,12 @@ impl Module {
     /// Where the name exists with another size: a bug of the caller, which chooses names.
     pub fn dim(&mut self, name: impl Into<String>, size: u64) -> Dim {
         let name = name.into();
-        let entry = self.dims.entry(name);
-        let index = entry.index() as u32;
-        let found = *entry.or_insert(size);
-        assert_eq!(found, size, "dimension {index} made twice with different sizes");
-        Dim(index)
+        let index = match self.dims.get_index_of(&name) {
+            Some(index) => index,
+            None => Arc::make_mut(&mut self.dims).insert_full(name, size).0,
+        };
+        assert_eq!(self.dims[index], size, "dimension {index} made twice with different sizes");
+        Dim(index as u32)
     }
 
     /// Size of a dimension.

@@ -259,7 +259,8 @@ mod tests {
         for variant in [&unary[..], &binary, &reduce, &mask].concat() {
             assert!(has(&variant), "no instance of {variant}");
         }
-        for variant in ["Tokens", "half_reversed: true", "half_reversed: false", "inverse: true", "Some(Rope"]
+        for variant in
+            ["Tokens", "half_reversed: true", "half_reversed: false", "inverse: true", "Some(Llama3"]
         {
             assert!(has(variant), "no instance of a rotation with {variant}");
         }

@@ -29,6 +29,7 @@ use super::{
 };
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Statements up to this width have their types aligned; longer ones push theirs to the right.
@@ -700,7 +701,7 @@ impl<'a> Parser<'a> {
             let start = self.start;
             let name = self.name("a dimension's name or `}`")?;
             let size = self.integer()?;
-            if module.dims.insert(name.clone(), size).is_some() {
+            if Arc::make_mut(&mut module.dims).insert(name.clone(), size).is_some() {
                 return Err(self.error_at(
                     start,
                     format!("dimension `{name}` is given twice"),

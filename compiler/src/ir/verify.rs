@@ -252,6 +252,7 @@ mod tests {
     use super::*;
     use crate::ir::{Binary, Op, Reduce, Unary, Value};
     use crate::op::Reduction;
+    use std::sync::Arc;
 
     /// `y = -x + x`, valid.
     fn sample() -> Module {
@@ -309,9 +310,9 @@ mod tests {
         let sum = Op::Reduce(Reduction { how: Reduce::Sum, over: vec![Dim(9)] });
         assert_eq!(broken(|_, f| f.nodes[0].op = sum.clone()), attribute);
         let none = "dimension none has size 0; sizes are 1 to 2^48";
-        assert_eq!(broken(|m, _| m.dims = [("none".into(), 0)].into()), none);
+        assert_eq!(broken(|m, _| m.dims = Arc::new([("none".into(), 0)].into())), none);
         let long = format!("dimension long has size {}; sizes are 1 to 2^48", LARGEST + 1);
-        assert_eq!(broken(|m, _| m.dims = [("long".into(), LARGEST + 1)].into()), long);
+        assert_eq!(broken(|m, _| m.dims = Arc::new([("long".into(), LARGEST + 1)].into())), long);
     }
 
     #[test]

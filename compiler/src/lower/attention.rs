@@ -30,6 +30,7 @@ impl Lower<'_> {
             .map(|(p, experts)| (self.route(c, &p.router, n, experts, experts, 1, true), p.shared, experts));
         let dims = [self.dim_of(c, "qkv", wide + 2 * narrow), self.hidden()];
         let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, &routing, None);
+        let qkv = self.bias(c, Part::QkvBias, qkv, a.bias.is_some_and(spec::Bias::of_qkv));
 
         let parts = self.b.ops(Split(vec![queries, keys, keys]), &[qkv]);
         let (mut q, mut k) = (parts[0], parts[1]);
@@ -45,8 +46,8 @@ impl Lower<'_> {
             k = self.norm(k, c, Part::KeyNorm, 1);
         }
         if let Some(rope) = a.rope {
-            q = self.rope(q, rope, depth);
-            k = self.rope(k, rope, depth);
+            q = self.rope(q, c, rope, depth);
+            k = self.rope(k, c, rope, depth);
         }
         // Kernels take the largest score from the largest `q·k`, and a key that is not there has
         // the lowest: a scale below 0 is the sign of the query.
@@ -105,7 +106,12 @@ impl Lower<'_> {
             if op.segments {
                 operands.push(self.given(Input::Segments));
             }
-            self.b.ops(Op::Attention(op), &operands)[0]
+            let results = self.b.ops(Op::Attention(op), &operands);
+            if a.sink { self.sunk(c, results[0], results[1], heads) } else { results[0] }
+        };
+        let o = match a.gate {
+            Some(gate) => self.gated(c, gate, o, n, asking),
+            None => o,
         };
         let mut o = self.b.reshape(o, &with(&self.b.dims(o)[..2], &[queries]));
         if let (Some(index), None) = (asking, &routing)
@@ -116,10 +122,56 @@ impl Lower<'_> {
         let init = self.output_init();
         let dims = [self.hidden(), queries];
         let y = self.projection(c, [Part::Out, Part::OutShared], o, dims, &routing, init);
+        let y = self.bias(c, Part::OutBias, y, a.bias.is_some_and(spec::Bias::of_out));
         match (asking, &routing) {
             (Some(index), Some(_)) => Ok(self.b.op(Op::TakeTokens, &[y, index])),
             _ => Ok(y),
         }
+    }
+
+    /// A projection's result and its bias, where it has one.
+    fn bias(&mut self, c: Owner, part: Part, x: Value, biased: bool) -> Value {
+        if !biased {
+            return x;
+        }
+        let dims = self.b.dims(x);
+        let zero = Some(Init::Constant(0.0));
+        let bias = self.weight(c, part, &dims[dims.len() - 1..], TensorKind::Gain, zero);
+        self.b.add(x, bias)
+    }
+
+    /// Outputs of heads where each softmax has one more logit, of no value: the share `Σ e^s / (Σ
+    /// e^s + e^sink)` of them.
+    fn sunk(&mut self, c: Owner, o: Value, lse: Value, heads: Dim) -> Value {
+        let sink = self.weight(c, Part::Sink, &[heads], TensorKind::Gain, Some(Init::Constant(0.0)));
+        let above = self.b.sub(lse, sink);
+        let share = self.b.unary(Unary::Sigmoid, above);
+        self.b.mul(o, share)
+    }
+
+    /// Outputs of heads times `sigmoid(W_g n)`. The queries are the tokens of `n`, or those at
+    /// `asking` of them.
+    fn gated(&mut self, c: Owner, gate: spec::HeadGate, o: Value, n: Value, asking: Option<Value>) -> Value {
+        let (dims, hidden) = (self.b.dims(o), self.hidden());
+        let n = match asking {
+            Some(index) if self.b.dims(n)[1] != dims[1] => self.b.op(Op::TakeTokens, &[n, index]),
+            _ => n,
+        };
+        let (rows, heads) = (&dims[..2], &dims[2..]);
+        let out = match gate {
+            spec::HeadGate::Head => heads[0],
+            spec::HeadGate::Element => {
+                let all = self.b.module.elements(heads);
+                self.dim_of(c, "q", all)
+            }
+        };
+        let w = self.weight(c, Part::Gate, &[out, hidden], TensorKind::Matrix, None);
+        let z = self.b.contract(n, w, &[hidden]);
+        let mut share = self.b.unary(Unary::Sigmoid, z);
+        if gate == spec::HeadGate::Element {
+            share = self.b.reshape(share, &[rows, heads].concat());
+        }
+        self.b.mul(o, share)
     }
 
     /// Queries, keys and values of depth attention for every token of the stream, in a dimension
@@ -203,23 +255,40 @@ impl Lower<'_> {
         (queries, keys)
     }
 
-    pub(super) fn rope(&mut self, x: Value, rope: spec::Rope, depth: bool) -> Value {
+    /// Rotated by position, where the rotation has a share of the vectors their first elements
+    /// alone.
+    pub(super) fn rope(&mut self, x: Value, c: Owner, rope: spec::Rope, depth: bool) -> Value {
+        let size = self.b.dims(x).last().map_or(0, |&d| self.b.module.size(d));
+        let turning = rope.turning(size);
+        if turning < size {
+            let all = self.b.dims(x).last().copied().into_iter().collect::<Vec<_>>();
+            let [turning, rest] =
+                [turning, size - turning].map(|part| self.dim_of(c, &format!("{part}of{size}"), part));
+            let parts = self.b.ops(Split(vec![turning, rest]), &[x]);
+            let turned = self.rope(parts[0], c, spec::Rope { share: 1.0, ..rope }, depth);
+            return self.b.op(Concat(all[0]), &[turned, parts[1]]);
+        }
+        let attention = rope.scaling.map_or(1.0, |s| s.attention());
         let positions =
             if depth { Positions::Depth { half_reversed: rope.half_reversed } } else { Positions::Tokens };
-        let scaling = rope.scaling.map(|s| ir::RopeScaling {
-            factor: s.factor,
-            low: s.low,
-            high: s.high,
-            original_context: s.original_context,
+        let scaling = rope.scaling.map(|s| match s {
+            spec::RopeScaling::Llama3 { factor, low, high, original_context } => {
+                ir::RopeScaling::Llama3 { factor, low, high, original_context }
+            }
+            spec::RopeScaling::Linear { factor } => ir::RopeScaling::Linear { factor },
+            spec::RopeScaling::Yarn { factor, fast, slow, original_context, attention: _, truncate } => {
+                ir::RopeScaling::Yarn { factor, fast, slow, original_context, truncate }
+            }
         });
         let op = Op::Rope(ir::Rope { base: rope.base, positions, scaling, inverse: false });
-        if depth {
+        let turned = if depth {
             let (l, all) = (self.b.index("depth", Index::Depth), self.b.index("depths", Index::Depths));
             self.b.op(op, &[x, l, all])
         } else {
             let positions = self.given(Input::Positions);
             self.b.op(op, &[x, positions])
-        }
+        };
+        self.b.scale(turned, attention)
     }
 
     /// One projection of an attention, `[out, in]`: a matrix, or the mixture

@@ -67,7 +67,16 @@ pub(super) fn head(
     let targets = given(Input::Targets, Type::i32(&rows));
     let scale = given(Input::LossScale, Type::f32(&[]));
     let nll = lower.b.ops(Op::CrossEntropy, &[logits, targets])[0];
-    let sum = lower.b.reduce(Reduce::Sum, nll, &rows);
+    let mut sum = lower.b.reduce(Reduce::Sum, nll, &rows);
+    if shape.z_loss != 0.0 {
+        // Where a token has no target, its logits are nobody's.
+        let lse = lower.log_sum_exp(logits, vocab);
+        let square = lower.b.unary(Unary::Square, lse);
+        let square = lower.b.op(Op::Keep, &[square, targets]);
+        let squares = lower.b.reduce(Reduce::Sum, square, &rows);
+        let squares = lower.b.scale(squares, shape.z_loss);
+        sum = lower.b.add(sum, squares);
+    }
     let loss = lower.b.mul(sum, scale);
     lower.b.result(Output::Loss, loss);
     lower.b.result(Output::Nll, nll);

@@ -35,7 +35,7 @@ impl Lower<'_> {
                 let q = self.b.contract(n, w, &[hidden]);
                 let mut q = self.norm_as(q, c, Part::RouterQueryNorm, 1, kind);
                 if let Some(rope) = rope {
-                    q = self.rope(q, *rope, true);
+                    q = self.rope(q, c, *rope, true);
                 }
                 let keys = self.norm_as(keys, c, Part::RouterKeyNorm, 1, kind);
                 let z = self.b.contract(q, keys, &[size]);
@@ -45,6 +45,7 @@ impl Lower<'_> {
         let scores = match router.score {
             Score::Sigmoid => self.b.unary(Unary::Sigmoid, logits),
             Score::Softmax => self.b.op(Op::Softmax, &[logits]),
+            Score::Sqrtsoftplus => self.sqrt_softplus(logits),
         };
         let mut selection = self.b.stop_gradient(match router.select {
             Select::Logit => logits,
@@ -58,6 +59,9 @@ impl Lower<'_> {
                 w.balancing = Some(Balancing { counts: counts.clone(), law });
             }
             selection = self.b.add(selection, bias);
+        }
+        if router.groups > router.topk_groups {
+            selection = self.best_groups(c, router, selection, experts);
         }
         let chosen_dim = if projection { self.dim("one", k) } else { self.dim_of(c, "active", k) };
         let chosen = self.b.op(Route { k: chosen_dim }, &[selection]);
@@ -96,6 +100,10 @@ impl Lower<'_> {
             Score::Sigmoid => {
                 let z = self.b.op(Op::Pick, &[logits, chosen]);
                 self.b.unary(Unary::Sigmoid, z)
+            }
+            Score::Sqrtsoftplus => {
+                let z = self.b.op(Op::Pick, &[logits, chosen]);
+                self.sqrt_softplus(z)
             }
             Score::Softmax => self.b.op(Op::Pick, &[scores, chosen]),
         };
@@ -138,6 +146,69 @@ impl Lower<'_> {
         Routing { order, offsets, inverse, gates }
     }
 
+    /// `ln Σ e^z` over a dimension.
+    pub(super) fn log_sum_exp(&mut self, z: Value, over: Dim) -> Value {
+        let largest = self.b.reduce(Reduce::Max, z, &[over]);
+        let largest = self.b.stop_gradient(largest);
+        let shifted = self.b.sub(z, largest);
+        let exp = self.b.unary(Unary::Exp, shifted);
+        let sum = self.b.reduce(Reduce::Sum, exp, &[over]);
+        let log = self.b.unary(Unary::Log, sum);
+        self.b.add(log, largest)
+    }
+
+    fn sqrt_softplus(&mut self, z: Value) -> Value {
+        let soft = self.b.unary(Unary::Softplus, z);
+        self.b.unary(Unary::Sqrt, soft)
+    }
+
+    /// The values by which experts are chosen, those in groups that take no part far below all
+    /// others. A group is as good as the sum of its two largest values (DeepSeek V3, 2412.19437,
+    /// section 2.1.2, and its code).
+    fn best_groups(&mut self, c: Owner, router: &Router, selection: Value, experts: u64) -> Value {
+        const NEVER: f64 = 1e30;
+        let rows = self.b.rows(selection);
+        let each = experts / router.groups.max(1);
+        let [groups, group] = [("groups", router.groups), ("group", each)].map(|(name, size)| {
+            let dim = self.dim_of(c, name, size);
+            self.routing(dim)
+        });
+        let taking = self.dim_of(c, "topk_groups", router.topk_groups);
+        let values = self.b.reshape(selection, &[&rows[..], &[groups, group]].concat());
+        let mut of_group = self.b.reduce(Reduce::Max, values, &[group]);
+        if each > 1 {
+            // The largest of the others; the same again where several are the largest.
+            let (largest, one) = (of_group, self.b.constant(1.0));
+            let below = self.b.sub(largest, values);
+            let below = self.b.unary(Unary::Positive, below);
+            let is_largest = self.b.sub(one, below);
+            let times = self.b.reduce(Reduce::Sum, is_largest, &[group]);
+            let away = self.b.scale(is_largest, -NEVER);
+            let others = self.b.add(values, away);
+            let second = self.b.reduce(Reduce::Max, others, &[group]);
+            let between = self.b.constant(1.5);
+            let several = self.b.sub(times, between);
+            let several = self.b.unary(Unary::Positive, several);
+            let single = self.b.sub(one, several);
+            for (value, share) in [(largest, several), (second, single)] {
+                let part = self.b.mul(value, share);
+                of_group = self.b.add(of_group, part);
+            }
+        }
+        let chosen = self.b.op(Route { k: taking }, &[of_group]);
+        let chosen = self.b.op(Op::Pick, &[of_group, chosen]);
+        // The worst group that takes part.
+        let negative = self.b.unary(Unary::Neg, chosen);
+        let most = self.b.reduce(Reduce::Max, negative, &[taking]);
+        let worst = self.b.unary(Unary::Neg, most);
+        let below = self.b.sub(worst, of_group);
+        let outside = self.b.unary(Unary::Positive, below);
+        let outside = self.b.scale(outside, NEVER);
+        let values = self.b.sub(values, outside);
+        let dims = self.b.dims(selection);
+        self.b.reshape(values, &dims)
+    }
+
     /// Switch load balancing `α·E·Σ_e f_e·P_e` and router z-loss `β·mean(logsumexp(z)²)`.
     pub(super) fn auxiliary_losses(
         &mut self,
@@ -161,13 +232,7 @@ impl Lower<'_> {
             self.auxiliary.push(loss);
         }
         if router.z_loss != 0.0 {
-            let largest = self.b.reduce(Reduce::Max, logits, &[e]);
-            let largest = self.b.stop_gradient(largest);
-            let shifted = self.b.sub(logits, largest);
-            let exp = self.b.unary(Unary::Exp, shifted);
-            let sum = self.b.reduce(Reduce::Sum, exp, &[e]);
-            let log = self.b.unary(Unary::Log, sum);
-            let lse = self.b.add(log, largest);
+            let lse = self.log_sum_exp(logits, e);
             let square = self.b.unary(Unary::Square, lse);
             let mean = self.b.reduce(Reduce::Mean, square, rows);
             let loss = self.b.scale(mean, router.z_loss);
@@ -190,20 +255,46 @@ impl Lower<'_> {
         let init = self.output_init();
         let down = self.weight(c, Part::Down, &[many, h, i], TensorKind::Routed, init);
         let y = self.b.op(Grouped { over: i }, &[a, down, r.offsets]);
-        self.b.op(Op::Combine, &[y, r.inverse, r.gates])
+        let y = self.b.op(Op::Combine, &[y, r.inverse, r.gates]);
+        if e.shared == 0 {
+            return y;
+        }
+        let shared = self.dim_of(c, "shared", e.intermediate.saturating_mul(e.shared));
+        let parts = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
+        let mut always = self.network(c, parts, shared, e.activation, n);
+        if e.shared_gate {
+            let w = self.weight(c, Part::SharedWeight, &[h], TensorKind::Gain, None);
+            let z = self.one_each(n, w, h);
+            let share = self.b.unary(Unary::Sigmoid, z);
+            always = self.b.mul(always, share);
+        }
+        self.b.add(y, always)
     }
 
     pub(super) fn mlp(&mut self, c: Owner, m: &spec::Mlp, n: Value) -> Value {
-        let (i, h) = (self.dim_of(c, "intermediate", m.intermediate), self.hidden());
+        let i = self.dim_of(c, "intermediate", m.intermediate);
+        self.network(c, [Part::Gate, Part::Up, Part::Down], i, m.activation, n)
+    }
+
+    /// `down(activation(gate n) ⊙ up n)` of every token.
+    fn network(
+        &mut self,
+        c: Owner,
+        [gate, up, down]: [Part; 3],
+        i: Dim,
+        activation: Activation,
+        n: Value,
+    ) -> Value {
+        let h = self.hidden();
         let product = |lower: &mut Self, part| {
             let w = lower.weight(c, part, &[i, h], TensorKind::Matrix, None);
             lower.b.contract(n, w, &[h])
         };
-        let gate = m.activation.gated().then(|| product(self, Part::Gate));
-        let up = product(self, Part::Up);
-        let a = self.activate(m.activation, gate, up);
+        let gate = activation.gated().then(|| product(self, gate));
+        let up = product(self, up);
+        let a = self.activate(activation, gate, up);
         let init = self.output_init();
-        let down = self.weight(c, Part::Down, &[h, i], TensorKind::Matrix, init);
+        let down = self.weight(c, down, &[h, i], TensorKind::Matrix, init);
         self.b.contract(a, down, &[i])
     }
 
@@ -211,14 +302,17 @@ impl Lower<'_> {
         let f = match activation {
             Activation::Swiglu => Unary::Silu,
             Activation::Geglu | Activation::Gelu => Unary::Gelu,
-            Activation::Relu => Unary::Relu,
+            Activation::Relu | Activation::Relu2 => Unary::Relu,
         };
         match gate {
             Some(gate) => {
                 let a = self.b.unary(f, gate);
                 self.b.mul(a, up)
             }
-            None => self.b.unary(f, up),
+            None => {
+                let a = self.b.unary(f, up);
+                if activation == Activation::Relu2 { self.b.unary(Unary::Square, a) } else { a }
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! An architecture as IR: the canonical form, written as the formulas of SEMANTICS are.
 //!
 //! *In*: an [`Architecture`]. *Out*: a [`Lowered`]: a module with the functions `embed`, one per
-//! distinct layer body, and `head`, and a list of the weights each reads. Nothing is optimised
-//! here; rewriting does that, and declared counts are taken from this form.
+//! distinct body of a layer or statement, and `head`, and a list of the weights each reads. Nothing
+//! is optimised here; rewriting does that, and declared counts are taken from this form.
 //!
 //! Every term of a composition is a map from the stream that it reads to an output; a
 //! [`wiring`](crate::wiring) says what a term reads and where its output goes. `a > b` are terms of
@@ -19,10 +19,11 @@ mod ends;
 mod mixture;
 mod observe;
 mod skip;
+mod statement;
 mod stream;
 
 use crate::CompileError;
-use crate::architecture::{Architecture, Body};
+use crate::architecture::{Architecture, Body, Work};
 use crate::bind::{Owner, Part};
 use crate::build::Builder;
 use crate::compiled::{Init, Observation, TensorKind};
@@ -35,8 +36,8 @@ use crate::op::{
 };
 use crate::wiring::{Sum, Wire, Wiring};
 use dreamc_dsl::spec::{
-    self, Activation, CausalRule, Component, EmbedScale, Expr, QkNorm, Router, RouterForm, Score, Select,
-    Skip, SkipInput, SkipKv, SkipLevel, SkipRule,
+    self, Activation, Beginning, CausalRule, Component, EmbedScale, Expr, Mixing, QkNorm, Router, RouterForm,
+    Score, Select, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
 };
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
@@ -56,6 +57,8 @@ pub struct Shape {
     /// Whether layers return what routers choose and what depth attention asks for, see
     /// [`Observation`].
     pub observe: bool,
+    /// Weight of `mean(logsumexp(logits)²)` in the loss.
+    pub z_loss: f64,
 }
 
 /// Room in the caches of each sequence.
@@ -81,7 +84,7 @@ impl Places {
 /// One token without caches.
 impl Default for Shape {
     fn default() -> Self {
-        Shape { batch: 1, sequence: 1, segments: false, cache: None, observe: false }
+        Shape { batch: 1, sequence: 1, segments: false, cache: None, observe: false, z_loss: 0.0 }
     }
 }
 
@@ -242,7 +245,10 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
     for body in &architecture.bodies {
         let mut lower = Lower::new(architecture, Some(body), shape, &mut module, &body.name);
         lower.form = form;
-        lower.layer(body)?;
+        match &body.work {
+            Work::Layer(expr) => lower.layer(body, expr)?,
+            Work::Statement(statement) => lower.statement(statement),
+        }
         let (function, read, known) = lower.finish()?;
         functions.push(function);
         weights.push(read);
@@ -270,6 +276,7 @@ fn check_sizes(architecture: &Architecture, shape: Shape) -> Result<(), CompileE
             }
             Component::Experts(e) => {
                 fits("the choice of experts", &[tokens, e.active])?;
+                fits("shared experts", &[e.intermediate, e.shared.max(1)])?;
                 e.count
                     .checked_add(e.noop)
                     .and_then(|n| n.checked_add(1))
@@ -461,12 +468,17 @@ impl<'a> Lower<'a> {
         self.norm_as(x, owner, part, inner, TensorKind::Gain)
     }
 
-    fn layer(&mut self, body: &Body) -> Result<(), CompileError> {
+    fn layer(&mut self, body: &Body, expr: &Expr) -> Result<(), CompileError> {
         let x = self.stream();
-        let mut wire = self.enter(x);
-        let output = self.expr(&body.expr, x)?;
-        self.write(&mut wire, output);
-        let mut y = self.read(&wire);
+        let mut y = match expr {
+            Expr::Sequential(terms) if terms.contains(&Expr::Norm) => self.normed(terms, x)?,
+            _ => {
+                let mut wire = self.enter(x);
+                let output = self.expr(expr, x)?;
+                self.write(&mut wire, output);
+                self.read(&wire)
+            }
+        };
         if body.residual_norm {
             y = self.norm(y, Owner::Stream, Part::ResidualNorm, 1);
         }
@@ -500,6 +512,7 @@ impl<'a> Lower<'a> {
     fn expr(&mut self, expr: &Expr, x: Value) -> Result<Value, CompileError> {
         match expr {
             Expr::Component(name) => self.component(name, x),
+            Expr::Norm => Err(CompileError::Unsupported("a norm of an update")),
             Expr::Parallel(terms) => {
                 // All terms read the stream before any of them writes.
                 let mut wire = self.enter(x);

@@ -46,6 +46,11 @@ impl Lower<'_> {
                 let z = self.b.unary(Unary::Softplus, z);
                 self.b.unary(Unary::Neg, z)
             }
+            Score::Sqrtsoftplus => {
+                let soft = self.b.unary(Unary::Softplus, logits);
+                let log = self.b.unary(Unary::Log, soft);
+                self.b.scale(log, 0.5)
+            }
             Score::Softmax => {
                 let largest = self.b.reduce(Reduce::Max, logits, &[e]);
                 let shifted = self.b.sub(logits, largest);

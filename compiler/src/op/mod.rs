@@ -131,8 +131,8 @@ pub(crate) enum Class<'a> {
     Number(RowOp),
     /// The operand's elements in other dimensions. Nothing runs where the operand is in memory.
     View {
-        /// Whether each result is a part of the operand.
-        cuts: bool,
+        /// Where the results are in the operand.
+        moved: Moved<'a>,
         /// Its part of a row kernel that has the operand.
         row: &'a dyn RowWork,
     },
@@ -151,6 +151,15 @@ pub(crate) enum Class<'a> {
     Gather(&'a dyn Choose),
     /// A kernel of its own.
     Anchor(&'a dyn Choose, Anchor),
+}
+
+/// How a view shows its operand.
+#[derive(Clone, Copy)]
+pub(crate) enum Moved<'a> {
+    /// The same elements in these dimensions.
+    Reshaped(&'a [Dim]),
+    /// Parts of each row, of these sizes, a result each.
+    Cut(&'a [Dim]),
 }
 
 /// Particulars of a kernel of its own.
@@ -340,7 +349,7 @@ macro_rules! variant {
 macro_rules! operations {
     ($($variant:ident $(($payload:ident))? in $folder:ident,)*) => {
         /// An operation with its attributes.
-        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             $(
                 #[doc = concat!("See [`", stringify!($folder), "`](mod@", stringify!($folder), ").")]
@@ -351,6 +360,13 @@ macro_rules! operations {
         impl Op {
             /// Names of the variants.
             pub const VARIANTS: &[&str] = &[$(stringify!($variant)),*];
+
+            /// Name of the variant.
+            fn variant(&self) -> &'static str {
+                match self {
+                    $(Op::$variant { .. } => stringify!($variant),)*
+                }
+            }
 
             /// The answers of its folder.
             pub(crate) fn operation(&self) -> &dyn Operation {
@@ -447,6 +463,21 @@ operations! {
     CrossEntropyGrad in loss,
     HeadLoss(HeadLoss) in loss,
     HeadLossGrad(HeadLossGrad) in loss,
+}
+
+/// By name and printed attributes: the order of e-nodes in a class, which decides between terms of
+/// equal price, so that plans do not depend on the order of the list above.
+impl Ord for Op {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let attributes = || format!("{self:?}").cmp(&format!("{other:?}"));
+        self.variant().cmp(other.variant()).then_with(attributes)
+    }
+}
+
+impl PartialOrd for Op {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl Op {

@@ -1,30 +1,55 @@
 //! The optimizer step, as IR: from a weight, its gradient and its states to the weight and states
 //! behind it.
 //!
-//! *In*: ranges of weights of one recipe each, and an [`Optimizer`]. *Out*: the programs `norm` and
-//! `update`. *Promise*: an optimizer is one file that builds a function; the same scheduler and
-//! generator make kernels of it as of every other row work, on every device, so that no device
+//! *In*: ranges of weights of one [`Rule`] each, and an [`Optimizer`]. *Out*: the programs `norm`
+//! and `update`. *Promise*: an optimizer is one file that builds functions; the same scheduler and
+//! generator make kernels of them as of every other function, on every device, so that no device
 //! knows any optimizer.
 //!
-//! Ranges are cut into rows of [`WIDTH`] numbers: what an optimizer computes of a number depends on
-//! no other. The gradient is clipped before an optimizer sees it, and zero behind the step.
+//! Ranges are cut into rows of [`WIDTH`] numbers for the part of a step that looks at one number at
+//! a time; a part that looks at whole matrices is a loop over those of a range ([`Whole`]). The
+//! gradient is clipped before an optimizer sees it, and zero behind the step.
 
 mod adamw;
+mod lion;
+mod muon;
 
-pub(crate) use adamw::AdamW;
+use adamw::AdamW;
+use lion::Lion;
+use muon::Muon;
 
 use crate::CompileError;
 use crate::assemble::Assembly;
 use crate::build::Builder;
-use crate::compiled::End;
+use crate::compiled::{End, Init, TensorKind};
 use crate::ir::{
-    Binary, Binding, DType, Function, Input, Lifetime, Module, Of, Op, Output, Port, Type, Unary, Value,
+    Binary, Binding, DType, Dim, Function, Input, Lifetime, Module, Of, Op, Output, Port, Type, Unary, Value,
 };
+use crate::lower::Weight;
 use crate::memory::{Counted, Range, Slot};
 use crate::op::Bits;
 use crate::program::{Affine, BufferId, Kernel, Operand, Program, Step, kernel};
 use crate::schedule::{Bind, schedule};
-use dreamc_dsl::spec::Train;
+use dreamc_dsl::spec::{Matrices, OptimizerKind, Train};
+
+/// How a trained tensor moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rule {
+    /// Weight decay.
+    pub decay: f64,
+    /// Factor on the learning rate.
+    pub factor: f64,
+    /// Rows and columns of its matrices, where the recipe moves whole ones.
+    pub matrix: Option<[u64; 2]>,
+}
+
+/// The result of the part of a step that looks at one number at a time.
+pub(crate) enum Moved {
+    /// The weight behind the step.
+    Weight(Value),
+    /// The value that takes the gradient's place for [`Whole`].
+    Gradient(Value),
+}
 
 /// A law that moves weights.
 pub(crate) trait Optimizer {
@@ -34,32 +59,103 @@ pub(crate) trait Optimizer {
     /// The states that it keeps of every weight, zero at first: their names in checkpoints.
     fn states(&self) -> &'static [&'static str];
 
-    /// `(weight, states)` behind a step, of those before it and the clipped gradient. Weight decay
-    /// and the factor on the learning rate are `rule`.
-    fn step(
-        &self,
-        s: &mut Stepping,
-        rule: (f64, f64),
-        w: Value,
-        g: Value,
-        states: &[Value],
-    ) -> (Value, Vec<Value>);
+    /// The part of a step that looks at one number at a time, of the clipped gradient and the
+    /// states: what is moved, and the states behind the step.
+    fn step(&self, s: &mut Stepping, rule: &Rule, g: Value, states: &[Value]) -> (Moved, Vec<Value>);
+
+    /// The part that looks at whole matrices, where there is one.
+    fn whole(&self) -> Option<&dyn Whole>;
 }
 
-/// The optimizer of a recipe.
-pub(crate) fn optimizer(train: &Train) -> impl Optimizer + use<> {
-    AdamW { betas: train.betas, eps: train.eps }
+/// The part of a step that looks at whole matrices.
+pub(crate) trait Whole {
+    /// The weight behind the step, of the weight and what stands in the gradient's place.
+    fn matrix(&self, s: &mut Stepping, rule: &Rule, of: (Value, Value), dims: [Dim; 2]) -> Value;
+}
+
+/// Whether the recipe moves whole matrices of a tensor: those of layers, and of every expert. A
+/// sphere of radius 0 has no direction, so `muonh` needs a matrix that does not begin at zero.
+pub(crate) fn matrix(train: &Train, w: &Weight, shape: &[u64]) -> Option<[u64; 2]> {
+    let constant = matches!(w.init, Init::Constant(_));
+    let whole = match train.optimizer {
+        OptimizerKind::AdamW | OptimizerKind::Lion => false,
+        OptimizerKind::Muon(_) => true,
+        OptimizerKind::MuonH(_) => !constant,
+    };
+    let kind = match w.kind {
+        TensorKind::Matrix | TensorKind::Shared => shape.len() >= 2,
+        // A dimension of experts comes first.
+        TensorKind::Routed => shape.len() >= 3,
+        TensorKind::Embedding
+        | TensorKind::Head
+        | TensorKind::Router
+        | TensorKind::Gain
+        | TensorKind::Steady
+        | TensorKind::Balance => false,
+    };
+    match shape {
+        [.., n, k] if whole && kind => Some([*n, *k]),
+        _ => None,
+    }
+}
+
+/// The optimizer of a recipe for tensors of a rule.
+pub(crate) fn optimizer(train: &Train, rule: &Rule) -> Box<dyn Optimizer> {
+    let whole = |m: Matrices, sphere| Box::new(Muon { momentum: m.momentum, rate: m.rate, sphere });
+    match (train.optimizer, rule.matrix) {
+        (OptimizerKind::Lion, _) => Box::new(Lion { betas: train.betas }),
+        (OptimizerKind::Muon(m), Some(_)) => whole(m, false),
+        (OptimizerKind::MuonH(m), Some(_)) => whole(m, true),
+        (OptimizerKind::AdamW | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_), _) => {
+            Box::new(AdamW { betas: train.betas, eps: train.eps })
+        }
+    }
 }
 
 /// A step under way.
 pub(crate) struct Stepping<'m> {
     pub b: Builder<'m>,
+    ty: Type,
 }
 
 impl Stepping<'_> {
     /// A number that the host gives for the step.
     pub fn given(&mut self, input: Input) -> Value {
         self.b.param(input.name(), Binding::Batch(input), Type::f32(&[]))
+    }
+
+    /// The weight before the step.
+    pub fn weight(&mut self) -> Value {
+        self.b.param("w", Binding::Weight, self.ty.clone())
+    }
+
+    fn gradient(&mut self) -> Value {
+        let port = Port::new("w", Binding::Weight).cotangent();
+        self.b.param(&port.name, port.binding, self.ty.clone())
+    }
+
+    /// The learning rate of a rule.
+    pub fn rate(&mut self, rule: &Rule) -> Value {
+        let rate = self.given(Input::LearningRate);
+        self.b.scale(rate, rule.factor)
+    }
+
+    /// `beta · before + (1 - beta) · now`
+    pub fn mean(&mut self, before: Value, beta: f64, now: Value) -> Value {
+        let before = self.b.scale(before, beta);
+        let now = self.b.scale(now, 1.0 - beta);
+        self.b.add(before, now)
+    }
+
+    /// `w · (1 - rate · decay)`
+    pub fn decayed(&mut self, rule: &Rule, w: Value, rate: Value) -> Value {
+        if rule.decay == 0.0 {
+            return w;
+        }
+        let one = self.b.constant(1.0);
+        let less = self.b.scale(rate, rule.decay);
+        let kept = self.b.sub(one, less);
+        self.b.mul(w, kept)
     }
 
     /// `min(1, clip / norm)`; 1 where that is no number, as where nothing is clipped and the norm
@@ -79,12 +175,9 @@ impl Stepping<'_> {
 /// Numbers of a row.
 const WIDTH: u64 = 1024;
 
-/// The function of a step on so many rows; a single one where there is but one size.
-fn step(
-    optimizer: &impl Optimizer,
-    rule: (f64, f64),
-    shape: &[u64],
-) -> Result<(Module, Function), CompileError> {
+/// The function of the part of a step that looks at one number at a time, on so many rows; on a
+/// single one where there is but one size.
+fn step(optimizer: &dyn Optimizer, rule: &Rule, shape: &[u64]) -> Result<(Module, Function), CompileError> {
     let mut module = Module::default();
     // The first dimension of a module is that of a batch, whose rows have two.
     module.dim("batch", 1);
@@ -95,23 +188,51 @@ fn step(
         .map(|(&n, name)| module.dim(*name, n))
         .collect();
     let ty = Type::f32(&dims);
-    let mut s = Stepping { b: Builder::new(&mut module, optimizer.name()) };
-    let weight = Port::new("w", Binding::Weight);
-    let w = s.b.param(&weight.name, weight.binding, ty.clone());
-    let gradient = weight.cotangent();
-    let g = s.b.param(&gradient.name, gradient.binding, ty.clone());
+    let mut s = Stepping { b: Builder::new(&mut module, optimizer.name()), ty: ty.clone() };
+    if optimizer.whole().is_none() {
+        s.weight();
+    }
+    let g = s.gradient();
     let state = |name: &&str| Port::new(*name, Binding::State(Lifetime::Set));
     let states: Vec<Port> = optimizer.states().iter().map(state).collect();
     let before: Vec<Value> = states.iter().map(|p| s.b.param(&p.name, p.binding, ty.clone())).collect();
     let clip = s.clip();
     let clipped = s.b.mul(g, clip);
-    let (w, after) = optimizer.step(&mut s, rule, w, clipped, &before);
-    s.b.result(weight, w);
+    let (moved, after) = optimizer.step(&mut s, rule, clipped, &before);
+    let weight = Port::new("w", Binding::Weight);
+    match moved {
+        Moved::Weight(w) => s.b.result(weight, w),
+        Moved::Gradient(u) => s.b.result(weight.cotangent(), u),
+    }
     for (port, state) in states.into_iter().zip(after) {
         s.b.result(port, state);
     }
     let f = s.b.finish()?;
     Ok((module, f))
+}
+
+/// The function of the part of a step that looks at a whole matrix.
+fn whole(
+    optimizer: &dyn Optimizer,
+    part: &dyn Whole,
+    rule: &Rule,
+    [n, k]: [u64; 2],
+) -> Result<(Module, Function), CompileError> {
+    let mut module = Module::default();
+    module.dim("batch", 1);
+    let dims = [module.dim("rows", n), module.dim("columns", k)];
+    let mut s = Stepping { b: Builder::new(&mut module, optimizer.name()), ty: Type::f32(&dims) };
+    let (w, u) = (s.weight(), s.gradient());
+    let w = part.matrix(&mut s, rule, (w, u), dims);
+    s.b.result(Port::new("w", Binding::Weight), w);
+    let f = s.b.finish()?;
+    Ok((module, f))
+}
+
+/// Where in a range a part of a step works: on which instance, from which element on.
+struct Place {
+    instance: Affine,
+    first: u64,
 }
 
 fn at(buffer: BufferId) -> Operand {
@@ -152,19 +273,35 @@ impl Assembly<'_> {
     pub(crate) fn update(&mut self) -> Result<Program, CompileError> {
         let Some(gradients) = self.bound(Slot::Gradients) else { return Ok(Program::default()) };
         let mut steps = vec![];
-        let optimizer = optimizer(&self.spec.train);
+        let mut variables = 0;
         for range in std::mem::take(&mut self.ranges) {
             let Some(rule) = range.recipe else { continue };
+            let optimizer = optimizer(&self.spec.train, &rule);
+            let optimizer = optimizer.as_ref();
             let rows = range.elements / WIDTH;
             let pieces = [(0, vec![rows, WIDTH]), (rows * WIDTH, vec![range.elements % WIDTH])];
             for (first, shape) in pieces.into_iter().filter(|(_, shape)| !shape.contains(&0)) {
-                let (module, f) = step(&optimizer, rule, &shape)?;
-                self.step_of(&range, first, &module, f, &mut steps)?;
+                let (module, f) = step(optimizer, &rule, &shape)?;
+                let at = Place { instance: Affine::default(), first };
+                self.step_of(&range, &at, &module, f, &mut steps)?;
+            }
+            if let (Some(part), Some(size)) = (optimizer.whole(), rule.matrix) {
+                let (module, f) = whole(optimizer, part, &rule, size)?;
+                let count = range.elements / (size[0] * size[1]);
+                let matrices = Range {
+                    weight: self.matrices(range.weight, size, count),
+                    gradient: self.matrices(range.gradient, size, count),
+                    ..range
+                };
+                let at = Place { instance: Affine { base: 0, terms: vec![(variables, 1)] }, first: 0 };
+                let mut inner = vec![];
+                self.step_of(&matrices, &at, &module, f, &mut inner)?;
+                steps.push(Step::Loop { variable: variables, count, reverse: false, steps: inner });
+                variables += 1;
             }
         }
         let elements = self.plan.buffer(gradients).elements();
         steps.push(self.launch(Kernel::Zero(kernel::Zero { elements }), vec![at(gradients)], "gradients"));
-        let mut variables = 0;
         for Counted { counts, bias, law } in self.counts.values().copied().collect::<Vec<_>>() {
             let sets = self.plan.buffer(counts).instances;
             let experts = self.plan.buffer(counts).elements();
@@ -196,11 +333,21 @@ impl Assembly<'_> {
         Ok(Program { steps, variables })
     }
 
-    /// The launches of a step on a range, from its element `first` on.
+    /// A range once more, as its matrices.
+    fn matrices(&mut self, range: BufferId, size: [u64; 2], count: u64) -> BufferId {
+        let b = self.plan.buffer(range);
+        let (name, offset) = (format!("{}.matrices", b.name), b.offset);
+        let id = self.alias(name, offset, size[0] * size[1]);
+        let b = &mut self.plan.buffers[id.0 as usize];
+        (b.shape, b.instances) = (size.to_vec(), count);
+        id
+    }
+
+    /// The launches of a part of a step on a range.
     fn step_of(
         &mut self,
         range: &Range,
-        first: u64,
+        at: &Place,
         module: &Module,
         f: Function,
         steps: &mut Vec<Step>,
@@ -209,21 +356,23 @@ impl Assembly<'_> {
         let mut states = range.states.iter();
         let mut operands = vec![];
         for port in &f.params {
-            let (buffer, offset) = match port.binding {
-                Binding::Weight => (range.weight, first),
-                Binding::Cotangent(Of::Weight) => (range.gradient, first),
-                Binding::Batch(input) => (self.end(End::Input(input), DType::F32, vec![1])?, 0),
-                Binding::Output(output) => (self.end(End::Output(output), DType::F32, vec![1])?, 0),
+            let scalar = (Affine::default(), 0);
+            let place = || (at.instance.clone(), at.first);
+            let (buffer, (instance, offset)) = match port.binding {
+                Binding::Weight => (range.weight, place()),
+                Binding::Cotangent(Of::Weight) => (range.gradient, place()),
+                Binding::Batch(input) => (self.end(End::Input(input), DType::F32, vec![1])?, scalar),
+                Binding::Output(output) => (self.end(End::Output(output), DType::F32, vec![1])?, scalar),
                 _ => match states.next() {
-                    Some(&state) => (state, first),
+                    Some(&state) => (state, place()),
                     None => {
                         return Err(CompileError::Schedule(format!("nothing supplies `{port}` of a step")));
                     }
                 },
             };
-            operands.push(Operand::Tensor { buffer, instance: Affine::default(), offset, stride: 0 });
+            operands.push(Operand::Tensor { buffer, instance, offset, stride: 0 });
         }
-        // Weight and states are written where they were read, by the one kernel that reads them.
+        // Results are written where they were read, by the last kernel that reads them.
         let results = f.results.iter().map(|(port, _)| f.find_param(&port.name));
         let results: Option<Vec<Operand>> = results.map(|p| Some(operands[p?.index()].clone())).collect();
         let lost = || CompileError::Schedule("a step returns what it was not given".into());

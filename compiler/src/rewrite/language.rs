@@ -10,7 +10,7 @@
 //! most as often as it stood in the original.
 
 use crate::ir::{Function, Mask, Module, Op, Port, Type, Value, infer};
-use crate::op::{Class, Constant, Work, elementwise};
+use crate::op::{Class, Constant, Moved, Work, elementwise};
 use crate::program::RowOp;
 use egg::{Analysis, DidMerge, EGraph, Id, Language};
 use std::fmt;
@@ -221,9 +221,12 @@ fn fold(op: &Op, x: &[f64]) -> Option<f64> {
     let folded = match op.class() {
         Class::Number(RowOp::Constant(c)) => c.0,
         Class::Number(_) => 0.0,
-        Class::View { cuts: false, .. } | Class::Identity => *x.first()?,
+        Class::View { moved: Moved::Reshaped(_), .. } | Class::Identity => *x.first()?,
         Class::Element(_) => elementwise::fold(op, x)?,
-        Class::View { cuts: true, .. } | Class::Row { .. } | Class::Gather(_) | Class::Anchor(..) => {
+        Class::View { moved: Moved::Cut(_), .. }
+        | Class::Row { .. }
+        | Class::Gather(_)
+        | Class::Anchor(..) => {
             return None;
         }
     };

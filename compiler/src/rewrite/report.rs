@@ -4,7 +4,7 @@ use super::Stage;
 use super::extract::{Extractor, Selection, Total};
 use super::language::Graph;
 use crate::ir::{Extents, Function, Module, cost};
-use crate::op::Class;
+use crate::op::{Class, Moved};
 use egg::{Id, StopReason};
 use serde::Serialize;
 use std::fmt;
@@ -219,8 +219,9 @@ fn more(a: Saving, b: Total) -> Saving {
 
 /// A firing of the sharing that conversion does, where there is any.
 pub(super) fn sharing(module: &Module, f: &Function, shared: &[usize]) -> Vec<Firing> {
-    let worth =
-        |n: &&usize| !matches!(f.nodes[**n].op.class(), Class::Number(_) | Class::View { cuts: false, .. });
+    let worth = |n: &&usize| {
+        !matches!(f.nodes[**n].op.class(), Class::Number(_) | Class::View { moved: Moved::Reshaped(_), .. })
+    };
     let nodes: Vec<&usize> = shared.iter().filter(worth).collect();
     if nodes.is_empty() {
         return vec![];

@@ -7,7 +7,7 @@ use super::{Bind, Kind, LocalLaunch, LocalOperand, Place, Scheduled, Temp, View,
 use crate::CompileError;
 use crate::ir::{DType, Dim, Function, Module, Node, Op, Type, Value};
 use crate::op::kernel::Of;
-use crate::op::{Class, Reshape, Split, Zeros};
+use crate::op::{Class, Moved};
 use crate::program::{
     Kernel, KernelKind, Layout, Role, RowInput, RowKernel, RowOp, RowOutput, RowStore, Slot, kernel,
 };
@@ -122,8 +122,8 @@ impl<'a> Emit<'a> {
             return Ok(*view);
         }
         let Some((n, node)) = self.node_of(v) else { return self.bug("a parameter without memory") };
-        match (&node.op, &self.kinds[n]) {
-            (Op::Reshape(Reshape(to)), _) => {
+        match node.op.class() {
+            Class::View { moved: Moved::Reshaped(to), .. } => {
                 let base = self.in_memory(node.inputs[0])?;
                 let from = &self.f.ty(node.inputs[0]).dims;
                 if base.stride != 0 && self.elements(row_dims(from)) != self.elements(row_dims(to)) {
@@ -131,7 +131,7 @@ impl<'a> Emit<'a> {
                 }
                 Ok(base)
             }
-            (Op::Split(Split(parts)), Kind::View) => {
+            Class::View { moved: Moved::Cut(parts), .. } if self.kinds[n] == Kind::View => {
                 let base = self.in_memory(node.inputs[0])?;
                 let dims = &self.f.ty(node.inputs[0]).dims;
                 if row_dims(dims).len() + 1 != dims.len() {
@@ -148,14 +148,20 @@ impl<'a> Emit<'a> {
                 };
                 Ok(View { place: base.place, offset: base.offset + start, stride })
             }
-            (Op::Zeros(Zeros(dims)), _) => {
-                let elements = self.elements(dims);
+            Class::Number(RowOp::Zeros) => {
+                let elements = self.elements(&self.f.ty(v).dims);
                 let view = self.temp(v);
                 self.memory.insert(v, view);
                 self.launch(kernel::Zero { elements }.into(), vec![LocalOperand::View(view)], n);
                 Ok(view)
             }
-            _ => self.bug(format!("`{}` is read before it is computed", node.op.name())),
+            Class::View { .. }
+            | Class::Number(_)
+            | Class::Identity
+            | Class::Element(_)
+            | Class::Row { .. }
+            | Class::Gather(_)
+            | Class::Anchor(..) => self.bug(format!("`{}` is read before it is computed", node.op.name())),
         }
     }
 

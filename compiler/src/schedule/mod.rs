@@ -19,7 +19,7 @@ pub(crate) mod rows;
 
 use crate::CompileError;
 use crate::ir::{Dim, Function, Module, Node, Op, Reduce, Value};
-use crate::op::{Class, Reduction};
+use crate::op::{Class, Moved, Reduction};
 use crate::program::Kernel;
 pub(crate) use launch::{Choose, Select};
 use need::Need;
@@ -164,13 +164,13 @@ fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
         let need = needs[node.first.index()];
         let kind = match node.op.class() {
             Class::Number(_) => Kind::Free,
-            Class::View { cuts, .. } => {
+            Class::View { moved, .. } => {
                 let (from, to) = (&f.ty(node.inputs[0]).dims, &f.ty(node.first).dims);
                 let computed = defined[node.inputs[0].index()]
                     .is_some_and(|n| matches!(kinds[n], Kind::Row(..) | Kind::Free));
                 let same_rows = row_dims(from) == row_dims(to);
                 // Parts of several groups in a row are no rows of their own.
-                let groups = cuts && row_dims(from).len() + 1 != from.len();
+                let groups = matches!(moved, Moved::Cut(_)) && row_dims(from).len() + 1 != from.len();
                 if (computed || groups) && same_rows {
                     Kind::Row(row_dims(from).to_vec(), need)
                 } else {

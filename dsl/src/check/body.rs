@@ -1,4 +1,5 @@
-//! Layers: how often they are applied, what they compose, what they skip.
+//! Layers: how often they are applied, what they compose, what they skip. Statements between them
+//! are read in `statement`.
 
 use std::collections::HashSet;
 
@@ -22,8 +23,11 @@ type Components = IndexMap<String, Option<Component>>;
 /// The items of a list, each `None` where it is wrong, and how many layer applications they make.
 type Items = (Vec<Option<Item>>, Option<u64>);
 
-struct Walk<'a> {
+pub(super) struct Walk<'a> {
     components: Option<&'a Components>,
+    /// Streams that are named so far, with the token of the first `save` and whether any `mix`
+    /// reads them.
+    pub(super) saved: IndexMap<String, (Span, bool)>,
     used: HashSet<String>,
     /// Components used inside and outside `recur`.
     recurrent: HashSet<String>,
@@ -35,7 +39,13 @@ impl Checker {
     pub(super) fn body(&mut self, group: &Group, components: Option<&Components>) -> Option<Vec<Item>> {
         self.setting(group, "body")?;
         let value = self.written(group, "body")?;
-        let mut walk = Walk { components, used: HashSet::new(), recurrent: HashSet::new(), unread: false };
+        let mut walk = Walk {
+            components,
+            saved: IndexMap::new(),
+            used: HashSet::new(),
+            recurrent: HashSet::new(),
+            unread: false,
+        };
         let (items, applications) = self.items(&mut walk, value, "body", "model.body", false)?;
         if applications.is_some_and(|applications| applications > MAX_APPLICATIONS) {
             self.too_deep(value.span);
@@ -48,6 +58,11 @@ impl Checker {
                 .collect::<Option<Vec<_>>>()
         };
         self.known.outermost = recurs(&items).map(|all| all.into_iter().filter(|r| *r).count());
+        if applications == Some(0) {
+            let help = "write at least one layer, such as `sa > mlp`";
+            self.error("empty", value.span, "`body` applies no layer", help);
+        }
+        self.unread_streams(&walk);
         self.unused_components(&walk);
         if applications == Some(1) {
             self.lonely_depth(&walk);
@@ -55,6 +70,17 @@ impl Checker {
         let outermost = |item: &&Option<Item>| matches!(item, Some(Item::Recur { .. }));
         self.known.outermost =
             items.iter().all(Option::is_some).then(|| items.iter().filter(outermost).count());
+        for (index, item) in items.iter().enumerate() {
+            let Some(Item::Recur { looping: Looping { depth: Some(_), .. }, .. }) = item else { continue };
+            self.known.drawn = true;
+            if let Some(found) = self.known.outermost.filter(|found| *found > 1) {
+                let message = format!(
+                    "`depth` draws the count of the one `recur` that is an item of the body; this body has {found}"
+                );
+                let help = "make it one outermost `recur`, or take the key away";
+                self.error_at("ambiguous-depth", &format!("model.body[{index}].depth"), message, help);
+            }
+        }
         items.into_iter().collect()
     }
 
@@ -109,7 +135,7 @@ impl Checker {
         recurrent: bool,
     ) -> (Option<Item>, Option<u64>) {
         match &value.kind {
-            ValueKind::Layer(layer) => (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1)),
+            ValueKind::Layer(layer) => self.layer_item(walk, layer, recurrent),
             ValueKind::Map(map) => self.group_item(walk, value, map, path, recurrent),
             ValueKind::Invalid => {
                 walk.unread = true;
@@ -150,9 +176,7 @@ impl Checker {
         let group = self.group(section, map, path.to_string(), at);
         if section.name == "layer" {
             return match map.get("layer").map(|pair| &pair.value.kind) {
-                Some(ValueKind::Layer(layer)) => {
-                    (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1))
-                }
+                Some(ValueKind::Layer(layer)) => self.layer_item(walk, layer, recurrent),
                 _ => {
                     self.error("wrong-type", at, "`layer` holds no composition", "write `layer: sa > mlp`");
                     (None, Some(1))
@@ -162,6 +186,10 @@ impl Checker {
         let recur = section.name == "recur";
         let count = self.int(&group, section.name);
         let residual_norm = if recur { self.bool(&group, "residual_norm") } else { Some(true) };
+        let looping = match recur {
+            true => self.looping(&group, count, !path.contains(".layers")),
+            false => Some(Looping::default()),
+        };
         let inner = match self.setting(&group, "layers") {
             Some(_) => self.written(&group, "layers").cloned(),
             None => None,
@@ -169,6 +197,11 @@ impl Checker {
         let inner = inner.and_then(|value| {
             self.items(walk, &value, "layers", &format!("{path}.layers"), recurrent || recur)
         });
+        if let Some((_, Some(0))) = &inner {
+            let message = format!("`{}` applies no layer", section.name);
+            let help = "write at least one layer in it, such as `sa > mlp`";
+            self.error("empty", at, message, help);
+        }
         let applications = match (count, inner.as_ref().and_then(|(_, applications)| *applications)) {
             (Some(count), Some(inner)) => {
                 match inner.checked_mul(count).filter(|all| *all <= MAX_APPLICATIONS) {
@@ -182,8 +215,9 @@ impl Checker {
             _ => None,
         };
         let items = inner.and_then(|(items, _)| items.into_iter().collect::<Option<Vec<_>>>());
-        let item = count.zip(items).zip(residual_norm).map(|((count, items), residual_norm)| match recur {
-            true => Item::Recur { count, residual_norm, items },
+        let parts = count.zip(items).zip(residual_norm).zip(looping);
+        let item = parts.map(|(((count, items), residual_norm), looping)| match recur {
+            true => Item::Recur { count, residual_norm, items, looping },
             false => Item::Repeat { count, items },
         });
         (item, applications)
@@ -194,9 +228,24 @@ impl Checker {
         self.error("out-of-range", span, message, "make the model less deep");
     }
 
+    /// A layer or a statement, and how many layer applications it is.
+    fn layer_item(&mut self, walk: &mut Walk, layer: &Layer, recurrent: bool) -> (Option<Item>, Option<u64>) {
+        match &layer.kind {
+            LayerKind::Statement(words) => {
+                (self.statement(walk, words, layer.span).map(Item::Statement), Some(0))
+            }
+            _ => (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1)),
+        }
+    }
+
     fn layer(&mut self, walk: &mut Walk, layer: &Layer, recurrent: bool) -> Option<Expr> {
         let mut names: Vec<(String, Span)> = Vec::new();
-        let expr = self.expr(walk, layer, &mut names);
+        let expr = self.expr(walk, layer, &mut names, true);
+        let bare = expr.as_ref().is_some_and(|_| names.is_empty());
+        if bare {
+            let help = "name a component, or write `norm` on a line of its own";
+            self.error("empty", layer.span, "this layer has no component", help);
+        }
         let mut seen: IndexMap<String, Span> = IndexMap::new();
         let mut twice = false;
         for (name, span) in names {
@@ -214,11 +263,26 @@ impl Checker {
                 seen.insert(name, span);
             }
         }
-        expr.filter(|_| !twice)
+        expr.filter(|_| !twice && !bare)
     }
 
-    fn expr(&mut self, walk: &mut Walk, layer: &Layer, names: &mut Vec<(String, Span)>) -> Option<Expr> {
+    /// `outermost` says whether this is the layer itself, or a term of its own `>`.
+    fn expr(
+        &mut self,
+        walk: &mut Walk,
+        layer: &Layer,
+        names: &mut Vec<(String, Span)>,
+        outermost: bool,
+    ) -> Option<Expr> {
         match &layer.kind {
+            LayerKind::Component(name) if name == "norm" => {
+                if !outermost {
+                    let message = "`norm` stands where there is an update and no stream to normalise";
+                    let help = "make it a term of the layer's own `>`, outside `|` and `skip`";
+                    self.error("misplaced-norm", layer.span, message, help);
+                }
+                outermost.then_some(Expr::Norm)
+            }
             LayerKind::Component(name) => {
                 walk.used.insert(name.clone());
                 names.push((name.clone(), layer.span));
@@ -232,11 +296,11 @@ impl Checker {
                     }
                 }
             }
-            LayerKind::Group(inner) => self.expr(walk, inner, names),
+            LayerKind::Group(inner) => self.expr(walk, inner, names, outermost),
             LayerKind::Sequential(terms) => {
                 let mut all = Some(Vec::new());
                 for term in terms {
-                    let term = self.expr(walk, term, names);
+                    let term = self.expr(walk, term, names, outermost);
                     all = all.zip(term).map(|(mut all, term)| {
                         match term {
                             Expr::Sequential(inner) => all.extend(inner),
@@ -250,7 +314,7 @@ impl Checker {
             LayerKind::Parallel(terms) => {
                 let mut all = Some(Vec::new());
                 for term in terms {
-                    let term = self.expr(walk, term, names);
+                    let term = self.expr(walk, term, names, false);
                     all = all.zip(term).map(|(mut all, term)| {
                         match term {
                             Expr::Parallel(inner) => all.extend(inner),
@@ -263,8 +327,13 @@ impl Checker {
             }
             LayerKind::Skip(arguments, inner) => {
                 let skip = self.skip(arguments);
-                let inner = self.expr(walk, inner, names);
+                let inner = self.expr(walk, inner, names, false);
                 Some(Expr::Skip(Box::new(skip?), Box::new(inner?)))
+            }
+            LayerKind::Statement(_) => {
+                let help = "write it on a line of its own between the layers";
+                self.error("statement", layer.span, "a statement is no part of a composition", help);
+                None
             }
             LayerKind::Invalid => {
                 walk.unread = true;

@@ -5,9 +5,11 @@
 //! hides no other error and causes none.
 
 mod body;
+mod looping;
 mod model;
 mod recipe;
 mod router;
+mod statement;
 pub(crate) mod suite;
 
 use std::collections::HashMap;
@@ -61,6 +63,8 @@ struct Known {
     recurrent: Option<bool>,
     /// Outermost `recur`s, where the whole body is right.
     outermost: Option<usize>,
+    /// Whether a `recur` draws its depth.
+    drawn: bool,
     /// Steps that are trained, where they are written and right.
     steps: Option<u64>,
 }
@@ -230,7 +234,7 @@ impl Checker {
                 }
             }
             Some("betas") if key.text != "betas" => {
-                "the optimizer is AdamW: its keys are `betas`, `eps` and `weight_decay`".to_string()
+                "AdamW's keys are `betas`, `eps` and `weight_decay`".to_string()
             }
             Some(known) => format!("did you mean `{known}`?"),
             None => match elsewhere(section, &key.text) {
@@ -489,6 +493,14 @@ impl Checker {
             Setting::Default(text) => known(text),
             Setting::Absent => None,
         }
+    }
+
+    /// One of the words of a key, or none.
+    fn word_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<&'static str>> {
+        if self.is_none(group, key) || !self.has(group, key) {
+            return Some(None);
+        }
+        self.word(group, key).map(Some)
     }
 
     fn text(&mut self, group: &Group, key: &'static str) -> Option<String> {

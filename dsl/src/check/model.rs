@@ -7,8 +7,8 @@ use crate::ast::*;
 use crate::keys::{self, Range, Type};
 use crate::spec::*;
 
-/// Words that have a meaning in a composition.
-const RESERVED: [&str; 7] = ["skip", "layer", "repeat", "recur", "none", "true", "false"];
+/// Words that have a meaning in a composition, or alone in its place.
+const RESERVED: [&str; 9] = ["norm", "linear", "skip", "layer", "repeat", "recur", "none", "true", "false"];
 
 impl Checker {
     pub(super) fn model(&mut self, group: &Group) -> Option<Model> {
@@ -157,11 +157,16 @@ impl Checker {
             _ => None,
         };
         let rope = self.rope(group, depth);
-        if let (Some(Some(_)), Some(size)) = (&rope, head_size)
-            && size % 2 == 1
+        if let (Some(Some(rope)), Some(size)) = (&rope, head_size)
+            && (rope.turning(size) % 2 == 1 || rope.turning(size) == 0)
         {
             let help = "a rotation turns pairs: make it even, or write `rope: none`";
-            self.error_at("odd-size", &group.path("head_size"), format!("`head_size` is odd: {size}"), help);
+            if rope.share == 1.0 {
+                let message = format!("`head_size` is odd: {size}");
+                self.error_at("odd-size", &group.path("head_size"), message, help);
+            } else {
+                self.odd_share(&group.path("rope"), rope, size);
+            }
         }
         let qk_norm = self.word(group, "qk_norm").map(|word| match word {
             "rms" => QkNorm::Rms,
@@ -170,6 +175,18 @@ impl Checker {
         });
         let window = if depth { Some(None) } else { self.int_or_none(group, "window") };
         let (softcap, scale) = (self.real_or_none(group, "softcap"), self.real_or_none(group, "scale"));
+        let sink = if depth { Some(false) } else { self.bool(group, "sink") };
+        let gate = self.word_or_none(group, "gate").map(|word| match word {
+            Some("head") => Some(HeadGate::Head),
+            Some(_) => Some(HeadGate::Element),
+            None => None,
+        });
+        let bias = self.word_or_none(group, "bias").map(|word| match word {
+            Some("qkv") => Some(Bias::Qkv),
+            Some("out") => Some(Bias::Out),
+            Some(_) => Some(Bias::All),
+            None => None,
+        });
         let post_norm = self.bool(group, "post_norm");
         let projection = match self.is_none(group, "projection") {
             true => Some(None),
@@ -184,6 +201,9 @@ impl Checker {
             window: window?,
             softcap: softcap?,
             scale: scale?,
+            sink: sink?,
+            gate: gate?,
+            bias: bias?,
             post_norm: post_norm?,
             projection: projection?,
         })
@@ -210,6 +230,7 @@ impl Checker {
             "geglu" => Activation::Geglu,
             "relu" => Activation::Relu,
             "gelu" => Activation::Gelu,
+            "relu2" => Activation::Relu2,
             _ => Activation::Swiglu,
         })
     }
@@ -229,7 +250,16 @@ impl Checker {
             );
             self.error_at("out-of-range", &group.path("active"), message, help);
         }
+        let (shared, shared_gate) = (self.int(group, "shared"), self.bool(group, "shared_gate"));
+        if let (Some(0), Some(true)) = (shared, shared_gate) {
+            let help = "write how many there are: `shared: 1`";
+            let path = group.path("shared_gate");
+            self.error_at("unreached", &path, "`shared_gate` gates shared experts, and there are none", help);
+        }
         let router = self.router(group, false);
+        if let (Some(router), Some(count), Some(active), Some(noop)) = (&router, count, active, noop) {
+            self.expert_groups(group, router, count + noop, active);
+        }
         let post_norm = self.bool(group, "post_norm");
         Some(Experts {
             count: count?,
@@ -237,6 +267,8 @@ impl Checker {
             intermediate: intermediate?,
             activation: activation?,
             noop: noop?,
+            shared: shared?,
+            shared_gate: shared_gate?,
             router: router?,
             post_norm: post_norm?,
         })

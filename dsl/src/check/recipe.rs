@@ -203,10 +203,12 @@ impl Checker {
         }
         let (learning_rate, warmup) = (self.real(group, "learning_rate"), self.int(group, "warmup"));
         let schedule = self.schedule(group, steps, warmup);
+        let optimizer = self.optimizer(group);
         let betas = self.betas(group);
         let (eps, weight_decay) = (self.real(group, "eps"), self.real(group, "weight_decay"));
         let decay_embeddings = self.bool(group, "decay_embeddings");
         let clip = self.real_or_none(group, "clip");
+        let z_loss = self.real(group, "z_loss");
         let seed = self.int(group, "seed");
         let precision = self.word(group, "precision");
         let (only, freeze) = (self.texts(group, "only"), self.texts(group, "freeze"));
@@ -237,11 +239,13 @@ impl Checker {
             learning_rate: learning_rate?,
             warmup: warmup?,
             schedule: schedule?,
+            optimizer: optimizer?,
             betas: betas?,
             eps: eps?,
             weight_decay: weight_decay?,
             decay_embeddings: decay_embeddings?,
             clip: clip.or_else(|| (!self.has(group, "clip")).then_some(Some(0.5)))?,
+            z_loss: z_loss?,
             seed: seed?,
             precision: if precision? == "f32" { Precision::F32 } else { Precision::Bf16 },
             only: only?,
@@ -309,6 +313,31 @@ impl Checker {
         }
     }
 
+    fn optimizer(&mut self, owner: &Group) -> Option<OptimizerKind> {
+        if !self.has(owner, "optimizer") {
+            return Some(OptimizerKind::AdamW);
+        }
+        let group = self.section(owner, "optimizer")?;
+        let kind = self.word(&group, "kind")?;
+        let (momentum, rate) = (self.real(&group, "momentum"), self.real(&group, "matrix_rate"));
+        if matches!(kind, "adamw" | "lion") {
+            for key in ["momentum", "matrix_rate"] {
+                if self.has(&group, key) {
+                    let message =
+                        format!("`{key}` does not go with `{kind}`: it is about `muon` and `muonh`");
+                    self.error_at("unknown-key", &group.path(key), message, "take it away");
+                }
+            }
+        }
+        let matrices = Matrices { momentum: momentum?, rate: rate? };
+        Some(match kind {
+            "lion" => OptimizerKind::Lion,
+            "muon" => OptimizerKind::Muon(matrices),
+            "muonh" => OptimizerKind::MuonH(matrices),
+            _ => OptimizerKind::AdamW,
+        })
+    }
+
     fn betas(&mut self, group: &Group) -> Option<(f64, f64)> {
         if !self.has(group, "betas") {
             return Some((0.9, 0.999));
@@ -359,6 +388,11 @@ impl Checker {
     fn random_depth(&mut self, owner: &Group) -> Option<Option<(u64, u64)>> {
         if !self.has(owner, "random_depth") || self.is_none(owner, "random_depth") {
             return Some(None);
+        }
+        if self.known.drawn {
+            let message = "the `recur` draws its depth already";
+            let help = "take it away: `depth uniform 1 8` of the `recur` says the same";
+            self.error_at("ambiguous-depth", &owner.path("random_depth"), message, help);
         }
         let group = self.section(owner, "random_depth")?;
         let (min, max) = (self.int(&group, "min"), self.int(&group, "max"));

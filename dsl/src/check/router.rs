@@ -7,11 +7,13 @@ use crate::spec::*;
 
 /// The router that a preset stands for.
 fn preset(name: &str, projection: bool) -> Router {
-    let rope = Rope { base: 500.0, half_reversed: true, scaling: None };
+    let rope = Rope { base: 500.0, half_reversed: true, share: 1.0, scaling: None };
     let dreamer = Router {
         form: RouterForm::LowRank { query: 128, rope: Some(rope) },
         score: Score::Sigmoid,
         select: Select::Logit,
+        groups: 1,
+        topk_groups: 1,
         normalise: !projection,
         scale: 1.0,
         balance: Some(Balance {
@@ -77,9 +79,11 @@ impl Checker {
         let form = form.and_then(|form| self.form(owner, &group, form, &base));
         let score = match self.has(&group, "score") {
             false => Some(base.score),
-            true => self
-                .word(&group, "score")
-                .map(|w| if w == "softmax" { Score::Softmax } else { Score::Sigmoid }),
+            true => self.word(&group, "score").map(|w| match w {
+                "softmax" => Score::Softmax,
+                "sqrtsoftplus" => Score::Sqrtsoftplus,
+                _ => Score::Sigmoid,
+            }),
         };
         let select = match self.has(&group, "select") {
             false => Some(base.select),
@@ -87,6 +91,21 @@ impl Checker {
                 self.word(&group, "select").map(|w| if w == "score" { Select::Score } else { Select::Logit })
             }
         };
+        let groups = self.int(&group, "groups");
+        let topk_groups =
+            if self.has(&group, "topk_groups") { self.int(&group, "topk_groups") } else { groups };
+        if projection && groups.is_some_and(|groups| groups > 1) {
+            let help = "take `groups` away: the best group has the best expert";
+            let path = group.path("groups");
+            self.error_at("unreached", &path, "a projection chooses one expert, in one group", help);
+        }
+        if let (Some(groups), Some(best)) = (groups, topk_groups)
+            && best > groups
+        {
+            let message = format!("{best} groups cannot be chosen: there are {groups}");
+            let help = format!("write at most {groups}");
+            self.error_at("out-of-range", &group.path("topk_groups"), message, help);
+        }
         let normalise =
             if self.has(&group, "normalise") { self.bool(&group, "normalise") } else { Some(base.normalise) };
         if projection && normalise == Some(true) {
@@ -113,6 +132,8 @@ impl Checker {
             form: form?,
             score: score?,
             select: select?,
+            groups: groups?,
+            topk_groups: topk_groups?,
             normalise: normalise?,
             scale: scale?,
             balance: balance?,
@@ -155,7 +176,9 @@ impl Checker {
         }
         let (base_query, base_rope) = match &base.form {
             RouterForm::LowRank { query, rope } => (*query, *rope),
-            RouterForm::Linear => (128, Some(Rope { base: 500.0, half_reversed: true, scaling: None })),
+            RouterForm::Linear => {
+                (128, Some(Rope { base: 500.0, half_reversed: true, share: 1.0, scaling: None }))
+            }
         };
         let query = match query_place {
             Some(place) => self.int(place, "query"),
@@ -167,7 +190,12 @@ impl Checker {
             let span = self.sources.locate(&place.path("query")).unwrap_or_default();
             self.sources.fields.insert(group.path("query"), span);
         }
-        if rope.is_some() && query % 2 == 1 {
+        if let Some(rope) = rope
+            && rope.share < 1.0
+            && (rope.turning(query) % 2 == 1 || rope.turning(query) == 0)
+        {
+            self.odd_share(&group.path("rope"), &rope, query);
+        } else if rope.is_some() && query % 2 == 1 {
             let help = "make it even, or write `rope: none`";
             self.error_at(
                 "odd-size",
@@ -222,18 +250,94 @@ impl Checker {
             let path = group.path("half_reversed");
             self.error_at("rope", &path, "only positions of depth can be half reversed", help);
         }
+        let share = self.real(&group, "share");
         let scaling = match self.has(&group, "scaling") && !self.is_none(&group, "scaling") {
             false => Some(None),
             true => self.scaling(&group).map(Some),
         };
-        Some(Some(Rope { base: base?, half_reversed: half_reversed?, scaling: scaling? }))
+        if let (Some(base), Some(Some(RopeScaling::Yarn { .. }))) = (base, scaling)
+            && base <= 1.0
+        {
+            let help = "frequencies fall from pair to pair where it is above 1, and YaRN looks for the pairs between";
+            let message = format!("a base of {base} has no pairs of low frequency");
+            self.error_at("out-of-range", &group.path("base"), message, help);
+        }
+        Some(Some(Rope { base: base?, half_reversed: half_reversed?, share: share?, scaling: scaling? }))
+    }
+
+    /// A share of so many elements that is no number of pairs.
+    pub(super) fn odd_share(&mut self, path: &str, rope: &Rope, size: u64) {
+        let turning = rope.turning(size);
+        let message = format!("a share of {} turns {turning} of {size} elements", rope.share);
+        let help = "a rotation turns pairs: make `share` times the size an even number above 0";
+        let place = format!("{path}.share");
+        self.error_at("odd-size", &place, message, help);
+    }
+
+    /// Groups that experts can be chosen in.
+    pub(super) fn expert_groups(&mut self, owner: &Group, router: &Router, all: u64, active: u64) {
+        let Router { groups, topk_groups, .. } = *router;
+        let path = format!("{}.groups", owner.path("router"));
+        if !all.is_multiple_of(groups) {
+            let message = format!("{all} experts cannot be cut into {groups} equal groups");
+            self.error_at("indivisible", &path, message, "`groups` divides the number of experts");
+        } else if groups > 1 && active > topk_groups.saturating_mul(all / groups) {
+            let few = topk_groups * (all / groups);
+            let message = format!("{active} experts cannot be active: {topk_groups} groups have {few}");
+            let help = "choose in more groups (`topk_groups`), or fewer experts (`active`)";
+            self.error_at("out-of-range", &path, message, help);
+        }
     }
 
     fn scaling(&mut self, owner: &Group) -> Option<RopeScaling> {
         let group = self.section(owner, "scaling")?;
-        let (factor, low, high) =
-            (self.real(&group, "factor"), self.real(&group, "low"), self.real(&group, "high"));
+        let kind = self.word(&group, "type")?;
+        let factor = self.real(&group, "factor");
+        for (key, of) in [
+            ("low", "llama3"),
+            ("high", "llama3"),
+            ("fast", "yarn"),
+            ("slow", "yarn"),
+            ("attention", "yarn"),
+            ("truncate", "yarn"),
+        ] {
+            if kind != of && self.has(&group, key) {
+                let message = format!("`{key}` is a key of `{of}`, and this scaling is `{kind}`");
+                let help = format!("take it away, or write `type: {of}`");
+                self.error_at("unknown-key", &group.path(key), message, help);
+            }
+        }
+        if kind == "linear" {
+            if self.has(&group, "original_context") {
+                let help = "take it away";
+                let path = group.path("original_context");
+                self.error_at("unknown-key", &path, "`linear` divides all frequencies alike", help);
+            }
+            return Some(RopeScaling::Linear { factor: factor? });
+        }
+        if !self.has(&group, "original_context") {
+            let message = format!("`original_context` is missing in scaling: `{kind}` needs it");
+            self.error("missing-key", group.at, message, "write it: `original_context: 8192`");
+            return None;
+        }
         let original_context = self.real(&group, "original_context");
+        if kind == "yarn" {
+            let (fast, slow) = (self.real(&group, "fast")?, self.real(&group, "slow")?);
+            if slow >= fast {
+                let message = format!("`slow` ({slow}) is not below `fast` ({fast})");
+                let help = "pairs between the two are blended, so `slow` is below `fast`";
+                let path = group.path(if self.has(&group, "slow") { "slow" } else { "fast" });
+                self.error_at("out-of-range", &path, message, help);
+            }
+            let (factor, truncate) = (factor?, self.bool(&group, "truncate")?);
+            let attention = match self.has(&group, "attention") {
+                true => self.real(&group, "attention")?,
+                false => 0.1 * factor.max(1.0).ln() + 1.0,
+            };
+            let original_context = original_context?;
+            return Some(RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate });
+        }
+        let (low, high) = (self.real(&group, "low"), self.real(&group, "high"));
         let (low, high) = (low?, high?);
         if low >= high {
             let help = "wavelengths between the two are blended, so `low` is below `high`";
@@ -244,7 +348,7 @@ impl Checker {
                 help,
             );
         }
-        Some(RopeScaling { factor: factor?, low, high, original_context: original_context? })
+        Some(RopeScaling::Llama3 { factor: factor?, low, high, original_context: original_context? })
     }
 }
 
@@ -255,5 +359,5 @@ fn default_rope(section: &Section, text: &str) -> Option<Rope> {
     let group =
         checker.section_of(&keys::ROPE, &keys::Type::Any, "rope", &value, String::new(), value.span)?;
     let (base, half_reversed) = (checker.real(&group, "base")?, checker.bool(&group, "half_reversed")?);
-    Some(Rope { base, half_reversed, scaling: None })
+    Some(Rope { base, half_reversed, share: 1.0, scaling: None })
 }

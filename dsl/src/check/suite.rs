@@ -8,6 +8,10 @@ use crate::keys::{self, Type};
 use crate::source::{SourceMap, Span};
 use crate::suite::*;
 
+/// Fields of the recipe that arms may tune.
+pub const TUNED: [&str; 6] =
+    ["learning_rate", "weight_decay", "warmup", "eps", "clip", "optimizer.matrix_rate"];
+
 impl Checker {
     /// The suite; `None` where an error was found.
     pub(crate) fn suite(&mut self, root: &Map) -> Option<Suite> {
@@ -20,8 +24,20 @@ impl Checker {
         let data = self.section(&group, "data").map(|group| self.data(&group));
         let train = self.section(&group, "train").map(|group| self.train(&group));
         let eval = self.section(&group, "eval").map(|group| self.eval(&group));
-        let equal = self.equal(&group);
+        let sweep = self.sweep(&group);
+        let sweep_edge = self.word(&group, "sweep_edge").map(|word| word == "allow");
+        let equal = self.equal(&group, sweep.as_deref().unwrap_or_default());
         let seeds = self.seeds(&group);
+        let ladder =
+            self.section(&group, "ladder").map(|ladder| self.ladder(&ladder, &group, seeds.as_deref()));
+        if let (Some(sweep), Some(false)) = (&sweep, sweep_edge) {
+            for (field, _) in sweep.iter().filter(|(_, values)| values.len() < 3) {
+                let message =
+                    format!("`{field}` has fewer than three values: the best is at an end of the list");
+                let help = "write three or more, or `sweep_edge: allow`";
+                self.error_at("out-of-range", "sweep", message, help);
+            }
+        }
         self.unused_lets(&group);
         Some(Suite {
             name: name?,
@@ -32,6 +48,9 @@ impl Checker {
             eval: flip(eval)?,
             equal: equal?,
             seeds: seeds?,
+            sweep: sweep?,
+            sweep_edge: sweep_edge?,
+            ladder: flip(ladder)?,
             sources: SourceMap::default(),
         })
     }
@@ -105,8 +124,164 @@ impl Checker {
         Some(VariantMatch { flops: flops?, params: params?, memory: memory? })
     }
 
-    fn equal(&mut self, owner: &Group) -> Option<Equal> {
+    /// Fields and the values that every arm tries, least first.
+    fn sweep(&mut self, owner: &Group) -> Option<Vec<(String, Vec<f64>)>> {
+        let map = match self.written(owner, "sweep") {
+            None => return Some(vec![]),
+            Some(Value { kind: ValueKind::Map(map), .. }) => map,
+            Some(value) => {
+                self.wrong_type("sweep", &Self::kind(owner, "sweep"), value);
+                return None;
+            }
+        };
+        let mut all = Some(vec![]);
+        for item in &map.items {
+            let (key, value) = (&item.node.key, &item.node.value);
+            let known = key.text.strip_prefix("train.");
+            if known.is_some_and(|field| !TUNED.contains(&field)) {
+                let names = crate::suggest::listing(TUNED).replace(" or ", " and ");
+                let message = format!("`{}` cannot be tuned by a sweep", key.text);
+                let help = format!(
+                    "of `train` the arms may tune {names}; a field of the model goes without `train.`"
+                );
+                self.error("unknown-field", key.span, message, help);
+            }
+            let ValueKind::List(list) = &value.kind else {
+                self.wrong_type(&key.text, &Type::List(&Type::Real(keys::Range::Any)), value);
+                all = None;
+                continue;
+            };
+            let kind = Type::Real(keys::Range::Positive);
+            let values: Vec<Option<f64>> = list
+                .items
+                .iter()
+                .map(|v| self.real_of(&key.text, &kind, keys::Range::Positive, &v.node))
+                .collect();
+            let values: Option<Vec<f64>> = values.into_iter().collect();
+            all = all.zip(values).map(|(mut all, mut values)| {
+                values.sort_by(f64::total_cmp);
+                values.dedup();
+                all.push((key.text.clone(), values));
+                all
+            });
+        }
+        all
+    }
+
+    fn ladder(&mut self, group: &Group, owner: &Group, seeds: Option<&[u64]>) -> Option<Ladder> {
+        let sizes = self.sizes(group);
+        let budgets: Option<Vec<f64>> = {
+            let elements = self.elements(group, "budgets")?;
+            let kind = Type::Real(keys::Range::Positive);
+            let budgets: Vec<_> = elements
+                .iter()
+                .map(|(value, _)| self.real_of("budgets", &kind, keys::Range::Positive, value))
+                .collect();
+            budgets.into_iter().collect()
+        };
+        let mut budgets = budgets?;
+        budgets.sort_by(f64::total_cmp);
+        budgets.dedup();
+        if budgets.is_empty() {
+            self.error_at(
+                "empty",
+                &group.path("budgets"),
+                "`budgets` is empty",
+                "write some, such as `[1e12, 4e12]`",
+            );
+        }
+        let gate = self.bool(group, "gate");
+        let cooldown = self.real_or_none(group, "cooldown");
+        if cooldown == Some(Some(0.0)) {
+            let help = "write a share such as `cooldown: 0.2`";
+            self.error_at("out-of-range", &group.path("cooldown"), "a decay over no steps", help);
+        }
+        if gate == Some(true) && seeds.is_some_and(|seeds| seeds.len() < 2) {
+            let help = "write `seeds: [0, 1, 2]`, or take `gate` away";
+            self.error_at(
+                "unreached",
+                &group.path("gate"),
+                "one seed shows no noise to judge an arm by",
+                help,
+            );
+        }
+        if !self.has(owner, "train") {
+            let help = "give the suite a `train` section: the steps of its cells follow from the budgets";
+            self.error("missing-key", group.at, "a ladder without `train`", help);
+        } else if !self.has(group, "cooldown") && !self.has_schedule(owner) {
+            let help = "write `schedule: cosine`, `linear` or `{kind: wsd, decay: 200}` in `train`";
+            let message = "a ladder compares the ends of runs, and a constant rate never decays to one";
+            self.error("constant-rate", group.at, message, help);
+        }
+        Some(Ladder { sizes: sizes?, budgets, gate: gate?, cooldown: cooldown? })
+    }
+
+    /// Whether the suite's `train` has a schedule that decays.
+    fn has_schedule(&mut self, owner: &Group) -> bool {
+        let Some(Value { kind: ValueKind::Map(train), .. }) = self.written(owner, "train") else {
+            return true;
+        };
+        match train.get("schedule").map(|pair| &pair.value.kind) {
+            None => false,
+            Some(ValueKind::Word(word)) => word != "constant",
+            Some(ValueKind::Map(map)) => {
+                !matches!(map.get("kind").map(|pair| &pair.value.kind), Some(ValueKind::Word(w)) if w == "constant")
+            }
+            Some(_) => true,
+        }
+    }
+
+    fn sizes(&mut self, group: &Group) -> Option<Vec<Size>> {
+        let map = match self.written(group, "sizes") {
+            Some(Value { kind: ValueKind::Map(map), .. }) if !map.items.is_empty() => map,
+            Some(value) => {
+                self.wrong_type("sizes", &Self::kind(group, "sizes"), value);
+                return None;
+            }
+            None => {
+                let help = "write `sizes: {small: {h: 32}, large: {h: 64}}`";
+                self.error("missing-key", group.at, "`sizes` is missing in ladder", help);
+                return None;
+            }
+        };
+        let mut sizes = Some(vec![]);
+        for item in &map.items {
+            let (key, value) = (&item.node.key, &item.node.value);
+            let path = group.path("sizes");
+            self.sources.fields.insert(format!("{path}.{}", key.text), key.span);
+            self.folder_name(Some(&key.text), &format!("{path}.{}", key.text), "size");
+            let ValueKind::Map(values) = &value.kind else {
+                self.wrong_type(&key.text, &Type::Names(&Type::Real(keys::Range::Any)), value);
+                sizes = None;
+                continue;
+            };
+            let mut found = Some(vec![]);
+            for pair in &values.items {
+                let number = self.number(&pair.node.key.text, &Type::Any, &pair.node.value);
+                found = found.zip(number).map(|(mut all, number)| {
+                    all.push((pair.node.key.text.clone(), number.real()));
+                    all
+                });
+            }
+            sizes = sizes.zip(found).map(|(mut all, values)| {
+                all.push(Size { name: key.text.clone(), values });
+                all
+            });
+        }
+        sizes
+    }
+
+    fn equal(&mut self, owner: &Group, sweep: &[(String, Vec<f64>)]) -> Option<Equal> {
         let group = self.section_or_default(owner, "equal", &keys::EQUAL);
+        let tuning = match self.has(&group, "tuning") {
+            true => self.bool(&group, "tuning"),
+            false => Some(!sweep.is_empty()),
+        };
+        if tuning == Some(true) && sweep.is_empty() {
+            let help = "write `sweep: {train.learning_rate: [1e-3, 2e-3, 4e-3]}`, or take `tuning` away";
+            self.error_at("unreached", &group.path("tuning"), "equal tuning without a `sweep`", help);
+        }
+        let tuned = tuning.map(|on| sweep.iter().filter(|_| on).map(|(field, _)| field.clone()).collect());
         let (flops, parameters) =
             (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
         let memory = self.real_or_none(&group, "memory");
@@ -118,6 +293,7 @@ impl Checker {
             flops: flops?,
             parameters: parameters?,
             memory: memory?,
+            tuned: tuned?,
             tokens: tokens?,
             data: data?,
             order: order?,

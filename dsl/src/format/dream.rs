@@ -8,13 +8,16 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 11] = [
+const FLAGS: [&str; 14] = [
     "tie",
     "unit_offset",
     "post_norm",
     "half_reversed",
     "normalise",
+    "sink",
+    "shared_gate",
     "shared",
+    "truncate",
     "document_mask",
     "begin",
     "decay_embeddings",
@@ -127,7 +130,7 @@ fn component(lines: &mut Lines, item: &Item<Pair>) {
 /// A composition, `repeat` or `recur`; a composition alone in its braces needs no `layer`.
 fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
     match &value.kind {
-        ValueKind::Layer(layer) if alone => lines.push(&super::layer(layer)),
+        ValueKind::Layer(layer) if alone || is_statement(value) => lines.push(&super::layer(layer)),
         ValueKind::Layer(layer) => lines.push(&format!("layer {{ {} }}", super::layer(layer))),
         ValueKind::Map(map) => {
             for (index, item) in map.items.iter().enumerate() {
@@ -141,13 +144,53 @@ fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
                         lines.trailing(item.trailing.as_ref(), MARKER);
                     }
                     _ => {
-                        lines.push(&format!("{} {}", self::key_of_item(index, &key.text), flow(value, None)))
+                        let value = depths(key, value).unwrap_or_else(|| flow(value, None));
+                        lines.push(&format!("{} {value}", self::key_of_item(index, &key.text)))
                     }
                 }
             }
         }
         _ => lines.push(&flow(value, None)),
     }
+}
+
+/// `lognormal_poisson 32 0.5 min 1 max 64` for the `depth` of a `recur`, where it has that shape.
+fn depths(key: &Key, value: &Value) -> Option<String> {
+    let ValueKind::Map(map) = &value.kind else { return None };
+    let number = |value: &Value| match &value.kind {
+        ValueKind::Number(arith) if !matches!(arith.kind, ArithKind::Negate(_)) => Some(super::arith(arith)),
+        _ => None,
+    };
+    let (law, bounds) = map.items.split_first().filter(|_| key.text == "depth" && !map.commented())?;
+    let Pair { key, value } = &law.node;
+    let numbers = match (key.text.as_str(), &value.kind) {
+        ("uniform", ValueKind::List(list)) if list.items.len() == 2 && !list.commented() => {
+            list.items.iter().map(|item| number(&item.node)).collect::<Option<Vec<_>>>()?
+        }
+        ("poisson", _) => vec![number(value)?],
+        ("lognormal_poisson", ValueKind::Map(map)) if !map.commented() => {
+            let names: Vec<&str> = map.items.iter().map(|item| item.node.key.text.as_str()).collect();
+            if names != ["mean", "sigma"] {
+                return None;
+            }
+            map.items.iter().map(|item| number(&item.node.value)).collect::<Option<Vec<_>>>()?
+        }
+        _ => return None,
+    };
+    let mut text = format!("{} {}", key.text, numbers.join(" "));
+    for item in bounds {
+        let Pair { key, value } = &item.node;
+        if !matches!(key.text.as_str(), "min" | "max") {
+            return None;
+        }
+        text += &format!(" {} {}", key.text, number(value)?);
+    }
+    Some(text)
+}
+
+/// Whether it is a statement on the stream, which ends with its line or at a comma.
+fn is_statement(value: &Value) -> bool {
+    matches!(&value.kind, ValueKind::Layer(Layer { kind: LayerKind::Statement(_), .. }))
 }
 
 fn key_of_item(index: usize, name: &str) -> String {
@@ -170,7 +213,10 @@ fn regular(list: &List) -> bool {
             });
             ends && map.items.iter().all(|item| match &item.node.value.kind {
                 ValueKind::List(list) => item.node.key.text == "layers" && regular(list),
-                _ => item.node.key.text != "layers" && scalar(&item.node.value),
+                _ => {
+                    let Pair { key, value } = &item.node;
+                    key.text != "layers" && (scalar(value) || depths(key, value).is_some())
+                }
             })
         }
         _ => false,
@@ -183,7 +229,8 @@ fn layers(lines: &mut Lines, list: &List) {
         lines.push("{ ");
         for (index, item) in list.items.iter().enumerate() {
             if index > 0 {
-                lines.push(" ");
+                let before = &list.items[index - 1].node;
+                lines.push(if is_statement(before) || is_statement(&item.node) { ", " } else { " " });
             }
             layers_item(lines, &item.node, alone);
         }

@@ -11,7 +11,7 @@ use crate::data::{Batches, Dataset, Tokenizer};
 use crate::evaluate::{self, EvaluateError, Loss};
 use crate::model::{Model, ModelError};
 use dreamc_compiler::CompileError;
-use dreamc_compiler::architecture::{Architecture, for_each_application, names, skips};
+use dreamc_compiler::architecture::{Architecture, Work, for_each_application, names, skips};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
 use dreamc_dsl::spec::{self, Expr, SkipRule};
@@ -69,7 +69,7 @@ pub(crate) fn wrapped(model: &spec::Model) -> Result<Vec<Wrapped>, CompileError>
     let a = Architecture::new(model, None)?;
     let mut all = vec![];
     for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
-        let expr = &a.bodies[apply.body].expr;
+        let Work::Layer(expr) = &a.bodies[apply.body].work else { return };
         let set = (apply.body, apply.set.at(variables));
         let set = a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64;
         for (number, (skip, inner)) in skips(expr).into_iter().enumerate() {
@@ -102,6 +102,7 @@ fn text(expr: &Expr) -> String {
     };
     match expr {
         Expr::Component(name) => name.clone(),
+        Expr::Norm => "norm".into(),
         Expr::Sequential(all) => terms(all, " > "),
         Expr::Parallel(all) => terms(all, " | "),
         Expr::Skip(_, inner) => format!("skip {{ {} }}", text(inner)),

@@ -40,15 +40,55 @@ impl Stored<'_> {
         Ok(bytes)
     }
 
-    /// Writes them, without having them in memory as a whole.
-    pub fn copy(&self, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes so many elements of it from `first` on, without having them in memory as a whole.
+    pub fn copy_elements(&self, first: u64, elements: u64, out: &mut dyn Write) -> io::Result<()> {
+        self.pieces(first, elements, |part| out.write_all(part))
+    }
+
+    /// The same as another type; values that it has not are rounded to the nearest, ties to even.
+    pub fn convert(&self, first: u64, elements: u64, to: Dtype, out: &mut dyn Write) -> io::Result<()> {
+        if to == self.dtype {
+            return self.copy_elements(first, elements, out);
+        }
+        let from = self.dtype;
+        self.pieces(first, elements, |part| {
+            let values: Vec<f32> = match from {
+                Dtype::F32 => {
+                    part.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+                }
+                Dtype::BF16 => words(part).map(|w| half::bf16::from_bits(w).to_f32()).collect(),
+                Dtype::F16 => words(part).map(|w| half::f16::from_bits(w).to_f32()).collect(),
+                other => return Err(io::Error::other(format!("{other:?} is not converted"))),
+            };
+            let bytes: Vec<u8> = match to {
+                Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                Dtype::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+                Dtype::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+                other => return Err(io::Error::other(format!("nothing is converted to {other:?}"))),
+            };
+            out.write_all(&bytes)
+        })
+    }
+
+    /// Reads elements a piece at a time.
+    fn pieces(
+        &self,
+        first: u64,
+        elements: u64,
+        mut each: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let size = self.dtype.bitsize() as u64 / 8;
         let mut buffer = vec![0; 1 << 20];
-        let mut at = self.start;
-        while at < self.end {
-            let n = (self.end - at).min(buffer.len() as u64);
+        let mut at = self.start + first * size;
+        let end = at + elements * size;
+        if end > self.end {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        while at < end {
+            let n = (end - at).min(buffer.len() as u64);
             let part = &mut buffer[..n as usize];
             self.file.read_exact_at(part, at)?;
-            out.write_all(part)?;
+            each(part)?;
             at += n;
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! *Promise*: a file that lacks tensors names its base by hash, and no other base is ever put under
 //! it.
 
-use super::safetensors::{Tensors, View};
+use super::safetensors::{Stored, Tensors, View};
 use super::{CheckpointError, open_model};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -83,6 +83,11 @@ impl Weights {
         self.files[0].path()
     }
 
+    /// Path of the file of its base, where it has one.
+    pub fn base(&self) -> Option<&Path> {
+        self.files.get(1).map(Tensors::path)
+    }
+
     /// A text kept in the file.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.files[0].metadata(key)
@@ -92,6 +97,11 @@ impl Weights {
     pub fn entries(&self) -> impl Iterator<Item = (&str, &[u64])> {
         let mut seen = BTreeSet::new();
         self.files.iter().flat_map(Tensors::entries).filter(move |(name, _)| seen.insert(*name))
+    }
+
+    /// A tensor as it is stored.
+    pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
+        self.files.iter().find_map(|file| file.stored(name))
     }
 
     /// Shape and values of a tensor.

@@ -5,7 +5,7 @@
 //! its position, and read by all later ones. A part that tokens may skip has a cache of its own for
 //! each application, of the tokens that it processed, side by side.
 
-use super::NextLogits;
+use super::{Next, NextLogits};
 use crate::device::Device;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::{Input, Part};
@@ -77,8 +77,10 @@ pub struct Cached {
     places: usize,
     /// Buffers of the positions of processed tokens, and for how many of each row they have room.
     processed: Vec<(BufferId, usize)>,
-    /// Tokens of each row that are in the caches.
-    lengths: Vec<usize>,
+    /// Sequence caches of all applications.
+    states: Vec<BufferId>,
+    /// Tokens of each row that are in the caches; none for a row that is free.
+    lengths: Vec<Option<usize>>,
     /// Tokens that a row may yet have before a cache can be full.
     room: usize,
 }
@@ -107,7 +109,15 @@ impl Cached {
         let processed: Vec<(BufferId, usize)> = processed.collect::<Result<_, ModelError>>()?;
         let endless = processed.is_empty() && compiled.input(Entry::Prefill, Input::KeyPositions).is_none();
         let places = compiled.places.filter(|_| !endless).map_or(usize::MAX / 2, |places| places as usize);
-        Ok(Cached { model, rows, chunk, places, processed, lengths: vec![], room: 0 })
+        // A cache that outlives a call is one buffer for both programs.
+        let of = |entry: Entry| compiled.caches.iter().filter(move |c| c.entry == entry).map(|c| c.buffer);
+        let states = of(Entry::Prefill).filter(|&b| of(Entry::Decode).any(|other| other == b)).collect();
+        let lengths = vec![None; rows];
+        let mut cached = Cached { model, rows, chunk, places, processed, states, lengths, room: 0 };
+        for i in 0..cached.processed.len() {
+            cached.model.fill_ints(cached.processed[i].0, -1)?;
+        }
+        Ok(cached)
     }
 
     /// The model, to give it weights.
@@ -120,44 +130,93 @@ impl Cached {
         &self.model
     }
 
-    /// Runs a program on the next tokens of each row, none for some; gives the logits after the
-    /// last of each that has any.
-    fn run(
-        &mut self,
-        program: Entry,
-        width: usize,
-        next: &[&[u32]],
-    ) -> Result<Vec<Option<Vec<f32>>>, ModelError> {
-        self.make_sure_of_room(next.iter().map(|tokens| tokens.len()).max().unwrap_or(0))?;
+    /// Runs a program on the next tokens of some rows; gives the logits after the last of each, or
+    /// after every one.
+    fn run(&mut self, program: Entry, width: usize, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.make_sure_of_room(next.iter().map(|n| n.tokens.len()).max().unwrap_or(0))?;
         let cells = self.rows * width;
         let (mut ids, mut positions, mut slots) = (vec![0; cells], vec![0; cells], vec![-1; cells]);
-        for (row, tokens) in next.iter().enumerate() {
+        for &Next { row, tokens, .. } in next {
+            let length = self.lengths[row].unwrap_or(0);
             for (i, &token) in tokens.iter().enumerate() {
-                let (cell, at) = (row * width + i, self.lengths[row] + i);
+                let (cell, at) = (row * width + i, length + i);
                 ids[cell] = token as i32;
                 positions[cell] = at as i32;
                 slots[cell] = at as i32;
             }
-            self.lengths[row] += tokens.len();
+            self.lengths[row] = Some(length + tokens.len());
         }
-        for (input, values) in [(Input::Ids, &ids), (Input::Positions, &positions), (Input::Slots, &slots)] {
+        for (input, values) in [(Input::Ids, &ids), (Input::Slots, &slots)] {
             self.model.give(program, input, values)?;
         }
+        self.model.give_positions(program, &positions)?;
         if self.loaded().compiled().input(program, Input::KeyPositions).is_some() {
             let mut keys = vec![-1; self.rows * self.places];
-            for (row, &length) in self.lengths.iter().enumerate() {
-                for (at, key) in keys[row * self.places..][..length].iter_mut().enumerate() {
-                    *key = at as i32;
-                }
+            for (row, length) in self.lengths.iter().enumerate() {
+                let held = &mut keys[row * self.places..][..length.unwrap_or(0)];
+                held.iter_mut().enumerate().for_each(|(at, key)| *key = at as i32);
             }
             self.model.give(program, Input::KeyPositions, &keys)?;
         }
         self.model.run_cached(program.name())?;
-        let last = |(row, tokens): (usize, &&[u32])| {
-            let cell = (row * width + tokens.len().saturating_sub(1)) as u64;
-            (!tokens.is_empty()).then(|| self.model.logits_of(program, cell)).transpose()
+        let logits = |n: &Next| -> Result<Vec<f32>, ModelError> {
+            let from = if n.every { 0 } else { n.tokens.len().saturating_sub(1) };
+            let cell = |i: usize| self.model.logits_of(program, (n.row * width + i) as u64);
+            Ok((from..n.tokens.len()).map(cell).collect::<Result<Vec<_>, _>>()?.concat())
         };
-        next.iter().enumerate().map(last).collect()
+        next.iter().map(logits).collect()
+    }
+
+    /// Tokens of a row that are in the caches.
+    pub(super) fn length(&self, row: usize) -> usize {
+        self.lengths[row].unwrap_or(0)
+    }
+
+    /// Whether the first tokens of a row can be had without the later ones: not where caches hold
+    /// only tokens that a part processed.
+    pub(super) fn divides(&self) -> bool {
+        let plan = &self.loaded().compiled().plan;
+        let by_place =
+            |&b: &BufferId| plan.buffer(b).shape.get(1).is_some_and(|&n| n as usize == self.places);
+        self.processed.is_empty() && self.states.iter().all(by_place)
+    }
+
+    /// Copies the first tokens of a row, all of them where the row does not divide, to a row of
+    /// another use of the same plan, which is that text's from then on.
+    pub(super) fn copy(
+        &self,
+        row: usize,
+        length: usize,
+        to: &mut Cached,
+        there: usize,
+    ) -> Result<(), ModelError> {
+        let mut session = self.model.session();
+        let divides = self.divides();
+        for (&from, &into) in self.states.iter().zip(&to.states) {
+            let whole = |b: BufferId, rows: usize| {
+                let b = session.plan().buffer(b);
+                (b.elements() / rows as u64, b.instances, b.dtype.bytes())
+            };
+            let ((row_elements, instances, bytes), other) = (whole(from, self.rows), whole(into, to.rows));
+            if other != (row_elements, instances, bytes) {
+                return Err(ModelError::NoBuffer("of caches of one shape".into()));
+            }
+            let part = if divides { row_elements / self.places as u64 * length as u64 } else { row_elements };
+            let mut values = vec![0; (part * bytes) as usize];
+            for instance in 0..instances {
+                session.read(from, instance, row as u64 * row_elements, &mut values)?;
+                session.write(into, instance, there as u64 * row_elements, &values)?;
+            }
+        }
+        to.lengths[there] = Some(length);
+        // How much its caches of processed tokens hold is not known.
+        to.room = 0;
+        Ok(())
+    }
+
+    /// Takes a row, whatever it held, as one with a text of so many tokens.
+    pub(super) fn take(&mut self, row: usize, length: usize) {
+        self.lengths[row] = Some(length);
     }
 }
 
@@ -204,34 +263,59 @@ impl NextLogits for Cached {
         self.places
     }
 
-    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.lengths = vec![0; prompts.len()];
-        for &(buffer, _) in &self.processed {
-            self.model.fill_ints(buffer, -1)?;
+    fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    fn admit(&mut self) -> Result<Option<usize>, ModelError> {
+        let free = self.lengths.iter().position(Option::is_none);
+        if let Some(row) = free {
+            self.lengths[row] = Some(0);
         }
-        self.room = 0;
-        let mut logits = vec![vec![]; prompts.len()];
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        for from in (0..longest).step_by(self.chunk) {
-            let part = |p: &Vec<u32>| (from.min(p.len()), (from + self.chunk).min(p.len()));
-            let next: Vec<&[u32]> = prompts.iter().map(|p| &p[part(p).0..part(p).1]).collect();
-            for (row, found) in self.run(Entry::Prefill, self.chunk, &next)?.into_iter().enumerate() {
-                if let Some(found) = found {
-                    logits[row] = found;
+        Ok(free)
+    }
+
+    fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+        // A row that is full is done; what it is given goes nowhere.
+        let fits = |n: &Next| n.tokens.len().min(self.places - self.length(n.row).min(self.places));
+        let (reading, writing): (Vec<usize>, Vec<usize>) = (0..next.len()).partition(|&i| next[i].reads());
+        let fitting: Vec<usize> = next.iter().map(fits).collect();
+        let mut found = vec![vec![]; next.len()];
+        let longest = reading.iter().map(|&i| fitting[i]).max().unwrap_or(0);
+        let (chunk, reading) = (self.chunk, &reading);
+        let parts = (0..longest).step_by(chunk).map(|from| (Entry::Prefill, from, chunk, reading));
+        for (program, from, width, rows) in parts.chain([(Entry::Decode, 0, 1, &writing)]) {
+            let part = |&i: &usize| {
+                let tokens = &next[i].tokens[from.min(fitting[i])..(from + width).min(fitting[i])];
+                (!tokens.is_empty()).then_some((i, Next { tokens, ..next[i] }))
+            };
+            let (which, part): (Vec<usize>, Vec<Next>) = rows.iter().filter_map(part).unzip();
+            if part.is_empty() {
+                continue;
+            }
+            for (i, logits) in which.into_iter().zip(self.run(program, width, &part)?) {
+                if next[i].every {
+                    found[i].extend(logits);
+                } else {
+                    found[i] = logits;
                 }
             }
         }
-        Ok(logits)
+        Ok(found)
     }
 
-    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
-        // A row that is full is done; what it is given goes nowhere.
-        let next: Vec<&[u32]> = tokens
-            .iter()
-            .zip(&self.lengths)
-            .map(|(token, &length)| if length < self.places { std::slice::from_ref(token) } else { &[] })
-            .collect();
-        Ok(self.run(Entry::Decode, 1, &next)?.into_iter().map(Option::unwrap_or_default).collect())
+    fn release(&mut self, row: usize) -> Result<(), ModelError> {
+        self.lengths[row] = None;
+        for i in 0..self.processed.len() {
+            let (buffer, entries) = self.processed[i];
+            let instances = self.loaded().compiled().plan.buffer(buffer).instances;
+            for instance in 0..instances {
+                let at = (row * entries) as u64;
+                self.model.session().write_at(buffer, instance, at, &vec![-1; entries])?;
+            }
+        }
+        self.room = 0;
+        Ok(())
     }
 }
 
@@ -245,15 +329,16 @@ pub struct Growing<'a> {
     make: Box<dyn Fn(f64) -> Result<Cached, ModelError> + 'a>,
     cached: Cached,
     slack: f64,
-    /// Tokens that each row has read.
-    texts: Vec<Vec<u32>>,
+    /// Tokens that each row has read; none for a row that is free.
+    texts: Vec<Option<Vec<u32>>>,
 }
 
 impl<'a> Growing<'a> {
     /// `make` gives a model with so much room, by [`compile_cached`], with its weights.
     pub fn new(make: impl Fn(f64) -> Result<Cached, ModelError> + 'a) -> Result<Self, ModelError> {
         let cached = make(SLACK)?;
-        Ok(Growing { make: Box::new(make), cached, slack: SLACK, texts: vec![] })
+        let texts = vec![None; cached.rows];
+        Ok(Growing { make: Box::new(make), cached, slack: SLACK, texts })
     }
 
     /// The model as it is now.
@@ -261,16 +346,42 @@ impl<'a> Growing<'a> {
         &self.cached
     }
 
-    /// Reads all texts anew, with more room until there is enough.
-    fn again(&mut self) -> Result<Vec<Vec<f32>>, ModelError> {
+    /// A model with twice the room, in which all rows are as they were and none has been read.
+    fn grow(&mut self) -> Result<(), ModelError> {
+        self.slack *= 2.0;
+        self.cached = (self.make)(self.slack)?;
+        for (row, _) in self.texts.iter().enumerate().filter(|(_, text)| text.is_some()) {
+            self.cached.take(row, 0);
+        }
+        Ok(())
+    }
+
+    /// Reads all texts anew, with more room until there is enough; gives what `next` asks for,
+    /// which is in the texts already.
+    fn again(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
         loop {
-            match self.cached.start(&self.texts) {
-                Err(ModelError::CacheFull) => {
-                    self.slack *= 2.0;
-                    self.cached = (self.make)(self.slack)?;
-                }
-                result => return result,
-            }
+            self.grow()?;
+            let whole = |(row, text): (usize, &Option<Vec<u32>>)| {
+                let every = next.iter().any(|n| n.row == row && n.every);
+                Some((row, text.clone().filter(|t| !t.is_empty())?, every))
+            };
+            let texts: Vec<_> = self.texts.iter().enumerate().filter_map(whole).collect();
+            let all: Vec<Next> = texts
+                .iter()
+                .map(|(row, tokens, every)| Next { every: *every, ..Next::prompt(*row, tokens) })
+                .collect();
+            let mut logits = match self.cached.step(&all) {
+                Err(ModelError::CacheFull) => continue,
+                result => result?,
+            };
+            let of = |n: &Next| {
+                let Some(at) = all.iter().position(|other| other.row == n.row) else { return vec![] };
+                let found = std::mem::take(&mut logits[at]);
+                let vocab = if n.every { found.len() / all[at].tokens.len() } else { found.len() };
+                let asked = if n.every { n.tokens.len().min(all[at].tokens.len()) } else { 1 };
+                found[found.len() - vocab * asked..].to_vec()
+            };
+            return Ok(next.iter().map(of).collect());
         }
     }
 }
@@ -284,19 +395,34 @@ impl NextLogits for Growing<'_> {
         self.cached.context()
     }
 
-    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.texts = prompts.to_vec();
-        self.again()
+    fn chunk(&self) -> usize {
+        self.cached.chunk()
     }
 
-    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
-        let most = self.cached.context();
-        for (text, token) in self.texts.iter_mut().zip(tokens).filter(|(text, _)| text.len() < most) {
-            text.push(*token);
+    fn admit(&mut self) -> Result<Option<usize>, ModelError> {
+        let row = self.cached.admit()?;
+        if let Some(row) = row {
+            self.texts[row] = Some(vec![]);
         }
-        match self.cached.advance(tokens) {
-            Err(ModelError::CacheFull) => self.again(),
+        Ok(row)
+    }
+
+    fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let most = self.cached.context();
+        for n in next {
+            if let Some(text) = &mut self.texts[n.row] {
+                let room = most.saturating_sub(text.len());
+                text.extend(&n.tokens[..n.tokens.len().min(room)]);
+            }
+        }
+        match self.cached.step(next) {
+            Err(ModelError::CacheFull) => self.again(next),
             result => result,
         }
+    }
+
+    fn release(&mut self, row: usize) -> Result<(), ModelError> {
+        self.texts[row] = None;
+        self.cached.release(row)
     }
 }

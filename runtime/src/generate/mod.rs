@@ -1,62 +1,121 @@
 //! Writing text with a model.
 //!
 //! *In*: prompts and something that gives the logits of the next token ([`NextLogits`]). *Out*:
-//! what the model writes, as it writes it. *Promise*: a row depends on its prompt, its number and
+//! what the model writes, as it writes it. *Promise*: a text depends on its prompt, its number and
 //! the seed, never on the rows beside it; temperature 0 is greedy, with ties to the lowest id.
 //!
+//! A text takes a row, reads and writes, and leaves it; others may come and go meanwhile.
 //! [`Uncached`] runs the whole text through the model for every token; [`Cached`] keeps keys and
-//! values; [`Growing`] is one whose caches of skipped parts begin at about what capacities say.
+//! values; [`Growing`] is one whose caches of skipped parts begin at about what capacities say;
+//! [`Slots`] has as many rows as there are texts, and reads one text while others are written.
+//! [`generate`] writes a list of texts, `dreamc serve` those of whoever asks; both draw and stop by
+//! [`Writer`].
 
 mod cached;
+mod slots;
+mod writer;
 
 pub use cached::{Cached, Growing, Writing, compile_cached};
+pub use slots::Slots;
+pub use writer::Writer;
 
 use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;
 use crate::model::{Model, ModelError};
-use crate::rng::{Philox, Stream};
+use crate::rng::Stream;
+
+/// Tokens that a row reads next.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    /// The row.
+    pub row: usize,
+    /// The tokens, at least one.
+    pub tokens: &'a [u32],
+    /// Whether they are of a prompt, which is read in chunks, or one that was written.
+    pub prompt: bool,
+    /// Whether the logits after every one of them are asked for, or those after the last.
+    pub every: bool,
+}
+
+impl<'a> Next<'a> {
+    /// Tokens of a prompt.
+    pub fn prompt(row: usize, tokens: &'a [u32]) -> Self {
+        Next { row, tokens, prompt: true, every: false }
+    }
+
+    /// A token that was written.
+    pub fn written(row: usize, token: &'a u32) -> Self {
+        Next { row, tokens: std::slice::from_ref(token), prompt: false, every: false }
+    }
+
+    /// Whether it takes the program that reads.
+    fn reads(&self) -> bool {
+        self.prompt || self.tokens.len() > 1
+    }
+}
 
 /// Something that says what may come next.
 pub trait NextLogits {
-    /// Rows it carries at once.
+    /// Texts it carries at once.
     fn rows(&self) -> usize;
 
     /// Longest text of a row, prompt included.
     fn context(&self) -> usize;
 
+    /// Tokens of a prompt that are read in one launch, at most: others wait while more are read.
+    fn chunk(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Takes a free row for a new text, the lowest; `None` where all are taken.
+    fn admit(&mut self) -> Result<Option<usize>, ModelError>;
+
+    /// Rows that were admitted read on, each at most once; the others stand still. Gives `[tokens
+    /// or 1, vocab]` for each, nothing for a text that is as long as the context.
+    fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError>;
+
+    /// Gives a row back.
+    fn release(&mut self, row: usize) -> Result<(), ModelError>;
+
+    /// Takes over, for a row that has read nothing, the beginning of its text from a row that has
+    /// read the same; gives how many tokens, fewer than the text has.
+    fn adopt(&mut self, row: usize, text: &[u32]) -> Result<usize, ModelError> {
+        let _ = (row, text);
+        Ok(0)
+    }
+
     /// Begins anew with these prompts, at most [`NextLogits::rows`] and none empty; gives the
     /// logits after each.
-    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError>;
+    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
+        for row in 0..self.rows() {
+            self.release(row)?;
+        }
+        for _ in prompts {
+            self.admit()?;
+        }
+        let prompts = prompts.iter().enumerate();
+        self.step(&prompts.map(|(row, tokens)| Next::prompt(row, tokens)).collect::<Vec<_>>())
+    }
 
-    /// Adds one token to each row; gives the logits after it.
-    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError>;
+    /// Adds one token to each row that was started; gives the logits after it.
+    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let tokens = tokens.iter().enumerate();
+        self.step(&tokens.map(|(row, token)| Next::written(row, token)).collect::<Vec<_>>())
+    }
 }
 
 /// The slow and obvious way: every token runs the whole text through the model.
 pub struct Uncached {
     model: Model,
-    texts: Vec<Vec<u32>>,
+    /// Tokens of each row; none for a row that is free.
+    texts: Vec<Option<Vec<u32>>>,
 }
 
 impl Uncached {
     /// Uses a model that keeps its logits.
     pub fn new(model: Model) -> Self {
-        Uncached { model, texts: vec![] }
-    }
-
-    fn run(&mut self) -> Result<Vec<Vec<f32>>, ModelError> {
-        let (rows, sequence) = (self.model.batch(), self.model.sequence());
-        let mut batch = Batch::new(sequence);
-        for text in &self.texts {
-            batch.ids.extend(text.iter().map(|&t| t as i32));
-            batch.targets.extend(text.iter().map(|_| NO_LOSS));
-            batch.positions.extend(0..text.len() as i32);
-            batch.segments.extend(text.iter().map(|_| 0));
-            batch.pad_row(0);
-        }
-        batch.pad_rows(rows, 0);
-        self.model.evaluate(&batch)?;
-        self.texts.iter().enumerate().map(|(row, text)| self.model.logits(row, text.len() - 1)).collect()
+        let texts = vec![None; model.batch()];
+        Uncached { model, texts }
     }
 }
 
@@ -69,16 +128,43 @@ impl NextLogits for Uncached {
         self.model.sequence()
     }
 
-    fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.texts = prompts.to_vec();
-        self.run()
+    fn admit(&mut self) -> Result<Option<usize>, ModelError> {
+        let free = self.texts.iter().position(Option::is_none);
+        if let Some(row) = free {
+            self.texts[row] = Some(vec![]);
+        }
+        Ok(free)
     }
 
-    fn advance(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
-        for (text, &token) in self.texts.iter_mut().zip(tokens) {
-            text.push(token);
+    fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let sequence = self.model.sequence();
+        let mut read = vec![];
+        for n in next {
+            let Some(text) = &mut self.texts[n.row] else { continue };
+            let from = text.len();
+            text.extend(&n.tokens[..n.tokens.len().min(sequence - from)]);
+            let last = text.len().saturating_sub(1);
+            read.push((n.row, if n.every || from == text.len() { from } else { last }..text.len()));
         }
-        self.run()
+        let mut batch = Batch::new(sequence);
+        for text in &self.texts {
+            let text = text.as_deref().unwrap_or_default();
+            batch.ids.extend(text.iter().map(|&t| t as i32));
+            batch.targets.extend(text.iter().map(|_| NO_LOSS));
+            batch.positions.extend(0..text.len() as i32);
+            batch.segments.extend(text.iter().map(|_| 0));
+            batch.pad_row(0);
+        }
+        self.model.evaluate(&batch)?;
+        let logits = |(row, places): (usize, std::ops::Range<usize>)| -> Result<Vec<f32>, ModelError> {
+            Ok(places.map(|at| self.model.logits(row, at)).collect::<Result<Vec<_>, _>>()?.concat())
+        };
+        read.into_iter().map(logits).collect()
+    }
+
+    fn release(&mut self, row: usize) -> Result<(), ModelError> {
+        self.texts[row] = None;
+        Ok(())
     }
 }
 
@@ -111,11 +197,7 @@ impl Sampling {
         if self.temperature <= 0.0 || self.top_k == Some(1) {
             return argmax(logits) as u32;
         }
-        let mut order: Vec<usize> = (0..logits.len()).filter(|&i| logits[i] > f32::NEG_INFINITY).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        if let Some(k) = self.top_k {
-            order.truncate(k.max(1));
-        }
+        let order = likeliest(logits, self.top_k.map_or(usize::MAX, |k| k.max(1)));
         let Some(&first) = order.first() else { return argmax(logits) as u32 };
         let weight = |i: usize| ((f64::from(logits[i]) - f64::from(logits[first])) / self.temperature).exp();
         let mut weights: Vec<f64> = order.iter().map(|&i| weight(i)).collect();
@@ -135,6 +217,23 @@ impl Sampling {
         });
         order[drawn.unwrap_or(weights.len() - 1)] as u32
     }
+}
+
+/// Tokens that are possible at all, the likeliest first and the lowest of equals, so many at most.
+pub fn likeliest(logits: &[f32], most: usize) -> Vec<usize> {
+    // A number in the order of floats above the token: vocabularies are sorted at every step.
+    let key = |(i, &logit): (usize, &f32)| {
+        let bits = logit.to_bits();
+        let ascending = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+        (logit > f32::NEG_INFINITY).then_some(u64::from(!ascending) << 32 | i as u64)
+    };
+    let mut keys: Vec<u64> = logits.iter().enumerate().filter_map(key).collect();
+    if most < keys.len() {
+        keys.select_nth_unstable(most);
+        keys.truncate(most);
+    }
+    keys.sort_unstable();
+    keys.into_iter().map(|key| (key & u64::from(u32::MAX)) as usize).collect()
 }
 
 /// Why writing stopped.
@@ -171,145 +270,65 @@ pub fn generate(
     sampling: &Sampling,
     heard: &mut dyn FnMut(usize, &str),
 ) -> Result<Vec<Written>, ModelError> {
-    let philox = Philox::new(sampling.seed, "sampling");
-    // A special token is in no decoded text: it stops as a token.
-    let (special, texts): (Vec<_>, Vec<_>) =
-        sampling.stop.iter().partition(|s| tokenizer.special(s).is_some());
-    let stops = Stops {
-        tokens: special.into_iter().filter_map(|s| tokenizer.special(s)).collect(),
-        texts: texts.into_iter().filter(|s| !s.is_empty()).cloned().collect(),
-    };
-    let rows = decoder.rows().max(1);
-    let context = decoder.context();
-    let mut all = Vec::with_capacity(prompts.len());
-    for (chunk, prompts) in prompts.chunks(rows).enumerate() {
-        // A prompt longer than the context is read from as far back as fits, one place being left
-        // to write.
-        let fitting = |p: &Vec<u32>| {
-            let p = if p.is_empty() { vec![tokenizer.end()] } else { p.clone() };
-            p[p.len().saturating_sub(context.max(2) - 1)..].to_vec()
-        };
-        let prompts: Vec<Vec<u32>> = prompts.iter().map(fitting).collect();
-        let mut writers: Vec<Writer> = (0..prompts.len())
-            .map(|row| Writer {
-                random: philox.stream((chunk * rows + row) as u64),
-                room: sampling.max_tokens.min(context - prompts[row].len()),
-                before: prompts[row][prompts[row].len().saturating_sub(BEFORE)..].to_vec(),
-                tokens: vec![],
-                said: 0,
-                done: None,
-            })
+    struct Row {
+        row: usize,
+        number: usize,
+        reads: Vec<u32>,
+        writer: Writer,
+    }
+    for row in 0..decoder.rows() {
+        decoder.release(row)?;
+    }
+    let mut waiting = prompts.iter().enumerate().peekable();
+    let mut written: Vec<Option<Written>> = vec![None; prompts.len()];
+    let mut rows: Vec<Row> = vec![];
+    loop {
+        // A launch that reads takes as long for one row as for all: they come in together.
+        let together = rows.is_empty();
+        while together
+            && let Some(&(number, prompt)) = waiting.peek()
+            && let Some(row) = decoder.admit()?
+        {
+            let (reads, writer) =
+                Writer::new(prompt, number as u64, decoder.context(), tokenizer, sampling.clone());
+            rows.push(Row { row, number, reads, writer });
+            waiting.next();
+        }
+        if rows.is_empty() {
+            break;
+        }
+        let next: Vec<Next> = rows
+            .iter()
+            .map(|r| Next { prompt: r.writer.tokens().is_empty(), ..Next::prompt(r.row, &r.reads) })
             .collect();
-        let mut logits = decoder.start(&prompts)?;
-        loop {
-            let mut next = vec![];
-            for (row, writer) in writers.iter_mut().enumerate() {
-                let mut heard = |piece: &str| heard(chunk * rows + row, piece);
-                next.push(writer.step(&logits[row], tokenizer, sampling, &stops, &mut heard));
-            }
-            if writers.iter().all(|w| w.done.is_some()) {
-                break;
-            }
-            logits = decoder.advance(&next)?;
+        let logits = decoder.step(&next)?;
+        for (row, logits) in rows.iter_mut().zip(&logits) {
+            let mut heard = |piece: &str| heard(row.number, piece);
+            row.reads = row.writer.step(logits, tokenizer, &mut heard).into_iter().collect();
         }
-        all.extend(writers.into_iter().map(|w| {
-            let (why, text) = w.done.unwrap_or((Why::Length, String::new()));
-            Written { text, tokens: w.tokens, why }
-        }));
+        for row in rows.extract_if(.., |r| r.reads.is_empty()) {
+            decoder.release(row.row)?;
+            written[row.number] = Some(row.writer.finish(tokenizer));
+        }
     }
-    Ok(all)
-}
-
-/// Tokens of the prompt that what is written is decoded behind: whether it begins with a space is
-/// only known so.
-const BEFORE: usize = 8;
-
-/// Ends of a text besides the tokenizer's own.
-struct Stops {
-    tokens: Vec<u32>,
-    texts: Vec<String>,
-}
-
-/// One row being written.
-struct Writer {
-    random: Stream,
-    room: usize,
-    before: Vec<u32>,
-    tokens: Vec<u32>,
-    /// Bytes of text already told.
-    said: usize,
-    done: Option<(Why, String)>,
-}
-
-impl Writer {
-    /// Writes one token and returns it; a row that is done gives the end token.
-    fn step(
-        &mut self,
-        logits: &[f32],
-        tokenizer: &Tokenizer,
-        sampling: &Sampling,
-        stops: &Stops,
-        heard: &mut dyn FnMut(&str),
-    ) -> u32 {
-        if self.done.is_some() {
-            return tokenizer.end();
-        }
-        let finish = |why| Some((why, tokenizer.decode_further(&self.before, &self.tokens)));
-        if self.tokens.len() >= self.room {
-            let full = self.room < sampling.max_tokens;
-            self.done = finish(if full { Why::Context } else { Why::Length });
-        } else {
-            let token = sampling.draw(logits, &mut self.random);
-            if stops.tokens.contains(&token) {
-                self.done = finish(Why::Stop);
-            } else if tokenizer.ends().contains(&token) {
-                self.done = finish(Why::End);
-            } else {
-                self.tokens.push(token);
-            }
-        }
-        let mut text = match &self.done {
-            Some((_, text)) => text.clone(),
-            None => tokenizer.decode_further(&self.before, &self.tokens),
-        };
-        if let Some(at) = stops.texts.iter().filter_map(|s| text.find(s)).min() {
-            text.truncate(at);
-            self.done = Some((Why::Stop, text.clone()));
-        }
-        // A broken character at the end may yet become whole, and the beginning of a stop string a
-        // stop string.
-        let sure = if self.done.is_some() { text.len() } else { certain(&text, &stops.texts) };
-        if sure > self.said && text.is_char_boundary(self.said) {
-            heard(&text[self.said..sure]);
-            self.said = sure;
-        }
-        self.tokens.last().copied().filter(|_| self.done.is_none()).unwrap_or(tokenizer.end())
-    }
-}
-
-/// How much of a text can no longer change or be cut off.
-fn certain(text: &str, stop: &[String]) -> usize {
-    let whole = text.trim_end_matches('\u{FFFD}').len();
-    let held =
-        |s: &String| s.char_indices().map(|(i, _)| i).rev().find(|&i| text.ends_with(&s[..i])).unwrap_or(0);
-    whole.min(text.len() - stop.iter().map(held).max().unwrap_or(0))
+    Ok(written.into_iter().flatten().collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Philox;
 
     /// Says the bytes of a script, whatever it is given; rows begin at different places of it.
-    struct Script(&'static [u8], Vec<usize>);
+    struct Script(&'static [u8], [usize; 2]);
+
+    const FREE: usize = usize::MAX;
 
     impl Script {
-        fn logits(&self) -> Vec<Vec<f32>> {
-            let one = |&at: &usize| {
-                let mut logits = vec![0.0; 256];
-                logits[usize::from(self.0.get(at).copied().unwrap_or(0))] = 9.0;
-                logits
-            };
-            self.1.iter().map(one).collect()
+        fn logits(&self, at: usize) -> Vec<f32> {
+            let mut logits = vec![0.0; 256];
+            logits[usize::from(self.0.get(at).copied().unwrap_or(0))] = 9.0;
+            logits
         }
     }
 
@@ -320,20 +339,28 @@ mod tests {
         fn context(&self) -> usize {
             24
         }
-        fn start(&mut self, prompts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, ModelError> {
-            self.1 = prompts.iter().map(|p| p[0] as usize).collect();
-            Ok(self.logits())
+        fn admit(&mut self) -> Result<Option<usize>, ModelError> {
+            let free = self.1.iter().position(|at| *at == FREE);
+            free.iter().for_each(|&row| self.1[row] = 0);
+            Ok(free)
         }
-        fn advance(&mut self, _: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
-            self.1.iter_mut().for_each(|at| *at += 1);
-            Ok(self.logits())
+        fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+            for n in next {
+                let at = &mut self.1[n.row];
+                *at = if *at == 0 { n.tokens[0] as usize } else { *at + 1 };
+            }
+            Ok(next.iter().map(|n| self.logits(self.1[n.row])).collect())
+        }
+        fn release(&mut self, row: usize) -> Result<(), ModelError> {
+            self.1[row] = FREE;
+            Ok(())
         }
     }
 
     fn write(sampling: &Sampling) -> (Vec<Written>, Vec<String>) {
         let mut heard = vec![String::new(); 3];
         let prompts = [vec![1], vec![5], vec![1, 0, 0]];
-        let mut script = Script("zhéllo world".as_bytes(), vec![]);
+        let mut script = Script("zhéllo world".as_bytes(), [FREE; 2]);
         let tokenizer = Tokenizer::bytes();
         let written = generate(&mut script, &tokenizer, &prompts, sampling, &mut |row, piece| {
             assert!(!piece.contains('\u{FFFD}'));
@@ -363,7 +390,7 @@ mod tests {
     fn length_and_context_end_it() {
         let (written, _) = write(&Sampling { max_tokens: 3, ..Default::default() });
         assert_eq!((written[0].text.as_str(), written[0].why), ("hé", Why::Length));
-        let mut script = Script(&[b'x'; 99], vec![]);
+        let mut script = Script(&[b'x'; 99], [FREE; 2]);
         let tokenizer = Tokenizer::bytes();
         let long: Vec<u32> = vec![1; 100];
         let written =

@@ -150,7 +150,7 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
             train.batch, train.accumulate
         ));
     }
-    let depths = train.random_depth.map_or(vec![], |(low, high)| (low..=high).collect());
+    let depths = super::schedule::possible_depths(spec);
     let (rows, sequence) = (train.batch / train.accumulate, sequence(spec));
     if sequence > spec.model.context {
         return refuse(format!(

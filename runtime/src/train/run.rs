@@ -284,10 +284,11 @@ impl<'a> Runner<'a> {
         let parts = rows / micro.max(1);
         let scale = Scale { loss: 1.0 / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
         self.model.begin_step()?;
-        let depth = schedule::depth(train, step);
+        let depth = schedule::depth(self.setup.spec, step);
         let mut multiply_adds = 0;
         for first in (0..rows).step_by(micro) {
             let part = batch.slice(first, micro);
+            self.model.at(step, first as u64);
             let executed = self.model.backward(&part, scale, depth)?.multiply_adds();
             if self.setup.count {
                 self.compare(step, &part, depth, executed)?;

@@ -1,8 +1,9 @@
 //! The learning rate and the depth of each step, and when a checkpoint is due by the clock.
 
-use crate::rng::Philox;
+use crate::rng::{Philox, Stream, unit_open};
 use dreamc_compiler::bind::Input;
-use dreamc_dsl::spec::{Schedule, Train};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{DepthLaw, Depths, Item, Schedule, Train};
 use std::time::Duration;
 
 /// Checkpoints by the clock take at most one part in so many of a run.
@@ -70,16 +71,57 @@ pub fn scalars(train: &Train, step: u64) -> [(Input, f32); 4] {
     ]
 }
 
-/// The recurrent depth of a step, where it is drawn anew each step.
-pub fn depth(train: &Train, step: u64) -> Option<u64> {
-    let (low, high) = train.random_depth?;
-    Some(low + Philox::new(train.seed, "depth").stream(step).below(high.saturating_sub(low) + 1))
+/// The distribution of the recurrent depth, where it is drawn anew each step.
+pub fn depths(spec: &Spec) -> Option<Depths> {
+    let drawn = spec.model.body.iter().find_map(|item| match item {
+        Item::Recur { looping, .. } => looping.depth,
+        Item::Repeat { .. } | Item::Layer(_) | Item::Statement(_) => None,
+    });
+    let uniform = |(min, max)| Depths { law: DepthLaw::Uniform, min, max };
+    drawn.or(spec.train.random_depth.map(uniform))
+}
+
+/// Every recurrent depth that a step may have.
+pub fn possible_depths(spec: &Spec) -> Vec<u64> {
+    depths(spec).map_or(vec![], |depths| (depths.min..=depths.max).collect())
+}
+
+/// The recurrent depth of a step, where it is drawn anew each step: a function of seed and step.
+pub fn depth(spec: &Spec, step: u64) -> Option<u64> {
+    let Depths { law, min, max } = depths(spec)?;
+    let mut random = Philox::new(spec.train.seed, "depth").stream(step);
+    let drawn = match law {
+        DepthLaw::Uniform => return Some(min + random.below(max.saturating_sub(min) + 1)),
+        DepthLaw::Poisson { mean } => poisson(mean, max, &mut random),
+        DepthLaw::LognormalPoisson { mean, sigma } => {
+            // By Box–Muller.
+            let radius = (-2.0 * unit_open(random.bits()).ln()).sqrt();
+            let normal = radius * (std::f64::consts::TAU * unit_open(random.bits())).cos();
+            let rate = (mean.ln() - sigma * sigma / 2.0 + sigma * normal).exp();
+            poisson(rate, max, &mut random).saturating_add(1)
+        }
+    };
+    Some(drawn.clamp(min, max))
+}
+
+/// How many arrivals there are in one unit of time, at most `most`, where intervals are
+/// exponential.
+fn poisson(rate: f64, most: u64, random: &mut Stream) -> u64 {
+    let (mut time, mut arrivals) = (0.0, 0);
+    while arrivals < most {
+        time -= unit_open(random.bits()).ln() / rate;
+        if time > 1.0 {
+            break;
+        }
+        arrivals += 1;
+    }
+    arrivals
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use dreamc_dsl::spec::{Checkpoint, Evaluate, OnNan, Precision};
+    use dreamc_dsl::spec::{Checkpoint, Evaluate, OnNan, OptimizerKind, Precision};
 
     pub(crate) fn recipe() -> Train {
         Train {
@@ -90,11 +132,13 @@ pub(crate) mod tests {
             learning_rate: 1.0,
             warmup: 10,
             schedule: Schedule::Constant,
+            optimizer: OptimizerKind::AdamW,
             betas: (0.9, 0.999),
             eps: 1e-8,
             weight_decay: 1e-3,
             decay_embeddings: false,
             clip: Some(0.5),
+            z_loss: 0.0,
             seed: 0,
             precision: Precision::F32,
             only: vec![],
@@ -131,13 +175,44 @@ pub(crate) mod tests {
         assert!((scalars(&recipe(), 100_000)[2].1 - 1.0).abs() < 1e-6);
     }
 
+    /// A model whose `recur` has these settings.
+    fn looped(settings: &str) -> Spec {
+        let text = format!(
+            "model m {{\n vocab 7 hidden 4 context 4\n a = mlp {{ intermediate 4 }}\n recur 8 {settings} {{ a }}\n}}\n"
+        );
+        let ast = dreamc_dsl::parse("m.dream", &text, dreamc_dsl::Spelling::Dream).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap().0
+    }
+
     #[test]
     fn depths_are_drawn_by_step() {
-        let train = Train { random_depth: Some((2, 5)), ..recipe() };
-        let drawn: Vec<u64> = (1..100).filter_map(|s| depth(&train, s)).collect();
+        let mut spec = looped("");
+        assert_eq!(depth(&spec, 7), None);
+        spec.train.random_depth = Some((2, 5));
+        let drawn: Vec<u64> = (1..100).filter_map(|s| depth(&spec, s)).collect();
         assert!((2..=5).all(|d| drawn.contains(&d)) && drawn.iter().all(|d| (2..=5).contains(d)));
-        assert_eq!(depth(&train, 7), depth(&train, 7));
-        assert_eq!(depth(&recipe(), 7), None);
+        assert_eq!(depth(&spec, 7), depth(&spec, 7));
+        // Both spellings of a uniform depth draw the same.
+        let same: Vec<u64> = (1..100).filter_map(|s| depth(&looped("depth uniform 2 5"), s)).collect();
+        assert_eq!(drawn, same);
+    }
+
+    #[test]
+    fn laws_of_depth_have_their_moments() {
+        let moments = |settings: &str| {
+            let spec = looped(settings);
+            let drawn: Vec<f64> = (0..20_000).filter_map(|s| depth(&spec, s)).map(|d| d as f64).collect();
+            let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+            (mean, drawn.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / drawn.len() as f64)
+        };
+        let (mean, variance) = moments("depth poisson 12 max 100");
+        assert!((mean - 12.0).abs() < 0.1 && (variance - 12.0).abs() < 0.5, "{mean} {variance}");
+        // The rate has mean 32 and variance 32² (exp(sigma²) - 1).
+        let (mean, variance) = moments("depth lognormal_poisson 32 0.5 min 1 max 1000");
+        let expected = 32.0 + 32.0 * 32.0 * (0.25f64.exp() - 1.0);
+        assert!((mean - 33.0).abs() < 0.5 && (variance / expected - 1.0).abs() < 0.1, "{mean} {variance}");
+        let (mean, variance) = moments("depth poisson 50 max 3");
+        assert_eq!((mean, variance), (3.0, 0.0));
     }
 
     #[test]

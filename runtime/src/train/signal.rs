@@ -32,6 +32,16 @@ pub fn catch() {
     }
 }
 
+/// Wishes to stop, as Ctrl-C does.
+pub fn ask() {
+    CAUGHT.store(libc::SIGINT, Ordering::Relaxed);
+}
+
+/// Forgets a wish to stop: a process that trains more than once begins each training without one.
+pub fn forget() {
+    CAUGHT.store(0, Ordering::Relaxed);
+}
+
 /// The signal that was caught, if any.
 pub fn caught() -> Option<&'static str> {
     match CAUGHT.load(Ordering::Relaxed) {

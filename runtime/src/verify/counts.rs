@@ -92,7 +92,7 @@ impl Proof for Counts {
         let one = without.as_ref().unwrap_or(s);
         let shape = Shape { batch: 1, sequence: t, ..Shape::default() };
         let declared = s.pipeline.oracle(&one.spec.model, shape, None, &Rewriting::off(), Form::Declared)?;
-        let all = of(&s.plain);
+        let all = of(s, &s.plain);
         let row = t as usize;
         let batch =
             Batch { ids: all.ids[..row].to_vec(), targets: all.targets[..row].to_vec(), ..Batch::default() };

@@ -266,7 +266,7 @@ impl Proof for Causal {
 pub(super) fn any_skip(s: &Subject, is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
     fn expr(e: &Expr, is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
         match e {
-            Expr::Component(_) => false,
+            Expr::Component(_) | Expr::Norm => false,
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| expr(t, is)),
             Expr::Skip(skip, inner) => is(skip, inner) || expr(inner, is),
         }
@@ -274,6 +274,7 @@ pub(super) fn any_skip(s: &Subject, is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
     fn any(items: &[Item], is: &dyn Fn(&Skip, &Expr) -> bool) -> bool {
         items.iter().any(|item| match item {
             Item::Layer(e) => expr(e, is),
+            Item::Statement(_) => false,
             Item::Repeat { items, .. } | Item::Recur { items, .. } => any(items, is),
         })
     }

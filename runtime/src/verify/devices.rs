@@ -1,5 +1,6 @@
 //! Devices do the same: the CPU as the interpreter, others as the CPU, one thread as several.
 
+use super::steps::Law;
 use super::subject::{Subject, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, error, widen};
 use crate::device::agree::compare;
@@ -143,6 +144,13 @@ fn fill(
             ints(session, entry, Input::KeyPositions, &|_, i| if i < 2 + width { i as i32 } else { -1 })?;
         }
     }
+    for entry in Entry::ALL {
+        let Some(id) = compiled.input(entry, Input::Noise) else { continue };
+        let [rows, n, hidden] = plan.buffer(id).shape[..] else { continue };
+        let positions: Vec<i32> = (0..rows * n).map(|i| (i % n) as i32).collect();
+        let noise = crate::noise::of_positions(compiled.seed, &positions, hidden as usize);
+        session.write_at(id, 0, 0, &noise)?;
+    }
     for cache in compiled.caches(Entry::Prefill, Part::Cached) {
         let b = plan.buffer(cache.buffer);
         let none = vec![-1; (b.elements() * b.instances) as usize];
@@ -203,22 +211,17 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
         let clip = train.clip.map_or(1.0, |c| (c / norm).min(1.0));
         let lr = schedule::learning_rate(train, step);
         for t in &tensors {
-            let Some([w, m, v]) = expected.get_mut(t.name.as_str()) else { continue };
-            let began = w.clone();
+            let Some(all) = expected.get_mut(t.name.as_str()) else { continue };
+            let began = all[0].clone();
             if let Some(g) = gradients.get(t.name.as_str()) {
                 let (decay, rate) = recipe(s, t);
-                let (b1, b2) = train.betas;
-                let correct = |b: f64| 1.0 - b.powi(step as i32);
-                for i in 0..w.len() {
-                    let g = g[i] * clip;
-                    m[i] = b1 * m[i] + (1.0 - b1) * g;
-                    v[i] = b2 * v[i] + (1.0 - b2) * g * g;
-                    let step = (m[i] / correct(b1)) / ((v[i] / correct(b2)).sqrt() + train.eps);
-                    w[i] -= lr * rate * (step + decay * w[i]);
-                }
+                let clipped: Vec<f64> = g.iter().map(|g| g * clip).collect();
+                let law = Law { train, step: step as i32, rate: lr * rate, decay };
+                law.apply(t, &clipped, all);
             } else if let (Some(n), Some(law)) = (counts.get(t.name.as_str()), balance(s, t)) {
-                balanced(w, n, law);
+                balanced(&mut all[0], n, law);
             }
+            let w = &mut all[0];
             let found = widen(&model.get(&t.name)?);
             // A NaN is larger than any number.
             let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b.abs()) };
@@ -239,7 +242,9 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
 /// Weight decay and factor on the learning rate.
 fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
     let train = &s.spec.train;
-    let matrix = t.shape.len() >= 2 && (t.kind != TensorKind::Embedding || train.decay_embeddings);
+    let matrix = t.shape.len() >= 2
+        && t.kind != TensorKind::Steady
+        && (t.kind != TensorKind::Embedding || train.decay_embeddings);
     let router = t.kind == TensorKind::Router;
     let mut chosen = (if matrix { train.weight_decay } else { 0.0 }, 1.0);
     for group in &train.groups {

@@ -201,7 +201,7 @@ fn edit(spec: &mut Spec, with: &mut dyn FnMut(&Skip, Expr) -> Expr) {
             all
         };
         match e {
-            Expr::Component(_) => e.clone(),
+            Expr::Component(_) | Expr::Norm => e.clone(),
             Expr::Sequential(terms) => Expr::Sequential(flat(terms, true)),
             Expr::Parallel(terms) => Expr::Parallel(flat(terms, false)),
             Expr::Skip(skip, inner) => {
@@ -214,6 +214,7 @@ fn edit(spec: &mut Spec, with: &mut dyn FnMut(&Skip, Expr) -> Expr) {
         for item in all {
             match item {
                 Item::Layer(e) => *e = expr(e, with),
+                Item::Statement(_) => {}
                 Item::Repeat { items: inner, .. } | Item::Recur { items: inner, .. } => items(inner, with),
             }
         }

@@ -52,8 +52,7 @@ impl Proof for Meaning {
         s.conditioned()?;
         for (form, what) in [(Form::Inference, "evaluation"), (Form::Training, "training")] {
             let oracle = s.oracle(None, &Rewriting::off(), form)?;
-            let expected =
-                Formulas::new(&s.spec.model, &s.weights, &s.batch, form == Form::Training, None).run();
+            let expected = Formulas::new(s, &s.weights, form == Form::Training, None).run();
             let found = s.forward(&oracle, &s.batch)?;
             let e = error(found.logits.floats(), &expected.logits);
             let mut place = Place::default();
@@ -88,9 +87,7 @@ impl Proof for Meaning {
                 let mut along = |h: f64| {
                     let moved = before.floats().iter().zip(&direction).map(|(x, d)| x + h * d).collect();
                     weights[name] = Tensor::float(&before.dims, moved);
-                    Ok(Formulas::new(&s.spec.model, &weights, &s.batch, true, Some(&expected.held))
-                        .run()
-                        .loss)
+                    Ok(Formulas::new(s, &weights, true, Some(&expected.held)).run().loss)
                 };
                 let (e, tolerance) = slope_error(&mut along, slope, expected.loss)?;
                 weights[name] = before;
@@ -106,7 +103,7 @@ impl Proof for Meaning {
 fn undecided(items: &[Item]) -> bool {
     fn expr(e: &Expr, masked: bool) -> bool {
         match e {
-            Expr::Component(_) => false,
+            Expr::Component(_) | Expr::Norm => false,
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| expr(t, masked)),
             Expr::Skip(skip, inner) => match &skip.rule {
                 SkipRule::Threshold { .. } => expr(inner, true),
@@ -117,7 +114,7 @@ fn undecided(items: &[Item]) -> bool {
     /// Whether a router inside names no rule for evaluation.
     fn ahead(e: &Expr) -> bool {
         match e {
-            Expr::Component(_) => false,
+            Expr::Component(_) | Expr::Norm => false,
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(ahead),
             Expr::Skip(skip, inner) => {
                 matches!(skip.rule, SkipRule::TopK { causal: None, .. }) || ahead(inner)
@@ -126,6 +123,7 @@ fn undecided(items: &[Item]) -> bool {
     }
     items.iter().any(|item| match item {
         Item::Layer(e) => expr(e, false),
+        Item::Statement(_) => false,
         Item::Repeat { items, .. } | Item::Recur { items, .. } => undecided(items),
     })
 }
@@ -142,33 +140,65 @@ struct Found {
     counts: IndexMap<String, Vec<f64>>,
 }
 
-/// One application of a layer.
+/// The work of an application.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Layer(&'a Expr),
+    Statement(&'a Statement),
+}
+
+/// One application of a layer or a statement.
 struct Application<'a> {
-    expr: &'a Expr,
-    /// Number of the set of weights.
+    step: Step<'a>,
+    /// Number of the set of weights among those of layers, or of statements.
     set: usize,
+    /// Whether no gradient flows through it.
+    detached: bool,
     /// How often the set is applied in all, where a `recur` is around it, and whether that
     /// normalises the stream.
     recurrent: Option<(u64, bool)>,
 }
 
 /// Applications in order; sets are numbered as they are first used.
-fn expand<'a>(items: &'a [Item], recurrent: Option<bool>, sets: &mut usize, out: &mut Vec<Application<'a>>) {
+fn expand<'a>(
+    items: &'a [Item],
+    recurrent: Option<bool>,
+    sets: &mut [usize; 2],
+    out: &mut Vec<Application<'a>>,
+) {
     for item in items {
         match item {
             Item::Layer(expr) => {
-                out.push(Application { expr, set: *sets, recurrent: recurrent.map(|norm| (1, norm)) });
-                *sets += 1;
+                let recurrent = recurrent.map(|norm| (1, norm));
+                out.push(Application { step: Step::Layer(expr), set: sets[0], detached: false, recurrent });
+                sets[0] += 1;
+            }
+            Item::Statement(s) => {
+                let step = Step::Statement(s);
+                out.push(Application { step, set: sets[1], detached: false, recurrent: None });
+                sets[1] += 1;
             }
             Item::Repeat { count, items } => (0..*count).for_each(|_| expand(items, recurrent, sets, out)),
-            Item::Recur { count, residual_norm, items } => {
+            Item::Recur { count, residual_norm, items, looping } => {
                 let mut once = vec![];
                 expand(items, Some(*residual_norm), sets, &mut once);
-                for _ in 0..*count {
-                    out.extend(once.iter().map(|a| Application { ..*a }));
+                let kept = looping.backprop.unwrap_or(*count);
+                for pass in 0..*count {
+                    let detached = pass + kept < *count;
+                    out.extend(once.iter().map(|a| Application { detached, ..*a }));
                 }
             }
         }
+    }
+}
+
+/// The components of a composition.
+fn names(expr: &Expr) -> Vec<&str> {
+    match expr {
+        Expr::Component(name) => vec![name],
+        Expr::Norm => vec![],
+        Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(names).collect(),
+        Expr::Skip(_, inner) => names(inner),
     }
 }
 
@@ -186,9 +216,12 @@ type Depth = (Vec<f64>, Vec<f64>, Vec<bool>);
 
 struct Formulas<'a> {
     model: &'a Model,
+    /// Numbers that streams start with.
+    noise: Vec<f64>,
     weights: &'a IndexMap<String, Tensor>,
     batch: &'a Batch,
     training: bool,
+    z_loss: f64,
     /// Of another way, in the order in which they were recorded.
     before: Option<&'a [Vec<f64>]>,
     held: Vec<Vec<f64>>,
@@ -200,6 +233,8 @@ struct Formulas<'a> {
     recurrent: Option<u64>,
     skips: usize,
     caches: IndexMap<String, Vec<Depth>>,
+    /// Streams by name, as they were saved last.
+    saved: IndexMap<String, Vec<f64>>,
     auxiliary: f64,
     /// How often tokens that take part chose each expert, by the name of the router's bias.
     counts: IndexMap<String, Vec<f64>>,
@@ -209,17 +244,18 @@ struct Formulas<'a> {
 
 impl<'a> Formulas<'a> {
     fn new(
-        model: &'a Model,
+        subject: &'a Subject,
         weights: &'a IndexMap<String, Tensor>,
-        batch: &'a Batch,
         training: bool,
         before: Option<&'a [Vec<f64>]>,
     ) -> Self {
         Formulas {
-            model,
+            model: &subject.spec.model,
+            noise: super::subject::noise(&subject.spec, &subject.batch),
             weights,
-            batch,
+            batch: &subject.batch,
             training,
+            z_loss: subject.spec.train.z_loss,
             before,
             held: vec![],
             depths: 0,
@@ -228,6 +264,7 @@ impl<'a> Formulas<'a> {
             recurrent: None,
             skips: 0,
             caches: IndexMap::new(),
+            saved: IndexMap::new(),
             auxiliary: 0.0,
             counts: IndexMap::new(),
             pools: vec![],
@@ -246,9 +283,10 @@ impl<'a> Formulas<'a> {
         let mut x: Vec<f64> =
             self.batch.ids.iter().flat_map(|&id| &embed[id as usize * h..][..h]).map(|x| x * scale).collect();
         let mut applications = vec![];
-        expand(&model.body, None, &mut 0, &mut applications);
-        let times = |set| applications.iter().filter(|a| a.set == set).count() as u64;
-        self.depths = applications.len();
+        expand(&model.body, None, &mut [0, 0], &mut applications);
+        let layer = |a: &&Application| matches!(a.step, Step::Layer(_));
+        let times = |set| applications.iter().filter(layer).filter(|a| a.set == set).count() as u64;
+        self.depths = applications.iter().filter(layer).count();
         let mut streams = vec![x.clone()];
         let mut normalised = false;
         let all = Inside {
@@ -256,14 +294,34 @@ impl<'a> Formulas<'a> {
             part: vec![true; self.tokens()],
             keys: vec![true; self.tokens()],
         };
-        for (depth, a) in applications.iter().enumerate() {
-            (self.depth, self.skips, self.prefix) = (depth, 0, format!("layers.{}", a.set));
+        for a in &applications {
+            let expr = match a.step {
+                Step::Layer(expr) => expr,
+                Step::Statement(s) => {
+                    self.prefix = format!("body.{}", a.set);
+                    x = self.statement(s, x);
+                    if a.detached {
+                        x = self.stop(x);
+                        if let Statement::Save(name) = s {
+                            self.saved.insert(name.clone(), x.clone());
+                        }
+                    }
+                    streams.push(x.clone());
+                    continue;
+                }
+            };
+            (self.skips, self.prefix) = (0, format!("layers.{}", a.set));
             self.recurrent = a.recurrent.map(|_| times(a.set));
-            let update = self.expr(a.expr, &x, &all);
-            add(&mut x, &update);
+            let before = (self.auxiliary, self.pools.iter().map(|pool| pool.1.len()).collect::<Vec<_>>());
+            x = self.layer(expr, x, &all);
+            self.depth += 1;
             normalised = a.recurrent.is_some_and(|(_, norm)| norm);
             if normalised {
                 x = self.norm(&x, &format!("{}.residual_norm.weight", self.prefix));
+            }
+            if a.detached {
+                x = self.stop(x);
+                self.detach(expr, before);
             }
             streams.push(x.clone());
         }
@@ -275,12 +333,30 @@ impl<'a> Formulas<'a> {
         }
         let targets = self.batch.targets.iter().filter(|&&y| y >= 0).count().max(1) as f64;
         let rows = logits.chunks(model.vocab as usize).zip(&self.batch.targets);
-        let loss: f64 = rows.filter(|(_, y)| **y >= 0).map(|(z, &y)| lse(z) - z[y as usize]).sum();
+        let each = |(z, &y): (&[f64], &i32)| lse(z) - z[y as usize] + self.z_loss * lse(z).powi(2);
+        let loss: f64 = rows.filter(|(_, y)| **y >= 0).map(each).sum();
         for ([capacity, penalty], means) in std::mem::take(&mut self.pools) {
             let mean = means.iter().sum::<f64>() / means.len() as f64;
             self.auxiliary += self.penalty(mean, capacity, penalty);
         }
         Found { logits, streams, loss: loss / targets + self.auxiliary, held: self.held, counts: self.counts }
+    }
+
+    /// Stops what a layer left beside the stream; before it there were such losses, and so many
+    /// means in each pool.
+    fn detach(&mut self, expr: &Expr, (auxiliary, pools): (f64, Vec<usize>)) {
+        for name in names(expr) {
+            let Some((keys, values, own)) = self.caches.get_mut(name).and_then(Vec::pop) else { continue };
+            let (keys, values) = (self.stop(keys), self.stop(values));
+            self.caches[name].push((keys, values, own));
+        }
+        let added = self.stop(vec![self.auxiliary - auxiliary])[0];
+        self.auxiliary = auxiliary + added;
+        for i in 0..self.pools.len() {
+            let mut means = self.pools[i].1.split_off(pools.get(i).copied().unwrap_or(0));
+            means = self.stop(means);
+            self.pools[i].1.extend(means);
+        }
     }
 
     // Building blocks -----------------------------------------------------------------------------
@@ -339,24 +415,45 @@ impl<'a> Formulas<'a> {
         x.chunks(gain.len().max(1)).flat_map(row).collect()
     }
 
-    /// Turns pairs `(i, i + d/2)` by `position(i) · base^(-2i/d)`.
+    /// Turns pairs `(i, i + d/2)` of the first `d` elements, a share of all, by `position(i) ·
+    /// base^(-2i/d)`.
     fn rotate(&self, x: &mut [f64], rope: Rope, position: impl Fn(usize) -> f64) {
-        let half = x.len() / 2;
+        let d = (rope.share * x.len() as f64 + 1e-9) as usize;
+        let half = d / 2;
         for i in 0..half {
-            let mut turn = rope.base.powf(-2.0 * i as f64 / x.len() as f64);
-            if let Some(s) = rope.scaling {
-                let wave = 2.0 * PI / turn;
-                let (short, long) = (s.original_context / s.high, s.original_context / s.low);
-                if wave > long {
-                    turn /= s.factor;
-                } else if wave >= short {
-                    let smooth = (s.original_context / wave - s.low) / (s.high - s.low);
-                    turn = (1.0 - smooth) * turn / s.factor + smooth * turn;
+            let mut turn = rope.base.powf(-2.0 * i as f64 / d as f64);
+            let mut long = 1.0;
+            match rope.scaling {
+                None => {}
+                Some(RopeScaling::Linear { factor }) => turn /= factor,
+                Some(RopeScaling::Llama3 { factor, low, high, original_context }) => {
+                    let wave = 2.0 * PI / turn;
+                    if wave > original_context / low {
+                        turn /= factor;
+                    } else if wave >= original_context / high {
+                        let smooth = (original_context / wave - low) / (high - low);
+                        turn = (1.0 - smooth) * turn / factor + smooth * turn;
+                    }
+                }
+                // `_compute_yarn_parameters` of transformers' `modeling_rope_utils.py`.
+                Some(RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate }) => {
+                    let dim = |turns: f64| {
+                        d as f64 * (original_context / (turns * 2.0 * PI)).ln() / (2.0 * rope.base.ln())
+                    };
+                    let (low, high) =
+                        if truncate { (dim(fast).floor(), dim(slow).ceil()) } else { (dim(fast), dim(slow)) };
+                    let (low, mut high) = (low.max(0.0), high.min(d as f64 - 1.0));
+                    if low == high {
+                        high += 0.001;
+                    }
+                    let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    turn = turn / factor * ramp + turn * (1.0 - ramp);
+                    long = attention;
                 }
             }
             let (sin, cos) = (position(i) * turn).sin_cos();
             let (a, b) = (x[i], x[i + half]);
-            (x[i], x[i + half]) = (a * cos - b * sin, b * cos + a * sin);
+            (x[i], x[i + half]) = ((a * cos - b * sin) * long, (b * cos + a * sin) * long);
         }
     }
 
@@ -367,12 +464,77 @@ impl<'a> Formulas<'a> {
         move |i| if rope.half_reversed && i % 2 == 1 { last - depth } else { depth }
     }
 
+    // Statements ----------------------------------------------------------------------------------
+
+    fn statement(&mut self, s: &Statement, x: Vec<f64>) -> Vec<f64> {
+        let h = self.model.hidden as usize;
+        match s {
+            Statement::StartZeros => vec![0.0; x.len()],
+            Statement::StartNormal(sigma) => self.noise.iter().map(|z| sigma * z).collect(),
+            Statement::Norm => self.norm(&x, &format!("{}.norm.weight", self.prefix)),
+            Statement::Linear(_) => product(&x, self.own("linear.weight"), h),
+            Statement::Save(name) => {
+                self.saved.insert(name.clone(), x.clone());
+                x
+            }
+            Statement::Mix { name, how } => {
+                let e = &self.saved[name];
+                let rows = x.chunks(h).zip(e.chunks(h));
+                match how {
+                    Mixing::Add => x.iter().zip(e).map(|(x, e)| x + e).collect(),
+                    Mixing::Linear(_) => {
+                        let both: Vec<f64> = rows.flat_map(|(x, e)| [x, e].concat()).collect();
+                        product(&both, self.own("mix.weight"), 2 * h)
+                    }
+                    Mixing::Scaled => {
+                        let (lambda, mu) = (self.own("mix.lambda")[0], self.own("mix.mu")[0]);
+                        x.iter().zip(e).map(|(x, e)| lambda * x + mu * e).collect()
+                    }
+                    Mixing::Diagonal => {
+                        let (a, decay) = (self.own("mix.delta"), self.own("mix.decay"));
+                        let read = product(e, self.own("mix.weight"), h);
+                        let of = |(i, (x, read)): (usize, (&f64, &f64))| {
+                            let step = a[i % h].exp().ln_1p();
+                            (-step * decay[i % h].exp()).exp() * x + step * read
+                        };
+                        x.iter().zip(&read).enumerate().map(of).collect()
+                    }
+                }
+            }
+        }
+    }
+
     // Composition ---------------------------------------------------------------------------------
+
+    /// The stream behind a layer. A norm among the terms is of the stream so far.
+    fn layer(&mut self, expr: &Expr, mut x: Vec<f64>, all: &Inside) -> Vec<f64> {
+        let terms = match expr {
+            Expr::Sequential(terms) if terms.contains(&Expr::Norm) => terms.as_slice(),
+            _ => std::slice::from_ref(expr),
+        };
+        let mut norms = 0;
+        for run in terms.split_inclusive(|term| *term == Expr::Norm) {
+            let mut sum = vec![0.0; x.len()];
+            for term in run.iter().filter(|term| **term != Expr::Norm) {
+                let mut y = x.clone();
+                add(&mut y, &sum);
+                let update = self.expr(term, &y, all);
+                add(&mut sum, &update);
+            }
+            add(&mut x, &sum);
+            if run.last() == Some(&Expr::Norm) {
+                x = self.norm(&x, &format!("{}.norm{norms}.weight", self.prefix));
+                norms += 1;
+            }
+        }
+        x
+    }
 
     /// The update of an expert.
     fn expr(&mut self, e: &Expr, x: &[f64], inside: &Inside) -> Vec<f64> {
         match e {
             Expr::Component(name) => self.component(name, x, inside),
+            Expr::Norm => vec![0.0; x.len()],
             Expr::Parallel(terms) => {
                 let mut sum = vec![0.0; x.len()];
                 for term in terms {
@@ -423,6 +585,7 @@ impl<'a> Formulas<'a> {
             Activation::Geglu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
             Activation::Gelu => up.into_iter().map(gelu).collect(),
             Activation::Relu => self.relu(up),
+            Activation::Relu2 => self.relu(up).into_iter().map(|a| a * a).collect(),
         };
         let width: usize = down.len() / h;
         product(&inner, down, width)
@@ -459,7 +622,15 @@ impl<'a> Formulas<'a> {
             }
             out
         };
-        let qkv = project(self, "qkv", n, self.model.hidden as usize);
+        let biased = |this: &Self, which: &str, mut x: Vec<f64>| {
+            let bias = this.own(&format!("{c}.{which}.bias"));
+            x.chunks_mut(bias.len().max(1)).for_each(|row| add(row, bias));
+            x
+        };
+        let mut qkv = project(self, "qkv", n, self.model.hidden as usize);
+        if matches!(a.bias, Some(Bias::Qkv | Bias::All)) {
+            qkv = biased(self, "qkv", qkv);
+        }
         let (q, k) = (heads * d, kv_heads * d);
         let part = |from: usize, n: usize| -> Vec<f64> {
             qkv.chunks(q + 2 * k).flat_map(|row| row[from..from + n].to_vec()).collect()
@@ -513,7 +684,8 @@ impl<'a> Formulas<'a> {
                     a.softcap.map_or(s, |c| c * (s / c).tanh())
                 };
                 let scores: Vec<f64> = seen.iter().map(score).collect();
-                let all = lse(&scores);
+                let sink = a.sink.then(|| self.own(&format!("{c}.sink"))[head]);
+                let all = lse(&[&scores[..], sink.as_slice()].concat());
                 for (s, (l, j)) in scores.iter().zip(&seen) {
                     let value = of(&cache[*l].1, *j);
                     let at = &mut mixed[(i * heads + head) * d..][..d];
@@ -521,7 +693,21 @@ impl<'a> Formulas<'a> {
                 }
             }
         }
-        project(self, "out", &mixed, heads * d)
+        let gate = self.own(&format!("{c}.gate.weight"));
+        match a.gate {
+            None => {}
+            // One for each head, or for each of its elements.
+            Some(HeadGate::Head) => {
+                let gates = product(n, gate, self.model.hidden as usize);
+                mixed = times(&mixed, &gates.into_iter().map(sigmoid).collect::<Vec<_>>());
+            }
+            Some(HeadGate::Element) => {
+                let gates = product(n, gate, self.model.hidden as usize);
+                mixed.iter_mut().zip(gates).for_each(|(x, z)| *x *= sigmoid(z));
+            }
+        }
+        let y = project(self, "out", &mixed, heads * d);
+        if matches!(a.bias, Some(Bias::Out | Bias::All)) { biased(self, "out", y) } else { y }
     }
 
     // Experts -------------------------------------------------------------------------------------
@@ -555,12 +741,22 @@ impl<'a> Formulas<'a> {
         let scores: Vec<f64> = match r.score {
             Score::Sigmoid => logits.iter().copied().map(sigmoid).collect(),
             Score::Softmax => logits.chunks(experts).flat_map(softmax).collect(),
+            Score::Sqrtsoftplus => logits.iter().map(|z| lse(&[0.0, *z]).sqrt()).collect(),
         };
         let bias = if r.balance.is_some() { self.w(&format!("{prefix}.bias")) } else { &[] };
         let of = if r.select == Select::Logit { &logits } else { &scores };
         let mut chosen = vec![];
         for row in of.chunks(experts) {
-            let biased: Vec<f64> = (0..experts).map(|e| row[e] + bias.get(e).unwrap_or(&0.0)).collect();
+            let mut biased: Vec<f64> = (0..experts).map(|e| row[e] + bias.get(e).unwrap_or(&0.0)).collect();
+            let each = experts / r.groups as usize;
+            let worth = |group: &[f64]| largest_of(group, 2).into_iter().map(|e| group[e]).sum::<f64>();
+            let worths: Vec<f64> = biased.chunks(each).map(worth).collect();
+            let best = largest_of(&worths, r.topk_groups as usize);
+            for (e, value) in biased.iter_mut().enumerate() {
+                if !best.contains(&(e / each)) {
+                    *value = f64::NEG_INFINITY;
+                }
+            }
             chosen.extend(largest_of(&biased, active).into_iter().map(|e| e as f64));
         }
         let chosen: Vec<usize> = self.stop(chosen).into_iter().map(|e| e as usize).collect();
@@ -614,6 +810,16 @@ impl<'a> Formulas<'a> {
                 let token = at / active;
                 y[token * h..][..h].iter_mut().zip(&all[token * h..]).for_each(|(y, f)| *y += gate * f);
             }
+        }
+        if e.shared > 0 {
+            let of = |which: &str| self.own(&format!("{c}.shared.{which}.weight"));
+            let [gate, up, down] = ["gate", "up", "down"].map(of);
+            let mut always = self.network(e.activation, n, [gate, up, down]);
+            if e.shared_gate {
+                let z = product(n, self.own(&format!("{c}.shared_gate.weight")), h);
+                always = times(&always, &z.into_iter().map(sigmoid).collect::<Vec<_>>());
+            }
+            add(&mut y, &always);
         }
         y
     }
@@ -821,7 +1027,8 @@ fn sigmoid(x: f64) -> f64 {
 
 /// The approximation by tanh.
 fn gelu(x: f64) -> f64 {
-    0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+    // `(1 + tanh u) / 2` without its cancellation where `u` is far below 0.
+    x / (1.0 + (-2.0 * (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).exp())
 }
 
 /// `ln Σ e^x`

@@ -60,7 +60,7 @@ impl Proof for Gradients {
         s.conditioned()?;
         let oracle = s.oracle(None, &Rewriting::off(), Form::Training)?;
         let base = s.evaluation(&oracle, &s.batch)?;
-        let batch = of(&s.batch);
+        let batch = of(s, &s.batch);
         let held = oracle.forward(&s.weights, &batch, None)?.decisions;
         let mut weights = s.weights.clone();
         // In the order of the way back, so that the first that is wrong is where something is.

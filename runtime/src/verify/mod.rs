@@ -24,6 +24,7 @@ mod names;
 mod report;
 mod resume;
 pub mod shrink;
+mod steps;
 mod subject;
 
 pub use report::{Proved, Report, Verdict};

@@ -142,6 +142,7 @@ fn rename(spec: &Spec, names: &IndexMap<String, String>) -> Spec {
     fn expr(e: &mut Expr, names: &IndexMap<String, String>) {
         match e {
             Expr::Component(name) => name.clone_from(&names[name.as_str()]),
+            Expr::Norm => {}
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter_mut().for_each(|t| expr(t, names)),
             Expr::Skip(_, inner) => expr(inner, names),
         }
@@ -150,6 +151,7 @@ fn rename(spec: &Spec, names: &IndexMap<String, String>) -> Spec {
         for item in all {
             match item {
                 Item::Layer(e) => expr(e, names),
+                Item::Statement(_) => {}
                 Item::Repeat { items: inner, .. } | Item::Recur { items: inner, .. } => items(inner, names),
             }
         }

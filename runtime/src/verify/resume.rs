@@ -59,13 +59,14 @@ impl Proof for Resume {
                 _ => None,
             })
             .collect();
+        let drawn = crate::train::schedule::depths(&spec).is_some();
         let train = &mut spec.train;
         (train.steps, train.batch, train.accumulate, train.sequence) = (STEPS, 4, 2, Some(32));
         (train.checkpoint.every, train.checkpoint.keep) = (CUT, 4);
-        if let ([count], None) = (counts.as_slice(), train.random_depth) {
+        if let ([count], false) = (counts.as_slice(), drawn) {
             train.random_depth = Some((1, *count));
         }
-        let depths: Vec<u64> = train.random_depth.map_or(vec![], |(low, high)| (low..=high).collect());
+        let depths = crate::train::schedule::possible_depths(&spec);
         let device = s.cpu(1);
         let home = tempfile::tempdir()?;
         let cache = home.path().join("cache");

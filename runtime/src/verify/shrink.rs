@@ -10,7 +10,8 @@
 //! | heads, kv heads | at most 2 kv heads of 3 queries | one kv head for several queries, several kv heads |
 //! | head size | at most 4 | two rotary pairs, so that a reversed half is there |
 //! | window | at most 3 | shorter than the sequence, where it was |
-//! | experts | at most 5, of which 2 are active | all active, one expert, no-ops |
+//! | experts | at most 5, of which 2 are active; 2 shared | all active, one expert, no-ops, shared ones |
+//! | groups of experts | 2 or 3 of 2 experts | one group for several of them, all groups |
 //! | `repeat`, `recur` | at most 2, 3 | loops, several depths of each body |
 //! | capacity of `skip` | between 0.3 and 0.8 | some tokens take part and some do not |
 //! | context, batch, steps | 12, 4, 6 | |
@@ -66,7 +67,9 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
                     let group = (a.heads / a.kv_heads.max(1)).min(3);
                     less(&of("kv_heads"), &mut a.kv_heads, 2);
                     less(&of("heads"), &mut a.heads, a.kv_heads * group);
-                    less(&of("head_size"), &mut a.head_size, 4);
+                    turned(&mut a.rope, &mut a.head_size, &mut |size, most| {
+                        less(&of("head_size"), size, most);
+                    });
                     if let Some(window) = &mut a.window {
                         less(
                             &of("window"),
@@ -83,8 +86,23 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
                 }
                 Component::Experts(e) => {
                     let all = e.active >= e.count + e.noop;
-                    less(&of("noop"), &mut e.noop, 2);
-                    if all {
+                    less(&of("shared"), &mut e.shared, 2);
+                    if e.router.groups > 1 {
+                        let router = &mut e.router;
+                        let every = router.topk_groups == router.groups;
+                        let each = ((e.count + e.noop) / router.groups).min(2);
+                        less(&of("topk_groups"), &mut router.topk_groups, 2);
+                        less(&of("groups"), &mut router.groups, if every { 2 } else { 3 });
+                        less(&of("noop"), &mut e.noop, 0);
+                        less(&of("count"), &mut e.count, router.groups * each);
+                        e.count = router.groups * each;
+                        less(&of("active"), &mut e.active, router.topk_groups * each);
+                    } else {
+                        less(&of("noop"), &mut e.noop, 2);
+                    }
+                    if e.router.groups > 1 {
+                        less(&of("active"), &mut e.active, 2);
+                    } else if all {
                         less(&of("count"), &mut e.count, 3);
                         e.active = e.active.min(e.count + e.noop);
                     } else {
@@ -111,8 +129,23 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
 type Less<'a> = &'a mut dyn FnMut(&str, &mut u64, u64);
 
 fn router(r: &mut Router, name: &str, less: Less) {
-    if let RouterForm::LowRank { query, .. } = &mut r.form {
-        less(&format!("{name}.query"), query, 4);
+    if let RouterForm::LowRank { query, rope } = &mut r.form {
+        turned(rope, query, &mut |size, most| less(&format!("{name}.query"), size, most));
+    }
+}
+
+/// The size of vectors of which a rotation turns all or a share: two pairs, and two elements more
+/// where others do not turn.
+fn turned(rope: &mut Option<Rope>, size: &mut u64, less: &mut dyn FnMut(&mut u64, u64)) {
+    let before = *size;
+    match rope {
+        Some(rope) if rope.share < 1.0 => {
+            less(size, 6);
+            if *size < before {
+                rope.share = 4.0 / *size as f64;
+            }
+        }
+        Some(_) | None => less(size, 4),
     }
 }
 
@@ -120,12 +153,20 @@ fn items(all: &mut [Item], less: Less) {
     for item in all {
         match item {
             Item::Layer(e) => expr(e, less),
+            Item::Statement(_) => {}
             Item::Repeat { count, items: inner } => {
                 less("repeat", count, 2);
                 items(inner, less);
             }
-            Item::Recur { count, items: inner, .. } => {
+            Item::Recur { count, items: inner, looping, .. } => {
                 less("recur", count, 3);
+                if let Some(backprop) = &mut looping.backprop {
+                    *backprop = (*backprop).min((*count - 1).max(1));
+                }
+                if let Some(depths) = &mut looping.depth {
+                    less("depth.max", &mut depths.max, 4);
+                    depths.min = depths.min.min(depths.max);
+                }
                 items(inner, less);
             }
         }
@@ -134,7 +175,7 @@ fn items(all: &mut [Item], less: Less) {
 
 fn expr(e: &mut Expr, less: Less) {
     match e {
-        Expr::Component(_) => {}
+        Expr::Component(_) | Expr::Norm => {}
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter_mut().for_each(|t| expr(t, less)),
         Expr::Skip(skip, inner) => {
             match &mut skip.rule {

@@ -273,7 +273,8 @@ impl<'a> Subject<'a> {
         }
         let (mut margin, mut tied) = (f64::INFINITY, false);
         let mut see = |oracle: &Oracle, batch: &Batch| -> Result<(), VerifyError> {
-            for forward in [self.forward(oracle, batch)?, oracle.forward_rounded(&self.weights, &of(batch))?]
+            for forward in
+                [self.forward(oracle, batch)?, oracle.forward_rounded(&self.weights, &of(self, batch))?]
             {
                 margin = margin.min(forward.margin);
                 tied |= forward.tied;
@@ -330,19 +331,19 @@ impl<'a> Subject<'a> {
         form: Form,
     ) -> Result<Oracle, VerifyError> {
         let segments = masked(&self.spec);
-        let shape =
-            Shape { batch: ROWS as u64, sequence: self.sequence() as u64, segments, ..Shape::default() };
+        let (sequence, z_loss) = (self.sequence() as u64, self.spec.train.z_loss);
+        let shape = Shape { batch: ROWS as u64, sequence, segments, z_loss, ..Shape::default() };
         Ok(self.pipeline.oracle(&self.spec.model, shape, depth, rewriting, form)?)
     }
 
     /// The interpreter's way forward.
     pub fn forward(&self, oracle: &Oracle, batch: &Batch) -> Result<Forward, VerifyError> {
-        Ok(oracle.forward(&self.weights, &of(batch), None)?)
+        Ok(oracle.forward(&self.weights, &of(self, batch), None)?)
     }
 
     /// The interpreter's gradients.
     pub fn evaluation(&self, oracle: &Oracle, batch: &Batch) -> Result<Evaluation, VerifyError> {
-        Ok(oracle.evaluate(&self.weights, &of(batch))?)
+        Ok(oracle.evaluate(&self.weights, &of(self, batch))?)
     }
 
     /// Sensitivity to rounding.
@@ -362,8 +363,8 @@ impl<'a> Subject<'a> {
             let base = self.evaluation(&oracle, &self.batch)?;
             let longest =
                 base.gradients.values().map(|g| length(g.floats().iter().copied())).fold(0.0, f64::max);
-            let moved = oracle.evaluate(&moved, &of(&self.batch))?;
-            let rounded = oracle.evaluate_rounded(&self.weights, &of(&self.batch))?;
+            let moved = oracle.evaluate(&moved, &of(self, &self.batch))?;
+            let rounded = oracle.evaluate_rounded(&self.weights, &of(self, &self.batch))?;
             for other in [moved, rounded] {
                 noise.logits = noise.logits.max(error(other.logits.floats(), base.logits.floats()));
                 for (name, g) in &base.gradients {
@@ -378,8 +379,8 @@ impl<'a> Subject<'a> {
         let segments = if self.batch == self.plain { vec![] } else { vec![&self.plain] };
         for batch in [&self.batch].into_iter().chain(segments).filter(|_| inference.architecture().skips()) {
             let base = self.forward(&inference, batch)?;
-            let moved = inference.forward(&moved, &of(batch), None)?;
-            let rounded = inference.forward_rounded(&self.weights, &of(batch))?;
+            let moved = inference.forward(&moved, &of(self, batch), None)?;
+            let rounded = inference.forward_rounded(&self.weights, &of(self, batch))?;
             for other in [moved, rounded] {
                 noise.logits = noise.logits.max(error(other.logits.floats(), base.logits.floats()));
             }
@@ -395,9 +396,9 @@ impl<'a> Subject<'a> {
     /// How far a gradient in f32 may be off, relative to its length.
     pub fn gradient_tolerance(&self, name: &str) -> Result<f64, VerifyError> {
         let noise: f64 = self.noise()?.gradients.get(name).copied().unwrap_or(0.0);
-        // The derivative of a norm of one number is a difference of equal ones, which rounding
-        // before does not show.
-        let least = if self.norms_of_one() { 2e-4 } else { 2e-5 };
+        // The derivative of a norm of one number is a difference of equal ones times the number's
+        // reciprocal, which rounding before does not show.
+        let least = if self.norms_of_one() { 1e-3 } else { 2e-5 };
         Ok((30.0 * noise).clamp(least, 5e-2))
     }
 
@@ -491,13 +492,19 @@ impl<'a> Subject<'a> {
 }
 
 /// A batch as the interpreter takes it.
-pub fn of(batch: &Batch) -> oracle::Batch {
+pub fn of(s: &Subject, batch: &Batch) -> oracle::Batch {
     oracle::Batch {
+        noise: noise(&s.spec, batch),
         ids: batch.ids.clone(),
         targets: batch.targets.clone(),
         positions: batch.positions.clone(),
         segments: batch.segments.clone(),
     }
+}
+
+/// The noise that streams start with, a row for each token.
+pub fn noise(spec: &Spec, batch: &Batch) -> Vec<f64> {
+    widen(&crate::noise::of_positions(spec.train.seed, &batch.positions, spec.model.hidden as usize))
 }
 
 /// Results of a micro-batch on a device.

@@ -241,7 +241,8 @@ pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Sou
 pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Option<Source>> {
     let (s, a, o) = (&kernel.shape, &kernel.attention, &Operands::of(kernel, variant));
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
-    let name = format!("attention_grad_{}{}", attention_name(s, a), variant.suffix());
+    let log = if kernel.log { "_log" } else { "" };
+    let name = format!("attention_grad_{}{log}{}", attention_name(s, a), variant.suffix());
     let queries = AttentionForm::of(s, Owner::QueryGradients, variant);
     let keys = AttentionForm::of(s, Owner::KeyGradients, variant);
     let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
@@ -249,13 +250,12 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     builder.line(&line);
     let rows = times(&[s.batch, s.queries, s.heads]);
     let along = builder.scratch(times(&[4, rows]));
-    builder.call(
-        "attention_along_rows",
-        per_warp(rows)?,
-        &[o.get("o")?, o.stride("o")?, o.get("do")?, o.stride("do")?, scratch("float *", "along", along)],
-        "attention_along",
-        "S",
-    );
+    let mut products = vec![o.get("o")?, o.stride("o")?, o.get("do")?, o.stride("do")?];
+    if kernel.log {
+        products.push(o.get("dlse")?);
+    }
+    products.push(scratch("float *", "along", along));
+    builder.call("attention_along_rows", per_warp(rows)?, &products, "attention_along", "S");
     let entry =
         |builder: &mut Builder, form: &AttentionForm, of: &str, outputs: Vec<Param>, results: &str| {
             let mut list = vec![];

@@ -45,6 +45,8 @@ pub struct AttentionGrad {
     pub shape: AttentionShape,
     /// Scores and mask.
     pub attention: Scores,
+    /// Whether the logarithm of the denominators has a cotangent, too.
+    pub log: bool,
 }
 
 impl AttentionShape {
@@ -56,8 +58,8 @@ impl AttentionShape {
         input(name, &[self.batch, self.keys, self.kv_heads, self.size]).float(0).rows(2)
     }
 
-    fn lse(&self) -> Slot {
-        input("lse", &[self.batch, self.queries, self.heads])
+    fn lse(&self, name: &'static str) -> Slot {
+        input(name, &[self.batch, self.queries, self.heads])
     }
 
     fn masks(&self, attention: &Scores) -> Vec<Slot> {
@@ -128,6 +130,7 @@ impl AttentionShape {
         &self,
         kernel: &impl KernelKind,
         attention: &Scores,
+        log: bool,
         variant: Variant,
     ) -> Result<Naive, CodegenError> {
         let (s, a) = (self, attention);
@@ -143,6 +146,7 @@ impl AttentionShape {
             ("SOFTCAP", &float(a.softcap.unwrap_or(1.0))),
             ("POSITIONS", &u8::from(a.mask == Mask::Positions)),
             ("SEGMENTS", &u8::from(a.segments)),
+            ("LOG", &u8::from(log)),
         ];
         Naive::new(kernel, variant, include_str!("naive.cuh"), numbers)
     }
@@ -226,7 +230,7 @@ impl KernelKind for Attention {
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let naive = s.naive(self, &self.attention, variant)?;
+        let naive = s.naive(self, &self.attention, false, variant)?;
         Ok(naive.pass("forward", times(&[s.batch, s.queries, s.heads, s.size]))?.finish())
     }
 }
@@ -235,8 +239,9 @@ impl KernelKind for AttentionGrad {
     fn signature(&self) -> Vec<Slot> {
         let s = &self.shape;
         let mut list =
-            vec![s.queries("q"), s.keys("k"), s.keys("v"), s.queries("o"), s.lse(), s.queries("do")];
+            vec![s.queries("q"), s.keys("k"), s.keys("v"), s.queries("o"), s.lse("lse"), s.queries("do")];
         list.extend(s.masks(&self.attention));
+        list.extend(self.log.then(|| s.lse("dlse")));
         list.extend([s.queries("dq"), s.keys("dk"), s.keys("dv")].map(Slot::written));
         list
     }
@@ -259,7 +264,7 @@ impl KernelKind for AttentionGrad {
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let naive = s.naive(self, &self.attention, variant)?;
+        let naive = s.naive(self, &self.attention, self.log, variant)?;
         let naive = naive.pass("queries", times(&[s.batch, s.queries, s.heads, s.size]))?;
         Ok(naive.pass("keys", times(&[s.batch, s.keys, s.kv_heads, s.size]))?.finish())
     }
@@ -287,6 +292,7 @@ impl Choose for super::Attention {
 impl Choose for super::AttentionGrad {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let attention = self.0;
-        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention }))
+        let log = self.log(s.operands()).is_some();
+        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention, log }))
     }
 }

@@ -39,7 +39,8 @@ by_bits!(
         (Bits(scale), softcap.map(Bits), window, mask, segments)
 );
 
-/// `(q, k, v, o, lse, do, mask operands) -> dq, dk, dv`.
+/// `(q, k, v, o, lse, do, mask operands, dlse) -> dq, dk, dv`; without a last operand nothing
+/// follows from the logarithm of the denominators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttentionGrad(pub Attention);
 
@@ -52,10 +53,18 @@ const DO: &str = "do[b, t, H, d]";
 const QUERIES: &str = "query_positions i32[b, t]";
 const KEYS: &str = "key_positions i32[b, s]";
 const SEGMENTS: &str = "segments i32[b, t]";
+const DLSE: &str = "dlse[b, t, H]?";
 
 impl AttentionGrad {
     /// The first operand of the mask.
     pub const MASK: usize = 6;
+
+    /// Which of so many operands is the cotangent of the logarithm of the denominators.
+    pub fn log(&self, operands: usize) -> Option<usize> {
+        let positions = 2 * usize::from(self.0.mask == Mask::Positions);
+        let log = AttentionGrad::MASK + positions + usize::from(self.0.segments);
+        (log < operands).then_some(log)
+    }
 }
 
 impl Attention {
@@ -106,13 +115,13 @@ impl Attention {
     }
 
     /// Adds one query's gradients to `dq` (its own), `dk` and `dv` (whole). `kept` has its output
-    /// and log-sum-exp, where the forward operation gave them.
+    /// and log-sum-exp, where the forward operation gave them; cotangents are of both.
     pub(super) fn attend_grad(
         &self,
         e: &mut Evaluation,
         at: &Query,
         kept: Option<(&[f64], f64)>,
-        dout: &[f64],
+        (dout, dlse): (&[f64], f64),
         [dq, dk, dv]: [&mut [f64]; 3],
     ) {
         let d = at.q.len();
@@ -123,7 +132,7 @@ impl Attention {
         let mean = kept.map_or_else(|| inner_product(&p, &dp), |(out, _)| inner_product(out, dout));
         for (j, &key) in at.keys.iter().enumerate() {
             let slope = softcap_slope(self.cap(scores[j]), scores[j]);
-            let ds = p[j] * (dp[j] - mean) * slope * self.scale;
+            let ds = p[j] * (dp[j] - mean + dlse) * slope * self.scale;
             e.add_scaled(&mut dv[key..key + d], p[j], dout);
             e.add_scaled(dq, ds, &at.k[key..key + d]);
             e.add_scaled(&mut dk[key..key + d], ds, at.q);
@@ -428,12 +437,10 @@ impl Counted for Attention {
 
 impl Reverse for Attention {
     fn reverse(&self, at: &mut Adjoint) -> Result<(), CompileError> {
-        if at.cotangent(1).is_some() {
-            return at.missing("by way of its log-sum");
-        }
         let (d, x) = (at.d()?, at.operands());
         let kept = [at.result(0), at.result(1), d];
-        let operands = [&x[..Attention::MASK], &kept, &x[Attention::MASK..]].concat();
+        let log = at.cotangent(1);
+        let operands = [&x[..Attention::MASK], &kept, &x[Attention::MASK..], log.as_slice()].concat();
         let grads = at.builder().ops(AttentionGrad(*self), &operands);
         for (k, grad) in grads.into_iter().enumerate().take(3) {
             at.add(k, grad);
@@ -465,10 +472,10 @@ impl Operation for AttentionGrad {
         Signature {
             name: "attention_grad",
             operands: match (self.0.mask, self.0.segments) {
-                (Mask::Causal, false) => &[Q, K, V, O, LSE, DO],
-                (Mask::Causal, true) => &[Q, K, V, O, LSE, DO, SEGMENTS],
-                (Mask::Positions, false) => &[Q, K, V, O, LSE, DO, QUERIES, KEYS],
-                (Mask::Positions, true) => &[Q, K, V, O, LSE, DO, QUERIES, KEYS, SEGMENTS],
+                (Mask::Causal, false) => &[Q, K, V, O, LSE, DO, DLSE],
+                (Mask::Causal, true) => &[Q, K, V, O, LSE, DO, SEGMENTS, DLSE],
+                (Mask::Positions, false) => &[Q, K, V, O, LSE, DO, QUERIES, KEYS, DLSE],
+                (Mask::Positions, true) => &[Q, K, V, O, LSE, DO, QUERIES, KEYS, SEGMENTS, DLSE],
             },
             results: &["dq[b, t, H, d]", "dk[b, s, G, d]", "dv[b, s, G, d]"],
             class: Class::anchored(self),
@@ -484,6 +491,9 @@ impl Operation for AttentionGrad {
         x.check(x[3] == x[0] && x[5] == x[0], "o and do have the type of q")?;
         let lse = x[4] == Type::f32(&x[0].dims[..3]);
         x.check(lse, "lse is f32 with the dimensions of q but the last")?;
+        if let Some(log) = self.log(x.len()) {
+            x.check(x[log] == x[4], "dlse has the type of lse")?;
+        }
         Ok(vec![x[0].clone(), x[1].clone(), x[2].clone()])
     }
 
@@ -495,9 +505,10 @@ impl Operation for AttentionGrad {
             let keys = self.0.keys(e, AttentionGrad::MASK, row);
             let own = row * d..(row + 1) * d;
             let kept = Some((&out[own.clone()], lse));
+            let log = self.log(e.operands.len()).map_or(0.0, |k| e.floats(k)[row]);
             let (dq, dout, q) = (&mut dq[own.clone()], &dout[own.clone()], &q[own]);
             let query = Query { q, k, v, keys };
-            self.0.attend_grad(e, &query, kept, dout, [dq, &mut dk, &mut dv]);
+            self.0.attend_grad(e, &query, kept, (dout, log), [dq, &mut dk, &mut dv]);
         }
         Ok(vec![Data::Float(dq), Data::Float(dk), Data::Float(dv)])
     }
@@ -512,6 +523,9 @@ impl Operation for AttentionGrad {
         inputs.push(case.floats("do", &random.q));
         for (name, ty, mask) in random.masks {
             inputs.push(case.tensor(&name, Binding::Value, ty, mask));
+        }
+        if case.rng.once_in(2) {
+            inputs.push(case.floats("dlse", &random.q[..3]));
         }
         case.finish(AttentionGrad(random.a), &inputs)
     }

@@ -14,10 +14,16 @@ DEVICE float probability(const Float0 *q, const Float0 *k, float lse) {
     return lse == -infinity() ? 0.0f : expf(score(q, k) - lse);
 }
 // The cotangent of the product of a query and a key.
-DEVICE float cotangent(const Float0 *q, const Float0 *k, const Float0 *v, const Float0 *o, const Float0 *d, float lse) {
+DEVICE float cotangent(const Float0 *q, const Float0 *k, const Float0 *v, const Float0 *o, const Float0 *d, float lse,
+                       float dlse) {
     float t = CAPPED ? score(q, k) / SOFTCAP : 0.0f;
-    return probability(q, k, lse) * (dot(d, v) - dot(d, o)) * SCALE * (1.0f - t * t);
+    return probability(q, k, lse) * (dot(d, v) - dot(d, o) + dlse) * SCALE * (1.0f - t * t);
 }
+#if LOG
+#define LOG_COTANGENT(row) dlse[row]
+#else
+#define LOG_COTANGENT(row) 0.0f
+#endif
 #define GROUP (HEADS / KV_HEADS)
 #if POSITIONS
 #define QUERY(b, i) query_positions[(b) * QUERIES + (i)]
@@ -55,7 +61,7 @@ float sum = 0.0f;
 for (i64 j = 0; j < KEYS; ++j) {
     if (!SEES(b, i, j)) continue;
     float ds = cotangent(OF_QUERY(q, b, i, h), OF_KEY(k, b, j, h / GROUP), OF_KEY(v, b, j, h / GROUP),
-                         OF_QUERY(o, b, i, h), OF_QUERY(d, b, i, h), lse[at / SIZE]);
+                         OF_QUERY(o, b, i, h), OF_QUERY(d, b, i, h), lse[at / SIZE], LOG_COTANGENT(at / SIZE));
     sum = fmaf(ds, value(OF_KEY(k, b, j, h / GROUP)[e]), sum);
 }
 put(OF_QUERY(dq, b, i, h) + e, sum);
@@ -65,9 +71,10 @@ float of_key = 0.0f, of_value = 0.0f;
 for (i64 h = g * GROUP; h < (g + 1) * GROUP; ++h) {
     for (i64 i = 0; i < QUERIES; ++i) {
         if (!SEES(b, i, j)) continue;
-        float norm = lse[(b * QUERIES + i) * HEADS + h];
+        i64 row = (b * QUERIES + i) * HEADS + h;
+        float norm = lse[row];
         float ds = cotangent(OF_QUERY(q, b, i, h), OF_KEY(k, b, j, g), OF_KEY(v, b, j, g), OF_QUERY(o, b, i, h),
-                             OF_QUERY(d, b, i, h), norm);
+                             OF_QUERY(d, b, i, h), norm, LOG_COTANGENT(row));
         float p = probability(OF_QUERY(q, b, i, h), OF_KEY(k, b, j, g), norm);
         of_key = fmaf(ds, value(OF_QUERY(q, b, i, h)[e]), of_key);
         of_value = fmaf(p, value(OF_QUERY(d, b, i, h)[e]), of_value);

@@ -203,7 +203,7 @@ impl Operation for DepthAttentionGrad {
             let keys = keys(&self.0, e, row)?;
             let own = row * d..(row + 1) * d;
             let (dq, dout, q) = (&mut dq[own.clone()], &dout[own.clone()], &q[own]);
-            self.0.attend_grad(e, &Query { q, k, v, keys }, None, dout, [dq, &mut dk, &mut dv]);
+            self.0.attend_grad(e, &Query { q, k, v, keys }, None, (dout, 0.0), [dq, &mut dk, &mut dv]);
         }
         Ok(vec![Data::Float(dq), Data::Float(dk), Data::Float(dv)])
     }

@@ -169,11 +169,12 @@ impl Unary {
             Unary::Tanh => x.tanh(),
             Unary::Silu => x * sigmoid(x),
             Unary::SiluGrad => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
-            Unary::Gelu => 0.5 * x * (1.0 + inner(x).tanh()),
+            // `(1 + tanh u) / 2` without its cancellation where `u` is far below 0.
+            Unary::Gelu => x * sigmoid(2.0 * inner(x)),
             Unary::GeluGrad => {
-                let t = inner(x).tanh();
+                let s = sigmoid(2.0 * inner(x));
                 let slope = FRAC_2_PI.sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
-                0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope
+                s + 2.0 * x * s * (1.0 - s) * slope
             }
             Unary::Relu => x.max(0.0),
             Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),

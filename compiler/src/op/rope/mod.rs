@@ -24,7 +24,7 @@ pub struct Rope {
     pub base: f64,
     /// Which position is encoded.
     pub positions: Positions,
-    /// Llama 3's frequency scaling.
+    /// Lowered frequencies.
     pub scaling: Option<RopeScaling>,
     /// Rotates backwards: the transpose, for gradients.
     pub inverse: bool,
@@ -35,38 +35,94 @@ by_bits!(
     Rope { base, positions, scaling, inverse } => (Bits(base), positions, scaling, inverse)
 );
 
-/// Llama 3's frequency scaling; see [`dreamc_dsl::spec::RopeScaling`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RopeScaling {
-    /// Division of the low frequencies.
-    pub factor: f64,
-    /// Wavelengths above `original_context / low` are divided.
-    pub low: f64,
-    /// Wavelengths below `original_context / high` are kept.
-    pub high: f64,
-    /// Context the model was first trained with.
-    pub original_context: f64,
+/// Lowered frequencies; see [`dreamc_dsl::spec::RopeScaling`].
+#[derive(Clone, Copy, Debug)]
+pub enum RopeScaling {
+    /// Llama 3.1: wavelengths above `original_context / low` are divided, below `original_context /
+    /// high` kept.
+    Llama3 {
+        /// Division of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_context / low` are divided.
+        low: f64,
+        /// Wavelengths below `original_context / high` are kept.
+        high: f64,
+        /// Context the model was first trained with.
+        original_context: f64,
+    },
+    /// All frequencies are divided.
+    Linear {
+        /// Division of the frequencies.
+        factor: f64,
+    },
+    /// YaRN: pairs that turn more than `fast` times in the original context are kept, less than
+    /// `slow` times divided.
+    Yarn {
+        /// Division of the low frequencies.
+        factor: f64,
+        /// Turns above which a pair is kept.
+        fast: f64,
+        /// Turns below which a pair is divided.
+        slow: f64,
+        /// Context the model was first trained with.
+        original_context: f64,
+        /// Whether the bounds between which pairs are blended are whole numbers.
+        truncate: bool,
+    },
 }
 
-by_bits!(
-    RopeScaling,
-    RopeScaling { factor, low, high, original_context } => [factor, low, high, original_context].map(Bits)
-);
+impl RopeScaling {
+    /// Which it is, its numbers, and whether it truncates.
+    fn key(&self) -> (u8, [Bits; 4], bool) {
+        let (kind, numbers, truncate) = match *self {
+            RopeScaling::Llama3 { factor, low, high, original_context } => {
+                (0, [factor, low, high, original_context], false)
+            }
+            RopeScaling::Linear { factor } => (1, [factor, 0.0, 0.0, 0.0], false),
+            RopeScaling::Yarn { factor, fast, slow, original_context, truncate } => {
+                (2, [factor, fast, slow, original_context], truncate)
+            }
+        };
+        (kind, numbers.map(Bits), truncate)
+    }
+}
+
+by_bits!(RopeScaling, scaling => scaling.key());
 
 impl Rope {
     /// Angle per position of pair `i` of `pairs`.
     pub fn frequency(&self, i: u64, pairs: u64) -> f64 {
         let f = self.base.powf(-(i as f64) / pairs as f64);
         let Some(s) = self.scaling else { return f };
-        let wavelength = std::f64::consts::TAU / f;
-        let ratio = s.original_context / wavelength;
-        if ratio < s.low {
-            f / s.factor
-        } else if ratio > s.high {
-            f
-        } else {
-            let smooth = (ratio - s.low) / (s.high - s.low);
-            (1.0 - smooth) * f / s.factor + smooth * f
+        match s {
+            RopeScaling::Llama3 { factor, low, high, original_context } => {
+                let wavelength = std::f64::consts::TAU / f;
+                let ratio = original_context / wavelength;
+                if ratio < low {
+                    f / factor
+                } else if ratio > high {
+                    f
+                } else {
+                    let smooth = (ratio - low) / (high - low);
+                    (1.0 - smooth) * f / factor + smooth * f
+                }
+            }
+            RopeScaling::Linear { factor } => f / factor,
+            RopeScaling::Yarn { factor, fast, slow, original_context, truncate } => {
+                // The pair that turns so many times in the original context.
+                let turning = |times: f64| {
+                    let wavelength = original_context / times;
+                    pairs as f64 * (wavelength / std::f64::consts::TAU).ln() / self.base.ln()
+                };
+                let (mut low, mut high) = (turning(fast), turning(slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, high) = (low.max(0.0), high.min(2.0 * pairs as f64 - 1.0));
+                let wide = if low == high { 1e-3 } else { high - low };
+                let divided = ((i as f64 - low) / wide).clamp(0.0, 1.0);
+                f / factor * divided + f * (1.0 - divided)
+            }
         }
     }
 }
@@ -84,17 +140,33 @@ impl Payload for Rope {
         } else {
             self.positions = Positions::Tokens;
         }
-        let mut scaled = self.scaling.is_some();
-        a.flag("factor", &mut scaled)?;
-        if scaled {
-            let s = self.scaling.get_or_insert_default();
-            a.float(&mut s.factor)?;
-            for (word, x) in
-                [("low", &mut s.low), ("high", &mut s.high), ("context", &mut s.original_context)]
-            {
+        let (kind, numbers, mut whole) = self.scaling.map_or((3, [Bits(0.0); 4], false), |s| s.key());
+        let mut numbers = numbers.map(|x| x.0);
+        let kinds: [(u8, &str, &[&str]); 3] = [
+            (0, "factor", &["low", "high", "context"]),
+            (1, "linear", &[]),
+            (2, "yarn", &["fast", "slow", "context"]),
+        ];
+        for (n, word, others) in kinds {
+            let mut scaled = kind == n;
+            a.flag(word, &mut scaled)?;
+            if !scaled {
+                continue;
+            }
+            a.float(&mut numbers[0])?;
+            for (word, x) in others.iter().zip(&mut numbers[1..]) {
                 a.word(word)?;
                 a.float(x)?;
             }
+            let [factor, x, y, original_context] = numbers;
+            self.scaling = Some(match n {
+                0 => RopeScaling::Llama3 { factor, low: x, high: y, original_context },
+                1 => RopeScaling::Linear { factor },
+                _ => {
+                    a.flag("truncate", &mut whole)?;
+                    RopeScaling::Yarn { factor, fast: x, slow: y, original_context, truncate: whole }
+                }
+            });
         }
         a.flag("inverse", &mut self.inverse)
     }
@@ -168,11 +240,12 @@ impl Operation for Rope {
         let d = 2 * case.size();
         let dims = [leading[0], leading[1], case.dim("heads"), case.sized("d", d)];
         let x = case.floats("x", &dims);
-        let scaling = case.rng.once_in(2).then_some(RopeScaling {
+        let original_context = 64.0;
+        let scaling = case.rng.once_in(2).then_some(RopeScaling::Llama3 {
             factor: 4.0,
             low: 1.0,
             high: 4.0,
-            original_context: 64.0,
+            original_context,
         });
         let positions = match case.rng.below(3) {
             0 => Positions::Tokens,
@@ -188,6 +261,13 @@ impl Operation for Rope {
             inputs.extend([case.index("depth", depth), case.index("depths", depths)]);
         }
         let inverse = case.rng.once_in(3);
+        let truncate = case.rng.once_in(2);
+        let yarn = RopeScaling::Yarn { factor: 4.0, fast: 8.0, slow: 1.0, original_context, truncate };
+        let scaling = match case.rng.below(4) {
+            0 => Some(yarn),
+            1 => Some(RopeScaling::Linear { factor: 4.0 }),
+            _ => scaling,
+        };
         case.finish(Rope { base: 100.0, positions, scaling, inverse }, &inputs)
     }
 }

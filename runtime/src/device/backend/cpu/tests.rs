@@ -491,8 +491,8 @@ fn attend(scores: &[f64], a: &Attention) -> (f64, Vec<f64>, Vec<f64>) {
 }
 
 /// Naive gradient of one query: `(d score, p)` for each key.
-fn attend_grad(p: &[f64], slopes: &[f64], dp: &[f64], a: &Attention) -> Vec<f64> {
-    let along: f64 = p.iter().zip(dp).map(|(p, d)| p * d).sum();
+fn attend_grad(p: &[f64], slopes: &[f64], dp: &[f64], dlse: f64, a: &Attention) -> Vec<f64> {
+    let along = p.iter().zip(dp).map(|(p, d)| p * d).sum::<f64>() - dlse;
     (0..p.len()).map(|j| p[j] * (dp[j] - along) * slopes[j] * a.scale).collect()
 }
 
@@ -543,6 +543,9 @@ fn attention() {
             let k_pos: Vec<i32> =
                 (0..batch * keys).map(|i| if i % 7 == 3 { -1 } else { (i % keys) as i32 * 2 }).collect();
             let segment: Vec<i32> = (0..batch * queries).map(|i| (i % queries / 29) as i32).collect();
+            // Of every second kind something follows from the logarithm, too.
+            let log = softcap.is_some() || segments;
+            let dlse = log.then(|| F(r.floats(batch * queries * heads)));
             let mut mask_operands = vec![];
             if mask == Mask::Positions {
                 mask_operands.extend([I(q_pos.clone()), I(k_pos.clone())]);
@@ -588,7 +591,8 @@ fn attention() {
                         let (l, p, slopes) = attend(&scores, &a);
                         lse_exact[(b * queries + i) * heads + h] = l;
                         let dp: Vec<f64> = at_k.iter().map(|&j| inner(d.f(), at_q, v.f(), j)).collect();
-                        let ds = attend_grad(&p, &slopes, &dp, &a);
+                        let dlse = dlse.as_ref().map_or(0.0, |x| x.f()[(b * queries + i) * heads + h]);
+                        let ds = attend_grad(&p, &slopes, &dp, dlse.into(), &a);
                         for c in 0..size {
                             for (n, &j) in at_k.iter().enumerate() {
                                 o_exact[((b * queries + i) * heads + h) * size + c] +=
@@ -611,12 +615,13 @@ fn attention() {
             }
             let mut operands = vec![q, k, v, Strided(o_rows, qs as u64), F(lse.to_vec()), d];
             operands.extend(mask_operands);
+            operands.extend(dlse);
             // Elements between rows stay.
             for (n, s) in [(queries, qs), (keys, ks), (keys, ks)] {
                 operands.push(Strided(vec![7.0; batch * n * s], s as u64));
             }
             let (out, count) =
-                launch(Kernel::AttentionGrad(kernel::AttentionGrad { shape, attention: a }), &operands);
+                launch(Kernel::AttentionGrad(kernel::AttentionGrad { shape, attention: a, log }), &operands);
             assert_eq!(count, (5 * pairs * size) as u64);
             for (i, (mut exact, n, s)) in [(dq, qn, qs), (dk, kn, ks), (dv, kn, ks)].into_iter().enumerate() {
                 exact.chunks_exact_mut(s).for_each(|row| row[n..].fill(7.0));
@@ -665,7 +670,7 @@ fn depth_attention() {
                     let scores: Vec<f64> = at.iter().map(|&j| inner(q.f(), at_q, &k, j)).collect();
                     let (_, p, slopes) = attend(&scores, &a);
                     let dp: Vec<f64> = at.iter().map(|&j| inner(&d, at_d, &v, j)).collect();
-                    let ds = attend_grad(&p, &slopes, &dp, &a);
+                    let ds = attend_grad(&p, &slopes, &dp, 0.0, &a);
                     for c in 0..size {
                         for (l, &j) in at.iter().enumerate() {
                             o[at_d + c] += p[l] * v[j + c] as f64;
@@ -1260,7 +1265,8 @@ mod row_kernels {
             let position = b.ints(1, 100_000);
             let depth = b.input(RowInput::Index, Index(3));
             let depths = b.input(RowInput::Index, Index(11));
-            let scaling = ir::RopeScaling { factor: 8.0, low: 1.0, high: 4.0, original_context: 100.0 };
+            let scaling =
+                ir::RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original_context: 100.0 };
             for (positions, scaling, inverse) in [
                 (Positions::Tokens, None, false),
                 (Positions::Tokens, Some(scaling), true),

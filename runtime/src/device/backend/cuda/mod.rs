@@ -123,6 +123,11 @@ impl CudaDevice {
         CudaDevice::with_target(ordinal, Some(architecture))
     }
 
+    /// The version of CUDA that the driver is for.
+    pub fn driver(&self) -> (i32, i32) {
+        (self.context.versions.0, self.context.versions.1)
+    }
+
     fn with_target(ordinal: usize, ptx: Option<&str>) -> Result<Self, DeviceError> {
         let name = format!("cuda:{ordinal}");
         let missing = |message: String| DeviceError::Driver { device: name.clone(), message };

@@ -508,6 +508,7 @@ impl Run for AttentionGrad {
         let s = Sizes::new(&self.shape);
         let [q, k, v, o, d] = ["q", "k", "v", "o", "do"].map(|name| args.view::<T>(name));
         let lse = args.floats("lse").rows_of(s.heads);
+        let dlse = self.log.then(|| args.floats("dlse").rows_of(s.heads));
         let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| args.view::<T>(name));
         let scores = Scores::new(&self.attention);
         cx.count(|| {
@@ -558,7 +559,7 @@ impl Run for AttentionGrad {
                     let (row, at) = (first_row + query, i * s.queries + query);
                     let [o, d] = [o, d].map(|x| &x.row(row)[head * size..][..size]);
                     lse_of[at] = lse.row(row)[head];
-                    along[at] = T::inner(o, d);
+                    along[at] = T::inner(o, d) - dlse.as_ref().map_or(0.0, |dlse| dlse.row(row)[head]);
                 }
             }
             dq_sums.fill(0.0);

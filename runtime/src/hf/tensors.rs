@@ -1,11 +1,12 @@
-//! Which tensors of a Hugging Face folder a tensor of ours is made of.
+//! Tensors of a Hugging Face folder, and those of ours that they are made into, both ways.
 //!
 //! Ours are fused: queries, keys and values are the rows of one matrix, experts stand one behind
-//! another. In row-major order both are one tensor's bytes after another's, so a tensor is a list
-//! of parts and nothing is computed.
+//! another. In row-major order both are one tensor's bytes after another's, so a tensor of ours is
+//! a list of runs of rows of theirs, and the other way round, and nothing is computed.
 
-use super::config::{Config, Family};
-use super::{ImportError, json};
+use super::config::{Config, Named};
+use super::family::{Role, Slot, Source};
+use super::{HfError, json};
 use crate::checkpoint::safetensors::{self, Dtype, Stored, Tensors};
 use dreamc_compiler::compiled::Tensor;
 use serde_json::Value;
@@ -35,8 +36,27 @@ pub struct Made {
     pub shape: Vec<u64>,
     /// The type its parts are stored in.
     pub dtype: Dtype,
-    /// Tensors of the folder, in order.
-    pub parts: Vec<String>,
+    /// Runs of rows of tensors of the folder, in order.
+    pub parts: Vec<Part>,
+}
+
+/// A run of rows of a tensor of the folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// Its name.
+    pub name: String,
+    /// The shape of the whole tensor.
+    pub shape: Vec<u64>,
+    /// Which half of its rows it is (0 or 1), where it is not all of them.
+    pub half: Option<u64>,
+}
+
+impl Part {
+    /// The elements of the tensor that belong to it: the first, and how many.
+    pub fn elements(&self) -> (u64, u64) {
+        let all: u64 = self.shape.iter().product();
+        self.half.map_or((0, all), |half| (half * (all / 2), all / 2))
+    }
 }
 
 impl Made {
@@ -56,12 +76,12 @@ pub struct Assembled {
 
 impl Shards {
     /// Maps `model.safetensors`, or the files that `model.safetensors.index.json` names.
-    pub fn open(folder: &Path) -> Result<Self, ImportError> {
+    pub fn open(folder: &Path) -> Result<Self, HfError> {
         let (index, single) = (folder.join(INDEX), folder.join(SINGLE));
         if !index.is_file() {
             if !single.is_file() {
                 let problem = format!("has neither {SINGLE} nor {INDEX}; older `.bin` files are not read");
-                return Err(ImportError::refused(folder, problem));
+                return Err(HfError::refused(folder, problem));
             }
             let file = Tensors::open(&single)?;
             let places = file.entries().map(|(name, _)| (name.to_string(), 0)).collect();
@@ -69,14 +89,14 @@ impl Shards {
         }
         let map = json(&index)?;
         let Some(Value::Object(weights)) = map.get("weight_map") else {
-            return Err(ImportError::refused(&index, "has no object `weight_map`"));
+            return Err(HfError::refused(&index, "has no object `weight_map`"));
         };
         let (mut files, mut numbers, mut places) = (vec![], BTreeMap::new(), BTreeMap::new());
         for (name, file) in weights {
             // A name with a folder in it would lead out of this one.
             let Some(file) = file.as_str().filter(|f| Path::new(f).file_name().is_some_and(|n| n == *f))
             else {
-                return Err(ImportError::refused(
+                return Err(HfError::refused(
                     &index,
                     format!("tensor {name}: {file} is not the name of a file"),
                 ));
@@ -90,7 +110,7 @@ impl Shards {
                 }
             };
             if files[number].stored(name).is_none() {
-                return Err(ImportError::refused(
+                return Err(HfError::refused(
                     &folder.join(file),
                     format!("lacks the tensor {name} that {INDEX} says it has"),
                 ));
@@ -99,7 +119,7 @@ impl Shards {
         }
         for file in &files {
             if let Some((name, _)) = file.entries().find(|(name, _)| !places.contains_key(*name)) {
-                return Err(ImportError::refused(
+                return Err(HfError::refused(
                     file.path(),
                     format!("has a tensor {name} that {INDEX} does not know"),
                 ));
@@ -121,22 +141,31 @@ impl Shards {
     pub fn write(&self, out: &mut dyn Write, metadata: &[(&str, &str)], made: &[Made]) -> io::Result<()> {
         let entries: Vec<_> = made.iter().map(|m| (m.name.clone(), m.shape.clone(), m.dtype)).collect();
         safetensors::write_stored(out, metadata, &entries, |i, out| {
-            made[i].parts.iter().filter_map(|part| self.get(part)).try_for_each(|part| part.copy(out))
+            made[i].parts.iter().try_for_each(|part| {
+                let Some(stored) = self.get(&part.name) else { return Ok(()) };
+                let (first, elements) = part.elements();
+                stored.copy_elements(first, elements, out)
+            })
         })
     }
 }
 
 /// Makes the tensors of a compiled model from those of a folder; every tensor of either side is
 /// accounted for.
-pub fn assemble(config: &Config, wanted: &[Tensor], shards: &Shards) -> Result<Assembled, ImportError> {
-    let refuse = |problem: String| Err(ImportError::refused(&shards.path, problem));
+pub fn assemble(
+    config: &Config,
+    layers: &[Named],
+    wanted: &[Tensor],
+    shards: &Shards,
+) -> Result<Assembled, HfError> {
+    let refuse = |problem: String| Err(HfError::refused(&shards.path, problem));
     let (mut tensors, mut used, mut notes) = (vec![], BTreeSet::new(), vec![]);
     for tensor in wanted {
-        let Some(parts) = parts(config, &tensor.name, &tensor.shape) else {
+        let Some(parts) = parts(config, layers, &tensor.name, &tensor.shape) else {
             return refuse(format!("nothing in such a model is called {}, which ours needs", tensor.name));
         };
         let mut dtype = None;
-        for (name, shape) in &parts {
+        for Part { name, shape, .. } in &parts {
             let Some(found) = shards.get(name) else {
                 return refuse(format!("lacks the tensor {name} {shape:?}"));
             };
@@ -154,11 +183,13 @@ pub fn assemble(config: &Config, wanted: &[Tensor], shards: &Shards) -> Result<A
             }
             if *dtype.get_or_insert(found.dtype) != found.dtype {
                 let first = dtype.unwrap_or(found.dtype);
-                return refuse(format!("tensor {name} is {:?} and {} is {first:?}", found.dtype, parts[0].0));
+                return refuse(format!(
+                    "tensor {name} is {:?} and {} is {first:?}",
+                    found.dtype, parts[0].name
+                ));
             }
             used.insert(name.clone());
         }
-        let parts: Vec<String> = parts.into_iter().map(|(name, _)| name).collect();
         let dtype = dtype.unwrap_or(Dtype::F32);
         tensors.push(Made { name: tensor.name.clone(), shape: tensor.shape.clone(), dtype, parts });
     }
@@ -171,8 +202,8 @@ pub fn assemble(config: &Config, wanted: &[Tensor], shards: &Shards) -> Result<A
             let of = |name: &str| shards.get(name).map(|t| t.bytes()).transpose();
             Ok(of(name)? == of("model.embed_tokens.weight")?)
         };
-        let io = |error| ImportError::Io { path: shards.path.clone(), error };
-        if config.tie && name == "lm_head.weight" && same().map_err(io)? {
+        let io = |error| HfError::Io { path: shards.path.clone(), error };
+        if config.flag(Slot::Tie) && name == "lm_head.weight" && same().map_err(io)? {
             notes.push("lm_head.weight equals the embedding that it is tied to, and is left out".into());
             continue;
         }
@@ -181,61 +212,92 @@ pub fn assemble(config: &Config, wanted: &[Tensor], shards: &Shards) -> Result<A
     Ok(Assembled { tensors, notes })
 }
 
-/// The parts of a tensor of ours, in order, with their shapes.
-fn parts(config: &Config, name: &str, shape: &[u64]) -> Option<Vec<(String, Vec<u64>)>> {
-    let one = |name: &str| Some(vec![(name.to_string(), shape.to_vec())]);
+/// The parts of a tensor of ours, in order.
+pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Option<Vec<Part>> {
+    let whole = |name: String| Some(vec![Part { name, shape: shape.to_vec(), half: None }]);
     match name {
-        "embed.weight" => return one("model.embed_tokens.weight"),
-        "head.weight" => return one("lm_head.weight"),
-        "norm.weight" => return one("model.norm.weight"),
+        "embed.weight" => return whole("model.embed_tokens.weight".into()),
+        "head.weight" => return whole("lm_head.weight".into()),
+        "norm.weight" => return whole("model.norm.weight".into()),
         _ => {}
     }
     // `layers.{i}.{component}.{rest}`
     let mut words = name.splitn(4, '.');
-    let ("layers", layer, component, rest) = (words.next()?, words.next()?, words.next()?, words.next()?)
+    let ("layers", number, component, rest) = (words.next()?, words.next()?, words.next()?, words.next()?)
     else {
         return None;
     };
-    let theirs = |rest: &str| format!("model.layers.{layer}.{rest}");
-    let one = |rest: &str| one(&theirs(rest));
-    let gemma = config.family == Family::Gemma2;
-    if config.attentions().contains(&component) {
-        let rows = |heads: u64| vec![heads * config.head_size, config.hidden];
-        return match rest {
-            "norm.weight" => one("input_layernorm.weight"),
-            "post_norm.weight" if gemma => one("post_attention_layernorm.weight"),
-            "qkv.weight" => Some(vec![
-                (theirs("self_attn.q_proj.weight"), rows(config.heads)),
-                (theirs("self_attn.k_proj.weight"), rows(config.kv_heads)),
-                (theirs("self_attn.v_proj.weight"), rows(config.kv_heads)),
-            ]),
-            "out.weight" => one("self_attn.o_proj.weight"),
-            "q_norm.weight" => one("self_attn.q_norm.weight"),
-            "k_norm.weight" => one("self_attn.k_norm.weight"),
-            _ => None,
-        };
-    }
-    match (rest, config.experts) {
-        ("norm.weight", _) if gemma => one("pre_feedforward_layernorm.weight"),
-        ("norm.weight", _) => one("post_attention_layernorm.weight"),
-        ("post_norm.weight", _) if gemma => one("post_feedforward_layernorm.weight"),
-        ("gate.weight", None) => one("mlp.gate_proj.weight"),
-        ("up.weight", None) => one("mlp.up_proj.weight"),
-        ("down.weight", None) => one("mlp.down_proj.weight"),
-        ("router.weight", Some(_)) if config.family == Family::Mixtral => one("block_sparse_moe.gate.weight"),
-        ("router.weight", Some(_)) => one("mlp.gate.weight"),
-        ("gate.weight" | "up.weight" | "down.weight", Some(experts)) => {
-            let (block, which) = match (config.family, rest) {
-                (Family::Mixtral, "gate.weight") => ("block_sparse_moe", "w1"),
-                (Family::Mixtral, "up.weight") => ("block_sparse_moe", "w3"),
-                (Family::Mixtral, _) => ("block_sparse_moe", "w2"),
-                (_, "gate.weight") => ("mlp", "gate_proj"),
-                (_, "up.weight") => ("mlp", "up_proj"),
-                _ => ("mlp", "down_proj"),
+    let layer = layers.get(number.parse::<usize>().ok()?)?;
+    let role = if component == layer.attention {
+        Role::Attention
+    } else if component == layer.network {
+        layer.role
+    } else {
+        return None;
+    };
+    let (stem, kind) = rest.rsplit_once('.')?;
+    let found = config.family.tensors.iter().copied().flatten().find(|(r, s, _)| *r == role && *s == stem)?;
+    let theirs = |stem: &str| format!("model.layers.{number}.{stem}.{kind}");
+    match found.2 {
+        Source::One(stem) => whole(theirs(stem)),
+        Source::Heads(stems) => {
+            let (heads, kv, size) =
+                (config.whole(Slot::Heads), config.whole(Slot::KvHeads), config.whole(Slot::HeadSize));
+            let rows = [heads, kv, kv].map(|heads| heads * size);
+            let part = |(stem, rows): (&str, u64)| {
+                let shape = [&[rows], &shape[1..]].concat();
+                Part { name: theirs(stem), shape, half: None }
             };
-            let of = |e: u64| (theirs(&format!("{block}.experts.{e}.{which}.weight")), shape[1..].to_vec());
-            Some((0..experts).map(of).collect())
+            Some(stems.into_iter().zip(rows).map(part).collect())
         }
-        _ => None,
+        Source::Half(stem, half) => {
+            let shape = [&[2 * shape[0]], &shape[1..]].concat();
+            Some(vec![Part { name: theirs(stem), shape, half: Some(half) }])
+        }
+        Source::Each(stem) => {
+            let of = |e: u64| {
+                let name = theirs(&stem.replace("{e}", &e.to_string()));
+                Part { name, shape: shape[1..].to_vec(), half: None }
+            };
+            Some((0..shape[0]).map(of).collect())
+        }
     }
+}
+
+/// A tensor of theirs and the runs of ours that it is made of: name, first element, how many.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Theirs {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Runs of elements of tensors of ours, in order: name, first element, how many.
+    pub runs: Vec<(String, u64, u64)>,
+}
+
+/// The tensors of theirs that these of ours are taken apart into; the name of one that has no place
+/// there is the error.
+pub fn disassemble<'a>(
+    config: &Config,
+    layers: &[Named],
+    ours: impl Iterator<Item = (&'a str, &'a [u64])>,
+) -> Result<Vec<Theirs>, String> {
+    /// The place among them of each run of theirs: the half that it is.
+    type Runs = Vec<(u64, (String, u64, u64))>;
+    let mut found: BTreeMap<String, (Vec<u64>, Runs)> = BTreeMap::new();
+    for (name, shape) in ours {
+        let parts = parts(config, layers, name, shape).ok_or_else(|| name.to_string())?;
+        let mut at = 0;
+        for part in parts {
+            let (_, elements) = part.elements();
+            let (_, runs) = found.entry(part.name.clone()).or_insert_with(|| (part.shape.clone(), vec![]));
+            runs.push((part.half.unwrap_or(0), (name.to_string(), at, elements)));
+            at += elements;
+        }
+    }
+    let theirs = found.into_iter().map(|(name, (shape, mut runs))| {
+        runs.sort_by_key(|(half, _)| *half);
+        Theirs { name, shape, runs: runs.into_iter().map(|(_, run)| run).collect() }
+    });
+    Ok(theirs.collect())
 }

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""How much more 64 clients get of a server than one: `python benches/serve/bench.py --dreamc target/release/dreamc`.
+
+Trains `model.yaml` for a step, serves it, and asks for texts of a fixed length: first one after another, then from many
+clients at once. Prints tokens a second, latencies, the ratio. `--soak SECONDS` sends random clients instead: some lie, some
+stall, some vanish; it prints the memory of the server and ends with an error if a row is lost or an honest text changes.
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import random
+import socket
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Server:
+    def __init__(self, dreamc, run, *more):
+        self.process = subprocess.Popen([dreamc, "serve", run, "--port", "0", *more], stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        print(line.strip())
+        self.address = line.split("http://")[1].split(": ")[0]
+
+    def ask(self, body, timeout=600):
+        connection = http.client.HTTPConnection(self.address, timeout=timeout)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        return reply.status, json.loads(reply.read())
+
+    def metric(self, name):
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"dreamc_{name} "))
+
+    def resident(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
+
+
+def load(server, clients, texts, tokens):
+    """Tokens a second and seconds of each text, for so many clients with so many texts each."""
+    seconds, written = [], []
+
+    def client(number):
+        for i in range(texts):
+            begun = time.monotonic()
+            prompt = f"Client {number} asks for text {i}: "
+            status, answer = server.ask({"prompt": prompt, "max_tokens": tokens, "temperature": 0})
+            assert status == 200, answer
+            seconds.append(time.monotonic() - begun)
+            written.append(answer["usage"]["completion_tokens"])
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    begun = time.monotonic()
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return sum(written) / (time.monotonic() - begun), sorted(seconds)
+
+
+def soak(server, length):
+    """Random clients for so many seconds."""
+    until, wrong, counts = time.monotonic() + length, [], {}
+    honest = {"prompt": "The quick", "max_tokens": 24, "temperature": 0}
+    expected = server.ask(honest)[1]["choices"][0]["text"]
+
+    def client(number):
+        draw = random.Random(number)
+        while time.monotonic() < until:
+            kind = draw.choice(["honest", "honest", "gone", "stalls", "nonsense", "liar", "many", "bad"])
+            counts[kind] = counts.get(kind, 0) + 1
+            host, port = server.address.split(":")
+            try:
+                if kind == "honest":
+                    status, answer = server.ask(honest)
+                    if status == 200 and answer["choices"][0]["text"] != expected:
+                        wrong.append(answer)
+                    elif status not in (200, 429):
+                        wrong.append(answer)
+                    continue
+                if kind == "bad":
+                    status, answer = server.ask({"prompt": draw.choice([None, 3, [], [-1], {"a": 1}]), "n": draw.choice([0, 1, 9**9])})
+                    continue
+                if kind == "many":
+                    server.ask({"prompt": ["a" * draw.randrange(200)] * draw.randrange(1, 9), "max_tokens": 8, "logprobs": 2, "echo": True})
+                    continue
+                connection = socket.create_connection((host, int(port)), timeout=20)
+                body = json.dumps({"prompt": "x" * draw.randrange(1, 200), "max_tokens": 200, "stream": draw.random() < 0.5})
+                head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                if kind == "gone":
+                    connection.sendall((head % len(body) + body).encode())
+                    time.sleep(draw.random())
+                elif kind == "stalls":
+                    connection.sendall((head % len(body) + body[: draw.randrange(len(body))]).encode())
+                    time.sleep(2 * draw.random())
+                elif kind == "liar":
+                    connection.sendall((head % draw.choice([0, 10**12, len(body) + 5, 3]) + body).encode())
+                    time.sleep(draw.random())
+                else:
+                    connection.sendall(draw.randbytes(draw.randrange(1, 5000)))
+                connection.close()
+            except OSError:
+                counts["refused"] = counts.get("refused", 0) + 1
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(48)]
+    [thread.start() for thread in threads]
+    memory = []
+    while time.monotonic() < until:
+        time.sleep(min(5, length / 10))
+        memory.append(server.resident())
+    [thread.join() for thread in threads]
+    deadline = time.monotonic() + 60
+    while server.metric("texts_running") + server.metric("texts_waiting") > 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    lost = server.metric("texts_running") + server.metric("texts_waiting")
+    print(json.dumps({"clients": counts, "memory_mb": [round(m) for m in memory], "wrong": len(wrong), "rows_lost": lost}))
+    assert not wrong and lost == 0, wrong[:1]
+    assert server.ask(honest)[1]["choices"][0]["text"] == expected
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dreamc", default="target/release/dreamc")
+    parser.add_argument("--run", help="a run to serve in place of model.yaml's")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--texts", type=int, default=2, help="texts of each client")
+    parser.add_argument("--threads", default="2")
+    parser.add_argument("--soak", type=float, help="seconds of random clients")
+    arguments = parser.parse_args()
+    dreamc = str(pathlib.Path(arguments.dreamc).resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        run = arguments.run
+        if run is None:
+            run = f"{folder}/run"
+            spec = pathlib.Path(folder, "model.yaml")
+            spec.write_text((HERE / "model.yaml").read_text())
+            pathlib.Path(folder, "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
+            subprocess.run([dreamc, "train", str(spec), "--out", run, "--quiet"], check=True, cwd=folder)
+        server = Server(dreamc, run, "--threads", arguments.threads)
+        try:
+            if arguments.soak:
+                return soak(server, arguments.soak)
+            load(server, 1, 1, 4)
+            alone, one = load(server, 1, 2 * arguments.texts, arguments.tokens)
+            many, all_of_them = load(server, arguments.clients, arguments.texts, arguments.tokens)
+            print(f"1 client: {alone:.1f} tokens/s, {statistics.median(one):.2f} s a text")
+            print(f"{arguments.clients} clients: {many:.1f} tokens/s, {statistics.median(all_of_them):.2f} s a text, at most {all_of_them[-1]:.2f} s")
+            print(f"ratio {many / alone:.1f}; resident {server.resident():.0f} MB")
+        finally:
+            server.process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+//! Statements on the stream, and norms among the terms of a layer.
+//!
+//! A statement is a function of its own, from the stream to a stream. `save` leaves the stream as a
+//! state of lifetime [`Lifetime::Saved`], of which there is one for each time it is saved; `mix`
+//! reads the latest.
+
+use super::*;
+
+impl Lower<'_> {
+    pub(super) fn statement(&mut self, statement: &Statement) {
+        let x = self.stream();
+        let y = match statement {
+            Statement::Norm => self.norm(x, Owner::Stream, Part::FinalNorm, 1),
+            Statement::Linear(beginning) => self.square(x, Part::Linear, *beginning, TensorKind::Matrix),
+            Statement::StartZeros => {
+                let ty = self.b.ty(x).clone();
+                self.b.zeros(&ty)
+            }
+            Statement::StartNormal(deviation) => {
+                let ty = self.b.ty(x).clone();
+                let noise = self.b.param(Input::Noise.name(), Binding::Batch(Input::Noise), ty);
+                self.b.scale(noise, *deviation)
+            }
+            Statement::Save(name) => {
+                self.save(name, x);
+                x
+            }
+            Statement::Mix { name, how } => {
+                let e = self.saved(name);
+                self.mix(*how, x, e)
+            }
+        };
+        self.b.result(Port::new("y", Binding::Stream), y);
+    }
+
+    fn saved_port(&mut self, name: &str) -> Port {
+        let number = self.architecture.saved.iter().position(|s| s == name).unwrap_or(0);
+        let owner = Owner::Saved(number as u32);
+        let port = Port::new(self.architecture.label(owner), Binding::State(Lifetime::Saved));
+        self.facts.states.insert(port.name.clone(), State { owner, part: Part::Stream });
+        port
+    }
+
+    fn save(&mut self, name: &str, x: Value) {
+        let port = self.saved_port(name);
+        self.b.result(port, x);
+    }
+
+    fn saved(&mut self, name: &str) -> Value {
+        let port = self.saved_port(name);
+        let mut dims = self.stream_rows();
+        dims.push(self.hidden());
+        self.b.param(&port.name, port.binding, Type::f32(&dims))
+    }
+
+    /// `W x` with a matrix `[hidden, width of x]`, whose identity is of its last columns.
+    fn square(&mut self, x: Value, part: Part, beginning: Beginning, kind: TensorKind) -> Value {
+        let hidden = self.architecture.model.hidden;
+        let (out, all) = (self.dim("stream", hidden), self.b.dims(x));
+        let Some((&width, rows)) = all.split_last() else { return x };
+        let columns = self.b.module.size(width);
+        let init = match beginning {
+            Beginning::Identity => Some(Init::Identity { columns, from: columns - hidden }),
+            Beginning::Normal => None,
+        };
+        let w = self.weight(Owner::Stream, part, &[out, width], kind, init);
+        let y = self.b.contract(x, w, &[width]);
+        let dims = [rows, &[self.hidden()]].concat();
+        self.b.reshape(y, &dims)
+    }
+
+    fn mix(&mut self, how: Mixing, x: Value, e: Value) -> Value {
+        match how {
+            Mixing::Add => self.b.add(x, e),
+            Mixing::Linear(beginning) => {
+                let both = self.dim("streams", 2 * self.architecture.model.hidden);
+                let joined = self.b.op(Concat(both), &[x, e]);
+                self.square(joined, Part::Mix, beginning, TensorKind::Matrix)
+            }
+            Mixing::Scaled => {
+                let mut times = |x: Value, part, begins| {
+                    let one = self.one();
+                    let init = Some(Init::Constant(begins));
+                    let w = self.weight(Owner::Stream, part, &[one], TensorKind::Steady, init);
+                    let w = self.b.reshape(w, &[]);
+                    self.b.mul(x, w)
+                };
+                let (x, e) = (times(x, Part::Lambda, 1.0), times(e, Part::Mu, 0.0));
+                self.b.add(x, e)
+            }
+            Mixing::Diagonal => {
+                let hidden = [self.hidden()];
+                let mut vector = |part, begins| {
+                    let init = Some(Init::Constant(begins));
+                    self.weight(Owner::Stream, part, &hidden, TensorKind::Steady, init)
+                };
+                // At the start a step keeps sqrt(1/5) of the stream.
+                let (a, decay) = (vector(Part::Delta, (5f64.sqrt() - 1.0).ln()), vector(Part::Decay, 0.0));
+                let step = self.b.unary(Unary::Softplus, a);
+                let rate = self.b.unary(Unary::Exp, decay);
+                let gone = self.b.mul(step, rate);
+                let gone = self.b.unary(Unary::Neg, gone);
+                let kept = self.b.unary(Unary::Exp, gone);
+                let x = self.b.mul(x, kept);
+                let read = self.square(e, Part::Mix, Beginning::Identity, TensorKind::Steady);
+                let read = self.b.mul(read, step);
+                self.b.add(x, read)
+            }
+        }
+    }
+
+    /// The stream behind a layer whose `>` has norms among its terms.
+    pub(super) fn normed(&mut self, terms: &[Expr], x: Value) -> Result<Value, CompileError> {
+        let mut wire = self.enter(x);
+        let mut norms = 0;
+        for (i, term) in terms.iter().enumerate() {
+            self.ahead = terms[i + 1..].iter().any(|term| self.attends(term));
+            let read = self.read(&wire);
+            if let Expr::Norm = term {
+                let y = self.norm(read, Owner::Norm(norms), Part::Gain, 1);
+                (wire, norms) = (self.enter(y), norms + 1);
+            } else {
+                let output = self.expr(term, read)?;
+                self.write(&mut wire, output);
+            }
+        }
+        self.ahead = false;
+        Ok(self.read(&wire))
+    }
+}

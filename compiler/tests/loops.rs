@@ -1,0 +1,87 @@
+//! Loops whose gradients flow through their last passes alone: what is kept, and what is counted.
+
+use dreamc_compiler::count::{self, Counts};
+use dreamc_compiler::program::{Space, Step};
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::{Spec, Spelling, check, parse};
+
+/// A loop of eight passes with these settings, in a model with statements around it.
+fn looped(settings: &str) -> Spec {
+    let text = format!(
+        "model m {{\n vocab 31 hidden 16 context 16\n sa = sequence {{ heads 2 projection none }}\n mlp = mlp {{ intermediate 24 }}\n \
+         layer {{ sa > norm > mlp }}\n save e\n recur 8 residual_norm false {settings} {{\n mix e linear identity\n sa > mlp\n norm\n }}\n \
+         layer {{ mlp }}\n}}\ntrain {{ precision f32 }}\n"
+    );
+    let ast = parse("m.dream", &text, Spelling::Dream).unwrap_or_else(|e| panic!("{text}\n{e}"));
+    check(&ast, &[]).unwrap_or_else(|e| panic!("{text}\n{e}")).0
+}
+
+fn kept(settings: &str) -> u64 {
+    let options = Options { batch: 2, sequence: 16, train: true, ..Options::default() };
+    let compiled = compile(&looped(settings), &options).unwrap_or_else(|e| panic!("{settings}: {e}"));
+    let buffers = &compiled.plan.buffers;
+    buffers.iter().filter(|b| b.space == Space::Saved).map(|b| b.bytes()).sum()
+}
+
+fn counted(settings: &str) -> Counts {
+    count::count(&looped(settings), &count::Options::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn the_arena_holds_the_passes_that_gradients_flow_through() {
+    let all: Vec<u64> = (1..=7).map(|k| kept(&format!("backprop {k}"))).collect();
+    let pass = all[1] - all[0];
+    assert!(pass > 0);
+    assert!(all.windows(2).all(|two| two[1] - two[0] == pass), "{all:?}");
+    assert_eq!(kept(""), all[6] + pass);
+    assert_eq!(kept("backprop 8"), kept(""));
+    assert_eq!(kept("backprop 20"), kept(""));
+}
+
+#[test]
+fn training_is_counted_as_it_runs() {
+    let all: Vec<Counts> = (1..=7).map(|k| counted(&format!("backprop {k}"))).collect();
+    let whole = counted("");
+    let back = |c: &Counts| c.flops_per_token.training_backward.total;
+    let again = |c: &Counts| c.flops_per_token.training_recomputation.total;
+    for (two, what) in all.windows(2).zip(2..) {
+        assert_eq!(back(&two[1]) - back(&two[0]), back(&all[1]) - back(&all[0]), "{what}");
+        assert_eq!(again(&two[1]) - again(&two[0]), again(&all[1]) - again(&all[0]), "{what}");
+        assert!(two[1].memory_bytes.activations > two[0].memory_bytes.activations);
+    }
+    assert_eq!(back(&whole) - back(&all[6]), back(&all[1]) - back(&all[0]));
+    for c in &all {
+        assert_eq!(c.flops_per_token.training_forward, whole.flops_per_token.training_forward);
+        assert_eq!(c.flops_per_token.decode, whole.flops_per_token.decode);
+        assert_eq!(c.parameters, whole.parameters);
+    }
+}
+
+#[test]
+fn the_way_back_has_no_launches_of_detached_passes() {
+    let options = Options { batch: 2, sequence: 16, train: true, ..Options::default() };
+    let compiled = compile(&looped("backprop 3"), &options).unwrap_or_else(|e| panic!("{e}"));
+    let loops = |program: &str| {
+        let of = |step: &Step| match step {
+            Step::Loop { count, reverse, .. } => Some((*count, *reverse)),
+            Step::Launch(_) => None,
+        };
+        compiled.plan.programs[program].steps.iter().filter_map(of).filter(|l| l.0 > 1).collect::<Vec<_>>()
+    };
+    assert_eq!(loops("backward"), [(5, false), (3, false), (3, true)]);
+    assert_eq!(loops("evaluate"), [(5, false), (3, false)]);
+}
+
+#[test]
+fn statements_have_tensors_of_their_own() {
+    let compiled = compile(&looped(""), &Options::default()).unwrap_or_else(|e| panic!("{e}"));
+    let shape = |name: &str| {
+        let tensor = compiled.tensors.iter().find(|t| t.name == name);
+        tensor.unwrap_or_else(|| panic!("no tensor {name}")).shape.clone()
+    };
+    assert_eq!(shape("layers.0.norm0.weight"), [16]);
+    // `save` is statement 0.
+    assert_eq!(shape("body.1.mix.weight"), [16, 32]);
+    assert_eq!(shape("body.2.norm.weight"), [16]);
+    assert_eq!(compiled.depth, 10);
+}

@@ -1,0 +1,168 @@
+//! Statements on the stream, from their words.
+//!
+//! In: the words of a statement, and the streams that are named before it. Out: a [`Statement`], or
+//! an error at the word that is wrong.
+
+use super::Checker;
+use super::body::Walk;
+use crate::ast::Word;
+use crate::number::{self, Number};
+use crate::source::Span;
+use crate::spec::{Beginning, Mixing, Statement};
+use crate::suggest::{closest, listing};
+
+/// The forms, for help.
+const FORMS: &str = "the statements are `norm`, `linear`, `start zeros|normal σ`, `save NAME` and `mix NAME add|linear|scaled|diagonal`";
+const MIXINGS: [&str; 4] = ["add", "linear", "scaled", "diagonal"];
+const BEGINNINGS: [&str; 2] = ["identity", "normal"];
+
+impl Checker {
+    pub(super) fn statement(&mut self, walk: &mut Walk, words: &[Word], span: Span) -> Option<Statement> {
+        let texts: Vec<&str> = words.iter().map(|word| word.text.as_str()).collect();
+        let (statement, used) = match texts.first().copied() {
+            Some("norm") => (Some(Statement::Norm), 1),
+            Some("linear") => {
+                let (beginning, used) = self.beginning(words, 1, Beginning::Identity);
+                (beginning.map(Statement::Linear), used)
+            }
+            Some("save") => (self.save(walk, words, span), 2),
+            Some("mix") => self.mix(walk, words, span),
+            Some("start") => self.start(words, span),
+            _ => {
+                self.error("statement", span, "this is no statement", FORMS);
+                return None;
+            }
+        };
+        if let Some(extra) = words.get(used) {
+            let message = format!("`{}` does not belong here", extra.text);
+            let help = "a statement ends with its line, or at a comma";
+            self.error("statement", extra.span, message, help);
+            return None;
+        }
+        statement
+    }
+
+    /// How a matrix begins, where the word at `at` says it; and how many words there are then.
+    fn beginning(&mut self, words: &[Word], at: usize, default: Beginning) -> (Option<Beginning>, usize) {
+        match words.get(at).map(|word| word.text.as_str()) {
+            None => (Some(default), at),
+            Some("identity") => (Some(Beginning::Identity), at + 1),
+            Some("normal") => (Some(Beginning::Normal), at + 1),
+            Some(other) => {
+                self.unknown_word(&words[at], other, &BEGINNINGS, "a way to begin");
+                (None, words.len())
+            }
+        }
+    }
+
+    fn unknown_word(&mut self, word: &Word, text: &str, known: &[&'static str], what: &str) {
+        let help = match closest(text, known.iter().copied()) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => format!("write {}", listing(known.iter().copied())),
+        };
+        self.error("statement", word.span, format!("`{text}` is not {what}"), help);
+    }
+
+    fn save(&mut self, walk: &mut Walk, words: &[Word], span: Span) -> Option<Statement> {
+        let Some(name) = words.get(1) else {
+            self.error("statement", span, "`save` needs a name for the stream", "write `save e`");
+            return None;
+        };
+        let letters = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let first = name.text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+        if !first || !name.text.bytes().all(letters) || name.text == "history" {
+            let help = "a name has letters, digits and `_`, begins with a letter, and is not `history`";
+            self.error("bad-name", name.span, format!("`{}` cannot name a stream", name.text), help);
+            return None;
+        }
+        walk.saved.entry(name.text.clone()).or_insert((name.span, false));
+        Some(Statement::Save(name.text.clone()))
+    }
+
+    /// The statement, and how many words it has.
+    fn start(&mut self, words: &[Word], span: Span) -> (Option<Statement>, usize) {
+        let help = "write `start zeros` or `start normal 0.02`";
+        match words.get(1).map(|word| word.text.as_str()) {
+            Some("zeros") => (Some(Statement::StartZeros), 2),
+            Some("normal") => {
+                let Some(word) = words.get(2) else {
+                    self.error("statement", span, "`start normal` needs a deviation", help);
+                    return (None, words.len());
+                };
+                let number = match number::literal(&word.text) {
+                    Some(number) => Some(number),
+                    None => number::named(&word.text, word.span, &self.lets, &mut self.found),
+                };
+                let deviation = number.map(Number::real);
+                if let Some(wrong) = deviation.filter(|deviation| *deviation <= 0.0) {
+                    let message = format!("a deviation is above 0, and this is {wrong}");
+                    self.error("out-of-range", word.span, message, "write a number such as 0.02");
+                    return (None, 3);
+                }
+                (deviation.map(Statement::StartNormal), 3)
+            }
+            Some(other) => {
+                self.unknown_word(&words[1], other, &["zeros", "normal"], "a way to start");
+                (None, words.len())
+            }
+            None => {
+                self.error("statement", span, "this does not say what the stream starts with", help);
+                (None, words.len())
+            }
+        }
+    }
+
+    /// The statement, and how many words it has.
+    fn mix(&mut self, walk: &mut Walk, words: &[Word], span: Span) -> (Option<Statement>, usize) {
+        let Some(name) = words.get(1) else {
+            let help = "write `mix e linear` with a stream that `save e` names";
+            self.error("statement", span, "`mix` needs the name of a saved stream", help);
+            return (None, words.len());
+        };
+        let known = match walk.saved.get_mut(&name.text) {
+            Some((_, read)) => {
+                *read = true;
+                true
+            }
+            None => {
+                let help = match closest(&name.text, walk.saved.keys().map(String::as_str)) {
+                    Some(known) => format!("did you mean `{known}`?"),
+                    None => format!("write `save {}` where the stream is what you mean", name.text),
+                };
+                let message = format!("no stream is saved as `{}` before this", name.text);
+                self.error("unknown-stream", name.span, message, help);
+                false
+            }
+        };
+        let Some(how) = words.get(2) else {
+            let help = format!("write `mix {} {}`", name.text, listing(MIXINGS).replace('`', ""));
+            self.error("statement", span, "this does not say how the streams are mixed", help);
+            return (None, words.len());
+        };
+        let (how, used) = match how.text.as_str() {
+            "add" => (Some(Mixing::Add), 3),
+            "scaled" => (Some(Mixing::Scaled), 3),
+            "diagonal" => (Some(Mixing::Diagonal), 3),
+            "linear" => {
+                let (beginning, used) = self.beginning(words, 3, Beginning::Normal);
+                (beginning.map(Mixing::Linear), used)
+            }
+            other => {
+                self.unknown_word(how, other, &MIXINGS, "a way to mix streams");
+                return (None, words.len());
+            }
+        };
+        let statement = how.filter(|_| known).map(|how| Statement::Mix { name: name.text.clone(), how });
+        (statement, used)
+    }
+
+    /// Warns of names that nothing reads.
+    pub(super) fn unread_streams(&mut self, walk: &Walk) {
+        for (name, (span, read)) in &walk.saved {
+            if !read {
+                let help = "read it with `mix`, or take it away";
+                self.warning("unused-stream", *span, format!("nothing reads `{name}`"), help);
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! A model of a run, a checkpoint, an import or a specification, as arrays.
+
+use crate::errors::{DreamcError, IntoPython};
+use dreamc::failure::Failure;
+use dreamc::model::{BaseArguments, Trained};
+use dreamc::spec::{SpecArguments, resolved};
+use dreamc_compiler::compiled::Entry;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::Spec;
+use dreamc_runtime::data::{Batch, Tokenizer};
+use dreamc_runtime::device::Device;
+use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_runtime::device::cuda::CudaDevice;
+use dreamc_runtime::device::ptx::PtxDevice;
+use dreamc_runtime::generate::{Sampling, generate};
+use dreamc_runtime::model::{self, Scale};
+use dreamc_runtime::train::prepare;
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
+
+/// Token ids by row.
+type Rows = Vec<Vec<u64>>;
+
+/// The device of that name.
+pub fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Device>, Failure> {
+    let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+    Ok(match (name, number) {
+        ("cpu", _) => Box::new(CpuDevice::new(CpuOptions { threads })),
+        ("ptx", _) => Box::new(PtxDevice::checked()?),
+        ("cuda", _) => Box::new(CudaDevice::new(0)?),
+        (_, Some(number)) => Box::new(CudaDevice::new(number)?),
+        _ => {
+            return Err(Failure::Usage(format!(
+                "no device `{name}`; there are cpu, cuda, cuda:NUMBER and ptx"
+            )));
+        }
+    })
+}
+
+/// A shape of batches that a program was compiled for.
+#[derive(Clone, Copy, PartialEq)]
+struct Shape {
+    rows: u64,
+    sequence: u64,
+    train: bool,
+}
+
+/// The parts of a model.
+struct Inner {
+    spec: Spec,
+    device: Box<dyn Device>,
+    depth: Option<u64>,
+    /// The program used last.
+    loaded: Option<(Shape, model::Model)>,
+    /// Weights and tokenizer; a specification has none, and draws its weights.
+    trained: Option<Trained>,
+}
+
+/// A model with weights, on a device.
+#[pyclass(frozen, module = "dreamc._dreamc")]
+pub struct Model(Mutex<Inner>);
+
+fn lost<T>(_: T) -> PyErr {
+    DreamcError::new_err("an earlier call on this model failed in a way that lost it; load it again")
+}
+
+impl Inner {
+    /// Rows as inputs and next tokens.
+    fn batch(&self, rows: &Rows, next: bool) -> Result<Batch, Failure> {
+        let refuse = |what: String| Err(Failure::Usage(what));
+        let (vocab, context) = (self.spec.model.vocab, self.spec.model.context);
+        let length = rows.first().map_or(0, Vec::len);
+        let sequence = length.saturating_sub(usize::from(next));
+        if sequence == 0 {
+            return refuse(format!("ids need a row of at least {} tokens", 1 + usize::from(next)));
+        }
+        if let Some(i) = rows.iter().position(|row| row.len() != length) {
+            return refuse(format!(
+                "row {i} of ids has {} tokens and row 0 has {length}; all must be equally long",
+                rows[i].len()
+            ));
+        }
+        if sequence as u64 > context {
+            return refuse(format!("{sequence} positions exceed the model's context {context}"));
+        }
+        if let Some(id) = rows.iter().flatten().find(|id| **id >= vocab) {
+            return refuse(format!("id {id} is not below the vocabulary of {vocab}"));
+        }
+        let mut batch = Batch::new(sequence);
+        for row in rows {
+            batch.ids.extend(row[..sequence].iter().map(|&id| id as i32));
+            match next {
+                true => batch.targets.extend(row[1..].iter().map(|&id| id as i32)),
+                // Any target: the loss is not read.
+                false => batch.targets.extend(row.iter().map(|&id| id as i32)),
+            }
+            batch.positions.extend(0..sequence as i32);
+            batch.segments.extend(std::iter::repeat_n(0, sequence));
+        }
+        Ok(batch)
+    }
+
+    /// The model compiled for the shape of a batch, with its weights.
+    fn model(&mut self, batch: &Batch, train: bool) -> Result<&mut model::Model, Failure> {
+        let shape = Shape { rows: batch.rows() as u64, sequence: batch.sequence as u64, train };
+        if self.loaded.as_ref().is_none_or(|(found, _)| *found != shape) {
+            let forward = prepare::forward(shape.rows, shape.sequence);
+            let options = Options { train, logits: true, depth: self.depth, ..forward };
+            let mut spec = self.spec.clone();
+            // Every gradient is wanted, whatever training would leave out.
+            spec.train.only.clear();
+            spec.train.freeze.clear();
+            self.loaded = None;
+            let mut model = model::Model::load(self.device.as_ref(), compile(&spec, &options)?)?;
+            match &self.trained {
+                Some(trained) => model.restore(&trained.tensors)?,
+                None => model.initialise(spec.train.seed)?,
+            }
+            self.loaded = Some((shape, model));
+        }
+        match &mut self.loaded {
+            Some((_, model)) => Ok(model),
+            None => Err(Failure::Usage("no program was compiled".into())),
+        }
+    }
+
+    fn trained(&self) -> Result<&Trained, Failure> {
+        self.trained.as_ref().ok_or_else(|| {
+            Failure::Usage(
+                "text needs a tokenizer: load a run, a checkpoint or an import, not a specification".into(),
+            )
+        })
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer, Failure> {
+        self.trained()?.tokenizer()
+    }
+}
+
+impl Model {
+    fn lock(&self) -> PyResult<MutexGuard<'_, Inner>> {
+        self.0.lock().map_err(lost)
+    }
+
+    /// Works on the model with the interpreter's lock released.
+    fn work<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Inner) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| self.0.lock().map_err(lost).map(|mut inner| work(&mut inner)))?.python(py)
+    }
+}
+
+/// An array of this shape over the values, which it owns.
+fn array<'py>(py: Python<'py>, values: Vec<f32>, shape: &[u64]) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+    let shape: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
+    PyArray1::from_vec(py, values).reshape(shape)
+}
+
+#[pymethods]
+impl Model {
+    /// Opens a run, a checkpoint, an import, or a specification, whose weights its seed draws.
+    #[new]
+    #[pyo3(signature = (path, device="cpu", threads=None, depth=None, set=vec![]))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        device: &str,
+        threads: Option<usize>,
+        depth: Option<u64>,
+        set: Vec<String>,
+    ) -> PyResult<Self> {
+        py.detach(|| {
+            let device = self::device(device, threads)?;
+            let text = path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
+            let (spec, trained) = if text && path.is_file() {
+                (SpecArguments { spec: path, set }.load()?, None)
+            } else {
+                let base = BaseArguments { base: None };
+                let trained = Trained::open(&path, &base, &set, Rewriting::default())?;
+                (trained.spec.clone(), Some(trained))
+            };
+            Ok::<_, Failure>(Model(Mutex::new(Inner { spec, device, depth, loaded: None, trained })))
+        })
+        .python(py)
+    }
+
+    /// The specification with every default, as YAML.
+    #[getter]
+    fn spec(&self) -> PyResult<String> {
+        Ok(resolved(&self.lock()?.spec))
+    }
+
+    /// The model's name.
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        Ok(self.lock()?.spec.model.name.clone())
+    }
+
+    /// Size of the vocabulary.
+    #[getter]
+    fn vocab(&self) -> PyResult<u64> {
+        Ok(self.lock()?.spec.model.vocab)
+    }
+
+    /// Longest sequence in tokens.
+    #[getter]
+    fn context(&self) -> PyResult<u64> {
+        Ok(self.lock()?.spec.model.context)
+    }
+
+    /// Logits behind every token, `[rows, tokens, vocab]`.
+    fn logits<'py>(&self, py: Python<'py>, ids: Rows) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+        let shape = [ids.len() as u64, ids.first().map_or(0, Vec::len) as u64, self.vocab()?];
+        let values = self.work(py, move |inner| {
+            let batch = inner.batch(&ids, false)?;
+            let model = inner.model(&batch, false)?;
+            model.evaluate(&batch)?;
+            Ok(model.all_logits()?)
+        })?;
+        array(py, values, &shape)
+    }
+
+    /// Mean loss in nats of the tokens behind the first.
+    fn loss(&self, py: Python<'_>, ids: Rows) -> PyResult<f64> {
+        self.work(py, move |inner| {
+            let batch = inner.batch(&ids, true)?;
+            let nll = inner.model(&batch, false)?.evaluate(&batch)?;
+            Ok(nll.iter().map(|&x| f64::from(x)).sum::<f64>() / nll.len().max(1) as f64)
+        })
+    }
+
+    /// The loss, and the gradient of every tensor by name.
+    fn gradients<'py>(&self, py: Python<'py>, ids: Rows) -> PyResult<(f64, Bound<'py, PyDict>)> {
+        let (loss, found) = self.work(py, move |inner| {
+            let batch = inner.batch(&ids, true)?;
+            let model = inner.model(&batch, true)?;
+            model.begin_step()?;
+            let scale = Scale { loss: 1.0 / batch.learned() as f32, auxiliary: 1.0 };
+            model.backward(&batch, scale, None)?;
+            let mut found = vec![];
+            for tensor in model.compiled().tensors.iter().filter(|t| t.gradient.is_some()) {
+                let values = model.gradient(tensor)?.unwrap_or_default();
+                found.push((tensor.name.clone(), tensor.shape.clone(), values));
+            }
+            Ok((f64::from(model.loss()?), found))
+        })?;
+        let dict = PyDict::new(py);
+        for (name, shape, values) in found {
+            dict.set_item(name, array(py, values, &shape)?)?;
+        }
+        Ok((loss, dict))
+    }
+
+    /// The stream before each layer and behind the last, `[depth + 1, rows, tokens, hidden]`.
+    fn hidden<'py>(&self, py: Python<'py>, ids: Rows) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
+        let (values, shape) = self.work(py, move |inner| {
+            let batch = inner.batch(&ids, false)?;
+            let model = inner.model(&batch, true)?;
+            model.begin_step()?;
+            model.backward(&batch, Scale { loss: 0.0, auxiliary: 0.0 }, None)?;
+            let buffer = model
+                .compiled()
+                .stream(Entry::Whole)
+                .ok_or_else(|| Failure::Usage("the plan of this model keeps no streams".into()))?;
+            let b = model.compiled().plan.buffer(buffer);
+            let (instances, each) = (b.instances, b.elements());
+            let rows = [batch.rows() as u64, batch.sequence as u64];
+            let shape = [instances, rows[0], rows[1], each / (rows[0] * rows[1]).max(1)];
+            Ok((model.session().read_all::<f32>(buffer).map_err(model::ModelError::from)?, shape))
+        })?;
+        array(py, values, &shape)
+    }
+
+    /// Every tensor by name.
+    fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = self.work(py, |inner| {
+            if inner.loaded.is_none() {
+                let batch = inner.batch(&vec![vec![0]], false)?;
+                inner.model(&batch, false)?;
+            }
+            let Some((_, model)) = &inner.loaded else { return Ok(vec![]) };
+            let mut found = vec![];
+            for tensor in &model.compiled().tensors {
+                found.push((tensor.name.clone(), tensor.shape.clone(), model.get(&tensor.name)?));
+            }
+            Ok(found)
+        })?;
+        let dict = PyDict::new(py);
+        for (name, shape, values) in found {
+            dict.set_item(name, array(py, values, &shape)?)?;
+        }
+        Ok(dict)
+    }
+
+    /// Token ids of a text, with the begin token where the model was trained with one.
+    #[pyo3(signature = (text, begin=true))]
+    fn tokenize(&self, py: Python<'_>, text: String, begin: bool) -> PyResult<Vec<u32>> {
+        self.work(py, move |inner| {
+            let tokenizer = inner.tokenizer()?;
+            match begin {
+                true => inner.trained()?.prompt(&tokenizer, &text),
+                false => Ok(tokenizer.encode(&text)?),
+            }
+        })
+    }
+
+    /// The text of token ids.
+    fn detokenize(&self, py: Python<'_>, ids: Vec<u32>) -> PyResult<String> {
+        self.work(py, move |inner| Ok(inner.tokenizer()?.decode(&ids)))
+    }
+
+    /// The token that ends a text.
+    #[getter]
+    fn end_token(&self, py: Python<'_>) -> PyResult<u32> {
+        self.work(py, |inner| Ok(inner.tokenizer()?.end()))
+    }
+
+    /// Continues texts: the text and the ids that were written after each.
+    #[pyo3(signature = (prompts, max_tokens=128, temperature=0.0, top_p=None, top_k=None, seed=0, stop=vec![], cache=true))]
+    #[allow(clippy::too_many_arguments, reason = "the keywords of a Python function")]
+    fn generate(
+        &self,
+        py: Python<'_>,
+        prompts: Vec<String>,
+        max_tokens: usize,
+        temperature: f64,
+        top_p: Option<f64>,
+        top_k: Option<usize>,
+        seed: u64,
+        stop: Vec<String>,
+        cache: bool,
+    ) -> PyResult<Vec<(String, Vec<u32>)>> {
+        if !(temperature >= 0.0 && temperature.is_finite()) || top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
+            return Err(DreamcError::new_err("temperature must be 0 or larger, top_p above 0 and at most 1"));
+        }
+        if max_tokens == 0 || top_k == Some(0) {
+            return Err(DreamcError::new_err("max_tokens and top_k must be at least 1"));
+        }
+        self.work(py, move |inner| {
+            let trained = inner.trained()?;
+            let tokenizer = trained.tokenizer()?;
+            let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
+            let longest = ids.iter().map(Vec::len).max().unwrap_or(0).max(1) + max_tokens;
+            let rows = prompts.len().clamp(1, 64) as u64;
+            let context = Some((longest as u64).next_multiple_of(64));
+            let mut decoder = trained.decoder(inner.device.as_ref(), rows, context, inner.depth, cache)?;
+            let sampling = Sampling { temperature, top_k, top_p, seed, max_tokens, stop };
+            let written = generate(decoder.as_mut(), &tokenizer, &ids, &sampling, &mut |_, _| {})?;
+            Ok(written.into_iter().map(|w| (w.text, w.tokens)).collect())
+        })
+    }
+}

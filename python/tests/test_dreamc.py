@@ -1,0 +1,126 @@
+"""The package as a person uses it: a model trained here, looked at, and continued."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import dreamc
+
+SPEC = """
+model:
+  name: mini
+  vocab: 256
+  hidden: 8
+  context: 32
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 4}}
+    mlp: {mlp: {intermediate: 16}}
+  body:
+    - repeat: 2
+      layers: ["sa > mlp"]
+data: {text: book.txt}
+train: {steps: 4, batch: 2, sequence: 16, precision: f32, evaluate: {every: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dreamc")
+    (folder / "mini.yaml").write_text(SPEC)
+    (folder / "book.txt").write_text("the quick brown fox jumps over a lazy dog\n" * 60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    heard = []
+    run = dreamc.train(folder / "mini.yaml", out=folder / "run", on_step=heard.append)
+    assert [line["step"] for line in heard if "loss" in line] == [1, 2, 3, 4]
+    return run
+
+
+def test_check_gives_every_default_and_refuses_at_the_token(folder):
+    checked = dreamc.check(folder / "mini.yaml")
+    assert "head_size: 4" in checked.text and isinstance(checked.warnings, list)
+    wrong = folder / "wrong.yaml"
+    wrong.write_text(SPEC.replace("hidden: 8", "hiden: 8"))
+    with pytest.raises(dreamc.SpecError) as error:
+        dreamc.check(wrong)
+    assert (error.value.line, error.value.column) == (5, 3)
+    assert error.value.file.endswith("wrong.yaml")
+    assert error.value.diagnostics and isinstance(error.value, dreamc.DreamcError)
+
+
+def test_count_is_the_commands(folder):
+    counted = dreamc.count(folder / "mini.yaml", {"model.hidden": 16})
+    command = [sys.executable, "-m", "dreamc", "count", str(folder / "mini.yaml"), "--set", "model.hidden=16", "--json"]
+    assert counted == json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def test_arrays_of_a_run(run):
+    model = run.load(threads=1)
+    ids = np.arange(18).reshape(2, 9)
+    logits = model.logits(ids)
+    assert logits.shape == (2, 9, 256) and logits.dtype == np.float32
+    scores = logits[:, :-1].astype(np.float64)
+    scores -= np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+    expected = -np.take_along_axis(scores, ids[:, 1:, None], axis=-1).mean()
+    assert model.loss(ids) == pytest.approx(expected, rel=1e-5)
+    weights, gradients = model.weights(), model.gradients(ids)
+    assert weights["embed.weight"].shape == gradients["embed.weight"].shape == (256, 8)
+    hidden = model.hidden(ids[:, :8])
+    assert hidden.shape == (3, 2, 8, 8)
+    np.testing.assert_allclose(hidden[0], weights["embed.weight"][ids[:, :8]], rtol=1e-6)
+    assert model.detokenize(model.tokenize("a fox", begin=False)) == "a fox"
+
+
+def test_gradients_are_slopes(run):
+    model = run.load(threads=1)
+    ids = [[5, 6, 7, 8, 9, 10]]
+    gradient = model.gradients(ids)["embed.weight"]
+    assert np.count_nonzero(np.abs(gradient[[5, 6, 7, 8, 9]]).sum(axis=1)) == 5
+
+
+def test_generation_is_the_same_with_and_without_a_cache(run):
+    model = run.load()
+    # Without a cache a text has as many tokens as a row of training.
+    one = model.generate("the quick", max_tokens=6)
+    assert one == model.generate("the quick", max_tokens=6, cache=False)
+    assert model.generate(["the quick", "a lazy"], max_tokens=6)[0] == one
+
+
+def test_metrics_of_runs(run, folder):
+    steps = dreamc.runs(folder).metrics()
+    column = steps["step"].tolist() if hasattr(steps, "columns") else [line["step"] for line in steps]
+    assert column == [1, 2, 3, 4]
+    assert run.ledger["steps"] == 4
+
+
+def test_an_exception_stops_the_run(folder):
+    class Enough(Exception):
+        pass
+
+    def stop(line):
+        if line["step"] == 2:
+            raise Enough
+
+    with pytest.raises(Enough):
+        dreamc.train(folder / "mini.yaml", out=folder / "stopped", on_step=stop)
+    assert len(list(dreamc.Run(folder / "stopped").lines())) < 8
+    # The wish to stop is over: another run trains to its end.
+    assert dreamc.train(folder / "mini.yaml", out=folder / "again").ledger["steps"] == 4
+
+
+def test_errors_are_exceptions(run, folder):
+    with pytest.raises(dreamc.DreamcError, match="not below the vocabulary"):
+        run.load().logits([[300]])
+    with pytest.raises(dreamc.DreamcError, match="no device"):
+        dreamc.load(run.path, device="abacus")
+    with pytest.raises(FileNotFoundError):
+        dreamc.Run(folder)
+    # Nothing is overwritten.
+    with pytest.raises(dreamc.DreamcError):
+        dreamc.train(folder / "mini.yaml", out=run.path)

@@ -1,0 +1,1029 @@
+//! A configuration, between `config.json` and a specification.
+//!
+//! *In*: the fields of a `config.json` of either generation of `transformers` (`rope_theta` and
+//! `rope_scaling`, or `rope_parameters`; `sliding_window` alone, or with `layer_types`), or a
+//! specification. *Out*: a [`Config`], and from it the text of a specification, or a `config.json`.
+//! *Promise*: every field was read, is known not to change what the model computes, was named to be
+//! ignored, or is refused; and a configuration is written only where reading it again gives the
+//! specification that it was made of.
+
+use super::family::{Absent, FAMILIES, Family, Kind, Role, Rotation, Slot, Sparse, Windows};
+use super::fields::{Fields, Result, harmless};
+use crate::checkpoint::safetensors::Dtype;
+use dreamc_dsl::spec::{
+    Attention, Component, EmbedScale, Experts, Expr, Item, Mlp, Model, Rope, RopeScaling,
+};
+use dreamc_dsl::{Diagnostics, Spec, Spelling};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Layers of a model, at most.
+const MOST_LAYERS: u64 = 1 << 16;
+
+/// A configuration, understood.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its kind.
+    pub family: &'static Family,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    /// Quantities; flags are 0 and 1, and a number that is null is absent.
+    values: BTreeMap<Slot, f64>,
+    /// The layers in order.
+    layers: Vec<Layer>,
+    window: Option<u64>,
+    /// Rotation of layers without and with the window.
+    rotations: [Turn; 2],
+    load_balance_loss: f64,
+}
+
+/// The forms that the layers of a family have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layer {
+    windowed: bool,
+    sparse: bool,
+}
+
+/// A rotation: its base, and `rope_type: llama3`'s factor, low, high, original context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Turn {
+    base: f64,
+    scaling: Option<[f64; 4]>,
+}
+
+impl Config {
+    /// Reads the fields of a configuration that stands at `path`, but for those to `ignore`.
+    pub fn read(path: &Path, map: Map<String, Value>, ignore: &[String]) -> Result<Self> {
+        let f = Fields::new(path, "", &map, ignore);
+        let inner = |name: &str| ["rope_scaling.", "rope_parameters."].iter().any(|p| name.starts_with(p));
+        if let Some(name) = ignore.iter().find(|n| !map.contains_key(*n) && !inner(n)) {
+            return f.refuse(format!("has no field `{name}` to ignore"));
+        }
+        let mut notes = vec![];
+        let family = family(&f)?;
+        let (field, right, _) = family.activation;
+        match f.word(field)? {
+            Some(word) if word != right => return f.wrong(field, &Value::from(word), right),
+            // The default of every class.
+            _ => {}
+        }
+        family.off.iter().try_for_each(|name| f.off(name))?;
+        for name in family.harmless {
+            f.get(name);
+        }
+        let values = values(&f, family)?;
+        let get = |slot| values.get(&slot).copied().unwrap_or(0.0);
+        let (hidden, heads) = (get(Slot::Hidden), get(Slot::Heads));
+        if family.qk_norm == "rms_all" && get(Slot::HeadSize) * heads != hidden {
+            let size = Value::from(get(Slot::HeadSize) as u64);
+            return f.wrong("head_dim", &size, "hidden_size / num_attention_heads");
+        }
+        let count = get(Slot::Layers) as u64;
+        if count > MOST_LAYERS {
+            return f.wrong("num_hidden_layers", &Value::from(count), "at most 65536");
+        }
+        let rotations = rotations(&f, family.rotation)?;
+        let (window, windowed) = windows(&f, family, count as usize, &mut notes)?;
+        let sparse = sparse(&f, family.sparse, count as usize)?;
+        let layers: Vec<Layer> =
+            windowed.into_iter().zip(sparse).map(|(windowed, sparse)| Layer { windowed, sparse }).collect();
+        let load_balance_loss = load_balance_loss(&f, family, get(Slot::Active), &layers, &mut notes)?;
+        f.finish()?;
+        Ok(Config { family, notes, values, layers, window, rotations, load_balance_loss })
+    }
+
+    /// A quantity.
+    fn real(&self, slot: Slot) -> Option<f64> {
+        self.values.get(&slot).copied()
+    }
+
+    /// A whole quantity; 0 where the family lacks it.
+    pub fn whole(&self, slot: Slot) -> u64 {
+        self.real(slot).unwrap_or(0.0) as u64
+    }
+
+    /// A flag.
+    pub fn flag(&self, slot: Slot) -> bool {
+        self.real(slot) == Some(1.0)
+    }
+
+    /// Intermediate size of experts.
+    fn expert_intermediate(&self) -> u64 {
+        let own = self.real(Slot::ExpertIntermediate).is_some();
+        self.whole(if own { Slot::ExpertIntermediate } else { Slot::Intermediate })
+    }
+
+    /// The specification; `stored` is the type of the embedding, to which its scale is rounded.
+    pub fn spec(&self, name: &str, stored: Option<Dtype>) -> std::result::Result<Spec, Diagnostics> {
+        let text = self.specification(name, stored);
+        let ast = dreamc_dsl::parse("config.json", &text, Spelling::Yaml)?;
+        Ok(dreamc_dsl::check(&ast, &[])?.0)
+    }
+
+    /// The specification in YAML; `stored` is the type of the embedding, to which its scale is
+    /// rounded.
+    pub fn specification(&self, name: &str, stored: Option<Dtype>) -> String {
+        let gemma = self.family.gemma;
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let mut line = |line: String| {
+            let _ = writeln!(text, "{line}");
+        };
+        line("model:".into());
+        line(format!("  name: {name}"));
+        line(format!(
+            "  vocab: {}\n  hidden: {}\n  context: {}\n  tie: {}",
+            self.whole(Slot::Vocab),
+            self.whole(Slot::Hidden),
+            self.whole(Slot::Context),
+            self.flag(Slot::Tie)
+        ));
+        if gemma {
+            line(format!("  embed_scale: {}", embed_scale(self.whole(Slot::Hidden), stored)));
+        }
+        if let Some(cap) = self.real(Slot::LogitSoftcap) {
+            line(format!("  logit_softcap: {cap:?}"));
+        }
+        let eps = self.real(Slot::Eps).unwrap_or_default();
+        line(format!("  norm: {{eps: {eps:?}, unit_offset: {gemma}}}"));
+        line("  components:".into());
+        let names = self.attentions();
+        for (&name, windowed) in names.iter().zip([false, true]) {
+            if self.layers.iter().any(|l| l.windowed == windowed) {
+                line(format!("    {name}: {{sequence: {{{}}}}}", self.attention(windowed)));
+            }
+        }
+        let activation = self.family.activation.2;
+        if self.layers.iter().any(|l| !l.sparse) {
+            let intermediate = self.whole(Slot::Intermediate);
+            line(format!(
+                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, post_norm: {gemma}}}}}"
+            ));
+        }
+        if self.layers.iter().any(|l| l.sparse) {
+            // Gates of the chosen are always divided by their sum where no field says so.
+            let normalise = self.real(Slot::Normalise) != Some(0.0);
+            line(format!(
+                "    ea: {{experts: {{count: {}, active: {}, intermediate: {}, activation: {activation}, router: {{preset: {}, \
+                 normalise: {normalise}, load_balance_loss: {:?}, z_loss: 0}}}}}}",
+                self.whole(Slot::Experts),
+                self.whole(Slot::Active),
+                self.expert_intermediate(),
+                self.family.router.0,
+                self.load_balance_loss
+            ));
+        }
+        line("  body:".into());
+        let layers: Vec<String> = self
+            .layers
+            .iter()
+            .map(|l| format!("{} > {}", names[usize::from(l.windowed)], if l.sparse { "ea" } else { "mlp" }))
+            .collect();
+        let period = (1..=layers.len())
+            .find(|p| {
+                layers.len().is_multiple_of(*p) && (*p..layers.len()).all(|i| layers[i] == layers[i - p])
+            })
+            .unwrap_or(layers.len());
+        line(format!("    - repeat: {}\n      layers:", layers.len() / period.max(1)));
+        layers[..period].iter().for_each(|layer| line(format!("        - {layer}")));
+        line(format!("train: {{sequence: {}, precision: f32}}", self.row()));
+        text
+    }
+
+    /// The names of attentions without and with the window.
+    fn attentions(&self) -> [&'static str; 2] {
+        let some = |windowed| self.layers.iter().any(|l| l.windowed == windowed);
+        if some(true) && some(false) { ["global", "local"] } else { ["sa", "sa"] }
+    }
+
+    fn attention(&self, windowed: bool) -> String {
+        let Turn { base, scaling } = self.rotations[usize::from(windowed)];
+        let rope = match scaling {
+            None => format!("{base:?}"),
+            Some([factor, low, high, original]) => format!(
+                "{{base: {base:?}, scaling: {{factor: {factor:?}, low: {low:?}, high: {high:?}, original_context: {original:?}}}}}"
+            ),
+        };
+        let mut text = format!(
+            "heads: {}, kv_heads: {}, head_size: {}, rope: {rope}, qk_norm: {}",
+            self.whole(Slot::Heads),
+            self.whole(Slot::KvHeads),
+            self.whole(Slot::HeadSize),
+            self.family.qk_norm
+        );
+        let window = self.window.filter(|_| windowed);
+        let more = [
+            window.map(|w| format!("window: {w}")),
+            self.real(Slot::Softcap).map(|c| format!("softcap: {c:?}")),
+            self.real(Slot::Scalar).map(|s| format!("scale: {:?}", 1.0 / s.sqrt())),
+            self.family.gemma.then(|| "post_norm: true".into()),
+        ];
+        more.into_iter().flatten().for_each(|field| {
+            text += ", ";
+            text += &field;
+        });
+        text
+    }
+
+    /// Tokens of a row to evaluate and train on: what a GiB of logits allows, 2048 at most.
+    fn row(&self) -> u64 {
+        let most = (1 << 28) / self.whole(Slot::Vocab).max(1);
+        let power = 1 << most.clamp(1, 2048).ilog2();
+        power.min(self.whole(Slot::Context))
+    }
+
+    /// The `config.json`, of weights of this type; `kept` are the fields of the file that the model
+    /// was imported from, of which those remain that change nothing.
+    pub fn json(&self, dtype: Dtype, kept: &Map<String, Value>) -> Map<String, Value> {
+        let family = self.family;
+        let mut map = Map::new();
+        let mut put = |name: &str, value: Value| {
+            map.insert(name.into(), value);
+        };
+        put("architectures", json!([family.class]));
+        put("model_type", json!(family.kind));
+        let old = ["torch_dtype", "dtype", "transformers_version", "auto_map"];
+        for (name, value) in kept.iter().filter(|(n, v)| harmless(n, v) && !old.contains(&n.as_str())) {
+            put(name, value.clone());
+        }
+        if kept.is_empty() {
+            // Some classes have one that is beyond a small vocabulary.
+            put("pad_token_id", Value::Null);
+        }
+        put("torch_dtype", json!(torch(dtype)));
+        put(family.activation.0, json!(family.activation.1));
+        for &(name, slot, _) in family.fields {
+            put(name, written(slot.kind(), self.real(slot)));
+        }
+        let [full, local] = self.rotations;
+        put("rope_theta", json!(full.base));
+        if let Rotation::Two(..) = family.rotation {
+            put("rope_local_base_freq", json!(local.base));
+        }
+        if let Some([factor, low, high, original]) = full.scaling {
+            let original = written(Kind::Either, Some(original));
+            put(
+                "rope_scaling",
+                json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+                       "original_max_position_embeddings": original}),
+            );
+        }
+        let some = self.layers.iter().any(|l| l.windowed);
+        let window = self.window.filter(|_| some);
+        let kinds = || -> Value {
+            let kind = |l: &Layer| if l.windowed { "sliding_attention" } else { "full_attention" };
+            self.layers.iter().map(kind).collect()
+        };
+        match family.windows {
+            Windows::Never => {}
+            Windows::All(_) => put("sliding_window", json!(window)),
+            Windows::AllUsed(_) => {
+                put("use_sliding_window", json!(some));
+                put("sliding_window", json!(window));
+            }
+            Windows::But(..) => {
+                put("sliding_window", json!(window));
+                put("layer_types", kinds());
+            }
+            Windows::From(_) => {
+                put("use_sliding_window", json!(some));
+                put("sliding_window", json!(window));
+                let first = self.layers.iter().position(|l| l.windowed);
+                put("max_window_layers", json!(first.unwrap_or(self.layers.len())));
+                put("layer_types", kinds());
+            }
+        }
+        let sparse = self.layers.iter().filter(|l| l.sparse).count();
+        match family.sparse {
+            Sparse::Never => {}
+            Sparse::All => {}
+            Sparse::Listed => {
+                let dense: Vec<usize> = (0..self.layers.len()).filter(|&i| !self.layers[i].sparse).collect();
+                put("decoder_sparse_step", json!(1));
+                put("mlp_only_layers", json!(dense));
+            }
+        }
+        if family.sparse != Sparse::Never {
+            let coefficient =
+                self.load_balance_loss * sparse as f64 / self.real(Slot::Active).unwrap_or(1.0).max(1.0);
+            put("output_router_logits", json!(self.load_balance_loss > 0.0));
+            let coefficient = if coefficient > 0.0 { coefficient } else { family.router.1 };
+            put("router_aux_loss_coef", json!(coefficient));
+        }
+        map
+    }
+}
+
+/// The type of weights in `transformers`' word.
+pub fn torch(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::BF16 => "bfloat16",
+        Dtype::F16 => "float16",
+        _ => "float32",
+    }
+}
+
+/// A number as JSON: whole numbers whole and real ones with a point, since `transformers` checks.
+fn written(kind: Kind, value: Option<f64>) -> Value {
+    match (kind, value) {
+        (_, None) => Value::Null,
+        (Kind::Whole, Some(x)) => json!(x as u64),
+        (Kind::Either, Some(x)) if x.fract() == 0.0 => json!(x as u64),
+        (Kind::Real | Kind::Cap | Kind::Either, Some(x)) => json!(x),
+        (Kind::Flag, Some(x)) => json!(x != 0.0),
+    }
+}
+
+/// The scale of Gemma's embedding: `sqrt(hidden)` in the type of the weights.
+fn embed_scale(hidden: u64, stored: Option<Dtype>) -> String {
+    let exact = (hidden as f64).sqrt();
+    let rounded = match stored {
+        Some(Dtype::BF16) => half::bf16::from_f64(exact).to_f64(),
+        Some(Dtype::F16) => half::f16::from_f64(exact).to_f64(),
+        _ => exact,
+    };
+    if rounded == exact { "sqrt_hidden".into() } else { format!("{rounded:?}") }
+}
+
+// From config.json --------------------------------------------------------------------------------
+
+fn family(f: &Fields) -> Result<&'static Family> {
+    let known = || FAMILIES.each_ref().map(|family| family.kind).join(", ");
+    let Some(kind) = f.word("model_type")? else {
+        return f.refuse("lacks `model_type`; is this the folder of a model of transformers?".into());
+    };
+    let Some(family) = FAMILIES.iter().find(|family| family.kind == kind) else {
+        return f.refuse(format!("`model_type` is {kind:?}; dreamc imports {}", known()));
+    };
+    match f.get("architectures") {
+        None => Ok(family),
+        Some(Value::Array(names)) if names.iter().all(|n| n == family.class) => Ok(family),
+        Some(other) => f.wrong("architectures", other, &format!("[{:?}]", family.class)),
+    }
+}
+
+/// The quantities of the family's fields.
+fn values(f: &Fields, family: &Family) -> Result<BTreeMap<Slot, f64>> {
+    let mut values: BTreeMap<Slot, f64> = BTreeMap::new();
+    for &(name, slot, absent) in family.fields {
+        // Later versions of `transformers` write one name for all families.
+        let later = (name == "num_experts" && !f.map.contains_key(name)).then_some("num_local_experts");
+        let name = later.filter(|later| f.map.contains_key(*later)).unwrap_or(name);
+        // A null is no number where there may be one or not, and elsewhere as good as nothing.
+        // Heads of keys and values are then as many as those of queries.
+        let null = f.map.get(name).is_some_and(Value::is_null);
+        let found = match slot.kind() {
+            Kind::Whole => f.whole_or_none(name)?.map(|n| n as f64),
+            Kind::Real | Kind::Either | Kind::Cap => f.real_or_none(name)?,
+            Kind::Flag => match f.get(name) {
+                None => None,
+                Some(_) => Some(f64::from(u8::from(f.flag(name, false)?))),
+            },
+        };
+        let get = |slot| values.get(&slot).copied().unwrap_or(0.0);
+        let absent = match (null, slot) {
+            (true, Slot::Softcap | Slot::LogitSoftcap) => Absent::Nothing,
+            (true, Slot::KvHeads) => Absent::Heads,
+            (true, Slot::Scalar) => Absent::Required,
+            _ => absent,
+        };
+        let value = match (found, absent) {
+            (Some(value), _) => Some(value),
+            (None, Absent::Required) => return f.refuse(format!("lacks `{name}`")),
+            (None, Absent::Whole(n)) => Some(n as f64),
+            (None, Absent::Real(x)) => Some(x),
+            (None, Absent::Flag(flag)) => Some(f64::from(u8::from(flag))),
+            (None, Absent::Nothing) => None,
+            (None, Absent::Heads) => Some(get(Slot::Heads)),
+            (None, Absent::HiddenByHeads) => {
+                let (hidden, heads) = (get(Slot::Hidden), get(Slot::Heads));
+                if hidden % heads != 0.0 {
+                    return f.refuse(format!(
+                        "`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}"
+                    ));
+                }
+                Some(hidden / heads)
+            }
+        };
+        if let Some(value) = value {
+            values.insert(slot, value);
+        }
+    }
+    Ok(values)
+}
+
+/// Rotations of layers without and with the window, of either generation.
+fn rotations(f: &Fields, rotation: Rotation) -> Result<[Turn; 2]> {
+    let object = |name: &'static str| match f.get(name) {
+        None => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => f.wrong(name, other, "an object"),
+    };
+    let (outer, none) = (f.real_or_none("rope_theta")?, Map::new());
+    let local = match rotation {
+        Rotation::One(_) => None,
+        Rotation::Two(..) => f.real_or_none("rope_local_base_freq")?,
+    };
+    let (place, map) = match (object("rope_parameters")?, object("rope_scaling")?) {
+        (Some(a), Some(b)) if a != b => {
+            return f.refuse("has both `rope_parameters` and `rope_scaling`, and they differ".into());
+        }
+        (Some(map), _) => ("rope_parameters.", map),
+        (None, Some(map)) => ("rope_scaling.", map),
+        (None, None) => ("", &none),
+    };
+    let (full, local_default) = match rotation {
+        Rotation::One(base) => {
+            let one = turn(&Fields::new(f.path, place, map, f.ignore), outer, base)?;
+            return Ok([one, one]);
+        }
+        Rotation::Two(full, local) => (full, local),
+    };
+    // Newer files have an object for each kind of layer.
+    let kinds = ["full_attention", "sliding_attention"];
+    if !kinds.iter().any(|kind| map.contains_key(*kind)) {
+        let full = turn(&Fields::new(f.path, place, map, f.ignore), outer, Some(full))?;
+        let empty = Fields::new(f.path, "", &none, f.ignore);
+        return Ok([full, turn(&empty, local, Some(local_default))?]);
+    }
+    let r = Fields::new(f.path, place, map, f.ignore);
+    let mut turns = vec![];
+    for ((kind, outer), default) in kinds.into_iter().zip([outer, local]).zip([full, local_default]) {
+        let inner = match r.get(kind) {
+            None => &none,
+            Some(Value::Object(map)) => map,
+            Some(other) => return r.wrong(kind, other, "an object"),
+        };
+        let place = format!("{place}{kind}.");
+        turns.push(turn(&Fields::new(f.path, &place, inner, f.ignore), outer, Some(default))?);
+    }
+    r.finish()?;
+    Ok([turns[0], turns[1]])
+}
+
+/// One rotation, whose base may stand outside of the object; `default` where it stands nowhere.
+fn turn(r: &Fields, outer: Option<f64>, default: Option<f64>) -> Result<Turn> {
+    let place = r.place;
+    let base = match (outer, r.real_or_none("rope_theta")?) {
+        (Some(a), Some(b)) if a != b => {
+            return r.refuse(format!("`rope_theta` is {a} and `{place}rope_theta` is {b}"));
+        }
+        (Some(base), _) | (None, Some(base)) => base,
+        (None, None) => match default {
+            Some(base) => base,
+            None => return r.refuse("lacks `rope_theta`".into()),
+        },
+    };
+    // Some files say `type`, the oldest name, or both.
+    let (kind, old) = (r.word("rope_type")?, r.word("type")?);
+    let scaling = match kind.or(old) {
+        None if r.map.is_empty() || r.map.keys().all(|k| k == "rope_theta") => None,
+        Some("default") => None,
+        Some("llama3") => {
+            let original = r.real("original_max_position_embeddings")?;
+            let (low, high) = (r.real("low_freq_factor")?, r.real("high_freq_factor")?);
+            Some([r.real("factor")?, low, high, original])
+        }
+        Some(other) => {
+            return r
+                .refuse(format!("`{place}rope_type` is {other:?}; dreamc has \"default\" and \"llama3\""));
+        }
+        None => return r.refuse(format!("lacks `{place}rope_type`; dreamc has \"default\" and \"llama3\"")),
+    };
+    r.finish()?;
+    Ok(Turn { base, scaling })
+}
+
+/// The window, and which layers have it.
+fn windows(
+    f: &Fields,
+    family: &Family,
+    layers: usize,
+    notes: &mut Vec<String>,
+) -> Result<(Option<u64>, Vec<bool>)> {
+    let written = f.whole_or_none("sliding_window")?;
+    let or = |default: Option<u64>| if f.map.contains_key("sliding_window") { written } else { default };
+    let (window, mut windowed): (_, Vec<bool>) = match family.windows {
+        Windows::Never => {
+            if let Some(window) = written {
+                return f.wrong("sliding_window", &Value::from(window), "null");
+            }
+            (None, vec![false; layers])
+        }
+        Windows::All(default) => (or(default), vec![true; layers]),
+        Windows::AllUsed(default) => {
+            let used = f.flag("use_sliding_window", false)?;
+            (or(Some(default)).filter(|_| used), vec![true; layers])
+        }
+        Windows::But(every, default) => {
+            let mut every = every;
+            // The number of older files, under either name.
+            if family.kind == "gemma3_text" {
+                for name in ["sliding_window_pattern", "_sliding_window_pattern"] {
+                    if let Some(number) = f.whole_or_none(name)? {
+                        every = usize::try_from(number).unwrap_or(usize::MAX);
+                    }
+                }
+            }
+            (or(Some(default)), (1..=layers).map(|i| !i.is_multiple_of(every)).collect())
+        }
+        Windows::From(default) => {
+            let used = f.flag("use_sliding_window", false)?;
+            let from = match f.get("max_window_layers") {
+                None => 28,
+                Some(value) => match value.as_u64() {
+                    Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
+                    None => return f.wrong("max_window_layers", value, "a whole number"),
+                },
+            };
+            (or(Some(default)).filter(|_| used), (0..layers).map(|i| i >= from).collect())
+        }
+    };
+    let types = f.get("layer_types");
+    match (family.windows, types) {
+        (_, None) => {}
+        (Windows::All(_) | Windows::AllUsed(_), Some(_)) => {
+            let title = family.title;
+            notes.push(format!("`layer_types` is not read, as transformers does not read it of {title}"));
+        }
+        (Windows::Never | Windows::But(..) | Windows::From(_), Some(types)) => {
+            windowed = layer_types(f, types, layers, window.is_some())?;
+        }
+    }
+    if window.is_none() {
+        windowed.fill(false);
+    }
+    Ok((window, windowed))
+}
+
+/// The layers that `layer_types` names `sliding_attention`.
+fn layer_types(f: &Fields, types: &Value, layers: usize, window: bool) -> Result<Vec<bool>> {
+    let Some(types) = types.as_array() else { return f.wrong("layer_types", types, "a list") };
+    if types.len() != layers {
+        let found = types.len();
+        return f.refuse(format!("`layer_types` names {found} layers, `num_hidden_layers` is {layers}"));
+    }
+    let mut windowed = vec![];
+    for (i, kind) in types.iter().enumerate() {
+        match kind.as_str() {
+            Some("sliding_attention") if window => windowed.push(true),
+            Some("sliding_attention") => {
+                return f.refuse(format!(
+                    "`layer_types[{i}]` is \"sliding_attention\" and there is no `sliding_window`"
+                ));
+            }
+            Some("full_attention") => windowed.push(false),
+            _ => {
+                return f.refuse(format!(
+                    "`layer_types[{i}]` is {kind}; dreamc has \"full_attention\" and \"sliding_attention\""
+                ));
+            }
+        }
+    }
+    Ok(windowed)
+}
+
+/// Which layers have experts.
+fn sparse(f: &Fields, sparse: Sparse, layers: usize) -> Result<Vec<bool>> {
+    match sparse {
+        Sparse::Never => Ok(vec![false; layers]),
+        Sparse::All => Ok(vec![true; layers]),
+        Sparse::Listed => {
+            let step = f.whole_or_none("decoder_sparse_step")?.unwrap_or(1);
+            let mut found: Vec<bool> = (1..=layers as u64).map(|i| i.is_multiple_of(step)).collect();
+            let Some(list) = f.get("mlp_only_layers") else { return Ok(found) };
+            let right = "a list of numbers of layers";
+            let Some(dense) = list.as_array() else { return f.wrong("mlp_only_layers", list, right) };
+            for layer in dense {
+                match layer.as_u64().and_then(|i| found.get_mut(usize::try_from(i).ok()?)) {
+                    Some(sparse) => *sparse = false,
+                    None => return f.wrong("mlp_only_layers", list, right),
+                }
+            }
+            Ok(found)
+        }
+    }
+}
+
+/// The weight of the balancing loss of a layer. `transformers` adds the loss only where
+/// `output_router_logits` is true. It takes means over the tokens of all layers where dreamc adds
+/// up the layers' own losses, and counts a choice as one where dreamc counts a share of the choices
+/// of its token.
+fn load_balance_loss(
+    f: &Fields,
+    family: &Family,
+    active: f64,
+    layers: &[Layer],
+    notes: &mut Vec<String>,
+) -> Result<f64> {
+    if family.sparse == Sparse::Never {
+        return Ok(0.0);
+    }
+    let coefficient = match f.get("router_aux_loss_coef") {
+        None => family.router.1,
+        Some(value) => match value.as_f64() {
+            Some(weight) if weight >= 0.0 => weight,
+            _ => return f.wrong("router_aux_loss_coef", value, "a number, 0 or above"),
+        },
+    };
+    let routed = layers.iter().filter(|l| l.sparse).count();
+    if !f.flag("output_router_logits", false)? || routed == 0 || coefficient == 0.0 {
+        return Ok(0.0);
+    }
+    let weight = coefficient * active / routed as f64;
+    notes.push(format!(
+        "output_router_logits: training balances experts by `load_balance_loss: {weight:?}`, layer by layer; transformers pools \
+         all layers (docs/hugging-face.md)"
+    ));
+    Ok(weight)
+}
+
+// From a specification ----------------------------------------------------------------------------
+
+/// The names of the components of a layer, and the role of the second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The attention.
+    pub attention: String,
+    /// The network.
+    pub network: String,
+    /// Whether that has experts.
+    pub role: Role,
+}
+
+/// The parts of a model whose layers are an attention and a network, one after the other.
+struct Plain<'a> {
+    model: &'a Model,
+    layers: Vec<Named>,
+    /// The attention without and with a window.
+    attentions: [Option<&'a Attention>; 2],
+    mlp: Option<&'a Mlp>,
+    experts: Option<&'a Experts>,
+}
+
+/// The layers of a model, each with weights of its own; or why it is no such model.
+pub fn layers(model: &Model) -> std::result::Result<Vec<Named>, String> {
+    Plain::new(model).map(|plain| plain.layers)
+}
+
+impl<'a> Plain<'a> {
+    fn new(model: &'a Model) -> std::result::Result<Self, String> {
+        let mut plain = Plain { model, layers: vec![], attentions: [None; 2], mlp: None, experts: None };
+        plain.items(&model.body)?;
+        Ok(plain)
+    }
+
+    fn items(&mut self, items: &'a [Item]) -> std::result::Result<(), String> {
+        for item in items {
+            match item {
+                Item::Layer(expr) => self.layer(expr)?,
+                Item::Statement(_) => return Err("statements stand between its layers".into()),
+                Item::Repeat { count, items } => {
+                    for _ in 0..*count {
+                        self.items(items)?;
+                    }
+                }
+                Item::Recur { count, .. } => {
+                    return Err(format!("`recur {count}` applies one set of weights several times"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, expr: &'a Expr) -> std::result::Result<(), String> {
+        let two = match expr {
+            Expr::Sequential(terms) => match &terms[..] {
+                [Expr::Component(a), Expr::Component(n)] => Some((a, n)),
+                _ => None,
+            },
+            Expr::Component(_) | Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => None,
+        };
+        let parts = two.and_then(|(a, n)| {
+            let of = |name: &String| self.model.components.get(name);
+            Some((a, n, of(a)?, of(n)?))
+        });
+        let Some((attention, network, Component::Sequence(a), second)) = parts else {
+            let layer = super::composition(expr);
+            return Err(format!("the layer `{layer}` is not a sequence attention and a network behind it"));
+        };
+        let role = match second {
+            Component::Mlp(mlp) => {
+                same(&mut self.mlp, mlp, network)?;
+                Role::Mlp
+            }
+            Component::Experts(experts) => {
+                same(&mut self.experts, experts, network)?;
+                Role::Experts
+            }
+            Component::Sequence(_) | Component::Depth(_) => {
+                return Err(format!("`{network}` is an attention, where a network stands"));
+            }
+        };
+        same(&mut self.attentions[usize::from(a.window.is_some())], a, attention)?;
+        self.layers.push(Named { attention: attention.clone(), network: network.clone(), role });
+        Ok(())
+    }
+
+    /// A quantity of the model.
+    fn value(&self, slot: Slot, family: &Family) -> Option<f64> {
+        let a = self.attentions[0].or(self.attentions[1])?;
+        let experts = self.experts;
+        let own = family.fields.iter().any(|(_, slot, _)| *slot == Slot::ExpertIntermediate);
+        let flag = |flag: bool| f64::from(u8::from(flag));
+        match slot {
+            Slot::Vocab => Some(self.model.vocab as f64),
+            Slot::Hidden => Some(self.model.hidden as f64),
+            Slot::Context => Some(self.model.context as f64),
+            Slot::Layers => Some(self.layers.len() as f64),
+            Slot::Heads => Some(a.heads as f64),
+            Slot::KvHeads => Some(a.kv_heads as f64),
+            Slot::HeadSize => Some(a.head_size as f64),
+            Slot::Intermediate => match (self.mlp, experts) {
+                (Some(mlp), _) => Some(mlp.intermediate as f64),
+                (None, Some(experts)) if !own => Some(experts.intermediate as f64),
+                // No layer is dense; the class's size stands for none.
+                (None, _) => family.fields.iter().find_map(|(_, slot, absent)| match (slot, absent) {
+                    (Slot::Intermediate, Absent::Whole(n)) => Some(*n as f64),
+                    _ => None,
+                }),
+            },
+            Slot::Eps => Some(self.model.norm.eps),
+            Slot::Tie => Some(flag(self.model.tie)),
+            Slot::Scalar => {
+                let scale = a.scale.unwrap_or(1.0 / (a.head_size as f64).sqrt());
+                let (exact, whole) = (1.0 / (scale * scale), (1.0 / (scale * scale)).round());
+                Some(if 1.0 / whole.sqrt() == scale { whole } else { exact })
+            }
+            Slot::Softcap => a.softcap,
+            Slot::LogitSoftcap => self.model.logit_softcap,
+            Slot::Experts => experts.map(|e| e.count as f64),
+            Slot::Active => experts.map(|e| e.active as f64),
+            Slot::ExpertIntermediate => experts.map(|e| e.intermediate as f64),
+            Slot::Normalise => experts.map(|e| flag(e.router.normalise)),
+        }
+    }
+
+    /// The configuration that it would be of this family.
+    fn config(&self, family: &'static Family) -> Option<Config> {
+        let value = |&(_, slot, _): &(&str, Slot, Absent)| Some((slot, self.value(slot, family)?));
+        let values = family.fields.iter().filter_map(value).collect();
+        let turn = |a: &Attention| -> Option<Turn> {
+            let Rope { base, scaling, .. } = a.rope?;
+            let scaling = match scaling {
+                None => None,
+                Some(RopeScaling::Llama3 { factor, low, high, original_context }) => {
+                    Some([factor, low, high, original_context])
+                }
+                Some(RopeScaling::Linear { .. } | RopeScaling::Yarn { .. }) => return None,
+            };
+            Some(Turn { base, scaling })
+        };
+        let [full, local] = self.attentions.map(|a| a.and_then(turn));
+        let rotations = [full.or(local)?, local.or(full)?];
+        let windowed = |named: &Named| {
+            let component = self.model.components.get(&named.attention);
+            matches!(component, Some(Component::Sequence(a)) if a.window.is_some())
+        };
+        let layer = |named: &Named| Layer { windowed: windowed(named), sparse: named.role == Role::Experts };
+        Some(Config {
+            family,
+            notes: vec![],
+            values,
+            layers: self.layers.iter().map(layer).collect(),
+            window: self.attentions[1].and_then(|a| a.window),
+            rotations,
+            load_balance_loss: self.experts.map_or(0.0, |e| e.router.load_balance_loss),
+        })
+    }
+}
+
+/// Takes the first of several components, or one that equals it.
+fn same<'a, T: PartialEq>(
+    place: &mut Option<&'a T>,
+    found: &'a T,
+    name: &str,
+) -> std::result::Result<(), String> {
+    if place.is_some_and(|first| first != found) {
+        return Err(format!("`{name}` differs from the component of the same kind in the layers before it"));
+    }
+    *place = Some(found);
+    Ok(())
+}
+
+/// The configuration of a specification whose weights are stored in this type: of a family such
+/// that reading what is written gives the specification again. `likely` is the `model_type` to
+/// begin with.
+pub fn recognise(
+    spec: &Spec,
+    stored: Dtype,
+    likely: Option<&str>,
+    kept: &Map<String, Value>,
+) -> std::result::Result<Config, String> {
+    let plain = Plain::new(&spec.model)?;
+    let wanted = lines(spec, &plain.layers);
+    let mut closest: Option<(usize, String)> = None;
+    let mut order: Vec<&'static Family> = FAMILIES.iter().collect();
+    order.sort_by_key(|family| likely != Some(family.kind));
+    for family in order {
+        let Some(config) = plain.config(family) else { continue };
+        let read = Config::read(Path::new("config.json"), config.json(stored, kept), &[]);
+        let found = read.ok().and_then(|read| read.spec(&spec.model.name, Some(stored)).ok());
+        let Some(found) = found else { continue };
+        let Ok(layers) = layers(&found.model) else { continue };
+        let found = lines(&found, &layers);
+        if found == wanted {
+            return Ok(config);
+        }
+        let differ = |a: &[String], b: &[String]| -> Vec<String> {
+            a.iter().filter(|line| !b.contains(line)).map(|line| line.trim().to_string()).collect()
+        };
+        let (ours, theirs) = (differ(&wanted, &found), differ(&found, &wanted));
+        let distance = ours.len() + theirs.len();
+        if closest.as_ref().is_none_or(|(best, _)| distance < *best) {
+            let or = |line: Option<&String>| line.map_or("nothing".into(), |line| format!("`{line}`"));
+            let (ours, theirs) = (or(ours.first()), or(theirs.first()));
+            closest =
+                Some((distance, format!("{ours} of the specification is {theirs} of {}", family.title)));
+        }
+    }
+    Err(closest.map_or("it is of no family that transformers has".into(), |(_, why)| why))
+}
+
+/// The lines of a model without names, losses of training, and the grouping of its layers.
+fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
+    let mut spec = spec.clone();
+    let model = &mut spec.model;
+    let old = std::mem::take(&mut model.components);
+    let mut body = vec![];
+    for layer in layers {
+        let mut names = vec![];
+        for name in [&layer.attention, &layer.network] {
+            let Some(component) = old.get(name) else { continue };
+            let mut component = component.clone();
+            let name = match &mut component {
+                Component::Sequence(a) => {
+                    a.scale.get_or_insert(1.0 / (a.head_size as f64).sqrt());
+                    a.projection = None;
+                    if a.window.is_some() { "local" } else { "global" }
+                }
+                Component::Depth(_) => "depth",
+                Component::Experts(e) => {
+                    (e.router.load_balance_loss, e.router.z_loss) = (0.0, 0.0);
+                    "ea"
+                }
+                Component::Mlp(_) => "mlp",
+            };
+            model.components.insert(name.into(), component);
+            names.push(Expr::Component(name.into()));
+        }
+        body.push(Item::Layer(Expr::Sequential(names)));
+    }
+    model.components.sort_keys();
+    model.body = body;
+    model.name = "model".into();
+    // A factor is the same by name and by number.
+    if let Some(EmbedScale::Value(x)) = model.embed_scale
+        && x == (model.hidden as f64).sqrt()
+    {
+        model.embed_scale = Some(EmbedScale::SqrtHidden);
+    }
+    let text = dreamc_dsl::show(&spec, Spelling::Yaml);
+    let end = ["\ndata:", "\ntrain:", "\neval:"].iter().filter_map(|k| text.find(k)).min();
+    text[..end.unwrap_or(text.len())]
+        .lines()
+        .filter(|l| !l.starts_with("weights:"))
+        .map(String::from)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dreamc_dsl::Spelling;
+
+    /// The published configurations, as they mean what the examples say.
+    #[test]
+    fn published_models_are_those_of_the_examples() {
+        let gemma = r#"{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+            "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02, "intermediate_size": 9216,
+            "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26,
+            "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+            "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "float32", "transformers_version": "4.42.4",
+            "use_cache": true, "vocab_size": 256000}"#;
+        let llama = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false,
+            "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true,
+            "torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256}"#;
+        let mixtral = r#"{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+            "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32000}"#;
+        let olmoe = r#"{"architectures": ["OlmoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "clip_qkv": null,
+            "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 1024,
+            "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": false, "num_attention_heads": 16,
+            "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
+            "output_router_logits": false, "pad_token_id": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+            "router_aux_loss_coef": 0.01, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+            "vocab_size": 50304}"#;
+        for (name, text) in [
+            ("gemma-2-2b", gemma),
+            ("llama-3.2-1b", llama),
+            ("mixtral-8x7b", mixtral),
+            ("olmoe-1b-7b", olmoe),
+        ] {
+            let map = serde_json::from_str(text).unwrap();
+            let config = Config::read(Path::new("config.json"), map, &[]).unwrap();
+            let yaml = config.specification(name, Some(Dtype::BF16));
+            let ast = dreamc_dsl::parse("config.json", &yaml, Spelling::Yaml).unwrap();
+            let found = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{yaml}\n{d}")).0;
+            let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+            let mut example = dreamc_dsl::load(path, &[]).unwrap().0.model;
+            // The examples train with the losses of their papers; a configuration that leaves
+            // router logits out trains with none.
+            for component in example.components.values_mut() {
+                if let dreamc_dsl::spec::Component::Experts(experts) = component {
+                    (experts.router.load_balance_loss, experts.router.z_loss) = (0.0, 0.0);
+                }
+            }
+            assert_eq!(found.model, example, "{name}");
+        }
+    }
+
+    /// Published configurations give the published numbers of parameters, and go back as they came.
+    #[test]
+    fn published_configurations_have_their_published_sizes() {
+        let mistral = r#"{"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+            "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
+            "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32000}"#;
+        let phi = r#"{"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000,
+            "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0,
+            "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "sliding_window": 2047,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32064}"#;
+        let gemma = r#"{"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+            "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+            "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+            "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null,
+            "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+            "use_cache": true, "vocab_size": 262144}"#;
+        let qwen = r#"{"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+            "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+            "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+            "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+            "vocab_size": 151936}"#;
+        let moe = r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960,
+            "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+            "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+            "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06,
+            "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+            "vocab_size": 151936}"#;
+        for (text, total) in [
+            (mistral, 7_241_732_096),
+            (phi, 3_821_079_552),
+            (gemma, 999_885_952),
+            (qwen, 596_049_920),
+            (moe, 30_532_122_624u64),
+        ] {
+            let kept: Map<String, Value> = serde_json::from_str(text).unwrap();
+            let config = Config::read(Path::new("config.json"), kept.clone(), &[]).unwrap();
+            let spec = config.spec("model", Some(Dtype::BF16)).unwrap();
+            let kind = config.family.kind;
+            let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
+            assert_eq!(crate::model::parameters(&compiled), total, "{kind}");
+            let back = recognise(&spec, Dtype::BF16, Some(kind), &kept).unwrap();
+            assert_eq!(back.family.kind, kind);
+            let again = Config::read(Path::new("config.json"), back.json(Dtype::BF16, &kept), &[]).unwrap();
+            assert_eq!(again.spec("model", Some(Dtype::BF16)).unwrap().model, spec.model, "{kind}");
+        }
+    }
+
+    #[test]
+    fn the_scale_of_an_embedding_is_rounded_as_its_weights_are() {
+        let scale = |hidden, stored| embed_scale(hidden, Some(stored));
+        assert_eq!(scale(2304, Dtype::BF16), "sqrt_hidden");
+        assert_eq!(scale(3584, Dtype::BF16), "59.75");
+        assert_eq!(scale(4608, Dtype::BF16), "68.0");
+        assert_eq!(scale(3584, Dtype::F32), "sqrt_hidden");
+    }
+}

@@ -1,0 +1,129 @@
+//! Models of other programs, made ours.
+//!
+//! *In*: `config.json`, `model.safetensors` or shards with `model.safetensors.index.json`, perhaps
+//! `tokenizer.json`. *Out*: a folder of `spec.yaml`, `model.safetensors` (names of SEMANTICS
+//! section 11, the specification in its metadata), `checksums.txt`, and the folder's own
+//! `config.json`, `generation_config.json` and files of the tokenizer as they were, which every
+//! command opens as it opens a checkpoint, and which are there for the way back.
+
+use super::config::Config;
+use super::family::Slot;
+use super::tensors::{self, Shards};
+use super::{HfError, bytes, json};
+use crate::checkpoint::folder;
+use crate::data::{Tokenizer, sums};
+use crate::train::prepare;
+use dreamc_compiler::compile;
+use dreamc_dsl::{Spec, Spelling};
+use std::io::Write;
+use std::path::Path;
+
+/// An imported model.
+#[derive(Debug)]
+pub struct Imported {
+    /// Its specification.
+    pub spec: Spec,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    /// Whether there is a tokenizer.
+    pub reads_text: bool,
+}
+
+/// Imports the Hugging Face folder `from` as the folder `to`, a model called `name`. Fields of its
+/// configuration that are not known are refused, but for those to `ignore`. A folder that is there
+/// already is replaced with `force`, and only if it is one of ours.
+pub fn hugging_face(
+    from: &Path,
+    to: &Path,
+    name: &str,
+    force: bool,
+    ignore: &[String],
+) -> Result<Imported, HfError> {
+    folder::free(to, force)?;
+    let path = from.join("config.json");
+    missing(from, &path)?;
+    let config = Config::read(&path, json(&path)?, ignore)?;
+    let shards = Shards::open(from)?;
+    let mut notes = config.notes.clone();
+    notes.extend(ignore.iter().map(|field| format!("the field `{field}` is ignored")));
+    let tokenizer = tokenizer(from, &config)?;
+    if tokenizer.is_none() {
+        let note = "no tokenizer.json: text cannot be read or written, token ids can (`dreamc probe`)";
+        notes.push(note.into());
+    }
+    let kept = kept(from)?;
+    let stored = shards.dtype("model.embed_tokens.weight");
+    let text = config.specification(name, stored);
+    let specification =
+        |d: dreamc_dsl::Diagnostics| HfError::Specification { path: path.clone(), problem: d.render(false) };
+    let spec = config.spec(name, stored).map_err(specification)?;
+    let layers = super::config::layers(&spec.model).map_err(|problem| HfError::refused(&path, problem))?;
+
+    // One token is enough to learn which tensors the model has.
+    let compiled = compile(&spec, &prepare::forward(1, 1))?;
+    let made = tensors::assemble(&config, &layers, &compiled.tensors, &shards)?;
+    notes.extend(made.notes);
+    let resolved = dreamc_dsl::show(&spec, Spelling::Yaml);
+    let metadata = [("format", "dreamc"), ("spec", resolved.as_str())];
+    let mut files: Vec<(&str, sums::Fill)> = vec![
+        ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(text.as_bytes()))),
+        ("model.safetensors", Box::new(|out: &mut dyn Write| shards.write(out, &metadata, &made.tensors))),
+    ];
+    for (name, bytes) in &kept {
+        files.push((*name, Box::new(move |out: &mut dyn Write| out.write_all(bytes))));
+    }
+    folder::write(to, files)?;
+    let bytes = made.tensors.iter().map(|t| t.bytes()).sum();
+    let parameters = crate::model::parameters(&compiled);
+    Ok(Imported { spec, parameters, bytes, notes, reads_text: tokenizer.is_some() })
+}
+
+/// Says of a folder without `config.json` why it is no model.
+fn missing(from: &Path, path: &Path) -> Result<(), HfError> {
+    if path.exists() {
+        return Ok(());
+    }
+    if from.join("adapter_config.json").is_file() {
+        let problem = "is an adapter of another model (PEFT); merge both first, with `model.merge_and_unload().save_pretrained(…)`";
+        return Err(HfError::refused(from, problem));
+    }
+    if !from.is_dir() {
+        let problem = "there is no such folder; a model of the hub is downloaded first, with `hf download NAME --local-dir DIR`";
+        return Err(HfError::refused(from, problem));
+    }
+    Err(HfError::refused(from, "has no config.json; is this the folder of a model of transformers?"))
+}
+
+/// The files of the folder that are kept as they are, for generation and for the way back.
+fn kept(from: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, HfError> {
+    let mut found = vec![];
+    for name in folder::KEPT {
+        let path = from.join(name);
+        if path.is_file() {
+            found.push((name, bytes(&path)?));
+        }
+    }
+    Ok(found)
+}
+
+/// The tokenizer, where there is one.
+fn tokenizer(from: &Path, config: &Config) -> Result<Option<Tokenizer>, HfError> {
+    let path = from.join("tokenizer.json");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let tokenizer = Tokenizer::from_file(&path)?;
+    if tokenizer.vocab() as u64 > config.whole(Slot::Vocab) {
+        let problem = format!(
+            "has {} tokens, config.json says vocab_size {}",
+            tokenizer.vocab(),
+            config.whole(Slot::Vocab)
+        );
+        return Err(HfError::refused(&path, problem));
+    }
+    Ok(Some(tokenizer))
+}

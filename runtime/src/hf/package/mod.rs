@@ -1,0 +1,513 @@
+//! A model of no family, as a package that `transformers` loads with `trust_remote_code`.
+//!
+//! *In*: weights and their specification. *Out*: a folder with `configuration_dreamc.py` and
+//! `modeling_dreamc.py`, which compute what the model computes and have no part that it lacks;
+//! `config.json` with its sizes; the weights under their own names; its tokenizer, and a model
+//! card. *Promise*: every key of the specification is in the code or the model is refused by the
+//! key's name; `tests/hf/packages.py` compares logits and texts with those of dreamc.
+//!
+//! [`layers`] writes the classes of the model's layers, [`template`] the parts that they are made
+//! of (`parts/*.py`), [`card`] the model card.
+
+mod card;
+mod layers;
+mod template;
+
+use super::HfError;
+use super::config::torch;
+use super::export::{Exported, Model, ours, pretty, size, write as write_tensors};
+use super::tensors::Theirs;
+use crate::checkpoint::folder;
+use crate::checkpoint::safetensors::Dtype;
+use crate::data::sums;
+use dreamc_dsl::Spelling;
+use dreamc_dsl::spec::*;
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::path::Path;
+use template::{Parts, expand};
+
+/// The parts of the code, in order, each with the part of a model that needs it.
+const PARTS: [(&str, &str); 20] = [
+    ("", include_str!("parts/head.py")),
+    ("", include_str!("parts/norm.py")),
+    ("matrix", include_str!("parts/matrix.py")),
+    ("rope", include_str!("parts/frequencies.py")),
+    ("rope", include_str!("parts/rotate.py")),
+    ("depth_rope", include_str!("parts/depth_angles.py")),
+    ("router", include_str!("parts/router.py")),
+    ("network", include_str!("parts/activate.py")),
+    ("mlp", include_str!("parts/mlp.py")),
+    ("experts", include_str!("parts/experts.py")),
+    ("plain_projection", include_str!("parts/projection.py")),
+    ("projection", include_str!("parts/projection_mixture.py")),
+    ("attention", include_str!("parts/attention.py")),
+    ("sequence", include_str!("parts/sequence.py")),
+    ("depth", include_str!("parts/depth.py")),
+    ("skip", include_str!("parts/score.py")),
+    ("norm_only", include_str!("parts/norm_score.py")),
+    ("predictor", include_str!("parts/predictor.py")),
+    ("skip", include_str!("parts/skip.py")),
+    ("", include_str!("parts/pass.py")),
+];
+const MODEL: &str = include_str!("parts/model.py");
+const CONFIGURATION: &str = include_str!("parts/configuration.py");
+
+/// The class of every package.
+const CLASS: &str = "DreamcForCausalLM";
+
+/// Whether statements stand between layers, or norms among their terms.
+fn stated(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Statement(_) => true,
+        Item::Layer(Expr::Sequential(terms)) => terms.contains(&Expr::Norm),
+        Item::Layer(_) => false,
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => stated(items),
+    })
+}
+
+/// Writes a model as a package, of weights whose embedding is stored in this type.
+pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, HfError> {
+    if stated(&model.spec.model.body) {
+        let what = "the model has statements on the stream, or norms among the terms of a layer, and a package has none yet";
+        return Err(HfError::Export(what.into()));
+    }
+    let code = Code::new(&model.spec.model)?;
+    let list = ours(model)?;
+    let parameters: u64 = list
+        .iter()
+        .filter(|(name, _)| !name.ends_with(".router.bias"))
+        .map(|(_, shape)| shape.iter().product::<u64>())
+        .sum();
+    let entries: Vec<Theirs> = list
+        .into_iter()
+        .map(|(name, shape)| {
+            let all = shape.iter().product();
+            Theirs { runs: vec![(name.clone(), 0, all)], name, shape }
+        })
+        .collect();
+    let size = size(model, &entries, model.dtype)?;
+    let config = pretty(&Value::Object(code.config(model, dtype)))?;
+    let modeling = code.modeling();
+    let configuration = expand(CONFIGURATION, &code.parts);
+    let texts = model.texts()?;
+    let card = card::card(model, parameters, dtype);
+    let spec = dreamc_dsl::show(model.spec, Spelling::Yaml);
+    let metadata = [("format", "pt"), ("spec", spec.as_str())];
+    let mut files: Vec<(&str, sums::Fill)> = vec![
+        ("config.json", Box::new(|out: &mut dyn Write| out.write_all(&config))),
+        ("configuration_dreamc.py", Box::new(|out: &mut dyn Write| out.write_all(configuration.as_bytes()))),
+        ("modeling_dreamc.py", Box::new(|out: &mut dyn Write| out.write_all(modeling.as_bytes()))),
+        ("README.md", Box::new(|out: &mut dyn Write| out.write_all(card.as_bytes()))),
+        ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(spec.as_bytes()))),
+        (
+            "model.safetensors",
+            Box::new(|out: &mut dyn Write| write_tensors(model, &entries, model.dtype, &metadata, out)),
+        ),
+    ];
+    for (name, bytes) in &texts {
+        files.push((name, Box::new(move |out: &mut dyn Write| out.write_all(bytes))));
+    }
+    folder::write(to, files)?;
+    Ok(Exported {
+        class: CLASS.into(),
+        package: true,
+        tensors: entries.len(),
+        bytes: size,
+        notes: code.notes,
+    })
+}
+
+/// The code of a model: what it is made of.
+struct Code<'a> {
+    model: &'a dreamc_dsl::spec::Model,
+    parts: Parts,
+    layers: layers::Layers,
+    /// Count of the one outermost `recur`.
+    recur: Option<u64>,
+    notes: Vec<String>,
+    /// A key whose code is not written.
+    refused: Option<&'static str>,
+}
+
+impl<'a> Code<'a> {
+    /// Finds the parts of a model, or a key that is not generated.
+    fn new(model: &'a dreamc_dsl::spec::Model) -> Result<Self, HfError> {
+        let layers = layers::Layers::new(model)?;
+        let mut code = Code { model, parts: Parts::new(), layers, recur: None, notes: vec![], refused: None };
+        // Every field stands here, so that a new one is generated or refused, and never forgotten.
+        let dreamc_dsl::spec::Model {
+            name: _,
+            vocab: _,
+            hidden: _,
+            context: _,
+            tie,
+            embed_scale,
+            logit_softcap,
+            norm: Norm { eps: _, unit_offset },
+            components,
+            body,
+        } = model;
+        code.add("tie", *tie);
+        code.add("embed_scale", embed_scale.is_some());
+        code.add("logit_softcap", logit_softcap.is_some());
+        code.add("unit_offset", *unit_offset);
+        let used = code.layers.components.clone();
+        for (_, component) in components.iter().filter(|(name, _)| used.contains(*name)) {
+            code.component(component);
+        }
+        if let Some(key) = code.refused {
+            return Err(HfError::Export(format!("no code is written for `{key}` of a component")));
+        }
+        let skips = code.layers.skips.clone();
+        skips.iter().for_each(|skip| code.skip(skip));
+        let outer: Vec<u64> = body
+            .iter()
+            .filter_map(|item| match item {
+                Item::Recur { count, .. } => Some(*count),
+                Item::Layer(_) | Item::Statement(_) | Item::Repeat { .. } => None,
+            })
+            .collect();
+        if let [count] = outer[..] {
+            code.recur = Some(count);
+        }
+        code.add("recur", code.recur.is_some());
+        code.add("final_norm", code.layers.final_norm);
+        let has = |part| code.parts.contains(part);
+        let attention = has("sequence") || has("depth");
+        let both = has("sequence") && has("depth");
+        let network = has("mlp") || has("experts");
+        let matrix = network || has("lowrank") || has("shared") || has("predictor") || has("norm_only");
+        let rope = has("sequence_rope") || has("depth_rope");
+        let math = attention || has("lowrank") || has("scaling") || has("topk");
+        let depth_position = has("depth_rope");
+        let plain = attention && !code.layers.all_projected;
+        for (part, on) in [
+            ("attention", attention),
+            ("both", both),
+            ("network", network),
+            ("matrix", matrix),
+            ("rope", rope),
+            ("math", math),
+            ("depth_position", depth_position),
+            ("plain_projection", plain),
+        ] {
+            code.add(part, on);
+        }
+        Ok(code)
+    }
+
+    fn add(&mut self, part: &'static str, on: bool) {
+        if on {
+            self.parts.insert(part);
+        }
+    }
+
+    /// Notes a key of a component that no code is written for.
+    fn refuse(&mut self, key: &'static str, on: bool) {
+        if on {
+            self.refused.get_or_insert(key);
+        }
+    }
+
+    fn component(&mut self, component: &Component) {
+        match component {
+            Component::Sequence(a) => {
+                self.add("sequence", true);
+                self.add("sequence_rope", a.rope.is_some());
+                self.attention(a);
+            }
+            Component::Depth(a) => {
+                self.add("depth", true);
+                self.add("depth_rope", a.rope.is_some());
+                self.attention(a);
+            }
+            Component::Experts(Experts {
+                count: _,
+                active: _,
+                intermediate: _,
+                activation,
+                noop,
+                shared,
+                shared_gate: _,
+                router,
+                post_norm,
+            }) => {
+                self.refuse("shared", *shared > 0);
+                self.add("experts", true);
+                self.add("noop", *noop > 0);
+                self.add("post_norm", *post_norm);
+                self.activation(*activation);
+                self.router(router);
+            }
+            Component::Mlp(Mlp { intermediate: _, activation, post_norm }) => {
+                self.add("mlp", true);
+                self.add("post_norm", *post_norm);
+                self.activation(*activation);
+            }
+        }
+    }
+
+    fn attention(&mut self, a: &Attention) {
+        let Attention {
+            heads,
+            kv_heads,
+            head_size: _,
+            rope,
+            qk_norm,
+            window,
+            softcap,
+            scale: _,
+            sink,
+            gate,
+            bias,
+            post_norm,
+            projection,
+        } = a;
+        self.refuse("sink", *sink);
+        self.refuse("gate", gate.is_some());
+        self.refuse("bias", bias.is_some());
+        self.add("groups", heads != kv_heads);
+        self.add("window", window.is_some());
+        self.add("softcap", softcap.is_some());
+        self.add("post_norm", *post_norm);
+        match qk_norm {
+            QkNorm::None => {}
+            QkNorm::Rms => self.add("qk_rms", true),
+            QkNorm::RmsAll => self.add("qk_all", true),
+        }
+        self.add("qk_norm", *qk_norm != QkNorm::None);
+        self.rope(rope.as_ref());
+        if let Some(Projection { count: _, shared, router }) = projection
+            && self.layers.projected
+        {
+            self.add("projection", true);
+            self.add("shared", *shared);
+            self.router(router);
+        }
+    }
+
+    fn rope(&mut self, rope: Option<&Rope>) {
+        let Some(Rope { base: _, half_reversed: _, share, scaling }) = rope else { return };
+        self.refuse("share", *share < 1.0);
+        self.refuse(
+            "scaling",
+            matches!(scaling, Some(RopeScaling::Linear { .. } | RopeScaling::Yarn { .. })),
+        );
+        self.add("scaling", scaling.is_some());
+    }
+
+    fn activation(&mut self, activation: Activation) {
+        self.refuse("activation relu2", activation == Activation::Relu2);
+        self.add(
+            match activation {
+                Activation::Swiglu => "swiglu",
+                Activation::Geglu => "geglu",
+                Activation::Relu | Activation::Relu2 => "relu",
+                Activation::Gelu => "gelu",
+            },
+            true,
+        );
+    }
+
+    fn router(&mut self, router: &Router) {
+        let Router {
+            form,
+            score,
+            select: _,
+            groups,
+            topk_groups,
+            normalise,
+            scale,
+            balance,
+            // Losses of training.
+            load_balance_loss: _,
+            z_loss: _,
+        } = router;
+        self.refuse("score sqrtsoftplus", *score == Score::Sqrtsoftplus);
+        self.refuse("groups", groups > topk_groups);
+        self.add("router", true);
+        match form {
+            RouterForm::LowRank { query: _, rope } => {
+                self.add("lowrank", true);
+                self.add("depth_rope", rope.is_some());
+                self.rope(rope.as_ref());
+            }
+            RouterForm::Linear => self.add("linear", true),
+        }
+        self.add("normalise", *normalise);
+        self.add("router_scale", *scale != 1.0);
+        self.add("balanced", balance.is_some());
+    }
+
+    fn skip(&mut self, skip: &Skip) {
+        let Skip { rule, input, level, kv: _, merge } = skip;
+        self.add("skip", true);
+        self.add("norm_only", *input == SkipInput::NormOnly);
+        self.add("merge", *merge);
+        self.add("whole", *level == SkipLevel::Sequence);
+        self.add("remember", *merge || !layers::all_keys(skip));
+        match layers::rule(rule) {
+            "topk" => {
+                let note = "its top-k router looks ahead: it scores texts, and nothing writes with it";
+                self.notes.push(note.into());
+                self.add("topk", true);
+            }
+            "all" => self.add("all_tokens", true),
+            rule => self.add(rule, true),
+        }
+    }
+
+    /// `modeling_dreamc.py`.
+    fn modeling(&self) -> String {
+        let skipping = match self.parts.contains("skip") {
+            true => {
+                "Tokens that skip a part are computed and left out: results are those of dreamc, its savings are not."
+            }
+            false => "It is written to be read; dreamc computes the same faster.",
+        };
+        let number = |x: f64| format!("{x:?}");
+        let scale = match self.model.embed_scale {
+            None => String::new(),
+            Some(EmbedScale::SqrtHidden) => number((self.model.hidden as f64).sqrt()),
+            Some(EmbedScale::Value(x)) => number(x),
+        };
+        let needed = PARTS.iter().filter(|(part, _)| part.is_empty() || self.parts.contains(part));
+        let expanded = needed.map(|(_, text)| expand(text, &self.parts).trim_end().to_string());
+        let mut pieces: Vec<String> = expanded.collect();
+        // Layers use the parts before them, and the shared state only by name.
+        pieces.extend(self.layers.classes.iter().map(|class| class.trim_end().to_string()));
+        pieces.push(expand(MODEL, &self.parts).trim_end().to_string());
+        let names = self.layers.names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+        let layers: Vec<String> =
+            self.layers.made.iter().map(|made| format!("            {made},")).collect();
+        (pieces.join("\n\n\n") + "\n")
+            .replace("@TITLE@", &self.model.name)
+            .replace("@SKIPPING@", skipping)
+            .replace("@EPS@", &number(self.model.norm.eps))
+            .replace("@NO_SPLIT@", &format!("[{names}]"))
+            .replace("@LAYERS@", &layers.join("\n"))
+            .replace("@ORDER@", &self.layers.order(self.recur.is_some()))
+            .replace("@EMBED_SCALE@", &scale)
+            .replace("@LOGIT_SOFTCAP@", &number(self.model.logit_softcap.unwrap_or(1.0)))
+    }
+
+    /// `config.json`.
+    fn config(&self, model: &Model, dtype: Dtype) -> Map<String, Value> {
+        let m = self.model;
+        let used = m.components.iter().filter(|(name, _)| self.layers.components.contains(*name));
+        let components: Map<String, Value> =
+            used.map(|(name, c)| (name.clone(), component_json(c))).collect();
+        let value = json!({
+            "architectures": [CLASS],
+            "auto_map": {
+                "AutoConfig": "configuration_dreamc.DreamcConfig",
+                "AutoModelForCausalLM": "modeling_dreamc.DreamcForCausalLM",
+            },
+            "model_type": "dreamc",
+            "vocab_size": m.vocab,
+            "hidden_size": m.hidden,
+            "max_position_embeddings": m.context,
+            // The head of a tied model reads the embedding itself, so that there is nothing to tie.
+            "tie_word_embeddings": false,
+            "torch_dtype": torch(dtype),
+            "components": components,
+        });
+        let Value::Object(mut map) = value else { return Map::new() };
+        if let Some(recur) = self.recur {
+            map.insert("recur".into(), json!(recur));
+        }
+        if let Some(tokenizer) = model.tokenizer {
+            map.insert("eos_token_id".into(), json!(tokenizer.end()));
+            if tokenizer.begins() {
+                map.insert("bos_token_id".into(), json!(tokenizer.begin()));
+            }
+        }
+        map
+    }
+}
+
+fn component_json(component: &Component) -> Value {
+    let attention = |a: &Attention| {
+        json!({
+            "heads": a.heads,
+            "kv_heads": a.kv_heads,
+            "head_size": a.head_size,
+            "rope": a.rope.as_ref().map(rope_json),
+            "qk_norm": match a.qk_norm {
+                QkNorm::None => "none",
+                QkNorm::Rms => "rms",
+                QkNorm::RmsAll => "rms_all",
+            },
+            "window": a.window,
+            "softcap": a.softcap,
+            "scale": a.scale,
+            "post_norm": a.post_norm,
+            "projection": a.projection.as_ref().map(|p| {
+                json!({"count": p.count, "shared": p.shared, "router": router_json(&p.router)})
+            }),
+        })
+    };
+    match component {
+        Component::Sequence(a) | Component::Depth(a) => attention(a),
+        Component::Experts(e) => json!({
+            "count": e.count,
+            "active": e.active,
+            "intermediate": e.intermediate,
+            "activation": activation(e.activation),
+            "gated": e.activation.gated(),
+            "noop": e.noop,
+            "post_norm": e.post_norm,
+            "router": router_json(&e.router),
+        }),
+        Component::Mlp(m) => json!({
+            "intermediate": m.intermediate,
+            "activation": activation(m.activation),
+            "gated": m.activation.gated(),
+            "post_norm": m.post_norm,
+        }),
+    }
+}
+
+fn activation(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Swiglu => "swiglu",
+        Activation::Geglu => "geglu",
+        Activation::Relu => "relu",
+        Activation::Relu2 => "relu2",
+        Activation::Gelu => "gelu",
+    }
+}
+
+fn rope_json(rope: &Rope) -> Value {
+    let scaling = rope.scaling.map(|s| match s {
+        RopeScaling::Llama3 { factor, low, high, original_context } => {
+            json!({"factor": factor, "low": low, "high": high, "original_context": original_context})
+        }
+        RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Value::Null,
+    });
+    json!({"base": rope.base, "half_reversed": rope.half_reversed, "scaling": scaling})
+}
+
+fn router_json(router: &Router) -> Value {
+    let (query, rope) = match &router.form {
+        RouterForm::LowRank { query, rope } => (*query, rope.as_ref()),
+        RouterForm::Linear => (0, None),
+    };
+    json!({
+        "query": query,
+        "rope": rope.map(rope_json),
+        "score": match router.score {
+            Score::Sigmoid => "sigmoid",
+            Score::Softmax => "softmax",
+            Score::Sqrtsoftplus => "sqrtsoftplus",
+        },
+        "select": match router.select {
+            Select::Logit => "logit",
+            Select::Score => "score",
+        },
+        "normalise": router.normalise,
+        "scale": router.scale,
+        "balanced": router.balance.is_some(),
+    })
+}

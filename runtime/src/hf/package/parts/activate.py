@@ -1,0 +1,11 @@
+def activate(kind, gate, up):
+    """The inner values of a network."""
+    if kind == "swiglu":  #? swiglu
+        return F.silu(gate) * up  #? swiglu
+    if kind == "geglu":  #? geglu
+        return F.gelu(gate, approximate="tanh") * up  #? geglu
+    if kind == "gelu":  #? gelu
+        return F.gelu(up, approximate="tanh")  #? gelu
+    if kind == "relu":  #? relu
+        return F.relu(up)  #? relu
+    raise ValueError(kind)

@@ -1,0 +1,58 @@
+class Attention(nn.Module):
+    """What attentions over the sequence and over depth have in common: `[b, t, heads, d]` from the stream, and back."""  #? sequence&depth
+    """`[b, t, heads, d]` from the stream, and back."""  #? !both
+
+    def __init__(self, config, name, times):
+        super().__init__()
+        c, h = config.components[name], config.hidden_size
+        self.name, self.c = name, c
+        d, heads, kv = c["head_size"], c["heads"], c["kv_heads"]
+        self.norm = Norm(h)
+        rows = (heads + 2 * kv) * d
+        if times and c["projection"]:  #? projection
+            # One expert for each of the applications that the model was trained with.  #? projection
+            p = c["projection"]  #? projection
+            experts = p["count"] or times  #? projection
+            self.router = Router(h, experts, p["router"])  #? projection
+            self.qkv = ProjectionMixture(experts, rows, h, p["shared"])  #? projection
+            self.out = ProjectionMixture(experts, h, heads * d, p["shared"])  #? projection
+        else:  #? projection
+            self.router = None  #? projection
+            self.qkv, self.out = Projection(rows, h), Projection(h, heads * d)  #? projection&plain_projection
+        self.qkv, self.out = Projection(rows, h), Projection(h, heads * d)  #? !projection
+        if c["qk_norm"] != "none":  #? qk_norm
+            all_heads = c["qk_norm"] == "rms_all"  #? qk_norm
+            self.q_norm = Norm(heads * d if all_heads else d)  #? qk_norm
+            self.k_norm = Norm(kv * d if all_heads else d)  #? qk_norm
+        self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
+        self.scale = c["scale"] or 1.0 / math.sqrt(d)
+
+    def project(self, x, at):
+        """Queries, keys and values, not rotated yet, and the choice that both projections share."""
+        c, x = self.c, self.norm(x)
+        b, t, _ = x.shape
+        choice = self.router(x, 1, at) if self.router is not None else None  #? projection
+        choice = None  #? !projection
+        d, heads, kv = c["head_size"], c["heads"], c["kv_heads"]
+        q, k, v = self.qkv(x, choice).split([heads * d, kv * d, kv * d], -1)
+        if c["qk_norm"] == "rms_all":  #? qk_all
+            q, k = self.q_norm(q), self.k_norm(k)  #? qk_all
+        q, k, v = q.view(b, t, heads, d), k.view(b, t, kv, d), v.view(b, t, kv, d)
+        if c["qk_norm"] == "rms":  #? qk_rms
+            q, k = self.q_norm(q), self.k_norm(k)  #? qk_rms
+        return q, k, v, choice
+
+    def weigh(self, scores, visible):
+        """Probabilities of what is visible; of nothing, where nothing is."""
+        scores = scores.float() * self.scale
+        cap = self.c["softcap"]  #? softcap
+        if cap:  #? softcap
+            scores = cap * torch.tanh(scores / cap)  #? softcap
+        hidden = torch.finfo(scores.dtype).min
+        return scores.masked_fill(~visible, hidden).softmax(-1) * visible
+
+    def finish(self, mixed, choice):
+        """Heads `[b, t, heads, d]` back to the stream."""
+        y = self.out(mixed.flatten(2), choice)
+        return self.post_norm(y)  #? post_norm
+        return y  #? !post_norm

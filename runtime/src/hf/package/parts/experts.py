@@ -1,0 +1,30 @@
+class Experts(nn.Module):
+    """A mixture of networks, of which each token uses some."""
+
+    slots = 0
+
+    def __init__(self, config, name):
+        super().__init__()
+        c, h = config.components[name], config.hidden_size
+        self.count, self.active, self.activation = c["count"], c["active"], c["activation"]
+        self.norm = Norm(h)
+        # Choices from `count` on are experts that return nothing.  #? noop
+        self.router = Router(h, c["count"] + c["noop"], c["router"])
+        self.gate = Matrix(c["count"], c["intermediate"], h) if c["gated"] else None
+        self.up, self.down = Matrix(c["count"], c["intermediate"], h), Matrix(c["count"], h, c["intermediate"])
+        self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
+
+    def forward(self, x, at):
+        x = self.norm(x)
+        chosen, gates = self.router(x, self.active, at)
+        chosen, gates, flat = chosen.flatten(0, 1), gates.flatten(0, 1), x.flatten(0, 1)
+        y = torch.zeros_like(flat)
+        for e in chosen.unique().tolist():
+            if e >= self.count:  #? noop
+                continue  #? noop
+            rows, place = (chosen == e).nonzero(as_tuple=True)
+            gate = None if self.gate is None else F.linear(flat[rows], self.gate.weight[e])
+            inner = activate(self.activation, gate, F.linear(flat[rows], self.up.weight[e]))
+            y.index_add_(0, rows, gates[rows, place, None] * F.linear(inner, self.down.weight[e]))
+        return self.post_norm(y.view_as(x))  #? post_norm
+        return y.view_as(x)  #? !post_norm

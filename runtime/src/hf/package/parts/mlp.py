@@ -1,0 +1,20 @@
+class Mlp(nn.Module):
+    """One dense network."""
+
+    slots = 0
+
+    def __init__(self, config, name):
+        super().__init__()
+        c, h = config.components[name], config.hidden_size
+        self.activation = c["activation"]
+        self.norm = Norm(h)
+        self.gate = Matrix(c["intermediate"], h) if c["gated"] else None
+        self.up, self.down = Matrix(c["intermediate"], h), Matrix(h, c["intermediate"])
+        self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
+
+    def forward(self, x, at):
+        x = self.norm(x)
+        gate = None if self.gate is None else F.linear(x, self.gate.weight)
+        y = F.linear(activate(self.activation, gate, F.linear(x, self.up.weight)), self.down.weight)
+        return self.post_norm(y)  #? post_norm
+        return y  #? !post_norm

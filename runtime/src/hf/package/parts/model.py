@@ -1,0 +1,71 @@
+class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = DreamcConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _supports_cache_class = True
+    _no_split_modules = @NO_SPLIT@
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([
+@LAYERS@
+        ])
+        self.norm = Norm(config.hidden_size)  #? final_norm
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  #? !tie
+        # Layers in the order in which they are applied, by number; one number stands for one set of weights.
+        self.order = @ORDER@
+        config.num_hidden_layers = sum(self.layers[i].slots for i in self.order)
+        self.post_init()
+
+    def _init_weights(self, module):
+        """Weights come from the file; what is made without one begins as small numbers, and gains as they are."""
+        for weight in module.parameters(recurse=False):
+            if weight.dim() > 1 and not getattr(weight, "_is_hf_initialized", False):
+                weight.data.normal_(0.0, 0.02)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def set_input_embeddings(self, value):
+        self.embed = value
+
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None, labels=None, logits_to_keep=0,
+                **kwargs):
+        """Logits of every token, or of the last `logits_to_keep`; `attention_mask` is 0 for padding on the left."""
+        if use_cache is None:
+            use_cache = past_key_values is not None
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        b, t = input_ids.shape
+        s = t + (past_key_values.get_seq_length() if past_key_values is not None else 0)
+        tokens = torch.ones(b, s, dtype=torch.bool, device=input_ids.device)
+        if attention_mask is not None:
+            tokens = tokens & attention_mask[:, :s].bool()
+        index = torch.arange(s, device=input_ids.device)
+        back = index[s - t :, None] - index
+        at = Pass(
+            positions=(tokens.cumsum(-1) - 1).clamp(min=0)[:, s - t :],  #? sequence
+            visible=(back >= 0) & tokens[:, None],  #? sequence
+            back=back,  #? window
+            cache=past_key_values,
+            depths=len(self.order),  #? depth_position
+            here=tokens[:, s - t :],  #? skip
+            part=tokens[:, s - t :],  #? skip
+            keys=tokens[:, s - t :],  #? skip
+        )
+        x = self.embed(input_ids)
+        x = x * @EMBED_SCALE@  #? embed_scale
+        for at.depth, i in enumerate(self.order):  #? depth_position
+        for i in self.order:  #? !depth_position
+            x = self.layers[i](x, at)
+        x = self.norm(x)  #? final_norm
+        if logits_to_keep:
+            x = x[:, -logits_to_keep:]
+        logits = self.head(x)  #? !tie
+        logits = F.linear(x, self.embed.weight)  #? tie
+        logits = @LOGIT_SOFTCAP@ * torch.tanh(logits / @LOGIT_SOFTCAP@)  #? logit_softcap
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)

@@ -1,0 +1,76 @@
+class Skip(nn.Module):
+    """Only some tokens are processed by the part inside; the others keep their stream."""
+
+    def __init__(self, config, rule, capacity=1.0, predictor=0, norm_only=False, whole=False, all_keys=False, merge=False):
+        super().__init__()
+        h = config.hidden_size
+        self.rule, self.capacity, self.whole, self.all_keys, self.merge = rule, capacity, whole, all_keys, merge
+        self.router = NormScore() if norm_only else Score(h)  #? norm_only
+        self.router = Score(h)  #? !norm_only
+        if predictor:  #? predictor
+            self.predictor = Predictor(predictor, h)  #? predictor
+
+    def choose(self, x, at):
+        """Which tokens take part, and the factor on their update."""
+        r = self.router(x)
+        if self.rule == "threshold":  #? threshold
+            if self.whole:  #? threshold&whole
+                r = (r * at.here).sum(-1, keepdim=True) / at.here.sum(-1, keepdim=True)  #? threshold&whole
+            part = at.part & (r >= 0)  #? threshold
+            return part, part.to(x.dtype)  #? threshold
+        if self.rule == "bce":  #? bce
+            return at.part & (r > 0), r.to(x.dtype)  #? bce
+        if self.rule == "predictor":  #? predictor
+            return at.part & (self.predictor(x) > 0), r.to(x.dtype)  #? predictor
+        if self.rule == "all":  #? all_tokens
+            return at.part, r.to(x.dtype)  #? all_tokens
+        # The best of each text: this looks ahead, so that nothing can be cached.  #? topk
+        k = (self.capacity * at.here.sum(-1) + 1e-9).floor().clamp(min=1)  #? topk
+        order = r.masked_fill(~at.here, -math.inf).sort(dim=-1, descending=True, stable=True).indices  #? topk
+        part = (order.argsort(-1) < k[:, None]) & at.here  #? topk
+        return part, r.to(x.dtype)  #? topk
+
+    def forward(self, x, at, inside):
+        around = at.here, at.part, at.keys, at.seen
+        part, gate = self.choose(x, at)
+        if self.rule == "topk":  #? topk
+            if at.cache is not None:  #? topk
+                raise ValueError("this model's router looks ahead: it scores texts and cannot write")  #? topk
+            at.here = part  #? topk
+        if self.whole and at.cache is not None:  #? threshold&whole
+            raise ValueError("this model's router decides by whole texts: it scores texts and cannot write")  #? threshold&whole
+        at.part = part
+        if not self.all_keys:
+            at.keys, at.seen = part, at.remember(part[..., None].to(x.dtype))[..., 0] > 0
+        y = inside(self.merged(x, part, around[1], at) if self.merge else x, at)  #? merge
+        y = inside(x, at)  #? !merge
+        at.here, at.part, at.keys, at.seen = around
+        y = torch.where(part[..., None], y * gate[..., None], 0.0)
+        if self.merge:  #? merge
+            y = self.shared(y, part, at)  #? merge
+        return y
+
+    def slots(self):
+        """Places of the cache that it takes itself."""
+        return (0 if self.all_keys else 1) + (4 if self.merge else 0)
+
+    def merged(self, x, part, around, at):  #? merge
+        """Each token as the mean of itself and those that were skipped since the one before it that takes part."""  #? merge
+        t = x.shape[1]  #? merge
+        whole = [at.remember(each) for each in (x, part[..., None].to(x.dtype), around[..., None].to(x.dtype))]  #? merge
+        streams, parts, there = whole[0], whole[1][..., 0], whole[2][..., 0] > 0  #? merge
+        group = parts.cumsum(-1) - parts  #? merge
+        index = torch.arange(group.shape[1], device=x.device)  #? merge
+        same = (group[:, -t:, None] == group[:, None]) & (index[-t:, None] >= index) & there[:, None]  #? merge
+        same = same.to(x.dtype)  #? merge
+        return (same @ streams) / same.sum(-1, keepdim=True).clamp(min=1)  #? merge
+#? merge
+    def shared(self, y, part, at):  #? merge
+        """The update of the last token that takes part, for those behind it."""  #? merge
+        t = y.shape[1]  #? merge
+        whole = at.remember(torch.cat([y, part[..., None].to(y.dtype)], -1))  #? merge
+        updates, parts = whole[..., :-1], whole[..., -1] > 0  #? merge
+        index = torch.arange(parts.shape[1], device=y.device)  #? merge
+        last = torch.where(parts, index, -1).cummax(-1).values[:, -t:]  #? merge
+        found = updates.gather(1, last.clamp(min=0)[..., None].expand(-1, -1, updates.shape[-1]))  #? merge
+        return torch.where(((last >= 0) & at.part)[..., None], found, 0.0)  #? merge

@@ -1,0 +1,154 @@
+//! `dreamc export`: models for other programs.
+
+use crate::failure::{Done, Failure};
+use crate::model::{BaseArguments, Trained};
+use crate::say;
+use crate::show::bytes;
+use clap::{Args, Subcommand, ValueEnum};
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_runtime::checkpoint::safetensors::Dtype;
+use dreamc_runtime::data::Tokenizer;
+use dreamc_runtime::hf::export::{self, Model};
+use std::path::{Path, PathBuf};
+
+/// Export a model for other programs
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    to: To,
+}
+
+#[derive(Subcommand)]
+enum To {
+    Hf(HuggingFace),
+    Weights(Weights),
+}
+
+/// Export a folder that Hugging Face's transformers loads
+#[derive(Args)]
+#[command(after_help = "\
+A model that transformers has a class for leaves as that class. Any other leaves as a package: its own code in Python, loaded
+with trust_remote_code=True, which computes what the model computes. Tokenizer files and a model card go with it.
+
+Examples:
+  dreamc export hf runs/quickstart-001 -o exports/quickstart
+  dreamc export hf imports/gemma-2-2b -o exports/gemma-2-2b
+  dreamc export hf imports/gemma-2-2b -o exports/package --package --dtype bf16")]
+struct HuggingFace {
+    #[command(flatten)]
+    from: From,
+
+    /// The folder to write; nothing may be there
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// Write a package with code of its own although transformers has a class for the model
+    #[arg(long)]
+    package: bool,
+}
+
+/// Export the weights alone, under the names that every checkpoint has
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dreamc export weights runs/book-001 -o book.safetensors
+  dreamc export weights runs/book-001 -o half.safetensors --dtype bf16")]
+struct Weights {
+    #[command(flatten)]
+    from: From,
+
+    /// The file to write; nothing may be there
+    #[arg(short, long, value_name = "FILE.safetensors")]
+    out: PathBuf,
+}
+
+#[derive(Args)]
+struct From {
+    /// A run folder, a checkpoint, an import or a .safetensors file
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    model: PathBuf,
+
+    /// The type to store weights in; as they are stored by default
+    #[arg(long, value_enum)]
+    dtype: Option<Stored>,
+
+    #[command(flatten)]
+    base: BaseArguments,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Stored {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Stored {
+    fn dtype(self) -> Dtype {
+        match self {
+            Stored::F32 => Dtype::F32,
+            Stored::Bf16 => Dtype::BF16,
+            Stored::F16 => Dtype::F16,
+        }
+    }
+}
+
+pub fn run(a: Arguments) -> Done {
+    match a.to {
+        To::Hf(a) => hugging_face(&a),
+        To::Weights(a) => weights(&a),
+    }
+}
+
+fn hugging_face(a: &HuggingFace) -> Done {
+    let trained = open(&a.from)?;
+    let tokenizer = tokenizer(&trained)?;
+    let exported = export::hugging_face(&model(&trained, tokenizer.as_ref(), &a.from), &a.out, !a.package)?;
+    let out = a.out.display();
+    say!("{out}: {}, {} tensors, {}", exported.class, exported.tensors, bytes(exported.bytes))?;
+    for note in &exported.notes {
+        say!("  note  {note}")?;
+    }
+    let trust = if exported.package { ", trust_remote_code=True" } else { "" };
+    say!("AutoModelForCausalLM.from_pretrained(\"{out}\"{trust}) loads it; to compare its logits:")?;
+    say!("  echo '[[1, 2, 3, 4, 5]]' > ids.json")?;
+    say!(
+        "  dreamc probe {} --ids ids.json -o probe.safetensors     `logits` are those of [[1, 2, 3, 4]]",
+        a.from.model.display()
+    )?;
+    Ok(())
+}
+
+fn weights(a: &Weights) -> Done {
+    let trained = open(&a.from)?;
+    let exported = export::weights(&model(&trained, None, &a.from), &a.out)?;
+    say!("{}: {} tensors, {}", a.out.display(), exported.tensors, bytes(exported.bytes))?;
+    Ok(())
+}
+
+fn open(from: &From) -> Result<Trained, Failure> {
+    Trained::open(&from.model, &from.base, &[], Rewriting::off())
+}
+
+/// The tokenizer; weights whose tokenizer is not beside them leave without.
+fn tokenizer(trained: &Trained) -> Result<Option<Tokenizer>, Failure> {
+    let named = trained.spec.data.is_some() || trained.tokenizer_file().is_some();
+    named.then(|| trained.tokenizer()).transpose()
+}
+
+fn model<'a>(trained: &'a Trained, tokenizer: Option<&'a Tokenizer>, from: &From) -> Model<'a> {
+    let parent = |path: &Path| path.parent().map(Path::to_path_buf);
+    let file = trained.tokenizer_file();
+    let base = trained.spec.weights.as_deref().map(PathBuf::from);
+    let mut beside = vec![];
+    beside.extend(parent(trained.tensors.path()));
+    beside.extend(file.as_deref().and_then(parent));
+    beside.extend(from.base.base.clone());
+    beside.extend(trained.tensors.base().and_then(parent));
+    beside.extend(base);
+    // A run's ledger is some folders above its checkpoint.
+    let above = trained.tensors.path().ancestors().skip(1).take(4).map(|p| p.join("ledger.json"));
+    let ledger = above.filter_map(|path| dreamc_runtime::files::read_text(&path).ok()).next();
+    let dtype = from.dtype.map(Stored::dtype);
+    Model { spec: &trained.spec, weights: &trained.tensors, tokenizer, beside, dtype, ledger }
+}

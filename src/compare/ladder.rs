@@ -1,0 +1,638 @@
+//! Sweeps and ladders: arms tuned alike, then compared in cells of equal FLOPs.
+//!
+//! *In*: a suite with a `sweep` or a `ladder`. *Out*: a folder with a comparison for each cell, one
+//! of the trials, and [`Manifest`]. *Promise*: every arm tries the same values at the smallest
+//! cell; a best value at an end of its list is refused unless the suite allows it; a run that came
+//! to its end is never trained again.
+//!
+//! | entry | content |
+//! |---|---|
+//! | `ladder.json` | [`Manifest`] |
+//! | `sweep/` | the trials, a comparison whose arms are `{arm}.{field}-{value}` |
+//! | `{size}-trunk/` | with a cooldown: runs of constant rate that the cells of a size branch from |
+//! | `{size}-{budget}/` | a cell: a comparison, see [`super::study`] |
+//! | `runs.csv` | a line for each run at its end, for `dreamc fit` |
+//! | `report.html`, `report.md`, `figures/` | the report, see [`super::rungs`] |
+
+use super::agreement;
+use super::arms::{self, Arm, Matching};
+use super::study::{self, ledger, run_folder, spec_file};
+use super::{page, rungs, training};
+use crate::command::compare::{Arguments, before, disagreements};
+use crate::failure::{Done, Failure};
+use crate::number::grouped;
+use crate::show::{duration, short, table};
+use crate::spec::{SpecArguments, resolved};
+use crate::{note, say};
+use dreamc_compiler::count::{Options, count};
+use dreamc_dsl::spec::Schedule;
+use dreamc_dsl::suite::{Size, Suite};
+use dreamc_runtime::statistics::{Summary, detectable, student_quantile};
+use dreamc_runtime::{bench, files};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const MANIFEST: &str = "ladder.json";
+/// The folder of the trials.
+pub const SWEEP: &str = "sweep";
+/// A cell has at least so many steps: fewer have no schedule to speak of.
+const FEWEST_STEPS: u64 = 10;
+
+/// `ladder.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Name of the suite.
+    pub suite: String,
+    /// Names of the arms, the baseline first.
+    pub arms: Vec<String>,
+    /// Every arm is trained once for each.
+    pub seeds: Vec<u64>,
+    /// The cells, least compute first.
+    pub cells: Vec<Cell>,
+    /// The trials of each arm: values of the fields, and the trial's name.
+    pub trials: Vec<Vec<Trial>>,
+    /// The trial that each arm goes on with, once all are at their end.
+    pub chosen: Vec<Option<usize>>,
+    /// Arms that the gate stopped.
+    pub stopped: Vec<String>,
+}
+
+/// A cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    /// Its name, and that of its folder.
+    pub name: String,
+    /// The size, where there is a ladder.
+    pub size: Option<String>,
+    /// FLOPs of training, where there is a ladder.
+    pub budget: Option<f64>,
+    /// Steps of every run.
+    pub steps: u64,
+    /// The trunk's folder and the step after which the runs branch from it.
+    #[serde(default)]
+    pub trunk: Option<(String, u64)>,
+}
+
+/// Values that an arm tries.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Its name, and that of its arm in the comparison of the trials.
+    pub name: String,
+    /// Fields and their values.
+    pub values: Vec<(String, f64)>,
+}
+
+impl Manifest {
+    /// That of a folder, where it is a ladder's.
+    pub fn of(folder: &Path) -> Result<Option<Self>, Failure> {
+        let path = folder.join(MANIFEST);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+        let found: Manifest = serde_json::from_str(&text)
+            .map_err(|e| Failure::Usage(format!("{}: not a ladder: {e}", path.display())))?;
+        let names = found.arms.iter().chain(found.cells.iter().map(|c| &c.name));
+        for name in names.chain(found.trials.iter().flatten().map(|t| &t.name)) {
+            arms::check_name(name)?;
+        }
+        Ok(Some(found))
+    }
+
+    fn write(&self, folder: &Path) -> Done {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        Ok(files::write_atomic(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?)
+    }
+
+    /// Every run by name and folder, in the order of training.
+    pub fn runs(&self, folder: &Path) -> Vec<(String, PathBuf)> {
+        let seed = self.seeds.first().copied().unwrap_or(0);
+        let trials = self.trials.iter().flatten();
+        let mut all: Vec<(String, PathBuf)> = trials
+            .map(|t| (format!("trial {}", t.name), run_folder(&folder.join(SWEEP), &t.name, seed)))
+            .collect();
+        let mut trunks: Vec<&String> = vec![];
+        for cell in &self.cells {
+            if let Some((trunk, _)) = cell.trunk.as_ref().filter(|(t, _)| !trunks.contains(&t)) {
+                trunks.push(trunk);
+                for (arm, seed) in order(&self.arms, &self.seeds) {
+                    let path = run_folder(&folder.join(trunk), arm, seed);
+                    if !self.stopped.contains(arm) || path.exists() {
+                        all.push((format!("{arm}, {trunk}, seed {seed}"), path));
+                    }
+                }
+            }
+            for (arm, seed) in order(&self.arms, &self.seeds) {
+                let path = run_folder(&folder.join(&cell.name), arm, seed);
+                if !self.stopped.contains(arm) || path.exists() {
+                    all.push((format!("{arm}, {}, seed {seed}", cell.name), path));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Arms and seeds in the order of training: the baseline's seeds first, for they show the noise.
+fn order<'a>(arms: &'a [String], seeds: &'a [u64]) -> impl Iterator<Item = (&'a String, u64)> {
+    let baseline = arms.iter().take(1).flat_map(move |a| seeds.iter().map(move |s| (a, *s)));
+    baseline.chain(seeds.iter().flat_map(move |s| arms.iter().skip(1).map(move |a| (a, *s))))
+}
+
+/// A cell with its arms.
+struct Rung {
+    cell: Cell,
+    set: Vec<String>,
+    suite: Suite,
+    arms: Vec<Arm>,
+    /// FLOPs of a training token of each arm.
+    flops: Vec<f64>,
+    branch: Option<Branch>,
+}
+
+/// Fields of each arm.
+type Chosen = Vec<Vec<(String, f64)>>;
+
+struct Way<'a> {
+    a: &'a Arguments,
+    suite: Suite,
+    folder: PathBuf,
+    /// Steps of the cells by name: counted once.
+    known: HashMap<String, Planned>,
+}
+
+/// The length of a cell.
+#[derive(Clone)]
+struct Planned {
+    steps: u64,
+    /// Changes of the suite that follow from it.
+    set: Vec<String>,
+    branch: Option<Branch>,
+}
+
+/// Where a cell branches from its trunk.
+#[derive(Clone, Copy)]
+struct Branch {
+    /// The step after which it does.
+    at: u64,
+    /// Steps of the trunk.
+    trunk: u64,
+    /// Every branch begins at a multiple of it.
+    unit: u64,
+}
+
+impl Way<'_> {
+    /// The sizes of the ladder at its budgets, least compute first.
+    fn cells(&self) -> Vec<(Option<Size>, Option<f64>)> {
+        let Some(ladder) = &self.suite.ladder else { return vec![(None, None)] };
+        let at = |b: &f64| ladder.sizes.iter().map(move |s| (Some(s.clone()), Some(*b))).collect::<Vec<_>>();
+        ladder.budgets.iter().flat_map(at).collect()
+    }
+
+    /// The arms of a cell, each with its own fields besides.
+    fn rung(
+        &mut self,
+        (size, budget): &(Option<Size>, Option<f64>),
+        own: &dyn Fn(usize) -> Vec<(String, f64)>,
+    ) -> Result<Rung, Failure> {
+        let name = match (size, budget) {
+            (Some(size), Some(budget)) => format!("{}-{budget:e}", size.name),
+            _ => "all".into(),
+        };
+        let sized = |arm: usize| -> Vec<(String, f64)> {
+            size.iter().flat_map(|s| s.values.clone()).chain(own(arm)).collect()
+        };
+        let arguments = |set| SpecArguments { spec: self.a.suite.clone(), set };
+        let load =
+            |set: Vec<String>| arms::load(&arguments(set), Matching::default(), &sized, &mut |_| Ok(()));
+        if !self.known.contains_key(&name) {
+            let planned = match budget {
+                None => Planned { steps: self.steps(), set: self.a.set.clone(), branch: None },
+                Some(budget) => {
+                    let (_, arms) = load(self.a.set.clone())?;
+                    let t = &arms[0].spec.train;
+                    let tokens = t.batch * t.sequence.unwrap_or(arms[0].spec.model.context);
+                    let each = trained(&arms[0])? * tokens as f64;
+                    let of = |budget: f64| (budget / each).round() as u64;
+                    let steps = of(*budget);
+                    if steps < FEWEST_STEPS {
+                        return Err(Failure::Usage(format!(
+                            "the cell {name} has {steps} steps of {tokens} tokens; a cell needs at least {FEWEST_STEPS}: give it a \
+                             larger budget, a smaller batch, or a smaller model"
+                        )));
+                    }
+                    match self.suite.ladder.as_ref().and_then(|l| Some((l, l.cooldown?))) {
+                        None => Planned { steps, set: self.set_of(steps, &arms[0]), branch: None },
+                        Some((ladder, share)) => {
+                            let start = |b: f64| ((1.0 - share) * of(b) as f64).round().max(1.0);
+                            let (first, last) = (ladder.budgets[0], ladder.budgets[ladder.budgets.len() - 1]);
+                            let unit = start(first);
+                            let at = |b: f64| (unit * (start(b) / unit).round().max(1.0)) as u64;
+                            let branch = Branch { at: at(*budget), trunk: at(last), unit: unit as u64 };
+                            let steps =
+                                (branch.at as f64 / (1.0 - share)).round().max(branch.at as f64 + 1.0);
+                            // All cells of a size begin as their trunk does.
+                            let mut set = self.set_of(of(first), &arms[0]);
+                            set.push(format!("train.steps={}", branch.trunk));
+                            Planned { steps: steps as u64, set, branch: Some(branch) }
+                        }
+                    }
+                }
+            };
+            self.known.insert(name.clone(), planned);
+        }
+        let Planned { steps, set, branch } = self.known[&name].clone();
+        let (suite, mut arms) = load(set.clone())?;
+        let flops = arms.iter().map(trained).collect::<Result<_, _>>()?;
+        let size = size.as_ref().map(|s| s.name.clone());
+        let mut trunk = None;
+        if let (Some(branch), Some(size)) = (branch, &size) {
+            trunk = Some((format!("{size}-trunk"), branch.at));
+            for arm in &mut arms {
+                arm.spec.train.steps = steps;
+                arm.spec.train.schedule = Schedule::Wsd { decay: steps - branch.at, floor: 0.0 };
+            }
+        }
+        let cell = Cell { name, size, budget: *budget, steps, trunk };
+        Ok(Rung { cell, set, suite, arms, flops, branch })
+    }
+
+    /// The arms of the trunk that a cell branches from.
+    fn trunk(mut rung: Rung) -> Option<Rung> {
+        let (branch, (name, _)) = (rung.branch?, rung.cell.trunk.take()?);
+        for arm in &mut rung.arms {
+            let train = &mut arm.spec.train;
+            (train.steps, train.schedule) = (branch.trunk, Schedule::Constant);
+            (train.checkpoint.every, train.checkpoint.keep_every) = (branch.unit, branch.unit);
+        }
+        (rung.cell.name, rung.cell.steps) = (name, branch.trunk);
+        Some(rung)
+    }
+
+    fn steps(&self) -> u64 {
+        self.suite.train.as_ref().map_or(0, |t| t.steps)
+    }
+
+    /// Changes of the suite's recipe for a number of steps: lengths scale with it.
+    fn set_of(&self, steps: u64, arm: &Arm) -> Vec<String> {
+        let t = &arm.spec.train;
+        let scaled = |n: u64| (n as f64 * steps as f64 / t.steps as f64).round() as u64;
+        let mut set = self.a.set.clone();
+        set.push(format!("train.steps={steps}"));
+        set.push(format!("train.warmup={}", scaled(t.warmup)));
+        if t.evaluate.every > 0 {
+            set.push(format!("train.evaluate.every={}", scaled(t.evaluate.every).max(1)));
+        }
+        if let Schedule::Wsd { decay, .. } = t.schedule {
+            set.push(format!("train.schedule.decay={}", scaled(decay).max(1)));
+        }
+        set
+    }
+
+    /// The points of the sweep's grid.
+    fn grid(&self) -> Vec<Vec<(String, f64)>> {
+        let mut grid = vec![vec![]];
+        for (field, values) in &self.suite.sweep {
+            let with = |point: &Vec<(String, f64)>, v: f64| {
+                point.iter().cloned().chain([(field.clone(), v)]).collect::<Vec<_>>()
+            };
+            grid = grid.iter().flat_map(|p| values.iter().map(move |v| with(p, *v))).collect();
+        }
+        grid.retain(|point| !point.is_empty());
+        grid
+    }
+}
+
+/// FLOPs of a training token.
+fn trained(arm: &Arm) -> Result<f64, Failure> {
+    let counts = count(&arm.spec, &Options::default())
+        .map_err(|e| Failure::Error(format!("{}: {e}", arm.name).into()))?;
+    Ok(counts.flops_per_token.training.mean())
+}
+
+fn label(values: &[(String, f64)]) -> String {
+    let short =
+        |(field, value): &(String, f64)| format!("{}-{value:e}", field.rsplit('.').next().unwrap_or(field));
+    values.iter().map(short).collect::<Vec<_>>().join("-")
+}
+
+/// Whether a suite goes this way.
+pub fn climbs(suite: &Suite) -> bool {
+    !suite.sweep.is_empty() || suite.ladder.is_some()
+}
+
+/// Tunes and trains everything that is not trained yet, and writes the report.
+pub fn run(a: &Arguments, suite: Suite) -> Done {
+    let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
+    if Manifest::of(&folder)?.is_none() && study::Manifest::of(&folder)?.is_some() {
+        return Err(Failure::Usage(format!(
+            "{} is the folder of a comparison without sweep and ladder: it is left alone; choose another --out",
+            folder.display()
+        )));
+    }
+    let mut way = Way { a, suite, folder, known: HashMap::new() };
+    let cells = way.cells();
+    let first = way.rung(&cells[0], &|_| vec![])?;
+    let names: Vec<String> = first.arms.iter().map(|arm| arm.name.clone()).collect();
+    let (seeds, grid) = (way.suite.seeds.clone(), way.grid());
+    let trial = |arm: &String, values: &Vec<(String, f64)>| Trial {
+        name: format!("{arm}.{}", label(values)),
+        values: values.clone(),
+    };
+    let mut manifest = Manifest {
+        suite: way.suite.name.clone(),
+        arms: names.clone(),
+        seeds: seeds.clone(),
+        cells: vec![],
+        trials: names.iter().map(|arm| grid.iter().map(|v| trial(arm, v)).collect()).collect(),
+        chosen: vec![None; names.len()],
+        stopped: vec![],
+    };
+    let mut rungs = vec![];
+    for cell in &cells {
+        let rung = way.rung(cell, &|_| vec![])?;
+        let known = |name: &String| rungs.iter().any(|r: &Rung| r.cell.name == *name);
+        if rung.cell.trunk.as_ref().is_some_and(|(name, _)| !known(name)) {
+            rungs.extend(Way::trunk(way.rung(cell, &|_| vec![])?));
+        }
+        manifest.cells.push(rung.cell.clone());
+        rungs.push(rung);
+    }
+    say!("{}: {} arms, {} cells, seeds {seeds:?}", manifest.suite, names.len(), cells.len())?;
+    say!("{}", costs(&way, &rungs, &manifest.cells[0].name, grid.len())?)?;
+    for rung in &rungs {
+        agree(a, rung)?;
+    }
+    if a.dry_run {
+        return Ok(());
+    }
+    fs::create_dir_all(&way.folder).map_err(|e| files::about(&way.folder, e))?;
+    manifest.write(&way.folder)?;
+    let all = manifest.runs(&way.folder).len();
+    let mut count = Count { done: 0, all };
+    let mut chosen: Chosen = vec![vec![]; names.len()];
+    if !grid.is_empty() {
+        let mut trials = way.rung(&cells[0], &|_| vec![])?;
+        trials.arms.clear();
+        for (k, values) in grid.iter().enumerate() {
+            let rung = way.rung(&cells[0], &|_| values.clone())?;
+            for (i, mut arm) in rung.arms.into_iter().enumerate() {
+                arm.name.clone_from(&manifest.trials[i][k].name);
+                trials.arms.push(arm);
+            }
+        }
+        let sweep = way.folder.join(SWEEP);
+        leave(a, &sweep, &trials)?;
+        train(a, &sweep, &trials.arms, &seeds[..1], &mut count, None)?;
+        for (i, name) in names.iter().enumerate() {
+            let best = choose(&way.suite, &sweep, name, &manifest.trials[i], seeds[0])?;
+            chosen[i].clone_from(&manifest.trials[i][best].values);
+            manifest.chosen[i] = Some(best);
+            say!("{name} goes on with {}", label(&chosen[i]))?;
+        }
+        manifest.write(&way.folder)?;
+    }
+    let mut trunks = HashSet::new();
+    for (i, cell) in cells.iter().enumerate() {
+        let mut rung = way.rung(cell, &|arm| chosen[arm].clone())?;
+        rung.arms.retain(|arm| !manifest.stopped.contains(&arm.name));
+        let path = way.folder.join(&rung.cell.name);
+        leave(a, &path, &rung)?;
+        let trunk = rung.cell.trunk.as_ref().map(|(name, at)| (way.folder.join(name), *at));
+        if let Some((path, _)) = &trunk
+            && let Some(mut long) = Way::trunk(way.rung(cell, &|arm| chosen[arm].clone())?)
+        {
+            long.arms.retain(|arm| !manifest.stopped.contains(&arm.name));
+            leave(a, path, &long)?;
+            if trunks.insert(path.clone()) {
+                train(a, path, &long.arms, &seeds, &mut count, None)?;
+            }
+        }
+        let trunk = trunk.as_ref().map(|(path, at)| (path.as_path(), *at));
+        train(a, &path, &rung.arms[..1], &seeds, &mut count, trunk)?;
+        let losses = losses(&path, &names[0], &seeds)?;
+        if let Some(least) = noise(&losses, names.len() - 1) {
+            say!("{}: {least}", rung.cell.name)?;
+        }
+        train(a, &path, &rung.arms[1..], &seeds, &mut count, trunk)?;
+        page::page(&study::Study::read(&path)?).write(&path, "report")?;
+        if i == 1 && way.suite.ladder.as_ref().is_some_and(|l| l.gate) {
+            let two = [&manifest.cells[0].name, &manifest.cells[1].name].map(|c| way.folder.join(c));
+            for arm in &names[1..] {
+                if behind(&two[0], &names[0], arm, &seeds)? && behind(&two[1], &names[0], arm, &seeds)? {
+                    note!(
+                        "{arm} is behind the baseline by more than the noise at both of the smallest cells: it stops here"
+                    );
+                    manifest.stopped.push(arm.clone());
+                }
+            }
+            manifest.write(&way.folder)?;
+            count.all = manifest.runs(&way.folder).len();
+        }
+    }
+    let climb = rungs::Climb::read(&way.folder)?;
+    rungs::write(&climb, &way.folder)?;
+    say!("\n{}\n", rungs::summary(&climb))?;
+    Ok(say!("the report is {}", way.folder.join("report.html").display())?)
+}
+
+struct Count {
+    done: usize,
+    all: usize,
+}
+
+/// Trains the runs of a comparison; a run that fails is an error once all others are trained.
+fn train(
+    a: &Arguments,
+    folder: &Path,
+    arms: &[Arm],
+    seeds: &[u64],
+    count: &mut Count,
+    trunk: Option<(&Path, u64)>,
+) -> Done {
+    let plan = training::Plan {
+        folder,
+        seeds,
+        device: &a.device,
+        rewriting: &a.rewriting,
+        jobs: a.jobs,
+        force: a.force,
+        numbers: (count.done, count.all),
+        trunk,
+    };
+    training::check(arms, &plan)?;
+    let found = training::train(arms, &plan);
+    count.done += arms.len() * seeds.len();
+    if let Some(signal) = found.stopped {
+        say!("{signal}: stopped; the same command goes on")?;
+        return Err(Failure::Stopped(signal));
+    }
+    // A trial at too high a rate may fail: it is the worst of its arm.
+    if !found.failed.is_empty() && !folder.ends_with(SWEEP) {
+        let names: Vec<&str> = found.failed.iter().map(|(name, _)| name.as_str()).collect();
+        return Err(Failure::Error(format!("{} runs failed: {}", names.len(), names.join("; ")).into()));
+    }
+    Ok(())
+}
+
+/// Leaves the manifest of a comparison and the specifications of its arms.
+fn leave(a: &Arguments, folder: &Path, rung: &Rung) -> Done {
+    fs::create_dir_all(folder).map_err(|e| files::about(folder, e))?;
+    let names = rung.arms.iter().map(|arm| arm.name.clone()).collect();
+    study::Manifest::new(&rung.suite, &a.suite, &rung.set, names)?.write(folder)?;
+    for arm in &rung.arms {
+        let text = resolved(&arm.spec);
+        files::write_atomic(&spec_file(folder, &arm.name), |out| out.write_all(text.as_bytes()))?;
+    }
+    Ok(())
+}
+
+/// Refuses a cell whose arms do not agree.
+fn agree(a: &Arguments, rung: &Rung) -> Done {
+    let mut facts = vec![];
+    for arm in &rung.arms {
+        facts.push(before(arm, &rung.arms[0].spec, &rung.suite.seeds)?);
+    }
+    let mut broken = vec![];
+    for (arm, of) in rung.arms.iter().zip(&facts).skip(1) {
+        let base = (&rung.arms[0].spec, &facts[0]);
+        let found = agreement::compare(&rung.suite.equal, base, (&arm.spec, of));
+        broken.extend(found.into_iter().filter(|c| !c.agrees).map(|c| (arm.name.as_str(), c)));
+    }
+    if broken.is_empty() || a.allow_unequal {
+        return Ok(());
+    }
+    let text = disagreements(&broken);
+    Err(Failure::Error(
+        format!("in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}", rung.cell.name)
+            .into(),
+    ))
+}
+
+/// The grid with its cost: FLOPs as counted, hours at the rate of three steps of each arm at each
+/// size here, or at the one given.
+fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String, Failure> {
+    let device = way.a.device.open()?;
+    let rewriting = way.a.rewriting.rewriting()?;
+    let head =
+        ["cell", "arm", "parameters", "steps", "tokens", "FLOPs a run", "runs", "hours a run", "trained"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let (mut flops, mut hours, mut runs) = (0.0, 0.0, 0);
+    let mut rates: HashMap<(Option<String>, String), f64> = HashMap::new();
+    for rung in rungs {
+        for (arm, each) in rung.arms.iter().zip(&rung.flops) {
+            let t = &arm.spec.train;
+            let sequence = t.sequence.unwrap_or(arm.spec.model.context);
+            // A branch trains the steps behind its trunk; a trial is a whole run.
+            let own = rung.cell.steps - rung.cell.trunk.as_ref().map_or(0, |(_, at)| *at);
+            let tokens = own * t.batch * sequence;
+            let whole = rung.cell.steps as f64 / own as f64;
+            let key = (rung.cell.size.clone(), arm.name.clone());
+            let rate = match (rates.get(&key), way.a.rate) {
+                (Some(rate), _) => *rate,
+                (None, Some(rate)) => rate / each,
+                (None, None) => {
+                    let batch = (t.batch / t.accumulate, sequence);
+                    let found = bench::training(&arm.spec, device.as_ref(), batch, 3, &rewriting)
+                        .map_err(|e| Failure::Error(e.to_string().into()))?;
+                    rates.insert(key, found.tokens_per_second);
+                    found.tokens_per_second
+                }
+            };
+            let tried = if rung.cell.name == first { trials } else { 0 };
+            let many = way.suite.seeds.len() + tried;
+            let weight = way.suite.seeds.len() as f64 + whole * tried as f64;
+            let (cost, time) = (each * tokens as f64, tokens as f64 / rate / 3600.0);
+            let path = way.folder.join(&rung.cell.name);
+            let done = losses(&path, &arm.name, &way.suite.seeds)?.len();
+            let parameters = dreamc_compiler::count::figures(&arm.spec.model, t.precision, 1)
+                .map_err(|e| Failure::Error(e.to_string().into()))?
+                .parameters;
+            (flops, hours, runs) = (flops + weight * cost, hours + weight * time, runs + many);
+            rows.push(vec![
+                rung.cell.name.clone(),
+                arm.name.clone(),
+                short(parameters as f64),
+                own.to_string(),
+                grouped(tokens.into()),
+                format!("{cost:.3e}"),
+                many.to_string(),
+                format!("{time:.3}"),
+                done.to_string(),
+            ]);
+        }
+    }
+    Ok(format!(
+        "{}\n{runs} runs, {flops:.3e} FLOPs, {} at the rate{} ({trials} trials an arm in the first cell)",
+        table(&rows),
+        duration(3600.0 * hours),
+        if way.a.rate.is_some() { " given" } else { "s measured here" }
+    ))
+}
+
+/// Held-out losses of an arm at the ends of its runs.
+pub fn losses(folder: &Path, arm: &str, seeds: &[u64]) -> Result<Vec<f64>, Failure> {
+    let mut found = vec![];
+    for &seed in seeds {
+        let run = ledger(&run_folder(folder, arm, seed))?.filter(study::ended);
+        found.extend(run.and_then(|l| l.validation_loss).filter(|l| l.is_finite()));
+    }
+    Ok(found)
+}
+
+/// The difference that the noise of the baseline lets one detect, in words.
+pub fn noise(losses: &[f64], arms: usize) -> Option<String> {
+    let s = Summary::of(losses)?;
+    let Some(deviation) = s.deviation else {
+        return Some("one seed of the baseline shows no noise: no difference can be told from it".into());
+    };
+    let least = detectable(deviation, s.n, arms.max(1))?;
+    Some(format!(
+        "the baseline's {} seeds deviate by {deviation:.4} nats: a difference of {least:.4} is found four times in five ({arms} arms, \
+         5 % in all)",
+        s.n
+    ))
+}
+
+/// Whether an arm is behind by more than the noise of the baseline.
+fn behind(folder: &Path, baseline: &str, arm: &str, seeds: &[u64]) -> Result<bool, Failure> {
+    let (base, own) = (losses(folder, baseline, seeds)?, losses(folder, arm, seeds)?);
+    let (Some(b), Some(o)) = (Summary::of(&base), Summary::of(&own)) else { return Ok(false) };
+    let Some(deviation) = b.deviation else { return Ok(false) };
+    let half = student_quantile(0.975, b.n as f64 - 1.0) * deviation * (2.0 / b.n as f64).sqrt();
+    Ok(o.mean - b.mean > half)
+}
+
+/// The best trial of an arm.
+fn choose(suite: &Suite, sweep: &Path, arm: &str, trials: &[Trial], seed: u64) -> Result<usize, Failure> {
+    let mut found: Vec<(usize, f64)> = vec![];
+    for (i, trial) in trials.iter().enumerate() {
+        found.extend(losses(sweep, &trial.name, &[seed])?.first().map(|loss| (i, *loss)));
+    }
+    let Some(&(best, _)) = found.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
+        return Err(Failure::Error(format!("{arm}: no trial came to a finite held-out loss").into()));
+    };
+    for ((field, values), (_, value)) in suite.sweep.iter().zip(&trials[best].values) {
+        let (first, last) = (values.first(), values.last());
+        if suite.sweep_edge || !(first == Some(value) || last == Some(value)) {
+            continue;
+        }
+        // One step further on a scale of ratios.
+        let next = match values[..] {
+            [low, second, ..] if first == Some(value) => low * low / second,
+            [.., second, high] => high * high / second,
+            _ => 2.0 * value,
+        };
+        return Err(Failure::Error(
+            format!(
+                "{arm}: the best `{field}` of the sweep is {value}, {} of its values: a better one may stand outside. Add {next:.3e} to \
+                 the sweep (trials that are trained stay), or write `sweep_edge: allow`",
+                if first == Some(value) { "the least" } else { "the largest" }
+            )
+            .into(),
+        ));
+    }
+    Ok(best)
+}

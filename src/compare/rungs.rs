@@ -1,0 +1,531 @@
+//! The report of a ladder, from ledgers alone: tuning, cells, curves of equal FLOPs, laws.
+//!
+//! *In*: the folder of [`super::ladder`]. *Out*: a [`Page`], `runs.csv`, and a table for the
+//! terminal. *Promise*: only runs at their end count, so that no point stands inside a schedule
+//! that has not decayed; a law that the runs do not determine is a reason, never a number.
+
+use super::ladder::{Manifest, SWEEP, losses, noise};
+use super::study::{self, ledger, run_folder, spec_file};
+use crate::failure::{Done, Failure};
+use crate::number::grouped;
+use crate::report::page::{Block, Figure, Page, Table};
+use crate::report::plot::{Axis, Color, Mark, Plot, Series};
+use crate::show::{short, table};
+use crate::spec;
+use dreamc_compiler::count::{Options as Counting, count};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Item;
+use dreamc_fits::iso::{Frontier, frontier};
+use dreamc_fits::{Constant, Fit, Law, Options, Run, Speedup, fit, speedup};
+use dreamc_runtime::files;
+use dreamc_runtime::statistics::{Summary, bonferroni, paired};
+use std::fs;
+use std::path::Path;
+
+const NONE: &str = "–";
+/// As in the report of a comparison: no test below, and no conclusion.
+const FEWEST_TESTED: usize = 3;
+const FEWEST_CONCLUSIVE: usize = 5;
+
+/// A ladder as it stands.
+pub struct Climb {
+    manifest: Manifest,
+    /// Runs at their end, each with the number of its cell and its targets.
+    runs: Vec<(usize, Run, Option<u64>)>,
+    /// Held-out losses of the trials of each arm.
+    trials: Vec<Vec<Option<f64>>>,
+    /// The specifications at the first cell.
+    specs: Vec<Option<Spec>>,
+    /// Fits by arm.
+    laws: Vec<Laws>,
+    /// The law of all arms together, where they differ in passes.
+    together: Option<Result<Fit, String>>,
+    /// The baseline's noise at each cell, in words.
+    noise: Vec<Option<String>>,
+}
+
+struct Laws {
+    law: Result<Fit, String>,
+    frontier: Result<Frontier, String>,
+    speedup: Vec<Speedup>,
+}
+
+impl Climb {
+    /// Reads the folder of a ladder.
+    pub fn read(folder: &Path) -> Result<Self, Failure> {
+        let Some(manifest) = Manifest::of(folder)? else {
+            return Err(Failure::Usage(format!("{} is not the folder of a ladder", folder.display())));
+        };
+        let (mut runs, mut noises) = (vec![], vec![]);
+        let mut specs: Vec<Option<Spec>> = vec![None; manifest.arms.len()];
+        for (c, cell) in manifest.cells.iter().enumerate() {
+            let at = folder.join(&cell.name);
+            for (i, arm) in manifest.arms.iter().enumerate() {
+                let path = spec_file(&at, arm);
+                if !path.is_file() {
+                    continue;
+                }
+                let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+                let spec = spec::parse(&path.display().to_string(), &text, &[])?;
+                for &seed in &manifest.seeds {
+                    let ended = ledger(&run_folder(&at, arm, seed))?.filter(study::ended);
+                    let Some(l) = ended else { continue };
+                    let (Some(loss), Some(flops)) = (l.validation_loss, l.declared_flops_per_token) else {
+                        continue;
+                    };
+                    let (inside, passes) = looped(&spec);
+                    let run = Run {
+                        arm: arm.clone(),
+                        params: l.parameters as f64 - inside,
+                        loop_params: inside,
+                        passes,
+                        tokens: l.tokens as f64,
+                        flops: flops * l.tokens as f64,
+                        loss,
+                        seed,
+                        seconds: Some(l.train_seconds).filter(|s| *s > 0.0),
+                    };
+                    runs.push((c, run, l.validation_targets));
+                }
+                specs[i].get_or_insert(spec);
+            }
+            let base = losses(&at, &manifest.arms[0], &manifest.seeds)?;
+            noises.push(noise(&base, manifest.arms.len().saturating_sub(1)));
+        }
+        let mut trials = vec![];
+        for of in &manifest.trials {
+            let mut found = vec![];
+            for trial in of {
+                let loss = losses(&folder.join(SWEEP), &trial.name, &manifest.seeds[..1])?;
+                found.push(loss.first().copied());
+            }
+            trials.push(found);
+        }
+        let mut laws: Vec<Laws> = vec![];
+        for arm in &manifest.arms {
+            let own: Vec<&Run> = runs.iter().map(|(_, r, _)| r).filter(|r| r.arm == *arm).collect();
+            let several = own.iter().any(|r| r.loop_params > 0.0 && r.passes != own[0].passes);
+            let law = if several { Law::Loop } else { Law::Plain };
+            let frontier = frontier(&own, &Options::default()).map_err(|e| e.to_string());
+            let base = laws.first().and_then(|l| l.frontier.as_ref().ok());
+            let speedup = match (base, &frontier) {
+                (Some(base), Ok(own)) => speedup(base, own),
+                _ => vec![],
+            };
+            laws.push(Laws {
+                law: fit(law, &own, &Options::default()).map_err(|e| e.to_string()),
+                frontier,
+                speedup,
+            });
+        }
+        let all: Vec<&Run> = runs.iter().map(|(_, r, _)| r).collect();
+        let several = all.iter().any(|r| r.passes != all[0].passes);
+        let together = several.then(|| fit(Law::Loop, &all, &Options::default()).map_err(|e| e.to_string()));
+        Ok(Climb { manifest, runs, trials, specs, laws, together, noise: noises })
+    }
+
+    fn of(&self, cell: usize, arm: &str) -> Vec<&Run> {
+        self.runs.iter().filter(|(c, r, _)| *c == cell && r.arm == arm).map(|(_, r, _)| r).collect()
+    }
+
+    /// FLOPs a second of an arm, over all its runs.
+    fn rate(&self, arm: &str) -> Option<f64> {
+        let own = self.runs.iter().map(|(_, r, _)| r).filter(|r| r.arm == arm);
+        let (flops, seconds) =
+            own.fold((0.0, 0.0), |(f, s), r| r.seconds.map_or((f, s), |t| (f + r.flops, s + t)));
+        (seconds > 0.0).then_some(flops / seconds)
+    }
+
+    /// The row of an arm in a cell: parameters, tokens, FLOPs, loss, difference, interval, verdict.
+    fn row(&self, cell: usize, arm: &str) -> Option<Vec<String>> {
+        let own = self.of(cell, arm);
+        let losses: Vec<f64> = own.iter().map(|r| r.loss).collect();
+        let s = Summary::of(&losses)?;
+        let first = own.first()?;
+        let deviation = s.deviation.map_or(String::new(), |d| format!(" ± {d:.4}"));
+        let base = self.of(cell, &self.manifest.arms[0]);
+        let pairs: (Vec<f64>, Vec<f64>) =
+            own.iter().filter_map(|r| Some((r.loss, base.iter().find(|b| b.seed == r.seed)?.loss))).unzip();
+        let mut row = vec![
+            self.manifest.cells[cell].name.clone(),
+            arm.into(),
+            short(first.params + first.loop_params),
+            grouped(first.tokens as u128),
+            format!("{:.3e}", first.flops),
+            format!("{:.4}{deviation}", s.mean),
+            s.n.to_string(),
+        ];
+        if arm == self.manifest.arms[0] || pairs.0.is_empty() {
+            row.extend([NONE, NONE, NONE].map(String::from));
+            return Some(row);
+        }
+        let difference = Summary::of(&pairs.0)?.mean - Summary::of(&pairs.1)?.mean;
+        row.push(format!("{difference:+.4}"));
+        let n = pairs.0.len();
+        let test = if n < FEWEST_TESTED { None } else { paired(&pairs.0, &pairs.1) };
+        match test {
+            None => row.extend([
+                NONE.into(),
+                if n < FEWEST_TESTED { "too few seeds" } else { "no variation" }.into(),
+            ]),
+            Some(t) => {
+                row.push(format!("{:+.4} … {:+.4}", t.interval.0, t.interval.1));
+                let p = bonferroni(t.p, self.manifest.arms.len() - 1);
+                row.push(match () {
+                    _ if n < FEWEST_CONCLUSIVE => format!("p = {p:.4}; too few to conclude"),
+                    _ if p < 0.05 => format!("p = {p:.4}; differs"),
+                    _ => format!("p = {p:.4}; no difference shown"),
+                });
+            }
+        }
+        Some(row)
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        let cells = 0..self.manifest.cells.len();
+        cells.flat_map(|c| self.manifest.arms.iter().filter_map(move |arm| self.row(c, arm))).collect()
+    }
+}
+
+const HEAD: [&str; 10] = [
+    "cell",
+    "arm",
+    "parameters",
+    "tokens",
+    "FLOPs",
+    "held-out loss, nats a target",
+    "seeds",
+    "against the baseline",
+    "95 % interval",
+    "p × arms",
+];
+
+/// Parameters inside the one loop of a model, and its passes; none of a model without one. They are
+/// those that the model has more than it has without the loop.
+fn looped(spec: &Spec) -> (f64, f64) {
+    let passes = |item: &Item| if let Item::Recur { count, .. } = item { Some(*count) } else { None };
+    let loops: Vec<u64> = spec.model.body.iter().filter_map(passes).collect();
+    let [passes_of] = loops[..] else { return (0.0, 1.0) };
+    let of = |spec: &Spec| count(spec, &Counting::default()).ok().map(|c| c.parameters);
+    let mut rest = spec.clone();
+    rest.model.body.retain(|item| passes(item).is_none());
+    let Some(all) = of(spec) else { return (0.0, 1.0) };
+    let inside = match rest.model.body.is_empty() {
+        true => spec.model.components.keys().filter_map(|name| all.by_component.get(name)).sum::<u128>(),
+        false => all.total - of(&rest).map_or(0, |r| r.total.min(all.total)),
+    };
+    (inside as f64, passes_of as f64)
+}
+
+/// The result in a terminal: one table.
+pub fn summary(climb: &Climb) -> String {
+    let mut rows = vec![HEAD.map(String::from).to_vec()];
+    rows.extend(climb.rows());
+    table(&rows)
+}
+
+/// Writes the report and the table of runs.
+pub fn write(climb: &Climb, folder: &Path) -> Done {
+    let mut text = String::from("arm,params,loop_params,passes,tokens,flops,loss,seed,seconds\n");
+    for (_, r, _) in &climb.runs {
+        let seconds = r.seconds.map_or(String::new(), |s| format!("{s:.3}"));
+        text += &format!(
+            "{},{},{},{},{},{},{},{},{seconds}\n",
+            r.arm, r.params, r.loop_params, r.passes, r.tokens, r.flops, r.loss, r.seed
+        );
+    }
+    files::write_atomic(&folder.join("runs.csv"), |out| out.write_all(text.as_bytes()))?;
+    Ok(page(climb).write(folder, "report")?)
+}
+
+/// The report.
+pub fn page(climb: &Climb) -> Page {
+    let m = &climb.manifest;
+    let mut page = Page { title: format!("{}: a ladder", m.suite), blocks: vec![] };
+    let all = m.cells.len() * m.seeds.len() * (m.arms.len() - m.stopped.len());
+    page.text(format!(
+        "{} arms at {} cells with {} seeds; the baseline is `{}`. Every loss is that of a run at the end of its schedule.",
+        m.arms.len(),
+        m.cells.len(),
+        m.seeds.len(),
+        m.arms[0]
+    ));
+    if climb.runs.len() < all {
+        page.text(format!("{} of {all} runs are at their end: the rest is missing below.", climb.runs.len()));
+    }
+    for arm in &m.stopped {
+        page.text(format!("`{arm}` was behind the baseline by more than its noise at both of the smallest cells, and was stopped there."));
+    }
+    page.heading("Results");
+    let rows: Vec<_> = climb.rows().into_iter().map(|r| r.into_iter().map(Into::into).collect()).collect();
+    page.add(Block::Table(Table {
+        caption: String::new(),
+        head: HEAD.map(String::from).to_vec(),
+        rows,
+        text: vec![1, 8, 9],
+    }));
+    let targets: Vec<u64> = climb.runs.iter().filter_map(|r| r.2).collect();
+    if let (Some(low), Some(high)) = (targets.iter().min(), targets.iter().max()) {
+        let many = if low == high { grouped((*low).into()) } else { format!("{low} to {high}") };
+        page.text(format!("Every loss is of {many} held-out targets."));
+    }
+    page.note(
+        "Means over seeds ± standard deviation. Two-sided paired t-tests over seeds, which share their batches; p × arms is Bonferroni's \
+         correction for the arms of a cell. Below three seeds there is no test, below five no conclusion. FLOPs are those of matrix products, \
+         forward and back, as counted.",
+    );
+    let noises: Vec<String> = m
+        .cells
+        .iter()
+        .zip(&climb.noise)
+        .filter_map(|(c, n)| Some(format!("{}: {}", c.name, n.as_ref()?)))
+        .collect();
+    if !noises.is_empty() {
+        page.add(Block::List(noises));
+    }
+    tuning(&mut page, climb);
+    curves(&mut page, climb);
+    laws(&mut page, climb);
+    page.heading("The architectures");
+    page.text(
+        "As `.dream` at the smallest cell, defaults left out; lines that the baseline lacks are set off.",
+    );
+    let side = m.arms.iter().zip(&climb.specs);
+    page.add(Block::Side(
+        side.filter_map(|(a, s)| Some((format!("`{a}`"), dreamc_dsl::sketch(s.as_ref()?)))).collect(),
+    ));
+    page
+}
+
+/// The losses of every trial, and over one field their curves.
+fn tuning(page: &mut Page, climb: &Climb) {
+    let m = &climb.manifest;
+    if m.trials.iter().all(Vec::is_empty) {
+        return;
+    }
+    page.heading("Tuning");
+    let fields: Vec<&String> =
+        m.trials[0].first().map(|t| t.values.iter().map(|v| &v.0).collect()).unwrap_or_default();
+    let mut head: Vec<String> = fields.iter().map(|f| f.to_string()).collect();
+    head.extend(m.arms.iter().cloned());
+    let mut rows = vec![];
+    for (k, trial) in m.trials[0].iter().enumerate() {
+        let mut row: Vec<crate::report::page::Cell> =
+            trial.values.iter().map(|v| format!("{:e}", v.1).into()).collect();
+        for (i, losses) in climb.trials.iter().enumerate() {
+            let text = losses.get(k).copied().flatten().map_or(NONE.into(), |l| format!("{l:.4}"));
+            let rank = if m.chosen[i] == Some(k) {
+                crate::report::page::Rank::Best
+            } else {
+                crate::report::page::Rank::Plain
+            };
+            row.push(crate::report::page::Cell { text, rank });
+        }
+        rows.push(row);
+    }
+    page.add(Block::Table(Table {
+        caption: "Held-out loss of every trial, nats a target".into(),
+        head,
+        rows,
+        text: vec![],
+    }));
+    page.text("Every arm tried the same values at the smallest cell, with the first seed; the one set off is the one it goes on with.");
+    if m.cells.len() > 1 {
+        page.text(
+            "No rule carries these values to the other cells, which use them as they are: larger models often want a lower rate, so that \
+             differences between arms at other cells are differences at a rate tuned elsewhere.",
+        );
+    }
+    for (i, arm) in m.arms.iter().enumerate() {
+        let Some(best) = m.chosen[i].and_then(|k| m.trials[i].get(k)) else { continue };
+        for (f, (field, value)) in best.values.iter().enumerate() {
+            let all = m.trials[i].iter().map(|t| t.values[f].1);
+            let (low, high) = all.fold((f64::INFINITY, 0f64), |(l, h), v| (l.min(v), h.max(v)));
+            if *value == low || *value == high {
+                page.text(format!("`{arm}` goes on with `{field}` {value:e}, an end of its values: a better one may stand outside."));
+            }
+        }
+    }
+    if fields.len() != 1 {
+        return;
+    }
+    let series = m.arms.iter().enumerate().map(|(i, arm)| Series {
+        name: arm.clone(),
+        points: m.trials[i]
+            .iter()
+            .zip(&climb.trials[i])
+            .filter_map(|(t, l)| Some((t.values[0].1, (*l)?)))
+            .collect(),
+        band: vec![],
+        color: Color::Series(i),
+        mark: Mark::Dots,
+    });
+    let plot = Plot {
+        title: format!("held-out loss over {}", fields[0]),
+        x: Axis { label: fields[0].clone(), log: true, ..Axis::default() },
+        y: Axis { label: "held-out loss, nats".into(), ..Axis::default() },
+        series: series.collect(),
+    };
+    let caption = format!("Held-out loss of the trials over `{}`, one seed each.", fields[0]);
+    page.add(Block::Figures(vec![Figure { name: "tuning".into(), svg: plot.svg(), caption, full: false }]));
+}
+
+/// Loss over parameters at each budget, and over FLOPs, tokens and time.
+fn curves(page: &mut Page, climb: &Climb) {
+    let m = &climb.manifest;
+    if climb.runs.is_empty() || m.cells.iter().all(|c| c.budget.is_none()) {
+        return;
+    }
+    let mut figures = vec![];
+    let mut budgets: Vec<f64> = m.cells.iter().filter_map(|c| c.budget).collect();
+    budgets.dedup();
+    let point = |c: usize, arm: &String, x: &dyn Fn(&Run) -> Option<f64>| {
+        let own = climb.of(c, arm);
+        let (first, losses) = (own.first().and_then(|r| x(r))?, own.iter().map(|r| r.loss));
+        let (low, high) =
+            losses.clone().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+        Some(((first, losses.sum::<f64>() / own.len() as f64), (first, low, high)))
+    };
+    let mut series = vec![];
+    for (i, arm) in m.arms.iter().enumerate() {
+        for (b, budget) in budgets.iter().enumerate() {
+            let cells = (0..m.cells.len()).filter(|c| m.cells[*c].budget == Some(*budget));
+            let mut found: Vec<_> =
+                cells.filter_map(|c| point(c, arm, &|r| Some(r.params + r.loop_params))).collect();
+            found.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
+            series.push(Series {
+                name: if b == 0 { arm.clone() } else { String::new() },
+                points: found.iter().map(|p| p.0).collect(),
+                band: found.iter().map(|p| p.1).collect(),
+                color: Color::Series(i),
+                mark: Mark::Dots,
+            });
+        }
+    }
+    let axis = |label: &str| Axis { label: label.into(), log: true, ..Axis::default() };
+    let y = Axis { label: "held-out loss, nats".into(), ..Axis::default() };
+    let plot = Plot { title: "curves of equal FLOPs".into(), x: axis("parameters"), y: y.clone(), series };
+    figures.push(Figure {
+        name: "equal-flops".into(),
+        svg: plot.svg(),
+        caption: "Held-out loss over parameters, a curve for each budget (the lower, the larger); bands are from the least seed to the largest.".into(),
+        full: true,
+    });
+    type Of = fn(&Run) -> Option<f64>;
+    let over: [(&str, &str, Of); 3] = [
+        ("flops", "training FLOPs", |r| Some(r.flops)),
+        ("tokens", "training tokens", |r| Some(r.tokens)),
+        ("time", "training time, seconds", |r| r.seconds),
+    ];
+    for (file, label, x) in over {
+        let series = m.arms.iter().enumerate().map(|(i, arm)| Series {
+            name: arm.clone(),
+            points: (0..m.cells.len()).filter_map(|c| point(c, arm, &x)).map(|p| p.0).collect(),
+            band: vec![],
+            color: Color::Series(i),
+            mark: Mark::Points,
+        });
+        let mut series: Vec<Series> = series.collect();
+        if file == "flops" {
+            for (i, laws) in climb.laws.iter().enumerate() {
+                let (Ok(f), Some(low), Some(high)) = (&laws.frontier, budgets.first(), budgets.last()) else {
+                    continue;
+                };
+                let at = |k: i32| low * (high / low).powf(f64::from(k) / 32.0);
+                series.push(Series {
+                    name: String::new(),
+                    points: (0..=32).map(|k| (at(k), f.loss(at(k)))).collect(),
+                    band: vec![],
+                    color: Color::Series(i),
+                    mark: Mark::Dashed,
+                });
+            }
+        }
+        let plot = Plot { title: format!("loss over {label}"), x: axis(label), y: y.clone(), series };
+        let caption = format!(
+            "Held-out loss over {label}, a point a cell{}.",
+            if file == "flops" { "; dashed, the law of the optima" } else { "" }
+        );
+        figures.push(Figure { name: format!("loss-over-{file}"), svg: plot.svg(), caption, full: false });
+    }
+    page.heading("Curves");
+    page.add(Block::Figures(figures));
+}
+
+fn laws(page: &mut Page, climb: &Climb) {
+    let m = &climb.manifest;
+    if m.cells.iter().all(|c| c.budget.is_none()) {
+        return;
+    }
+    page.heading("Laws");
+    let head = ["arm", "law", "constant", "value", "95 % from", "to"].map(String::from).to_vec();
+    let (mut rows, mut reasons) = (vec![], vec![]);
+    let number = |v: f64| {
+        if v != 0.0 && !(0.01..1e4).contains(&v.abs()) { format!("{v:.2e}") } else { format!("{v:.3}") }
+    };
+    let mut add = |arm: &String, law: &str, constants: &[Constant]| {
+        for c in constants {
+            let row =
+                [arm.clone(), law.into(), c.name.into(), number(c.value), number(c.low), number(c.high)];
+            rows.push(row.map(Into::into).to_vec());
+        }
+    };
+    for (arm, laws) in m.arms.iter().zip(&climb.laws) {
+        match &laws.law {
+            Ok(fit) => {
+                add(arm, fit.law.name(), &fit.constants);
+                let n = fit.residuals.len() as f64;
+                let deviation = (fit.residuals.iter().map(|r| r * r).sum::<f64>() / n).sqrt();
+                reasons.push(format!(
+                    "`{arm}`: residuals of log loss {deviation:.2e} (root mean square) over {n} runs"
+                ));
+            }
+            Err(reason) => reasons.push(format!("`{arm}`: no law of size and tokens: {reason}")),
+        }
+        match &laws.frontier {
+            Ok(frontier) => {
+                add(arm, "L = E + K C^-gamma", &frontier.constants);
+                let edges = frontier.optima.iter().filter(|o| !o.inside).count();
+                if edges > 0 {
+                    reasons.push(format!(
+                        "`{arm}`: {edges} of {} optima stand at an edge of the sizes trained",
+                        frontier.optima.len()
+                    ));
+                }
+            }
+            Err(reason) => reasons.push(format!("`{arm}`: no law of compute: {reason}")),
+        }
+        let rates = (climb.rate(&m.arms[0]), climb.rate(arm));
+        for s in &laws.speedup {
+            if *arm == m.arms[0] {
+                continue;
+            }
+            let Some(factor) = s.factor else {
+                reasons.push(format!(
+                    "`{arm}` at {:.2e} FLOPs is below the baseline's irreducible loss",
+                    s.flops
+                ));
+                continue;
+            };
+            let beyond = if s.extrapolated { ", beyond the baseline's budgets" } else { "" };
+            let time = match rates {
+                (Some(base), Some(own)) => format!(", and {:.2} times the time", factor * own / base),
+                _ => String::new(),
+            };
+            reasons.push(format!("`{arm}` at {:.2e} FLOPs: the baseline needs {factor:.2} times the compute{time} for its loss{beyond}", s.flops));
+        }
+    }
+    match &climb.together {
+        Some(Ok(fit)) => {
+            add(&"all arms together".into(), fit.law.name(), &fit.constants);
+            reasons.push("all arms together: one law for every number of passes, which is true only where the arms differ in nothing else".into());
+        }
+        Some(Err(reason)) => reasons.push(format!("all arms together: no law of a loop: {reason}")),
+        None => {}
+    }
+    if !rows.is_empty() {
+        page.add(Block::Table(Table { caption: String::new(), head, rows, text: vec![1, 2] }));
+    }
+    page.add(Block::List(reasons));
+    page.note("Intervals are of 1,000 resamples of the residuals (docs/fits.md). The same figures come of `dreamc fit runs.csv`.");
+}

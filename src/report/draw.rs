@@ -1,0 +1,433 @@
+//! The wiring of a model as SVG: components as boxes beside the stream, loops as loops, skips as
+//! detours.
+//!
+//! *In*: a checked model. *Out*: SVG in the style of [`plot`](super::plot): the stream is a line
+//! from the embedding down to the head. *Promise*: deterministic text; legible at the width of a
+//! phone where at most two components stand side by side; a repeated body is drawn once, with its
+//! count.
+
+use super::page::Figure;
+use super::plot::{escape, open, text_width};
+use dreamc_dsl::spec::{Component, Expr, Item, Mixing, Model, Skip, SkipLevel, SkipRule, Statement};
+use std::fmt::Write;
+
+/// Width and height of a component's box.
+const BOX: (f64, f64) = (116.0, 38.0);
+/// From the stream to a box, and from box to box.
+const GAP: f64 = 20.0;
+/// Height of a mark on the stream.
+const MARK: f64 = 26.0;
+/// From a frame to what it holds.
+const PAD: f64 = 12.0;
+/// Height of a frame's label.
+const LABEL: f64 = 20.0;
+/// Least width of a drawing.
+const LEAST: f64 = 340.0;
+
+/// A part of the wiring, from the top to the bottom.
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    /// A name, a line about it, and the number of its colour.
+    Component(String, String, usize),
+    /// Something that happens to the stream itself: what is written on it, and beside it.
+    Mark(String, String),
+    /// One after the other.
+    Chain(Vec<Piece>),
+    /// Side by side, from the same place to the same sum.
+    Beside(Vec<Piece>),
+    /// A part in a frame of a kind, with a label.
+    Framed(Frame, String, Box<Piece>),
+}
+
+/// How a part is framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frame {
+    /// Applied again and again: a line leads back up.
+    Loop,
+    /// Copies of it follow one another.
+    Copies,
+    /// Some tokens go around it.
+    Skip,
+}
+
+impl Frame {
+    fn class(self) -> &'static str {
+        match self {
+            Frame::Loop => "again",
+            Frame::Copies => "copies",
+            Frame::Skip => "skips",
+        }
+    }
+}
+
+/// A drawing as it grows: lines behind, boxes before them.
+#[derive(Default)]
+struct Pen {
+    wires: String,
+    boxes: String,
+}
+
+/// The wiring of a model as a figure of a report.
+pub fn figure(name: &str, model: &Model) -> Figure {
+    Figure {
+        name: format!("wiring-{name}"),
+        svg: svg(model),
+        caption: format!("The wiring of `{name}`."),
+        full: false,
+    }
+}
+
+/// The wiring of a model.
+pub fn svg(model: &Model) -> String {
+    let mut chain = vec![Piece::Mark("embedding".into(), model.name.clone())];
+    chain.extend(items(model, &model.body, false));
+    if !normalised(&model.body) {
+        chain.push(Piece::Mark("norm".into(), String::new()));
+    }
+    let tied = if model.tie { "the embedding's matrix" } else { "" };
+    chain.push(Piece::Mark("head".into(), tied.into()));
+    let piece = Piece::Chain(chain);
+    let (left, right, height) = piece.size();
+    let (left, width) = (left + 4.0, (left + right + 8.0).max(LEAST));
+    let mut out = open(&format!("the wiring of {}", model.name), width, height + 8.0);
+    let mut pen = Pen::default();
+    piece.draw(left, 4.0, &mut pen);
+    let (top, bottom) = (4.0 + MARK / 2.0, 4.0 + height - MARK / 2.0);
+    let _ = writeln!(out, "<path class=\"wire\" d=\"M{left:.1} {top:.1}V{bottom:.1}\"/>");
+    out + &pen.wires + &pen.boxes + "</svg>\n"
+}
+
+/// Whether the last application has normalised the stream, so that there is no final norm.
+fn normalised(body: &[Item]) -> bool {
+    fn last(items: &[Item], inside: bool) -> bool {
+        match items.iter().rfind(|item| !matches!(item, Item::Statement(_))) {
+            None | Some(Item::Statement(_)) => false,
+            Some(Item::Layer(_)) => inside,
+            Some(Item::Repeat { items, .. }) => last(items, inside),
+            Some(Item::Recur { residual_norm, items, .. }) => last(items, *residual_norm),
+        }
+    }
+    last(body, false)
+}
+
+fn items(model: &Model, list: &[Item], normalises: bool) -> Vec<Piece> {
+    let item = |item: &Item| match item {
+        Item::Layer(expr) => {
+            let layer = expression(model, expr);
+            if !normalises {
+                return layer;
+            }
+            Piece::Chain(vec![layer, Piece::Mark("norm".into(), String::new())])
+        }
+        Item::Statement(statement) => mark(statement),
+        Item::Repeat { count, items: list } => {
+            let inside = Piece::Chain(items(model, list, normalises));
+            Piece::Framed(Frame::Copies, format!("{count} × weights of their own"), inside.into())
+        }
+        Item::Recur { count, residual_norm, items: list, looping } => {
+            let inside = Piece::Chain(items(model, list, *residual_norm));
+            let gradients = looping.backprop.filter(|kept| kept < count);
+            let gradients = gradients.map_or(String::new(), |kept| format!(", gradients of the last {kept}"));
+            Piece::Framed(Frame::Loop, format!("{count} × the same weights{gradients}"), inside.into())
+        }
+    };
+    list.iter().map(item).collect()
+}
+
+/// A statement on the stream.
+fn mark(statement: &Statement) -> Piece {
+    let (on, beside) = match statement {
+        Statement::Norm => ("norm".into(), String::new()),
+        Statement::Linear(_) => ("linear".into(), String::new()),
+        Statement::StartZeros => ("start".into(), "zeros".into()),
+        Statement::StartNormal(deviation) => ("start".into(), format!("normal, {deviation}")),
+        Statement::Save(name) => (format!("save {name}"), String::new()),
+        Statement::Mix { name, how } => {
+            let how = match how {
+                Mixing::Add => "added",
+                Mixing::Linear(_) => "a matrix of both",
+                Mixing::Scaled => "a factor each",
+                Mixing::Diagonal => "decay and step",
+            };
+            (format!("mix {name}"), how.into())
+        }
+    };
+    Piece::Mark(on, beside)
+}
+
+fn expression(model: &Model, expr: &Expr) -> Piece {
+    let all = |terms: &[Expr]| terms.iter().map(|term| expression(model, term)).collect();
+    match expr {
+        Expr::Component(name) => {
+            let (about, color) = about(&model.components[name]);
+            Piece::Component(name.clone(), about, color)
+        }
+        Expr::Norm => Piece::Mark("norm".into(), String::new()),
+        Expr::Sequential(terms) => Piece::Chain(all(terms)),
+        Expr::Parallel(terms) => Piece::Beside(all(terms)),
+        Expr::Skip(skip, inside) => {
+            Piece::Framed(Frame::Skip, skipping(skip), expression(model, inside).into())
+        }
+    }
+}
+
+/// A line about a component, and the number of its kind's colour.
+fn about(component: &Component) -> (String, usize) {
+    match component {
+        Component::Sequence(a) => match a.window {
+            Some(window) => (format!("window of {window}"), 0),
+            None => ("over the sequence".into(), 0),
+        },
+        Component::Depth(_) => ("over depth".into(), 1),
+        Component::Experts(e) => (format!("{} of {} experts", e.active, e.count), 2),
+        Component::Mlp(m) => (format!("{} wide", m.intermediate), 3),
+    }
+}
+
+fn skipping(skip: &Skip) -> String {
+    let share = |c: f64| format!("{} %", (c * 1000.0).round() / 10.0);
+    let (SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. }) = skip.rule;
+    match skip.level {
+        SkipLevel::Token => format!("{} of the tokens", share(capacity)),
+        SkipLevel::Sequence => format!("{} of the sequences", share(capacity)),
+    }
+}
+
+impl Piece {
+    /// How far it reaches to the left and to the right of its stream, and down.
+    fn size(&self) -> (f64, f64, f64) {
+        match self {
+            Piece::Component(..) => (8.0, GAP + BOX.0, BOX.1 + 34.0),
+            Piece::Mark(on, beside) => {
+                let half = mark_width(on) / 2.0;
+                let text = if beside.is_empty() { 0.0 } else { 8.0 + text_width(beside) };
+                (half, half + text, MARK + 8.0)
+            }
+            Piece::Chain(parts) => parts.iter().map(Piece::size).fold((8.0, 8.0, 0.0), |sum, part| {
+                (f64::max(sum.0, part.0), f64::max(sum.1, part.1), sum.2 + part.2)
+            }),
+            Piece::Beside(parts) => {
+                let (mut right, mut height) = (0.0, BOX.1);
+                for part in parts {
+                    let (w, h) = part.branch();
+                    right += GAP + w;
+                    height = f64::max(height, h);
+                }
+                (8.0, right, height + 34.0)
+            }
+            Piece::Framed(frame, label, inside) => {
+                let (left, right, height) = inside.size();
+                let detour = if *frame == Frame::Skip { 18.0 } else { 0.0 };
+                let back = if *frame == Frame::Loop { 22.0 } else { 0.0 };
+                let left = left + PAD + detour;
+                let right = (right + PAD + back).max(text_width(label) + 2.0 * PAD - left);
+                (left, right, height + LABEL + PAD + 14.0)
+            }
+        }
+    }
+
+    /// Width and height as a branch beside others: a component alone is its box, all else has a
+    /// stream of its own.
+    fn branch(&self) -> (f64, f64) {
+        match self {
+            Piece::Component(..) => BOX,
+            Piece::Mark(..) | Piece::Chain(_) | Piece::Beside(_) | Piece::Framed(..) => {
+                let (left, right, height) = self.size();
+                (left + right, height)
+            }
+        }
+    }
+
+    /// Draws it with its stream at `x`, from `y` down.
+    fn draw(&self, x: f64, y: f64, pen: &mut Pen) {
+        let height = self.size().2;
+        match self {
+            Piece::Component(..) => side_by_side(std::slice::from_ref(self), x, y, height, pen),
+            Piece::Beside(parts) => side_by_side(parts, x, y, height, pen),
+            Piece::Mark(on, beside) => {
+                let width = mark_width(on);
+                let middle = y + MARK / 2.0 + 4.0;
+                let _ = writeln!(
+                    pen.boxes,
+                    "<rect class=\"mark\" x=\"{:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"20\" rx=\"10\"/>\
+                     <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                    x - width / 2.0,
+                    middle - 10.0,
+                    middle + 4.0,
+                    escape(on)
+                );
+                if !beside.is_empty() {
+                    let _ = writeln!(
+                        pen.boxes,
+                        "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                        x + width / 2.0 + 8.0,
+                        middle + 4.0,
+                        escape(beside)
+                    );
+                }
+            }
+            Piece::Chain(parts) => {
+                let mut y = y;
+                for part in parts {
+                    part.draw(x, y, pen);
+                    y += part.size().2;
+                }
+            }
+            Piece::Framed(frame, label, inside) => framed(*frame, label, inside, self, (x, y), pen),
+        }
+    }
+}
+
+fn mark_width(text: &str) -> f64 {
+    text_width(text) + 18.0
+}
+
+/// Terms that read the stream at one place and are added to it at another.
+fn side_by_side(parts: &[Piece], x: f64, y: f64, height: f64, pen: &mut Pen) {
+    let (from, to) = (y + 6.0, y + height - 12.0);
+    let mut left = x;
+    for part in parts {
+        left += GAP;
+        let (width, tall) = part.branch();
+        let top = from + 10.0 + (height - 34.0 - tall) / 2.0;
+        let (stem, last) = match part {
+            Piece::Component(name, about, color) => {
+                component((name, about, *color), left, top, pen);
+                (left + width / 2.0, top + tall)
+            }
+            Piece::Mark(..) | Piece::Chain(_) | Piece::Beside(_) | Piece::Framed(..) => {
+                let stem = left + part.size().0;
+                part.draw(stem, top, pen);
+                (stem, top)
+            }
+        };
+        let _ = writeln!(
+            pen.wires,
+            "<path class=\"wire\" d=\"M{x:.1} {from:.1}H{stem:.1}V{top:.1}M{stem:.1} {last:.1}V{to:.1}H{:.1}\"/>\
+             <path class=\"arrow\" d=\"M{stem:.1} {top:.1}l-4 -7h8z\"/>",
+            x + 7.0
+        );
+        left += width;
+    }
+    let _ = writeln!(
+        pen.boxes,
+        "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{from:.1}\" r=\"2.5\"/><circle class=\"sum\" cx=\"{x:.1}\" cy=\"{to:.1}\" r=\"7\"/>\
+         <path class=\"wire\" d=\"M{:.1} {to:.1}h8m-4 -4v8\"/>",
+        x - 4.0
+    );
+}
+
+fn component((name, about, color): (&str, &str, usize), x: f64, y: f64, pen: &mut Pen) {
+    let middle = x + BOX.0 / 2.0;
+    let _ = writeln!(
+        pen.boxes,
+        "<rect class=\"part\" stroke=\"var(--c{color})\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"5\"/>\
+         <text class=\"name\" x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\
+         <text class=\"tick\" x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+        BOX.0,
+        BOX.1,
+        y + 16.0,
+        escape(name),
+        y + 31.0,
+        escape(about)
+    );
+}
+
+fn framed(frame: Frame, label: &str, inside: &Piece, whole: &Piece, (x, y): (f64, f64), pen: &mut Pen) {
+    let (left, right, height) = whole.size();
+    let (top, bottom) = (y + 5.0, y + height - 5.0);
+    let class = frame.class();
+    let _ = writeln!(
+        pen.wires,
+        "<rect class=\"frame {class}\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"8\"/>\
+         <text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+        x - left,
+        left + right,
+        bottom - top,
+        x + right - 8.0,
+        top + 15.0,
+        escape(label)
+    );
+    let first = top + LABEL;
+    let end = bottom - 8.0;
+    match frame {
+        Frame::Copies => {}
+        Frame::Loop => {
+            let _ = writeln!(
+                pen.wires,
+                "<path class=\"wire {class}\" d=\"M{x:.1} {end:.1}H{:.1}V{first:.1}H{:.1}\"/>\
+                 <path class=\"arrow {class}\" d=\"M{x:.1} {first:.1}l7 -4v8z\"/>",
+                x + right - 10.0,
+                x + 7.0
+            );
+        }
+        Frame::Skip => {
+            let around = x - left + 10.0;
+            let _ = writeln!(
+                pen.wires,
+                "<path class=\"wire {class}\" d=\"M{x:.1} {first:.1}H{around:.1}V{end:.1}H{:.1}\"/>\
+                 <path class=\"arrow {class}\" d=\"M{x:.1} {end:.1}l-7 -4v8z\"/>",
+                x - 7.0
+            );
+        }
+    }
+    inside.draw(x, first, pen);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(body: &str) -> Model {
+        let text = format!(
+            "model:\n  vocab: 8\n  hidden: 8\n  context: 8\n  components:\n    sa: {{sequence: {{heads: 2, head_size: 4}}}}\n    \
+             mlp: {{mlp: {{intermediate: 8}}}}\n  body: {body}\n"
+        );
+        let parsed = dreamc_dsl::parse("model.yaml", &text, dreamc_dsl::Spelling::Yaml).unwrap();
+        dreamc_dsl::check(&parsed, &[]).unwrap().0.model
+    }
+
+    #[test]
+    fn a_body_is_drawn_once_with_its_count() {
+        let svg = svg(&model("[{repeat: 24, layers: [\"sa > mlp\"]}]"));
+        assert_eq!(svg.matches("class=\"part\"").count(), 2);
+        assert!(svg.contains("24 × weights of their own"), "{svg}");
+    }
+
+    #[test]
+    fn only_a_loop_leads_back_and_only_a_skip_leads_around() {
+        let again = svg(&model("[{recur: 3, layers: [\"sa | mlp\"]}]"));
+        assert!(again.contains("arrow again") && !again.contains("skips"), "{again}");
+        let skips = svg(&model("[\"skip(capacity 0.125, causal bce 0.01) { sa > mlp }\"]"));
+        assert!(skips.contains("arrow skips") && skips.contains("12.5 % of the tokens"), "{skips}");
+        assert!(!skips.contains("again"), "{skips}");
+    }
+
+    #[test]
+    fn nothing_reaches_beyond_the_picture() {
+        for body in [
+            "[\"sa | mlp\"]",
+            "[{recur: 2, layers: [{repeat: 3, layers: [\"sa > mlp\", \"skip(capacity 0.5, causal bce 0.1) { sa > mlp }\"]}]}]",
+            "[\"(sa > mlp)\"]",
+        ] {
+            let svg = svg(&model(body));
+            let size: Vec<f64> =
+                svg.split('"').nth(5).unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
+            for rect in svg.split("<rect ").skip(1) {
+                let number = |key: &str| -> f64 {
+                    rect.split(&format!(" {key}=\""))
+                        .nth(1)
+                        .unwrap()
+                        .split('"')
+                        .next()
+                        .unwrap()
+                        .parse()
+                        .unwrap()
+                };
+                let (x, y) = (number("x"), number("y"));
+                assert!(x >= 0.0 && y >= 0.0, "{body}: {rect}");
+                assert!(x + number("width") <= size[2] && y + number("height") <= size[3], "{body}: {rect}");
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The zoo: its files, its drawings and its page.
+//!
+//! `BLESS=1 cargo test --test cli zoo` writes `docs/zoo.md` and `docs/zoo/*.svg` from
+//! `examples/zoo/*.dream`, by `dreamc count` and `dreamc draw`.
+
+use crate::support::root;
+use crate::support::sandbox::Sandbox;
+use serde_json::Value;
+use std::fmt::Write;
+use std::fs;
+
+const PAGE: &str = "\
+# The zoo
+
+Architectures that people compare, each in a file of `examples/zoo` that is small enough to train on a CPU. The first comment of a file names the paper and the code it
+was compared with, and says which of the two it is where they differ. Golden files from an independent implementation hold what each
+computes (`tests/reference`), and each passes `dreamc verify`.
+
+`BLESS=1 cargo test --test cli zoo` writes this page and its drawings, from `dreamc count` and `dreamc draw`. Parameters are all there are; FLOPs are
+those of a token that is generated, the mean over a sequence as long as the context; caches are those of one sequence of that
+length, for its tokens and for depth. *Layered* is `layered.dream` with as many layers as the model applies: what the same depth costs
+without sharing anything.
+
+";
+
+/// Counts of a model, as the page has them.
+struct Counted {
+    depth: u64,
+    parameters: f64,
+    flops: f64,
+    caches: f64,
+}
+
+fn counted(sandbox: &Sandbox, line: &[&str]) -> Counted {
+    let out = sandbox.good(&[&["count", "--json"], line].concat());
+    let json: Value = serde_json::from_str(&out).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap();
+    let memory = &json["memory_bytes"];
+    Counted {
+        depth: json["depth"].as_u64().unwrap(),
+        parameters: number(&json["parameters"]["total"]),
+        flops: number(&json["flops_per_token"]["decode"]),
+        caches: number(&memory["sequence_cache_context"]) + number(&memory["depth_cache"]),
+    }
+}
+
+/// Thousands, to three digits.
+fn thousands(n: f64) -> String {
+    let k = n / 1000.0;
+    if k < 100.0 { format!("{k:.1} k") } else { format!("{k:.0} k") }
+}
+
+/// A number beside that of the layered model.
+fn beside(own: f64, layered: f64) -> String {
+    format!("{} | {:.0} %", thousands(own), 100.0 * own / layered)
+}
+
+/// The names of the zoo's files, in order.
+fn names() -> Vec<String> {
+    let entries = fs::read_dir(root("examples/zoo")).unwrap().flatten();
+    let file = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+    let mut names: Vec<String> =
+        entries.map(file).filter_map(|name| name.strip_suffix(".dream").map(String::from)).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn files_are_short_and_name_their_source() {
+    for name in names() {
+        let text = fs::read_to_string(root(&format!("examples/zoo/{name}.dream"))).unwrap();
+        assert!(text.lines().count() <= 30, "{name} has {} lines", text.lines().count());
+        let comment: String = text.lines().map_while(|line| line.strip_prefix("//")).collect();
+        assert!(comment.contains("arXiv") || comment.contains('/'), "{name} names no source: {comment}");
+        assert!(text.contains(&format!("model {name} {{")), "{name} has another name inside");
+    }
+}
+
+/// The page and the drawings are what the commands give now.
+#[test]
+fn the_page_is_current() {
+    let sandbox = Sandbox::with(&[]);
+    let path = |name: &str| root(&format!("examples/zoo/{name}.dream")).to_string_lossy().into_owned();
+    let layered = path("layered");
+    let mut table = String::from(
+        "| model | depth | parameters | of layered | FLOPs | of layered | caches, bytes | of layered |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|\n",
+    );
+    let mut sections = String::new();
+    let mut files = vec![];
+    for name in names() {
+        let file = path(&name);
+        let own = counted(&sandbox, &[&file]);
+        let as_deep = counted(&sandbox, &[&layered, "--set", &format!("model.body[0].repeat={}", own.depth)]);
+        let _ = writeln!(
+            table,
+            "| [{name}](#{name}) | {} | {} | {} | {} |",
+            own.depth,
+            beside(own.parameters, as_deep.parameters),
+            beside(own.flops, as_deep.flops),
+            beside(own.caches, as_deep.caches),
+        );
+        let text = fs::read_to_string(&file).unwrap();
+        let comment: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("// ")).collect();
+        let model: Vec<&str> = text
+            .lines()
+            .skip_while(|line| !line.starts_with("model "))
+            .take_while(|line| !line.is_empty())
+            .collect();
+        let _ = write!(
+            sections,
+            "\n## {name}\n\n{}\n\n```text\n{}\n```\n\n![The wiring of {name}](zoo/{name}.svg)\n",
+            comment.join("\n"),
+            model.join("\n")
+        );
+        files.push((format!("docs/zoo/{name}.svg"), sandbox.good(&["draw", &file])));
+    }
+    files.push(("docs/zoo.md".into(), format!("{PAGE}{table}{sections}")));
+    let bless = std::env::var_os("BLESS").is_some();
+    if bless {
+        fs::create_dir_all(root("docs/zoo")).unwrap();
+    }
+    for (name, text) in &files {
+        if bless {
+            fs::write(root(name), text).unwrap();
+        }
+        let there = fs::read_to_string(root(name)).unwrap_or_default();
+        assert!(there == *text, "{name} is not current: BLESS=1 cargo test --test cli zoo");
+    }
+    let drawings = fs::read_dir(root("docs/zoo")).unwrap().count();
+    assert_eq!(drawings, files.len() - 1, "docs/zoo holds drawings of models that are gone");
+}
+
+/// A drawing stands by itself, and a command that refuses writes nothing.
+#[test]
+fn drawings_stand_by_themselves() {
+    let file = root("examples/zoo/depth-recurrent.dream").to_string_lossy().into_owned();
+    let sandbox = Sandbox::with(&[("wrong.yaml", "model: {}\n")]);
+    sandbox.good(&["draw", &file, "-o", "a.svg"]);
+    let svg = sandbox.read("a.svg");
+    assert_eq!(svg, sandbox.good(&["draw", &file]));
+    assert!(svg.starts_with("<svg") && svg.contains("prefers-color-scheme: dark"), "{svg}");
+    assert!(!svg.contains("href") && !svg.contains("<script"), "{svg}");
+    let (code, _) = sandbox.bad(&["draw", "wrong.yaml", "-o", "b.svg"]);
+    assert!(code == 1 && !sandbox.path("b.svg").exists());
+}

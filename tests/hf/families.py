@@ -1,0 +1,124 @@
+"""Small random models of transformers for `tests/numerics/export.rs`, and the logits of exported folders.
+
+    python tests/hf/families.py make DIR      DIR/NAME/ with config.json, model.safetensors and expected.safetensors, for each
+    python tests/hf/families.py faults DIR    another value in the exported config.json gives other logits
+    python tests/hf/families.py check DIR     the logits of DIR/NAME-back/ are those of DIR/NAME/expected.safetensors, to the bit
+
+Models are as transformers saves them; fields that it did not write in earlier versions are taken out of some.
+"""
+
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+COMMON = dict(vocab_size=97, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+SIZES = dict(COMMON, hidden_size=24, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40)
+ROPE = dict(rope_type="default", rope_theta=500.0)
+LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+GEMMA = dict(SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=6)
+EXPERTS = dict(moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)
+
+MODELS = {
+    "llama": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, rope_parameters=LLAMA3)),
+    "gemma2": ("Gemma2Config", dict(GEMMA, num_hidden_layers=3, attn_logit_softcapping=4.0, rope_parameters=ROPE)),
+    "qwen3": ("Qwen3Config", dict(SIZES, num_hidden_layers=3, head_dim=8, use_sliding_window=True, sliding_window=5,
+                                  max_window_layers=1, tie_word_embeddings=True, rope_parameters=ROPE)),
+    "mixtral": ("MixtralConfig", dict(SIZES, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2,
+                                      sliding_window=7, rope_parameters=ROPE)),
+    "olmoe": ("OlmoeConfig", dict(SIZES, num_hidden_layers=2, num_experts=6, num_experts_per_tok=3, rope_parameters=ROPE)),
+    "mistral": ("MistralConfig", dict(SIZES, num_hidden_layers=3, head_dim=8, sliding_window=6, rope_parameters=ROPE)),
+    "mistral_full": ("MistralConfig", dict(SIZES, num_hidden_layers=2, sliding_window=None, rope_parameters=ROPE)),
+    "phi3": ("Phi3Config", dict(SIZES, num_hidden_layers=2, sliding_window=9, rope_parameters=ROPE)),
+    "qwen3_moe": ("Qwen3MoeConfig", dict(SIZES, **EXPERTS, num_hidden_layers=4, head_dim=8, decoder_sparse_step=2,
+                                         mlp_only_layers=[1], rope_parameters=ROPE)),
+    "gemma3": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, layer_types=None, rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=900.0),
+        sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
+    "gemma3_caps": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=2, final_logit_softcapping=5.0, rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=900.0),
+        sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
+}
+
+
+def randomise(model, seed):
+    """Weights large enough that caps, windows and norms matter; no gain and no bias is what it begins as."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            normal = torch.randn(p.shape, generator=generator)
+            if p.dim() == 1:
+                p.add_(0.2 * normal)
+            else:
+                p.copy_(normal * (1.0 if "embed" in name else 1.5 / p.shape[-1] ** 0.5))
+
+
+def logits(folder, ids):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return model.eval()(ids).logits.float().contiguous()
+
+
+def make(place):
+    for seed, (name, (config, fields)) in enumerate(MODELS.items()):
+        folder = place / name
+        config = getattr(transformers, config)(**fields)
+        model = AutoModelForCausalLM.from_config(config)
+        randomise(model, seed)
+        model.save_pretrained(folder)
+        ids = torch.randint(0, 97, (2, 24), generator=torch.Generator().manual_seed(seed))
+        save_file({"ids": ids, "logits": logits(folder, ids)}, str(folder / "expected.safetensors"))
+
+
+def check(place):
+    for name in MODELS:
+        expected = load_file(place / name / "expected.safetensors")
+        found = logits(place / f"{name}-back", expected["ids"])
+        if not torch.equal(found, expected["logits"]):
+            sys.exit(f"{name}: logits differ by {(found - expected['logits']).abs().max()}")
+        ours = json.loads((place / f"{name}-new" / "config.json").read_text())
+        theirs = transformers.AutoConfig.from_pretrained(place / name)
+        back = transformers.AutoConfig.from_pretrained(place / f"{name}-new")
+        # What is written where no file was kept is the same model to transformers, perhaps of a simpler class.
+        free = {"bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "head_dim", "model_type",
+                "mlp_only_layers", "decoder_sparse_step"}
+        for field in set(ours) - free:
+            if getattr(back, field, None) != getattr(theirs, field, None):
+                sys.exit(f"{name}: {field} is {getattr(back, field, None)}, was {getattr(theirs, field, None)}")
+        if not torch.allclose(logits(place / f"{name}-new", expected["ids"]), expected["logits"], rtol=1e-5, atol=1e-5):
+            sys.exit(f"{name}: a config.json that is made anew gives other logits")
+    print(f"{len(MODELS)} models")
+
+
+def faults(place):
+    """Every quantity of a config.json that was made anew matters: with another value the logits are others."""
+    other = {
+        "rms_norm_eps": lambda x: 0.05, "rope_theta": lambda x: 2 * x, "rope_local_base_freq": lambda x: 2 * x,
+        "query_pre_attn_scalar": lambda x: x + 1, "attn_logit_softcapping": lambda x: 2.0, "final_logit_softcapping": lambda x: 2.0,
+        "norm_topk_prob": lambda x: not x, "num_experts_per_tok": lambda x: x - 1, "sliding_window": lambda x: x + 1 if x else 3,
+    }
+    count = 0
+    for name in MODELS:
+        expected = load_file(place / name / "expected.safetensors")
+        path = place / f"{name}-new" / "config.json"
+        text = path.read_text()
+        config = json.loads(text)
+        for field, change in other.items():
+            if field not in config or field == "sliding_window" and not config.get("use_sliding_window", True):
+                continue
+            path.write_text(json.dumps(config | {field: change(config[field])}))
+            found = logits(place / f"{name}-new", expected["ids"])
+            path.write_text(text)
+            count += 1
+            if torch.allclose(found, expected["logits"], rtol=1e-4, atol=1e-4):
+                sys.exit(f"{name}: {field} makes no difference")
+    print(f"{count} faults noticed")
+
+
+if __name__ == "__main__":
+    {"make": make, "check": check, "faults": faults}[sys.argv[1]](pathlib.Path(sys.argv[2]))

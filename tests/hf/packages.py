@@ -1,0 +1,144 @@
+"""Loads packages that `dreamc export hf` wrote, for `tests/numerics/export.rs`, and compares them with dreamc.
+
+    python tests/hf/packages.py check DIR      every package computes what dreamc computes
+    python tests/hf/packages.py faults DIR     a fault in the code of a package is noticed, each of FAULTS
+
+DIR/NAME.expected.safetensors holds `ids` [b, n] and dreamc's `logits` [b, n, V] for them; `prompt.I` and `written.I`, what dreamc
+wrote greedily; for models that run at another depth, `recur` and `deep`, the logits at that depth. DIR/NAME/ is the package.
+"""
+
+import pathlib
+import shutil
+import sys
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+TOLERANCE = 1e-5
+
+
+def difference(model, ids, expected):
+    with torch.no_grad():
+        found = model(ids, use_cache=False).logits
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+def written(model, prompts, steps, use_cache):
+    """Greedy continuations of prompts of different lengths, padded on the left."""
+    longest = max(len(p) for p in prompts)
+    ids = torch.stack([torch.cat([p.new_zeros(longest - len(p)), p]) for p in prompts])
+    mask = torch.stack([torch.cat([p.new_zeros(longest - len(p)), torch.ones_like(p)]) for p in prompts])
+    # Nothing ends a text here, so that all are equally long.
+    model.generation_config = GenerationConfig()
+    config = GenerationConfig(max_new_tokens=steps, do_sample=False, pad_token_id=0, use_cache=use_cache)
+    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    return out[:, longest:]
+
+
+def texts(folder):
+    """The tokenizer of a model of bytes is a token a byte, whatever the text; the byte NUL ends it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "Ā naïve  \n\tline €, 日本 Ġ\x7f."
+    ids = tokenizer(text)["input_ids"]
+    good = ids == list(text.encode()) and tokenizer.decode(ids) == text and tokenizer.eos_token_id == 0
+    return [] if good else [f"tokenizer: {ids}, {tokenizer.decode(ids)!r}, end {tokenizer.eos_token_id}"]
+
+
+def check(place, name):
+    expected = load_file(place / f"{name}.expected.safetensors")
+    load = lambda **more: AutoModelForCausalLM.from_pretrained(place / name, trust_remote_code=True, dtype=torch.float32, **more).eval()
+    model = load()
+    ids = expected["ids"]
+    problems = []
+    worst = difference(model, ids, expected["logits"])
+    if not worst < TOLERANCE:
+        problems.append(f"logits differ by {worst:.1e}")
+    if "deep" in expected:
+        e = difference(load(recur=expected["recur"].item()), ids, expected["deep"])
+        worst = max(worst, e)
+        if not e < TOLERANCE:
+            problems.append(f"logits at another depth differ by {e:.1e}")
+    count = sum(key.startswith("prompt.") for key in expected)
+    if count:
+        prompts = [expected[f"prompt.{i}"] for i in range(count)]
+        right = [expected[f"written.{i}"] for i in range(count)]
+        for use_cache in (True, False):
+            together = written(model, prompts, len(right[0]), use_cache)
+            for i, prompt in enumerate(prompts):
+                alone = written(model, [prompt], len(right[0]), use_cache)[0]
+                for way, found in (("together", together[i]), ("alone", alone)):
+                    if not torch.equal(found, right[i]):
+                        how = "with" if use_cache else "without"
+                        problems.append(f"prompt {i}, {way}, {how} cache: {found.tolist()}, not {right[i].tolist()}")
+    if (place / name / "tokenizer.json").is_file():
+        problems += texts(place / name)
+    print(f"{name}: {worst:.1e}, {count} prompts" + "".join(f"\n    {p}" for p in problems), flush=True)
+    return not problems
+
+
+# Lines of the code, and what a hasty writer would have put there.
+FAULTS = [
+    ("position[1::2] = at.depths - 1 - at.depth", "pass"),
+    ("(-2.0 * torch.arange(size // 2,", "(-1.0 * torch.arange(size // 2,"),
+    ("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]"),
+    ("torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS)", "torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + EPS)"),
+    ("(1.0 + self.weight.float())", "self.weight.float()"),
+    ("(at.back < self.c[\"window\"])", "(at.back <= self.c[\"window\"])"),
+    ("scores = cap * torch.tanh(scores / cap)", "pass"),
+    ("best = best + self.bias.float()", "pass"),
+    ("gates = gates / gates.sum(-1, keepdim=True)", "pass"),
+    ("weight = weight + self.shared.weight", "pass"),
+    ("view(*x.shape[:2], -1) * gates", "view(*x.shape[:2], -1)"),
+    ("return self.residual_norm(x)", "return x"),
+    ("k.repeat_interleave(groups, 1)", "k.repeat(1, groups, 1, 1)"),
+    ("q, k = self.q_norm(q), self.k_norm(k)", "pass"),
+    ("return self.post_norm(y)", "return y"),
+    ("approximate=\"tanh\"", "approximate=\"none\""),
+    ("part = at.part & (r >= 0)", "part = at.part"),
+    ("return at.part & (r > 0), r.to(x.dtype)", "return at.part, r.to(x.dtype)"),
+    ("at.keys, at.seen = part,", "at.keys, _ = part,"),
+    ("y * gate[..., None]", "y"),
+    ("x = self.norm(x)\n        if logits_to_keep", "if logits_to_keep"),
+    ("logits = 30.0 * torch.tanh(logits / 30.0)", "pass"),
+    ("self.cache.update(k, v, slot)", "self.cache.update(k, v, 0)"),
+    ("(tokens.cumsum(-1) - 1).clamp(min=0)[:, s - t :]", "(tokens.cumsum(-1) - 1).clamp(min=0)[:, :t]"),
+    ("earlier = at.earlier.setdefault(self.name, [])", "earlier = []"),
+]
+
+
+def faults(place, names):
+    """Each fault is put into the packages that have its line, until one of them differs."""
+    unseen, missing = [], []
+    for number, (line, fault) in enumerate(FAULTS):
+        having = [name for name in names if line in (place / name / "modeling_dreamc.py").read_text()]
+        noticed = False
+        for name in having:
+            broken = f"{name}_fault{number}"
+            shutil.copytree(place / name, place / broken)
+            shutil.copy(place / f"{name}.expected.safetensors", place / f"{broken}.expected.safetensors")
+            code = place / broken / "modeling_dreamc.py"
+            code.write_text(code.read_text().replace(line, fault))
+            try:
+                noticed = not check(place, broken)
+            except Exception as error:  # a model that does not run at all is noticed, too
+                print(f"{broken}: {error}")
+                noticed = True
+            if noticed:
+                break
+        if not having:
+            missing.append(line)
+        elif not noticed:
+            unseen.append(line)
+    print(f"{len(FAULTS) - len(unseen) - len(missing)} of {len(FAULTS)} faults noticed; not: {unseen}; in no package: {missing}")
+    return not unseen and not missing
+
+
+if __name__ == "__main__":
+    place = pathlib.Path(sys.argv[2])
+    names = sorted(path.name.removesuffix(".expected.safetensors") for path in place.glob("*.expected.safetensors"))
+    if sys.argv[1] == "faults":
+        sys.exit(0 if faults(place, names) else 1)
+    good = [check(place, name) for name in names]
+    print(f"{sum(good)} of {len(good)} packages")
+    sys.exit(0 if all(good) and good else 1)

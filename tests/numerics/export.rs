@@ -1,0 +1,297 @@
+//! Models that leave: `dreamc export hf` and `dreamc export weights`, against the folders they came
+//! from, and against `transformers` where it is installed.
+
+use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
+use crate::support::{cpu, error, models, read, root, specs};
+use dreamc_compiler::{Options, compile, looks_ahead};
+use dreamc_dsl::spec::{Item, Tokenizer};
+use dreamc_dsl::{Spec, Spelling};
+use dreamc_runtime::checkpoint::safetensors::Tensors;
+use dreamc_runtime::checkpoint::safetensors::{self as tensor_files, Dtype};
+use dreamc_runtime::checkpoint::{Weights, open_model};
+use dreamc_runtime::data::Batch;
+use dreamc_runtime::evaluate::argmax;
+use dreamc_runtime::generate::{NextLogits, Uncached};
+use dreamc_runtime::hf::hugging_face;
+use dreamc_runtime::model::Model;
+use dreamc_runtime::rng::Philox;
+use dreamc_runtime::train::prepare;
+use dreamc_runtime::verify::shrink;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Every tensor of the safetensors files of a folder: type, shape and bytes.
+fn tensors(folder: &Path) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("model") || !name.ends_with(".safetensors") {
+            continue;
+        }
+        let file = Tensors::open(&entry.path()).unwrap();
+        for (name, shape) in file.entries() {
+            let stored = file.stored(name).unwrap();
+            let content = (format!("{:?}", stored.dtype), shape.to_vec(), stored.bytes().unwrap());
+            found.insert(name.to_string(), content);
+        }
+    }
+    found
+}
+
+/// Python with `transformers`: `DREAMC_HF`, or `.venv-hf` of the repository.
+pub fn transformers() -> Option<PathBuf> {
+    let venv = std::env::var_os("DREAMC_HF").map_or_else(|| root(".venv-hf"), PathBuf::from);
+    let python = venv.join("bin/python");
+    let found = if python.exists() {
+        Ok(python)
+    } else {
+        Err(format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display()))
+    };
+    dreamc_skip::need(found)
+}
+
+/// Runs a script of `tests/hf`.
+pub fn python(script: &str, line: &[&str]) -> Option<String> {
+    let python = transformers()?;
+    let mut command = Command::new(python);
+    command.arg(root(&format!("tests/hf/{script}"))).args(line);
+    command
+        .env("HF_HUB_OFFLINE", "1")
+        .env("TRANSFORMERS_VERBOSITY", "error")
+        .env("HF_MODULES_CACHE", line[1]);
+    let output = command.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{script} {line:?}:\n{out}{err}");
+    Some(out.into_owned())
+}
+
+#[test]
+fn what_is_exported_is_what_was_imported() {
+    for case in CASES {
+        let place = tempfile::tempdir().unwrap();
+        let at = place.path();
+        hugging_face(&folder(case), &at.join("model"), case, false, &[]).unwrap();
+        let said = good(at, &["export", "hf", "model", "-o", "back"]);
+        assert!(said.contains("ForCausalLM"), "{said}");
+        assert_eq!(tensors(&folder(case)), tensors(&at.join("back")), "{case}");
+        let config = |at: &Path| fs::read_to_string(at.join("config.json")).unwrap();
+        assert_eq!(config(&folder(case)), config(&at.join("back")), "{case}");
+        let tokenizer = |at: &Path| fs::read(at.join("tokenizer.json")).ok();
+        assert_eq!(tokenizer(&folder(case)), tokenizer(&at.join("back")), "{case}");
+
+        // Without the files that were kept, `config.json` is made anew and means the same.
+        fs::copy(at.join("model/model.safetensors"), at.join("alone.safetensors")).unwrap();
+        good(at, &["export", "hf", "alone.safetensors", "-o", "anew"]);
+        assert_eq!(tensors(&folder(case)), tensors(&at.join("anew")), "{case}");
+        let again = hugging_face(&at.join("anew"), &at.join("again"), case, false, &[]).unwrap();
+        let first = spec_of(&Weights::open(&at.join("model"), None).unwrap());
+        assert_eq!(again.spec.model, first.model, "{case}");
+    }
+}
+
+#[test]
+fn weights_leave_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    hugging_face(&folder("qwen3_old"), &at.join("model"), "m", false, &[]).unwrap();
+    good(at, &["export", "weights", "model", "-o", "plain.safetensors"]);
+    let (ours, plain) =
+        (open_model(&at.join("model")).unwrap(), open_model(&at.join("plain.safetensors")).unwrap());
+    for (name, shape) in ours.entries() {
+        let bytes = |t: &Tensors| t.stored(name).map(|t| (t.shape.to_vec(), t.bytes().unwrap()));
+        assert_eq!(bytes(&plain), bytes(&ours), "{name} {shape:?}");
+    }
+    assert_eq!(plain.entries().count(), ours.entries().count());
+    // Every command opens the file by itself, and its metadata are those that transformers asks
+    // for.
+    good(at, &["export", "hf", "plain.safetensors", "-o", "native"]);
+    assert_eq!(tensors(&at.join("native")), tensors(&folder("qwen3_old")));
+    assert_eq!(plain.metadata("format"), Some("pt"));
+
+    good(at, &["export", "weights", "model", "-o", "half.safetensors", "--dtype", "bf16"]);
+    let half = open_model(&at.join("half.safetensors")).unwrap();
+    for (name, _) in ours.entries() {
+        let (before, after) = (ours.get(name).unwrap().unwrap().1, half.get(name).unwrap().unwrap().1);
+        assert!(before.iter().zip(&after).all(|(a, b)| (a - b).abs() <= a.abs() / 256.0), "{name}");
+    }
+    // Nothing is written over.
+    let before = fs::read(at.join("half.safetensors")).unwrap();
+    let again = dreamc(at, &["export", "weights", "model", "-o", "half.safetensors"]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("half.safetensors exists already"), "{again:?}");
+    assert_eq!(before, fs::read(at.join("half.safetensors")).unwrap());
+}
+
+#[test]
+fn nothing_is_written_where_an_export_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    hugging_face(&folder("gemma2_new"), &at.join("model"), "m", false, &[]).unwrap();
+    fs::create_dir(at.join("full")).unwrap();
+    fs::write(at.join("full/mine.txt"), "mine").unwrap();
+    let refused = dreamc(at, &["export", "hf", "model", "-o", "full"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("left alone"), "{refused:?}");
+    assert_eq!(fs::read_dir(at.join("full")).unwrap().count(), 1);
+    let missing = dreamc(at, &["export", "hf", "nowhere", "-o", "out"]);
+    assert!(!missing.status.success() && !at.join("out").exists());
+}
+
+#[test]
+fn models_of_transformers_come_and_go() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let models = at.to_str().unwrap();
+    if python("families.py", &["make", models]).is_none() {
+        return;
+    }
+    let mut count = 0;
+    let folders: Vec<PathBuf> = fs::read_dir(at).unwrap().flatten().map(|e| e.path()).collect();
+    for from in folders.iter().filter(|f| f.join("config.json").is_file()) {
+        let name = from.file_name().unwrap().to_str().unwrap();
+        let to = at.join(format!("{name}-dreamc"));
+        let imported = hugging_face(from, &to, name, false, &[]).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let expected = read(from.join("expected.safetensors").to_str().unwrap());
+        let ids = &expected["ids"];
+        let found = logits_of(&to, &imported.spec, ids.ints(), ids.dims[1]);
+        let e = error(&found, expected["logits"].floats());
+        assert!(e < 1e-5, "{name}: logits differ by {e}");
+        good(at, &["export", "hf", to.to_str().unwrap(), "-o", &format!("{name}-back")]);
+        fs::copy(to.join("model.safetensors"), at.join(format!("{name}.safetensors"))).unwrap();
+        good(at, &["export", "hf", &format!("{name}.safetensors"), "-o", &format!("{name}-new")]);
+        assert_eq!(tensors(from), tensors(&at.join(format!("{name}-back"))), "{name}");
+        count += 1;
+    }
+    let said = python("families.py", &["check", models]).unwrap();
+    assert_eq!(said.trim(), format!("{count} models"));
+    let said = python("families.py", &["faults", models]).unwrap();
+    assert!(said.contains("faults noticed"), "{said}");
+}
+
+/// Tokens of the rows whose logits are compared, and tokens written behind a prompt.
+const ROW: u64 = 24;
+const STEPS: usize = 8;
+
+/// A model compiled for rows of `n` tokens, its weights drawn so that routers, gains and biases
+/// matter.
+fn drawn(spec: &Spec, rows: u64, n: u64, depth: Option<u64>) -> Model {
+    let options = Options { logits: true, depth, ..prepare::forward(rows, n) };
+    let mut model = Model::load(&cpu(1), compile(spec, &options).unwrap()).unwrap();
+    model.initialise(7).unwrap();
+    for (name, shape) in model.entries() {
+        let mut random = Philox::new(7, &name).stream(1);
+        let width = if shape.len() > 1 { 3.0 / (*shape.last().unwrap() as f64).sqrt() } else { 0.6 };
+        let values = model.get(&name).unwrap();
+        let values: Vec<f32> = values.iter().map(|x| x + (width * (random.unit() - 0.5)) as f32).collect();
+        model.set(&name, &values).unwrap();
+    }
+    model
+}
+
+/// Logits of rows of tokens.
+fn logits(model: &mut Model, ids: &[i32], n: usize) -> Vec<f32> {
+    let rows = ids.len() / n;
+    let mut batch = Batch::new(n);
+    batch.ids = ids.to_vec();
+    batch.targets = vec![0; rows * n];
+    batch.positions = (0..rows).flat_map(|_| 0..n as i32).collect();
+    batch.segments = vec![0; rows * n];
+    model.evaluate(&batch).unwrap();
+    model.all_logits().unwrap()
+}
+
+/// A tensor to be written: name, shape, type, bytes.
+type Expected = (String, Vec<u64>, Dtype, Vec<u8>);
+
+fn whole(name: &str, values: &[u32]) -> Expected {
+    let bytes = values.iter().flat_map(|x| i64::from(*x).to_le_bytes()).collect();
+    (name.into(), vec![values.len() as u64], Dtype::I64, bytes)
+}
+
+fn real(name: &str, shape: &[u64], values: &[f32]) -> Expected {
+    (name.into(), shape.to_vec(), Dtype::F32, values.iter().flat_map(|x| x.to_le_bytes()).collect())
+}
+
+fn write(path: &Path, metadata: &[(&str, &str)], list: &[Expected]) {
+    let entries: Vec<_> = list.iter().map(|(n, s, d, _)| (n.clone(), s.clone(), *d)).collect();
+    let mut file = fs::File::create(path).unwrap();
+    tensor_files::write_stored(&mut file, metadata, &entries, |i, out| out.write_all(&list[i].3)).unwrap();
+}
+
+/// Writes the weights of a small form of a model, and its logits and texts.
+fn prepare_package(spec: &Spec, at: &Path, name: &str) {
+    let mut spec = shrink(spec, false).spec;
+    spec.model.context = spec.model.context.max(ROW + STEPS as u64);
+    let (vocab, n) = (spec.model.vocab, ROW);
+    // Files of tokenizers are not here, and a small vocabulary holds no bytes.
+    spec.data = spec.data.filter(|data| data.tokenizer == Tokenizer::Bytes && vocab >= 256);
+    let mut model = drawn(&spec, 2, n, None);
+    let text = dreamc_dsl::show(&spec, Spelling::Yaml);
+    let weights: Vec<Expected> =
+        model.entries().iter().map(|(name, shape)| real(name, shape, &model.get(name).unwrap())).collect();
+    write(&at.join(format!("{name}.safetensors")), &[("format", "dreamc"), ("spec", &text)], &weights);
+
+    let mut random = Philox::new(3, name).stream(0);
+    let mut draw = |n: u64| -> Vec<u32> { (0..n).map(|_| random.below(vocab) as u32).collect() };
+    let ids = draw(2 * n);
+    let rows: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+    let shape = [2, n, vocab];
+    let mut expected = vec![real("logits", &shape, &logits(&mut model, &rows, n as usize))];
+    let mut given = whole("ids", &ids);
+    given.1 = vec![2, n];
+    expected.push(given);
+    let counts: Vec<u64> = spec
+        .model
+        .body
+        .iter()
+        .filter_map(|item| match item {
+            Item::Recur { count, .. } => Some(*count),
+            _ => None,
+        })
+        .collect();
+    if let [count] = counts[..] {
+        let mut deep = drawn(&spec, 2, n, Some(count + 2));
+        expected.push(whole("recur", &[count as u32 + 2]));
+        expected.push(real("deep", &shape, &logits(&mut deep, &rows, n as usize)));
+    }
+    if !looks_ahead(&spec.model) {
+        let prompts = [1, 6, 11].map(&mut draw);
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut from = Uncached::new(drawn(&spec, 1, n, None));
+            let mut next = from.start(std::slice::from_ref(prompt)).unwrap();
+            let mut written = vec![];
+            for step in 0..STEPS {
+                written.push(argmax(&next[0]) as u32);
+                if step + 1 < STEPS {
+                    next = from.advance(&written[step..]).unwrap();
+                }
+            }
+            expected.push(whole(&format!("prompt.{i}"), prompt));
+            expected.push(whole(&format!("written.{i}"), &written));
+        }
+    }
+    write(&at.join(format!("{name}.expected.safetensors")), &[], &expected);
+    good(at, &["export", "hf", "--package", &format!("{name}.safetensors"), "-o", name]);
+}
+
+#[test]
+fn packages_compute_what_dreamc_computes() {
+    if transformers().is_none() {
+        return;
+    }
+    let place = match std::env::var_os("DREAMC_HF_KEEP") {
+        Some(folder) => PathBuf::from(folder),
+        None => tempfile::tempdir().unwrap().keep(),
+    };
+    let all = [specs("examples"), specs("tests/goldens")].concat();
+    for (file, spec) in models(all) {
+        let name = file.rsplit('/').next().unwrap().replace(['.', '-'], "_");
+        prepare_package(&spec, &place, &name);
+    }
+    let said = python("packages.py", &["check", place.to_str().unwrap()]).unwrap();
+    println!("{said}");
+    println!("{}", python("packages.py", &["faults", place.to_str().unwrap()]).unwrap());
+    if std::env::var_os("DREAMC_HF_KEEP").is_none() {
+        fs::remove_dir_all(place).unwrap();
+    }
+}
