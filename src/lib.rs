@@ -1,0 +1,160 @@
+//! The command line of dreamc, and what other front ends share with it.
+//!
+//! One file a command, under [`command`]; each reads its arguments, calls the library and prints.
+//! Shared modules: [`spec`] reads specifications, [`device`] picks a device, [`failure`] is how
+//! a command fails and with which exit code, [`output`] writes all that is said, [`show`] prints
+//! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
+//! live line, [`rewriting`] picks rules, [`compare`] is the way of a suite, [`report`] what reports
+//! are made of, [`lsp`] the server of editors.
+
+mod command;
+mod compare;
+mod device;
+pub mod failure;
+mod lsp;
+pub mod model;
+mod number;
+mod output;
+mod progress;
+mod report;
+mod rewriting;
+mod show;
+pub mod spec;
+
+use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+/// A declarative architecture compiler for attention mixtures.
+#[derive(Parser)]
+#[command(name = "dreamc", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "\
+Examples:
+  dreamc new recurrent mine                        write a small model with comments, which trains as it is
+  dreamc train examples/quickstart.yaml            train a small model, on the CPU, from nothing
+  dreamc check my.yaml                             every error of a file, each at its place
+  dreamc train my.yaml --data book.txt --out run   train on a text of yours
+  dreamc generate run \"Once upon\"                  let it write
+
+`dreamc COMMAND --help` shows more of each. Where a command reads a specification, `-` is standard input.
+
+Exit codes:
+  0    the work is done and the answer is yes
+  1    the answer is no: errors in a specification, a proof that fails, a run that fails
+  2    the command line is wrong: an option, or a file that is not there or not of the kind that is needed
+  130  stopped by Ctrl-C (SIGINT); a run has left a checkpoint and can be resumed
+  143  stopped by SIGTERM, in the same way")]
+struct Arguments {
+    #[command(flatten)]
+    terminal: output::Terminal,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// Said where no command is given.
+const BEGIN: &str = "\
+dreamc compiles mixtures of attention from a specification: it checks, counts, trains and compares them.
+
+Begin with:
+  dreamc new                      write a small model with comments, recurrent.dream
+  dreamc train recurrent.dream    train it on this machine, in a few minutes
+  dreamc doctor                   see what this machine can do, and what to install
+
+`dreamc --help` lists all commands.
+";
+
+#[derive(Subcommand)]
+enum Command {
+    New(command::new::Arguments),
+    Doctor(command::doctor::Arguments),
+    Check(command::check::Arguments),
+    Fmt(command::fmt::Arguments),
+    Show(command::show::Arguments),
+    Schema(command::schema::Arguments),
+    Count(command::count::Arguments),
+    Match(command::matching::Arguments),
+    Compile(command::compile::Arguments),
+    Explain(command::explain::Arguments),
+    Draw(command::draw::Arguments),
+    Train(command::train::Arguments),
+    Resume(command::resume::Arguments),
+    Generate(command::generate::Arguments),
+    Serve(command::serve::Arguments),
+    Eval(command::eval::Arguments),
+    Analyze(command::analyze::Arguments),
+    Compare(command::compare::Arguments),
+    Report(command::report::Arguments),
+    Fit(command::fit::Arguments),
+    Watch(command::watch::Arguments),
+    Runs(command::runs::Arguments),
+    Diff(command::diff::Arguments),
+    Verify(command::verify::Arguments),
+    Bench(command::bench::Arguments),
+    Probe(command::probe::Arguments),
+    Import(command::import::Arguments),
+    Export(command::export::Arguments),
+    Data(command::data::Arguments),
+    Tokenizer(command::tokenizer::Arguments),
+    Lsp(command::lsp::Arguments),
+    Completions(command::completions::Arguments),
+}
+
+/// Runs the program with its arguments, of which the first is its name; gives the exit code that
+/// `dreamc --help` documents.
+pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
+    dreamc_runtime::train::signal::ignore_limits();
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nobody is left to hear of a stream that is closed.
+            let _ = error.print();
+            return error.exit_code() as u8;
+        }
+    };
+    output::speak(arguments.terminal);
+    let Some(command) = arguments.command else {
+        return match output::write(BEGIN.as_bytes()).and_then(|()| output::flush()) {
+            Ok(()) => 0,
+            Err(error) => failure::Failure::from(error).report(),
+        };
+    };
+    let result = match command {
+        Command::New(a) => command::new::run(a),
+        Command::Doctor(a) => command::doctor::run(a),
+        Command::Check(a) => command::check::run(a),
+        Command::Fmt(a) => command::fmt::run(a),
+        Command::Show(a) => command::show::run(a),
+        Command::Schema(a) => command::schema::run(a),
+        Command::Count(a) => command::count::run(a),
+        Command::Match(a) => command::matching::run(a),
+        Command::Compile(a) => command::compile::run(a),
+        Command::Explain(a) => command::explain::run(a),
+        Command::Draw(a) => command::draw::run(a),
+        Command::Train(a) => command::train::run(a),
+        Command::Resume(a) => command::resume::run(a),
+        Command::Generate(a) => command::generate::run(a),
+        Command::Serve(a) => command::serve::run(a),
+        Command::Eval(a) => command::eval::run(a),
+        Command::Analyze(a) => command::analyze::run(a),
+        Command::Compare(a) => command::compare::run(a),
+        Command::Report(a) => command::report::run(a),
+        Command::Fit(a) => command::fit::run(a),
+        Command::Watch(a) => command::watch::run(a),
+        Command::Runs(a) => command::runs::run(a),
+        Command::Diff(a) => command::diff::run(a),
+        Command::Verify(a) => command::verify::run(a),
+        Command::Bench(a) => command::bench::run(a),
+        Command::Probe(a) => command::probe::run(a),
+        Command::Import(a) => command::import::run(a),
+        Command::Export(a) => command::export::run(a),
+        Command::Data(a) => command::data::run(a),
+        Command::Tokenizer(a) => command::tokenizer::run(a),
+        Command::Lsp(a) => command::lsp::run(a),
+        Command::Completions(a) => command::completions::run::<Arguments>(a),
+    };
+    // A fault of standard output is a failure of a command that otherwise succeeded.
+    match result.and(output::flush().map_err(Into::into)) {
+        Ok(()) => 0,
+        Err(failure) => failure.report(),
+    }
+}
