@@ -23,7 +23,7 @@ pub fn schema(kind: FileKind) -> Value {
         definitions.insert(next.name.to_string(), body);
     }
     definitions.insert("component".into(), component(&mut sections));
-    definitions.insert("layers".into(), layers());
+    definitions.insert("layers".into(), layers(&mut sections));
     while done < sections.len() {
         let next: &'static Section = sections[done];
         done += 1;
@@ -135,8 +135,8 @@ fn component(sections: &mut Vec<&'static Section>) -> Value {
            "additionalProperties": false, "minProperties": 1, "maxProperties": 1})
 }
 
-fn layers() -> Value {
+fn layers(sections: &mut Vec<&'static Section>) -> Value {
     let mut forms = vec![json!({"type": "string", "description": "A composition such as `(da | sa) > ea`."})];
-    forms.extend(keys::ITEMS.iter().map(|item| section(item, &mut Vec::new())));
+    forms.extend(keys::ITEMS.iter().map(|item| section(item, sections)));
     json!({"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"anyOf": forms}}]})
 }

@@ -492,8 +492,9 @@ impl Reader<'_> {
                 ValueKind::Invalid
             }
             _ if is_word(scalar.text) => ValueKind::Word(scalar.text.to_string()),
-            // Where the table says nothing, only what has no quotes and looks like arithmetic is.
-            _ if numeric || (scalar.plain && looks_arithmetic(scalar.text)) => {
+            // Where the table says nothing, only what has no quotes and looks like arithmetic is. A
+            // path is one in both spellings.
+            _ if (numeric || (scalar.plain && looks_arithmetic(scalar.text))) && !is_path(scalar.text) => {
                 let aligned = scalar.align(self.source);
                 let at = |offset: usize| aligned.get(offset).copied().unwrap_or(scalar.span.end);
                 let arith = Lowering { at: &at, found: self.found }.arith_text(scalar.text, scalar.span);
@@ -524,7 +525,14 @@ impl Reader<'_> {
 fn looks_arithmetic(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_alphanumeric() || b" _.+-*/()%".contains(&b))
         && text.contains(|c: char| c.is_ascii_digit() || "+*/".contains(c))
-        && !text.contains(".y")
+}
+
+/// Whether `.dream` reads a text as a path: a dot with a letter behind it stands in it.
+fn is_path(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || "_./".contains(c))
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_./-".contains(&b))
+        && !text.contains("//")
+        && text.as_bytes()[1..].windows(2).any(|pair| pair[0] == b'.' && pair[1].is_ascii_alphabetic())
 }
 
 struct Scalar<'a> {

@@ -147,10 +147,11 @@ impl Writer {
 
 /// How much of a text can no longer change or be cut off.
 fn certain(text: &str, stop: &[String]) -> usize {
-    let whole = text.trim_end_matches('\u{FFFD}').len();
+    // A broken character may become the next one of a stop string.
+    let whole = text.trim_end_matches('\u{FFFD}');
     let held =
-        |s: &String| s.char_indices().map(|(i, _)| i).rev().find(|&i| text.ends_with(&s[..i])).unwrap_or(0);
-    whole.min(text.len() - stop.iter().map(held).max().unwrap_or(0))
+        |s: &String| s.char_indices().map(|(i, _)| i).rev().find(|&i| whole.ends_with(&s[..i])).unwrap_or(0);
+    whole.len() - stop.iter().map(held).max().unwrap_or(0)
 }
 
 #[cfg(test)]
