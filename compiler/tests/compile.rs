@@ -49,6 +49,23 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Two biases of one sum have one gradient, which is added to both.
+#[test]
+fn a_gradient_of_two_weights_is_added_to_both() {
+    let text = "model m {
+        vocab 17  hidden 12  context 8
+        a = sequence { heads 2  head_size 6  bias out }
+        b = depth { heads 3  head_size 4  bias out }
+        repeat 2 { a | b }
+    }";
+    let ast = dreamc_dsl::parse("m.dream", text, dreamc_dsl::Spelling::Dream).unwrap();
+    let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap();
+    for (batch, sequence) in [(1, 1), (2, 8)] {
+        let options = Options { batch, sequence, train: true, ..Options::default() };
+        compile(&spec, &options).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
 #[test]
 fn every_example_compiles_in_under_50_ms() {
     for name in examples() {

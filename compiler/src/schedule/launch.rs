@@ -84,9 +84,11 @@ impl<'a> Emit<'a> {
         View::whole(Place::Temp(self.temps.len() as u32 - 1))
     }
 
-    /// The result that the new value `v` is written to, and whether it is added there.
+    /// The result that the new value `v` is written to, and whether it is added there. A value that
+    /// is several results, as the gradient of two biases of one sum, is read for the others.
     fn result(&self, v: Value, may_add: bool) -> Option<(usize, bool)> {
-        let used = self.f.nodes.iter().any(|n| n.inputs.contains(&v));
+        let twice = self.f.results.iter().filter(|(_, r)| *r == v).count() > 1;
+        let used = twice || self.f.nodes.iter().any(|n| n.inputs.contains(&v));
         let results = self.f.results.iter().zip(self.bind).enumerate();
         results.filter(|(i, ((_, r), _))| *r == v && !self.done[*i]).find_map(|(i, (_, bind))| match bind {
             Bind::Store => Some((i, false)),

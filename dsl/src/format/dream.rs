@@ -372,11 +372,11 @@ fn tagged(map: &Map) -> bool {
         && map.items.first().is_some_and(|item| number(&item.node.value))
 }
 
-/// The key of a pair. A flag whose value is neither true nor false is quoted, so that the value
-/// stays its own.
+/// The key of a pair. A flag whose value is a word is quoted, so that the value stays its own.
 fn key_with(pair: &Pair) -> String {
     match &pair.value.kind {
         ValueKind::Bool(_) | ValueKind::Null => key(&pair.key.text),
+        ValueKind::Number(Arith { kind: ArithKind::Literal(_), .. }) => key(&pair.key.text),
         _ if FLAGS.contains(&pair.key.text.as_str()) => quote(&pair.key.text),
         _ => key(&pair.key.text),
     }
