@@ -188,6 +188,15 @@ impl Trained {
         })
     }
 
+    /// Compiled to look at its routers; none where it has no routers.
+    pub fn health_observer(
+        &self,
+        device: &dyn Device,
+        depth: Option<u64>,
+    ) -> Result<Option<Compiled>, Failure> {
+        Ok(prepare::health_observer(&self.spec, depth, &self.rewriting, self.narrow(device))?)
+    }
+
     /// The tokens of a prompt.
     pub fn prompt(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Failure> {
         let mut ids = if self.begins(tokenizer) { vec![tokenizer.begin()] } else { vec![] };

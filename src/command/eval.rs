@@ -8,13 +8,14 @@ use crate::number::grouped;
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
-use crate::{say, show};
+use crate::{note, say, show};
 use clap::{Args, value_parser};
 use dreamc_compiler::{CompileError, looks_ahead};
 use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
 use dreamc_runtime::model::Model;
+use dreamc_runtime::train::health::{self, Health};
 use dreamc_runtime::train::prepare;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,9 @@ struct Report {
     by_difficulty: Vec<(String, Vec<Difficulty>)>,
     answers: Option<Answers>,
     choices: Option<Ranked>,
+    /// Of routers, on the first held-out rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health: Option<Health>,
     /// Whether it decides by later tokens: the loss is then that of training, and what it would
     /// write is not to be had.
     looks_ahead: bool,
@@ -218,6 +222,7 @@ impl Measure<'_> {
             by_difficulty: vec![],
             answers: None,
             choices: None,
+            health: None,
             looks_ahead: looks_ahead(&spec.model),
         };
         if report.looks_ahead && (a.examples.is_some() || a.choices.is_some()) {
@@ -236,6 +241,7 @@ impl Measure<'_> {
                 report.perplexity = Some(loss.perplexity());
                 report.bits_per_byte = if tasks.is_empty() { loss.bits_per_byte() } else { None };
             }
+            report.health = self.health(dataset)?;
             if report.looks_ahead {
                 return Ok(report);
             }
@@ -259,6 +265,16 @@ impl Measure<'_> {
             report.choices = Some(rank(path, trained, tokenizer, model)?);
         }
         Ok(report)
+    }
+
+    /// Health of the routers on held-out rows, as a run's evaluations show it.
+    fn health(&self, dataset: &Dataset) -> Result<Option<Health>, Failure> {
+        let Some(compiled) = self.trained.health_observer(self.device, self.depth)? else { return Ok(None) };
+        let mut observer = Model::load(self.device, compiled)?;
+        observer.restore(&self.trained.tensors)?;
+        let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
+        let Some(held) = dataset.drawn(rows)? else { return Ok(None) };
+        Ok(Health::look(&mut observer, &self.trained.spec.model, held)?)
     }
 }
 
@@ -366,7 +382,14 @@ fn print(r: &Report) -> Done {
         rows.push(vec!["likeliest choice".into(), percent(x.right, x.asked), format!("of {}", x.asked)]);
         rows.push(vec!["  per token".into(), percent(x.right_per_token, x.asked)]);
     }
+    if let Some(health) = &r.health {
+        let tokens = format!("of {} tokens", grouped(health.tokens.into()));
+        rows.extend(health.words().into_iter().map(|(name, words)| vec![name, words, tokens.clone()]));
+    }
     say!("{}", table(&rows))?;
+    for warning in r.health.iter().flat_map(Health::warnings) {
+        note!("warning: {warning}");
+    }
     if r.looks_ahead {
         say!("  {}: this is the loss of training, and no answers are scored", CompileError::LooksAhead)?;
     }

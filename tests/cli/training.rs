@@ -94,6 +94,8 @@ fn every_command_finds_the_loss_of_all_that_is_held_out() {
     let conclusion = last(&sandbox, "run");
     assert_eq!((&conclusion["complete"], &conclusion["targets"]), (&Value::Bool(true), &targets.into()));
     same(&conclusion["validation_loss"]);
+    assert!(conclusion["health"]["mixtures"].is_array(), "{conclusion}");
+    assert_eq!(figures[0]["health"], conclusion["health"]);
     let analysis = json(&sandbox.good(&["analyze", "run", "--json", "--sequences", "1"]));
     let own = analysis["depths"].as_array().unwrap().iter().find(|d| d["trained"] == true).unwrap();
     assert_eq!(own["targets"], targets);

@@ -118,6 +118,20 @@ pub fn observer(spec: &Spec, rewriting: &Rewriting, narrow: Narrow) -> Result<Co
     Ok(compile(spec, &observing(spec, rewriting, narrow, OBSERVED_TOKENS))?)
 }
 
+/// Compiles a model, at another depth where one is given, for
+/// [`Health::look`](crate::train::health::Health::look); none where it has no routers.
+pub fn health_observer(
+    spec: &Spec,
+    depth: Option<u64>,
+    rewriting: &Rewriting,
+    narrow: Narrow,
+) -> Result<Option<Compiled>, TrainError> {
+    if !routes(spec) {
+        return Ok(None);
+    }
+    Ok(Some(compile(spec, &Options { depth, ..observing(spec, rewriting, narrow, health::AT_ONCE) })?))
+}
+
 /// Options of an observation of so many tokens at once.
 fn observing(spec: &Spec, rewriting: &Rewriting, narrow: Narrow, tokens: u64) -> Options {
     let sequence = sequence(spec);
