@@ -11,7 +11,7 @@ use crate::assemble::Assembly;
 use crate::compiled::{End, Entry, Tensor, TensorKind};
 use crate::ir::{Binding, DType, Input, Port};
 use crate::lower::{Lowered, Weight};
-use crate::optim::{Rule, optimizer};
+use crate::optim::{Rule, optimizer, storage};
 use crate::program::{ALIGNMENT, Buffer, BufferId, Space};
 use crate::recipe::recipe;
 use crate::schedule::Scheduled;
@@ -91,13 +91,26 @@ impl Assembly<'_> {
         shape: Vec<u64>,
         instances: u64,
     ) -> Result<BufferId, CompileError> {
+        self.buffer_at(name, space, dtype, (shape, instances), ALIGNMENT)
+    }
+
+    /// A buffer whose size is a multiple of so many bytes.
+    fn buffer_at(
+        &mut self,
+        name: String,
+        space: Space,
+        dtype: DType,
+        (shape, instances): (Vec<u64>, u64),
+        alignment: u64,
+    ) -> Result<BufferId, CompileError> {
         let bytes = shape
             .iter()
             .try_fold(instances, |n, &d| n.checked_mul(d))
             .and_then(|n| n.checked_mul(dtype.bytes()))
-            .and_then(|n| n.checked_next_multiple_of(ALIGNMENT))
+            .and_then(|n| n.checked_next_multiple_of(alignment))
             .ok_or(CompileError::Overflow("a tensor"))?;
-        let offset = self.plan.arena;
+        let offset = self.plan.arena.checked_next_multiple_of(alignment);
+        let offset = offset.ok_or(CompileError::Overflow("the memory"))?;
         self.plan.arena = offset.checked_add(bytes).ok_or(CompileError::Overflow("the memory"))?;
         self.plan.buffers.push(Buffer { name, space, dtype, shape, instances, offset });
         Ok(BufferId(self.plan.buffers.len() as u32 - 1))
@@ -145,8 +158,12 @@ impl Assembly<'_> {
             Some(b) => format!("{}.{}", architecture.bodies[b].name, key.1),
             None => key.1.clone(),
         };
+        let stored = storage(&self.spec.train);
+        // Offsets of states are in proportion to those of weights and gradients, and aligned.
+        let wide = ALIGNMENT * DType::F32.bytes() / stored.bytes();
         for e in &entries {
-            let id = self.buffer(name(&e.key), Space::Weights, DType::F32, e.shape.clone(), e.instances)?;
+            let dims = (e.shape.clone(), e.instances);
+            let id = self.buffer_at(name(&e.key), Space::Weights, DType::F32, dims, wide)?;
             self.weights.insert(e.key.clone(), id);
         }
         let mut states: States = vec![];
@@ -155,13 +172,8 @@ impl Assembly<'_> {
                 entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
             self.trained = trained.iter().map(|e| e.key.clone()).collect();
             for e in &trained {
-                let id = self.buffer(
-                    format!("d.{}", name(&e.key)),
-                    Space::Gradients,
-                    DType::F32,
-                    e.shape.clone(),
-                    e.instances,
-                )?;
+                let (name, dims) = (format!("d.{}", name(&e.key)), (e.shape.clone(), e.instances));
+                let id = self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?;
                 self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
             }
             let states_of = |e: &Entry| {
@@ -176,7 +188,7 @@ impl Assembly<'_> {
                     let id = self.buffer(
                         format!("{prefix}.{}", name(&e.key)),
                         Space::Optimizer,
-                        DType::F32,
+                        stored,
                         e.shape.clone(),
                         e.instances,
                     )?;
@@ -216,11 +228,16 @@ impl Assembly<'_> {
             for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
                 let elements = (to - from) / 4;
                 let kept = recipe.map_or(&[][..], |rule| optimizer(&self.spec.train, &rule).states());
-                let mut range =
-                    |name: &str, base| self.alias(format!("{name}.range{k}"), base + from, elements);
-                let (weight, gradient) = (range("weights", weights), range("gradients", base));
+                let mut range = |name: &str, base, dtype: DType| {
+                    let at = base + from / DType::F32.bytes() * dtype.bytes();
+                    let id = self.alias(format!("{name}.range{k}"), at, elements);
+                    self.plan.buffers[id.0 as usize].dtype = dtype;
+                    id
+                };
+                let weight = range("weights", weights, DType::F32);
+                let gradient = range("gradients", base, DType::F32);
                 let states = bases.iter().filter(|(name, _)| kept.contains(name));
-                let states = states.map(|&(name, base)| range(name, base)).collect();
+                let states = states.map(|&(name, base)| range(name, base, stored)).collect();
                 self.ranges.push(Range { weight, gradient, states, elements, recipe });
             }
         }

@@ -980,6 +980,12 @@ pub static TRAIN: Section = Section {
             "Decay rates of the two means of AdamW and Lion; Lion is usual with `[0.9, 0.99]`.",
         ),
         key("eps", POSITIVE, Value("1e-8"), "AdamW's ε."),
+        key(
+            "moments",
+            Type::Word(&[("f32", "4 bytes a number"), ("bf16", "2 bytes; wants `betas` of at most 0.99")]),
+            Value("f32"),
+            "Storage of the numbers that the optimizer keeps of each weight.",
+        ),
         key("weight_decay", WEIGHT, Value("1e-3"), "Decoupled weight decay on matrices."),
         key("decay_embeddings", Type::Bool, FALSE, "Whether embeddings decay too."),
         key("clip", Type::Optional(&POSITIVE), Value("0.5"), "Largest global gradient norm."),

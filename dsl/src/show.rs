@@ -473,6 +473,9 @@ fn train(train: &Train) -> ValueKind {
     }
     fields.put("betas", list([real(train.betas.0), real(train.betas.1)]));
     fields.put("eps", real(train.eps));
+    if train.moments == Precision::Bf16 {
+        fields.put("moments", name(train.moments));
+    }
     fields.put("weight_decay", real(train.weight_decay));
     fields.put("decay_embeddings", ValueKind::Bool(train.decay_embeddings));
     fields.put("clip", or_none(train.clip, real));

@@ -808,6 +808,8 @@ pub struct Train {
     pub betas: (f64, f64),
     /// AdamW's ε.
     pub eps: f64,
+    /// Storage of the optimizer's states.
+    pub moments: Precision,
     /// Decoupled weight decay on matrices.
     pub weight_decay: f64,
     /// Whether embeddings decay too.

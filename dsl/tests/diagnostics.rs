@@ -209,6 +209,20 @@ fn a_missing_file_says_so() {
     assert!(folder.contains("cannot be read"), "{folder}");
 }
 
+/// A mean that keeps 0.999 of itself changes by less than half of the last bit of bf16.
+#[test]
+fn moments_that_stand_still_are_refused() {
+    let path = format!("{}/../examples/tiny-dr.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let ast = parse("tiny-dr.yaml", &text, Spelling::Yaml).unwrap();
+    let set = |list: &[&str]| check(&ast, &list.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+    let error = set(&["train.moments=bf16", "train.betas=[0.9, 0.999]"]).unwrap_err().to_string();
+    assert!(error.contains("a mean that keeps 0.999 of itself stands still in bf16"), "{error}");
+    assert!(error.contains("write `betas: [0.9, 0.95]`"), "{error}");
+    assert!(set(&["train.moments=bf16", "train.betas=[0.9, 0.95]"]).is_ok());
+    assert!(set(&["train.moments=f32", "train.betas=[0.9, 0.999]"]).is_ok());
+}
+
 #[test]
 fn later_stages_point_at_fields() {
     let path = format!("{}/../examples/tiny-dr.yaml", env!("CARGO_MANIFEST_DIR"));

@@ -6,7 +6,7 @@
 
 use crate::number::decimals;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{OnNan, OptimizerKind, Schedule, Train};
+use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train};
 use dreamc_dsl::suite::Equal;
 
 /// Cost and data of an arm.
@@ -176,6 +176,9 @@ fn optimizer(t: &Train) -> String {
     };
     let mut text =
         format!("{name} {} {}, eps {:e}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
+    if t.moments == Precision::Bf16 {
+        text += ", moments in bf16";
+    }
     if t.decay_embeddings {
         text += ", embeddings decay";
     }

@@ -2,10 +2,13 @@
 //! gradients that both sides compute.
 
 use crate::support::{cpu, distance, load, read};
+use dreamc_compiler::program::Space;
 use dreamc_compiler::{Options, compile};
+use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Matrices, OptimizerKind, Precision};
 use dreamc_runtime::device::{Device, Group};
 use dreamc_runtime::train::schedule;
+use dreamc_runtime::verify::{Compiler, Task, verify};
 
 fn ten_steps(name: &str, optimizer: OptimizerKind) {
     let mut spec = load("tests/goldens/dr_da.yaml");
@@ -83,4 +86,25 @@ fn muon_takes_the_steps_of_the_reference() {
 #[test]
 fn muonh_takes_the_steps_of_the_reference() {
     ten_steps("muonh", OptimizerKind::MuonH(Matrices { momentum: 0.95, rate: 2.0 }));
+}
+
+/// Every proof holds with states of two bytes, of which there are half as many.
+#[test]
+fn states_in_bf16_keep_every_promise() {
+    for optimizer in [OptimizerKind::AdamW, OptimizerKind::Muon(Matrices { momentum: 0.95, rate: 2.0 })] {
+        let mut spec = load("tests/goldens/dr_da.yaml");
+        (spec.train.optimizer, spec.train.betas) = (optimizer, (0.9, 0.95));
+        let bytes = |spec: &Spec| {
+            let plan = compile(spec, &Options { batch: 2, sequence: 7, train: true, ..Options::default() });
+            let plan = plan.unwrap().plan;
+            let of_optimizer = plan.buffers.iter().filter(|b| b.space == Space::Optimizer);
+            of_optimizer.map(|b| b.bytes()).sum::<u64>()
+        };
+        let before = bytes(&spec);
+        spec.train.moments = Precision::Bf16;
+        assert_eq!(2 * bytes(&spec), before);
+        let task = Task { spec: &spec, weights: None, seed: 3, only: &[], devices: &[], pipeline: &Compiler };
+        let report = verify(&task, &mut |_| {}).unwrap();
+        assert!(report.holds(), "{report}");
+    }
 }

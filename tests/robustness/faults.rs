@@ -349,6 +349,13 @@ const ORTHOGONAL: &str = "
   body: [\"sa > mlp\", {recur: 2, layers: [\"sa > ea\"]}]
 train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01, optimizer: muon}";
 
+/// Moments in two bytes.
+const HALVES: &str = "
+    sa: {sequence: {heads: 2, head_size: 6}}
+    mlp: {mlp: {intermediate: 17}}
+  body: [{recur: 2, layers: [\"sa > mlp\"]}]
+train: {steps: 6, batch: 4, learning_rate: 0.01, betas: [0.9, 0.95], moments: bf16}";
+
 /// Keys of components that the golden models do not have, in one model.
 const KEYS: &str = "
     sa: {sequence: {heads: 4, kv_heads: 2, head_size: 6, sink: true, gate: head, bias: all,
@@ -1060,6 +1067,16 @@ fn faults() -> Vec<Fault> {
             ..plan(
                 "",
                 |c| kernels(c, "update", |k| constants(k, |x| (x == 0.95).then_some(1.0))),
+                "devices",
+                ["", ""],
+            )
+        },
+        Fault {
+            name: "a mean in bf16 that keeps less of itself",
+            spec: HALVES,
+            ..plan(
+                "",
+                |c| kernels(c, "update", |k| constants(k, |x| (x == 0.95).then_some(0.9))),
                 "devices",
                 ["", ""],
             )

@@ -40,7 +40,7 @@ use crate::ir::{
 };
 use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_declared_training, lower_inference};
 use crate::op::{Attention, Work};
-use crate::optim::{Rule, matrix, optimizer};
+use crate::optim::{Rule, matrix, optimizer, storage};
 use device::{Device, Predicted};
 use dreamc_dsl::spec::{Model, Precision, Spec, Train};
 use indexmap::IndexMap;
@@ -256,7 +256,9 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let all = parameters.total;
     memory.gradients = checked("gradients", [training.trained, 4])?;
     let master = if train.precision == Precision::Bf16 { training.trained } else { 0 };
-    memory.optimizer = checked("optimizer state", [total("optimizer state", [training.states, master])?, 4])?;
+    let master = checked("optimizer state", [master, 4])?;
+    let states = checked("optimizer state", [training.states, storage(train).bytes().into()])?;
+    memory.optimizer = total("optimizer state", [states, master])?;
     memory.activations = training.activations;
     memory.training =
         total("bytes", [memory.weights, memory.gradients, memory.optimizer, memory.activations])?;

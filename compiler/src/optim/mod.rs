@@ -27,10 +27,10 @@ use crate::ir::{
 };
 use crate::lower::Weight;
 use crate::memory::{Counted, Range, Slot};
-use crate::op::Bits;
+use crate::op::{Bits, Cast};
 use crate::program::{Affine, BufferId, Kernel, Operand, Program, Step, kernel};
 use crate::schedule::{Bind, schedule};
-use dreamc_dsl::spec::{Matrices, OptimizerKind, Train};
+use dreamc_dsl::spec::{Matrices, OptimizerKind, Precision, Train};
 
 /// How a trained tensor moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,6 +112,14 @@ pub(crate) fn optimizer(train: &Train, rule: &Rule) -> Box<dyn Optimizer> {
     }
 }
 
+/// Storage of the optimizer's states.
+pub(crate) fn storage(train: &Train) -> DType {
+    match train.moments {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::Bf16,
+    }
+}
+
 /// A step under way.
 pub(crate) struct Stepping<'m> {
     pub b: Builder<'m>,
@@ -132,6 +140,10 @@ impl Stepping<'_> {
     fn gradient(&mut self) -> Value {
         let port = Port::new("w", Binding::Weight).cotangent();
         self.b.param(&port.name, port.binding, self.ty.clone())
+    }
+
+    fn as_stored(&mut self, v: Value, to: DType) -> Value {
+        if self.b.ty(v).dtype == to { v } else { self.b.op(Op::Cast(Cast(to)), &[v]) }
     }
 
     /// The learning rate of a rule.
@@ -176,8 +188,14 @@ impl Stepping<'_> {
 const WIDTH: u64 = 1024;
 
 /// The function of the part of a step that looks at one number at a time, on so many rows; on a
-/// single one where there is but one size.
-fn step(optimizer: &dyn Optimizer, rule: &Rule, shape: &[u64]) -> Result<(Module, Function), CompileError> {
+/// single one where there is but one size. States are rounded as they are stored; the weight moves
+/// by what they are before that.
+fn step(
+    optimizer: &dyn Optimizer,
+    rule: &Rule,
+    stored: DType,
+    shape: &[u64],
+) -> Result<(Module, Function), CompileError> {
     let mut module = Module::default();
     // The first dimension of a module is that of a batch, whose rows have two.
     module.dim("batch", 1);
@@ -195,7 +213,9 @@ fn step(optimizer: &dyn Optimizer, rule: &Rule, shape: &[u64]) -> Result<(Module
     let g = s.gradient();
     let state = |name: &&str| Port::new(*name, Binding::State(Lifetime::Set));
     let states: Vec<Port> = optimizer.states().iter().map(state).collect();
-    let before: Vec<Value> = states.iter().map(|p| s.b.param(&p.name, p.binding, ty.clone())).collect();
+    let kept = Type { dtype: stored, ..ty };
+    let before: Vec<Value> = states.iter().map(|p| s.b.param(&p.name, p.binding, kept.clone())).collect();
+    let before: Vec<Value> = before.into_iter().map(|v| s.as_stored(v, DType::F32)).collect();
     let clip = s.clip();
     let clipped = s.b.mul(g, clip);
     let (moved, after) = optimizer.step(&mut s, rule, clipped, &before);
@@ -205,6 +225,7 @@ fn step(optimizer: &dyn Optimizer, rule: &Rule, shape: &[u64]) -> Result<(Module
         Moved::Gradient(u) => s.b.result(weight.cotangent(), u),
     }
     for (port, state) in states.into_iter().zip(after) {
+        let state = s.as_stored(state, stored);
         s.b.result(port, state);
     }
     let f = s.b.finish()?;
@@ -281,7 +302,7 @@ impl Assembly<'_> {
             let rows = range.elements / WIDTH;
             let pieces = [(0, vec![rows, WIDTH]), (rows * WIDTH, vec![range.elements % WIDTH])];
             for (first, shape) in pieces.into_iter().filter(|(_, shape)| !shape.contains(&0)) {
-                let (module, f) = step(optimizer, &rule, &shape)?;
+                let (module, f) = step(optimizer, &rule, storage(&self.spec.train), &shape)?;
                 let at = Place { instance: Affine::default(), first };
                 self.step_of(&range, &at, &module, f, &mut steps)?;
             }

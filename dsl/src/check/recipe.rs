@@ -205,6 +205,7 @@ impl Checker {
         let schedule = self.schedule(group, steps, warmup);
         let optimizer = self.optimizer(group);
         let betas = self.betas(group);
+        let moments = self.moments(group, betas);
         let (eps, weight_decay) = (self.real(group, "eps"), self.real(group, "weight_decay"));
         let decay_embeddings = self.bool(group, "decay_embeddings");
         let clip = self.real_or_none(group, "clip");
@@ -242,6 +243,7 @@ impl Checker {
             optimizer: optimizer?,
             betas: betas?,
             eps: eps?,
+            moments: moments?,
             weight_decay: weight_decay?,
             decay_embeddings: decay_embeddings?,
             clip: clip.or_else(|| (!self.has(group, "clip")).then_some(Some(0.5)))?,
@@ -336,6 +338,23 @@ impl Checker {
             "muonh" => OptimizerKind::MuonH(matrices),
             _ => OptimizerKind::AdamW,
         })
+    }
+
+    /// In bf16 a mean stands still where a step changes it by less than half of its last bit.
+    fn moments(&mut self, group: &Group, betas: Option<(f64, f64)>) -> Option<Precision> {
+        const MOST: f64 = 1.0 - 1.0 / 256.0;
+        let moments = self.word(group, "moments")?;
+        if moments == "f32" {
+            return Some(Precision::F32);
+        }
+        let (first, second) = betas?;
+        if first.max(second) > MOST {
+            let message = format!("a mean that keeps {} of itself stands still in bf16", first.max(second));
+            let help = "write `betas: [0.9, 0.95]`, or leave `moments` at f32";
+            self.error_at("out-of-range", &group.path("moments"), message, help);
+            return None;
+        }
+        Some(Precision::Bf16)
     }
 
     fn betas(&mut self, group: &Group) -> Option<(f64, f64)> {

@@ -136,6 +136,7 @@ pub(crate) mod tests {
             betas: (0.9, 0.999),
             eps: 1e-8,
             weight_decay: 1e-3,
+            moments: Precision::F32,
             decay_embeddings: false,
             clip: Some(0.5),
             z_loss: 0.0,

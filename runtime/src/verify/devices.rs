@@ -14,7 +14,7 @@ use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
-use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component, Precision};
 use indexmap::IndexMap;
 
 /// A launch from the same memory rounds as often as its sums are long.
@@ -22,6 +22,9 @@ const LAUNCH: f64 = 5e-5;
 
 /// How far an optimizer step may be off, relative to the longest move.
 const STEP: f64 = 1e-3;
+
+/// How far a number stored in bf16 may be off: half of its last bit.
+const BF16: f64 = 1.02 / 256.0;
 
 /// Devices agree.
 pub struct Devices;
@@ -234,6 +237,18 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
             checks.check(format!("{} after step {step}", t.name), e, STEP, Place::of_tensor(&t.name));
             // Each step starts from equal weights, so that rounding is not magnified by the next.
             w.copy_from_slice(&found);
+            if train.moments == Precision::Bf16 {
+                for ((state, _), kept) in t.states.iter().zip(&mut all[1..]) {
+                    let found = widen(&model.get(&format!("{}.{state}", t.name))?);
+                    // A mean of numbers that cancel has few of their digits.
+                    let least = largest(&mut kept.iter().copied()) * 1e-4;
+                    let off = |(a, b): (&f64, &f64)| (a - b) / b.abs().max(least).max(1e-30);
+                    let off = largest(&mut found.iter().zip(kept.iter()).map(off));
+                    let name = format!("{}.{state} after step {step}", t.name);
+                    checks.check(name, off, BF16, Place::of_tensor(&t.name));
+                    kept.copy_from_slice(&found);
+                }
+            }
         }
     }
     s.fill(model)
