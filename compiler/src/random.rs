@@ -276,12 +276,24 @@ impl Writer {
     /// The keys of a group and their values, as a map; without those of these names.
     fn section(&mut self, section: &'static Section, without: &[&str]) -> String {
         let mut pairs = vec![];
+        // The words that are not the section's type: what belongs to one of them says so first.
+        let mut others: Vec<String> = vec![];
         for key in section.keys {
             let name = format!("{}.{}", section.name, key.name);
-            if UNDRAWN.contains(&name.as_str()) || without.contains(&key.name) || !self.writes(key) {
+            let of_another = others.iter().any(|other| key.doc.starts_with(other));
+            if UNDRAWN.contains(&name.as_str()) || without.contains(&key.name) || of_another {
                 continue;
             }
-            pairs.push(format!("{}: {}", key.name, self.value(section, key.name, &key.kind)));
+            let value = self.writes(key).then(|| self.value(section, key.name, &key.kind));
+            if let (Type::Word(words), Fallback::Value(default), "type") = (&key.kind, &key.default, key.name)
+            {
+                let chosen = value.as_deref().unwrap_or(default);
+                let other = words.iter().filter(|(word, _)| *word != chosen);
+                others = other.map(|(word, _)| format!("`{word}`:")).collect();
+            }
+            if let Some(value) = value {
+                pairs.push(format!("{}: {value}", key.name));
+            }
         }
         format!("{{{}}}", pairs.join(", "))
     }

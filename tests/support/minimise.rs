@@ -1,7 +1,7 @@
 //! A smaller specification that still fails.
 
-use dreamc_dsl::Spec;
 use dreamc_dsl::spec::*;
+use dreamc_dsl::{Spec, Spelling, check, parse, show};
 
 /// Leaves out whatever can be left out, one thing after another, as long as `fails` says that it
 /// still does; asked so often at the most.
@@ -10,11 +10,17 @@ pub fn minimise(spec: &Spec, mut tries: usize, fails: &dyn Fn(&Spec) -> bool) ->
     loop {
         let mut still = |spec: &Spec| {
             tries = tries.saturating_sub(1);
-            tries > 0 && fails(spec)
+            tries > 0 && stands(spec) && fails(spec)
         };
         let Some(smaller) = candidates(&best).into_iter().find(|s| still(s)) else { break best };
         best = smaller;
     }
+}
+
+/// Whether a specification is one: without its `save` a `mix` is none.
+fn stands(spec: &Spec) -> bool {
+    let text = show(spec, Spelling::Yaml);
+    parse("smaller.yaml", &text, Spelling::Yaml).is_ok_and(|ast| check(&ast, &[]).is_ok())
 }
 
 fn candidates(spec: &Spec) -> Vec<Spec> {

@@ -33,7 +33,7 @@ impl Law<'_> {
         match self.train.optimizer {
             OptimizerKind::Lion => self.lion(g, w, m),
             OptimizerKind::Muon(how) if deep => self.muon(how, false, t, g, [w, m]),
-            OptimizerKind::MuonH(how) if deep && matches!(t.init, Init::Normal(_)) => {
+            OptimizerKind::MuonH(how) if deep && !matches!(t.init, Init::Constant(_)) => {
                 self.muon(how, true, t, g, [w, m]);
             }
             OptimizerKind::AdamW | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_) => {
