@@ -12,7 +12,7 @@ use crate::architecture::Architecture;
 use crate::assemble::Assembly;
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, partition, prune, without_training};
 use crate::compiled::{Compiled, Entry};
-use crate::ir::{Binding, Function, Module, Of, Output, Port};
+use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
 use crate::lower::{self, EMBED, HEAD, Lowered, POOL, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::{self, Narrow};
@@ -490,9 +490,12 @@ fn forms(
     let (front, back) = passes.run(Pass::Partition, || partition(module, &joint, &f));
     passes.verify(Pass::Partition, module, &front)?;
     passes.verify(Pass::Partition, module, &back)?;
-    // A cotangent of state with no use inside leaves the state's cotangent as it is.
-    let back = prune(&back, &|p| {
-        !matches!(p.binding, Binding::Cotangent(Of::State(_))) || back.find_param(&p.name).is_some()
+    // A cotangent of state with no use inside leaves the state's cotangent as it is. That of a saved
+    // stream is of another instance.
+    let back = prune(&back, &|p| match p.binding {
+        Binding::Cotangent(Of::State(Lifetime::Saved)) => true,
+        Binding::Cotangent(Of::State(_)) => back.find_param(&p.name).is_some(),
+        _ => true,
     });
     let backward = Some(scheduled(passes, module, back)?);
     let detached = match rewriter.detached {
