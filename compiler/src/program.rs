@@ -16,6 +16,7 @@ pub use crate::op::attention::kernel::AttentionShape;
 pub use crate::op::depth::kernel::DepthShape;
 pub use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage, Touches, Work};
 pub use crate::op::rows::kernel::{Broadcast, RowInput, RowKernel, RowOp, RowOutput, RowStore, SUM_BLOCK};
+pub use crate::op::sources::kernel::SourcesShape;
 use indexmap::IndexMap;
 
 /// Index into [`Plan::buffers`].
@@ -272,6 +273,7 @@ kernels! { $
     places { Decide, Keep, KeepInts, Runs, Admit }
     attention { Attention, AttentionGrad }
     depth { DepthAttention, DepthAttentionGrad }
+    sources { ReadSources, ReadSourcesGrad }
     cache { CacheWrite, Append, CacheTake }
     embed { Embed, EmbedGrad }
     loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }

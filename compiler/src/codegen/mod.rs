@@ -39,6 +39,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("flash.cuh", include_str!("../../../kernels/flash.cuh")),
     ("flash_hopper.cuh", include_str!("../../../kernels/flash_hopper.cuh")),
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
+    ("sources.cuh", include_str!("../../../kernels/sources.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),
     ("embed.cuh", include_str!("../../../kernels/embed.cuh")),

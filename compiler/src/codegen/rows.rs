@@ -130,7 +130,7 @@ fn reduces(op: &RowOp) -> bool {
 /// Instructions of one element, roughly.
 fn own_cost(kernel: &RowKernel, op: &RowOp) -> u64 {
     match op {
-        RowOp::Constant(_) | RowOp::Zeros | RowOp::Reduce { .. } => 1,
+        RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros | RowOp::Reduce { .. } => 1,
         RowOp::Load { .. } | RowOp::Slice { .. } | RowOp::Concat { .. } | RowOp::Pick { .. } => 2,
         RowOp::Unary(u, _) => match u {
             Unary::Neg | Unary::Relu | Unary::Square | Unary::Positive => 1,
@@ -210,7 +210,7 @@ fn validate(kernel: &RowKernel) -> Result<()> {
             return wrong("an array is read before it is written");
         }
         let (input, group) = match *op {
-            RowOp::Load { input } => (Some(input), 1),
+            RowOp::Load { input } | RowOp::Index { input } => (Some(input), 1),
             RowOp::Pick { chosen, .. } | RowOp::PickGrad { chosen, .. } => (Some(chosen), 1),
             RowOp::Rope { position, size, .. } => (Some(position), size),
             RowOp::Rms { size, .. }
@@ -359,7 +359,8 @@ impl<'k> Generator<'k> {
             }
             self.plans[i].live = true;
             let reduces = reduces(op);
-            let cheap = matches!(op, RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros);
+            let cheap =
+                matches!(op, RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros);
             keep[i] = reduces || (dear && !cheap && cost[i] >= 12 && loops[i].len() >= 2);
             let asking = if keep[i] { BTreeSet::from([i as u64]) } else { loops[i].clone() };
             let statistics = matches!(
@@ -599,6 +600,9 @@ impl<'k> Generator<'k> {
         if let RowOp::Constant(c) = self.kernel.ops[i] {
             return Value::one(float(c.0));
         }
+        if let RowOp::Index { input } = self.kernel.ops[i] {
+            return Value::one(format!("float(x{input})"));
+        }
         if let RowOp::Zeros = self.kernel.ops[i] {
             return Value::one("0.0f");
         }
@@ -703,6 +707,7 @@ impl<'k> Generator<'k> {
                 }
             }
             RowOp::Constant(c) => return Value::one(float(c.0)),
+            RowOp::Index { input } => return Value::one(format!("float(x{input})")),
             RowOp::Zeros => return Value::one("0.0f"),
             // Of one element each; others are kept.
             RowOp::Reduce { x, .. } => return self.value(x, at),

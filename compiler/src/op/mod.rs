@@ -33,6 +33,7 @@ pub mod route;
 pub mod rows;
 pub mod shape;
 pub mod softmax;
+pub mod sources;
 pub mod tokens;
 pub mod update;
 
@@ -54,6 +55,7 @@ pub use reduce::{Reduce, Reduction};
 pub use rope::{Positions, Rope, RopeScaling};
 pub use route::Route;
 pub use shape::{Concat, Reshape, Split, Zeros};
+pub use sources::{ReadSources, ReadSourcesGrad};
 pub use tokens::{PutTokens, TopTokens};
 
 // Imports of every operation's folder, by way of `use super::*`.
@@ -451,6 +453,9 @@ operations! {
 
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
+    Number in sources,
+    ReadSources(ReadSources) in sources,
+    ReadSourcesGrad(ReadSourcesGrad) in sources,
     CacheWrite in cache,
     Append in cache,
     CacheTake in cache,

@@ -97,6 +97,11 @@ pub enum RowOp {
     },
     /// One number.
     Constant(Bits),
+    /// The number that an input is, an [`RowInput::Index`].
+    Index {
+        /// Which.
+        input: u32,
+    },
     /// Zeros.
     Zeros,
     /// Element-wise.
@@ -209,7 +214,7 @@ impl RowOp {
     /// Numbers of the arrays it reads.
     pub fn operands(&self) -> Vec<usize> {
         let list: &[u32] = match self {
-            RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros => &[],
+            RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros => &[],
             RowOp::Unary(_, x)
             | RowOp::Reduce { x, .. }
             | RowOp::Rms { x, .. }
@@ -232,6 +237,7 @@ impl RowOp {
             self,
             RowOp::Load { .. }
                 | RowOp::Constant(_)
+                | RowOp::Index { .. }
                 | RowOp::Zeros
                 | RowOp::Slice { .. }
                 | RowOp::Concat { .. }
@@ -243,7 +249,7 @@ impl RowOp {
     fn word(&self) -> Option<&'static str> {
         use crate::ir::Op;
         Some(match self {
-            RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Zeros => return None,
+            RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros => return None,
             RowOp::Unary(u, _) => Op::Unary(*u).name(),
             RowOp::Binary { op, .. } => Op::Binary(*op).name(),
             RowOp::Reduce { op, .. } => Op::Reduce(Reduction { how: *op, over: vec![] }).name(),
@@ -366,6 +372,10 @@ fn check_row_op(kernel: &RowKernel, i: usize, op: &RowOp) -> Result<(), String> 
             _ => Err(format!("input {number} is not floats")),
         },
         RowOp::Constant(_) | RowOp::Zeros => Ok(()),
+        RowOp::Index { input: number } => match input(number)? {
+            RowInput::Index => is(result, 1),
+            _ => Err(format!("input {number} is no index")),
+        },
         RowOp::Unary(_, x) => is(length(x)?, result),
         RowOp::Binary { a, b, broadcast, small_first, .. } => {
             let (large, small) = if small_first { (b, a) } else { (a, b) };

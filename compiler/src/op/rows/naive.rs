@@ -136,6 +136,7 @@ impl Text<'_> {
                 }
             },
             RowOp::Constant(c) => self.each(n, &float(c.0)),
+            RowOp::Index { input } => self.each(n, &format!("float(x{input})")),
             RowOp::Zeros => self.each(n, "0.0f"),
             RowOp::Unary(unary, x) => self.each(n, &of_one(unary, &format!("a{x}[i]"))),
             RowOp::Binary { op, a, b, broadcast, small_first } => {

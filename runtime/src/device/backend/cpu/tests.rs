@@ -705,6 +705,66 @@ fn depth_attention() {
 }
 
 #[test]
+fn sources_in_depth() {
+    let mut r = Random(9);
+    for (sources, rows, width) in [(1, 1, 1), (5, 37, 16), (9, 300, 40), (3, 6, 130)] {
+        for row in [0, sources - 1, sources / 2] {
+            let eps = 1e-3;
+            let shape = SourcesShape {
+                sources: sources as u64,
+                rows: rows as u64,
+                width: width as u64,
+                eps: Bits(eps),
+            };
+            let stride = width + 2;
+            let (v, q) = (r.floats(sources * rows * width), r.floats(width));
+            let (x, du) = (r.floats(rows * stride), r.floats(rows * width));
+            let operands = [F(v.clone()), Strided(x.clone(), stride as u64), F(q.clone()), Index(row as u64)];
+            let forward = [&operands[..], &[F(vec![0.0; du.len()])]].concat();
+            let (out, count) = launch(Kernel::ReadSources(kernel::ReadSources(shape)), &forward);
+            assert_eq!(count, (2 * (row + 1) * du.len()) as u64);
+            let before = r.floats(v.len());
+            let (mut u, mut dx, mut dq) = (vec![0.0; du.len()], vec![0.0; du.len()], vec![0.0; du.len()]);
+            let mut dv = wide(&before);
+            for n in 0..rows {
+                let source = |s: usize| match s == row {
+                    true => wide(&x[n * stride..][..width]),
+                    false => wide(&v[(s * rows + n) * width..][..width]),
+                };
+                let inner = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                let (q, d) = (wide(&q), wide(&du[n * width..][..width]));
+                let root = |v: &[f64]| 1.0 / (inner(v, v) / width as f64 + eps).sqrt();
+                let scores: Vec<f64> = (0..=row).map(|s| inner(&q, &source(s)) * root(&source(s))).collect();
+                let sum: f64 = scores.iter().map(|s| s.exp()).sum();
+                let p: Vec<f64> = scores.iter().map(|s| s.exp() / sum).collect();
+                let dp: Vec<f64> = (0..=row).map(|s| inner(&d, &source(s))).collect();
+                let mean = inner(&p, &dp);
+                for s in 0..=row {
+                    let (v, ds) = (source(s), p[s] * (dp[s] - mean));
+                    for c in 0..width {
+                        u[n * width + c] += p[s] * v[c];
+                        let back = ds * root(&v) * (q[c] - scores[s] * root(&v) * v[c] / width as f64);
+                        dq[n * width + c] += ds * root(&v) * v[c];
+                        match s == row {
+                            true => dx[n * width + c] += p[s] * d[c] + back,
+                            false => dv[(s * rows + n) * width + c] += p[s] * d[c] + back,
+                        }
+                    }
+                }
+            }
+            close("u", out[4].f(), &u);
+            let zeros = || F(vec![0.0; du.len()]);
+            let backward = [&operands[..], &[F(du.clone()), zeros(), zeros(), F(before)]].concat();
+            let (out, count) = launch(Kernel::ReadSourcesGrad(kernel::ReadSourcesGrad(shape)), &backward);
+            assert_eq!(count, (6 * (row + 1) * du.len()) as u64);
+            close("dx", out[5].f(), &dx);
+            close("dq", out[6].f(), &dq);
+            close("dsources", out[7].f(), &dv);
+        }
+    }
+}
+
+#[test]
 fn caches() {
     let mut r = Random(8);
     let (width, parts, rows) = (60, 5, 4);
@@ -944,6 +1004,7 @@ mod row_kernels {
             let result: Vec<f64> = match op {
                 RowOp::Load { input } => inputs[*input as usize].clone(),
                 RowOp::Constant(c) => vec![c.0; n],
+                RowOp::Index { input } => vec![indices[*input as usize] as f64; n],
                 RowOp::Zeros => vec![0.0; n],
                 RowOp::Unary(op, a) => x(*a).iter().map(|&x| unary(*op, x)).collect(),
                 RowOp::Binary { op, a, b, broadcast, small_first } => {

@@ -20,6 +20,7 @@ mod memory;
 mod places;
 mod route;
 mod rows;
+mod sources;
 mod tokens;
 mod update;
 

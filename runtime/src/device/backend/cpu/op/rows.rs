@@ -498,6 +498,10 @@ impl<'a> Block<'a> {
         }
         match self.kernel.ops[i] {
             RowOp::Constant(_) | RowOp::Zeros => {}
+            RowOp::Index { input } => {
+                let (y, value) = (y(), self.args.index(input as usize) as f32);
+                (0..y.rows).for_each(|row| y.row_mut(row).fill(value));
+            }
             RowOp::Load { input } => self.load(i, input as usize),
             RowOp::Unary(op, a) => {
                 let a = self.elements(a);
