@@ -7,8 +7,9 @@
 
 use crate::CompileError;
 use crate::bind::{Owner, Part};
+use crate::compiled::Init;
 use crate::program::Affine;
-use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement};
+use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream};
 use std::collections::HashMap;
 
 /// A resolved model.
@@ -31,14 +32,18 @@ pub struct Architecture {
     pub sets: Vec<(usize, u64)>,
     /// The same of statements, `body.{k}`.
     pub statements: Vec<(usize, u64)>,
+    /// For each set of weights of layers: units of the sets before it.
+    pub units: Vec<u64>,
     /// Names of saved streams, in order of the body.
     pub saved: Vec<String>,
     /// For each component, then for each pool, then for each saved stream, how many applications
-    /// contain it, or save it: rows of its cache.
+    /// contain it, or save it: rows of its cache; last, where the stream is one of sources,
+    /// outputs.
     pub rows: Vec<u64>,
     /// Wrapped parts whose capacity penalty is of their common mean.
     pub pools: Vec<Pool>,
-    /// Whether the last application leaves the stream unnormalised, so that a final norm follows.
+    /// Whether a final norm follows: the last application leaves the stream unnormalised, or what
+    /// the head reads is made of several.
     pub final_norm: bool,
     /// Number of attention dimensions `n` of the initialisation: 3 with depth attention, else 2.
     pub attention_dimensions: u64,
@@ -123,7 +128,8 @@ pub struct Apply {
     /// Depth `l` in the whole model: applications of layers before it.
     pub depth: Affine,
     /// For each component of the model, then for each pool, then for each saved stream, how many
-    /// applications before this one contain it, or save it.
+    /// applications before this one contain it, or save it; last, where the stream is one of
+    /// sources, outputs before it.
     pub rows: Vec<Affine>,
 }
 
@@ -161,6 +167,8 @@ struct Walk<'a> {
     depth_override: Option<u64>,
     pools: &'a [Pool],
     saved: &'a [String],
+    /// Outputs of a source, where the stream is one of sources.
+    block: Option<u64>,
 }
 
 impl Architecture {
@@ -178,7 +186,11 @@ impl Architecture {
             }
         }
         let saved = saved(&model.body);
-        let caches = model.components.len() + pools.len() + saved.len();
+        let block = match model.stream {
+            Stream::Attend { block } => Some(block),
+            Stream::Sum | Stream::Lanes { .. } => None,
+        };
+        let caches = model.components.len() + pools.len() + saved.len() + usize::from(block.is_some());
         let mut walk = Walk {
             model,
             bodies: vec![],
@@ -195,6 +207,7 @@ impl Architecture {
             },
             pools: &pools,
             saved: &saved,
+            block,
             depth_override: recurrence,
         };
         let blocks = walk.items(&model.body, None, true)?;
@@ -202,7 +215,8 @@ impl Architecture {
             (body.sets, body.applications) = (walk.now.sets[i], walk.now.applications[i]);
             body.kept = walk.now.kept[i];
         }
-        let final_norm = !last(&blocks, &walk.bodies).is_some_and(|a| walk.bodies[a.body].residual_norm);
+        let last = last(&blocks, &walk.bodies).is_some_and(|a| walk.bodies[a.body].residual_norm);
+        let final_norm = model.stream != Stream::Sum || !last;
         let (mut sets, mut statements) = (vec![], vec![]);
         let mut seen = std::collections::HashSet::new();
         for_each_application(&blocks, walk.variables, &mut |apply, variables| {
@@ -214,6 +228,12 @@ impl Architecture {
                 }
             }
         });
+        let units = sets.iter().scan(0, |sum, (body, _): &(usize, u64)| {
+            let before = *sum;
+            *sum += walk.bodies[*body].units().count() as u64;
+            Some(before)
+        });
+        let units = units.collect();
         let uses_depth = walk
             .bodies
             .iter()
@@ -238,6 +258,7 @@ impl Architecture {
             places: places + 1,
             sets,
             statements,
+            units,
             saved,
             final_norm,
             attention_dimensions: if uses_depth { 3 } else { 2 },
@@ -268,7 +289,9 @@ impl Architecture {
     pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
         let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
         let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
-        components.chain(pools).chain((0..self.saved.len()).map(|i| Owner::Saved(i as u32)))
+        let saved = (0..self.saved.len()).map(|i| Owner::Saved(i as u32));
+        let sources = matches!(self.model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
+        components.chain(pools).chain(saved).chain(sources)
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -282,6 +305,9 @@ impl Architecture {
             Owner::Pool(i) => format!("skip.pooled{i}"),
             Owner::Saved(i) => self.saved.get(i as usize).map_or(String::new(), |s| format!("saved.{s}")),
             Owner::Norm(j) => format!("norm{j}"),
+            Owner::Lanes(j) => format!("lanes{j}"),
+            Owner::Output => "output".into(),
+            Owner::Sources => "stream".into(),
         }
     }
 
@@ -290,7 +316,14 @@ impl Architecture {
         match owner {
             Owner::Stream => part.path().into(),
             Owner::Pool(_) | Owner::Saved(_) => self.label(owner),
-            Owner::Embedding | Owner::Head | Owner::Component(_) | Owner::Skip(_) | Owner::Norm(_) => {
+            Owner::Embedding
+            | Owner::Head
+            | Owner::Component(_)
+            | Owner::Skip(_)
+            | Owner::Norm(_)
+            | Owner::Lanes(_)
+            | Owner::Output
+            | Owner::Sources => {
                 format!("{}.{}", self.label(owner), part.path())
             }
         }
@@ -332,6 +365,14 @@ impl Architecture {
         let layers = self.sets.iter().enumerate().map(|(i, set)| (format!("layers.{i}"), *set));
         let statements = self.statements.iter().enumerate().map(|(k, set)| (format!("body.{k}"), *set));
         layers.chain(statements)
+    }
+
+    /// How a tensor of this set of weights begins, of those that `prefixes` gives.
+    pub fn init_of(&self, set: usize, init: Init) -> Init {
+        match init {
+            Init::Pick(unit) => Init::Pick(self.units.get(set).copied().unwrap_or(0) + unit),
+            Init::Normal(_) | Init::Constant(_) | Init::Identity { .. } => init,
+        }
     }
 
     /// The pool that a wrapped part belongs to.
@@ -411,6 +452,23 @@ fn pooled_items(items: &[Item]) -> Vec<(f64, f64)> {
     each.flatten().collect()
 }
 
+/// The units of a layer, which a wiring puts between what they read and the stream: the terms of
+/// its sequence, but for norms, which are of the stream itself. Inside a unit outputs are summed.
+pub fn units(expr: &Expr) -> &[Expr] {
+    match expr {
+        Expr::Sequential(terms) => terms,
+        Expr::Component(_) | Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => std::slice::from_ref(expr),
+    }
+}
+
+/// The terms of a unit that read, each with an output: those of a parallel group.
+pub fn readers(unit: &Expr) -> &[Expr] {
+    match unit {
+        Expr::Parallel(terms) => terms,
+        Expr::Component(_) | Expr::Norm | Expr::Sequential(_) | Expr::Skip(..) => std::slice::from_ref(unit),
+    }
+}
+
 /// The names in an expression, in order.
 pub fn names(expr: &Expr) -> Vec<&str> {
     match expr {
@@ -471,6 +529,20 @@ impl Body {
         }
     }
 
+    /// The units of its composition.
+    fn units(&self) -> impl Iterator<Item = &Expr> {
+        let all = match &self.work {
+            Work::Layer(expr) => units(expr),
+            Work::Statement(_) => &[],
+        };
+        all.iter().filter(|unit| **unit != Expr::Norm)
+    }
+
+    /// How many outputs it makes.
+    fn outputs(&self) -> u64 {
+        self.units().map(|unit| readers(unit).len() as u64).sum()
+    }
+
     fn pooled(&self) -> Vec<(f64, f64)> {
         self.skips().into_iter().filter_map(|(skip, _)| pooled_of(skip)).collect()
     }
@@ -495,7 +567,7 @@ impl Walk<'_> {
                     blocks.push(Block::Apply(self.apply(Work::Statement(s.clone()), shared)));
                 }
                 Item::Repeat { count, items } => {
-                    blocks.push(self.repeated(*count, items, shared, Iterations::Repeat)?);
+                    blocks.extend(self.repeated(*count, items, shared, Iterations::Repeat)?);
                 }
                 Item::Recur { count, residual_norm, items, looping } => {
                     let trained = count
@@ -505,9 +577,9 @@ impl Walk<'_> {
                     let shared = Some((trained, *residual_norm));
                     let kept = looping.backprop.unwrap_or(now).min(now);
                     if kept < now {
-                        blocks.push(self.detached(now - kept, items, shared)?);
+                        blocks.extend(self.detached(now - kept, items, shared)?);
                     }
-                    blocks.push(self.repeated(kept, items, shared, Iterations::Recur)?);
+                    blocks.extend(self.repeated(kept, items, shared, Iterations::Recur)?);
                 }
             }
         }
@@ -521,15 +593,15 @@ impl Walk<'_> {
         count: u64,
         items: &[Item],
         shared: Option<(u64, bool)>,
-    ) -> Result<Block, CompileError> {
+    ) -> Result<Vec<Block>, CompileError> {
         let before = self.now.clone();
         self.now.detached = true;
-        let block = self.repeated(count, items, shared, Iterations::Detached)?;
+        let blocks = self.repeated(count, items, shared, Iterations::Detached)?;
         (self.now.detached, self.now.places) = (before.detached, before.places);
         for (i, sets) in self.now.sets.iter_mut().enumerate() {
             *sets = before.sets.get(i).copied().unwrap_or(0);
         }
-        Ok(block)
+        Ok(blocks)
     }
 
     fn repeated(
@@ -538,7 +610,7 @@ impl Walk<'_> {
         items: &[Item],
         shared: Option<(u64, bool)>,
         iterations: Iterations,
-    ) -> Result<Block, CompileError> {
+    ) -> Result<Vec<Block>, CompileError> {
         let variable = self.variables;
         self.variables += 1;
         let before = self.now.clone();
@@ -584,7 +656,34 @@ impl Walk<'_> {
         for (now, &s) in self.now.rows.iter_mut().zip(&step.rows) {
             grow(now, s)?;
         }
-        Ok(Block::Loop { variable, count, blocks, detached: iterations == Iterations::Detached })
+        // Where runs of outputs do not end with iterations, as many iterations stand side by side
+        // as begin at different places of a run: everything stays affine.
+        let outputs = if self.block.is_some() { step.rows.last().copied().unwrap_or(0) } else { 0 };
+        let period = self.block.map_or(1, |block| block / gcd(block, outputs)).min(count);
+        let detached = iterations == Iterations::Detached;
+        if period <= 1 {
+            return Ok(vec![Block::Loop { variable, count, blocks, detached }]);
+        }
+        let mut copies = |from: u64, to: u64, factor: u64| {
+            let mut all = vec![];
+            for offset in from..to {
+                let mut copy = substituted(&blocks, variable, factor, offset);
+                if detached {
+                    // Each leaves its stream in the place of the first.
+                    let variable = self.variables;
+                    self.variables += 1;
+                    advance(&mut copy, variable, &step);
+                    copy = vec![Block::Loop { variable, count: 1, blocks: copy, detached }];
+                }
+                all.extend(copy);
+            }
+            all
+        };
+        let (times, whole) = (count / period, count - count % period);
+        let mut all =
+            vec![Block::Loop { variable, count: times, blocks: copies(0, period, period), detached }];
+        all.extend(copies(whole, count, 0));
+        Ok(all)
     }
 
     fn apply(&mut self, work: Work, shared: Option<(u64, bool)>) -> Apply {
@@ -642,8 +741,66 @@ impl Walk<'_> {
             let contains = own.contains(&(pool.capacity, pool.penalty));
             now.rows[self.model.components.len() + i] += u64::from(contains);
         }
+        if self.block.is_some() {
+            *now.rows.last_mut().unwrap_or(&mut 0) += body.outputs();
+        }
         apply
     }
+}
+
+/// The greatest common divisor; the first number where the second is 0.
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The blocks with `factor · variable + offset` in the place of a variable.
+fn substituted(blocks: &[Block], variable: u32, factor: u64, offset: u64) -> Vec<Block> {
+    let of = |a: &Affine| {
+        let mut found = Affine { base: a.base, terms: vec![] };
+        for &(v, s) in &a.terms {
+            match v == variable {
+                true => {
+                    found.base += s * offset;
+                    found.terms.extend((factor > 0).then_some((v, s * factor)));
+                }
+                false => found.terms.push((v, s)),
+            }
+        }
+        found
+    };
+    let one = |block: &Block| match block {
+        Block::Apply(a) => Block::Apply(Apply {
+            body: a.body,
+            set: of(&a.set),
+            application: of(&a.application),
+            kept: of(&a.kept),
+            detached: a.detached,
+            place: of(&a.place),
+            depth: of(&a.depth),
+            rows: a.rows.iter().map(of).collect(),
+        }),
+        Block::Loop { variable: inner, count, blocks, detached } => Block::Loop {
+            variable: *inner,
+            count: *count,
+            detached: *detached,
+            blocks: substituted(blocks, variable, factor, offset),
+        },
+    };
+    blocks.iter().map(one).collect()
+}
+
+/// Complete runs before an output, of so many outputs before its application: the embedding, and
+/// one for every `block` outputs. Loops end with runs.
+pub fn run_of(row: &Affine, offset: u32, block: u32) -> Affine {
+    let block = u64::from(block.max(1));
+    let terms = row.terms.iter().map(|&(v, s)| (v, s / block)).collect();
+    Affine { base: (row.base + u64::from(offset)).div_ceil(block), terms }
+}
+
+/// 1 where that output continues a run, 0 where it begins one.
+pub fn continues(row: &Affine, offset: u32, block: u32) -> Affine {
+    let begins = (row.base + u64::from(offset)).is_multiple_of(block.max(1).into());
+    Affine::constant(u64::from(!begins))
 }
 
 /// Adds a loop's variable to everything inside it.

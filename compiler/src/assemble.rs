@@ -6,7 +6,7 @@
 //! application and its loops.
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block, Work};
+use crate::architecture::{Apply, Architecture, Block, Work, continues, run_of};
 use crate::bind::{Owner, Part};
 use crate::compiled::{Compiled, End, Entry, Observation, Observed, StateBuffer, Tensor};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};
@@ -306,11 +306,20 @@ impl<'a> Assembly<'a> {
 
     pub(crate) fn index(&self, site: &Site, port: &Port, index: Index) -> Result<Affine, CompileError> {
         let unknown = || CompileError::Schedule(format!("an index `{port}` that no loop supplies"));
-        let apply = site.apply.ok_or_else(unknown)?;
+        // Behind the layers, all applications are before.
+        let row = |cache: u32| match site.apply {
+            Some(apply) => apply.rows.get(cache as usize).cloned().ok_or_else(unknown),
+            None => {
+                let all = self.architecture.rows.get(cache as usize);
+                all.copied().map(Affine::constant).ok_or_else(unknown)
+            }
+        };
         match index {
-            Index::Depth => Ok(apply.depth.clone()),
+            Index::Depth => site.apply.map(|apply| apply.depth.clone()).ok_or_else(unknown),
             Index::Depths => Ok(Affine::constant(self.architecture.depth)),
-            Index::Row(cache) => apply.rows.get(cache as usize).cloned().ok_or_else(unknown),
+            Index::Row(cache) => row(cache),
+            Index::Run { cache, offset, block } => Ok(run_of(&row(cache)?, offset, block)),
+            Index::Continues { cache, offset, block } => Ok(continues(&row(cache)?, offset, block)),
             Index::Given => Err(unknown()),
         }
     }
@@ -393,6 +402,8 @@ impl<'a> Assembly<'a> {
             let first = applies.first().map_or(0, |a| a.rows[cache].base);
             let all = self.architecture.rows[cache];
             match state.part {
+                // A source is a sum of outputs before a pass and in it: all before its end are.
+                Part::Sources => ended.push((buffer, 0, elements)),
                 Part::Stream if rows > 0 => ended.push((buffer, 0, elements)),
                 Part::Stream => {}
                 _ if rows > 0 && all > 0 => {

@@ -255,6 +255,12 @@ pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
         .collect()
 }
 
+/// Those of the head: the loss, and the states that it only reads.
+pub fn head_seeds(f: &Function) -> Vec<(&str, Seed)> {
+    let state = f.params.iter().filter(|p| p.binding.is_state()).map(|p| (p.name.as_str(), Seed::Param));
+    std::iter::once((Output::Loss.name(), Seed::One)).chain(state).collect()
+}
+
 /// Whether the derivative of a parameter is asked for: of the stream, of state that is handed
 /// through depth, and of those weights for which `trained` holds.
 pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
@@ -292,13 +298,22 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
     let is_forward = |v: Value| defined[v.index()].is_some_and(|n| n < first_backward);
     let bytes = |v: Value| module.elements(&joint.ty(v).dims) * joint.ty(v).dtype.bytes();
 
-    // The final value of a state is in the state's place when the way back begins.
+    // The final value of a state is in the state's place when the way back begins, and so are the
+    // rows of those before it that anybody reads of them: a row is read when it is complete.
     let mut in_state: HashMap<Value, Value> = HashMap::new();
     for (port, v) in &forward.results {
         if let (Some(p), Some(j)) = (forward.state_of(port), joint.find_result(&port.name))
             && *v != p
         {
-            in_state.insert(j, p);
+            let mut at = j;
+            in_state.insert(at, p);
+            while let Some(node) = defined[at.index()].map(|n| &joint.nodes[n])
+                && node.op == Op::CacheWrite
+                && node.inputs[0] != p
+            {
+                at = node.inputs[0];
+                in_state.insert(at, p);
+            }
         }
     }
     let live = live_nodes(

@@ -113,6 +113,25 @@ pub enum Index {
     /// Applications before this one that write a row of that cache: an entry of
     /// [`Architecture::rows`](crate::architecture::Architecture::rows).
     Row(u32),
+    /// Runs of outputs that are complete, the embedding among them, before output `offset` of this
+    /// application.
+    Run {
+        /// Outputs before the application: an entry of [`Index::Row`].
+        cache: u32,
+        /// Which output of it.
+        offset: u32,
+        /// Outputs of a run.
+        block: u32,
+    },
+    /// 1 where that output continues a run, 0 where it begins one.
+    Continues {
+        /// As in [`Index::Run`].
+        cache: u32,
+        /// As in [`Index::Run`].
+        offset: u32,
+        /// As in [`Index::Run`].
+        block: u32,
+    },
 }
 
 /// Inputs of the host.
@@ -232,6 +251,12 @@ impl Binding {
             Binding::Index(Index::Depth) => "index depth".into(),
             Binding::Index(Index::Depths) => "index depths".into(),
             Binding::Index(Index::Row(cache)) => format!("index row {cache}"),
+            Binding::Index(Index::Run { cache, offset, block }) => {
+                format!("index run {cache} {offset} {block}")
+            }
+            Binding::Index(Index::Continues { cache, offset, block }) => {
+                format!("index continues {cache} {offset} {block}")
+            }
             Binding::Output(output) => format!("output {}", output.name()),
             Binding::Observed => "observed".into(),
             Binding::Cotangent(Of::Value) => "cotangent".into(),
@@ -349,6 +374,12 @@ pub enum Owner {
     Saved(u32),
     /// The norm of that number among the terms of its layer.
     Norm(u32),
+    /// The lanes around the unit of that number in its layer.
+    Lanes(u32),
+    /// The reading of the stream behind the last layer.
+    Output,
+    /// Sources that units read: the embedding and their outputs.
+    Sources,
 }
 
 /// Which tensor or state of its owner something is. Names are made of it, and nothing is found out
@@ -443,6 +474,38 @@ pub enum Part {
     Delta,
     /// The logarithms of its rates of decay.
     Decay,
+    /// How much of each lane is read, of lanes with weights.
+    LaneAlpha,
+    /// How much of an output each lane gets.
+    LaneBeta,
+    /// How lanes mix.
+    LaneMix,
+    /// The vector by which a lane moves how much of it is read.
+    LaneAlphaWeight,
+    /// The vector by which a lane moves how much of an output it gets.
+    LaneBetaWeight,
+    /// The matrix by which a lane moves how it mixes with others.
+    LaneMixWeight,
+    /// The factor of the first and the last of these.
+    LaneAlphaScale,
+    /// The factor of the second.
+    LaneBetaScale,
+    /// The offsets of all numbers that lanes themselves make.
+    LaneBias,
+    /// Their factors.
+    LaneScale,
+    /// The matrix by which lanes say how much of each the final norm reads.
+    LastLanes,
+    /// The offsets of these numbers.
+    LastLaneBias,
+    /// Their factor.
+    LastLaneScale,
+    /// The query of a reading over sources.
+    ReadQuery,
+    /// The gain of its keys.
+    ReadNorm,
+    /// The sources so far.
+    Sources,
 }
 
 impl Part {
@@ -491,6 +554,22 @@ impl Part {
             Part::Mu => "mix.mu",
             Part::Delta => "mix.delta",
             Part::Decay => "mix.decay",
+            Part::LaneAlpha => "alpha",
+            Part::LaneBeta => "beta",
+            Part::LaneMix => "mix",
+            Part::LaneAlphaWeight => "alpha_weight",
+            Part::LaneBetaWeight => "beta_weight",
+            Part::LaneMixWeight => "mix_weight",
+            Part::LaneAlphaScale => "alpha_scale",
+            Part::LaneBetaScale => "beta_scale",
+            Part::LaneBias => "bias",
+            Part::LaneScale => "scale",
+            Part::ReadQuery => "read.weight",
+            Part::ReadNorm => "read.norm.weight",
+            Part::Sources => "sources",
+            Part::LastLanes => "lanes.weight",
+            Part::LastLaneBias => "lanes.bias",
+            Part::LastLaneScale => "lanes.scale",
         }
     }
 }

@@ -253,7 +253,8 @@ pub enum TensorKind {
     Shared,
     /// A router's matrices and gains.
     Router,
-    /// A vector beside the products: a norm's gain, a bias, the sinks of a softmax.
+    /// A vector beside the products: a norm's gain, a bias, the sinks of a softmax; and the numbers
+    /// by which the stream is wired.
     Gain,
     /// A tensor of a statement that does not decay.
     Steady,
@@ -276,4 +277,6 @@ pub enum Init {
         /// The first column of the identity.
         from: u64,
     },
+    /// 1 in this place, counted around, else 0.
+    Pick(u64),
 }

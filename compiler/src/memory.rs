@@ -8,7 +8,7 @@
 
 use crate::CompileError;
 use crate::assemble::Assembly;
-use crate::compiled::{End, Entry, Tensor, TensorKind};
+use crate::compiled::{End, Entry, Init, Tensor, TensorKind};
 use crate::ir::{Binding, DType, Input, Port};
 use crate::lower::{Lowered, Weight};
 use crate::optim::{Rule, optimizer, storage};
@@ -259,16 +259,18 @@ impl Assembly<'_> {
     /// The tensors in checkpoint order: embedding, layers, final norm and head.
     pub(crate) fn list(&mut self, lowered: &Lowered, states: &States) -> Result<(), CompileError> {
         let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
-        let mut order: Vec<(Option<usize>, u64, String, &Weight)> = vec![];
+        let mut order: Vec<(Option<usize>, u64, String, &Weight, Init)> = vec![];
         let (first, rest): (Vec<_>, Vec<_>) =
             lowered.globals.iter().partition(|w| w.kind == TensorKind::Embedding);
-        order.extend(first.iter().map(|w| (None, 0, w.name.clone(), *w)));
-        for (prefix, (b, set)) in self.architecture.prefixes() {
-            order
-                .extend(lowered.weights[b].iter().map(|w| (Some(b), set, format!("{prefix}.{}", w.name), w)));
+        order.extend(first.iter().map(|w| (None, 0, w.name.clone(), *w, w.init)));
+        for (i, (prefix, (b, set))) in self.architecture.prefixes().enumerate() {
+            order.extend(lowered.weights[b].iter().map(|w| {
+                let init = self.architecture.init_of(i, w.init);
+                (Some(b), set, format!("{prefix}.{}", w.name), w, init)
+            }));
         }
-        order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w)));
-        for (body, instance, name, w) in order {
+        order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w, w.init)));
+        for (body, instance, name, w, init) in order {
             let key = (body, w.name.clone());
             let counts = match &w.balancing {
                 Some(balancing) if self.options.train => {
@@ -295,7 +297,7 @@ impl Assembly<'_> {
             self.tensors.push(Tensor {
                 shape: size(w),
                 kind: w.kind,
-                init: w.init,
+                init,
                 weight: self.weights[&key],
                 gradient: self.gradients.get(&(key.0, cotangent(&key.1))).copied().filter(|_| trained),
                 states: states_of(&key, trained),

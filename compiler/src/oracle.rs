@@ -9,8 +9,9 @@
 use crate::CompileError;
 use crate::Pass;
 use crate::Watch;
-use crate::architecture::{Apply, Architecture, for_each_application};
-use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, without_training};
+use crate::architecture::{Apply, Architecture, continues, for_each_application, run_of};
+use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, without_training};
+use crate::bind::Part;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
 use crate::ir::{Binding, Function, Index, Lifetime, Module, Node, Of, Op, Port, Unary};
@@ -21,6 +22,7 @@ use crate::lower::{
 use crate::op::{Derivative, Ties};
 use crate::passes::Passes;
 use crate::pipeline;
+use crate::program::Affine;
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
@@ -166,7 +168,7 @@ impl Oracle {
             if form == Form::Training {
                 let seeds: Vec<(&str, Seed)> = match name.as_str() {
                     EMBED => vec![("x", Seed::Param)],
-                    HEAD => vec![("loss", Seed::One)],
+                    HEAD => head_seeds(f),
                     POOL => vec![("aux", Seed::One)],
                     _ => body_seeds(f, Seed::One),
                 };
@@ -206,12 +208,11 @@ impl Oracle {
                 .map(move |w| (w.name.clone(), size(&w.dims), w.kind, w.init))
         };
         let mut all: Vec<TensorSpec> = global(true).collect();
-        for (prefix, (body, _)) in self.architecture.prefixes() {
-            all.extend(
-                self.lowered.weights[body]
-                    .iter()
-                    .map(|w| (format!("{prefix}.{}", w.name), size(&w.dims), w.kind, w.init)),
-            );
+        for (i, (prefix, (body, _))) in self.architecture.prefixes().enumerate() {
+            all.extend(self.lowered.weights[body].iter().map(|w| {
+                let init = self.architecture.init_of(i, w.init);
+                (format!("{prefix}.{}", w.name), size(&w.dims), w.kind, init)
+            }));
         }
         all.extend(global(false));
         all
@@ -247,6 +248,8 @@ impl Oracle {
         let walked = self.walk(weights, batch, &mut watcher)?;
         let mut here = walked.context;
         here.insert("x".into(), walked.x.clone());
+        here.extend(walked.state);
+        self.indices(None, &[], &mut here);
         let out = self.call(HEAD, None, &here, weights, &mut watcher)?;
         let mut streams: Vec<Tensor> = walked.inputs.iter().map(|called| called.here["x"].clone()).collect();
         streams.push(walked.x);
@@ -318,7 +321,7 @@ impl Oracle {
                 };
                 here.insert(p.name.clone(), value);
             }
-            self.indices(apply, variables, &mut here);
+            self.indices(Some(apply), variables, &mut here);
             let out = self.call(&body.name, Some(&layer), &here, weights, watcher)?;
             x = take(&out, "y")?;
             if let Some(aux) = out.get("aux") {
@@ -348,11 +351,10 @@ impl Oracle {
             if apply.detached {
                 x = watcher.hold(x);
                 for (port, _) in &self.lowered.module.functions[&body.name].results {
-                    let (Binding::State(lifetime), Some(value)) = (port.binding, state.get_mut(&port.name))
-                    else {
+                    let (Binding::State(_), Some(value)) = (port.binding, state.get_mut(&port.name)) else {
                         continue;
                     };
-                    if lifetime == Lifetime::Saved {
+                    if self.ends_whole(port) {
                         *value = watcher.hold(value.clone());
                         continue;
                     }
@@ -407,6 +409,9 @@ impl Oracle {
         let Walked { context, inputs, state, x, mut evaluation } = self.walk(weights, batch, watcher)?;
         let mut here = context.clone();
         here.insert("x".into(), x);
+        here.extend(state.clone());
+        self.indices(None, &[], &mut here);
+        self.cotangents(HEAD, &IndexMap::new(), &mut here);
         let out = self.joint(HEAD, None, &here, weights, watcher)?;
         evaluation.loss += take(&out, "loss")?.floats()[0];
         evaluation.logits = take(&out, "logits")?;
@@ -416,43 +421,25 @@ impl Oracle {
         if self.joints.contains_key(POOL) {
             dstate = self.joint(POOL, None, &state, weights, watcher)?;
         }
+        self.state_cotangents(HEAD, &out, &mut dstate);
         for Called { layer, body, detached, mut here } in inputs.into_iter().rev() {
             if detached {
                 // Rows of caches that it wrote are read no more.
                 dx.data = Data::Float(vec![0.0; dx.floats().len()]);
                 for (p, _) in &self.lowered.module.functions[&body].results {
-                    if p.binding == Binding::State(Lifetime::Saved) {
+                    if self.ends_whole(p) {
                         dstate.shift_remove(&p.cotangent().name);
                     }
                 }
                 continue;
             }
             here.insert("d.y".into(), dx.clone());
-            let joint = &self.joints[&body];
-            for (p, ty) in joint.params.iter().zip(&joint.types) {
-                if matches!(p.binding, Binding::Cotangent(Of::State(_))) {
-                    let value = dstate.get(&p.name).cloned();
-                    here.insert(p.name.clone(), value.unwrap_or_else(|| Tensor::zeros(&self.module, ty)));
-                }
-            }
+            self.cotangents(&body, &dstate, &mut here);
             let out = self.joint(&body, Some(&layer), &here, weights, watcher)?;
             dx = take(&out, "d.x")?;
-            for (p, _) in &joint.results {
-                let (Binding::Cotangent(Of::State(lifetime)), Some(value)) = (p.binding, out.get(&p.name))
-                else {
-                    continue;
-                };
-                let mut value = value.clone();
-                // All that read a saved stream add to its cotangent.
-                if let (Lifetime::Saved, Some(before), Data::Float(sum)) =
-                    (lifetime, dstate.get(&p.name), &mut value.data)
-                {
-                    sum.iter_mut().zip(before.floats()).for_each(|(s, d)| *s += d);
-                }
-                dstate.insert(p.name.clone(), value);
-            }
+            self.state_cotangents(&body, &out, &mut dstate);
             // Behind the `save`, on the way back, it is that of the stream saved before.
-            for p in joint.params.iter().filter(|p| p.binding == SAVED_COTANGENT) {
+            for p in self.joints[&body].params.iter().filter(|p| p.binding == SAVED_COTANGENT) {
                 dstate.shift_remove(&p.name);
             }
             self.collect(&body, Some(&layer), &out, &mut evaluation.gradients);
@@ -464,21 +451,78 @@ impl Oracle {
         Ok(evaluation)
     }
 
+    /// The cotangents of state that a function is handed; zeros where there are none yet.
+    fn cotangents(
+        &self,
+        function: &str,
+        so_far: &IndexMap<String, Tensor>,
+        here: &mut IndexMap<String, Tensor>,
+    ) {
+        let joint = &self.joints[function];
+        for (p, ty) in joint.params.iter().zip(&joint.types) {
+            if matches!(p.binding, Binding::Cotangent(Of::State(_))) {
+                let value = so_far.get(&p.name).cloned();
+                here.insert(p.name.clone(), value.unwrap_or_else(|| Tensor::zeros(&self.module, ty)));
+            }
+        }
+    }
+
+    /// Takes those that it leaves.
+    fn state_cotangents(
+        &self,
+        function: &str,
+        out: &IndexMap<String, Tensor>,
+        so_far: &mut IndexMap<String, Tensor>,
+    ) {
+        for (p, _) in &self.joints[function].results {
+            let (Binding::Cotangent(Of::State(lifetime)), Some(value)) = (p.binding, out.get(&p.name)) else {
+                continue;
+            };
+            let mut value = value.clone();
+            // All that read a saved stream add to its cotangent.
+            if let (Lifetime::Saved, Some(before), Data::Float(sum)) =
+                (lifetime, so_far.get(&p.name), &mut value.data)
+            {
+                sum.iter_mut().zip(before.floats()).for_each(|(s, d)| *s += d);
+            }
+            so_far.insert(p.name.clone(), value);
+        }
+    }
+
+    /// Whether a detached pass ends the cotangents of all instances of a state: of a saved stream,
+    /// and of sources, which hold outputs of it and of everything before.
+    fn ends_whole(&self, port: &Port) -> bool {
+        let sources = self.lowered.facts.states.get(&port.name).is_some_and(|s| s.part == Part::Sources);
+        sources || port.binding == Binding::State(Lifetime::Saved)
+    }
+
     /// The first words of the names of the tensors of an application.
     fn layer(&self, apply: &Apply, variables: &[u64]) -> String {
         let key = (apply.body, apply.set.at(variables));
         self.architecture.prefixes().find(|(_, set)| *set == key).map_or(String::new(), |(prefix, _)| prefix)
     }
 
-    fn indices(&self, apply: &Apply, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
-        let body = &self.architecture.bodies[apply.body].name;
+    fn indices(&self, apply: Option<&Apply>, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
+        let body = apply.map_or(HEAD, |apply| &self.architecture.bodies[apply.body].name);
+        let row = |cache: u32| match apply {
+            Some(apply) => apply.rows[cache as usize].clone(),
+            None => Affine::constant(self.architecture.rows[cache as usize]),
+        };
         let joint = self.joints.get(body);
         let functions = [Some(&self.lowered.module.functions[body]), joint];
         for p in functions.into_iter().flatten().flat_map(|f| &f.params) {
             let value = match p.binding {
-                Binding::Index(Index::Depth) => apply.depth.at(variables),
+                Binding::Index(Index::Depth) => {
+                    apply.map_or(self.architecture.depth, |a| a.depth.at(variables))
+                }
                 Binding::Index(Index::Depths) => self.architecture.depth,
-                Binding::Index(Index::Row(cache)) => apply.rows[cache as usize].at(variables),
+                Binding::Index(Index::Row(cache)) => row(cache).at(variables),
+                Binding::Index(Index::Run { cache, offset, block }) => {
+                    run_of(&row(cache), offset, block).at(variables)
+                }
+                Binding::Index(Index::Continues { cache, offset, block }) => {
+                    continues(&row(cache), offset, block).at(variables)
+                }
                 _ => continue,
             };
             here.insert(p.name.clone(), Tensor::index(value as i32));

@@ -10,7 +10,9 @@
 use crate::CompileError;
 use crate::architecture::Architecture;
 use crate::assemble::Assembly;
-use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, partition, prune, without_training};
+use crate::autodiff::{
+    Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune, without_training,
+};
 use crate::compiled::{Compiled, Entry};
 use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
 use crate::lower::{self, EMBED, HEAD, Lowered, POOL, Shape, Weight, lower, lower_evaluation};
@@ -523,7 +525,7 @@ fn head_forms(
     let forward = if rewriter.options.train {
         let f = prune(f, &|p| p.binding != Binding::Output(Output::Logits) || logits);
         let f = rewriter.rewrite(module, &f, Stage::Differentiable)?;
-        let seeds = [(Output::Loss.name(), Seed::One)];
+        let seeds = head_seeds(&f);
         let passes = rewriter.passes;
         let joint = passes
             .function(Pass::Differentiate, module, |module| differentiate(module, &f, &seeds, wanted))?;

@@ -84,6 +84,8 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("model", "hidden") => &["1", "2", "3", "5", "8", "12"],
         ("model", "context") => &["1", "2", "5", "16", "24"],
         ("model", "embed_scale") => &["0.5", "-1.5", "2"],
+        ("stream", "lanes") => &["1", "2", "3"],
+        ("attend", "block") => &["1", "2", "3", "8"],
         ("norm", "eps") => &["1e-6", "1e-5", "1e-3", "0.1"],
         (_, "heads") => &["1", "2", "3", "4", "6"],
         (_, "kv_heads") => &["1", "2", "3"],
@@ -181,6 +183,18 @@ impl Writer {
         String::new()
     }
 
+    /// Draws until there is something; none where there never is.
+    fn until_some<T>(&mut self, draw: impl Fn(&mut Self) -> Option<T>) -> Option<T> {
+        let before = self.keys.clone();
+        (0..TRIES).find_map(|_| {
+            let found = draw(self);
+            if found.is_none() {
+                self.keys.clone_from(&before);
+            }
+            found
+        })
+    }
+
     fn specification(&mut self, seed: u64) -> String {
         let data = if self.r.once_in(2) { String::new() } else { self.data() };
         let (model, depth) = self.model(seed, !data.is_empty());
@@ -214,6 +228,13 @@ impl Writer {
                     self.keys.insert("model.vocab".into());
                     lines.push("  vocab: 256".into());
                 }
+                // Half of all models: what a wiring changes, it changes everywhere.
+                "stream" => {
+                    if self.r.once_in(2) {
+                        let value = self.stream(key);
+                        lines.push(format!("  stream: {value}"));
+                    }
+                }
                 name if self.writes(key) => {
                     let value = self.value(&keys::MODEL, key.name, &key.kind);
                     if name == "hidden" {
@@ -244,18 +265,43 @@ impl Writer {
             components.push(name);
         }
         self.keys.insert("model.components".into());
-        self.saved.clear();
-        let mut budget = 9;
-        let mut outermost = 0;
-        let mut items = vec![];
-        for _ in 0..1 + self.r.below(3) {
-            let item = self.item(&components, 2, &mut budget);
-            outermost += usize::from(item.starts_with("{recur"));
-            items.push(item);
-        }
         self.keys.insert("model.body".into());
-        lines.push(format!("  body: [{}]\n", items.join(", ")));
-        (lines.join("\n"), outermost == 1)
+        let before = lines.join("\n");
+        let mut depth = false;
+        // Layers that a wiring of the stream has no meaning for are drawn again.
+        let body = self.until_some(|w| {
+            w.saved.clear();
+            let (mut budget, mut outermost, mut items) = (9, 0, vec![]);
+            for _ in 0..1 + w.r.below(3) {
+                let item = w.item(&components, 2, &mut budget);
+                outermost += usize::from(item.starts_with("{recur"));
+                items.push(item);
+            }
+            let body = format!("\n  body: [{}]\n", items.join(", "));
+            read(&format!("{before}{body}")).is_some().then_some((body, outermost == 1))
+        });
+        let body = body.map_or(String::new(), |(body, varies)| {
+            depth = varies;
+            body
+        });
+        (format!("{before}{body}"), depth)
+    }
+
+    fn stream(&mut self, key: &'static Key) -> String {
+        self.until(
+            |w| match w.r.once_in(3) {
+                true => w.value(&keys::MODEL, key.name, &key.kind),
+                false => {
+                    w.keys.insert("model.stream".into());
+                    w.section(&keys::STREAM, &[])
+                }
+            },
+            |value| {
+                let model =
+                    "model: {vocab: 7, hidden: 4, context: 4, components: {a: {mlp: {intermediate: 1}}}, ";
+                read(&format!("{model}body: [\"a\"], stream: {value}}}\n")).is_some()
+            },
+        )
     }
 
     fn data(&mut self) -> String {

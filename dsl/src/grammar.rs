@@ -352,6 +352,9 @@ impl Lowering<'_> {
     /// The value in a node of the rule `value` or `flagged`, in a place of type `kind`.
     pub(crate) fn value(&mut self, node: Node, kind: Option<Type>) -> Value {
         let span = self.span(&node);
+        if node.as_rule() == Rule::wired {
+            return self.wired(node, kind);
+        }
         let mut parts = node.into_inner();
         let Some(value) = parts.next().map(|part| self.value_part(part, kind)) else {
             return Value::new(ValueKind::Invalid, span);
@@ -364,6 +367,27 @@ impl Lowering<'_> {
         let short = Key { text: short.to_string(), span: value.span };
         let pairs = [Pair { key: short, value }, Pair { key: flag, value: yes }];
         let map = Map { items: pairs.map(Item::new).into(), span, ..Map::default() };
+        Value::new(ValueKind::Map(map), span)
+    }
+
+    /// `lanes 4 dynamic` is `{lanes 4 kind dynamic}`, `attend {block 8}` is `{attend {block 8}}`.
+    fn wired(&mut self, node: Node, kind: Option<Type>) -> Value {
+        let span = self.span(&node);
+        let mut map = Map { span, ..Map::default() };
+        let mut parts = node.into_inner();
+        let key = self.key(parts.next());
+        let inner = kind.and_then(|kind| kind.child(&key.text));
+        let value = match parts.next() {
+            Some(part) => self.value_part(part, inner),
+            None => Value::new(ValueKind::Invalid, span),
+        };
+        map.items.push(Item::new(Pair { key, value }));
+        if let Some(part) = parts.next().and_then(|part| part.into_inner().next()) {
+            let at = self.span(&part);
+            let key = Key { text: "kind".into(), span: at };
+            let value = Value::new(text_kind(part.as_str().to_string()), at);
+            map.items.push(Item::new(Pair { key, value }));
+        }
         Value::new(ValueKind::Map(map), span)
     }
 

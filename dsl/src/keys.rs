@@ -311,6 +311,18 @@ pub static MODEL: Section = Section {
             "The form of every RMSNorm of the model.",
         ),
         key(
+            "stream",
+            Type::Either(&[
+                Type::Word(&[
+                    ("sum", "a component reads `x`, and its output is added to it"),
+                    ("attend", "a component reads a mixture of all outputs before it"),
+                ]),
+                Type::Section(&STREAM),
+            ]),
+            Value("sum"),
+            "Where components read, and where their outputs go: `sum`, `attend {block 8}` or `lanes 4 dynamic`.",
+        ),
+        key(
             "components",
             Type::Names(&Type::Component),
             Required,
@@ -323,6 +335,53 @@ pub static MODEL: Section = Section {
             "The layers in order of application. In `.dream` they are written straight into the model.",
         ),
     ],
+};
+
+/// Lanes of the stream, at the most.
+pub const MOST_LANES: u64 = 16;
+
+/// Wirings of the stream.
+pub static STREAM: Section = Section {
+    name: "stream",
+    doc: "Where components read, and where their outputs go. A `skip(…)` and, with `lanes`, a parallel group count as one component, and are sums inside.",
+    short: None,
+    keys: &[
+        key(
+            "attend",
+            Type::Section(&ATTEND),
+            Absent,
+            "Attention Residuals: a component reads `Σ_j p_j v_j` over the embedding and all outputs so far, `p = softmax_j(w · RMSNorm(v_j; g))`, with `w` and `g` of its own. So does the final norm.",
+        ),
+        key(
+            "lanes",
+            SIZE,
+            Absent,
+            "Hyper-Connections: *N* streams, at most 16. A component reads `Σ_i α_i X_i`, and `X_i ← Σ_j M_ij X_j + β_i y`. At the end the lanes are summed and normalised.",
+        ),
+        key(
+            "kind",
+            Type::Word(&[
+                ("static", "`α`, `β` and `M` are weights"),
+                ("dynamic", "weights, and a part that depends on the lanes (Zhu et al.)"),
+                ("mhc", "functions of the lanes, `M` doubly stochastic (DeepSeek V4)"),
+            ]),
+            Rule("`static`, with `lanes`"),
+            "Where `α`, `β` and `M` come from. In `.dream` it stands behind the number of lanes.",
+        ),
+    ],
+};
+
+/// Attention Residuals.
+pub static ATTEND: Section = Section {
+    name: "attend",
+    doc: "Attention over the outputs of components: `stream attend { block 8 }`.",
+    short: None,
+    keys: &[key(
+        "block",
+        SIZE,
+        Value("1"),
+        "Outputs that one source sums: sources are the embedding, completed runs of so many outputs, and the run so far.",
+    )],
 };
 
 /// RMSNorm.
@@ -733,7 +792,7 @@ pub static RECUR: Section = Section {
             "residual_norm",
             Type::Bool,
             Value("true"),
-            "Whether the residual stream is normalised after every application inside. In `.dream` it stands behind the count.",
+            "Whether the residual stream, or each of its lanes, is normalised after every application inside. With `stream attend` there is none: it is `false`. In `.dream` it stands behind the count.",
         ),
         key(
             "backprop",

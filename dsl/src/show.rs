@@ -121,6 +121,7 @@ fn model(model: &Model) -> ValueKind {
     norm.put("eps", real(model.norm.eps));
     norm.put("unit_offset", ValueKind::Bool(model.norm.unit_offset));
     fields.put("norm", norm.map());
+    fields.put("stream", stream(model.stream));
     let mut recurrent = HashSet::new();
     model.body.iter().for_each(|item| note_recurrent(item, false, &mut recurrent));
     let mut components = Fields::broken();
@@ -129,6 +130,23 @@ fn model(model: &Model) -> ValueKind {
     }
     fields.put("components", components.map());
     fields.put("body", broken_list(model.body.iter().map(item)));
+    fields.map()
+}
+
+fn stream(stream: Stream) -> ValueKind {
+    let mut fields = Fields::inline();
+    match stream {
+        Stream::Sum => return word("sum"),
+        Stream::Attend { block } => {
+            let mut attend = Fields::inline();
+            attend.put("block", int(block));
+            fields.put("attend", attend.map());
+        }
+        Stream::Lanes { count, kind } => {
+            fields.put("lanes", int(count));
+            fields.put("kind", name(kind));
+        }
+    }
     fields.map()
 }
 

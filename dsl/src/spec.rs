@@ -97,6 +97,8 @@ pub struct Model {
     pub logit_softcap: Option<f64>,
     /// The form of every norm of the model.
     pub norm: Norm,
+    /// Where components read, and where their outputs go.
+    pub stream: Stream,
     /// The attentions (and dense networks) that layers mix, by name, in order of definition.
     pub components: IndexMap<String, Component>,
     /// The layers, in order of application.
@@ -120,6 +122,41 @@ pub struct Norm {
     pub eps: f64,
     /// The stored weight is `g - 1` (Gemma 2).
     pub unit_offset: bool,
+}
+
+/// The wiring of the stream. Components themselves never add.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// A component reads `x`, and its output is added to it.
+    #[default]
+    Sum,
+    /// A component reads `Σ_j p_j v_j` over the sources `v_j` so far, `p = softmax_j(w ·
+    /// RMSNorm(v_j; g))` (Attention Residuals).
+    Attend {
+        /// Outputs that one source sums; 1 makes every output a source.
+        block: u64,
+    },
+    /// `N` streams: a component reads `Σ_i α_i X_i`, and `X_i ← Σ_j M_ij X_j + β_i y`
+    /// (Hyper-Connections).
+    Lanes {
+        /// Lanes `N`.
+        count: u64,
+        /// Where `α`, `β` and `M` come from.
+        kind: LaneKind,
+    },
+}
+
+/// Where the weights of lanes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LaneKind {
+    /// Weights of each application.
+    Static,
+    /// These, and a part that depends on what is read (Zhu et al.).
+    Dynamic,
+    /// Functions of the stream, `M` doubly stochastic (DeepSeek V4).
+    Mhc,
 }
 
 impl Default for Norm {

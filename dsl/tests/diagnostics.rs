@@ -81,6 +81,24 @@ fn layers_are_located_inside_strings() {
 }
 
 #[test]
+fn streams_that_mean_nothing() {
+    let body = "  body: [\"sa > mlp > ea\"]\n";
+    let attended = "  body: [\"sa | (mlp > ea)\", {recur: 2, residual_norm: true, layers: [\"sa > mlp\"]}]\n";
+    let texts = [
+        ("lanes", body),
+        ("{}", body),
+        ("{lane: 3}", body),
+        ("{lanes: 17}", body),
+        ("{lanes: 2, attend: {}}", body),
+        ("{attend: {block: 0}, kind: mhc}", body),
+        ("{lanes: 2, kind: dinamic}", body),
+        ("attend", attended),
+    ];
+    let found = texts.map(|(stream, body)| errors_of(&format!("{MODEL}{body}  stream: {stream}\n")));
+    insta::assert_snapshot!(found.join("\n"));
+}
+
+#[test]
 fn positions_count_characters_not_bytes() {
     let text = format!(
         "# Grüße, 世界\n{MODEL}  body: [\"sa > mlp > ea\"]\ndata: {{text: \"Übung 日本.txt\", tokeniser: bytes}}\n"

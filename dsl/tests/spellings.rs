@@ -57,6 +57,34 @@ fn settled(ast: &Ast) {
 }
 
 #[test]
+fn streams_have_a_form_of_their_own() {
+    let model = "components: {a: {mlp: {intermediate: 4}}}, body: [a]";
+    for (yaml, dream) in [
+        ("sum", "sum"),
+        ("attend", "attend"),
+        ("{attend: {block: 8}}", "attend { block 8 }"),
+        ("{lanes: 4}", "lanes 4"),
+        ("{lanes: 2 * 2, kind: dynamic}", "lanes 2 * 2 dynamic"),
+        ("{lanes: 4, kind: mhc}", "lanes 4 mhc"),
+    ] {
+        let text = format!("model: {{vocab: 7, hidden: 4, context: 4, stream: {yaml}, {model}}}\n");
+        let ast = read(&text, Spelling::Yaml);
+        let written = format(&ast, Spelling::Dream).unwrap();
+        assert!(written.contains(&format!("stream {dream}\n")), "{written}");
+        settled(&ast);
+        let (spec, _) = check(&ast, &[]).unwrap_or_else(|e| panic!("{e}"));
+        for spelling in [Spelling::Yaml, Spelling::Dream] {
+            let shown = read(&show(&spec, spelling), spelling);
+            assert_eq!(check(&shown, &[]).unwrap_or_else(|e| panic!("{e}")).0, spec);
+        }
+    }
+    // A component may have the name of a kind, and stands below.
+    let text = "model { vocab 7 hidden 4 context 4 stream lanes 2\n  mhc = mlp { intermediate 4 }\n  layer { mhc } }";
+    let (spec, _) = check(&read(text, Spelling::Dream), &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert!(spec.model.components.contains_key("mhc"));
+}
+
+#[test]
 fn edits_change_nothing_else() {
     let name = "x.yaml";
     let text = include_str!("files/comments.yaml");

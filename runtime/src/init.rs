@@ -28,6 +28,11 @@ pub fn fill(seed: u64, name: &str, init: Init, out: &mut [f32]) {
                 *value = if column == row + from { 1.0 } else { 0.0 };
             }
         }
+        Init::Pick(place) => {
+            let size = out.len().max(1) as u64;
+            out.fill(0.0);
+            out.iter_mut().skip((place % size) as usize).take(1).for_each(|x| *x = 1.0);
+        }
         Init::Normal(deviation) => {
             let philox = Philox::new(seed, name);
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -8,7 +8,7 @@
 
 use super::page::Figure;
 use super::plot::{escape, open, text_width};
-use dreamc_dsl::spec::{Component, Expr, Item, Mixing, Model, Skip, SkipLevel, SkipRule, Statement};
+use dreamc_dsl::spec::{Component, Expr, Item, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream};
 use std::fmt::Write;
 
 /// Width and height of a component's box.
@@ -81,7 +81,7 @@ pub fn figure(name: &str, model: &Model) -> Figure {
 pub fn svg(model: &Model) -> String {
     let mut chain = vec![Piece::Mark("embedding".into(), model.name.clone())];
     chain.extend(items(model, &model.body, false));
-    if !normalised(&model.body) {
+    if model.stream != Stream::Sum || !normalised(&model.body) {
         chain.push(Piece::Mark("norm".into(), String::new()));
     }
     let tied = if model.tie { "the embedding's matrix" } else { "" };

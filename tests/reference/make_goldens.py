@@ -355,7 +355,7 @@ def draw(model, shapes, rng):
         elif name == "embed.weight":
             # Lanes are equal at first, and a norm removes their common factor: all that the first reading weights change is how
             # much its epsilon counts, so it has to count.
-            weights[name] = (0.005 if model.lanes else 0.7) * rng.standard_normal(shape)
+            weights[name] = (0.0005 if model.lanes else 0.7) * rng.standard_normal(shape)
         else:
             weights[name] = rng.standard_normal(shape) / shape[-1] ** 0.5
     return weights

@@ -382,6 +382,29 @@ const TRUNCATED: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [sa > mlp, save e, {recur: 3, backprop: 2, layers: [mix e linear, da > mlp]}]";
 
+/// Lanes whose numbers depend on them, in a layer of its own and in one that is applied again.
+const LANES: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    ea: {experts: {count: 3, active: 1, intermediate: 6, query: 4}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [\"sa > mlp\", {recur: 2, layers: [\"(sa | mlp) > ea\"]}]
+  stream: {lanes: 3, kind: dynamic}";
+
+/// Lanes that mix by doubly stochastic matrices.
+const MANIFOLD: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [\"sa > mlp\", \"sa > mlp\"]
+  stream: {lanes: 2, kind: mhc}";
+
+/// Readings of runs of two outputs, which begin at other places in every application.
+const ATTENDED: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    da: {depth: {heads: 1, head_size: 4}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [{recur: 3, layers: [\"(da | sa) > mlp\"]}]
+  stream: {attend: {block: 2}}";
+
 fn specification(text: &str) -> Spec {
     let train = "train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}\n";
     let text = format!(
@@ -494,6 +517,42 @@ fn faults() -> Vec<Fault> {
         lower("loss not scaled", RECURRENT, |_, f| {
             let Some(scale) = f.find_param("loss_scale") else { return false };
             bypass_first(f, |f, i| f.nodes[i].inputs.contains(&scale).then_some(0))
+        }),
+        lower("lanes: read by the numbers of the output", LANES, |_, f| {
+            let (Some(alpha), Some(beta)) = (f.find_param("lanes0.alpha"), f.find_param("lanes0.beta"))
+            else {
+                return false;
+            };
+            redirect(f, 0, alpha, beta);
+            true
+        }),
+        lower("lanes: what depends on them not scaled", LANES, |_, f| {
+            bypass_first(f, |f, i| {
+                let tanh =
+                    |v: Value| defines(f, v).is_some_and(|n| matches!(f.nodes[n].op, Op::Unary(Unary::Tanh)));
+                (matches!(f.nodes[i].op, Op::Binary(Binary::Mul)) && tanh(f.nodes[i].inputs[0])).then_some(0)
+            })
+        }),
+        lower("lanes: columns of the mixing matrix not normalised at the end", MANIFOLD, |_, f| {
+            let Some(&last) = nodes(f, |op| matches!(op, Op::Binary(Binary::Div))).last() else {
+                return false;
+            };
+            bypass(f, last, 0)
+        }),
+        lower("sources: one less is read", ATTENDED, |_, f| {
+            let (Some(first), Some(last)) = (f.find_param("run0"), f.find_param("run2")) else {
+                return false;
+            };
+            for i in nodes(f, |op| matches!(op, Op::ReadSources(_))) {
+                f.nodes[i].inputs.iter_mut().filter(|v| **v == last).for_each(|v| *v = first);
+            }
+            true
+        }),
+        lower("sources: a run that never begins anew", ATTENDED, |_, f| {
+            bypass_first(f, |f, i| {
+                let number = |v: &Value| defines(f, *v).is_some_and(|n| matches!(f.nodes[n].op, Op::Number));
+                f.nodes[i].inputs.iter().any(number).then_some(0)
+            })
         }),
         lower("skip: update not multiplied by the score", SKIPPING, |_, f| {
             bypass_first(f, |f, i| {
@@ -827,6 +886,21 @@ fn faults() -> Vec<Fault> {
             },
             ["", ""],
         ),
+        Fault {
+            spec: ATTENDED,
+            ..derive(
+                "sources: the gradient of complete runs dropped",
+                |_, f| {
+                    let found = nodes(f, |op| matches!(op, Op::ReadSourcesGrad(_)));
+                    for &i in &found {
+                        let (old, new) = (Value(f.nodes[i].first.0 + 2), f.nodes[i].inputs[5]);
+                        redirect(f, i + 1, old, new);
+                    }
+                    !found.is_empty()
+                },
+                ["", ""],
+            )
+        },
         rewrite(
             "shared expert subtracted where it is merged",
             |_, f| {

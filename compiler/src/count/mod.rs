@@ -32,8 +32,8 @@ mod walk;
 
 use crate::CompileError;
 use crate::architecture::Architecture;
-use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, partition, prune};
-use crate::bind::Owner;
+use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune};
+use crate::bind::{Owner, Part};
 use crate::compiled::TensorKind;
 use crate::ir::{
     Binding, Cost, CostError, DType, Function, Lifetime, Module, Node, Op, Output, Port, Type, Value,
@@ -477,9 +477,14 @@ impl<'a> Form<'a> {
         match owner {
             Owner::Embedding => PARTS[0].into(),
             Owner::Head => PARTS[1].into(),
-            Owner::Stream | Owner::Skip(_) | Owner::Pool(_) | Owner::Saved(_) | Owner::Norm(_) => {
-                PARTS[2].into()
-            }
+            Owner::Stream
+            | Owner::Skip(_)
+            | Owner::Pool(_)
+            | Owner::Saved(_)
+            | Owner::Norm(_)
+            | Owner::Lanes(_)
+            | Owner::Output
+            | Owner::Sources => PARTS[2].into(),
             Owner::Component(_) => counted_as(&self.architecture.label(owner)),
         }
     }
@@ -564,7 +569,7 @@ impl<'a> Form<'a> {
             let trains = |p: &Port| trained.iter().any(|(b, n)| *b == body && *n == p.name);
             let wanted = |p: &Port| has_derivative(p, trains);
             let seeds: Vec<(&str, Seed)> = match (body, name) {
-                (None, HEAD) => vec![("loss", Seed::One)],
+                (None, HEAD) => head_seeds(&f),
                 (None, _) => vec![("x", Seed::Param)],
                 _ => body_seeds(&f, Seed::Param),
             };
@@ -687,8 +692,11 @@ impl<'a> Form<'a> {
                 .filter(|n| matches!(n.op, Op::DepthAttention(_)))
                 .flat_map(|n| &n.inputs[1..3]);
             let written: Vec<Value> = read.copied().collect();
-            for (name, v) in f.results.iter().filter(|(_, v)| written.contains(v)) {
-                caches.insert(name, f.ty(*v));
+            let sources = |port: &Port| {
+                self.lowered.facts.states.get(&port.name).is_some_and(|s| s.part == Part::Sources)
+            };
+            for (port, v) in f.results.iter().filter(|(p, v)| written.contains(v) || sources(p)) {
+                caches.insert(port, f.ty(*v));
             }
         }
         let each = caches.values().map(|ty| bytes.of(&self.lowered.module, ty));

@@ -2,10 +2,10 @@
 //! multiply-adds one by one.
 
 use super::*;
-use crate::architecture::{Apply, for_each_application};
+use crate::architecture::{Apply, continues, for_each_application, run_of};
 use crate::ir::interpret::{Tensor, execute};
 use crate::ir::{Index, Module};
-use dreamc_dsl::spec::Component;
+use dreamc_dsl::spec::{Component, Item, LaneKind, Stream};
 use std::cell::Cell;
 
 thread_local! {
@@ -26,10 +26,22 @@ fn example(name: &str) -> Spec {
 /// Multiply-adds of a call at an application: values do not matter, but routing must be a routing.
 fn executed(module: &Module, f: &Function, at: Option<(&Architecture, &Apply, &[u64])>) -> u128 {
     let arg = |(i, p): (usize, &Port)| {
+        if let (Binding::Index(Index::Run { .. }), None) = (p.binding, at) {
+            // The head reads all rows of the sources.
+            let rows = f.nodes.iter().find(|n| matches!(n.op, Op::ReadSources(_)));
+            let rows = rows.map_or(1, |n| module.size(f.ty(n.inputs[0]).dims[0]));
+            return Tensor::index(rows as i32 - 1);
+        }
         if let (Binding::Index(index), Some((architecture, apply, variables))) = (p.binding, at) {
             return Tensor::index(match index {
                 Index::Row(cache) => apply.rows[cache as usize].at(variables) as i32,
                 Index::Depth => apply.depth.at(variables) as i32,
+                Index::Run { cache, offset, block } => {
+                    run_of(&apply.rows[cache as usize], offset, block).at(variables) as i32
+                }
+                Index::Continues { cache, offset, block } => {
+                    continues(&apply.rows[cache as usize], offset, block).at(variables) as i32
+                }
                 Index::Depths | Index::Given => architecture.depth as i32,
             });
         }
@@ -60,7 +72,7 @@ fn interpreted(spec: &Spec, batch: u64, sequence: u64) -> (u128, u128) {
         functions.push(pair(&body.name, &body_seeds(f, Seed::Param)));
     }
     let embed = pair(EMBED, &[("x", Seed::Param)]);
-    let head = pair(HEAD, &[("loss", Seed::One)]);
+    let head = pair(HEAD, &head_seeds(form.function(HEAD)));
     let (mut forward, mut all) = (0, 0);
     for (f, joint) in [&embed, &head] {
         forward += executed(&module, f, None);
@@ -116,6 +128,27 @@ fn declared_counts_are_what_the_interpreter_executes() {
             }
         }
         assert!(agrees(&spec, expected(&spec)), "{name} with windows");
+    }
+}
+
+/// The same of every wiring of the stream: runs of outputs begin and end anywhere in layers and
+/// loops.
+#[test]
+fn wirings_cost_what_the_interpreter_executes() {
+    let lanes = |kind| Stream::Lanes { count: 3, kind };
+    let attend = [1, 2, 3, 5, 64].map(|block| Stream::Attend { block });
+    let all = [LaneKind::Static, LaneKind::Dynamic, LaneKind::Mhc].map(lanes).into_iter().chain(attend);
+    for stream in all {
+        for name in ["tiny-la", "tiny-prelude-core-coda", "tiny-recurrent-group"] {
+            let mut spec = small(name);
+            spec.model.stream = stream;
+            for item in &mut spec.model.body {
+                if let Item::Recur { residual_norm, .. } = item {
+                    *residual_norm = false;
+                }
+            }
+            assert!(agrees(&spec, expected(&spec)), "{name} with {stream:?}");
+        }
     }
 }
 

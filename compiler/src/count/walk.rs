@@ -8,7 +8,7 @@
 //! row `r` reads `min(r + 1, window)` rows; [`cost`](cost()) at rows 0 and 1 gives both
 //! coefficients, and [`sum_rows`] adds the rows up.
 
-use crate::architecture::{Apply, Architecture, Block};
+use crate::architecture::{Apply, Architecture, Block, run_of};
 use crate::ir::{Binding, Cost, CostError, Extents, Function, Index, Mask, Module, Node, Type, cost};
 use crate::lower::Facts;
 use crate::op::{Attention, Work};
@@ -63,13 +63,21 @@ pub(super) fn applied(
             return all(expected(facts, module, f, node))?.times(applications);
         };
         let cache = match f.params.get(node.inputs[row].index()).map(|p| p.binding) {
-            Some(Binding::Index(Index::Row(cache))) => Some(cache as usize),
+            Some(Binding::Index(Index::Row(cache))) => Some((cache as usize, None)),
+            Some(Binding::Index(Index::Run { cache, offset, block })) => {
+                Some((cache as usize, Some((offset, block))))
+            }
             _ => None,
+        };
+        let row = |site: &Site| {
+            let (cache, run) = cache?;
+            let row = &site.apply.rows[cache];
+            Some(run.map_or(row.clone(), |(offset, block)| run_of(row, offset, block)))
         };
         let last = a.window.map_or(u64::MAX, |w| w - 1);
         let rows = sites
             .iter()
-            .try_fold(0u128, |sum, s| sum.checked_add(sum_rows(&s.apply.rows[cache?], &s.loops, last)?))
+            .try_fold(0u128, |sum, s| sum.checked_add(sum_rows(&row(s)?, &s.loops, last)?))
             .ok_or_else(overflow)?;
         let at = |row| all(Extents { row: Some(row), ..expected(facts, module, f, node) });
         let (first, second) = (at(0)?, at(1)?);
@@ -78,7 +86,8 @@ pub(super) fn applied(
     f.nodes.iter().map(each).collect()
 }
 
-/// Cost of each node of a function that is called once.
+/// Cost of each node of a function that is called once. One that reads a row of its cache reads all
+/// that there are.
 pub(super) fn once(facts: &Facts, module: &Module, f: &Function) -> Result<Vec<Cost>, CostError> {
     f.nodes.iter().map(|n| node_cost(module, f, n, expected(facts, module, f, n))).collect()
 }

@@ -773,6 +773,11 @@ impl<'a> Parser<'a> {
         Ok(None)
     }
 
+    /// An integer; the largest where it is larger.
+    fn small(&mut self) -> Parsed<u32> {
+        Ok(u32::try_from(self.integer()?).unwrap_or(u32::MAX))
+    }
+
     /// The binding that begins with the word before; [`Binding::words`] wrote it.
     fn binding_after(&mut self, word: &str) -> Parsed<Option<Binding>> {
         Ok(Some(match word {
@@ -794,7 +799,11 @@ impl<'a> Parser<'a> {
             } else if self.accept("depths")? {
                 Index::Depths
             } else if self.accept("row")? {
-                Index::Row(u32::try_from(self.integer()?).unwrap_or(u32::MAX))
+                Index::Row(self.small()?)
+            } else if self.accept("run")? {
+                Index::Run { cache: self.small()?, offset: self.small()?, block: self.small()? }
+            } else if self.accept("continues")? {
+                Index::Continues { cache: self.small()?, offset: self.small()?, block: self.small()? }
             } else {
                 Index::Given
             }),

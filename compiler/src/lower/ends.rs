@@ -19,6 +19,7 @@ pub(super) fn embed(
         Some(EmbedScale::SqrtHidden) => lower.b.scale(x, (architecture.model.hidden as f64).sqrt()),
         Some(EmbedScale::Value(c)) => lower.b.scale(x, c),
     };
+    let x = wiring(&architecture.model).begin(&mut lower, x);
     lower.b.result(Port::new("x", Binding::Stream), x);
     let (function, read, _) = lower.finish()?;
     globals.extend(read);
@@ -53,7 +54,8 @@ pub(super) fn head(
     let mut lower = Lower::new(architecture, None, shape, module, HEAD);
     let rows = lower.stream_rows();
     let hidden = lower.dim("hidden", model.hidden);
-    let mut x = lower.stream();
+    let x = lower.stream();
+    let mut x = wiring(model).end(&mut lower, x);
     if architecture.final_norm {
         x = lower.norm(x, Owner::Stream, Part::FinalNorm, 1);
     }

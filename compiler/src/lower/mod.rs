@@ -34,7 +34,7 @@ use crate::ir::{
 use crate::op::{
     Concat, Decide, DepthAttention, Group, Grouped, KeepInts, PutTokens, Rms, Route, Runs, Split, TopTokens,
 };
-use crate::wiring::{Sum, Wire, Wiring};
+use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
     self, Activation, Beginning, CausalRule, Component, EmbedScale, Expr, Mixing, QkNorm, Router, RouterForm,
     Score, Select, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
@@ -288,15 +288,14 @@ fn check_sizes(architecture: &Architecture, shape: Shape) -> Result<(), CompileE
     Ok(())
 }
 
-struct Lower<'a> {
+pub(crate) struct Lower<'a> {
     architecture: &'a Architecture,
     body: Option<&'a Body>,
     shape: Shape,
-    b: Builder<'a>,
+    pub(crate) b: Builder<'a>,
     form: Form,
     weights: Vec<Weight>,
     facts: Facts,
-    wiring: &'static dyn Wiring,
     /// Auxiliary losses of routers.
     auxiliary: Vec<Value>,
     /// Skips so far: they are numbered in the order of the layer's text.
@@ -365,7 +364,6 @@ impl<'a> Lower<'a> {
             form: Form::Training,
             weights: vec![],
             facts: Facts::default(),
-            wiring: &Sum,
             auxiliary: vec![],
             skips: 0,
             inside: vec![],
@@ -379,11 +377,11 @@ impl<'a> Lower<'a> {
         Ok((self.b.finish()?, self.weights, self.facts))
     }
 
-    fn dim(&mut self, name: &str, size: u64) -> Dim {
+    pub(crate) fn dim(&mut self, name: &str, size: u64) -> Dim {
         self.b.module.dim(name, size)
     }
 
-    fn hidden(&mut self) -> Dim {
+    pub(crate) fn hidden(&mut self) -> Dim {
         self.dim("hidden", self.architecture.model.hidden)
     }
 
@@ -401,12 +399,12 @@ impl<'a> Lower<'a> {
     }
 
     /// A dimension of size one.
-    fn one(&mut self) -> Dim {
+    pub(crate) fn one(&mut self) -> Dim {
         self.dim("one", 1)
     }
 
     /// A weight of those dimensions; `None` is the default beginning.
-    fn weight(
+    pub(crate) fn weight(
         &mut self,
         owner: Owner,
         part: Part,
@@ -425,7 +423,7 @@ impl<'a> Lower<'a> {
     }
 
     /// The state of that part, before this call.
-    fn state(&mut self, owner: Owner, part: Part, lifetime: Lifetime, ty: Type) -> (Port, Value) {
+    pub(crate) fn state(&mut self, owner: Owner, part: Part, lifetime: Lifetime, ty: Type) -> (Port, Value) {
         let port = Port::new(self.architecture.name_of(owner, part), Binding::State(lifetime));
         self.facts.states.insert(port.name.clone(), State { owner, part });
         let value = self.b.param(&port.name, port.binding, ty);
@@ -435,7 +433,7 @@ impl<'a> Lower<'a> {
     /// The row of a cache that this application writes.
     fn row(&mut self, owner: Owner) -> Value {
         let name = format!("{}.row", self.architecture.label(owner));
-        self.b.index(&name, Index::Row(self.architecture.cache_of(owner).unwrap_or(0) as u32))
+        self.b.index(&name, Index::Row(self.cache_number(owner)))
     }
 
     /// Initialisation of output projections and expert down-projections.
@@ -446,7 +444,14 @@ impl<'a> Lower<'a> {
     }
 
     /// A gain of the shape of the last `inner` dimensions of `x`.
-    fn gain(&mut self, owner: Owner, part: Part, x: Value, inner: usize, kind: TensorKind) -> Value {
+    pub(crate) fn gain(
+        &mut self,
+        owner: Owner,
+        part: Part,
+        x: Value,
+        inner: usize,
+        kind: TensorKind,
+    ) -> Value {
         let all = self.b.dims(x);
         let offset = self.architecture.model.norm.unit_offset;
         let init = Init::Constant(if offset { 0.0 } else { 1.0 });
@@ -464,21 +469,49 @@ impl<'a> Lower<'a> {
         self.b.mul(n, g)
     }
 
-    fn norm(&mut self, x: Value, owner: Owner, part: Part, inner: usize) -> Value {
+    /// Whose weights a term reads by.
+    pub(crate) fn reader(&self, term: &Expr) -> Result<Owner, CompileError> {
+        let missing = CompileError::Unsupported("a composition that reads as one");
+        match term {
+            Expr::Component(name) => {
+                let number = self.architecture.model.components.get_index_of(name);
+                number.map(|number| Owner::Component(number as u32)).ok_or(missing)
+            }
+            Expr::Skip(..) => Ok(Owner::Skip(self.skips)),
+            Expr::Norm | Expr::Sequential(_) | Expr::Parallel(_) => Err(missing),
+        }
+    }
+
+    /// Outputs of all applications, where the stream is one of sources.
+    pub(crate) fn outputs(&self) -> u64 {
+        self.architecture.rows_of(Owner::Sources)
+    }
+
+    /// The number of a cache.
+    pub(crate) fn cache_number(&self, owner: Owner) -> u32 {
+        self.architecture.cache_of(owner).unwrap_or(0) as u32
+    }
+
+    /// The number that norms add to the mean square.
+    pub(crate) fn eps(&self) -> f64 {
+        self.architecture.model.norm.eps
+    }
+
+    /// A weight that is one number.
+    pub(crate) fn number(&mut self, owner: Owner, part: Part, init: Init) -> Value {
+        let one = self.one();
+        let w = self.weight(owner, part, &[one], TensorKind::Gain, Some(init));
+        self.b.reshape(w, &[])
+    }
+
+    pub(crate) fn norm(&mut self, x: Value, owner: Owner, part: Part, inner: usize) -> Value {
         self.norm_as(x, owner, part, inner, TensorKind::Gain)
     }
 
     fn layer(&mut self, body: &Body, expr: &Expr) -> Result<(), CompileError> {
         let x = self.stream();
-        let mut y = match expr {
-            Expr::Sequential(terms) if terms.contains(&Expr::Norm) => self.normed(terms, x)?,
-            _ => {
-                let mut wire = self.enter(x);
-                let output = self.expr(expr, x)?;
-                self.write(&mut wire, output);
-                self.read(&wire)
-            }
-        };
+        let wiring = wiring(&self.architecture.model);
+        let mut y = wiring.layer(self, x, expr)?;
         if body.residual_norm {
             y = self.norm(y, Owner::Stream, Part::ResidualNorm, 1);
         }
@@ -492,45 +525,33 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    fn enter(&mut self, x: Value) -> Wire {
-        self.wiring.enter(&mut self.b, x)
-    }
-
-    fn read(&mut self, wire: &Wire) -> Value {
-        self.wiring.read(&mut self.b, wire)
-    }
-
-    fn write(&mut self, wire: &mut Wire, output: Value) {
-        self.wiring.write(&mut self.b, wire, output);
-    }
-
     fn leave(&mut self, wire: Wire) -> Result<Value, CompileError> {
-        self.wiring.leave(&mut self.b, wire).ok_or(CompileError::Unsupported("a composition of nothing"))
+        wire.leave().ok_or(CompileError::Unsupported("a composition of nothing"))
     }
 
     /// The output of a composition on the stream `x`.
-    fn expr(&mut self, expr: &Expr, x: Value) -> Result<Value, CompileError> {
+    pub(crate) fn expr(&mut self, expr: &Expr, x: Value) -> Result<Value, CompileError> {
         match expr {
             Expr::Component(name) => self.component(name, x),
             Expr::Norm => Err(CompileError::Unsupported("a norm of an update")),
             Expr::Parallel(terms) => {
                 // All terms read the stream before any of them writes.
-                let mut wire = self.enter(x);
-                let read = self.read(&wire);
+                let mut wire = Wire::enter(x);
+                let read = wire.read(&mut self.b);
                 for term in terms {
                     let output = self.expr(term, read)?;
-                    self.write(&mut wire, output);
+                    wire.write(&mut self.b, output);
                 }
                 self.leave(wire)
             }
             Expr::Sequential(terms) => {
                 let behind = self.ahead;
-                let mut wire = self.enter(x);
+                let mut wire = Wire::enter(x);
                 for (i, term) in terms.iter().enumerate() {
                     self.ahead = behind || terms[i + 1..].iter().any(|term| self.attends(term));
-                    let read = self.read(&wire);
+                    let read = wire.read(&mut self.b);
                     let output = self.expr(term, read)?;
-                    self.write(&mut wire, output);
+                    wire.write(&mut self.b, output);
                 }
                 self.ahead = behind;
                 self.leave(wire)

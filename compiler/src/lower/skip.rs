@@ -257,10 +257,10 @@ impl Lower<'_> {
                 self.component(name, x)
             }
             Expr::Parallel(terms) => {
-                let mut wire = self.enter(x);
+                let mut wire = Wire::enter(x);
                 for term in terms {
                     let output = self.of_all_keys(term, x, index)?;
-                    self.write(&mut wire, output);
+                    wire.write(&mut self.b, output);
                 }
                 self.leave(wire)
             }
@@ -271,23 +271,23 @@ impl Lower<'_> {
                     [one] => Some(self.expr(one, x)?),
                     more => Some(self.expr(&Expr::Sequential(more.to_vec()), x)?),
                 };
-                let mut wire = self.enter(x);
-                before.into_iter().for_each(|output| self.write(&mut wire, output));
-                let read = self.read(&wire);
+                let mut wire = Wire::enter(x);
+                before.into_iter().for_each(|output| wire.write(&mut self.b, output));
+                let read = wire.read(&mut self.b);
                 let output = self.of_all_keys(&terms[last], read, index)?;
                 // From here on the tokens that take part are alone.
                 let taken = self.b.op(Op::TakeTokens, &[x, index]);
-                let mut wire = self.enter(taken);
+                let mut wire = Wire::enter(taken);
                 if let Some(before) = before {
                     let before = self.b.op(Op::TakeTokens, &[before, index]);
-                    self.write(&mut wire, before);
+                    wire.write(&mut self.b, before);
                 }
-                self.write(&mut wire, output);
+                wire.write(&mut self.b, output);
                 let of = self.b.dims(x)[1];
                 for term in &terms[last + 1..] {
-                    let read = self.read(&wire);
+                    let read = wire.read(&mut self.b);
                     let output = self.within(Inside::Gathered { index, of, ints: vec![] }, term, read)?;
-                    self.write(&mut wire, output);
+                    wire.write(&mut self.b, output);
                 }
                 self.leave(wire)
             }

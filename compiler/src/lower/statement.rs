@@ -1,4 +1,4 @@
-//! Statements on the stream, and norms among the terms of a layer.
+//! Statements on the stream.
 //!
 //! A statement is a function of its own, from the stream to a stream. `save` leaves the stream as a
 //! state of lifetime [`Lifetime::Saved`], of which there is one for each time it is saved; `mix`
@@ -17,9 +17,10 @@ impl Lower<'_> {
                 self.b.zeros(&ty)
             }
             Statement::StartNormal(deviation) => {
-                let ty = self.b.ty(x).clone();
-                let noise = self.b.param(Input::Noise.name(), Binding::Batch(Input::Noise), ty);
-                self.b.scale(noise, *deviation)
+                let dims = [self.stream_rows(), vec![self.hidden()]].concat();
+                let noise = self.b.param(Input::Noise.name(), Binding::Batch(Input::Noise), Type::f32(&dims));
+                let noise = self.b.scale(noise, *deviation);
+                wiring(&self.architecture.model).begin(self, noise)
             }
             Statement::Save(name) => {
                 self.save(name, x);
@@ -48,9 +49,8 @@ impl Lower<'_> {
 
     fn saved(&mut self, name: &str) -> Value {
         let port = self.saved_port(name);
-        let mut dims = self.stream_rows();
-        dims.push(self.hidden());
-        self.b.param(&port.name, port.binding, Type::f32(&dims))
+        let ty = self.stream_type();
+        self.b.param(&port.name, port.binding, ty)
     }
 
     /// `W x` with a matrix `[hidden, width of x]`, whose identity is of its last columns.
@@ -107,24 +107,5 @@ impl Lower<'_> {
                 self.b.add(x, read)
             }
         }
-    }
-
-    /// The stream behind a layer whose `>` has norms among its terms.
-    pub(super) fn normed(&mut self, terms: &[Expr], x: Value) -> Result<Value, CompileError> {
-        let mut wire = self.enter(x);
-        let mut norms = 0;
-        for (i, term) in terms.iter().enumerate() {
-            self.ahead = terms[i + 1..].iter().any(|term| self.attends(term));
-            let read = self.read(&wire);
-            if let Expr::Norm = term {
-                let y = self.norm(read, Owner::Norm(norms), Part::Gain, 1);
-                (wire, norms) = (self.enter(y), norms + 1);
-            } else {
-                let output = self.expr(term, read)?;
-                self.write(&mut wire, output);
-            }
-        }
-        self.ahead = false;
-        Ok(self.read(&wire))
     }
 }

@@ -1,16 +1,26 @@
 //! The tokens that there are inside a layer, and what the host gives for each of them.
 
 use super::*;
+use crate::wiring::lane_type;
 
 impl Lower<'_> {
     pub(super) fn stream_rows(&mut self) -> Vec<Dim> {
         vec![Dim(0), Dim(1)]
     }
 
+    pub(super) fn stream_type(&mut self) -> Type {
+        let rows = self.stream_rows();
+        match self.architecture.model.stream {
+            spec::Stream::Sum | spec::Stream::Attend { .. } => {
+                Type::f32(&[&rows[..], &[self.hidden()]].concat())
+            }
+            spec::Stream::Lanes { count, .. } => lane_type(self, &rows, count),
+        }
+    }
+
     pub(super) fn stream(&mut self) -> Value {
-        let mut dims = self.stream_rows();
-        dims.push(self.hidden());
-        self.b.param("x", Binding::Stream, Type::f32(&dims))
+        let ty = self.stream_type();
+        self.b.param("x", Binding::Stream, ty)
     }
 
     /// Rows of the tokens here as rows of every token of the stream; -0 for those that take no

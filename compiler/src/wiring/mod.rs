@@ -1,41 +1,44 @@
 //! How the stream is wired: what a component reads, and where its output goes.
 //!
-//! *In*: a stream, and the outputs of components in order. *Out*: what each of them reads, and the
+//! *In*: a stream, and the units of a layer in order. *Out*: what each of them reads, and the
 //! stream behind them all. *Promise*: components are maps from what they read to an output; nothing
 //! but a wiring adds an output to a stream.
 //!
-//! A composition is a *wire*: it begins with a stream ([`Wiring::enter`]); each of its terms reads
-//! it ([`Wiring::read`]) and has its output written to it ([`Wiring::write`]); and what has been
-//! written leaves it ([`Wiring::leave`]) as the output of the composition, to be written to the
-//! wire around it. A layer is the outermost wire: the stream behind it is what would be read next.
+//! The units of a layer are the terms of its sequence ([`units`](crate::architecture::units)).
+//! Every wiring stands between units; inside a unit that is a composition (a parallel group, a
+//! wrapped part) terms are on a [`Wire`], which is a sum: each reads it, has its output written to
+//! it, and what has been written leaves it as the output of the composition.
 
+mod attend;
+mod lanes;
 mod sum;
 
-pub use sum::Sum;
+pub(crate) use attend::Attend;
+pub(crate) use lanes::{Lanes, lane_type};
+pub(crate) use sum::{Sum, Wire};
 
-use crate::build::Builder;
+use crate::CompileError;
 use crate::ir::Value;
-
-/// A composition under way.
-#[derive(Clone, Debug)]
-pub struct Wire {
-    /// The stream before the composition.
-    stream: Value,
-    /// Outputs written so far, in the form that the wiring keeps them.
-    written: Vec<Value>,
-}
+use crate::lower::Lower;
+use dreamc_dsl::spec::{Expr, Model, Stream};
 
 /// A way to wire the stream.
-pub trait Wiring: Sync {
-    /// Begins a composition on a stream.
-    fn enter(&self, b: &mut Builder, stream: Value) -> Wire;
+pub(crate) trait Wiring {
+    /// The stream before the first layer, of the embedding.
+    fn begin(&self, lower: &mut Lower, x: Value) -> Value;
 
-    /// The stream that the next term reads; behind the last one, the stream as it is then.
-    fn read(&self, b: &mut Builder, wire: &Wire) -> Value;
+    /// The stream behind a layer.
+    fn layer(&self, lower: &mut Lower, x: Value, expr: &Expr) -> Result<Value, CompileError>;
 
-    /// Takes the output of a term.
-    fn write(&self, b: &mut Builder, wire: &mut Wire, output: Value);
+    /// The value that the final norm reads, of the stream behind the last layer.
+    fn end(&self, lower: &mut Lower, x: Value) -> Value;
+}
 
-    /// The output of the composition; none where nothing was written.
-    fn leave(&self, b: &mut Builder, wire: Wire) -> Option<Value>;
+/// The wiring of a model.
+pub(crate) fn wiring(model: &Model) -> Box<dyn Wiring> {
+    match model.stream {
+        Stream::Sum => Box::new(Sum),
+        Stream::Attend { block } => Box::new(Attend { block: block as u32 }),
+        Stream::Lanes { count, kind } => Box::new(Lanes { count, kind }),
+    }
 }

@@ -33,6 +33,8 @@ pub(super) struct Walk<'a> {
     recurrent: HashSet<String>,
     /// Whether some layer could not be read, so that it is not known what it uses.
     unread: bool,
+    /// `skip`s around: inside, every stream is a sum.
+    summed: usize,
 }
 
 impl Checker {
@@ -45,6 +47,7 @@ impl Checker {
             used: HashSet::new(),
             recurrent: HashSet::new(),
             unread: false,
+            summed: 0,
         };
         let (items, applications) = self.items(&mut walk, value, "body", "model.body", false)?;
         if applications.is_some_and(|applications| applications > MAX_APPLICATIONS) {
@@ -185,7 +188,16 @@ impl Checker {
         }
         let recur = section.name == "recur";
         let count = self.int(&group, section.name);
-        let residual_norm = if recur { self.bool(&group, "residual_norm") } else { Some(true) };
+        let residual_norm = match recur {
+            true if self.known.attends && !self.has(&group, "residual_norm") => Some(false),
+            true => self.bool(&group, "residual_norm"),
+            false => Some(true),
+        };
+        if let (Some(true), true) = (residual_norm, recur && self.known.attends) {
+            let message = "`residual_norm` normalises a stream, and `stream attend` has none";
+            let help = "components read mixtures of outputs, which their own norms normalise: take it away";
+            self.error_at("out-of-range", &format!("{path}.residual_norm"), message, help);
+        }
         let looping = match recur {
             true => self.looping(&group, count, !path.contains(".layers")),
             false => Some(Looping::default()),
@@ -232,6 +244,10 @@ impl Checker {
     fn layer_item(&mut self, walk: &mut Walk, layer: &Layer, recurrent: bool) -> (Option<Item>, Option<u64>) {
         match &layer.kind {
             LayerKind::Statement(words) => {
+                if self.known.attends {
+                    let word = words.first().map_or("", |word| word.text.as_str());
+                    self.no_stream(word, layer.span);
+                }
                 (self.statement(walk, words, layer.span).map(Item::Statement), Some(0))
             }
             _ => (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1)),
@@ -266,6 +282,12 @@ impl Checker {
         expr.filter(|_| !twice && !bare)
     }
 
+    fn no_stream(&mut self, word: &str, span: Span) {
+        let message = format!("`{word}` is of a stream, and `stream attend` has none");
+        let help = "components read mixtures of outputs, which their own norms normalise: take it away";
+        self.error("unknown-stream", span, message, help);
+    }
+
     /// `outermost` says whether this is the layer itself, or a term of its own `>`.
     fn expr(
         &mut self,
@@ -280,6 +302,8 @@ impl Checker {
                     let message = "`norm` stands where there is an update and no stream to normalise";
                     let help = "make it a term of the layer's own `>`, outside `|` and `skip`";
                     self.error("misplaced-norm", layer.span, message, help);
+                } else if self.known.attends {
+                    self.no_stream("norm", layer.span);
                 }
                 outermost.then_some(Expr::Norm)
             }
@@ -314,7 +338,14 @@ impl Checker {
             LayerKind::Parallel(terms) => {
                 let mut all = Some(Vec::new());
                 for term in terms {
+                    let span = term.span;
                     let term = self.expr(walk, term, names, false);
+                    if let (Some(Expr::Sequential(_)), true) = (&term, self.known.attends && walk.summed == 0)
+                    {
+                        let message = "a `>` inside `|` has no order among the sources of `stream attend`";
+                        let help = "write its components as terms of the layer's own `>`, or wrap the term in a `skip(…)`, which is a sum inside";
+                        self.error("unknown-stream", span, message, help);
+                    }
                     all = all.zip(term).map(|(mut all, term)| {
                         match term {
                             Expr::Parallel(inner) => all.extend(inner),
@@ -327,7 +358,9 @@ impl Checker {
             }
             LayerKind::Skip(arguments, inner) => {
                 let skip = self.skip(arguments);
+                walk.summed += 1;
                 let inner = self.expr(walk, inner, names, false);
+                walk.summed -= 1;
                 Some(Expr::Skip(Box::new(skip?), Box::new(inner?)))
             }
             LayerKind::Statement(_) => {

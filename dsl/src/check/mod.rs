@@ -59,6 +59,8 @@ struct Known {
     vocab: Option<u64>,
     context: Option<u64>,
     components: Vec<(String, &'static Section)>,
+    /// Whether the stream is one of sources.
+    attends: bool,
     /// Whether a layer stands in a `recur`.
     recurrent: Option<bool>,
     /// Outermost `recur`s, where the whole body is right.

@@ -22,6 +22,8 @@ impl Checker {
         let logit_softcap = self.real_or_none(group, "logit_softcap");
         let norm = self.section_or_default(group, "norm", &keys::NORM);
         let (eps, unit_offset) = (self.real(&norm, "eps"), self.bool(&norm, "unit_offset"));
+        let stream = self.stream(group);
+        self.known.attends = matches!(stream, Some(Stream::Attend { .. }));
         let components = self.components(group, hidden);
         let body = self.body(group, components.as_ref());
         Some(Model {
@@ -33,9 +35,74 @@ impl Checker {
             embed_scale: embed_scale?,
             logit_softcap: logit_softcap?,
             norm: Norm { eps: eps?, unit_offset: unit_offset? },
+            stream: stream?,
             components: components?.into_iter().filter_map(|(name, c)| Some((name, c?))).collect(),
             body: body?,
         })
+    }
+
+    fn stream(&mut self, group: &Group) -> Option<Stream> {
+        let Some(value) = self.written(group, "stream") else { return Some(Stream::Sum) };
+        let map = match &value.kind {
+            ValueKind::Word(word) if word == "sum" => return Some(Stream::Sum),
+            ValueKind::Word(word) if word == "attend" => return Some(Stream::Attend { block: 1 }),
+            ValueKind::Word(word) if word == "lanes" => {
+                let message = "`lanes` has no number";
+                self.error(
+                    "missing-key",
+                    value.span,
+                    message,
+                    "write `stream lanes 4` (YAML: `stream: {lanes: 4}`)",
+                );
+                return None;
+            }
+            ValueKind::Map(map) => map,
+            _ => {
+                self.wrong_type("stream", &Self::kind(group, "stream"), value);
+                return None;
+            }
+        };
+        let own = self.group(&keys::STREAM, map, group.path("stream"), value.span);
+        let (attend, lanes) = (self.has(&own, "attend"), self.has(&own, "lanes"));
+        match (attend, lanes) {
+            (true, true) => {
+                let help = "a stream has one wiring: take one away";
+                self.error_at("unknown-key", &own.path("lanes"), "`lanes` does not go with `attend`", help);
+                None
+            }
+            (false, false) if own.meant.is_empty() => {
+                let help = "write `stream: {lanes: 4}`, `stream: {attend: {block: 8}}` or `stream: sum`";
+                self.error("missing-key", own.at, "`stream` names no wiring", help);
+                None
+            }
+            (false, false) => None,
+            (true, false) => {
+                if self.has(&own, "kind") {
+                    let help = "it is of `lanes`: take it away";
+                    self.error_at("unknown-key", &own.path("kind"), "`kind` does not go with `attend`", help);
+                }
+                let attend = self.section(&own, "attend")?;
+                Some(Stream::Attend { block: self.int(&attend, "block")? })
+            }
+            (false, true) => {
+                let count = self.int(&own, "lanes");
+                if let Some(count) = count.filter(|count| *count > keys::MOST_LANES) {
+                    let message = format!("{count} lanes are too many");
+                    let help = format!("each reads every other one: write at most {}", keys::MOST_LANES);
+                    self.error_at("out-of-range", &own.path("lanes"), message, help);
+                }
+                let kind = match self.has(&own, "kind") {
+                    true => self.word(&own, "kind"),
+                    false => Some("static"),
+                };
+                let kind = match kind? {
+                    "dynamic" => LaneKind::Dynamic,
+                    "mhc" => LaneKind::Mhc,
+                    _ => LaneKind::Static,
+                };
+                Some(Stream::Lanes { count: count?, kind })
+            }
+        }
     }
 
     fn embed_scale(&mut self, group: &Group) -> Option<Option<EmbedScale>> {
@@ -66,7 +133,9 @@ impl Checker {
         let mut components = IndexMap::new();
         for item in &map.items {
             let Pair { key, value } = &item.node;
-            if !is_word(&key.text) || key.text.contains('.') || RESERVED.contains(&key.text.as_str()) {
+            let lanes = key.text.strip_prefix("lanes").is_some_and(|n| n.parse::<u32>().is_ok());
+            if !is_word(&key.text) || key.text.contains('.') || RESERVED.contains(&key.text.as_str()) || lanes
+            {
                 let help = "a name has letters, digits and `_`, begins with a letter, and is no word of the language";
                 self.error("bad-name", key.span, format!("`{}` cannot name a component", key.text), help);
                 continue;

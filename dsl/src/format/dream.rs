@@ -318,6 +318,9 @@ fn flow(value: &Value, kind: Option<Type>) -> String {
             {
                 return text;
             }
+            if let Some(text) = wired(map, kind) {
+                return text;
+            }
             let inner = |key: &str| kind.and_then(|kind| kind.child(key));
             let pair = |item: &Item<Pair>| {
                 let Pair { key, value } = &item.node;
@@ -346,6 +349,27 @@ fn with_flags(map: &Map, section: &Section) -> Option<String> {
     let flagged = flag.node.key.text == "half_reversed" && flag.node.value.kind == ValueKind::Bool(true);
     let short = section.short == Some(first.node.key.text.as_str());
     (plain && flagged && short).then(|| format!("{} half_reversed", flow(&first.node.value, None)))
+}
+
+/// `lanes 4 dynamic` or `attend { block 8 }` for a map of these keys in the place of a stream.
+fn wired(map: &Map, kind: Option<Type>) -> Option<String> {
+    let stream = kind.and_then(|kind| kind.section()).is_some_and(|own| std::ptr::eq(own, &keys::STREAM));
+    let pairs: Vec<&Pair> = map.items.iter().filter(|_| stream).map(|item| &item.node).collect();
+    let number = |value: &Value| matches!(value.kind, ValueKind::Number(_));
+    match &pairs[..] {
+        [attend] if attend.key.text == "attend" && matches!(attend.value.kind, ValueKind::Map(_)) => {
+            Some(format!("attend {}", flow(&attend.value, Some(Type::Section(&keys::ATTEND)))))
+        }
+        [lanes] if lanes.key.text == "lanes" && number(&lanes.value) => {
+            Some(format!("lanes {}", flow(&lanes.value, None)))
+        }
+        [lanes, kind] if lanes.key.text == "lanes" && kind.key.text == "kind" && number(&lanes.value) => {
+            let known = |word: &&str| matches!(&kind.value.kind, ValueKind::Word(own) if own == *word);
+            let word = ["static", "dynamic", "mhc"].into_iter().find(known)?;
+            Some(format!("lanes {} {word}", flow(&lanes.value, None)))
+        }
+        _ => None,
+    }
 }
 
 /// An argument of `skip`.

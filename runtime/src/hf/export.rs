@@ -15,6 +15,7 @@ use crate::data::{Tokenizer, sums};
 use crate::files;
 use crate::train::prepare;
 use dreamc_compiler::compile;
+use dreamc_dsl::spec::Stream;
 use dreamc_dsl::{Spec, Spelling};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -60,6 +61,13 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// false.
 pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, HfError> {
     folder::free(to, false)?;
+    if model.spec.model.stream != Stream::Sum {
+        return Err(HfError::Export(
+            "no class of transformers wires its stream so, and the package's code adds outputs up; \
+             export the weights alone"
+                .into(),
+        ));
+    }
     let dtype = stored(model)?;
     let kept = match model.kept(CONFIG) {
         Some(path) => json(&path)?,

@@ -211,6 +211,25 @@ struct Inside {
     keys: Vec<bool>,
 }
 
+/// The stream between layers.
+enum Wired {
+    Sum(Vec<f64>),
+    /// Everything that can be read: the embedding, and every output since.
+    Sources {
+        embedding: Vec<f64>,
+        outputs: Vec<Vec<f64>>,
+    },
+    Lanes(Vec<Vec<f64>>),
+}
+
+/// Numbers between a unit and the lanes, of a token.
+struct Around {
+    alpha: Vec<f64>,
+    beta: Vec<f64>,
+    /// `[to][from]`
+    mix: Vec<Vec<f64>>,
+}
+
 /// Keys and values of an application of depth attention, and which tokens have them.
 type Depth = (Vec<f64>, Vec<f64>, Vec<bool>);
 
@@ -287,7 +306,12 @@ impl<'a> Formulas<'a> {
         let layer = |a: &&Application| matches!(a.step, Step::Layer(_));
         let times = |set| applications.iter().filter(layer).filter(|a| a.set == set).count() as u64;
         self.depths = applications.iter().filter(layer).count();
-        let mut streams = vec![x.clone()];
+        let mut stream = match model.stream {
+            Stream::Sum => Wired::Sum(std::mem::take(&mut x)),
+            Stream::Attend { .. } => Wired::Sources { embedding: std::mem::take(&mut x), outputs: vec![] },
+            Stream::Lanes { count, .. } => Wired::Lanes(vec![x; count as usize]),
+        };
+        let mut streams = vec![self.flat(&stream)];
         let mut normalised = false;
         let all = Inside {
             here: vec![true; self.tokens()],
@@ -299,32 +323,40 @@ impl<'a> Formulas<'a> {
                 Step::Layer(expr) => expr,
                 Step::Statement(s) => {
                     self.prefix = format!("body.{}", a.set);
-                    x = self.statement(s, x);
+                    let x = self.statement(s, self.flat(&stream));
+                    stream = self.wired(x);
                     if a.detached {
-                        x = self.stop(x);
+                        self.stop_stream(&mut stream);
                         if let Statement::Save(name) = s {
-                            self.saved.insert(name.clone(), x.clone());
+                            self.saved.insert(name.clone(), self.flat(&stream));
                         }
                     }
-                    streams.push(x.clone());
+                    streams.push(self.flat(&stream));
                     continue;
                 }
             };
             (self.skips, self.prefix) = (0, format!("layers.{}", a.set));
             self.recurrent = a.recurrent.map(|_| times(a.set));
             let before = (self.auxiliary, self.pools.iter().map(|pool| pool.1.len()).collect::<Vec<_>>());
-            x = self.layer(expr, x, &all);
+            self.layer(expr, &mut stream, &all);
             self.depth += 1;
             normalised = a.recurrent.is_some_and(|(_, norm)| norm);
             if normalised {
-                x = self.norm(&x, &format!("{}.residual_norm.weight", self.prefix));
+                let name = format!("{}.residual_norm.weight", self.prefix);
+                match &mut stream {
+                    Wired::Sum(x) => *x = self.norm(x, &name),
+                    Wired::Lanes(lanes) => lanes.iter_mut().for_each(|x| *x = self.norm(x, &name)),
+                    Wired::Sources { .. } => {}
+                }
             }
             if a.detached {
-                x = self.stop(x);
+                self.stop_stream(&mut stream);
                 self.detach(expr, before);
             }
-            streams.push(x.clone());
+            streams.push(self.flat(&stream));
         }
+        let x = self.last(&stream);
+        normalised &= model.stream == Stream::Sum;
         let last = if normalised { x } else { self.norm(&x, "norm.weight") };
         let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
         let mut logits = product(&last, head, h);
@@ -470,7 +502,11 @@ impl<'a> Formulas<'a> {
         let h = self.model.hidden as usize;
         match s {
             Statement::StartZeros => vec![0.0; x.len()],
-            Statement::StartNormal(sigma) => self.noise.iter().map(|z| sigma * z).collect(),
+            Statement::StartNormal(sigma) => {
+                let each = x.len() / self.noise.len().max(1);
+                let token = |z: &[f64]| z.iter().map(|z| sigma * z).collect::<Vec<_>>().repeat(each);
+                self.noise.chunks(h).flat_map(token).collect()
+            }
             Statement::Norm => self.norm(&x, &format!("{}.norm.weight", self.prefix)),
             Statement::Linear(_) => product(&x, self.own("linear.weight"), h),
             Statement::Save(name) => {
@@ -504,31 +540,244 @@ impl<'a> Formulas<'a> {
         }
     }
 
-    // Composition ---------------------------------------------------------------------------------
+    // Streams -------------------------------------------------------------------------------------
 
-    /// The stream behind a layer. A norm among the terms is of the stream so far.
-    fn layer(&mut self, expr: &Expr, mut x: Vec<f64>, all: &Inside) -> Vec<f64> {
-        let terms = match expr {
-            Expr::Sequential(terms) if terms.contains(&Expr::Norm) => terms.as_slice(),
-            _ => std::slice::from_ref(expr),
-        };
-        let mut norms = 0;
-        for run in terms.split_inclusive(|term| *term == Expr::Norm) {
-            let mut sum = vec![0.0; x.len()];
-            for term in run.iter().filter(|term| **term != Expr::Norm) {
-                let mut y = x.clone();
-                add(&mut y, &sum);
-                let update = self.expr(term, &y, all);
-                add(&mut sum, &update);
+    /// The stream as the model keeps it between layers: of sources, the sum of the run so far.
+    fn flat(&self, stream: &Wired) -> Vec<f64> {
+        let h = self.model.hidden as usize;
+        match stream {
+            Wired::Sum(x) => x.clone(),
+            Wired::Lanes(lanes) => {
+                let token = |i: usize| lanes.iter().flat_map(move |x| x[i * h..][..h].to_vec());
+                (0..self.tokens()).flat_map(token).collect()
             }
-            add(&mut x, &sum);
-            if run.last() == Some(&Expr::Norm) {
-                x = self.norm(&x, &format!("{}.norm{norms}.weight", self.prefix));
-                norms += 1;
+            Wired::Sources { embedding, outputs } => {
+                self.sources(embedding, outputs).pop().unwrap_or_default()
             }
         }
-        x
     }
+
+    /// The embedding, and the sums of runs of outputs.
+    fn sources(&self, embedding: &[f64], outputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let Stream::Attend { block } = self.model.stream else { return vec![] };
+        let mut sources = vec![embedding.to_vec()];
+        for run in outputs.chunks(block as usize) {
+            let mut sum = vec![0.0; embedding.len()];
+            run.iter().for_each(|y| add(&mut sum, y));
+            sources.push(sum);
+        }
+        sources
+    }
+
+    /// `Σ_j p_j v_j` of every token.
+    fn attended(&self, sources: &[Vec<f64>], name: &str) -> Vec<f64> {
+        let (h, w) = (self.model.hidden as usize, self.w(&format!("{name}.weight")));
+        let gain = format!("{name}.norm.weight");
+        let scores: Vec<Vec<f64>> = sources.iter().map(|v| product(&self.norm(v, &gain), w, h)).collect();
+        let mut read = vec![0.0; self.tokens() * h];
+        for (i, read) in read.chunks_mut(h).enumerate() {
+            let p = softmax(&scores.iter().map(|s| s[i]).collect::<Vec<_>>());
+            for (p, v) in p.iter().zip(sources) {
+                read.iter_mut().zip(&v[i * h..]).for_each(|(u, v)| *u += p * v);
+            }
+        }
+        read
+    }
+
+    /// A stream as [`Formulas::flat`] gives it, back as it is between layers.
+    fn wired(&self, x: Vec<f64>) -> Wired {
+        let h = self.model.hidden as usize;
+        match self.model.stream {
+            Stream::Sum | Stream::Attend { .. } => Wired::Sum(x),
+            Stream::Lanes { count, .. } => {
+                let n = count as usize;
+                let lane = |i: usize| x.chunks(h).skip(i).step_by(n).flatten().copied().collect();
+                Wired::Lanes((0..n).map(lane).collect())
+            }
+        }
+    }
+
+    /// Stops the gradients of all that a stream holds.
+    fn stop_stream(&mut self, stream: &mut Wired) {
+        let all: Vec<&mut Vec<f64>> = match stream {
+            Wired::Sum(x) => vec![x],
+            Wired::Lanes(lanes) => lanes.iter_mut().collect(),
+            Wired::Sources { embedding, outputs } => std::iter::once(embedding).chain(outputs).collect(),
+        };
+        for x in all {
+            *x = self.stop(std::mem::take(x));
+        }
+    }
+
+    /// Applies a layer: its units one by one, a sum inside of each. A norm among the terms is of
+    /// the stream so far.
+    fn layer(&mut self, expr: &Expr, stream: &mut Wired, inside: &Inside) {
+        let units = match expr {
+            Expr::Sequential(terms) => &terms[..],
+            one => std::slice::from_ref(one),
+        };
+        match stream {
+            Wired::Sum(x) => {
+                let terms = match expr {
+                    Expr::Sequential(terms) if terms.contains(&Expr::Norm) => terms.as_slice(),
+                    _ => std::slice::from_ref(expr),
+                };
+                for (norms, run) in terms.split_inclusive(|term| *term == Expr::Norm).enumerate() {
+                    let mut sum = vec![0.0; x.len()];
+                    for term in run.iter().filter(|term| **term != Expr::Norm) {
+                        let mut y = x.clone();
+                        add(&mut y, &sum);
+                        let update = self.expr(term, &y, inside);
+                        add(&mut sum, &update);
+                    }
+                    add(x, &sum);
+                    if run.last() == Some(&Expr::Norm) {
+                        *x = self.norm(x, &format!("{}.norm{norms}.weight", self.prefix));
+                    }
+                }
+            }
+            Wired::Lanes(lanes) => {
+                let (mut j, mut norms) = (0, 0);
+                for unit in units {
+                    if *unit == Expr::Norm {
+                        let name = format!("{}.norm{norms}.weight", self.prefix);
+                        lanes.iter_mut().for_each(|x| *x = self.norm(x, &name));
+                        norms += 1;
+                        continue;
+                    }
+                    let around = self.around(&format!("{}.lanes{j}", self.prefix), lanes);
+                    let u = self.mixed(lanes, |i| around[i].alpha.clone());
+                    let y = self.expr(unit, &u, inside);
+                    let all = lanes.iter().map(Vec::as_slice).chain([&y[..]]).map(<[f64]>::to_vec);
+                    let all: Vec<Vec<f64>> = all.collect();
+                    for (to, x) in lanes.iter_mut().enumerate() {
+                        let weights = |i: usize| [&around[i].mix[to][..], &[around[i].beta[to]]].concat();
+                        *x = self.mixed(&all, weights);
+                    }
+                    j += 1;
+                }
+            }
+            Wired::Sources { embedding, outputs } => {
+                for unit in units {
+                    let terms = match unit {
+                        Expr::Parallel(terms) => &terms[..],
+                        one => std::slice::from_ref(one),
+                    };
+                    let sources = self.sources(embedding, outputs);
+                    for term in terms {
+                        let label = match term {
+                            Expr::Component(name) => name.clone(),
+                            _ => format!("skip.{}", self.skips),
+                        };
+                        let u = self.attended(&sources, &format!("{}.{label}.read", self.prefix));
+                        let y = self.expr(term, &u, inside);
+                        outputs.push(y);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `Σ_j w_j x_j` of every token, with weights of its own.
+    fn mixed(&self, of: &[Vec<f64>], weights: impl Fn(usize) -> Vec<f64>) -> Vec<f64> {
+        let h = self.model.hidden as usize;
+        let mut sum = vec![0.0; self.tokens() * h];
+        for (i, sum) in sum.chunks_mut(h).enumerate() {
+            for (w, x) in weights(i).iter().zip(of) {
+                sum.iter_mut().zip(&x[i * h..]).for_each(|(s, x)| *s += w * x);
+            }
+        }
+        sum
+    }
+
+    /// The numbers around a unit, for every token.
+    fn around(&self, name: &str, lanes: &[Vec<f64>]) -> Vec<Around> {
+        let (n, h) = (lanes.len(), self.model.hidden as usize);
+        let w = |part: &str| self.w(&format!("{name}.{part}"));
+        let Stream::Lanes { kind, .. } = self.model.stream else { return vec![] };
+        let token = |i: usize| match kind {
+            LaneKind::Static | LaneKind::Dynamic => {
+                let mut around = Around {
+                    alpha: w("alpha").to_vec(),
+                    beta: w("beta").to_vec(),
+                    mix: w("mix").chunks(n).map(<[f64]>::to_vec).collect(),
+                };
+                if kind == LaneKind::Dynamic {
+                    let (s, t) = (w("alpha_scale")[0], w("beta_scale")[0]);
+                    for from in 0..n {
+                        let x = self.norm(&lanes[from][i * h..][..h], &format!("{name}.norm.weight"));
+                        around.alpha[from] += s * inner(&x, w("alpha_weight")).tanh();
+                        around.beta[from] += t * inner(&x, w("beta_weight")).tanh();
+                        for to in 0..n {
+                            let column = w("mix_weight").iter().skip(to).step_by(n);
+                            let z: f64 = x.iter().zip(column).map(|(x, w)| x * w).sum();
+                            around.mix[to][from] += s * z.tanh();
+                        }
+                    }
+                }
+                around
+            }
+            LaneKind::Mhc => {
+                let z = self.flattened(lanes, i, w("weight"));
+                let (bias, scale) = (w("bias"), w("scale"));
+                let one = |at: usize, s: usize| scale[s] * z[at] + bias[at];
+                let mut m: Vec<Vec<f64>> = (0..n)
+                    .map(|i| softmax(&(0..n).map(|j| one(2 * n + i * n + j, 2)).collect::<Vec<_>>()))
+                    .collect();
+                m.iter_mut().flatten().for_each(|x| *x += 1e-6);
+                for turn in 0..20 {
+                    if turn > 0 {
+                        for row in &mut m {
+                            let sum = row.iter().sum::<f64>() + 1e-6;
+                            row.iter_mut().for_each(|x| *x /= sum);
+                        }
+                    }
+                    for j in 0..n {
+                        let sum = m.iter().map(|row| row[j]).sum::<f64>() + 1e-6;
+                        m.iter_mut().for_each(|row| row[j] /= sum);
+                    }
+                }
+                Around {
+                    alpha: (0..n).map(|i| sigmoid(one(i, 0)) + 1e-6).collect(),
+                    beta: (0..n).map(|i| 2.0 * sigmoid(one(n + i, 1))).collect(),
+                    mix: (0..n).map(|to| m.iter().map(|row| row[to]).collect()).collect(),
+                }
+            }
+        };
+        (0..self.tokens()).map(token).collect()
+    }
+
+    /// `W · RMSNorm(flatten X)` of a token.
+    fn flattened(&self, lanes: &[Vec<f64>], token: usize, w: &[f64]) -> Vec<f64> {
+        let h = self.model.hidden as usize;
+        let x: Vec<f64> = lanes.iter().flat_map(|x| &x[token * h..][..h]).copied().collect();
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let x: Vec<f64> = x.iter().map(|x| x / (mean + self.model.norm.eps).sqrt()).collect();
+        product(&x, w, x.len())
+    }
+
+    /// The value that the final norm reads.
+    fn last(&self, stream: &Wired) -> Vec<f64> {
+        match stream {
+            Wired::Sum(x) => x.clone(),
+            Wired::Sources { embedding, outputs } => {
+                self.attended(&self.sources(embedding, outputs), "output.read")
+            }
+            Wired::Lanes(lanes) => {
+                let mhc = matches!(self.model.stream, Stream::Lanes { kind: LaneKind::Mhc, .. });
+                self.mixed(lanes, |i| {
+                    if !mhc {
+                        return vec![1.0; lanes.len()];
+                    }
+                    let z = self.flattened(lanes, i, self.w("output.lanes.weight"));
+                    let (bias, scale) = (self.w("output.lanes.bias"), self.w("output.lanes.scale")[0]);
+                    z.iter().zip(bias).map(|(z, b)| sigmoid(scale * z + b) + 1e-6).collect()
+                })
+            }
+        }
+    }
+
+    // Composition ---------------------------------------------------------------------------------
 
     /// The update of an expert.
     fn expr(&mut self, e: &Expr, x: &[f64], inside: &Inside) -> Vec<f64> {

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | hidden, intermediate, query, vocabulary | at most 12, 6, 4, 17 | odd ones odd, ones one |
 //! | heads, kv heads | at most 2 kv heads of 3 queries | one kv head for several queries, several kv heads |
+//! | lanes, outputs of a source | at most 3 | several lanes, runs that end in the middle of a layer |
 //! | head size | at most 4 | two rotary pairs, so that a reversed half is there |
 //! | window | at most 3 | shorter than the sequence, where it was |
 //! | experts | at most 5, of which 2 are active; 2 shared | all active, one expert, no-ops, shared ones |
@@ -59,6 +60,12 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
         less("vocab", &mut model.vocab, 17);
         less("hidden", &mut model.hidden, 12);
         less("context", &mut model.context, SEQUENCE + 3);
+        match &mut model.stream {
+            Stream::Sum => {}
+            // Runs that end and begin within the few layers that are left.
+            Stream::Attend { block } => less("stream.attend.block", block, 3),
+            Stream::Lanes { count, .. } => less("stream.lanes", count, 3),
+        }
         let sequence = SEQUENCE.min(model.context);
         for (name, component) in &mut model.components {
             let of = |key: &str| format!("{name}.{key}");

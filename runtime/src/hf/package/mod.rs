@@ -145,6 +145,8 @@ impl<'a> Code<'a> {
             embed_scale,
             logit_softcap,
             norm: Norm { eps: _, unit_offset },
+            // A sum: another is refused before.
+            stream: _,
             components,
             body,
         } = model;
