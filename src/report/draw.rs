@@ -8,7 +8,9 @@
 
 use super::page::Figure;
 use super::plot::{escape, open, text_width};
-use dreamc_dsl::spec::{Component, Expr, Item, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream};
+use dreamc_dsl::spec::{
+    Component, Expr, Item, LaneKind, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream,
+};
 use std::fmt::Write;
 
 /// Width and height of a component's box.
@@ -21,6 +23,9 @@ const MARK: f64 = 26.0;
 const PAD: f64 = 12.0;
 /// Height of a frame's label.
 const LABEL: f64 = 20.0;
+/// From lane to lane, and as many as are drawn.
+const LANE: f64 = 5.0;
+const DRAWN_LANES: u64 = 6;
 /// Least width of a drawing.
 const LEAST: f64 = 340.0;
 
@@ -61,10 +66,10 @@ impl Frame {
 }
 
 /// A drawing as it grows: lines behind, boxes before them.
-#[derive(Default)]
 struct Pen {
     wires: String,
     boxes: String,
+    stream: Stream,
 }
 
 /// The wiring of a model as a figure of a report.
@@ -79,7 +84,7 @@ pub fn figure(name: &str, model: &Model) -> Figure {
 
 /// The wiring of a model.
 pub fn svg(model: &Model) -> String {
-    let mut chain = vec![Piece::Mark("embedding".into(), model.name.clone())];
+    let mut chain = vec![Piece::Mark("embedding".into(), carried(model.stream))];
     chain.extend(items(model, &model.body, false));
     if model.stream != Stream::Sum || !normalised(&model.body) {
         chain.push(Piece::Mark("norm".into(), String::new()));
@@ -90,11 +95,36 @@ pub fn svg(model: &Model) -> String {
     let (left, right, height) = piece.size();
     let (left, width) = (left + 4.0, (left + right + 8.0).max(LEAST));
     let mut out = open(&format!("the wiring of {}", model.name), width, height + 8.0);
-    let mut pen = Pen::default();
+    let mut pen = Pen { wires: String::new(), boxes: String::new(), stream: model.stream };
     piece.draw(left, 4.0, &mut pen);
     let (top, bottom) = (4.0 + MARK / 2.0, 4.0 + height - MARK / 2.0);
-    let _ = writeln!(out, "<path class=\"wire\" d=\"M{left:.1} {top:.1}V{bottom:.1}\"/>");
+    let (class, lines) = match model.stream {
+        Stream::Sum => ("wire", 1),
+        Stream::Attend { .. } => ("wire sources", 1),
+        Stream::Lanes { count, .. } => ("wire", count.min(DRAWN_LANES)),
+    };
+    for lane in 0..lines {
+        let x = left + LANE * (lane as f64 - (lines - 1) as f64 / 2.0);
+        let _ = writeln!(out, "<path class=\"{class}\" d=\"M{x:.1} {top:.1}V{bottom:.1}\"/>");
+    }
     out + &pen.wires + &pen.boxes + "</svg>\n"
+}
+
+/// A line about a stream that is no sum.
+fn carried(stream: Stream) -> String {
+    match stream {
+        Stream::Sum => String::new(),
+        Stream::Attend { block: 1 } => "◇ softmax over all outputs".into(),
+        Stream::Attend { block } => format!("◇ softmax over sums of {block}"),
+        Stream::Lanes { count, kind } => {
+            let kind = match kind {
+                LaneKind::Static => "static",
+                LaneKind::Dynamic => "dynamic",
+                LaneKind::Mhc => "mhc",
+            };
+            format!("{count} lanes, {kind}")
+        }
+    }
 }
 
 /// Whether the last application has normalised the stream, so that there is no final norm.
@@ -309,12 +339,36 @@ fn side_by_side(parts: &[Piece], x: f64, y: f64, height: f64, pen: &mut Pen) {
         );
         left += width;
     }
-    let _ = writeln!(
-        pen.boxes,
-        "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{from:.1}\" r=\"2.5\"/><circle class=\"sum\" cx=\"{x:.1}\" cy=\"{to:.1}\" r=\"7\"/>\
-         <path class=\"wire\" d=\"M{:.1} {to:.1}h8m-4 -4v8\"/>",
-        x - 4.0
-    );
+    ends(x, from, to, pen);
+}
+
+/// Where components read the stream, and where their outputs go.
+fn ends(x: f64, from: f64, to: f64, pen: &mut Pen) {
+    let _ = match pen.stream {
+        Stream::Sum => writeln!(
+            pen.boxes,
+            "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{from:.1}\" r=\"2.5\"/><circle class=\"sum\" cx=\"{x:.1}\" cy=\"{to:.1}\" r=\"7\"/>\
+             <path class=\"wire\" d=\"M{:.1} {to:.1}h8m-4 -4v8\"/>",
+            x - 4.0
+        ),
+        Stream::Attend { .. } => writeln!(
+            pen.boxes,
+            "<path class=\"sum\" d=\"M{x:.1} {:.1}l6 6-6 6-6-6z\"/><circle class=\"dot\" cx=\"{x:.1}\" cy=\"{to:.1}\" r=\"4\"/>",
+            from - 6.0
+        ),
+        Stream::Lanes { count, .. } => {
+            let half = LANE * (count.min(DRAWN_LANES) - 1) as f64 / 2.0 + 6.0;
+            let bar = |y: f64, h: f64| {
+                format!(
+                    "<rect class=\"sum\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{h:.1}\" rx=\"3\"/>",
+                    x - half,
+                    y - h / 2.0,
+                    2.0 * half
+                )
+            };
+            writeln!(pen.boxes, "{}{}", bar(from, 6.0), bar(to, 12.0))
+        }
+    };
 }
 
 fn component((name, about, color): (&str, &str, usize), x: f64, y: f64, pen: &mut Pen) {
@@ -371,7 +425,13 @@ fn framed(frame: Frame, label: &str, inside: &Piece, whole: &Piece, (x, y): (f64
             );
         }
     }
+    let stream = pen.stream;
+    if frame == Frame::Skip {
+        // Terms inside are on a sum, whatever carries its update on.
+        pen.stream = Stream::Sum;
+    }
     inside.draw(x, first, pen);
+    pen.stream = stream;
 }
 
 #[cfg(test)]
@@ -379,8 +439,12 @@ mod tests {
     use super::*;
 
     fn model(body: &str) -> Model {
+        wired(body, "sum")
+    }
+
+    fn wired(body: &str, stream: &str) -> Model {
         let text = format!(
-            "model:\n  vocab: 8\n  hidden: 8\n  context: 8\n  components:\n    sa: {{sequence: {{heads: 2, head_size: 4}}}}\n    \
+            "model:\n  vocab: 8\n  hidden: 8\n  context: 8\n  stream: {stream}\n  components:\n    sa: {{sequence: {{heads: 2, head_size: 4}}}}\n    \
              mlp: {{mlp: {{intermediate: 8}}}}\n  body: {body}\n"
         );
         let parsed = dreamc_dsl::parse("model.yaml", &text, dreamc_dsl::Spelling::Yaml).unwrap();
@@ -401,6 +465,19 @@ mod tests {
         let skips = svg(&model("[\"skip(capacity 0.125, causal bce 0.01) { sa > mlp }\"]"));
         assert!(skips.contains("arrow skips") && skips.contains("12.5 % of the tokens"), "{skips}");
         assert!(!skips.contains("again"), "{skips}");
+    }
+
+    #[test]
+    fn a_stream_is_drawn_as_what_it_carries() {
+        let body = "[\"sa > mlp\", \"skip(capacity 0.5, causal bce 0.1) { mlp }\"]";
+        let long = |svg: &str| svg.lines().filter(|line| line.starts_with("<path class=\"wire")).count();
+        let (sum, lanes) = (svg(&wired(body, "sum")), svg(&wired(body, "{lanes: 3}")));
+        assert_eq!(long(&lanes), long(&sum) + 2, "{lanes}");
+        assert!(lanes.contains("3 lanes, static"), "{lanes}");
+        let attended = svg(&wired(body, "{attend: {block: 8}}"));
+        assert!(attended.contains("wire sources") && attended.contains("sums of 8"), "{attended}");
+        // Three outputs, of which one is of a part that is a sum inside.
+        assert_eq!(attended.matches("<circle class=\"sum\"").count(), 1, "{attended}");
     }
 
     #[test]
