@@ -214,6 +214,18 @@ impl<'a> Assembly<'a> {
                 let named = (name.clone(), Space::Saved, ty.dtype);
                 (self.bind(Slot::State(name), named, shape, 1)?, Affine::default())
             }
+            Binding::State(Lifetime::Row | Lifetime::Latest) => {
+                let latest = port.binding == Binding::State(Lifetime::Latest);
+                let (Some(&State { owner, part }), Some(apply)) = (self.states.get(&name), site.apply) else {
+                    return bug("no component has");
+                };
+                let instance = self.row(apply, self.architecture.cache_of(owner), latest);
+                let Some(instance) = instance else { return bug("no application before has") };
+                let name = self.architecture.name_of(owner, part);
+                let named = (name.clone(), Space::State, ty.dtype);
+                let applications = self.architecture.rows_of(owner);
+                (self.bind(Slot::OfComponent(name), named, shape, applications)?, instance)
+            }
             Binding::Cotangent(Of::State(_)) => {
                 let named = (name.clone(), Space::Saved, ty.dtype);
                 (self.bind(Slot::StateCotangent(name), named, shape, 1)?, Affine::default())
@@ -304,6 +316,13 @@ impl<'a> Assembly<'a> {
         }
     }
 
+    /// The row of a cache that an application writes, or the one before.
+    fn row(&self, apply: &Apply, cache: Option<usize>, latest: bool) -> Option<Affine> {
+        let mut row = apply.rows.get(cache?)?.clone();
+        row.base = row.base.checked_sub(u64::from(latest))?;
+        Some(row)
+    }
+
     pub(crate) fn index(&self, site: &Site, port: &Port, index: Index) -> Result<Affine, CompileError> {
         let unknown = || CompileError::Schedule(format!("an index `{port}` that no loop supplies"));
         // Behind the layers, all applications are before.
@@ -318,6 +337,11 @@ impl<'a> Assembly<'a> {
             Index::Depth => site.apply.map(|apply| apply.depth.clone()).ok_or_else(unknown),
             Index::Depths => Ok(Affine::constant(self.architecture.depth)),
             Index::Row(cache) => row(cache),
+            Index::Latest(cache) => {
+                let latest = site.apply.and_then(|apply| self.row(apply, Some(cache as usize), true));
+                latest.ok_or_else(unknown)
+            }
+            Index::First => Ok(Affine::default()),
             Index::Run { cache, offset, block } => Ok(run_of(&row(cache)?, offset, block)),
             Index::Continues { cache, offset, block } => Ok(continues(&row(cache)?, offset, block)),
             Index::Given => Err(unknown()),
@@ -656,7 +680,7 @@ impl<'a> Assembly<'a> {
             match &key.slot {
                 Slot::End(end) => ends.extend(entries.iter().map(|&entry| (entry, *end, buffer))),
                 Slot::Stream => streams.extend(entries.iter().map(|&entry| (entry, buffer))),
-                Slot::State(name) | Slot::OfBody(_, name) => {
+                Slot::State(name) | Slot::OfBody(_, name) | Slot::OfComponent(name) => {
                     let Some(&State { owner, part }) = self.states.get(name) else { continue };
                     caches.extend(entries.iter().map(|&entry| StateBuffer { entry, owner, part, buffer }));
                 }

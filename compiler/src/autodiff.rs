@@ -267,7 +267,7 @@ pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     match port.binding {
         Binding::Weight => trained(port),
         Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Application | Lifetime::Saved) => true,
-        Binding::State(Lifetime::Set)
+        Binding::State(Lifetime::Set | Lifetime::Row | Lifetime::Latest)
         | Binding::Value
         | Binding::Batch(_)
         | Binding::Buffer

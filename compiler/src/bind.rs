@@ -94,6 +94,11 @@ pub enum Lifetime {
     Depth,
     /// One for each application of a body, kept from program to program: a sequence cache.
     Application,
+    /// One for each application of a component, kept from program to program: a sequence cache that
+    /// other components read.
+    Row,
+    /// The one of the latest application of another component; it is read alone.
+    Latest,
     /// One for each set of weights, kept until the optimizer step: selection counts.
     Set,
     /// One for each time that a stream is saved under a name. A function that returns it saves it,
@@ -113,6 +118,10 @@ pub enum Index {
     /// Applications before this one that write a row of that cache: an entry of
     /// [`Architecture::rows`](crate::architecture::Architecture::rows).
     Row(u32),
+    /// The row before: that of the latest of those applications.
+    Latest(u32),
+    /// The first row.
+    First,
     /// Runs of outputs that are complete, the embedding among them, before output `offset` of this
     /// application.
     Run {
@@ -251,6 +260,8 @@ impl Binding {
             Binding::Index(Index::Depth) => "index depth".into(),
             Binding::Index(Index::Depths) => "index depths".into(),
             Binding::Index(Index::Row(cache)) => format!("index row {cache}"),
+            Binding::Index(Index::Latest(cache)) => format!("index latest {cache}"),
+            Binding::Index(Index::First) => "index first".into(),
             Binding::Index(Index::Run { cache, offset, block }) => {
                 format!("index run {cache} {offset} {block}")
             }
@@ -288,13 +299,22 @@ impl Binding {
 
 impl Lifetime {
     /// All of them.
-    pub const ALL: [Lifetime; 4] = [Lifetime::Depth, Lifetime::Application, Lifetime::Set, Lifetime::Saved];
+    pub const ALL: [Lifetime; 6] = [
+        Lifetime::Depth,
+        Lifetime::Application,
+        Lifetime::Row,
+        Lifetime::Latest,
+        Lifetime::Set,
+        Lifetime::Saved,
+    ];
 
     /// As the text form prints it.
     pub fn name(self) -> &'static str {
         match self {
             Lifetime::Depth => "depth",
             Lifetime::Application => "application",
+            Lifetime::Row => "row",
+            Lifetime::Latest => "latest",
             Lifetime::Set => "set",
             Lifetime::Saved => "saved",
         }
@@ -450,6 +470,14 @@ pub enum Part {
     PredictorUp,
     /// Its last.
     PredictorDown,
+    /// The share of an attention's own values where those of its first application are mixed in.
+    Residual,
+    /// Values of the first application of an attention.
+    FirstValues,
+    /// Keys of an attention that others read.
+    HandedKeys,
+    /// Its values.
+    HandedValues,
     /// Keys of an attention.
     Keys,
     /// Values of an attention.
@@ -543,6 +571,10 @@ impl Part {
             Part::Offset => "router.offset.weight",
             Part::PredictorUp => "predictor.up.weight",
             Part::PredictorDown => "predictor.down.weight",
+            Part::Residual => "value_residual",
+            Part::FirstValues => "first_values",
+            Part::HandedKeys => "handed_keys",
+            Part::HandedValues => "handed_values",
             Part::Keys => "keys",
             Part::Values => "values",
             Part::Cached => "cached",

@@ -41,6 +41,8 @@ pub(crate) enum Slot {
     Observed(String),
     /// A state of a body.
     OfBody(usize, String),
+    /// A state with an instance for each application of a component.
+    OfComponent(String),
     /// A state that all bodies share, and its cotangent.
     State(String),
     StateCotangent(String),
@@ -330,6 +332,7 @@ impl Assembly<'_> {
             | Slot::Prepared(..)
             | Slot::Observed(_)
             | Slot::OfBody(..)
+            | Slot::OfComponent(_)
             | Slot::StateCotangent(_)
             | Slot::Gradients => false,
         };

@@ -364,8 +364,10 @@ impl Oracle {
                     let (Some(cache), Data::Float(values)) = (cache, &mut value.data) else { continue };
                     let each = value.dims[1..].iter().product::<usize>();
                     let at = apply.rows[cache].at(variables) as usize * each;
-                    let row = Tensor::float(&value.dims[1..], values[at..][..each].to_vec());
-                    values[at..][..each].copy_from_slice(watcher.hold(row).floats());
+                    // A component that reads the rows of another writes none.
+                    let Some(written) = values.get_mut(at..at + each) else { continue };
+                    let row = Tensor::float(&value.dims[1..], written.to_vec());
+                    written.copy_from_slice(watcher.hold(row).floats());
                 }
                 if let Some(aux) = out.get("aux") {
                     let held = watcher.hold(aux.clone()).floats()[0];
@@ -517,6 +519,8 @@ impl Oracle {
                 }
                 Binding::Index(Index::Depths) => self.architecture.depth,
                 Binding::Index(Index::Row(cache)) => row(cache).at(variables),
+                Binding::Index(Index::Latest(cache)) => row(cache).at(variables).saturating_sub(1),
+                Binding::Index(Index::First) => 0,
                 Binding::Index(Index::Run { cache, offset, block }) => {
                     run_of(&row(cache), offset, block).at(variables)
                 }

@@ -12,7 +12,7 @@
 //! there numbers are f32.
 
 use crate::CompileError;
-use crate::ir::{DType, Dim, Function, Module, Node, Op, Value};
+use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, Value};
 use crate::op::{Bf16, Cast, Class};
 use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
@@ -44,7 +44,10 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
     if how == Narrow::Nothing {
         return Ok(f.clone());
     }
-    let cache = |v: Value| f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v);
+    let cache = |v: Value| {
+        let read = f.params[v.index()].binding == Binding::State(Lifetime::Latest);
+        read || f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v)
+    };
     let mut caches = HashMap::new();
     for (i, (p, ty)) in f.params.iter().zip(&f.types).enumerate() {
         let v = Value(i as u32);

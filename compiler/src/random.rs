@@ -27,8 +27,10 @@ pub struct Drawn {
     pub keys: BTreeSet<String>,
 }
 
-/// Keys that are not drawn: they name files or other specifications, or concern files alone.
-pub const UNDRAWN: [&str; 18] = [
+/// Keys that are not drawn: they name files, other specifications or other components, or concern
+/// files alone.
+pub const UNDRAWN: [&str; 19] = [
+    "sequence.kv_from",
     "spec.let",
     "spec.base",
     "spec.weights",

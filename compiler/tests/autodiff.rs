@@ -10,7 +10,7 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 22] = [
+const NONE: [&str; 21] = [
     "append",
     "constant",
     "zeros",
@@ -27,7 +27,6 @@ const NONE: [&str; 22] = [
     "combine_grad",
     "combine_gates",
     "attention_grad",
-    "cache_take",
     "depth_attention_grad",
     "embed_grad",
     "cross_entropy_grad",

@@ -471,6 +471,18 @@ pub static SEQUENCE: Section = Section {
             FALSE,
             "Whether each head has a learned logit in the denominator of its softmax (gpt-oss).",
         ),
+        key(
+            "kv_from",
+            Type::Optional(&Type::Text),
+            NONE,
+            "Name of the `sequence` whose keys and values it reads, those of its latest application; it makes and caches none of its own (YOCO, Gemma 3n).",
+        ),
+        key(
+            "value_residual",
+            Type::Bool,
+            FALSE,
+            "Whether values are `λ v + (1 - λ) v_0`, `v_0` those of the component's first application and `λ` learned, 0.5 at the start.",
+        ),
         GATE,
         BIAS,
         POST_NORM,

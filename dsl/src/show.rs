@@ -220,6 +220,8 @@ fn attention_keys(keys: &mut Fields, attention: &Attention, sequence: bool, recu
     keys.put("scale", or_none(attention.scale, real));
     if sequence {
         keys.put("sink", ValueKind::Bool(attention.sink));
+        keys.put("kv_from", or_none(attention.kv_from.as_deref(), word));
+        keys.put("value_residual", ValueKind::Bool(attention.value_residual));
     }
     keys.put("gate", or_none(attention.gate, name));
     keys.put("bias", or_none(attention.bias, name));

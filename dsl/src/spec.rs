@@ -201,6 +201,12 @@ pub struct Attention {
     /// Whether each head has a learned logit in the denominator of its softmax; sequence attention
     /// only.
     pub sink: bool,
+    /// The component whose latest keys and values it reads, having none of its own; sequence
+    /// attention only.
+    pub kv_from: Option<String>,
+    /// Whether values are mixed with those of the component's first application; sequence attention
+    /// only.
+    pub value_residual: bool,
     /// Factor `sigmoid(W_g x)` on what heads give, before the output projection.
     pub gate: Option<HeadGate>,
     /// Projections that add a learned vector.

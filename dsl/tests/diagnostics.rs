@@ -251,3 +251,20 @@ fn later_stages_point_at_fields() {
         .help("add a balancing loss");
     insta::assert_snapshot!(error.render(&spec.sources, false));
 }
+
+/// Keys and values that others read are made before, by all tokens.
+#[test]
+fn keys_are_read_where_they_were_made() {
+    let with = |body: &str| {
+        errors_of(&format!(
+            "model:\n  vocab: 256\n  hidden: 64\n  context: 64\n  components:\n    a: {{sequence: {{heads: 4, value_residual: true}}}}\n    \
+             b: {{sequence: {{heads: 4, kv_from: a}}}}\n    c: {{sequence: {{heads: 2, kv_from: a}}}}\n{body}"
+        ))
+    };
+    let early = with("  body: [\"b > a > c\"]\n");
+    assert!(early.contains("`b` is applied where `a` was not, whose keys it reads"), "{early}");
+    assert!(early.contains("`a` has 4 key heads of size 16, and `c` reads 2 of size 32"), "{early}");
+    let skipped = with("  body: [\"a\", \"skip(capacity 0.5, causal bce 0.1) { b > a }\"]\n");
+    assert!(skipped.contains("`b` stands in a `skip`, where tokens have no keys of others"), "{skipped}");
+    assert!(skipped.contains("`a` stands in a `skip`, whose tokens differ"), "{skipped}");
+}

@@ -11,7 +11,9 @@ mod support;
 
 use dreamc_compiler::compiled::TensorKind;
 use dreamc_compiler::count::{self, CountError, Counts};
-use dreamc_compiler::ir::{Binary, Binding, Dim, Function, Mask, Module, Op, Positions, Unary, Value, infer};
+use dreamc_compiler::ir::{
+    Binary, Binding, Dim, Function, Index, Mask, Module, Op, Positions, Unary, Value, infer,
+};
 use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::op::{AttentionGrad, Decide, KeepInts, Zeros};
 use dreamc_compiler::oracle::{Batch, Oracle, Setup};
@@ -405,6 +407,13 @@ const ATTENDED: &str = "
   body: [{recur: 3, layers: [\"(da | sa) > mlp\"]}]
   stream: {attend: {block: 2}}";
 
+/// Keys and values that are handed from application to application.
+const HANDED: &str = "
+    a: {sequence: {heads: 4, kv_heads: 2, head_size: 4, value_residual: true}}
+    b: {sequence: {heads: 2, kv_heads: 2, head_size: 4, kv_from: a, window: 3, bias: all}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [\"a > mlp\", \"b\", {recur: 3, layers: [\"b > mlp\", \"a > b\"]}, {repeat: 2, layers: [\"b > mlp\"]}]";
+
 fn specification(text: &str) -> Spec {
     let train = "train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}\n";
     let text = format!(
@@ -745,6 +754,40 @@ fn faults() -> Vec<Fault> {
             caught: "gradients",
             place: ["", ""],
         },
+        // States that are handed from application to application.
+        lower("keys of the first application read, not of the latest", HANDED, |_, f| {
+            let mut found = false;
+            for port in &mut f.params {
+                if let Binding::Index(index @ Index::Latest(_)) = &mut port.binding {
+                    (*index, found) = (Index::First, true);
+                }
+            }
+            found
+        }),
+        lower("values of the latest application mixed, not of the first", HANDED, |_, f| {
+            let row = f.params.iter().find(|p| matches!(p.binding, Binding::Index(Index::Row(0))));
+            let row = row.map(|p| p.binding);
+            let mut found = false;
+            for port in f.params.iter_mut().filter(|p| p.binding == Binding::Index(Index::First)) {
+                if let Some(row) = row {
+                    (port.binding, found) = (row, true);
+                }
+            }
+            found
+        }),
+        caches(
+            "cached values of another component read as its keys",
+            HANDED,
+            |_, f| {
+                let (Some(k), Some(v)) = (f.find_param("a.keys.latest"), f.find_param("a.values.latest"))
+                else {
+                    return false;
+                };
+                redirect(f, 0, k, v);
+                true
+            },
+            ["", ""],
+        ),
         // Differentiation.
         derive(
             "gradient of the norm without the mean",
@@ -1339,6 +1382,7 @@ fn main() -> ExitCode {
         sound("recurrent", RECURRENT),
         sound("skipping", SKIPPING),
         sound("keys", KEYS),
+        sound("handed", HANDED),
         Trial::test("without a fault: golden files", files),
     ];
     let faults = faults();
@@ -1379,7 +1423,7 @@ fn noticed(fault: &Fault) -> Result<String, Failed> {
             }
         },
     };
-    if fault.caught == "formulas" && fault.spec != KEYS && golden(&faulty).is_none() {
+    if fault.caught == "formulas" && ![KEYS, HANDED].contains(&fault.spec) && golden(&faulty).is_none() {
         wrong.push("the golden files do not notice".into());
     }
     if faulty.times.load(Relaxed) == 0 {

@@ -42,7 +42,7 @@ use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_declared_training,
 use crate::op::{Attention, Work};
 use crate::optim::{Rule, matrix, optimizer, storage};
 use device::{Device, Predicted};
-use dreamc_dsl::spec::{Model, Precision, Spec, Train};
+use dreamc_dsl::spec::{Component, Model, Precision, Spec, Train};
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
@@ -608,7 +608,7 @@ impl<'a> Form<'a> {
         let head = self.function(HEAD);
         let x = head.param_of(Binding::Stream).map_or(Ok(0), |x| bytes.of(&module, head.ty(x)))?;
         let streams = checked("activations", [x, self.streams()])?;
-        let caches = checked("activations", [self.depth_caches(bytes)?, 2])?;
+        let caches = checked("activations", [self.depth_caches(bytes, true)?, 2])?;
         result.activations = total("activations", [result.activations, streams, caches])?;
         Ok(result)
     }
@@ -658,6 +658,15 @@ impl<'a> Form<'a> {
             let f = self.function(&body.name);
             for node in &f.nodes {
                 let Op::Attention(a) = &node.op else { continue };
+                // Keys of other components are cached where they are made.
+                let heads = f.ty(node.inputs[0]).dims.get(2);
+                let owner = heads.and_then(|d| self.lowered.facts.owners.get(d));
+                if let Some(Owner::Component(i)) = owner
+                    && let Some((_, Component::Sequence(a))) = self.architecture.component(*i)
+                    && a.kv_from.is_some()
+                {
+                    continue;
+                }
                 let mut one = 0;
                 for &v in &node.inputs[1..3] {
                     one = total("bytes", [one, bytes.of(&self.lowered.module, f.ty(v))?])?;
@@ -676,27 +685,29 @@ impl<'a> Form<'a> {
                 memory.sequence_cache_context = total("bytes", [memory.sequence_cache_context, full])?;
             }
         }
-        memory.depth_cache = self.depth_caches(bytes)? / (tokens * u128::from(self.batch));
+        memory.depth_cache = self.depth_caches(bytes, false)? / (tokens * u128::from(self.batch));
         memory.generation = total("bytes", [memory.weights, memory.sequence_cache, memory.depth_cache])?;
         Ok(memory)
     }
 
-    /// Bytes of the depth caches of the whole batch. Bodies that share a component share its cache.
-    fn depth_caches(&self, bytes: Bytes) -> Result<u128, CountError> {
+    /// Bytes of states that are handed from application to application, of the whole batch. Bodies
+    /// that share a component share its cache. Where there are sequence caches, keys that
+    /// components read of others stand there.
+    fn depth_caches(&self, bytes: Bytes, training: bool) -> Result<u128, CountError> {
         let mut caches: IndexMap<&Port, &Type> = IndexMap::new();
+        let states = &self.lowered.facts.states;
         for body in &self.architecture.bodies {
             let f = self.function(&body.name);
-            let read = f
-                .nodes
-                .iter()
-                .filter(|n| matches!(n.op, Op::DepthAttention(_)))
-                .flat_map(|n| &n.inputs[1..3]);
-            let written: Vec<Value> = read.copied().collect();
-            let sources = |port: &Port| {
-                self.lowered.facts.states.get(&port.name).is_some_and(|s| s.part == Part::Sources)
-            };
-            for (port, v) in f.results.iter().filter(|(p, v)| written.contains(v) || sources(p)) {
-                caches.insert(port, f.ty(*v));
+            for (port, v) in &f.results {
+                let part = states.get(&port.name).map(|state| state.part);
+                let counted = match part {
+                    Some(Part::Keys | Part::Values | Part::FirstValues | Part::Sources) => true,
+                    Some(Part::HandedKeys | Part::HandedValues) => training,
+                    _ => false,
+                };
+                if counted && port.binding == Binding::State(Lifetime::Depth) {
+                    caches.insert(port, f.ty(*v));
+                }
             }
         }
         let each = caches.values().map(|ty| bytes.of(&self.lowered.module, ty));

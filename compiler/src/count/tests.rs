@@ -35,6 +35,8 @@ fn executed(module: &Module, f: &Function, at: Option<(&Architecture, &Apply, &[
         if let (Binding::Index(index), Some((architecture, apply, variables))) = (p.binding, at) {
             return Tensor::index(match index {
                 Index::Row(cache) => apply.rows[cache as usize].at(variables) as i32,
+                Index::Latest(cache) => apply.rows[cache as usize].at(variables) as i32 - 1,
+                Index::First => 0,
                 Index::Depth => apply.depth.at(variables) as i32,
                 Index::Run { cache, offset, block } => {
                     run_of(&apply.rows[cache as usize], offset, block).at(variables) as i32

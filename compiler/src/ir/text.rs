@@ -800,6 +800,10 @@ impl<'a> Parser<'a> {
                 Index::Depths
             } else if self.accept("row")? {
                 Index::Row(self.small()?)
+            } else if self.accept("latest")? {
+                Index::Latest(self.small()?)
+            } else if self.accept("first")? {
+                Index::First
             } else if self.accept("run")? {
                 Index::Run { cache: self.small()?, offset: self.small()?, block: self.small()? }
             } else if self.accept("continues")? {

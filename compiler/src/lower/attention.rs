@@ -14,8 +14,10 @@ impl Lower<'_> {
         let asking = self.asking.take();
         let rows = self.b.rows(n);
         let heads = self.dim_of(c, "heads", a.heads);
-        let kv = self.dim_of(c, "kv_heads", a.kv_heads);
-        let size = self.dim_of(c, "size", a.head_size);
+        // Dimensions of keys are those of the component that makes them.
+        let source = self.source(a)?;
+        let kv = self.dim_of(source.unwrap_or(c), "kv_heads", a.kv_heads);
+        let size = self.dim_of(source.unwrap_or(c), "size", a.head_size);
         let (wide, narrow) = (a.heads * a.head_size, a.kv_heads * a.head_size);
         let queries = self.dim_of(c, "q", wide);
         let keys = self.dim_of(c, "k", narrow);
@@ -28,26 +30,39 @@ impl Lower<'_> {
             .and_then(|e| a.projection.as_ref().map(|p| (p, p.count.unwrap_or(e))));
         let routing = mixture
             .map(|(p, experts)| (self.route(c, &p.router, n, experts, experts, 1, true), p.shared, experts));
-        let dims = [self.dim_of(c, "qkv", wide + 2 * narrow), self.hidden()];
+        let all = if source.is_some() { queries } else { self.dim_of(c, "qkv", wide + 2 * narrow) };
+        let dims = [all, self.hidden()];
         let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, &routing, None);
         let qkv = self.bias(c, Part::QkvBias, qkv, a.bias.is_some_and(spec::Bias::of_qkv));
 
-        let parts = self.b.ops(Split(vec![queries, keys, keys]), &[qkv]);
-        let (mut q, mut k) = (parts[0], parts[1]);
+        let parts = match source {
+            None => self.b.ops(Split(vec![queries, keys, keys]), &[qkv]),
+            Some(_) => vec![qkv],
+        };
+        let (mut q, mut k) = (parts[0], parts.get(1).copied());
         if a.qk_norm == QkNorm::RmsAll {
             q = self.norm(q, c, Part::QueryNorm, 1);
-            k = self.norm(k, c, Part::KeyNorm, 1);
+            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
         }
         let mut q = self.b.reshape(q, &with(&rows, &[heads, size]));
-        let mut k = self.b.reshape(k, &with(&rows, &[kv, size]));
-        let v = self.b.reshape(parts[2], &with(&rows, &[kv, size]));
+        let mut k = k.map(|k| self.b.reshape(k, &with(&rows, &[kv, size])));
+        let v = parts.get(2).map(|&v| self.b.reshape(v, &with(&rows, &[kv, size])));
         if a.qk_norm == QkNorm::Rms {
             q = self.norm(q, c, Part::QueryNorm, 1);
-            k = self.norm(k, c, Part::KeyNorm, 1);
+            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
         }
         if let Some(rope) = a.rope {
             q = self.rope(q, c, rope, depth);
-            k = self.rope(k, c, rope, depth);
+            k = k.map(|k| self.rope(k, c, rope, depth));
+        }
+        let (k, v) = match (k, v, source) {
+            (Some(k), Some(v), _) if a.value_residual => (k, self.residual_values(c, v)),
+            (Some(k), Some(v), _) => (k, v),
+            (_, _, Some(source)) => self.keys_of(source, &rows, [kv, size]),
+            (_, _, None) => return Err(CompileError::Unsupported("an attention without keys")),
+        };
+        if self.is_read(c) && self.shape.cache.is_none() {
+            self.hand_keys(c, k, v);
         }
         // Kernels take the largest score from the largest `q·k`, and a key that is not there has
         // the lowest: a scale below 0 is the sign of the query.
@@ -92,7 +107,12 @@ impl Lower<'_> {
                 operands[2] = self.b.op(Op::Keep, &[v, places]);
             }
             let mask = match (self.shape.cache, ahead) {
-                (Some(places), _) => Some(self.cache(c, &mut operands, places)),
+                (Some(places), _) if source.is_some() => Some(self.cached_places(&rows, places)),
+                (Some(places), _) => {
+                    let mask = self.cache(c, &mut operands, places);
+                    self.made.insert(self.architecture.label(c), (operands[1], operands[2]));
+                    Some(mask)
+                }
                 (None, Some(index)) => {
                     let keys = self.all_places(&rows);
                     Some((self.b.op(Op::TakeTokens, &[keys, index]), keys))
@@ -127,6 +147,115 @@ impl Lower<'_> {
             (Some(index), Some(_)) => Ok(self.b.op(Op::TakeTokens, &[y, index])),
             _ => Ok(y),
         }
+    }
+
+    /// The component whose keys and values an attention reads.
+    fn source(&self, a: &spec::Attention) -> Result<Option<Owner>, CompileError> {
+        let Some(name) = &a.kv_from else { return Ok(None) };
+        let number = self.architecture.model.components.get_index_of(name.as_str());
+        let number = number.ok_or(CompileError::Unsupported("keys of a component without definition"))?;
+        Ok(Some(Owner::Component(number as u32)))
+    }
+
+    /// Whether other components read the keys and values of this one.
+    fn is_read(&self, c: Owner) -> bool {
+        let name = self.architecture.label(c);
+        self.architecture.model.components.values().any(|component| match component {
+            Component::Sequence(a) => a.kv_from.as_ref() == Some(&name),
+            Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
+        })
+    }
+
+    /// A state with a row for each application of a component, as it is by now.
+    fn handed(&mut self, c: Owner, part: Part, row: &Type) -> (String, Value) {
+        let name = self.architecture.name_of(c, part);
+        if let Some((_, value)) = self.handed.get(&name) {
+            return (name, *value);
+        }
+        let depths = self.dim_of(c, "depths", self.architecture.rows_of(c));
+        let ty = Type::f32(&[&[depths], &row.dims[..]].concat());
+        let (port, state) = self.state(c, part, Lifetime::Depth, ty);
+        self.handed.insert(name.clone(), (port, state));
+        (name, state)
+    }
+
+    fn hand(&mut self, name: &str, value: Value) {
+        if let Some((_, now)) = self.handed.get_mut(name) {
+            *now = value;
+        }
+    }
+
+    /// A row of such a state: it is taken out and put back.
+    fn handed_row(&mut self, c: Owner, part: Part, row: &Type, index: Value) -> Value {
+        let (name, state) = self.handed(c, part, row);
+        let taken = self.b.ops(Op::CacheTake, &[state, index]);
+        let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], index]);
+        self.hand(&name, state);
+        taken[0]
+    }
+
+    fn hand_row(&mut self, c: Owner, part: Part, value: Value) {
+        let ty = self.b.ty(value).clone();
+        let ((name, state), row) = (self.handed(c, part, &ty), self.row(c));
+        let state = self.b.op(Op::CacheWrite, &[state, value, row]);
+        self.hand(&name, state);
+    }
+
+    /// Leaves keys and values for components that read them.
+    fn hand_keys(&mut self, c: Owner, k: Value, v: Value) {
+        self.hand_row(c, Part::HandedKeys, k);
+        self.hand_row(c, Part::HandedValues, v);
+        self.made.insert(self.architecture.label(c), (k, v));
+    }
+
+    /// Keys and values of the latest application of a component: of tokens, or with caches of all
+    /// places.
+    fn keys_of(&mut self, source: Owner, rows: &[Dim], heads: [Dim; 2]) -> (Value, Value) {
+        let label = self.architecture.label(source);
+        if let Some(&made) = self.made.get(&label) {
+            return made;
+        }
+        let cache = self.architecture.cache_of(source).unwrap_or(0) as u32;
+        match self.shape.cache {
+            None => {
+                let ty = Type::f32(&[rows, &heads].concat());
+                let latest = self.b.index(&format!("{label}.latest"), Index::Latest(cache));
+                let k = self.handed_row(source, Part::HandedKeys, &ty, latest);
+                (k, self.handed_row(source, Part::HandedValues, &ty, latest))
+            }
+            Some(places) => {
+                let entries = self.dim("places", places.tokens);
+                let ty = Type::f32(&[&[rows[0], entries], &heads[..]].concat());
+                let mut latest = |part: Part| {
+                    let name = format!("{}.latest", self.architecture.name_of(source, part));
+                    self.facts.states.insert(name.clone(), State { owner: source, part });
+                    self.b.param(&name, Binding::State(Lifetime::Latest), ty.clone())
+                };
+                (latest(Part::Keys), latest(Part::Values))
+            }
+        }
+    }
+
+    /// Positions of queries and of all places of the caches.
+    fn cached_places(&mut self, rows: &[Dim], places: Places) -> (Value, Value) {
+        let entries = self.dim("places", places.tokens);
+        let (input, ty) = (Input::KeyPositions, Type::i32(&[rows[0], entries]));
+        let keys = self.b.param(input.name(), Binding::Batch(input), ty);
+        (self.given(Input::Positions), keys)
+    }
+
+    /// `λ v + (1 - λ) v_0`, `v_0` of the component's first application.
+    fn residual_values(&mut self, c: Owner, v: Value) -> Value {
+        self.hand_row(c, Part::FirstValues, v);
+        let (ty, first) = (self.b.ty(v).clone(), self.b.index("first", Index::First));
+        let before = self.handed_row(c, Part::FirstValues, &ty, first);
+        let one = self.one();
+        let share = self.weight(c, Part::Residual, &[one], TensorKind::Gain, Some(Init::Constant(0.5)));
+        let share = self.b.reshape(share, &[]);
+        let all = self.b.constant(1.0);
+        let rest = self.b.sub(all, share);
+        let (own, first) = (self.b.mul(v, share), self.b.mul(before, rest));
+        self.b.add(own, first)
     }
 
     /// A projection's result and its bias, where it has one.
@@ -247,8 +376,9 @@ impl Lower<'_> {
             }
         };
         let ty = Type::f32(&[&[batch, entries], kv].concat());
+        let lifetime = if self.is_read(c) { Lifetime::Row } else { Lifetime::Application };
         for (operand, part) in [(1, Part::Keys), (2, Part::Values)] {
-            let (port, cache) = self.state(c, part, Lifetime::Application, ty.clone());
+            let (port, cache) = self.state(c, part, lifetime, ty.clone());
             operands[operand] = self.b.op(Op::Append, &[cache, operands[operand], slots]);
             self.b.result(port, operands[operand]);
         }

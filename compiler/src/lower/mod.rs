@@ -308,6 +308,10 @@ pub(crate) struct Lower<'a> {
     ahead: bool,
     /// Means of masks, by pool.
     pooled: Vec<(usize, Value)>,
+    /// States that are handed from application to application, as they are by now.
+    handed: IndexMap<String, (Port, Value)>,
+    /// Keys and values that components made in this layer, for others to read.
+    made: HashMap<String, (Value, Value)>,
 }
 
 /// A `skip` from within.
@@ -370,6 +374,8 @@ impl<'a> Lower<'a> {
             asking: None,
             ahead: false,
             pooled: vec![],
+            handed: IndexMap::new(),
+            made: HashMap::new(),
         }
     }
 
@@ -522,6 +528,9 @@ impl<'a> Lower<'a> {
             self.b.result(Output::Aux, sum);
         }
         self.keep_pooled();
+        for (_, (port, value)) in std::mem::take(&mut self.handed) {
+            self.b.result(port, value);
+        }
         Ok(())
     }
 

@@ -37,6 +37,78 @@ pub(super) struct Walk<'a> {
     summed: usize,
 }
 
+/// Keys and values that are handed from application to application, and where they are made.
+struct Handed<'a> {
+    components: &'a Components,
+    /// Components that were applied so far.
+    seen: HashSet<&'a str>,
+    /// Component, key, message and help of each mistake.
+    wrong: Vec<(&'a str, &'static str, String, &'static str)>,
+}
+
+impl<'a> Handed<'a> {
+    /// A loop's first pass has the fewest applications before it.
+    fn items(&mut self, items: &'a [Item]) {
+        for item in items {
+            match item {
+                Item::Layer(expr) => self.expr(expr, false),
+                Item::Statement(_) => {}
+                Item::Repeat { items, .. } | Item::Recur { items, .. } => self.items(items),
+            }
+        }
+    }
+
+    fn expr(&mut self, expr: &'a Expr, skipped: bool) {
+        match expr {
+            Expr::Sequential(terms) | Expr::Parallel(terms) => {
+                terms.iter().for_each(|term| self.expr(term, skipped));
+            }
+            Expr::Skip(_, inner) => self.expr(inner, true),
+            Expr::Norm => {}
+            Expr::Component(name) => {
+                if let Some(Some(Component::Sequence(a))) = self.components.get(name) {
+                    self.attention(name, a, skipped);
+                }
+                self.seen.insert(name);
+            }
+        }
+    }
+
+    fn attention(&mut self, name: &'a str, a: &'a Attention, skipped: bool) {
+        if let Some(source) = a.kv_from.as_deref().filter(|source| !self.seen.contains(source)) {
+            let message = format!("`{name}` is applied where `{source}` was not, whose keys it reads");
+            self.report(name, "kv_from", message, "apply the component that makes them before it");
+        }
+        if !skipped {
+            return;
+        }
+        let help = "take it out of the `skip`";
+        if a.kv_from.is_some() {
+            let message = format!("`{name}` stands in a `skip`, where tokens have no keys of others");
+            self.report(name, "kv_from", message, help);
+        }
+        if a.value_residual {
+            let message =
+                format!("`{name}` stands in a `skip`, whose tokens differ in their first application");
+            self.report(name, "value_residual", message, help);
+        }
+        let readers = self.components.iter().find_map(|(reader, c)| match c {
+            Some(Component::Sequence(r)) if r.kv_from.as_deref() == Some(name) => Some(reader.as_str()),
+            _ => None,
+        });
+        if let Some(reader) = readers {
+            let message = format!("`{reader}` reads keys of `{name}`, which some tokens skip");
+            self.report(reader, "kv_from", message, "take their source out of the `skip`");
+        }
+    }
+
+    fn report(&mut self, name: &'a str, key: &'static str, message: String, help: &'static str) {
+        if !self.wrong.iter().any(|w| (w.0, w.1) == (name, key)) {
+            self.wrong.push((name, key, message, help));
+        }
+    }
+}
+
 impl Checker {
     pub(super) fn body(&mut self, group: &Group, components: Option<&Components>) -> Option<Vec<Item>> {
         self.setting(group, "body")?;
@@ -84,7 +156,16 @@ impl Checker {
                 self.error_at("ambiguous-depth", &format!("model.body[{index}].depth"), message, help);
             }
         }
-        items.into_iter().collect()
+        let items: Option<Vec<Item>> = items.into_iter().collect();
+        if let (Some(items), Some(components)) = (&items, components) {
+            let mut handed = Handed { components, seen: HashSet::new(), wrong: vec![] };
+            handed.items(items);
+            for (component, key, message, help) in handed.wrong {
+                let path = format!("model.components.{component}.{key}");
+                self.error_at("unreached", &path, message, help);
+            }
+        }
+        items
     }
 
     /// The items of a list, each `None` where it is wrong, and how many layer applications they

@@ -149,7 +149,51 @@ impl Checker {
             let component = self.component(&key.text, key, value, hidden);
             components.insert(key.text.clone(), component);
         }
+        self.sources_of_keys(&components);
         Some(components)
+    }
+
+    /// Whether components whose keys others read have such keys.
+    fn sources_of_keys(&mut self, components: &IndexMap<String, Option<Component>>) {
+        for (name, component) in components {
+            let Some(Component::Sequence(reader)) = component else { continue };
+            let Some(source) = &reader.kv_from else { continue };
+            let path = format!("model.components.{name}.kv_from");
+            let sequences = || {
+                components.iter().filter_map(|(other, c)| match c {
+                    Some(Component::Sequence(a)) if a.kv_from.is_none() && other != name => {
+                        Some(other.as_str())
+                    }
+                    _ => None,
+                })
+            };
+            let help = match crate::suggest::closest(source, sequences()) {
+                Some(known) => format!("did you mean `{known}`?"),
+                None => "name a `sequence` with keys and values of its own".into(),
+            };
+            match components.get(source) {
+                None => {
+                    let message = format!("there is no component `{source}`");
+                    self.error_at("unknown-component", &path, message, help);
+                }
+                Some(None) => {}
+                Some(Some(Component::Sequence(a))) if a.kv_from.is_none() && source != name => {
+                    let (own, of) = ((reader.kv_heads, reader.head_size), (a.kv_heads, a.head_size));
+                    if own != of {
+                        let message = format!(
+                            "`{source}` has {} key heads of size {}, and `{name}` reads {} of size {}",
+                            of.0, of.1, own.0, own.1
+                        );
+                        let help = format!("write `kv_heads: {}` and `head_size: {}`", of.0, of.1);
+                        self.error_at("indivisible", &path, message, help);
+                    }
+                }
+                Some(Some(_)) => {
+                    let message = format!("`{source}` has no keys and values of its own for the sequence");
+                    self.error_at("unknown-component", &path, message, help);
+                }
+            }
+        }
     }
 
     fn component(&mut self, name: &str, key: &Key, value: &Value, hidden: Option<u64>) -> Option<Component> {
@@ -245,6 +289,13 @@ impl Checker {
         let window = if depth { Some(None) } else { self.int_or_none(group, "window") };
         let (softcap, scale) = (self.real_or_none(group, "softcap"), self.real_or_none(group, "scale"));
         let sink = if depth { Some(false) } else { self.bool(group, "sink") };
+        let kv_from = if depth { Some(None) } else { self.text_or_none(group, "kv_from") };
+        let value_residual = if depth { Some(false) } else { self.bool(group, "value_residual") };
+        if let (Some(Some(source)), Some(true)) = (&kv_from, value_residual) {
+            let message = format!("it has no values to mix: it reads those of `{source}`");
+            let help = format!("write `value_residual` in `{source}`");
+            self.error_at("unreached", &group.path("value_residual"), message, help);
+        }
         let gate = self.word_or_none(group, "gate").map(|word| match word {
             Some("head") => Some(HeadGate::Head),
             Some(_) => Some(HeadGate::Element),
@@ -271,6 +322,8 @@ impl Checker {
             softcap: softcap?,
             scale: scale?,
             sink: sink?,
+            kv_from: kv_from?,
+            value_residual: value_residual?,
             gate: gate?,
             bias: bias?,
             post_norm: post_norm?,

@@ -8,7 +8,7 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 14] = [
+const FLAGS: [&str; 15] = [
     "tie",
     "unit_offset",
     "post_norm",
@@ -18,6 +18,7 @@ const FLAGS: [&str; 14] = [
     "shared_gate",
     "shared",
     "truncate",
+    "value_residual",
     "document_mask",
     "begin",
     "decay_embeddings",

@@ -254,6 +254,8 @@ struct Formulas<'a> {
     caches: IndexMap<String, Vec<Depth>>,
     /// Streams by name, as they were saved last.
     saved: IndexMap<String, Vec<f64>>,
+    /// Values of the first application of each component.
+    firsts: IndexMap<String, Vec<f64>>,
     auxiliary: f64,
     /// How often tokens that take part chose each expert, by the name of the router's bias.
     counts: IndexMap<String, Vec<f64>>,
@@ -284,6 +286,7 @@ impl<'a> Formulas<'a> {
             skips: 0,
             caches: IndexMap::new(),
             saved: IndexMap::new(),
+            firsts: IndexMap::new(),
             auxiliary: 0.0,
             counts: IndexMap::new(),
             pools: vec![],
@@ -337,7 +340,8 @@ impl<'a> Formulas<'a> {
             };
             (self.skips, self.prefix) = (0, format!("layers.{}", a.set));
             self.recurrent = a.recurrent.map(|_| times(a.set));
-            let before = (self.auxiliary, self.pools.iter().map(|pool| pool.1.len()).collect::<Vec<_>>());
+            let pools = self.pools.iter().map(|pool| pool.1.len()).collect();
+            let before = (self.auxiliary, pools, self.firsts.len());
             self.layer(expr, &mut stream, &all);
             self.depth += 1;
             normalised = a.recurrent.is_some_and(|(_, norm)| norm);
@@ -376,7 +380,11 @@ impl<'a> Formulas<'a> {
 
     /// Stops what a layer left beside the stream; before it there were such losses, and so many
     /// means in each pool.
-    fn detach(&mut self, expr: &Expr, (auxiliary, pools): (f64, Vec<usize>)) {
+    fn detach(&mut self, expr: &Expr, (auxiliary, pools, firsts): (f64, Vec<usize>, usize)) {
+        for i in firsts..self.firsts.len() {
+            let first = std::mem::take(&mut self.firsts[i]);
+            self.firsts[i] = self.stop(first);
+        }
         for name in names(expr) {
             let Some((keys, values, own)) = self.caches.get_mut(name).and_then(Vec::pop) else { continue };
             let (keys, values) = (self.stop(keys), self.stop(values));
@@ -880,15 +888,22 @@ impl<'a> Formulas<'a> {
         if matches!(a.bias, Some(Bias::Qkv | Bias::All)) {
             qkv = biased(self, "qkv", qkv);
         }
-        let (q, k) = (heads * d, kv_heads * d);
+        let (q, k) = (heads * d, if a.kv_from.is_some() { 0 } else { kv_heads * d });
         let part = |from: usize, n: usize| -> Vec<f64> {
             qkv.chunks(q + 2 * k).flat_map(|row| row[from..from + n].to_vec()).collect()
         };
-        let (mut q, mut k, v) = (part(0, q), part(q, k), part(q + k, k));
+        let (mut q, mut k, mut v) = (part(0, q), part(q, k), part(q + k, k));
         if a.qk_norm != QkNorm::None {
             // Rows as long as the gains are: of a head, or of all.
             q = self.norm(&q, &format!("{}.{c}.q_norm.weight", self.prefix));
-            k = self.norm(&k, &format!("{}.{c}.k_norm.weight", self.prefix));
+            if a.kv_from.is_none() {
+                k = self.norm(&k, &format!("{}.{c}.k_norm.weight", self.prefix));
+            }
+        }
+        if a.value_residual {
+            let share = self.own(&format!("{c}.value_residual"))[0];
+            let first = self.firsts.entry(c.into()).or_insert_with(|| v.clone());
+            v.iter_mut().zip(first).for_each(|(v, first)| *v = share * *v + (1.0 - share) * *first);
         }
         if let Some(rope) = a.rope {
             for (x, heads) in [(&mut q, heads), (&mut k, kv_heads)] {
@@ -906,10 +921,10 @@ impl<'a> Formulas<'a> {
         let mut mixed = vec![0.0; tokens * heads * d];
         if depth {
             self.caches.entry(c.into()).or_default().push((k, v, inside.keys.clone()));
-        } else {
+        } else if a.kv_from.is_none() {
             self.caches.insert(c.into(), vec![(k, v, inside.keys.clone())]);
         }
-        let cache = &self.caches[c];
+        let cache = &self.caches[a.kv_from.as_deref().unwrap_or(c)];
         for i in (0..tokens).filter(|&i| inside.here[i]) {
             // Pairs of an application and a token whose key is seen.
             let seen: Vec<(usize, usize)> = if depth {

@@ -9,7 +9,7 @@ use dreamc_compiler::count::{self, Counts, counted_as};
 use dreamc_compiler::ir::random::Rng;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Expr, Item};
+use dreamc_dsl::spec::{Attention, Component, Expr, Item};
 use indexmap::IndexMap;
 
 /// Words that the compiler, the plan and checkpoints have for things of their own.
@@ -159,6 +159,11 @@ fn rename(spec: &Spec, names: &IndexMap<String, String>) -> Spec {
     let mut spec = spec.clone();
     let components = std::mem::take(&mut spec.model.components);
     spec.model.components = components.into_iter().map(|(name, c)| (names[&name].clone(), c)).collect();
+    for component in spec.model.components.values_mut() {
+        if let Component::Sequence(Attention { kv_from: Some(source), .. }) = component {
+            source.clone_from(&names[source.as_str()]);
+        }
+    }
     items(&mut spec.model.body, names);
     spec
 }

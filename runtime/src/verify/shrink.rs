@@ -124,6 +124,20 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
         }
         items(&mut model.body, &mut less);
     }
+    // Keys that one attention reads of another are of one size.
+    let sizes = |c: &Component| match c {
+        Component::Sequence(a) => Some((a.kv_heads, a.head_size)),
+        Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => None,
+    };
+    let made: Vec<(String, Option<(u64, u64)>)> =
+        model.components.iter().map(|(name, c)| (name.clone(), sizes(c))).collect();
+    for component in model.components.values_mut() {
+        if let Component::Sequence(a) = component
+            && let Some((_, Some(size))) = made.iter().find(|(name, _)| a.kv_from.as_ref() == Some(name))
+        {
+            (a.kv_heads, a.head_size) = *size;
+        }
+    }
     let outer = model.body.iter().filter_map(|i| match i {
         Item::Recur { count, .. } => Some(*count),
         _ => None,

@@ -177,7 +177,7 @@ impl Operation for CacheTake {
             rows: Rows::All,
             bf16: Bf16::Own,
             work: Work::Counted(self),
-            derivative: Derivative::SECOND_ORDER,
+            derivative: Derivative::Rule(self),
         }
     }
 
@@ -213,5 +213,15 @@ impl Counted for CacheTake {
     fn cost(&self, s: &Shapes, _: &Extents) -> Counts {
         let row = s.operand_bytes(0, s.result(0));
         Counts { read: row + Count::from(4), written: row * 2, ..s.nothing() }
+    }
+}
+
+impl Reverse for CacheTake {
+    fn reverse(&self, at: &mut Adjoint) -> Result<(), CompileError> {
+        let row = at.operand(1);
+        let (x, cache) = (at.cotangent_or_zeros(0), at.cotangent_or_zeros(1));
+        let back = at.builder().op(Op::CacheWrite, &[cache, x, row]);
+        at.add(0, back);
+        Ok(())
     }
 }

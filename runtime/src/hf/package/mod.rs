@@ -261,12 +261,16 @@ impl<'a> Code<'a> {
             softcap,
             scale: _,
             sink,
+            kv_from,
+            value_residual,
             gate,
             bias,
             post_norm,
             projection,
         } = a;
         self.refuse("sink", *sink);
+        self.refuse("kv_from", kv_from.is_some());
+        self.refuse("value_residual", *value_residual);
         self.refuse("gate", gate.is_some());
         self.refuse("bias", bias.is_some());
         self.add("groups", heads != kv_heads);
