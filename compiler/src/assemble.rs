@@ -341,6 +341,7 @@ impl<'a> Assembly<'a> {
                 let latest = site.apply.and_then(|apply| self.row(apply, Some(cache as usize), true));
                 latest.ok_or_else(unknown)
             }
+            Index::Next(cache) => row(cache).map(|row| Affine { base: row.base + 1, ..row }),
             Index::First => Ok(Affine::default()),
             Index::Run { cache, offset, block } => Ok(run_of(&row(cache)?, offset, block)),
             Index::Continues { cache, offset, block } => Ok(continues(&row(cache)?, offset, block)),
@@ -430,6 +431,10 @@ impl<'a> Assembly<'a> {
                 Part::Sources => ended.push((buffer, 0, elements)),
                 Part::Stream if rows > 0 => ended.push((buffer, 0, elements)),
                 Part::Stream => {}
+                Part::DepthKeys | Part::DepthValues if rows > 0 => {
+                    let row = elements / (all + 1);
+                    ended.push((buffer, (first + 1) * row, rows * count * row));
+                }
                 _ if rows > 0 && all > 0 => {
                     let row = elements / all;
                     ended.push((buffer, first * row, rows * count * row));

@@ -120,6 +120,8 @@ pub enum Index {
     Row(u32),
     /// The row before: that of the latest of those applications.
     Latest(u32),
+    /// The row behind.
+    Next(u32),
     /// The first row.
     First,
     /// Runs of outputs that are complete, the embedding among them, before output `offset` of this
@@ -261,6 +263,7 @@ impl Binding {
             Binding::Index(Index::Depths) => "index depths".into(),
             Binding::Index(Index::Row(cache)) => format!("index row {cache}"),
             Binding::Index(Index::Latest(cache)) => format!("index latest {cache}"),
+            Binding::Index(Index::Next(cache)) => format!("index next {cache}"),
             Binding::Index(Index::First) => "index first".into(),
             Binding::Index(Index::Run { cache, offset, block }) => {
                 format!("index run {cache} {offset} {block}")
@@ -474,6 +477,11 @@ pub enum Part {
     Residual,
     /// Values of the first application of an attention.
     FirstValues,
+    /// Keys of an attention that its later applications see, each in the row behind that of its
+    /// application; the first row stands for the keys of the sequence.
+    DepthKeys,
+    /// Its values.
+    DepthValues,
     /// Keys of an attention that others read.
     HandedKeys,
     /// Its values.
@@ -573,6 +581,8 @@ impl Part {
             Part::PredictorDown => "predictor.down.weight",
             Part::Residual => "value_residual",
             Part::FirstValues => "first_values",
+            Part::DepthKeys => "depth_keys",
+            Part::DepthValues => "depth_values",
             Part::HandedKeys => "handed_keys",
             Part::HandedValues => "handed_values",
             Part::Keys => "keys",

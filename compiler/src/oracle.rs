@@ -359,11 +359,12 @@ impl Oracle {
                         continue;
                     }
                     // Of a cache, the row that it wrote.
-                    let owner = self.lowered.facts.states.get(&port.name).map(|state| state.owner);
-                    let cache = owner.and_then(|owner| self.architecture.cache_of(owner));
+                    let state = self.lowered.facts.states.get(&port.name);
+                    let cache = state.and_then(|state| self.architecture.cache_of(state.owner));
+                    let behind = state.is_some_and(|s| matches!(s.part, Part::DepthKeys | Part::DepthValues));
                     let (Some(cache), Data::Float(values)) = (cache, &mut value.data) else { continue };
                     let each = value.dims[1..].iter().product::<usize>();
-                    let at = apply.rows[cache].at(variables) as usize * each;
+                    let at = (apply.rows[cache].at(variables) as usize + usize::from(behind)) * each;
                     // A component that reads the rows of another writes none.
                     let Some(written) = values.get_mut(at..at + each) else { continue };
                     let row = Tensor::float(&value.dims[1..], written.to_vec());
@@ -520,6 +521,7 @@ impl Oracle {
                 Binding::Index(Index::Depths) => self.architecture.depth,
                 Binding::Index(Index::Row(cache)) => row(cache).at(variables),
                 Binding::Index(Index::Latest(cache)) => row(cache).at(variables).saturating_sub(1),
+                Binding::Index(Index::Next(cache)) => row(cache).at(variables) + 1,
                 Binding::Index(Index::First) => 0,
                 Binding::Index(Index::Run { cache, offset, block }) => {
                     run_of(&row(cache), offset, block).at(variables)

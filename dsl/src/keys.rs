@@ -483,6 +483,12 @@ pub static SEQUENCE: Section = Section {
             FALSE,
             "Whether values are `λ v + (1 - λ) v_0`, `v_0` those of the component's first application and `λ` learned, 0.5 at the start.",
         ),
+        key(
+            "depth_keys",
+            Type::Bool,
+            FALSE,
+            "Whether its softmax is also over the keys that the component's earlier applications made of the same token (Mixture-of-Depths Attention). They keep their rotation, and no window leaves them out.",
+        ),
         GATE,
         BIAS,
         POST_NORM,

@@ -222,6 +222,7 @@ fn attention_keys(keys: &mut Fields, attention: &Attention, sequence: bool, recu
         keys.put("sink", ValueKind::Bool(attention.sink));
         keys.put("kv_from", or_none(attention.kv_from.as_deref(), word));
         keys.put("value_residual", ValueKind::Bool(attention.value_residual));
+        keys.put("depth_keys", ValueKind::Bool(attention.depth_keys));
     }
     keys.put("gate", or_none(attention.gate, name));
     keys.put("bias", or_none(attention.bias, name));

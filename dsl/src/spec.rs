@@ -207,6 +207,8 @@ pub struct Attention {
     /// Whether values are mixed with those of the component's first application; sequence attention
     /// only.
     pub value_residual: bool,
+    /// Whether keys of the component's earlier applications for the same token are in the softmax.
+    pub depth_keys: bool,
     /// Factor `sigmoid(W_g x)` on what heads give, before the output projection.
     pub gate: Option<HeadGate>,
     /// Projections that add a learned vector.

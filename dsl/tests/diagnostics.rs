@@ -83,7 +83,7 @@ fn layers_are_located_inside_strings() {
 #[test]
 fn streams_that_mean_nothing() {
     let body = "  body: [\"sa > mlp > ea\"]\n";
-    let attended = "  body: [\"sa | (mlp > ea)\", {recur: 2, residual_norm: true, layers: [\"sa > mlp\"]}]\n";
+    let attended = "  body: [\"sa | (mlp > ea)\", save e, \"sa > norm\", {recur: 2, residual_norm: true, layers: [\"sa > mlp\"]}]\n";
     let texts = [
         ("lanes", body),
         ("{}", body),
@@ -257,14 +257,16 @@ fn later_stages_point_at_fields() {
 fn keys_are_read_where_they_were_made() {
     let with = |body: &str| {
         errors_of(&format!(
-            "model:\n  vocab: 256\n  hidden: 64\n  context: 64\n  components:\n    a: {{sequence: {{heads: 4, value_residual: true}}}}\n    \
-             b: {{sequence: {{heads: 4, kv_from: a}}}}\n    c: {{sequence: {{heads: 2, kv_from: a}}}}\n{body}"
+            "model:\n  vocab: 256\n  hidden: 64\n  context: 64\n  components:\n    a: {{sequence: {{heads: 4, value_residual: true, depth_keys: true}}}}\n    \
+             b: {{sequence: {{heads: 4, kv_from: a}}}}\n    c: {{sequence: {{heads: 2, kv_from: a, depth_keys: true}}}}\n{body}"
         ))
     };
     let early = with("  body: [\"b > a > c\"]\n");
     assert!(early.contains("`b` is applied where `a` was not, whose keys it reads"), "{early}");
     assert!(early.contains("`a` has 4 key heads of size 16, and `c` reads 2 of size 32"), "{early}");
+    assert!(early.contains("it makes no keys to see again: it reads those of `a`"), "{early}");
     let skipped = with("  body: [\"a\", \"skip(capacity 0.5, causal bce 0.1) { b > a }\"]\n");
     assert!(skipped.contains("`b` stands in a `skip`, where tokens have no keys of others"), "{skipped}");
-    assert!(skipped.contains("`a` stands in a `skip`, whose tokens differ"), "{skipped}");
+    assert!(skipped.contains("`a` stands in a `skip`, whose tokens differ in their first"), "{skipped}");
+    assert!(skipped.contains("`a` stands in a `skip`, whose tokens differ in what they were"), "{skipped}");
 }

@@ -4,7 +4,7 @@
 const FLAGS = [
   "tie", "unit_offset", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
   "decay_embeddings", "best", "into_input", "threshold", "norm_only", "pooled", "merge",
-  "sink", "shared_gate", "truncate", "value_residual",
+  "sink", "shared_gate", "truncate", "value_residual", "depth_keys",
 ];
 
 module.exports = grammar({

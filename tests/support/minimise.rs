@@ -88,9 +88,10 @@ fn router(c: &mut Component, edit: impl Fn(&mut Router)) {
     }
 }
 
-const COMPONENT: [fn(&mut Component); 33] = [
+const COMPONENT: [fn(&mut Component); 34] = [
     |c| attention(c, |a| a.kv_from = None),
     |c| attention(c, |a| a.value_residual = false),
+    |c| attention(c, |a| a.depth_keys = false),
     |c| attention(c, |a| a.projection = None),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.shared = false)),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.count = None)),

@@ -701,7 +701,14 @@ impl<'a> Form<'a> {
             for (port, v) in &f.results {
                 let part = states.get(&port.name).map(|state| state.part);
                 let counted = match part {
-                    Some(Part::Keys | Part::Values | Part::FirstValues | Part::Sources) => true,
+                    Some(
+                        Part::Keys
+                        | Part::Values
+                        | Part::FirstValues
+                        | Part::DepthKeys
+                        | Part::DepthValues
+                        | Part::Sources,
+                    ) => true,
                     Some(Part::HandedKeys | Part::HandedValues) => training,
                     _ => false,
                 };

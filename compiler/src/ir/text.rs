@@ -802,6 +802,8 @@ impl<'a> Parser<'a> {
                 Index::Row(self.small()?)
             } else if self.accept("latest")? {
                 Index::Latest(self.small()?)
+            } else if self.accept("next")? {
+                Index::Next(self.small()?)
             } else if self.accept("first")? {
                 Index::First
             } else if self.accept("run")? {

@@ -127,7 +127,14 @@ impl Lower<'_> {
                 operands.push(self.given(Input::Segments));
             }
             let results = self.b.ops(Op::Attention(op), &operands);
-            if a.sink { self.sunk(c, results[0], results[1], heads) } else { results[0] }
+            let (o, lse) = (results[0], results[1]);
+            let o = if a.sink { self.sunk(c, o, lse, heads) } else { o };
+            if a.depth_keys {
+                let lse = if a.sink { self.with_sink(c, lse, heads) } else { lse };
+                self.with_depth_keys(c, [q, k, v], (o, lse), op.scale)
+            } else {
+                o
+            }
         };
         let o = match a.gate {
             Some(gate) => self.gated(c, gate, o, n, asking),
@@ -276,6 +283,62 @@ impl Lower<'_> {
         let above = self.b.sub(lse, sink);
         let share = self.b.unary(Unary::Sigmoid, above);
         self.b.mul(o, share)
+    }
+
+    /// The log-sum-exp with the logit of its sink.
+    fn with_sink(&mut self, c: Owner, lse: Value, heads: Dim) -> Value {
+        let sink = self.weight(c, Part::Sink, &[heads], TensorKind::Gain, Some(Init::Constant(0.0)));
+        let above = self.b.sub(lse, sink);
+        let more = self.b.unary(Unary::Softplus, above);
+        self.b.add(more, sink)
+    }
+
+    /// The output of one softmax over the keys of the sequence, of which there are `o` and its
+    /// log-sum-exp, and those that the component's earlier applications made of the same token.
+    ///
+    /// Depth attention takes the sequence for one key more, in row 0 of the state: in a dimension
+    /// of its own its score is the log-sum-exp, and its weight comes back there.
+    fn with_depth_keys(
+        &mut self,
+        c: Owner,
+        [q, k, v]: [Value; 3],
+        (o, lse): (Value, Value),
+        scale: f64,
+    ) -> Value {
+        let (one, dims) = (self.one(), self.b.dims(k));
+        let Some((&size, heads)) = dims.split_last() else { return o };
+        let (width, rows) = (self.b.module.size(size), self.architecture.rows_of(c));
+        let wide = self.dim_of(c, "marked", width + 1);
+        let depths = self.dim_of(c, "depths_behind", rows + 1);
+        let score = self.b.scale(lse, 1.0 / scale);
+        let score = self.b.reshape(score, &[&self.b.dims(lse)[..], &[one]].concat());
+        let q = self.b.op(Concat(wide), &[q, score]);
+        let channel = self.b.zeros(&Type::f32(&[heads, &[one]].concat()));
+        let full = self.b.constant(1.0);
+        let full = self.b.add(channel, full);
+        let nothing = self.b.zeros(&Type::f32(&dims));
+        let sequence = self.b.op(Concat(wide), &[nothing, full]);
+        let ty = Type::f32(&[&[depths], heads, &[wide]].concat());
+        let first = self.b.index("first", Index::First);
+        let mut states = vec![];
+        for part in [Part::DepthKeys, Part::DepthValues] {
+            let (port, state) = self.state(c, part, Lifetime::Depth, ty.clone());
+            states.push((port, self.b.op(Op::CacheWrite, &[state, sequence, first])));
+        }
+        let row = self.row(c);
+        let all = ir::Attention { scale, ..ir::Attention::default() };
+        let mixed = self.b.op(DepthAttention(all), &[q, states[0].1, states[1].1, row]);
+        let parts = self.b.ops(Split(vec![size, one]), &[mixed]);
+        let name = format!("{}.next", self.architecture.label(c));
+        let next = self.b.index(&name, Index::Next(self.cache_number(c)));
+        for ((port, state), own) in states.into_iter().zip([k, v]) {
+            let own = self.b.op(Concat(wide), &[own, channel]);
+            let written = self.b.op(Op::CacheWrite, &[state, own, next]);
+            self.b.result(port, written);
+        }
+        let share = self.b.reshape(parts[1], &self.b.dims(lse));
+        let o = self.b.mul(o, share);
+        self.b.add(o, parts[0])
     }
 
     /// Outputs of heads times `sigmoid(W_g n)`. The queries are the tokens of `n`, or those at

@@ -92,6 +92,11 @@ impl<'a> Handed<'a> {
                 format!("`{name}` stands in a `skip`, whose tokens differ in their first application");
             self.report(name, "value_residual", message, help);
         }
+        if a.depth_keys {
+            let message =
+                format!("`{name}` stands in a `skip`, whose tokens differ in what they were applied to");
+            self.report(name, "depth_keys", message, help);
+        }
         let readers = self.components.iter().find_map(|(reader, c)| match c {
             Some(Component::Sequence(r)) if r.kv_from.as_deref() == Some(name) => Some(reader.as_str()),
             _ => None,

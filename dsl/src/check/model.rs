@@ -296,6 +296,18 @@ impl Checker {
             let help = format!("write `value_residual` in `{source}`");
             self.error_at("unreached", &group.path("value_residual"), message, help);
         }
+        let depth_keys = if depth { Some(false) } else { self.bool(group, "depth_keys") };
+        if depth_keys == Some(true) {
+            if let Some(Some(source)) = &kv_from {
+                let message = format!("it makes no keys to see again: it reads those of `{source}`");
+                let help = format!("write `depth_keys` in `{source}`");
+                self.error_at("unreached", &group.path("depth_keys"), message, help);
+            }
+            if let Some(Some(_)) = softcap {
+                let message = "`depth_keys` and `softcap` are not computed in one softmax";
+                self.error_at("unreached", &group.path("depth_keys"), message, "take one of them away");
+            }
+        }
         let gate = self.word_or_none(group, "gate").map(|word| match word {
             Some("head") => Some(HeadGate::Head),
             Some(_) => Some(HeadGate::Element),
@@ -324,6 +336,7 @@ impl Checker {
             sink: sink?,
             kv_from: kv_from?,
             value_residual: value_residual?,
+            depth_keys: depth_keys?,
             gate: gate?,
             bias: bias?,
             post_norm: post_norm?,

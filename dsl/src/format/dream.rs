@@ -8,7 +8,7 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 15] = [
+const FLAGS: [&str; 16] = [
     "tie",
     "unit_offset",
     "post_norm",
@@ -19,6 +19,7 @@ const FLAGS: [&str; 15] = [
     "shared",
     "truncate",
     "value_residual",
+    "depth_keys",
     "document_mask",
     "begin",
     "decay_embeddings",

@@ -919,7 +919,7 @@ impl<'a> Formulas<'a> {
         }
         let scale = a.scale.unwrap_or(1.0 / (d as f64).sqrt());
         let mut mixed = vec![0.0; tokens * heads * d];
-        if depth {
+        if depth || a.depth_keys {
             self.caches.entry(c.into()).or_default().push((k, v, inside.keys.clone()));
         } else if a.kv_from.is_none() {
             self.caches.insert(c.into(), vec![(k, v, inside.keys.clone())]);
@@ -931,9 +931,12 @@ impl<'a> Formulas<'a> {
                 (0..cache.len()).filter(|&l| cache[l].2[i]).map(|l| (l, i)).collect()
             } else {
                 let near = |j: usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
+                let latest = cache.len() - 1;
+                let before = (0..latest).filter(|_| a.depth_keys).map(|l| (l, i));
                 (0..tokens)
-                    .filter(|&j| self.behind(i, j) && near(j) && cache[0].2[j])
-                    .map(|j| (0, j))
+                    .filter(|&j| self.behind(i, j) && near(j) && cache[latest].2[j])
+                    .map(|j| (latest, j))
+                    .chain(before)
                     .collect()
             };
             if seen.is_empty() {

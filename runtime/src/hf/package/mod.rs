@@ -263,6 +263,7 @@ impl<'a> Code<'a> {
             sink,
             kv_from,
             value_residual,
+            depth_keys,
             gate,
             bias,
             post_norm,
@@ -271,6 +272,7 @@ impl<'a> Code<'a> {
         self.refuse("sink", *sink);
         self.refuse("kv_from", kv_from.is_some());
         self.refuse("value_residual", *value_residual);
+        self.refuse("depth_keys", *depth_keys);
         self.refuse("gate", gate.is_some());
         self.refuse("bias", bias.is_some());
         self.add("groups", heads != kv_heads);
