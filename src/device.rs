@@ -1,6 +1,7 @@
 //! Devices on the command line.
 
 use crate::failure::Failure;
+use crate::ranks;
 use clap::{Args, ValueEnum};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
@@ -13,11 +14,12 @@ use std::str::FromStr;
 /// Where to run.
 #[derive(Args)]
 pub struct DeviceArguments {
-    /// Where to run: cpu, cuda, cuda:1, …, or ptx (the GPU's kernels, interpreted and checked)
+    /// Where to run: cpu, cuda (of several ranks each its own), cuda:1, …, or ptx (the GPU's
+    /// kernels, interpreted and checked)
     #[arg(long, default_value_t = Kind::Cpu)]
     pub device: Kind,
 
-    /// Threads of the CPU; all by default
+    /// Threads of the CPU; all by default, shared by the ranks of a machine
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
 }
@@ -59,7 +61,7 @@ impl FromStr for Kind {
         match (text, text.strip_prefix("cuda:").map(usize::from_str)) {
             ("cpu", _) => Ok(Kind::Cpu),
             ("ptx", _) => Ok(Kind::Ptx),
-            ("cuda", _) => Ok(Kind::Cuda(0)),
+            ("cuda", _) => Ok(Kind::Cuda(ranks::here().map_or(0, |place| place.local_rank as usize))),
             (_, Some(Ok(number))) => Ok(Kind::Cuda(number)),
             _ => Err("there are cpu, cuda, cuda:NUMBER and ptx".into()),
         }
@@ -78,7 +80,10 @@ impl DeviceArguments {
     /// Opens the device.
     pub fn open(&self) -> Result<Box<dyn Device>, Failure> {
         let device: Box<dyn Device> = match self.device {
-            Kind::Cpu => Box::new(CpuDevice::new(CpuOptions { threads: self.threads })),
+            Kind::Cpu => {
+                let threads = self.threads.or_else(ranks::threads);
+                Box::new(CpuDevice::new(CpuOptions { threads }))
+            }
             Kind::Cuda(number) => Box::new(CudaDevice::new(number)?),
             Kind::Ptx => Box::new(PtxDevice::checked()?),
         };

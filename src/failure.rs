@@ -133,6 +133,7 @@ errors! {
     dreamc_runtime::device::DeviceError,
     dreamc_runtime::device::gpu::TableError,
     dreamc_runtime::evaluate::EvaluateError,
+    dreamc_runtime::group::GroupError,
     dreamc_runtime::hf::HfError,
     dreamc_runtime::model::ModelError,
     dreamc_runtime::train::TrainError,

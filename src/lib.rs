@@ -1,11 +1,11 @@
 //! The command line of dreamc, and what other front ends share with it.
 //!
 //! One file a command, under [`command`]; each reads its arguments, calls the library and prints.
-//! Shared modules: [`spec`] reads specifications, [`device`] picks a device, [`failure`] is how
-//! a command fails and with which exit code, [`output`] writes all that is said, [`show`] prints
+//! Shared modules: [`spec`] reads specifications, [`device`] picks a device, [`failure`] is how a
+//! command fails and with which exit code, [`output`] writes all that is said, [`show`] prints
 //! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
-//! live line, [`rewriting`] picks rules, [`compare`] is the way of a suite, [`report`] what reports
-//! are made of, [`lsp`] the server of editors.
+//! live line, [`rewriting`] picks rules, [`ranks`] finds the other ranks of a training, [`compare`]
+//! is the way of a suite, [`report`] what reports are made of, [`lsp`] the server of editors.
 
 mod command;
 mod compare;
@@ -16,6 +16,7 @@ pub mod model;
 mod number;
 mod output;
 mod progress;
+mod ranks;
 mod report;
 mod rewriting;
 mod show;
@@ -78,6 +79,7 @@ enum Command {
     Draw(command::draw::Arguments),
     Train(command::train::Arguments),
     Resume(command::resume::Arguments),
+    Launch(command::launch::Arguments),
     Generate(command::generate::Arguments),
     Serve(command::serve::Arguments),
     Eval(command::eval::Arguments),
@@ -132,6 +134,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
         Command::Draw(a) => command::draw::run(a),
         Command::Train(a) => command::train::run(a),
         Command::Resume(a) => command::resume::run(a),
+        Command::Launch(a) => command::launch::run(a),
         Command::Generate(a) => command::generate::run(a),
         Command::Serve(a) => command::serve::run(a),
         Command::Eval(a) => command::eval::run(a),

@@ -43,6 +43,15 @@ enum Color {
 
 static TERMINAL: OnceLock<Terminal> = OnceLock::new();
 
+/// The number of a rank that is not the first, whose results and notes are those of the first.
+static RANK: OnceLock<u64> = OnceLock::new();
+
+/// From now on this process is one of several that would say the same: it reports its failure
+/// alone, with its number.
+pub fn follow(rank: u64) {
+    let _ = RANK.set(rank);
+}
+
 /// From now on dreamc speaks so.
 pub fn speak(terminal: Terminal) {
     let _ = TERMINAL.set(terminal);
@@ -50,7 +59,7 @@ pub fn speak(terminal: Terminal) {
 
 /// Whether results and errors are all that is wanted.
 pub fn quiet() -> bool {
-    TERMINAL.get().is_some_and(|t| t.quiet)
+    RANK.get().is_some() || TERMINAL.get().is_some_and(|t| t.quiet)
 }
 
 /// Whether every step is wanted.
@@ -142,7 +151,7 @@ fn heard(result: io::Result<()>) -> io::Result<()> {
 
 /// Writes to standard output.
 pub fn write(text: &[u8]) -> io::Result<()> {
-    if unread() {
+    if unread() || RANK.get().is_some() {
         return Ok(());
     }
     heard(io::stdout().lock().write_all(text))
@@ -158,7 +167,8 @@ pub fn flush() -> io::Result<()> {
 
 /// Writes to standard error, if that is possible.
 pub fn complain(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    let rank = RANK.get().map_or(String::new(), |rank| format!("rank {rank}: "));
+    let _ = io::stderr().lock().write_all(format!("{rank}{text}").as_bytes());
 }
 
 /// Writes a line to standard output.

@@ -51,6 +51,8 @@ pub struct Options {
     pub rewrite: Rewriting,
     /// Values stored in bf16.
     pub narrow: Narrow,
+    /// Ranks whose gradients and counts are summed before a step; of one, nothing is.
+    pub ranks: u64,
 }
 
 /// One token, evaluated.
@@ -68,6 +70,7 @@ impl Default for Options {
             cache: None,
             rewrite: Rewriting::default(),
             narrow: Narrow::Nothing,
+            ranks: 1,
         }
     }
 }

@@ -6,6 +6,7 @@ use dreamc::failure::Failure;
 use dreamc::model::beginning;
 use dreamc::spec::{SpecArguments, open_data, resolved};
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_runtime::group::Group;
 use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{Setup, Stop, prepare, run, signal};
@@ -37,7 +38,7 @@ pub fn train(
             return Err(Failure::Usage("the specification has no data; name a file with `data`".into()));
         };
         let device = device(device_name, threads)?;
-        let prepared = prepare::prepare(&spec, device.as_ref(), &Rewriting::default())?;
+        let prepared = prepare::prepare(&spec, device.as_ref(), &Rewriting::default(), 1)?;
         let dataset = open_data(&spec, section, spec.eval.stride)?;
         let place = match out {
             Some(path) => Place::At { path, force: false },
@@ -70,7 +71,8 @@ pub fn train(
             text: &text,
             device: device.as_ref(),
             dataset: &dataset,
-            folder: &folder,
+            group: Group::alone(),
+            folder: Some(&folder),
             from: None,
             allow_changes: false,
             count: false,

@@ -8,6 +8,7 @@ use crate::data::examples::{self, Example};
 use crate::data::task::{Problems, Split};
 use crate::data::{Batch, Batches, DataError, Dataset, NO_LOSS, Tokenizer};
 use crate::generate::{NextLogits, Sampling, Why, generate};
+use crate::group::{Group, GroupError};
 use crate::model::{Model, ModelError};
 use dreamc_dsl::spec::{Task, Train};
 use serde::Serialize;
@@ -22,6 +23,9 @@ pub enum EvaluateError {
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Another rank of the group.
+    #[error(transparent)]
+    Group(#[from] GroupError),
 }
 
 /// Loss over targets.
@@ -85,8 +89,34 @@ pub fn held_out(model: &mut Model, dataset: &Dataset, train: &Train) -> Result<O
 
 /// The same over so many rows at most; `None` where nothing is held out.
 pub fn drawn(model: &mut Model, dataset: &Dataset, rows: u64) -> Result<Option<Loss>, EvaluateError> {
-    let held = dataset.drawn(rows)?;
-    held.map(|held| loss(model, &dataset.tokenizer, held)).transpose()
+    shared(model, dataset, rows, &Group::alone())
+}
+
+/// The same by the ranks of a group, which take batches in turn.
+pub fn shared(
+    model: &mut Model,
+    dataset: &Dataset,
+    rows: u64,
+    group: &Group,
+) -> Result<Option<Loss>, EvaluateError> {
+    let Some(mut held) = dataset.drawn(rows)? else { return Ok(None) };
+    let (mut own, mut number) = (Loss::default(), 0);
+    while let Some(batch) = held.take(model.batch())? {
+        if number % group.size() == group.rank() {
+            let nll = model.evaluate(&batch)?;
+            own.add(&batch, &nll, &dataset.tokenizer);
+        }
+        number += 1;
+    }
+    let mut all = Loss::default();
+    for part in group.gather(&[own.nats.to_bits(), own.targets, own.bytes].map(u64::to_le_bytes).concat())? {
+        let part: Vec<u64> = bytemuck::pod_collect_to_vec(&part);
+        if let [nats, targets, bytes] = part[..] {
+            all.nats += f64::from_bits(nats);
+            (all.targets, all.bytes) = (all.targets + targets, all.bytes + bytes);
+        }
+    }
+    Ok(Some(all))
 }
 
 /// Held-out rows of an evaluation during training.

@@ -122,7 +122,12 @@ impl Memory {
 impl Model {
     /// Puts a model into the memory of a device; all values are zero.
     pub fn load(device: &dyn Device, compiled: Compiled) -> Result<Self, ModelError> {
-        let session = Arc::new(Mutex::new(device.load(&compiled.plan, &Group::alone())?));
+        Model::of_rank(device, compiled, &Group::alone())
+    }
+
+    /// The same on one rank of a group, for as many ranks as which it was compiled.
+    pub fn of_rank(device: &dyn Device, compiled: Compiled, group: &Group) -> Result<Self, ModelError> {
+        let session = Arc::new(Mutex::new(device.load(&compiled.plan, group)?));
         Model::over(compiled, session, Arc::new(AtomicU64::new(1)))
     }
 

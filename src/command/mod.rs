@@ -18,6 +18,7 @@ pub mod fit;
 pub mod fmt;
 pub mod generate;
 pub mod import;
+pub mod launch;
 pub mod lsp;
 pub mod matching;
 pub mod new;

@@ -4,9 +4,11 @@ use crate::command::train::Job;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::rewriting::RewriteArguments;
-use crate::{note, spec};
+use crate::{note, ranks, spec};
 use clap::Args;
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_runtime::checkpoint::Checkpoint;
+use dreamc_runtime::group::Group;
 use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::metrics::Metrics;
 use std::path::PathBuf;
@@ -43,10 +45,36 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let folder = RunFolder::open(&a.run)?;
+    ranks::together(|group| resume(&a, group))
+}
+
+fn resume(a: &Arguments, group: &Group) -> Done {
+    let mut begun = None;
+    // The other ranks need not see the folder.
+    let begins = ranks::from_first(group, || {
+        let folder = RunFolder::open(&a.run)?;
+        let (text, from) = text(&folder)?;
+        let rewriting = a.rewriting.continued(&folder, a.allow_changes)?;
+        begun = Some((folder, from));
+        Ok(serde_json::to_string(&(text, rewriting))?)
+    })?;
+    let (text, rewriting): (String, Rewriting) = serde_json::from_str(&begins)?;
+    let spec = spec::parse(&a.run.join("spec.yaml").display().to_string(), &text, &a.set)?;
+    let allow_changes = a.allow_changes || !a.set.is_empty();
+    let device = a.device.open()?;
+    let job = Job { spec: &spec, device: device.as_ref(), group, json: a.json, count: false };
+    let prepared = job.prepare(&rewriting)?;
+    let dataset = job.dataset()?;
+    job.agree(&dataset, &rewriting)?;
+    let (folder, from) = begun.unzip();
+    job.train(prepared, &dataset, folder.as_ref(), from.flatten(), allow_changes)
+}
+
+/// The specification that a run was trained with, and its newest good checkpoint.
+fn text(folder: &RunFolder) -> Result<(String, Option<Checkpoint>), Failure> {
     let path = folder.spec();
     let written = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
-    let from = latest(&folder)?;
+    let from = latest(folder)?;
     // The checkpoint knows what it was trained with, even where a run with changes was killed
     // between its checkpoint and this file.
     let text = match from.as_ref().and_then(|c| c.model.metadata("spec")) {
@@ -58,14 +86,7 @@ pub fn run(a: Arguments) -> Done {
         }
         None => written,
     };
-    let spec = spec::parse(&path.display().to_string(), &text, &a.set)?;
-    let allow_changes = a.allow_changes || !a.set.is_empty();
-    let rewriting = a.rewriting.continued(&folder, a.allow_changes)?;
-    let device = a.device.open()?;
-    let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: false };
-    let prepared = job.prepare(&rewriting)?;
-    let dataset = job.dataset()?;
-    job.train(prepared, &dataset, &folder, from, allow_changes)
+    Ok((text, from))
 }
 
 /// The newest good checkpoint of a run; `None` where the run was stopped before its first. Says

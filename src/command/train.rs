@@ -7,6 +7,7 @@ use crate::model::beginning;
 use crate::number::grouped;
 use crate::output::{self, Stream};
 use crate::progress::Progress;
+use crate::ranks;
 use crate::rewriting::RewriteArguments;
 use crate::show::{bytes, duration, short, table};
 use crate::spec::{SpecArguments, open_data, resolved};
@@ -19,6 +20,8 @@ use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::data::Dataset;
 use dreamc_runtime::device::Device;
+use dreamc_runtime::group::Group;
+use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{self, Outcome, Prepared, Setup, Stop, prepare};
 use std::path::{Path, PathBuf};
@@ -79,36 +82,45 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
+    ranks::together(|group| train(&a, group))
+}
+
+fn train(a: &Arguments, group: &Group) -> Done {
     let spec = a.spec.load_to_train(a.data.as_deref())?;
     let device = a.device.open()?;
-    let job = Job { spec: &spec, device: device.as_ref(), json: a.json, count: a.count };
-    let begun = match (&a.out, a.resume) {
+    let job = Job { spec: &spec, device: device.as_ref(), group, json: a.json, count: a.count };
+    let begun = match (&a.out, a.resume && group.leads()) {
         (Some(out), true) => Some(RunFolder::open(out)?),
         _ => None,
     };
-    let rewriting = match &begun {
-        Some(folder) => a.rewriting.continued(folder, a.allow_changes)?,
-        None => a.rewriting.rewriting()?,
-    };
+    let rewriting = ranks::from_first(group, || {
+        Ok(serde_json::to_string(&match &begun {
+            Some(folder) => a.rewriting.continued(folder, a.allow_changes)?,
+            None => a.rewriting.rewriting()?,
+        })?)
+    })?;
+    let rewriting: Rewriting = serde_json::from_str(&rewriting)?;
     let prepared = job.prepare(&rewriting)?;
     if a.dry_run {
         return Ok(());
     }
     let dataset = job.dataset()?;
+    job.agree(&dataset, &rewriting)?;
     let (folder, from) = match begun {
+        _ if !group.leads() => (None, None),
         Some(folder) => {
             let from = resume::latest(&folder)?;
-            (folder, from)
+            (Some(folder), from)
         }
         None => {
             let place = match &a.out {
                 Some(path) => Place::At { path: path.clone(), force: a.force },
                 None => Place::Numbered { runs: "runs".into(), name: spec.model.name.clone() },
             };
-            (RunFolder::create(&place)?, None)
+            (Some(RunFolder::create(&place)?), None)
         }
     };
-    job.train(prepared, &dataset, &folder, from, a.allow_changes)
+    job.train(prepared, &dataset, folder.as_ref(), from, a.allow_changes)
 }
 
 /// A training to be done, new or continued.
@@ -117,6 +129,8 @@ pub struct Job<'a> {
     pub spec: &'a Spec,
     /// Where.
     pub device: &'a dyn Device,
+    /// The ranks that train together.
+    pub group: &'a Group,
     /// Whether standard output is for a program.
     pub json: bool,
     /// Whether the device's work is compared with the launch list.
@@ -141,7 +155,7 @@ impl Job<'_> {
     /// Compiles, and says what will be done.
     pub fn prepare(&self, rewriting: &Rewriting) -> Result<Prepared, Failure> {
         let (spec, t) = (self.spec, &self.spec.train);
-        let prepared = prepare(spec, self.device, rewriting)?;
+        let prepared = prepare(spec, self.device, rewriting, self.group.size())?;
         let (memory, scoring) = prepared.memory(self.device)?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
@@ -170,6 +184,10 @@ impl Job<'_> {
                 format!("{}, {}", self.device.name(), precision(prepared.narrow, t.precision)),
             ],
             vec![
+                "ranks".into(),
+                format!("{}, {} of a step each", self.group.size(), parts(t.accumulate / self.group.size())),
+            ],
+            vec![
                 "memory".into(),
                 format!(
                     "{} (weights {}, gradients {}, optimizer {}, activations {}, scoring {})",
@@ -183,6 +201,8 @@ impl Job<'_> {
             ],
             vec!["compiled in".into(), format!("{:.0} ms, {rewriting}", prepared.seconds * 1e3)],
         ];
+        let rows: Vec<_> =
+            rows.into_iter().filter(|row| row[0] != "ranks" || self.group.size() > 1).collect();
         let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
         for row in rows {
             self.tell(&format!("  {:<width$}  {}", row[0], row[1]));
@@ -190,8 +210,24 @@ impl Job<'_> {
         Ok(prepared)
     }
 
-    /// Opens the data.
+    /// Opens the data: rank 0 first, which tokenises what is not in the cache yet.
     pub fn dataset(&self) -> Result<Dataset, Failure> {
+        if !self.group.leads() {
+            self.group.barrier()?;
+        }
+        let dataset = self.open()?;
+        if self.group.leads() {
+            self.group.barrier()?;
+        }
+        Ok(dataset)
+    }
+
+    /// Refuses ranks that would not train the same as rank 0.
+    pub fn agree(&self, dataset: &Dataset, rewriting: &Rewriting) -> Done {
+        ranks::agree(self.group, &resolved(self.spec), dataset, rewriting)
+    }
+
+    fn open(&self) -> Result<Dataset, Failure> {
         let Some(data) = &self.spec.data else {
             return Err(Failure::Usage(
                 "the specification has no data; add a `data` section or name a file with --data".into(),
@@ -209,29 +245,36 @@ impl Job<'_> {
         &self,
         prepared: Prepared,
         dataset: &Dataset,
-        folder: &RunFolder,
+        folder: Option<&RunFolder>,
         from: Option<Checkpoint>,
         allow_changes: bool,
     ) -> Done {
         let text = resolved(self.spec);
-        if from.is_none() {
-            folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
-        } else if allow_changes {
-            folder.write("spec.yaml", &text)?;
+        if let Some(folder) = folder {
+            if from.is_none() {
+                folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
+            } else if allow_changes {
+                folder.write("spec.yaml", &text)?;
+            }
+            self.tell(&format!("  run  {}\n", folder.path().display()));
         }
-        self.tell(&format!("  run  {}\n", folder.path().display()));
         let mut progress = Progress::labelled("", true, self.record());
-        let base = beginning(self.spec, from.as_ref())?;
+        let base = if folder.is_some() { beginning(self.spec, from.as_ref())? } else { None };
         let setup = Setup {
             spec: self.spec,
             base,
             text: &text,
             device: self.device,
             dataset,
+            group: self.group.clone(),
             folder,
             from,
             allow_changes,
             count: self.count,
+        };
+        let Some(folder) = folder else {
+            let outcome = train::run(prepared, setup, &mut |_: &Event| {})?;
+            return stopped(&outcome);
         };
         let outcome = train::run(prepared, setup, &mut progress);
         progress.clear();
@@ -249,11 +292,19 @@ impl Job<'_> {
                 say!("{text}")?;
             }
         }
-        match outcome.stop {
-            Stop::Interrupted(signal) => Err(Failure::Stopped(signal)),
-            Stop::Finished | Stop::Early => Ok(()),
-        }
+        stopped(&outcome)
     }
+}
+
+fn stopped(outcome: &Outcome) -> Done {
+    match outcome.stop {
+        Stop::Interrupted(signal) => Err(Failure::Stopped(signal)),
+        Stop::Finished | Stop::Early => Ok(()),
+    }
+}
+
+fn parts(n: u64) -> String {
+    if n == 1 { "one micro-batch".into() } else { format!("{n} micro-batches") }
 }
 
 /// The precision used, and why where the recipe says another.

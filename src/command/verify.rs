@@ -26,7 +26,8 @@ Examples:
   dreamc verify model.yaml
   dreamc verify model.yaml --only gradients,cached --seed 7
   dreamc verify runs/quickstart-001 --json
-  dreamc verify model.yaml --device ptx          the GPU's kernels, interpreted, under two schedules")]
+  dreamc verify model.yaml --device ptx          the GPU's kernels, interpreted, under two schedules
+  dreamc verify model.yaml --ranks 4             four ranks, in threads, train what one trains")]
 pub struct Arguments {
     /// A specification, a run folder, a checkpoint or a .safetensors file
     #[arg(value_name = "SPEC|CHECKPOINT")]
@@ -39,6 +40,10 @@ pub struct Arguments {
     /// Seed of weights and tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+
+    /// Also train by so many ranks, in threads, and compare with one
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    ranks: u64,
 
     /// Change a field: `--set ea.count=1024`; may be given several times
     #[arg(long, value_name = "FIELD=VALUE")]
@@ -85,6 +90,7 @@ pub fn run(a: Arguments) -> Done {
         only: &a.only,
         devices: &devices,
         pipeline: &Compiler,
+        ranks: a.ranks,
     };
     let mut progress = Progress::new();
     let report = verify::verify(&task, &mut |proof| progress.tell(&Event::Busy(proof)));

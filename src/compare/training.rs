@@ -16,6 +16,7 @@ use crate::rewriting::RewriteArguments;
 use crate::spec::{open_data, resolved};
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
+use dreamc_runtime::group::Group;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::{self, Setup, Stop, prepare, signal};
@@ -172,7 +173,7 @@ fn one(
     } else {
         (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.rewriting()?)
     };
-    let prepared = prepare(&spec, device.as_ref(), &rewriting)?;
+    let prepared = prepare(&spec, device.as_ref(), &rewriting, 1)?;
     if own.is_none() {
         folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
     }
@@ -189,7 +190,8 @@ fn one(
         text: &text,
         device: device.as_ref(),
         dataset: &dataset,
-        folder: &folder,
+        group: Group::alone(),
+        folder: Some(&folder),
         from,
         allow_changes: branches,
         count: false,

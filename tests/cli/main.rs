@@ -17,6 +17,7 @@ mod hostile;
 mod imported;
 mod ladder;
 mod lsp;
+mod ranks;
 mod refusals;
 mod router_tuning;
 mod serve;

@@ -219,7 +219,7 @@ fn naive_kernels_do_what_fast_ones_do() {
     ] {
         seen.extend(case.agrees(&naive, &fast, 1e-5));
     }
-    // One device is the whole group, so `all_reduce` launches nothing.
+    // The executor hands the range of an `all_reduce` to the group: there is no kernel.
     for variant in Kernel::VARIANTS.iter().filter(|name| **name != "AllReduce") {
         let capital = |c: char| if c.is_uppercase() { format!("_{}", c.to_lowercase()) } else { c.into() };
         let name: String = variant.chars().map(capital).collect();

@@ -536,8 +536,15 @@ fn every_proof_holds_wherever_a_skip_is() {
         "[\"near\", \"skip(threshold, merge, capacity 0.5, penalty 0.1) { sa > mlp }\", \"skip(capacity 0.6, merge) { near > skip(capacity 0.6, merge) { mlp } }\"]",
     ];
     for body in bodies {
-        let task =
-            Task { spec: &spec(body), weights: None, seed: 1, only: &[], devices: &[], pipeline: &Compiler };
+        let task = Task {
+            spec: &spec(body),
+            weights: None,
+            seed: 1,
+            only: &[],
+            devices: &[],
+            pipeline: &Compiler,
+            ranks: 1,
+        };
         let report = verify(&task, &mut |_| {}).unwrap();
         assert!(report.holds(), "{body}\n{report}");
         let plain = report.proof("plain").unwrap().checks;

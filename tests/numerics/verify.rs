@@ -16,7 +16,7 @@ use std::time::Instant;
 /// All proofs of a specification.
 fn prove(spec: &Spec, seed: u64, only: &[&str], devices: &[(String, &dyn Device)]) -> Report {
     let only: Vec<String> = only.iter().map(|s| s.to_string()).collect();
-    let task = Task { spec, weights: None, seed, only: &only, devices, pipeline: &Compiler };
+    let task = Task { spec, weights: None, seed, only: &only, devices, pipeline: &Compiler, ranks: 1 };
     verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", spec.model.name))
 }
 
@@ -58,7 +58,8 @@ fn random_specifications_keep_every_promise() {
         let spec = random::spec(seed);
         let only = |names: &[&str], spec: &Spec| {
             let only: Vec<String> = names.iter().map(|s| s.to_string()).collect();
-            let task = Task { spec, weights: None, seed, only: &only, devices: &[], pipeline: &Compiler };
+            let task =
+                Task { spec, weights: None, seed, only: &only, devices: &[], pipeline: &Compiler, ranks: 1 };
             verify(&task, &mut |_| {})
         };
         match only(&[], &spec) {

@@ -24,9 +24,11 @@ use dreamc_compiler::rewrite::{Rewriting, Rules};
 use dreamc_compiler::{CompileError, Compiled, Options, Pass, compile_watched};
 use dreamc_dsl::spec::{Expr, Item, Model, OptimizerKind, SkipRule};
 use dreamc_dsl::{Spec, Spelling};
+use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use support::{error, every_golden};
 
@@ -48,6 +50,8 @@ enum Stage {
     Plan(fn(&mut Compiled) -> bool),
     /// In the counts.
     Count(fn(&mut Counts)),
+    /// Between the ranks of a group.
+    Ranks(fn(Group) -> Group),
 }
 
 struct Fault {
@@ -118,6 +122,12 @@ impl Pipeline for Faulty<'_> {
         Oracle::with(model, shape, Setup { recurrence, rewriting, form, watch: &watch })
     }
 
+    fn group(&self, group: Group) -> Group {
+        let Some(Stage::Ranks(edit)) = self.stage else { return group };
+        self.times.fetch_add(1, Relaxed);
+        edit(group)
+    }
+
     fn count(&self, spec: &Spec, options: &count::Options) -> Result<Counts, CountError> {
         let mut counts = count::count(spec, options)?;
         if let Some(Stage::Count(edit)) = self.stage {
@@ -126,6 +136,63 @@ impl Pipeline for Faulty<'_> {
         }
         Ok(counts)
     }
+}
+
+/// A group whose ranks bring something else than they were given.
+struct Wrong {
+    group: Group,
+    edit: fn(&Group, Collective, &mut Vec<u8>),
+}
+
+impl Transport for Wrong {
+    fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        let mut bytes = bytes.to_vec();
+        (self.edit)(&self.group, what, &mut bytes);
+        self.group.exchange(what, &bytes)
+    }
+
+    fn fail(&self, reason: &str) {
+        self.group.fail(reason);
+    }
+}
+
+fn wrong(group: Group, edit: fn(&Group, Collective, &mut Vec<u8>)) -> Group {
+    Group::over(group.rank(), group.size(), Arc::new(Wrong { group, edit }))
+}
+
+/// A rank that takes other numbers than those that rank 0 hands out.
+struct Kept(Group);
+
+impl Transport for Kept {
+    fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        let mut found = self.0.exchange(what, bytes)?;
+        // The state is text; weights are numbers.
+        if what == Collective::Broadcast(0) && !found.starts_with(b"{") {
+            let values: Vec<f32> = bytemuck::pod_collect_to_vec(&found);
+            found = values.iter().flat_map(|x| (x * 1.25).to_le_bytes()).collect();
+        }
+        Ok(found)
+    }
+
+    fn fail(&self, reason: &str) {
+        self.0.fail(reason);
+    }
+}
+
+/// Takes the sums over ranks of these values out of a plan.
+fn unsummed(c: &mut Compiled, origin: &str) -> bool {
+    fn take(steps: &mut Vec<Step>, is: &dyn Fn(&Launch) -> bool) -> bool {
+        let before = steps.len();
+        steps.retain(|step| !matches!(step, Step::Launch(launch) if is(launch)));
+        let inside = steps.iter_mut().map(|step| match step {
+            Step::Loop { steps, .. } => take(steps, is),
+            Step::Launch(_) => false,
+        });
+        inside.fold(steps.len() < before, |a, b| a | b)
+    }
+    let sums: Vec<bool> = c.plan.kernels.iter().map(|k| matches!(k, Kernel::AllReduce(_))).collect();
+    let is = |launch: &Launch| sums[launch.kernel.0 as usize] && launch.origin == origin;
+    c.plan.programs.values_mut().fold(false, |any, program| take(&mut program.steps, &is) | any)
 }
 
 // Functions ---------------------------------------------------------------------------------------
@@ -455,12 +522,52 @@ fn plan(
     Fault { name, spec: RECURRENT, stage: Stage::Plan(edit), caught, place }
 }
 
+fn ranks(name: &'static str, edit: fn(Group) -> Group) -> Fault {
+    Fault { name, spec: RECURRENT, stage: Stage::Ranks(edit), caught: "ranks", place: ["", ""] }
+}
+
 fn counted(name: &'static str, edit: fn(&mut Counts), place: [&'static str; 2]) -> Fault {
     Fault { name, spec: RECURRENT, stage: Stage::Count(edit), caught: "counts", place }
 }
 
 fn faults() -> Vec<Fault> {
     vec![
+        // Ranks: the way of gradients, rows and figures between them.
+        plan("gradients are not summed over ranks", |c| unsummed(c, "gradients"), "ranks", ["", ""]),
+        plan("counts are not summed over ranks", |c| unsummed(c, "selection counts"), "ranks", ["", ""]),
+        ranks("a rank takes the rows of another", |group| match group.rank() {
+            2 => Group::over(1, group.size(), Arc::new(group)),
+            _ => group,
+        }),
+        ranks("a rank's gradients are left out", |group| {
+            wrong(group, |group, what, bytes| {
+                if what == Collective::AllReduce && group.rank() == 3 {
+                    bytes.fill(0);
+                }
+            })
+        }),
+        ranks("gradients are averaged, which the loss was already", |group| {
+            wrong(group, |group, what, bytes| {
+                if what == Collective::AllReduce {
+                    let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+                    let mean = values.iter().map(|x| x / group.size() as f32);
+                    *bytes = mean.flat_map(f32::to_le_bytes).collect();
+                }
+            })
+        }),
+        // The figures of a step are 18 bytes, of which the loss is the first four.
+        ranks("the loss of a step is averaged twice", |group| {
+            wrong(group, |group, what, bytes| {
+                if let (Collective::AllGather, 18, Some(loss)) = (what, bytes.len(), bytes.first_chunk()) {
+                    let loss = f32::from_le_bytes(*loss) / group.size() as f32;
+                    bytes[..4].copy_from_slice(&loss.to_le_bytes());
+                }
+            })
+        }),
+        ranks("a rank begins with weights of its own", |group| match group.rank() {
+            1 => Group::over(1, group.size(), Arc::new(Kept(group))),
+            _ => group,
+        }),
         // Lowering: what the formulas of the semantics become.
         lower("window off by one", RECURRENT, |_, f| {
             attention(f, |a| a.window.iter_mut().for_each(|w| *w += 1))
@@ -1345,7 +1452,15 @@ fn reused(c: &mut Compiled) -> bool {
 
 fn prove(pipeline: &dyn Pipeline, spec: &Spec, only: &[&str]) -> Result<Report, String> {
     let only: Vec<String> = only.iter().map(|s| s.to_string()).collect();
-    let task = Task { spec, weights: None, seed: 5, only: &only, devices: &[], pipeline };
+    let task = Task {
+        spec,
+        weights: None,
+        seed: 5,
+        only: &only,
+        devices: &[],
+        pipeline,
+        ranks: if only.iter().any(|o| o == "ranks") { 4 } else { 1 },
+    };
     verify(&task, &mut |_| {}).map_err(|e| e.to_string())
 }
 
@@ -1406,6 +1521,15 @@ fn main() -> ExitCode {
         sound("lanes", LANES),
         sound("manifold", MANIFOLD),
         sound("attended", ATTENDED),
+        Trial::test("without a fault: ranks", || {
+            for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
+                let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;
+                if !report.holds() {
+                    return Err(report.to_string().into());
+                }
+            }
+            Ok(())
+        }),
         Trial::test("without a fault: golden files", files),
     ];
     let faults = faults();

@@ -262,9 +262,10 @@ fn at(buffer: BufferId) -> Operand {
 
 impl Assembly<'_> {
     /// The gradient norm of the step, which is a program of its own so that the host can look at it
-    /// before anything is changed by it.
+    /// before anything is changed by it. Gradients and selection counts of several ranks are summed
+    /// first: what follows is the same on all of them.
     pub(crate) fn norm(&mut self) -> Result<Program, CompileError> {
-        let mut steps = vec![];
+        let (mut steps, mut variables) = (vec![], 0);
         let norm = self.end(End::Output(Output::Norm), DType::F32, vec![1])?;
         let Some(gradients) = self.bound(Slot::Gradients) else { return Ok(Program::default()) };
         let elements = self.plan.buffer(gradients).elements();
@@ -276,17 +277,27 @@ impl Assembly<'_> {
                 "frozen gradients",
             ));
         }
-        steps.push(self.launch(
-            Kernel::AllReduce(kernel::AllReduce { elements }),
-            vec![at(gradients)],
-            "gradients",
-        ));
+        let ranks = self.options.ranks;
+        if ranks > 1 {
+            let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks });
+            steps.push(self.launch(sum, vec![at(gradients)], "gradients"));
+            for Counted { counts, .. } in self.counts.values().copied().collect::<Vec<_>>() {
+                let (elements, sets) =
+                    (self.plan.buffer(counts).elements(), self.plan.buffer(counts).instances);
+                let instance = Affine { base: 0, terms: vec![(variables, 1)] };
+                let of = Operand::Tensor { buffer: counts, instance, offset: 0, stride: 0 };
+                let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks });
+                let steps_of = vec![self.launch(sum, vec![of], "selection counts")];
+                steps.push(Step::Loop { variable: variables, count: sets, reverse: false, steps: steps_of });
+                variables += 1;
+            }
+        }
         steps.push(self.launch(
             Kernel::Norm(kernel::Norm { elements }),
             vec![at(gradients), at(norm)],
             "gradient norm",
         ));
-        Ok(Program { steps, variables: 0 })
+        Ok(Program { steps, variables })
     }
 
     /// One optimizer step. Its loops run over the sets of weights, so its length does not depend on
@@ -328,11 +339,6 @@ impl Assembly<'_> {
             let experts = self.plan.buffer(counts).elements();
             let instance = Affine { base: 0, terms: vec![(variables, 1)] };
             let set = |buffer| Operand::Tensor { buffer, instance: instance.clone(), offset: 0, stride: 0 };
-            let all = self.launch(
-                Kernel::AllReduce(kernel::AllReduce { elements: experts }),
-                vec![set(counts)],
-                "selection counts",
-            );
             let step = self.launch(
                 Kernel::Balance(kernel::Balance {
                     experts,
@@ -343,12 +349,7 @@ impl Assembly<'_> {
                 vec![set(bias), set(counts)],
                 "balancing",
             );
-            steps.push(Step::Loop {
-                variable: variables,
-                count: sets,
-                reverse: false,
-                steps: vec![all, step],
-            });
+            steps.push(Step::Loop { variable: variables, count: sets, reverse: false, steps: vec![step] });
             variables += 1;
         }
         Ok(Program { steps, variables })

@@ -9,13 +9,14 @@
 //! backend can record launches, the second run of a program is recorded and later ones replay it; a
 //! run that is measured or waited for launch by launch is not. `DREAMC_GRAPHS=0` launches one by
 //! one, `DREAMC_GRAPHS=1` makes a recording that fails an error; otherwise what cannot be recorded
-//! is launched.
+//! is launched. Programs with collectives are launched one by one: the group is the host's.
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
+use dreamc_compiler::program::kernel::AllReduce;
 use dreamc_compiler::program::{
     Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Slot, Step,
 };
@@ -106,6 +107,8 @@ pub(crate) struct Program {
     pub(crate) launches: Vec<Listed>,
     steps: Vec<Walk>,
     pub(crate) variables: usize,
+    /// Whether some of it is done by the group.
+    collective: bool,
 }
 
 /// The programs of a plan that the check passes, in the plan's order.
@@ -126,7 +129,8 @@ pub(crate) fn list(plan: &Plan) -> Result<Vec<Program>, DeviceError> {
             launches.len() - 1
         };
         let steps = walk(&program.steps, &mut listed);
-        Program { steps, launches, variables: program.variables as usize }
+        let collective = launches.iter().any(|l| sum(plan.kernel(l.kernel)).is_some());
+        Program { steps, launches, variables: program.variables as usize, collective }
     });
     Ok(programs.collect())
 }
@@ -147,12 +151,11 @@ fn walk(steps: &[Step], listed: &mut dyn FnMut(&Launch) -> usize) -> Vec<Walk> {
 /// A session of a plan: `make` allocates the memory of a backend and makes its launches ready, one
 /// code each.
 pub(crate) fn load<B: Backend>(
-    device: &str,
     plan: &Plan,
     group: &Group,
     make: impl FnOnce(&[Program]) -> Result<(B, Vec<Vec<B::Code>>), DeviceError>,
 ) -> Result<Box<dyn Session>, DeviceError> {
-    Ok(Box::new(Executor::new(device, plan, group, Graphs::of_environment(), make)?))
+    Ok(Box::new(Executor::new(plan, group, Graphs::of_environment(), make)?))
 }
 
 /// Whether programs are recorded.
@@ -205,11 +208,16 @@ pub(crate) struct Executor<B: Backend> {
     instrument: Instrument,
     /// Operands of the launch under way.
     values: Vec<Value>,
+    group: Group,
+    /// Numbers on their way to the group and back.
+    numbers: Vec<f32>,
 }
+
+/// Most numbers that go to the group at once.
+const AT_ONCE: u64 = 1 << 20;
 
 impl<B: Backend> Executor<B> {
     pub(crate) fn new(
-        device: &str,
         plan: &Plan,
         group: &Group,
         graphs: Graphs,
@@ -217,10 +225,14 @@ impl<B: Backend> Executor<B> {
     ) -> Result<Self, DeviceError> {
         let programs = list(plan)?;
         let all = || programs.iter().flat_map(|program| &program.launches);
-        // No backend sums over processes yet.
-        if let (true, Some(sum)) = (group.size() > 1, all().find(|l| is_sum(plan.kernel(l.kernel)))) {
-            let (device, origin, size) = (device.into(), sum.origin.clone(), group.size());
-            return Err(DeviceError::NoCollectives { device, origin, size });
+        let mut most = 0;
+        for launch in all() {
+            let Some(AllReduce { ranks, elements }) = sum(plan.kernel(launch.kernel)) else { continue };
+            if *ranks != group.size() {
+                let (origin, ranks, size) = (launch.origin.clone(), *ranks, group.size());
+                return Err(DeviceError::OtherGroup { origin, ranks, size });
+            }
+            most = most.max((*elements).min(AT_ONCE));
         }
         let longest = all().map(|launch| launch.operands.len()).max().unwrap_or(0);
         let (backend, codes) = make(&programs)?;
@@ -234,6 +246,8 @@ impl<B: Backend> Executor<B> {
             graphs,
             instrument: Instrument::default(),
             values: Vec::with_capacity(longest),
+            group: group.clone(),
+            numbers: vec![0.0; most as usize],
         })
     }
 
@@ -257,9 +271,28 @@ impl<B: Backend> Executor<B> {
     }
 }
 
-/// Whether a kernel sums over a group. In a group of one that is the identity: nothing is launched.
-fn is_sum(kernel: &Kernel) -> bool {
-    matches!(kernel, Kernel::AllReduce(_))
+/// The sum over a group that a kernel is.
+fn sum(kernel: &Kernel) -> Option<&AllReduce> {
+    if let Kernel::AllReduce(sum) = kernel { Some(sum) } else { None }
+}
+
+/// Sums numbers of the arena over the group, through the host and in parts: a sum of many is that
+/// of each.
+fn all_reduce<B: Backend>(
+    backend: &mut B,
+    group: &Group,
+    numbers: &mut [f32],
+    at: u64,
+    elements: u64,
+) -> Result<(), DeviceError> {
+    for first in (0..elements).step_by(AT_ONCE as usize) {
+        let part = &mut numbers[..(elements - first).min(AT_ONCE) as usize];
+        let from = at + first * size_of::<f32>() as u64;
+        backend.read(from, bytemuck::cast_slice_mut(part))?;
+        group.all_reduce(part)?;
+        backend.write(from, bytemuck::cast_slice(part))?;
+    }
+    Ok(())
 }
 
 /// State of a run.
@@ -269,6 +302,8 @@ struct Run<'a, B: Backend> {
     program: &'a Program,
     codes: &'a [B::Code],
     values: &'a mut Vec<Value>,
+    group: &'a Group,
+    numbers: &'a mut [f32],
     instrument: Instrument,
     /// Every launch is waited for, so that a failure has a name.
     synchronous: bool,
@@ -281,7 +316,8 @@ impl<B: Backend> Run<'_, B> {
     fn all(&mut self, recording: &mut Recording<B::Recording>, graphs: Graphs) -> Result<(), DeviceError> {
         let program = self.program;
         let measured = self.instrument != Instrument::default();
-        let plain = !B::RECORDS || graphs == Graphs::Off || self.synchronous || measured;
+        let plain =
+            !B::RECORDS || graphs == Graphs::Off || self.synchronous || measured || program.collective;
         if plain {
             if let Recording::Never = recording {
                 *recording = Recording::Once;
@@ -348,9 +384,13 @@ impl<B: Backend> Run<'_, B> {
             ..launch.call(number, self.plan, &self.variables, self.values)
         };
         let begun = self.instrument.time.then(Instant::now);
-        let runs = !is_sum(call.kernel);
-        if runs {
-            self.backend.launch(&self.codes[number], &call)?;
+        let summed = sum(call.kernel);
+        match summed {
+            None => self.backend.launch(&self.codes[number], &call)?,
+            Some(AllReduce { elements, .. }) => {
+                let at = call.values.first().map_or(0, Value::at);
+                all_reduce(self.backend, self.group, self.numbers, at, *elements)?;
+            }
         }
         if self.instrument.time {
             self.backend.finish()?;
@@ -359,7 +399,7 @@ impl<B: Backend> Run<'_, B> {
         if let Some(measured) = self.stats.by_launch.get_mut(number) {
             measured.count += 1;
             measured.seconds += begun.map_or(0.0, |b| b.elapsed().as_secs_f64());
-            if call.counted && runs {
+            if call.counted && summed.is_none() {
                 let work = self.backend.work(&call)?;
                 measured.multiply_adds += work.multiply_adds;
                 measured.instructions += work.instructions;
@@ -440,6 +480,8 @@ impl<B: Backend> Session for Executor<B> {
             program,
             codes: &self.codes[number],
             values: &mut self.values,
+            group: &self.group,
+            numbers: &mut self.numbers,
             instrument,
             synchronous: !B::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],

@@ -21,13 +21,12 @@ pub mod agree;
 mod backend;
 pub mod check;
 mod executor;
-mod group;
 pub mod machine;
 pub mod poison;
 
+pub use crate::group::Group;
 pub use backend::{cpu, cuda, gpu, ptx};
 pub use check::PlanError;
-pub use group::Group;
 
 use bytemuck::Pod;
 use dreamc_compiler::ir::DType;
@@ -111,18 +110,19 @@ pub enum DeviceError {
     /// The plan has no buffer of that number.
     #[error("no buffer {}", .0.0)]
     NoBuffer(BufferId),
-    /// A plan that sums over processes, on a device that cannot.
-    #[error(
-        "{device} cannot sum over processes, and {origin} are summed over {size}: load the plan for one process (Group::alone)"
-    )]
-    NoCollectives {
-        /// Name of the device.
-        device: String,
+    /// A plan that sums over a group, loaded for another.
+    #[error("{origin} are summed over {ranks} ranks, and the group has {size}: compile the plan for as many")]
+    OtherGroup {
         /// The values that are summed.
         origin: String,
-        /// Processes of the group.
+        /// Ranks that the plan sums over.
+        ranks: u64,
+        /// Ranks of the group.
         size: u64,
     },
+    /// A collective of the group.
+    #[error(transparent)]
+    Group(#[from] crate::group::GroupError),
     /// An integer in memory (a token, a target, a choice, an offset) points outside what it
     /// indexes. The launch skipped it, so memory is intact, but results are meaningless.
     #[error("{origin}: an index in its operands is out of range")]
@@ -181,7 +181,7 @@ pub trait Device: Send + Sync {
     }
 
     /// Checks the plan, allocates everything it needs, and sets the arena to zero. `group`: the
-    /// processes whose gradients are summed.
+    /// ranks whose gradients are summed, as many as the plan was compiled for.
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError>;
 }
 

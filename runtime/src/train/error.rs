@@ -67,6 +67,9 @@ pub enum TrainError {
         /// The first tensor with such a number.
         tensor: Option<String>,
     },
+    /// Another rank of the group, or the way to it.
+    #[error(transparent)]
+    Group(#[from] crate::group::GroupError),
     /// The recipe asks for what cannot be done.
     #[error("{0}")]
     Recipe(String),
@@ -87,6 +90,7 @@ impl From<EvaluateError> for TrainError {
         match error {
             EvaluateError::Model(e) => e.into(),
             EvaluateError::Data(e) => e.into(),
+            EvaluateError::Group(e) => e.into(),
         }
     }
 }

@@ -25,6 +25,9 @@ pub struct Ledger {
     pub seed: u64,
     /// The device, for people.
     pub device: String,
+    /// Ranks that trained it since it was begun or continued; that of one has none.
+    #[serde(skip_serializing_if = "is_one")]
+    pub ranks: u64,
     /// Precision of its steps, in words.
     #[serde(default)]
     pub precision: String,
@@ -78,6 +81,10 @@ pub struct Ledger {
     pub exact_match_problems: Option<u64>,
     /// Step and loss of the best evaluation.
     pub best: Option<(u64, f64)>,
+}
+
+fn is_one(ranks: &u64) -> bool {
+    *ranks < 2
 }
 
 impl Ledger {

@@ -35,6 +35,8 @@ pub struct Prepared {
     pub observer: Option<Compiled>,
     /// Tensors that steps store in bf16.
     pub narrow: Narrow,
+    /// Ranks that share the micro-batches of a step.
+    pub ranks: u64,
     /// Rows of a micro-batch.
     pub rows: u64,
     /// Tokens of a row.
@@ -153,8 +155,16 @@ fn routes(spec: &Spec) -> bool {
 }
 
 /// Compiles a specification for training on a device, in the recipe's precision where the device
-/// has it.
-pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Result<Prepared, TrainError> {
+/// has it, by so many ranks.
+///
+/// Ranks share the micro-batches of a step, so the model that a specification trains does not
+/// depend on their number: losses of routers are means over a micro-batch.
+pub fn prepare(
+    spec: &Spec,
+    device: &dyn Device,
+    rewriting: &Rewriting,
+    ranks: u64,
+) -> Result<Prepared, TrainError> {
     let begun = std::time::Instant::now();
     let train = &spec.train;
     let refuse = |what: String| Err(TrainError::Recipe(what));
@@ -162,6 +172,17 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
         return refuse(format!(
             "train.batch {} is not a multiple of accumulate {}",
             train.batch, train.accumulate
+        ));
+    }
+    if !train.accumulate.is_multiple_of(ranks) {
+        let fits = |n: &u64| n.is_multiple_of(ranks) && train.batch.is_multiple_of(*n);
+        let advice = match (train.accumulate..=train.batch).find(fits) {
+            Some(n) => format!("set train.accumulate={n}"),
+            None => format!("train.batch {} has no such parts", train.batch),
+        };
+        return refuse(format!(
+            "{ranks} ranks share the micro-batches of a step equally, and train.accumulate is {}: {advice}",
+            train.accumulate
         ));
     }
     let depths = super::schedule::possible_depths(spec);
@@ -175,7 +196,8 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
     let segments = masked(spec);
     let narrow = device.narrow(train.precision);
     let rewrite = rewriting.clone();
-    let options = Options { train: true, segments, depths, rewrite, narrow, ..forward(rows, sequence) };
+    let options =
+        Options { train: true, segments, depths, rewrite, narrow, ranks, ..forward(rows, sequence) };
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
     let ahead = looks_ahead(&spec.model);
@@ -218,6 +240,7 @@ pub fn prepare(spec: &Spec, device: &dyn Device, rewriting: &Rewriting) -> Resul
         scorer,
         writer,
         observer,
+        ranks,
         rows,
         sequence,
         rewriting,

@@ -6,6 +6,12 @@
 //! the tensors, the data cursor and its own number, and all three are in a checkpoint.
 //! Lines of metrics and events behind a checkpoint are dropped when it is continued, and written
 //! again.
+//!
+//! Several ranks run the loop together. Each reads the whole batch of a step and computes
+//! micro-batches of its own; gradients and selection counts are summed over the group before the
+//! norm, losses with them, so that every rank takes the same decisions and the same update. Rank 0
+//! alone has a folder, and hands the others weights and state when it begins. Nothing of the number
+//! of ranks is in a checkpoint: any number that divides the micro-batches goes on with it.
 
 use super::error::TrainError;
 use super::event::{Event, Watcher};
@@ -25,6 +31,7 @@ use crate::device::machine;
 use crate::device::{Device, Instrument};
 use crate::evaluate;
 use crate::generate::Cached;
+use crate::group::{Group, GroupError};
 use crate::model::{Model, Scale};
 use crate::train::sample;
 use dreamc_compiler::bind::Owner;
@@ -57,8 +64,10 @@ pub struct Setup<'a> {
     pub device: &'a dyn Device,
     /// The data.
     pub dataset: &'a Dataset,
-    /// The folder.
-    pub folder: &'a RunFolder,
+    /// The ranks that train together, for as many as which the model was prepared.
+    pub group: Group,
+    /// The folder, of rank 0; the other ranks write nothing.
+    pub folder: Option<&'a RunFolder>,
     /// Begin with these weights in place of random ones.
     pub base: Option<Weights>,
     /// Continue from here.
@@ -91,8 +100,16 @@ pub struct Outcome {
     pub evaluation: Option<EvaluationLine>,
 }
 
-/// Trains until the end or until asked to stop.
+/// Trains until the end or until asked to stop. The other ranks of a group end where one fails.
 pub fn run(prepared: Prepared, setup: Setup, watcher: &mut dyn Watcher) -> Result<Outcome, TrainError> {
+    let group = setup.group.clone();
+    let outcome = go(prepared, setup, watcher).inspect_err(|error| group.fail(&error.to_string()))?;
+    // Rank 0 may still fail where the others are done.
+    group.barrier()?;
+    Ok(outcome)
+}
+
+fn go(prepared: Prepared, setup: Setup, watcher: &mut dyn Watcher) -> Result<Outcome, TrainError> {
     let mut runner = Runner::new(prepared, setup, watcher)?;
     let result = runner.train();
     let status = match &result {
@@ -117,9 +134,10 @@ struct Runner<'a> {
     observer: Option<Model>,
     batches: Batches,
     state: State,
-    metrics: Lines,
-    samples: Lines,
-    events: Events,
+    /// The files, of rank 0.
+    record: Option<Record<'a>>,
+    /// A wish to stop that a rank had at the last step, and whether rank 0 wished for a checkpoint.
+    pooled: (Option<&'static str>, bool),
     evaluation: Option<EvaluationLine>,
     /// The last step a checkpoint was written of.
     saved: u64,
@@ -137,6 +155,54 @@ struct Runner<'a> {
     rewritten: Vec<(String, usize)>,
 }
 
+/// The files of a run.
+struct Record<'a> {
+    folder: &'a RunFolder,
+    metrics: Lines,
+    samples: Lines,
+    events: Events,
+}
+
+impl Record<'_> {
+    /// Makes what was written durable.
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.metrics.sync().and_then(|()| self.events.sync()).and_then(|()| self.samples.sync())
+    }
+}
+
+/// A rank's part of the figures of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Part {
+    loss: f32,
+    auxiliary: f32,
+    multiply_adds: u64,
+    /// A wish to stop: 0 for none.
+    signal: u8,
+    /// Whether a checkpoint is due by the clock.
+    late: bool,
+}
+
+impl Part {
+    fn bytes(self) -> Vec<u8> {
+        let floats = [self.loss.to_le_bytes(), self.auxiliary.to_le_bytes()].concat();
+        [&floats[..], &self.multiply_adds.to_le_bytes(), &[self.signal, u8::from(self.late)]].concat()
+    }
+
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let (loss, rest) = bytes.split_first_chunk()?;
+        let (auxiliary, rest) = rest.split_first_chunk()?;
+        let (multiply_adds, rest) = rest.split_first_chunk()?;
+        let [signal, late] = *rest else { return None };
+        Some(Part {
+            loss: f32::from_le_bytes(*loss),
+            auxiliary: f32::from_le_bytes(*auxiliary),
+            multiply_adds: u64::from_le_bytes(*multiply_adds),
+            signal,
+            late: late > 0,
+        })
+    }
+}
+
 impl<'a> Runner<'a> {
     fn new(
         prepared: Prepared,
@@ -146,14 +212,23 @@ impl<'a> Runner<'a> {
         let train = &setup.spec.train;
         let spec_hash = blake3::hash(setup.text.as_bytes()).to_hex().to_string();
         let data_hash = setup.dataset.hash();
-        let mut model = Model::load(setup.device, prepared.compiled)?;
+        let group = &setup.group;
+        if prepared.ranks != group.size() || group.leads() != setup.folder.is_some() {
+            let (for_ranks, size) = (prepared.ranks, group.size());
+            return Err(TrainError::Recipe(format!(
+                "prepared for {for_ranks} ranks, one of which writes; there are {size}"
+            )));
+        }
+        let mut model = Model::of_rank(setup.device, prepared.compiled, group)?;
         model.session().instrument(Instrument { count: true, time: false });
         let scorer = prepared.scorer.map(|c| model.beside(c)).transpose()?;
         let writer = prepared.writer.map(|c| Cached::over(model.beside(c)?)).transpose()?;
         let observer = prepared.observer.map(|c| model.beside(c)).transpose()?;
         let mut kept = model.entries();
         let mut bound = None;
-        let state = match setup.from.take() {
+        let mut state = match setup.from.take() {
+            // Rank 0 has what the run begins with.
+            _ if !group.leads() => State::default(),
             None => {
                 model.initialise(train.seed)?;
                 if let Some(base) = setup.base.take() {
@@ -180,20 +255,9 @@ impl<'a> Runner<'a> {
                 State { spec_hash, data_hash, ..from.state }
             }
         };
+        share(group, &mut model, &mut state)?;
         let batches = setup.dataset.train(state.cursor.clone())?;
-        let io = |path: &Path| {
-            let path = path.to_path_buf();
-            move |error| TrainError::Io { path, error }
-        };
-        let folder = setup.folder;
-        let metrics = Lines::open(&folder.metrics(), state.metrics_bytes).map_err(io(&folder.metrics()))?;
-        let samples = Lines::open(&folder.samples(), state.samples_bytes).map_err(io(&folder.samples()))?;
-        let mut events =
-            Events::open(&folder.events(), state.events_bytes, now()).map_err(io(&folder.events()))?;
-        if state.events_bytes == 0 {
-            let settings = settings(setup.spec, &model);
-            events.settings(now(), &settings, &MEASURES).map_err(io(&folder.events()))?;
-        }
+        let record = setup.folder.map(|folder| open(folder, &state, setup.spec, &model)).transpose()?;
         let saved = state.step;
         let interval = Interval::new(train.checkpoint.minutes);
         let runner = Runner {
@@ -205,9 +269,8 @@ impl<'a> Runner<'a> {
             observer,
             batches,
             state,
-            metrics,
-            samples,
-            events,
+            record,
+            pooled: (None, false),
             evaluation: None,
             saved,
             saved_at: Instant::now(),
@@ -229,13 +292,14 @@ impl<'a> Runner<'a> {
         let train = self.setup.spec.train.clone();
         signal::catch();
         while self.state.step < train.steps {
-            if let Some(name) = signal::caught() {
+            let alone = self.setup.group.size() == 1;
+            if let Some(name) = if alone { signal::caught() } else { self.pooled.0 } {
                 self.save()?;
                 return Ok(Stop::Interrupted(name));
             }
             self.step()?;
-            if self.looked.elapsed() >= LOOK {
-                self.setup.folder.check()?;
+            if let (Some(record), true) = (&self.record, self.looked.elapsed() >= LOOK) {
+                record.folder.check()?;
                 self.looked = Instant::now();
             }
             let step = self.state.step;
@@ -248,7 +312,7 @@ impl<'a> Runner<'a> {
                     return Ok(Stop::Early);
                 }
             }
-            let late = self.interval.is_some_and(|i| i.due(self.saved_at.elapsed()));
+            let late = if alone { self.late() } else { self.pooled.1 };
             if (due(train.checkpoint.every) || late || (best && train.checkpoint.best)) && step < train.steps
             {
                 self.save()?;
@@ -256,6 +320,34 @@ impl<'a> Runner<'a> {
         }
         self.finish()?;
         Ok(Stop::Finished)
+    }
+
+    /// Whether a checkpoint is due by the clock.
+    fn late(&self) -> bool {
+        self.interval.is_some_and(|i| i.due(self.saved_at.elapsed()))
+    }
+
+    /// The figures of a step over all ranks, in their order; also what they wish for next.
+    fn pool(&mut self, own: Part) -> Result<Part, TrainError> {
+        let group = &self.setup.group;
+        if group.size() == 1 {
+            return Ok(own);
+        }
+        let signal = signal::caught().map_or(0, |name| 1 + u8::from(name == "SIGTERM"));
+        let own = Part { signal, late: group.leads() && self.late(), ..own };
+        let mut all = Part::default();
+        for (rank, bytes) in group.gather(&own.bytes())?.iter().enumerate() {
+            let part = Part::of(bytes).ok_or(GroupError::Ended { rank: rank as u64 })?;
+            all = Part {
+                loss: all.loss + part.loss,
+                auxiliary: all.auxiliary + part.auxiliary,
+                multiply_adds: all.multiply_adds + part.multiply_adds,
+                signal: all.signal.max(part.signal),
+                late: all.late || part.late,
+            };
+        }
+        self.pooled = ([None, Some("Ctrl-C"), Some("SIGTERM")][usize::from(all.signal.min(2))], all.late);
+        Ok(all)
     }
 
     /// The last evaluation and the last checkpoint.
@@ -286,7 +378,9 @@ impl<'a> Runner<'a> {
         self.model.begin_step()?;
         let depth = schedule::depth(self.setup.spec, step);
         let mut multiply_adds = 0;
-        for first in (0..rows).step_by(micro) {
+        let own = self.setup.group.share(parts);
+        let own = own.ok_or_else(|| TrainError::Recipe(format!("{parts} micro-batches cannot be shared")))?;
+        for first in own.map(|part| part * micro) {
             let part = batch.slice(first, micro);
             self.model.at(step, first as u64);
             let executed = self.model.backward(&part, scale, depth)?.multiply_adds();
@@ -295,8 +389,12 @@ impl<'a> Runner<'a> {
             }
             multiply_adds += executed;
         }
-        let (loss, norm) = (self.model.loss()?, self.model.norm()?);
-        let auxiliary = self.model.auxiliary()?.map(|sum| f64::from(sum * scale.auxiliary));
+        let (own, own_auxiliary) = (self.model.loss()?, self.model.auxiliary()?);
+        let own =
+            Part { loss: own, auxiliary: own_auxiliary.unwrap_or(0.0), multiply_adds, ..Part::default() };
+        let pooled = self.pool(own)?;
+        let (loss, norm, multiply_adds) = (pooled.loss, self.model.norm()?, pooled.multiply_adds);
+        let auxiliary = own_auxiliary.map(|_| f64::from(pooled.auxiliary * scale.auxiliary));
         let verdict = self.state.guard.judge(train, loss, norm);
         let mut balance = None;
         match &verdict {
@@ -471,16 +569,17 @@ impl<'a> Runner<'a> {
     /// The loss over so many held-out rows, exact match of so many problems of each difficulty, and
     /// the health of routers.
     fn measure(&mut self, rows: u64, examples: u64) -> Result<EvaluationLine, TrainError> {
-        let Setup { spec, dataset, .. } = self.setup;
+        let Setup { spec, dataset, ref group, .. } = self.setup;
         let mut line = EvaluationLine { step: self.state.step, ..EvaluationLine::default() };
-        if let Some(loss) = evaluate::drawn(&mut self.model, dataset, rows)? {
+        if let Some(loss) = evaluate::shared(&mut self.model, dataset, rows, group)? {
             line.validation_loss = Some(loss.mean());
             line.targets = Some(loss.targets);
             // Generated answers are not text to be compressed; bits per byte of them would mean
             // nothing.
             line.bits_per_byte = if dataset.tasks().next().is_none() { loss.bits_per_byte() } else { None };
         }
-        if let Some(scorer) = &mut self.scorer {
+        // Rank 0 asks the problems and looks at the routers; the others hear how many were asked.
+        if let (Some(scorer), true) = (&mut self.scorer, group.leads()) {
             let mut found = vec![];
             for task in dataset.tasks() {
                 let mask = spec.data.as_ref().is_some_and(|d| d.document_mask);
@@ -495,13 +594,17 @@ impl<'a> Runner<'a> {
                 .map(|d| (d.steps, d.right as f64 / d.asked as f64))
                 .collect();
         }
-        if let Some(observer) = &mut self.observer {
+        if let (Some(observer), true) = (&mut self.observer, group.leads()) {
             let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
             let held = match dataset.drawn(rows)? {
                 Some(held) => held,
                 None => dataset.train(Cursor::default())?.at_most(rows),
             };
             line.health = Health::look(observer, &spec.model, held)?;
+        }
+        if self.scorer.is_some() {
+            let asked = group.broadcast(0, &line.problems.unwrap_or(0).to_le_bytes())?;
+            line.problems = asked.first_chunk().map(|n| u64::from_le_bytes(*n));
         }
         Ok(line)
     }
@@ -544,12 +647,14 @@ impl<'a> Runner<'a> {
     /// Lets the model write, for people to look at.
     fn samples(&mut self) -> Result<(), TrainError> {
         let Setup { spec, dataset, .. } = self.setup;
-        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let (Some(writer), Some(_)) = (&mut self.writer, &self.record) else { return Ok(()) };
         let step = self.state.step;
         for (i, sample) in sample::write(writer, dataset, spec)?.iter().enumerate() {
-            let path = self.setup.folder.samples();
-            let pushed = self.samples.push(&sample.line(step));
-            pushed.map_err(|error| TrainError::Io { path, error })?;
+            if let Some(record) = &mut self.record {
+                let path = record.folder.samples();
+                let pushed = record.samples.push(&sample.line(step));
+                pushed.map_err(|error| TrainError::Io { path, error })?;
+            }
             let (prompt, text, answer) = (&*sample.prompt, &*sample.text, sample.answer.as_deref());
             let right = answer.map_or(String::new(), |a| format!("\n\nright: {a}"));
             let shown = format!("{prompt}**{text}**{right}");
@@ -563,8 +668,22 @@ impl<'a> Runner<'a> {
         &mut self,
         write: impl FnOnce(&mut Lines, &mut Events) -> std::io::Result<()>,
     ) -> Result<(), TrainError> {
-        write(&mut self.metrics, &mut self.events)
-            .map_err(|error| TrainError::Io { path: self.setup.folder.metrics(), error })
+        let Some(record) = &mut self.record else { return Ok(()) };
+        write(&mut record.metrics, &mut record.events)
+            .map_err(|error| TrainError::Io { path: record.folder.metrics(), error })
+    }
+
+    /// Refuses where the ranks no longer have one model: what rank 0 saves would not be what the
+    /// others train.
+    fn same(&self) -> Result<(), TrainError> {
+        if self.setup.group.size() == 1 {
+            return Ok(());
+        }
+        let mut hasher = blake3::Hasher::new();
+        for (name, _) in self.model.entries().iter().chain(&self.model.optimizer_entries()) {
+            hasher.update(bytemuck::cast_slice(&self.model.get(name)?));
+        }
+        Ok(self.setup.group.agree(&[("model after the step", hasher.finalize().to_hex().to_string())])?)
     }
 
     /// Writes a checkpoint of the step, unless there is one.
@@ -573,14 +692,18 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         let begun = Instant::now();
-        self.setup.folder.check()?;
-        let synced = self.metrics.sync().and_then(|()| self.events.sync()).and_then(|()| self.samples.sync());
-        synced.map_err(|error| TrainError::Io { path: self.setup.folder.metrics(), error })?;
+        self.same()?;
+        let Some(record) = &mut self.record else {
+            self.saved = self.state.step;
+            return Ok(());
+        };
+        record.folder.check()?;
+        record.sync().map_err(|error| TrainError::Io { path: record.folder.metrics(), error })?;
         self.state.cursor = self.batches.cursor();
-        self.state.metrics_bytes = self.metrics.bytes();
-        self.state.events_bytes = self.events.bytes();
-        self.state.samples_bytes = self.samples.bytes();
-        let checkpoints = self.setup.folder.checkpoints();
+        self.state.metrics_bytes = record.metrics.bytes();
+        self.state.events_bytes = record.events.bytes();
+        self.state.samples_bytes = record.samples.bytes();
+        let checkpoints = record.folder.checkpoints();
         let path = checkpoints.save(Content {
             state: &self.state,
             spec: self.setup.text,
@@ -615,6 +738,7 @@ impl<'a> Runner<'a> {
             data_hash: state.data_hash.clone(),
             seed: self.setup.spec.train.seed,
             device: self.setup.device.name(),
+            ranks: self.setup.group.size(),
             precision: self.narrow.name().into(),
             rewriting: self.rewriting.clone(),
             machine: machine::describe(),
@@ -641,8 +765,49 @@ impl<'a> Runner<'a> {
     }
 
     fn write_ledger(&self, ledger: &Ledger) -> Result<(), TrainError> {
-        Ok(self.setup.folder.write("ledger.json", &ledger.text())?)
+        let Some(record) = &self.record else { return Ok(()) };
+        Ok(record.folder.write("ledger.json", &ledger.text())?)
     }
+}
+
+/// Opens the files of a run where its checkpoint was.
+fn open<'a>(
+    folder: &'a RunFolder,
+    state: &State,
+    spec: &Spec,
+    model: &Model,
+) -> Result<Record<'a>, TrainError> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |error| TrainError::Io { path, error }
+    };
+    let metrics = Lines::open(&folder.metrics(), state.metrics_bytes).map_err(io(&folder.metrics()))?;
+    let samples = Lines::open(&folder.samples(), state.samples_bytes).map_err(io(&folder.samples()))?;
+    let mut events =
+        Events::open(&folder.events(), state.events_bytes, now()).map_err(io(&folder.events()))?;
+    if state.events_bytes == 0 {
+        let settings = settings(spec, model);
+        events.settings(now(), &settings, &MEASURES).map_err(io(&folder.events()))?;
+    }
+    Ok(Record { folder, metrics, samples, events })
+}
+
+/// Gives all ranks the tensors and the state that rank 0 begins with.
+fn share(group: &Group, model: &mut Model, state: &mut State) -> Result<(), TrainError> {
+    if group.size() == 1 {
+        return Ok(());
+    }
+    let unread = |error: serde_json::Error| GroupError::Meeting(format!("the state of rank 0: {error}"));
+    let text = serde_json::to_vec(state).map_err(unread)?;
+    *state = serde_json::from_slice(&group.broadcast(0, &text)?).map_err(unread)?;
+    for (name, _) in [model.entries(), model.optimizer_entries()].concat() {
+        let own = if group.leads() { model.get(&name)? } else { vec![] };
+        let values = group.broadcast(0, bytemuck::cast_slice(&own))?;
+        if !group.leads() {
+            model.set(&name, &bytemuck::pod_collect_to_vec::<u8, f32>(&values))?;
+        }
+    }
+    Ok(())
 }
 
 /// Scalars by which TensorBoard compares runs.

@@ -28,7 +28,8 @@ pub fn of_error(proof: &dyn Proof, subject: &Subject, error: &VerifyError) -> Pl
 
 /// The place with the component that the proof fails for alone.
 fn component(proof: &dyn Proof, subject: &Subject, mut place: Place) -> Place {
-    if matches!(place.layer.as_deref(), Some("embed" | "head")) {
+    // Ranks share all components alike.
+    if matches!(place.layer.as_deref(), Some("embed" | "head")) || proof.name() == super::ranks::NAME {
         return place;
     }
     let used = used(&subject.spec);

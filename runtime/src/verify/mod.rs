@@ -21,11 +21,13 @@ mod equal;
 mod formulas;
 mod gradients;
 mod names;
+mod ranks;
 mod report;
 mod resume;
 pub mod shrink;
 mod steps;
 mod subject;
+mod trial;
 
 pub use report::{Proved, Report, Verdict};
 pub use shrink::{Shrunk, shrink};
@@ -184,7 +186,7 @@ pub trait Proof: Sync {
 }
 
 /// All proofs, in the order in which they are tried.
-pub const PROOFS: [&dyn Proof; 12] = [
+pub const PROOFS: [&dyn Proof; 13] = [
     &devices::Devices,
     &gradients::Gradients,
     &formulas::Meaning,
@@ -197,6 +199,7 @@ pub const PROOFS: [&dyn Proof; 12] = [
     &decoding::Causal,
     &devices::Threads,
     &resume::Resume,
+    &ranks::Ranks,
 ];
 
 /// Specification and selection of the proofs.
@@ -213,6 +216,8 @@ pub struct Task<'a> {
     pub devices: &'a [(String, &'a dyn Device)],
     /// Where programs come from.
     pub pipeline: &'a dyn Pipeline,
+    /// Ranks to compare with one, where more than one are asked for.
+    pub ranks: u64,
 }
 
 /// Tries the proofs one by one, telling `progress` of each that is begun.
@@ -226,10 +231,12 @@ pub fn verify(task: &Task, progress: &mut dyn FnMut(&'static str)) -> Result<Rep
     }
     let shrunk = shrink(task.spec, task.weights.is_some());
     let given = task.weights.filter(|_| shrunk.whole);
-    let subject = Subject::new(shrunk.spec.clone(), task.seed, given, task.devices, task.pipeline)?;
+    let mut subject = Subject::new(shrunk.spec.clone(), task.seed, given, task.devices, task.pipeline)?;
+    subject.ranks = task.ranks;
     let mut proofs = vec![];
     for proof in PROOFS {
-        if !task.only.is_empty() && !task.only.iter().any(|n| n == proof.name()) {
+        let named = task.only.iter().any(|n| n == proof.name());
+        if !named && (!task.only.is_empty() || (proof.name() == ranks::NAME && task.ranks < 2)) {
             continue;
         }
         progress(proof.name());

@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::device::cpu::{CpuDevice, CpuOptions};
 use crate::device::poison::Poisoned;
 use crate::generate::Cached;
+use crate::group::Group;
 use crate::model::{Model, Scale};
 use crate::rng::Philox;
 use crate::train::prepare::masked;
@@ -62,6 +63,11 @@ pub trait Pipeline: Sync {
         Oracle::with(model, shape, Setup { recurrence, rewriting, form, watch: &|_, _, _| {} })
     }
 
+    /// One rank's group, of those that train together.
+    fn group(&self, group: Group) -> Group {
+        group
+    }
+
     /// Counts a specification.
     fn count(&self, spec: &Spec, options: &count::Options) -> Result<Counts, CountError> {
         count::count(spec, options)
@@ -83,6 +89,8 @@ pub struct Subject<'a> {
     pub devices: &'a [(String, &'a dyn Device)],
     /// Where programs come from.
     pub pipeline: &'a dyn Pipeline,
+    /// Ranks to compare with one; of one, nothing is compared.
+    pub ranks: u64,
     /// By tensor name; f32 values.
     pub weights: IndexMap<String, Tensor>,
     /// Rows with documents where the specification masks them.
@@ -164,6 +172,7 @@ impl<'a> Subject<'a> {
             seed,
             devices,
             pipeline,
+            ranks: 1,
             weights: IndexMap::new(),
             draws: 1,
             compiled: RefCell::default(),
@@ -188,7 +197,8 @@ impl<'a> Subject<'a> {
     /// their values.
     pub fn with(&self, spec: Spec) -> Result<Subject<'a>, VerifyError> {
         let other = Subject::drawn(spec, self.seed, 0, &self.weights, self.devices, self.pipeline)?;
-        Ok(Subject { batch: self.batch.clone(), plain: self.plain.clone(), ..other })
+        let (batch, plain) = (self.batch.clone(), self.plain.clone());
+        Ok(Subject { batch, plain, ranks: self.ranks, ..other })
     }
 
     /// Whether rounding alone neither makes another decision nor moves a result by much; an error
@@ -422,7 +432,7 @@ impl<'a> Subject<'a> {
 
     /// The CPU with unwritten memory poisoned: a launch that reads any makes a proof fail.
     pub fn cpu(&self, threads: usize) -> Poisoned<'static> {
-        Poisoned(Box::new(CpuDevice::new(CpuOptions { threads: Some(threads) })))
+        poisoned(threads)
     }
 
     /// Compiler options of training.
@@ -489,6 +499,11 @@ impl<'a> Subject<'a> {
         }
         Ok(())
     }
+}
+
+/// The CPU with unwritten memory poisoned.
+pub fn poisoned(threads: usize) -> Poisoned<'static> {
+    Poisoned(Box::new(CpuDevice::new(CpuOptions { threads: Some(threads) })))
 }
 
 /// A batch as the interpreter takes it.

@@ -1,3 +1,3 @@
-//! Sums over a group of devices.
+//! Sums over the ranks of a group.
 
 pub mod kernel;

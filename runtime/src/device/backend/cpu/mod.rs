@@ -99,7 +99,7 @@ impl Device for CpuDevice {
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
-        executor::load("cpu", plan, group, |programs| {
+        executor::load(plan, group, |programs| {
             let codes = programs.iter().map(|program| vec![(); program.launches.len()]).collect();
             Ok((Cpu::new(self.pool.clone(), plan, programs)?, codes))
         })

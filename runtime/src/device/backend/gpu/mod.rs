@@ -304,8 +304,7 @@ pub(crate) fn load<G: Gpu>(
     plan: &Plan,
     group: &Group,
 ) -> Result<Box<dyn Session>, DeviceError> {
-    let name = gpu.name().to_string();
-    executor::load(&name, plan, group, |programs| {
+    executor::load(plan, group, |programs| {
         let compile = |sources: &[&Source]| compiler.compile(sources);
         let (mut made, codes) = Generated::new(gpu, compiler.texts(), plan, programs, &compile)?;
         made.choose(compiler, plan, programs)?;

@@ -100,7 +100,7 @@ fn load(plan: &Plan, graphs: Graphs, refuses: Option<&'static str>) -> (Box<dyn 
     let log = Arc::new(Mutex::new(Log::default()));
     let writer = Writer { log: log.clone(), memory: HashMap::new(), next: 4096, recording: false, refuses };
     let compile = |sources: &[&Source]| Ok(vec![vec![]; sources.len()]);
-    let made = Executor::new("writer", plan, &Group::alone(), graphs, |programs| {
+    let made = Executor::new(plan, &Group::alone(), graphs, |programs| {
         let texts = Variant { hopper: true, ..Variant::default() };
         Generated::new(writer, texts, plan, programs, &compile)
     });

@@ -1,10 +1,10 @@
-//! Sums over a group of devices.
+//! Sums over the ranks of a group.
 
 use super::Run;
 use crate::device::backend::cpu::{Arguments, Context, Stored};
 use dreamc_compiler::program::kernel::AllReduce;
 
 impl Run for AllReduce {
-    /// Nothing: one device is the whole group.
+    /// Nothing: the executor hands the range to the group.
     fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
 }

@@ -1,0 +1,311 @@
+//! A group of processes over TCP: a star around rank 0.
+//!
+//! *In*: a [`Place`]. *Out*: a [`Group`]. *Promise*: rank 0 listens at the address it was given and
+//! nowhere else, and drops a connection that does not greet it as a rank of this group; one that
+//! closes is that rank's end, at once.
+//!
+//! Rank 0 reads the bytes of every rank, combines them in the order of the ranks, and sends each
+//! its result: 2·(n − 1) times the bytes go through it, which suits a few ranks on CPUs. It is also
+//! how ranks meet, whatever moves their gradients. Frames are a tag (1 byte), a rank (8), a length
+//! (8), and the bytes, little endian.
+
+use super::place::Place;
+use super::{Collective, FAILED, Group, GroupError, Transport, combine};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The first bytes of a connection, behind which rank and size follow.
+const GREETING: &[u8; 16] = b"dreamc ranks 1\r\n";
+
+/// Between two tries to reach rank 0, which may be started later.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// A greeting takes no longer, on whatever machine.
+const GREETED: Duration = Duration::from_secs(10);
+
+/// Bytes of one rank for a collective, or why it fails.
+type Frame = Result<(Collective, Vec<u8>), GroupError>;
+
+fn send(stream: &mut TcpStream, (tag, rank): (u8, u64), bytes: &[u8]) -> std::io::Result<()> {
+    let mut head = [0; 17];
+    head[0] = tag;
+    head[1..9].copy_from_slice(&rank.to_le_bytes());
+    head[9..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    stream.write_all(&head)?;
+    stream.write_all(bytes)
+}
+
+/// The next frame of rank `from`.
+fn receive(stream: &mut TcpStream, from: u64, patience: Duration) -> Frame {
+    let lost = |error: std::io::Error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            GroupError::Silent { rank: from, seconds: patience.as_secs() }
+        }
+        _ => GroupError::Ended { rank: from },
+    };
+    let mut head = [0; 17];
+    stream.read_exact(&mut head).map_err(lost)?;
+    let number = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&head[at..at + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    let (rank, length) = (number(1), number(9));
+    // No more is taken for granted than comes.
+    let mut bytes = vec![];
+    let taken = stream.take(length).read_to_end(&mut bytes).map_err(lost)?;
+    if taken as u64 != length {
+        return Err(GroupError::Ended { rank: from });
+    }
+    match Collective::of_tag(head[0], rank) {
+        Some(what) => Ok((what, bytes)),
+        None => Err(read_failure(rank, &bytes)),
+    }
+}
+
+/// How a failure is written into a frame, and read from one.
+fn write_failure(error: &GroupError) -> (u64, String) {
+    match error {
+        GroupError::Failed { rank, reason } => (*rank, format!("f{reason}")),
+        GroupError::Ended { rank } => (*rank, "e".into()),
+        GroupError::Silent { rank, seconds } => (*rank, format!("s{seconds}")),
+        GroupError::Apart { rank, .. } | GroupError::Other { rank, .. } => (*rank, format!("f{error}")),
+        GroupError::Meeting(words) => (0, format!("f{words}")),
+    }
+}
+
+fn read_failure(rank: u64, bytes: &[u8]) -> GroupError {
+    let text = String::from_utf8_lossy(bytes);
+    match (text.strip_prefix('f'), text.strip_prefix('s')) {
+        (Some(reason), _) => GroupError::Failed { rank, reason: reason.into() },
+        (None, Some(seconds)) => GroupError::Silent { rank, seconds: seconds.parse().unwrap_or_default() },
+        (None, None) => GroupError::Ended { rank },
+    }
+}
+
+/// Rank 0's side.
+struct Centre {
+    /// To the other ranks, from rank 1 on.
+    streams: Mutex<Vec<TcpStream>>,
+    /// Their frames, as they come, read by a thread each.
+    frames: Mutex<Receiver<(u64, Frame)>>,
+    patience: Duration,
+}
+
+impl Centre {
+    fn all(&self, what: Collective, bytes: &[u8], streams: &mut [TcpStream]) -> Result<Vec<u8>, GroupError> {
+        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
+        let mut parts: Vec<Option<Vec<u8>>> = vec![None; streams.len() + 1];
+        parts[0] = Some(bytes.to_vec());
+        while let Some(missing) = parts.iter().position(Option::is_none) {
+            let left = self.patience.saturating_sub(begun.elapsed());
+            let (rank, frame) = frames.recv_timeout(left).map_err(|error| match error {
+                RecvTimeoutError::Timeout => {
+                    GroupError::Silent { rank: missing as u64, seconds: self.patience.as_secs() }
+                }
+                RecvTimeoutError::Disconnected => GroupError::Ended { rank: missing as u64 },
+            })?;
+            let (theirs, bytes) = frame?;
+            if theirs != what {
+                let (theirs, first) = (theirs.to_string(), what.to_string());
+                return Err(GroupError::Apart { rank, theirs, first });
+            }
+            parts[rank as usize] = Some(bytes);
+        }
+        let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
+        // Where all ranks get the same, it is made once.
+        let same = combine(what, &parts, 0)?;
+        for (stream, rank) in streams.iter_mut().zip(1..) {
+            let own = match what {
+                Collective::ReduceScatter => Some(combine(what, &parts, rank)?),
+                Collective::AllReduce | Collective::AllGather | Collective::Broadcast(_) => None,
+            };
+            let sent = send(stream, what.tag(), own.as_ref().unwrap_or(&same));
+            sent.map_err(|_| GroupError::Ended { rank })?;
+        }
+        Ok(same)
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<TcpStream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells all ranks of a failure; those that are gone need not hear it.
+fn spread(streams: &mut [TcpStream], error: &GroupError) {
+    let (rank, words) = write_failure(error);
+    for stream in streams {
+        let _ = send(stream, (FAILED, rank), words.as_bytes());
+    }
+}
+
+impl Transport for Centre {
+    fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        let mut streams = self.streams();
+        self.all(what, bytes, &mut streams).inspect_err(|error| spread(&mut streams, error))
+    }
+
+    fn fail(&self, reason: &str) {
+        spread(&mut self.streams(), &GroupError::Failed { rank: 0, reason: reason.into() });
+    }
+}
+
+impl Drop for Centre {
+    fn drop(&mut self) {
+        // Otherwise the threads that read hold the connections open.
+        for stream in self.streams().iter() {
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        }
+    }
+}
+
+/// Every other rank's side.
+struct Ray {
+    rank: u64,
+    stream: Mutex<TcpStream>,
+    patience: Duration,
+}
+
+impl Transport for Ray {
+    fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // Words of rank 0 before its end are better than that it ended.
+        let sent = send(&mut stream, what.tag(), bytes);
+        let (theirs, bytes) = receive(&mut stream, 0, self.patience)?;
+        sent.map_err(|_| GroupError::Ended { rank: 0 })?;
+        if theirs != what {
+            let (theirs, first) = (what.to_string(), theirs.to_string());
+            return Err(GroupError::Apart { rank: self.rank, theirs, first });
+        }
+        Ok(bytes)
+    }
+
+    fn fail(&self, reason: &str) {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = send(&mut stream, (FAILED, self.rank), format!("f{reason}").as_bytes());
+    }
+}
+
+/// Meets the other ranks.
+pub fn meet(place: &Place, patience: Duration) -> Result<Group, GroupError> {
+    let Place { rank, size, .. } = *place;
+    if place.address.is_empty() {
+        let why = "ranks on several machines meet at MASTER_ADDR, which is not set";
+        return Err(GroupError::Meeting(why.into()));
+    }
+    let transport: Arc<dyn Transport> = match rank {
+        0 => Arc::new(listen(place, patience)?),
+        _ => Arc::new(Ray { rank, stream: Mutex::new(reach(place, patience)?), patience }),
+    };
+    Ok(Group::over(rank, size, transport))
+}
+
+/// Waits for all ranks.
+fn listen(place: &Place, patience: Duration) -> Result<Centre, GroupError> {
+    let at = (place.address.as_str(), place.port);
+    let refused = |what: std::io::Error| {
+        GroupError::Meeting(format!(
+            "rank 0 cannot listen at {}:{}: {what}; set MASTER_ADDR and MASTER_PORT",
+            at.0, at.1
+        ))
+    };
+    let listener = TcpListener::bind(at).map_err(refused)?;
+    listener.set_nonblocking(true).map_err(refused)?;
+    let begun = Instant::now();
+    let mut streams: Vec<Option<TcpStream>> = (1..place.size).map(|_| None).collect();
+    while let Some(missing) = streams.iter().position(Option::is_none) {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let Some((rank, size, stream)) = greeted(stream) else { continue };
+                if size != place.size {
+                    let (theirs, first) = (size.to_string(), place.size.to_string());
+                    return Err(GroupError::Other { rank, what: "number of ranks".into(), theirs, first });
+                }
+                match streams.get_mut(rank.wrapping_sub(1) as usize) {
+                    Some(free @ None) => *free = Some(stream),
+                    Some(Some(_)) | None => {
+                        return Err(GroupError::Meeting(format!(
+                            "two processes say that they are rank {rank}"
+                        )));
+                    }
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if begun.elapsed() > patience {
+                    let rank = missing as u64 + 1;
+                    return Err(GroupError::Silent { rank, seconds: patience.as_secs() });
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(_) => std::thread::sleep(AGAIN),
+        }
+    }
+    let streams: Vec<TcpStream> = streams.into_iter().flatten().collect();
+    let (sender, frames) = channel();
+    for (stream, rank) in streams.iter().zip(1..) {
+        let stream = stream.try_clone().map_err(refused)?;
+        let sender = sender.clone();
+        let read = move || forward(stream, rank, &sender, patience);
+        std::thread::Builder::new().name(format!("rank {rank}")).spawn(read).map_err(refused)?;
+    }
+    Ok(Centre { streams: Mutex::new(streams), frames: Mutex::new(frames), patience })
+}
+
+/// Hands on the frames of a rank until its end.
+fn forward(mut stream: TcpStream, rank: u64, to: &Sender<(u64, Frame)>, patience: Duration) {
+    loop {
+        let frame = receive(&mut stream, rank, patience);
+        let last = frame.is_err();
+        if to.send((rank, frame)).is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Rank and size at the other end of a connection, where it is a rank.
+fn greeted(mut stream: TcpStream) -> Option<(u64, u64, TcpStream)> {
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(GREETED)).ok()?;
+    let mut greeting = [0; 32];
+    stream.read_exact(&mut greeting).ok()?;
+    let number = |at: usize| Some(u64::from_le_bytes(greeting.get(at..at + 8)?.try_into().ok()?));
+    if &greeting[..16] != GREETING {
+        return None;
+    }
+    stream.set_read_timeout(None).ok()?;
+    stream.set_nodelay(true).ok()?;
+    Some((number(16)?, number(24)?, stream))
+}
+
+/// Connects to rank 0, which may be started later.
+fn reach(place: &Place, patience: Duration) -> Result<TcpStream, GroupError> {
+    let at = (place.address.as_str(), place.port);
+    let begun = Instant::now();
+    loop {
+        let addresses = at.to_socket_addrs().into_iter().flatten();
+        let attempt = addresses.map(|a| TcpStream::connect_timeout(&a, GREETED)).find_map(Result::ok);
+        let stream = attempt.and_then(|mut stream| {
+            let greeting = [&GREETING[..], &place.rank.to_le_bytes(), &place.size.to_le_bytes()].concat();
+            stream.write_all(&greeting).ok()?;
+            stream.set_nodelay(true).ok()?;
+            stream.set_read_timeout(Some(patience)).ok()?;
+            Some(stream)
+        });
+        match stream {
+            Some(stream) => return Ok(stream),
+            None if begun.elapsed() > patience => {
+                return Err(GroupError::Meeting(format!(
+                    "rank 0 does not answer at {}:{} for {} s (MASTER_ADDR, MASTER_PORT)",
+                    at.0,
+                    at.1,
+                    patience.as_secs()
+                )));
+            }
+            None => std::thread::sleep(AGAIN),
+        }
+    }
+}

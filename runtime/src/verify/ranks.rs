@@ -1,0 +1,227 @@
+//! Several ranks train what one trains.
+
+use super::subject::{Subject, apart, poisoned};
+use super::trial::{CUT, ROWS, STEPS, Trial, checkpoint, lines, same_bits};
+use super::{Checks, Place, Proof, VerifyError, length, widen};
+use crate::checkpoint::Checkpoint;
+use crate::data::{Batch, Cursor};
+use crate::group::{Group, local};
+use crate::model::{Model, Scale};
+use crate::train::folder::RunFolder;
+use crate::train::{Prepared, TrainError};
+use indexmap::IndexMap;
+use std::thread;
+use std::time::Duration;
+
+/// A rank that hangs is a bug.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How far sums in another order may be from one another: losses and gradients of one step.
+const ROUNDING: f64 = 1e-4;
+
+/// How far losses may be after updates of gradients that are so far apart.
+const LATER: f64 = 5e-3;
+
+/// The proof's name: it is tried where ranks are asked for.
+pub const NAME: &str = "ranks";
+
+/// Ranks are one rank.
+pub struct Ranks;
+
+impl Proof for Ranks {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn claim(&self) -> &'static str {
+        "several ranks train what one trains"
+    }
+
+    fn how(&self) -> &'static str {
+        "six steps on a generated task, of two micro-batches a rank, in threads: gradients, counts and losses against those \
+         of one rank; the bits of every rank, and of three and three steps; checkpoints of several ranks continued by one, \
+         and of one by several"
+    }
+
+    fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        let n = s.ranks;
+        if n < 2 {
+            return Ok(Some("one rank: `--ranks 4` compares four with it".into()));
+        }
+        let trial = Trial::new(s, 2 * n)?;
+        let (one, many) = (trial.prepared(s, 1)?, trial.prepared(s, n)?);
+        let batch = trial.dataset.train(Cursor::default())?.take((ROWS * 2 * n) as usize)?;
+        if let Some(batch) = batch {
+            let found = step(s, &trial, &many, &batch)?;
+            compare(checks, &found, &step(s, &trial, &one, &batch)?);
+        }
+        let [alone, together] =
+            [("one", &one), ("many", &many)].map(|(name, prepared)| -> Result<_, VerifyError> {
+                let folder = trial.folder(name)?;
+                go(s, &trial, prepared, &folder, None)?;
+                Ok(folder)
+            });
+        let (alone, together) = (alone?, together?);
+        losses(checks, "", &together, &alone, 1)?;
+        let continued = |name: &str, prepared, folder| -> Result<RunFolder, VerifyError> {
+            let cut = trial.folder(name)?;
+            go(s, &trial, prepared, &cut, Some(checkpoint(folder, CUT)?))?;
+            Ok(cut)
+        };
+        let again = continued("many after many", &many, &together)?;
+        same_bits(checks, &checkpoint(&together, STEPS)?, &checkpoint(&again, STEPS)?)?;
+        losses(
+            checks,
+            "one rank after several: ",
+            &continued("one after many", &one, &together)?,
+            &alone,
+            CUT + 1,
+        )?;
+        losses(
+            checks,
+            "several ranks after one: ",
+            &continued("many after one", &many, &alone)?,
+            &alone,
+            CUT + 1,
+        )?;
+        Ok(None)
+    }
+}
+
+/// Runs `f` on every rank; the first error that is not another rank's.
+fn on<T: Send>(
+    s: &Subject,
+    ranks: u64,
+    f: impl Fn(Group) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, VerifyError> {
+    let groups = match ranks {
+        1 => vec![Group::alone()],
+        n => local::groups(n, PATIENCE).into_iter().map(|group| s.pipeline.group(group)).collect(),
+    };
+    let results: Vec<Result<T, TrainError>> = thread::scope(|scope| {
+        let f = &f;
+        let spawn = |group: Group| {
+            scope.spawn(move || {
+                let rank = group.clone();
+                f(group).inspect_err(|error| rank.fail(&error.to_string()))
+            })
+        };
+        let threads: Vec<_> = groups.into_iter().map(spawn).collect();
+        let panicked = |_| Err(TrainError::Recipe("a rank panicked".into()));
+        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+    });
+    let of_others = |e: &TrainError| e.to_string().starts_with("rank ");
+    let (own, others): (Vec<_>, Vec<_>) =
+        results.into_iter().partition(|r| !r.as_ref().is_err_and(of_others));
+    Ok(own.into_iter().chain(others).collect::<Result<_, _>>()?)
+}
+
+/// Trains a trial by as many ranks as it is prepared for.
+fn go(
+    s: &Subject,
+    trial: &Trial,
+    prepared: &Prepared,
+    folder: &RunFolder,
+    from: Option<Checkpoint>,
+) -> Result<(), VerifyError> {
+    let from = std::sync::Mutex::new(from);
+    on(s, prepared.ranks, |group| {
+        let leads = group.leads();
+        let from = if leads { from.lock().map_or(None, |mut from| from.take()) } else { None };
+        trial.run(prepared, &poisoned(1), group, leads.then_some(folder), from)
+    })
+    .map(drop)
+}
+
+/// The sums of a step before its update.
+struct Summed {
+    loss: f64,
+    auxiliary: f64,
+    norm: f64,
+    gradients: IndexMap<String, Vec<f64>>,
+    counts: IndexMap<String, Vec<f32>>,
+}
+
+/// One step up to its norm, as rank 0 has it.
+fn step(s: &Subject, trial: &Trial, prepared: &Prepared, batch: &Batch) -> Result<Summed, VerifyError> {
+    let all = on(s, prepared.ranks, |group| {
+        let mut model = Model::of_rank(&poisoned(1), prepared.compiled.clone(), &group)?;
+        model.initialise(trial.spec.train.seed)?;
+        let parts = batch.rows() / ROWS as usize;
+        let scale = Scale { loss: 1.0 / batch.learned().max(1) as f32, auxiliary: 1.0 / parts as f32 };
+        model.begin_step()?;
+        for part in group.share(parts).unwrap_or_default() {
+            let first = part * ROWS as usize;
+            model.at(1, first as u64);
+            model.backward(&batch.slice(first, ROWS as usize), scale, None)?;
+        }
+        let mut sums = [model.loss()?, model.auxiliary()?.unwrap_or(0.0)];
+        group.all_reduce(&mut sums)?;
+        let norm = f64::from(model.norm()?);
+        let (mut gradients, mut counts) = (IndexMap::new(), IndexMap::new());
+        for tensor in model.compiled().tensors.clone() {
+            if let Some(gradient) = model.gradient(&tensor)? {
+                gradients.insert(tensor.name.clone(), widen(&gradient));
+            }
+            if tensor.counts.is_some() {
+                let found = model.get(&format!("{}.counts", tensor.name))?;
+                counts.insert(tensor.name, found);
+            }
+        }
+        let [loss, auxiliary] = sums.map(f64::from);
+        Ok(Summed { loss, auxiliary, norm, gradients, counts })
+    })?;
+    let first = all.into_iter().next();
+    first.ok_or_else(|| TrainError::Recipe("a group without ranks".into()).into())
+}
+
+fn compare(checks: &mut Checks, found: &Summed, expected: &Summed) {
+    let sums = [
+        ("loss of a step", found.loss, expected.loss),
+        ("losses of routers", found.auxiliary, expected.auxiliary),
+        ("gradient norm", found.norm, expected.norm),
+    ];
+    for (what, a, b) in sums {
+        checks.check(what, (a - b).abs() / b.abs().max(1e-6), ROUNDING, Place::default());
+    }
+    let longest = expected.gradients.values().map(|g| length(g.iter().copied())).fold(0.0, f64::max);
+    for (name, expected) in &expected.gradients {
+        let found = found.gradients.get(name).map_or(f64::INFINITY, |g| apart(g, expected, longest));
+        checks.check(format!("gradient of {name}"), found, ROUNDING, Place::of_tensor(name));
+    }
+    for (name, expected) in &expected.counts {
+        let found = found.counts.get(name);
+        let other = f64::from(u8::from(found != Some(expected)));
+        checks.check(format!("selection counts of {name}"), other, 0.0, Place::of_tensor(name));
+    }
+}
+
+/// Compares the losses of two runs from a step on.
+fn losses(
+    checks: &mut Checks,
+    of: &str,
+    found: &RunFolder,
+    expected: &RunFolder,
+    first: u64,
+) -> Result<(), VerifyError> {
+    let later = |folder: &RunFolder| -> Result<Vec<serde_json::Value>, VerifyError> {
+        Ok(lines(folder)?.into_iter().filter(|l| l["step"].as_u64() >= Some(first)).collect())
+    };
+    let (found, expected) = (later(found)?, later(expected)?);
+    checks.check(
+        format!("{of}lines of metrics"),
+        found.len().abs_diff(expected.len()) as f64,
+        0.0,
+        Place::default(),
+    );
+    for (a, b) in found.iter().zip(&expected) {
+        for name in ["loss", "validation_loss"] {
+            if let (Some(a), Some(expected)) = (a[name].as_f64(), b[name].as_f64()) {
+                let what = format!("{of}{name} of step {}", b["step"]);
+                let bound = if b["step"] == 1 { ROUNDING } else { LATER };
+                checks.check(what, (a - expected).abs() / expected.abs().max(1e-6), bound, Place::default());
+            }
+        }
+    }
+    Ok(())
+}

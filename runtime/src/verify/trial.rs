@@ -1,0 +1,171 @@
+//! A short run of the subject on a generated task, for proofs about the loop.
+
+use super::VerifyError;
+use super::subject::Subject;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::safetensors::Tensors;
+use crate::data::{Dataset, Settings};
+use crate::device::Device;
+use crate::group::Group;
+use crate::train::folder::{Place, RunFolder};
+use crate::train::{Outcome, Prepared, Setup, TrainError, run};
+use crate::verify::{Checks, Place as At};
+use dreamc_compiler::Options;
+use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{BadRows, Data, Item, Source, Task, TaskKind, Tokenizer};
+use std::path::Path;
+use tempfile::TempDir;
+
+/// Steps of the run.
+pub const STEPS: u64 = 6;
+/// After which it has a checkpoint.
+pub const CUT: u64 = 3;
+/// Tokens of a row.
+const SEQUENCE: u64 = 32;
+/// Rows of a micro-batch.
+pub const ROWS: u64 = 2;
+
+/// The run.
+pub struct Trial {
+    pub spec: Spec,
+    text: String,
+    pub dataset: Dataset,
+    home: TempDir,
+}
+
+impl Trial {
+    /// Six steps of so many micro-batches, at random depths where the model recurs.
+    pub fn new(s: &Subject, parts: u64) -> Result<Self, VerifyError> {
+        let mut spec = s.spec.clone();
+        // The shortest problem of the byte level needs some room.
+        spec.model.vocab = spec.model.vocab.max(256);
+        spec.model.context = spec.model.context.max(SEQUENCE);
+        let task = Task { kind: TaskKind::Permutation, min_steps: 1, max_steps: 2, size: 4 };
+        let data = Data {
+            sources: vec![(Source::Task(task), 1.0)],
+            tokenizer: Tokenizer::Bytes,
+            validation: 0.0,
+            validation_file: None,
+            document_mask: spec.data.as_ref().is_some_and(|d| d.document_mask),
+            begin: None,
+            bad_rows: BadRows::Stop,
+        };
+        let counts = spec.model.body.iter().filter_map(|i| match i {
+            Item::Recur { count, .. } => Some(*count),
+            _ => None,
+        });
+        let counts: Vec<u64> = counts.collect();
+        let drawn = crate::train::schedule::depths(&spec).is_some();
+        let train = &mut spec.train;
+        (train.steps, train.batch, train.accumulate) = (STEPS, ROWS * parts, parts);
+        (train.checkpoint.every, train.checkpoint.keep, train.sequence) = (CUT, 4, Some(SEQUENCE));
+        if let ([count], false) = (counts.as_slice(), drawn) {
+            train.random_depth = Some((1, *count));
+        }
+        let home = tempfile::tempdir()?;
+        let cache = home.path().join("cache");
+        let settings = Settings {
+            base: Path::new(""),
+            cache: &cache,
+            sequence: SEQUENCE,
+            vocab: spec.model.vocab,
+            seed: spec.train.seed,
+            stride: None,
+        };
+        let dataset = Dataset::open(&data, &settings, &mut |_| {})?;
+        spec.data = Some(data);
+        let text = dreamc_dsl::show(&spec, dreamc_dsl::Spelling::Yaml);
+        Ok(Trial { spec, text, dataset, home })
+    }
+
+    /// Its programs for so many ranks.
+    pub fn prepared(&self, s: &Subject, ranks: u64) -> Result<Prepared, VerifyError> {
+        let options = Options {
+            batch: ROWS,
+            sequence: SEQUENCE,
+            train: true,
+            segments: crate::train::prepare::masked(&self.spec),
+            depths: crate::train::schedule::possible_depths(&self.spec),
+            ranks,
+            ..Options::default()
+        };
+        Ok(Prepared {
+            compiled: s.pipeline.compile(&self.spec, &options)?,
+            scorer: None,
+            writer: None,
+            observer: None,
+            narrow: Narrow::Nothing,
+            ranks,
+            rows: ROWS,
+            sequence: SEQUENCE,
+            rewriting: Rewriting::default(),
+            declared: None,
+            rewritten: vec![],
+            seconds: 0.0,
+        })
+    }
+
+    /// A folder for it.
+    pub fn folder(&self, name: &str) -> Result<RunFolder, VerifyError> {
+        let place = Place::At { path: self.home.path().join(name), force: false };
+        Ok(RunFolder::create(&place).map_err(TrainError::from)?)
+    }
+
+    /// Runs one rank of it to its end.
+    pub fn run(
+        &self,
+        prepared: &Prepared,
+        device: &dyn Device,
+        group: Group,
+        folder: Option<&RunFolder>,
+        from: Option<Checkpoint>,
+    ) -> Result<Outcome, TrainError> {
+        let setup = Setup {
+            spec: &self.spec,
+            text: &self.text,
+            device,
+            dataset: &self.dataset,
+            group,
+            folder,
+            base: None,
+            from,
+            allow_changes: false,
+            count: false,
+        };
+        run(prepared.clone(), setup, &mut |_: &crate::train::event::Event| {})
+    }
+}
+
+/// The checkpoint of a folder after a step.
+pub fn checkpoint(folder: &RunFolder, step: u64) -> Result<Checkpoint, VerifyError> {
+    Ok(Checkpoint::open(&folder.checkpoints().at(step)).map_err(TrainError::from)?)
+}
+
+/// The lines of metrics of a folder.
+pub fn lines(folder: &RunFolder) -> Result<Vec<serde_json::Value>, VerifyError> {
+    let text = std::fs::read_to_string(folder.metrics())?;
+    Ok(text.lines().map(|line| serde_json::from_str(line).unwrap_or_default()).collect())
+}
+
+/// Compares the bits of all tensors of two checkpoints, and their places in the data.
+pub fn same_bits(checks: &mut Checks, a: &Checkpoint, b: &Checkpoint) -> Result<(), VerifyError> {
+    for (of, a, b) in [("", &a.model, &b.model), ("optimizer's ", &a.optimizer, &b.optimizer)] {
+        for (name, _) in a.entries() {
+            let (x, y) = (values(a, name)?, values(b, name)?);
+            let bits = x.iter().zip(&y).filter(|(a, b)| a.to_bits() != b.to_bits());
+            let other = bits.count() + x.len().abs_diff(y.len());
+            let tensor = name.trim_end_matches(".m").trim_end_matches(".v").trim_end_matches(".counts");
+            checks.check(format!("bits of {of}{name}"), other as f64, 0.0, At::of_tensor(tensor));
+        }
+    }
+    let cursor = f64::from(u8::from(a.state.cursor != b.state.cursor));
+    checks.check("place in the data", cursor, 0.0, At::default());
+    Ok(())
+}
+
+fn values(file: &Tensors, name: &str) -> Result<Vec<f32>, VerifyError> {
+    let found = file.get(name).map_err(TrainError::from)?;
+    Ok(found.map(|view| view.1.to_vec()).unwrap_or_default())
+}

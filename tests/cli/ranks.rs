@@ -1,0 +1,224 @@
+//! Several ranks train what one trains, whatever starts them and whoever of them is killed.
+
+use crate::support::sandbox::{Sandbox, bits, metrics, texts};
+use dreamc_skip::skip;
+use serde_json::Value;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Every kind of step: micro-batches, evaluations, a best checkpoint, random depth, experts whose
+/// choices are counted, tokens that skip.
+const SPEC: &str = "\
+model:
+  name: ranked
+  vocab: 256
+  hidden: 8
+  context: 32
+  components:
+    sa: {sequence: {heads: 1, head_size: 8}}
+    ea: {experts: {count: 4, active: 2, intermediate: 4, query: 4}}
+  body: [{recur: 3, layers: [\"sa > ea\"]}, \"skip(capacity 0.5, causal bce 0.1) { sa }\"]
+data: {text: book.txt}
+train: {steps: 8, batch: 8, accumulate: 4, sequence: 16, precision: f32, random_depth: {min: 1, max: 3},
+        checkpoint: {every: 2, keep: 9, best: true}, evaluate: {every: 2, batches: 2}}
+";
+
+/// Seconds after which a rank gives up one that it never met.
+const PATIENCE: u64 = 15;
+
+/// Other ranks end within this of the death of one: the rest of a step or, where they had not met,
+/// the time-out.
+const SOON: Duration = Duration::from_secs(PATIENCE + 25);
+
+fn sandbox() -> Sandbox {
+    let book = "the quick brown fox jumps over the lazy dog\n".repeat(60);
+    Sandbox::with(&[("ranked.yaml", SPEC), ("book.txt", &book)])
+}
+
+/// The losses of steps and evaluations.
+fn losses(run: &Path) -> Vec<(u64, f64)> {
+    let loss = |line: &Value| {
+        let loss = line["loss"].as_f64().or(line["validation_loss"].as_f64());
+        (line["step"].as_u64().unwrap(), loss.unwrap())
+    };
+    metrics(run).iter().map(loss).collect()
+}
+
+/// That losses are apart by no more than the rounding of sums in another order, which updates
+/// carry on.
+fn close(found: &[(u64, f64)], expected: &[(u64, f64)]) {
+    assert_eq!(found.len(), expected.len());
+    for ((step, a), (of, b)) in found.iter().zip(expected) {
+        assert_eq!(step, of);
+        assert!((a - b).abs() <= 1e-3 * b.abs(), "step {step}: {a} and {b}");
+    }
+}
+
+/// A rank as torchrun starts it.
+fn rank(sandbox: &Sandbox, line: &[&str], rank: u64, size: u64, port: u16) -> Command {
+    let mut command = sandbox.command(line);
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
+    command.env("LOCAL_RANK", rank.to_string()).env("LOCAL_WORLD_SIZE", size.to_string());
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.env("DREAMC_RANK_TIMEOUT", PATIENCE.to_string());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Exit code and error output of a process that ends soon.
+fn ends(mut child: Child, soon: Duration) -> (Option<i32>, String) {
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > soon {
+            child.kill().unwrap();
+            panic!("still there after {soon:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), texts(&output).1)
+}
+
+#[test]
+fn ranks_train_what_one_trains_and_any_number_goes_on() {
+    let s = sandbox();
+    s.good(&["train", "ranked.yaml", "--out", "one"]);
+    let out = s.good(&["launch", "-n", "4", "train", "ranked.yaml", "--out", "four"]);
+    assert_eq!(out.matches("finished after 8 steps").count(), 1, "{out}");
+    assert!(out.contains("ranks") && out.contains("4, one micro-batch of a step each"), "{out}");
+    let (one, four) = (s.path("one"), s.path("four"));
+    close(&losses(&four), &losses(&one));
+    let ledger = |run: &str| serde_json::from_str::<Value>(&s.read(&format!("{run}/ledger.json"))).unwrap();
+    let (a, b) = (ledger("one"), ledger("four"));
+    assert_eq!((&b["ranks"], &b["status"]), (&Value::from(4), &Value::from("finished")));
+    for equal in ["executed_flops", "tokens", "targets", "validation_targets", "data_hash"] {
+        assert_eq!(a[equal], b[equal], "{equal}");
+    }
+    assert!(a.get("ranks").is_none(), "one rank is no group");
+    // As many ranks give the same bits.
+    s.good(&["launch", "-n", "4", "train", "ranked.yaml", "--out", "again"]);
+    assert_eq!(bits(&s.path("again"), 8), bits(&four, 8));
+    assert_eq!(metrics(&s.path("again")), metrics(&four));
+    // A checkpoint of four goes on with two, and with one.
+    for (ranks, run) in [("2", "two"), ("1", "alone")] {
+        let copied = Command::new("cp").arg("-r").arg(&four).arg(s.path(run)).status().unwrap();
+        assert!(copied.success());
+        for step in [6, 8] {
+            std::fs::remove_dir_all(s.path(run).join(format!("checkpoints/step-{step:08}"))).unwrap();
+        }
+        s.good(&["launch", "-n", ranks, "resume", run]);
+        close(&losses(&s.path(run)), &losses(&one));
+    }
+}
+
+#[test]
+fn what_would_not_be_one_training_is_refused_before_it_begins() {
+    let s = sandbox();
+    let error = s.error(&["launch", "-n", "3", "train", "ranked.yaml", "--out", "run"]);
+    assert!(error.contains("3 ranks share the micro-batches of a step equally"), "{error}");
+    assert!(error.contains("train.accumulate is 4"), "{error}");
+    let error = s.error(&["launch", "-n", "2", "eval", "run"]);
+    assert!(error.contains("`train` and `resume`"), "{error}");
+    let port = port();
+    let line = |lr| ["train", "ranked.yaml", "--out", "run", "--set", lr];
+    let first = rank(&s, &line("train.learning_rate=1e-3"), 0, 2, port).spawn().unwrap();
+    let second = rank(&s, &line("train.learning_rate=2e-3"), 1, 2, port).spawn().unwrap();
+    let said = [ends(first, SOON), ends(second, SOON)];
+    for (code, error) in &said {
+        assert_eq!(*code, Some(1), "{said:?}");
+        assert!(error.contains("rank 1 has another specification than rank 0"), "{said:?}");
+    }
+    let mut half = s.command(&line("train.steps=1"));
+    let half = half.env("RANK", "0").output().unwrap();
+    assert!(texts(&half).1.contains("RANK is set and WORLD_SIZE is not"), "{half:?}");
+    assert!(!s.path("run").exists(), "a refusal changes nothing");
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_to_the_same_bits() {
+    let s = sandbox();
+    let line = ["train", "ranked.yaml", "--set", "train.batch=24", "--set", "train.accumulate=12", "--out"];
+    s.good(&[&["launch", "-n", "3"][..], &line, &["whole"]].concat());
+    let kills = std::env::var("DREAMC_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
+    let begun = Instant::now();
+    for kill in 0..kills {
+        let run = format!("killed-{kill}");
+        let (port, dies) = (port(), kill % 3);
+        let mut ranks: Vec<Child> =
+            (0..3).map(|r| rank(&s, &[&line[..], &[&run]].concat(), r, 3, port).spawn().unwrap()).collect();
+        // From before they meet to the last steps.
+        std::thread::sleep(Duration::from_millis(120 + 97 * kill % 900));
+        let mut killed = ranks.remove(dies as usize);
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        for child in ranks {
+            let (code, error) = ends(child, SOON);
+            // It may have come to its end before.
+            let words = ["ended without a word", "failed: rank", "has not answered", "does not answer"];
+            let names = words.iter().any(|words| error.contains(words));
+            assert!(code == Some(0) || (code == Some(1) && names), "{kill}: {code:?} {error}");
+        }
+        let begins = !s.path(&run).join("spec.yaml").exists();
+        let again = if begins { [&line[..], &[&run]].concat() } else { vec!["resume", &run] };
+        s.good(&[&["launch", "-n", "3"][..], &again].concat());
+        assert_eq!(bits(&s.path(&run), 8), bits(&s.path("whole"), 8), "kill {kill}");
+        assert_eq!(metrics(&s.path(&run)), metrics(&s.path("whole")), "kill {kill}");
+    }
+    println!("{kills} kills took {:?}", begun.elapsed());
+}
+
+#[test]
+fn a_signal_to_the_launcher_leaves_a_checkpoint() {
+    let s = sandbox();
+    let line = ["launch", "-n", "2", "train", "ranked.yaml", "--set", "train.steps=100000", "--out", "run"];
+    let child = s.command(&line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while !s.path("run/checkpoints/step-00000002").exists() {
+        assert!(begun.elapsed() < 3 * SOON, "no step was taken");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let (code, error) = ends(child, SOON);
+    assert_eq!(code, Some(143), "{error}");
+    let ledger: Value = serde_json::from_str(&s.read("run/ledger.json")).unwrap();
+    assert_eq!(ledger["status"], "interrupted");
+    assert!(s.path(&format!("run/checkpoints/step-{:08}", ledger["steps"].as_u64().unwrap())).exists());
+}
+
+/// Whether a program is installed; a test that lacks one says so.
+fn installed(program: &str) -> bool {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+#[test]
+fn ranks_of_open_mpi_have_the_bits_of_the_others() {
+    if !installed("mpirun") {
+        return skip("mpirun of Open MPI is not installed");
+    }
+    let s = sandbox();
+    s.good(&["launch", "-n", "4", "train", "ranked.yaml", "--out", "tcp"]);
+    let mpirun = |line: &[&str]| {
+        let dreamc = s.command(line);
+        let mut command = Command::new("mpirun");
+        command.args(["-n", "4", "--oversubscribe", "--allow-run-as-root"]).arg(dreamc.get_program());
+        command.args(dreamc.get_args()).current_dir(s.path("")).env("DREAMC_CACHE", s.path("cache"));
+        command.output().unwrap()
+    };
+    let output = mpirun(&["train", "ranked.yaml", "--out", "mpi"]);
+    let (out, error) = texts(&output);
+    assert!(output.status.success(), "{out}{error}");
+    assert_eq!(out.matches("finished after 8 steps").count(), 1, "{out}");
+    assert_eq!(bits(&s.path("mpi"), 8), bits(&s.path("tcp"), 8));
+    assert_eq!(metrics(&s.path("mpi")), metrics(&s.path("tcp")));
+    // A refusal of one rank is reported by all.
+    let output = mpirun(&["train", "ranked.yaml", "--out", "mpi"]);
+    assert!(!output.status.success());
+    assert!(texts(&output).1.contains("rank 0 failed"), "{output:?}");
+}
