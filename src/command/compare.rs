@@ -4,7 +4,7 @@ use crate::compare::agreement::{self, Comparison, Facts};
 use crate::compare::arms::{self, Arm, Matching};
 use crate::compare::study::{Manifest, Study, spec_file};
 use crate::compare::{ladder, page, training};
-use crate::device::DeviceArguments;
+use crate::device::{DeviceArguments, Kind};
 use crate::failure::{Done, Failure};
 use crate::number::{decimal_bytes, decimals, grouped};
 use crate::rewriting::RewriteArguments;
@@ -27,6 +27,8 @@ Examples:
   dreamc compare examples/reasoning.suite.yaml
   dreamc compare my.suite.yaml --out runs/mine --jobs 2
   dreamc compare my.suite.yaml --dry-run                                match and check, train nothing
+  dreamc compare my.suite.yaml --worker                                 one of several, on any machines
+  dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch  a job array of 16 workers
   dreamc compare my.suite.yaml --set train.steps=100 --out runs/short   a short one first")]
 pub struct Arguments {
     /// The suite, YAML or .dream
@@ -44,6 +46,19 @@ pub struct Arguments {
     /// Runs trained at once; they share the threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
     pub jobs: usize,
+
+    /// Train one run on each of these at once: `cuda:0-7`, `cuda:0,cuda:2`
+    #[arg(long, value_name = "DEVICES", value_parser = devices, conflicts_with_all = ["jobs", "device"], default_value = "", hide_default_value = true)]
+    pub devices: Devices,
+
+    /// Share --out with other processes, on any machines that see the folder: each trains runs that
+    /// no other has, and takes over those of one that died
+    #[arg(long, conflicts_with_all = ["force", "dry_run"])]
+    pub worker: bool,
+
+    /// Print a job script for SLURM with so many workers, and stop
+    #[arg(long, value_name = "WORKERS", value_parser = jobs, conflicts_with = "dry_run")]
+    pub slurm: Option<usize>,
 
     /// Train arms that do not agree, too; they are marked in every table
     #[arg(long)]
@@ -68,12 +83,72 @@ pub struct Arguments {
     pub rewriting: RewriteArguments,
 }
 
+/// Devices that each train a run.
+#[derive(Clone, Debug, Default)]
+pub struct Devices(Vec<Kind>);
+
+impl std::ops::Deref for Devices {
+    type Target = [Kind];
+
+    fn deref(&self) -> &[Kind] {
+        &self.0
+    }
+}
+
+fn devices(text: &str) -> Result<Devices, String> {
+    let mut all = vec![];
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        match part.strip_prefix("cuda:").and_then(|range| range.split_once('-')) {
+            None => all.push(part.parse()?),
+            Some((first, last)) => match (first.parse(), last.parse()) {
+                (Ok(first), Ok(last)) if first <= last && last - first < 64 => {
+                    all.extend((first..=last).map(Kind::Cuda));
+                }
+                (Ok(_) | Err(_), Ok(_) | Err(_)) => return Err("write a range as `cuda:0-7`".into()),
+            },
+        }
+    }
+    Ok(Devices(all))
+}
+
+impl Arguments {
+    /// Runs trained at once by this process.
+    pub fn at_once(&self) -> usize {
+        if self.devices.is_empty() { self.jobs } else { self.devices.len() }
+    }
+
+    /// A job script in which so many workers share the comparison.
+    fn script(&self, workers: usize, name: &str, folder: &Path) -> Result<String, Failure> {
+        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+        let here = |path: &Path| std::path::absolute(path).map(|p| quoted(&p.display().to_string()));
+        let mut line = vec!["dreamc compare".into(), here(&self.suite)?, "--out".into(), here(folder)?];
+        line.extend(self.set.iter().flat_map(|set| ["--set".into(), quoted(set)]));
+        line.extend(["--worker".into(), format!("--device {}", self.device.device)]);
+        line.extend(self.device.threads.map(|n| format!("--threads {n}")));
+        line.extend(self.allow_unequal.then(|| "--allow-unequal".into()));
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let gpu =
+            if matches!(self.device.device, Kind::Cuda(_)) { "#SBATCH --gpus-per-task=1\n" } else { "" };
+        Ok(format!(
+            "#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --array=0-{}\n#SBATCH --ntasks=1\n{gpu}#SBATCH --requeue\n\
+             # Each task is a worker: runs are claimed in the folder, those of a worker that ended are taken over.\n\
+             # Add --partition, --time and --account as your cluster asks.\nset -eu\nexec {}\n",
+            workers - 1,
+            line.join(" ")
+        ))
+    }
+}
+
 fn jobs(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| "write a number from 1 to 1024".into())
 }
 
 pub fn run(a: Arguments) -> Done {
     let (suite, _) = dreamc_dsl::load_suite(&a.suite, &a.set)?;
+    if let Some(workers) = a.slurm {
+        let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
+        return Ok(say!("{}", a.script(workers, &suite.name, &folder)?.trim_end())?);
+    }
     if ladder::climbs(&suite) {
         return ladder::run(&a, suite);
     }
@@ -109,7 +184,9 @@ pub fn run(a: Arguments) -> Done {
         seeds: &suite.seeds,
         device: &a.device,
         rewriting: &a.rewriting,
-        jobs: a.jobs,
+        jobs: a.at_once(),
+        devices: &a.devices,
+        worker: a.worker,
         force: a.force,
         numbers: (0, arms.len() * suite.seeds.len()),
         trunk: None,
@@ -127,9 +204,10 @@ pub fn run(a: Arguments) -> Done {
         files::write_atomic(&spec_file(&folder, &arm.name), |out| out.write_all(text.as_bytes()))?;
     }
     let _ = say!("left in {}\n", folder.display());
-    // The baseline's seeds first: they show the noise.
-    let mut found = training::train(&arms[..1], &plan);
-    if found.stopped.is_none() {
+    // The baseline's seeds first: they show the noise. Workers would wait for them.
+    let first = if a.worker { &arms } else { &arms[..1] };
+    let mut found = training::train(first, &plan);
+    if found.stopped.is_none() && first.len() < arms.len() {
         let losses = ladder::losses(&folder, &arms[0].name, &suite.seeds)?;
         if let Some(least) = ladder::noise(&losses, arms.len() - 1) {
             say!("{least}")?;

@@ -8,6 +8,7 @@
 
 pub mod agreement;
 pub mod arms;
+pub mod claims;
 pub mod ladder;
 pub mod page;
 pub mod rungs;

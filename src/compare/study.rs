@@ -68,7 +68,9 @@ impl Manifest {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             entries => entries.map_err(|e| files::about(folder, e))?,
         };
-        match entries.flatten().next() {
+        // Another worker may be about to write its manifest.
+        let unfinished = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(files::TEMPORARY);
+        match entries.flatten().find(|e| !unfinished(e)) {
             None => Ok(None),
             Some(entry) => Err(Failure::Usage(format!(
                 "{} holds {} and is not the folder of a comparison: it is left alone; choose another --out",

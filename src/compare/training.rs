@@ -2,12 +2,14 @@
 //!
 //! *Promise*: a run that came to its end is left as it is, one that was stopped goes on, and
 //! neither is ever mixed up with a run of another specification. A run that fails does not keep the
-//! others from being trained.
+//! others from being trained. Workers share a folder: each trains runs that no other has claimed
+//! ([`super::claims`]), until all are at their end.
 
 use super::arms::Arm;
+use super::claims::{Answer, Claims, beat};
 use super::study::{Manifest, ended, ledger, run_folder, spec_file};
 use crate::command::resume::latest;
-use crate::device::DeviceArguments;
+use crate::device::{DeviceArguments, Kind};
 use crate::failure::{Done, Failure};
 use crate::model::beginning;
 use crate::output::{Stream, complain};
@@ -20,7 +22,7 @@ use dreamc_runtime::group::Group;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::{self, Setup, Stop, prepare, signal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, available_parallelism};
@@ -37,6 +39,10 @@ pub struct Plan<'a> {
     pub rewriting: &'a RewriteArguments,
     /// How many at once.
     pub jobs: usize,
+    /// The devices of those trained at once, where each has its own.
+    pub devices: &'a [Kind],
+    /// Whether other processes train runs of the same folder.
+    pub worker: bool,
     /// Train anew what is there already.
     pub force: bool,
     /// How many runs of the whole comparison come before these, and how many there are.
@@ -115,15 +121,41 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
     let found = Mutex::new(Found::default());
     let jobs = plan.jobs.clamp(1, queue.len().max(1));
     thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
+        for job in 0..jobs {
+            let (queue, next, found) = (&queue, &next, &found);
+            scope.spawn(move || {
+                let mut claims = plan.worker.then(|| Shared::new(plan, queue));
                 while signal::caught().is_none() {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    let (number, claim) = match &mut claims {
+                        None => (next.fetch_add(1, Ordering::Relaxed), None),
+                        Some(shared) => match shared.next() {
+                            Ok(Some((number, claim))) => (number, claim),
+                            Ok(None) => break,
+                            Err(failure) => {
+                                let mut found = found.lock().unwrap_or_else(|e| e.into_inner());
+                                found.failed.push(("the claims of workers".into(), failure.to_string()));
+                                break;
+                            }
+                        },
+                    };
                     let Some(&(arm, seed)) = queue.get(number) else { break };
                     let label = format!("run {} of {all}: {}, seed {seed}", first + number + 1, arm.name);
                     let mut progress = Progress::labelled(&label, jobs == 1, Stream::Out);
                     progress.after = (all.saturating_sub(first + number + 1) / jobs) as u64;
-                    let result = one(arm, seed, plan, jobs, &mut progress);
+                    let result = match claim {
+                        Some(Answer::Failed(reason)) => Err(Failure::Error(reason.into())),
+                        Some(Answer::Ours(claim)) => {
+                            let result = one(arm, seed, plan, (job, jobs), &mut progress);
+                            match &result {
+                                Err(failure) => {
+                                    let _ = claim.failed(&failure.to_string());
+                                }
+                                Ok(_) => drop(claim),
+                            }
+                            result
+                        }
+                        Some(Answer::Others) | None => one(arm, seed, plan, (job, jobs), &mut progress),
+                    };
                     let mut found = found.lock().unwrap_or_else(|e| e.into_inner());
                     match result {
                         Ok(None) => found.skipped += 1,
@@ -144,12 +176,50 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
     found
 }
 
+/// The runs that workers share, as one of them sees them.
+struct Shared {
+    claims: Claims,
+    folders: Vec<PathBuf>,
+    /// Numbers of runs that are not known to be at their end.
+    open: Vec<usize>,
+}
+
+impl Shared {
+    fn new(plan: &Plan, queue: &[(&Arm, u64)]) -> Self {
+        let folders = queue.iter().map(|(arm, seed)| run_folder(plan.folder, &arm.name, *seed)).collect();
+        Shared { claims: Claims::default(), folders, open: (0..queue.len()).collect() }
+    }
+
+    /// The next run that is this worker's, that failed, or that is at its end (without a claim);
+    /// waits while others train all that is open. `None` at the end of all.
+    fn next(&mut self) -> Result<Option<(usize, Option<Answer>)>, Failure> {
+        while signal::caught().is_none() {
+            for (at, &number) in self.open.iter().enumerate() {
+                let folder = &self.folders[number];
+                let answer = match ledger(folder)? {
+                    Some(ledger) if ended(&ledger) => None,
+                    _ => Some(self.claims.take(folder)?),
+                };
+                if !matches!(answer, Some(Answer::Others)) {
+                    self.open.remove(at);
+                    return Ok(Some((number, answer)));
+                }
+            }
+            if self.open.is_empty() {
+                break;
+            }
+            thread::sleep(beat() / 4);
+        }
+        Ok(None)
+    }
+}
+
 /// One run; `None` where it was at its end before.
 fn one(
     arm: &Arm,
     seed: u64,
     plan: &Plan,
-    jobs: usize,
+    (job, jobs): (usize, usize),
     progress: &mut Progress,
 ) -> Result<Option<Stop>, Failure> {
     let spec = seeded(arm, seed);
@@ -161,7 +231,9 @@ fn one(
     }
     let all = plan.device.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     let threads = Some((all / jobs).max(1));
-    let device = DeviceArguments { device: plan.device.device, threads }.open()?;
+    let device =
+        DeviceArguments { device: plan.devices.get(job).copied().unwrap_or(plan.device.device), threads }
+            .open()?;
     let Some(data) = &spec.data else {
         return Err(Failure::Usage(format!("{} has no data; give the suite a `data` section", arm.name)));
     };

@@ -23,4 +23,5 @@ mod router_tuning;
 mod serve;
 mod terminal;
 mod training;
+mod workers;
 mod zoo;
