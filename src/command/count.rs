@@ -8,6 +8,7 @@ use crate::{output, show};
 use clap::{Args, value_parser};
 use dreamc_compiler::count::device::{Bound, Device, Predicted, Roofline};
 use dreamc_compiler::count::executed::executed;
+use dreamc_compiler::count::network::Scaling;
 use dreamc_compiler::count::{Counts, Options, PerToken, count};
 use dreamc_compiler::ir::Extents;
 use dreamc_compiler::matching::TOKENS;
@@ -24,6 +25,7 @@ use std::fmt::Write;
 Examples:
   dreamc count examples/dr-da-16.yaml
   dreamc count examples/dr-da-16.yaml --target h100
+  dreamc count examples/dr-da-16.yaml --target h200 --gpus 64
   dreamc count examples/dr-da-16.yaml --set ea.count=1024 --json | jq .parameters.total
   dreamc count examples/tiny-dr-da.yaml --executed")]
 pub struct Arguments {
@@ -39,6 +41,10 @@ pub struct Arguments {
     /// compiled for it, and has the time of `dreamc compile --emit kernels`
     #[arg(long, value_name = "NAME", value_parser = target)]
     target: Option<&'static Device>,
+
+    /// With --target: predict a step whose batch so many of these GPUs share
+    #[arg(long, value_name = "N", requires = "target", value_parser = value_parser!(u64).range(1..=1 << 20))]
+    gpus: Option<u64>,
 
     /// Compile the specification and count what its programs execute, too
     #[arg(long)]
@@ -67,6 +73,8 @@ struct Report {
     counts: Counts,
     #[serde(skip_serializing_if = "Option::is_none")]
     executed: Option<Programs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scaling: Option<Scaling>,
 }
 
 /// Work of the compiled programs for one micro-batch.
@@ -88,7 +96,12 @@ pub fn run(a: Arguments) -> Done {
         predicted.training = training(&spec, device, predicted.training)?;
     }
     let executed = if a.executed { Some(programs(&spec, &counts)?) } else { None };
-    let report = Report { counts, executed };
+    let scaling = a.gpus.zip(counts.predicted.as_ref()).map(|(gpus, predicted)| {
+        let tokens = spec.train.batch as f64 * counts.sequence as f64;
+        let gradients = counts.memory_bytes.gradients as f64;
+        Scaling::new(predicted.device, gpus, tokens * predicted.training.seconds_per_token, gradients)
+    });
+    let report = Report { counts, executed, scaling };
     if a.json {
         return Ok(show::json(&report)?);
     }
@@ -227,6 +240,9 @@ fn table(report: &Report) -> String {
     if let Some(predicted) = &c.predicted {
         times(&mut t, predicted, m.training);
     }
+    if let Some(scaling) = &report.scaling {
+        many(&mut t, scaling, m.gradients);
+    }
     conventions(&mut t, c);
     t
 }
@@ -247,6 +263,21 @@ fn times(t: &mut String, p: &Predicted, training: u128) {
     let memory = u128::from(p.device.memory);
     let fits = if training <= memory { "fits into" } else { "does not fit into" };
     let _ = writeln!(t, "    training {fits} its {}", decimal_bytes(memory));
+}
+
+fn many(t: &mut String, s: &Scaling, gradients: u128) {
+    let network = &s.network;
+    let _ = writeln!(t, "\na step on {} GPUs, at best", s.gpus);
+    let mut row = |name: &str, seconds: f64, note: String| {
+        let _ = writeln!(t, "{}", format!("    {name:<24}{:>18}   {note}", instant(seconds)).trim_end());
+    };
+    row("products and traffic", s.compute, format!("of each GPU, for 1 / {} of the batch", s.gpus));
+    let links =
+        format!("{} inside nodes of {}, {} between", network.inside.name, network.node, network.between.name);
+    row("sum of gradients", s.communication, format!("of {}; {links}", decimal_bytes(gradients)));
+    row("step, sum hidden", s.hidden, "behind the backward, as far as that is as long".into());
+    row("step, sum behind", s.exposed, format!("efficiency {:.1} %", 100.0 * s.efficiency));
+    t.push_str("    by the α–β model of NCCL's collectives (docs/scaling.md); dreamc's own ranks exchange over TCP or MPI\n");
 }
 
 fn conventions(t: &mut String, c: &Counts) {

@@ -22,6 +22,22 @@ fn json(arguments: &[&str]) -> serde_json::Value {
 }
 
 #[test]
+fn a_step_on_many_gpus_is_predicted_from_its_gradients() {
+    let of = |gpus: &str| json(&["count", "dr-da-16.yaml", "--target", "h200", "--gpus", gpus]);
+    let (one, many) = (of("1"), of("64"));
+    assert_eq!(one["scaling"]["communication"], 0.0);
+    let number = |name: &str| many["scaling"][name].as_f64().unwrap();
+    let gradients = many["memory_bytes"]["gradients"].as_f64().unwrap();
+    let inside = 2.0 * 7.0 * (3.4e-6 + gradients / 8.0 / 450e9);
+    let between = 2.0 * 7.0 * (14e-6 + gradients / 64.0 / 50e9);
+    assert!((number("communication") - inside - between).abs() < 1e-9);
+    assert!((number("compute") * 64.0 / one["scaling"]["compute"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    assert!(number("efficiency") < 1.0 && number("hidden") <= number("exposed"));
+    let text = dreamc(&["count", "dr-da-16.yaml", "--target", "h200", "--gpus", "64"], 0);
+    assert!(text.contains("a step on 64 GPUs, at best") && text.contains("NVLink 4"), "{text}");
+}
+
+#[test]
 fn the_tables() {
     insta::assert_snapshot!("count", dreamc(&["count", "dr-da-16.yaml", "--target", "h100"], 0));
     insta::assert_snapshot!("count_tiny", dreamc(&["count", "tiny-la.yaml", "--executed"], 0));

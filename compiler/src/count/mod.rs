@@ -26,6 +26,7 @@
 
 pub mod device;
 pub mod executed;
+pub mod network;
 #[cfg(test)]
 mod tests;
 mod walk;
