@@ -196,10 +196,9 @@ DEVICE void head_grad_x(const D &dlogits, const W &w, float *dx, int iteration) 
     typename T::Pipe pipe(shared);
     T::template multiply<true, false>(pipe, sums, rows, columns, part, operand<true>(dlogits, PART).at(row, 0),
                                       operand<false>(w, WIDTH).at(column, first));
-    each<T>(sums, rows, columns, [&](int i, int j) {
-        float *to = dx + i64(row + i) * WIDTH + column + j;
-        return put<false>(to, [=](int at, float sum) { return iteration > 0 ? to[at] + sum : sum; });
-    });
+    auto to = [&](int i, int j) { return dx + i64(row + i) * WIDTH + column + j; };
+    if (iteration > 0) each<T>(sums, rows, columns, [&](int i, int j) { return put<true>(to(i, j)); });
+    else each<T>(sums, rows, columns, [&](int i, int j) { return put<false>(to(i, j)); });
 }
 
 // `dw[classes] (+)= dlogitsᵀ · x`

@@ -220,22 +220,50 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE, bool PAIRS_> 
 // Where a row of the results goes: each changed by a function of its column and the sum, and added
 // to what is there if `ADD`.
 template <bool ADD, class C, class Change> struct Put {
+    static constexpr bool ADDS = ADD;
     C *to;
     Change change;
-    DEVICE void one(int at, float sum) const {
+    // The addend of a result, or of two.
+    DEVICE TwoFloats there(int at) const { return {ADD ? to_float(to[at]) : 0.0f, 0.0f}; }
+    DEVICE TwoFloats there_two(int at) const { return ADD ? load_pair(to + at) : TwoFloats{0.0f, 0.0f}; }
+    DEVICE void one(int at, TwoFloats there, float sum) const {
         float x = change(at, sum);
-        store(to[at], ADD ? to_float(to[at]) + x : x);
+        store(to[at], ADD ? there.low + x : x);
     }
-    DEVICE void two(int at, float first, float second) const {
+    DEVICE void two(int at, TwoFloats there, float first, float second) const {
         float x = change(at, first), y = change(at + 1, second);
-        TwoFloats there = {0.0f, 0.0f};
-        if (ADD) there = load_pair(to + at);
         store_pair(to + at, ADD ? there.low + x : x, ADD ? there.high + y : y);
     }
 };
 template <bool ADD, class C, class Change> DEVICE Put<ADD, C, Change> put(C *to, Change change) { return {to, change}; }
 template <bool ADD, class C> DEVICE auto put(C *to) {
     return put<ADD>(to, [](int, float sum) { return sum; });
+}
+
+// A thread's results in row `i`, of which `left` columns are inside the matrix; all of them where
+// `WHOLE`. Their addends are read some at a time before any of them is stored: no load can be moved
+// over a store, and one after another they would each wait for memory.
+template <class T, bool WHOLE, class To> DEVICE void put_row(typename T::Sums &sums, int i, int left, To to) {
+    constexpr int STEP = T::PAIRS ? 2 : 1, BATCH = T::OWN_COLUMNS < 8 * STEP ? T::OWN_COLUMNS : 8 * STEP;
+    static_assert(T::OWN_COLUMNS % BATCH == 0, "whole batches");
+#pragma unroll
+    for (int first = 0; first < T::OWN_COLUMNS; first += BATCH) {
+        TwoFloats there[BATCH / STEP];
+#pragma unroll
+        for (int j = 0; j < BATCH; j += STEP) {
+            int distance = T::column(first + j) - T::column(0);
+            if (!WHOLE && distance >= left) continue;
+            if constexpr (T::PAIRS) there[j / STEP] = to.there_two(distance);
+            else there[j / STEP] = to.there(distance);
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j += STEP) {
+            int distance = T::column(first + j) - T::column(0), at = first + j;
+            if (!WHOLE && distance >= left) continue;
+            if constexpr (T::PAIRS) to.two(distance, there[j / STEP], T::at(sums, i, at), T::at(sums, i, at + 1));
+            else to.one(distance, there[j / STEP], T::at(sums, i, at));
+        }
+    }
 }
 
 // Gives every element of the tile inside the matrix to whoever wants it: `line(i, j)`, for a row of
@@ -248,13 +276,9 @@ template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows
     for (int i = 0; i < T::OWN_ROWS; ++i) {
         if (T::row(i) >= rows) continue;
         auto to = line(T::row(i), column);
-#pragma unroll
-        for (int j = 0; j < T::OWN_COLUMNS; j += T::PAIRS ? 2 : 1) {
-            int distance = T::column(j) - column;
-            if (distance >= left) continue;
-            if constexpr (T::PAIRS) to.two(distance, T::at(sums, i, j), T::at(sums, i, j + 1));
-            else to.one(distance, T::at(sums, i, j));
-        }
+        // Loads of a whole tile wait for no predicate, of which there are few.
+        if (decltype(to)::ADDS && columns == T::COLUMNS) put_row<T, true>(sums, i, left, to);
+        else put_row<T, false>(sums, i, left, to);
     }
 }
 
@@ -322,13 +346,28 @@ template <bool FAST, int NEAR, class E> struct Lines {
 // engine.
 template <bool FAST, int NEAR = 1, class E> DEVICE Lines<FAST, NEAR, E> operand(const E *from, u32 far) { return {from, far}; }
 
+// An operand whose lines stand anywhere: line `i` is number `which[i]`.
+template <class L> struct Picked {
+    L lines;
+    const int *which;
+    DEVICE auto operator()(int i, int depth) const { return lines(which[i], depth); }
+};
+template <class L> DEVICE Picked<L> pick(L lines, const int *which) { return {lines, which}; }
+
+// An operand whose depths stand anywhere: `which(k)` says where.
+template <class L, class Which> struct PickedDepths {
+    L lines;
+    Which which;
+    DEVICE auto operator()(int line, int depth) const { return lines(line, which(depth)); }
+};
+template <class L, class Which> DEVICE PickedDepths<L, Which> pick_depths(L lines, Which which) { return {lines, which}; }
+
 // The tile of some rows of `a`: adjacent ones where it has them all, else one after another.
 template <class T, bool A_FAST, bool B_FAST, bool SOME, class A, class B>
 DEVICE void multiply_rows(typename T::Pipe &pipe, typename T::Sums &sums, const TileRows<T, SOME> &rows, int columns, int k,
                           A a, B b) {
     if constexpr (SOME)
-        T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k,
-                                             [&](int i, int at) { return a(rows[i], at); }, b);
+        T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k, pick(a, rows.rows), b);
     else T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k, a, b);
 }
 
