@@ -67,8 +67,7 @@ DEVICE void grouped(const X &x, const W &w, const int *offsets, const int *order
         for (int i = threadIdx.x; i < rows; i += T::THREADS)
             sources[i] = int(u32(source_slot(order, row + i, slots, status, launch)) / per);
         __syncthreads();
-        T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k,
-                                                [&](int i, int at) { return lines(sources[i], at); }, matrix);
+        T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, pick(lines, sources), matrix);
     } else T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, lines.at(row, 0), matrix);
     each<T>(sums, rows, columns, [&](int i, int j) { return put<false>(y + (i64(i) * n + j)); });
 }
@@ -93,8 +92,7 @@ DEVICE void grouped_outer(const Y &y, const X &x, const int *offsets, const int 
     if constexpr (GATHER) {
         auto lines = operand<false>(x, inner).at(column, 0);
         auto source = [&](int k) { return source_slot(order, first + k, slots, status, launch) / PER; };
-        T::template multiply<false, false>(pipe, sums, rows, columns, end - first, left,
-                                           [&](int j, int k) { return lines(j, source(k)); });
+        T::template multiply<false, false>(pipe, sums, rows, columns, end - first, left, pick_depths(lines, source));
     } else {
         T::template multiply<false, false>(pipe, sums, rows, columns, end - first, left,
                                            operand<false>(x, inner).at(column, first).cut());

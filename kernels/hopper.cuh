@@ -80,6 +80,9 @@ DEVICE u32 tiles_memory() {
     return (shared_address(tiles) + 1023) / 1024 * 1024;
 }
 
+// 16 bytes from memory into shared memory asynchronously, or zeros.
+DEVICE void copy_or_clear(u32 to, const void *from, bool valid) { copy_async_to(to, from, valid ? 16 : 0); }
+
 // 16 bytes of zeros.
 DEVICE void clear_shared(u32 address) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory"); }
 
@@ -209,23 +212,88 @@ template <bool FAST, bool CUT_> struct Brought<Boxes<FAST, CUT_>> {
     static constexpr bool BOXES = true, CUT = CUT_;
 };
 
-// Lines of a bf16 operand, 64 elements deep, into shared memory as `wgmma` reads them: pieces of 16
-// bytes, eight to a row of 128 bytes, permuted within each group of eight rows. A row is a line;
-// where elements are adjacent along the lines, it is a depth of 64 lines, and blocks of 64 lines
-// follow one another. The work of `THREADS`, of which this is number `thread`.
-template <int LINES, int THREADS, bool FAST, class Load>
-DEVICE void copy_tile(int thread, u32 to, int lines, int first, int k, Load load) {
-    constexpr int ACROSS = FAST ? 8 : LINES / 8;
-    // More at once would not fit the registers.
-#pragma unroll 8
-    for (int i = 0; i < LINES * 8 / THREADS; ++i) {
-        int v = thread + i * THREADS, outer = v / ACROSS, inner = v % ACROSS;
-        int line = FAST ? outer : inner * 8, depth = first + (FAST ? inner * 8 : outer);
-        int left = line < lines && depth < k ? least(8, FAST ? k - depth : lines - line) : 0;
-        u32 place = u32(FAST ? 0 : inner / 8 * 8192) + u32(outer * 128) + u32((inner % 8 ^ outer % 8) * 16);
-        copy_async_to(to + place, left > 0 ? load(line, depth) : load(0, 0), 2 * left);
+// Slices of an operand, 64 deep, into shared memory as `wgmma` reads them: pieces of 16 bytes,
+// eight to a row of 128 bytes, permuted within each group of eight rows. A row is a line; where
+// elements are adjacent along the lines, it is a depth of 64 lines, and blocks of 64 lines follow
+// one another. The work of `THREADS`, of which this is number `thread`; a thread finds once all
+// that is alike in every slice.
+template <class L, int LINES, int THREADS, bool FAST> struct Bringer;
+
+// By the copy engine, told by one thread.
+template <bool FAST, bool CUT, int LINES, int THREADS> struct Bringer<Boxes<FAST, CUT>, LINES, THREADS, FAST> {
+    Boxes<FAST, CUT> boxes;
+    int thread;
+    DEVICE Bringer(Boxes<FAST, CUT> boxes, int thread, int, int) : boxes(boxes), thread(thread) {}
+    DEVICE void bring(u32 to, int first, u32 full) {
+        if (thread > 0) return;
+        barrier_expect(full, LINES * 128);
+        boxes.template copy<LINES>(to, first, full);
     }
-}
+};
+
+// Lines that stand anywhere, of elements adjacent along the depth: a thread has pieces of the same
+// lines in every slice, whose numbers it keeps. Lines beyond those that the tile has are the last
+// one again: their results are of no row.
+template <int NEAR, class E, int LINES, int THREADS>
+struct Bringer<Picked<Lines<true, NEAR, E>>, LINES, THREADS, true> {
+    static constexpr int EACH = LINES * 8 / THREADS, APART = THREADS / 8;
+    const char *from;
+    u32 far, place, numbers[EACH];
+    int depth;
+    DEVICE Bringer(const Picked<Lines<true, NEAR, E>> &picked, int thread, int lines, int k)
+        : from(reinterpret_cast<const char *>(picked.lines.from) + thread % 8 * 16), far(2 * picked.lines.far),
+          place(u32(thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16)), depth(k - thread % 8 * 8) {
+        static_assert(APART % 8 == 0, "a thread's lines are permuted alike");
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) numbers[i] = u32(picked.which[least(thread / 8 + i * APART, lines - 1)]);
+    }
+    DEVICE void bring(u32 to, int first, u32) {
+        // Depths are multiples of eight: a piece is inside the matrix or outside it.
+        bool inside = first < depth;
+        const char *slice = inside ? from + 2 * first : from;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) copy_or_clear(to + place + u32(i * APART * 128), slice + u64(numbers[i]) * far, inside);
+    }
+};
+
+// Depths that stand anywhere, of elements adjacent along the lines: a lane finds the places of two
+// of a slice's depths, a slice ahead, and lanes hand them round. Lines beyond those that the tile
+// has are the first ones again: their results are of no column.
+template <int NEAR, class E, class Which, int LINES, int THREADS>
+struct Bringer<PickedDepths<Lines<false, NEAR, E>, Which>, LINES, THREADS, false> {
+    static constexpr int ACROSS = LINES / 8, EACH = LINES * 8 / THREADS, APART = THREADS / ACROSS;
+    const char *from;
+    Which which;
+    u32 far, place;
+    int row, k, next[2];
+    DEVICE Bringer(const PickedDepths<Lines<false, NEAR, E>, Which> &picked, int thread, int lines, int k)
+        : from(reinterpret_cast<const char *>(picked.lines.from)), which(picked.which), far(2 * picked.lines.far),
+          row(thread / ACROSS), k(k) {
+        static_assert(APART <= 8 && 8 % APART == 0, "a group of eight rows is brought piece by piece");
+        int line = thread % ACROSS * 8;
+        place = u32(line / 64 * 8192 + row * 128 + (line / 8 % 8 ^ row) * 16);
+        if (line < lines) from += 2 * line;
+        look(0);
+    }
+    DEVICE void look(int first) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int at = first + half * 32 + int(threadIdx.x % 32);
+            next[half] = at < k ? which(at) : 0;
+        }
+    }
+    DEVICE void bring(u32 to, int first, u32) {
+        int places[2] = {next[0], next[1]}, left = k - first - row;
+        look(first + 64);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            // Rows `i * APART + row`, `row` being less than `APART`.
+            int depth = i * APART;
+            u32 number = u32(__shfl_sync(ALL_LANES, places[depth / 32], depth % 32 + row));
+            copy_or_clear(to + (place ^ u32(depth % 8 * 16)) + u32(depth * 128), from + u64(number) * far, depth < left);
+        }
+    }
+};
 
 // A tile of two warpgroups, 64 rows each, and `BRINGERS` warps that bring its operands: one where
 // the copy engine brings both, more where lines are gathered. `STAGES` slices are in shared memory
@@ -257,28 +325,19 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
     static DEVICE int column(int j) { return j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2; }
     static DEVICE float &at(Sums &sums, int i, int j) { return sums[j / 2][i * 2 + j % 2]; }
 
-    // A slice of an operand, by the copy engine or by all that bring.
-    template <int LINES, bool FAST, class L>
-    static DEVICE void bring_lines(Pipe &pipe, u32 to, int lines, int first, int k, L load) {
-        int thread = int(threadIdx.x) - MULTIPLIERS;
-        if constexpr (Brought<L>::BOXES) {
-            if (thread == 0) {
-                barrier_expect(pipe.full(), LINES * DEPTH * 2);
-                load.template copy<LINES>(to, first, pipe.full());
-            }
-        } else copy_tile<LINES, 32 * BRINGERS, FAST>(thread, to, lines, first, k, load);
-    }
-
     template <bool A_FAST, bool B_FAST, class A, class B>
     static DEVICE void bring(Pipe &pipe, int rows, int columns, int k, int steps, A a, B b) {
         constexpr bool COPIES = !Brought<A>::BOXES || !Brought<B>::BOXES;
         static_assert(COPIES || BRINGERS == 1, "one thread tells the copy engine");
         bool first_lane = threadIdx.x % 32 == 0;
+        int thread = int(threadIdx.x) - MULTIPLIERS;
+        Bringer<A, ROWS, 32 * BRINGERS, A_FAST> left(a, thread, rows, k);
+        Bringer<B, COLUMNS, 32 * BRINGERS, B_FAST> right(b, thread, columns, k);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, pipe.next()) {
             pipe.wait_empty();
-            bring_lines<ROWS, A_FAST>(pipe, pipe.tile(), rows, step * DEPTH, k, a);
-            bring_lines<COLUMNS, B_FAST>(pipe, pipe.tile() + A_BYTES, columns, step * DEPTH, k, b);
+            left.bring(pipe.tile(), step * DEPTH, pipe.full());
+            right.bring(pipe.tile() + A_BYTES, step * DEPTH, pipe.full());
             if constexpr (COPIES) {
                 // A slice is handed over when `AHEAD` later ones are under way.
                 copy_commit();

@@ -16,7 +16,9 @@ pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Sourc
     let name = format!("product_{m}x{n}x{k}{add}{}", variant.suffix());
     let family = format!("product{add}{}", variant.suffix());
     let mut builder = Builder::of_family(name, &family, "product.cuh");
-    let wide = variant.aligned && lines(a) && lines(b);
+    // Rows that are picked are copied in whole pieces of eight.
+    let pieces = !variant.places || (a.column == 1 && k.is_multiple_of(8));
+    let wide = variant.aligned && lines(a) && lines(b) && pieces;
     let tile = Tile::of(variant, wide, (m, n, k), 1).into(o.wide(&["c"])?);
     let tile = if variant.places { tile.gathering() } else { tile };
     let tiles = tile.count(m, n);
