@@ -39,32 +39,29 @@ template <class S> struct Mask {
           key_positions(S::POSITIONS ? k + i64(sequence) * S::KEYS : nullptr),
           segments(S::SEGMENTS ? s + i64(sequence) * S::QUERIES : nullptr) {}
 
+    // Without a branch: what is read of rows beyond the last is that of the last.
     DEVICE bool sees(int query, int key) const {
-        if (query >= S::QUERIES || key >= S::KEYS) return false;
-        if (S::SEGMENTS && segments[query] != segments[key]) return false;
-        if (!S::POSITIONS) return key <= query && (S::WINDOW == 0 || query - key < S::WINDOW);
-        int q = query_positions[query], k = key_positions[key];
-        return k >= 0 && k <= q && (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
+        bool seen = (query < S::QUERIES) & (key < S::KEYS);
+        int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
+        if (S::SEGMENTS) seen &= segments[q] == segments[k];
+        if (!S::POSITIONS) return seen & (key <= query) & (S::WINDOW == 0 || query - key < S::WINDOW);
+        q = query_positions[q], k = key_positions[k];
+        return seen & (k >= 0) & (k <= q) & (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
     }
 
-    // Whether `COUNT` queries from `first` on see all of `TILE` keys from `key` on; false where
-    // that takes a look at each. Queries beyond the last do not matter.
-    template <int COUNT, int TILE> static DEVICE bool all(int first, int key) {
-        if (S::POSITIONS || S::SEGMENTS || key + TILE > S::KEYS) return false;
-        return key + TILE - 1 <= first && (S::WINDOW == 0 || first + COUNT - 1 - key < S::WINDOW);
-    }
-
-    // Where queries `first..first + COUNT` stand; those before all keys see nothing. `low > high`
-    // where there are no others.
+    // Where rows `first..first + COUNT` stand: positions of queries, of which those before all keys
+    // see nothing, else the segments of queries or of keys. `low > high` where there are none.
     struct Span {
         int low, high;
     };
+    static constexpr bool BY_SEGMENT = S::SEGMENTS && !S::POSITIONS;
     template <int COUNT = OWN> DEVICE Span span(int first) const {
-        Span span = {0x7fffffff, -1};
-        if (!S::POSITIONS) return span;
+        Span span = {0x7fffffff, S::POSITIONS ? -1 : int(0x80000000u)};
+        if (!S::POSITIONS && !S::SEGMENTS) return span;
+        const int *places = S::POSITIONS ? query_positions : segments;
         for (int i = int(threadIdx.x % 32); i < COUNT && first + i < S::QUERIES; i += 32) {
-            int at = query_positions[first + i];
-            if (at >= 0 && at < span.low) span.low = at;
+            int at = places[first + i];
+            if ((at >= 0 || BY_SEGMENT) && at < span.low) span.low = at;
             if (at > span.high) span.high = at;
         }
         span.low = __reduce_min_sync(ALL_LANES, span.low);
@@ -72,10 +69,40 @@ template <class S> struct Mask {
         return span;
     }
 
+    // Whether `TILE` rows from `first` on have any of these segments. All lanes of a warp call it.
+    template <int TILE> DEVICE bool near(Span span, int first) const {
+        bool some = false;
+#pragma unroll
+        for (int i = int(threadIdx.x % 32); i < TILE; i += 32) {
+            int of = first + i < S::KEYS ? segments[first + i] : span.low;
+            some |= of >= span.low && of <= span.high;
+        }
+        return __any_sync(ALL_LANES, some);
+    }
+
+    // Whether `COUNT` queries from `first` on see all of `TILE` keys from `key` on; false where
+    // that takes a look at each. Queries beyond the last do not matter. `span` is that of the rows
+    // of one side, and `PASSING` from `passing` on are those of the other. All lanes of a warp call
+    // it.
+    template <int COUNT, int TILE, int PASSING> DEVICE bool all(Span span, int first, int key, int passing) const {
+        if (S::POSITIONS || key + TILE > S::KEYS || key + TILE - 1 > first) return false;
+        if (S::WINDOW > 0 && first + COUNT - 1 - key >= S::WINDOW) return false;
+        if (!S::SEGMENTS) return true;
+        bool same = span.low == span.high;
+#pragma unroll
+        for (int i = int(threadIdx.x % 32); i < PASSING; i += 32)
+            same &= passing + i >= S::QUERIES || segments[passing + i] == span.low;
+        return __all_sync(ALL_LANES, same);
+    }
+
     // The first tile of keys from `key` on of which these queries may see any, or `end`: most of a
-    // cache is empty, and what nobody sees changes no sum. All lanes of a warp call it, and all
-    // warps find the same.
+    // cache is empty, most documents of a sequence are others, and what nobody sees changes no sum.
+    // All lanes of a warp call it, and all warps find the same.
     template <int TILE> DEVICE int next(Span span, int key, int end) const {
+        if (BY_SEGMENT) {
+            while (key < end && !near<TILE>(span, key)) key += TILE;
+            return key < end ? key : end;
+        }
         if (!S::POSITIONS) return key;
         for (; key < end; key += TILE) {
             bool some = false;
@@ -237,25 +264,20 @@ DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const 
     store_rows<S>(result, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, mine, S::QUERIES);
 }
 
-// `along[row, head] = o · do`; a warp has a head of a row.
-template <class S, class E>
-DEVICE void attention_along(const E *o, i64 o_stride, const E *d, i64 d_stride, float *along) {
-    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32, row = at / S::HEADS;
-    if (row >= i64(S::BATCH) * S::QUERIES) return;
-    int head = int(at % S::HEADS), lane = int(threadIdx.x % 32);
-    float sum = 0.0f;
-    for (int i = lane; i < S::SIZE; i += 32)
-        sum = fmaf(to_float(o[row * o_stride + head * S::SIZE + i]), to_float(d[row * d_stride + head * S::SIZE + i]), sum);
-    sum = lanes<Sum, 32>(sum, ALL_LANES);
-    if (lane == 0) along[at] = sum;
-}
-
-// The same less the cotangent of the logarithm of the denominators, which scores have as well.
-template <class S, class E>
+// `along[row, head] = o · do`, less the cotangent of the logarithm of the denominators where there
+// is one, which scores have as well. `T` lanes have a head of a row, `N` adjacent elements of it at
+// a time.
+template <class S, int T, int N, class E>
 DEVICE void attention_along(const E *o, i64 o_stride, const E *d, i64 d_stride, const float *dlse, float *along) {
-    attention_along<S>(o, o_stride, d, d_stride, along);
-    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    if (at / S::HEADS < i64(S::BATCH) * S::QUERIES && threadIdx.x % 32 == 0) along[at] -= dlse[at];
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / T, row = at / S::HEADS;
+    if (row >= i64(S::BATCH) * S::QUERIES) return;
+    int column = int(at % S::HEADS) * S::SIZE, lane = int(threadIdx.x % T);
+    o += row * o_stride + column, d += row * d_stride + column;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = lane * N; i < S::SIZE; i += T * N) sum += (load<N>(o + i) * load<N>(d + i)).template all<Sum>();
+    sum = lanes<Sum, T>(sum, group_mask<T>());
+    if (lane == 0) along[at] = dlse ? sum - dlse[at] : sum;
 }
 
 // The probability of a pair and the cotangent of its product.

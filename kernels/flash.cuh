@@ -154,8 +154,9 @@ template <class F> DEVICE void clear_rows(float (&sums)[F::PIECES][4]) {
 DEVICE int row_of(int e) { return int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4 + e / 2 * 8; }
 DEVICE int column_of(int j, int e) { return j * 8 + int(threadIdx.x) % 4 * 2 + e % 2; }
 
+// Rows of a head, each sum times `factor`.
 template <class F>
-DEVICE void store_head(const float (&sums)[F::PIECES][4], bf16 *to, i64 stride, int first, int rows) {
+DEVICE void store_head(const float (&sums)[F::PIECES][4], float factor, bf16 *to, i64 stride, int first, int rows) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int row = first + row_of(2 * half);
@@ -163,7 +164,7 @@ DEVICE void store_head(const float (&sums)[F::PIECES][4], bf16 *to, i64 stride, 
 #pragma unroll
         for (int d = 0; d < F::PIECES; ++d) {
             bf16 *place = to + i64(row) * stride + column_of(d, 0);
-            float low = sums[d][2 * half], high = sums[d][2 * half + 1];
+            float low = sums[d][2 * half] * factor, high = sums[d][2 * half + 1] * factor;
             if (F::WIDE) {
                 *(u32 *)place = pack(low, high);
             } else {
@@ -173,6 +174,11 @@ DEVICE void store_head(const float (&sums)[F::PIECES][4], bf16 *to, i64 stride, 
         }
     }
 }
+
+// As `Largest`, in one instruction.
+struct Highest {
+    static DEVICE float join(float a, float b) { return fmaxf(a, b); }
+};
 
 // Products as scores in base 2; what is not seen is -inf. `ALL`: all of them are seen.
 template <class F, bool ALL>
@@ -187,6 +193,20 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
             float x = (S::CAPPED ? tanhf(p[j][e] * scale / cap) : p[j][e]) * factor;
             p[j][e] = ALL || mask.sees(first + row_of(e), key + column_of(j, e)) ? x : -infinity();
         }
+}
+
+// The logarithm of a denominator in base 2, to be added to exponents; finite where nothing is seen.
+DEVICE float negative_log(float lse) { return fminf(-lse * LOG2_E, 3.402823e38f); }
+
+// The weight of a pair and the cotangent of its product but for the scale, both without a branch:
+// what is not seen has an exponent of -inf. `log`: of the query, by `negative_log`.
+template <class S> DEVICE void pair_grad_of(bool seen, float product, float dp, float log, float along, float scale,
+                                            float cap, float &p, float &ds) {
+    float t = S::CAPPED ? tanhf(product * scale / cap) : product;
+    float exponent = fmaf(t, (S::CAPPED ? cap : scale) * LOG2_E, log);
+    p = power_of_two(seen ? exponent : -infinity());
+    ds = p * (dp - along);
+    if (S::CAPPED) ds *= 1.0f - t * t;
 }
 
 // Shared memory: the queries, tiles of keys, tiles of values. `X`: an address, or a tensor map of
@@ -230,16 +250,16 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
         F::multiply(p, own, keys + buffer * F::PASSING);
         F::give_turn();
         F::finish();
-        if (mask.template all<ROWS, TILE>(first, key)) to_scores<F, true>(p, mask, first, key, scale, cap);
+        if (mask.template all<ROWS, TILE, TILE>(span, first, key, key)) to_scores<F, true>(p, mask, first, key, scale, cap);
         else to_scores<F, false>(p, mask, first, key, scale, cap);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float high = most[half];
 #pragma unroll
             for (int j = 0; j < TILE / 8; ++j)
-                high = Largest::join(high, Largest::join(p[j][2 * half], p[j][2 * half + 1]));
-            // The four lanes of a row.
-            high = lanes<Largest, 4>(high, group_mask<4>());
+                high = fmaxf(high, fmaxf(p[j][2 * half], p[j][2 * half + 1]));
+            // The four lanes of a row; all rows are joined at once.
+            high = lanes<Highest, 4>(high, ALL_LANES);
             // Where nothing has been seen yet all are -inf, and so are their differences from 0.
             float from = high > -infinity() ? high : 0.0f;
             float shrink = power_of_two(most[half] - from), part = 0.0f;
@@ -250,7 +270,7 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
                     p[j][e] = power_of_two(p[j][e] - from);
                     part += p[j][e];
                 }
-            sum[half] = fmaf(sum[half], shrink, lanes<Sum, 4>(part, group_mask<4>()));
+            sum[half] = fmaf(sum[half], shrink, lanes<Sum, 4>(part, ALL_LANES));
             most[half] = high;
 #pragma unroll
             for (int d = 0; d < F::PIECES; ++d) {
@@ -277,7 +297,41 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
             lse[(query_row + query) * S::HEADS + head] = none ? -infinity() : (most[half] + log2f(sum[half])) * LN_2;
     }
     constexpr i64 O_STRIDE = i64(S::HEADS) * S::SIZE;
-    store_head<F>(result, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, first, S::QUERIES);
+    store_head<F>(result, 1.0f, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, first, S::QUERIES);
+}
+
+// The cotangents of products of queries with a tile of keys, in place of the products.
+template <class F, bool ALL>
+DEVICE void query_grads(float (&s)[F::TILE / 8][4], const float (&dp)[F::TILE / 8][4], const Mask<typename F::S> &mask,
+                        int first, int key, const float (&log)[2], const float (&along)[2], float scale, float cap) {
+#pragma unroll
+    for (int j = 0; j < F::TILE / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            bool seen = ALL || mask.sees(first + row_of(e), key + column_of(j, e));
+            float p;
+            pair_grad_of<typename F::S>(seen, s[j][e], dp[j][e], log[e / 2], along[e / 2], scale, cap, p, s[j][e]);
+        }
+}
+
+// The weights of a tile of queries for the keys, in place of the products, and the cotangents of
+// products in place of those of weights.
+template <class F, bool ALL>
+DEVICE void key_grads(float (&s)[F::TILE / 8][4], float (&dp)[F::TILE / 8][4], const Mask<typename F::S> &mask, int query,
+                      int first, const float (&lse)[F::TILE], const float (&along)[F::TILE], float scale, float cap) {
+#pragma unroll
+    for (int j = 0; j < F::TILE / 8; ++j)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            // Found anew for each piece: the sums need the registers.
+            int column = ALL ? column_of(j, side) : anew(column_of(j, side));
+            float my_log = negative_log(lse[column]), my_along = along[column];
+#pragma unroll
+            for (int e = side; e < 4; e += 2) {
+                bool seen = ALL || mask.sees(query + column, first + row_of(e));
+                pair_grad_of<typename F::S>(seen, s[j][e], dp[j][e], my_log, my_along, scale, cap, s[j][e], dp[j][e]);
+            }
+        }
 }
 
 // Shared memory: the queries and their cotangents, tiles of keys, tiles of values.
@@ -317,33 +371,29 @@ DEVICE void flash_grad_queries(const X &q, i64 q_stride, const X &k, i64 k_strid
     };
     typename F::Flow flow(shared);
     if (F::bring(flow, begin, end, next, load_own, load)) return;
-    float result[F::PIECES][4], my_lse[2], my_along[2];
+    float result[F::PIECES][4], my_log[2], my_along[2];
     clear_rows<F>(result);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int query = first + row_of(2 * half);
         i64 at = (query_row + query) * S::HEADS + head;
-        my_lse[half] = query < S::QUERIES ? lse[at] : -infinity();
+        my_log[half] = negative_log(query < S::QUERIES ? lse[at] : -infinity());
         my_along[half] = query < S::QUERIES ? along[at] : 0.0f;
     }
     F::pass(flow, begin, end, next, load_own, load, [&](int buffer, int key) {
-        float s[TILE / 8][4], dp[TILE / 8][4], p;
+        float s[TILE / 8][4], dp[TILE / 8][4];
         F::multiply(s, own, keys + buffer * F::PASSING);
         F::multiply(dp, own_d, values + buffer * F::PASSING);
         F::give_turn();
         F::finish();
-#pragma unroll
-        for (int j = 0; j < TILE / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                bool seen = mask.sees(first + row_of(e), key + column_of(j, e));
-                pair_grad<S>(seen, s[j][e], dp[j][e], my_lse[e / 2], my_along[e / 2], scale, cap, p, s[j][e]);
-            }
+        if (mask.template all<ROWS, TILE, TILE>(span, first, key, key))
+            query_grads<F, true>(s, dp, mask, first, key, my_log, my_along, scale, cap);
+        else query_grads<F, false>(s, dp, mask, first, key, my_log, my_along, scale, cap);
         F::take_turn();
         F::add(result, s, keys + buffer * F::PASSING);
         F::finish();
     });
-    store_head<F>(result, dq + query_row * dq_stride + head * S::SIZE, dq_stride, first, S::QUERIES);
+    store_head<F>(result, scale, dq + query_row * dq_stride + head * S::SIZE, dq_stride, first, S::QUERIES);
 }
 
 // Shared memory: the keys and values, tiles of queries, tiles of their cotangents.
@@ -370,7 +420,14 @@ DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, 
     __shared__ float lse_of[F::STAGES][TILE], along_of[F::STAGES][TILE];
     // Tiles of queries, each of all heads that read these keys.
     int tiles = end > begin ? (end - begin + TILE - 1) / TILE * S::GROUP : 0;
-    auto next = [](int tile) { return tile + 1; };
+    auto span = mask.template span<ROWS>(first);
+    auto next = [&](int tile) {
+        ++tile;
+        // Tiles of other documents are passed over, for all heads of the group.
+        if (Mask<S>::BY_SEGMENT && tile % S::GROUP == 0)
+            while (tile < tiles && !mask.template near<TILE>(span, begin + tile / S::GROUP * TILE)) tile += S::GROUP;
+        return tile;
+    };
     auto load_own = [&](int arrival) {
         F::template load<ROWS>(own, my_k, first, arrival);
         F::template load<ROWS>(own_v, my_v, first, arrival);
@@ -400,23 +457,15 @@ DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, 
         F::multiply(dp, own_v, cotangents + buffer * F::PASSING);
         F::give_turn();
         F::finish();
-#pragma unroll
-        for (int j = 0; j < TILE / 8; ++j)
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                int column = column_of(j, side);
-                float my_lse = lse_of[buffer][column], my_along = along_of[buffer][column];
-#pragma unroll
-                for (int e = side; e < 4; e += 2) {
-                    bool seen = mask.sees(query + column, first + row_of(e));
-                    pair_grad<S>(seen, s[j][e], dp[j][e], my_lse, my_along, scale, cap, s[j][e], dp[j][e]);
-                }
-            }
+        // Queries beyond the last have cotangents of zero.
+        if (mask.template all<TILE, ROWS, TILE>(span, query, first, query))
+            key_grads<F, true>(s, dp, mask, query, first, lse_of[buffer], along_of[buffer], scale, cap);
+        else key_grads<F, false>(s, dp, mask, query, first, lse_of[buffer], along_of[buffer], scale, cap);
         F::take_turn();
         F::add(result_v, s, cotangents + buffer * F::PASSING);
         F::add(result_k, dp, queries + buffer * F::PASSING);
         F::finish();
     });
-    store_head<F>(result_k, dk + key_row * dk_stride + kv, dk_stride, first, S::KEYS);
-    store_head<F>(result_v, dv + key_row * dv_stride + kv, dv_stride, first, S::KEYS);
+    store_head<F>(result_k, scale, dk + key_row * dk_stride + kv, dk_stride, first, S::KEYS);
+    store_head<F>(result_v, 1.0f, dv + key_row * dv_stride + kv, dv_stride, first, S::KEYS);
 }

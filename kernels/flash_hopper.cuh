@@ -60,6 +60,8 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
             flow.wait_empty();
             if (first) own(full);
             load(flow.stage, at, full);
+            // One lane told the copy engine; all look for the next tile together.
+            __syncwarp();
             barrier_arrive_copies(full);
             first = false;
             flow.next();

@@ -1460,7 +1460,6 @@ fn large_products(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), D
 /// lengths, several queries to a key, rows apart from one another, every mask, keys that nobody
 /// sees; and what fills its buffers. `few`: one of a kind.
 fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), DeviceError>) {
-    use DType::{Bf16, F32, I32};
     let shape = |batch, queries, keys, heads, kv_heads, size| AttentionShape {
         batch,
         queries,
@@ -1480,6 +1479,14 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
     if few {
         cases.truncate(1);
     }
+    attention_of(cases)
+}
+
+/// Each of these attentions, forward and back, and what fills their buffers.
+fn attention_of(
+    cases: Vec<(AttentionShape, Attention)>,
+) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), DeviceError>) {
+    use DType::{Bf16, F32, I32};
     let mut buffers: Vec<(String, DType, Vec<u64>)> = vec![];
     let mut launches = vec![];
     for (i, (s, attention)) in cases.into_iter().enumerate() {
@@ -1529,6 +1536,8 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
             let (id, count, row) = (BufferId(i as u32), b.elements(), b.shape[1]);
             let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
             let int = |j: u64| match b.name.trim_end_matches(char::is_numeric) {
+                // Of long sequences the first document is most.
+                "segments" if row > 400 => (j % row / 290) as i32,
                 "segments" => (j % row / (31 + j / row)) as i32,
                 // The last tokens of a cache whose places are in some order, a part of them empty.
                 "query_positions" => (190 + j % row) as i32,
@@ -1549,30 +1558,36 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
     (plan, fill)
 }
 
+/// Every float that a plan leaves behind, by buffer.
+fn results<F>(plan: &Plan, fill: &F, device: &dyn Device) -> Vec<(String, Vec<f32>)>
+where
+    F: Fn(&mut dyn Session) -> Result<(), DeviceError>,
+{
+    use DType::{Bf16, F32, I32};
+    let mut session = device.load(plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
+    fill(session.as_mut()).unwrap();
+    session.run("run").unwrap_or_else(|e| panic!("{e}"));
+    let read = |(i, b): (usize, &Buffer)| {
+        let id = BufferId(i as u32);
+        let values = match b.dtype {
+            F32 => session.read_all::<f32>(id).unwrap(),
+            Bf16 => session.read_all::<half::bf16>(id).unwrap().into_iter().map(f32::from).collect(),
+            I32 => vec![],
+        };
+        (b.name.clone(), values)
+    };
+    plan.buffers.iter().enumerate().map(read).collect()
+}
+
 /// As on `sm_80` from the same memory, with nothing found and equal bits under these schedules.
 fn warpgroups<F>((plan, fill): (Plan, F), schedules: &[(Schedule, usize)]) -> Option<Plan>
 where
     F: Fn(&mut dyn Session) -> Result<(), DeviceError>,
 {
-    use DType::{Bf16, F32, I32};
     let floor = device(fast())?;
     let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("Warpgroups<")), "the floor's tiles are used");
-    let results = |device: &dyn Device| -> Vec<(String, Vec<f32>)> {
-        let mut session = device.load(&plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
-        fill(session.as_mut()).unwrap();
-        session.run("run").unwrap_or_else(|e| panic!("{e}"));
-        let read = |(i, b): (usize, &Buffer)| {
-            let id = BufferId(i as u32);
-            let values = match b.dtype {
-                F32 => session.read_all::<f32>(id).unwrap(),
-                Bf16 => session.read_all::<half::bf16>(id).unwrap().into_iter().map(f32::from).collect(),
-                I32 => vec![],
-            };
-            (b.name.clone(), values)
-        };
-        plan.buffers.iter().enumerate().map(read).collect()
-    };
+    let results = |device: &dyn Device| results(&plan, &fill, device);
     let expected = results(&floor);
     let mut first: Option<Vec<(String, Vec<u32>)>> = None;
     for &(schedule, threads) in schedules {
@@ -1607,6 +1622,42 @@ fn attention_of_warpgroups_is_right_and_clean() {
     let Some(plan) = warpgroups(large_attention(true), &[(Schedule::Random(5), 2)]) else { return };
     let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
     insta::assert_snapshot!(texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join("\n"));
+}
+
+/// Tiles of other documents are passed over, tiles of one document take no mask, and tiles of two
+/// are looked at by element: on the tensor cores and by warpgroups as the naive kernels do it.
+#[test]
+fn documents_are_apart_in_every_tile() {
+    let Some(naive) = dreamc_skip::need(PtxDevice::naive(fast())) else { return };
+    let shape = |tokens, heads, kv_heads, size| AttentionShape {
+        batch: 1,
+        queries: tokens,
+        keys: tokens,
+        heads,
+        kv_heads,
+        size,
+    };
+    let all = Attention { scale: 0.7, softcap: None, window: None, mask: Mask::Causal, segments: true };
+    let (plan, fill) = attention_of(vec![
+        (shape(420, 2, 1, 64), all),
+        (shape(410, 1, 1, 128), Attention { window: Some(150), softcap: Some(2.0), ..all }),
+        (shape(150, 2, 2, 64), all),
+    ]);
+    // Two blocks fill it.
+    let small = Limits { processors: 2, ..Limits::default() };
+    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+    assert!(texts.iter().all(|t| t.text.contains("FlashWarpgroups<")), "{texts:?}");
+    let expected = results(&plan, &fill, &naive);
+    let options = ptx::Options::default();
+    let devices = [PtxDevice::new(options).unwrap(), PtxDevice::hopper(options).unwrap().with_limits(small)];
+    for device in devices {
+        for ((name, found), (_, expected)) in results(&plan, &fill, &device).iter().zip(&expected) {
+            let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+            let e = distance(&wide(found), &wide(expected));
+            println!("{}: {name} differs by {e:.1e}", device.name());
+            assert!(e < 1.0 / 128.0, "{}: {name} differs by {e}", device.name());
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! cores or by warpgroups.
 
 use super::kernel::{Attention, AttentionGrad, AttentionShape, window};
-use crate::codegen::text::{Builder, Operands, Param, blocks, fits, float, per_warp, scratch, times};
+use crate::codegen::text::{Builder, Operands, Param, blocks, fits, float, per_thread, scratch, times};
 use crate::codegen::{Argument, Base, CodegenError, HOPPER_SHARED, Matrices, Source, Variant};
 use crate::ir::{Attention as Scores, Mask};
 
@@ -251,11 +251,18 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     let rows = times(&[s.batch, s.queries, s.heads]);
     let along = builder.scratch(times(&[4, rows]));
     let mut products = vec![o.get("o")?, o.stride("o")?, o.get("do")?, o.stride("do")?];
-    if kernel.log {
+    let log = if kernel.log {
         products.push(o.get("dlse")?);
-    }
+        "dlse"
+    } else {
+        "nullptr"
+    };
     products.push(scratch("float *", "along", along));
-    builder.call("attention_along_rows", per_warp(rows)?, &products, "attention_along", "S");
+    // Lanes of a head, each with adjacent elements at a time.
+    let each = o.numbers(s.size, &["o", "do"])?;
+    let lanes = s.size.div_ceil(each).next_power_of_two().min(32);
+    let body = format!("    attention_along<S, {lanes}, {each}>(o, o_stride, d, d_stride, {log}, along);\n");
+    builder.entry("attention_along_rows", per_thread(times(&[rows, lanes]))?, &products, &body);
     let entry =
         |builder: &mut Builder, form: &AttentionForm, of: &str, outputs: Vec<Param>, results: &str| {
             let mut list = vec![];

@@ -9,7 +9,7 @@
 use super::gpu::launch::Launch;
 use super::gpu::{self, Compiler, Gpu, Target};
 use crate::device::{Device, DeviceError, Group, Session};
-use dreamc_compiler::codegen::Source;
+use dreamc_compiler::codegen::{Limits, Source};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
@@ -46,6 +46,11 @@ impl PtxDevice {
     pub fn naive(options: Options) -> Result<Self, DeviceError> {
         let device = PtxDevice::new(options)?;
         Ok(PtxDevice { compiler: device.compiler.naive(), ..device })
+    }
+
+    /// The same running texts for a GPU with these limits; they are an H100's otherwise.
+    pub fn with_limits(self, limits: Limits) -> Self {
+        PtxDevice { compiler: self.compiler.with_limits(limits), ..self }
     }
 
     fn of(architecture: &'static str, options: Options) -> Result<Self, DeviceError> {
