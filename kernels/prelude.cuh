@@ -166,6 +166,19 @@ template <class Op, int T> DEVICE float threads(float x, float *buffer) {
     return x;
 }
 
+// The same in two halves with a barrier of the block between them, which several reductions share:
+// each has its own `buffer`, to which every warp gives its part, and from which all join them.
+template <class Op> DEVICE void leave_part(float x, float *buffer) {
+    x = lanes<Op, 32>(x, ALL_LANES);
+    if (threadIdx.x % 32 == 0) buffer[threadIdx.x / 32] = x;
+}
+template <class Op, int T> DEVICE float join_parts(const float *buffer) {
+    float x = buffer[0];
+#pragma unroll
+    for (int warp = 1; warp < T / 32; ++warp) x = Op::join(x, buffer[warp]);
+    return x;
+}
+
 // The sum of `count` parts of `length` floats, for a column: a block has 32 columns, which are
 // adjacent, its warps take the parts in turns, and the first warp has the result.
 template <int THREADS> DEVICE float add_parts(const float *parts, int count, int length, int column) {

@@ -111,6 +111,8 @@ const BLOCK: u64 = 256;
 /// Rows of this length at most have a warp each, which needs no barrier, where there are enough of
 /// them to fill a GPU.
 const WARP_ROW: u64 = 1024;
+/// Sums of so many elements are added up by every warp of a row's for itself, without a barrier.
+const ALONE: u64 = 256;
 /// Words of 4 bytes that a thread should have under way at once: loops that load fewer are
 /// unrolled.
 const LOADS: u64 = 8;
@@ -299,6 +301,14 @@ struct Generator<'k> {
     /// Whether indices from memory are used.
     indices: bool,
     tables: Vec<String>,
+    /// Operations whose kept values may be read after the next barrier of the row's threads, and
+    /// the lines that come behind it: several that do not need one another share it.
+    waiting: BTreeSet<usize>,
+    deferred: Vec<String>,
+    /// Whether those lines write shared memory.
+    deferred_writes: bool,
+    /// Floats of the buffer in which warps leave their parts of reductions.
+    parts: u64,
 }
 
 impl<'k> Generator<'k> {
@@ -326,6 +336,10 @@ impl<'k> Generator<'k> {
             angles: vec![],
             indices: false,
             tables: vec![],
+            waiting: BTreeSet::new(),
+            deferred: vec![],
+            deferred_writes: false,
+            parts: 0,
         };
         generator.plan(form == Form::Dear);
         Ok(generator)
@@ -847,6 +861,37 @@ impl<'k> Generator<'k> {
         }
     }
 
+    /// Declares the buffer of reductions where the text was so long.
+    fn buffer(&mut self, at: usize) {
+        let parts = std::mem::take(&mut self.parts);
+        if parts > 0 {
+            self.text.insert_str(at, &format!("    __shared__ float buffer[{parts}];\n"));
+        }
+    }
+
+    /// Whether what an operation reads is kept by one that waits for a barrier.
+    fn waits(&self, i: usize) -> bool {
+        self.kernel.ops[i]
+            .operands()
+            .into_iter()
+            .any(|x| self.waiting.contains(&x) || (self.plans[x].own.is_none() && self.waits(x)))
+    }
+
+    /// The barrier behind which everything kept so far may be read.
+    fn meet(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        self.sync();
+        for line in std::mem::take(&mut self.deferred) {
+            self.line(&line);
+        }
+        if std::mem::take(&mut self.deferred_writes) {
+            self.sync();
+        }
+        self.waiting.clear();
+    }
+
     /// A loop of the row's threads over the elements of an array.
     fn open_elements(&mut self, length: u64) -> At {
         if self.threads >= length && length == 1 {
@@ -868,7 +913,7 @@ impl<'k> Generator<'k> {
     ///
     /// Elements of a group are `inner` apart. `joins` are the operations of the accumulators,
     /// `terms` gives what to join for an element, a factor or two, `finish` the values to keep from
-    /// the accumulators' names.
+    /// the accumulators' names. Says whether what is kept may be read behind a barrier alone.
     #[allow(clippy::too_many_arguments)]
     fn reduce(
         &mut self,
@@ -879,7 +924,7 @@ impl<'k> Generator<'k> {
         terms: &dyn Fn(&mut Self, &At, &At) -> Vec<Term>,
         finish: &dyn Fn(&[String]) -> Vec<String>,
         kept: &[Kept],
-    ) {
+    ) -> bool {
         let names: Vec<String> = joins.iter().map(|_| self.fresh("s")).collect();
         let width = if inner == 1 { self.width(size) } else { 1 };
         let accumulate = |g: &mut Self, group: &str, first: &str, step: u64| {
@@ -912,31 +957,47 @@ impl<'k> Generator<'k> {
         };
         if groups == 1 {
             declare(self);
-            accumulate(self, "0", "t", self.threads);
-            let buffer = if self.threads > 32 { "buffer" } else { "nullptr" };
+            let alone = self.threads > 32 && size <= ALONE;
+            match alone {
+                true => accumulate(self, "0", "t % 32", 32),
+                false => accumulate(self, "0", "t", self.threads),
+            }
+            let apart = self.threads > 32 && !alone;
             let mut joined = vec![];
             for (name, join) in names.iter().zip(joins) {
-                let mut sum = own(name, join);
-                if self.threads > 1 {
-                    sum = format!("threads<{join}, {}>({sum}, {buffer})", self.threads);
-                }
-                if sum != *name {
-                    sum = self.define(&sum, 1).text;
-                }
-                joined.push(sum);
-            }
-            for (kept, value) in kept.iter().zip(finish(&joined)) {
-                match kept {
-                    Kept::Register(register) => self.line(&format!("const float {register} = {value};")),
-                    Kept::Shared(_) | Kept::Common(_) => {
-                        self.line(&format!("if (t == 0) {} = {value};", Self::kept(kept, &At::one("0"))));
+                let own = own(name, join);
+                joined.push(match self.threads {
+                    _ if apart => {
+                        let (warps, part, sum) = (self.threads / 32, self.parts, self.fresh("v"));
+                        self.parts += warps;
+                        self.line(&format!("leave_part<{join}>({own}, buffer + {part});"));
+                        let parts = format!("join_parts<{join}, {}>(buffer + {part})", self.threads);
+                        self.deferred.push(format!("const float {sum} = {parts};"));
+                        sum
                     }
+                    1 if own == *name => own,
+                    1 => self.define(&own, 1).text,
+                    threads => {
+                        let lanes = threads.min(32);
+                        self.define(&format!("lanes<{join}, {lanes}>({own}, group_mask<{lanes}>())"), 1).text
+                    }
+                });
+            }
+            let writes = kept.iter().any(|k| !matches!(k, Kept::Register(_)));
+            for (kept, value) in kept.iter().zip(finish(&joined)) {
+                let line = match kept {
+                    Kept::Register(register) => format!("const float {register} = {value};"),
+                    Kept::Shared(_) | Kept::Common(_) => {
+                        format!("if (t == 0) {} = {value};", Self::kept(kept, &At::one("0")))
+                    }
+                };
+                match apart {
+                    true => self.deferred.push(line),
+                    false => self.line(&line),
                 }
             }
-            if kept.iter().any(|k| !matches!(k, Kept::Register(_))) {
-                self.sync();
-            }
-            return;
+            self.deferred_writes |= apart && writes;
+            return apart || writes;
         }
         // Lanes for each group: as many as it has elements, or several, within a warp.
         let lanes = (1u64 << (size / width).max(1).ilog2()).min(32).min(self.threads);
@@ -963,7 +1024,7 @@ impl<'k> Generator<'k> {
         }
         self.close();
         self.close();
-        self.sync();
+        true
     }
 
     /// Everything an operation keeps.
@@ -971,9 +1032,13 @@ impl<'k> Generator<'k> {
         if !self.plans[i].live {
             return Ok(());
         }
+        let keeps = self.plans[i].own.is_some() || !self.plans[i].stats.is_empty();
+        if keeps && self.waits(i) {
+            self.meet();
+        }
         let stats = self.plans[i].stats.clone();
         let length = self.length(i);
-        match self.kernel.ops[i].clone() {
+        let waits = match self.kernel.ops[i].clone() {
             RowOp::Rms { x, size, eps } => self.reduce(
                 length / size,
                 size,
@@ -1003,7 +1068,7 @@ impl<'k> Generator<'k> {
                 &stats,
             ),
             RowOp::Softmax { x, size } => {
-                self.reduce(
+                let waits = self.reduce(
                     length / size,
                     size,
                     1,
@@ -1012,6 +1077,10 @@ impl<'k> Generator<'k> {
                     &|s| vec![s[0].clone()],
                     &stats[..1],
                 );
+                if waits {
+                    self.waiting.insert(i);
+                    self.meet();
+                }
                 let most = stats[0].clone();
                 self.reduce(
                     length / size,
@@ -1025,7 +1094,7 @@ impl<'k> Generator<'k> {
                     },
                     &|s| vec![format!("1.0f / {}", s[0])],
                     &stats[1..],
-                );
+                )
             }
             RowOp::SoftmaxGrad { y, dy, size } => self.reduce(
                 length / size,
@@ -1041,13 +1110,16 @@ impl<'k> Generator<'k> {
             ),
             RowOp::Rope { .. } if matches!(stats[0], Kept::Shared(_)) && self.angles.contains(&i) => {
                 self.angles(i, "t", self.threads);
-                self.sync();
+                // Other rotations read them as well.
+                self.waiting.insert(i);
+                self.meet();
+                false
             }
             RowOp::Reduce { op, x, over } if over.size != 1 => {
                 let (size, inner) = (over.size, over.inner);
                 let join = if op == Reduce::Max { "Largest" } else { "Sum" };
                 let own: Vec<Kept> = self.plans[i].own.clone().into_iter().collect();
-                self.reduce(
+                let waits = self.reduce(
                     over.outer * inner,
                     size,
                     inner,
@@ -1061,18 +1133,27 @@ impl<'k> Generator<'k> {
                     },
                     &own,
                 );
+                if waits {
+                    self.waiting.insert(i);
+                }
                 return Ok(());
             }
-            _ => {}
+            _ => false,
+        };
+        if waits {
+            self.waiting.insert(i);
         }
         if let Some(own) = self.plans[i].own.take() {
+            if waits {
+                self.meet();
+            }
             // Not known while it is computed: the expression is what is wanted.
             let at = self.open_elements(length);
             let value = self.compute(i, &at);
             self.set(&own, &at, &value);
             self.close_elements(length);
             self.plans[i].own = Some(own);
-            self.sync();
+            self.waiting.insert(i);
         }
         Ok(())
     }
@@ -1281,9 +1362,7 @@ impl<'k> Generator<'k> {
         if stats.is_some() {
             let (mut list, lines) = self.parameters(&[]);
             self.scopes.push(HashMap::new());
-            if self.threads > 32 {
-                self.line(&format!("__shared__ float buffer[{}];", self.threads / 32));
-            }
+            let head = self.text.len();
             self.line("const int t = int(threadIdx.x);");
             self.line("const i64 row = blockIdx.x;");
             lines.iter().for_each(|line| self.line(line));
@@ -1291,6 +1370,8 @@ impl<'k> Generator<'k> {
             for i in 0..kernel.ops.len() {
                 self.keep(i)?;
             }
+            self.meet();
+            self.buffer(head);
             self.scopes.pop();
             let geometry = (blocks(kernel.rows)?, self.threads as u32, 0);
             self.entry(&mut builder, "rows_kept", geometry, list);
@@ -1447,9 +1528,7 @@ impl<'k> Generator<'k> {
                 )),
             }
         }
-        if self.threads > 32 {
-            self.line(&format!("__shared__ float buffer[{}];", self.threads / 32));
-        }
+        let head = self.text.len();
         match (self.threads, slots) {
             (_, 1) => {
                 self.line("const int t = int(threadIdx.x);");
@@ -1500,6 +1579,7 @@ impl<'k> Generator<'k> {
         for i in 0..kernel.ops.len() {
             self.keep(i)?;
         }
+        self.meet();
         // Outputs of one length are one loop.
         let mut lengths: Vec<u64> =
             live.iter().map(|&o| self.length(kernel.outputs[o].array as usize)).collect();
@@ -1606,6 +1686,7 @@ impl<'k> Generator<'k> {
             }
         }
         if grid > 0 {
+            self.buffer(head);
             self.entry(&mut builder, "rows", (grid, block as u32, shared), list);
         }
         for (o, at) in seconds {
