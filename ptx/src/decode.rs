@@ -244,6 +244,7 @@ impl<'a> Decoder<'a> {
             params: self.params,
             param_bytes: self.param_bytes,
             max_threads: entry.max_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z)),
+            resident: entry.resident,
             required_block: entry.required_block,
             code: self.code,
             lines: self.lines,
@@ -684,7 +685,7 @@ impl<'a> Decoder<'a> {
                         self.wrong(format!("setmaxnreg {count}: a multiple of 8 from 24 to 256 is taken"))
                     );
                 }
-                self.emit(Op::Nothing);
+                self.emit(Op::Registers { count: count as u32, takes: opcode.contains(".inc.") });
             }
             "activemask.b32" => {
                 let [to] = self.exactly(operands)?;

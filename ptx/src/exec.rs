@@ -6,8 +6,8 @@
 //! runs until it can go no further or its turn is over; the block chooses the next warp as the
 //! schedule says.
 
-use std::collections::HashMap;
 use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use super::alu::{File, LANES, Registers};
@@ -254,8 +254,14 @@ pub(super) struct Core<'a> {
     barriers: Vec<BarrierState>,
     /// The part of the block's turn that polling has used up.
     polled: u64,
+    /// Registers of a thread by warp, where `setmaxnreg` changed them, and the instruction that
+    /// did.
+    budgets: BTreeMap<u32, (u32, u32)>,
     pub hopper: hopper::State,
 }
+
+/// Registers of a processor.
+const REGISTERS: u32 = 1 << 16;
 
 /// How a block's turn ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -324,6 +330,7 @@ impl<'a> Block<'a> {
                 locations: HashMap::new(),
                 barriers: vec![BarrierState::default(); 16],
                 polled: 0,
+                budgets: BTreeMap::new(),
                 hopper: hopper::State::default(),
             },
         }
@@ -336,6 +343,7 @@ impl<'a> Block<'a> {
             let Some((at, turn)) = self.chooser.warp(self.warps.len(), |warp| ready(&self.warps[warp]))
             else {
                 if self.warps.iter().all(|warp| warp.groups.is_empty()) {
+                    self.core.check_budgets().map_err(|trouble| (self.at(0), trouble))?;
                     self.core.finish(&mut self.warps, worker).map_err(|trouble| (self.at(0), trouble))?;
                     return Ok(Turn::Done);
                 }
@@ -610,6 +618,62 @@ impl Warp {
 }
 
 impl Core<'_> {
+    /// Registers of a thread that a block begins with, by the bounds that the kernel was compiled
+    /// for; none where these are not said, and then `setmaxnreg` does nothing.
+    fn budget(&self) -> Option<u32> {
+        let kernel = self.launch.kernel;
+        let threads = kernel.max_threads?.saturating_mul(kernel.resident?).max(1);
+        Some((REGISTERS / threads / 8 * 8).min(256))
+    }
+
+    fn set_registers(&mut self, warp: &Warp, active: u32, count: u32, takes: bool) -> Outcome<()> {
+        whole_warp(active, "setmaxnreg")?;
+        let Some(budget) = self.budget() else {
+            let what = "setmaxnreg in a kernel of no bound, where it is ignored";
+            return Err(Trouble::new(Kind::Shape, what, "__launch_bounds__(threads, blocks)").lane(0));
+        };
+        let now = self.budgets.get(&warp.index).map_or(budget, |(now, _)| *now);
+        if (takes && count < now) || (!takes && count > now) {
+            let (what, right) = match takes {
+                true => ("takes", "setmaxnreg.dec to give some up"),
+                false => ("gives up", "setmaxnreg.inc to take more"),
+            };
+            let what = format!("setmaxnreg {what} registers to {count} from {now}");
+            return Err(Trouble::new(Kind::Shape, what, right).lane(0));
+        }
+        self.budgets.insert(warp.index, (count, warp.pc));
+        Ok(())
+    }
+
+    /// Warps take no more registers than the block has, which would be waited for until the end of
+    /// time, and the four of a warpgroup as many.
+    fn check_budgets(&self) -> Outcome<()> {
+        let Some((&last, &(_, pc))) = self.budgets.iter().max_by_key(|(_, (count, _))| count) else {
+            return Ok(());
+        };
+        let (warps, budget) = (self.threads.div_ceil(LANES as u32), self.budget().unwrap_or_default());
+        let of = |warp: u32| self.budgets.get(&warp).map_or(budget, |(count, _)| *count);
+        let taken: u32 = (0..warps).map(of).sum();
+        if taken > warps * budget {
+            let what = format!(
+                "warps take {} registers of the block's {}",
+                taken * LANES as u32,
+                warps * budget * LANES as u32
+            );
+            let right = "setmaxnreg.dec by other warps, by as many as are taken";
+            return Err(Trouble::new(Kind::Shape, what, right).lane(0).at(last, pc));
+        }
+        for (&warp, &(mine, pc)) in &self.budgets {
+            let first = warp / 4 * 4;
+            if (first..(first + 4).min(warps)).any(|other| of(other) != mine) {
+                let what = format!("setmaxnreg {mine} by some warps of a warpgroup");
+                let right = "the same by all four";
+                return Err(Trouble::new(Kind::Shape, what, right).lane(0).at(warp, pc));
+            }
+        }
+        Ok(())
+    }
+
     /// Splits into the shared memory and the party of a lane that accesses it.
     #[inline]
     pub fn shared_by(&mut self, warp: &Warp, lane: usize) -> (&mut Shared, Who<'_>) {
@@ -756,6 +820,7 @@ impl Core<'_> {
                 let right = "an input that the kernel's own check accepts";
                 return Err(Trouble::new(Kind::Trap, "trap", right).lane(active.trailing_zeros()));
             }
+            Op::Registers { count, takes } => self.set_registers(warp, active, *count, *takes)?,
             Op::Yield => warp.yielded = true,
             Op::Load(transfer) => self.load(warp, active, transfer, worker)?,
             Op::Store(transfer) => self.store(warp, active, transfer, worker)?,

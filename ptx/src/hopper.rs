@@ -872,6 +872,7 @@ impl Core<'_> {
             return Err(Trouble::new(Kind::MissingFence, what, right));
         }
         for &Piece { offset, bytes, .. } in &located {
+            self.check_shown(warp, lane, offset, bytes, "a bulk load overwrites")?;
             let (shared, who) = self.shared_by(warp, lane);
             shared.expect(offset, bytes, &who)?;
         }
@@ -1008,11 +1009,25 @@ impl Core<'_> {
     ) -> Outcome<()> {
         let (shared, who) = self.shared_by(warp, lane);
         shared.check_read(offset, bytes, &who)?;
+        self.check_shown(warp, lane, offset, bytes, &format!("{what} reads"))
+    }
+
+    /// Writes of threads to shared memory that a unit is about to read or write must be shown to
+    /// the units by a proxy fence. `what` says what the unit does.
+    fn check_shown(
+        &mut self,
+        warp: &Warp,
+        lane: usize,
+        offset: usize,
+        bytes: usize,
+        what: &str,
+    ) -> Outcome<()> {
+        let (shared, who) = self.shared_by(warp, lane);
         let Some(clocks) = who.clocks else { return Ok(()) };
         for write in shared.writers(offset, bytes) {
             let by_thread = write.party < who.threads;
             if by_thread && !clocks.proxied(who.thread(), write.party, write.tick) {
-                let what = format!("{what} reads shared memory that thread {} wrote", write.party);
+                let what = format!("{what} shared memory that thread {} wrote", write.party);
                 let what = format!("{what}, with no proxy fence in between");
                 let right = "fence.proxy.async after the writes, before the barrier that hands them over";
                 return Err(Trouble::new(Kind::MissingFence, what, right).lane(who.lane).other(write.pc));

@@ -60,6 +60,8 @@ pub struct Entry<'a> {
     pub params: Vec<Param<'a>>,
     /// `.maxntid`: no more threads than this.
     pub max_threads: Option<[u32; 3]>,
+    /// `.minnctapersm`: so many blocks of a processor at once.
+    pub resident: Option<u32>,
     /// `.reqntid`: exactly this block.
     pub required_block: Option<[u32; 3]>,
     pub body: Vec<Statement<'a>>,
@@ -418,7 +420,8 @@ impl<'a> Parser<'a> {
             match self.name()? {
                 ".maxntid" => entry.max_threads = Some(self.triple()?),
                 ".reqntid" => entry.required_block = Some(self.triple()?),
-                ".minnctapersm" | ".maxnreg" | ".maxnctapersm" => {
+                ".minnctapersm" => entry.resident = Some(self.unsigned()?),
+                ".maxnreg" | ".maxnctapersm" => {
                     self.unsigned::<u64>()?;
                 }
                 ".pragma" => self.skip_statement(),

@@ -21,6 +21,8 @@ pub(super) struct Kernel {
     pub params: Vec<ParamSlot>,
     pub param_bytes: u32,
     pub max_threads: Option<u32>,
+    /// Blocks of a processor at once that it was compiled for.
+    pub resident: Option<u32>,
     pub required_block: Option<[u32; 3]>,
     pub code: Vec<Instr>,
     pub lines: Vec<Line>,
@@ -121,6 +123,11 @@ pub(super) enum Op {
     Trap,
     /// Nothing to do here: hints, and what has no effect on one device without clusters.
     Nothing,
+    /// Takes up to so many registers a thread, or gives down to so many.
+    Registers {
+        count: u32,
+        takes: bool,
+    },
     /// Lets others run first.
     Yield,
     Load(Box<Transfer>),
@@ -152,7 +159,7 @@ impl Op {
     /// Whether all lanes of a warp must execute it together (`.aligned`), apart from barriers.
     pub fn is_aligned(&self) -> bool {
         match self {
-            Op::Matrix(_) | Op::Multiply(_) => true,
+            Op::Matrix(_) | Op::Multiply(_) | Op::Registers { .. } => true,
             Op::Hopper(op) => op.is_aligned(),
             _ => false,
         }

@@ -1051,6 +1051,14 @@ fn phases_of_an_mbarrier() {
     ] {
         assert_eq!(finding(before, &copy.replace(from, to), 32).kind, kind, "without `{from}`");
     }
+    // A thread's writes before it, under the copy.
+    let over = copy.replace(
+        "@!%p1 bra wait;",
+        "@%p1 st.shared.u32 [%d2], 7; fence.proxy.async.shared::cta; @!%p1 bra wait;",
+    );
+    assert_eq!(words(before, &over, 32, &[1, 2, 3, 4, 5, 6, 7, 8], 8).unwrap(), [2, 3, 4, 5, 6, 7, 8, 9]);
+    let bare = over.replacen("fence.proxy.async.shared::cta;", "", 1);
+    assert_eq!(finding(before, &bare, 32).kind, Kind::MissingFence);
     // cp.async that arrives when it ends.
     let copy = format!(
         "{} @!%p1 bra wait; cp.async.cg.shared.global [%d2], [%in], 16; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%d1]; \
@@ -1193,6 +1201,38 @@ fn what_is_refused_at_load() {
         "what is this",
     ] {
         refused(text);
+    }
+}
+
+/// A block has as many registers as its bounds leave a thread of a processor's, and what some warps
+/// take others give up.
+#[test]
+fn registers_are_taken_from_those_that_were_given_up() {
+    let bounded = |bounds: &str, body: &str| kernel("", body).replace("\n{", &format!("\n{bounds}\n{{"));
+    let parts = |takes: u32, gives: u32| {
+        format!(
+            "setp.lt.u32 %p1, %t, 128; @%p1 bra takes; setmaxnreg.dec.sync.aligned.u32 {gives}; ret; \
+             takes: setmaxnreg.inc.sync.aligned.u32 {takes}; mov.u32 %r9, %t; {STORE}"
+        )
+    };
+    let result = |bounds: &str, body: &str| {
+        let module = load(&bounded(bounds, body));
+        let mut memory = Memory::new();
+        let at = memory.alloc(1024);
+        run(&module, &launch(at, at, 256), &mut memory, &Options::default())
+            .map_err(|finding| finding.to_string())
+    };
+    let error = |bounds: &str, takes: u32, gives: u32| result(bounds, &parts(takes, gives)).unwrap_err();
+    let two = ".maxntid 256\n.minnctapersm 2";
+    assert_eq!(result(two, &parts(232, 24)).map(|_| ()), Ok(()));
+    for (bounds, takes, gives, what) in [
+        (two, 240, 40, "warps take 35840 registers of the block's 32768"),
+        (two, 120, 40, "setmaxnreg takes registers to 120 from 128"),
+        (two, 232, 136, "setmaxnreg gives up registers to 136 from 128"),
+        (".maxntid 256", 232, 24, "in a kernel of no bound"),
+    ] {
+        let error = error(bounds, takes, gives);
+        assert!(error.contains(what), "{error}");
     }
 }
 
