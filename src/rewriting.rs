@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use clap::Args;
 use dreamc_compiler::rewrite::{Rewriting, Rules, Target};
+use dreamc_runtime::device::Device;
 use dreamc_runtime::files;
 use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::ledger::Ledger;
@@ -19,17 +20,27 @@ pub struct RewriteArguments {
     #[arg(long, value_name = "RULE,…", value_delimiter = ',')]
     only: Vec<String>,
 
-    /// The device whose roofline chooses: cpu, or a GPU's name [default: cpu]
+    /// The device whose roofline chooses: cpu, or a GPU's name; by default the device that runs the
+    /// plan, and where none does, cpu
     #[arg(long, value_name = "NAME")]
     target: Option<String>,
 }
 
 impl RewriteArguments {
-    /// The choice; an error where there is no such target. A rule that does not exist is refused by
-    /// compilation.
+    /// The choice where nothing runs; an error where there is no such target. A rule that does not
+    /// exist is refused by compilation.
     pub fn rewriting(&self) -> Result<Rewriting, Failure> {
+        self.or(Target::default())
+    }
+
+    /// The choice for plans that this device runs.
+    pub fn on(&self, device: &dyn Device) -> Result<Rewriting, Failure> {
+        self.or(Target::of_name(&device.name()))
+    }
+
+    fn or(&self, default: Target) -> Result<Rewriting, Failure> {
         let target = match &self.target {
-            None => Target::default(),
+            None => default,
             Some(name) => Target::named(name).ok_or_else(|| {
                 Failure::Usage(format!("no target `{name}`; there are {}", Target::names()))
             })?,
@@ -60,7 +71,7 @@ impl RewriteArguments {
         if !self.no_rewrite && self.only.is_empty() && self.target.is_none() {
             return Ok(began);
         }
-        let asked = self.rewriting()?;
+        let asked = self.or(began.target)?;
         if asked != began && !allow_changes {
             return Err(Failure::Usage(format!(
                 "the run began with {began}, and {asked} would round differently; leave it out, or add --allow-changes"

@@ -106,7 +106,7 @@ struct Opened {
 impl Common {
     fn open(&self, path: &Path) -> Result<Opened, Failure> {
         let device = self.device.open()?;
-        let mut trained = Trained::open(path, &self.base, &[], self.rewriting.rewriting()?)?;
+        let mut trained = Trained::open(path, &self.base, &[], self.rewriting.on(device.as_ref())?)?;
         if let Some(file) = &self.data {
             let beside = trained.tokenizer_file();
             measure_on(&mut trained.spec, file, beside.as_deref())?;

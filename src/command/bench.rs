@@ -83,9 +83,9 @@ pub fn run(a: Arguments) -> Done {
         let context = spec.model.context;
         return Err(Failure::Usage(format!("--sequence {sequence} exceeds the model's context {context}")));
     }
-    let rewriting = a.rewriting.rewriting()?;
     let device = a.device.open()?;
     let device = device.as_ref();
+    let rewriting = a.rewriting.on(device)?;
     let training = bench::training(&spec, device, (batch, sequence), a.steps as usize, &rewriting)?;
     let peak_resident = machine::peak_resident();
     let context = spec.model.context as usize;

@@ -147,7 +147,7 @@ fn one(
     device: &dyn Device,
     reports: &mut Vec<Report>,
 ) -> Done {
-    let mut trained = Trained::open(path, &a.base, &[], a.rewriting.rewriting()?)?;
+    let mut trained = Trained::open(path, &a.base, &[], a.rewriting.on(device)?)?;
     let tokenizer = trained.tokenizer()?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();

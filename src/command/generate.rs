@@ -134,7 +134,7 @@ pub fn run(a: Arguments) -> Done {
         return usage("--top-k and --max-tokens must be at least 1");
     }
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.rewriting()?)?;
+    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.on(device.as_ref())?)?;
     match a.precision {
         Some(Arithmetic::F32) => trained.spec.train.precision = Precision::F32,
         Some(Arithmetic::Bf16) => trained.spec.train.precision = Precision::Bf16,

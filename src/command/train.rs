@@ -96,7 +96,7 @@ fn train(a: &Arguments, group: &Group) -> Done {
     let rewriting = ranks::from_first(group, || {
         Ok(serde_json::to_string(&match &begun {
             Some(folder) => a.rewriting.continued(folder, a.allow_changes)?,
-            None => a.rewriting.rewriting()?,
+            None => a.rewriting.on(device.as_ref())?,
         })?)
     })?;
     let rewriting: Rewriting = serde_json::from_str(&rewriting)?;

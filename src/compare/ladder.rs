@@ -517,7 +517,7 @@ fn agree(a: &Arguments, rung: &Rung) -> Done {
 /// size here, or at the one given.
 fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String, Failure> {
     let device = way.a.device.open()?;
-    let rewriting = way.a.rewriting.rewriting()?;
+    let rewriting = way.a.rewriting.on(device.as_ref())?;
     let head =
         ["cell", "arm", "parameters", "steps", "tokens", "FLOPs a run", "runs", "hours a run", "trained"];
     let mut rows = vec![head.map(String::from).to_vec()];

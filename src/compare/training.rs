@@ -243,7 +243,7 @@ fn one(
         let (from, rewriting) = (latest(&folder)?, plan.rewriting.continued(&folder, false)?);
         (folder, from, rewriting)
     } else {
-        (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.rewriting()?)
+        (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.on(device.as_ref())?)
     };
     let prepared = prepare(&spec, device.as_ref(), &rewriting, 1)?;
     if own.is_none() {

@@ -1,6 +1,6 @@
 //! A device as far as choosing between equal programs goes: a roofline and the price of a launch.
 
-use crate::count::device::Device;
+use crate::count::device::{DEVICES, Device};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -43,6 +43,17 @@ impl Target {
     /// `cpu`, or a device that [`count`](crate::count) knows.
     pub fn named(name: &str) -> Option<Target> {
         if name == Self::CPU.name { Some(Self::CPU) } else { Device::find(name).map(Target::of) }
+    }
+
+    /// A device by the name that it gives itself: that GPU, or one of the table's kind where it is
+    /// not there, since GPUs differ less from one another than from a CPU.
+    pub fn of_name(name: &str) -> Target {
+        let name = name.replace(' ', "").to_lowercase();
+        let known = DEVICES.iter().find(|d| name.contains(d.name)).or(DEVICES.first());
+        match known {
+            Some(device) if !name.starts_with(Self::CPU.name) => Target::of(device),
+            _ => Self::CPU,
+        }
     }
 
     /// A GPU: what generated kernels reach of its data sheet.
