@@ -1,29 +1,39 @@
 #!/usr/bin/env python3
-"""Everything there is to learn on a machine with a GPU, in one call:
+"""Everything there is to learn on a machine with a GPU, in three calls of less than ten minutes each:
 
-    python benches/gpu/bench.py --out results
+    python benches/gpu/bench.py --out results --call 1      # is it right
+    python benches/gpu/bench.py --out results --call 2      # how fast is it
+    python benches/gpu/bench.py --out results --call 3      # against what
 
-Trains a small model on cpu, ptx and cuda and compares losses; times training and writing of LA-16 and DR+DA-16 in dreamc and in
-PyTorch, one after another, same model, same number of tokens in a batch, same precision; runs every test that a GPU is wanted for
-(calibration of the PTX device first). `results.json` and `report.md` are written anew after each part, so whatever ends this
-script, what it did until then is there; a part that fails, or takes longer than `--each` seconds, does not stop the others;
-after `--minutes` no part begins, and the same call goes on with those that are not done. Parts whose means are missing (no GPU, no
-PyTorch, no cargo) are named with the reason.
+The first asks Hopper's own kernels first, under a limit, since what waits for ever shows there; then a memory and a race checker, the
+calibration of the PTX device, losses of a small model on cpu and cuda, and every gradient of a model of real width in bf16 with
+Hopper's kernels, with those of every GPU, and with naive ones. The second times LA-16 and DR+DA-16 and profiles the kernels that take
+most. The third times what the newer paths are worth and PyTorch, same model, same number of tokens in a batch, same precision; then what is
+left. Without `--call` they run one after another. `results.json` and `report.md` are written anew after each part, so whatever ends this
+script, what it did until then is there; a part that fails, or takes longer than its limit, does not stop the others; after `--minutes` no
+part begins, and the same call goes on with those that are not done. Parts whose means are missing (no GPU, no PyTorch, no cargo, no
+checker) are named with the reason.
 
-Without cargo: `--dreamc FILE --tests FOLDER` name what was built elsewhere, the program and a folder with the test executable `gpu`
-(`cargo test --release --test gpu --no-run` prints where that is). Nothing is looked for on a network.
+    python benches/gpu/bench.py --pack FOLDER --dreamc FILE --tests FOLDER
+
+needs no GPU: it puts the program and the test executable `gpu`, stripped, and all kernels compiled beforehand into a folder to take to a
+machine without cargo, where `--dreamc FOLDER/dreamc --tests FOLDER` names them. NVRTC must be of the version that is there. (`cargo test
+--release --test gpu --no-run` prints where the test executable is.) Nothing is looked for on a network.
 
 `--plan` prints what would be run and runs nothing; `test_bench.py` tests that, the arithmetic and the report, and
 `cargo test --test gpu cuda -- --ignored the_script` runs it on a stand-in for the driver.
 """
 
 import argparse
+import array
 import json
+import math
 import os
 import pathlib
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -60,8 +70,11 @@ def batch(dreamc, spec, sequence, most=8):
     free = smi("memory.free")
     if not free or not pathlib.Path(dreamc).exists():
         return most
+    name = smi("name")
+    target = next((known.lower() for known in PEAKS if known in name), "h100")
     while most > 1:
-        size = ["--batch", str(most), "--sequence", str(sequence), "--precision", "bf16"]
+        # The plan is that of the GPU, as it is where it runs.
+        size = ["--batch", str(most), "--sequence", str(sequence), "--precision", "bf16", "--target", target]
         out = subprocess.run([dreamc, "compile", spec, "--emit", "plan"] + size, capture_output=True, text=True).stdout
         arena = re.match(r"arena (\d+) bytes", out)
         # Room for the context and for the code of kernels.
@@ -71,52 +84,137 @@ def batch(dreamc, spec, sequence, most=8):
     return most
 
 
+# Kernels that the second call profiles: those that a review of their machine code was about.
+PROFILED = "grouped_outer_tiles|grouped_tiles|attention_keys|attention_queries|attention_rows|product_tiles|head_x|head_w|rows"
+# Gradients by other kernels from the same weights and tokens, in bf16, relative to their length.
+APART = 5e-2
+CALLS = ("before", "right", "fast", "against")
+
+
 def parts(a):
-    """Name, command and what the part needs; most telling first."""
+    """Call, name, command, what the part needs and its seconds; most telling first."""
     dreamc = str(a.dreamc)
+    # Nothing to build for a plan, or where the program came from elsewhere.
     if not a.dreamc.exists() or shutil.which("cargo"):
-        yield "build", ["cargo", "build", "--release"], ["cargo"]
+        yield 0, "build", ["cargo", "build", "--release"], ["cargo"], a.each
     small = [f"train.steps={min(20, 2 * a.steps)}", "train.batch=2", "train.sequence=64", "train.warmup=5", "train.precision=f32"]
     sets = [w for s in small for w in ("--set", s)]
 
-    def losses_of(device, *needs):
+    def losses_of(call, device, *needs):
         tiny = [dreamc, "train", str(ROOT / "examples/tiny-dr-da.yaml"), "--device", device, "--json", "--force"]
-        return f"losses_{device}", tiny + ["--out", str(a.work / f"run-{device}")] + sets, list(needs)
+        return call, f"losses_{device}", tiny + ["--out", str(a.work / f"run-{device}")] + sets, list(needs), a.each
 
-    yield losses_of("cpu")
-    yield losses_of("cuda", "gpu")
     models = []
     for model in a.models:
         spec = str(ROOT / "examples" / f"{model}.yaml")
         models.append((model, spec, ["--batch", str(a.batch or batch(dreamc, spec, a.sequence)), "--sequence", str(a.sequence)]))
     for model, spec, size in models:
-        yield f"count_{model}", [dreamc, "count", spec, "--json"], []
-        bench = [dreamc, "bench", spec, "--device", "cuda", "--json", "--steps", str(a.steps)] + size
-        yield f"dreamc_{model}", bench, ["gpu"]
-        rate = [sys.executable, str(PYTORCH / "rate.py"), "--dreamc", dreamc, "--spec", spec, "--device", "cuda", "--precision", "bf16"]
-        rate += size + ["--steps", str(a.steps)]
-        yield f"torch_{model}", rate + ["--compile", "--grouped-mm"], ["gpu", "torch"]
-        yield f"eager_{model}", rate, ["gpu", "torch"]
-    for model, spec, size in models:
-        # What the newer paths are worth: launches one by one, `mma.sync` in place of `wgmma`, and no product by cuBLASLt.
-        bench = [dreamc, "bench", spec, "--device", "cuda", "--json", "--tokens", "0", "--steps", str(a.steps)] + size
-        for name, switch in (("launched", "DREAMC_GRAPHS"), ("floor", "DREAMC_HOPPER"), ("generated", "DREAMC_CUBLASLT")):
-            yield f"{name}_{model}", ["env", f"{switch}=0"] + bench, ["gpu"]
+        yield 0, f"count_{model}", [dreamc, "count", spec, "--json"], [], a.each
         paths = [dreamc, "compile", spec, "--emit", "cuda", "--architecture", "sm_90a", "--precision", "bf16"]
-        yield f"paths_{model}", paths + size, []
+        yield 0, f"paths_{model}", paths + size, [], a.each
+
+    # 1: right.
     shown = ["--nocapture", "--test-threads=1"]
+    there = ["env", f"CARGO_MANIFEST_DIR={ROOT}", str((a.tests or a.work) / "gpu")]
+    test = ["cargo", "test", "--release", "-q", "--test", "gpu"]
+
+    def of_tests(name, *more):
+        return there + [name, *more] + shown if a.tests else test + [name, "--", *more] + shown
+
+    needs = ["gpu"] if a.tests else ["cargo", "gpu"]
+    yield 1, "versions", ["sh", "-c", f"nvidia-smi; {dreamc} --version; {sys.executable} -V"], ["gpu"], 30
+    hopper = "a_gpu_does_the_same_with_hoppers_own_ptx"
+    yield 1, "hopper", of_tests(hopper), needs, 60
     if a.tests:
-        root = ["env", f"CARGO_MANIFEST_DIR={ROOT}", str(a.tests / "gpu")]
-        yield "calibration", root + ["a_gpu_does"] + shown, ["gpu"]
-        yield "all_train_alike", root + ["--ignored", "all_examples_train_alike"] + shown, ["gpu"]
-    else:
-        test = ["cargo", "test", "--release", "-q"]
-        yield "calibration", test + ["--test", "gpu", "a_gpu_does", "--"] + shown, ["cargo", "gpu"]
-        yield "gpu_tests", test + ["-p", "dreamc-runtime", "cuda", "--"] + shown, ["cargo", "gpu"]
-        yield "kernels", test + ["--test", "gpu", "codegen", "--"] + shown, ["cargo"]
-    yield "torch_is_the_same_model", [sys.executable, str(PYTORCH / "test_model.py"), "--dreamc", dreamc], ["torch"]
+        for tool in ("memcheck", "racecheck"):
+            yield 1, tool, ["compute-sanitizer", "--tool", tool] + of_tests(hopper), ["gpu", "compute-sanitizer"], 90
+    yield 1, "calibration", of_tests("a_gpu_does_the_same_with_the_same_ptx"), needs, 150
+    yield losses_of(1, "cpu")
+    yield losses_of(1, "cuda", "gpu")
+    model, spec, _ = models[0]
+    probe = [dreamc, "probe", spec, "--ids", str(a.work / "ids.json"), "--device", "cuda", "--precision", "bf16", "--no-logits"]
+    probe += [w for s in a.shrink for w in ("--set", s)]
+    for name, switch in (("hopper", []), ("floor", ["DREAMC_HOPPER=0"]), ("naive", ["DREAMC_NAIVE=1"])):
+        yield 1, f"probe_{name}", ["env", *switch, *probe, "-o", str(a.work / f"{name}.safetensors")], ["gpu"], 120
+    for name in ("floor", "naive"):
+        files = [str(a.work / f"{which}.safetensors") for which in ("hopper", name)]
+        yield 1, f"gradients_{name}", [sys.executable, str(HERE / "bench.py"), "--agree", *files], ["gpu"], 120
+
+    # 2: fast.
+    bench = {}
+    for model, spec, size in models:
+        bench[model] = [dreamc, "bench", spec, "--device", "cuda", "--json", "--steps", str(a.steps)] + size
+        yield 2, f"dreamc_{model}", bench[model] + ["--tokens", "0"], ["gpu"], a.each
+    for model, _, _ in models:
+        profile = ["ncu", "--set", "full", "--clock-control", "none", "--kernel-name", f"regex:{PROFILED}", "--launch-count", "40"]
+        profile += ["-f", "-o", str(a.out / f"profile-{model}"), "env", "DREAMC_GRAPHS=0"]
+        yield 2, f"profile_{model}", profile + bench[model] + ["--tokens", "0", "--steps", "1"], ["gpu", "ncu"], a.each
+
+    # 3: against what.
+    for model, _, _ in models:
+        # Launches one by one, `mma.sync` in place of `wgmma`, and no product by cuBLASLt.
+        for name, switch in (("floor", "DREAMC_HOPPER"), ("generated", "DREAMC_CUBLASLT"), ("launched", "DREAMC_GRAPHS")):
+            yield 3, f"{name}_{model}", ["env", f"{switch}=0"] + bench[model] + ["--tokens", "0"], ["gpu"], a.each
+    for compiled in (False, True):
+        for model, spec, size in models:
+            rate = [sys.executable, str(PYTORCH / "rate.py"), "--dreamc", dreamc, "--spec", spec, "--device", "cuda", "--precision", "bf16"]
+            rate += size + ["--steps", str(a.steps)] + (["--compile", "--grouped-mm"] if compiled else [])
+            yield 3, f"{'torch' if compiled else 'eager'}_{model}", rate, ["gpu", "torch"], a.each
+    for model, _, _ in models:
+        yield 3, f"written_{model}", bench[model] + ["--steps", "1"], ["gpu"], a.each
+    yield 3, "all_train_alike", of_tests("all_examples_train_alike", "--ignored"), needs, a.each
+    if not a.tests:
+        cargo = ["cargo", "test", "--release", "-q"]
+        yield 3, "gpu_tests", cargo + ["-p", "dreamc-runtime", "cuda", "--"] + shown, ["cargo", "gpu"], a.each
+        yield 3, "kernels", of_tests("codegen"), ["cargo"], a.each
+    yield 3, "torch_is_the_same_model", [sys.executable, str(PYTORCH / "test_model.py"), "--dreamc", dreamc], ["torch"], a.each
     # Last: it needs no GPU, and long.
-    yield losses_of("ptx")
+    yield losses_of(3, "ptx")
+
+
+def packing(a):
+    """What `--pack` runs: both programs stripped, and the kernels of all models in a cache."""
+    for name, file in (("dreamc", a.dreamc), ("gpu", (a.tests or a.work) / "gpu")):
+        yield 0, f"strip_{name}", ["strip", "-o", str(a.pack / name), str(file)], [], a.each
+    for model in a.models:
+        compiled = [str(a.dreamc), "compile", str(ROOT / "examples" / f"{model}.yaml"), "--emit", "cubin", "--architecture", "sm_90a"]
+        compiled += ["--target", a.target, "--precision", "bf16", "--batch", str(a.batch or 8), "--sequence", str(a.sequence)]
+        yield 0, f"compile_{model}", ["env", f"DREAMC_CACHE={a.pack / 'cache'}"] + compiled, [], a.each
+
+
+def read_floats(path):
+    """Tensors of f32 of a safetensors file, by name."""
+    data = pathlib.Path(path).read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            yield name, array.array("f", data[8 + length + begin : 8 + length + end])
+
+
+def agree(left, right):
+    """How far the tensors of two probes are apart, relative to their lengths; NaN where either has one."""
+    others, worst, count = dict(read_floats(right)), ("", 0.0), 0
+    for name, mine in read_floats(left):
+        other = others.pop(name)
+        apart = math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(mine, other)))
+        length = math.sqrt(math.fsum(y * y for y in other))
+        # Gradients that are zero by nature hold rounding noise.
+        distance = apart if length < 1e-8 else apart / length
+        count += 1
+        # A NaN is worst, and stays.
+        if not (distance <= worst[1] or math.isnan(worst[1])):
+            worst = (name, distance)
+    return {"tensors": count, "missing": sorted(others), "worst": worst[0], "apart": worst[1]}
+
+
+def some_ids(rows, tokens, vocab):
+    """Tokens in no order, the same every time."""
+    state, ids = 1, []
+    for _ in range(rows * tokens):
+        state = (state * 1103515245 + 12345) % (1 << 31)
+        ids.append((state >> 8) % vocab)
+    return [ids[r * tokens : (r + 1) * tokens] for r in range(rows)]
 
 
 def missing(needs):
@@ -125,6 +223,9 @@ def missing(needs):
         return "no cargo"
     if "gpu" in needs and not gpu():
         return "no GPU (nvidia-smi finds none)"
+    for tool in ("compute-sanitizer", "ncu"):
+        if tool in needs and not shutil.which(tool):
+            return f"no {tool}"
     if "torch" in needs:
         import importlib.util
 
@@ -217,6 +318,11 @@ def report(results, name):
         if cpu and len(there) == len(cpu):
             apart = max(abs(a - b) / abs(a) for a, b in zip(cpu, there))
             lines.append(f"\nLosses of {len(cpu)} steps, {device} against cpu: {apart:.1e} apart at most.")
+    for other in ("floor", "naive"):
+        found = results.get(f"gradients_{other}", {}).get("json")
+        if found:
+            what = {"floor": "those of every GPU", "naive": "naive ones"}[other]
+            lines.append(f"\nGradients by Hopper's kernels against {what}: {found['apart']:.1e} apart at most ({found['worst']}).")
     table, kernels = [], []
     for model in [key[len("count_") :] for key in results if key.startswith("count_")]:
         count = results[f"count_{model}"].get("json", {})
@@ -232,7 +338,8 @@ def report(results, name):
             rate = j["training"]["tokens_per_second"]
             share = utilisation(rate, flops, peak(name)) if flops and peak(name) else None
             memory = j["peak_memory"] if "peak_memory" in j else j["training"]["memory"]["total"]
-            written = (j.get("decoding") or {}).get("tokens_per_second")
+            writing = results.get(f"written_{model}", {}).get("json") if who == "dreamc" else j
+            written = ((writing or {}).get("decoding") or {}).get("tokens_per_second")
             table.append((model, who, rate, share, f"{memory / 1e9:.1f}", "" if written is None else f"{written:,.0f}"))
             if who == "dreamc":
                 all_of_it = sum(k["seconds"] for k in j["training"]["launches"]) or 1
@@ -267,38 +374,55 @@ def arguments(argv=None):
     a.add_argument("--steps", type=int, default=10)
     a.add_argument("--minutes", type=float, default=9.0, help="after which no part begins, and none goes on")
     a.add_argument("--each", type=float, default=240.0, help="seconds that a part may take")
+    a.add_argument("--call", type=int, choices=(1, 2, 3), help="the parts of one call: is it right, how fast is it, against what")
+    a.add_argument("--shrink", type=lambda s: s.split(","), default=["let.depth=2"], help="FIELD=VALUE of the model whose gradients are compared")
+    a.add_argument("--tokens", type=int, default=1024, help="tokens of a row whose gradients are compared")
     a.add_argument("--only", help="parts whose names match this regular expression")
     a.add_argument("--again", action="store_true", help="also parts that are done")
+    a.add_argument("--pack", type=pathlib.Path, help="put stripped programs and compiled kernels there, and stop")
+    a.add_argument("--target", default="h200", help="the GPU that --pack compiles for")
+    a.add_argument("--agree", nargs=2, type=pathlib.Path, metavar="FILE", help="compare two probes, and stop")
     a.add_argument("--plan", action="store_true", help="print the commands and stop")
     a = a.parse_args(argv)
-    a.out, a.work, a.dreamc, a.tests = (p and p.resolve() for p in (a.out, a.work, a.dreamc, a.tests))
+    a.out, a.work, a.dreamc, a.tests, a.pack = (p and p.resolve() for p in (a.out, a.work, a.dreamc, a.tests, a.pack))
     return a
 
 
 def main(argv=None):
     a = arguments(argv)
-    chosen = [p for p in parts(a) if not a.only or re.search(a.only, p[0])]
+    if a.agree:
+        found = agree(*a.agree)
+        print(json.dumps(found))
+        return 0 if found["apart"] <= APART and not found["missing"] else 1
+    if a.pack and not a.plan:
+        a.pack.mkdir(parents=True, exist_ok=True)
+    # Of another call, what needs no GPU and is done before.
+    chosen = [p for p in (packing(a) if a.pack else parts(a)) if not a.call or p[0] in (0, a.call)]
+    chosen = [p for p in chosen if not a.only or re.search(a.only, p[1])]
     if a.plan:
-        for name, command, needs in chosen:
-            print(f"{name}: {' '.join(command)}" + (f"   (needs {', '.join(needs)})" if needs else ""))
+        for call, name, command, needs, limit in chosen:
+            asks = f"   (needs {', '.join(needs)})" if needs else ""
+            print(f"{CALLS[call]}: {name}: {' '.join(command)}{asks}   at most {limit:.0f} s")
         return 0
     end = time.time() + 60 * a.minutes
     a.out.mkdir(parents=True, exist_ok=True)
     a.work.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("DREAMC_CACHE", str(a.work / "cache"))
+    (a.work / "ids.json").write_text(json.dumps(some_ids(4, a.tokens + 1, 256)))
+    packed = a.dreamc.parent / "cache"
+    os.environ.setdefault("DREAMC_CACHE", str(packed if packed.is_dir() else a.work / "cache"))
     # PyTorch brings NVRTC.
     os.environ.setdefault("VIRTUAL_ENV", sys.prefix)
     kept = a.out / "results.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
     name, failed = gpu(), []
-    for part, command, needs in chosen:
+    for _, part, command, needs, limit in chosen:
         if not a.again and results.get(part, {}).get("code") == 0:
             continue
         left = end - time.time()
         if left < 5:
             results[part] = {"name": part, "command": command, "skipped": "no time left; the same call goes on"}
         else:
-            results[part] = run(part, command, needs, min(left, a.each))
+            results[part] = run(part, command, needs, min(left, limit))
             if part.startswith("losses_"):
                 results[part]["losses"] = losses(a.work / f"run-{part[len('losses_') :]}")
         if results[part].get("code", 0) != 0:

@@ -1,9 +1,12 @@
 """What of the script needs no GPU: `python benches/gpu/test_bench.py`."""
 
+import array
 import contextlib
 import io
 import json
+import math
 import pathlib
+import struct
 import tempfile
 import unittest
 
@@ -16,8 +19,60 @@ class Bench(unittest.TestCase):
         with contextlib.redirect_stdout(out):
             self.assertEqual(bench.main(["--plan"]), 0)
         for name in ("calibration", "losses_ptx", "dreamc_la-16", "torch_dr-da-16", "count_la-16"):
-            self.assertIn(name + ":", out.getvalue())
+            self.assertIn(f": {name}: ", out.getvalue())
         self.assertRegex(out.getvalue(), r"generated_la-16: env DREAMC_CUBLASLT=0 \S+ bench ")
+
+    def parts(self, *more):
+        return list(bench.parts(bench.arguments(["--tests", "elsewhere", *more])))
+
+    def test_what_is_right_comes_before_what_is_fast(self):
+        parts = self.parts()
+        names = [name for _, name, *_ in parts]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual([call for call, *_ in parts], sorted(call for call, *_ in parts))
+        # What may wait for ever is asked first of a GPU, and not for long.
+        first = next(p for p in parts if p[1] == "hopper")
+        self.assertEqual([p[1] for p in parts if p[0] == 1][:2], ["versions", "hopper"])
+        self.assertEqual(first[4], 60)
+        self.assertTrue(all(call == 3 for call, name, *_ in parts if name.startswith(("torch", "eager", "floor", "launched"))))
+
+    def test_a_call_is_its_own_parts_and_what_needs_no_gpu(self):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            bench.main(["--plan", "--call", "2"])
+        calls = {line.split(":")[0] for line in out.getvalue().splitlines()}
+        self.assertEqual(calls, {"before", "fast"})
+
+    def test_a_pack_has_programs_without_symbols_and_compiled_kernels(self):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            bench.main(["--plan", "--pack", "pack", "--tests", "built"])
+        self.assertRegex(out.getvalue(), r"strip_gpu: strip -o \S+/pack/gpu \S+/built/gpu")
+        self.assertRegex(out.getvalue(), r"compile_la-16: env DREAMC_CACHE=\S+/pack/cache .*--emit cubin .*--target h200")
+
+    def test_gradients_are_compared_by_their_lengths(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+
+            def write(name, tensors):
+                header, data = {"__metadata__": {"format": "dreamc probe"}}, b""
+                for key, values in tensors.items():
+                    raw = array.array("f", values).tobytes()
+                    header[key] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [len(data), len(data) + len(raw)]}
+                    data += raw
+                text = json.dumps(header).encode()
+                (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data)
+                return str(folder / name)
+
+            one = write("one", {"loss": [2.0], "gradients.w": [3.0, 4.0], "gradients.none": [1e-9]})
+            near = write("near", {"loss": [2.0], "gradients.w": [3.0, 4.05], "gradients.none": [-1e-9]})
+            lost = write("lost", {"loss": [2.0], "gradients.w": [3.0, math.nan], "gradients.none": [0.0]})
+            found = bench.agree(one, near)
+            self.assertEqual((found["tensors"], found["worst"]), (3, "gradients.w"))
+            self.assertAlmostEqual(found["apart"], 0.05 / math.hypot(3, 4.05), places=5)
+            for other, code in ((near, 0), (lost, 1)):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    self.assertEqual(bench.main(["--agree", one, other]), code)
 
     def test_utilisation(self):
         self.assertAlmostEqual(bench.utilisation(1e5, 3e9, 1e15), 0.3)
@@ -80,7 +135,9 @@ class Bench(unittest.TestCase):
             "losses_cpu": good | {"losses": [2.0]},
             "losses_ptx": good | {"losses": [2.002]},
             "count_la-16": good | {"json": {"flops_per_token": {"training": 3e9}}},
-            "dreamc_la-16": good | {"json": {"training": training, "decoding": {"tokens_per_second": 70}, "ceiling": {"bf16": 6e14}}},
+            "dreamc_la-16": good | {"json": {"training": training, "decoding": None, "ceiling": {"bf16": 6e14}}},
+            "written_la-16": good | {"json": {"training": training, "decoding": {"tokens_per_second": 70}}},
+            "gradients_floor": good | {"json": {"tensors": 9, "worst": "gradients.q", "apart": 2e-3}},
             "generated_la-16": good | {"json": {"training": training | {"tokens_per_second": 9e4}}},
             "torch_la-16": good | {"json": {"training": {"tokens_per_second": 5e4}, "peak_memory": 3e9, "decoding": None}},
         }
@@ -93,6 +150,7 @@ class Bench(unittest.TestCase):
         self.assertIn("| 7.1 % |  | generated: 1.0 µs, library 2.0 µs |", text)
         self.assertIn("cuBLASLt computes 1 of 2 plain products of la-16, 75 % of their time.", text)
         self.assertIn("600 TFLOP/s", text)
+        self.assertIn("Gradients by Hopper's kernels against those of every GPU: 2.0e-03 apart at most (gradients.q).", text)
         self.assertIn("ptx against cpu: 1.0e-03", text)
 
 

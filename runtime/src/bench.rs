@@ -274,6 +274,18 @@ fn product(device: &dyn Device, precision: Precision, n: u64) -> Result<Option<f
         arena: 12 * n * n,
     };
     let mut session = device.load(&plan, &Group::alone())?;
+    // As good as random: zeros switch fewer transistors, and are faster.
+    for i in 0..2 {
+        let bits = |j: u64| (2 * j + u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let values = (0..n * n).map(|j| bits(j) as f32 / (1 << 24) as f32 - 0.5);
+        match dtype {
+            DType::Bf16 => {
+                let values: Vec<half::bf16> = values.map(half::bf16::from_f32).collect();
+                session.write_at(BufferId(i), 0, 0, &values)?;
+            }
+            DType::F32 | DType::I32 => session.write_at(BufferId(i), 0, 0, &values.collect::<Vec<f32>>())?,
+        }
+    }
     let (mut best, begun) = (f64::INFINITY, Instant::now());
     for _ in 0..20 {
         best = best.min(session.run("main")?.seconds);

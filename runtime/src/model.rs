@@ -493,7 +493,11 @@ impl Model {
 
     /// All logits of the last evaluation, `[batch, sequence, vocab]`.
     pub fn all_logits(&self) -> Result<Vec<f32>, ModelError> {
-        Ok(self.session().read_all(self.output(Of::Whole, Output::Logits)?)?)
+        let id = self.output(Of::Whole, Output::Logits)?;
+        Ok(match self.compiled().plan.buffer(id).dtype {
+            DType::Bf16 => self.session().read_all::<half::bf16>(id)?.into_iter().map(f32::from).collect(),
+            DType::F32 | DType::I32 => self.session().read_all(id)?,
+        })
     }
 }
 

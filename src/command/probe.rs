@@ -1,6 +1,6 @@
 //! `dreamc probe`: logits, loss and gradients for given tokens, to compare with another framework.
 
-use crate::device::DeviceArguments;
+use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
@@ -8,6 +8,7 @@ use crate::spec::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::safetensors::{self, Entry};
 
 use dreamc_runtime::data::Batch;
@@ -53,6 +54,14 @@ pub struct Arguments {
     #[arg(long, value_name = "FIELD=VALUE")]
     set: Vec<String>,
 
+    /// Leave the logits out, which are large where the vocabulary is
+    #[arg(long)]
+    no_logits: bool,
+
+    /// The arithmetic; f32 by default, since another framework is compared with
+    #[arg(long, value_name = "TYPE")]
+    precision: Option<Arithmetic>,
+
     /// Run a recurrent model at this depth: the count of its outermost `recur`
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
     depth: Option<u64>,
@@ -69,7 +78,7 @@ pub struct Arguments {
 
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
-    let rewrite = a.rewriting.rewriting()?;
+    let rewrite = a.rewriting.on(device.as_ref())?;
     let specification = a.model.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
     let (mut spec, tensors) = if specification {
         (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
@@ -82,24 +91,33 @@ pub fn run(a: Arguments) -> Done {
     spec.train.only.clear();
     spec.train.freeze.clear();
     let shape = prepare::forward(batch.rows() as u64, batch.sequence as u64);
-    let options = Options { train: true, logits: true, depth: a.depth, rewrite, ..shape };
+    let narrow = device.narrow(match a.precision {
+        Some(Arithmetic::Bf16) => Precision::Bf16,
+        Some(Arithmetic::F32) | None => Precision::F32,
+    });
+    let options = Options { train: true, logits: !a.no_logits, depth: a.depth, rewrite, narrow, ..shape };
     let mut model = Model::load(device.as_ref(), compile(&spec, &options)?)?;
     match &tensors {
         Some(tensors) => model.restore(tensors)?,
         None => model.initialise(a.seed.unwrap_or(spec.train.seed))?,
     }
-    model.evaluate(&batch)?;
-    let logits = model.all_logits()?;
+    let logits = if a.no_logits {
+        None
+    } else {
+        model.evaluate(&batch)?;
+        Some(model.all_logits()?)
+    };
     model.begin_step()?;
     let scale = Scale { loss: 1.0 / batch.learned() as f32, auxiliary: 1.0 };
     model.backward(&batch, scale, None)?;
     write(&a, &model, &batch, logits)
 }
 
-fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Vec<f32>) -> Done {
+fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Option<Vec<f32>>) -> Done {
     let (b, n) = (batch.rows() as u64, batch.sequence as u64);
-    let mut entries: Vec<Entry> =
-        vec![("logits".into(), vec![b, n, logits.len() as u64 / (b * n)]), ("loss".into(), vec![1])];
+    let mut entries: Vec<Entry> = vec![];
+    entries.extend(logits.iter().map(|logits| ("logits".into(), vec![b, n, logits.len() as u64 / (b * n)])));
+    entries.push(("loss".into(), vec![1]));
     let tensors = &model.compiled().tensors;
     let with_gradient = tensors.iter().filter(|t| t.gradient.is_some());
     entries.extend(with_gradient.map(|t| (format!("gradients.{}", t.name), t.shape.clone())));
@@ -121,7 +139,7 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Vec<f32>) -> Done 
             } else if name == "loss" {
                 Ok(vec![model.loss().map_err(std::io::Error::other)?])
             } else {
-                Ok(logits.clone())
+                Ok(logits.clone().unwrap_or_default())
             }
         })
     })?;

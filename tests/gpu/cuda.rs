@@ -592,7 +592,7 @@ fn the_script_for_a_gpu_runs() {
     );
     fs::set_permissions(sandbox.path("nvidia-smi"), fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink(std::env::current_exe().unwrap(), sandbox.path("gpu")).unwrap();
-    let only = "losses_cpu|losses_cuda|count|dreamc|launched|floor|generated|paths|calibration";
+    let only = "losses_cpu|losses_cuda|count|dreamc|launched|floor|generated|paths|calibration|probe_hopper";
     let program = card.command(&sandbox, "card=sm_90", &[]);
     let mut script = Command::new("python3");
     script.arg(crate::support::root("benches/gpu/bench.py")).args([
