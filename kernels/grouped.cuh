@@ -37,39 +37,45 @@ DEVICE void grouped(const X &x, const W &w, const int *offsets, const int *order
                     int k, u32 per, int *status, int launch) {
     __shared__ typename T::Shared shared;
     check_offsets(offsets, slots, experts, status, launch);
-    u32 block = blockIdx.x;
-    int column = int(take(block, tiles_over(n, T::COLUMNS))) * T::COLUMNS, tile = int(block);
-    int columns = least(T::COLUMNS, n - column);
-    // The last group whose tiles begin at or before this one; rows in no group are one more.
-    int low = 0, high = experts;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (offset_of(offsets, middle, slots) / T::ROWS + middle <= tile) low = middle;
-        else high = middle - 1;
-    }
-    int expert = low, first = offset_of(offsets, expert, slots);
-    int end = expert < experts ? offset_of(offsets, expert + 1, slots) : slots;
-    int row = first + (tile - (first / T::ROWS + expert)) * T::ROWS, rows = least(T::ROWS, end - row);
-    if (rows <= 0) return;
-    if (expert == experts) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < rows * columns; i += T::THREADS)
-            store(y[i64(row + i / columns) * n + column + i % columns], 0.0f);
-        return;
-    }
-    y += i64(row) * n + column;
-    auto lines = operand<true>(x, k);
-    auto matrix = operand<!TRANSPOSED>(w, TRANSPOSED ? n : k).of(expert, i64(n) * k).at(column, 0);
-    typename T::Sums sums;
     typename T::Pipe pipe(shared);
-    if constexpr (GATHER) {
-        __shared__ int sources[T::ROWS];
-        for (int i = threadIdx.x; i < rows; i += T::THREADS)
-            sources[i] = int(u32(source_slot(order, row + i, slots, status, launch)) / per);
-        __syncthreads();
-        T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, pick(lines, sources), matrix);
-    } else T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, lines.at(row, 0), matrix);
-    each<T>(sums, rows, columns, [&](int i, int j) { return put<false>(y + (i64(i) * n + j)); });
+    u32 across = tiles_over(n, T::COLUMNS);
+    auto each_tile = [&](u32 block) {
+        int column = int(take(block, across)) * T::COLUMNS, tile = int(block);
+        int columns = least(T::COLUMNS, n - column);
+        // The last group whose tiles begin at or before this one; rows in no group are one more.
+        int low = 0, high = experts;
+        while (low < high) {
+            int middle = (low + high + 1) / 2;
+            if (offset_of(offsets, middle, slots) / T::ROWS + middle <= tile) low = middle;
+            else high = middle - 1;
+        }
+        int expert = low, first = offset_of(offsets, expert, slots);
+        int end = expert < experts ? offset_of(offsets, expert + 1, slots) : slots;
+        int row = first + (tile - (first / T::ROWS + expert)) * T::ROWS, rows = least(T::ROWS, end - row);
+        if (rows <= 0) return;
+        C *to = y + (i64(row) * n + column);
+        if (expert == experts) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < rows * columns; i += T::THREADS)
+                store(to[i64(i / columns) * n + i % columns], 0.0f);
+            return;
+        }
+        auto lines = operand<true>(x, k);
+        auto matrix = operand<!TRANSPOSED>(w, TRANSPOSED ? n : k).of(expert, i64(n) * k).at(column, 0);
+        typename T::Sums sums;
+        if constexpr (GATHER) {
+            __shared__ int sources[T::ROWS];
+            for (int i = threadIdx.x; i < rows; i += T::THREADS)
+                sources[i] = int(u32(source_slot(order, row + i, slots, status, launch)) / per);
+            __syncthreads();
+            T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, pick(lines, sources), matrix);
+        } else T::template multiply<true, !TRANSPOSED>(pipe, sums, rows, columns, k, lines.at(row, 0), matrix);
+        each<T>(sums, rows, columns, [&](int i, int j) { return put<false>(to + (i64(i) * n + j)); });
+    };
+    // All threads of a block look up the rows that it gathers. The worst case: every group, and the
+    // rows in none, leave one tile unfilled.
+    if constexpr (GATHER) each_tile(blockIdx.x);
+    else tiles_of_block<T>(across * u32(slots / T::ROWS + experts + 1), each_tile);
 }
 
 // `w[e, o, i] (+)= Σ_s y[s, o] · x[s, i]` over the rows of group `e`. `PER` is a constant here:

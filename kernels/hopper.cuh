@@ -300,7 +300,7 @@ struct Bringer<PickedDepths<Lines<false, NEAR, E>, Which>, LINES, THREADS, false
 // or on their way. With four or more a slice is multiplied while the next is begun, with fewer
 // another block of the processor fills the gaps.
 template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups {
-    static constexpr bool PAIRS = PAIRS_;
+    static constexpr bool PAIRS = PAIRS_, STREAMS = STAGES >= 4;
     static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, X = COLUMNS / 8;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 32 * BRINGERS;
     static constexpr int UNDER_WAY = STAGES >= 4 ? 1 : 0, AHEAD = STAGES - 1 - UNDER_WAY;

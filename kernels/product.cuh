@@ -39,7 +39,7 @@ DEVICE int least(int a, int b) { return a < b ? a : b; }
 // A tile on the ordinary cores: `ROWS` x `COLUMNS` of the result and `DEPTH` of the sums at a time;
 // a thread has `Y` x `X`.
 template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
-    static constexpr bool PAIRS = false;
+    static constexpr bool PAIRS = false, STREAMS = false;
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_;
     static constexpr int ACROSS = COLUMNS / X, THREADS = ROWS / Y * ACROSS;
     // Odd strides would spoil vector loads; a stride of 4 beyond the tile keeps the writes of a
@@ -140,7 +140,7 @@ DEVICE void copy_slice(bf16 *to, int lines, int first, int k, Load load) {
 // columns; a warp has its part in pieces of 16 x 8. `PAIRS`: results have an even number of columns
 // and an alignment by which two are stored at once.
 template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE, bool PAIRS_> struct Matrices {
-    static constexpr bool PAIRS = PAIRS_;
+    static constexpr bool PAIRS = PAIRS_, STREAMS = false;
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 32, THREADS = DOWN * ALONG * 32;
     static constexpr int Y = ROWS / DOWN / 16, X = COLUMNS / ALONG / 8;
     static_assert(Y > 0 && X > 0 && X % 2 == 0, "a warp has whole pieces, and columns in pairs of them");
@@ -371,6 +371,16 @@ DEVICE void multiply_rows(typename T::Pipe &pipe, typename T::Sums &sums, const 
     else T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k, a, b);
 }
 
+// The tiles of this block of so many. Where warps of their own bring operands (`T::STREAMS`) there
+// are as many blocks as the processors have at once, and a block goes from tile to tile: the next
+// one's operands come while this one's results are stored. Elsewhere each block has one.
+template <class T, class Each> DEVICE void tiles_of_block(u32 count, Each each) {
+    if constexpr (T::STREAMS) {
+#pragma unroll 1
+        for (u32 tile = blockIdx.x; tile < count; tile += gridDim.x) each(tile);
+    } else each(blockIdx.x);
+}
+
 // `c[m, n] (+)= Σ_k a[m, k] · b[k, n]`, the lines of `a` being its rows and those of `b` its
 // columns. `SOME`: rows of negative place are left as they are. Sizes are arguments, not constants:
 // products that differ in nothing else are one kernel.
@@ -379,17 +389,22 @@ template <class T, bool A_FAST, bool B_FAST, bool ADD, bool SOME = false, int A_
 DEVICE void product(const A &a, const B &b, C *c, int m, int n, int k, u32 a_far, u32 b_far,
                     const int *places = nullptr) {
     __shared__ typename T::Shared shared;
-    u32 block = blockIdx.x;
-    int column = int(take(block, tiles_over(n, T::COLUMNS))) * T::COLUMNS;
-    TileRows<T, SOME> rows(places, m, int(block) * T::ROWS);
-    if (SOME && rows.count <= 0) return;
-    int columns = least(T::COLUMNS, n - column);
-    c += i64(rows.base) * n + column;
-    typename T::Sums sums;
     typename T::Pipe pipe(shared);
-    multiply_rows<T, A_FAST, B_FAST>(pipe, sums, rows, columns, k, operand<A_FAST, A_NEAR>(a, a_far).at(rows.base, 0),
-                                     operand<B_FAST, B_NEAR>(b, b_far).at(column, 0));
-    each<T>(sums, rows.count, columns, [&](int i, int j) { return put<ADD>(c + (i64(rows[i]) * n + j)); });
+    u32 across = tiles_over(n, T::COLUMNS);
+    auto tile = [&](u32 block) {
+        int column = int(take(block, across)) * T::COLUMNS;
+        TileRows<T, SOME> rows(places, m, int(block) * T::ROWS);
+        if (SOME && rows.count <= 0) return;
+        int columns = least(T::COLUMNS, n - column);
+        C *to = c + (i64(rows.base) * n + column);
+        typename T::Sums sums;
+        multiply_rows<T, A_FAST, B_FAST>(pipe, sums, rows, columns, k, operand<A_FAST, A_NEAR>(a, a_far).at(rows.base, 0),
+                                         operand<B_FAST, B_NEAR>(b, b_far).at(column, 0));
+        each<T>(sums, rows.count, columns, [&](int i, int j) { return put<ADD>(to + (i64(rows[i]) * n + j)); });
+    };
+    // All threads of a block find the rows that are needed.
+    if constexpr (SOME) tile(blockIdx.x);
+    else tiles_of_block<T>(across * tiles_over(m, T::ROWS), tile);
 }
 
 // A slice of the sums, `depth` long, of a product whose result is too small to keep a GPU busy:

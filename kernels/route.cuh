@@ -9,23 +9,37 @@ DEVICE float worth(float z) { return z == z ? z : -infinity(); }
 DEVICE bool before(float a, int i, float b, int j) { return a > b || (a == b && i < j); }
 
 // The `K` best of each row, best first. A warp has a row and looks `K` times for the best one after
-// the last: no list is kept, so any `K` works.
+// the last: no list is kept, so any `K` works. A row of up to 1024 is read once, into registers.
 template <int ROWS, int EXPERTS, int K> DEVICE void route(const float *z, int *chosen) {
     int row = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = int(threadIdx.x % 32);
     if (row >= ROWS) return;
     const float *values = z + i64(row) * EXPERTS;
+    constexpr int EACH = (EXPERTS + 31) / 32;
+    constexpr bool KEPT = EACH <= 32;
+    float kept[KEPT ? EACH : 1];
+    if constexpr (KEPT) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) kept[i] = lane + i * 32 < EXPERTS ? worth(values[lane + i * 32]) : 0.0f;
+    }
     float last = infinity();
     int last_index = -1;
+#pragma unroll 1
     for (int k = 0; k < K; ++k) {
         float best = -infinity();
         int index = EXPERTS;
-        for (int e = lane; e < EXPERTS; e += 32) {
-            float value = worth(values[e]);
+        auto look = [&](int e, float value) {
             bool left = k == 0 || before(last, last_index, value, e);
             if (left && (index == EXPERTS || before(value, e, best, index))) {
                 best = value;
                 index = e;
             }
+        };
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+                if (lane + i * 32 < EXPERTS) look(lane + i * 32, kept[i]);
+        } else {
+            for (int e = lane; e < EXPERTS; e += 32) look(e, worth(values[e]));
         }
 #pragma unroll
         for (int distance = 16; distance > 0; distance /= 2) {

@@ -1624,6 +1624,84 @@ fn attention_of_warpgroups_is_right_and_clean() {
     insta::assert_snapshot!(texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join("\n"));
 }
 
+/// Tiles of 128 x 256, several to a block where the copy engine brings both operands, with edges in
+/// every direction: as the naive kernels have them.
+#[test]
+fn wide_tiles_follow_one_another() {
+    use DType::{Bf16, F32, I32};
+    let Some(naive) = dreamc_skip::need(PtxDevice::naive(fast())) else { return };
+    let (m, n, k) = (328, 504, 520);
+    let (experts, slots, out) = (2, 1064, 136);
+    let matrix = |row, column| Matrix { row, column };
+    let product = |a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
+    let grouped = |gather| {
+        Kernel::Grouped(kernel::Grouped { slots: m, experts, out: n, inner: k, transposed: false, gather })
+    };
+    let outer = |gather| {
+        Kernel::GroupedOuter(kernel::GroupedOuter { slots, experts, out, inner: n, gather, accumulate: true })
+    };
+    let buffers: &[(&str, DType, &[u64])] = &[
+        ("x", Bf16, &[m, k]),
+        ("w", Bf16, &[experts * n, k]),
+        ("y", Bf16, &[slots, out]),
+        ("z", Bf16, &[slots, n]),
+        ("offsets", I32, &[experts + 1]),
+        ("order", I32, &[m]),
+        ("long_offsets", I32, &[experts + 1]),
+        ("long_order", I32, &[slots]),
+        ("plain", F32, &[m, n]),
+        ("added", F32, &[m, n]),
+        ("grouped", Bf16, &[m, n]),
+        ("gathered", Bf16, &[m, n]),
+        ("outer", F32, &[experts, out, n]),
+        ("outer_gathered", F32, &[experts, out, n]),
+    ];
+    let plan = by_hand(
+        buffers,
+        vec![
+            (product(matrix(k, 1), matrix(1, k), false), vec!["x", "w", "plain"], None),
+            (product(matrix(1, m), matrix(n, 1), true), vec!["x", "w", "added"], None),
+            (grouped(None), vec!["x", "w", "offsets", "grouped"], None),
+            (grouped(Some(2)), vec!["x", "w", "offsets", "order", "gathered"], None),
+            (outer(None), vec!["y", "z", "long_offsets", "outer"], None),
+            (outer(Some(1)), vec!["y", "z", "long_offsets", "long_order", "outer_gathered"], None),
+        ],
+    );
+    let fill = |session: &mut dyn Session| {
+        for (i, b) in plan.buffers.iter().enumerate() {
+            let (id, count) = (BufferId(i as u32), b.elements());
+            let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
+            let int = |j: u64| match b.name.as_str() {
+                "offsets" => [0, 133, 300][j as usize],
+                "long_offsets" => [0, 517, 1050][j as usize],
+                "order" => (j * 5 % m) as i32,
+                _ => (j * 7 % slots) as i32,
+            };
+            match b.dtype {
+                Bf16 => {
+                    let all: Vec<_> = (0..count).map(|j| half::bf16::from_f32(value(j))).collect();
+                    session.write_at(id, 0, 0, &all)
+                }
+                F32 => session.write_at(id, 0, 0, &(0..count).map(value).collect::<Vec<_>>()),
+                I32 => session.write_at(id, 0, 0, &(0..count).map(int).collect::<Vec<_>>()),
+            }?;
+        }
+        Ok(())
+    };
+    // Two blocks fill it, and have three tiles each.
+    let small = Limits { processors: 2, ..Limits::default() };
+    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+    assert!(texts.iter().all(|t| t.text.contains("Warpgroups<256")), "{texts:?}");
+    let expected = results(&plan, &fill, &naive);
+    let device = PtxDevice::hopper(ptx::Options::default()).unwrap().with_limits(small);
+    for ((name, found), (_, expected)) in results(&plan, &fill, &device).iter().zip(&expected) {
+        let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let e = distance(&wide(found), &wide(expected));
+        println!("{name} differs by {e:.1e}");
+        assert!(e < 1.0 / 256.0, "{name} differs by {e}");
+    }
+}
+
 /// Tiles of other documents are passed over, tiles of one document take no mask, and tiles of two
 /// are looked at by element: on the tensor cores and by warpgroups as the naive kernels do it.
 #[test]

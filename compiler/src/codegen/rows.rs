@@ -108,6 +108,8 @@ struct Plan {
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
+/// Threads of a processor at once that registers are found for: 128 for each.
+const RESIDENT: u64 = 512;
 /// Rows of this length at most have a warp each, which needs no barrier, where there are enough of
 /// them to fill a GPU.
 const WARP_ROW: u64 = 1024;
@@ -871,10 +873,16 @@ impl<'k> Generator<'k> {
 
     /// Whether what an operation reads is kept by one that waits for a barrier.
     fn waits(&self, i: usize) -> bool {
-        self.kernel.ops[i]
-            .operands()
-            .into_iter()
-            .any(|x| self.waiting.contains(&x) || (self.plans[x].own.is_none() && self.waits(x)))
+        let (mut next, mut seen) = (self.kernel.ops[i].operands(), BTreeSet::new());
+        while let Some(x) = next.pop() {
+            if self.waiting.contains(&x) {
+                return true;
+            }
+            if self.plans[x].own.is_none() && seen.insert(x) {
+                next.extend(self.kernel.ops[x].operands());
+            }
+        }
+        false
     }
 
     /// The barrier behind which everything kept so far may be read.
@@ -1687,6 +1695,9 @@ impl<'k> Generator<'k> {
         }
         if grid > 0 {
             self.buffer(head);
+            // Half of the threads that a processor has at once at least: a row waits for memory and
+            // for its barriers most of the time. More would spill where a row keeps much.
+            builder.resident((RESIDENT / block).max(1) as u32);
             self.entry(&mut builder, "rows", (grid, block as u32, shared), list);
         }
         for (o, at) in seconds {

@@ -87,8 +87,10 @@ impl Tile {
             if variant.hopper && wide && m > 64 && n > 64 && k >= 128 {
                 let fills = |tile: &Tile| tile.count(m, n).saturating_mul(copies) >= variant.processors();
                 // A processor has one block of the wide tile, which multiplies nothing while it
-                // stores its results: sums must be long.
-                if k >= 2048 && fills(&WIDE_HOPPER) {
+                // stores its results: sums must be long, and no more columns left over than of the
+                // other. It reads a quarter less from the cache.
+                let whole = n.div_ceil(256) * 2 == n.div_ceil(128);
+                if k >= 512 && whole && fills(&WIDE_HOPPER) {
                     return WIDE_HOPPER;
                 }
                 if fills(&LARGE_HOPPER) {
@@ -120,13 +122,27 @@ impl Tile {
         m.div_ceil(self.rows) * n.div_ceil(self.columns)
     }
 
-    /// Blocks, threads and shared memory of a launch of so many tiles, whose entry follows.
+    /// Blocks, threads and shared memory of a launch of so many tiles, whose entry follows: a block
+    /// for each tile.
     pub(crate) fn geometry(&self, builder: &mut Builder, tiles: u64) -> Result<(u32, u32, u32)> {
         if self.shared > 0 {
             builder.hopper();
         }
         builder.resident(self.resident);
         Ok((blocks(tiles)?, THREADS as u32 + 32 * self.bringers, self.shared))
+    }
+
+    /// The same where blocks go from tile to tile if the template's do (`STREAMS`): the copy engine
+    /// brings the next one's operands while results are stored.
+    pub(crate) fn streaming(
+        &self,
+        builder: &mut Builder,
+        tiles: u64,
+        variant: Variant,
+    ) -> Result<(u32, u32, u32)> {
+        let streams = self.shared > 0 && self.resident == 1 && self.bringers == 1;
+        let most = if streams { variant.processors() } else { u64::MAX };
+        self.geometry(builder, tiles.min(most))
     }
 
     /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.

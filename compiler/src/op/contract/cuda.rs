@@ -55,7 +55,7 @@ pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Sourc
         let mut list = vec![left, right, o.get("c")?];
         list.append(&mut sizes);
         list.extend(variant.needed());
-        let geometry = tile.geometry(&mut builder, tiles)?;
+        let geometry = tile.streaming(&mut builder, tiles, variant)?;
         let constants = format!("{layout}, {accumulate}{some}{near}");
         builder.call("product_tiles", geometry, &list, "product", &constants);
         return Ok(builder.finish());

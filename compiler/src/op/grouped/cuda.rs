@@ -45,7 +45,7 @@ pub(super) fn grouped(kernel: &Grouped, variant: Variant) -> Result<Option<Sourc
     list.extend(status());
     let (order, per) = if gather.is_some() { ("order", "per") } else { ("nullptr", "1") };
     let constants = format!("{}, {transposed}, {}", tile.text(wide), gather.is_some());
-    let geometry = tile.geometry(&mut builder, if slots == 0 || n == 0 { 0 } else { tiles })?;
+    let geometry = tile.streaming(&mut builder, if slots == 0 || n == 0 { 0 } else { tiles }, variant)?;
     let body = format!(
         "    grouped<{constants}>(x, w, offsets, {order}, y, slots, experts, n, k, {per}, status, launch);\n"
     );
