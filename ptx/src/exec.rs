@@ -648,7 +648,7 @@ impl Core<'_> {
     /// Warps take no more registers than the block has, which would be waited for until the end of
     /// time, and the four of a warpgroup as many.
     fn check_budgets(&self) -> Outcome<()> {
-        let Some((&last, &(_, pc))) = self.budgets.iter().max_by_key(|(_, (count, _))| count) else {
+        let Some((&last, &(_, pc))) = self.budgets.iter().max_by_key(|&(_, &(count, _))| count) else {
             return Ok(());
         };
         let (warps, budget) = (self.threads.div_ceil(LANES as u32), self.budget().unwrap_or_default());
