@@ -495,8 +495,8 @@ fn forms(
     let (front, back) = passes.run(Pass::Partition, || partition(module, &joint, &f));
     passes.verify(Pass::Partition, module, &front)?;
     passes.verify(Pass::Partition, module, &back)?;
-    // A cotangent of state with no use inside leaves the state's cotangent as it is. That of a saved
-    // stream is of another instance.
+    // A cotangent of state with no use inside leaves the state's cotangent as it is. That of a
+    // saved stream is of another instance.
     let back = prune(&back, &|p| match p.binding {
         Binding::Cotangent(Of::State(Lifetime::Saved)) => true,
         Binding::Cotangent(Of::State(_)) => back.find_param(&p.name).is_some(),

@@ -103,7 +103,8 @@ fn states_in_bf16_keep_every_promise() {
         let before = bytes(&spec);
         spec.train.moments = Precision::Bf16;
         assert_eq!(2 * bytes(&spec), before);
-        let task = Task { spec: &spec, weights: None, seed: 3, only: &[], devices: &[], pipeline: &Compiler };
+        let (only, devices, pipeline) = (&[][..], &[][..], &Compiler);
+        let task = Task { spec: &spec, weights: None, seed: 3, only, devices, pipeline, ranks: 1 };
         let report = verify(&task, &mut |_| {}).unwrap();
         assert!(report.holds(), "{report}");
     }

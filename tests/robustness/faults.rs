@@ -184,11 +184,12 @@ fn unsummed(c: &mut Compiled, origin: &str) -> bool {
     fn take(steps: &mut Vec<Step>, is: &dyn Fn(&Launch) -> bool) -> bool {
         let before = steps.len();
         steps.retain(|step| !matches!(step, Step::Launch(launch) if is(launch)));
+        let taken = steps.len() < before;
         let inside = steps.iter_mut().map(|step| match step {
             Step::Loop { steps, .. } => take(steps, is),
             Step::Launch(_) => false,
         });
-        inside.fold(steps.len() < before, |a, b| a | b)
+        inside.fold(taken, |a, b| a | b)
     }
     let sums: Vec<bool> = c.plan.kernels.iter().map(|k| matches!(k, Kernel::AllReduce(_))).collect();
     let is = |launch: &Launch| sums[launch.kernel.0 as usize] && launch.origin == origin;

@@ -17,7 +17,7 @@ pub fn minimise(spec: &Spec, mut tries: usize, fails: &dyn Fn(&Spec) -> bool) ->
     }
 }
 
-/// Whether a specification is one: without its `save` a `mix` is none.
+/// Whether the checker accepts a specification: a `mix` needs its `save`.
 fn stands(spec: &Spec) -> bool {
     let text = show(spec, Spelling::Yaml);
     parse("smaller.yaml", &text, Spelling::Yaml).is_ok_and(|ast| check(&ast, &[]).is_ok())
