@@ -231,12 +231,11 @@ impl Writer {
                     lines.push("  vocab: 256".into());
                 }
                 // Half of all models: what a wiring changes, it changes everywhere.
-                "stream" => {
-                    if self.r.once_in(2) {
-                        let value = self.stream(key);
-                        lines.push(format!("  stream: {value}"));
-                    }
+                "stream" if self.r.once_in(2) => {
+                    let value = self.stream(key);
+                    lines.push(format!("  stream: {value}"));
                 }
+                "stream" => {}
                 name if self.writes(key) => {
                     let value = self.value(&keys::MODEL, key.name, &key.kind);
                     if name == "hidden" {

@@ -712,8 +712,8 @@ impl<'a> Formulas<'a> {
                 };
                 if kind == LaneKind::Dynamic {
                     let (s, t) = (w("alpha_scale")[0], w("beta_scale")[0]);
-                    for from in 0..n {
-                        let x = self.norm(&lanes[from][i * h..][..h], &format!("{name}.norm.weight"));
+                    for (from, lane) in lanes.iter().enumerate() {
+                        let x = self.norm(&lane[i * h..][..h], &format!("{name}.norm.weight"));
                         around.alpha[from] += s * inner(&x, w("alpha_weight")).tanh();
                         around.beta[from] += t * inner(&x, w("beta_weight")).tanh();
                         for to in 0..n {
