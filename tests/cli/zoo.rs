@@ -6,6 +6,7 @@
 use crate::support::root;
 use crate::support::sandbox::Sandbox;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 
@@ -129,6 +130,30 @@ fn the_page_is_current() {
     }
     let drawings = fs::read_dir(root("docs/zoo")).unwrap().count();
     assert_eq!(drawings, files.len() - 1, "docs/zoo holds drawings of models that are gone");
+}
+
+/// How often each rewriting rule's result was chosen, in training and in writing.
+#[test]
+fn rules_fire_where_they_did() {
+    let sandbox = Sandbox::with(&[]);
+    let mut text = String::new();
+    for name in names() {
+        let file = root(&format!("examples/zoo/{name}.dream")).to_string_lossy().into_owned();
+        for (what, how) in [("training", &["--sequence", "16"][..]), ("writing", &["--writing"][..])] {
+            let line = [&["explain", file.as_str(), "--json", "--batch", "2"][..], how].concat();
+            let report: Value = serde_json::from_str(&sandbox.good(&line)).unwrap();
+            let mut used: BTreeMap<&str, usize> = BTreeMap::new();
+            let functions = report["functions"].as_array().unwrap().iter();
+            for firing in functions.flat_map(|f| f["firings"].as_array().unwrap()) {
+                if firing["used"] == true {
+                    *used.entry(firing["rule"].as_str().unwrap()).or_default() += 1;
+                }
+            }
+            let used: Vec<String> = used.iter().map(|(rule, times)| format!("{rule} {times}")).collect();
+            let _ = writeln!(text, "{name}, {what}: {}", used.join(", "));
+        }
+    }
+    insta::assert_snapshot!(text);
 }
 
 /// A drawing stands by itself, and a command that refuses writes nothing.

@@ -45,7 +45,28 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 2] = ["layered", "moeut"];
+pub const WIRINGS: [&str; 20] = [
+    "layered",
+    "moeut",
+    "attention_residuals",
+    "attention_residuals_block",
+    "attention_sink",
+    "cross_layer_kv",
+    "gated_attention",
+    "huginn",
+    "hyper_connections_dynamic",
+    "hyper_connections_static",
+    "looped_iso_depth",
+    "mhc",
+    "mix_add",
+    "moda",
+    "parcae",
+    "partial_rotation",
+    "shared_experts",
+    "value_residual",
+    "x0_scaled",
+    "yoco",
+];
 
 /// A golden file: the spec and its tensors in f64.
 pub struct Golden {
