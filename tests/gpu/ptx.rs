@@ -1479,12 +1479,14 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
     if few {
         cases.truncate(1);
     }
-    attention_of(cases)
+    attention_of(cases, DType::Bf16)
 }
 
-/// Each of these attentions, forward and back, and what fills their buffers.
+/// Each of these attentions, forward and back, of rows of a type, and what fills their buffers: the
+/// same numbers in both types.
 fn attention_of(
     cases: Vec<(AttentionShape, Attention)>,
+    dtype: DType,
 ) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), DeviceError>) {
     use DType::{Bf16, F32, I32};
     let mut buffers: Vec<(String, DType, Vec<u64>)> = vec![];
@@ -1501,15 +1503,15 @@ fn attention_of(
         // each.
         let mut three = |name: &str| match queries == keys {
             true => {
-                let all = buffer(&format!("{name}qkv"), Bf16, queries, row);
+                let all = buffer(&format!("{name}qkv"), dtype, queries, row);
                 [0, wide, wide + narrow].map(|at| format!("{all}:{at}:{row}"))
             }
             false => [("q", queries, wide), ("k", keys, narrow), ("v", keys, narrow)]
-                .map(|(part, rows, width)| buffer(&format!("{name}{part}"), Bf16, rows, width)),
+                .map(|(part, rows, width)| buffer(&format!("{name}{part}"), dtype, rows, width)),
         };
         let (operands, gradients) = (three(""), three("d"));
-        let (o, lse) = (buffer("o", Bf16, queries, wide), buffer("lse", F32, queries, s.heads));
-        let cotangent = buffer("cotangent", Bf16, queries, wide);
+        let (o, lse) = (buffer("o", dtype, queries, wide), buffer("lse", F32, queries, s.heads));
+        let cotangent = buffer("cotangent", dtype, queries, wide);
         let mut masks = vec![];
         if attention.mask == Mask::Positions {
             masks.push(buffer("query_positions", I32, s.batch, s.queries));
@@ -1534,7 +1536,10 @@ fn attention_of(
     let fill = move |session: &mut dyn Session| {
         for (i, b) in buffers.iter().enumerate() {
             let (id, count, row) = (BufferId(i as u32), b.elements(), b.shape[1]);
-            let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
+            let value = |j: u64| {
+                let value = ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
+                half::bf16::from_f32(value).to_f32()
+            };
             let int = |j: u64| match b.name.trim_end_matches(char::is_numeric) {
                 // Of long sequences the first document is most.
                 "segments" if row > 400 => (j % row / 290) as i32,
@@ -1625,11 +1630,11 @@ fn attention_of_warpgroups_is_right_and_clean() {
 }
 
 /// Tiles of 128 x 256, several to a block where the copy engine brings both operands, with edges in
-/// every direction: as the naive kernels have them.
+/// every direction: as the tiles of every GPU have them.
 #[test]
 fn wide_tiles_follow_one_another() {
     use DType::{Bf16, F32, I32};
-    let Some(naive) = dreamc_skip::need(PtxDevice::naive(fast())) else { return };
+    let Some(floor) = device(fast()) else { return };
     let (m, n, k) = (328, 504, 520);
     let (experts, slots, out) = (2, 1064, 136);
     let matrix = |row, column| Matrix { row, column };
@@ -1692,7 +1697,7 @@ fn wide_tiles_follow_one_another() {
     let small = Limits { processors: 2, ..Limits::default() };
     let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("Warpgroups<256")), "{texts:?}");
-    let expected = results(&plan, &fill, &naive);
+    let expected = results(&plan, &fill, &floor);
     let device = PtxDevice::hopper(ptx::Options::default()).unwrap().with_limits(small);
     for ((name, found), (_, expected)) in results(&plan, &fill, &device).iter().zip(&expected) {
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
@@ -1703,10 +1708,11 @@ fn wide_tiles_follow_one_another() {
 }
 
 /// Tiles of other documents are passed over, tiles of one document take no mask, and tiles of two
-/// are looked at by element: on the tensor cores and by warpgroups as the naive kernels do it.
+/// are looked at by element: on the tensor cores and by warpgroups as in f32 on the ordinary cores,
+/// which the naive kernels are compared with elsewhere.
 #[test]
 fn documents_are_apart_in_every_tile() {
-    let Some(naive) = dreamc_skip::need(PtxDevice::naive(fast())) else { return };
+    let Some(ordinary) = device(fast()) else { return };
     let shape = |tokens, heads, kv_heads, size| AttentionShape {
         batch: 1,
         queries: tokens,
@@ -1716,16 +1722,18 @@ fn documents_are_apart_in_every_tile() {
         size,
     };
     let all = Attention { scale: 0.7, softcap: None, window: None, mask: Mask::Causal, segments: true };
-    let (plan, fill) = attention_of(vec![
+    let cases = vec![
         (shape(420, 2, 1, 64), all),
         (shape(410, 1, 1, 128), Attention { window: Some(150), softcap: Some(2.0), ..all }),
         (shape(150, 2, 2, 64), all),
-    ]);
+    ];
+    let (plan, fill) = attention_of(cases.clone(), DType::Bf16);
     // Two blocks fill it.
     let small = Limits { processors: 2, ..Limits::default() };
     let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("FlashWarpgroups<")), "{texts:?}");
-    let expected = results(&plan, &fill, &naive);
+    let (exact, fill_exact) = attention_of(cases, DType::F32);
+    let expected = results(&exact, &fill_exact, &ordinary);
     let options = ptx::Options::default();
     let devices = [PtxDevice::new(options).unwrap(), PtxDevice::hopper(options).unwrap().with_limits(small)];
     for device in devices {
@@ -1733,7 +1741,7 @@ fn documents_are_apart_in_every_tile() {
             let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
             let e = distance(&wide(found), &wide(expected));
             println!("{}: {name} differs by {e:.1e}", device.name());
-            assert!(e < 1.0 / 128.0, "{}: {name} differs by {e}", device.name());
+            assert!(e < 1.0 / 64.0, "{}: {name} differs by {e}", device.name());
         }
     }
 }
