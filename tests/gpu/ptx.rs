@@ -1636,36 +1636,38 @@ fn wide_tiles_follow_one_another() {
     use DType::{Bf16, F32, I32};
     let Some(floor) = device(fast()) else { return };
     let (m, n, k) = (328, 504, 520);
-    let (experts, slots, out) = (2, 1064, 136);
+    // Results that are added to memory want longer sums.
+    let (experts, slots, out, long) = (2, 2112, 136, 2088);
     let matrix = |row, column| Matrix { row, column };
-    let product = |a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
+    let product = |k, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
     let grouped = |gather| {
         Kernel::Grouped(kernel::Grouped { slots: m, experts, out: n, inner: k, transposed: false, gather })
     };
     let outer = |gather| {
+        let experts = 1;
         Kernel::GroupedOuter(kernel::GroupedOuter { slots, experts, out, inner: n, gather, accumulate: true })
     };
     let buffers: &[(&str, DType, &[u64])] = &[
-        ("x", Bf16, &[m, k]),
-        ("w", Bf16, &[experts * n, k]),
+        ("x", Bf16, &[m, long]),
+        ("w", Bf16, &[n, long]),
         ("y", Bf16, &[slots, out]),
         ("z", Bf16, &[slots, n]),
         ("offsets", I32, &[experts + 1]),
         ("order", I32, &[m]),
-        ("long_offsets", I32, &[experts + 1]),
+        ("long_offsets", I32, &[2]),
         ("long_order", I32, &[slots]),
         ("plain", F32, &[m, n]),
         ("added", F32, &[m, n]),
         ("grouped", Bf16, &[m, n]),
         ("gathered", Bf16, &[m, n]),
-        ("outer", F32, &[experts, out, n]),
-        ("outer_gathered", F32, &[experts, out, n]),
+        ("outer", F32, &[out, n]),
+        ("outer_gathered", F32, &[out, n]),
     ];
     let plan = by_hand(
         buffers,
         vec![
-            (product(matrix(k, 1), matrix(1, k), false), vec!["x", "w", "plain"], None),
-            (product(matrix(1, m), matrix(n, 1), true), vec!["x", "w", "added"], None),
+            (product(k, matrix(k, 1), matrix(1, k), false), vec!["x", "w", "plain"], None),
+            (product(long, matrix(1, m), matrix(n, 1), true), vec!["x", "w", "added"], None),
             (grouped(None), vec!["x", "w", "offsets", "grouped"], None),
             (grouped(Some(2)), vec!["x", "w", "offsets", "order", "gathered"], None),
             (outer(None), vec!["y", "z", "long_offsets", "outer"], None),
@@ -1678,7 +1680,7 @@ fn wide_tiles_follow_one_another() {
             let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
             let int = |j: u64| match b.name.as_str() {
                 "offsets" => [0, 133, 300][j as usize],
-                "long_offsets" => [0, 517, 1050][j as usize],
+                "long_offsets" => [0, 2071][j as usize],
                 "order" => (j * 5 % m) as i32,
                 _ => (j * 7 % slots) as i32,
             };

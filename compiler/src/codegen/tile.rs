@@ -71,7 +71,19 @@ impl Tile {
     /// For `copies` matrices of `m` by `n`, sums of `k`, where `wide` says whether operands in bf16
     /// can be copied eight elements at a time.
     pub(crate) fn of(variant: Variant, wide: bool, (m, n, k): (u64, u64, u64), copies: u64) -> Tile {
-        let tile = Tile::shape(variant, wide, (m, n, k), copies);
+        let tile = Tile::shape(variant, wide, (m, n, k), copies, 512);
+        Tile { pairs: tile.narrow && n.is_multiple_of(2), ..tile }
+    }
+
+    /// The same where results take long: they are added to memory, or go through a softmax. Another
+    /// block of the processor should multiply meanwhile, unless sums are longer still.
+    pub(crate) fn of_slow_results(
+        variant: Variant,
+        wide: bool,
+        (m, n, k): (u64, u64, u64),
+        copies: u64,
+    ) -> Tile {
+        let tile = Tile::shape(variant, wide, (m, n, k), copies, 2048);
         Tile { pairs: tile.narrow && n.is_multiple_of(2), ..tile }
     }
 
@@ -81,7 +93,8 @@ impl Tile {
         Tile { pairs: self.pairs && wide, ..self }
     }
 
-    fn shape(variant: Variant, wide: bool, (m, n, k): (u64, u64, u64), copies: u64) -> Tile {
+    /// `long`: sums for which the wide tile is worth its lonely block.
+    fn shape(variant: Variant, wide: bool, (m, n, k): (u64, u64, u64), copies: u64, long: u64) -> Tile {
         if variant.is_narrow(0) {
             // Operands that fill its tiles and stages, and tiles that fill the GPU.
             if variant.hopper && wide && m > 64 && n > 64 && k >= 128 {
@@ -90,7 +103,7 @@ impl Tile {
                 // stores its results: sums must be long, and no more columns left over than of the
                 // other. It reads a quarter less from the cache.
                 let whole = n.div_ceil(256) * 2 == n.div_ceil(128);
-                if k >= 512 && whole && fills(&WIDE_HOPPER) {
+                if k >= long && whole && fills(&WIDE_HOPPER) {
                     return WIDE_HOPPER;
                 }
                 if fills(&LARGE_HOPPER) {

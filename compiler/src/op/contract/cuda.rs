@@ -19,7 +19,8 @@ pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Sourc
     // Rows that are picked are copied in whole pieces of eight.
     let pieces = !variant.places || (a.column == 1 && k.is_multiple_of(8));
     let wide = variant.aligned && lines(a) && lines(b) && pieces;
-    let tile = Tile::of(variant, wide, (m, n, k), 1).into(o.wide(&["c"])?);
+    let of = if accumulate { Tile::of_slow_results } else { Tile::of };
+    let tile = of(variant, wide, (m, n, k), 1).into(o.wide(&["c"])?);
     let tile = if variant.places { tile.gathering() } else { tile };
     let tiles = tile.count(m, n);
     // Lines of `a` are its rows, and of `b` its columns; fast ones have their elements side by

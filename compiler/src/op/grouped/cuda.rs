@@ -62,7 +62,8 @@ pub(super) fn grouped_outer(kernel: &GroupedOuter, variant: Variant) -> Result<O
     let family = format!("grouped_outer{from}{add}{}", variant.suffix());
     let mut builder = Builder::of_family(name, &family, "grouped.cuh");
     let wide = variant.aligned && out.is_multiple_of(8) && inner.is_multiple_of(8);
-    let tile = Tile::of(variant, wide, (out, inner, slots / experts.max(1)), experts).into(o.wide(&["w"])?);
+    let sizes = (out, inner, slots / experts.max(1));
+    let tile = Tile::of_slow_results(variant, wide, sizes, experts).into(o.wide(&["w"])?);
     let tile = if gather.is_some() { tile.gathering() } else { tile };
     let y = Operand { fast: false, lines: out, depth: slots, far: out, count: 1, gathered: false };
     let y = tile.operand(tile.rows, o.get("y")?, y)?;

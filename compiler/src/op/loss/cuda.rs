@@ -48,7 +48,7 @@ pub(super) fn head_loss(kernel: &HeadLoss, variant: Variant) -> Result<Option<So
     let name = format!("head_loss_{rows}x{vocab}x{width}{}", variant.suffix());
     let mut builder = Builder::new(name, "ends.cuh");
     let wide = variant.aligned && width.is_multiple_of(8);
-    let tile = match Tile::of(variant, wide, (rows, vocab, width), 1) {
+    let tile = match Tile::of_slow_results(variant, wide, (rows, vocab, width), 1) {
         tile if tile.shared > 0 => tile,
         tile if tile.narrow => ROWS_BF16,
         // A running sum for each row beside the large tile's registers would spill.
@@ -126,7 +126,7 @@ pub(super) fn head_loss_grad(kernel: &HeadLossGrad, variant: Variant) -> Result<
     // Rows and weights with the width along the depth of the sums, or along the lines.
     let x = |fast, lines, depth| Operand { fast, lines, depth, far: width, count: 1, gathered: false };
     let logit = |fast, lines, depth| Operand { fast, lines, depth, far: part, count: 1, gathered: false };
-    let tile = Tile::of(variant, wide, (rows, part, width), 1);
+    let tile = Tile::of_slow_results(variant, wide, (rows, part, width), 1);
     let mut list = vec![
         tile.operand(tile.rows, o.get("x")?, x(true, rows, width))?,
         tile.operand(tile.columns, o.get("w")?, x(true, vocab, width))?,
@@ -144,7 +144,7 @@ pub(super) fn head_loss_grad(kernel: &HeadLossGrad, variant: Variant) -> Result<
     let geometry = tile.geometry(&mut builder, tile.count(rows, part))?;
     builder.entry("head_logits", geometry, &list, &body);
 
-    let tile = Tile::of(variant, wide_part, (rows, width, part), 1).into(o.wide(&["dx"])?);
+    let tile = Tile::of_slow_results(variant, wide_part, (rows, width, part), 1).into(o.wide(&["dx"])?);
     let geometry = tile.geometry(&mut builder, tile.count(rows, width))?;
     builder.call(
         "head_x",
@@ -158,7 +158,7 @@ pub(super) fn head_loss_grad(kernel: &HeadLossGrad, variant: Variant) -> Result<
         "head_grad_x",
         &format!("{}, {rows}, {vocab}, {width}, {part}", tile.text(wide_part)),
     );
-    let tile = Tile::of(variant, wide_part, (part, width, rows), 1).into(o.wide(&["dw"])?);
+    let tile = Tile::of_slow_results(variant, wide_part, (part, width, rows), 1).into(o.wide(&["dw"])?);
     let geometry = tile.geometry(&mut builder, tile.count(part, width))?;
     builder.call(
         "head_w",
