@@ -21,6 +21,8 @@ SIZES = dict(COMMON, hidden_size=24, num_attention_heads=4, num_key_value_heads=
 ROPE = dict(rope_type="default", rope_theta=500.0)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
+YARN = dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=1.0)
+LINEAR = dict(rope_type="linear", rope_theta=500.0, factor=3.0)
 GEMMA = dict(SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=6)
 EXPERTS = dict(moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)
 
@@ -29,6 +31,15 @@ MODELS = {
     "gemma2": ("Gemma2Config", dict(GEMMA, num_hidden_layers=3, attn_logit_softcapping=4.0, rope_parameters=ROPE)),
     "qwen3": ("Qwen3Config", dict(SIZES, num_hidden_layers=3, head_dim=8, use_sliding_window=True, sliding_window=5,
                                   max_window_layers=1, tie_word_embeddings=True, rope_parameters=ROPE)),
+    "llama_bias": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, attention_bias=True, rope_parameters=LINEAR)),
+    "qwen2": ("Qwen2Config", dict(SIZES, num_hidden_layers=3, use_sliding_window=True, sliding_window=5, max_window_layers=1,
+                                  tie_word_embeddings=True, rope_parameters=ROPE)),
+    "qwen2_yarn": ("Qwen2Config", dict(SIZES, num_hidden_layers=2, max_window_layers=2, rope_parameters=YARN)),
+    "qwen2_moe": ("Qwen2MoeConfig", dict(SIZES, **EXPERTS, shared_expert_intermediate_size=48, num_hidden_layers=4,
+                                         decoder_sparse_step=2, mlp_only_layers=[1], rope_parameters=ROPE)),
+    "qwen2_moe_plain": ("Qwen2MoeConfig", dict(SIZES, **EXPERTS, shared_expert_intermediate_size=16, num_hidden_layers=2,
+                                               qkv_bias=False, rope_parameters=dict(YARN, truncate=False, mscale=1.5,
+                                                                                    mscale_all_dim=0.5))),
     "mixtral": ("MixtralConfig", dict(SIZES, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2,
                                       sliding_window=7, rope_parameters=ROPE)),
     "olmoe": ("OlmoeConfig", dict(SIZES, num_hidden_layers=2, num_experts=6, num_experts_per_tok=3, rope_parameters=ROPE)),
@@ -43,6 +54,8 @@ MODELS = {
     "gemma3_caps": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=2, final_logit_softcapping=5.0, rope_parameters=dict(
         full_attention=dict(rope_type="default", rope_theta=900.0),
         sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
+    "gemma3_linear": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
+        full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
 }
 
 
@@ -100,7 +113,8 @@ def faults(place):
     other = {
         "rms_norm_eps": lambda x: 0.05, "rope_theta": lambda x: 2 * x, "rope_local_base_freq": lambda x: 2 * x,
         "query_pre_attn_scalar": lambda x: x + 1, "attn_logit_softcapping": lambda x: 2.0, "final_logit_softcapping": lambda x: 2.0,
-        "norm_topk_prob": lambda x: not x, "num_experts_per_tok": lambda x: x - 1, "sliding_window": lambda x: x + 1 if x else 3,
+        "rope_scaling": lambda x: x | {"factor": 2 * x["factor"]}, "norm_topk_prob": lambda x: not x, "qkv_bias": lambda x: not x,
+        "num_experts_per_tok": lambda x: x - 1, "sliding_window": lambda x: x + 1 if x else 3,
     }
     count = 0
     for name in MODELS:
@@ -111,6 +125,8 @@ def faults(place):
         for field, change in other.items():
             if field not in config or field == "sliding_window" and not config.get("use_sliding_window", True):
                 continue
+            if field == "qkv_bias" and not config[field]:
+                continue  # biases that are added begin at 0
             path.write_text(json.dumps(config | {field: change(config[field])}))
             found = logits(place / f"{name}-new", expected["ids"])
             path.write_text(text)

@@ -118,7 +118,7 @@ fn refusal(from: &Path) -> String {
 
 #[test]
 fn what_is_not_known_is_refused_by_its_name() {
-    let cases: [(&str, &str, serde_json::Value, &str); 21] = [
+    let cases: [(&str, &str, serde_json::Value, &str); 27] = [
         (
             "llama3_old",
             "model_type",
@@ -127,11 +127,31 @@ fn what_is_not_known_is_refused_by_its_name() {
         ),
         (
             "llama3_old",
+            "model_type",
+            "olmo2".into(),
+            "\"olmo2\", which is not read: its branches have norms behind them and none before",
+        ),
+        ("llama3_old", "model_type", "deepseek_v3".into(), "its attention is multi-head latent attention"),
+        ("llama3_old", "model_type", "gpt_oss".into(), "its router and its experts have biases"),
+        (
+            "llama3_old",
+            "model_type",
+            "huginn_raven".into(),
+            "its layers are looped, and loops are not imported",
+        ),
+        ("llama3_old", "use_mrope", true.into(), "the field `use_mrope` (true) is not known"),
+        (
+            "llama3_old",
             "architectures",
             serde_json::json!(["LlamaForSequenceClassification"]),
             "LlamaForCausalLM",
         ),
-        ("llama3_old", "attention_bias", true.into(), "`attention_bias` is true"),
+        (
+            "llama3_old",
+            "attention_bias",
+            true.into(),
+            "lacks the tensor model.layers.0.self_attn.q_proj.bias",
+        ),
         ("llama3_old", "mlp_bias", true.into(), "`mlp_bias` is true"),
         ("llama3_old", "hidden_act", "gelu".into(), "`hidden_act` is \"gelu\"; expected silu"),
         (
@@ -142,8 +162,19 @@ fn what_is_not_known_is_refused_by_its_name() {
         ),
         ("llama3_old", "quantization_config", serde_json::json!({}), "`quantization_config`"),
         ("llama3_old", "sliding_window", 4.into(), "`sliding_window` is 4"),
-        ("llama3_old", "rope_scaling", serde_json::json!({"rope_type": "yarn", "factor": 2}), "\"yarn\""),
-        ("llama3_old", "rope_scaling", serde_json::json!({"type": "linear", "factor": 2}), "\"linear\""),
+        (
+            "llama3_old",
+            "rope_scaling",
+            serde_json::json!({"rope_type": "longrope", "factor": 2}),
+            "is \"longrope\"; dreamc has",
+        ),
+        ("llama3_old", "rope_scaling", serde_json::json!({"type": "yarn"}), "lacks `rope_scaling.factor`"),
+        (
+            "llama3_old",
+            "rope_scaling",
+            serde_json::json!({"type": "linear", "factor": 2, "mscale": 1}),
+            "the field `rope_scaling.mscale` (1) is not known",
+        ),
         ("llama3_new", "rope_scaling", serde_json::json!({"rope_type": "default"}), "they differ"),
         ("llama3_new", "rope_theta", 7.into(), "`rope_theta` is 7 and `rope_parameters.rope_theta` is 500"),
         ("llama3_old", "hidden_size", 25.into(), "25"),

@@ -7,7 +7,7 @@
 //! ignored, or is refused; and a configuration is written only where reading it again gives the
 //! specification that it was made of.
 
-use super::family::{Absent, FAMILIES, Family, Kind, Role, Rotation, Slot, Sparse, Windows};
+use super::family::{Absent, FAMILIES, Family, Kind, Role, Rotation, Slot, Sparse, UNREAD, Windows};
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
@@ -46,11 +46,11 @@ struct Layer {
     sparse: bool,
 }
 
-/// A rotation: its base, and `rope_type: llama3`'s factor, low, high, original context.
+/// A rotation: its base, and how its frequencies are lowered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Turn {
     base: f64,
-    scaling: Option<[f64; 4]>,
+    scaling: Option<RopeScaling>,
 }
 
 impl Config {
@@ -84,7 +84,14 @@ impl Config {
         if count > MOST_LAYERS {
             return f.wrong("num_hidden_layers", &Value::from(count), "at most 65536");
         }
-        let rotations = rotations(&f, family.rotation)?;
+        if let Some(&shared) = values.get(&Slot::Shared)
+            && shared % get(Slot::ExpertIntermediate) != 0.0
+        {
+            let right = "a multiple of moe_intermediate_size";
+            return f.wrong("shared_expert_intermediate_size", &Value::from(shared as u64), right);
+        }
+        let rotations = rotations(&f, family, get(Slot::Context))?;
+        rotations.iter().for_each(|turn| ratio(*turn, get(Slot::Context), &mut notes));
         let (window, windowed) = windows(&f, family, count as usize, &mut notes)?;
         let sparse = sparse(&f, family.sparse, count as usize)?;
         let layers: Vec<Layer> =
@@ -165,12 +172,18 @@ impl Config {
         if self.layers.iter().any(|l| l.sparse) {
             // Gates of the chosen are always divided by their sum where no field says so.
             let normalise = self.real(Slot::Normalise) != Some(0.0);
+            let intermediate = self.expert_intermediate();
+            let shared = match self.real(Slot::Shared) {
+                None => String::new(),
+                Some(size) => {
+                    format!("shared: {}, shared_gate: true, ", size as u64 / intermediate.max(1))
+                }
+            };
             line(format!(
-                "    ea: {{experts: {{count: {}, active: {}, intermediate: {}, activation: {activation}, router: {{preset: {}, \
-                 normalise: {normalise}, load_balance_loss: {:?}, z_loss: 0}}}}}}",
+                "    ea: {{experts: {{count: {}, active: {}, intermediate: {intermediate}, activation: {activation}, {shared}\
+                 router: {{preset: {}, normalise: {normalise}, load_balance_loss: {:?}, z_loss: 0}}}}}}",
                 self.whole(Slot::Experts),
                 self.whole(Slot::Active),
-                self.expert_intermediate(),
                 self.family.router.0,
                 self.load_balance_loss
             ));
@@ -202,9 +215,7 @@ impl Config {
         let Turn { base, scaling } = self.rotations[usize::from(windowed)];
         let rope = match scaling {
             None => format!("{base:?}"),
-            Some([factor, low, high, original]) => format!(
-                "{{base: {base:?}, scaling: {{factor: {factor:?}, low: {low:?}, high: {high:?}, original_context: {original:?}}}}}"
-            ),
+            Some(scaling) => format!("{{base: {base:?}, scaling: {{{}}}}}", said(scaling)),
         };
         let mut text = format!(
             "heads: {}, kv_heads: {}, head_size: {}, rope: {rope}, qk_norm: {}",
@@ -218,6 +229,7 @@ impl Config {
             window.map(|w| format!("window: {w}")),
             self.real(Slot::Softcap).map(|c| format!("softcap: {c:?}")),
             self.real(Slot::Scalar).map(|s| format!("scale: {:?}", 1.0 / s.sqrt())),
+            self.biased().then(|| format!("bias: {}", self.family.bias)),
             self.family.gemma.then(|| "post_norm: true".into()),
         ];
         more.into_iter().flatten().for_each(|field| {
@@ -225,6 +237,11 @@ impl Config {
             text += &field;
         });
         text
+    }
+
+    /// Whether projections have biases.
+    fn biased(&self) -> bool {
+        self.family.bias != "none" && self.real(Slot::Bias) != Some(0.0)
     }
 
     /// Tokens of a row to evaluate and train on: what a GiB of logits allows, 2048 at most.
@@ -262,13 +279,8 @@ impl Config {
         if let Rotation::Two(..) = family.rotation {
             put("rope_local_base_freq", json!(local.base));
         }
-        if let Some([factor, low, high, original]) = full.scaling {
-            let original = written(Kind::Either, Some(original));
-            put(
-                "rope_scaling",
-                json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
-                       "original_max_position_embeddings": original}),
-            );
+        if let Some(scaling) = full.scaling {
+            put("rope_scaling", scaled(scaling));
         }
         let some = self.layers.iter().any(|l| l.windowed);
         let window = self.window.filter(|_| some);
@@ -278,6 +290,7 @@ impl Config {
         };
         match family.windows {
             Windows::Never => {}
+            Windows::Unused => put("use_sliding_window", json!(false)),
             Windows::All(_) => put("sliding_window", json!(window)),
             Windows::AllUsed(_) => {
                 put("use_sliding_window", json!(some));
@@ -313,6 +326,39 @@ impl Config {
             put("router_aux_loss_coef", json!(coefficient));
         }
         map
+    }
+}
+
+/// A scaling as the language writes it.
+fn said(scaling: RopeScaling) -> String {
+    match scaling {
+        RopeScaling::Llama3 { factor, low, high, original_context } => {
+            format!(
+                "factor: {factor:?}, low: {low:?}, high: {high:?}, original_context: {original_context:?}"
+            )
+        }
+        RopeScaling::Linear { factor } => format!("type: linear, factor: {factor:?}"),
+        RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate } => format!(
+            "type: yarn, factor: {factor:?}, fast: {fast:?}, slow: {slow:?}, original_context: {original_context:?}, \
+             attention: {attention:?}, truncate: {truncate}"
+        ),
+    }
+}
+
+/// A scaling as `config.json` writes it.
+fn scaled(scaling: RopeScaling) -> Value {
+    let context = |x: f64| written(Kind::Either, Some(x));
+    match scaling {
+        RopeScaling::Llama3 { factor, low, high, original_context } => {
+            json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+                   "original_max_position_embeddings": context(original_context)})
+        }
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate } => {
+            json!({"rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow,
+                   "original_max_position_embeddings": context(original_context), "attention_factor": attention,
+                   "truncate": truncate})
+        }
     }
 }
 
@@ -355,6 +401,9 @@ fn family(f: &Fields) -> Result<&'static Family> {
         return f.refuse("lacks `model_type`; is this the folder of a model of transformers?".into());
     };
     let Some(family) = FAMILIES.iter().find(|family| family.kind == kind) else {
+        if let Some((_, why)) = UNREAD.iter().find(|(unread, _)| *unread == kind) {
+            return f.refuse(format!("`model_type` is {kind:?}, which is not read: {why}"));
+        }
         return f.refuse(format!("`model_type` is {kind:?}; dreamc imports {}", known()));
     };
     match f.get("architectures") {
@@ -414,14 +463,32 @@ fn values(f: &Fields, family: &Family) -> Result<BTreeMap<Slot, f64>> {
     Ok(values)
 }
 
+/// The context that a model was first trained with, as its scaling names it; Phi 3 names it
+/// outside.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// The fields outside of a rotation's object that say the same, and the longest sequence.
+#[derive(Clone, Copy)]
+struct Around {
+    base: Option<f64>,
+    original: Option<f64>,
+    context: f64,
+}
+
 /// Rotations of layers without and with the window, of either generation.
-fn rotations(f: &Fields, rotation: Rotation) -> Result<[Turn; 2]> {
+fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
+    let rotation = family.rotation;
+    let original = match family.harmless.contains(&ORIGINAL) {
+        true => f.real_or_none(ORIGINAL)?,
+        false => None,
+    };
     let object = |name: &'static str| match f.get(name) {
         None => Ok(None),
         Some(Value::Object(map)) => Ok(Some(map)),
         Some(other) => f.wrong(name, other, "an object"),
     };
     let (outer, none) = (f.real_or_none("rope_theta")?, Map::new());
+    let around = |base: Option<f64>| Around { base, original, context };
     let local = match rotation {
         Rotation::One(_) => None,
         Rotation::Two(..) => f.real_or_none("rope_local_base_freq")?,
@@ -436,7 +503,7 @@ fn rotations(f: &Fields, rotation: Rotation) -> Result<[Turn; 2]> {
     };
     let (full, local_default) = match rotation {
         Rotation::One(base) => {
-            let one = turn(&Fields::new(f.path, place, map, f.ignore), outer, base)?;
+            let one = turn(&Fields::new(f.path, place, map, f.ignore), around(outer), base)?;
             return Ok([one, one]);
         }
         Rotation::Two(full, local) => (full, local),
@@ -444,9 +511,9 @@ fn rotations(f: &Fields, rotation: Rotation) -> Result<[Turn; 2]> {
     // Newer files have an object for each kind of layer.
     let kinds = ["full_attention", "sliding_attention"];
     if !kinds.iter().any(|kind| map.contains_key(*kind)) {
-        let full = turn(&Fields::new(f.path, place, map, f.ignore), outer, Some(full))?;
+        let full = turn(&Fields::new(f.path, place, map, f.ignore), around(outer), Some(full))?;
         let empty = Fields::new(f.path, "", &none, f.ignore);
-        return Ok([full, turn(&empty, local, Some(local_default))?]);
+        return Ok([full, turn(&empty, around(local), Some(local_default))?]);
     }
     let r = Fields::new(f.path, place, map, f.ignore);
     let mut turns = vec![];
@@ -457,16 +524,16 @@ fn rotations(f: &Fields, rotation: Rotation) -> Result<[Turn; 2]> {
             Some(other) => return r.wrong(kind, other, "an object"),
         };
         let place = format!("{place}{kind}.");
-        turns.push(turn(&Fields::new(f.path, &place, inner, f.ignore), outer, Some(default))?);
+        turns.push(turn(&Fields::new(f.path, &place, inner, f.ignore), around(outer), Some(default))?);
     }
     r.finish()?;
     Ok([turns[0], turns[1]])
 }
 
 /// One rotation, whose base may stand outside of the object; `default` where it stands nowhere.
-fn turn(r: &Fields, outer: Option<f64>, default: Option<f64>) -> Result<Turn> {
+fn turn(r: &Fields, around: Around, default: Option<f64>) -> Result<Turn> {
     let place = r.place;
-    let base = match (outer, r.real_or_none("rope_theta")?) {
+    let base = match (around.base, r.real_or_none("rope_theta")?) {
         (Some(a), Some(b)) if a != b => {
             return r.refuse(format!("`rope_theta` is {a} and `{place}rope_theta` is {b}"));
         }
@@ -478,22 +545,68 @@ fn turn(r: &Fields, outer: Option<f64>, default: Option<f64>) -> Result<Turn> {
     };
     // Some files say `type`, the oldest name, or both.
     let (kind, old) = (r.word("rope_type")?, r.word("type")?);
+    let known = "\"default\", \"linear\", \"llama3\" and \"yarn\"";
     let scaling = match kind.or(old) {
         None if r.map.is_empty() || r.map.keys().all(|k| k == "rope_theta") => None,
         Some("default") => None,
+        Some("linear") => Some(RopeScaling::Linear { factor: r.real("factor")? }),
         Some("llama3") => {
-            let original = r.real("original_max_position_embeddings")?;
+            let original_context = original(r, around)?;
             let (low, high) = (r.real("low_freq_factor")?, r.real("high_freq_factor")?);
-            Some([r.real("factor")?, low, high, original])
+            Some(RopeScaling::Llama3 { factor: r.real("factor")?, low, high, original_context })
         }
+        Some("yarn") => Some(yarn(r, around)?),
         Some(other) => {
-            return r
-                .refuse(format!("`{place}rope_type` is {other:?}; dreamc has \"default\" and \"llama3\""));
+            return r.refuse(format!("`{place}rope_type` is {other:?}; dreamc has {known}"));
         }
-        None => return r.refuse(format!("lacks `{place}rope_type`; dreamc has \"default\" and \"llama3\"")),
+        None => return r.refuse(format!("lacks `{place}rope_type`; dreamc has {known}")),
     };
     r.finish()?;
     Ok(Turn { base, scaling })
+}
+
+/// YaRN, with the defaults of `_compute_yarn_parameters` in `modeling_rope_utils.py`.
+fn yarn(r: &Fields, around: Around) -> Result<RopeScaling> {
+    let factor = r.real("factor")?;
+    let scale = |weight: f64| if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 };
+    let (own, all) = (r.real_or_none("mscale")?, r.real_or_none("mscale_all_dim")?);
+    let attention = match (r.real_or_none("attention_factor")?, own, all) {
+        (Some(attention), ..) => attention,
+        (None, Some(own), Some(all)) => scale(own) / scale(all),
+        (None, ..) => scale(1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast: r.real_or_none("beta_fast")?.unwrap_or(32.0),
+        slow: r.real_or_none("beta_slow")?.unwrap_or(1.0),
+        original_context: original(r, around)?,
+        attention,
+        truncate: r.flag("truncate", true)?,
+    })
+}
+
+/// The context that the model was first trained with, which may stand outside of the object.
+fn original(r: &Fields, around: Around) -> Result<f64> {
+    match (around.original, r.real_or_none(ORIGINAL)?) {
+        (Some(a), Some(b)) if a != b => {
+            r.refuse(format!("`{ORIGINAL}` is {a} and `{}{ORIGINAL}` is {b}", r.place))
+        }
+        (Some(context), _) | (None, Some(context)) => Ok(context),
+        (None, None) => Ok(around.context),
+    }
+}
+
+/// Notes a factor of YaRN that version 4 of `transformers` does not read.
+fn ratio(turn: Turn, context: f64, notes: &mut Vec<String>) {
+    let Some(RopeScaling::Yarn { factor, original_context, .. }) = turn.scaling else { return };
+    let ratio = context / original_context;
+    let note = format!(
+        "YaRN divides frequencies by the `factor` {factor}, as transformers 5 does; version 4 divides them by \
+         max_position_embeddings / original_max_position_embeddings, {ratio}"
+    );
+    if ratio != factor && !notes.contains(&note) {
+        notes.push(note);
+    }
 }
 
 /// The window, and which layers have it.
@@ -503,13 +616,24 @@ fn windows(
     layers: usize,
     notes: &mut Vec<String>,
 ) -> Result<(Option<u64>, Vec<bool>)> {
-    let written = f.whole_or_none("sliding_window")?;
+    let written = match family.windows {
+        Windows::Unused => {
+            // A 0 in files of version 5.
+            f.get("sliding_window");
+            None
+        }
+        _ => f.whole_or_none("sliding_window")?,
+    };
     let or = |default: Option<u64>| if f.map.contains_key("sliding_window") { written } else { default };
     let (window, mut windowed): (_, Vec<bool>) = match family.windows {
         Windows::Never => {
             if let Some(window) = written {
                 return f.wrong("sliding_window", &Value::from(window), "null");
             }
+            (None, vec![false; layers])
+        }
+        Windows::Unused => {
+            f.off("use_sliding_window")?;
             (None, vec![false; layers])
         }
         Windows::All(default) => (or(default), vec![true; layers]),
@@ -548,7 +672,7 @@ fn windows(
             let title = family.title;
             notes.push(format!("`layer_types` is not read, as transformers does not read it of {title}"));
         }
-        (Windows::Never | Windows::But(..) | Windows::From(_), Some(types)) => {
+        (Windows::Never | Windows::Unused | Windows::But(..) | Windows::From(_), Some(types)) => {
             windowed = layer_types(f, types, layers, window.is_some())?;
         }
     }
@@ -763,6 +887,8 @@ impl<'a> Plain<'a> {
             Slot::Active => experts.map(|e| e.active as f64),
             Slot::ExpertIntermediate => experts.map(|e| e.intermediate as f64),
             Slot::Normalise => experts.map(|e| flag(e.router.normalise)),
+            Slot::Shared => experts.map(|e| (e.shared * e.intermediate) as f64),
+            Slot::Bias => Some(flag(a.bias.is_some())),
         }
     }
 
@@ -772,13 +898,6 @@ impl<'a> Plain<'a> {
         let values = family.fields.iter().filter_map(value).collect();
         let turn = |a: &Attention| -> Option<Turn> {
             let Rope { base, scaling, .. } = a.rope?;
-            let scaling = match scaling {
-                None => None,
-                Some(RopeScaling::Llama3 { factor, low, high, original_context }) => {
-                    Some([factor, low, high, original_context])
-                }
-                Some(RopeScaling::Linear { .. } | RopeScaling::Yarn { .. }) => return None,
-            };
             Some(Turn { base, scaling })
         };
         let [full, local] = self.attentions.map(|a| a.and_then(turn));
@@ -998,7 +1117,38 @@ mod tests {
             "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
             "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
             "vocab_size": 151936}"#;
+        let qwen2 = r#"{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+            "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+            "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+            "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "use_mrope": false,
+            "use_sliding_window": false, "vocab_size": 151936}"#;
+        let distilled = r#"{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 8960,
+            "max_position_embeddings": 131072, "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 12,
+            "num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 10000, "sliding_window": 4096,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_mrope": false,
+            "use_sliding_window": false, "vocab_size": 151936}"#;
+        let qwen2_moe = r#"{"architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "decoder_sparse_step": 1, "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21, "model_type": "qwen2_moe",
+            "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 60,
+            "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": false,
+            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632,
+            "sliding_window": 32768, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+            "use_sliding_window": false, "vocab_size": 151936}"#;
+        let smol = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 0,
+            "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
+            "intermediate_size": 1536, "is_llama_config": true, "max_position_embeddings": 8192, "model_type": "llama",
+            "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000, "tie_word_embeddings": true,
+            "torch_dtype": "bfloat16", "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "unsloth_fixed": true,
+            "use_cache": true, "vocab_size": 49152}"#;
         for (text, total) in [
+            (qwen2, 494_032_768),
+            (distilled, 1_777_088_000),
+            (qwen2_moe, 14_315_784_192),
+            (smol, 134_515_008),
             (mistral, 7_241_732_096),
             (phi, 3_821_079_552),
             (gemma, 999_885_952),

@@ -44,6 +44,10 @@ pub enum Slot {
     ExpertIntermediate,
     /// Whether gates are divided by their sum.
     Normalise,
+    /// Intermediate size of the expert that every token uses.
+    Shared,
+    /// Whether projections of attentions have biases.
+    Bias,
 }
 
 /// The kind of number a quantity is.
@@ -67,11 +71,11 @@ impl Slot {
         match self {
             Slot::Vocab | Slot::Hidden | Slot::Context | Slot::Layers => Kind::Whole,
             Slot::Heads | Slot::KvHeads | Slot::HeadSize | Slot::Intermediate => Kind::Whole,
-            Slot::Experts | Slot::Active | Slot::ExpertIntermediate => Kind::Whole,
+            Slot::Experts | Slot::Active | Slot::ExpertIntermediate | Slot::Shared => Kind::Whole,
             Slot::Eps => Kind::Real,
             Slot::Softcap | Slot::LogitSoftcap => Kind::Cap,
             Slot::Scalar => Kind::Either,
-            Slot::Tie | Slot::Normalise => Kind::Flag,
+            Slot::Tie | Slot::Normalise | Slot::Bias => Kind::Flag,
         }
     }
 }
@@ -103,6 +107,8 @@ pub type Field = (&'static str, Slot, Absent);
 pub enum Windows {
     /// None; `sliding_window` must be null.
     Never,
+    /// None; `use_sliding_window` must be false, and then `sliding_window` is not read.
+    Unused,
     /// All, where `sliding_window` is a number, which is this where the file lacks it.
     All(Option<u64>),
     /// All, where `use_sliding_window` is true.
@@ -149,6 +155,8 @@ pub enum Role {
 pub enum Source {
     /// One.
     One(&'static str),
+    /// One that is a matrix of one row there and a vector here.
+    Row(&'static str),
     /// Queries, keys and values, the rows of one behind those of the other.
     Heads([&'static str; 3]),
     /// The upper (0) or lower (1) half of the rows of one.
@@ -178,6 +186,9 @@ pub struct Family {
     pub gemma: bool,
     /// Normalisation of queries and keys, in the language's word.
     pub qk_norm: &'static str,
+    /// Projections that have biases, in the language's word: always, or where [`Slot::Bias`] is a
+    /// field and true.
+    pub bias: &'static str,
     /// Windows.
     pub windows: Windows,
     /// Rotation.
@@ -224,7 +235,7 @@ const GEMMA_NORMS: [(Role, &str, Source); 4] = [
 ];
 
 /// The families. Where a specification could be of several, the first is taken.
-pub static FAMILIES: [Family; 9] = [
+pub static FAMILIES: [Family; 11] = [
     Family {
         kind: "gemma2",
         class: "Gemma2ForCausalLM",
@@ -240,16 +251,18 @@ pub static FAMILIES: [Family; 9] = [
             ("intermediate_size", S::Intermediate, Required),
             ("rms_norm_eps", S::Eps, Real(1e-6)),
             ("tie_word_embeddings", S::Tie, Flag(true)),
+            ("attention_bias", S::Bias, Flag(false)),
             ("query_pre_attn_scalar", S::Scalar, Real(256.0)),
             ("attn_logit_softcapping", S::Softcap, Real(50.0)),
             ("final_logit_softcapping", S::LogitSoftcap, Real(30.0)),
         ],
-        off: &["attention_bias", "use_bidirectional_attention"],
+        off: &["use_bidirectional_attention"],
         // Its first files had `hidden_act: gelu` only, and meant the tanh form.
         harmless: &["hidden_act"],
         activation: ("hidden_activation", "gelu_pytorch_tanh", "geglu"),
         gemma: true,
         qk_norm: "none",
+        bias: "all",
         windows: Windows::But(2, 4096),
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::Never,
@@ -271,15 +284,17 @@ pub static FAMILIES: [Family; 9] = [
             ("intermediate_size", S::Intermediate, Required),
             ("rms_norm_eps", S::Eps, Real(1e-6)),
             ("tie_word_embeddings", S::Tie, Flag(true)),
+            ("attention_bias", S::Bias, Flag(false)),
             ("query_pre_attn_scalar", S::Scalar, Real(256.0)),
             ("attn_logit_softcapping", S::Softcap, Nothing),
             ("final_logit_softcapping", S::LogitSoftcap, Nothing),
         ],
-        off: &["attention_bias", "use_bidirectional_attention"],
+        off: &["use_bidirectional_attention"],
         harmless: &[],
         activation: ("hidden_activation", "gelu_pytorch_tanh", "geglu"),
         gemma: true,
         qk_norm: "rms",
+        bias: "all",
         windows: Windows::But(6, 4096),
         rotation: Rotation::Two(1e6, 1e4),
         sparse: Sparse::Never,
@@ -301,12 +316,14 @@ pub static FAMILIES: [Family; 9] = [
             ("intermediate_size", S::Intermediate, Required),
             ("rms_norm_eps", S::Eps, Real(1e-6)),
             ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("attention_bias", S::Bias, Flag(false)),
         ],
-        off: &["attention_bias", "mlp_bias"],
+        off: &["mlp_bias"],
         harmless: &[],
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "none",
+        bias: "all",
         windows: Windows::Never,
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::Never,
@@ -334,6 +351,7 @@ pub static FAMILIES: [Family; 9] = [
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "none",
+        bias: "none",
         windows: Windows::All(Some(4096)),
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::Never,
@@ -357,11 +375,12 @@ pub static FAMILIES: [Family; 9] = [
             ("tie_word_embeddings", S::Tie, Flag(false)),
         ],
         off: &["attention_bias"],
-        // The last is read with long scaling alone, which is refused by its `rope_type`.
+        // The last is read with a scaling alone.
         harmless: &["embd_pdrop", "resid_pdrop", "original_max_position_embeddings"],
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "none",
+        bias: "none",
         windows: Windows::All(None),
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::Never,
@@ -375,6 +394,80 @@ pub static FAMILIES: [Family; 9] = [
             (Role::Mlp, "up", Source::Half("mlp.gate_up_proj", 1)),
             MLP[2],
         ]],
+    },
+    Family {
+        kind: "qwen2",
+        class: "Qwen2ForCausalLM",
+        title: "Qwen 2",
+        fields: &[
+            ("vocab_size", S::Vocab, Required),
+            ("hidden_size", S::Hidden, Required),
+            ("max_position_embeddings", S::Context, Whole(32768)),
+            ("num_hidden_layers", S::Layers, Required),
+            ("num_attention_heads", S::Heads, Required),
+            ("num_key_value_heads", S::KvHeads, Whole(32)),
+            ("head_dim", S::HeadSize, HiddenByHeads),
+            ("intermediate_size", S::Intermediate, Required),
+            ("rms_norm_eps", S::Eps, Real(1e-6)),
+            ("tie_word_embeddings", S::Tie, Flag(false)),
+        ],
+        off: &[],
+        harmless: &[],
+        activation: ("hidden_act", "silu", "swiglu"),
+        gemma: false,
+        qk_norm: "none",
+        bias: "qkv",
+        windows: Windows::From(4096),
+        rotation: Rotation::One(Some(10000.0)),
+        sparse: Sparse::Never,
+        router: ("", 0.0),
+        tensors: &[&ATTENTION, &NORMS, &MLP],
+    },
+    Family {
+        kind: "qwen2_moe",
+        class: "Qwen2MoeForCausalLM",
+        title: "Qwen 2 MoE",
+        fields: &[
+            ("vocab_size", S::Vocab, Required),
+            ("hidden_size", S::Hidden, Required),
+            ("max_position_embeddings", S::Context, Whole(32768)),
+            ("num_hidden_layers", S::Layers, Required),
+            ("num_attention_heads", S::Heads, Required),
+            ("num_key_value_heads", S::KvHeads, Whole(16)),
+            ("head_dim", S::HeadSize, HiddenByHeads),
+            ("intermediate_size", S::Intermediate, Whole(5632)),
+            ("moe_intermediate_size", S::ExpertIntermediate, Whole(1408)),
+            ("shared_expert_intermediate_size", S::Shared, Whole(5632)),
+            ("num_experts", S::Experts, Required),
+            ("num_experts_per_tok", S::Active, Whole(4)),
+            ("norm_topk_prob", S::Normalise, Flag(false)),
+            ("rms_norm_eps", S::Eps, Real(1e-6)),
+            ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("qkv_bias", S::Bias, Flag(true)),
+        ],
+        off: &[],
+        // Read with a window alone, which is refused.
+        harmless: &["max_window_layers"],
+        activation: ("hidden_act", "silu", "swiglu"),
+        gemma: false,
+        qk_norm: "none",
+        bias: "qkv",
+        windows: Windows::Unused,
+        rotation: Rotation::One(Some(10000.0)),
+        sparse: Sparse::Listed,
+        router: ("olmoe", 0.001),
+        tensors: &[
+            &ATTENTION,
+            &NORMS,
+            &MLP,
+            &EXPERTS,
+            &[
+                (Role::Experts, "shared.gate", Source::One("mlp.shared_expert.gate_proj")),
+                (Role::Experts, "shared.up", Source::One("mlp.shared_expert.up_proj")),
+                (Role::Experts, "shared.down", Source::One("mlp.shared_expert.down_proj")),
+                (Role::Experts, "shared_gate", Source::Row("mlp.shared_expert_gate")),
+            ],
+        ],
     },
     Family {
         kind: "qwen3",
@@ -391,12 +484,14 @@ pub static FAMILIES: [Family; 9] = [
             ("intermediate_size", S::Intermediate, Required),
             ("rms_norm_eps", S::Eps, Real(1e-6)),
             ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("attention_bias", S::Bias, Flag(false)),
         ],
-        off: &["attention_bias"],
+        off: &[],
         harmless: &[],
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "rms",
+        bias: "all",
         windows: Windows::From(4096),
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::Never,
@@ -422,13 +517,15 @@ pub static FAMILIES: [Family; 9] = [
             ("norm_topk_prob", S::Normalise, Flag(false)),
             ("rms_norm_eps", S::Eps, Real(1e-6)),
             ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("attention_bias", S::Bias, Flag(false)),
         ],
-        off: &["attention_bias"],
+        off: &[],
         // `transformers` reads it of the dense models alone.
         harmless: &["max_window_layers"],
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "rms",
+        bias: "all",
         windows: Windows::AllUsed(4096),
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::Listed,
@@ -453,12 +550,14 @@ pub static FAMILIES: [Family; 9] = [
             ("norm_topk_prob", S::Normalise, Flag(false)),
             ("rms_norm_eps", S::Eps, Real(1e-5)),
             ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("attention_bias", S::Bias, Flag(false)),
         ],
-        off: &["attention_bias", "clip_qkv"],
+        off: &["clip_qkv"],
         harmless: &[],
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "rms_all",
+        bias: "all",
         windows: Windows::Never,
         rotation: Rotation::One(Some(10000.0)),
         sparse: Sparse::All,
@@ -488,6 +587,7 @@ pub static FAMILIES: [Family; 9] = [
         activation: ("hidden_act", "silu", "swiglu"),
         gemma: false,
         qk_norm: "none",
+        bias: "none",
         windows: Windows::All(None),
         rotation: Rotation::One(None),
         sparse: Sparse::All,
@@ -503,4 +603,26 @@ pub static FAMILIES: [Family; 9] = [
             ],
         ],
     },
+];
+
+const POST_NORMS: &str = "its branches have norms behind them and none before, and components here read the stream through \
+                          a norm of their own";
+const LATENT: &str = "its attention is multi-head latent attention, which the language lacks";
+const LOOPED: &str = "its layers are looped, and loops are not imported";
+
+/// Kinds of models that are known and not read, and why.
+pub static UNREAD: [(&str, &str); 9] = [
+    ("olmo2", POST_NORMS),
+    ("olmo3", POST_NORMS),
+    ("deepseek_v2", LATENT),
+    ("deepseek_v3", LATENT),
+    ("deepseek_v32", LATENT),
+    ("kimi_k2", LATENT),
+    (
+        "gpt_oss",
+        "its router and its experts have biases, and the experts an activation that clamps and adds one \
+         (`(up + 1) · gate · sigmoid(1.702 gate)`), which the language lacks",
+    ),
+    ("huginn_raven", LOOPED),
+    ("ouro", LOOPED),
 ];

@@ -240,6 +240,9 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
     let theirs = |stem: &str| format!("model.layers.{number}.{stem}.{kind}");
     match found.2 {
         Source::One(stem) => whole(theirs(stem)),
+        Source::Row(stem) => {
+            Some(vec![Part { name: theirs(stem), shape: [&[1], shape].concat(), half: None }])
+        }
         Source::Heads(stems) => {
             let (heads, kv, size) =
                 (config.whole(Slot::Heads), config.whole(Slot::KvHeads), config.whole(Slot::HeadSize));
