@@ -23,6 +23,11 @@ impl Philox {
         Philox { key: [word(0), word(1)] }
     }
 
+    /// The key, by which others can draw the same.
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+
     /// The 128 bits at counter `(high, low)`.
     pub fn block(&self, high: u64, low: u64) -> [u32; 4] {
         let mut c = [low as u32, (low >> 32) as u32, high as u32, (high >> 32) as u32];

@@ -5,7 +5,9 @@
 //! loops. *Promise*: sets of weights and wrapped parts have the numbers that their tensors have.
 
 use crate::hf::{HfError, composition};
-use dreamc_dsl::spec::{CausalRule, Expr, Item, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule};
+use dreamc_dsl::spec::{
+    CausalRule, Expr, Item, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -76,8 +78,8 @@ pub struct Layers {
     pub projected: bool,
     /// Whether no attention has a plain projection.
     pub all_projected: bool,
-    /// Whether a norm follows the last application.
-    pub final_norm: bool,
+    /// Statements between layers, by number.
+    pub statements: Vec<Statement>,
     /// The order of sets, with the outermost loop's count and without.
     orders: [String; 2],
 }
@@ -94,9 +96,10 @@ struct Set<'a> {
 impl Layers {
     /// Reads the body of a model.
     pub fn new(model: &Model) -> Result<Self, HfError> {
-        let mut walk = Walk { sets: vec![], last: None };
+        let mut walk = Walk { sets: vec![], statements: vec![] };
         let [fixed, free] = [false, true].map(|free| {
             walk.sets.clear();
+            walk.statements.clear();
             walk.items(&model.body, None, 1, free)
         });
         let mut layers = Layers {
@@ -107,7 +110,7 @@ impl Layers {
             skips: vec![],
             projected: walk.sets.iter().any(|set| set.recurrent.is_some()),
             all_projected: true,
-            final_norm: walk.last != Some(true),
+            statements: walk.statements.iter().map(|s| (*s).clone()).collect(),
             orders: [fixed, free],
         };
         let mut known: Vec<(&Expr, Option<bool>)> = vec![];
@@ -137,7 +140,7 @@ impl Layers {
 
     fn class(&mut self, model: &Model, name: &str, set: &Set) -> Result<(), HfError> {
         use dreamc_dsl::spec::Component as C;
-        let mut emit = Emit { lines: vec![], skips: vec![], names: vec![], chains: 0 };
+        let mut emit = Emit { lines: vec![], skips: vec![], names: vec![], chains: 0, norms: 0 };
         emit.apply(set.expr);
         let mut text = format!("class {name}(nn.Module):\n    \"\"\"{}\"\"\"\n\n", composition(set.expr));
         // Writing to a String does not fail.
@@ -147,7 +150,8 @@ impl Layers {
         line("    def __init__(self, config, times):\n        super().__init__()".into());
         let mut slots = vec![];
         for name in &emit.names {
-            if TAKEN.contains(&name.as_str()) || name == "residual_norm" {
+            let norm = name.strip_prefix("norm").is_some_and(|j| j.parse::<usize>().is_ok());
+            if TAKEN.contains(&name.as_str()) || name == "residual_norm" || norm {
                 return Err(HfError::Export(format!(
                     "the component `{name}` has a name that Python or a module of PyTorch has itself, so that no class can have it"
                 )));
@@ -179,6 +183,9 @@ impl Layers {
                 self.skips.push((*skip).clone());
             }
             line("        ])".into());
+        }
+        for j in 0..emit.norms {
+            line(format!("        self.norm{j} = Norm(config.hidden_size)"));
         }
         if set.recurrent == Some(true) {
             line("        self.residual_norm = Norm(config.hidden_size)".into());
@@ -244,8 +251,7 @@ fn arguments(skip: &Skip) -> String {
 
 struct Walk<'a> {
     sets: Vec<Set<'a>>,
-    /// Whether the last application leaves the stream normalised.
-    last: Option<bool>,
+    statements: Vec<&'a Statement>,
 }
 
 impl<'a> Walk<'a> {
@@ -260,7 +266,6 @@ impl<'a> Walk<'a> {
                 Item::Layer(expr) => {
                     terms.push(format!("[{}]", self.sets.len()));
                     self.sets.push(Set { expr, recurrent, times });
-                    self.last = Some(recurrent == Some(true));
                 }
                 Item::Repeat { count, items } => {
                     for _ in 0..*count {
@@ -270,8 +275,11 @@ impl<'a> Walk<'a> {
                         terms.push(order);
                     }
                 }
-                // Refused before.
-                Item::Statement(_) => {}
+                Item::Statement(statement) => {
+                    plain = false;
+                    terms.push(format!("[~{}]", self.statements.len()));
+                    self.statements.push(statement);
+                }
                 Item::Recur { count, residual_norm, items, looping: _ } => {
                     plain = false;
                     let inner = self.items(items, Some(*residual_norm), times * count, false);
@@ -301,12 +309,38 @@ fn grouped(order: &str) -> String {
     }
 }
 
-/// The statements of a layer.
+/// The call that makes a statement between layers.
+pub fn statement(statement: &Statement) -> String {
+    let (what, name) = match statement {
+        Statement::Norm => ("norm", None),
+        Statement::Linear(_) => ("linear", None),
+        Statement::StartZeros => ("start zeros", None),
+        Statement::StartNormal(deviation) => {
+            return format!("Statement(config, \"start normal\", deviation={deviation:?})");
+        }
+        Statement::Save(name) => ("save", Some(name)),
+        Statement::Mix { name, how } => {
+            let what = match how {
+                Mixing::Add => "mix add",
+                Mixing::Linear(_) => "mix linear",
+                Mixing::Scaled => "mix scaled",
+                Mixing::Diagonal => "mix diagonal",
+            };
+            (what, Some(name))
+        }
+    };
+    let name = name.map_or(String::new(), |name| format!(", {name:?}"));
+    format!("Statement(config, {what:?}{name})")
+}
+
+/// The lines of a layer.
 struct Emit<'a> {
     lines: Vec<String>,
     skips: Vec<&'a Skip>,
     names: Vec<String>,
     chains: usize,
+    /// Norms among its terms.
+    norms: usize,
 }
 
 impl<'a> Emit<'a> {
@@ -314,7 +348,11 @@ impl<'a> Emit<'a> {
     fn apply(&mut self, e: &'a Expr) {
         match e {
             Expr::Sequential(terms) => terms.iter().for_each(|term| self.apply(term)),
-            Expr::Component(_) | Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => {
+            Expr::Norm => {
+                self.lines.push(format!("x = self.norm{}(x)", self.norms));
+                self.norms += 1;
+            }
+            Expr::Component(_) | Expr::Parallel(_) | Expr::Skip(..) => {
                 let update = self.update(e, "x", "");
                 self.lines.push(format!("x = x + {update}"));
             }
@@ -331,7 +369,7 @@ impl<'a> Emit<'a> {
                 }
                 format!("self.{name}({x}, at)")
             }
-            // Refused before.
+            // A term of a layer's own `>` alone.
             Expr::Norm => "0".into(),
             Expr::Parallel(terms) => {
                 let updates: Vec<String> = terms.iter().map(|term| self.update(term, x, indent)).collect();

@@ -20,6 +20,7 @@ use super::tensors::Theirs;
 use crate::checkpoint::folder;
 use crate::checkpoint::safetensors::Dtype;
 use crate::data::sums;
+use crate::rng::Philox;
 use dreamc_dsl::Spelling;
 use dreamc_dsl::spec::*;
 use serde_json::{Map, Value, json};
@@ -28,7 +29,7 @@ use std::path::Path;
 use template::{Parts, expand};
 
 /// The parts of the code, in order, each with the part of a model that needs it.
-const PARTS: [(&str, &str); 20] = [
+const PARTS: [(&str, &str); 23] = [
     ("", include_str!("parts/head.py")),
     ("", include_str!("parts/norm.py")),
     ("matrix", include_str!("parts/matrix.py")),
@@ -38,6 +39,7 @@ const PARTS: [(&str, &str); 20] = [
     ("router", include_str!("parts/router.py")),
     ("network", include_str!("parts/activate.py")),
     ("mlp", include_str!("parts/mlp.py")),
+    ("always", include_str!("parts/shared.py")),
     ("experts", include_str!("parts/experts.py")),
     ("plain_projection", include_str!("parts/projection.py")),
     ("projection", include_str!("parts/projection_mixture.py")),
@@ -48,6 +50,8 @@ const PARTS: [(&str, &str); 20] = [
     ("norm_only", include_str!("parts/norm_score.py")),
     ("predictor", include_str!("parts/predictor.py")),
     ("skip", include_str!("parts/skip.py")),
+    ("noise", include_str!("parts/noise.py")),
+    ("stated", include_str!("parts/statement.py")),
     ("", include_str!("parts/pass.py")),
 ];
 const MODEL: &str = include_str!("parts/model.py");
@@ -56,24 +60,11 @@ const CONFIGURATION: &str = include_str!("parts/configuration.py");
 /// The class of every package.
 const CLASS: &str = "DreamcForCausalLM";
 
-/// Whether statements stand between layers, or norms among their terms.
-fn stated(items: &[Item]) -> bool {
-    items.iter().any(|item| match item {
-        Item::Statement(_) => true,
-        Item::Layer(Expr::Sequential(terms)) => terms.contains(&Expr::Norm),
-        Item::Layer(_) => false,
-        Item::Repeat { items, .. } | Item::Recur { items, .. } => stated(items),
-    })
-}
-
 /// Writes a model as a package, of weights whose embedding is stored in this type.
 pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, HfError> {
-    if stated(&model.spec.model.body) {
-        let what = "the model has statements on the stream, or norms among the terms of a layer, and a package has none yet";
-        return Err(HfError::Export(what.into()));
-    }
-    let code = Code::new(&model.spec.model)?;
     let list = ours(model)?;
+    let mut code = Code::new(&model.spec.model, list.iter().any(|(name, _)| name == "norm.weight"))?;
+    code.noise = Philox::new(model.spec.train.seed, "start").key();
     let parameters: u64 = list
         .iter()
         .filter(|(name, _)| !name.ends_with(".router.bias"))
@@ -126,15 +117,26 @@ struct Code<'a> {
     /// Count of the one outermost `recur`.
     recur: Option<u64>,
     notes: Vec<String>,
+    /// Key of the noise that streams start with.
+    noise: [u32; 2],
     /// A key whose code is not written.
     refused: Option<&'static str>,
 }
 
 impl<'a> Code<'a> {
-    /// Finds the parts of a model, or a key that is not generated.
-    fn new(model: &'a dreamc_dsl::spec::Model) -> Result<Self, HfError> {
+    /// Finds the parts of a model, or a key that is not generated. `normed` where a norm follows
+    /// the body.
+    fn new(model: &'a dreamc_dsl::spec::Model, normed: bool) -> Result<Self, HfError> {
         let layers = layers::Layers::new(model)?;
-        let mut code = Code { model, parts: Parts::new(), layers, recur: None, notes: vec![], refused: None };
+        let mut code = Code {
+            model,
+            parts: Parts::new(),
+            layers,
+            recur: None,
+            notes: vec![],
+            noise: [0; 2],
+            refused: None,
+        };
         // Every field stands here, so that a new one is generated or refused, and never forgotten.
         let dreamc_dsl::spec::Model {
             name: _,
@@ -158,8 +160,12 @@ impl<'a> Code<'a> {
         for (_, component) in components.iter().filter(|(name, _)| used.contains(*name)) {
             code.component(component);
         }
+        code.add("stated", !code.layers.statements.is_empty());
+        for statement in code.layers.statements.clone() {
+            code.statement(&statement);
+        }
         if let Some(key) = code.refused {
-            return Err(HfError::Export(format!("no code is written for `{key}` of a component")));
+            return Err(HfError::Export(format!("no code is written for `{key}`")));
         }
         let skips = code.layers.skips.clone();
         skips.iter().for_each(|skip| code.skip(skip));
@@ -174,14 +180,16 @@ impl<'a> Code<'a> {
             code.recur = Some(count);
         }
         code.add("recur", code.recur.is_some());
-        code.add("final_norm", code.layers.final_norm);
+        code.add("final_norm", normed);
         let has = |part| code.parts.contains(part);
         let attention = has("sequence") || has("depth");
         let both = has("sequence") && has("depth");
         let network = has("mlp") || has("experts");
-        let matrix = network || has("lowrank") || has("shared") || has("predictor") || has("norm_only");
+        let matrix =
+            network || has("lowrank") || has("shared") || has("predictor") || has("norm_only") || has("gate");
+        let matrix = matrix || has("linear_statement") || has("mix_linear");
         let rope = has("sequence_rope") || has("depth_rope");
-        let math = attention || has("lowrank") || has("scaling") || has("topk");
+        let math = attention || has("lowrank") || has("llama3") || has("yarn") || has("topk");
         let depth_position = has("depth_rope");
         let plain = attention && !code.layers.all_projected;
         for (part, on) in [
@@ -205,7 +213,7 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// Notes a key of a component that no code is written for.
+    /// Notes a key that no code is written for.
     fn refuse(&mut self, key: &'static str, on: bool) {
         if on {
             self.refused.get_or_insert(key);
@@ -235,7 +243,7 @@ impl<'a> Code<'a> {
                 router,
                 post_norm,
             }) => {
-                self.refuse("shared", *shared > 0);
+                self.add("always", *shared > 0);
                 self.add("experts", true);
                 self.add("noop", *noop > 0);
                 self.add("post_norm", *post_norm);
@@ -269,12 +277,12 @@ impl<'a> Code<'a> {
             post_norm,
             projection,
         } = a;
-        self.refuse("sink", *sink);
         self.refuse("kv_from", kv_from.is_some());
         self.refuse("value_residual", *value_residual);
         self.refuse("depth_keys", *depth_keys);
-        self.refuse("gate", gate.is_some());
-        self.refuse("bias", bias.is_some());
+        self.add("sink", *sink);
+        self.add("gate", gate.is_some());
+        self.add("bias", bias.is_some());
         self.add("groups", heads != kv_heads);
         self.add("window", window.is_some());
         self.add("softcap", softcap.is_some());
@@ -297,21 +305,23 @@ impl<'a> Code<'a> {
 
     fn rope(&mut self, rope: Option<&Rope>) {
         let Some(Rope { base: _, half_reversed: _, share, scaling }) = rope else { return };
-        self.refuse("share", *share < 1.0);
-        self.refuse(
-            "scaling",
-            matches!(scaling, Some(RopeScaling::Linear { .. } | RopeScaling::Yarn { .. })),
-        );
+        self.add("share", *share < 1.0);
         self.add("scaling", scaling.is_some());
+        match scaling {
+            None => {}
+            Some(RopeScaling::Llama3 { .. }) => self.add("llama3", true),
+            Some(RopeScaling::Linear { .. }) => self.add("stretched", true),
+            Some(RopeScaling::Yarn { .. }) => self.add("yarn", true),
+        }
     }
 
     fn activation(&mut self, activation: Activation) {
-        self.refuse("activation relu2", activation == Activation::Relu2);
         self.add(
             match activation {
                 Activation::Swiglu => "swiglu",
                 Activation::Geglu => "geglu",
-                Activation::Relu | Activation::Relu2 => "relu",
+                Activation::Relu => "relu",
+                Activation::Relu2 => "relu2",
                 Activation::Gelu => "gelu",
             },
             true,
@@ -332,8 +342,8 @@ impl<'a> Code<'a> {
             load_balance_loss: _,
             z_loss: _,
         } = router;
-        self.refuse("score sqrtsoftplus", *score == Score::Sqrtsoftplus);
-        self.refuse("groups", groups > topk_groups);
+        self.add("sqrtsoftplus", *score == Score::Sqrtsoftplus);
+        self.add("grouped", groups > topk_groups);
         self.add("router", true);
         match form {
             RouterForm::LowRank { query: _, rope } => {
@@ -366,6 +376,28 @@ impl<'a> Code<'a> {
         }
     }
 
+    fn statement(&mut self, statement: &Statement) {
+        match statement {
+            Statement::Norm => self.add("norm_statement", true),
+            Statement::Linear(_) => self.add("linear_statement", true),
+            Statement::StartZeros => self.add("start_zeros", true),
+            Statement::StartNormal(_) => self.add("noise", true),
+            Statement::Save(_) => self.add("save", true),
+            Statement::Mix { name: _, how } => {
+                self.add("mix", true);
+                self.add(
+                    match how {
+                        Mixing::Add => "mix_add",
+                        Mixing::Linear(_) => "mix_linear",
+                        Mixing::Scaled => "mix_scaled",
+                        Mixing::Diagonal => "mix_diagonal",
+                    },
+                    true,
+                );
+            }
+        }
+    }
+
     /// `modeling_dreamc.py`.
     fn modeling(&self) -> String {
         let skipping = match self.parts.contains("skip") {
@@ -389,12 +421,16 @@ impl<'a> Code<'a> {
         let names = self.layers.names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
         let layers: Vec<String> =
             self.layers.made.iter().map(|made| format!("            {made},")).collect();
+        let calls = self.layers.statements.iter().map(layers::statement);
+        let statements: Vec<String> = calls.map(|call| format!("            {call},")).collect();
         (pieces.join("\n\n\n") + "\n")
             .replace("@TITLE@", &self.model.name)
             .replace("@SKIPPING@", skipping)
+            .replace("@NOISE_KEY@", &format!("{}, {}", self.noise[0], self.noise[1]))
             .replace("@EPS@", &number(self.model.norm.eps))
             .replace("@NO_SPLIT@", &format!("[{names}]"))
             .replace("@LAYERS@", &layers.join("\n"))
+            .replace("@STATEMENTS@", &statements.join("\n"))
             .replace("@ORDER@", &self.layers.order(self.recur.is_some()))
             .replace("@EMBED_SCALE@", &scale)
             .replace("@LOGIT_SOFTCAP@", &number(self.model.logit_softcap.unwrap_or(1.0)))
@@ -451,6 +487,16 @@ fn component_json(component: &Component) -> Value {
             "softcap": a.softcap,
             "scale": a.scale,
             "post_norm": a.post_norm,
+            "sink": a.sink,
+            "gate": a.gate.map(|gate| match gate {
+                HeadGate::Head => "head",
+                HeadGate::Element => "element",
+            }),
+            "bias": a.bias.map(|bias| match bias {
+                Bias::Qkv => "qkv",
+                Bias::Out => "out",
+                Bias::All => "all",
+            }),
             "projection": a.projection.as_ref().map(|p| {
                 json!({"count": p.count, "shared": p.shared, "router": router_json(&p.router)})
             }),
@@ -465,6 +511,8 @@ fn component_json(component: &Component) -> Value {
             "activation": activation(e.activation),
             "gated": e.activation.gated(),
             "noop": e.noop,
+            "shared": e.shared,
+            "shared_gate": e.shared_gate,
             "post_norm": e.post_norm,
             "router": router_json(&e.router),
         }),
@@ -490,11 +538,16 @@ fn activation(activation: Activation) -> &'static str {
 fn rope_json(rope: &Rope) -> Value {
     let scaling = rope.scaling.map(|s| match s {
         RopeScaling::Llama3 { factor, low, high, original_context } => {
-            json!({"factor": factor, "low": low, "high": high, "original_context": original_context})
+            json!({"type": "llama3", "factor": factor, "low": low, "high": high, "original_context": original_context,
+                   "attention": 1.0})
         }
-        RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Value::Null,
+        RopeScaling::Linear { factor } => json!({"type": "linear", "factor": factor, "attention": 1.0}),
+        RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate } => {
+            json!({"type": "yarn", "factor": factor, "fast": fast, "slow": slow, "original_context": original_context,
+                   "attention": attention, "truncate": truncate})
+        }
     });
-    json!({"base": rope.base, "half_reversed": rope.half_reversed, "scaling": scaling})
+    json!({"base": rope.base, "half_reversed": rope.half_reversed, "share": rope.share, "scaling": scaling})
 }
 
 fn router_json(router: &Router) -> Value {
@@ -515,6 +568,8 @@ fn router_json(router: &Router) -> Value {
             Select::Score => "score",
         },
         "normalise": router.normalise,
+        "groups": router.groups,
+        "topk_groups": router.topk_groups,
         "scale": router.scale,
         "balanced": router.balance.is_some(),
     })

@@ -8,4 +8,6 @@ def activate(kind, gate, up):
         return F.gelu(up, approximate="tanh")  #? gelu
     if kind == "relu":  #? relu
         return F.relu(up)  #? relu
+    if kind == "relu2":  #? relu2
+        return F.relu(up).square()  #? relu2
     raise ValueError(kind)

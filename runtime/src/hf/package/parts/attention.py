@@ -20,6 +20,14 @@ class Attention(nn.Module):
             self.router = None  #? projection
             self.qkv, self.out = Projection(rows, h), Projection(h, heads * d)  #? projection&plain_projection
         self.qkv, self.out = Projection(rows, h), Projection(h, heads * d)  #? !projection
+        if c["bias"] in ("qkv", "all"):  #? bias
+            self.qkv.bias = nn.Parameter(torch.zeros(rows))  #? bias
+        if c["bias"] in ("out", "all"):  #? bias
+            self.out.bias = nn.Parameter(torch.zeros(h))  #? bias
+        gates = {"head": heads, "element": heads * d}  #? gate
+        self.gate = Matrix(gates[c["gate"]], h) if c["gate"] else None  #? gate
+        # A logit of each head that stands for nothing.  #? sink
+        self.sink = nn.Parameter(torch.zeros(heads)) if c["sink"] else None  #? sink
         if c["qk_norm"] != "none":  #? qk_norm
             all_heads = c["qk_norm"] == "rms_all"  #? qk_norm
             self.q_norm = Norm(heads * d if all_heads else d)  #? qk_norm
@@ -40,7 +48,9 @@ class Attention(nn.Module):
         q, k, v = q.view(b, t, heads, d), k.view(b, t, kv, d), v.view(b, t, kv, d)
         if c["qk_norm"] == "rms":  #? qk_rms
             q, k = self.q_norm(q), self.k_norm(k)  #? qk_rms
-        return q, k, v, choice
+        share = None if self.gate is None else F.linear(x, self.gate.weight).sigmoid().view(b, t, heads, -1)  #? gate
+        return q, k, v, (choice, share)  #? gate
+        return q, k, v, choice  #? !gate
 
     def weigh(self, scores, visible):
         """Probabilities of what is visible; of nothing, where nothing is."""
@@ -49,10 +59,18 @@ class Attention(nn.Module):
         if cap:  #? softcap
             scores = cap * torch.tanh(scores / cap)  #? softcap
         hidden = torch.finfo(scores.dtype).min
-        return scores.masked_fill(~visible, hidden).softmax(-1) * visible
+        scores = scores.masked_fill(~visible, hidden)  #? sink
+        if self.sink is not None:  #? sink
+            sink = self.sink.float()[:, None, None].expand(*scores.shape[:-1], 1)  #? sink
+            return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] * visible  #? sink
+        return scores.softmax(-1) * visible  #? sink
+        return scores.masked_fill(~visible, hidden).softmax(-1) * visible  #? !sink
 
     def finish(self, mixed, choice):
         """Heads `[b, t, heads, d]` back to the stream."""
+        choice, share = choice  #? gate
+        if share is not None:  #? gate
+            mixed = mixed * share  #? gate
         y = self.out(mixed.flatten(2), choice)
         return self.post_norm(y)  #? post_norm
         return y  #? !post_norm

@@ -7,7 +7,7 @@ class DepthAttention(Attention):
         q, k, v, choice = self.project(x, at)
         if self.c["rope"]:  #? depth_rope
             angles = depth_angles(self.c["head_size"], self.c["rope"], at, x.device)  #? depth_rope
-            q, k = rotate(q, angles), rotate(k, angles)  #? depth_rope
+            q, k = rotate(q, angles, self.c["rope"]), rotate(k, angles, self.c["rope"])  #? depth_rope
         earlier = at.earlier.setdefault(self.name, [])
         earlier.append((k, v, at.keys))  #? skip
         earlier.append((k, v))  #? !skip

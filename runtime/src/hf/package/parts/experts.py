@@ -12,6 +12,8 @@ class Experts(nn.Module):
         self.router = Router(h, c["count"] + c["noop"], c["router"])
         self.gate = Matrix(c["count"], c["intermediate"], h) if c["gated"] else None
         self.up, self.down = Matrix(c["count"], c["intermediate"], h), Matrix(c["count"], h, c["intermediate"])
+        self.shared = Shared(c, h) if c["shared"] else None  #? always
+        self.shared_gate = Matrix(h) if c["shared_gate"] else None  #? always
         self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
 
     def forward(self, x, at):
@@ -26,5 +28,11 @@ class Experts(nn.Module):
             gate = None if self.gate is None else F.linear(flat[rows], self.gate.weight[e])
             inner = activate(self.activation, gate, F.linear(flat[rows], self.up.weight[e]))
             y.index_add_(0, rows, gates[rows, place, None] * F.linear(inner, self.down.weight[e]))
-        return self.post_norm(y.view_as(x))  #? post_norm
-        return y.view_as(x)  #? !post_norm
+        y = y.view_as(x)
+        if self.shared is not None:  #? always
+            always = self.shared(x)  #? always
+            if self.shared_gate is not None:  #? always
+                always = always * (x @ self.shared_gate.weight).sigmoid()[..., None]  #? always
+            y = y + always  #? always
+        return self.post_norm(y)  #? post_norm
+        return y  #? !post_norm

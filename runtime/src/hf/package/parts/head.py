@@ -8,9 +8,10 @@ and its result is added to the stream.
 """
 
 import math  #? math
-from dataclasses import dataclass, field  #? depth
-from dataclasses import dataclass  #? !depth
+from dataclasses import dataclass, field  #? depth|save
+from dataclasses import dataclass  #? !depth&!save
 
+import numpy as np  #? noise
 import torch
 import torch.nn.functional as F
 from torch import nn

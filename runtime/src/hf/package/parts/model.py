@@ -11,11 +11,15 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         self.layers = nn.ModuleList([
 @LAYERS@
         ])
+        self.body = nn.ModuleList([  #? stated
+@STATEMENTS@  #? stated
+        ])  #? stated
         self.norm = Norm(config.hidden_size)  #? final_norm
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  #? !tie
         # Layers in the order in which they are applied, by number; one number stands for one set of weights.
+        # `~k` is the statement of number `k`.  #? stated
         self.order = @ORDER@
-        config.num_hidden_layers = sum(self.layers[i].slots for i in self.order)
+        config.num_hidden_layers = sum(self.layers[i].slots for i in self.order if i >= 0)
         self.post_init()
 
     def _init_weights(self, module):
@@ -45,20 +49,23 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         index = torch.arange(s, device=input_ids.device)
         back = index[s - t :, None] - index
         at = Pass(
-            positions=(tokens.cumsum(-1) - 1).clamp(min=0)[:, s - t :],  #? sequence
+            positions=(tokens.cumsum(-1) - 1).clamp(min=0)[:, s - t :],  #? sequence|noise
             visible=(back >= 0) & tokens[:, None],  #? sequence
             back=back,  #? window
             cache=past_key_values,
-            depths=len(self.order),  #? depth_position
+            depths=sum(i >= 0 for i in self.order),  #? depth_position
             here=tokens[:, s - t :],  #? skip
             part=tokens[:, s - t :],  #? skip
             keys=tokens[:, s - t :],  #? skip
         )
         x = self.embed(input_ids)
         x = x * @EMBED_SCALE@  #? embed_scale
-        for at.depth, i in enumerate(self.order):  #? depth_position
-        for i in self.order:  #? !depth_position
+        for i in self.order:
+            if i < 0:  #? stated
+                x = self.body[~i](x, at)  #? stated
+                continue  #? stated
             x = self.layers[i](x, at)
+            at.depth += 1  #? depth_position
         x = self.norm(x)  #? final_norm
         if logits_to_keep:
             x = x[:, -logits_to_keep:]

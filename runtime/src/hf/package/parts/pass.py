@@ -2,13 +2,14 @@
 class Pass:
     """What the layers share while some tokens run through the model: `b` texts of `t` new tokens, `s` with those before."""
 
-    positions: torch.Tensor  # [b, t], the place of each new token in its text  #? sequence
+    positions: torch.Tensor  # [b, t], the place of each new token in its text  #? sequence|noise
     visible: torch.Tensor  # [b, t, s], which tokens each new one may look at  #? sequence
     back: torch.Tensor  # [t, s], how far each token is behind each new one  #? window
     cache: Cache | None
     depths: int  # applications of layers in all  #? depth_position
     depth: int = 0  # the application that is computed  #? depth_position
     slot: int = 0  # the next place of the cache
+    saved: dict = field(default_factory=dict)  # streams by the names they were saved under  #? save
     earlier: dict = field(default_factory=dict)  # keys and values of earlier applications  #? depth
     here: torch.Tensor | None = None  # [b, t], the tokens that there are  #? skip
     part: torch.Tensor | None = None  # [b, t], the tokens that take part  #? skip

@@ -4,6 +4,8 @@ class Projection(nn.Module):
     def __init__(self, rows, columns):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(rows, columns))
+        self.register_parameter("bias", None)  #? bias
 
     def forward(self, x, choice):
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight, self.bias)  #? bias
+        return F.linear(x, self.weight)  #? !bias

@@ -6,6 +6,7 @@ class ProjectionMixture(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(experts, rows, columns))
         self.shared = Matrix(rows, columns) if shared else None  #? shared
+        self.register_parameter("bias", None)  #? bias
 
     def forward(self, x, choice):
         (chosen, gates), flat = choice, x.flatten(0, 1)
@@ -17,4 +18,6 @@ class ProjectionMixture(nn.Module):
             if self.shared is not None:  #? shared
                 weight = weight + self.shared.weight  #? shared
             y[rows] = F.linear(flat[rows], weight)
-        return y.view(*x.shape[:2], -1) * gates
+        y = y.view(*x.shape[:2], -1) * gates  #? bias
+        return y if self.bias is None else y + self.bias  #? bias
+        return y.view(*x.shape[:2], -1) * gates  #? !bias

@@ -25,15 +25,23 @@ class Router(nn.Module):
         size = self.r["query"]  #? lowrank
         q = self.q_norm(F.linear(x, self.query.weight))  #? lowrank
         if self.r["rope"]:  #? lowrank&depth_rope
-            q = rotate(q, depth_angles(size, self.r["rope"], at, x.device))  #? lowrank&depth_rope
+            q = rotate(q, depth_angles(size, self.r["rope"], at, x.device), self.r["rope"])  #? lowrank&depth_rope
         return F.linear(q, self.k_norm(self.keys.weight)) / math.sqrt(size)  #? lowrank
 
     def forward(self, x, active, at):
         logits = self.logits(x, at).float()
         scores = logits.sigmoid() if self.r["score"] == "sigmoid" else logits.softmax(-1)
+        if self.r["score"] == "sqrtsoftplus":  #? sqrtsoftplus
+            scores = F.softplus(logits).sqrt()  #? sqrtsoftplus
         best = logits if self.r["select"] == "logit" else scores
         if self.r["balanced"]:  #? balanced
             best = best + self.bias.float()  #? balanced
+        if self.r["topk_groups"] < self.r["groups"]:  #? grouped
+            # A group is as good as its two best; experts of the others are out of the question.  #? grouped
+            groups = best.unflatten(-1, (self.r["groups"], -1))  #? grouped
+            two = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)  #? grouped
+            worst = two.topk(self.r["topk_groups"], -1).values[..., -1:]  #? grouped
+            best = (groups - 1e30 * (two < worst)[..., None]).flatten(-2)  #? grouped
         # Of equal ones the first.
         chosen = best.sort(dim=-1, descending=True, stable=True).indices[..., :active]
         gates = scores.gather(-1, chosen)

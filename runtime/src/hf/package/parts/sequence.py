@@ -8,7 +8,7 @@ class SequenceAttention(Attention):
         if self.c["rope"]:  #? sequence_rope
             turns = frequencies(self.c["head_size"], self.c["rope"], x.device)  #? sequence_rope
             angles = at.positions[..., None, None] * turns  #? sequence_rope
-            q, k = rotate(q, angles), rotate(k, angles)  #? sequence_rope
+            q, k = rotate(q, angles, self.c["rope"]), rotate(k, angles, self.c["rope"])  #? sequence_rope
         q = q.transpose(1, 2)
         k, v = at.update(k.transpose(1, 2), v.transpose(1, 2))
         groups = self.c["heads"] // self.c["kv_heads"]  #? groups
