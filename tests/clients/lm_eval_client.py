@@ -1,4 +1,5 @@
-"""lm-evaluation-harness against `dreamc serve`: `lm_eval_client.py URL MODEL ROWS`.
+"""lm-evaluation-harness against `dreamc serve`: `lm_eval_client.py URL MODEL ROWS`; with the URL `package`, against the package
+`dreamc` that is installed here, and MODEL is the folder of a run.
 
 Three tasks over the local rows: choices ranked by log-likelihood, the rolling log-likelihood of the prompts, and answers
 that are generated until a space. The last line is a JSON object of what was found.
@@ -30,9 +31,10 @@ head = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {pathlib.Path
     f"task: written\n{head}output_type: generate_until\ndoc_to_text: '{{{{prompt}}}}'\ndoc_to_target: '{{{{choices[answer]}}}}'\n"
     "generation_kwargs: {until: [' ', '.'], max_gen_toks: 12, do_sample: false}\nmetric_list: [{metric: exact_match}]\n"
 )
+served = f"model={model},base_url={url},tokenizer_backend=remote,tokenized_requests=True,max_length=512,num_concurrent=8"
 found = lm_eval.simple_evaluate(
-    model="local-completions",
-    model_args=f"model={model},base_url={url},tokenizer_backend=remote,tokenized_requests=True,max_length=512,num_concurrent=8",
+    model="dreamc" if url == "package" else "local-completions",
+    model_args=f"path={model}" if url == "package" else served,
     tasks=["ranked", "rolled", "written"],
     task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
     bootstrap_iters=0,
