@@ -9,7 +9,9 @@ use crate::CompileError;
 use crate::bind::{Owner, Part};
 use crate::compiled::Init;
 use crate::program::Affine;
-use dreamc_dsl::spec::{Component, Expr, Item, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream};
+use dreamc_dsl::spec::{
+    Component, Exit, Expr, Item, Looping, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream,
+};
 use std::collections::HashMap;
 
 /// A resolved model.
@@ -32,13 +34,17 @@ pub struct Architecture {
     pub sets: Vec<(usize, u64)>,
     /// The same of statements, `body.{k}`.
     pub statements: Vec<(usize, u64)>,
+    /// The same of what passes begin with, with the number of the loop: `loops.{l}`.
+    pub loops: Vec<(u64, (usize, u64))>,
     /// For each set of weights of layers: units of the sets before it.
     pub units: Vec<u64>,
     /// Names of saved streams, in order of the body.
     pub saved: Vec<String>,
-    /// For each component, then for each pool, then for each saved stream, how many applications
-    /// contain it, or save it: rows of its cache; last, where the stream is one of sources,
-    /// outputs.
+    /// The loop whose loss sees every pass.
+    pub exit: Option<Leaving>,
+    /// For each component, then for each pool, then for each saved stream, and for the exit, how many
+    /// applications contain it, or save it: rows of its cache; last, where the stream is one of
+    /// sources, outputs.
     pub rows: Vec<u64>,
     /// Wrapped parts whose capacity penalty is of their common mean.
     pub pools: Vec<Pool>,
@@ -56,18 +62,54 @@ pub enum Work {
     Layer(Expr),
     /// A statement on the stream.
     Statement(Statement),
+    /// What a pass of a loop adds to the stream where it begins.
+    Embed,
+    /// What comes before a loop whose passes share out the loss: all of it is still there.
+    Enter,
+    /// What the loss sees of a pass that is not the last.
+    Exit(Leaving),
+    /// Keeps the stream behind so many layer applications for later statements.
+    Remember(u64),
+    /// The statement that mixes those streams, and the one that it reads: `body.{k}`.
+    History(Vec<u64>),
+}
+
+/// A loop whose loss sees every pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Leaving {
+    /// Its number among all `recur`s.
+    pub number: u64,
+    /// Its passes, the last included.
+    pub passes: u64,
+    /// How.
+    pub how: Exit,
+    /// Whether a `norm` stands between the loop and the end: `body.{k}`.
+    pub norm: Option<u64>,
+}
+
+/// A loop of which every pass has weights of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passes {
+    /// Its number among all `recur`s.
+    pub number: u64,
+    /// Passes that have weights.
+    pub count: u64,
+    /// Rank of the matrix that each adds to every matrix of a component.
+    pub lora: Option<u64>,
 }
 
 /// A distinct body of a layer or a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Body {
-    /// Its name in the IR: `layer0`, …, and `statement0`, … beside them.
+    /// Its name in the IR: `layer0`, …, and `statement0`, … and `pass0`, … beside them.
     pub name: String,
     /// The composition that it computes, or the statement.
     pub work: Work,
     /// Applications of each set of weights, where the layer is inside a `recur`: the size of
     /// projection mixtures.
     pub recurrent: Option<u64>,
+    /// The outermost loop around it, where passes of that have weights of their own.
+    pub passes: Option<Passes>,
     /// Whether the stream is normalised after each application.
     pub residual_norm: bool,
     /// How many sets of weights it has.
@@ -123,6 +165,8 @@ pub struct Apply {
     pub kept: Affine,
     /// Whether no gradient flows through it.
     pub detached: bool,
+    /// Which pass of the outermost loop it is in.
+    pub pass: Affine,
     /// Which stream it reads; it writes the next one.
     pub place: Affine,
     /// Depth `l` in the whole model: applications of layers before it.
@@ -142,8 +186,36 @@ struct Counters {
     applications: Vec<u64>,
     kept: Vec<u64>,
     rows: Vec<u64>,
+    /// `recur`s so far.
+    loops: u64,
+    /// The first pass of the outermost loop that is being walked.
+    pass: u64,
     /// Whether the walk is in passes through which no gradient flows.
     detached: bool,
+}
+
+/// What is around an item in the `recur`s that it is in.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    /// How often each set of weights is applied.
+    times: u64,
+    /// Whether the innermost normalises the stream.
+    norm: bool,
+    /// The outermost, where its passes have weights of their own.
+    passes: Option<Passes>,
+}
+
+/// A loop that is being walked.
+#[derive(Clone, Copy)]
+struct Loop<'i> {
+    count: u64,
+    items: &'i [Item],
+    around: Option<Around>,
+    iterations: Iterations,
+    /// The settings of an outermost `recur`.
+    looping: Option<&'i Looping>,
+    /// What stands at the end of each pass.
+    exit: Option<Leaving>,
 }
 
 /// How a loop gives weights and streams to its iterations.
@@ -169,6 +241,9 @@ struct Walk<'a> {
     saved: &'a [String],
     /// Outputs of a source, where the stream is one of sources.
     block: Option<u64>,
+    /// Depths of streams that later statements read, and the depth of the last such statement.
+    remembered: &'a [u64],
+    remembers: u64,
 }
 
 impl Architecture {
@@ -185,12 +260,16 @@ impl Architecture {
                 pools.push(Pool { capacity, penalty, parts: 0 });
             }
         }
-        let saved = saved(&model.body);
+        let (mut saved, mut remembered, mut depth) = (saved(&model.body), vec![], 0);
+        let remembers = remember(&model.body, &mut depth, &mut remembered);
+        saved.extend(remembered.iter().map(|depth| remembered_as(*depth)));
+        let gated = model.body.iter().any(is_gated);
         let block = match model.stream {
             Stream::Attend { block } => Some(block),
             Stream::Sum | Stream::Lanes { .. } => None,
         };
-        let caches = model.components.len() + pools.len() + saved.len() + usize::from(block.is_some());
+        let caches = model.components.len() + pools.len() + saved.len();
+        let caches = caches + usize::from(gated) + usize::from(block.is_some());
         let mut walk = Walk {
             model,
             bodies: vec![],
@@ -203,21 +282,29 @@ impl Architecture {
                 applications: vec![],
                 kept: vec![],
                 rows: vec![0; caches],
+                loops: 0,
+                pass: 0,
                 detached: false,
             },
             pools: &pools,
             saved: &saved,
             block,
+            remembered: &remembered,
+            remembers,
             depth_override: recurrence,
         };
-        let blocks = walk.items(&model.body, None, true)?;
+        let first = walk.remember();
+        let blocks: Vec<Block> = first.into_iter().chain(walk.items(&model.body, None, true)?).collect();
         for (i, body) in walk.bodies.iter_mut().enumerate() {
             (body.sets, body.applications) = (walk.now.sets[i], walk.now.applications[i]);
             body.kept = walk.now.kept[i];
+            if matches!(body.work, Work::Exit(_)) {
+                // Of a loop that is run once nothing leaves before its end.
+                body.sets = 1;
+            }
         }
-        let last = last(&blocks, &walk.bodies).is_some_and(|a| walk.bodies[a.body].residual_norm);
-        let final_norm = model.stream != Stream::Sum || !last;
-        let (mut sets, mut statements) = (vec![], vec![]);
+        let final_norm = model.stream != Stream::Sum || !normalised(&model.body, false);
+        let (mut sets, mut statements, mut loops) = (vec![], vec![], vec![]);
         let mut seen = std::collections::HashSet::new();
         for_each_application(&blocks, walk.variables, &mut |apply, variables| {
             let key = (apply.body, apply.set.at(variables));
@@ -225,6 +312,10 @@ impl Architecture {
                 match walk.bodies[apply.body].work {
                     Work::Layer(_) => sets.push(key),
                     Work::Statement(_) => statements.push(key),
+                    Work::Embed => loops.push((walk.bodies[apply.body].passes.map_or(0, |p| p.number), key)),
+                    Work::Exit(leaving) => loops.push((leaving.number, key)),
+                    Work::History(_) => statements.push(key),
+                    Work::Enter | Work::Remember(_) => {}
                 }
             }
         });
@@ -234,6 +325,14 @@ impl Architecture {
             Some(before)
         });
         let units = units.collect();
+        let mut exit = None;
+        for (i, body) in walk.bodies.iter().enumerate() {
+            let Work::Exit(leaving) = body.work else { continue };
+            exit = Some(leaving);
+            if seen.insert((i, 0)) {
+                loops.push((leaving.number, (i, 0)));
+            }
+        }
         let uses_depth = walk
             .bodies
             .iter()
@@ -258,8 +357,10 @@ impl Architecture {
             places: places + 1,
             sets,
             statements,
+            loops,
             units,
             saved,
+            exit,
             final_norm,
             attention_dimensions: if uses_depth { 3 } else { 2 },
         })
@@ -285,13 +386,16 @@ impl Architecture {
         caches.map(|(i, owner)| (format!("{}.row", self.label(owner)), first.rows[i].base)).collect()
     }
 
-    /// Parts with a cache row for each application: components, then pools, then saved streams.
+    /// Parts with a cache row for each application: components, then pools, then saved streams, then
+    /// the exit.
     pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
         let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
         let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
         let saved = (0..self.saved.len()).map(|i| Owner::Saved(i as u32));
+        let gated = self.exit.is_some_and(|leaving| matches!(leaving.how, Exit::Gate(_)));
+        let gated = gated.then_some(Owner::Exit);
         let sources = matches!(self.model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
-        components.chain(pools).chain(saved).chain(sources)
+        components.chain(pools).chain(saved).chain(gated).chain(sources)
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -308,24 +412,25 @@ impl Architecture {
             Owner::Lanes(j) => format!("lanes{j}"),
             Owner::Output => "output".into(),
             Owner::Sources => "stream".into(),
+            Owner::Loop => "loop".into(),
+            Owner::Exit => "exit".into(),
         }
     }
 
     /// The name of a tensor or state inside its layer, or outside the layers its whole name.
     pub fn name_of(&self, owner: Owner, part: Part) -> String {
         match owner {
-            Owner::Stream => part.path().into(),
+            Owner::Stream | Owner::Loop => part.path().into(),
             Owner::Pool(_) | Owner::Saved(_) => self.label(owner),
             Owner::Embedding
             | Owner::Head
             | Owner::Component(_)
             | Owner::Skip(_)
             | Owner::Norm(_)
+            | Owner::Exit
             | Owner::Lanes(_)
             | Owner::Output
-            | Owner::Sources => {
-                format!("{}.{}", self.label(owner), part.path())
-            }
+            | Owner::Sources => format!("{}.{}", self.label(owner), part.path()),
         }
     }
 
@@ -360,11 +465,12 @@ impl Architecture {
     }
 
     /// The sets of weights in the order of checkpoints, each with the first words of the names of
-    /// its tensors: layers, then statements.
+    /// its tensors: layers, then statements, then loops.
     pub fn prefixes(&self) -> impl Iterator<Item = (String, (usize, u64))> {
         let layers = self.sets.iter().enumerate().map(|(i, set)| (format!("layers.{i}"), *set));
         let statements = self.statements.iter().enumerate().map(|(k, set)| (format!("body.{k}"), *set));
-        layers.chain(statements)
+        let loops = self.loops.iter().map(|(l, set)| (format!("loops.{l}"), *set));
+        layers.chain(statements).chain(loops)
     }
 
     /// How a tensor of this set of weights begins, of those that `prefixes` gives.
@@ -479,12 +585,57 @@ pub fn names(expr: &Expr) -> Vec<&str> {
     }
 }
 
-/// The last application of a layer.
-fn last<'a>(blocks: &'a [Block], bodies: &[Body]) -> Option<&'a Apply> {
-    blocks.iter().rev().find_map(|b| match b {
-        Block::Apply(a) => matches!(bodies[a.body].work, Work::Layer(_)).then_some(a),
-        Block::Loop { blocks, .. } => last(blocks, bodies),
-    })
+/// Whether passes of a loop share out the loss.
+fn is_gated(item: &Item) -> bool {
+    matches!(item, Item::Recur { looping: Looping { exit: Exit::Gate(_), .. }, .. })
+}
+
+/// Whether the last thing that is done to the stream is a norm, so that no final one follows.
+fn normalised(items: &[Item], inside: bool) -> bool {
+    match items.iter().rfind(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
+        None => false,
+        Some(Item::Layer(_)) => inside,
+        Some(Item::Statement(statement)) => matches!(statement, Statement::Norm),
+        Some(Item::Repeat { items, .. }) => normalised(items, inside),
+        Some(Item::Recur { residual_norm, items, .. }) => normalised(items, *residual_norm),
+    }
+}
+
+/// The name under which the stream behind so many layer applications is saved. No stream of a
+/// specification has a dot in its name.
+pub(crate) fn remembered_as(depth: u64) -> String {
+    format!("history.{depth}")
+}
+
+/// Depths of the streams that `mix history` reads behind so many layer applications, beside the
+/// stream that is there.
+fn history(every: u64, depth: u64) -> Vec<u64> {
+    (0..depth.max(1)).step_by(every.max(1) as usize).collect()
+}
+
+/// Adds the depths of streams that are read later; the depth of the last statement that reads any.
+fn remember(items: &[Item], depth: &mut u64, found: &mut Vec<u64>) -> u64 {
+    let mut last = 0;
+    for item in items {
+        match item {
+            Item::Layer(_) => *depth += 1,
+            Item::Statement(Statement::History { every }) => {
+                last = *depth;
+                found.extend(history(*every, *depth));
+                found.sort_unstable();
+                found.dedup();
+            }
+            Item::Statement(_) => {}
+            Item::Repeat { count, items } => {
+                for _ in 0..*count {
+                    last = last.max(remember(items, depth, found));
+                }
+            }
+            // No such statement is in it, or behind it.
+            Item::Recur { .. } => {}
+        }
+    }
+    last
 }
 
 /// Names of saved streams, each once.
@@ -497,6 +648,7 @@ fn saved(items: &[Item]) -> Vec<String> {
                 Statement::Norm
                 | Statement::Linear(_)
                 | Statement::Mix { .. }
+                | Statement::History { .. }
                 | Statement::StartZeros
                 | Statement::StartNormal(_),
             ) => vec![],
@@ -513,11 +665,30 @@ fn saved(items: &[Item]) -> Vec<String> {
 }
 
 impl Body {
+    /// The name under which it saves the stream.
+    pub fn saves(&self) -> Option<String> {
+        match &self.work {
+            Work::Statement(Statement::Save(name)) => Some(name.clone()),
+            Work::Remember(depth) => Some(remembered_as(*depth)),
+            Work::Statement(_)
+            | Work::Layer(_)
+            | Work::Embed
+            | Work::Enter
+            | Work::Exit(_)
+            | Work::History(_) => None,
+        }
+    }
+
     /// The components of its composition, in order.
     pub fn names(&self) -> Vec<&str> {
         match &self.work {
             Work::Layer(expr) => names(expr),
-            Work::Statement(_) => vec![],
+            Work::Statement(_)
+            | Work::Embed
+            | Work::Enter
+            | Work::Exit(_)
+            | Work::Remember(_)
+            | Work::History(_) => vec![],
         }
     }
 
@@ -525,7 +696,12 @@ impl Body {
     pub fn skips(&self) -> Vec<(&Skip, &Expr)> {
         match &self.work {
             Work::Layer(expr) => skips(expr),
-            Work::Statement(_) => vec![],
+            Work::Statement(_)
+            | Work::Embed
+            | Work::Enter
+            | Work::Exit(_)
+            | Work::Remember(_)
+            | Work::History(_) => vec![],
         }
     }
 
@@ -533,7 +709,12 @@ impl Body {
     fn units(&self) -> impl Iterator<Item = &Expr> {
         let all = match &self.work {
             Work::Layer(expr) => units(expr),
-            Work::Statement(_) => &[],
+            Work::Statement(_)
+            | Work::Embed
+            | Work::Enter
+            | Work::Exit(_)
+            | Work::Remember(_)
+            | Work::History(_) => &[],
         };
         all.iter().filter(|unit| **unit != Expr::Norm)
     }
@@ -549,72 +730,152 @@ impl Body {
 }
 
 impl Walk<'_> {
-    /// `shared` is how often each set of weights inside is applied, and whether the stream is
-    /// normalised.
     fn items(
         &mut self,
         items: &[Item],
-        shared: Option<(u64, bool)>,
+        around: Option<Around>,
         outermost: bool,
     ) -> Result<Vec<Block>, CompileError> {
         let mut blocks = vec![];
         for item in items {
             match item {
                 Item::Layer(expr) => {
-                    blocks.push(Block::Apply(self.apply(Work::Layer(expr.clone()), shared)));
+                    blocks.push(Block::Apply(self.apply(Work::Layer(expr.clone()), around)));
+                    blocks.extend(self.remember());
                 }
                 Item::Statement(s) => {
-                    blocks.push(Block::Apply(self.apply(Work::Statement(s.clone()), shared)));
+                    let work = match s {
+                        Statement::History { every } => Work::History(history(*every, self.now.depth)),
+                        s => Work::Statement(s.clone()),
+                    };
+                    blocks.push(Block::Apply(self.apply(work, around)));
+                }
+                // Every copy has streams that are remembered, or reads another number of them.
+                Item::Repeat { count, items } if self.now.depth < self.remembers => {
+                    for _ in 0..*count {
+                        blocks.extend(self.items(items, around, false)?);
+                    }
                 }
                 Item::Repeat { count, items } => {
-                    blocks.extend(self.repeated(*count, items, shared, Iterations::Repeat)?);
+                    let (count, iterations) = (*count, Iterations::Repeat);
+                    blocks.extend(self.repeated(Loop {
+                        count,
+                        items,
+                        around,
+                        iterations,
+                        looping: None,
+                        exit: None,
+                    })?);
                 }
                 Item::Recur { count, residual_norm, items, looping } => {
-                    let trained = count
-                        .checked_mul(shared.map_or(1, |s| s.0))
+                    let times = count
+                        .checked_mul(around.map_or(1, |a| a.times))
                         .ok_or(CompileError::Overflow("depth"))?;
                     let now = if outermost { self.depth_override.unwrap_or(*count) } else { *count };
-                    let shared = Some((trained, *residual_norm));
-                    let kept = looping.backprop.unwrap_or(now).min(now);
-                    if kept < now {
-                        blocks.extend(self.detached(now - kept, items, shared)?);
+                    if looping.has_passes() && now > *count {
+                        return Err(CompileError::Passes { most: *count });
                     }
-                    blocks.extend(self.repeated(kept, items, shared, Iterations::Recur)?);
+                    let own = Passes { number: self.now.loops, count: *count, lora: looping.lora };
+                    self.now.loops += 1;
+                    let passes = match outermost {
+                        true => looping.has_passes().then_some(own),
+                        false => around.and_then(|a| a.passes),
+                    };
+                    let around = Some(Around { times, norm: *residual_norm, passes });
+                    let (kept, looping) =
+                        (looping.backprop.unwrap_or(now).min(now), outermost.then_some(looping));
+                    let passes = Loop {
+                        count: kept,
+                        items,
+                        around,
+                        iterations: Iterations::Recur,
+                        looping,
+                        exit: None,
+                    };
+                    if kept < now {
+                        let (count, iterations) = (now - kept, Iterations::Detached);
+                        blocks.extend(self.detached(Loop { count, iterations, ..passes })?);
+                    }
+                    let pass = std::mem::replace(&mut self.now.pass, now - kept);
+                    match looping.map(|l| l.exit).filter(|exit| !exit.is_last()) {
+                        Some(how) => blocks.extend(self.leaving(passes, own.number, how)?),
+                        None => blocks.extend(self.repeated(passes)?),
+                    }
+                    self.now.pass = pass;
                 }
             }
         }
         Ok(blocks)
     }
 
+    /// The passes of a loop whose loss sees all of them: the last one leaves to the head.
+    fn leaving(&mut self, passes: Loop, number: u64, how: Exit) -> Result<Vec<Block>, CompileError> {
+        let mut blocks = vec![];
+        if matches!(how, Exit::Gate(_)) {
+            blocks.push(Block::Apply(self.apply(Work::Enter, None)));
+        }
+        // A `norm` behind the loop is the next statement.
+        let norm = matches!(self.model.body.last(), Some(Item::Statement(Statement::Norm)));
+        let statements = |now: &Counters, bodies: &[Body]| {
+            let own = bodies
+                .iter()
+                .zip(&now.sets)
+                .filter(|(b, _)| matches!(b.work, Work::Statement(_) | Work::History(_)));
+            own.map(|(_, sets)| *sets).sum::<u64>()
+        };
+        let before = self.now.sets.clone();
+        // Bodies are found in a walk that is not kept, and the statements in them counted.
+        let tried = (self.now.clone(), self.variables);
+        self.repeated(Loop { count: 1, ..passes })?;
+        let norm = norm.then(|| statements(&self.now, &self.bodies));
+        let leaving = Leaving { number, passes: passes.count, how, norm };
+        let exit = self.apply(Work::Exit(leaving), None).body;
+        let bodies = self.bodies.len();
+        (self.now, self.variables) = tried;
+        let grown = |v: &mut Vec<u64>| v.resize(bodies, 0);
+        grown(&mut self.now.sets);
+        grown(&mut self.now.applications);
+        grown(&mut self.now.kept);
+        if let Some(count) = passes.count.checked_sub(1).filter(|count| *count > 0) {
+            let loops = self.now.loops;
+            blocks.extend(self.repeated(Loop { count, exit: Some(leaving), ..passes })?);
+            self.now.loops = loops;
+            for (i, sets) in self.now.sets.iter_mut().enumerate().filter(|(i, _)| *i != exit) {
+                *sets = before.get(i).copied().unwrap_or(0);
+            }
+        }
+        self.now.pass += passes.count - 1;
+        blocks.extend(self.repeated(Loop { count: 1, ..passes })?);
+        Ok(blocks)
+    }
+
     /// The passes of a `recur` through which no gradient flows. Those behind them have the same
     /// weights and streams.
-    fn detached(
-        &mut self,
-        count: u64,
-        items: &[Item],
-        shared: Option<(u64, bool)>,
-    ) -> Result<Vec<Block>, CompileError> {
+    fn detached(&mut self, passes: Loop) -> Result<Vec<Block>, CompileError> {
         let before = self.now.clone();
         self.now.detached = true;
-        let blocks = self.repeated(count, items, shared, Iterations::Detached)?;
+        let blocks = self.repeated(passes)?;
         (self.now.detached, self.now.places) = (before.detached, before.places);
+        self.now.loops = before.loops;
         for (i, sets) in self.now.sets.iter_mut().enumerate() {
             *sets = before.sets.get(i).copied().unwrap_or(0);
         }
         Ok(blocks)
     }
 
-    fn repeated(
-        &mut self,
-        count: u64,
-        items: &[Item],
-        shared: Option<(u64, bool)>,
-        iterations: Iterations,
-    ) -> Result<Vec<Block>, CompileError> {
+    fn repeated(&mut self, passes: Loop) -> Result<Vec<Block>, CompileError> {
+        let Loop { count, items, around, iterations, looping, exit } = passes;
         let variable = self.variables;
         self.variables += 1;
         let before = self.now.clone();
-        let mut blocks = self.items(items, shared, false)?;
+        let mut blocks = vec![];
+        if looping.is_some_and(|l| l.embed) {
+            blocks.push(Block::Apply(self.apply(Work::Embed, around)));
+        }
+        blocks.extend(self.items(items, around, false)?);
+        if let Some(leaving) = exit {
+            blocks.push(Block::Apply(self.apply(Work::Exit(leaving), None)));
+        }
         // Advances of one iteration; bodies first met inside began at zero.
         let bodies = self.bodies.len();
         let start = |v: &[u64], i: usize| v.get(i).copied().unwrap_or(0);
@@ -636,6 +897,11 @@ impl Walk<'_> {
                 .map(|i| self.now.applications[i] - start(&before.applications, i))
                 .collect(),
             rows: self.now.rows.iter().zip(&before.rows).map(|(a, b)| a - b).collect(),
+            loops: match iterations {
+                Iterations::Repeat => self.now.loops - before.loops,
+                Iterations::Recur | Iterations::Detached => 0,
+            },
+            pass: u64::from(looping.is_some()),
         };
         advance(&mut blocks, variable, &step);
         let more = count - 1;
@@ -648,6 +914,7 @@ impl Walk<'_> {
         };
         grow(&mut self.now.depth, step.depth)?;
         grow(&mut self.now.places, step.places)?;
+        grow(&mut self.now.loops, step.loops)?;
         for i in 0..bodies {
             grow(&mut self.now.sets[i], step.sets[i])?;
             grow(&mut self.now.applications[i], step.applications[i])?;
@@ -686,19 +953,32 @@ impl Walk<'_> {
         Ok(all)
     }
 
-    fn apply(&mut self, work: Work, shared: Option<(u64, bool)>) -> Apply {
-        let key = format!("{work:?} {shared:?}");
+    /// Keeps the stream here, where a later statement reads it.
+    fn remember(&mut self) -> Option<Block> {
+        let depth = self.now.depth;
+        let read = self.remembered.contains(&depth);
+        read.then(|| Block::Apply(self.apply(Work::Remember(depth), None)))
+    }
+
+    fn apply(&mut self, work: Work, around: Option<Around>) -> Apply {
+        let key = format!("{work:?} {around:?}");
         let body = *self.known.entry(key).or_insert_with(|| {
             let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
             let number = self.bodies.iter().filter(alike).count();
             let (name, norm) = match work {
-                Work::Layer(_) => (format!("layer{number}"), shared.is_some_and(|s| s.1)),
+                Work::Layer(_) => (format!("layer{number}"), around.is_some_and(|a| a.norm)),
                 Work::Statement(_) => (format!("statement{number}"), false),
+                Work::Embed => (format!("pass{number}"), false),
+                Work::Enter => (format!("enter{number}"), false),
+                Work::Exit(_) => (format!("exit{number}"), false),
+                Work::Remember(_) => (format!("remember{number}"), false),
+                Work::History(_) => (format!("history{number}"), false),
             };
             self.bodies.push(Body {
                 name,
                 work: work.clone(),
-                recurrent: shared.map(|s| s.0),
+                recurrent: around.map(|a| a.times),
+                passes: around.and_then(|a| a.passes),
                 residual_norm: norm,
                 sets: 0,
                 applications: 0,
@@ -716,6 +996,7 @@ impl Walk<'_> {
             application: Affine::constant(now.applications[body]),
             kept: Affine::constant(if now.detached { 0 } else { now.kept[body] }),
             detached: now.detached,
+            pass: Affine::constant(now.pass),
             place: Affine::constant(now.places),
             depth: Affine::constant(now.depth),
             rows: now.rows.iter().map(|&r| Affine::constant(r)).collect(),
@@ -731,10 +1012,15 @@ impl Walk<'_> {
                 now.rows[i] += 1;
             }
         }
-        if let Work::Statement(Statement::Save(name)) = &body.work
-            && let Some(i) = self.saved.iter().position(|s| s == name)
+        if let Some(name) = body.saves()
+            && let Some(i) = self.saved.iter().position(|s| *s == name)
         {
             now.rows[self.model.components.len() + self.pools.len() + i] += 1;
+        }
+        if let Work::Enter | Work::Exit(Leaving { how: Exit::Gate(_), .. }) = body.work
+            && let Some(left) = now.rows.last_mut()
+        {
+            *left += 1;
         }
         let own = body.pooled();
         for (i, pool) in self.pools.iter().enumerate() {
@@ -777,6 +1063,7 @@ fn substituted(blocks: &[Block], variable: u32, factor: u64, offset: u64) -> Vec
             detached: a.detached,
             place: of(&a.place),
             depth: of(&a.depth),
+            pass: of(&a.pass),
             rows: a.rows.iter().map(of).collect(),
         }),
         Block::Loop { variable: inner, count, blocks, detached } => Block::Loop {
@@ -817,6 +1104,7 @@ fn advance(blocks: &mut [Block], variable: u32, step: &Counters) {
                 add(&mut apply.set, step.sets[apply.body]);
                 add(&mut apply.application, step.applications[apply.body]);
                 add(&mut apply.kept, step.kept[apply.body]);
+                add(&mut apply.pass, step.pass);
                 add(&mut apply.place, step.places);
                 add(&mut apply.depth, step.depth);
                 for (row, &s) in apply.rows.iter_mut().zip(&step.rows) {

@@ -11,13 +11,13 @@ use crate::bind::{Owner, Part};
 use crate::compiled::{Compiled, End, Entry, Observation, Observed, StateBuffer, Tensor};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};
 use crate::lower::{Lowered, State};
-use crate::memory::{Counted, Key, Range, Slot};
+use crate::memory::{Counted, Key, Range, Slot, cotangent};
 use crate::pipeline::{Forms, ModelForms, Options};
 use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
-use dreamc_dsl::spec::{Spec, Statement};
+use dreamc_dsl::spec::Spec;
 use indexmap::IndexMap;
 use std::collections::HashSet;
 
@@ -36,6 +36,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) weights: IndexMap<(Option<usize>, String), BufferId>,
     pub(crate) gradients: IndexMap<(Option<usize>, String), BufferId>,
     pub(crate) trained: Vec<(Option<usize>, String)>,
+    /// How many passes have a tensor of their own, by the body and the name of tensor or gradient.
+    pub(crate) passes: IndexMap<(usize, String), u64>,
     /// Body and name of a state that counts choices to what is done with it.
     pub(crate) counts: IndexMap<(Option<usize>, String), Counted>,
     /// Ranges of the optimizer.
@@ -90,6 +92,7 @@ impl<'a> Assembly<'a> {
             weights: IndexMap::new(),
             gradients: IndexMap::new(),
             trained: vec![],
+            passes: IndexMap::new(),
             counts: IndexMap::new(),
             ranges: vec![],
             tensors: vec![],
@@ -106,6 +109,14 @@ impl<'a> Assembly<'a> {
             own: 0,
         };
         a.know(lowered);
+        for (body, w) in
+            lowered.weights.iter().enumerate().flat_map(|(b, all)| all.iter().map(move |w| (b, w)))
+        {
+            if let Some(passes) = w.passes {
+                a.passes.insert((body, w.name.clone()), passes);
+                a.passes.insert((body, cotangent(&w.name)), passes);
+            }
+        }
         a.parameters(lowered)?;
         Ok(a)
     }
@@ -147,17 +158,30 @@ impl<'a> Assembly<'a> {
         };
         let key = (site.body, port.name.clone());
         let set = site.apply.map_or_else(Affine::default, |a| a.set.clone());
+        let of_pass =
+            |passes: u64| site.apply.map_or_else(Affine::default, |a| a.set.times(passes).plus(&a.pass));
+        let passes = |name: &str| site.body.and_then(|b| self.passes.get(&(b, name.into())).copied());
         let (body, depth) = (site.body.map(|b| &self.architecture.bodies[b]), self.architecture.depth);
         let name = port.name.clone();
         let (id, instance) = match port.binding {
-            Binding::Weight | Binding::Buffer => match self.weights.get(&key) {
-                Some(&id) => (id, set),
-                None => return bug("no tensor"),
+            Binding::PassWeight => match (self.weights.get(&key), passes(&port.name)) {
+                (Some(&id), Some(passes)) => (id, of_pass(passes)),
+                _ => return bug("no tensor of a pass"),
             },
-            Binding::Cotangent(Of::Weight) => match self.gradients.get(&key) {
-                Some(&id) => (id, set),
-                None => return bug("no gradient"),
+            Binding::Weight | Binding::Buffer => match (self.weights.get(&key), self.called(&port.name)) {
+                (Some(&id), _) => (id, set),
+                (None, Some(t)) => (t.weight, Affine::constant(t.instance)),
+                (None, None) => return bug("no tensor"),
             },
+            Binding::Cotangent(Of::Weight) => {
+                let other = |t: &&Tensor| cotangent(&t.name) == port.name;
+                let other = self.tensors.iter().find(other).and_then(|t| Some((t.gradient?, t.instance)));
+                match (self.gradients.get(&key), other) {
+                    (Some(&id), _) => (id, passes(&port.name).map_or(set, of_pass)),
+                    (None, Some((id, instance))) => (id, Affine::constant(instance)),
+                    (None, None) => return bug("no gradient"),
+                }
+            }
             Binding::State(Lifetime::Set) => match self.counts.get(&key) {
                 Some(counted) => (counted.counts, set),
                 None => return bug("no counts"),
@@ -198,10 +222,9 @@ impl<'a> Assembly<'a> {
                 (self.bind(slot, named, shape, all)?, own.clone())
             }
             Binding::State(Lifetime::Saved) => {
-                let owner = self.states.get(&name).map_or(Owner::Stream, |state| state.owner);
-                let cache = self.architecture.cache_of(owner);
-                let (Some(cache), Some(apply)) = (cache, site.apply) else { return bug("no") };
-                let mut instance = apply.rows[cache].clone();
+                let (owner, name) = self.saved(&name);
+                let Some(cache) = self.architecture.cache_of(owner) else { return bug("no") };
+                let mut instance = self.saves(site, cache);
                 // Streams are numbered as they are saved.
                 if !result {
                     let Some(latest) = instance.base.checked_sub(1) else { return bug("nothing saved in") };
@@ -226,6 +249,18 @@ impl<'a> Assembly<'a> {
                 let applications = self.architecture.rows_of(owner);
                 (self.bind(Slot::OfComponent(name), named, shape, applications)?, instance)
             }
+            // That of what each pass leaves: none has another's.
+            Binding::Cotangent(Of::State(Lifetime::Saved))
+                if self.saved(name.strip_prefix("d.").unwrap_or(&name)).0 == Owner::Exit =>
+            {
+                let Some(cache) = self.architecture.cache_of(Owner::Exit) else { return bug("no") };
+                let mut instance = self.saves(site, cache);
+                if result {
+                    let Some(latest) = instance.base.checked_sub(1) else { return bug("nothing left in") };
+                    instance.base = latest;
+                }
+                (self.left_cotangent(shape)?, instance)
+            }
             Binding::Cotangent(Of::State(_)) => {
                 let named = (name.clone(), Space::Saved, ty.dtype);
                 (self.bind(Slot::StateCotangent(name), named, shape, 1)?, Affine::default())
@@ -249,6 +284,32 @@ impl<'a> Assembly<'a> {
             }
         };
         Ok(Operand::Tensor { buffer: id, instance, offset: 0, stride: 0 })
+    }
+
+    /// Whose a saved state is, and its name: what a pass leaves has another where it is read.
+    fn saved(&self, name: &str) -> (Owner, String) {
+        match self.states.get(name).map_or(Owner::Stream, |state| state.owner) {
+            Owner::Exit => (Owner::Exit, self.architecture.label(Owner::Exit)),
+            owner => (owner, name.into()),
+        }
+    }
+
+    /// How often something has been saved before a call; behind the layers, in all.
+    fn saves(&self, site: &Site, cache: usize) -> Affine {
+        let all = || Affine::constant(self.architecture.rows[cache]);
+        site.apply.map_or_else(all, |apply| apply.rows[cache].clone())
+    }
+
+    /// The cotangents of what passes leave of the loss.
+    fn left_cotangent(&mut self, shape: Vec<u64>) -> Result<BufferId, CompileError> {
+        let name = format!("d.{}", self.architecture.label(Owner::Exit));
+        let named = (name.clone(), Space::Saved, DType::F32);
+        self.bind(Slot::StateCotangent(name), named, shape, self.architecture.rows_of(Owner::Exit))
+    }
+
+    /// A tensor by its name in checkpoints.
+    fn called(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.iter().find(|t| t.name == name)
     }
 
     /// The launches of one call.
@@ -480,6 +541,16 @@ impl<'a> Assembly<'a> {
         if let Some(pool) = pool {
             self.call(module, &outside, pool, &mut steps)?;
         }
+        if architecture.cache_of(Owner::Exit).is_some() {
+            let Some(ids) = self.stream_buffer() else { return Ok(Program::default()) };
+            let rows = self.plan.buffer(ids).shape[..2].to_vec();
+            let buffer = self.left_cotangent(rows)?;
+            let b = self.plan.buffer(buffer);
+            let elements = b.elements() * b.instances;
+            let operand = Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
+            let zero = Kernel::Zero(kernel::Zero { elements });
+            steps.push(self.launch(zero, vec![operand], "what passes leave of the loss"));
+        }
         self.call(module, &outside, &head.forward, &mut steps)?;
         for number in 0..architecture.saved.len() {
             self.begin_saved(number, &mut steps)?;
@@ -487,8 +558,8 @@ impl<'a> Assembly<'a> {
         steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
             let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
             a.call(module, &Site { body: Some(apply.body), apply: Some(apply) }, backward, steps)?;
-            if let Work::Statement(Statement::Save(name)) = &architecture.bodies[apply.body].work
-                && let Some(number) = architecture.saved.iter().position(|s| s == name)
+            if let Some(name) = architecture.bodies[apply.body].saves()
+                && let Some(number) = architecture.saved.iter().position(|s| *s == name)
             {
                 a.begin_saved(number, steps)?;
             }
@@ -628,6 +699,7 @@ impl<'a> Assembly<'a> {
             application: Affine::default(),
             kept: Affine::default(),
             detached: false,
+            pass: Affine::default(),
             place: Affine::default(),
             depth: Affine::default(),
             rows: vec![],

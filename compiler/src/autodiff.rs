@@ -239,8 +239,8 @@ impl<'m, 'f> Adjoint<'_, 'm, 'f> {
     }
 }
 
-/// Which results of a layer body have a cotangent, and where from: the stream, the auxiliary loss
-/// (as `aux` says), and state.
+/// Which results of a layer body have a cotangent, and where from: the stream, the loss of a pass,
+/// the auxiliary loss (as `aux` says), and state.
 pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
     let results = |binding: Binding, seed| {
         let of = f.results.iter().filter(move |(p, _)| p.binding == binding);
@@ -249,15 +249,17 @@ pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
     let state = f.params.iter().filter(|p| p.binding.is_state()).map(|p| (p.name.as_str(), Seed::Param));
     let saved = results(Binding::State(Lifetime::Saved), Seed::Param);
     results(Binding::Stream, Seed::Param)
+        .chain(results(Binding::Output(Output::Loss), Seed::One))
         .chain(results(Binding::Output(Output::Aux), aux))
         .chain(state)
         .chain(saved)
         .collect()
 }
 
-/// Those of the head: the loss, and the states that it only reads.
+/// Those of the head: the loss, and the states that it hands on.
 pub fn head_seeds(f: &Function) -> Vec<(&str, Seed)> {
-    let state = f.params.iter().filter(|p| p.binding.is_state()).map(|p| (p.name.as_str(), Seed::Param));
+    let handed = |p: &&Port| p.binding.is_state() && f.find_result(&p.name).is_some();
+    let state = f.params.iter().filter(handed).map(|p| (p.name.as_str(), Seed::Param));
     std::iter::once((Output::Loss.name(), Seed::One)).chain(state).collect()
 }
 
@@ -265,7 +267,7 @@ pub fn head_seeds(f: &Function) -> Vec<(&str, Seed)> {
 /// through depth, and of those weights for which `trained` holds.
 pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     match port.binding {
-        Binding::Weight => trained(port),
+        Binding::Weight | Binding::PassWeight => trained(port),
         Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Application | Lifetime::Saved) => true,
         Binding::State(Lifetime::Set | Lifetime::Row | Lifetime::Latest)
         | Binding::Value

@@ -68,6 +68,8 @@ pub enum Binding {
     Batch(Input),
     /// A trained tensor of the weight set.
     Weight,
+    /// A trained tensor of the weight set, of which every pass of a loop has one.
+    PassWeight,
     /// A tensor of the weight set that no gradient reaches: a balancing bias.
     Buffer,
     /// Something computed of weights alone before the calls, for each weight set.
@@ -232,7 +234,7 @@ impl Binding {
     pub fn of(self) -> Of {
         match self {
             Binding::Stream => Of::Stream,
-            Binding::Weight => Of::Weight,
+            Binding::Weight | Binding::PassWeight => Of::Weight,
             Binding::State(lifetime) => Of::State(lifetime),
             Binding::Output(output) => Of::Output(output),
             Binding::Value
@@ -253,6 +255,7 @@ impl Binding {
             Binding::Stream => "stream".into(),
             Binding::Batch(input) => format!("batch {}", input.name()),
             Binding::Weight => "weight".into(),
+            Binding::PassWeight => "pass".into(),
             Binding::Buffer => "buffer".into(),
             Binding::Prepared => "prepared".into(),
             Binding::State(Lifetime::Depth) => "state".into(),
@@ -284,11 +287,12 @@ impl Binding {
     }
 
     /// The words with which bindings begin.
-    pub const WORDS: [&str; 12] = [
+    pub const WORDS: [&str; 13] = [
         "input",
         "stream",
         "batch",
         "weight",
+        "pass",
         "buffer",
         "prepared",
         "state",
@@ -403,6 +407,10 @@ pub enum Owner {
     Output,
     /// Sources that units read: the embedding and their outputs.
     Sources,
+    /// The loop around an application: what each of its passes has.
+    Loop,
+    /// The exit of a loop whose loss sees every pass.
+    Exit,
 }
 
 /// Which tensor or state of its owner something is. Names are made of it, and nothing is found out
@@ -542,9 +550,56 @@ pub enum Part {
     ReadNorm,
     /// The sources so far.
     Sources,
+    /// What a pass adds to the stream where it begins.
+    PassEmbedding,
+    /// The vector of the gate of an exit.
+    ExitGate,
+    /// Its bias.
+    ExitBias,
+    /// The logarithm of the share of the loss that no pass has had yet.
+    Left,
+    /// A factor of the matrix of low rank that a pass adds to a matrix.
+    Low(Adapted, Factor),
+}
+
+/// A matrix to which a pass adds one of low rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Adapted {
+    /// Queries, keys and values of an attention.
+    Qkv,
+    /// The output projection of an attention.
+    Out,
+    /// The gate of an MLP, or of what an attention's heads give.
+    Gate,
+    /// The first matrix of an MLP.
+    Up,
+    /// Its last.
+    Down,
+}
+
+/// A factor of `B A`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Factor {
+    /// `[rank, in]`
+    A,
+    /// `[out, rank]`
+    B,
 }
 
 impl Part {
+    /// The matrix that it is, where a pass may add one of low rank.
+    pub fn adapted(self) -> Option<Adapted> {
+        [
+            (Part::Qkv, Adapted::Qkv),
+            (Part::Out, Adapted::Out),
+            (Part::Gate, Adapted::Gate),
+            (Part::Up, Adapted::Up),
+            (Part::Down, Adapted::Down),
+        ]
+        .into_iter()
+        .find_map(|(part, adapted)| (part == self).then_some(adapted))
+    }
+
     /// Behind the name of its owner, the name of the tensor.
     pub fn path(self) -> &'static str {
         match self {
@@ -612,6 +667,22 @@ impl Part {
             Part::LastLanes => "lanes.weight",
             Part::LastLaneBias => "lanes.bias",
             Part::LastLaneScale => "lanes.scale",
+            Part::PassEmbedding => "embed.weight",
+            Part::ExitGate => "weight",
+            Part::ExitBias => "bias",
+            Part::Left => "left",
+            Part::Low(adapted, factor) => match (adapted, factor) {
+                (Adapted::Qkv, Factor::A) => "qkv.lora_a",
+                (Adapted::Qkv, Factor::B) => "qkv.lora_b",
+                (Adapted::Out, Factor::A) => "out.lora_a",
+                (Adapted::Out, Factor::B) => "out.lora_b",
+                (Adapted::Gate, Factor::A) => "gate.lora_a",
+                (Adapted::Gate, Factor::B) => "gate.lora_b",
+                (Adapted::Up, Factor::A) => "up.lora_a",
+                (Adapted::Up, Factor::B) => "up.lora_b",
+                (Adapted::Down, Factor::A) => "down.lora_a",
+                (Adapted::Down, Factor::B) => "down.lora_b",
+            },
         }
     }
 }

@@ -18,6 +18,12 @@ pub enum CompileError {
     /// Another depth was asked of a model that has no single outermost `recur`.
     #[error("only a model with exactly one outermost `recur` can be run at another depth")]
     Depth,
+    /// More passes were asked of a loop than have weights of their own.
+    #[error("every pass of this loop has weights of its own (`embed`, `lora`), and there are {most} passes")]
+    Passes {
+        /// Passes that have weights.
+        most: u64,
+    },
     /// A size does not fit into 64 bits.
     #[error("{0} is too large: it does not fit into 64 bits")]
     Overflow(&'static str),

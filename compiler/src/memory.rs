@@ -138,14 +138,17 @@ impl Assembly<'_> {
         for (b, body) in architecture.bodies.iter().enumerate() {
             for w in &lowered.weights[b] {
                 let shape = size(w);
-                let mut recipes = vec![None; body.sets as usize];
+                let (sets, passes) = (body.sets as usize, w.instances() as usize);
+                let mut recipes = vec![None; sets * passes];
                 for (prefix, (owner, set)) in architecture.prefixes() {
                     if owner == b {
                         let name = format!("{prefix}.{}", w.name);
-                        recipes[set as usize] = recipe(&self.spec.train, &name, w, &shape);
+                        let own = recipe(&self.spec.train, &name, w, &shape);
+                        recipes[set as usize * passes..][..passes].fill(own);
                     }
                 }
-                entries.push(Entry { key: (Some(b), w.name.clone()), shape, instances: body.sets, recipes });
+                let (key, instances) = ((Some(b), w.name.clone()), recipes.len() as u64);
+                entries.push(Entry { key, shape, instances, recipes });
             }
         }
         // Equal recipes side by side make few and large optimizer launches. Whole matrices come
@@ -260,7 +263,7 @@ impl Assembly<'_> {
 
     /// The tensors in checkpoint order: embedding, layers, final norm and head.
     pub(crate) fn list(&mut self, lowered: &Lowered, states: &States) -> Result<(), CompileError> {
-        let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
+        let size = |w: &Weight| w.shape(&lowered.module);
         let mut order: Vec<(Option<usize>, u64, String, &Weight, Init)> = vec![];
         let (first, rest): (Vec<_>, Vec<_>) =
             lowered.globals.iter().partition(|w| w.kind == TensorKind::Embedding);
@@ -304,7 +307,7 @@ impl Assembly<'_> {
                 gradient: self.gradients.get(&(key.0, cotangent(&key.1))).copied().filter(|_| trained),
                 states: states_of(&key, trained),
                 counts,
-                instance,
+                instance: instance * w.instances(),
                 name,
                 owner: w.owner,
                 part: w.part,

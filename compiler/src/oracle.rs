@@ -14,7 +14,7 @@ use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seed
 use crate::bind::Part;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
-use crate::ir::{Binding, Function, Index, Lifetime, Module, Node, Of, Op, Port, Unary};
+use crate::ir::{Binding, Function, Index, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
 use crate::lower::{
     EMBED, Form, HEAD, Lowered, POOL, Shape, Weight, lower, lower_declared_training, lower_evaluation,
     lower_inference,
@@ -72,6 +72,9 @@ pub struct Batch {
     /// Numbers that streams start with, a row for each token; zeros where there are none.
     pub noise: Vec<f64>,
 }
+
+/// What passes leave of the loss, where it is read.
+const LEFT: &str = "exit.left";
 
 /// The binding of the cotangent of a saved stream.
 const SAVED_COTANGENT: Binding = Binding::Cotangent(Of::State(Lifetime::Saved));
@@ -199,19 +202,18 @@ impl Oracle {
 
     /// The tensors of the model.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let size = |dims: &[crate::ir::Dim]| dims.iter().map(|&d| self.module.size(d)).collect();
         let global = |embedding: bool| {
             self.lowered
                 .globals
                 .iter()
                 .filter(move |w| (w.kind == TensorKind::Embedding) == embedding)
-                .map(move |w| (w.name.clone(), size(&w.dims), w.kind, w.init))
+                .map(move |w| (w.name.clone(), w.shape(&self.module), w.kind, w.init))
         };
         let mut all: Vec<TensorSpec> = global(true).collect();
         for (i, (prefix, (body, _))) in self.architecture.prefixes().enumerate() {
             all.extend(self.lowered.weights[body].iter().map(|w| {
                 let init = self.architecture.init_of(i, w.init);
-                (format!("{prefix}.{}", w.name), size(&w.dims), w.kind, init)
+                (format!("{prefix}.{}", w.name), w.shape(&self.module), w.kind, init)
             }));
         }
         all.extend(global(false));
@@ -248,7 +250,8 @@ impl Oracle {
         let walked = self.walk(weights, batch, &mut watcher)?;
         let mut here = walked.context;
         here.insert("x".into(), walked.x.clone());
-        here.extend(walked.state);
+        here.extend(self.sources(&walked.state));
+        here.extend(self.left(&walked.state));
         self.indices(None, &[], &mut here);
         let out = self.call(HEAD, None, &here, weights, &mut watcher)?;
         let mut streams: Vec<Tensor> = walked.inputs.iter().map(|called| called.here["x"].clone()).collect();
@@ -317,11 +320,13 @@ impl Oracle {
                 // Choices are counted by application, and added up below.
                 let value = match p.binding {
                     Binding::State(Lifetime::Set) => zeros()?,
-                    _ => state.get(&p.name).cloned().map_or_else(zeros, Ok)?,
+                    _ => state.get(self.handed(&p.name)).cloned().map_or_else(zeros, Ok)?,
                 };
                 here.insert(p.name.clone(), value);
             }
             self.indices(Some(apply), variables, &mut here);
+            let pass = apply.pass.at(variables) as usize;
+            self.of_pass(apply.body, &layer, pass, weights, &mut here)?;
             let out = self.call(&body.name, Some(&layer), &here, weights, watcher)?;
             x = take(&out, "y")?;
             if let Some(aux) = out.get("aux") {
@@ -342,8 +347,9 @@ impl Oracle {
                         sum.iter_mut().zip(value.floats()).for_each(|(s, c)| *s += c);
                     }
                     Binding::State(_) => {
-                        state.insert(port.name.clone(), value.clone());
+                        state.insert(self.handed(&port.name).into(), value.clone());
                     }
+                    Binding::Output(Output::Loss) => evaluation.loss += value.floats()[0],
                     _ => {}
                 }
             }
@@ -375,7 +381,7 @@ impl Oracle {
                     evaluation.loss += held - aux.floats()[0];
                 }
             }
-            inputs.push(Called { layer, body: body.name.clone(), detached: apply.detached, here });
+            inputs.push(Called { layer, body: body.name.clone(), pass, detached: apply.detached, here });
         }
         if self.lowered.module.functions.contains_key(POOL) {
             let out = self.call(POOL, None, &state, weights, watcher)?;
@@ -412,7 +418,8 @@ impl Oracle {
         let Walked { context, inputs, state, x, mut evaluation } = self.walk(weights, batch, watcher)?;
         let mut here = context.clone();
         here.insert("x".into(), x);
-        here.extend(state.clone());
+        here.extend(self.sources(&state));
+        here.extend(self.left(&state));
         self.indices(None, &[], &mut here);
         self.cotangents(HEAD, &IndexMap::new(), &mut here);
         let out = self.joint(HEAD, None, &here, weights, watcher)?;
@@ -425,7 +432,7 @@ impl Oracle {
             dstate = self.joint(POOL, None, &state, weights, watcher)?;
         }
         self.state_cotangents(HEAD, &out, &mut dstate);
-        for Called { layer, body, detached, mut here } in inputs.into_iter().rev() {
+        for Called { layer, body, pass, detached, mut here } in inputs.into_iter().rev() {
             if detached {
                 // Rows of caches that it wrote are read no more.
                 dx.data = Data::Float(vec![0.0; dx.floats().len()]);
@@ -440,12 +447,12 @@ impl Oracle {
             self.cotangents(&body, &dstate, &mut here);
             let out = self.joint(&body, Some(&layer), &here, weights, watcher)?;
             dx = take(&out, "d.x")?;
-            self.state_cotangents(&body, &out, &mut dstate);
             // Behind the `save`, on the way back, it is that of the stream saved before.
             for p in self.joints[&body].params.iter().filter(|p| p.binding == SAVED_COTANGENT) {
-                dstate.shift_remove(&p.name);
+                dstate.shift_remove(self.handed(&p.name));
             }
-            self.collect(&body, Some(&layer), &out, &mut evaluation.gradients);
+            self.state_cotangents(&body, &out, &mut dstate);
+            self.collect(&body, Some((&layer, pass)), &out, &mut evaluation.gradients);
         }
         let mut here = context;
         here.insert("d.x".into(), dx);
@@ -464,7 +471,7 @@ impl Oracle {
         let joint = &self.joints[function];
         for (p, ty) in joint.params.iter().zip(&joint.types) {
             if matches!(p.binding, Binding::Cotangent(Of::State(_))) {
-                let value = so_far.get(&p.name).cloned();
+                let value = so_far.get(self.handed(&p.name)).cloned();
                 here.insert(p.name.clone(), value.unwrap_or_else(|| Tensor::zeros(&self.module, ty)));
             }
         }
@@ -503,6 +510,62 @@ impl Oracle {
     fn layer(&self, apply: &Apply, variables: &[u64]) -> String {
         let key = (apply.body, apply.set.at(variables));
         self.architecture.prefixes().find(|(_, set)| *set == key).map_or(String::new(), |(prefix, _)| prefix)
+    }
+
+    /// The name under which a state is handed on: what a pass leaves is what the next one reads.
+    fn handed<'n>(&self, name: &'n str) -> &'n str {
+        match name {
+            "exit.next" => LEFT,
+            "d.exit.next" => "d.exit.left",
+            name => name,
+        }
+    }
+
+    /// Outputs of all applications, for the head, where the stream is one of sources.
+    fn sources(&self, state: &IndexMap<String, Tensor>) -> Option<(String, Tensor)> {
+        let sources = |name: &&String| {
+            self.lowered.facts.states.get(*name).is_some_and(|state| state.part == Part::Sources)
+        };
+        state.keys().find(sources).map(|name| (name.clone(), state[name].clone()))
+    }
+
+    /// What all passes but the last leave of the loss, for the head.
+    fn left(&self, state: &IndexMap<String, Tensor>) -> Option<(String, Tensor)> {
+        state.get(LEFT).map(|left| (LEFT.into(), left.clone()))
+    }
+
+    /// Whether a body reads a tensor that another has.
+    fn foreign(&self, function: &str, weight: &str) -> bool {
+        let body = self.architecture.bodies.iter().position(|b| b.name == function);
+        body.is_some_and(|body| self.lowered.foreign[body].iter().any(|w| w.name == weight))
+    }
+
+    /// How many passes have a tensor of their own under a name.
+    fn passes(&self, function: &str, weight: &str) -> Option<usize> {
+        let body = self.architecture.bodies.iter().position(|b| b.name == function)?;
+        let own = self.lowered.weights[body].iter().find(|w| w.name == weight)?;
+        own.passes.map(|passes| passes as usize)
+    }
+
+    /// The tensors of a pass.
+    fn of_pass(
+        &self,
+        body: usize,
+        layer: &str,
+        pass: usize,
+        weights: &IndexMap<String, Tensor>,
+        here: &mut IndexMap<String, Tensor>,
+    ) -> Result<(), OracleError> {
+        for w in self.lowered.weights[body].iter().filter(|w| w.passes.is_some()) {
+            let name = format!("{layer}.{}", w.name);
+            let all = weights.get(&name).ok_or(OracleError::Missing(name))?;
+            let each = all.dims[1..].iter().product::<usize>();
+            let own = all.floats().get(pass * each..(pass + 1) * each);
+            let own =
+                own.ok_or_else(|| OracleError::Missing(format!("{layer}.{} of pass {pass}", w.name)))?;
+            here.insert(w.name.clone(), Tensor::float(&all.dims[1..], own.to_vec()));
+        }
+        Ok(())
     }
 
     fn indices(&self, apply: Option<&Apply>, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
@@ -579,14 +642,28 @@ impl Oracle {
     fn collect(
         &self,
         function: &str,
-        layer: Option<&str>,
+        layer: Option<(&str, usize)>,
         out: &IndexMap<String, Tensor>,
         gradients: &mut IndexMap<String, Tensor>,
     ) {
         let joint = &self.joints[function];
-        for weight in joint.params.iter().filter(|p| p.binding == Binding::Weight) {
+        let is_weight = |p: &&Port| matches!(p.binding, Binding::Weight | Binding::PassWeight);
+        for weight in joint.params.iter().filter(is_weight) {
             let Some(value) = out.get(&weight.cotangent().name) else { continue };
-            let name = layer.map_or(weight.name.clone(), |layer| format!("{layer}.{weight}"));
+            let foreign = self.foreign(function, &weight.name);
+            let own = layer.filter(|_| !foreign);
+            let name = own.map_or(weight.name.clone(), |(layer, _)| format!("{layer}.{weight}"));
+            let passes = self.passes(function, &weight.name);
+            if let (Some(passes), Some((_, pass))) = (passes, layer) {
+                let all = gradients.entry(name).or_insert_with(|| {
+                    let dims = [&[passes], &value.dims[..]].concat();
+                    Tensor::float(&dims, vec![0.0; dims.iter().product()])
+                });
+                let Data::Float(all) = &mut all.data else { continue };
+                let own = &mut all[pass * value.floats().len()..][..value.floats().len()];
+                own.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d);
+                continue;
+            }
             match gradients.get_mut(&name).map(|t| &mut t.data) {
                 Some(Data::Float(sum)) => sum.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d),
                 _ => {
@@ -633,6 +710,8 @@ struct Called {
     /// The first words of the names of its tensors.
     layer: String,
     body: String,
+    /// Which pass of the outermost loop it is in.
+    pass: usize,
     /// Whether no gradient flows through it.
     detached: bool,
     /// Its arguments.

@@ -262,7 +262,14 @@ fn rows<'a>(
     passes: &Passes,
 ) -> Result<(), CompileError> {
     let learned = if options.train { assembly.trained.clone() } else { vec![] };
-    let has_gradient = |w: &Weight, body: Option<usize>| learned.contains(&(body, w.name.clone()));
+    // Of a body that reads weights of others, by the names of checkpoints.
+    let named: HashSet<String> = match options.train {
+        true => assembly.tensors.iter().filter(|t| t.gradient.is_some()).map(|t| t.name.clone()).collect(),
+        false => HashSet::new(),
+    };
+    let has_gradient = |w: &Weight, body: Option<usize>| {
+        learned.contains(&(body, w.name.clone())) || body.is_none() && named.contains(&w.name)
+    };
     let forms = ModelForms::new(architecture, &mut whole, &has_gradient, options, optimiser, passes)?;
     if options.train {
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
@@ -285,8 +292,9 @@ fn rows<'a>(
         let program = passes.run(Pass::Assemble, || assembly.update())?;
         assembly.add("update", program);
     }
-    // Routers that look ahead in training decide without in evaluation.
-    let deciding = if architecture.skips() {
+    // Routers that look ahead in training decide without in evaluation, whose loss is that of the
+    // stream that leaves.
+    let deciding = if architecture.skips() || architecture.exit.is_some() {
         let make = || lower_evaluation(architecture, shape(options, options.sequence, None));
         let mut deciding = lowered(passes, make)?;
         assembly.know(&deciding);
@@ -331,8 +339,9 @@ impl ModelForms {
         let mut bodies = vec![];
         let mut prepared = IndexMap::new();
         for (i, body) in architecture.bodies.iter().enumerate() {
-            let weights: Vec<String> =
-                lowered.weights[i].iter().filter(|w| trained(w, Some(i))).map(|w| w.name.clone()).collect();
+            let own = lowered.weights[i].iter().filter(|w| trained(w, Some(i)));
+            let others = lowered.foreign[i].iter().filter(|w| trained(w, None));
+            let weights: Vec<String> = own.chain(others).map(|w| w.name.clone()).collect();
             let function = lowered.module.functions[&body.name].clone();
             let wanted = |p: &Port| has_derivative(p, |p| weights.contains(&p.name));
             let seeds = body_seeds(&function, Seed::Param);

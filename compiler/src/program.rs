@@ -98,6 +98,24 @@ impl Affine {
         Affine { base, terms: vec![] }
     }
 
+    /// So many times it.
+    pub fn times(&self, factor: u64) -> Self {
+        let terms = self.terms.iter().map(|&(v, step)| (v, step * factor)).collect();
+        Affine { base: self.base * factor, terms }
+    }
+
+    /// The sum of both.
+    pub fn plus(mut self, other: &Affine) -> Self {
+        self.base += other.base;
+        for &(variable, step) in &other.terms {
+            match self.terms.iter_mut().find(|(v, _)| *v == variable) {
+                Some((_, own)) => *own += step,
+                None => self.terms.push((variable, step)),
+            }
+        }
+        self
+    }
+
     /// The value for these loop variables.
     pub fn at(&self, variables: &[u64]) -> u64 {
         self.base + self.terms.iter().map(|&(v, s)| variables[v as usize] * s).sum::<u64>()

@@ -59,7 +59,7 @@ pub fn spec(seed: u64) -> Spec {
 /// The specification of that seed, as it is written.
 pub fn drawn(seed: u64) -> Drawn {
     let (r, keys) = (Rng::new(seed ^ 0x7370_6563_0000), BTreeSet::new());
-    let mut w = Writer { r, keys, saved: vec![] };
+    let mut w = Writer { r, keys, saved: vec![], looped: false };
     loop {
         w.keys.clear();
         let text = w.specification(seed);
@@ -162,6 +162,8 @@ struct Writer {
     r: Rng,
     /// Streams that are named so far.
     saved: Vec<&'static str>,
+    /// Whether there is a `recur` so far.
+    looped: bool,
     keys: BTreeSet<String>,
 }
 
@@ -272,9 +274,11 @@ impl Writer {
         // Layers that a wiring of the stream has no meaning for are drawn again.
         let body = self.until_some(|w| {
             w.saved.clear();
+            w.looped = false;
             let (mut budget, mut outermost, mut items) = (9, 0, vec![]);
-            for _ in 0..1 + w.r.below(3) {
-                let item = w.item(&components, 2, &mut budget);
+            let count = 1 + w.r.below(3);
+            for number in 1..=count {
+                let item = w.item(&components, 2, &mut budget, number == count);
                 outermost += usize::from(item.starts_with("{recur"));
                 items.push(item);
             }
@@ -435,10 +439,16 @@ impl Writer {
         }
     }
 
-    /// An item of at most `budget` applications.
-    fn item(&mut self, components: &[&str], depth: u64, budget: &mut u64) -> String {
+    /// An item of at most `budget` applications; `last` of the body.
+    fn item(&mut self, components: &[&str], depth: u64, budget: &mut u64, last: bool) -> String {
         if self.r.once_in(4) {
-            return format!("\"{}\"", self.statement());
+            let history = depth == 2 && !self.looped;
+            return match self.statement() {
+                norm if norm == "norm" && history && self.r.once_in(2) => {
+                    format!("\"mix history weighted{}\"", ["", " every 2"][self.r.below(2) as usize])
+                }
+                statement => format!("\"{statement}\""),
+            };
         }
         if depth == 0 || *budget < 2 || self.r.once_in(2) {
             *budget = budget.saturating_sub(1);
@@ -459,17 +469,31 @@ impl Writer {
         let count = 1 + self.r.below(3).min(*budget - 1);
         let mut inside = *budget / count;
         let items: Vec<String> =
-            (0..1 + self.r.below(2)).map(|_| self.item(components, depth - 1, &mut inside)).collect();
+            (0..1 + self.r.below(2)).map(|_| self.item(components, depth - 1, &mut inside, false)).collect();
         *budget = budget.saturating_sub(count);
         let section = if self.r.once_in(2) { &keys::REPEAT } else { &keys::RECUR };
+        self.looped |= section.name == "recur";
         let mut pairs = vec![];
         for key in section.keys {
             let value = match key.name {
                 "layers" => format!("[{}]", items.join(", ")),
                 name if name == section.name => count.to_string(),
-                "backprop" | "depth" if depth < 2 || !self.writes(key) => continue,
+                "backprop" | "depth" | "lora" | "embed" | "exit" if depth < 2 || !self.writes(key) => {
+                    continue;
+                }
+                // Passes with weights of their own are as many as are written.
+                "lora" | "embed" if pairs.iter().any(|pair: &String| pair.starts_with("depth")) => continue,
+                // It is the last item that has exits.
+                "exit"
+                    if !last
+                        || count < 2
+                        || pairs.iter().any(|pair: &String| pair.starts_with("backprop")) =>
+                {
+                    continue;
+                }
                 "backprop" => (1 + self.r.below(2)).to_string(),
                 "depth" => self.depths(),
+                name @ ("lora" | "embed" | "exit") => self.value(section, name, &key.kind),
                 name if self.writes(key) => self.value(section, name, &key.kind),
                 _ => continue,
             };

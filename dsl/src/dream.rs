@@ -284,6 +284,7 @@ impl Lowering<'_> {
             let kind = keys::RECUR.key(&key.text).map(|key| key.kind);
             let value = match (key.text.as_str(), kind) {
                 ("depth", _) => depths(&mut words, key.span),
+                ("exit", _) => exit(&mut words, key.span),
                 (_, Some(Type::Bool)) => {
                     let value = words.next_if(|next| matches!(next.kind, ValueKind::Bool(_)));
                     value.unwrap_or(Value::new(ValueKind::Bool(true), key.span))
@@ -380,6 +381,17 @@ fn depths(words: &mut Words, at: Span) -> Value {
     }
     let span = map.span;
     Value::new(ValueKind::Map(map), span)
+}
+
+/// `gate 0.1` as the map that YAML has; another word alone.
+fn exit(words: &mut Words, at: Span) -> Value {
+    let Some(how) = words.next() else { return Value::new(ValueKind::Null, at) };
+    let is_gate = matches!(&how.kind, ValueKind::Word(word) if word == "gate");
+    let Some(entropy) = is_gate.then(|| number(words)).flatten() else { return how };
+    let span = how.span.to(entropy.span);
+    let key = Key { text: "gate".into(), span: how.span };
+    let items = vec![Item::new(Pair { key, value: entropy })];
+    Value::new(ValueKind::Map(Map { items, span, ..Map::default() }), span)
 }
 
 /// The next word where it is a number, or may name one.

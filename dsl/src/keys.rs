@@ -825,8 +825,51 @@ pub static RECUR: Section = Section {
             "Number of passes of a training step, a function of seed and step; everything else runs the count that is written. \
              `depth uniform 1 8`, `depth poisson 4 max 16` or `depth lognormal_poisson 32 0.5 min 1 max 64` in `.dream`.",
         ),
+        key(
+            "lora",
+            SIZE,
+            Rule("none"),
+            "Pass `p` uses `W + B_p A_p` for every matrix of an attention or an MLP inside, with `A_p` of so many rows. \
+             Mixtures and routers are as they are. Of a `recur` that is an item of the body, which then runs at most the count that is written.",
+        ),
+        key(
+            "embed",
+            Type::Bool,
+            FALSE,
+            "Whether pass `p` begins with `x ← x + E_p`, a vector of its own that begins at zero. Of a `recur` that is an item of the body, \
+             which then runs at most the count that is written.",
+        ),
+        key(
+            "exit",
+            Type::Either(&[
+                Type::Word(&[
+                    ("last", "the stream that leaves"),
+                    (
+                        "mean",
+                        "the mean over passes of the loss of each pass's stream through the same norm and head",
+                    ),
+                ]),
+                Type::Section(&EXIT),
+            ]),
+            Rule("`last`"),
+            "What the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
+             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes.",
+        ),
         key("layers", Type::Layers, Required, "Layers that are applied."),
     ],
+};
+
+/// The loss of a loop that may be left at every pass.
+pub static EXIT: Section = Section {
+    name: "exit",
+    doc: "A gate says after every pass how much of the loss is of that pass (Ouro).",
+    short: None,
+    keys: &[key(
+        "gate",
+        WEIGHT,
+        Required,
+        "`β` of `Σ_p q_p ℓ_p - β H(q)`, where `q_p = λ_p Π_{j<p} (1 - λ_j)`, `λ_p = sigmoid(w·x_p + c)`, and the last pass has the rest.",
+    )],
 };
 
 /// A distribution of depths.

@@ -324,6 +324,21 @@ fn item(item: &spec::Item) -> ValueKind {
         if let Some(depths) = looping.depth {
             fields.put("depth", self::depths(depths));
         }
+        if let Some(rank) = looping.lora {
+            fields.put("lora", int(rank));
+        }
+        if looping.embed {
+            fields.put("embed", ValueKind::Bool(true));
+        }
+        match looping.exit {
+            Exit::Last => {}
+            Exit::Mean => fields.put("exit", word("mean")),
+            Exit::Gate(entropy) => {
+                let mut gate = Fields::inline();
+                gate.put("gate", real(entropy));
+                fields.put("exit", gate.map());
+            }
+        }
     }
     fields.put("layers", broken_list(items.iter().map(self::item)));
     fields.map()
@@ -372,12 +387,17 @@ fn statement(statement: &Statement) -> Layer {
         Beginning::Identity => "identity",
         Beginning::Normal => "normal",
     };
-    let deviation;
+    let number;
     let words = match statement {
         Statement::StartZeros => vec!["start", "zeros"],
         Statement::StartNormal(sigma) => {
-            deviation = format!("{sigma:?}");
-            vec!["start", "normal", &deviation]
+            number = format!("{sigma:?}");
+            vec!["start", "normal", &number]
+        }
+        Statement::History { every: 1 } => vec!["mix", "history", "weighted"],
+        Statement::History { every } => {
+            number = every.to_string();
+            vec!["mix", "history", "weighted", "every", &number]
         }
         Statement::Norm => vec!["norm"],
         Statement::Linear(b) => vec!["linear", beginning(*b)],

@@ -537,9 +537,45 @@ pub struct Looping {
     pub backprop: Option<u64>,
     /// The number of passes of a training step, where it is drawn.
     pub depth: Option<Depths>,
+    /// The rank of the matrix that each pass adds to every matrix of a component inside: `W + B_p
+    /// A_p` (Relaxed Recursive Transformers, 2410.20672, section 2.3).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<u64>,
+    /// Whether pass `p` begins with `x ← x + E_p`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub embed: bool,
+    /// What the loss sees.
+    #[serde(skip_serializing_if = "Exit::is_last")]
+    pub exit: Exit,
+}
+
+/// What the loss of training sees of a loop. Evaluation sees the stream that leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// The stream that leaves.
+    #[default]
+    Last,
+    /// The mean over passes of the loss of each pass's stream through the same norm and head.
+    Mean,
+    /// `λ_p = sigmoid(w·x_p + c)`, `q_p = λ_p Π_{j<p} (1 - λ_j)`, `q_last` the rest: for each token
+    /// `Σ_p q_p ℓ_p - β H(q)` (Ouro, 2510.25741, section 3.2).
+    Gate(f64),
+}
+
+impl Exit {
+    /// Whether it is the stream that leaves, as of any loop.
+    pub fn is_last(&self) -> bool {
+        *self == Exit::Last
+    }
 }
 
 impl Looping {
+    /// Whether every pass has weights of its own.
+    pub fn has_passes(&self) -> bool {
+        self.embed || self.lora.is_some()
+    }
+
     /// Whether every pass is like the others, in every step.
     pub fn is_plain(&self) -> bool {
         *self == Looping::default()
@@ -598,6 +634,12 @@ pub enum Statement {
         name: String,
         /// How.
         how: Mixing,
+    },
+    /// `x ← Σ_j a_j x_j` over the embedding and the stream behind every so many layer applications so
+    /// far, this one last (DenseFormer, 2402.02622, section 3).
+    History {
+        /// Every so many.
+        every: u64,
     },
 }
 

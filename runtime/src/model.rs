@@ -155,7 +155,7 @@ impl Model {
         for t in &compiled.tensors {
             let mut add = |name: String, buffer: Option<BufferId>| {
                 if let Some(buffer) = buffer {
-                    let elements = compiled.plan.buffer(buffer).elements();
+                    let elements = t.shape.iter().product();
                     places.insert(name, Place { buffer, instance: t.instance, elements });
                 }
             };
@@ -305,7 +305,7 @@ impl Model {
     /// Gradient of a tensor, where one is computed.
     pub fn gradient(&self, tensor: &Tensor) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(buffer) = tensor.gradient else { return Ok(None) };
-        let elements = self.compiled.plan.buffer(buffer).elements();
+        let elements = tensor.shape.iter().product();
         self.read(Place { buffer, instance: tensor.instance, elements }).map(Some)
     }
 
@@ -425,11 +425,13 @@ impl Model {
     pub fn drop_step(&mut self) -> Result<(), ModelError> {
         let mut places = vec![];
         for t in &self.compiled.tensors {
-            places.extend([t.gradient, t.counts].into_iter().flatten().map(|b| (b, t.instance)));
+            let elements = t.shape.iter().product::<u64>();
+            let own = [t.gradient, t.counts].into_iter().flatten();
+            places.extend(own.map(|buffer| (buffer, t.instance, elements)));
         }
-        for (buffer, instance) in places {
+        for (buffer, instance, elements) in places {
             let b = self.compiled.plan.buffer(buffer);
-            let zeros = vec![0u8; (b.elements() * b.dtype.bytes()) as usize];
+            let zeros = vec![0u8; (elements * b.dtype.bytes()) as usize];
             self.session().write(buffer, instance, 0, &zeros)?;
         }
         Ok(())

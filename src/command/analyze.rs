@@ -210,6 +210,12 @@ fn recurrence(spec: &Spec) -> Option<u64> {
     if let [count] = counts[..] { Some(count) } else { None }
 }
 
+/// Whether training sees the loss of every pass.
+fn exits(spec: &Spec) -> bool {
+    let seen = |item: &Item| matches!(item, Item::Recur { looping, .. } if !looping.exit.is_last());
+    spec.model.body.iter().any(seen)
+}
+
 /// The model at several depths; at none where it is not recurrent and none was asked for.
 fn depths(
     a: &Inside,
@@ -224,11 +230,18 @@ fn depths(
     let mut counts = a.depth.clone();
     let own = recurrence(spec);
     match own {
+        // The loss after every pass.
+        Some(n) if counts.is_empty() && exits(spec) => counts = (1..=n).collect(),
         Some(n) if counts.is_empty() => counts = vec![1, n / 4, n / 2, 3 * n / 4, n, n + n / 2, 2 * n],
         Some(n) => counts.push(n),
         None => {}
     }
-    counts.retain(|n| *n > 0);
+    let limit = spec.model.body.iter().find_map(|item| match item {
+        // Passes with weights of their own are no more than are written.
+        Item::Recur { count, looping, .. } if looping.has_passes() => Some(*count),
+        _ => None,
+    });
+    counts.retain(|n| *n > 0 && (!a.depth.is_empty() || limit.is_none_or(|most| *n <= most)));
     counts.sort_unstable();
     counts.dedup();
     let mut found = vec![];

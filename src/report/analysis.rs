@@ -4,6 +4,7 @@ use super::page::{Block, Cell, Figure, Page, Table};
 use super::plot::{Axis, Color, Format, Map, Mark, Plot, Series, Stack};
 use crate::number::grouped;
 use dreamc_runtime::analysis::experts::ExpertUse;
+use dreamc_runtime::analysis::streams::Streams;
 use dreamc_runtime::analysis::{DepthAttention, Observations};
 use dreamc_runtime::statistics::entropy;
 use serde::Serialize;
@@ -72,6 +73,7 @@ impl Analysis {
         for used in networks.into_iter().chain(projections) {
             experts(&mut page, used);
         }
+        streams(&mut page, &o.streams);
         if self.depths.len() > 1 {
             self.against_depth(&mut page);
         }
@@ -138,6 +140,32 @@ impl Analysis {
         };
         let rows = self.depths.iter().map(row).collect();
         page.add(Block::Table(Table { head, rows, ..Table::default() }));
+        page.add(Block::Figures(figures));
+    }
+}
+
+/// How long the stream is along depth, and how far passes move it.
+fn streams(page: &mut Page, streams: &Streams) {
+    let mut figures = vec![];
+    let mut plot = |name: &str, x: &str, y: &str, points: Vec<(f64, f64)>, caption: &str| {
+        if points.len() > 1 {
+            let x = Axis { label: x.into(), whole: true, zero: true, ..Axis::default() };
+            let y = Axis { label: y.into(), zero: true, ..Axis::default() };
+            let (color, mark) = (Color::Series(0), Mark::Dots);
+            let series = vec![Series { name: String::new(), points, band: vec![], color, mark }];
+            let svg = Plot { title: caption.into(), x, y, series }.svg();
+            figures.push(Figure { name: name.into(), svg, caption: caption.into(), full: false });
+        }
+    };
+    let norms = streams.norms.iter().map(|n| (n.depth as f64, n.norm)).collect();
+    let caption = "Mean norm of the stream behind every layer, that of the embedding first.";
+    plot("stream-norms", "layers before", "mean norm of the stream", norms, caption);
+    let moved = streams.passes.iter().map(|p| (p.pass as f64 + 1.0, p.movement)).collect();
+    let caption =
+        "How far each pass moves the stream: the norm of the difference over that of what the pass leaves.";
+    plot("stream-movement", "pass", "relative movement", moved, caption);
+    if !figures.is_empty() {
+        page.heading("The stream along depth");
         page.add(Block::Figures(figures));
     }
 }

@@ -9,7 +9,7 @@
 use super::page::Figure;
 use super::plot::{escape, open, text_width};
 use dreamc_dsl::spec::{
-    Component, Expr, Item, LaneKind, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream,
+    Component, Exit, Expr, Item, LaneKind, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream,
 };
 use std::fmt::Write;
 
@@ -130,8 +130,9 @@ fn carried(stream: Stream) -> String {
 /// Whether the last application has normalised the stream, so that there is no final norm.
 fn normalised(body: &[Item]) -> bool {
     fn last(items: &[Item], inside: bool) -> bool {
-        match items.iter().rfind(|item| !matches!(item, Item::Statement(_))) {
-            None | Some(Item::Statement(_)) => false,
+        match items.iter().rfind(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
+            None => false,
+            Some(Item::Statement(statement)) => matches!(statement, Statement::Norm),
             Some(Item::Layer(_)) => inside,
             Some(Item::Repeat { items, .. }) => last(items, inside),
             Some(Item::Recur { residual_norm, items, .. }) => last(items, *residual_norm),
@@ -157,8 +158,22 @@ fn items(model: &Model, list: &[Item], normalises: bool) -> Vec<Piece> {
         Item::Recur { count, residual_norm, items: list, looping } => {
             let inside = Piece::Chain(items(model, list, *residual_norm));
             let gradients = looping.backprop.filter(|kept| kept < count);
-            let gradients = gradients.map_or(String::new(), |kept| format!(", gradients of the last {kept}"));
-            Piece::Framed(Frame::Loop, format!("{count} × the same weights{gradients}"), inside.into())
+            let mut about = format!("{count} × the same weights");
+            if let Some(rank) = looping.lora {
+                let _ = write!(about, " + rank {rank} a pass");
+            }
+            if looping.embed {
+                about += ", a vector a pass";
+            }
+            match looping.exit {
+                Exit::Last => {}
+                Exit::Mean => about += ", losses of all passes",
+                Exit::Gate(_) => about += ", losses of all passes by a gate",
+            }
+            if let Some(kept) = gradients {
+                let _ = write!(about, ", gradients of the last {kept}");
+            }
+            Piece::Framed(Frame::Loop, about, inside.into())
         }
     };
     list.iter().map(item).collect()
@@ -172,6 +187,8 @@ fn mark(statement: &Statement) -> Piece {
         Statement::StartZeros => ("start".into(), "zeros".into()),
         Statement::StartNormal(deviation) => ("start".into(), format!("normal, {deviation}")),
         Statement::Save(name) => (format!("save {name}"), String::new()),
+        Statement::History { every: 1 } => ("mix history".into(), "a factor each".into()),
+        Statement::History { every } => ("mix history".into(), format!("of every {every}, a factor each")),
         Statement::Mix { name, how } => {
             let how = match how {
                 Mixing::Add => "added",

@@ -427,7 +427,7 @@ impl<'a> Form<'a> {
         let module = &self.lowered.module;
         for (body, sets, w) in self.weights() {
             let one = elements(module, &Type::f32(&w.dims))?;
-            let all = checked("parameters", [one, sets.into()])?;
+            let all = checked("parameters", [one, sets.into(), w.instances().into()])?;
             let kind = match w.kind {
                 TensorKind::Embedding => &mut p.kinds.embedding,
                 TensorKind::Head => &mut p.kinds.head,
@@ -483,6 +483,8 @@ impl<'a> Form<'a> {
             | Owner::Pool(_)
             | Owner::Saved(_)
             | Owner::Norm(_)
+            | Owner::Loop
+            | Owner::Exit
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => PARTS[2].into(),
@@ -556,7 +558,8 @@ impl<'a> Form<'a> {
             let of = self.trained_sets(train, body, sets, w);
             if of > 0 {
                 trained.push((body, w.name.clone()));
-                let all = checked("parameters", [elements(&module, &Type::f32(&w.dims))?, of.into()])?;
+                let one = elements(&module, &Type::f32(&w.dims))?;
+                let all = checked("parameters", [one, of.into(), w.instances().into()])?;
                 result.trained = total("parameters", [result.trained, all])?;
                 let states = checked("optimizer state", [all, self.states(train, w)])?;
                 result.states = total("optimizer state", [result.states, states])?;
@@ -567,7 +570,9 @@ impl<'a> Form<'a> {
             [(None, EMBED)].into_iter().chain(bodies).chain([(None, HEAD)]).collect();
         for (body, name) in all {
             let f = self.function(name).clone();
-            let trains = |p: &Port| trained.iter().any(|(b, n)| *b == body && *n == p.name);
+            let foreign = body.map_or(&[][..], |b| self.lowered.foreign[b].as_slice());
+            let others = |p: &Port| foreign.iter().any(|w| w.name == p.name && self.trains(train, w));
+            let trains = |p: &Port| trained.iter().any(|(b, n)| *b == body && *n == p.name) || others(p);
             let wanted = |p: &Port| has_derivative(p, trains);
             let seeds: Vec<(&str, Seed)> = match (body, name) {
                 (None, HEAD) => head_seeds(&f),
@@ -612,6 +617,12 @@ impl<'a> Form<'a> {
         let caches = checked("activations", [self.depth_caches(bytes, true)?, 2])?;
         result.activations = total("activations", [result.activations, streams, caches])?;
         Ok(result)
+    }
+
+    /// Whether the recipe trains a tensor by its name in checkpoints.
+    fn trains(&self, train: &Train, w: &Weight) -> bool {
+        let shape: Vec<u64> = w.dims.iter().map(|&d| self.lowered.module.size(d)).collect();
+        crate::recipe::recipe(train, &w.name, w, &shape).is_some()
     }
 
     /// Numbers that the optimizer keeps of each number of a weight.

@@ -788,6 +788,7 @@ impl<'a> Parser<'a> {
                 None => return self.expected("what the host gives: `ids`, `targets`, `loss_scale`, …"),
             },
             "weight" => Binding::Weight,
+            "pass" => Binding::PassWeight,
             "buffer" => Binding::Buffer,
             "prepared" => Binding::Prepared,
             "state" => {

@@ -357,8 +357,7 @@ impl Lower<'_> {
                 self.dim_of(c, "q", all)
             }
         };
-        let w = self.weight(c, Part::Gate, &[out, hidden], TensorKind::Matrix, None);
-        let z = self.b.contract(n, w, &[hidden]);
+        let z = self.matrix(c, Part::Gate, n, [out, hidden], None);
         let mut share = self.b.unary(Unary::Sigmoid, z);
         if gate == spec::HeadGate::Element {
             share = self.b.reshape(share, &[rows, heads].concat());
@@ -496,8 +495,7 @@ impl Lower<'_> {
         init: Option<Init>,
     ) -> Value {
         let Some((routing, shared, experts)) = routing else {
-            let w = self.weight(c, part, &[out, over], TensorKind::Matrix, init);
-            return self.b.contract(x, w, &[over]);
+            return self.matrix(c, part, x, [out, over], init);
         };
         let many = self.dim_of(c, &format!("projections{experts}"), *experts);
         let w = self.weight(c, part, &[many, out, over], TensorKind::Routed, init);

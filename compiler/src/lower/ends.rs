@@ -46,30 +46,22 @@ pub(super) fn pool(architecture: &Architecture, module: &mut Module) -> Result<F
 
 pub(super) fn head(
     architecture: &Architecture,
-    shape: Shape,
+    (shape, form): (Shape, Form),
     module: &mut Module,
     globals: &mut Vec<Weight>,
-) -> Result<Function, CompileError> {
-    let model = &architecture.model;
+) -> Result<(Function, Facts), CompileError> {
     let mut lower = Lower::new(architecture, None, shape, module, HEAD);
+    lower.form = form;
     let rows = lower.stream_rows();
-    let hidden = lower.dim("hidden", model.hidden);
     let x = lower.stream();
-    let mut x = wiring(model).end(&mut lower, x);
-    if architecture.final_norm {
-        x = lower.norm(x, Owner::Stream, Part::FinalNorm, 1);
-    }
-    let (owner, kind) =
-        if model.tie { (Owner::Embedding, TensorKind::Embedding) } else { (Owner::Head, TensorKind::Head) };
-    let vocab = lower.dim("vocab", model.vocab);
-    let w = lower.weight(owner, Part::Table, &[vocab, hidden], kind, None);
-    let logits = lower.b.contract(x, w, &[hidden]);
-    let logits = lower.b.softcap(logits, model.logit_softcap);
+    let x = wiring(&architecture.model).end(&mut lower, x);
+    let (logits, vocab) = lower.logits(x);
     let mut given = |input: Input, ty| lower.b.param(input.name(), Binding::Batch(input), ty);
     let targets = given(Input::Targets, Type::i32(&rows));
     let scale = given(Input::LossScale, Type::f32(&[]));
     let nll = lower.b.ops(Op::CrossEntropy, &[logits, targets])[0];
-    let mut sum = lower.b.reduce(Reduce::Sum, nll, &rows);
+    let each = lower.last_share(nll, targets);
+    let mut sum = lower.b.reduce(Reduce::Sum, each, &rows);
     if shape.z_loss != 0.0 {
         // Where a token has no target, its logits are nobody's.
         let lse = lower.log_sum_exp(logits, vocab);
@@ -83,7 +75,27 @@ pub(super) fn head(
     lower.b.result(Output::Loss, loss);
     lower.b.result(Output::Nll, nll);
     lower.b.result(Output::Logits, logits);
-    let (function, read, _) = lower.finish()?;
+    let (function, read, known) = lower.finish()?;
     globals.extend(read.into_iter().filter(|w| w.owner != Owner::Embedding));
-    Ok(function)
+    Ok((function, known))
+}
+
+impl Lower<'_> {
+    /// Logits of the stream that leaves, behind the final norm; and their dimension.
+    pub(super) fn logits(&mut self, mut x: Value) -> (Value, Dim) {
+        let (architecture, hidden) = (self.architecture, self.hidden());
+        let model = &architecture.model;
+        if architecture.final_norm {
+            x = self.norm(x, Owner::Stream, Part::FinalNorm, 1);
+        }
+        let (owner, kind) = if model.tie {
+            (Owner::Embedding, TensorKind::Embedding)
+        } else {
+            (Owner::Head, TensorKind::Head)
+        };
+        let vocab = self.dim("vocab", model.vocab);
+        let w = self.weight(owner, Part::Table, &[vocab, hidden], kind, None);
+        let logits = self.b.contract(x, w, &[hidden]);
+        (self.b.softcap(logits, model.logit_softcap), vocab)
+    }
 }

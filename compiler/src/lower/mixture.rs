@@ -286,16 +286,12 @@ impl Lower<'_> {
         n: Value,
     ) -> Value {
         let h = self.hidden();
-        let product = |lower: &mut Self, part| {
-            let w = lower.weight(c, part, &[i, h], TensorKind::Matrix, None);
-            lower.b.contract(n, w, &[h])
-        };
+        let product = |lower: &mut Self, part| lower.matrix(c, part, n, [i, h], None);
         let gate = activation.gated().then(|| product(self, gate));
         let up = product(self, up);
         let a = self.activate(activation, gate, up);
         let init = self.output_init();
-        let down = self.weight(c, down, &[h, i], TensorKind::Matrix, init);
-        self.b.contract(a, down, &[i])
+        self.matrix(c, down, a, [h, i], init)
     }
 
     pub(super) fn activate(&mut self, activation: Activation, gate: Option<Value>, up: Value) -> Value {

@@ -16,14 +16,16 @@
 
 mod attention;
 mod ends;
+mod exit;
 mod mixture;
 mod observe;
+mod pass;
 mod skip;
 mod statement;
 mod stream;
 
 use crate::CompileError;
-use crate::architecture::{Architecture, Body, Work};
+use crate::architecture::{Architecture, Body, Work, remembered_as};
 use crate::bind::{Owner, Part};
 use crate::build::Builder;
 use crate::compiled::{Init, Observation, TensorKind};
@@ -36,8 +38,8 @@ use crate::op::{
 };
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
-    self, Activation, Beginning, CausalRule, Component, EmbedScale, Expr, Mixing, QkNorm, Router, RouterForm,
-    Score, Select, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    self, Activation, Beginning, CausalRule, Component, EmbedScale, Exit, Expr, Mixing, QkNorm, Router,
+    RouterForm, Score, Select, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
 };
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
@@ -96,6 +98,8 @@ pub struct Lowered {
     /// Weights of each body, by parameter name, in order of definition; then those of `embed` and
     /// `head`.
     pub weights: Vec<Vec<Weight>>,
+    /// Weights that each body reads and others have, by full tensor name.
+    pub foreign: Vec<Vec<Weight>>,
     /// Weights outside the layers, by full tensor name.
     pub globals: Vec<Weight>,
     /// Owners of dimensions, states and observations.
@@ -148,12 +152,27 @@ pub struct Weight {
     pub kind: TensorKind,
     /// How it begins.
     pub init: Init,
+    /// How many there are of it, where every pass of a loop has one: a first dimension in
+    /// checkpoints.
+    pub passes: Option<u64>,
     /// Which part of the model it belongs to.
     pub owner: Owner,
     /// Which of its tensors it is.
     pub part: Part,
     /// For a balancing bias: the state that counts choices, and the law that moves the bias.
     pub balancing: Option<Balancing>,
+}
+
+impl Weight {
+    /// Its shape in checkpoints.
+    pub fn shape(&self, module: &Module) -> Vec<u64> {
+        self.passes.into_iter().chain(self.dims.iter().map(|&d| module.size(d))).collect()
+    }
+
+    /// How many there are of it in each set of weights.
+    pub fn instances(&self) -> u64 {
+        self.passes.unwrap_or(1)
+    }
 }
 
 /// How a bias is balanced.
@@ -239,7 +258,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
     module.dim("hidden", architecture.model.hidden);
     module.dim("vocab", architecture.model.vocab);
     let mut functions = vec![];
-    let mut weights = vec![];
+    let (mut weights, mut foreign) = (vec![], vec![]);
     let (mut globals, mut facts) = (vec![], Facts::default());
     functions.push(ends::embed(architecture, &mut module, &mut globals)?);
     for body in &architecture.bodies {
@@ -248,18 +267,36 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         match &body.work {
             Work::Layer(expr) => lower.layer(body, expr)?,
             Work::Statement(statement) => lower.statement(statement),
+            Work::Embed => lower.begin_pass(),
+            Work::Enter => lower.begin_exits(),
+            Work::Exit(leaving) => lower.exit(leaving),
+            Work::Remember(depth) => lower.remember(*depth),
+            Work::History(depths) => lower.history(depths),
         }
         let (function, read, known) = lower.finish()?;
         functions.push(function);
-        weights.push(read);
+        // What a pass leaves to has weights of the head's, and of the norm before it.
+        let (own, others) = read.into_iter().partition(|w: &Weight| match body.work {
+            Work::Exit(_) => w.owner == Owner::Exit,
+            Work::Layer(_)
+            | Work::Statement(_)
+            | Work::Embed
+            | Work::Enter
+            | Work::Remember(_)
+            | Work::History(_) => true,
+        });
+        weights.push(own);
+        foreign.push(others);
         facts.extend(known);
     }
     if form.trains() && !architecture.pools.is_empty() {
         functions.push(ends::pool(architecture, &mut module)?);
     }
-    functions.push(ends::head(architecture, shape, &mut module, &mut globals)?);
+    let (head, known) = ends::head(architecture, (shape, form), &mut module, &mut globals)?;
+    functions.push(head);
+    facts.extend(known);
     module.functions = functions.into_iter().map(|f| (f.name.clone(), f)).collect();
-    Ok(Lowered { module, weights, globals, facts })
+    Ok(Lowered { module, weights, foreign, globals, facts })
 }
 
 /// Whether the sizes that lowering multiplies or adds fit into 64 bits.
@@ -418,12 +455,25 @@ impl<'a> Lower<'a> {
         kind: TensorKind,
         init: Option<Init>,
     ) -> Value {
-        let init = init.unwrap_or(Init::Normal((1.0 / (5.0 * self.architecture.model.hidden as f64)).sqrt()));
         let binding = if kind == TensorKind::Balance { Binding::Buffer } else { Binding::Weight };
+        self.bound_weight(owner, part, dims, kind, init, (binding, None))
+    }
+
+    /// The same, bound as `binding`; one for each of so many passes.
+    fn bound_weight(
+        &mut self,
+        owner: Owner,
+        part: Part,
+        dims: &[Dim],
+        kind: TensorKind,
+        init: Option<Init>,
+        (binding, passes): (Binding, Option<u64>),
+    ) -> Value {
+        let init = init.unwrap_or(Init::Normal((1.0 / (5.0 * self.architecture.model.hidden as f64)).sqrt()));
         let name = self.architecture.name_of(owner, part);
         if !self.weights.iter().any(|w| w.name == name) {
             let (name, dims) = (name.clone(), dims.to_vec());
-            self.weights.push(Weight { name, dims, kind, init, owner, part, balancing: None });
+            self.weights.push(Weight { name, dims, kind, init, passes, owner, part, balancing: None });
         }
         self.b.param(&name, binding, Type::f32(dims))
     }

@@ -30,8 +30,37 @@ impl Lower<'_> {
                 let e = self.saved(name);
                 self.mix(*how, x, e)
             }
+            // It is a work of its own.
+            Statement::History { .. } => x,
         };
         self.b.result(Port::new("y", Binding::Stream), y);
+    }
+
+    /// Keeps the stream behind so many layer applications.
+    pub(super) fn remember(&mut self, depth: u64) {
+        let x = self.stream();
+        self.save(&remembered_as(depth), x);
+        self.b.result(Port::new("y", Binding::Stream), x);
+    }
+
+    /// `Σ_j a_j x_j` over streams that were kept, and the one here.
+    pub(super) fn history(&mut self, depths: &[u64]) {
+        let x = self.stream();
+        let (one, all) = (self.one(), depths.len() as u64 + 1);
+        let dims = [self.dim(&format!("applications{all}"), all)];
+        // One for the stream here.
+        let init = Some(Init::Identity { columns: all, from: all - 1 });
+        let a = self.weight(Owner::Stream, Part::Mix, &dims, TensorKind::Steady, init);
+        let factors = self.b.ops(Split(vec![one; depths.len() + 1]), &[a]);
+        let mut sources: Vec<Value> = depths.iter().map(|depth| self.saved(&remembered_as(*depth))).collect();
+        sources.push(x);
+        let mut sum = None;
+        for (source, factor) in sources.into_iter().zip(factors) {
+            let factor = self.b.reshape(factor, &[]);
+            let term = self.b.mul(source, factor);
+            sum = Some(sum.map_or(term, |sum| self.b.add(sum, term)));
+        }
+        self.b.result(Port::new("y", Binding::Stream), sum.unwrap_or(x));
     }
 
     fn saved_port(&mut self, name: &str) -> Port {

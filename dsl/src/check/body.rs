@@ -28,6 +28,8 @@ pub(super) struct Walk<'a> {
     /// Streams that are named so far, with the token of the first `save` and whether any `mix`
     /// reads them.
     pub(super) saved: IndexMap<String, (Span, bool)>,
+    /// Whether a `recur` came before.
+    pub(super) looped: bool,
     used: HashSet<String>,
     /// Components used inside and outside `recur`.
     recurrent: HashSet<String>,
@@ -121,6 +123,7 @@ impl Checker {
         let mut walk = Walk {
             components,
             saved: IndexMap::new(),
+            looped: false,
             used: HashSet::new(),
             recurrent: HashSet::new(),
             unread: false,
@@ -150,6 +153,22 @@ impl Checker {
         let outermost = |item: &&Option<Item>| matches!(item, Some(Item::Recur { .. }));
         self.known.outermost =
             items.iter().all(Option::is_some).then(|| items.iter().filter(outermost).count());
+        let own = items.iter().flatten().find_map(|item| match item {
+            Item::Recur { count, looping, .. } if looping.has_passes() => Some(*count),
+            _ => None,
+        });
+        self.known.passes = own;
+        for (index, item) in items.iter().enumerate() {
+            let Some(Item::Recur { looping, .. }) = item else { continue };
+            let behind = &items[index + 1..];
+            let through = |item: &Option<Item>| matches!(item, None | Some(Item::Statement(Statement::Norm)));
+            if !looping.exit.is_last() && !(behind.len() < 2 && behind.iter().all(through)) {
+                let message =
+                    "every pass goes through what is behind this loop, and that may be a `norm` alone";
+                let help = "make the `recur` the last item of the body, or the last but a `norm`";
+                self.error_at("exit", &format!("model.body[{index}].exit"), message, help);
+            }
+        }
         for (index, item) in items.iter().enumerate() {
             let Some(Item::Recur { looping: Looping { depth: Some(_), .. }, .. }) = item else { continue };
             self.known.drawn = true;
@@ -284,6 +303,7 @@ impl Checker {
             let help = "components read mixtures of outputs, which their own norms normalise: take it away";
             self.error_at("out-of-range", &format!("{path}.residual_norm"), message, help);
         }
+        walk.looped |= recur;
         let looping = match recur {
             true => self.looping(&group, count, !path.contains(".layers")),
             false => Some(Looping::default()),
@@ -334,7 +354,7 @@ impl Checker {
                     let word = words.first().map_or("", |word| word.text.as_str());
                     self.no_stream(word, layer.span);
                 }
-                (self.statement(walk, words, layer.span).map(Item::Statement), Some(0))
+                (self.statement(walk, words, layer.span, recurrent).map(Item::Statement), Some(0))
             }
             _ => (self.layer(walk, layer, recurrent).map(Item::Layer), Some(1)),
         }

@@ -6,12 +6,12 @@ use super::body::MAX_APPLICATIONS;
 use super::{Checker, Group};
 use crate::ast::{Value, ValueKind};
 use crate::keys::{self, Type};
-use crate::spec::{DepthLaw, Depths, Looping};
+use crate::spec::{DepthLaw, Depths, Exit, Looping};
 
 impl Checker {
     /// `outermost` says whether the `recur` is an item of the body.
     pub(super) fn looping(&mut self, group: &Group, count: Option<u64>, outermost: bool) -> Option<Looping> {
-        for key in ["backprop", "depth"] {
+        for key in ["backprop", "depth", "lora", "embed", "exit"] {
             if !outermost && self.has(group, key) {
                 let message = format!(
                     "`{key}` is of a `recur` that is an item of the body, and this is inside another loop"
@@ -28,8 +28,60 @@ impl Checker {
             true => self.int(group, "backprop").map(Some),
             false => Some(None),
         };
+        let lora = match self.has(group, "lora") {
+            true => self.int(group, "lora").map(Some),
+            false => Some(None),
+        };
+        let embed = self.bool(group, "embed");
+        if embed == Some(true) && self.known.attends {
+            let message = "`embed` adds to a stream, and `stream attend` has none";
+            let help = "components read mixtures of outputs: take it away";
+            self.error_at("unknown-stream", &group.path("embed"), message, help);
+        }
+        let exit = self.exit(group, count);
         let depth = self.depths(group, count);
-        Some(Looping { backprop: backprop?, depth: depth? })
+        let looping = Looping { backprop: backprop?, depth: depth?, lora: lora?, embed: embed?, exit: exit? };
+        if let (true, Some(most), Some(depths)) = (looping.has_passes(), count, looping.depth)
+            && depths.max > most
+        {
+            let key = if looping.embed { "embed" } else { "lora" };
+            let message =
+                format!("`{key}` has weights for {most} passes, and `depth` draws up to {}", depths.max);
+            let help = format!("write `max {most}` behind the distribution, or a larger count");
+            self.error_at("depth", &group.path("depth"), message, &help);
+            return None;
+        }
+        Some(looping)
+    }
+
+    fn exit(&mut self, owner: &Group, count: Option<u64>) -> Option<Exit> {
+        let exit = match self.written(owner, "exit") {
+            None => return Some(Exit::Last),
+            Some(Value { kind: ValueKind::Word(word), .. }) if word == "last" => return Some(Exit::Last),
+            Some(Value { kind: ValueKind::Word(word), .. }) if word == "mean" => Some(Exit::Mean),
+            Some(Value { kind: ValueKind::Map(_), .. }) => {
+                self.section(owner, "exit").and_then(|group| self.real(&group, "gate")).map(Exit::Gate)
+            }
+            Some(value) => {
+                let value = value.clone();
+                self.wrong_type("exit", &Self::kind(owner, "exit"), &value);
+                None
+            }
+        };
+        if self.has(owner, "backprop") {
+            let message =
+                "losses of passes without a gradient would teach nothing: `exit` does not go with `backprop`";
+            self.error_at("exit", &owner.path("exit"), message, "take one of the two away");
+        }
+        if self.known.wired {
+            let message = "`exit` reads the stream behind a pass, and this model has more than one";
+            self.error_at("exit", &owner.path("exit"), message, "take `exit` away, or write `stream sum`");
+        }
+        if count == Some(1) {
+            let message = "a loop of one pass has one way out";
+            self.error_at("exit", &owner.path("exit"), message, "take `exit` away, or write a larger count");
+        }
+        exit
     }
 
     fn depths(&mut self, owner: &Group, count: Option<u64>) -> Option<Option<Depths>> {

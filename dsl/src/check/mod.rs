@@ -61,12 +61,16 @@ struct Known {
     components: Vec<(String, &'static Section)>,
     /// Whether the stream is one of sources.
     attends: bool,
+    /// Whether there is not one stream, to which outputs are added.
+    wired: bool,
     /// Whether a layer stands in a `recur`.
     recurrent: Option<bool>,
     /// Outermost `recur`s, where the whole body is right.
     outermost: Option<usize>,
     /// Whether a `recur` draws its depth.
     drawn: bool,
+    /// How many passes have weights, where those of the outermost `recur` have their own.
+    passes: Option<u64>,
     /// Steps that are trained, where they are written and right.
     steps: Option<u64>,
 }

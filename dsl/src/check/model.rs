@@ -24,6 +24,7 @@ impl Checker {
         let (eps, unit_offset) = (self.real(&norm, "eps"), self.bool(&norm, "unit_offset"));
         let stream = self.stream(group);
         self.known.attends = matches!(stream, Some(Stream::Attend { .. }));
+        self.known.wired = matches!(stream, Some(Stream::Attend { .. } | Stream::Lanes { .. }));
         let components = self.components(group, hidden);
         let body = self.body(group, components.as_ref());
         Some(Model {

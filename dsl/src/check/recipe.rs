@@ -4,6 +4,7 @@ use super::body::MAX_APPLICATIONS;
 use super::{Checker, Group};
 use crate::ast::ValueKind;
 use crate::keys::{self, Type};
+use crate::source::Span;
 use crate::spec::*;
 
 impl Checker {
@@ -424,7 +425,19 @@ impl Checker {
         if max > MAX_APPLICATIONS {
             self.too_deep(self.sources.locate(&group.path("max")).unwrap_or(group.at));
         }
+        self.passes(max, self.sources.locate(&group.path("max")).unwrap_or(group.at));
         Some(varies.then_some((min, max)))
+    }
+
+    /// Reports a depth at which passes would lack weights.
+    fn passes(&mut self, depth: u64, at: Span) {
+        if let Some(most) = self.known.passes.filter(|most| depth > *most) {
+            let message =
+                format!("this is {depth} passes, and the `recur` has weights of their own for {most}");
+            let help =
+                "`embed` and `lora` give each pass its weights: ask for no more passes than are written";
+            self.error("depth", at, message, help);
+        }
     }
 
     /// Whether depth can be varied. Warns where nothing is recurrent, and the key then has no
@@ -464,6 +477,9 @@ impl Checker {
             for ((value, _), depth) in elements.iter().zip(&depths) {
                 if depth.is_some_and(|depth| depth > MAX_APPLICATIONS) {
                     self.too_deep(value.span);
+                }
+                if let Some(depth) = depth {
+                    self.passes(*depth, value.span);
                 }
             }
             depths.into_iter().collect::<Option<Vec<_>>>()

@@ -12,12 +12,19 @@ use crate::spec::{Beginning, Mixing, Statement};
 use crate::suggest::{closest, listing};
 
 /// The forms, for help.
-const FORMS: &str = "the statements are `norm`, `linear`, `start zeros|normal σ`, `save NAME` and `mix NAME add|linear|scaled|diagonal`";
+const FORMS: &str = "the statements are `norm`, `linear`, `start zeros|normal σ`, `save NAME`, `mix NAME add|linear|scaled|diagonal` and `mix history weighted`";
 const MIXINGS: [&str; 4] = ["add", "linear", "scaled", "diagonal"];
 const BEGINNINGS: [&str; 2] = ["identity", "normal"];
 
 impl Checker {
-    pub(super) fn statement(&mut self, walk: &mut Walk, words: &[Word], span: Span) -> Option<Statement> {
+    /// `recurrent` says whether a `recur` is around it.
+    pub(super) fn statement(
+        &mut self,
+        walk: &mut Walk,
+        words: &[Word],
+        span: Span,
+        recurrent: bool,
+    ) -> Option<Statement> {
         let texts: Vec<&str> = words.iter().map(|word| word.text.as_str()).collect();
         let (statement, used) = match texts.first().copied() {
             Some("norm") => (Some(Statement::Norm), 1),
@@ -26,6 +33,7 @@ impl Checker {
                 (beginning.map(Statement::Linear), used)
             }
             Some("save") => (self.save(walk, words, span), 2),
+            Some("mix") if texts.get(1) == Some(&"history") => self.history(walk, words, span, recurrent),
             Some("mix") => self.mix(walk, words, span),
             Some("start") => self.start(words, span),
             _ => {
@@ -110,6 +118,57 @@ impl Checker {
                 (None, words.len())
             }
         }
+    }
+
+    /// The statement, and how many words it has.
+    fn history(
+        &mut self,
+        walk: &Walk,
+        words: &[Word],
+        span: Span,
+        recurrent: bool,
+    ) -> (Option<Statement>, usize) {
+        let help = "write `mix history weighted` or `mix history weighted every 4`";
+        match words.get(2) {
+            Some(word) if word.text == "weighted" => {}
+            Some(word) => {
+                self.unknown_word(word, &word.text, &["weighted"], "a way to mix the history");
+                return (None, words.len());
+            }
+            None => {
+                self.error("statement", span, "this does not say how the history is mixed", help);
+                return (None, words.len());
+            }
+        }
+        if recurrent || walk.looped {
+            let message = "a stream of a `recur` is another one in every pass: history is of layers outside";
+            let help = "make the `recur` a `repeat`, or put the statement before it";
+            self.error("history", span, message, help);
+            return (None, words.len());
+        }
+        let every = match (words.get(3), words.get(4)) {
+            (None, _) => Some(1),
+            (Some(every), Some(number)) if every.text == "every" => {
+                let found = match number::literal(&number.text) {
+                    Some(found) => Some(found),
+                    None => number::named(&number.text, number.span, &self.lets, &mut self.found),
+                };
+                let whole = |found: &Number| matches!(found, Number::Int(every) if *every > 0);
+                if found.as_ref().is_some_and(|found| !whole(found)) {
+                    let message = format!("`{}` is no number of layers", number.text);
+                    self.error("out-of-range", number.span, message, help);
+                }
+                found.and_then(|found| match found {
+                    Number::Int(every) => u64::try_from(every).ok().filter(|every| *every > 0),
+                    _ => None,
+                })
+            }
+            (Some(word), _) => {
+                self.error("statement", word.span, format!("`{}` does not belong here", word.text), help);
+                None
+            }
+        };
+        (every.map(|every| Statement::History { every }), 5.min(words.len()))
     }
 
     /// The statement, and how many words it has.

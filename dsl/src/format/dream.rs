@@ -146,7 +146,7 @@ fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
                         lines.trailing(item.trailing.as_ref(), MARKER);
                     }
                     _ => {
-                        let value = depths(key, value).unwrap_or_else(|| flow(value, None));
+                        let value = setting(key, value).unwrap_or_else(|| flow(value, None));
                         lines.push(&format!("{} {value}", self::key_of_item(index, &key.text)))
                     }
                 }
@@ -156,13 +156,21 @@ fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
     }
 }
 
-/// `lognormal_poisson 32 0.5 min 1 max 64` for the `depth` of a `recur`, where it has that shape.
-fn depths(key: &Key, value: &Value) -> Option<String> {
+/// `lognormal_poisson 32 0.5 min 1 max 64` for the `depth` of a `recur`, `gate 0.1` for its `exit`,
+/// where they have that shape.
+fn setting(key: &Key, value: &Value) -> Option<String> {
     let ValueKind::Map(map) = &value.kind else { return None };
     let number = |value: &Value| match &value.kind {
         ValueKind::Number(arith) if !matches!(arith.kind, ArithKind::Negate(_)) => Some(super::arith(arith)),
         _ => None,
     };
+    if let ("exit", [gate], false) = (key.text.as_str(), &map.items[..], map.commented()) {
+        let Pair { key, value } = &gate.node;
+        return (key.text == "gate")
+            .then(|| number(value))
+            .flatten()
+            .map(|entropy| format!("gate {entropy}"));
+    }
     let (law, bounds) = map.items.split_first().filter(|_| key.text == "depth" && !map.commented())?;
     let Pair { key, value } = &law.node;
     let numbers = match (key.text.as_str(), &value.kind) {
@@ -217,7 +225,7 @@ fn regular(list: &List) -> bool {
                 ValueKind::List(list) => item.node.key.text == "layers" && regular(list),
                 _ => {
                     let Pair { key, value } = &item.node;
-                    key.text != "layers" && (scalar(value) || depths(key, value).is_some())
+                    key.text != "layers" && (scalar(value) || setting(key, value).is_some())
                 }
             })
         }

@@ -10,6 +10,7 @@
 pub mod experts;
 pub mod routing;
 pub mod skips;
+pub mod streams;
 
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
@@ -33,6 +34,8 @@ pub struct Observations {
     pub routers: Vec<Router>,
     /// Where depth attentions looked.
     pub depth_attention: Vec<DepthAttention>,
+    /// The stream along depth.
+    pub streams: streams::Streams,
 }
 
 /// Choices of the routers of a component.
@@ -99,6 +102,7 @@ pub fn observe(
             observed: observed.clone(),
         });
     }
+    let mut along = streams::Watched::new(&spec.model).map_err(ModelError::from)?;
     let (mut rows, mut tokens) = (0, 0);
     while rows < sequences {
         let Some(batch) = batches.take(model.batch())? else { break };
@@ -116,9 +120,17 @@ pub fn observe(
         for w in &mut watched {
             w.add(model, spec, &real)?;
         }
+        along.add(model, &real)?;
     }
     let compiled = model.compiled();
-    let mut found = Observations { depth, sequences: rows, tokens, routers: vec![], depth_attention: vec![] };
+    let mut found = Observations {
+        depth,
+        sequences: rows,
+        tokens,
+        routers: vec![],
+        depth_attention: vec![],
+        streams: along.found(tokens),
+    };
     let entropies = |component: &str| {
         watched.iter().find(|w| w.observed.component == component && w.observed.what == Observation::Entropy)
     };

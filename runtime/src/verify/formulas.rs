@@ -145,51 +145,97 @@ struct Found {
 enum Step<'a> {
     Layer(&'a Expr),
     Statement(&'a Statement),
+    /// What a pass adds to the stream, of the loop of that number.
+    Embed(usize),
+    /// Before a loop whose passes share out the loss: nothing happens.
+    Enter,
+    /// The end of a pass that is not the last, of which the loss sees the stream.
+    Exit,
 }
 
 /// One application of a layer or a statement.
+#[derive(Clone, Copy)]
 struct Application<'a> {
     step: Step<'a>,
     /// Number of the set of weights among those of layers, or of statements.
     set: usize,
     /// Whether no gradient flows through it.
     detached: bool,
+    /// Which pass of the outermost loop it is in.
+    pass: usize,
     /// How often the set is applied in all, where a `recur` is around it, and whether that
     /// normalises the stream.
     recurrent: Option<(u64, bool)>,
 }
 
-/// Applications in order; sets are numbered as they are first used.
+/// Applications in order; sets of layers, of statements, and loops are numbered as they are first
+/// used.
 fn expand<'a>(
     items: &'a [Item],
     recurrent: Option<bool>,
-    sets: &mut [usize; 2],
+    sets: &mut [usize; 3],
     out: &mut Vec<Application<'a>>,
 ) {
     for item in items {
         match item {
             Item::Layer(expr) => {
                 let recurrent = recurrent.map(|norm| (1, norm));
-                out.push(Application { step: Step::Layer(expr), set: sets[0], detached: false, recurrent });
+                let (step, set) = (Step::Layer(expr), sets[0]);
+                out.push(Application { step, set, detached: false, pass: 0, recurrent });
                 sets[0] += 1;
             }
             Item::Statement(s) => {
                 let step = Step::Statement(s);
-                out.push(Application { step, set: sets[1], detached: false, recurrent: None });
+                out.push(Application { step, set: sets[1], detached: false, pass: 0, recurrent: None });
                 sets[1] += 1;
             }
             Item::Repeat { count, items } => (0..*count).for_each(|_| expand(items, recurrent, sets, out)),
             Item::Recur { count, residual_norm, items, looping } => {
-                let mut once = vec![];
+                let (mut once, number, outermost) = (vec![], sets[2], recurrent.is_none());
+                sets[2] += 1;
+                if looping.embed {
+                    let step = Step::Embed(number);
+                    once.push(Application { step, set: 0, detached: false, pass: 0, recurrent: None });
+                }
                 expand(items, Some(*residual_norm), sets, &mut once);
                 let kept = looping.backprop.unwrap_or(*count);
+                let nothing =
+                    Application { step: Step::Enter, set: 0, detached: false, pass: 0, recurrent: None };
+                if matches!(looping.exit, Exit::Gate(_)) {
+                    out.push(nothing);
+                }
                 for pass in 0..*count {
                     let detached = pass + kept < *count;
-                    out.extend(once.iter().map(|a| Application { detached, ..*a }));
+                    let at = |a: &Application| if outermost { pass as usize } else { a.pass };
+                    out.extend(once.iter().map(|a| Application { detached, pass: at(a), ..*a }));
+                    if !looping.exit.is_last() && pass + 1 < *count {
+                        out.push(Application { step: Step::Exit, ..nothing });
+                    }
                 }
             }
         }
     }
+}
+
+/// Whether the last thing that is done to the stream is a norm. `save` does nothing to it.
+fn normalised(items: &[Item], inside: bool) -> bool {
+    match items.iter().rev().find(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
+        Some(Item::Layer(_)) => inside,
+        Some(Item::Statement(s)) => *s == Statement::Norm,
+        Some(Item::Repeat { items, .. }) => normalised(items, inside),
+        Some(Item::Recur { residual_norm, items, .. }) => normalised(items, *residual_norm),
+        None => false,
+    }
+}
+
+/// How many `recur`s there are, those of every copy.
+fn loops(items: &[Item]) -> usize {
+    let each = items.iter().map(|item| match item {
+        Item::Layer(_) | Item::Statement(_) => 0,
+        Item::Repeat { count, items } => *count as usize * loops(items),
+        Item::Recur { items, .. } => 1 + loops(items),
+    });
+    each.sum()
 }
 
 /// The components of a composition.
@@ -250,6 +296,7 @@ struct Formulas<'a> {
     /// Names of tensors of this application begin so.
     prefix: String,
     recurrent: Option<u64>,
+    pass: usize,
     skips: usize,
     caches: IndexMap<String, Vec<Depth>>,
     /// Streams by name, as they were saved last.
@@ -283,6 +330,7 @@ impl<'a> Formulas<'a> {
             depth: 0,
             prefix: String::new(),
             recurrent: None,
+            pass: 0,
             skips: 0,
             caches: IndexMap::new(),
             saved: IndexMap::new(),
@@ -305,7 +353,7 @@ impl<'a> Formulas<'a> {
         let mut x: Vec<f64> =
             self.batch.ids.iter().flat_map(|&id| &embed[id as usize * h..][..h]).map(|x| x * scale).collect();
         let mut applications = vec![];
-        expand(&model.body, None, &mut [0, 0], &mut applications);
+        expand(&model.body, None, &mut [0; 3], &mut applications);
         let layer = |a: &&Application| matches!(a.step, Step::Layer(_));
         let times = |set| applications.iter().filter(layer).filter(|a| a.set == set).count() as u64;
         self.depths = applications.iter().filter(layer).count();
@@ -315,18 +363,66 @@ impl<'a> Formulas<'a> {
             Stream::Lanes { count, .. } => Wired::Lanes(vec![x; count as usize]),
         };
         let mut streams = vec![self.flat(&stream)];
-        let mut normalised = false;
+        let mut left_at = vec![];
+        // The stream behind every layer so far, and at which depths a statement reads it later.
+        let mut history = vec![self.flat(&stream)];
+        let (mut depth, mut read) = (0, vec![]);
+        for a in &applications {
+            match a.step {
+                Step::Layer(_) => depth += 1,
+                Step::Statement(Statement::History { every }) => {
+                    read.extend((0..depth.max(1)).step_by(*every as usize));
+                }
+                Step::Statement(_) | Step::Embed(_) | Step::Enter | Step::Exit => {}
+            }
+        }
+        // Keeping it is an application that does nothing.
+        if read.contains(&0) {
+            streams.push(self.flat(&stream));
+        }
         let all = Inside {
             here: vec![true; self.tokens()],
             part: vec![true; self.tokens()],
             keys: vec![true; self.tokens()],
         };
         for a in &applications {
+            self.pass = a.pass;
             let expr = match a.step {
                 Step::Layer(expr) => expr,
+                Step::Enter => {
+                    streams.push(self.flat(&stream));
+                    continue;
+                }
+                Step::Exit => {
+                    left_at.push(self.flat(&stream));
+                    streams.push(self.flat(&stream));
+                    continue;
+                }
+                Step::Embed(number) => {
+                    let all = self.w(&format!("loops.{number}.embed.weight"));
+                    let mut x = self.flat(&stream);
+                    x.chunks_mut(h).for_each(|row| add(row, &all[a.pass * h..][..h]));
+                    stream = self.wired(x);
+                    if a.detached {
+                        self.stop_stream(&mut stream);
+                    }
+                    streams.push(self.flat(&stream));
+                    continue;
+                }
                 Step::Statement(s) => {
                     self.prefix = format!("body.{}", a.set);
-                    let x = self.statement(s, self.flat(&stream));
+                    let x = self.flat(&stream);
+                    let x = match s {
+                        Statement::History { every } => {
+                            let kept = history[..self.depth.max(1)].iter().step_by(*every as usize);
+                            let mut sum = vec![0.0; x.len()];
+                            for (source, factor) in kept.chain([&x]).zip(self.own("mix.weight")) {
+                                sum.iter_mut().zip(source).for_each(|(s, x)| *s += factor * x);
+                            }
+                            sum
+                        }
+                        s => self.statement(s, x),
+                    };
                     stream = self.wired(x);
                     if a.detached {
                         self.stop_stream(&mut stream);
@@ -344,8 +440,7 @@ impl<'a> Formulas<'a> {
             let before = (self.auxiliary, pools, self.firsts.len());
             self.layer(expr, &mut stream, &all);
             self.depth += 1;
-            normalised = a.recurrent.is_some_and(|(_, norm)| norm);
-            if normalised {
+            if a.recurrent.is_some_and(|(_, norm)| norm) {
                 let name = format!("{}.residual_norm.weight", self.prefix);
                 match &mut stream {
                     Wired::Sum(x) => *x = self.norm(x, &name),
@@ -358,24 +453,94 @@ impl<'a> Formulas<'a> {
                 self.detach(expr, before);
             }
             streams.push(self.flat(&stream));
+            history.push(self.flat(&stream));
+            if read.contains(&self.depth) {
+                streams.push(self.flat(&stream));
+            }
         }
-        let x = self.last(&stream);
-        normalised &= model.stream == Stream::Sum;
-        let last = if normalised { x } else { self.norm(&x, "norm.weight") };
-        let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
-        let mut logits = product(&last, head, h);
-        if let Some(c) = model.logit_softcap {
-            logits.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
-        }
+        let logits = self.logits(&self.last(&stream));
         let targets = self.batch.targets.iter().filter(|&&y| y >= 0).count().max(1) as f64;
         let rows = logits.chunks(model.vocab as usize).zip(&self.batch.targets);
-        let each = |(z, &y): (&[f64], &i32)| lse(z) - z[y as usize] + self.z_loss * lse(z).powi(2);
-        let loss: f64 = rows.filter(|(_, y)| **y >= 0).map(each).sum();
+        let squares = rows.filter(|(_, y)| **y >= 0).map(|(z, _)| self.z_loss * lse(z).powi(2)).sum::<f64>();
+        let each = if self.training { self.shared_out(&left_at, &logits) } else { self.nll(&logits) };
+        let loss = each.iter().sum::<f64>() + squares;
         for ([capacity, penalty], means) in std::mem::take(&mut self.pools) {
             let mean = means.iter().sum::<f64>() / means.len() as f64;
             self.auxiliary += self.penalty(mean, capacity, penalty);
         }
         Found { logits, streams, loss: loss / targets + self.auxiliary, held: self.held, counts: self.counts }
+    }
+
+    /// Logits of a stream that leaves.
+    fn logits(&self, x: &[f64]) -> Vec<f64> {
+        let model = self.model;
+        let normed = model.stream == Stream::Sum && normalised(&model.body, false);
+        let last = if normed { x.to_vec() } else { self.norm(x, "norm.weight") };
+        let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
+        let mut logits = product(&last, head, model.hidden as usize);
+        if let Some(c) = model.logit_softcap {
+            logits.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
+        }
+        logits
+    }
+
+    /// The loss of each token; 0 where it has no target.
+    fn nll(&self, logits: &[f64]) -> Vec<f64> {
+        let rows = logits.chunks(self.model.vocab as usize).zip(&self.batch.targets);
+        rows.map(|(z, &y)| if y >= 0 { lse(z) - z[y as usize] } else { 0.0 }).collect()
+    }
+
+    /// The loss of each token, which passes share out: their streams, but that of the last, and its
+    /// logits.
+    fn shared_out(&self, streams: &[Vec<f64>], logits: &[f64]) -> Vec<f64> {
+        let mut number = 0;
+        let found = self.model.body.iter().find_map(|item| match item {
+            Item::Recur { looping, .. } if !looping.exit.is_last() => Some((looping.exit, number)),
+            item => {
+                number += loops(std::slice::from_ref(item));
+                None
+            }
+        });
+        let last = self.nll(logits);
+        let Some((exit, number)) = found else { return last };
+        let behind = match self.model.body.last() {
+            Some(Item::Statement(Statement::Norm)) => Some(self.last_statement()),
+            _ => None,
+        };
+        let through = |x: &Vec<f64>| match &behind {
+            Some(name) => self.nll(&self.logits(&self.norm(x, name))),
+            None => self.nll(&self.logits(x)),
+        };
+        let mut all: Vec<Vec<f64>> = streams.iter().map(through).collect();
+        all.push(last);
+        let (w, c) =
+            (self.w(&format!("loops.{number}.exit.weight")), self.w(&format!("loops.{number}.exit.bias")));
+        let each = |i: usize| match exit {
+            Exit::Last => all[all.len() - 1][i],
+            Exit::Mean => all.iter().map(|nll| nll[i]).sum::<f64>() / all.len() as f64,
+            Exit::Gate(beta) => {
+                let (mut rest, mut sum) = (1.0, 0.0);
+                for (p, nll) in all.iter().enumerate() {
+                    let go = match streams.get(p) {
+                        Some(x) => sigmoid(inner(&x[i * w.len()..][..w.len()], w) + c[0]),
+                        None => 1.0,
+                    };
+                    let q = rest * go;
+                    rest *= 1.0 - go;
+                    sum += q * nll[i] + beta * q * q.ln();
+                }
+                sum
+            }
+        };
+        let targets = self.batch.targets.iter().enumerate();
+        targets.map(|(i, y)| if *y >= 0 { each(i) } else { 0.0 }).collect()
+    }
+
+    /// The name of the gain of the last statement, a norm.
+    fn last_statement(&self) -> String {
+        let mut sets = [0; 3];
+        expand(&self.model.body, None, &mut sets, &mut vec![]);
+        format!("body.{}.norm.weight", sets[1] - 1)
     }
 
     /// Stops what a layer left beside the stream; before it there were such losses, and so many
@@ -422,6 +587,20 @@ impl<'a> Formulas<'a> {
     /// A tensor of this application.
     fn own(&self, name: &str) -> &'a [f64] {
         self.w(&format!("{}.{name}", self.prefix))
+    }
+
+    /// A matrix of this application, with what the pass adds to it.
+    fn matrix(&self, name: &str) -> Vec<f64> {
+        let mut w = self.own(&format!("{name}.weight")).to_vec();
+        let [a, b] = ["a", "b"].map(|of| self.weights.get(&format!("{}.{name}.lora_{of}", self.prefix)));
+        let (Some(a), Some(b)) = (a, b) else { return w };
+        let (rank, wide, high) = (a.dims[1], a.dims[2], b.dims[1]);
+        let a = &a.floats()[self.pass * rank * wide..][..rank * wide];
+        let b = &b.floats()[self.pass * high * rank..][..high * rank];
+        for (i, w) in w.iter_mut().enumerate() {
+            *w += (0..rank).map(|r| b[i / wide * rank + r] * a[r * wide + i % wide]).sum::<f64>();
+        }
+        w
     }
 
     /// The value recorded in its place, or the value itself, recorded.
@@ -521,6 +700,8 @@ impl<'a> Formulas<'a> {
                 self.saved.insert(name.clone(), x.clone());
                 x
             }
+            // It reads more than the stream.
+            Statement::History { .. } => x,
             Statement::Mix { name, how } => {
                 let e = &self.saved[name];
                 let rows = x.chunks(h).zip(e.chunks(h));
@@ -824,9 +1005,9 @@ impl<'a> Formulas<'a> {
             Component::Depth(a) => (self.attention(name, a, &n, inside, true), a.post_norm),
             Component::Experts(e) => (self.experts(name, e, &n, inside), e.post_norm),
             Component::Mlp(m) => {
-                let one = |which: &str| self.own(&format!("{name}.{which}.weight"));
-                let [gate, up, down] = ["gate", "up", "down"].map(one);
-                (self.network(m.activation, &n, [gate, up, down]), m.post_norm)
+                let [gate, up, down] =
+                    ["gate", "up", "down"].map(|which| self.matrix(&format!("{name}.{which}")));
+                (self.network(m.activation, &n, [&gate, &up, &down]), m.post_norm)
             }
         };
         if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y }
@@ -864,7 +1045,9 @@ impl<'a> Formulas<'a> {
         };
         let project = |this: &Self, which: &str, x: &[f64], wide: usize| -> Vec<f64> {
             let w = this.own(&format!("{c}.{which}.weight"));
-            let Some((experts, chosen, gates, stopped)) = &mixture else { return product(x, w, wide) };
+            let Some((experts, chosen, gates, stopped)) = &mixture else {
+                return product(x, &this.matrix(&format!("{c}.{which}")), wide);
+            };
             let shared = this.own(&format!("{c}.{which}.shared.weight"));
             let size = w.len() / experts;
             let mut out = vec![];
@@ -960,16 +1143,16 @@ impl<'a> Formulas<'a> {
                 }
             }
         }
-        let gate = self.own(&format!("{c}.gate.weight"));
+        let gate = self.matrix(&format!("{c}.gate"));
         match a.gate {
             None => {}
             // One for each head, or for each of its elements.
             Some(HeadGate::Head) => {
-                let gates = product(n, gate, self.model.hidden as usize);
+                let gates = product(n, &gate, self.model.hidden as usize);
                 mixed = times(&mixed, &gates.into_iter().map(sigmoid).collect::<Vec<_>>());
             }
             Some(HeadGate::Element) => {
-                let gates = product(n, gate, self.model.hidden as usize);
+                let gates = product(n, &gate, self.model.hidden as usize);
                 mixed.iter_mut().zip(gates).for_each(|(x, z)| *x *= sigmoid(z));
             }
         }

@@ -181,11 +181,15 @@ fn items(all: &mut [Item], less: Less) {
             }
             Item::Recur { count, items: inner, looping, .. } => {
                 less("recur", count, 3);
+                let passes = looping.has_passes();
+                if let Some(rank) = &mut looping.lora {
+                    less("lora", rank, 2);
+                }
                 if let Some(backprop) = &mut looping.backprop {
                     *backprop = (*backprop).min((*count - 1).max(1));
                 }
                 if let Some(depths) = &mut looping.depth {
-                    less("depth.max", &mut depths.max, 4);
+                    less("depth.max", &mut depths.max, if passes { *count } else { 4 });
                     depths.min = depths.min.min(depths.max);
                 }
                 items(inner, less);

@@ -308,11 +308,15 @@ impl<'a> Subject<'a> {
     /// Other depths that a recurrent model is looked at.
     pub fn depths(&self) -> Vec<u64> {
         let mut counts = self.spec.model.body.iter().filter_map(|i| match i {
-            Item::Recur { count, .. } => Some(*count),
+            Item::Recur { count, looping, .. } => Some((*count, looping.has_passes())),
             _ => None,
         });
         match (counts.next(), counts.next()) {
-            (Some(count), None) if self.weights_are_few() => vec![if count > 1 { count - 1 } else { 2 }],
+            // Passes with weights of their own are no more than are written.
+            (Some((1, true)), None) => vec![],
+            (Some((count, _)), None) if self.weights_are_few() => {
+                vec![if count > 1 { count - 1 } else { 2 }]
+            }
             _ => vec![],
         }
     }

@@ -60,8 +60,24 @@ const CONFIGURATION: &str = include_str!("parts/configuration.py");
 /// The class of every package.
 const CLASS: &str = "DreamcForCausalLM";
 
+/// Whether passes of a loop have weights or losses of their own, or a mix has a history.
+fn passes(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Statement(statement) => statement.of_history(),
+        Item::Layer(_) => false,
+        Item::Repeat { items, .. } => passes(items),
+        Item::Recur { items, looping, .. } => {
+            looping.has_passes() || !looping.exit.is_last() || passes(items)
+        }
+    })
+}
+
 /// Writes a model as a package, of weights whose embedding is stored in this type.
 pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, HfError> {
+    if passes(&model.spec.model.body) {
+        let what = "passes of its loops have weights or losses of their own, or layers a history, and a package has none yet";
+        return Err(HfError::Export(what.into()));
+    }
     let list = ours(model)?;
     let mut code = Code::new(&model.spec.model, list.iter().any(|(name, _)| name == "norm.weight"))?;
     code.noise = Philox::new(model.spec.train.seed, "start").key();

@@ -1,0 +1,48 @@
+//! Weights that every pass of a loop has for itself.
+//!
+//! They are bound as [`Binding::PassWeight`]: a function reads those of its pass, and checkpoints
+//! hold all of them as one tensor.
+
+use super::*;
+use crate::architecture::Passes;
+use crate::bind::Factor;
+
+impl Lower<'_> {
+    fn passes(&self) -> Option<Passes> {
+        self.body.and_then(|body| body.passes)
+    }
+
+    /// `x + E_p`: where pass `p` begins.
+    pub(super) fn begin_pass(&mut self) {
+        let x = self.stream();
+        let (hidden, passes) = (self.hidden(), self.passes().map(|passes| passes.count));
+        let bound = (Binding::PassWeight, passes);
+        let (zero, kind) = (Some(Init::Constant(0.0)), TensorKind::Steady);
+        let e = self.bound_weight(Owner::Loop, Part::PassEmbedding, &[hidden], kind, zero, bound);
+        let y = self.b.add(x, e);
+        self.b.result(Port::new("y", Binding::Stream), y);
+    }
+
+    /// `W x` with a matrix of a component, `[out, in]`: `(W + B_p A_p) x` where passes add to it.
+    pub(super) fn matrix(
+        &mut self,
+        c: Owner,
+        part: Part,
+        x: Value,
+        [out, over]: [Dim; 2],
+        init: Option<Init>,
+    ) -> Value {
+        let w = self.weight(c, part, &[out, over], TensorKind::Matrix, init);
+        let y = self.b.contract(x, w, &[over]);
+        let own = self.passes().and_then(|passes| Some((passes.count, passes.lora?)));
+        let (Some((passes, rank)), Some(adapted)) = (own, part.adapted()) else { return y };
+        let (rank, bound) = (self.dim_of(c, "rank", rank), (Binding::PassWeight, Some(passes)));
+        let kind = TensorKind::Matrix;
+        let a = self.bound_weight(c, Part::Low(adapted, Factor::A), &[rank, over], kind, None, bound);
+        let zero = Some(Init::Constant(0.0));
+        let b = self.bound_weight(c, Part::Low(adapted, Factor::B), &[out, rank], kind, zero, bound);
+        let low = self.b.contract(x, a, &[over]);
+        let low = self.b.contract(low, b, &[rank]);
+        self.b.add(y, low)
+    }
+}

@@ -1,0 +1,128 @@
+//! The stream along depth: how long it is behind every layer, and how far each pass of a loop moves
+//! it.
+//!
+//! *In*: a model that has evaluated a batch. *Out*: sums that [`Watched::found`] makes means of.
+//! *Promise*: streams are those of the evaluation, read from the device. Passes through which no
+//! gradient flows have their streams in one place, of which the last is left: they are not listed.
+
+use crate::model::{Model, ModelError};
+use dreamc_compiler::CompileError;
+use dreamc_compiler::architecture::{Architecture, Work, for_each_application};
+use dreamc_compiler::compiled::Entry;
+use dreamc_dsl::spec;
+use serde::Serialize;
+
+/// The stream along depth.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Streams {
+    /// Mean Euclidean norm of a token's stream: of the embedding, and behind each layer.
+    pub norms: Vec<Norm>,
+    /// How far passes move it.
+    pub passes: Vec<Movement>,
+}
+
+/// The stream in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Norm {
+    /// Layers before it.
+    pub depth: u64,
+    /// Mean norm.
+    pub norm: f64,
+}
+
+/// A pass of a `recur` that is an item of the body.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Movement {
+    /// Which of its passes, from 0.
+    pub pass: u64,
+    /// Layers before its end.
+    pub depth: u64,
+    /// Mean of `‖x_p - x_{p-1}‖ / ‖x_p‖` over tokens.
+    pub movement: f64,
+}
+
+/// A pass: the places before and behind it.
+struct Pass {
+    number: u64,
+    depth: u64,
+    from: u64,
+    to: u64,
+}
+
+/// Sums while observing.
+pub(super) struct Watched {
+    /// Layers before a place, and the place.
+    places: Vec<(u64, u64)>,
+    passes: Vec<Pass>,
+    norms: Vec<f64>,
+    movements: Vec<f64>,
+}
+
+impl Watched {
+    pub(super) fn new(model: &spec::Model) -> Result<Self, CompileError> {
+        let a = Architecture::new(model, None)?;
+        let (mut places, mut passes) = (vec![(0, 0)], Vec::<Pass>::new());
+        for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
+            let (from, depth) = (apply.place.at(variables), apply.depth.at(variables));
+            let layer = matches!(a.bodies[apply.body].work, Work::Layer(_));
+            let depth = depth + u64::from(layer);
+            if apply.detached {
+                return;
+            }
+            if layer {
+                places.push((depth, from + 1));
+            }
+            if apply.pass.terms.is_empty() {
+                return;
+            }
+            let number = apply.pass.at(variables);
+            match passes.last_mut().filter(|pass| pass.number == number && pass.to == from) {
+                Some(pass) => (pass.depth, pass.to) = (depth, from + 1),
+                None => passes.push(Pass { number, depth, from, to: from + 1 }),
+            }
+        });
+        let (norms, movements) = (vec![0.0; places.len()], vec![0.0; passes.len()]);
+        Ok(Watched { places, passes, norms, movements })
+    }
+
+    /// Adds the streams of the batch that was evaluated last.
+    pub(super) fn add(&mut self, model: &Model, real: &[bool]) -> Result<(), ModelError> {
+        let Some(buffer) = model.compiled().stream(Entry::Whole) else { return Ok(()) };
+        let elements = model.compiled().plan.buffer(buffer).elements() as usize;
+        let wide = (elements / real.len().max(1)).max(1);
+        let at = |place: u64| -> Result<Vec<f32>, ModelError> {
+            let mut values = vec![0.0; elements];
+            model.session().read_at(buffer, place, 0, &mut values)?;
+            Ok(values)
+        };
+        let length =
+            |row: &mut dyn Iterator<Item = f32>| row.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        for ((_, place), sum) in self.places.iter().zip(&mut self.norms) {
+            let stream = at(*place)?;
+            let rows = stream.chunks(wide).zip(real).filter(|(_, real)| **real);
+            *sum += rows.map(|(row, _)| length(&mut row.iter().copied())).sum::<f64>();
+        }
+        for (pass, sum) in self.passes.iter().zip(&mut self.movements) {
+            let (before, behind) = (at(pass.from)?, at(pass.to)?);
+            let rows = before.chunks(wide).zip(behind.chunks(wide)).zip(real);
+            for ((x, y), _) in rows.filter(|(_, real)| **real) {
+                let moved = length(&mut x.iter().zip(y).map(|(x, y)| y - x));
+                *sum += moved / length(&mut y.iter().copied()).max(f64::MIN_POSITIVE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Means over so many tokens.
+    pub(super) fn found(self, tokens: u64) -> Streams {
+        let tokens = tokens.max(1) as f64;
+        let norms = self.places.iter().zip(&self.norms);
+        let passes = self.passes.iter().zip(&self.movements);
+        Streams {
+            norms: norms.map(|((depth, _), sum)| Norm { depth: *depth, norm: sum / tokens }).collect(),
+            passes: passes
+                .map(|(p, sum)| Movement { pass: p.number, depth: p.depth, movement: sum / tokens })
+                .collect(),
+        }
+    }
+}
