@@ -488,6 +488,12 @@ const AGAIN: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [\"a > mlp\", {recur: 3, layers: [\"a > mlp\"]}]";
 
+/// Passes with weights and losses of their own.
+const PASSES: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none, gate: head}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [sa > mlp, {recur: 3, embed: true, lora: 2, exit: {gate: 0.1}, layers: [sa > mlp]}, norm]";
+
 fn specification(text: &str) -> Spec {
     let train = "train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}\n";
     let text = format!(
@@ -1143,6 +1149,35 @@ fn faults() -> Vec<Fault> {
                 done
             }),
             caught: "devices",
+            place: ["", ""],
+        },
+        lower("a pass without its embedding", PASSES, |_, f| {
+            let add = reader(f, "embed.weight").filter(|_| f.name.starts_with("pass"));
+            add.is_some_and(|add| bypass(f, add, 0))
+        }),
+        lower("a gate of low rank left out", PASSES, |_, f| {
+            let low = reader(f, "sa.gate.lora_b").and_then(|low| {
+                let low = f.nodes[low].first;
+                (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&low))
+            });
+            low.is_some_and(|add| bypass(f, add, 0))
+        }),
+        lower("a gate of an exit that is what is left", PASSES, |_, f| {
+            let neg = nodes(f, |op| matches!(op, Op::Unary(Unary::Neg)));
+            neg.first().is_some_and(|&neg| f.name.starts_with("exit") && bypass(f, neg, 0))
+        }),
+        Fault {
+            name: "the weights of the first pass at every pass",
+            spec: PASSES,
+            stage: Stage::Plan(|c| forget_loops(&mut c.plan, "evaluate", |name| name.contains("lora_"))),
+            caught: "devices",
+            place: ["", ""],
+        },
+        Fault {
+            name: "cotangents of what passes leave that are one",
+            spec: PASSES,
+            stage: Stage::Plan(|c| forget_loops(&mut c.plan, "backward", |name| name == "d.exit")),
+            caught: "gradients",
             place: ["", ""],
         },
         // Reading of the specification.

@@ -45,13 +45,15 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 20] = [
+pub const WIRINGS: [&str; 25] = [
     "layered",
     "moeut",
     "attention_residuals",
     "attention_residuals_block",
     "attention_sink",
     "cross_layer_kv",
+    "denseformer",
+    "exit_mean",
     "gated_attention",
     "huginn",
     "hyper_connections_dynamic",
@@ -60,9 +62,12 @@ pub const WIRINGS: [&str; 20] = [
     "mhc",
     "mix_add",
     "moda",
+    "ouro",
     "parcae",
     "partial_rotation",
+    "relaxed_recursive",
     "shared_experts",
+    "universal_transformer",
     "value_residual",
     "x0_scaled",
     "yoco",

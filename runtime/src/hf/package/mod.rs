@@ -63,7 +63,7 @@ const CLASS: &str = "DreamcForCausalLM";
 /// Whether passes of a loop have weights or losses of their own, or a mix has a history.
 fn passes(items: &[Item]) -> bool {
     items.iter().any(|item| match item {
-        Item::Statement(statement) => statement.of_history(),
+        Item::Statement(statement) => matches!(statement, Statement::History { .. }),
         Item::Layer(_) => false,
         Item::Repeat { items, .. } => passes(items),
         Item::Recur { items, looping, .. } => {

@@ -1,0 +1,116 @@
+//! How the passes of a `recur` are run: both spellings, and every mistake at its token.
+
+use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping};
+use dreamc_dsl::{Diagnostics, Spec, Spelling, check, format, parse};
+
+fn read(text: &str, spelling: Spelling) -> Result<Spec, Diagnostics> {
+    let ast = parse("spec", text, spelling)?;
+    check(&ast, &[]).map(|(spec, _)| spec)
+}
+
+fn dream(body: &str) -> String {
+    format!("model m {{\n  vocab 7  hidden 4  context 4\n  a = mlp {{ intermediate 4 }}\n{body}\n}}\n")
+}
+
+fn yaml(body: &str) -> String {
+    format!(
+        "model: {{name: m, vocab: 7, hidden: 4, context: 4, components: {{a: {{mlp: {{intermediate: 4}}}}}}, body: [{body}]}}\n"
+    )
+}
+
+#[test]
+fn both_spellings_say_the_same() {
+    let lognormal = DepthLaw::LognormalPoisson { mean: 4.0, sigma: 0.5 };
+    let cases = [
+        (
+            "recur 8 backprop 2 depth lognormal_poisson 4 0.5 min 2 max 16 { a }",
+            "{recur: 8, backprop: 2, depth: {lognormal_poisson: {mean: 4, sigma: 0.5}, min: 2, max: 16}, layers: [a]}",
+            Looping {
+                backprop: Some(2),
+                depth: Some(Depths { law: lognormal, min: 2, max: 16 }),
+                ..Looping::default()
+            },
+        ),
+        (
+            "recur 3 residual_norm false lora 2 embed { a }",
+            "{recur: 3, residual_norm: false, lora: 2, embed: true, layers: [a]}",
+            Looping { lora: Some(2), embed: true, ..Looping::default() },
+        ),
+        (
+            "recur 3 embed depth uniform 1 3 exit mean { a }",
+            "{recur: 3, embed: true, depth: {uniform: [1, 3]}, exit: mean, layers: [a]}",
+            Looping {
+                embed: true,
+                depth: Some(Depths { law: DepthLaw::Uniform, min: 1, max: 3 }),
+                exit: Exit::Mean,
+                ..Looping::default()
+            },
+        ),
+        (
+            "recur 3 exit gate 0.1 lora 4 { a }\n  norm",
+            "{recur: 3, exit: {gate: 0.1}, lora: 4, layers: [a]}, norm",
+            Looping { exit: Exit::Gate(0.1), lora: Some(4), ..Looping::default() },
+        ),
+        ("recur 3 exit last { a }", "{recur: 3, exit: last, layers: [a]}", Looping::default()),
+    ];
+    for (body, other, expected) in cases {
+        let (text, other) = (dream(body), yaml(other));
+        let spec = read(&text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(spec, read(&other, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}")));
+        let Some(Item::Recur { looping, .. }) = spec.model.body.first() else { panic!("{body}") };
+        assert_eq!(*looping, expected, "{body}");
+        for (text, from) in [(text, Spelling::Dream), (other, Spelling::Yaml)] {
+            let ast = parse("spec", &text, from).unwrap_or_else(|e| panic!("{e}"));
+            for to in [Spelling::Dream, Spelling::Yaml] {
+                let there = format(&ast, to).unwrap_or_else(|e| panic!("{e}"));
+                assert_eq!(read(&there, to).unwrap_or_else(|e| panic!("{there}\n{e}")), spec, "{there}");
+                assert!(to == Spelling::Yaml || !body.contains("gate") || there.contains("exit gate 0.1"));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_mistake_is_reported_at_its_token() {
+    let cases = [
+        ("recur 2 { recur 2 embed { a } }", "embed", "inside another loop"),
+        ("recur 2 { recur 2 lora 2 { a } }", "2", "inside another loop"),
+        ("recur 2 { recur 2 exit mean { a } }", "mean", "inside another loop"),
+        ("recur 2 lora 0 { a }", "0", "`lora` is too small"),
+        ("recur 2 embed depth uniform 1 4 { a }", "uniform 1 4", "weights for 2 passes"),
+        ("recur 4 backprop 2 exit mean { a }", "mean", "would teach nothing"),
+        ("recur 1 exit mean { a }", "mean", "one way out"),
+        ("recur 2 exit mean { a }\n  a", "mean", "every pass goes through what is behind"),
+        ("recur 2 exit mean { a }\n  linear", "mean", "every pass goes through what is behind"),
+        ("recur 2 { a }\n  mix history weighted", "mix history weighted", "another one in every pass"),
+        ("mix history", "mix history", "does not say how the history is mixed"),
+        ("mix history added", "added", "is not a way to mix the history"),
+        ("mix history weighted every 0", "0", "is no number of layers"),
+        ("mix history weighted each 2", "each", "does not belong here"),
+        ("mix history weighted every 2 3", "3", "does not belong here"),
+    ];
+    for (body, token, message) in cases {
+        let text = dream(&format!("  {body}\n  layer {{ a }}"));
+        let text = if body.contains("exit") { dream(&format!("  {body}")) } else { text };
+        let found = read(&text, Spelling::Dream).expect_err(&text);
+        let messages: Vec<&str> = found.list.iter().map(|d| d.message.as_str()).collect();
+        let found = found.list.iter().find(|d| d.message.contains(message));
+        let found = found.unwrap_or_else(|| panic!("`{body}` has no error `{message}`: {messages:?}"));
+        let span = found.span.unwrap_or_default();
+        assert!(text[span.start..span.end].starts_with(token), "{body}: {}", &text[span.start..span.end]);
+    }
+}
+
+#[test]
+fn no_more_passes_are_asked_for_than_have_weights() {
+    let text = yaml("{recur: 3, embed: true, layers: [a]}");
+    for (more, token) in
+        [("train: {random_depth: {min: 1, max: 4}}\n", "4"), ("eval: {depths: [1, 3, 5]}\n", "5")]
+    {
+        let text = format!("{text}{more}");
+        let found = read(&text, Spelling::Yaml).expect_err(&text);
+        let found = found.list.iter().find(|d| d.message.contains("weights of their own for 3")).expect(more);
+        let span = found.span.unwrap_or_default();
+        assert_eq!(&text[span.start..span.end], token, "{more}");
+    }
+}
