@@ -545,11 +545,13 @@ impl<'a> Assembly<'a> {
             let Some(ids) = self.stream_buffer() else { return Ok(Program::default()) };
             let rows = self.plan.buffer(ids).shape[..2].to_vec();
             let buffer = self.left_cotangent(rows)?;
-            let b = self.plan.buffer(buffer);
-            let elements = b.elements() * b.instances;
-            let operand = Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
+            let (b, variable) = (self.plan.buffer(buffer), architecture.variables);
+            let (elements, count) = (b.elements(), b.instances);
+            let instance = Affine { base: 0, terms: vec![(variable, 1)] };
+            let operand = Operand::Tensor { buffer, instance, offset: 0, stride: 0 };
             let zero = Kernel::Zero(kernel::Zero { elements });
-            steps.push(self.launch(zero, vec![operand], "what passes leave of the loss"));
+            let zero = self.launch(zero, vec![operand], "what passes leave of the loss");
+            steps.push(Step::Loop { variable, count, reverse: false, steps: vec![zero] });
         }
         self.call(module, &outside, &head.forward, &mut steps)?;
         for number in 0..architecture.saved.len() {

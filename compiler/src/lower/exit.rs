@@ -41,6 +41,11 @@ impl Lower<'_> {
     pub(super) fn exit(&mut self, leaving: &Leaving) {
         let x = self.stream();
         self.b.result(Port::new("y", Binding::Stream), x);
+        // Listed where it is not read, too: it is a part of the model.
+        let gate = match leaving.how {
+            Exit::Last | Exit::Mean => None,
+            Exit::Gate(entropy) => Some((self.exit_gate(), entropy)),
+        };
         if !self.form.trains() {
             return;
         }
@@ -53,16 +58,10 @@ impl Lower<'_> {
         let targets = Input::Targets;
         let targets = self.b.param(targets.name(), Binding::Batch(targets), Type::i32(&rows));
         let nll = self.b.ops(Op::CrossEntropy, &[logits, targets])[0];
-        let each = match leaving.how {
-            Exit::Last => nll,
-            Exit::Mean => self.b.scale(nll, 1.0 / leaving.passes as f64),
-            Exit::Gate(entropy) => {
+        let each = match gate {
+            None => self.b.scale(nll, 1.0 / leaving.passes as f64),
+            Some(([w, c], entropy)) => {
                 let hidden = self.hidden();
-                let one = self.one();
-                let normal = TensorKind::Steady;
-                let w = self.weight(Owner::Exit, Part::ExitGate, &[hidden], normal, None);
-                let zero = Some(Init::Constant(0.0));
-                let c = self.weight(Owner::Exit, Part::ExitBias, &[one], normal, zero);
                 let c = self.b.reshape(c, &[]);
                 let z = self.b.contract(x, w, &[hidden]);
                 let z = self.b.add(z, c);
@@ -81,6 +80,14 @@ impl Lower<'_> {
         let scale = self.b.param(Input::LossScale.name(), Binding::Batch(Input::LossScale), Type::f32(&[]));
         let loss = self.b.mul(sum, scale);
         self.b.result(Output::Loss, loss);
+    }
+
+    /// Vector and bias of the gate.
+    fn exit_gate(&mut self) -> [Value; 2] {
+        let (hidden, one) = (self.hidden(), self.one());
+        let zero = Some(Init::Constant(0.0));
+        let w = self.weight(Owner::Exit, Part::ExitGate, &[hidden], TensorKind::Steady, None);
+        [w, self.weight(Owner::Exit, Part::ExitBias, &[one], TensorKind::Steady, zero)]
     }
 
     /// `q (ℓ + β ln q)` of tokens that have a target, from `ln q`.
