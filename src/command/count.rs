@@ -99,7 +99,8 @@ pub fn run(a: Arguments) -> Done {
     let scaling = a.gpus.zip(counts.predicted.as_ref()).map(|(gpus, predicted)| {
         let tokens = spec.train.batch as f64 * counts.sequence as f64;
         let gradients = counts.memory_bytes.gradients as f64;
-        Scaling::new(predicted.device, gpus, tokens * predicted.training.seconds_per_token, gradients)
+        let seconds = tokens * predicted.training.seconds_per_token;
+        Scaling::new(predicted.device, gpus, spec.train.batch, seconds, gradients)
     });
     let report = Report { counts, executed, scaling };
     if a.json {
@@ -277,6 +278,13 @@ fn many(t: &mut String, s: &Scaling, gradients: u128) {
     row("sum of gradients", s.communication, format!("of {}; {links}", decimal_bytes(gradients)));
     row("step, sum hidden", s.hidden, "behind the backward, as far as that is as long".into());
     row("step, sum behind", s.exposed, format!("efficiency {:.1} %", 100.0 * s.efficiency));
+    if s.gpus > s.rows {
+        let _ = writeln!(
+            t,
+            "    the batch has {} rows: no more GPUs than that can share it",
+            grouped(s.rows.into())
+        );
+    }
     t.push_str("    by the α–β model of NCCL's collectives (docs/scaling.md); dreamc's own ranks exchange over TCP or MPI\n");
 }
 

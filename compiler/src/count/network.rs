@@ -71,6 +71,8 @@ impl Network {
 pub struct Scaling {
     /// How many.
     pub gpus: u64,
+    /// Rows of the batch, of which each has as many.
+    pub rows: u64,
     /// Their links.
     pub network: Network,
     /// Seconds of each GPU for its tokens.
@@ -86,15 +88,24 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Of a step that takes one GPU `seconds`, with so many bytes of gradients.
-    pub fn new(device: &Device, gpus: u64, seconds: f64, gradients: f64) -> Self {
+    /// Of a step of so many rows that takes one GPU `seconds`, with so many bytes of gradients.
+    pub fn new(device: &Device, gpus: u64, rows: u64, seconds: f64, gradients: f64) -> Self {
         let network = Network::of(device);
         let gpus = gpus.max(1);
         let (compute, communication) = (seconds / gpus as f64, network.all_reduce(gpus, gradients));
         // The way back is two thirds of the products of a step.
         let hidden = compute + (communication - compute * 2.0 / 3.0).max(0.0);
         let exposed = compute + communication;
-        Scaling { gpus, network, compute, communication, hidden, exposed, efficiency: compute / exposed }
+        Scaling {
+            gpus,
+            rows,
+            network,
+            compute,
+            communication,
+            hidden,
+            exposed,
+            efficiency: compute / exposed,
+        }
     }
 }
 
@@ -120,7 +131,7 @@ mod tests {
     #[test]
     fn more_gpus_are_faster_and_less_efficient() {
         let device = Device::find("h200").unwrap();
-        let of = |gpus| Scaling::new(device, gpus, 1.0, 4e9);
+        let of = |gpus| Scaling::new(device, gpus, 1024, 1.0, 4e9);
         let one = of(1);
         assert_eq!((one.hidden, one.exposed, one.efficiency), (1.0, 1.0, 1.0));
         for gpus in [1, 2, 8, 64, 512] {

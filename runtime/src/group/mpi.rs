@@ -175,10 +175,15 @@ impl Mpi {
             places.push(c_int::try_from(end).map_err(long)?);
             end += length;
         }
+        if end == 0 {
+            return Ok(vec![vec![]; self.size]);
+        }
         let mut all = vec![0u8; end as usize];
+        // The address of no bytes is 1, which is `MPI_IN_PLACE`.
+        let sent: &[u8] = if bytes.is_empty() { &[0] } else { bytes };
         let own = c_int::try_from(bytes.len()).map_err(long)?;
         let (counted, placed) = (counts.as_ptr(), places.as_ptr());
-        let (from, to) = (bytes.as_ptr().cast(), all.as_mut_ptr().cast());
+        let (from, to) = (sent.as_ptr().cast(), all.as_mut_ptr().cast());
         // SAFETY: `all` has room for the parts of all ranks, which begin at their places; every
         // rank has heard the lengths of all.
         let code = unsafe {
@@ -232,6 +237,9 @@ impl Mpi {
 
     /// The sum of as many numbers of every rank: each rank adds its part of them.
     fn sum(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        if bytes.is_empty() {
+            return Ok(vec![]);
+        }
         let part = (bytes.len() / size_of::<f32>()).div_ceil(self.size) * size_of::<f32>();
         let mut padded = bytes.to_vec();
         padded.resize(part * self.size, 0);
