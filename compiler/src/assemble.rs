@@ -6,7 +6,7 @@
 //! application and its loops.
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block, Work, continues, run_of};
+use crate::architecture::{Apply, Architecture, Block, continues, run_of};
 use crate::bind::{Owner, Part};
 use crate::compiled::{Compiled, End, Entry, Observation, Observed, StateBuffer, Tensor};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};

@@ -4,7 +4,7 @@
 use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
 use crate::support::{cpu, error, models, read, root, specs};
 use dreamc_compiler::{Options, compile, looks_ahead};
-use dreamc_dsl::spec::{Expr, Item, Tokenizer};
+use dreamc_dsl::spec::{Item, Tokenizer};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use dreamc_runtime::checkpoint::safetensors::{self as tensor_files, Dtype};

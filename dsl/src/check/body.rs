@@ -162,7 +162,7 @@ impl Checker {
             let Some(Item::Recur { looping, .. }) = item else { continue };
             let behind = &items[index + 1..];
             let through = |item: &Option<Item>| matches!(item, None | Some(Item::Statement(Statement::Norm)));
-            if !looping.exit.is_last() && !(behind.len() < 2 && behind.iter().all(through)) {
+            if !(looping.exit.is_last() || behind.len() < 2 && behind.iter().all(through)) {
                 let message =
                     "every pass goes through what is behind this loop, and that may be a `norm` alone";
                 let help = "make the `recur` the last item of the body, or the last but a `norm`";

@@ -319,6 +319,8 @@ pub fn statement(statement: &Statement) -> String {
             return format!("Statement(config, \"start normal\", deviation={deviation:?})");
         }
         Statement::Save(name) => ("save", Some(name)),
+        // A history is refused before.
+        Statement::History { .. } => ("mix history", None),
         Statement::Mix { name, how } => {
             let what = match how {
                 Mixing::Add => "mix add",

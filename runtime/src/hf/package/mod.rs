@@ -399,6 +399,8 @@ impl<'a> Code<'a> {
             Statement::StartZeros => self.add("start_zeros", true),
             Statement::StartNormal(_) => self.add("noise", true),
             Statement::Save(_) => self.add("save", true),
+            // Refused before.
+            Statement::History { .. } => {}
             Statement::Mix { name: _, how } => {
                 self.add("mix", true);
                 self.add(
