@@ -42,9 +42,9 @@ pub struct Architecture {
     pub saved: Vec<String>,
     /// The loop whose loss sees every pass.
     pub exit: Option<Leaving>,
-    /// For each component, then for each pool, then for each saved stream, and for the exit, how many
-    /// applications contain it, or save it: rows of its cache; last, where the stream is one of
-    /// sources, outputs.
+    /// For each component, then for each pool, then for each saved stream, and for the exit, how
+    /// many applications contain it, or save it: rows of its cache; last, where the stream is one
+    /// of sources, outputs.
     pub rows: Vec<u64>,
     /// Wrapped parts whose capacity penalty is of their common mean.
     pub pools: Vec<Pool>,
@@ -62,11 +62,11 @@ pub enum Work {
     Layer(Expr),
     /// A statement on the stream.
     Statement(Statement),
-    /// What a pass of a loop adds to the stream where it begins.
+    /// The vector that a pass of a loop adds to the stream where it begins.
     Embed,
-    /// What comes before a loop whose passes share out the loss: all of it is still there.
+    /// The place before a loop whose passes share out the loss: all of it is still there.
     Enter,
-    /// What the loss sees of a pass that is not the last.
+    /// The loss of a pass that is not the last.
     Exit(Leaving),
     /// Keeps the stream behind so many layer applications for later statements.
     Remember(u64),
@@ -194,7 +194,7 @@ struct Counters {
     detached: bool,
 }
 
-/// What is around an item in the `recur`s that it is in.
+/// The `recur`s that an item is in.
 #[derive(Clone, Copy, Debug)]
 struct Around {
     /// How often each set of weights is applied.
@@ -214,7 +214,7 @@ struct Loop<'i> {
     iterations: Iterations,
     /// The settings of an outermost `recur`.
     looping: Option<&'i Looping>,
-    /// What stands at the end of each pass.
+    /// The exit at the end of each pass.
     exit: Option<Leaving>,
 }
 
@@ -386,8 +386,8 @@ impl Architecture {
         caches.map(|(i, owner)| (format!("{}.row", self.label(owner)), first.rows[i].base)).collect()
     }
 
-    /// Parts with a cache row for each application: components, then pools, then saved streams, then
-    /// the exit.
+    /// Parts with a cache row for each application: components, then pools, then saved streams,
+    /// then the exit, then sources.
     pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
         let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
         let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));

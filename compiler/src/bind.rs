@@ -550,7 +550,7 @@ pub enum Part {
     ReadNorm,
     /// The sources so far.
     Sources,
-    /// What a pass adds to the stream where it begins.
+    /// The vector that a pass adds to the stream where it begins.
     PassEmbedding,
     /// The vector of the gate of an exit.
     ExitGate,

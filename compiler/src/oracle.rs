@@ -73,7 +73,7 @@ pub struct Batch {
     pub noise: Vec<f64>,
 }
 
-/// What passes leave of the loss, where it is read.
+/// The share of the loss that passes leave, where it is read.
 const LEFT: &str = "exit.left";
 
 /// The binding of the cotangent of a saved stream.
@@ -529,7 +529,7 @@ impl Oracle {
         state.keys().find(sources).map(|name| (name.clone(), state[name].clone()))
     }
 
-    /// What all passes but the last leave of the loss, for the head.
+    /// The share of the loss that all passes but the last leave, for the head.
     fn left(&self, state: &IndexMap<String, Tensor>) -> Option<(String, Tensor)> {
         state.get(LEFT).map(|left| (LEFT.into(), left.clone()))
     }

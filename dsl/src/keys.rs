@@ -852,7 +852,7 @@ pub static RECUR: Section = Section {
                 Type::Section(&EXIT),
             ]),
             Rule("`last`"),
-            "What the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
+            "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
              Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes.",
         ),
         key("layers", Type::Layers, Required, "Layers that are applied."),

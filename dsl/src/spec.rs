@@ -544,12 +544,13 @@ pub struct Looping {
     /// Whether pass `p` begins with `x ← x + E_p`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub embed: bool,
-    /// What the loss sees.
+    /// The passes whose streams the loss sees.
     #[serde(skip_serializing_if = "Exit::is_last")]
     pub exit: Exit,
 }
 
-/// What the loss of training sees of a loop. Evaluation sees the stream that leaves.
+/// The passes of a loop whose streams the loss of training sees. Evaluation sees the stream that
+/// leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
@@ -635,8 +636,8 @@ pub enum Statement {
         /// How.
         how: Mixing,
     },
-    /// `x ← Σ_j a_j x_j` over the embedding and the stream behind every so many layer applications so
-    /// far, this one last (DenseFormer, 2402.02622, section 3).
+    /// `x ← Σ_j a_j x_j` over the embedding and the stream behind every so many layer applications
+    /// so far, this one last (DenseFormer, 2402.02622, section 3).
     History {
         /// Every so many.
         every: u64,

@@ -15,7 +15,7 @@ impl Lower<'_> {
         port
     }
 
-    /// What is left of the loss before this, in logarithms: `[b, t]`.
+    /// The share of the loss that is left before this, in logarithms: `[b, t]`.
     fn left(&mut self) -> Value {
         let (port, rows) = (self.left_port("exit.left"), self.stream_rows());
         self.b.param(&port.name, port.binding, Type::f32(&rows))

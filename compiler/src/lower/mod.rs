@@ -275,7 +275,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         }
         let (function, read, known) = lower.finish()?;
         functions.push(function);
-        // What a pass leaves to has weights of the head's, and of the norm before it.
+        // An exit reads weights of the head's, and of the norm before it.
         let (own, others) = read.into_iter().partition(|w: &Weight| match body.work {
             Work::Exit(_) => w.owner == Owner::Exit,
             Work::Layer(_)

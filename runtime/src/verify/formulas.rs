@@ -145,7 +145,7 @@ struct Found {
 enum Step<'a> {
     Layer(&'a Expr),
     Statement(&'a Statement),
-    /// What a pass adds to the stream, of the loop of that number.
+    /// The vector that a pass adds to the stream, of the loop of that number.
     Embed(usize),
     /// Before a loop whose passes share out the loss: nothing happens.
     Enter,
