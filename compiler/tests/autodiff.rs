@@ -10,7 +10,7 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 21] = [
+const NONE: [&str; 22] = [
     "append",
     "constant",
     "zeros",
@@ -28,6 +28,7 @@ const NONE: [&str; 21] = [
     "combine_gates",
     "attention_grad",
     "depth_attention_grad",
+    "read_sources_grad",
     "embed_grad",
     "cross_entropy_grad",
     "head_loss_grad",
@@ -166,9 +167,7 @@ fn operations_without_a_derivative_say_so() {
         let instance = entry.instance(0);
         let f = &instance.function;
         let name = instance.op().name();
-        if !name.ends_with("_grad")
-            && !matches!(instance.op(), Op::GroupedOuter(_) | Op::CombineGates | Op::CacheTake)
-        {
+        if !name.ends_with("_grad") && !matches!(instance.op(), Op::GroupedOuter(_) | Op::CombineGates) {
             continue;
         }
         if matches!(instance.op(), Op::PickGrad(_)) {
