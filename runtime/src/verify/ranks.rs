@@ -17,10 +17,10 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How far sums in another order may be from one another: losses and gradients of one step.
-const ROUNDING: f64 = 1e-4;
+const ROUNDING: f64 = 1e-5;
 
 /// How far losses may be after updates of gradients that are so far apart.
-const LATER: f64 = 5e-3;
+const LATER: f64 = 1e-3;
 
 /// The proof's name: it is tried where ranks are asked for.
 pub const NAME: &str = "ranks";
