@@ -258,8 +258,10 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
         "nullptr"
     };
     products.push(scratch("float *", "along", along));
-    // Lanes of a head, each with adjacent elements at a time.
-    let each = o.numbers(s.size, &["o", "do"])?;
+    // Lanes of a head, each with adjacent elements at a time. In f32 it is one element, whose
+    // product is rounded before it is added: the gradient of a query that sees one key is zero but
+    // for rounding, and devices are held to the same rounding of it.
+    let each = if o.narrow("o")? { o.numbers(s.size, &["o", "do"])? } else { 1 };
     let lanes = s.size.div_ceil(each).next_power_of_two().min(32);
     let body = format!("    attention_along<S, {lanes}, {each}>(o, o_stride, d, d_stride, {log}, along);\n");
     builder.entry("attention_along_rows", per_thread(times(&[rows, lanes]))?, &products, &body);
