@@ -63,7 +63,7 @@ impl Lower<'_> {
             Some(([w, c], entropy)) => {
                 let hidden = self.hidden();
                 let c = self.b.reshape(c, &[]);
-                let z = self.b.contract(x, w, &[hidden]);
+                let z = self.one_each(x, w, hidden);
                 let z = self.b.add(z, c);
                 let left = self.left();
                 let stay = self.b.unary(Unary::Softplus, z);
