@@ -286,10 +286,10 @@ pub static FAMILIES: [Family; 11] = [
             ("tie_word_embeddings", S::Tie, Flag(true)),
             ("attention_bias", S::Bias, Flag(false)),
             ("query_pre_attn_scalar", S::Scalar, Real(256.0)),
-            ("attn_logit_softcapping", S::Softcap, Nothing),
             ("final_logit_softcapping", S::LogitSoftcap, Nothing),
         ],
-        off: &["use_bidirectional_attention"],
+        // The class reads the cap of scores and does not apply it.
+        off: &["use_bidirectional_attention", "attn_logit_softcapping"],
         harmless: &[],
         activation: ("hidden_activation", "gelu_pytorch_tanh", "geglu"),
         gemma: true,
