@@ -11,55 +11,35 @@ use dreamc_dsl::spec::{
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Names that a module of PyTorch or Python has itself.
-const TAKEN: [&str; 47] = [
-    "False",
-    "None",
-    "True",
-    "and",
+/// Names that a module of PyTorch has itself.
+const TAKEN: [&str; 20] = [
     "apply",
-    "as",
-    "assert",
-    "async",
-    "await",
     "bfloat16",
-    "break",
     "buffers",
     "children",
-    "class",
     "compile",
-    "continue",
     "cpu",
     "cuda",
-    "def",
-    "del",
     "double",
     "eval",
-    "except",
     "float",
-    "for",
     "forward",
-    "from",
     "half",
-    "if",
-    "import",
-    "in",
-    "is",
-    "lambda",
     "modules",
-    "not",
-    "or",
     "parameters",
-    "pass",
-    "return",
     "skip",
     "slots",
     "to",
     "train",
     "training",
     "type",
-    "while",
-    "with",
+];
+
+/// Words of Python, which an attribute may have for its name and no line may spell.
+const WORDS: [&str; 35] = [
+    "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue", "def",
+    "del", "elif", "else", "except", "finally", "for", "from", "global", "if", "import", "in", "is",
+    "lambda", "nonlocal", "not", "or", "pass", "raise", "return", "try", "while", "with", "yield",
 ];
 
 /// The layers of a model.
@@ -153,7 +133,7 @@ impl Layers {
             let norm = name.strip_prefix("norm").is_some_and(|j| j.parse::<usize>().is_ok());
             if TAKEN.contains(&name.as_str()) || name == "residual_norm" || norm {
                 return Err(HfError::Export(format!(
-                    "the component `{name}` has a name that Python or a module of PyTorch has itself, so that no class can have it"
+                    "the component `{name}` has a name that a module of PyTorch has itself, so that no class can have it"
                 )));
             }
             let Some(component) = model.components.get(name) else { continue };
@@ -170,9 +150,12 @@ impl Layers {
                 C::Experts(_) | C::Mlp(_) => {}
             }
             if matches!(component, C::Sequence(_)) {
-                slots.push(format!("self.{name}.slots"));
+                slots.push(format!("{}.slots", attribute(name)));
             }
-            line(format!("        self.{name} = {call}"));
+            line(match WORDS.contains(&name.as_str()) {
+                true => format!("        setattr(self, {name:?}, {call})"),
+                false => format!("        self.{name} = {call}"),
+            });
             self.components.insert(name.clone());
         }
         if !emit.skips.is_empty() {
@@ -249,6 +232,11 @@ fn arguments(skip: &Skip) -> String {
     text
 }
 
+/// The part of a layer that has this name, in Python.
+fn attribute(name: &str) -> String {
+    if WORDS.contains(&name) { format!("getattr(self, {name:?})") } else { format!("self.{name}") }
+}
+
 struct Walk<'a> {
     sets: Vec<Set<'a>>,
     statements: Vec<&'a Statement>,
@@ -319,7 +307,6 @@ pub fn statement(statement: &Statement) -> String {
             return format!("Statement(config, \"start normal\", deviation={deviation:?})");
         }
         Statement::Save(name) => ("save", Some(name)),
-        // A history is refused before.
         Statement::History { .. } => ("mix history", None),
         Statement::Mix { name, how } => {
             let what = match how {
@@ -369,7 +356,7 @@ impl<'a> Emit<'a> {
                 if !self.names.contains(name) {
                     self.names.push(name.clone());
                 }
-                format!("self.{name}({x}, at)")
+                format!("{}({x}, at)", attribute(name))
             }
             // A term of a layer's own `>` alone.
             Expr::Norm => "0".into(),

@@ -60,11 +60,10 @@ const CONFIGURATION: &str = include_str!("parts/configuration.py");
 /// The class of every package.
 const CLASS: &str = "DreamcForCausalLM";
 
-/// Whether passes of a loop have weights or losses of their own, or a mix has a history.
+/// Whether passes of a loop have weights or losses of their own.
 fn passes(items: &[Item]) -> bool {
     items.iter().any(|item| match item {
-        Item::Statement(statement) => matches!(statement, Statement::History { .. }),
-        Item::Layer(_) => false,
+        Item::Layer(_) | Item::Statement(_) => false,
         Item::Repeat { items, .. } => passes(items),
         Item::Recur { items, looping, .. } => {
             looping.has_passes() || !looping.exit.is_last() || passes(items)
@@ -75,7 +74,7 @@ fn passes(items: &[Item]) -> bool {
 /// Writes a model as a package, of weights whose embedding is stored in this type.
 pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, HfError> {
     if passes(&model.spec.model.body) {
-        let what = "passes of its loops have weights or losses of their own, or layers a history, and a package has none yet";
+        let what = "passes of its loops have weights or losses of their own, and a package has none yet";
         return Err(HfError::Export(what.into()));
     }
     let list = ours(model)?;
@@ -399,8 +398,7 @@ impl<'a> Code<'a> {
             Statement::StartZeros => self.add("start_zeros", true),
             Statement::StartNormal(_) => self.add("noise", true),
             Statement::Save(_) => self.add("save", true),
-            // Refused before.
-            Statement::History { .. } => {}
+            Statement::History { .. } => self.refuse("mix history", true),
             Statement::Mix { name: _, how } => {
                 self.add("mix", true);
                 self.add(
