@@ -140,7 +140,8 @@ fn rules_fire_where_they_did() {
     for name in names() {
         let file = root(&format!("examples/zoo/{name}.dream")).to_string_lossy().into_owned();
         for (what, how) in [("training", &["--sequence", "16"][..]), ("writing", &["--writing"][..])] {
-            let line = [&["explain", file.as_str(), "--json", "--batch", "2"][..], how].concat();
+            let explain = ["explain", file.as_str(), "--json", "--batch", "2", "--target", "cpu"];
+            let line = [&explain[..], how].concat();
             let report: Value = serde_json::from_str(&sandbox.good(&line)).unwrap();
             let mut used: BTreeMap<&str, usize> = BTreeMap::new();
             let functions = report["functions"].as_array().unwrap().iter();
