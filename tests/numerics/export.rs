@@ -261,6 +261,10 @@ fn prepare_package(spec: &Spec, at: &Path, name: &str) -> Result<(), String> {
         .collect();
     if let [count] = counts[..] {
         let mut deep = drawn(&spec, 2, n, Some(count + 2));
+        // Weights are drawn by depth; these are the same at both.
+        for (name, _) in model.entries() {
+            deep.set(&name, &model.get(&name).unwrap()).unwrap();
+        }
         expected.push(whole("recur", &[count as u32 + 2]));
         expected.push(real("deep", &shape, &logits(&mut deep, &rows, n as usize)));
     }
