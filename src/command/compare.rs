@@ -28,7 +28,7 @@ Examples:
   dreamc compare my.suite.yaml --out runs/mine --jobs 2
   dreamc compare my.suite.yaml --dry-run                                match and check, train nothing
   dreamc compare my.suite.yaml --worker                                 one of several, on any machines
-  dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch  a job array of 16 workers
+  dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch     a job array of 16 workers
   dreamc compare my.suite.yaml --set train.steps=100 --out runs/short   a short one first")]
 pub struct Arguments {
     /// The suite, YAML or .dream

@@ -271,9 +271,9 @@ fn a_folder_that_is_no_model_says_why() {
     sandbox.write("empty/adapter_config.json", "{}");
     assert!(error("empty").contains("is an adapter of another model (PEFT)"));
     let scaled =
-        self::sandbox("llama3_old", |map| set(map, "rope_scaling", json!({"type": "linear", "factor": 2})));
+        self::sandbox("llama3_old", |map| set(map, "rope_scaling", json!({"type": "dynamic", "factor": 2})));
     let error = scaled.error(&["import", "hf", "model", "-o", "imported"]);
-    assert!(error.contains("`rope_scaling.rope_type` is \"linear\""), "{error}");
+    assert!(error.contains("`rope_scaling.rope_type` is \"dynamic\""), "{error}");
     assert!(!Path::new(&sandbox.path("imported")).exists());
 }
 
