@@ -217,8 +217,8 @@ fn ranks_of_open_mpi_have_the_bits_of_the_others() {
     assert_eq!(out.matches("finished after 8 steps").count(), 1, "{out}");
     assert_eq!(bits(&s.path("mpi"), 8), bits(&s.path("tcp"), 8));
     assert_eq!(metrics(&s.path("mpi")), metrics(&s.path("tcp")));
-    // A refusal of one rank is reported by all.
+    // A refusal is reported; which ranks still can, mpirun decides.
     let output = mpirun(&["train", "ranked.yaml", "--out", "mpi"]);
     assert!(!output.status.success());
-    assert!(texts(&output).1.contains("rank 0 failed"), "{output:?}");
+    assert!(texts(&output).1.contains("mpi exists already"), "{output:?}");
 }
