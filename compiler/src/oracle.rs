@@ -547,7 +547,8 @@ impl Oracle {
         own.passes.map(|passes| passes as usize)
     }
 
-    /// The tensors of a pass.
+    /// The tensors of a pass, and those that others have: under its own first words a name may be
+    /// another tensor's.
     fn of_pass(
         &self,
         body: usize,
@@ -564,6 +565,10 @@ impl Oracle {
             let own =
                 own.ok_or_else(|| OracleError::Missing(format!("{layer}.{} of pass {pass}", w.name)))?;
             here.insert(w.name.clone(), Tensor::float(&all.dims[1..], own.to_vec()));
+        }
+        for w in &self.lowered.foreign[body] {
+            let whole = weights.get(&w.name).ok_or_else(|| OracleError::Missing(w.name.clone()))?;
+            here.insert(w.name.clone(), whole.clone());
         }
         Ok(())
     }
@@ -691,7 +696,8 @@ fn run(
         let value = match p.binding {
             binding if binding.is_weights() => {
                 let name = layer.map_or(p.name.clone(), |layer| format!("{layer}.{}", p.name));
-                weights.get(&name).or_else(|| weights.get(&p.name)).ok_or(OracleError::Missing(name))?
+                let found = values.get(&p.name).or_else(|| weights.get(&name));
+                found.or_else(|| weights.get(&p.name)).ok_or(OracleError::Missing(name))?
             }
             _ => values.get(&p.name).ok_or_else(|| OracleError::Missing(p.name.clone()))?,
         };
