@@ -174,8 +174,8 @@ fn models_of_transformers_come_and_go() {
 const ROW: u64 = 24;
 const STEPS: usize = 8;
 
-/// A model compiled for rows of `n` tokens, its weights drawn so wide that routers, gains and biases
-/// matter, and no wider, since rounding grows with them from layer to layer.
+/// A model compiled for rows of `n` tokens, its weights drawn so wide that routers, gains and
+/// biases matter, and no wider, since rounding grows with them from layer to layer.
 fn drawn(spec: &Spec, rows: u64, n: u64, depth: Option<u64>) -> Model {
     let options = Options { logits: true, depth, ..prepare::forward(rows, n) };
     let mut model = Model::load(&cpu(1), compile(spec, &options).unwrap()).unwrap();
