@@ -132,7 +132,8 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
         assert!(e < 1e-5, "{}: loss differs by {e}", golden.name);
         // The oracle equals the reference to 1e-9 (tests/numerics/goldens.rs); on the weights
         // rounded to f32 it shows what the device itself adds.
-        let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
+        let z_loss = golden.spec.train.z_loss;
+        let shape = Shape { batch: b as u64, sequence: n as u64, z_loss, ..Shape::default() };
         let oracle = Oracle::new(&golden.spec.model, shape, None).unwrap();
         let mut weights = golden.with_prefix("weights.");
         for tensor in weights.values_mut() {

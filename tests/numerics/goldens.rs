@@ -22,7 +22,8 @@ fn agree(rewriting: &Rewriting) {
     for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
+        let z_loss = golden.spec.train.z_loss;
+        let shape = Shape { batch: b as u64, sequence: n as u64, z_loss, ..Shape::default() };
         let oracle = Oracle::rewritten(&golden.spec.model, shape, None, rewriting).unwrap();
         let weights = golden.with_prefix("weights.");
         let named: Vec<String> = oracle.tensors().iter().map(|t| t.0.clone()).collect();

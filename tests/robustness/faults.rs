@@ -1504,7 +1504,8 @@ fn golden(pipeline: &dyn Pipeline) -> Option<String> {
     for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
+        let z_loss = golden.spec.train.z_loss;
+        let shape = Shape { batch: b as u64, sequence: n as u64, z_loss, ..Shape::default() };
         let (inputs, targets) = golden.batch(ids.ints(), n);
         let batch = Batch { ids: inputs, targets, ..Batch::default() };
         let found = pipeline
