@@ -142,7 +142,9 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
             }
         }
         let (ids, targets) = golden.batch(ids.ints(), n);
-        let expected = oracle.evaluate(&weights, &Batch { ids, targets, ..Batch::default() }).unwrap();
+        let batch = Batch { ids, targets, ..Batch::default() };
+        let expected = oracle.evaluate(&weights, &batch).unwrap();
+        let rounded = oracle.evaluate_rounded(&weights, &batch).unwrap();
         for tensor in &run.compiled.tensors {
             let Some(gradient) = tensor.gradient else { continue };
             let mut found = vec![0.0f32; tensor.shape.iter().product::<u64>() as usize];
@@ -152,10 +154,10 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
             let largest = |x: &[f64]| x.iter().fold(0.0f64, |m, x| m.max(x.abs()));
             // Gradients that are zero by nature hold rounding noise.
             let e = if largest(expected) < 1e-9 { largest(&found) } else { distance(&found, expected) };
-            // `nested` is nine applications deep at hidden size 8 and magnifies what goes in:
-            // rounding the weights to f32 alone moves its f64 gradients by as much. All others stay
-            // below 4e-6.
-            let bound = if golden.name == "nested" { 5e-5 } else { 1e-5 };
+            // Some models magnify rounding, as `nested` does, nine applications deep at hidden size
+            // 8: the bound is what rounding every value of the interpreter changes, in other places.
+            let rounding = distance(rounded.gradients[&tensor.name].floats(), expected);
+            let bound = (4.0 * rounding).max(1e-5);
             assert!(e < bound, "{}: gradient of {} differs by {e}", golden.name, tensor.name);
         }
     }
@@ -168,13 +170,16 @@ fn ten_training_steps_agree_with_the_reference() {
         let (b, n) = (all.dims[1], all.dims[2] - 1);
         let mut run = Run::new(&golden, &options(b, n), 2);
         let expected = golden.tensors["steps.losses"].floats();
+        let mut worst = 0.0f64;
         for (step, ids) in all.ints().chunks_exact(b * (n + 1)).enumerate() {
             let loss = run.step(&golden, ids, b, n, step as i32);
             let e = error(&[loss], &[expected[step]]);
             // AdamW at this rate magnifies rounding from step to step, most where the model is
             // deepest (`nested`, depth 9).
             assert!(e < 1e-3, "{}: loss of step {step} differs by {e}", golden.name);
+            worst = worst.max(e);
         }
+        println!("{}: losses differ by {worst:.1e}", golden.name);
         for (name, found) in run.tensors() {
             let expected = golden.tensors[&format!("steps.weights.{name}")].floats();
             let began = golden.tensors[&format!("weights.{name}")].floats();
