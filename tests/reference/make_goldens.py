@@ -226,6 +226,8 @@ def sequence(more="", name="sa"):
 
 
 LOOPED = sequence(", projection: none")
+# Its epsilon counts beside embeddings of 0.05 (see `draw`).
+LANES = "  norm: {eps: 1e-2}\n"
 MLP = "mlp: {mlp: {intermediate: 9}}"
 SQUARE = "mlp: {mlp: {intermediate: 9, activation: relu2}}"
 SANDWICH = '"sa > norm > mlp > norm"'
@@ -249,7 +251,7 @@ CASES |= {
     ], more="  logit_softcap: 15\n"),
     "looped_lanes": zoo("looped-lanes", [LOOPED, SQUARE], [
         '"sa > mlp"', '{recur: 3, residual_norm: false, layers: ["sa > mlp"]}', '"sa > mlp"',
-    ], more="  stream: {lanes: 2}\n"),
+    ], more=LANES + "  stream: {lanes: 2}\n"),
     "ouro": zoo("ouro", [sequence(", projection: none, qk_norm: none, post_norm: true"),
                          "mlp: {mlp: {intermediate: 9, post_norm: true}}"], [
         '{recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: ["sa > mlp", "sa > mlp", norm]}',
@@ -277,13 +279,13 @@ CASES |= {
     ], more="  stream: {attend: {block: 3}}\n"),
     "hyper_connections_static": zoo("hyper-connections-static", [sequence(), MLP], [
         '{repeat: 2, layers: ["sa > mlp"]}', '"sa | mlp"',
-    ], more="  stream: {lanes: 3}\n"),
+    ], more=LANES + "  stream: {lanes: 3}\n"),
     "hyper_connections_dynamic": zoo("hyper-connections-dynamic", [sequence(), MLP], [
         '{repeat: 2, layers: ["sa > mlp"]}',
-    ], more="  stream: {lanes: 3, kind: dynamic}\n"),
+    ], more=LANES + "  stream: {lanes: 3, kind: dynamic}\n"),
     "mhc": zoo("mhc", [sequence(), MLP], [
         '{repeat: 2, layers: ["sa > mlp"]}',
-    ], more="  stream: {lanes: 3, kind: mhc}\n"),
+    ], more=LANES + "  stream: {lanes: 3, kind: mhc}\n"),
     "denseformer": zoo("denseformer", [sequence(), "mlp: {mlp: {intermediate: 9, activation: geglu}}"], [
         '{repeat: 2, layers: ["sa > mlp", "sa > mlp", "mix history weighted every 2"]}', '"sa > mlp"', "mix history weighted",
     ]),
@@ -329,11 +331,14 @@ CASES |= {
 }  # fmt: skip
 # A small share of the loss would hide whether it is there.
 Z_LOSS = TRAIN.replace("}", ", z_loss: 1e-2}")
+# Embeddings are small where lanes are (see `draw`): longer steps magnify rounding.
+SHORT = TRAIN.replace("learning_rate: 1e-2", "learning_rate: 1e-3")
 
 
 def text(case):
     """The whole specification of a case."""
-    return CASES[case] + (Z_LOSS if case == "shared_experts" else TRAIN)
+    train = Z_LOSS if case == "shared_experts" else SHORT if LANES in CASES[case] else TRAIN
+    return CASES[case] + train
 
 
 def draw(model, shapes, rng):
@@ -355,7 +360,7 @@ def draw(model, shapes, rng):
         elif name == "embed.weight":
             # Lanes are equal at first, and a norm removes their common factor: all that the first reading weights change is how
             # much its epsilon counts, so it has to count.
-            weights[name] = (0.0005 if model.lanes else 0.7) * rng.standard_normal(shape)
+            weights[name] = (0.05 if model.lanes else 0.7) * rng.standard_normal(shape)
         else:
             weights[name] = rng.standard_normal(shape) / shape[-1] ** 0.5
     return weights

@@ -246,7 +246,8 @@ class Model:
         assert m["embed_scale"] in (None, "sqrt_hidden")
         self.embed_scale = self.hidden**0.5 if m["embed_scale"] else 1.0
         self.logit_softcap = m["logit_softcap"]
-        self.gain_offset = 1.0 if fill({"unit_offset": False}, m["norm"], "norm")["unit_offset"] else 0.0
+        norm = fill({"unit_offset": False, "eps": EPS}, m["norm"], "norm")
+        self.gain_offset, self.eps = 1.0 if norm["unit_offset"] else 0.0, norm["eps"]
 
         # The stream: "sum", "attend" with the size of a block (0: none), or "lanes" with their number and kind.
         self.block = self.lanes = 0
@@ -483,8 +484,8 @@ class Model:
 # --- The formulas -------------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x, gain):
-    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS) * gain
+def rms_norm(x, gain, eps=EPS):
+    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * gain
 
 
 def rotate(x, positions, base, share=1.0, scaling=None):
@@ -579,7 +580,7 @@ class Forward:
         return jax.lax.stop_gradient(value)
 
     def norm(self, x, name):
-        return rms_norm(x, self.model.gain_offset + self.w[name])
+        return rms_norm(x, self.model.gain_offset + self.w[name], self.model.eps)
 
     def run(self, ids):
         m = self.model
@@ -753,7 +754,7 @@ class Forward:
             first, outputs, m = sources[0], sources[1:], self.model.block
             sources = [first] + [sum(outputs[at : at + m]) for at in range(0, len(outputs), m)]
         values = jnp.stack(sources, axis=2)
-        keys = rms_norm(values, self.w[f"{prefix}.norm.weight"])
+        keys = rms_norm(values, self.w[f"{prefix}.norm.weight"], self.model.eps)
         weights = jax.nn.softmax(keys @ self.w[f"{prefix}.weight"], axis=2)
         return jnp.einsum("btj,btjh->bth", weights, values)
 
@@ -775,7 +776,7 @@ class Forward:
     def flat(self, lanes):
         """All lanes as one vector, normalised without a gain."""
         b, t, n, h = lanes.shape
-        return rms_norm(lanes.reshape(b, t, n * h), 1.0)
+        return rms_norm(lanes.reshape(b, t, n * h), 1.0, self.model.eps)
 
     def around(self, unit, j, l, i):
         """Lanes around one component, or one group of them side by side."""
@@ -794,7 +795,7 @@ class Forward:
             nth = self.application_of(i) if layer.recurrent else ()
             read, write, mix = (weight(name)[nth] for name in ("alpha", "beta", "mix"))
             if m.lanes_kind == "dynamic":
-                normed = rms_norm(lanes, weight("norm.weight"))
+                normed = rms_norm(lanes, weight("norm.weight"), self.model.eps)
                 read = read + weight("alpha_scale") * jnp.tanh(normed @ weight("alpha_weight"))
                 write = write + weight("beta_scale") * jnp.tanh(normed @ weight("beta_weight"))
                 # Lane j says what it gives to each lane i: [b, t, j, i].

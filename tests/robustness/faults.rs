@@ -1154,8 +1154,8 @@ fn faults() -> Vec<Fault> {
             let add = reader(f, "embed.weight").filter(|_| f.name.starts_with("pass"));
             add.is_some_and(|add| bypass(f, add, 0))
         }),
-        lower("a gate of low rank left out", PASSES, |_, f| {
-            let low = reader(f, "sa.gate.lora_b").and_then(|low| {
+        lower("an output of low rank left out", PASSES, |_, f| {
+            let low = reader(f, "sa.out.lora_b").and_then(|low| {
                 let low = f.nodes[low].first;
                 (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&low))
             });

@@ -9,6 +9,8 @@ pub mod ptrace;
 pub mod sandbox;
 
 use dreamc_compiler::ir::interpret::Tensor;
+use dreamc_compiler::lower::Shape;
+use dreamc_compiler::oracle::{Batch, Oracle};
 use dreamc_dsl::Spec;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::poison::Poisoned;
@@ -180,6 +182,25 @@ pub fn read(path: &str) -> IndexMap<String, Tensor> {
 }
 
 impl Golden {
+    /// How far each gradient moves where every value of the interpreter is rounded to f32: the
+    /// least that computing in f32 does. Some models magnify it, as `nested` does, nine applications
+    /// deep at hidden size 8, and lanes, whose reading weights have a gradient near zero.
+    #[allow(dead_code)]
+    pub fn rounding(&self) -> IndexMap<String, f64> {
+        let ids = &self.tensors["ids"];
+        let (b, n) = (ids.dims[0], ids.dims[1] - 1);
+        let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
+        let oracle = Oracle::new(&self.spec.model, shape, None).unwrap();
+        let (ids, targets) = self.batch(ids.ints(), n);
+        let (weights, batch) = (self.with_prefix("weights."), Batch { ids, targets, ..Batch::default() });
+        let exact = oracle.evaluate(&weights, &batch).unwrap();
+        let rounded = oracle.evaluate_rounded(&weights, &batch).unwrap();
+        let off = |(name, g): (&String, &Tensor)| {
+            (name.clone(), distance(rounded.gradients[name].floats(), g.floats()))
+        };
+        exact.gradients.iter().map(off).collect()
+    }
+
     /// Logits of what a model writes: where tokens skip, the reference says what that is without
     /// looking ahead.
     pub fn written(&self) -> &[f64] {
