@@ -183,8 +183,9 @@ pub fn read(path: &str) -> IndexMap<String, Tensor> {
 
 impl Golden {
     /// How far each gradient moves where every value of the interpreter is rounded to f32: the
-    /// least that computing in f32 does. Some models magnify it, as `nested` does, nine applications
-    /// deep at hidden size 8, and lanes, whose reading weights have a gradient near zero.
+    /// least that computing in f32 does. Some models magnify it, as `nested` does, nine
+    /// applications deep at hidden size 8, and lanes, whose reading weights have a gradient near
+    /// zero.
     #[allow(dead_code)]
     pub fn rounding(&self) -> IndexMap<String, f64> {
         let ids = &self.tensors["ids"];
