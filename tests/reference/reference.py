@@ -496,7 +496,7 @@ def rotate(x, positions, base, share=1.0, scaling=None):
     d = round(share * x.shape[-1])
     x, rest = x[..., :d], x[..., d:]
     frequencies, factor = scaled_frequencies(base, d, scaling)
-    angle = positions[..., : d // 2] * frequencies
+    angle = (positions[..., : d // 2] if jnp.ndim(positions) else positions) * frequencies
     cos, sin = factor * jnp.cos(angle), factor * jnp.sin(angle)
     first, second = x[..., : d // 2], x[..., d // 2 :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
