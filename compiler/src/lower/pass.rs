@@ -36,7 +36,9 @@ impl Lower<'_> {
         let y = self.b.contract(x, w, &[over]);
         let own = self.passes().and_then(|passes| Some((passes.count, passes.lora?)));
         let (Some((passes, rank)), Some(adapted)) = (own, part.adapted()) else { return y };
-        let (rank, bound) = (self.dim_of(c, "rank", rank), (Binding::PassWeight, Some(passes)));
+        // A component may stand in two loops with adapters of two ranks.
+        let rank = self.dim_of(c, &format!("rank{rank}"), rank);
+        let bound = (Binding::PassWeight, Some(passes));
         let kind = TensorKind::Matrix;
         let a = self.bound_weight(c, Part::Low(adapted, Factor::A), &[rank, over], kind, None, bound);
         let zero = Some(Init::Constant(0.0));
