@@ -679,43 +679,32 @@ impl Body {
         }
     }
 
-    /// The components of its composition, in order.
-    pub fn names(&self) -> Vec<&str> {
+    /// The composition of a layer; statements and the ends of passes have none.
+    fn composition(&self) -> Option<&Expr> {
         match &self.work {
-            Work::Layer(expr) => names(expr),
+            Work::Layer(expr) => Some(expr),
             Work::Statement(_)
             | Work::Embed
             | Work::Enter
             | Work::Exit(_)
             | Work::Remember(_)
-            | Work::History(_) => vec![],
+            | Work::History(_) => None,
         }
+    }
+
+    /// The components of its composition, in order.
+    pub fn names(&self) -> Vec<&str> {
+        self.composition().map_or(vec![], names)
     }
 
     /// The wrapped parts of its composition, as [`skips`] gives them.
     pub fn skips(&self) -> Vec<(&Skip, &Expr)> {
-        match &self.work {
-            Work::Layer(expr) => skips(expr),
-            Work::Statement(_)
-            | Work::Embed
-            | Work::Enter
-            | Work::Exit(_)
-            | Work::Remember(_)
-            | Work::History(_) => vec![],
-        }
+        self.composition().map_or(vec![], skips)
     }
 
     /// The units of its composition.
     fn units(&self) -> impl Iterator<Item = &Expr> {
-        let all = match &self.work {
-            Work::Layer(expr) => units(expr),
-            Work::Statement(_)
-            | Work::Embed
-            | Work::Enter
-            | Work::Exit(_)
-            | Work::Remember(_)
-            | Work::History(_) => &[],
-        };
+        let all = self.composition().map_or(&[][..], units);
         all.iter().filter(|unit| **unit != Expr::Norm)
     }
 

@@ -137,7 +137,9 @@ fn logits_losses_and_gradients_agree_with_the_cpu_and_the_reference() {
         let loss = run.backward(&golden, ids.ints(), b, n);
         println!("{}: loaded in {loaded:.2} s, all {:.2} s", golden.name, begun.elapsed().as_secs_f64());
         other.backward(&golden, ids.ints(), b, n);
-        let rounding = golden.rounding();
+        // `nested` magnifies what goes in, as the tests of the CPU say; of `mod_depth` one small
+        // gradient, of a norm of keys along depth, differs by 1.7e-5.
+        let bound = golden.bounds(&["nested", "mod_depth"], 20.0);
         let e = error(&run.read("logits"), golden.tensors["logits"].floats());
         assert!(e < 1e-5, "{}: logits differ by {e}", golden.name);
         let e = error(&[loss], golden.tensors["loss"].floats());
@@ -146,12 +148,27 @@ fn logits_losses_and_gradients_agree_with_the_cpu_and_the_reference() {
             let largest = |x: &[f64]| x.iter().fold(0.0f64, |m, x| m.max(x.abs()));
             // Gradients that are zero by nature hold rounding noise.
             let e = if largest(&expected) < 1e-8 { largest(&found) } else { distance(&found, &expected) };
-            // Two devices round; of `mod_depth` one small gradient, of a norm of keys along depth,
-            // differs by 1.7e-5.
-            let least = if golden.name == "mod_depth" { 5e-5 } else { 1e-5 };
-            let bound = (20.0 * rounding[&name]).max(least);
-            assert!(e < bound, "{}: gradient of {name} differs by {e}", golden.name);
+            assert!(e < bound(&name), "{}: gradient of {name} differs by {e}", golden.name);
         }
+    }
+}
+
+/// Writes the numbers of a buffer, made of their places.
+fn write(
+    session: &mut dyn Session,
+    id: BufferId,
+    b: &Buffer,
+    value: impl Fn(u64) -> f32,
+    int: impl Fn(u64) -> i32,
+) -> Result<(), DeviceError> {
+    let count = b.elements();
+    match b.dtype {
+        DType::Bf16 => {
+            let all: Vec<_> = (0..count).map(|j| half::bf16::from_f32(value(j))).collect();
+            session.write_at(id, 0, 0, &all)
+        }
+        DType::F32 => session.write_at(id, 0, 0, &(0..count).map(value).collect::<Vec<_>>()),
+        DType::I32 => session.write_at(id, 0, 0, &(0..count).map(int).collect::<Vec<_>>()),
     }
 }
 
@@ -1497,7 +1514,7 @@ fn attention_of(
     cases: Vec<(AttentionShape, Attention)>,
     dtype: DType,
 ) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), DeviceError>) {
-    use DType::{Bf16, F32, I32};
+    use DType::{F32, I32};
     let mut buffers: Vec<(String, DType, Vec<u64>)> = vec![];
     let mut launches = vec![];
     for (i, (s, attention)) in cases.into_iter().enumerate() {
@@ -1544,7 +1561,7 @@ fn attention_of(
     let buffers = plan.buffers.clone();
     let fill = move |session: &mut dyn Session| {
         for (i, b) in buffers.iter().enumerate() {
-            let (id, count, row) = (BufferId(i as u32), b.elements(), b.shape[1]);
+            let (id, row) = (BufferId(i as u32), b.shape[1]);
             let value = |j: u64| {
                 let value = ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
                 half::bf16::from_f32(value).to_f32()
@@ -1558,14 +1575,7 @@ fn attention_of(
                 _ if (100..230).contains(&(j % row)) => -1,
                 _ => (j % row * 5 % row) as i32,
             };
-            match b.dtype {
-                Bf16 => {
-                    let all: Vec<_> = (0..count).map(|j| half::bf16::from_f32(value(j))).collect();
-                    session.write_at(id, 0, 0, &all)
-                }
-                F32 => session.write_at(id, 0, 0, &(0..count).map(value).collect::<Vec<_>>()),
-                I32 => session.write_at(id, 0, 0, &(0..count).map(int).collect::<Vec<_>>()),
-            }?;
+            write(session, id, b, value, int)?;
         }
         Ok(())
     };
@@ -1685,7 +1695,7 @@ fn wide_tiles_follow_one_another() {
     );
     let fill = |session: &mut dyn Session| {
         for (i, b) in plan.buffers.iter().enumerate() {
-            let (id, count) = (BufferId(i as u32), b.elements());
+            let id = BufferId(i as u32);
             let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
             let int = |j: u64| match b.name.as_str() {
                 "offsets" => [0, 133, 300][j as usize],
@@ -1693,14 +1703,7 @@ fn wide_tiles_follow_one_another() {
                 "order" => (j * 5 % m) as i32,
                 _ => (j * 7 % slots) as i32,
             };
-            match b.dtype {
-                Bf16 => {
-                    let all: Vec<_> = (0..count).map(|j| half::bf16::from_f32(value(j))).collect();
-                    session.write_at(id, 0, 0, &all)
-                }
-                F32 => session.write_at(id, 0, 0, &(0..count).map(value).collect::<Vec<_>>()),
-                I32 => session.write_at(id, 0, 0, &(0..count).map(int).collect::<Vec<_>>()),
-            }?;
+            write(session, id, b, value, int)?;
         }
         Ok(())
     };

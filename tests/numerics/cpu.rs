@@ -144,7 +144,9 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
         let (ids, targets) = golden.batch(ids.ints(), n);
         let batch = Batch { ids, targets, ..Batch::default() };
         let expected = oracle.evaluate(&weights, &batch).unwrap();
-        let rounding = golden.rounding();
+        // `nested` is nine applications deep at hidden size 8 and magnifies what goes in: rounding
+        // the weights to f32 alone moves its f64 gradients by as much.
+        let bound = golden.bounds(&["nested"], 10.0);
         for tensor in &run.compiled.tensors {
             let Some(gradient) = tensor.gradient else { continue };
             let mut found = vec![0.0f32; tensor.shape.iter().product::<u64>() as usize];
@@ -154,8 +156,7 @@ fn logits_loss_and_gradients_agree_with_the_reference() {
             let largest = |x: &[f64]| x.iter().fold(0.0f64, |m, x| m.max(x.abs()));
             // Gradients that are zero by nature hold rounding noise.
             let e = if largest(expected) < 1e-9 { largest(&found) } else { distance(&found, expected) };
-            let bound = (10.0 * rounding[&tensor.name]).max(1e-5);
-            assert!(e < bound, "{}: gradient of {} differs by {e}", golden.name, tensor.name);
+            assert!(e < bound(&tensor.name), "{}: gradient of {} differs by {e}", golden.name, tensor.name);
         }
     }
 }

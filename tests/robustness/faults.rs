@@ -318,6 +318,17 @@ fn kernels(c: &mut Compiled, program: &str, edit: fn(&mut Kernel) -> bool) -> bo
     launches(&mut c.plan, program, &mut |launch, list| kernel(launch, list, edit))
 }
 
+/// Leaves all but one number of what these launches of `backward` zero as it was.
+fn unzeroed(c: &mut Compiled, is: fn(&str) -> bool) -> bool {
+    launches(&mut c.plan, "backward", &mut |launch, list| {
+        is(&launch.origin)
+            && kernel(launch, list, |k| match k {
+                Kernel::Zero(zero) => std::mem::replace(&mut zero.elements, 1) > 1,
+                _ => false,
+            })
+    })
+}
+
 /// Changes numbers of a row kernel.
 fn constants(kernel: &mut Kernel, edit: impl Fn(f64) -> Option<f64>) -> bool {
     let Kernel::Rows(rows) = kernel else { return false };
@@ -1103,15 +1114,7 @@ fn faults() -> Vec<Fault> {
         Fault {
             name: "a cotangent of a saved stream that goes on beyond its `save`",
             spec: STATEMENTS,
-            stage: Stage::Plan(|c| {
-                launches(&mut c.plan, "backward", &mut |launch, list| {
-                    launch.origin.starts_with("d.saved.")
-                        && kernel(launch, list, |k| match k {
-                            Kernel::Zero(zero) => std::mem::replace(&mut zero.elements, 1) > 1,
-                            _ => false,
-                        })
-                })
-            }),
+            stage: Stage::Plan(|c| unzeroed(c, |origin| origin.starts_with("d.saved."))),
             caught: "gradients",
             place: ["", ""],
         },
@@ -1119,15 +1122,7 @@ fn faults() -> Vec<Fault> {
         Fault {
             name: "cotangents that go on into passes without a gradient",
             spec: TRUNCATED,
-            stage: Stage::Plan(|c| {
-                launches(&mut c.plan, "backward", &mut |launch, list| {
-                    launch.origin == "detached passes"
-                        && kernel(launch, list, |k| match k {
-                            Kernel::Zero(zero) => std::mem::replace(&mut zero.elements, 1) > 1,
-                            _ => false,
-                        })
-                })
-            }),
+            stage: Stage::Plan(|c| unzeroed(c, |origin| origin == "detached passes")),
             caught: "gradients",
             place: ["", ""],
         },
