@@ -412,7 +412,7 @@ impl Lowering<'_> {
                 Some(part) => self.value_part(part, kind),
                 None => Value::new(ValueKind::Invalid, span),
             },
-            Rule::path => Value::new(text_kind(node.as_str().to_string()), span),
+            Rule::path | Rule::size => Value::new(text_kind(node.as_str().to_string()), span),
             Rule::sum => {
                 let (start, end) = extent(&node);
                 let source = node.as_str().get(..end - start).unwrap_or("");

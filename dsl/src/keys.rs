@@ -25,6 +25,14 @@ pub struct Key {
     pub default: Fallback,
     /// Meaning of the key.
     pub doc: &'static str,
+    /// The section's `type` that alone has this key.
+    pub of: Option<&'static str>,
+}
+
+impl Key {
+    const fn of(self, one: &'static str) -> Key {
+        Key { of: Some(one), ..self }
+    }
 }
 
 /// Values that a key takes.
@@ -221,7 +229,7 @@ impl Type {
 }
 
 const fn key(name: &'static str, kind: Type, default: Fallback, doc: &'static str) -> Key {
-    Key { name, kind, default, doc }
+    Key { name, kind, default, doc, of: None }
 }
 
 const SIZE: Type = Type::Int { min: 1 };
@@ -400,6 +408,12 @@ const QK_NORM: &[(&str, &str)] = &[
     ("rms_all", "all heads as one vector (OLMoE)"),
     ("none", "not normalised"),
 ];
+const PRE_NORM: Key = key(
+    "pre_norm",
+    Type::Bool,
+    Value("true"),
+    "Whether the component reads the stream through a norm of its own (not in OLMo 2).",
+);
 const POST_NORM: Key =
     key("post_norm", Type::Bool, FALSE, "Whether the branch output has a norm of its own (Gemma 2).");
 const SCALE: Key = key(
@@ -432,9 +446,10 @@ const GATE: Key = key(
 const BIAS: Key = key(
     "bias",
     Type::Optional(&Type::Word(&[
+        ("qk", "of queries and keys (Huginn)"),
         ("qkv", "of queries, keys and values"),
         ("out", "of the output"),
-        ("all", "of both"),
+        ("all", "of queries, keys, values and the output"),
     ])),
     NONE,
     "Which projections add a learned vector; one for all experts of *projection*.",
@@ -478,6 +493,12 @@ pub static SEQUENCE: Section = Section {
             "Name of the `sequence` whose keys and values it reads, those of its latest application; it makes and caches none of its own (YOCO, Gemma 3n).",
         ),
         key(
+            "latent",
+            Type::Optional(&LATENT_TYPE),
+            NONE,
+            "Queries, keys and values come of short vectors, and keys of all heads share the part that turns (multi-head latent attention, DeepSeek V2). Has no `kv_heads`, `qk_norm`, `gate`, `bias` or mixture of projections.",
+        ),
+        key(
             "value_residual",
             Type::Bool,
             FALSE,
@@ -491,6 +512,7 @@ pub static SEQUENCE: Section = Section {
         ),
         GATE,
         BIAS,
+        PRE_NORM,
         POST_NORM,
         PROJECTION_KEY,
     ],
@@ -516,8 +538,34 @@ pub static DEPTH: Section = Section {
         SCALE,
         GATE,
         BIAS,
+        PRE_NORM,
         POST_NORM,
         PROJECTION_KEY,
+    ],
+};
+
+static LATENT_TYPE: Type = Type::Section(&LATENT);
+
+/// Multi-head latent attention.
+pub static LATENT: Section = Section {
+    name: "latent",
+    doc: "Multi-head latent attention: `latent { query 1536  kv 512  turned 64  value 128 }`. Caches hold keys and values of all heads.",
+    short: None,
+    keys: &[
+        key(
+            "query",
+            Type::Optional(&SIZE),
+            NONE,
+            "Size of the normalised vector that queries are made of; `none` makes them of the stream.",
+        ),
+        key("kv", SIZE, Required, "Size of the normalised vector that keys and values are made of."),
+        key(
+            "turned",
+            SIZE,
+            Required,
+            "Elements of a head that turn, its last ones; even, and fewer than `head_size`. Those of keys are made of the stream, once for all heads.",
+        ),
+        key("value", SIZE, Required, "Size of a head's value; at most `head_size`."),
     ],
 };
 
@@ -570,28 +618,34 @@ pub static SCALING: Section = Section {
             "Which frequencies are divided.",
         ),
         key("factor", POSITIVE, Required, "Division of the low frequencies."),
-        key("low", POSITIVE, Value("1"), "`llama3`: wavelengths above `original_context / low` are divided."),
-        key("high", POSITIVE, Value("4"), "`llama3`: wavelengths below `original_context / high` are kept."),
+        key("low", POSITIVE, Value("1"), "`llama3`: wavelengths above `original_context / low` are divided.")
+            .of("llama3"),
+        key("high", POSITIVE, Value("4"), "`llama3`: wavelengths below `original_context / high` are kept.")
+            .of("llama3"),
         key(
             "original_context",
             POSITIVE,
             Rule("required with `llama3` and `yarn`"),
             "Context the model was first trained with.",
         ),
-        key("fast", POSITIVE, Value("32"), "`yarn`: turns above which a pair is kept (`beta_fast`)."),
-        key("slow", POSITIVE, Value("1"), "`yarn`: turns below which a pair is divided (`beta_slow`)."),
+        key("fast", POSITIVE, Value("32"), "`yarn`: turns above which a pair is kept (`beta_fast`).")
+            .of("yarn"),
+        key("slow", POSITIVE, Value("1"), "`yarn`: turns below which a pair is divided (`beta_slow`).")
+            .of("yarn"),
         key(
             "attention",
             POSITIVE,
             Rule("`0.1 ln(factor) + 1`; 1 for a factor up to 1"),
             "`yarn`: factor on rotated queries and keys (`attention_factor`).",
-        ),
+        )
+        .of("yarn"),
         key(
             "truncate",
             Type::Bool,
             Value("true"),
             "`yarn`: whether the pairs between which frequencies are blended are whole numbers.",
-        ),
+        )
+        .of("yarn"),
     ],
 };
 
@@ -628,6 +682,10 @@ pub static PROJECTION: Section = Section {
 const ACTIVATION: &[(&str, &str)] = &[
     ("swiglu", "`silu(gate x) ⊙ up x`"),
     ("geglu", "`gelu_tanh(gate x) ⊙ up x`"),
+    (
+        "swiglu_clamped",
+        "`min(g, 7) · sigmoid(1.702 · min(g, 7)) ⊙ (clamp(u, -7, 7) + 1)`, `g = gate x`, `u = up x` (gpt-oss)",
+    ),
     ("relu", "`relu(up x)`"),
     ("gelu", "`gelu_tanh(up x)`"),
     ("relu2", "`relu(up x)²`"),
@@ -662,6 +720,12 @@ pub static EXPERTS: Section = Section {
             FALSE,
             "Whether what shared experts give is multiplied by `sigmoid(w·x̂)` (Qwen).",
         ),
+        key(
+            "biased",
+            Type::Bool,
+            FALSE,
+            "Whether the logits of the router and the matrices of each routed expert add learned vectors (gpt-oss).",
+        ),
         QUERY_SHORT,
         BALANCE_SHORT,
         key(
@@ -670,6 +734,7 @@ pub static EXPERTS: Section = Section {
             Rule("the preset `dreamer`"),
             "How experts are scored, chosen, gated and balanced.",
         ),
+        PRE_NORM,
         POST_NORM,
     ],
 };
@@ -679,7 +744,7 @@ pub static MLP: Section = Section {
     name: "mlp",
     doc: "One dense network.",
     short: None,
-    keys: &[key("intermediate", SIZE, Required, "Intermediate size."), ACTIVATION_KEY, POST_NORM],
+    keys: &[key("intermediate", SIZE, Required, "Intermediate size."), ACTIVATION_KEY, PRE_NORM, POST_NORM],
 };
 
 const PRESETS: &[(&str, &str)] = &[
@@ -853,7 +918,17 @@ pub static RECUR: Section = Section {
             ]),
             Rule("`last`"),
             "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
-             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes.",
+             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. \
+             With lanes or sources, what a pass is left by is what the final norm would read behind it.",
+        ),
+        key(
+            "kv",
+            Type::Word(&[
+                ("own", "those of the pass"),
+                ("first", "those of the first pass, which are made and stored once"),
+            ]),
+            Value("own"),
+            "Keys and values that sequence attentions inside use. `first` is of a `recur` that is an item of the body, and of attentions without a mixture of projections.",
         ),
         key("layers", Type::Layers, Required, "Layers that are applied."),
     ],
@@ -1088,11 +1163,23 @@ pub static TRAIN: Section = Section {
         key("steps", SIZE, Value("1000"), "Optimizer steps."),
         key("batch", SIZE, Value("32"), "Sequences in a step."),
         key("accumulate", SIZE, Value("1"), "Micro-batches a step is split into; divides `batch`."),
+        key(
+            "memory",
+            Type::Optional(&Type::Text),
+            NONE,
+            "Most memory that training may take, such as `8GB` or `16GiB`: where it would take more, layers are computed once more on the way back instead of kept, with the same bits.",
+        ),
         key("sequence", Type::Optional(&SIZE), Rule("the model's `context`"), "Tokens in a sequence."),
         key("learning_rate", POSITIVE, Value("4e-4"), "Peak learning rate."),
         key("warmup", COUNT, Value("500"), "Steps of linear warm-up."),
         key("schedule", Type::Section(&SCHEDULE), Value("constant"), "Learning rates after the warm-up."),
         key("optimizer", Type::Section(&OPTIMIZER), Value("adamw"), "The law that moves weights."),
+        key(
+            "transfer",
+            Type::Section(&TRANSFER),
+            Absent,
+            "The rule by which a rate that was tuned at another size is used at this one; a ladder writes it from its own `transfer`.",
+        ),
         key(
             "betas",
             Type::List(&Type::Real(Range::Fraction)),
@@ -1145,6 +1232,12 @@ pub static TRAIN: Section = Section {
             Type::List(&Type::Section(&GROUP)),
             Value("[]"),
             "Parameter groups; the first that matches a tensor counts.",
+        ),
+        key(
+            "parallel",
+            Type::Section(&PARALLEL),
+            Rule("whole states on every rank"),
+            "How ranks share a training.",
         ),
         key(
             "random_depth",
@@ -1245,6 +1338,37 @@ pub static OPTIMIZER: Section = Section {
     ],
 };
 
+/// One rate at several sizes.
+pub static TRANSFER: Section = Section {
+    name: "transfer",
+    doc: "One rate at several sizes: factors on the first values and the rates of tensors, 1 at the base. \
+          `transfer { rule mup  width 64  depth 4 }` in `.dream`.",
+    short: None,
+    keys: &[
+        key("rule", Type::Word(&RULES), Required, "Which."),
+        key("width", SIZE, Required, "Hidden size of the base, where the rate was tuned."),
+        key("depth", SIZE, Required, "Layer applications of the base."),
+        key(
+            "tokens",
+            SIZE,
+            Absent,
+            "With `hyperp`: training tokens of the base; `steps · batch · sequence` are those here.",
+        ),
+    ],
+};
+
+const RULES: [(&str, &str); 2] = [
+    (
+        "mup",
+        "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion` \
+         or `muon`",
+    ),
+    (
+        "hyperp",
+        "matrices on their spheres by `depth^-1/2 · tokens^-0.32` (HyperP, 2603.28743), the rest by `mup`; with `muonh`",
+    ),
+];
+
 /// A parameter group.
 pub static GROUP: Section = Section {
     name: "group",
@@ -1254,6 +1378,34 @@ pub static GROUP: Section = Section {
         key("pattern", Type::Text, Required, "Pattern of tensor names; `*` stands for any text."),
         key("learning_rate", WEIGHT, Value("1"), "Factor on the learning rate."),
         key("weight_decay", Type::Optional(&WEIGHT), Rule("the recipe's"), "Weight decay."),
+    ],
+};
+
+/// How ranks share a training.
+pub static PARALLEL: Section = Section {
+    name: "parallel",
+    doc: "How the ranks of `dreamc launch`, `torchrun`, `srun` or `mpirun` share a training; one process has all of it.",
+    short: None,
+    keys: &[
+        key(
+            "data",
+            Type::Optional(&SIZE),
+            Rule("as many as there are"),
+            "Ranks that share the micro-batches of a step; another number of ranks is refused.",
+        ),
+        key(
+            "shard",
+            Type::Word(&[
+                ("none", "every rank keeps all of the optimizer's states"),
+                (
+                    "optimizer",
+                    "each rank keeps the states of a part of the weights and moves that part (ZeRO-1, 1910.02054, section 5.1); \
+                     matrices that `muon` and `muonh` orthogonalise stay whole",
+                ),
+            ]),
+            Value("none"),
+            "States that are cut over the ranks. Neither losses nor checkpoints depend on it.",
+        ),
     ],
 };
 
@@ -1445,6 +1597,16 @@ pub static LADDER: Section = Section {
             NONE,
             "Share of a cell's steps over which the rate falls to 0, in a branch of one trunk of constant rate for all budgets of a size. Takes the \
              place of the schedule.",
+        ),
+        key(
+            "transfer",
+            Type::Word(&[
+                ("none", "every size uses it as it is"),
+                ("mup", "by `train.transfer` with the rule `mup`, the first cell being the base"),
+                ("hyperp", "the same with `hyperp`; needs `muonh`, and goes without `cooldown`"),
+            ]),
+            Value("none"),
+            "How the rate that was tuned at the smallest cell is used at the others.",
         ),
     ],
 };

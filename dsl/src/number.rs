@@ -46,6 +46,36 @@ impl std::fmt::Display for Number {
     }
 }
 
+/// Units of memory, the largest first.
+const UNITS: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("KiB", 1 << 10),
+    ("kB", 1_000),
+    ("B", 1),
+];
+
+/// Bytes of an amount of memory: a number above 0 and its unit, such as `8GB`.
+pub(crate) fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+    let (_, size) = UNITS.iter().find(|(name, _)| *name == unit.trim_start())?;
+    let bytes = digits.parse::<f64>().ok()? * *size as f64;
+    // As for whole numbers of other keys.
+    (1.0..(1u64 << 48) as f64).contains(&bytes).then_some(bytes as u64)
+}
+
+/// Bytes as they are written: in the largest unit that gives a whole number.
+pub(crate) fn in_units(bytes: u64) -> String {
+    let whole = |(_, size): &&(&str, u64)| bytes.is_multiple_of(*size);
+    let (unit, size) = UNITS.iter().find(whole).unwrap_or(&("B", 1));
+    format!("{}{unit}", bytes / size)
+}
+
 /// The `let` names defined so far.
 #[derive(Debug, Default)]
 pub(crate) struct Lets {

@@ -191,13 +191,16 @@ fn component(component: &Component, recurrent: bool) -> ValueKind {
             keys.put("noop", int(experts.noop));
             keys.put("shared", int(experts.shared));
             keys.put("shared_gate", ValueKind::Bool(experts.shared_gate));
+            keys.put("biased", ValueKind::Bool(experts.biased));
             keys.put("router", router(&experts.router));
+            keys.put("pre_norm", ValueKind::Bool(experts.pre_norm));
             keys.put("post_norm", ValueKind::Bool(experts.post_norm));
             "experts"
         }
         Component::Mlp(mlp) => {
             keys.put("intermediate", int(mlp.intermediate));
             keys.put("activation", name(mlp.activation));
+            keys.put("pre_norm", ValueKind::Bool(mlp.pre_norm));
             keys.put("post_norm", ValueKind::Bool(mlp.post_norm));
             "mlp"
         }
@@ -221,16 +224,27 @@ fn attention_keys(keys: &mut Fields, attention: &Attention, sequence: bool, recu
     if sequence {
         keys.put("sink", ValueKind::Bool(attention.sink));
         keys.put("kv_from", or_none(attention.kv_from.as_deref(), word));
+        keys.put("latent", or_none(attention.latent, latent));
         keys.put("value_residual", ValueKind::Bool(attention.value_residual));
         keys.put("depth_keys", ValueKind::Bool(attention.depth_keys));
     }
     keys.put("gate", or_none(attention.gate, name));
     keys.put("bias", or_none(attention.bias, name));
+    keys.put("pre_norm", ValueKind::Bool(attention.pre_norm));
     keys.put("post_norm", ValueKind::Bool(attention.post_norm));
     // Outside `recur` nothing reads it; written out, it would be warned about.
     if recurrent || attention.projection != Some(Projection::default()) {
         keys.put("projection", or_none(attention.projection.as_ref(), projection));
     }
+}
+
+fn latent(latent: Latent) -> ValueKind {
+    let mut fields = Fields::inline();
+    fields.put("query", or_none(latent.query, int));
+    fields.put("kv", int(latent.kv));
+    fields.put("turned", int(latent.turned));
+    fields.put("value", int(latent.value));
+    fields.map()
 }
 
 fn rope(rope: Rope) -> ValueKind {
@@ -338,6 +352,9 @@ fn item(item: &spec::Item) -> ValueKind {
                 gate.put("gate", real(entropy));
                 fields.put("exit", gate.map());
             }
+        }
+        if looping.kv_first {
+            fields.put("kv", word("first"));
         }
     }
     fields.put("layers", broken_list(items.iter().map(self::item)));
@@ -504,6 +521,10 @@ fn train(train: &Train) -> ValueKind {
     fields.put("steps", int(train.steps));
     fields.put("batch", int(train.batch));
     fields.put("accumulate", int(train.accumulate));
+    // Only where there is one, for the same reason as the optimizer's.
+    if let Some(bytes) = train.memory {
+        fields.put("memory", word(&crate::number::in_units(bytes)));
+    }
     fields.put("sequence", or_none(train.sequence, int));
     fields.put("learning_rate", real(train.learning_rate));
     fields.put("warmup", int(train.warmup));
@@ -511,6 +532,16 @@ fn train(train: &Train) -> ValueKind {
     // Only where it is not AdamW: runs of before keep their hash.
     if let Some(optimizer) = optimizer(train.optimizer) {
         fields.put("optimizer", optimizer);
+    }
+    if let Some(transfer) = train.transfer {
+        let mut rule = Fields::inline();
+        rule.put("rule", name(transfer.rule));
+        rule.put("width", int(transfer.width));
+        rule.put("depth", int(transfer.depth));
+        if let Some(tokens) = transfer.tokens {
+            rule.put("tokens", int(tokens));
+        }
+        fields.put("transfer", rule.map());
     }
     fields.put("betas", list([real(train.betas.0), real(train.betas.1)]));
     fields.put("eps", real(train.eps));
@@ -535,6 +566,15 @@ fn train(train: &Train) -> ValueKind {
         fields.map()
     });
     fields.put("groups", broken_list(groups));
+    // Only where something is asked for: runs of before keep their hash.
+    if !train.parallel.is_default() {
+        let mut parallel = Fields::inline();
+        if let Some(data) = train.parallel.data {
+            parallel.put("data", int(data));
+        }
+        parallel.put("shard", word(if train.parallel.shard { "optimizer" } else { "none" }));
+        fields.put("parallel", parallel.map());
+    }
     let random_depth = |(min, max)| {
         let mut fields = Fields::inline();
         fields.put("min", int(min));

@@ -105,6 +105,32 @@ pub struct Model {
     pub body: Vec<Item>,
 }
 
+impl Model {
+    /// Whether every application of a layer has weights of its own, inside loops, too: those of
+    /// lanes.
+    pub fn has_turns(&self) -> bool {
+        self.stream.has_turns()
+    }
+
+    /// The most passes that the `recur` of the body can make: as many as have weights of their own,
+    /// where they do.
+    pub fn most_passes(&self) -> Option<u64> {
+        self.body.iter().find_map(|item| match item {
+            Item::Recur { count, looping, .. } => {
+                (looping.has_passes() || self.has_turns()).then_some(*count)
+            }
+            Item::Layer(_) | Item::Statement(_) | Item::Repeat { .. } => None,
+        })
+    }
+}
+
+impl Stream {
+    /// Whether every application of a layer has weights of its own by which it is wired.
+    pub fn has_turns(&self) -> bool {
+        matches!(self, Stream::Lanes { kind: LaneKind::Static | LaneKind::Dynamic, .. })
+    }
+}
+
 /// Factor on the embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -179,6 +205,17 @@ pub enum Component {
     Mlp(Mlp),
 }
 
+impl Component {
+    /// Whether it reads the stream through a norm of its own, and whether its output has one.
+    pub fn norms(&self) -> (bool, bool) {
+        match self {
+            Component::Sequence(a) | Component::Depth(a) => (a.pre_norm, a.post_norm),
+            Component::Experts(e) => (e.pre_norm, e.post_norm),
+            Component::Mlp(m) => (m.pre_norm, m.post_norm),
+        }
+    }
+}
+
 /// Sequence or depth attention.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Attention {
@@ -204,6 +241,8 @@ pub struct Attention {
     /// The component whose latest keys and values it reads, having none of its own; sequence
     /// attention only.
     pub kv_from: Option<String>,
+    /// How queries, keys and values come of short vectors; sequence attention only.
+    pub latent: Option<Latent>,
     /// Whether values are mixed with those of the component's first application; sequence attention
     /// only.
     pub value_residual: bool,
@@ -213,11 +252,26 @@ pub struct Attention {
     pub gate: Option<HeadGate>,
     /// Projections that add a learned vector.
     pub bias: Option<Bias>,
+    /// Whether it reads the stream through a norm of its own.
+    pub pre_norm: bool,
     /// Whether the branch output has a norm of its own (Gemma 2).
     pub post_norm: bool,
     /// The mixture of projections in recurrent layers (section 5); `None` reuses one projection at
     /// every depth.
     pub projection: Option<Projection>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Latent {
+    /// Size of the vector that queries are made of; the stream where absent.
+    pub query: Option<u64>,
+    /// Size of the vector that keys and values are made of.
+    pub kv: u64,
+    /// Elements of a head that turn, its last ones, which keys of all heads share.
+    pub turned: u64,
+    /// Size of a head's value, at most that of a head.
+    pub value: u64,
 }
 
 /// Elements of heads that have a gate each.
@@ -234,11 +288,13 @@ pub enum HeadGate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bias {
+    /// Queries and keys.
+    Qk,
     /// Queries, keys and values.
     Qkv,
     /// The output.
     Out,
-    /// Both.
+    /// All four.
     All,
 }
 
@@ -246,6 +302,11 @@ impl Bias {
     /// Whether queries, keys and values have it.
     pub fn of_qkv(self) -> bool {
         matches!(self, Bias::Qkv | Bias::All)
+    }
+
+    /// Whether queries and keys have it, and values have none.
+    pub fn of_qk(self) -> bool {
+        self == Bias::Qk
     }
 
     /// Whether the output has it.
@@ -365,8 +426,12 @@ pub struct Experts {
     pub shared: u64,
     /// Whether what those give is multiplied by `sigmoid(w·x)`.
     pub shared_gate: bool,
+    /// Whether the router's logits and the routed experts' matrices add learned vectors.
+    pub biased: bool,
     /// How experts are scored, chosen and balanced.
     pub router: Router,
+    /// Whether it reads the stream through a norm of its own.
+    pub pre_norm: bool,
     /// Whether the branch output has a norm of its own.
     pub post_norm: bool,
 }
@@ -378,6 +443,8 @@ pub struct Mlp {
     pub intermediate: u64,
     /// Non-linearity.
     pub activation: Activation,
+    /// Whether it reads the stream through a norm of its own.
+    pub pre_norm: bool,
     /// Whether the branch output has a norm of its own.
     pub post_norm: bool,
 }
@@ -391,6 +458,8 @@ pub enum Activation {
     Swiglu,
     /// `gelu_tanh(gate x) ⊙ up x`
     Geglu,
+    /// `g · sigmoid(1.702 g) ⊙ (u + 1)`, `g` at most 7 and `u` between -7 and 7.
+    SwigluClamped,
     /// `relu(up x)`
     Relu,
     /// `gelu_tanh(up x)`
@@ -402,7 +471,10 @@ pub enum Activation {
 impl Activation {
     /// Whether there is a `gate` matrix.
     pub fn gated(self) -> bool {
-        matches!(self, Activation::Swiglu | Activation::Geglu)
+        match self {
+            Activation::Swiglu | Activation::Geglu | Activation::SwigluClamped => true,
+            Activation::Relu | Activation::Gelu | Activation::Relu2 => false,
+        }
     }
 }
 
@@ -547,6 +619,9 @@ pub struct Looping {
     /// The passes whose streams the loss sees.
     #[serde(skip_serializing_if = "Exit::is_last")]
     pub exit: Exit,
+    /// Whether sequence attentions inside use the keys and values of pass 0 at every pass.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub kv_first: bool,
 }
 
 /// The passes of a loop whose streams the loss of training sees. Evaluation sees the stream that
@@ -882,6 +957,9 @@ pub struct Train {
     pub batch: u64,
     /// Micro-batches a step is split into; divides `batch`.
     pub accumulate: u64,
+    /// Most bytes that training may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
     /// Tokens in a sequence; the model's context where absent.
     pub sequence: Option<u64>,
     /// Peak learning rate.
@@ -892,6 +970,8 @@ pub struct Train {
     pub schedule: Schedule,
     /// The law that moves weights.
     pub optimizer: OptimizerKind,
+    /// The rule by which a rate of another size is used.
+    pub transfer: Option<Transfer>,
     /// Decay rates of the two means of AdamW and Lion.
     pub betas: (f64, f64),
     /// AdamW's ε.
@@ -917,6 +997,9 @@ pub struct Train {
     pub freeze: Vec<String>,
     /// Parameter groups: pattern, factor on the learning rate, weight decay.
     pub groups: Vec<Group>,
+    /// How ranks share the training.
+    #[serde(skip_serializing_if = "Parallel::is_default")]
+    pub parallel: Parallel,
     /// Recurrent depth drawn anew each step between these (as a function of seed and step).
     pub random_depth: Option<(u64, u64)>,
     /// Evaluation during training.
@@ -932,6 +1015,22 @@ pub struct Train {
     pub spike: Option<f64>,
 }
 
+/// How ranks share a training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Parallel {
+    /// Ranks that share the micro-batches of a step; as many as there are where absent.
+    pub data: Option<u64>,
+    /// Whether each rank keeps the optimizer's states of a part of the weights alone.
+    pub shard: bool,
+}
+
+impl Parallel {
+    /// Whether nothing was asked for.
+    pub fn is_default(&self) -> bool {
+        *self == Parallel::default()
+    }
+}
+
 /// Treatment of a step whose numbers are not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -940,6 +1039,29 @@ pub enum OnNan {
     Stop,
     /// The step is left out.
     Skip,
+}
+
+/// One rate at several sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Transfer {
+    /// The rule.
+    pub rule: TransferRule,
+    /// Hidden size of the base.
+    pub width: u64,
+    /// Layer applications of the base.
+    pub depth: u64,
+    /// Training tokens of the base, where the rule looks at them.
+    pub tokens: Option<u64>,
+}
+
+/// How a rate goes from size to size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransferRule {
+    /// Maximal Update Parametrization (2203.03466), with Depth-µP (2310.02244).
+    Mup,
+    /// Hypersphere Parameterization (2603.28743).
+    Hyperp,
 }
 
 /// The law that moves weights.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::source::SourceMap;
-use crate::spec::{Data, Eval, Train};
+use crate::spec::{Data, Eval, Train, TransferRule};
 
 /// A suite file, defaults filled in.
 #[derive(Clone, Debug, Serialize)]
@@ -77,6 +77,8 @@ pub struct Ladder {
     pub gate: bool,
     /// Share of a cell's steps that decay, in a branch of one trunk for all budgets of a size.
     pub cooldown: Option<f64>,
+    /// The rule by which sizes share the rate of the smallest cell.
+    pub transfer: Option<TransferRule>,
 }
 
 /// A size of a ladder.

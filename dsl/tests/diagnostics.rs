@@ -227,6 +227,48 @@ fn a_missing_file_says_so() {
     assert!(folder.contains("cannot be read"), "{folder}");
 }
 
+#[test]
+fn memory_is_a_number_with_a_unit() {
+    let set = |value: &str| {
+        let changes = [format!("train.memory={value}")];
+        let root = env!("CARGO_MANIFEST_DIR");
+        load(format!("{root}/../examples/quickstart.yaml"), &changes)
+    };
+    for (written, bytes) in [("8GB", 8_000_000_000), ("1.5GiB", 3 << 29), ("640kB", 640_000), ("none", 0)] {
+        assert_eq!(set(written).unwrap().0.train.memory.unwrap_or(0), bytes, "{written}");
+    }
+    for written in ["8", "GB", "8gb", "0GB", "-1GB", "1e3GB", "99999999TB"] {
+        let error = set(written).unwrap_err().to_string();
+        assert!(error.contains("7.5GiB") || error.contains("expected"), "{written}: {error}");
+    }
+}
+
+#[test]
+fn rules_of_transfer_go_with_their_optimizers() {
+    let text = "model: {vocab: 7, hidden: 4, context: 4, components: {a: {mlp: {intermediate: 1}}}, body: [\"a\"]}\n";
+    let ast = parse("m.yaml", text, Spelling::Yaml).unwrap();
+    let set = |list: &[&str]| check(&ast, &list.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+    let mup = "train.transfer={rule: mup, width: 8, depth: 2}";
+    let hyperp = "train.transfer={rule: hyperp, width: 8, depth: 2, tokens: 100}";
+    let train = set(&[mup]).unwrap().0.train;
+    assert_eq!(train.transfer.map(|t| (t.width, t.depth, t.tokens)), Some((8, 2, None)));
+    assert!(set(&[hyperp, "train.optimizer=muonh"]).is_ok());
+    for (line, part) in [
+        (vec![hyperp], "matrices of a fixed norm"),
+        (vec![mup, "train.optimizer=muonh"], "matrices of a fixed norm"),
+        (vec![mup, "model.tie=true"], "one table is the input and the head"),
+        (vec!["train.transfer={rule: mup, width: 8, depth: 2, tokens: 3}"], "does not go with `mup`"),
+        (
+            vec!["train.transfer={rule: hyperp, width: 8, depth: 2}", "train.optimizer=muonh"],
+            "`tokens` is missing",
+        ),
+        (vec!["train.transfer={rule: mup, width: 8}"], "`depth` is missing"),
+    ] {
+        let error = set(&line).unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
 /// A mean that keeps 0.999 of itself changes by less than half of the last bit of bf16.
 #[test]
 fn moments_that_stand_still_are_refused() {
@@ -239,6 +281,30 @@ fn moments_that_stand_still_are_refused() {
     assert!(error.contains("write `betas: [0.9, 0.95]`"), "{error}");
     assert!(set(&["train.moments=bf16", "train.betas=[0.9, 0.95]"]).is_ok());
     assert!(set(&["train.moments=f32", "train.betas=[0.9, 0.999]"]).is_ok());
+}
+
+#[test]
+fn ranks_that_cannot_share_a_step_are_refused() {
+    let path = format!("{}/../examples/tiny-dr.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let ast = parse("tiny-dr.yaml", &text, Spelling::Yaml).unwrap();
+    let set = |list: &[&str]| check(&ast, &list.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+    let parts = ["train.batch=8", "train.accumulate=4"];
+    let error = set(&[&parts[..], &["train.parallel.data=3"]].concat()).unwrap_err().to_string();
+    assert!(error.contains("3 ranks cannot share 4 micro-batches equally"), "{error}");
+    let error = set(&[&parts[..], &["train.parallel.shard=weights"]].concat()).unwrap_err().to_string();
+    assert!(error.contains("optimizer"), "{error}");
+    let whole = set(&parts).unwrap().0;
+    let (cut, _) = set(&[&parts[..], &["train.parallel={data: 4, shard: optimizer}"]].concat()).unwrap();
+    assert_eq!((cut.train.parallel.data, cut.train.parallel.shard), (Some(4), true));
+    // Specifications of before keep their text.
+    let shown = |spec| dreamc_dsl::show(spec, Spelling::Yaml);
+    assert!(!shown(&whole).contains("parallel") && shown(&cut).contains("shard: optimizer"));
+    for spelling in [Spelling::Yaml, Spelling::Dream] {
+        let text = dreamc_dsl::show(&cut, spelling);
+        let again = parse("spec", &text, spelling).and_then(|ast| check(&ast, &[])).unwrap().0;
+        assert_eq!(again.train, cut.train);
+    }
 }
 
 #[test]

@@ -109,11 +109,15 @@ fn parameters(spec: &Spec) -> u64 {
                 QkNorm::Rms => 2 * a.head_size,
                 QkNorm::RmsAll => q + kv,
             };
-            (q + 2 * kv) * hidden + q * hidden + norms + hidden * (1 + u64::from(a.post_norm))
+            (q + 2 * kv) * hidden
+                + q * hidden
+                + norms
+                + hidden * (u64::from(a.pre_norm) + u64::from(a.post_norm))
         }
         Component::Mlp(mlp) => {
             let matrices = 2 + u64::from(mlp.activation.gated());
-            matrices * mlp.intermediate * hidden + hidden * (1 + u64::from(mlp.post_norm))
+            matrices * mlp.intermediate * hidden
+                + hidden * (u64::from(mlp.pre_norm) + u64::from(mlp.post_norm))
         }
         // A linear router has a row for each expert.
         Component::Experts(e) => e.count * (3 * e.intermediate * hidden + hidden) + hidden,

@@ -9,12 +9,15 @@ fn read(text: &str, spelling: Spelling) -> Result<Spec, Diagnostics> {
 }
 
 fn dream(body: &str) -> String {
-    format!("model m {{\n  vocab 7  hidden 4  context 4\n  a = mlp {{ intermediate 4 }}\n{body}\n}}\n")
+    let s = "s = sequence { heads 1  head_size 4  projection none }\n  t = sequence { heads 1  head_size 4 }";
+    format!("model m {{\n  vocab 7  hidden 4  context 4\n  a = mlp {{ intermediate 4 }}\n  {s}\n{body}\n}}\n")
 }
 
 fn yaml(body: &str) -> String {
+    let s =
+        "s: {sequence: {heads: 1, head_size: 4, projection: none}}, t: {sequence: {heads: 1, head_size: 4}}";
     format!(
-        "model: {{name: m, vocab: 7, hidden: 4, context: 4, components: {{a: {{mlp: {{intermediate: 4}}}}}}, body: [{body}]}}\n"
+        "model: {{name: m, vocab: 7, hidden: 4, context: 4, components: {{a: {{mlp: {{intermediate: 4}}}}, {s}}}, body: [{body}]}}\n"
     )
 }
 
@@ -51,6 +54,12 @@ fn both_spellings_say_the_same() {
             "{recur: 3, exit: {gate: 0.1}, lora: 4, layers: [a]}, norm",
             Looping { exit: Exit::Gate(0.1), lora: Some(4), ..Looping::default() },
         ),
+        (
+            "recur 3 kv first lora 2 { s > a }",
+            "{recur: 3, kv: first, lora: 2, layers: [s > a]}",
+            Looping { kv_first: true, lora: Some(2), ..Looping::default() },
+        ),
+        ("recur 3 kv own { s }", "{recur: 3, kv: own, layers: [s]}", Looping::default()),
         ("recur 3 exit last { a }", "{recur: 3, exit: last, layers: [a]}", Looping::default()),
     ];
     for (body, other, expected) in cases {
@@ -78,8 +87,13 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 { recur 2 exit mean { a } }", "mean", "inside another loop"),
         ("recur 2 lora 0 { a }", "0", "`lora` is too small"),
         ("recur 2 embed depth uniform 1 4 { a }", "uniform 1 4", "weights for 2 passes"),
-        ("recur 4 backprop 2 exit mean { a }", "mean", "would teach nothing"),
+        ("recur 4 backprop 2 exit mean { a }", "mean", "reaches the head and no layer"),
         ("recur 1 exit mean { a }", "mean", "one way out"),
+        ("recur 2 { recur 2 kv first { s } }", "first", "inside another loop"),
+        ("recur 2 kv first { a }", "first", "no attention inside makes keys"),
+        ("recur 2 kv first { t }", "first", "`t` mixes projections"),
+        ("recur 2 kv first { skip(capacity 0.5, causal bce 0.1) { s } }", "first", "have no keys there"),
+        ("recur 2 kv last { s }", "last", "`kv`"),
         ("recur 2 exit mean { a }\n  a", "mean", "every pass goes through what is behind"),
         ("recur 2 exit mean { a }\n  linear", "mean", "every pass goes through what is behind"),
         ("recur 2 { a }\n  mix history weighted", "mix history weighted", "another one in every pass"),

@@ -2,9 +2,9 @@
 // a new key needs no change, but for one that is written without a value, which is in FLAGS.
 
 const FLAGS = [
-  "tie", "unit_offset", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
+  "tie", "unit_offset", "pre_norm", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
   "decay_embeddings", "best", "into_input", "threshold", "norm_only", "pooled", "merge",
-  "sink", "shared_gate", "truncate", "value_residual", "depth_keys",
+  "sink", "shared_gate", "biased", "truncate", "value_residual", "depth_keys",
 ];
 
 module.exports = grammar({

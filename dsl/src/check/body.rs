@@ -18,7 +18,7 @@ use crate::suggest::closest;
 pub(super) const MAX_APPLICATIONS: u64 = 65_536;
 
 /// Components by name; `None` for one whose definition is wrong.
-type Components = IndexMap<String, Option<Component>>;
+pub(super) type Components = IndexMap<String, Option<Component>>;
 
 /// The items of a list, each `None` where it is wrong, and how many layer applications they make.
 type Items = (Vec<Option<Item>>, Option<u64>);
@@ -154,7 +154,7 @@ impl Checker {
         self.known.outermost =
             items.iter().all(Option::is_some).then(|| items.iter().filter(outermost).count());
         let own = items.iter().flatten().find_map(|item| match item {
-            Item::Recur { count, looping, .. } if looping.has_passes() => Some(*count),
+            Item::Recur { count, looping, .. } if looping.has_passes() || self.known.turns => Some(*count),
             _ => None,
         });
         self.known.passes = own;
@@ -188,6 +188,7 @@ impl Checker {
                 let path = format!("model.components.{component}.{key}");
                 self.error_at("unreached", &path, message, help);
             }
+            self.first_keys(items, components);
         }
         items
     }

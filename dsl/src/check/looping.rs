@@ -2,16 +2,16 @@
 //!
 //! In: the settings of a `recur`. Out: a [`Looping`], or an error at each that is wrong.
 
-use super::body::MAX_APPLICATIONS;
+use super::body::{Components, MAX_APPLICATIONS};
 use super::{Checker, Group};
 use crate::ast::{Value, ValueKind};
 use crate::keys::{self, Type};
-use crate::spec::{DepthLaw, Depths, Exit, Looping};
+use crate::spec::{Attention, Component, DepthLaw, Depths, Exit, Expr, Item, Looping, SkipKv, SkipRule};
 
 impl Checker {
     /// `outermost` says whether the `recur` is an item of the body.
     pub(super) fn looping(&mut self, group: &Group, count: Option<u64>, outermost: bool) -> Option<Looping> {
-        for key in ["backprop", "depth", "lora", "embed", "exit"] {
+        for key in ["backprop", "depth", "lora", "embed", "exit", "kv"] {
             if !outermost && self.has(group, key) {
                 let message = format!(
                     "`{key}` is of a `recur` that is an item of the body, and this is inside another loop"
@@ -40,11 +40,24 @@ impl Checker {
         }
         let exit = self.exit(group, count);
         let depth = self.depths(group, count);
-        let looping = Looping { backprop: backprop?, depth: depth?, lora: lora?, embed: embed?, exit: exit? };
-        if let (true, Some(most), Some(depths)) = (looping.has_passes(), count, looping.depth)
+        let kv_first = self.word(group, "kv").map(|kv| kv == "first");
+        let looping = Looping {
+            backprop: backprop?,
+            depth: depth?,
+            lora: lora?,
+            embed: embed?,
+            exit: exit?,
+            kv_first: kv_first?,
+        };
+        let own = looping.has_passes() || self.known.turns && outermost;
+        if let (true, Some(most), Some(depths)) = (own, count, looping.depth)
             && depths.max > most
         {
-            let key = if looping.embed { "embed" } else { "lora" };
+            let key = match (looping.embed, looping.lora) {
+                (true, _) => "embed",
+                (false, Some(_)) => "lora",
+                (false, None) => "stream",
+            };
             let message =
                 format!("`{key}` has weights for {most} passes, and `depth` draws up to {}", depths.max);
             let help = format!("write `max {most}` behind the distribution, or a larger count");
@@ -69,19 +82,37 @@ impl Checker {
             }
         };
         if self.has(owner, "backprop") {
-            let message =
-                "losses of passes without a gradient would teach nothing: `exit` does not go with `backprop`";
+            let message = "before the passes of `backprop` a loss reaches the head and no layer: `exit` does not go with it";
             self.error_at("exit", &owner.path("exit"), message, "take one of the two away");
-        }
-        if self.known.wired {
-            let message = "`exit` reads the stream behind a pass, and this model has more than one";
-            self.error_at("exit", &owner.path("exit"), message, "take `exit` away, or write `stream sum`");
         }
         if count == Some(1) {
             let message = "a loop of one pass has one way out";
             self.error_at("exit", &owner.path("exit"), message, "take `exit` away, or write a larger count");
         }
         exit
+    }
+
+    /// Loops whose passes share the keys and values of the first.
+    pub(super) fn first_keys(&mut self, items: &[Item], components: &Components) {
+        for (index, item) in items.iter().enumerate() {
+            let Item::Recur { looping: Looping { kv_first: true, .. }, items, .. } = item else { continue };
+            let mut wrong: Vec<(String, &str)> = match makers(items, components) {
+                makers if makers.is_empty() => vec![(
+                    "no attention inside makes keys of the sequence, which passes could share".into(),
+                    "take `kv first` away",
+                )],
+                makers => makers.into_iter().filter_map(|maker| unshared(maker, components)).collect(),
+            };
+            if items.iter().any(|item| leaves_out(item, components)) {
+                wrong.push((
+                    "tokens that skip the first pass have no keys there, and later passes make none".into(),
+                    "let the first pass process all of them, or take `kv first` away",
+                ));
+            }
+            for (message, help) in wrong {
+                self.error_at("kv-first", &format!("model.body[{index}].kv"), message, help);
+            }
+        }
     }
 
     fn depths(&mut self, owner: &Group, count: Option<u64>) -> Option<Option<Depths>> {
@@ -158,5 +189,83 @@ impl Checker {
         }
         debug_assert!(std::ptr::eq(group.section, &keys::DEPTHS));
         Some(Some(Depths { law, min, max }))
+    }
+}
+
+/// The sequence attentions of a composition that make keys and values, by name.
+fn makers_in<'a>(expr: &'a Expr, components: &'a Components) -> Vec<(&'a str, &'a Attention)> {
+    match expr {
+        Expr::Norm => vec![],
+        Expr::Sequential(terms) | Expr::Parallel(terms) => {
+            terms.iter().flat_map(|term| makers_in(term, components)).collect()
+        }
+        Expr::Skip(_, inner) => makers_in(inner, components),
+        Expr::Component(name) => match components.get(name) {
+            Some(Some(Component::Sequence(a))) if a.kv_from.is_none() => vec![(name, a)],
+            _ => vec![],
+        },
+    }
+}
+
+fn makers<'a>(items: &'a [Item], components: &'a Components) -> Vec<(&'a str, &'a Attention)> {
+    let each = items.iter().flat_map(|item| match item {
+        Item::Layer(expr) => makers_in(expr, components),
+        Item::Statement(_) => vec![],
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => makers(items, components),
+    });
+    let mut seen = std::collections::HashSet::new();
+    each.filter(|(name, _)| seen.insert(*name)).collect()
+}
+
+/// Why passes cannot share the keys of an attention, and a way out.
+fn unshared((name, a): (&str, &Attention), components: &Components) -> Option<(String, &'static str)> {
+    if a.projection.is_some() {
+        let message = format!(
+            "`{name}` mixes projections, which give each pass keys of its own; `kv first` has those of the first alone"
+        );
+        return Some((message, "write `projection none` in the attention, or take `kv first` away"));
+    }
+    if a.latent.is_some() {
+        let message = format!("`{name}` makes its keys of latent vectors of the pass");
+        return Some((message, "take `latent` or `kv first` away"));
+    }
+    if a.depth_keys {
+        let message =
+            format!("`{name}` sees keys of its earlier passes (`depth_keys`), which are those of the first");
+        return Some((message, "take one of the two away"));
+    }
+    let reader = components.iter().find_map(|(reader, c)| match c {
+        Some(Component::Sequence(r)) if r.kv_from.as_deref() == Some(name) => Some(reader),
+        _ => None,
+    });
+    reader.map(|reader| {
+        let message = format!("`{reader}` reads the latest keys of `{name}`, and later passes make none");
+        (message, "give it keys of its own, or take `kv first` away")
+    })
+}
+
+/// Whether some token may skip an attention in the first pass and leave no keys there.
+fn leaves_out(item: &Item, components: &Components) -> bool {
+    fn within(expr: &Expr, components: &Components) -> bool {
+        match expr {
+            Expr::Component(_) | Expr::Norm => false,
+            Expr::Sequential(terms) | Expr::Parallel(terms) => {
+                terms.iter().any(|term| within(term, components))
+            }
+            Expr::Skip(skip, inner) => {
+                let all = match skip.rule {
+                    SkipRule::TopK { capacity, .. } => capacity >= 1.0,
+                    SkipRule::Threshold { .. } => skip.kv == SkipKv::All,
+                };
+                !all && !makers_in(inner, components).is_empty() || within(inner, components)
+            }
+        }
+    }
+    match item {
+        Item::Layer(expr) => within(expr, components),
+        Item::Statement(_) => false,
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => {
+            items.iter().any(|item| leaves_out(item, components))
+        }
     }
 }

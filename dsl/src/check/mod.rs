@@ -61,8 +61,8 @@ struct Known {
     components: Vec<(String, &'static Section)>,
     /// Whether the stream is one of sources.
     attends: bool,
-    /// Whether there is not one stream, to which outputs are added.
-    wired: bool,
+    /// Whether every application of a layer has weights by which the stream is wired.
+    turns: bool,
     /// Whether a layer stands in a `recur`.
     recurrent: Option<bool>,
     /// Outermost `recur`s, where the whole body is right.
@@ -71,6 +71,8 @@ struct Known {
     drawn: bool,
     /// How many passes have weights, where those of the outermost `recur` have their own.
     passes: Option<u64>,
+    /// Whether the head is the embedding matrix.
+    tied: bool,
     /// Steps that are trained, where they are written and right.
     steps: Option<u64>,
 }

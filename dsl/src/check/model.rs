@@ -18,13 +18,14 @@ impl Checker {
             (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));
         (self.known.vocab, self.known.context) = (vocab, context);
         let tie = self.bool(group, "tie");
+        self.known.tied = tie == Some(true);
         let embed_scale = self.embed_scale(group);
         let logit_softcap = self.real_or_none(group, "logit_softcap");
         let norm = self.section_or_default(group, "norm", &keys::NORM);
         let (eps, unit_offset) = (self.real(&norm, "eps"), self.bool(&norm, "unit_offset"));
         let stream = self.stream(group);
+        self.known.turns = stream.as_ref().is_some_and(Stream::has_turns);
         self.known.attends = matches!(stream, Some(Stream::Attend { .. }));
-        self.known.wired = matches!(stream, Some(Stream::Attend { .. } | Stream::Lanes { .. }));
         let components = self.components(group, hidden);
         let body = self.body(group, components.as_ref());
         Some(Model {
@@ -178,6 +179,10 @@ impl Checker {
                     self.error_at("unknown-component", &path, message, help);
                 }
                 Some(None) => {}
+                Some(Some(Component::Sequence(a))) if a.latent.is_some() => {
+                    let message = format!("`{source}` is latent, and its keys are not read by others");
+                    self.error_at("unreached", &path, message, "name a `sequence` that is not latent");
+                }
                 Some(Some(Component::Sequence(a))) if a.kv_from.is_none() && source != name => {
                     let (own, of) = ((reader.kv_heads, reader.head_size), (a.kv_heads, a.head_size));
                     if own != of {
@@ -270,8 +275,10 @@ impl Checker {
             }
             _ => None,
         };
+        let is_latent = self.has(group, "latent") && !self.is_none(group, "latent");
         let rope = self.rope(group, depth);
         if let (Some(Some(rope)), Some(size)) = (&rope, head_size)
+            && !is_latent
             && (rope.turning(size) % 2 == 1 || rope.turning(size) == 0)
         {
             let help = "a rotation turns pairs: make it even, or write `rope: none`";
@@ -297,6 +304,10 @@ impl Checker {
             let help = format!("write `value_residual` in `{source}`");
             self.error_at("unreached", &group.path("value_residual"), message, help);
         }
+        let latent = match !depth && is_latent {
+            true => self.latent(group, [heads, kv_heads, head_size], qk_norm).map(Some),
+            false => Some(None),
+        };
         let depth_keys = if depth { Some(false) } else { self.bool(group, "depth_keys") };
         if depth_keys == Some(true) {
             if let Some(Some(source)) = &kv_from {
@@ -315,13 +326,15 @@ impl Checker {
             None => None,
         });
         let bias = self.word_or_none(group, "bias").map(|word| match word {
+            Some("qk") => Some(Bias::Qk),
             Some("qkv") => Some(Bias::Qkv),
             Some("out") => Some(Bias::Out),
             Some(_) => Some(Bias::All),
             None => None,
         });
-        let post_norm = self.bool(group, "post_norm");
-        let projection = match self.is_none(group, "projection") {
+        let (pre_norm, post_norm) = (self.bool(group, "pre_norm"), self.bool(group, "post_norm"));
+        let plain = matches!(latent, Some(Some(_))) && !self.has(group, "projection");
+        let projection = match plain || self.is_none(group, "projection") {
             true => Some(None),
             false => self.projection(group).map(Some),
         };
@@ -336,13 +349,59 @@ impl Checker {
             scale: scale?,
             sink: sink?,
             kv_from: kv_from?,
+            latent: latent?,
             value_residual: value_residual?,
             depth_keys: depth_keys?,
             gate: gate?,
             bias: bias?,
+            pre_norm: pre_norm?,
             post_norm: post_norm?,
             projection: projection?,
         })
+    }
+
+    /// Latent attention of heads of this size.
+    fn latent(
+        &mut self,
+        owner: &Group,
+        [heads, kv_heads, head_size]: [Option<u64>; 3],
+        qk_norm: Option<QkNorm>,
+    ) -> Option<Latent> {
+        let group = self.section(owner, "latent")?;
+        let (query, kv) = (self.int_or_none(&group, "query"), self.int(&group, "kv"));
+        let (turned, value) = (self.int(&group, "turned"), self.int(&group, "value"));
+        let help = "take one of them away";
+        for key in ["value_residual", "depth_keys"] {
+            if self.has(owner, key) && self.bool(owner, key) == Some(true) {
+                let message = format!("`{key}` is not computed with `latent`");
+                self.error_at("unreached", &owner.path(key), message, help);
+            }
+        }
+        for key in ["kv_from", "gate", "bias", "projection"] {
+            if self.has(owner, key) && !self.is_none(owner, key) {
+                let message = format!("`{key}` is not computed with `latent`");
+                self.error_at("unreached", &owner.path(key), message, help);
+            }
+        }
+        if qk_norm.is_some_and(|norm| norm != QkNorm::None) {
+            let message = "`latent` normalises the vectors that queries and keys are made of, and not these";
+            self.error_at("unreached", &owner.path("qk_norm"), message, "write `qk_norm: none`");
+        }
+        if heads != kv_heads {
+            let message = "`latent` makes keys and values for every head";
+            self.error_at("unreached", &owner.path("kv_heads"), message, "take `kv_heads` away");
+        }
+        let (turned, value, size) = (turned?, value?, head_size?);
+        if turned % 2 == 1 || turned >= size {
+            let message = format!("{turned} elements of a head of {size} cannot turn");
+            let help = format!("write an even number below {size}");
+            self.error_at("odd-size", &group.path("turned"), message, help);
+        }
+        if value > size {
+            let message = format!("values of {value} are longer than heads of {size}");
+            self.error_at("out-of-range", &group.path("value"), message, format!("write at most {size}"));
+        }
+        Some(Latent { query: query?, kv: kv?, turned, value })
     }
 
     fn projection(&mut self, owner: &Group) -> Option<Projection> {
@@ -364,6 +423,7 @@ impl Checker {
     fn activation(&mut self, group: &Group) -> Option<Activation> {
         self.word(group, "activation").map(|word| match word {
             "geglu" => Activation::Geglu,
+            "swiglu_clamped" => Activation::SwigluClamped,
             "relu" => Activation::Relu,
             "gelu" => Activation::Gelu,
             "relu2" => Activation::Relu2,
@@ -392,11 +452,12 @@ impl Checker {
             let path = group.path("shared_gate");
             self.error_at("unreached", &path, "`shared_gate` gates shared experts, and there are none", help);
         }
+        let biased = self.bool(group, "biased");
         let router = self.router(group, false);
         if let (Some(router), Some(count), Some(active), Some(noop)) = (&router, count, active, noop) {
             self.expert_groups(group, router, count + noop, active);
         }
-        let post_norm = self.bool(group, "post_norm");
+        let (pre_norm, post_norm) = (self.bool(group, "pre_norm"), self.bool(group, "post_norm"));
         Some(Experts {
             count: count?,
             active: active?,
@@ -405,7 +466,9 @@ impl Checker {
             noop: noop?,
             shared: shared?,
             shared_gate: shared_gate?,
+            biased: biased?,
             router: router?,
+            pre_norm: pre_norm?,
             post_norm: post_norm?,
         })
     }
@@ -413,8 +476,13 @@ impl Checker {
     fn mlp(&mut self, group: &Group) -> Option<Mlp> {
         let intermediate = self.int(group, "intermediate");
         let activation = self.activation(group);
-        let post_norm = self.bool(group, "post_norm");
-        Some(Mlp { intermediate: intermediate?, activation: activation?, post_norm: post_norm? })
+        let (pre_norm, post_norm) = (self.bool(group, "pre_norm"), self.bool(group, "post_norm"));
+        Some(Mlp {
+            intermediate: intermediate?,
+            activation: activation?,
+            pre_norm: pre_norm?,
+            post_norm: post_norm?,
+        })
     }
 }
 

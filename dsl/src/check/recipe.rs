@@ -1,9 +1,10 @@
 //! Data, training, evaluation and matching.
 
 use super::body::MAX_APPLICATIONS;
-use super::{Checker, Group};
+use super::{Checker, Group, flip};
 use crate::ast::ValueKind;
 use crate::keys::{self, Type};
+use crate::number;
 use crate::source::Span;
 use crate::spec::*;
 
@@ -194,6 +195,7 @@ impl Checker {
             let message = format!("a batch of {batch} cannot be split into {accumulate} equal parts");
             self.error_at("indivisible", &group.path("accumulate"), message, "`accumulate` divides `batch`");
         }
+        let memory = self.memory(group);
         let sequence = self.int_or_none(group, "sequence");
         if let (Some(Some(sequence)), Some(context)) = (sequence, self.known.context)
             && sequence > context
@@ -205,6 +207,7 @@ impl Checker {
         let (learning_rate, warmup) = (self.real(group, "learning_rate"), self.int(group, "warmup"));
         let schedule = self.schedule(group, steps, warmup);
         let optimizer = self.optimizer(group);
+        let transfer = self.section(group, "transfer").map(|section| self.transfer(&section, optimizer));
         let betas = self.betas(group);
         let moments = self.moments(group, betas);
         let (eps, weight_decay) = (self.real(group, "eps"), self.real(group, "weight_decay"));
@@ -215,6 +218,15 @@ impl Checker {
         let precision = self.word(group, "precision");
         let (only, freeze) = (self.texts(group, "only"), self.texts(group, "freeze"));
         let groups = self.groups(group);
+        let parallel = self.section_or_default(group, "parallel", &keys::PARALLEL);
+        let shared = (self.int_or_none(&parallel, "data"), self.word(&parallel, "shard"));
+        if let (Some(Some(data)), Some(accumulate)) = (shared.0, accumulate)
+            && accumulate % data != 0
+        {
+            let message = format!("{data} ranks cannot share {accumulate} micro-batches equally");
+            let help = "make `accumulate` a multiple of the ranks";
+            self.error_at("indivisible", &parallel.path("data"), message, help);
+        }
         let random_depth = self.random_depth(group);
         let evaluate = self.section_or_default(group, "evaluate", &keys::EVALUATE);
         let evaluate = (self.int(&evaluate, "every"), self.int(&evaluate, "batches"));
@@ -237,11 +249,13 @@ impl Checker {
             steps: steps?,
             batch: batch?,
             accumulate: accumulate?,
+            memory: memory?,
             sequence: sequence?,
             learning_rate: learning_rate?,
             warmup: warmup?,
             schedule: schedule?,
             optimizer: optimizer?,
+            transfer: flip(transfer)?,
             betas: betas?,
             eps: eps?,
             moments: moments?,
@@ -254,6 +268,7 @@ impl Checker {
             only: only?,
             freeze: freeze?,
             groups: groups?,
+            parallel: Parallel { data: shared.0?, shard: shared.1? == "optimizer" },
             random_depth: random_depth?,
             evaluate: Evaluate { every: evaluate.0?, batches: evaluate.1? },
             checkpoint: Checkpoint {
@@ -339,6 +354,58 @@ impl Checker {
             "muonh" => OptimizerKind::MuonH(matrices),
             _ => OptimizerKind::AdamW,
         })
+    }
+
+    fn memory(&mut self, group: &Group) -> Option<Option<u64>> {
+        let Some(text) = self.text_or_none(group, "memory")? else { return Some(None) };
+        let bytes = number::bytes(&text);
+        if bytes.is_none() {
+            let message = format!("`{text}` is no amount of memory");
+            let help = "write a number and its unit: `500MB`, `8GB`, `7.5GiB`";
+            self.error_at("wrong-type", &group.path("memory"), message, help);
+        }
+        bytes.map(Some)
+    }
+
+    fn transfer(&mut self, group: &Group, optimizer: Option<OptimizerKind>) -> Option<Transfer> {
+        let rule = self.word(group, "rule").map(transfer_rule);
+        let (width, depth) = (self.int(group, "width"), self.int(group, "depth"));
+        let tokens = if self.has(group, "tokens") { self.int(group, "tokens").map(Some) } else { Some(None) };
+        let rule = rule.flatten()?;
+        if let Some(optimizer) = optimizer {
+            self.transferable(&group.path("rule"), rule, optimizer);
+        }
+        match (rule, tokens) {
+            (TransferRule::Hyperp, Some(None)) => {
+                let help = "write the training tokens of the run whose rate this is";
+                self.error("missing-key", group.at, "`tokens` is missing in transfer", help);
+            }
+            (TransferRule::Mup, Some(Some(_))) => {
+                let message = "`tokens` does not go with `mup`, which looks at width and depth alone";
+                self.error_at("unknown-key", &group.path("tokens"), message, "take it away");
+            }
+            (TransferRule::Mup | TransferRule::Hyperp, _) => {}
+        }
+        if self.known.tied {
+            let message = "one table is the input and the head, whose rates the rule scales differently";
+            self.error_at("unreached", &group.path("rule"), message, "write `tie: false` in `model`");
+        }
+        Some(Transfer { rule, width: width?, depth: depth?, tokens: tokens? })
+    }
+
+    /// Refuses a rule that says nothing about the recipe's optimizer.
+    pub(super) fn transferable(&mut self, field: &str, rule: TransferRule, optimizer: OptimizerKind) {
+        let (message, help) = match (rule, optimizer) {
+            (TransferRule::Mup, OptimizerKind::MuonH(_)) => {
+                ("`mup` says nothing about matrices of a fixed norm", "write `hyperp`, or another optimizer")
+            }
+            (TransferRule::Hyperp, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_)) => {
+                ("`hyperp` is about matrices of a fixed norm", "write `optimizer: muonh`, or `mup`")
+            }
+            (TransferRule::Mup, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_))
+            | (TransferRule::Hyperp, OptimizerKind::MuonH(_)) => return,
+        };
+        self.error_at("unreached", field, message, help);
     }
 
     /// In bf16 a mean stands still where a step changes it by less than half of its last bit.
@@ -434,8 +501,7 @@ impl Checker {
         if let Some(most) = self.known.passes.filter(|most| depth > *most) {
             let message =
                 format!("this is {depth} passes, and the `recur` has weights of their own for {most}");
-            let help =
-                "`embed` and `lora` give each pass its weights: ask for no more passes than are written";
+            let help = "`embed`, `lora` and lanes give each pass its weights: ask for no more passes than are written";
             self.error("depth", at, message, help);
         }
     }
@@ -587,5 +653,14 @@ impl Checker {
         };
         self.error("unknown-field", span, format!("`{field}` is not a numeric field of the model"), help);
         false
+    }
+}
+
+/// The rule of a word; `None` for `none`.
+pub(super) fn transfer_rule(word: &str) -> Option<TransferRule> {
+    match word {
+        "mup" => Some(TransferRule::Mup),
+        "hyperp" => Some(TransferRule::Hyperp),
+        _ => None,
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 
+use super::recipe::transfer_rule;
 use super::{Checker, Group, flip};
 use crate::ast::{Map, Value, ValueKind};
 use crate::keys::{self, Type};
 use crate::source::{SourceMap, Span};
+use crate::spec::TransferRule;
 use crate::suite::*;
 
 /// Fields of the recipe that arms may tune.
@@ -30,6 +32,15 @@ impl Checker {
         let seeds = self.seeds(&group);
         let ladder =
             self.section(&group, "ladder").map(|ladder| self.ladder(&ladder, &group, seeds.as_deref()));
+        if let (Some(Some(ladder)), Some(Some(train))) = (&ladder, &train)
+            && let Some(rule) = ladder.transfer
+        {
+            self.transferable("ladder.transfer", rule, train.optimizer);
+            if train.transfer.is_some() {
+                let message = "two rules: the ladder has one, too";
+                self.error_at("duplicate-key", "train.transfer", message, "take one of them away");
+            }
+        }
         if let (Some(sweep), Some(false)) = (&sweep, sweep_edge) {
             for (field, _) in sweep.iter().filter(|(_, values)| values.len() < 3) {
                 let message =
@@ -196,6 +207,14 @@ impl Checker {
             let help = "write a share such as `cooldown: 0.2`";
             self.error_at("out-of-range", &group.path("cooldown"), "a decay over no steps", help);
         }
+        let transfer = self.word(group, "transfer").map(transfer_rule);
+        let steady = cooldown.flatten().is_some();
+        if transfer == Some(Some(TransferRule::Hyperp)) && steady {
+            let message =
+                "`hyperp` gives every number of tokens a rate of its own, and a trunk has one for all";
+            let help = "take `cooldown` away, or write `transfer: mup`";
+            self.error_at("unreached", &group.path("transfer"), message, help);
+        }
         if gate == Some(true) && seeds.is_some_and(|seeds| seeds.len() < 2) {
             let help = "write `seeds: [0, 1, 2]`, or take `gate` away";
             self.error_at(
@@ -213,7 +232,7 @@ impl Checker {
             let message = "a ladder compares the ends of runs, and a constant rate never decays to one";
             self.error("constant-rate", group.at, message, help);
         }
-        Some(Ladder { sizes: sizes?, budgets, gate: gate?, cooldown: cooldown? })
+        Some(Ladder { sizes: sizes?, budgets, gate: gate?, cooldown: cooldown?, transfer: transfer? })
     }
 
     /// Whether the suite's `train` has a schedule that decays.

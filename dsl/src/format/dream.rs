@@ -8,14 +8,16 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 16] = [
+const FLAGS: [&str; 18] = [
     "tie",
     "unit_offset",
+    "pre_norm",
     "post_norm",
     "half_reversed",
     "normalise",
     "sink",
     "shared_gate",
+    "biased",
     "shared",
     "truncate",
     "value_residual",
@@ -319,6 +321,7 @@ fn flow(value: &Value, kind: Option<Type>) -> String {
             quote(word)
         }
         ValueKind::Word(word) => word.clone(),
+        ValueKind::Text(text) if crate::number::bytes(text).is_some() && !text.contains(' ') => text.clone(),
         ValueKind::Text(text) => quote(text),
         ValueKind::Number(arith) => super::arith(arith),
         ValueKind::Map(map) if map.items.is_empty() => "{}".into(),
