@@ -147,11 +147,11 @@ template <class S> DEVICE float slope(float score, float scale, float cap) {
 // `COUNT` rows of a head into shared memory; zeros beyond the last row and beyond the head.
 template <class S, int COUNT, class E>
 DEVICE void load_rows(float *to, const E *from, i64 stride, int first, int rows) {
-    constexpr int WIDTH = S::ROW - 1;
-    for (int i = threadIdx.x; i < COUNT * WIDTH; i += WARPS * 32) {
-        int row = i / WIDTH, column = i % WIDTH;
+    // The padding of rows, too: loads of several elements reach into it.
+    for (int i = threadIdx.x; i < COUNT * S::ROW; i += WARPS * 32) {
+        int row = i / S::ROW, column = i % S::ROW;
         bool valid = first + row < rows && column < S::SIZE;
-        to[row * S::ROW + column] = valid ? to_float(from[i64(first + row) * stride + column]) : 0.0f;
+        to[i] = valid ? to_float(from[i64(first + row) * stride + column]) : 0.0f;
     }
 }
 

@@ -22,6 +22,9 @@ template <class S_, bool WIDE_> struct FlashWarps {
     // different banks.
     static constexpr int ROW = S::SIZE + 8, OWN = ROWS * ROW, PASSING = TILE * ROW;
 
+    // The first column of the sums that a thread has.
+    static DEVICE int first_column() { return 0; }
+
     typedef bf16 *Place;
     struct Shared {};
     static DEVICE Place memory() {
@@ -151,7 +154,9 @@ template <class F> DEVICE void clear_rows(float (&sums)[F::PIECES][4]) {
 }
 
 // The row of the block and the column of the tile of element `e` of piece `j`.
-DEVICE int row_of(int e) { return int(threadIdx.x) / 32 * 16 + int(threadIdx.x) % 32 / 4 + e / 2 * 8; }
+template <class F> DEVICE int row_of(int e) {
+    return int(threadIdx.x) / 32 % (F::ROWS / 16) * 16 + int(threadIdx.x) % 32 / 4 + e / 2 * 8;
+}
 DEVICE int column_of(int j, int e) { return j * 8 + int(threadIdx.x) % 4 * 2 + e % 2; }
 
 // Rows of a head, each sum times `factor`.
@@ -159,11 +164,11 @@ template <class F>
 DEVICE void store_head(const float (&sums)[F::PIECES][4], float factor, bf16 *to, i64 stride, int first, int rows) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        int row = first + row_of(2 * half);
+        int row = first + row_of<F>(2 * half);
         if (row >= rows) continue;
 #pragma unroll
         for (int d = 0; d < F::PIECES; ++d) {
-            bf16 *place = to + i64(row) * stride + column_of(d, 0);
+            bf16 *place = to + i64(row) * stride + F::first_column() + column_of(d, 0);
             float low = sums[d][2 * half] * factor, high = sums[d][2 * half + 1] * factor;
             if (F::WIDE) {
                 *(u32 *)place = pack(low, high);
@@ -191,7 +196,7 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             float x = (S::CAPPED ? tanhf(p[j][e] * scale / cap) : p[j][e]) * factor;
-            p[j][e] = ALL || mask.sees(first + row_of(e), key + column_of(j, e)) ? x : -infinity();
+            p[j][e] = ALL || mask.sees(first + row_of<F>(e), key + column_of(j, e)) ? x : -infinity();
         }
 }
 
@@ -292,7 +297,7 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
             result[d][2 * half] *= factor;
             result[d][2 * half + 1] *= factor;
         }
-        int query = first + row_of(2 * half);
+        int query = first + row_of<F>(2 * half);
         if (threadIdx.x % 4 == 0 && query < S::QUERIES)
             lse[(query_row + query) * S::HEADS + head] = none ? -infinity() : (most[half] + log2f(sum[half])) * LN_2;
     }
@@ -308,7 +313,7 @@ DEVICE void query_grads(float (&s)[F::TILE / 8][4], const float (&dp)[F::TILE / 
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            bool seen = ALL || mask.sees(first + row_of(e), key + column_of(j, e));
+            bool seen = ALL || mask.sees(first + row_of<F>(e), key + column_of(j, e));
             float p;
             pair_grad_of<typename F::S>(seen, s[j][e], dp[j][e], log[e / 2], along[e / 2], scale, cap, p, s[j][e]);
         }
@@ -328,7 +333,7 @@ DEVICE void key_grads(float (&s)[F::TILE / 8][4], float (&dp)[F::TILE / 8][4], c
             float my_log = negative_log(lse[column]), my_along = along[column];
 #pragma unroll
             for (int e = side; e < 4; e += 2) {
-                bool seen = ALL || mask.sees(query + column, first + row_of(e));
+                bool seen = ALL || mask.sees(query + column, first + row_of<F>(e));
                 pair_grad_of<typename F::S>(seen, s[j][e], dp[j][e], my_log, my_along, scale, cap, s[j][e], dp[j][e]);
             }
         }
@@ -375,7 +380,7 @@ DEVICE void flash_grad_queries(const X &q, i64 q_stride, const X &k, i64 k_strid
     clear_rows<F>(result);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        int query = first + row_of(2 * half);
+        int query = first + row_of<F>(2 * half);
         i64 at = (query_row + query) * S::HEADS + head;
         my_log[half] = negative_log(query < S::QUERIES ? lse[at] : -infinity());
         my_along[half] = query < S::QUERIES ? along[at] : 0.0f;

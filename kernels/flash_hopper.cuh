@@ -1,19 +1,21 @@
 // Attention along the sequence on Hopper (`sm_90a`): the rows of `flash.cuh` by two warpgroups, 64
 // each, and a third that brings what they read. The two take turns: the tensor cores have the
-// products of one while the other works on its softmax.
+// products of one while the other works on its softmax. Where a warpgroup's registers do not hold
+// the sums of 64 rows, both have the same rows, all their scores, and half of their sums.
 #pragma once
 #include "flash.cuh"
 #include "hopper.cuh"
 
-// Heads of 64 or 128 elements, whose rows begin on 16 bytes. A place in shared memory holds rows in
-// blocks of 64 elements, each in the swizzle of 128 bytes, so that the same bytes are rows for one
-// product and columns for the next.
-template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
+// Heads of 64, 128 or 256 elements, whose rows begin on 16 bytes. A place in shared memory holds
+// rows in blocks of 64 elements, each in the swizzle of 128 bytes, so that the same bytes are rows
+// for one product and columns for the next. `SHARERS`: warpgroups that have the same rows.
+template <class S_, int TILE_, int STAGES_, int SHARERS_ = 1> struct FlashWarpgroups {
     typedef S_ S;
     static constexpr bool WIDE = true;
-    static constexpr int ROWS = 128, TILE = TILE_, STAGES = STAGES_, MULTIPLIERS = 256;
-    static constexpr int PIECES = S::SIZE / 8, BLOCKS = S::SIZE / 64;
-    static_assert(S::SIZE % 64 == 0 && TILE % 64 == 0, "whole blocks of the swizzle");
+    static constexpr int SHARERS = SHARERS_, ROWS = 128 / SHARERS, TILE = TILE_, STAGES = STAGES_, MULTIPLIERS = 256;
+    static constexpr int PIECES = S::SIZE / 8 / SHARERS, BLOCKS = S::SIZE / 64;
+    static_assert(S::SIZE % (64 * SHARERS) == 0 && TILE % 32 == 0, "whole blocks of the swizzle");
+    static DEVICE int first_column() { return SHARERS > 1 ? int(threadIdx.x) / 128 * PIECES * 8 : 0; }
     static constexpr u32 OWN = ROWS * S::SIZE * 2, PASSING = TILE * S::SIZE * 2;
 
     typedef u32 Place;
@@ -88,7 +90,7 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
     }
 
     static DEVICE void multiply(float (&s)[TILE / 8][4], Place own, Place tile) {
-        own += threadIdx.x / 128 * 8192;
+        if (SHARERS == 1) own += threadIdx.x / 128 * 8192;
         matrices_begin();
 #pragma unroll
         for (int d = 0; d < S::SIZE / 16; ++d) {
@@ -102,6 +104,7 @@ template <class S_, int TILE_, int STAGES_> struct FlashWarpgroups {
         u32 a[TILE / 16][4];
 #pragma unroll
         for (int k = 0; k < TILE / 16; ++k) fragment(a[k], weights[2 * k], weights[2 * k + 1]);
+        if (SHARERS > 1) tile += threadIdx.x / 128 * u32(PIECES / 8 * TILE * 128);
         matrices_begin();
 #pragma unroll
         for (int k = 0; k < TILE / 16; ++k) add_tiles<false>(sums, a[k], tile_at(tile + u32(k * 2048), TILE * 128));

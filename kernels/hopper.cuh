@@ -27,8 +27,8 @@ DEVICE u64 tile_at(u32 address, u32 leading) {
 // A warpgroup's sums of 64 rows, as operands of an instruction and as they are named in its text.
 #define PIECE(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define PIECES(i) PIECE(i), PIECE(i + 1), PIECE(i + 2), PIECE(i + 3)
-#define SUMS_32 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_32 SUMS_16 ", " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SUMS_64 SUMS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -49,6 +49,7 @@ DEVICE u64 tile_at(u32 address, u32 leading) {
                      : __VA_ARGS__ \
                      : "l"(a), "l"(b), "r"(add), "n"(A_FAST ? 0 : 1), "n"(B_FAST ? 0 : 1)); \
     }
+MULTIPLY_TILES(32, SUMS_16, 16, 17, 18, 19, 20, PIECES(0))
 MULTIPLY_TILES(64, SUMS_32, 32, 33, 34, 35, 36, PIECES(0), PIECES(4))
 MULTIPLY_TILES(128, SUMS_64, 64, 65, 66, 67, 68, PIECES(0), PIECES(4), PIECES(8), PIECES(12))
 MULTIPLY_TILES(256, SUMS_128, 128, 129, 130, 131, 132, PIECES(0), PIECES(4), PIECES(8), PIECES(12), PIECES(16),
@@ -64,12 +65,15 @@ MULTIPLY_TILES(256, SUMS_128, 128, 129, 130, 131, 132, PIECES(0), PIECES(4), PIE
     }
 ADD_TILES(64, SUMS_32, 32, 33, 34, 35, 36, 37, PIECES(0), PIECES(4))
 ADD_TILES(128, SUMS_64, 64, 65, 66, 67, 68, 69, PIECES(0), PIECES(4), PIECES(8), PIECES(12))
+ADD_TILES(256, SUMS_128, 128, 129, 130, 131, 132, 133, PIECES(0), PIECES(4), PIECES(8), PIECES(12), PIECES(16),
+          PIECES(20), PIECES(24), PIECES(28))
 
 #undef ADD_TILES
 #undef MULTIPLY_TILES
 #undef SUMS_128
 #undef SUMS_64
 #undef SUMS_32
+#undef SUMS_16
 #undef PIECES
 #undef PIECE
 
@@ -345,7 +349,12 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
                 show_to_matrices();
                 __syncwarp();
                 if (step >= AHEAD && first_lane) barrier_arrive(pipe.full(AHEAD));
-            } else if (first_lane) barrier_arrive(pipe.full());
+            } else {
+                // Lanes that told nobody must have seen the stage empty before it is filled: their
+                // parity comes again.
+                __syncwarp();
+                if (first_lane) barrier_arrive(pipe.full());
+            }
         }
         if constexpr (COPIES) {
             copy_wait<0>();

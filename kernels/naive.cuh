@@ -64,6 +64,7 @@ DEVICE float gelu_grad(float x) {
     float t = tanhf(gelu_inner(x)), slope = 0.7978846f * (1.0f + 3.0f * 0.044715f * x * x);
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * slope;
 }
+DEVICE float square(float x) { return x * x; }
 DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }
 DEVICE float softplus(float x) { return x > 20.0f ? x : logf(1.0f + expf(x)); }
 DEVICE float positive(float x) { return x > 0.0f ? 1.0f : 0.0f; }

@@ -36,8 +36,9 @@ pub struct Architecture {
     pub statements: Vec<(usize, u64)>,
     /// The same of what passes begin with, with the number of the loop: `loops.{l}`.
     pub loops: Vec<(u64, (usize, u64))>,
-    /// For each set of weights of layers: units of the sets before it.
-    pub units: Vec<u64>,
+    /// For each set of weights of layers: units before its first application, and from there to
+    /// its second.
+    pub units: Vec<[u64; 2]>,
     /// Names of saved streams, in order of the body.
     pub saved: Vec<String>,
     /// The loop whose loss sees every pass.
@@ -98,6 +99,17 @@ pub struct Passes {
     pub lora: Option<u64>,
 }
 
+/// Keys and values of the sequence attentions of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// Every application has its own.
+    Own,
+    /// It makes those of all passes: the first of a loop with `kv first`.
+    Makes,
+    /// It reads those of the first pass.
+    Reads,
+}
+
 /// A distinct body of a layer or a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Body {
@@ -105,11 +117,18 @@ pub struct Body {
     pub name: String,
     /// The composition that it computes, or the statement.
     pub work: Work,
+    /// The body whose weights it reads: itself, or the one of a loop's first passes where passes
+    /// differ.
+    pub leader: usize,
+    /// Whether its passes share keys and values of sequence attention.
+    pub keys: Keys,
     /// Applications of each set of weights, where the layer is inside a `recur`: the size of
     /// projection mixtures.
     pub recurrent: Option<u64>,
     /// The outermost loop around it, where passes of that have weights of their own.
     pub passes: Option<Passes>,
+    /// Whether tokens may leave the outermost loop around it.
+    pub leaves: bool,
     /// Whether the stream is normalised after each application.
     pub residual_norm: bool,
     /// How many sets of weights it has.
@@ -133,6 +152,8 @@ pub struct Pool {
 }
 
 /// Applications in order.
+// A body has few blocks, and nearly all of them are applications.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Block {
     /// One application.
@@ -167,6 +188,10 @@ pub struct Apply {
     pub detached: bool,
     /// Which pass of the outermost loop it is in.
     pub pass: Affine,
+    /// Applications of its set of weights before it.
+    pub turn: Affine,
+    /// How many there are of it in one pass of the loops around it so far.
+    pub turns: u64,
     /// Which stream it reads; it writes the next one.
     pub place: Affine,
     /// Depth `l` in the whole model: applications of layers before it.
@@ -192,6 +217,8 @@ struct Counters {
     pass: u64,
     /// Whether the walk is in passes through which no gradient flows.
     detached: bool,
+    /// How passes that are being walked share keys of sequence attention.
+    keys: Keys,
 }
 
 /// The `recur`s that an item is in.
@@ -201,6 +228,8 @@ struct Around {
     times: u64,
     /// Whether the innermost normalises the stream.
     norm: bool,
+    /// Whether tokens may leave the outermost.
+    leaves: bool,
     /// The outermost, where its passes have weights of their own.
     passes: Option<Passes>,
 }
@@ -208,6 +237,8 @@ struct Around {
 /// A loop that is being walked.
 #[derive(Clone, Copy)]
 struct Loop<'i> {
+    /// Passes of a `recur` before these.
+    first: u64,
     count: u64,
     items: &'i [Item],
     around: Option<Around>,
@@ -233,6 +264,8 @@ struct Walk<'a> {
     model: &'a Model,
     bodies: Vec<Body>,
     known: HashMap<String, usize>,
+    /// The first body of each work, whose weights others of it read.
+    leaders: HashMap<String, usize>,
     variables: u32,
     now: Counters,
     /// Factor between an override of the recurrent depth and the spec's count.
@@ -274,6 +307,7 @@ impl Architecture {
             model,
             bodies: vec![],
             known: HashMap::new(),
+            leaders: HashMap::new(),
             variables: 0,
             now: Counters {
                 depth: 0,
@@ -285,6 +319,7 @@ impl Architecture {
                 loops: 0,
                 pass: 0,
                 detached: false,
+                keys: Keys::Own,
             },
             pools: &pools,
             saved: &saved,
@@ -296,7 +331,7 @@ impl Architecture {
         let first = walk.remember();
         let blocks: Vec<Block> = first.into_iter().chain(walk.items(&model.body, None, true)?).collect();
         for (i, body) in walk.bodies.iter_mut().enumerate() {
-            (body.sets, body.applications) = (walk.now.sets[i], walk.now.applications[i]);
+            (body.sets, body.applications) = (walk.now.sets[body.leader], walk.now.applications[i]);
             body.kept = walk.now.kept[i];
             if matches!(body.work, Work::Exit(_)) {
                 // Of a loop that is run once nothing leaves before its end.
@@ -306,8 +341,16 @@ impl Architecture {
         let final_norm = model.stream != Stream::Sum || !normalised(&model.body, false);
         let (mut sets, mut statements, mut loops) = (vec![], vec![], vec![]);
         let mut seen = std::collections::HashSet::new();
+        // Units before the first application of a set, and before its second.
+        let mut places: HashMap<(usize, u64), [u64; 2]> = HashMap::new();
+        let mut passed = 0;
         for_each_application(&blocks, walk.variables, &mut |apply, variables| {
-            let key = (apply.body, apply.set.at(variables));
+            let key = (walk.bodies[apply.body].leader, apply.set.at(variables));
+            let own = places.entry(key).or_insert([passed, 0]);
+            if own[1] == 0 && own[0] < passed {
+                own[1] = passed;
+            }
+            passed += walk.bodies[apply.body].units().count() as u64;
             if seen.insert(key) {
                 match walk.bodies[apply.body].work {
                     Work::Layer(_) => sets.push(key),
@@ -319,10 +362,9 @@ impl Architecture {
                 }
             }
         });
-        let units = sets.iter().scan(0, |sum, (body, _): &(usize, u64)| {
-            let before = *sum;
-            *sum += walk.bodies[*body].units().count() as u64;
-            Some(before)
+        let units = sets.iter().map(|set| {
+            let [first, second] = places.get(set).copied().unwrap_or_default();
+            [first, second.saturating_sub(first)]
         });
         let units = units.collect();
         let mut exit = None;
@@ -439,6 +481,17 @@ impl Architecture {
         self.model.components.get_index(number as usize).map(|(name, c)| (name.as_str(), c))
     }
 
+    /// The body whose weights a body reads.
+    pub fn leader(&self, body: usize) -> usize {
+        self.bodies[body].leader
+    }
+
+    /// Whether passes of some loop share the keys and values of a component.
+    pub fn shares_keys(&self, component: Owner) -> bool {
+        let component = self.label(component);
+        self.bodies.iter().any(|b| b.keys == Keys::Makes && b.names().contains(&component.as_str()))
+    }
+
     /// Whether some tokens skip something.
     pub fn skips(&self) -> bool {
         self.bodies.iter().any(|b| !b.skips().is_empty())
@@ -452,6 +505,42 @@ impl Architecture {
             !all && names(inner).contains(&component.as_str())
         };
         self.bodies.iter().any(|b| b.skips().iter().any(leaves_none))
+    }
+
+    /// Whether tokens can leave their loop where this share of them has left.
+    pub fn leavable(&self, share: f64) -> Result<(), CompileError> {
+        if !(0.0..1.0).contains(&share) {
+            return Err(CompileError::Share(share));
+        }
+        if !self.model.body.iter().any(is_gated) {
+            return Err(CompileError::NoGate);
+        }
+        if matches!(self.model.stream, Stream::Attend { .. }) {
+            return Err(CompileError::LeavesSources);
+        }
+        match self.bodies.iter().any(|body| body.leaves && !body.skips().is_empty()) {
+            true => Err(CompileError::LeavesSkip),
+            false => Ok(()),
+        }
+    }
+
+    /// How often a pass of the loop that tokens may leave applies a component.
+    pub fn in_a_pass(&self, component: &str) -> u64 {
+        fn applied(items: &[Item], component: &str) -> u64 {
+            let each = items.iter().map(|item| match item {
+                Item::Layer(expr) => names(expr).iter().filter(|name| **name == component).count() as u64,
+                Item::Statement(_) => 0,
+                Item::Repeat { count, items } | Item::Recur { count, items, .. } => {
+                    count * applied(items, component)
+                }
+            });
+            each.sum()
+        }
+        let inside = self.model.body.iter().find_map(|item| match item {
+            Item::Recur { items, .. } if is_gated(item) => Some(items),
+            _ => None,
+        });
+        inside.map_or(0, |items| applied(items, component))
     }
 
     /// Which of [`Architecture::rows`] counts those of a component's or a pool's cache.
@@ -476,7 +565,10 @@ impl Architecture {
     /// How a tensor of this set of weights begins, of those that `prefixes` gives.
     pub fn init_of(&self, set: usize, init: Init) -> Init {
         match init {
-            Init::Pick(unit) => Init::Pick(self.units.get(set).copied().unwrap_or(0) + unit),
+            Init::Pick { place: unit, columns, .. } => {
+                let [before, step] = self.units.get(set).copied().unwrap_or_default();
+                Init::Pick { place: before + unit, step, columns }
+            }
             Init::Normal(_) | Init::Constant(_) | Init::Identity { .. } => init,
         }
     }
@@ -583,6 +675,21 @@ pub fn names(expr: &Expr) -> Vec<&str> {
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(names).collect(),
         Expr::Skip(_, inner) => names(inner),
     }
+}
+
+/// Whether a component makes keys and values of the sequence.
+fn makes_keys(component: &Component) -> bool {
+    matches!(component, Component::Sequence(a) if a.kv_from.is_none())
+}
+
+/// The compositions of all layers of some items.
+fn layers_of(items: &[Item]) -> Vec<&Expr> {
+    let each = items.iter().flat_map(|item| match item {
+        Item::Layer(expr) => vec![expr],
+        Item::Statement(_) => vec![],
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => layers_of(items),
+    });
+    each.collect()
 }
 
 /// Whether passes of a loop share out the loss.
@@ -748,6 +855,7 @@ impl Walk<'_> {
                 Item::Repeat { count, items } => {
                     let (count, iterations) = (*count, Iterations::Repeat);
                     blocks.extend(self.repeated(Loop {
+                        first: 0,
                         count,
                         items,
                         around,
@@ -761,7 +869,7 @@ impl Walk<'_> {
                         .checked_mul(around.map_or(1, |a| a.times))
                         .ok_or(CompileError::Overflow("depth"))?;
                     let now = if outermost { self.depth_override.unwrap_or(*count) } else { *count };
-                    if looping.has_passes() && now > *count {
+                    if (looping.has_passes() || self.model.has_turns()) && now > *count {
                         return Err(CompileError::Passes { most: *count });
                     }
                     let own = Passes { number: self.now.loops, count: *count, lora: looping.lora };
@@ -770,39 +878,84 @@ impl Walk<'_> {
                         true => looping.has_passes().then_some(own),
                         false => around.and_then(|a| a.passes),
                     };
-                    let around = Some(Around { times, norm: *residual_norm, passes });
-                    let (kept, looping) =
-                        (looping.backprop.unwrap_or(now).min(now), outermost.then_some(looping));
-                    let passes = Loop {
-                        count: kept,
-                        items,
-                        around,
-                        iterations: Iterations::Recur,
-                        looping,
-                        exit: None,
-                    };
-                    if kept < now {
-                        let (count, iterations) = (now - kept, Iterations::Detached);
-                        blocks.extend(self.detached(Loop { count, iterations, ..passes })?);
-                    }
-                    let pass = std::mem::replace(&mut self.now.pass, now - kept);
-                    match looping.map(|l| l.exit).filter(|exit| !exit.is_last()) {
-                        Some(how) => blocks.extend(self.leaving(passes, own.number, how)?),
-                        None => blocks.extend(self.repeated(passes)?),
-                    }
-                    self.now.pass = pass;
+                    let leaves = is_gated(item) || around.is_some_and(|a| a.leaves);
+                    let around = Some(Around { times, norm: *residual_norm, leaves, passes });
+                    let looping = outermost.then_some(looping);
+                    let iterations = Iterations::Recur;
+                    let passes =
+                        Loop { first: 0, count: now, items, around, iterations, looping, exit: None };
+                    blocks.extend(self.passes(passes, own.number)?);
                 }
             }
         }
         Ok(blocks)
     }
 
-    /// The passes of a loop whose loss sees all of them: the last one leaves to the head.
-    fn leaving(&mut self, passes: Loop, number: u64, how: Exit) -> Result<Vec<Block>, CompileError> {
+    /// The passes of a `recur`, in runs of those that are alike: with a gradient or without, with
+    /// an exit or without, and by what they do about keys. All have the same weights.
+    fn passes(&mut self, all: Loop, number: u64) -> Result<Vec<Block>, CompileError> {
+        let Loop { count, looping: Some(looping), .. } = all else { return self.repeated(all) };
         let mut blocks = vec![];
-        if matches!(how, Exit::Gate(_)) {
+        if matches!(looping.exit, Exit::Gate(_)) {
             blocks.push(Block::Apply(self.apply(Work::Enter, None)));
         }
+        let keys = |pass| match (looping.kv_first, pass) {
+            (false, _) => Keys::Own,
+            (true, 0) => Keys::Makes,
+            (true, _) => Keys::Reads,
+        };
+        if looping.kv_first {
+            // Models of every depth have the same bodies: those of a second pass, too.
+            for pass in [0, 1] {
+                self.now.keys = keys(pass);
+                self.tried(all)?;
+            }
+        }
+        self.now.keys = keys(0);
+        let leaving = if looping.exit.is_last() { None } else { Some(self.leaving(all, number)?) };
+        let kept = looping.backprop.unwrap_or(count).min(count);
+        let differs = |pass: u64| {
+            pass == count - kept || leaving.is_some() && pass + 1 == count || keys(pass) != keys(pass - 1)
+        };
+        let mut starts: Vec<u64> = vec![0];
+        starts.extend((1..count).filter(|pass| differs(*pass)));
+        let ends: Vec<u64> = starts.iter().skip(1).copied().chain([count]).collect();
+        let before = self.now.clone();
+        for (first, end) in starts.into_iter().zip(ends) {
+            // Each run begins with the weights that the first one began with.
+            for (i, sets) in self.now.sets.iter_mut().enumerate() {
+                *sets = before.sets.get(i).copied().unwrap_or(0);
+            }
+            self.now.loops = before.loops;
+            let (keys, detached) = (keys(first), first + kept < count);
+            if keys == Keys::Reads {
+                for i in self.shared_rows(all.items) {
+                    self.now.rows[i] = before.rows[i];
+                }
+            }
+            let places = self.now.places;
+            (self.now.pass, self.now.detached, self.now.keys) = (first, detached, keys);
+            let iterations = if detached { Iterations::Detached } else { Iterations::Recur };
+            let exit = leaving.filter(|_| end < count);
+            blocks.extend(self.repeated(Loop { first, count: end - first, iterations, exit, ..all })?);
+            if detached {
+                self.now.places = places;
+            }
+        }
+        (self.now.pass, self.now.detached, self.now.keys) = (before.pass, before.detached, Keys::Own);
+        Ok(blocks)
+    }
+
+    /// Caches of the components whose keys and values all passes of a loop share.
+    fn shared_rows(&self, items: &[Item]) -> Vec<usize> {
+        let inside: Vec<&str> = layers_of(items).into_iter().flat_map(names).collect();
+        let components = self.model.components.iter().enumerate();
+        let own = components.filter(|(_, (name, c))| makes_keys(c) && inside.contains(&name.as_str()));
+        own.map(|(i, _)| i).collect()
+    }
+
+    /// How the passes of a loop leave whose loss sees all of them: the last one leaves to the head.
+    fn leaving(&mut self, passes: Loop, number: u64) -> Result<Leaving, CompileError> {
         // A `norm` behind the loop is the next statement.
         let norm = matches!(self.model.body.last(), Some(Item::Statement(Statement::Norm)));
         let statements = |now: &Counters, bodies: &[Body]| {
@@ -812,48 +965,36 @@ impl Walk<'_> {
                 .filter(|(b, _)| matches!(b.work, Work::Statement(_) | Work::History(_)));
             own.map(|(_, sets)| *sets).sum::<u64>()
         };
-        let before = self.now.sets.clone();
-        // Bodies are found in a walk that is not kept, and the statements in them counted.
-        let tried = (self.now.clone(), self.variables);
-        self.repeated(Loop { count: 1, ..passes })?;
-        let norm = norm.then(|| statements(&self.now, &self.bodies));
+        let found = self.tried(passes)?;
+        let norm = norm.then(|| statements(&found, &self.bodies));
+        let how = passes.looping.map_or(Exit::Last, |looping| looping.exit);
         let leaving = Leaving { number, passes: passes.count, how, norm };
-        let exit = self.apply(Work::Exit(leaving), None).body;
-        let bodies = self.bodies.len();
-        (self.now, self.variables) = tried;
-        let grown = |v: &mut Vec<u64>| v.resize(bodies, 0);
-        grown(&mut self.now.sets);
-        grown(&mut self.now.applications);
-        grown(&mut self.now.kept);
-        if let Some(count) = passes.count.checked_sub(1).filter(|count| *count > 0) {
-            let loops = self.now.loops;
-            blocks.extend(self.repeated(Loop { count, exit: Some(leaving), ..passes })?);
-            self.now.loops = loops;
-            for (i, sets) in self.now.sets.iter_mut().enumerate().filter(|(i, _)| *i != exit) {
-                *sets = before.get(i).copied().unwrap_or(0);
-            }
-        }
-        self.now.pass += passes.count - 1;
-        blocks.extend(self.repeated(Loop { count: 1, ..passes })?);
-        Ok(blocks)
+        let now = self.now.clone();
+        self.apply(Work::Exit(leaving), None);
+        self.back_to(now);
+        Ok(leaving)
     }
 
-    /// The passes of a `recur` through which no gradient flows. Those behind them have the same
-    /// weights and streams.
-    fn detached(&mut self, passes: Loop) -> Result<Vec<Block>, CompileError> {
-        let before = self.now.clone();
-        self.now.detached = true;
-        let blocks = self.repeated(passes)?;
-        (self.now.detached, self.now.places) = (before.detached, before.places);
-        self.now.loops = before.loops;
-        for (i, sets) in self.now.sets.iter_mut().enumerate() {
-            *sets = before.sets.get(i).copied().unwrap_or(0);
+    /// Finds the bodies of a pass in a walk that is not kept; the numbers behind it.
+    fn tried(&mut self, passes: Loop) -> Result<Counters, CompileError> {
+        let (now, variables) = (self.now.clone(), self.variables);
+        self.repeated(Loop { count: 1, ..passes })?;
+        self.variables = variables;
+        Ok(self.back_to(now))
+    }
+
+    /// Goes back to these numbers, of bodies that are known by now; those that there were.
+    fn back_to(&mut self, before: Counters) -> Counters {
+        let found = std::mem::replace(&mut self.now, before);
+        let bodies = self.bodies.len();
+        for counted in [&mut self.now.sets, &mut self.now.applications, &mut self.now.kept] {
+            counted.resize(bodies, 0);
         }
-        Ok(blocks)
+        found
     }
 
     fn repeated(&mut self, passes: Loop) -> Result<Vec<Block>, CompileError> {
-        let Loop { count, items, around, iterations, looping, exit } = passes;
+        let Loop { first, count, items, around, iterations, looping, exit } = passes;
         let variable = self.variables;
         self.variables += 1;
         let before = self.now.clone();
@@ -865,9 +1006,15 @@ impl Walk<'_> {
         if let Some(leaving) = exit {
             blocks.push(Block::Apply(self.apply(Work::Exit(leaving), None)));
         }
+        if iterations != Iterations::Repeat {
+            take_turns(&mut blocks, variable, first, count);
+        }
         // Advances of one iteration; bodies first met inside began at zero.
         let bodies = self.bodies.len();
         let start = |v: &[u64], i: usize| v.get(i).copied().unwrap_or(0);
+        // All passes read the rows of the first.
+        let reads = looping.is_some() && self.now.keys == Keys::Reads;
+        let shared = if reads { self.shared_rows(items) } else { vec![] };
         let step = Counters {
             depth: self.now.depth - before.depth,
             places: match iterations {
@@ -876,16 +1023,23 @@ impl Walk<'_> {
             },
             kept: (0..bodies).map(|i| self.now.kept[i] - start(&before.kept, i)).collect(),
             detached: false,
+            keys: Keys::Own,
             sets: (0..bodies)
                 .map(|i| match iterations {
-                    Iterations::Repeat => self.now.sets[i] - start(&before.sets, i),
+                    // Sets are those of the body whose weights it reads.
+                    Iterations::Repeat => {
+                        let leader = self.bodies[i].leader;
+                        self.now.sets[leader] - start(&before.sets, leader)
+                    }
                     Iterations::Recur | Iterations::Detached => 0,
                 })
                 .collect(),
             applications: (0..bodies)
                 .map(|i| self.now.applications[i] - start(&before.applications, i))
                 .collect(),
-            rows: self.now.rows.iter().zip(&before.rows).map(|(a, b)| a - b).collect(),
+            rows: (0..self.now.rows.len())
+                .map(|i| if shared.contains(&i) { 0 } else { self.now.rows[i] - before.rows[i] })
+                .collect(),
             loops: match iterations {
                 Iterations::Repeat => self.now.loops - before.loops,
                 Iterations::Recur | Iterations::Detached => 0,
@@ -942,6 +1096,12 @@ impl Walk<'_> {
         Ok(all)
     }
 
+    /// Whether a sequence attention of it makes keys and values.
+    fn makes_keys(&self, work: &Work) -> bool {
+        let Work::Layer(expr) = work else { return false };
+        names(expr).into_iter().any(|name| self.model.components.get(name).is_some_and(makes_keys))
+    }
+
     /// Keeps the stream here, where a later statement reads it.
     fn remember(&mut self) -> Option<Block> {
         let depth = self.now.depth;
@@ -950,8 +1110,10 @@ impl Walk<'_> {
     }
 
     fn apply(&mut self, work: Work, around: Option<Around>) -> Apply {
-        let key = format!("{work:?} {around:?}");
-        let body = *self.known.entry(key).or_insert_with(|| {
+        let keys = if self.makes_keys(&work) { self.now.keys } else { Keys::Own };
+        let shared = format!("{work:?} {around:?}");
+        let next = self.bodies.len();
+        let body = *self.known.entry(format!("{keys:?} {shared}")).or_insert_with(|| {
             let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
             let number = self.bodies.iter().filter(alike).count();
             let (name, norm) = match work {
@@ -966,8 +1128,11 @@ impl Walk<'_> {
             self.bodies.push(Body {
                 name,
                 work: work.clone(),
+                leader: *self.leaders.entry(shared).or_insert(next),
+                keys,
                 recurrent: around.map(|a| a.times),
                 passes: around.and_then(|a| a.passes),
+                leaves: around.is_some_and(|a| a.leaves),
                 residual_norm: norm,
                 sets: 0,
                 applications: 0,
@@ -978,19 +1143,21 @@ impl Walk<'_> {
             self.now.kept.push(0);
             self.bodies.len() - 1
         });
-        let now = &mut self.now;
+        let (now, leader) = (&mut self.now, self.bodies[body].leader);
         let apply = Apply {
             body,
-            set: Affine::constant(now.sets[body]),
+            set: Affine::constant(now.sets[leader]),
             application: Affine::constant(now.applications[body]),
             kept: Affine::constant(if now.detached { 0 } else { now.kept[body] }),
             detached: now.detached,
             pass: Affine::constant(now.pass),
+            turn: Affine::default(),
+            turns: 1,
             place: Affine::constant(now.places),
             depth: Affine::constant(now.depth),
             rows: now.rows.iter().map(|&r| Affine::constant(r)).collect(),
         };
-        now.sets[body] += 1;
+        now.sets[leader] += 1;
         now.applications[body] += 1;
         now.kept[body] += u64::from(!now.detached);
         now.places += 1;
@@ -1006,10 +1173,8 @@ impl Walk<'_> {
         {
             now.rows[self.model.components.len() + self.pools.len() + i] += 1;
         }
-        if let Work::Enter | Work::Exit(Leaving { how: Exit::Gate(_), .. }) = body.work
-            && let Some(left) = now.rows.last_mut()
-        {
-            *left += 1;
+        if let Work::Enter | Work::Exit(Leaving { how: Exit::Gate(_), .. }) = body.work {
+            now.rows[self.model.components.len() + self.pools.len() + self.saved.len()] += 1;
         }
         let own = body.pooled();
         for (i, pool) in self.pools.iter().enumerate() {
@@ -1053,6 +1218,8 @@ fn substituted(blocks: &[Block], variable: u32, factor: u64, offset: u64) -> Vec
             place: of(&a.place),
             depth: of(&a.depth),
             pass: of(&a.pass),
+            turn: of(&a.turn),
+            turns: a.turns,
             rows: a.rows.iter().map(of).collect(),
         }),
         Block::Loop { variable: inner, count, blocks, detached } => Block::Loop {
@@ -1077,6 +1244,20 @@ pub fn run_of(row: &Affine, offset: u32, block: u32) -> Affine {
 pub fn continues(row: &Affine, offset: u32, block: u32) -> Affine {
     let begins = (row.base + u64::from(offset)).is_multiple_of(block.max(1).into());
     Affine::constant(u64::from(!begins))
+}
+
+/// Counts passes of a `recur`, of which there are so many before, as turns of the weights inside.
+fn take_turns(blocks: &mut [Block], variable: u32, first: u64, count: u64) {
+    for block in blocks {
+        match block {
+            Block::Loop { blocks, .. } => take_turns(blocks, variable, first, count),
+            Block::Apply(apply) => {
+                apply.turn.base += first * apply.turns;
+                apply.turn.terms.push((variable, apply.turns));
+                apply.turns *= count;
+            }
+        }
+    }
 }
 
 /// Adds a loop's variable to everything inside it.

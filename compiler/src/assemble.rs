@@ -8,7 +8,7 @@
 use crate::CompileError;
 use crate::architecture::{Apply, Architecture, Block, continues, run_of};
 use crate::bind::{Owner, Part};
-use crate::compiled::{Compiled, End, Entry, Observation, Observed, StateBuffer, Tensor};
+use crate::compiled::{Compiled, End, Entry, Kept, Observation, Observed, StateBuffer, Tensor};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};
 use crate::lower::{Lowered, State};
 use crate::memory::{Counted, Key, Range, Slot, cotangent};
@@ -25,6 +25,8 @@ use std::collections::HashSet;
 pub(crate) struct Site<'s> {
     pub(crate) body: Option<usize>,
     pub(crate) apply: Option<&'s Apply>,
+    /// Whether the call was made before: sums of the first are left as they are.
+    pub(crate) again: bool,
 }
 
 /// Puts programs and buffers together.
@@ -36,12 +38,17 @@ pub(crate) struct Assembly<'a> {
     pub(crate) weights: IndexMap<(Option<usize>, String), BufferId>,
     pub(crate) gradients: IndexMap<(Option<usize>, String), BufferId>,
     pub(crate) trained: Vec<(Option<usize>, String)>,
-    /// How many passes have a tensor of their own, by the body and the name of tensor or gradient.
-    pub(crate) passes: IndexMap<(usize, String), u64>,
+    /// How many passes, or applications of a set, have a tensor of their own, by the body and the
+    /// name of tensor or gradient.
+    pub(crate) passes: IndexMap<(usize, String), (u64, Binding)>,
     /// Body and name of a state that counts choices to what is done with it.
     pub(crate) counts: IndexMap<(Option<usize>, String), Counted>,
     /// Ranges of the optimizer.
     pub(crate) ranges: Vec<Range>,
+    /// Where the parts of the ranks begin among the trained numbers, and where the last ends.
+    pub(crate) cuts: Vec<u64>,
+    /// All trained weights as one range.
+    pub(crate) trained_weights: Option<BufferId>,
     pub(crate) tensors: Vec<Tensor>,
     /// Buffers that are made when something is first bound to them.
     pub(crate) bound: IndexMap<Key, BufferId>,
@@ -63,6 +70,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) uses: Vec<Use>,
     /// Bytes of buffers that a use has alone.
     pub(crate) own: u64,
+    /// Values that the bodies of this use keep, with the bodies' numbers.
+    pub(crate) kept: Vec<(usize, Kept)>,
 }
 
 /// A use of the model that has been put together.
@@ -72,6 +81,7 @@ pub(crate) struct Use {
     observed: Vec<Observed>,
     places: Option<u64>,
     own: u64,
+    kept: Vec<Kept>,
 }
 
 /// The work for each application.
@@ -95,6 +105,8 @@ impl<'a> Assembly<'a> {
             passes: IndexMap::new(),
             counts: IndexMap::new(),
             ranges: vec![],
+            cuts: vec![],
+            trained_weights: None,
             tensors: vec![],
             bound: IndexMap::new(),
             states: IndexMap::new(),
@@ -107,14 +119,18 @@ impl<'a> Assembly<'a> {
             scope: (0, String::new()),
             uses: vec![],
             own: 0,
+            kept: vec![],
         };
         a.know(lowered);
         for (body, w) in
             lowered.weights.iter().enumerate().flat_map(|(b, all)| all.iter().map(move |w| (b, w)))
         {
             if let Some(passes) = w.passes {
-                a.passes.insert((body, w.name.clone()), passes);
-                a.passes.insert((body, cotangent(&w.name)), passes);
+                let f = &lowered.module.functions[&architecture.bodies[body].name];
+                let bound = f.params.iter().find(|p| p.name == w.name);
+                let bound = bound.map_or(Binding::PassWeight, |p| p.binding);
+                a.passes.insert((body, w.name.clone()), (passes, bound));
+                a.passes.insert((body, cotangent(&w.name)), (passes, bound));
             }
         }
         a.parameters(lowered)?;
@@ -156,15 +172,20 @@ impl<'a> Assembly<'a> {
         let bug = |what: &str| {
             Err(CompileError::Schedule(format!("{}: {what} `{} {port}`", f.name, port.binding.words())))
         };
-        let key = (site.body, port.name.clone());
+        // Bodies of passes that differ have the weights of the first.
+        let leader = site.body.map(|b| self.architecture.leader(b));
+        let key = (leader, port.name.clone());
         let set = site.apply.map_or_else(Affine::default, |a| a.set.clone());
-        let of_pass =
-            |passes: u64| site.apply.map_or_else(Affine::default, |a| a.set.times(passes).plus(&a.pass));
-        let passes = |name: &str| site.body.and_then(|b| self.passes.get(&(b, name.into())).copied());
+        let of_pass = |(passes, bound): (u64, Binding)| {
+            let which =
+                |a: &Apply| if bound == Binding::TurnWeight { a.turn.clone() } else { a.pass.clone() };
+            site.apply.map_or_else(Affine::default, |a| a.set.times(passes).plus(&which(a)))
+        };
+        let passes = |name: &str| leader.and_then(|b| self.passes.get(&(b, name.into())).copied());
         let (body, depth) = (site.body.map(|b| &self.architecture.bodies[b]), self.architecture.depth);
         let name = port.name.clone();
         let (id, instance) = match port.binding {
-            Binding::PassWeight => match (self.weights.get(&key), passes(&port.name)) {
+            Binding::PassWeight | Binding::TurnWeight => match (self.weights.get(&key), passes(&port.name)) {
                 (Some(&id), Some(passes)) => (id, of_pass(passes)),
                 _ => return bug("no tensor of a pass"),
             },
@@ -181,6 +202,11 @@ impl<'a> Assembly<'a> {
                     (None, Some((id, instance))) => (id, Affine::constant(instance)),
                     (None, None) => return bug("no gradient"),
                 }
+            }
+            Binding::State(Lifetime::Set) | Binding::Output(Output::Aux) if site.again => {
+                let named = (format!("again.{name}"), Space::Saved, ty.dtype);
+                let shape = if shape.is_empty() { vec![1] } else { shape };
+                (self.bind(Slot::Again(site.body, name), named, shape, 1)?, Affine::default())
             }
             Binding::State(Lifetime::Set) => match self.counts.get(&key) {
                 Some(counted) => (counted.counts, set),
@@ -212,7 +238,10 @@ impl<'a> Assembly<'a> {
                 let (Some(b), Some(body), Some(apply)) = (site.body, body, site.apply) else {
                     return bug("outside the layers there is no");
                 };
-                let (space, slot, all, own) = if port.binding == Binding::Saved {
+                let once = Affine::default();
+                let (space, slot, all, own) = if port.binding == Binding::Saved && self.is_again(b) {
+                    (Space::Saved, Slot::Saved(b, name.clone()), 1, &once)
+                } else if port.binding == Binding::Saved {
                     (Space::Saved, Slot::Saved(b, name.clone()), body.kept, &apply.kept)
                 } else {
                     let all = body.applications;
@@ -237,7 +266,7 @@ impl<'a> Assembly<'a> {
                 let named = (name.clone(), Space::Saved, ty.dtype);
                 (self.bind(Slot::State(name), named, shape, 1)?, Affine::default())
             }
-            Binding::State(Lifetime::Row | Lifetime::Latest) => {
+            Binding::State(Lifetime::Row | Lifetime::Latest | Lifetime::First) => {
                 let latest = port.binding == Binding::State(Lifetime::Latest);
                 let (Some(&State { owner, part }), Some(apply)) = (self.states.get(&name), site.apply) else {
                     return bug("no component has");
@@ -402,7 +431,9 @@ impl<'a> Assembly<'a> {
                 let latest = site.apply.and_then(|apply| self.row(apply, Some(cache as usize), true));
                 latest.ok_or_else(unknown)
             }
-            Index::Next(cache) => row(cache).map(|row| Affine { base: row.base + 1, ..row }),
+            Index::Next { cache, by } => {
+                row(cache).map(|row| Affine { base: row.base + u64::from(by), ..row })
+            }
             Index::First => Ok(Affine::default()),
             Index::Run { cache, offset, block } => Ok(run_of(&row(cache)?, offset, block)),
             Index::Continues { cache, offset, block } => Ok(continues(&row(cache)?, offset, block)),
@@ -511,8 +542,75 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
+    /// Decides of which bodies the forward is computed again on the way back: of so many of those
+    /// that can, those that keep most first.
+    ///
+    /// The same launches on the same operands give the same bits. The stream before an application
+    /// is kept, and what it writes to the stream and to depth caches is what is there; only sums
+    /// over applications must not grow.
+    pub(crate) fn keep(&mut self, module: &Module, forms: &ModelForms, count: usize) {
+        let architecture = self.architecture;
+        for (number, (body, forms)) in architecture.bodies.iter().zip(&forms.bodies).enumerate() {
+            let f = &forms.forward.0;
+            let saved = f.results.iter().filter(|(port, _)| port.binding == Binding::Saved);
+            let one: u64 = saved
+                .map(|(_, v)| module.elements(&f.ty(*v).dims) * f.ty(*v).dtype.bytes())
+                .fold(0, u64::saturating_add);
+            let bytes = one.saturating_mul(body.kept.saturating_sub(1));
+            let mut ports = f.params.iter().chain(f.results.iter().map(|(port, _)| port));
+            let repeats = ports.all(|port| self.repeats(port));
+            if bytes > 0 && body.kept == body.applications && repeats {
+                self.kept.push((number, Kept { body: body.name.clone(), bytes, again: false }));
+            }
+        }
+        self.kept.sort_by_key(|(_, kept)| std::cmp::Reverse(kept.bytes));
+        self.kept.iter_mut().take(count).for_each(|(_, kept)| kept.again = true);
+    }
+
+    /// Whether the forward of a body with such a port finds on the way back what it found before,
+    /// and leaves everything as it is.
+    fn repeats(&self, port: &Port) -> bool {
+        match port.binding {
+            Binding::Stream
+            | Binding::Weight
+            | Binding::PassWeight
+            | Binding::TurnWeight
+            | Binding::Buffer
+            | Binding::Prepared
+            | Binding::Saved
+            | Binding::Batch(_)
+            | Binding::Index(_)
+            | Binding::State(Lifetime::Set)
+            | Binding::Output(Output::Aux) => true,
+            // Each application has a row of its own, and reads those before.
+            Binding::State(Lifetime::Depth) => self.states.get(&port.name).is_some_and(|state| {
+                matches!(
+                    state.part,
+                    Part::Keys
+                        | Part::Values
+                        | Part::DepthKeys
+                        | Part::DepthValues
+                        | Part::HandedKeys
+                        | Part::HandedValues
+                )
+            }),
+            Binding::State(
+                Lifetime::Row | Lifetime::Latest | Lifetime::First | Lifetime::Application | Lifetime::Saved,
+            )
+            | Binding::Output(_)
+            | Binding::Value
+            | Binding::Observed
+            | Binding::Cotangent(_) => false,
+        }
+    }
+
+    /// Whether the forward of a body is computed again on the way back.
+    fn is_again(&self, body: usize) -> bool {
+        self.kept.iter().any(|(number, kept)| *number == body && kept.again)
+    }
+
     pub(crate) fn outside(&self) -> Site<'static> {
-        Site { body: None, apply: None }
+        Site { body: None, apply: None, again: false }
     }
 
     pub(crate) fn backward(&mut self, module: &Module, forms: &ModelForms) -> Result<Program, CompileError> {
@@ -530,7 +628,7 @@ impl<'a> Assembly<'a> {
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
                 module,
-                &Site { body: Some(apply.body), apply: Some(apply) },
+                &Site { body: Some(apply.body), apply: Some(apply), again: false },
                 match (&bodies[apply.body].detached, apply.detached) {
                     (Some(detached), true) => detached,
                     _ => &bodies[apply.body].forward,
@@ -559,7 +657,11 @@ impl<'a> Assembly<'a> {
         }
         steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
             let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
-            a.call(module, &Site { body: Some(apply.body), apply: Some(apply) }, backward, steps)?;
+            let site = |again| Site { body: Some(apply.body), apply: Some(apply), again };
+            if a.is_again(apply.body) {
+                a.call(module, &site(true), &bodies[apply.body].forward, steps)?;
+            }
+            a.call(module, &site(false), backward, steps)?;
             if let Some(name) = architecture.bodies[apply.body].saves()
                 && let Some(number) = architecture.saved.iter().position(|s| *s == name)
             {
@@ -637,7 +739,7 @@ impl<'a> Assembly<'a> {
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
                 module,
-                &Site { body: Some(apply.body), apply: Some(apply) },
+                &Site { body: Some(apply.body), apply: Some(apply), again: false },
                 &bodies[apply.body].evaluate,
                 steps,
             )
@@ -702,11 +804,13 @@ impl<'a> Assembly<'a> {
             kept: Affine::default(),
             detached: false,
             pass: Affine::default(),
+            turn: Affine::default(),
+            turns: 1,
             place: Affine::default(),
             depth: Affine::default(),
             rows: vec![],
         };
-        let site = Site { body, apply: body.map(|_| &apply) };
+        let site = Site { body, apply: body.map(|_| &apply), again: false };
         let mut steps = vec![];
         for f in functions {
             let s = schedule(module, f, &vec![Bind::Store; f.results.len()])?;
@@ -721,6 +825,7 @@ impl<'a> Assembly<'a> {
         let prefix = if name.is_empty() { String::new() } else { format!("{name}.") };
         self.scope = (number, prefix);
         (self.options, self.entry, self.own) = (options.clone(), Entry::Whole, 0);
+        self.kept.clear();
     }
 
     /// Adds a program of the use.
@@ -736,6 +841,7 @@ impl<'a> Assembly<'a> {
             observed: self.observed(),
             places: self.options.cache.map(|c| c.places),
             own: self.own,
+            kept: self.kept.drain(..).map(|(_, kept)| kept).collect(),
         });
     }
 
@@ -769,6 +875,7 @@ impl<'a> Assembly<'a> {
                 | Slot::Prepared(..)
                 | Slot::Observed(_)
                 | Slot::StateCotangent(_)
+                | Slot::Again(..)
                 | Slot::Gradients => {}
             }
         }
@@ -786,9 +893,11 @@ impl<'a> Assembly<'a> {
             streams,
             caches,
             observed: u.observed,
+            cut: u.trains && self.trained_weights.is_some(),
             seed: self.spec.train.seed,
             places: u.places,
             own: u.own,
+            kept: u.kept,
         }
     }
 }

@@ -267,9 +267,9 @@ pub fn head_seeds(f: &Function) -> Vec<(&str, Seed)> {
 /// through depth, and of those weights for which `trained` holds.
 pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     match port.binding {
-        Binding::Weight | Binding::PassWeight => trained(port),
+        Binding::Weight | Binding::PassWeight | Binding::TurnWeight => trained(port),
         Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Application | Lifetime::Saved) => true,
-        Binding::State(Lifetime::Set | Lifetime::Row | Lifetime::Latest)
+        Binding::State(Lifetime::Set | Lifetime::Row | Lifetime::Latest | Lifetime::First)
         | Binding::Value
         | Binding::Batch(_)
         | Binding::Buffer

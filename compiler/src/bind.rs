@@ -70,6 +70,8 @@ pub enum Binding {
     Weight,
     /// A trained tensor of the weight set, of which every pass of a loop has one.
     PassWeight,
+    /// A tensor of which every application of a set of weights has one.
+    TurnWeight,
     /// A tensor of the weight set that no gradient reaches: a balancing bias.
     Buffer,
     /// Something computed of weights alone before the calls, for each weight set.
@@ -101,6 +103,8 @@ pub enum Lifetime {
     Row,
     /// The one of the latest application of another component; it is read alone.
     Latest,
+    /// The one that the first pass of a loop left for all of its passes; it is read alone.
+    First,
     /// One for each set of weights, kept until the optimizer step: selection counts.
     Set,
     /// One for each time that a stream is saved under a name. A function that returns it saves it,
@@ -122,8 +126,13 @@ pub enum Index {
     Row(u32),
     /// The row before: that of the latest of those applications.
     Latest(u32),
-    /// The row behind.
-    Next(u32),
+    /// The row so many behind.
+    Next {
+        /// The cache.
+        cache: u32,
+        /// How many.
+        by: u32,
+    },
     /// The first row.
     First,
     /// Runs of outputs that are complete, the embedding among them, before output `offset` of this
@@ -234,7 +243,7 @@ impl Binding {
     pub fn of(self) -> Of {
         match self {
             Binding::Stream => Of::Stream,
-            Binding::Weight | Binding::PassWeight => Of::Weight,
+            Binding::Weight | Binding::PassWeight | Binding::TurnWeight => Of::Weight,
             Binding::State(lifetime) => Of::State(lifetime),
             Binding::Output(output) => Of::Output(output),
             Binding::Value
@@ -256,6 +265,7 @@ impl Binding {
             Binding::Batch(input) => format!("batch {}", input.name()),
             Binding::Weight => "weight".into(),
             Binding::PassWeight => "pass".into(),
+            Binding::TurnWeight => "turn".into(),
             Binding::Buffer => "buffer".into(),
             Binding::Prepared => "prepared".into(),
             Binding::State(Lifetime::Depth) => "state".into(),
@@ -266,7 +276,8 @@ impl Binding {
             Binding::Index(Index::Depths) => "index depths".into(),
             Binding::Index(Index::Row(cache)) => format!("index row {cache}"),
             Binding::Index(Index::Latest(cache)) => format!("index latest {cache}"),
-            Binding::Index(Index::Next(cache)) => format!("index next {cache}"),
+            Binding::Index(Index::Next { cache, by: 1 }) => format!("index next {cache}"),
+            Binding::Index(Index::Next { cache, by }) => format!("index next {cache} by {by}"),
             Binding::Index(Index::First) => "index first".into(),
             Binding::Index(Index::Run { cache, offset, block }) => {
                 format!("index run {cache} {offset} {block}")
@@ -287,12 +298,13 @@ impl Binding {
     }
 
     /// The words with which bindings begin.
-    pub const WORDS: [&str; 13] = [
+    pub const WORDS: [&str; 14] = [
         "input",
         "stream",
         "batch",
         "weight",
         "pass",
+        "turn",
         "buffer",
         "prepared",
         "state",
@@ -306,11 +318,12 @@ impl Binding {
 
 impl Lifetime {
     /// All of them.
-    pub const ALL: [Lifetime; 6] = [
+    pub const ALL: [Lifetime; 7] = [
         Lifetime::Depth,
         Lifetime::Application,
         Lifetime::Row,
         Lifetime::Latest,
+        Lifetime::First,
         Lifetime::Set,
         Lifetime::Saved,
     ];
@@ -322,6 +335,7 @@ impl Lifetime {
             Lifetime::Application => "application",
             Lifetime::Row => "row",
             Lifetime::Latest => "latest",
+            Lifetime::First => "first",
             Lifetime::Set => "set",
             Lifetime::Saved => "saved",
         }
@@ -441,6 +455,23 @@ pub enum Part {
     KeyNorm,
     /// The bias of queries, keys and values.
     QkvBias,
+    /// The matrix of the vector that queries are made of.
+    QueryDown,
+    /// The gain of that vector.
+    QueryDownNorm,
+    /// The matrix of queries alone.
+    QueryUp,
+    /// The matrix of the vector that keys and values are made of, and of the part of keys that
+    /// turns.
+    KvDown,
+    /// The gain of that vector.
+    KvDownNorm,
+    /// The matrix of keys and values.
+    KvUp,
+    /// The bias of queries, where values have none.
+    QueryBias,
+    /// The bias of keys, where values have none.
+    KeyBias,
     /// The bias of the output projection of an attention.
     OutBias,
     /// Logits in the denominators of an attention's softmax.
@@ -459,6 +490,14 @@ pub enum Part {
     SharedDown,
     /// The vector whose product with the input gates what shared experts give.
     SharedWeight,
+    /// The bias of each expert's gate.
+    GateBias,
+    /// The bias of each expert's first matrix.
+    UpBias,
+    /// The bias of each expert's last matrix.
+    DownBias,
+    /// The bias of a router's logits.
+    LogitBias,
     /// A router's matrix.
     Router,
     /// The queries of a router.
@@ -490,6 +529,10 @@ pub enum Part {
     DepthKeys,
     /// Its values.
     DepthValues,
+    /// Keys that the last pass of each token made, in a row behind those of a pass.
+    PassKeys,
+    /// Its values.
+    PassValues,
     /// Keys of an attention that others read.
     HandedKeys,
     /// Its values.
@@ -614,6 +657,14 @@ impl Part {
             Part::QueryNorm => "q_norm.weight",
             Part::KeyNorm => "k_norm.weight",
             Part::QkvBias => "qkv.bias",
+            Part::QueryDown => "q_down.weight",
+            Part::QueryDownNorm => "q_down_norm.weight",
+            Part::QueryUp => "q_up.weight",
+            Part::KvDown => "kv_down.weight",
+            Part::KvDownNorm => "kv_down_norm.weight",
+            Part::KvUp => "kv_up.weight",
+            Part::QueryBias => "q.bias",
+            Part::KeyBias => "k.bias",
             Part::OutBias => "out.bias",
             Part::Sink => "sink",
             Part::Gate => "gate.weight",
@@ -623,6 +674,10 @@ impl Part {
             Part::SharedUp => "shared.up.weight",
             Part::SharedDown => "shared.down.weight",
             Part::SharedWeight => "shared_gate.weight",
+            Part::GateBias => "gate.bias",
+            Part::UpBias => "up.bias",
+            Part::DownBias => "down.bias",
+            Part::LogitBias => "router.logit_bias",
             Part::Router => "router.weight",
             Part::RouterQuery => "router.query.weight",
             Part::RouterKeys => "router.keys.weight",
@@ -638,6 +693,8 @@ impl Part {
             Part::FirstValues => "first_values",
             Part::DepthKeys => "depth_keys",
             Part::DepthValues => "depth_values",
+            Part::PassKeys => "pass_keys",
+            Part::PassValues => "pass_values",
             Part::HandedKeys => "handed_keys",
             Part::HandedValues => "handed_values",
             Part::Keys => "keys",

@@ -31,6 +31,8 @@ pub struct Compiled {
     pub caches: Vec<StateBuffer>,
     /// Observations that `evaluate` leaves for the host, in plans that ask for them.
     pub observed: Vec<Observed>,
+    /// Whether the optimizer's states are cut over ranks, and this plan is for the part of one.
+    pub cut: bool,
     /// Seed of the recipe, of which the noise that streams start with is a function.
     pub seed: u64,
     /// Tokens a sequence may have, in plans with caches.
@@ -38,6 +40,19 @@ pub struct Compiled {
     /// Bytes of the buffers that this use has alone: neither weights nor what belongs to them, nor
     /// values of one program.
     pub own: u64,
+    /// Values that bodies keep for the way back and could compute again, the most first.
+    pub kept: Vec<Kept>,
+}
+
+/// Values that the applications of a body keep for the way back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The body's name.
+    pub body: String,
+    /// Bytes of all applications but one.
+    pub bytes: u64,
+    /// Whether it is computed again, so that they are not needed.
+    pub again: bool,
 }
 
 /// Whose inputs, results and streams a buffer is.
@@ -160,6 +175,11 @@ pub enum Observation {
     /// `f32[batch, seq]`: Euclidean norm of what a `skip` reads; 0 for tokens that never came to
     /// it.
     Norm,
+    /// `f32[batch, seq]`: loss in nats of the stream behind a pass of a loop whose loss sees all of
+    /// them, for each pass but the last.
+    Loss,
+    /// `f32[batch, seq]`: the share `q` of a token that leaves behind that pass.
+    Share,
 }
 
 impl Observation {
@@ -170,6 +190,9 @@ impl Observation {
     /// Those of a `skip`.
     pub(crate) const OF_SKIP: [Observation; 3] = [Observation::Taking, Observation::Score, Observation::Norm];
 
+    /// Those of an exit.
+    pub(crate) const OF_EXIT: [Observation; 2] = [Observation::Loss, Observation::Share];
+
     /// The last word of the name of its buffer.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -179,11 +202,13 @@ impl Observation {
             Observation::Taking => "taking",
             Observation::Score => "score",
             Observation::Norm => "norm",
+            Observation::Loss => "loss",
+            Observation::Share => "share",
         }
     }
 }
 
-/// An observation of a component, or of a `skip`, wherever it is applied.
+/// An observation of a component, of a `skip` or of an exit, wherever it is applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The component's name; `skip.{j}` for the `j`-th `skip` of a layer, as its tensors are
@@ -234,8 +259,20 @@ pub struct Tensor {
     pub states: Vec<(&'static str, BufferId)>,
     /// Buffer of selection counts, for a balancing bias.
     pub counts: Option<BufferId>,
-    /// Which instance of each of them.
+    /// Which instance of weight, gradient and counts.
     pub instance: u64,
+    /// Which of its numbers have states in this plan: all of them, unless the optimizer's states
+    /// are cut over ranks.
+    pub kept: std::ops::Range<u64>,
+    /// The place in the states' buffers of the first that is kept, in elements.
+    pub first_kept: u64,
+}
+
+impl Tensor {
+    /// How many numbers it has.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
 }
 
 /// The kind of a tensor, for counting, decay and freezing.
@@ -270,13 +307,20 @@ pub enum Init {
     /// The same number everywhere.
     Constant(f64),
     /// A matrix of so many columns, of which those from `from` on are the identity and the others
-    /// zero.
+    /// zero; of a square one any number.
     Identity {
         /// Columns.
         columns: u64,
         /// The first column of the identity.
         from: u64,
     },
-    /// 1 in this place, counted around, else 0.
-    Pick(u64),
+    /// In row `t` 1 in place `place + t · step`, counted around, else 0.
+    Pick {
+        /// Of the first row.
+        place: u64,
+        /// From row to row.
+        step: u64,
+        /// Elements of a row.
+        columns: u64,
+    },
 }

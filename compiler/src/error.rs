@@ -19,11 +19,29 @@ pub enum CompileError {
     #[error("only a model with exactly one outermost `recur` can be run at another depth")]
     Depth,
     /// More passes were asked of a loop than have weights of their own.
-    #[error("every pass of this loop has weights of its own (`embed`, `lora`), and there are {most} passes")]
+    #[error(
+        "every pass of this loop has weights of its own (`embed`, `lora`, lanes), and there are {most} passes"
+    )]
     Passes {
         /// Passes that have weights.
         most: u64,
     },
+    /// Tokens were to leave a loop that has no gate.
+    #[error("tokens leave a `recur` by its gate, and this model has none with `exit gate`")]
+    NoGate,
+    /// Tokens were to leave a loop in which some of them skip a part.
+    #[error(
+        "tokens that skip a part have no keys of their last pass to leave: with a `skip` in its loop a model runs all passes"
+    )]
+    LeavesSkip,
+    /// Tokens were to leave a loop whose components read sources.
+    #[error(
+        "under `stream attend` components read all outputs, and a token that left would have none: such a model runs all passes"
+    )]
+    LeavesSources,
+    /// A share of a token that cannot be exceeded, or below 0.
+    #[error("a token leaves where more than a share of it has left, from 0 to below 1; {0} is no such share")]
+    Share(f64),
     /// A size does not fit into 64 bits.
     #[error("{0} is too large: it does not fit into 64 bits")]
     Overflow(&'static str),
@@ -43,6 +61,14 @@ pub enum CompileError {
         pass: &'static str,
         /// The mistake.
         problem: String,
+    },
+    /// Training does not fit.
+    #[error("training takes at least {least} bytes, and may take {most}")]
+    Memory {
+        /// Bytes that it may take.
+        most: u64,
+        /// Bytes with everything computed again that can be.
+        least: u64,
     },
     /// No rewriting rule has that name.
     #[error("there is no rule `{name}`; the rules are {known}")]

@@ -6,6 +6,7 @@
 pub mod architecture;
 mod assemble;
 pub mod autodiff;
+mod beside;
 pub mod bind;
 pub mod build;
 pub mod codegen;
@@ -30,6 +31,7 @@ pub mod random;
 mod recipe;
 pub mod rewrite;
 pub mod schedule;
+mod transfer;
 pub mod wiring;
 
 pub use architecture::looks_ahead;
@@ -37,6 +39,7 @@ pub use compiled::Compiled;
 pub use error::CompileError;
 pub use passes::{PASSES, Pass, Timing, Watch};
 pub use pipeline::{
-    Cache, Options, PREPARE, compile, compile_timed, compile_together, compile_watched, compile_with_report,
+    Cache, LAST, Options, PREPARE, compile, compile_timed, compile_together, compile_watched,
+    compile_with_report, compile_within,
 };
 pub use recipe::matches;

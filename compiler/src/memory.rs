@@ -11,10 +11,11 @@ use crate::assemble::Assembly;
 use crate::compiled::{End, Entry, Init, Tensor, TensorKind};
 use crate::ir::{Binding, DType, Input, Port};
 use crate::lower::{Lowered, Weight};
-use crate::optim::{Rule, optimizer, storage};
+use crate::optim::{Rule, matrix, optimizer, storage};
 use crate::program::{ALIGNMENT, Buffer, BufferId, Space};
 use crate::recipe::recipe;
 use crate::schedule::Scheduled;
+use crate::transfer::{Share, begins, share};
 use indexmap::{IndexMap, IndexSet};
 
 /// Selection counts, the bias that they move, and the law by which they do.
@@ -48,6 +49,8 @@ pub(crate) enum Slot {
     StateCotangent(String),
     /// Values that host and programs exchange.
     End(End),
+    /// Sums that a call made once more adds to, which nobody reads.
+    Again(Option<usize>, String),
     /// All gradients.
     Gradients,
 }
@@ -81,8 +84,46 @@ pub(crate) struct Range {
     pub(crate) recipe: Recipe,
 }
 
-/// The buffers of the optimizer's states, by the state's name.
-type States = Vec<(&'static str, IndexMap<(Option<usize>, String), BufferId>)>;
+/// The buffers of an optimizer's state, by the state's name.
+pub(crate) struct Kept {
+    name: &'static str,
+    of: IndexMap<(Option<usize>, String), BufferId>,
+    /// First byte of the state of the first trained number that has one here.
+    base: u64,
+}
+
+/// Trained numbers of one recipe, from byte to byte among the gradients.
+type Run = (Recipe, u64, u64);
+
+/// Numbers that the parts of ranks are multiples of, where no matrix has to stay whole: as many as
+/// devices compute alike wherever a row begins.
+const GRAIN: u64 = 64;
+
+/// Where the parts of the ranks begin among the trained numbers, and where the last ends: each rank
+/// has as many states as the others, as nearly as whole matrices allow.
+fn cuts(runs: &[Run], states: &dyn Fn(&Rule) -> u64, ranks: u64) -> Vec<u64> {
+    let numbers = |(_, from, to): &Run| (to - from) / DType::F32.bytes();
+    let of = |run: &Run| run.0.map_or(0, |rule| states(&rule));
+    let all: u128 = runs.iter().map(|run| u128::from(numbers(run)) * u128::from(of(run))).sum();
+    let end = runs.last().map_or(0, |run| run.2 / DType::F32.bytes());
+    let cut = |rank: u64| {
+        let mut left = all * u128::from(rank) / u128::from(ranks.max(1));
+        for run in runs {
+            let own = u128::from(numbers(run)) * u128::from(of(run));
+            if left < own {
+                let inside = (left / u128::from(of(run).max(1))) as u64;
+                let inside = match run.0.and_then(|rule| rule.matrix) {
+                    Some([n, k]) => (inside + n * k / 2) / (n * k) * (n * k),
+                    None => inside / GRAIN * GRAIN,
+                };
+                return run.1 / DType::F32.bytes() + inside;
+            }
+            left -= own;
+        }
+        end
+    };
+    (0..ranks).map(|rank| if rank == 0 { 0 } else { cut(rank) }).chain([end]).collect()
+}
 
 impl Assembly<'_> {
     pub(crate) fn buffer(
@@ -118,6 +159,19 @@ impl Assembly<'_> {
         Ok(BufferId(self.plan.buffers.len() as u32 - 1))
     }
 
+    /// The factors of a tensor under the recipe's `transfer`.
+    fn share(&self, w: &Weight, shape: &[u64]) -> Share {
+        let train = &self.spec.train;
+        share(train, self.architecture, w, matrix(train, w, shape).is_some())
+    }
+
+    /// How a tensor moves, where it is trained.
+    fn rule(&self, name: &str, w: &Weight, shape: &[u64]) -> Recipe {
+        let rule = recipe(&self.spec.train, name, w, shape)?;
+        let Share { rate, .. } = self.share(w, shape);
+        Some(Rule { decay: rule.decay / rate, factor: rule.factor * rate, ..rule })
+    }
+
     /// Weights, gradients and the optimizer's states, each kind one contiguous range in the same
     /// order; then the list of tensors.
     pub(crate) fn parameters(&mut self, lowered: &Lowered) -> Result<(), CompileError> {
@@ -132,7 +186,7 @@ impl Assembly<'_> {
         let mut entries = vec![];
         for w in &lowered.globals {
             let shape = size(w);
-            let recipes = vec![recipe(&self.spec.train, &w.name, w, &shape)];
+            let recipes = vec![self.rule(&w.name, w, &shape)];
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes });
         }
         for (b, body) in architecture.bodies.iter().enumerate() {
@@ -143,7 +197,7 @@ impl Assembly<'_> {
                 for (prefix, (owner, set)) in architecture.prefixes() {
                     if owner == b {
                         let name = format!("{prefix}.{}", w.name);
-                        let own = recipe(&self.spec.train, &name, w, &shape);
+                        let own = self.rule(&name, w, &shape);
                         recipes[set as usize * passes..][..passes].fill(own);
                     }
                 }
@@ -171,7 +225,7 @@ impl Assembly<'_> {
             let id = self.buffer_at(name(&e.key), Space::Weights, DType::F32, dims, wide)?;
             self.weights.insert(e.key.clone(), id);
         }
-        let mut states: States = vec![];
+        let mut states: Vec<Kept> = vec![];
         if self.options.train {
             let trained: Vec<&Entry> =
                 entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
@@ -181,33 +235,16 @@ impl Assembly<'_> {
                 let id = self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?;
                 self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
             }
-            let states_of = |e: &Entry| {
-                let rule = e.recipes.iter().flatten().next();
-                rule.map_or(&[][..], |rule| optimizer(&self.spec.train, rule).states())
-            };
-            let prefixes: IndexSet<&'static str> =
-                trained.iter().flat_map(|e| states_of(e)).copied().collect();
-            for prefix in prefixes {
-                let mut of = IndexMap::new();
-                for e in trained.iter().filter(|e| states_of(e).contains(&prefix)) {
-                    let id = self.buffer(
-                        format!("{prefix}.{}", name(&e.key)),
-                        Space::Optimizer,
-                        stored,
-                        e.shape.clone(),
-                        e.instances,
-                    )?;
-                    of.insert(e.key.clone(), id);
-                }
-                states.push((prefix, of));
-            }
-            // Runs of equal recipes over instances and buffers.
-            let mut runs: Vec<(Recipe, u64, u64)> = vec![];
             let Some(base) = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset) else {
                 return self.list(lowered, &states);
             };
+            let start_of = |a: &Self, e: &Entry| {
+                a.plan.buffer(a.gradients[&(e.key.0, cotangent(&e.key.1))]).offset - base
+            };
+            // Runs of equal recipes over instances and buffers.
+            let mut runs: Vec<Run> = vec![];
             for e in &trained {
-                let start = self.plan.buffer(self.gradients[&(e.key.0, cotangent(&e.key.1))]).offset - base;
+                let start = start_of(self, e);
                 let one = e.shape.iter().product::<u64>() * DType::F32.bytes();
                 for (i, r) in e.recipes.iter().enumerate() {
                     let (from, to) = (start + i as u64 * one, start + (i as u64 + 1) * one);
@@ -222,31 +259,111 @@ impl Assembly<'_> {
                     }
                 }
             }
-            let first = |map: &IndexMap<(Option<usize>, String), BufferId>| {
-                map.get(&trained[0].key).map(|id| self.plan.buffer(*id).offset).unwrap_or(0)
-            };
-            let weights = first(&self.weights);
-            let bases: Vec<(&str, u64)> = states.iter().map(|(name, of)| (*name, first(of))).collect();
+            let train = &self.spec.train;
+            let number = |rule: &Rule| optimizer(train, rule).states().len() as u64;
+            self.cuts = cuts(&runs, &number, self.options.ranks);
             let total = runs.last().map_or(0, |r| r.2);
+            let kept = match self.part() {
+                _ if !self.options.shard => 0..total,
+                Some(part) => part.start * DType::F32.bytes()..part.end * DType::F32.bytes(),
+                None => return Err(CompileError::Unsupported("a part for a rank that there is not")),
+            };
+            let states_of = |e: &Entry| {
+                let rule = e.recipes.iter().flatten().next();
+                rule.map_or(&[][..], |rule| optimizer(train, rule).states())
+            };
+            let prefixes: IndexSet<&'static str> =
+                trained.iter().flat_map(|e| states_of(e)).copied().collect();
+            for prefix in prefixes {
+                let with: Vec<&Entry> =
+                    trained.iter().filter(|e| states_of(e).contains(&prefix)).copied().collect();
+                let spans = with.iter().map(|e| {
+                    let start = start_of(self, e);
+                    let bytes = e.shape.iter().product::<u64>() * e.instances * DType::F32.bytes();
+                    let within = |at: u64| at.clamp(kept.start, kept.end) / DType::F32.bytes();
+                    (within(start), within(start + bytes))
+                });
+                let spans: Vec<(u64, u64)> = spans.collect();
+                let mut of = IndexMap::new();
+                if !self.options.shard {
+                    for e in with {
+                        let named = format!("{prefix}.{}", name(&e.key));
+                        let dims = (e.shape.clone(), e.instances);
+                        let id = self.buffer_at(named, Space::Optimizer, stored, dims, ALIGNMENT)?;
+                        of.insert(e.key.clone(), id);
+                    }
+                    let base = of.values().next().map_or(0, |id| self.plan.buffer(*id).offset);
+                    states.push(Kept { name: prefix, of, base });
+                    continue;
+                }
+                // The part of a rank is one buffer, in which tensors begin anywhere.
+                let first = kept.start / DType::F32.bytes();
+                let numbers = spans.last().map_or(0, |span| span.1.saturating_sub(first));
+                let part =
+                    self.buffer(format!("{prefix}.part"), Space::Optimizer, stored, vec![numbers], 1)?;
+                let base = self.plan.buffer(part).offset;
+                for (e, (from, to)) in with.iter().zip(spans) {
+                    let at = base + (from - first) * stored.bytes();
+                    let id = self.alias(format!("{prefix}.{}", name(&e.key)), at, to - from);
+                    self.plan.buffers[id.0 as usize].dtype = stored;
+                    of.insert(e.key.clone(), id);
+                }
+                states.push(Kept { name: prefix, of, base });
+            }
+            let weights = self.weights.get(&trained[0].key).map_or(0, |id| self.plan.buffer(*id).offset);
             let all = self.alias("gradients".into(), base, total / 4);
             self.bound.insert(Key { slot: Slot::Gradients, scope: 0, entry: None, depth: None }, all);
+            if self.options.shard {
+                self.trained_weights = Some(self.alias("weights.trained".into(), weights, total / 4));
+            }
+            let bases: Vec<(&str, u64)> = states.iter().map(|kept| (kept.name, kept.base)).collect();
             for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
+                // Frozen gradients are zeroed on every rank, so that no norm has them.
+                let moved = |at: u64| if recipe.is_some() { at.clamp(kept.start, kept.end) } else { at };
+                let (from, to) = (moved(from), moved(to));
+                if from == to {
+                    continue;
+                }
                 let elements = (to - from) / 4;
-                let kept = recipe.map_or(&[][..], |rule| optimizer(&self.spec.train, &rule).states());
-                let mut range = |name: &str, base, dtype: DType| {
+                let has = recipe.map_or(&[][..], |rule| optimizer(train, &rule).states());
+                let mut range = |name: &str, base, from: u64, dtype: DType| {
                     let at = base + from / DType::F32.bytes() * dtype.bytes();
                     let id = self.alias(format!("{name}.range{k}"), at, elements);
                     self.plan.buffers[id.0 as usize].dtype = dtype;
                     id
                 };
-                let weight = range("weights", weights, DType::F32);
-                let gradient = range("gradients", base, DType::F32);
-                let states = bases.iter().filter(|(name, _)| kept.contains(name));
-                let states = states.map(|&(name, base)| range(name, base, stored)).collect();
+                let weight = range("weights", weights, from, DType::F32);
+                let gradient = range("gradients", base, from, DType::F32);
+                let states = bases.iter().filter(|(name, _)| has.contains(name));
+                let inside = from.saturating_sub(kept.start);
+                let states = states.map(|&(name, base)| range(name, base, inside, stored)).collect();
                 self.ranges.push(Range { weight, gradient, states, elements, recipe });
             }
         }
         self.list(lowered, &states)
+    }
+
+    /// The part of the trained numbers that is this rank's.
+    pub(crate) fn part(&self) -> Option<std::ops::Range<u64>> {
+        match self.cuts.get(self.options.rank as usize..) {
+            Some([from, to, ..]) => Some(*from..*to),
+            Some(_) | None => None,
+        }
+    }
+
+    /// Which numbers of a tensor have states in this plan, and where in the states' buffers the
+    /// first of them is.
+    fn kept(&self, gradient: Option<BufferId>, instance: u64, elements: u64) -> (std::ops::Range<u64>, u64) {
+        let base = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
+        let (Some(gradient), Some(base)) = (gradient.map(|id| self.plan.buffer(id)), base) else {
+            return (0..elements, 0);
+        };
+        let begins = (gradient.offset - base) / DType::F32.bytes();
+        let own = begins + instance * gradient.elements();
+        let all = self.part().filter(|_| self.options.shard).unwrap_or(0..u64::MAX);
+        let (from, to) = (all.start.clamp(own, own + elements), all.end.clamp(own, own + elements));
+        let first = if from < to { from - begins.max(all.start) } else { 0 };
+        (from - own..to - own, first)
     }
 
     pub(crate) fn alias(&mut self, name: String, offset: u64, elements: u64) -> BufferId {
@@ -262,7 +379,7 @@ impl Assembly<'_> {
     }
 
     /// The tensors in checkpoint order: embedding, layers, final norm and head.
-    pub(crate) fn list(&mut self, lowered: &Lowered, states: &States) -> Result<(), CompileError> {
+    pub(crate) fn list(&mut self, lowered: &Lowered, states: &[Kept]) -> Result<(), CompileError> {
         let size = |w: &Weight| w.shape(&lowered.module);
         let mut order: Vec<(Option<usize>, u64, String, &Weight, Init)> = vec![];
         let (first, rest): (Vec<_>, Vec<_>) =
@@ -276,6 +393,8 @@ impl Assembly<'_> {
         }
         order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w, w.init)));
         for (body, instance, name, w, init) in order {
+            let shape: Vec<u64> = w.dims.iter().map(|&d| lowered.module.size(d)).collect();
+            let init = begins(init, self.share(w, &shape));
             let key = (body, w.name.clone());
             let counts = match &w.balancing {
                 Some(balancing) if self.options.train => {
@@ -297,17 +416,22 @@ impl Assembly<'_> {
             let trained = recipe(&self.spec.train, &name, w, &size(w)).is_some();
             let states_of = |key: &(Option<usize>, String), trained: bool| {
                 let of = states.iter().filter(|_| trained);
-                of.filter_map(|(name, of)| Some((*name, *of.get(key)?))).collect()
+                of.filter_map(|kept| Some((kept.name, *kept.of.get(key)?))).collect()
             };
+            let gradient = self.gradients.get(&(key.0, cotangent(&key.1))).copied().filter(|_| trained);
+            let instance = instance * w.instances();
+            let (kept, first_kept) = self.kept(gradient, instance, size(w).iter().product());
             self.tensors.push(Tensor {
                 shape: size(w),
                 kind: w.kind,
                 init,
                 weight: self.weights[&key],
-                gradient: self.gradients.get(&(key.0, cotangent(&key.1))).copied().filter(|_| trained),
+                gradient,
                 states: states_of(&key, trained),
                 counts,
-                instance: instance * w.instances(),
+                instance,
+                kept,
+                first_kept,
                 name,
                 owner: w.owner,
                 part: w.part,
@@ -337,6 +461,7 @@ impl Assembly<'_> {
             | Slot::OfBody(..)
             | Slot::OfComponent(_)
             | Slot::StateCotangent(_)
+            | Slot::Again(..)
             | Slot::Gradients => false,
         };
         let scope = self.scope_of(&slot);
@@ -425,5 +550,29 @@ impl Assembly<'_> {
                 id
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_have_as_many_states_and_whole_matrices() {
+        let numbers = Rule { decay: 0.0, factor: 1.0, matrix: None };
+        let matrices = Rule { matrix: Some([5, 7]), ..numbers };
+        let states = |rule: &Rule| if rule.matrix.is_some() { 1 } else { 2 };
+        // 1000 numbers with two states, 100 that are frozen, 60 matrices of 35 with one.
+        let runs = [(Some(numbers), 0, 4000), (None, 4000, 4400), (Some(matrices), 4400, 4400 + 60 * 35 * 4)];
+        let of = |ranks| cuts(&runs, &states, ranks);
+        assert_eq!(of(1), [0, 3200]);
+        // Half of 4100 states are 1000 numbers and 50 of the matrices' states: one matrix, nearly.
+        assert_eq!(of(2), [0, 1100 + 35, 3200]);
+        let four = of(4);
+        assert_eq!(four[1], 512 / GRAIN * GRAIN);
+        assert!(four[2..4].iter().all(|cut| (cut - 1100) % 35 == 0), "{four:?}");
+        // More ranks than there is to cut: some have nothing.
+        let many = of(10_000);
+        assert!(many.is_sorted() && many.len() == 10_001 && many[10_000] == 3200);
     }
 }

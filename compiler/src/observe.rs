@@ -1,6 +1,6 @@
 //! Observations that `evaluate` leaves for the host, with the applications they come from.
 
-use crate::architecture::for_each_application;
+use crate::architecture::{Work, for_each_application};
 use crate::assemble::Assembly;
 use crate::bind::Owner;
 use crate::compiled::{Application, Observation, Observed};
@@ -19,7 +19,7 @@ impl Assembly<'_> {
             let mut applications = vec![];
             for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
                 if a.bodies[apply.body].names().contains(&component.as_str()) {
-                    let set = (apply.body, apply.set.at(variables));
+                    let set = (a.leader(apply.body), apply.set.at(variables));
                     applications.push(Application {
                         depth: apply.depth.at(variables),
                         set: a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64,
@@ -35,7 +35,7 @@ impl Assembly<'_> {
             let mut applications = vec![];
             for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
                 if a.bodies[apply.body].skips().len() > j {
-                    let set = (apply.body, apply.set.at(variables));
+                    let set = (a.leader(apply.body), apply.set.at(variables));
                     let set = a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64;
                     applications.push(Application { depth: apply.depth.at(variables), set, row: 0 });
                 }
@@ -43,6 +43,14 @@ impl Assembly<'_> {
             let owner = Owner::Skip(j as u32);
             self.observations_of(owner, &Observation::OF_SKIP, &applications, &mut all);
         }
+        let mut applications = vec![];
+        for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
+            if matches!(a.bodies[apply.body].work, Work::Exit(_)) {
+                let (depth, row) = (apply.depth.at(variables), applications.len() as u64);
+                applications.push(Application { depth, set: 0, row });
+            }
+        });
+        self.observations_of(Owner::Exit, &Observation::OF_EXIT, &applications, &mut all);
         all
     }
 

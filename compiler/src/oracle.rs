@@ -325,8 +325,9 @@ impl Oracle {
                 here.insert(p.name.clone(), value);
             }
             self.indices(Some(apply), variables, &mut here);
-            let pass = apply.pass.at(variables) as usize;
+            let pass = [&apply.pass, &apply.turn].map(|which| which.at(variables) as usize);
             self.of_pass(apply.body, &layer, pass, weights, &mut here)?;
+            self.first_rows(apply.body, &layer, weights, &mut here)?;
             let out = self.call(&body.name, Some(&layer), &here, weights, watcher)?;
             x = take(&out, "y")?;
             if let Some(aux) = out.get("aux") {
@@ -338,7 +339,7 @@ impl Oracle {
                     Binding::State(Lifetime::Set) => {
                         let counted =
                             |w: &&Weight| w.balancing.as_ref().is_some_and(|b| b.counts == port.name);
-                        let Some(bias) = self.lowered.weights[apply.body].iter().find(counted) else {
+                        let Some(bias) = self.lowered.weights[body.leader].iter().find(counted) else {
                             continue;
                         };
                         let key = format!("{layer}.{}", bias.name);
@@ -508,7 +509,7 @@ impl Oracle {
 
     /// The first words of the names of the tensors of an application.
     fn layer(&self, apply: &Apply, variables: &[u64]) -> String {
-        let key = (apply.body, apply.set.at(variables));
+        let key = (self.architecture.leader(apply.body), apply.set.at(variables));
         self.architecture.prefixes().find(|(_, set)| *set == key).map_or(String::new(), |(prefix, _)| prefix)
     }
 
@@ -543,7 +544,7 @@ impl Oracle {
     /// How many passes have a tensor of their own under a name.
     fn passes(&self, function: &str, weight: &str) -> Option<usize> {
         let body = self.architecture.bodies.iter().position(|b| b.name == function)?;
-        let own = self.lowered.weights[body].iter().find(|w| w.name == weight)?;
+        let own = self.lowered.weights[self.architecture.leader(body)].iter().find(|w| w.name == weight)?;
         own.passes.map(|passes| passes as usize)
     }
 
@@ -553,14 +554,18 @@ impl Oracle {
         &self,
         body: usize,
         layer: &str,
-        pass: usize,
+        pass: [usize; 2],
         weights: &IndexMap<String, Tensor>,
         here: &mut IndexMap<String, Tensor>,
     ) -> Result<(), OracleError> {
-        for w in self.lowered.weights[body].iter().filter(|w| w.passes.is_some()) {
+        let f = &self.lowered.module.functions[&self.architecture.bodies[body].name];
+        let leader = self.architecture.leader(body);
+        for w in self.lowered.weights[leader].iter().filter(|w| w.passes.is_some()) {
             let name = format!("{layer}.{}", w.name);
             let all = weights.get(&name).ok_or(OracleError::Missing(name))?;
             let each = all.dims[1..].iter().product::<usize>();
+            let Some(p) = f.params.iter().find(|p| p.name == w.name) else { continue };
+            let pass = number_of(p.binding, pass);
             let own = all.floats().get(pass * each..(pass + 1) * each);
             let own =
                 own.ok_or_else(|| OracleError::Missing(format!("{layer}.{} of pass {pass}", w.name)))?;
@@ -571,6 +576,42 @@ impl Oracle {
             here.insert(w.name.clone(), whole.clone());
         }
         Ok(())
+    }
+
+    /// The first rows of tensors, where a pass that differs from the first reads no more of them.
+    fn first_rows(
+        &self,
+        body: usize,
+        layer: &str,
+        weights: &IndexMap<String, Tensor>,
+        here: &mut IndexMap<String, Tensor>,
+    ) -> Result<(), OracleError> {
+        let leader = self.architecture.leader(body);
+        if leader == body {
+            return Ok(());
+        }
+        let f = &self.lowered.module.functions[&self.architecture.bodies[body].name];
+        for (p, ty) in f.params.iter().zip(&f.types) {
+            let Some(w) = self.lowered.weights[leader].iter().find(|w| w.name == p.name) else { continue };
+            if w.dims == ty.dims {
+                continue;
+            }
+            let name = format!("{layer}.{}", w.name);
+            let whole = here.get(&w.name).or_else(|| weights.get(&name));
+            let whole = whole.ok_or(OracleError::Missing(name))?.floats();
+            let dims: Vec<usize> = ty.dims.iter().map(|&d| self.module.size(d) as usize).collect();
+            let rows = whole[..dims.iter().product::<usize>().min(whole.len())].to_vec();
+            here.insert(p.name.clone(), Tensor::float(&dims, rows));
+        }
+        Ok(())
+    }
+
+    /// The sizes of a tensor of a body, of one pass where each has its own.
+    fn sizes(&self, function: &str, weight: &str) -> Option<Vec<usize>> {
+        let body = self.architecture.bodies.iter().position(|b| b.name == function)?;
+        let all = &self.lowered.weights[self.architecture.leader(body)];
+        let w = all.iter().find(|w| w.name == weight)?;
+        Some(w.dims.iter().map(|&d| self.module.size(d) as usize).collect())
     }
 
     fn indices(&self, apply: Option<&Apply>, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
@@ -589,7 +630,7 @@ impl Oracle {
                 Binding::Index(Index::Depths) => self.architecture.depth,
                 Binding::Index(Index::Row(cache)) => row(cache).at(variables),
                 Binding::Index(Index::Latest(cache)) => row(cache).at(variables).saturating_sub(1),
-                Binding::Index(Index::Next(cache)) => row(cache).at(variables) + 1,
+                Binding::Index(Index::Next { cache, by }) => row(cache).at(variables) + u64::from(by),
                 Binding::Index(Index::First) => 0,
                 Binding::Index(Index::Run { cache, offset, block }) => {
                     run_of(&row(cache), offset, block).at(variables)
@@ -647,36 +688,43 @@ impl Oracle {
     fn collect(
         &self,
         function: &str,
-        layer: Option<(&str, usize)>,
+        layer: Option<(&str, [usize; 2])>,
         out: &IndexMap<String, Tensor>,
         gradients: &mut IndexMap<String, Tensor>,
     ) {
         let joint = &self.joints[function];
-        let is_weight = |p: &&Port| matches!(p.binding, Binding::Weight | Binding::PassWeight);
+        let is_weight =
+            |p: &&Port| matches!(p.binding, Binding::Weight | Binding::PassWeight | Binding::TurnWeight);
         for weight in joint.params.iter().filter(is_weight) {
             let Some(value) = out.get(&weight.cotangent().name) else { continue };
             let foreign = self.foreign(function, &weight.name);
             let own = layer.filter(|_| !foreign);
             let name = own.map_or(weight.name.clone(), |(layer, _)| format!("{layer}.{weight}"));
             let passes = self.passes(function, &weight.name);
+            // A pass may have read the first rows alone.
+            let one = self.sizes(function, &weight.name).unwrap_or_else(|| value.dims.clone());
+            let each = one.iter().product::<usize>();
             if let (Some(passes), Some((_, pass))) = (passes, layer) {
                 let all = gradients.entry(name).or_insert_with(|| {
-                    let dims = [&[passes], &value.dims[..]].concat();
+                    let dims = [&[passes], &one[..]].concat();
                     Tensor::float(&dims, vec![0.0; dims.iter().product()])
                 });
                 let Data::Float(all) = &mut all.data else { continue };
-                let own = &mut all[pass * value.floats().len()..][..value.floats().len()];
+                let own = &mut all[number_of(weight.binding, pass) * each..][..each];
                 own.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d);
                 continue;
             }
-            match gradients.get_mut(&name).map(|t| &mut t.data) {
-                Some(Data::Float(sum)) => sum.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d),
-                _ => {
-                    gradients.insert(name, value.clone());
-                }
+            let sum = gradients.entry(name).or_insert_with(|| Tensor::float(&one, vec![0.0; each]));
+            if let Data::Float(sum) = &mut sum.data {
+                sum.iter_mut().zip(value.floats()).for_each(|(s, d)| *s += d);
             }
         }
     }
+}
+
+/// Which tensor of those of passes, or of applications, a function reads.
+fn number_of(binding: Binding, [pass, turn]: [usize; 2]) -> usize {
+    if binding == Binding::TurnWeight { turn } else { pass }
 }
 
 fn take(out: &IndexMap<String, Tensor>, name: &str) -> Result<Tensor, OracleError> {
@@ -716,8 +764,8 @@ struct Called {
     /// The first words of the names of its tensors.
     layer: String,
     body: String,
-    /// Which pass of the outermost loop it is in.
-    pass: usize,
+    /// Which pass of the outermost loop it is in, and which application of its set it is.
+    pass: [usize; 2],
     /// Whether no gradient flows through it.
     detached: bool,
     /// Its arguments.

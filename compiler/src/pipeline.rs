@@ -18,7 +18,7 @@ use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
 use crate::lower::{self, EMBED, HEAD, Lowered, POOL, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::{self, Narrow};
-use crate::program::Program;
+use crate::program::{Plan, Program};
 use crate::rewrite::{self, Optimiser, Prepared, Report, Rewriting, Stage};
 use crate::schedule::{Bind, Scheduled, schedule};
 use dreamc_dsl::spec::Spec;
@@ -47,12 +47,23 @@ pub struct Options {
     pub depths: Vec<u64>,
     /// Programs `prefill` and `decode` over sequence caches, and [`PREPARE`].
     pub cache: Option<Cache>,
+    /// A token leaves its loop behind the first pass at which `Σ q` exceeds this, with the `q` of
+    /// its `exit gate`; it runs all passes where absent. Not with `train`.
+    pub exit: Option<f64>,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,
     /// Values stored in bf16.
     pub narrow: Narrow,
     /// Ranks whose gradients and counts are summed before a step; of one, nothing is.
     pub ranks: u64,
+    /// Whose plan it is: ranks look at the norm of a part of the gradients each.
+    pub rank: u64,
+    /// Whether a rank keeps the optimizer's states of its part of the weights alone, and moves that
+    /// part alone.
+    pub shard: bool,
+    /// Of how many bodies, those that keep most first, the forward is computed again on the way
+    /// back, so that one application's values are kept and not all.
+    pub again: usize,
 }
 
 /// One token, evaluated.
@@ -68,9 +79,13 @@ impl Default for Options {
             depth: None,
             depths: vec![],
             cache: None,
+            exit: None,
             rewrite: Rewriting::default(),
             narrow: Narrow::Nothing,
             ranks: 1,
+            rank: 0,
+            shard: false,
+            again: 0,
         }
     }
 }
@@ -79,6 +94,10 @@ impl Default for Options {
 /// model weights runs it before the next of them; a plan whose weights are read as they are has
 /// none.
 pub const PREPARE: &str = "prepare";
+
+/// The program `backward` of the last micro-batch of a step, where gradients are summed over ranks
+/// while it goes on; of another depth, `backward.last@{depth}`.
+pub const LAST: &str = "backward.last";
 
 /// Tokens that one preparation of weights serves, at the least: a short answer.
 const ANSWER: f64 = 64.0;
@@ -124,6 +143,28 @@ pub fn compile_watched(
 ) -> Result<(Compiled, Report), CompileError> {
     let (all, report) = run(spec, &[("", options.clone())], &Passes::new(watch))?;
     Ok((only(all)?, report))
+}
+
+/// [`compile_together`] with at most so many bytes in all, `beside` of them outside the arena: as
+/// few bodies as that takes, those that keep most first, compute their values again on the way
+/// back.
+pub fn compile_within(
+    spec: &Spec,
+    uses: &[(&'static str, Options)],
+    most: u64,
+    beside: impl Fn(&Plan) -> u64,
+) -> Result<(Vec<Compiled>, Report), CompileError> {
+    let mut uses = uses.to_vec();
+    loop {
+        let (all, report) = compile_together(spec, &uses)?;
+        let bytes = all.first().map_or(0, |first| first.plan.arena.saturating_add(beside(&first.plan)));
+        let more = all.first().is_some_and(|first| first.kept.iter().any(|kept| !kept.again));
+        match uses.first_mut() {
+            _ if bytes <= most => return Ok((all, report)),
+            Some((_, first)) if more => first.again += 1,
+            _ => return Err(CompileError::Memory { most, least: bytes }),
+        }
+    }
 }
 
 /// Compiles a spec for several uses of one set of weights: one plan, of which every use has its own
@@ -177,6 +218,7 @@ fn run(
     }
     let resolve = |depth| passes.run(Pass::Resolve, || Architecture::new(&spec.model, depth));
     let architecture = resolve(first.depth)?;
+    uses.iter().filter_map(|(_, options)| options.exit).try_for_each(|share| architecture.leavable(share))?;
     // Deepest first: what others keep then fits into the same buffers.
     let mut others = first.depths.clone();
     others.sort_by_key(|&d| std::cmp::Reverse(d));
@@ -215,9 +257,9 @@ fn trained(options: &Options, spec: &Spec) -> Shape {
 }
 
 fn shape(options: &Options, sequence: u64, cache: Option<lower::Places>) -> Shape {
-    let Options { batch, segments, .. } = *options;
+    let Options { batch, segments, exit, .. } = *options;
     let observe = options.observe && !options.train && options.cache.is_none();
-    Shape { batch, sequence, segments, cache, observe, z_loss: 0.0 }
+    Shape { batch, sequence, segments, cache, observe, z_loss: 0.0, exit }
 }
 
 /// The programs over caches.
@@ -272,6 +314,7 @@ fn rows<'a>(
     };
     let forms = ModelForms::new(architecture, &mut whole, &has_gradient, options, optimiser, passes)?;
     if options.train {
+        assembly.keep(&whole.module, &forms, options.again);
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
         programs.push((architecture, "backward".into()));
         programs.sort_by_key(|(a, _)| std::cmp::Reverse(a.depth));
@@ -284,6 +327,10 @@ fn rows<'a>(
                 let forms = ModelForms::new(deep, &mut other, &has_gradient, options, optimiser, passes)?;
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
+            if options.ranks > 1 && !options.shard {
+                let sending = passes.run(Pass::Assemble, || assembly.sending(&program));
+                assembly.add(&name.replacen("backward", LAST, 1), sending);
+            }
             assembly.add(&name, program);
         }
         assembly.architecture = architecture;
@@ -339,7 +386,8 @@ impl ModelForms {
         let mut bodies = vec![];
         let mut prepared = IndexMap::new();
         for (i, body) in architecture.bodies.iter().enumerate() {
-            let own = lowered.weights[i].iter().filter(|w| trained(w, Some(i)));
+            let leader = architecture.leader(i);
+            let own = lowered.weights[leader].iter().filter(|w| trained(w, Some(leader)));
             let others = lowered.foreign[i].iter().filter(|w| trained(w, None));
             let weights: Vec<String> = own.chain(others).map(|w| w.name.clone()).collect();
             let function = lowered.module.functions[&body.name].clone();

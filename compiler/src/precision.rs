@@ -45,7 +45,7 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
         return Ok(f.clone());
     }
     let cache = |v: Value| {
-        let read = f.params[v.index()].binding == Binding::State(Lifetime::Latest);
+        let read = matches!(f.params[v.index()].binding, Binding::State(Lifetime::Latest | Lifetime::First));
         read || f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v)
     };
     let mut caches = HashMap::new();

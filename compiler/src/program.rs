@@ -13,6 +13,7 @@
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::DType;
 pub use crate::op::attention::kernel::AttentionShape;
+pub use crate::op::collective::kernel::Parts;
 pub use crate::op::depth::kernel::DepthShape;
 pub use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage, Touches, Work};
 pub use crate::op::rows::kernel::{Broadcast, RowInput, RowKernel, RowOp, RowOutput, RowStore, SUM_BLOCK};
@@ -297,7 +298,7 @@ kernels! { $
     loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
     memory { Zero, Copy }
     update { Norm, Balance }
-    collective { AllReduce }
+    collective { AllReduce, ReduceScatter, AllGather }
 }
 
 impl From<RowKernel> for Kernel {

@@ -27,10 +27,11 @@ pub struct Drawn {
     pub keys: BTreeSet<String>,
 }
 
-/// Keys that are not drawn: they name files, other specifications or other components, or concern
-/// files alone.
-pub const UNDRAWN: [&str; 19] = [
+/// Keys that are not drawn: they name files, other specifications or other components, concern
+/// files alone, or are about several sizes of a model.
+pub const UNDRAWN: [&str; 20] = [
     "sequence.kv_from",
+    "train.transfer",
     "spec.let",
     "spec.base",
     "spec.weights",
@@ -110,6 +111,8 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("experts", "active") => &["1", "2", "3"],
         ("experts", "shared") => &["0", "1", "2"],
         (_, "intermediate") => &["1", "3", "6", "7"],
+        ("latent", "turned") => &["2", "4"],
+        ("latent", "value" | "kv" | "query") => &["1", "2", "3", "5"],
         (_, "query") => &["1", "2", "3", "4", "6"],
         ("router", "groups") => &["1", "2", "3"],
         ("router", "topk_groups") => &["1", "2"],
@@ -129,6 +132,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("optimizer", "matrix_rate") => &["1", "3"],
         ("train", "eps") => &["1e-8", "1e-5"],
         (_, "weight_decay") => &["0", "1e-3", "0.1", "1"],
+        ("parallel", "data") => &["1"],
         ("train", "clip") => &["0.5", "100"],
         ("train", "spike") => &["6"],
         ("eval", "prompts") => &["ab", "\"a b\""],
@@ -257,7 +261,10 @@ impl Writer {
             let component = self.until(
                 |w| {
                     let kind = keys::COMPONENTS[w.r.below(keys::COMPONENTS.len() as u64) as usize];
-                    format!("{{{}: {}}}", kind.name, w.section(kind, &[]))
+                    match kind.name == "sequence" && w.r.once_in(6) {
+                        true => w.latent(kind),
+                        false => format!("{{{}: {}}}", kind.name, w.section(kind, &[])),
+                    }
                 },
                 |component| {
                     let model = format!("model: {{vocab: 7, hidden: {hidden}, context: 4, components: ");
@@ -290,6 +297,18 @@ impl Writer {
             body
         });
         (format!("{before}{body}"), depth)
+    }
+
+    /// A latent attention, without the keys that are not computed with it.
+    fn latent(&mut self, kind: &'static Section) -> String {
+        let without =
+            ["kv_heads", "qk_norm", "latent", "value_residual", "depth_keys", "gate", "bias", "projection"];
+        let rest = self.section(kind, &without);
+        let rest = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or_default();
+        let latent = self.section(&keys::LATENT, &[]);
+        let written = ["sequence.latent", "sequence.qk_norm", "sequence.qk_norm none"];
+        self.keys.extend(written.map(String::from));
+        format!("{{sequence: {{qk_norm: none, latent: {latent}, {rest}}}}}")
     }
 
     fn stream(&mut self, key: &'static Key) -> String {
@@ -327,20 +346,16 @@ impl Writer {
     /// The keys of a group and their values, as a map; without those of these names.
     fn section(&mut self, section: &'static Section, without: &[&str]) -> String {
         let mut pairs = vec![];
-        // The words that are not the section's type: what belongs to one of them says so first.
-        let mut others: Vec<String> = vec![];
+        let mut of = None;
         for key in section.keys {
             let name = format!("{}.{}", section.name, key.name);
-            let of_another = others.iter().any(|other| key.doc.starts_with(other));
+            let of_another = key.of.is_some() && key.of.map(str::to_string) != of;
             if UNDRAWN.contains(&name.as_str()) || without.contains(&key.name) || of_another {
                 continue;
             }
             let value = self.writes(key).then(|| self.value(section, key.name, &key.kind));
-            if let (Type::Word(words), Fallback::Value(default), "type") = (&key.kind, &key.default, key.name)
-            {
-                let chosen = value.as_deref().unwrap_or(default);
-                let other = words.iter().filter(|(word, _)| *word != chosen);
-                others = other.map(|(word, _)| format!("`{word}`:")).collect();
+            if let (Fallback::Value(default), "type") = (&key.default, key.name) {
+                of = Some(value.clone().unwrap_or(default.to_string()));
             }
             if let Some(value) = value {
                 pairs.push(format!("{}: {value}", key.name));
@@ -478,7 +493,7 @@ impl Writer {
             let value = match key.name {
                 "layers" => format!("[{}]", items.join(", ")),
                 name if name == section.name => count.to_string(),
-                "backprop" | "depth" | "lora" | "embed" | "exit" if depth < 2 || !self.writes(key) => {
+                "backprop" | "depth" | "lora" | "embed" | "exit" | "kv" if depth < 2 || !self.writes(key) => {
                     continue;
                 }
                 // Passes with weights of their own are as many as are written.
@@ -493,7 +508,7 @@ impl Writer {
                 }
                 "backprop" => (1 + self.r.below(2)).to_string(),
                 "depth" => self.depths(),
-                name @ ("lora" | "embed" | "exit") => self.value(section, name, &key.kind),
+                name @ ("lora" | "embed" | "exit" | "kv") => self.value(section, name, &key.kind),
                 name if self.writes(key) => self.value(section, name, &key.kind),
                 _ => continue,
             };

@@ -7,7 +7,8 @@ use dreamc_dsl::spec::Train;
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen.
 pub(crate) fn recipe(train: &Train, name: &str, w: &Weight, shape: &[u64]) -> Option<Rule> {
-    let (dims, kind) = (shape.len(), w.kind);
+    // Passes are a dimension of the tensor in checkpoints.
+    let (dims, kind) = (shape.len() + usize::from(w.passes.is_some()), w.kind);
     let hit = |p: &String| if p == "routers" { kind == TensorKind::Router } else { matches(p, name) };
     if kind == TensorKind::Balance
         || (!train.only.is_empty() && !train.only.iter().any(hit))

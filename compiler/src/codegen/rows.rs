@@ -22,7 +22,7 @@
 //! elements ([`At`]), and a value for as many numbers. Other elements (slices and groups that begin
 //! elsewhere, elements picked one by one) are asked for one after another.
 
-use super::text::{Builder, Param, blocks, double, fits, float, places};
+use super::text::{Builder, Param, binary, blocks, double, fits, float, places, unary};
 use super::{Argument, CodegenError, Source, Variant};
 use crate::ir::{Binary, DType, Positions, Reduce, Rope, Unary};
 use crate::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
@@ -1722,36 +1722,5 @@ impl<'k> Generator<'k> {
             builder.entry(&format!("rows_sum{o}"), geometry, &list, &body);
         }
         Ok(builder.finish())
-    }
-}
-
-fn unary(op: Unary, x: &str) -> String {
-    match op {
-        Unary::Neg => format!("-{x}"),
-        Unary::Exp => format!("expf({x})"),
-        Unary::Log => format!("logf({x})"),
-        Unary::Sigmoid => format!("sigmoid({x})"),
-        Unary::Tanh => format!("tanhf({x})"),
-        Unary::Silu => format!("silu({x})"),
-        Unary::SiluGrad => format!("silu_grad({x})"),
-        Unary::Gelu => format!("gelu({x})"),
-        Unary::GeluGrad => format!("gelu_grad({x})"),
-        Unary::Relu => format!("relu({x})"),
-        Unary::Softplus => format!("softplus({x})"),
-        Unary::Rsqrt => format!("1.0f / sqrtf({x})"),
-        Unary::Sqrt => format!("sqrtf({x})"),
-        Unary::Recip => format!("1.0f / {x}"),
-        Unary::Square => format!("square({x})"),
-        Unary::Positive => format!("positive({x})"),
-    }
-}
-
-fn binary(op: Binary, a: &str, b: &str) -> String {
-    match op {
-        Binary::Add => format!("{a} + {b}"),
-        Binary::Sub => format!("{a} - {b}"),
-        Binary::Mul => format!("{a} * {b}"),
-        Binary::Div => format!("{a} / {b}"),
-        Binary::Max => format!("larger({a}, {b})"),
     }
 }

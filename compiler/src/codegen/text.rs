@@ -4,7 +4,7 @@
 //! operand's declaration and its number follow from the signature alone.
 
 use super::{Argument, CodegenError, HOPPER_SHARED, Pass, SHARED, Source, Variant};
-use crate::ir::DType;
+use crate::ir::{Binary, DType, Unary};
 pub(crate) use crate::op::kernel::times;
 use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage};
 use std::fmt::Write;
@@ -31,6 +31,39 @@ pub(crate) fn float(x: f64) -> String {
 /// A literal of an f64.
 pub(crate) fn double(x: f64) -> String {
     if x.is_finite() { format!("{x:?}") } else { format!("double({})", float(x)) }
+}
+
+/// A function of one element, or of as many as a value holds.
+pub(crate) fn unary(op: Unary, x: &str) -> String {
+    match op {
+        Unary::Neg => format!("-{x}"),
+        Unary::Exp => format!("expf({x})"),
+        Unary::Log => format!("logf({x})"),
+        Unary::Sigmoid => format!("sigmoid({x})"),
+        Unary::Tanh => format!("tanhf({x})"),
+        Unary::Silu => format!("silu({x})"),
+        Unary::SiluGrad => format!("silu_grad({x})"),
+        Unary::Gelu => format!("gelu({x})"),
+        Unary::GeluGrad => format!("gelu_grad({x})"),
+        Unary::Relu => format!("relu({x})"),
+        Unary::Softplus => format!("softplus({x})"),
+        Unary::Rsqrt => format!("1.0f / sqrtf({x})"),
+        Unary::Sqrt => format!("sqrtf({x})"),
+        Unary::Recip => format!("1.0f / {x}"),
+        Unary::Square => format!("square({x})"),
+        Unary::Positive => format!("positive({x})"),
+    }
+}
+
+/// The same of two.
+pub(crate) fn binary(op: Binary, a: &str, b: &str) -> String {
+    match op {
+        Binary::Add => format!("{a} + {b}"),
+        Binary::Sub => format!("{a} - {b}"),
+        Binary::Mul => format!("{a} * {b}"),
+        Binary::Div => format!("{a} / {b}"),
+        Binary::Max => format!("larger({a}, {b})"),
+    }
 }
 
 /// A size that the kernel counts in 32 bits.

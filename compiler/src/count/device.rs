@@ -1,5 +1,6 @@
-//! Devices by name, and the time a roofline predicts on one.
+//! Devices by name, and the time that the roofline of their data sheet predicts.
 
+use super::roofline::{Bound, Demand, Rates};
 use serde::Serialize;
 
 /// Peak rates of a device, by its maker's data sheet (dense, not sparse).
@@ -21,6 +22,8 @@ pub struct Device {
     pub processors: u64,
     /// Bytes of shared memory that a block may have.
     pub shared: u64,
+    /// Cycles of a second at which the peaks of its products are given.
+    pub clock: f64,
 }
 
 const KIB: u64 = 1 << 10;
@@ -37,6 +40,7 @@ pub static DEVICES: &[Device] = &[
         memory: 80 * GIB,
         processors: 132,
         shared: 227 * KIB,
+        clock: 1.83e9,
     },
     Device {
         name: "h200",
@@ -47,6 +51,7 @@ pub static DEVICES: &[Device] = &[
         memory: 141 * GIB,
         processors: 132,
         shared: 227 * KIB,
+        clock: 1.83e9,
     },
     Device {
         name: "a100",
@@ -57,6 +62,7 @@ pub static DEVICES: &[Device] = &[
         memory: 80 * GIB,
         processors: 108,
         shared: 163 * KIB,
+        clock: 1.41e9,
     },
     Device {
         name: "l40s",
@@ -67,6 +73,7 @@ pub static DEVICES: &[Device] = &[
         memory: 48 * GIB,
         processors: 142,
         shared: 99 * KIB,
+        clock: 2.49e9,
     },
     Device {
         name: "rtx4090",
@@ -77,6 +84,7 @@ pub static DEVICES: &[Device] = &[
         memory: 24 * GIB,
         processors: 128,
         shared: 99 * KIB,
+        clock: 2.52e9,
     },
 ];
 
@@ -91,12 +99,15 @@ impl Device {
         DEVICES.iter().map(|d| d.name).collect::<Vec<_>>().join(", ")
     }
 
+    /// The rates of its data sheet; an element-wise operation is one of f32.
+    pub fn rates(&self) -> Rates {
+        Rates { bf16: self.bf16, f32: self.f32, bandwidth: self.bandwidth, elementwise: self.f32 }
+    }
+
     /// Time of so many FLOPs and bytes a token.
-    pub(super) fn roofline(&self, bf16: bool, flops: f64, bytes: f64) -> Roofline {
-        let compute = flops / if bf16 { self.bf16 } else { self.f32 };
-        let transfer = bytes / self.bandwidth;
-        let bound = if compute >= transfer { Bound::Compute } else { Bound::Bandwidth };
-        Roofline { seconds_per_token: compute.max(transfer), bound }
+    pub(super) fn roofline(&self, narrow: bool, flops: f64, bytes: f64) -> Roofline {
+        let time = self.rates().time(Demand { flops, narrow, bytes, elementwise: 0.0 });
+        Roofline { seconds_per_token: time.seconds, bound: time.bound }
     }
 }
 
@@ -107,16 +118,6 @@ pub struct Roofline {
     pub seconds_per_token: f64,
     /// Which of the two it is.
     pub bound: Bound,
-}
-
-/// The limit of a roofline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bound {
-    /// Products.
-    Compute,
-    /// Memory traffic.
-    Bandwidth,
 }
 
 /// Predicted times on a device.

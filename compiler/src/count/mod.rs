@@ -21,18 +21,19 @@
 //! - *Active* parameters are those that one token can touch: of a mixture `k` matrices for each
 //!   application of its weights, or all where that is more than there are.
 //!
-//! Look next at `walk` (sums over loops), [`device`] (rooflines), [`executed`] (counts of a
-//! compiled plan).
+//! Look next at `walk` (sums over loops), [`device`] and [`roofline`] (times), [`executed`] (counts
+//! of a compiled plan).
 
 pub mod device;
 pub mod executed;
 pub mod network;
+pub mod roofline;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 use crate::CompileError;
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, Keys};
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune};
 use crate::bind::{Owner, Part};
 use crate::compiled::TensorKind;
@@ -207,6 +208,9 @@ pub struct Memory {
     pub gradients: u128,
     /// The optimizer's states in f32, and f32 master weights where products use bf16.
     pub optimizer: u128,
+    /// The optimizer's states alone, which ranks may cut.
+    #[serde(skip)]
+    pub states: u128,
     /// Memory that the backward reads of a micro-batch: streams, saved values, depth caches and
     /// their gradients, logits.
     pub activations: u128,
@@ -259,6 +263,7 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let master = if train.precision == Precision::Bf16 { training.trained } else { 0 };
     let master = checked("optimizer state", [master, 4])?;
     let states = checked("optimizer state", [training.states, storage(train).bytes().into()])?;
+    memory.states = states;
     memory.optimizer = total("optimizer state", [states, master])?;
     memory.activations = training.activations;
     memory.training =
@@ -446,7 +451,8 @@ impl<'a> Form<'a> {
             let touched = match (body, w.kind) {
                 (Some(b), TensorKind::Routed) => {
                     let (experts, chosen) = self.chosen(b, w);
-                    let applications = self.architecture.bodies[b].applications / sets.max(1);
+                    let readers = self.architecture.bodies.iter().filter(|body| body.leader == b);
+                    let applications = readers.map(|body| body.applications).sum::<u64>() / sets.max(1);
                     let chosen = checked("active parameters", [chosen, applications.into()])?.min(experts);
                     checked("active parameters", [one / experts.max(1), chosen, sets.into()])?
                 }
@@ -572,7 +578,8 @@ impl<'a> Form<'a> {
             let f = self.function(name).clone();
             let foreign = body.map_or(&[][..], |b| self.lowered.foreign[b].as_slice());
             let others = |p: &Port| foreign.iter().any(|w| w.name == p.name && self.trains(train, w));
-            let trains = |p: &Port| trained.iter().any(|(b, n)| *b == body && *n == p.name) || others(p);
+            let leader = body.map(|b| self.architecture.leader(b));
+            let trains = |p: &Port| trained.iter().any(|(b, n)| *b == leader && *n == p.name) || others(p);
             let wanted = |p: &Port| has_derivative(p, trains);
             let seeds: Vec<(&str, Seed)> = match (body, name) {
                 (None, HEAD) => head_seeds(&f),
@@ -670,12 +677,12 @@ impl<'a> Form<'a> {
             let f = self.function(&body.name);
             for node in &f.nodes {
                 let Op::Attention(a) = &node.op else { continue };
-                // Keys of other components are cached where they are made.
+                // Keys of other components, and of earlier passes, are cached where they are made.
                 let heads = f.ty(node.inputs[0]).dims.get(2);
                 let owner = heads.and_then(|d| self.lowered.facts.owners.get(d));
                 if let Some(Owner::Component(i)) = owner
                     && let Some((_, Component::Sequence(a))) = self.architecture.component(*i)
-                    && a.kv_from.is_some()
+                    && (a.kv_from.is_some() || body.keys == Keys::Reads)
                 {
                     continue;
                 }

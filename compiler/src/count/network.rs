@@ -57,12 +57,18 @@ impl Network {
 
     /// Seconds for the sum of so many bytes over all GPUs, left on all.
     pub fn all_reduce(&self, gpus: u64, bytes: f64) -> f64 {
+        2.0 * self.half(gpus, bytes)
+    }
+
+    /// Seconds for the sum of so many bytes of which each GPU gets its part, or for such parts to
+    /// be handed to all.
+    pub fn half(&self, gpus: u64, bytes: f64) -> f64 {
         let (inside, nodes) = (gpus.clamp(1, self.node), gpus.div_ceil(self.node).max(1));
         // One pass of a ring: each message is a part of the bytes.
         let pass = |ranks: u64, bytes: f64, link: &Link| {
             (ranks - 1) as f64 * (link.latency + bytes / ranks as f64 / link.bandwidth)
         };
-        2.0 * pass(inside, bytes, &self.inside) + 2.0 * pass(nodes, bytes / inside as f64, &self.between)
+        pass(inside, bytes, &self.inside) + pass(nodes, bytes / inside as f64, &self.between)
     }
 }
 

@@ -36,7 +36,7 @@ fn executed(module: &Module, f: &Function, at: Option<(&Architecture, &Apply, &[
             return Tensor::index(match index {
                 Index::Row(cache) => apply.rows[cache as usize].at(variables) as i32,
                 Index::Latest(cache) => apply.rows[cache as usize].at(variables) as i32 - 1,
-                Index::Next(cache) => apply.rows[cache as usize].at(variables) as i32 + 1,
+                Index::Next { cache, by } => apply.rows[cache as usize].at(variables) as i32 + by as i32,
                 Index::First => 0,
                 Index::Depth => apply.depth.at(variables) as i32,
                 Index::Run { cache, offset, block } => {

@@ -789,6 +789,7 @@ impl<'a> Parser<'a> {
             },
             "weight" => Binding::Weight,
             "pass" => Binding::PassWeight,
+            "turn" => Binding::TurnWeight,
             "buffer" => Binding::Buffer,
             "prepared" => Binding::Prepared,
             "state" => {
@@ -804,7 +805,8 @@ impl<'a> Parser<'a> {
             } else if self.accept("latest")? {
                 Index::Latest(self.small()?)
             } else if self.accept("next")? {
-                Index::Next(self.small()?)
+                let cache = self.small()?;
+                Index::Next { cache, by: if self.accept("by")? { self.small()? } else { 1 } }
             } else if self.accept("first")? {
                 Index::First
             } else if self.accept("run")? {

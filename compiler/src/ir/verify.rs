@@ -181,7 +181,9 @@ fn verify_params(module: &Module, function: &Function) -> Result<(), VerifyError
             Binding::Index(_) if *ty != Type::i32(&[]) => {
                 return Err(fail(format!("is {}; an index is i32[]", module.show(ty))));
             }
-            Binding::Weight | Binding::PassWeight | Binding::Buffer if !ty.dtype.is_float() => {
+            Binding::Weight | Binding::PassWeight | Binding::TurnWeight | Binding::Buffer
+                if !ty.dtype.is_float() =>
+            {
                 return Err(fail(format!("is {}; weights and buffers are floats", module.show(ty))));
             }
             _ => {}

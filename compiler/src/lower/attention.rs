@@ -16,11 +16,14 @@ impl Lower<'_> {
         let heads = self.dim_of(c, "heads", a.heads);
         // Dimensions of keys are those of the component that makes them.
         let source = self.source(a)?;
+        let shared = if depth || source.is_some() { Keys::Own } else { self.keys() };
+        let reads = shared == Keys::Reads;
         let kv = self.dim_of(source.unwrap_or(c), "kv_heads", a.kv_heads);
         let size = self.dim_of(source.unwrap_or(c), "size", a.head_size);
-        let (wide, narrow) = (a.heads * a.head_size, a.kv_heads * a.head_size);
-        let queries = self.dim_of(c, "q", wide);
-        let keys = self.dim_of(c, "k", narrow);
+        let queries = self.dim_of(c, "q", a.heads * a.latent.map_or(a.head_size, |l| l.value));
+        if a.latent.is_none() {
+            self.dim_of(c, "k", a.kv_heads * a.head_size);
+        }
         let with = |rows: &[Dim], more: &[Dim]| [rows, more].concat();
 
         // One routing decision serves both projections.
@@ -28,41 +31,31 @@ impl Lower<'_> {
             .body
             .and_then(|b| b.recurrent)
             .and_then(|e| a.projection.as_ref().map(|p| (p, p.count.unwrap_or(e))));
-        let routing = mixture
-            .map(|(p, experts)| (self.route(c, &p.router, n, experts, experts, 1, true), p.shared, experts));
-        let all = if source.is_some() { queries } else { self.dim_of(c, "qkv", wide + 2 * narrow) };
-        let dims = [all, self.hidden()];
-        let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, &routing, None);
-        let qkv = self.bias(c, Part::QkvBias, qkv, a.bias.is_some_and(spec::Bias::of_qkv));
-
-        let parts = match source {
-            None => self.b.ops(Split(vec![queries, keys, keys]), &[qkv]),
-            Some(_) => vec![qkv],
+        let routing = mixture.map(|(p, experts)| {
+            (self.route(c, &p.router, n, experts, experts, 1, true, false), p.shared, experts)
+        });
+        let (mut q, k, v) = match &a.latent {
+            Some(latent) => self.latent(c, a, latent, n, [heads, kv, size]),
+            None => self.qkv(c, a, n, source.is_none() && !reads, [heads, kv, size], (&routing, depth)),
         };
-        let (mut q, mut k) = (parts[0], parts.get(1).copied());
-        if a.qk_norm == QkNorm::RmsAll {
-            q = self.norm(q, c, Part::QueryNorm, 1);
-            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
-        }
-        let mut q = self.b.reshape(q, &with(&rows, &[heads, size]));
-        let mut k = k.map(|k| self.b.reshape(k, &with(&rows, &[kv, size])));
-        let v = parts.get(2).map(|&v| self.b.reshape(v, &with(&rows, &[kv, size])));
-        if a.qk_norm == QkNorm::Rms {
-            q = self.norm(q, c, Part::QueryNorm, 1);
-            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
-        }
-        if let Some(rope) = a.rope {
-            q = self.rope(q, c, rope, depth);
-            k = k.map(|k| self.rope(k, c, rope, depth));
-        }
         let (k, v) = match (k, v, source) {
             (Some(k), Some(v), _) if a.value_residual => (k, self.residual_values(c, v)),
             (Some(k), Some(v), _) => (k, v),
             (_, _, Some(source)) => self.keys_of(source, &rows, [kv, size]),
+            (_, _, None) if reads => self.first_keys(c, [kv, size]),
             (_, _, None) => return Err(CompileError::Unsupported("an attention without keys")),
+        };
+        let (k, v) = match source {
+            None if !depth && shared == Keys::Own => self.of_last_pass(c, k, v),
+            _ => (k, v),
         };
         if self.is_read(c) && self.shape.cache.is_none() {
             self.hand_keys(c, k, v);
+        }
+        if shared == Keys::Makes && self.shape.cache.is_none() {
+            let (k, v) = (self.every(k, Row::Key), self.every(v, Row::Key));
+            self.hand_row(c, Part::HandedKeys, k);
+            self.hand_row(c, Part::HandedValues, v);
         }
         // Kernels take the largest score from the largest `q·k`, and a key that is not there has
         // the lowest: a scale below 0 is the sign of the query.
@@ -98,8 +91,15 @@ impl Lower<'_> {
             if let Some(index) = ahead {
                 q = self.b.op(Op::TakeTokens, &[q, index]);
             }
+            // Chosen tokens among keys of all: segments are of as many queries as keys.
+            let spread = reads && self.gathered() && op.segments;
+            if spread {
+                q = self.every(q, Row::Token);
+            }
             let mut operands = vec![q, k, v];
-            if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
+            if reads {
+                // Every token has keys of the first pass.
+            } else if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
                 (self.inside.last(), self.shape.cache)
             {
                 // Whatever stands in the rows of tokens that take no part, nothing may come of it.
@@ -107,6 +107,7 @@ impl Lower<'_> {
                 operands[2] = self.b.op(Op::Keep, &[v, places]);
             }
             let mask = match (self.shape.cache, ahead) {
+                _ if reads => self.first_places(&rows, ahead, spread),
                 (Some(places), _) if source.is_some() => Some(self.cached_places(&rows, places)),
                 (Some(places), _) => {
                     let mask = self.cache(c, &mut operands, places);
@@ -124,10 +125,14 @@ impl Lower<'_> {
                 operands.extend([queries, keys]);
             }
             if op.segments {
-                operands.push(self.given(Input::Segments));
+                let around = if spread { 0 } else { self.inside.len() };
+                operands.push(self.token_ints_at(Ints::Given(Input::Segments), around));
             }
             let results = self.b.ops(Op::Attention(op), &operands);
-            let (o, lse) = (results[0], results[1]);
+            let (o, lse) = match spread {
+                true => (self.here_again(results[0]), self.here_again(results[1])),
+                false => (results[0], results[1]),
+            };
             let o = if a.sink { self.sunk(c, o, lse, heads) } else { o };
             if a.depth_keys {
                 let lse = if a.sink { self.with_sink(c, lse, heads) } else { lse };
@@ -139,6 +144,14 @@ impl Lower<'_> {
         let o = match a.gate {
             Some(gate) => self.gated(c, gate, o, n, asking),
             None => o,
+        };
+        let o = match a.latent {
+            Some(l) if l.value < a.head_size => {
+                let [value, rest] = [("value", l.value), ("no_value", a.head_size - l.value)]
+                    .map(|(name, size)| self.dim_of(c, name, size));
+                self.b.ops(Split(vec![value, rest]), &[o])[0]
+            }
+            Some(_) | None => o,
         };
         let mut o = self.b.reshape(o, &with(&self.b.dims(o)[..2], &[queries]));
         if let (Some(index), None) = (asking, &routing)
@@ -154,6 +167,110 @@ impl Lower<'_> {
             (Some(index), Some(_)) => Ok(self.b.op(Op::TakeTokens, &[y, index])),
             _ => Ok(y),
         }
+    }
+
+    /// Queries, and keys and values where it makes them: `[b, t, heads, size]` each, turned.
+    fn qkv(
+        &mut self,
+        c: Owner,
+        a: &spec::Attention,
+        n: Value,
+        has_keys: bool,
+        [heads, kv, size]: [Dim; 3],
+        (routing, depth): (&Option<(Routing, bool, u64)>, bool),
+    ) -> (Value, Option<Value>, Option<Value>) {
+        let rows = self.b.rows(n);
+        let with = |rows: &[Dim], more: &[Dim]| [rows, more].concat();
+        let (wide, narrow) = (a.heads * a.head_size, a.kv_heads * a.head_size);
+        let queries = self.dim_of(c, "q", wide);
+        let keys = self.dim_of(c, "k", narrow);
+        // Queries are the first rows of the matrix: a pass that makes no keys reads these alone.
+        let all = if has_keys { self.dim_of(c, "qkv", wide + 2 * narrow) } else { queries };
+        let dims = [all, self.hidden()];
+        let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, routing, None);
+        let qkv = self.bias(c, Part::QkvBias, qkv, a.bias.is_some_and(spec::Bias::of_qkv));
+
+        let parts = match has_keys {
+            true => self.b.ops(Split(vec![queries, keys, keys]), &[qkv]),
+            false => vec![qkv],
+        };
+        let of_qk = a.bias.is_some_and(spec::Bias::of_qk);
+        let mut q = self.bias(c, Part::QueryBias, parts[0], of_qk);
+        let mut k = parts.get(1).map(|&k| self.bias(c, Part::KeyBias, k, of_qk));
+        if a.qk_norm == QkNorm::RmsAll {
+            q = self.norm(q, c, Part::QueryNorm, 1);
+            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
+        }
+        let mut q = self.b.reshape(q, &with(&rows, &[heads, size]));
+        let mut k = k.map(|k| self.b.reshape(k, &with(&rows, &[kv, size])));
+        let v = parts.get(2).map(|&v| self.b.reshape(v, &with(&rows, &[kv, size])));
+        if a.qk_norm == QkNorm::Rms {
+            q = self.norm(q, c, Part::QueryNorm, 1);
+            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
+        }
+        if let Some(rope) = a.rope {
+            q = self.rope(q, c, rope, depth);
+            k = k.map(|k| self.rope(k, c, rope, depth));
+        }
+        (q, k, v)
+    }
+
+    /// The same of latent attention, values with zeros behind them (DeepSeek-V2, 2405.04434,
+    /// section 2.1.3).
+    fn latent(
+        &mut self,
+        c: Owner,
+        a: &spec::Attention,
+        l: &spec::Latent,
+        n: Value,
+        [heads, kv, size]: [Dim; 3],
+    ) -> (Value, Option<Value>, Option<Value>) {
+        let (rows, hidden, one) = (self.b.rows(n), self.hidden(), self.one());
+        let with = |more: &[Dim]| [&rows[..], more].concat();
+        let still = a.head_size - l.turned;
+        let [turned, plain, value] = [("turned", l.turned), ("still", still), ("value", l.value)]
+            .map(|(name, size)| self.dim_of(c, name, size));
+        let turn = |lower: &mut Self, x| a.rope.map_or(x, |rope| lower.rope(x, c, rope, false));
+
+        let wide = self.dim_of(c, "queries", a.heads * a.head_size);
+        let q = match l.query {
+            None => self.matrix(c, Part::QueryUp, n, [wide, hidden], None),
+            Some(rank) => {
+                let rank = self.dim_of(c, "query_rank", rank);
+                let down = self.matrix(c, Part::QueryDown, n, [rank, hidden], None);
+                let down = self.norm(down, c, Part::QueryDownNorm, 1);
+                self.matrix(c, Part::QueryUp, down, [wide, rank], None)
+            }
+        };
+        let q = self.b.reshape(q, &with(&[heads, size]));
+        let parts = self.b.ops(Split(vec![plain, turned]), &[q]);
+        let end = turn(self, parts[1]);
+        let q = self.b.op(Concat(size), &[parts[0], end]);
+
+        let rank = self.dim_of(c, "kv_rank", l.kv);
+        let both = self.dim_of(c, "kv_down", l.kv + l.turned);
+        let down = self.matrix(c, Part::KvDown, n, [both, hidden], None);
+        let parts = self.b.ops(Split(vec![rank, turned]), &[down]);
+        let latent = self.norm(parts[0], c, Part::KvDownNorm, 1);
+        let shared = self.b.reshape(parts[1], &with(&[one, turned]));
+        let shared = turn(self, shared);
+        let shared = self.b.reshape(shared, &with(&[turned]));
+        let zeros = self.b.zeros(&Type::f32(&with(&[kv, turned])));
+        let shared = self.b.add(zeros, shared);
+        let each = self.dim_of(c, "kv_each", still + l.value);
+        let wide = self.dim_of(c, "kv_up", a.heads * (still + l.value));
+        let up = self.matrix(c, Part::KvUp, latent, [wide, rank], None);
+        let up = self.b.reshape(up, &with(&[kv, each]));
+        let parts = self.b.ops(Split(vec![plain, value]), &[up]);
+        let k = self.b.op(Concat(size), &[parts[0], shared]);
+        let v = if l.value == a.head_size {
+            self.b.reshape(parts[1], &with(&[kv, size]))
+        } else {
+            let rest = self.dim_of(c, "no_value", a.head_size - l.value);
+            let zeros = self.b.zeros(&Type::f32(&with(&[kv, rest])));
+            self.b.op(Concat(size), &[parts[1], zeros])
+        };
+        (q, Some(k), Some(v))
     }
 
     /// The component whose keys and values an attention reads.
@@ -243,6 +360,55 @@ impl Lower<'_> {
         }
     }
 
+    /// How keys and values of sequence attention are shared by the passes around.
+    fn keys(&self) -> Keys {
+        self.body.map_or(Keys::Own, |body| body.keys)
+    }
+
+    /// Keys and values that the first pass made at this place of it: of all tokens, or with caches
+    /// of all places.
+    fn first_keys(&mut self, c: Owner, heads: [Dim; 2]) -> (Value, Value) {
+        let rows = self.stream_rows();
+        let Some(places) = self.shape.cache else {
+            let (ty, row) = (Type::f32(&[&rows, &heads[..]].concat()), self.row(c));
+            let k = self.handed_row(c, Part::HandedKeys, &ty, row);
+            return (k, self.handed_row(c, Part::HandedValues, &ty, row));
+        };
+        let entries = self.dim("places", places.tokens);
+        let ty = Type::f32(&[&[rows[0], entries], &heads[..]].concat());
+        let mut first = |part: Part| {
+            let name = format!("{}.first", self.architecture.name_of(c, part));
+            self.facts.states.insert(name.clone(), State { owner: c, part });
+            self.b.param(&name, Binding::State(Lifetime::First), ty.clone())
+        };
+        (first(Part::Keys), first(Part::Values))
+    }
+
+    /// Positions of the queries that there are, of which those at `asking` alone may be, and of the
+    /// keys of the first pass; none where a causal mask will do.
+    fn first_places(&mut self, rows: &[Dim], asking: Option<Value>, spread: bool) -> Option<(Value, Value)> {
+        let asked = self.asked();
+        if let Some(places) = self.shape.cache {
+            let (positions, keys) = self.cached_places(rows, places);
+            // A query that nobody asks for stands before all keys.
+            let asked = asked.map(|asked| self.b.op(KeepInts { otherwise: -1 }, &[positions, asked]));
+            return Some((asked.unwrap_or(positions), keys));
+        }
+        if spread || asking.is_none() && asked.is_none() && !self.gathered() {
+            return None;
+        }
+        let queries = match (asking, asked) {
+            (Some(index), _) => {
+                let all = self.all_places(rows);
+                self.b.op(Op::TakeTokens, &[all, index])
+            }
+            (None, Some(asked)) => asked,
+            (None, None) => self.all_places(rows),
+        };
+        let rows = self.stream_rows();
+        Some((queries, self.places_in_order(&rows)))
+    }
+
     /// Positions of queries and of all places of the caches.
     fn cached_places(&mut self, rows: &[Dim], places: Places) -> (Value, Value) {
         let entries = self.dim("places", places.tokens);
@@ -330,7 +496,7 @@ impl Lower<'_> {
         let mixed = self.b.op(DepthAttention(all), &[q, states[0].1, states[1].1, row]);
         let parts = self.b.ops(Split(vec![size, one]), &[mixed]);
         let name = format!("{}.next", self.architecture.label(c));
-        let next = self.b.index(&name, Index::Next(self.cache_number(c)));
+        let next = self.b.index(&name, Index::Next { cache: self.cache_number(c), by: 1 });
         for ((port, state), own) in states.into_iter().zip([k, v]) {
             let own = self.b.op(Concat(wide), &[own, channel]);
             let written = self.b.op(Op::CacheWrite, &[state, own, next]);
@@ -395,13 +561,18 @@ impl Lower<'_> {
     /// marks.
     pub(super) fn unmark(&mut self, o: Value, size: Dim) -> Value {
         let one = self.one();
-        let mut o = self.b.ops(Split(vec![size, one]), &[o])[0];
+        let o = self.b.ops(Split(vec![size, one]), &[o])[0];
+        self.here_again(o)
+    }
+
+    /// Of rows of every token of the stream, those of the tokens that there are here.
+    fn here_again(&mut self, mut x: Value) -> Value {
         for i in 0..self.inside.len() {
             if let Inside::Gathered { index, .. } = self.inside[i] {
-                o = self.b.op(Op::TakeTokens, &[o, index]);
+                x = self.b.op(Op::TakeTokens, &[x, index]);
             }
         }
-        o
+        x
     }
 
     /// Appends keys and values to the caches of this application; positions of the queries and of
@@ -438,7 +609,11 @@ impl Lower<'_> {
             }
         };
         let ty = Type::f32(&[&[batch, entries], kv].concat());
-        let lifetime = if self.is_read(c) { Lifetime::Row } else { Lifetime::Application };
+        let lifetime = if self.is_read(c) || self.architecture.shares_keys(c) {
+            Lifetime::Row
+        } else {
+            Lifetime::Application
+        };
         for (operand, part) in [(1, Part::Keys), (2, Part::Values)] {
             let (port, cache) = self.state(c, part, lifetime, ty.clone());
             operands[operand] = self.b.op(Op::Append, &[cache, operands[operand], slots]);

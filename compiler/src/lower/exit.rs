@@ -4,6 +4,10 @@
 //! stream on; the last pass leaves to the head. Where a gate shares out the loss, the logarithm of
 //! what is left of it, `ln Π (1 - λ_j)`, is handed from pass to pass as a state of lifetime
 //! [`Lifetime::Saved`] under two names: one that a function reads, one that it leaves.
+//!
+//! Where tokens leave by it ([`Shape::exit`]), a pass reads the same: the stream of a token that
+//! left stays as it is, nobody asks for its rows, and its keys and values are those that its last
+//! pass made, which a state of every component hands from pass to pass.
 
 use super::*;
 use crate::architecture::Leaving;
@@ -30,11 +34,70 @@ impl Lower<'_> {
     pub(super) fn begin_exits(&mut self) {
         let x = self.stream();
         self.b.result(Port::new("y", Binding::Stream), x);
-        if self.form.trains() {
+        if self.form.trains() || self.shares().is_some() || self.observes() {
             let rows = self.stream_rows();
             let all = self.b.zeros(&Type::f32(&rows));
             self.leave_left(all);
         }
+    }
+
+    /// Whether what passes are worth is left for the host.
+    fn observes(&self) -> bool {
+        self.shape.observe && self.form == Form::Inference
+    }
+
+    /// The share of a token that has to have left for it to leave, where tokens leave by it.
+    fn shares(&self) -> Option<f64> {
+        let gated = matches!(self.architecture.exit, Some(Leaving { how: Exit::Gate(_), .. }));
+        self.shape.exit.filter(|_| gated && self.form == Form::Inference)
+    }
+
+    /// The tokens that run this pass of a loop, and those that left it.
+    pub(super) fn tokens_staying(&mut self) -> Option<Staying> {
+        let share = self.shares().filter(|_| self.body.is_some_and(|body| body.leaves))?;
+        // `Σ q > share` where `ln Π (1 - λ) < ln (1 - share)`.
+        let bound = self.b.constant((1.0 - share).ln());
+        let left = self.left();
+        let over = self.b.sub(left, bound);
+        let running = self.b.op(Decide { inclusive: true }, &[over]);
+        let running = self.taking_part(running);
+        let over = self.b.unary(Unary::Neg, over);
+        let left = self.b.op(Decide { inclusive: false }, &[over]);
+        Some(Staying { running, left })
+    }
+
+    /// The stream `y` of tokens that run this pass, and as it was, `x`, of those that left.
+    pub(super) fn of_staying(&mut self, x: Value, y: Value) -> Value {
+        let staying = if x == y { None } else { self.staying.or_else(|| self.tokens_staying()) };
+        staying.map_or(y, |staying| self.either(staying, x, y))
+    }
+
+    fn either(&mut self, staying: Staying, before: Value, now: Value) -> Value {
+        let now = self.b.op(Op::Keep, &[now, staying.running]);
+        let before = self.b.op(Op::Keep, &[before, staying.left]);
+        // Rows that are not kept are -0.
+        self.b.add(now, before)
+    }
+
+    /// Keys and values of an application in a loop: those that the last pass of each token made.
+    pub(super) fn of_last_pass(&mut self, c: Owner, k: Value, v: Value) -> (Value, Value) {
+        let Some(staying) = self.staying else { return (k, v) };
+        let label = self.architecture.label(c);
+        let (rows, by) = (self.architecture.rows_of(c), self.architecture.in_a_pass(&label));
+        let (before, cache) = (self.row(c), self.cache_number(c));
+        let after = self.b.index(&format!("{label}.after"), Index::Next { cache, by: by as u32 });
+        let depths = self.dim_of(c, "passes", rows + by);
+        let mut kept = |part: Part, now: Value| {
+            let ty = Type::f32(&[&[depths], &self.b.dims(now)[..]].concat());
+            let (port, state) = self.state(c, part, Lifetime::Depth, ty);
+            let taken = self.b.ops(Op::CacheTake, &[state, before]);
+            let now = self.either(staying, taken[0], now);
+            let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], before]);
+            let state = self.b.op(Op::CacheWrite, &[state, now, after]);
+            self.b.result(port, state);
+            now
+        };
+        (kept(Part::PassKeys, k), kept(Part::PassValues, v))
     }
 
     /// The end of a pass that is not the last.
@@ -46,35 +109,45 @@ impl Lower<'_> {
             Exit::Last | Exit::Mean => None,
             Exit::Gate(entropy) => Some((self.exit_gate(), entropy)),
         };
-        if !self.form.trains() {
+        if !self.form.trains() && !self.observes() {
+            if let (Some(_), Some((gate, _))) = (self.shares(), gate) {
+                let read = wiring(&self.architecture.model).end(self, x);
+                self.go(read, gate);
+            }
             return;
         }
         let rows = self.stream_rows();
-        let mut through = x;
-        if let Some(k) = leaving.norm {
-            through = self.norm_called(&format!("body.{k}.norm.weight"), x);
-        }
+        // The final norm would read this where the pass is the last.
+        let read = wiring(&self.architecture.model).end(self, x);
+        let through = match leaving.norm {
+            None => read,
+            Some(k) => {
+                let normed = self.norm_called(&format!("body.{k}.norm.weight"), x);
+                wiring(&self.architecture.model).end(self, normed)
+            }
+        };
         let (logits, _) = self.logits(through);
         let targets = Input::Targets;
         let targets = self.b.param(targets.name(), Binding::Batch(targets), Type::i32(&rows));
         let nll = self.b.ops(Op::CrossEntropy, &[logits, targets])[0];
-        let each = match gate {
-            None => self.b.scale(nll, 1.0 / leaving.passes as f64),
-            Some(([w, c], entropy)) => {
-                let hidden = self.hidden();
-                let c = self.b.reshape(c, &[]);
-                let z = self.one_each(x, w, hidden);
-                let z = self.b.add(z, c);
-                let left = self.left();
-                let stay = self.b.unary(Unary::Softplus, z);
-                let next = self.b.sub(left, stay);
-                self.leave_left(next);
-                // `ln λ = -softplus(-z)`
-                let z = self.b.unary(Unary::Neg, z);
-                let go = self.b.unary(Unary::Softplus, z);
-                let share = self.b.sub(left, go);
-                self.exit_share(nll, share, entropy, targets)
+        let share = gate.map(|(gate, entropy)| {
+            let [z, left] = self.go(read, gate);
+            // `ln λ = -softplus(-z)`
+            let z = self.b.unary(Unary::Neg, z);
+            let go = self.b.unary(Unary::Softplus, z);
+            (self.b.sub(left, go), entropy)
+        });
+        if self.observes() {
+            self.observe(Owner::Exit, Observation::Loss, nll);
+            if let Some((share, _)) = share {
+                let q = self.b.unary(Unary::Exp, share);
+                self.observe(Owner::Exit, Observation::Share, q);
             }
+            return;
+        }
+        let each = match share {
+            None => self.b.scale(nll, 1.0 / leaving.passes as f64),
+            Some((share, entropy)) => self.exit_share(nll, share, entropy, targets),
         };
         let sum = self.b.reduce(Reduce::Sum, each, &rows);
         let scale = self.b.param(Input::LossScale.name(), Binding::Batch(Input::LossScale), Type::f32(&[]));
@@ -88,6 +161,19 @@ impl Lower<'_> {
         let zero = Some(Init::Constant(0.0));
         let w = self.weight(Owner::Exit, Part::ExitGate, &[hidden], TensorKind::Steady, None);
         [w, self.weight(Owner::Exit, Part::ExitBias, &[one], TensorKind::Steady, zero)]
+    }
+
+    /// `z = w·x + c`, and the share left before this pass; leaves what is left behind it.
+    fn go(&mut self, x: Value, [w, c]: [Value; 2]) -> [Value; 2] {
+        let hidden = self.hidden();
+        let c = self.b.reshape(c, &[]);
+        let z = self.one_each(x, w, hidden);
+        let z = self.b.add(z, c);
+        let left = self.left();
+        let stay = self.b.unary(Unary::Softplus, z);
+        let next = self.b.sub(left, stay);
+        self.leave_left(next);
+        [z, left]
     }
 
     /// `q (ℓ + β ln q)` of tokens that have a target, from `ln q`.

@@ -15,6 +15,7 @@ impl Lower<'_> {
         real: u64,
         k: u64,
         projection: bool,
+        biased: bool,
     ) -> Routing {
         let hidden = self.hidden();
         let many = if projection { format!("projections{experts}") } else { "experts".into() };
@@ -41,6 +42,13 @@ impl Lower<'_> {
                 let z = self.b.contract(q, keys, &[size]);
                 self.b.scale(z, 1.0 / (*query as f64).sqrt())
             }
+        };
+        let logits = match biased {
+            true => {
+                let bias = self.weight(c, Part::LogitBias, &[e], kind, Some(Init::Constant(0.0)));
+                self.b.add(logits, bias)
+            }
+            false => logits,
         };
         let scores = match router.score {
             Score::Sigmoid => self.b.unary(Unary::Sigmoid, logits),
@@ -241,20 +249,22 @@ impl Lower<'_> {
     }
 
     pub(super) fn experts(&mut self, c: Owner, e: &spec::Experts, n: Value) -> Value {
-        let r = self.route(c, &e.router, n, e.count + e.noop, e.count, e.active, false);
+        let r = self.route(c, &e.router, n, e.count + e.noop, e.count, e.active, false, e.biased);
         let (i, h) = (self.dim_of(c, "intermediate", e.intermediate), self.hidden());
         let many = self.dim_of(c, "experts", e.count);
         let x = self.b.op(Op::Gather, &[n, r.order]);
-        let product = |lower: &mut Self, part| {
+        let product = |lower: &mut Self, part, bias| {
             let w = lower.weight(c, part, &[many, i, h], TensorKind::Routed, None);
-            lower.b.op(Grouped { over: h }, &[x, w, r.offsets])
+            let y = lower.b.op(Grouped { over: h }, &[x, w, r.offsets]);
+            lower.bias_of_each(c, e, bias, y, r.offsets)
         };
-        let gate = e.activation.gated().then(|| product(self, Part::Gate));
-        let up = product(self, Part::Up);
+        let gate = e.activation.gated().then(|| product(self, Part::Gate, Part::GateBias));
+        let up = product(self, Part::Up, Part::UpBias);
         let a = self.activate(e.activation, gate, up);
         let init = self.output_init();
         let down = self.weight(c, Part::Down, &[many, h, i], TensorKind::Routed, init);
         let y = self.b.op(Grouped { over: i }, &[a, down, r.offsets]);
+        let y = self.bias_of_each(c, e, Part::DownBias, y, r.offsets);
         let y = self.b.op(Op::Combine, &[y, r.inverse, r.gates]);
         if e.shared == 0 {
             return y;
@@ -269,6 +279,21 @@ impl Lower<'_> {
             always = self.b.mul(always, share);
         }
         self.b.add(y, always)
+    }
+
+    /// Slots and the bias of the expert that each belongs to: a product with a column of ones.
+    fn bias_of_each(&mut self, c: Owner, e: &spec::Experts, part: Part, y: Value, offsets: Value) -> Value {
+        if !e.biased {
+            return y;
+        }
+        let (dims, one) = (self.b.dims(y), self.one());
+        let many = self.dim_of(c, "experts", e.count);
+        let zero = Some(Init::Constant(0.0));
+        let bias = self.weight(c, part, &[many, dims[1]], TensorKind::Gain, zero);
+        let column = self.b.reshape(bias, &[many, dims[1], one]);
+        let ones = self.ones(&[dims[0], one]);
+        let each = self.b.op(Grouped { over: one }, &[ones, column, offsets]);
+        self.b.add(y, each)
     }
 
     pub(super) fn mlp(&mut self, c: Owner, m: &spec::Mlp, n: Value) -> Value {
@@ -296,6 +321,7 @@ impl Lower<'_> {
 
     pub(super) fn activate(&mut self, activation: Activation, gate: Option<Value>, up: Value) -> Value {
         let f = match activation {
+            Activation::SwigluClamped => return self.clamped(gate.unwrap_or(up), up),
             Activation::Swiglu => Unary::Silu,
             Activation::Geglu | Activation::Gelu => Unary::Gelu,
             Activation::Relu | Activation::Relu2 => Unary::Relu,
@@ -310,5 +336,28 @@ impl Lower<'_> {
                 if activation == Activation::Relu2 { self.b.unary(Unary::Square, a) } else { a }
             }
         }
+    }
+
+    /// `g · sigmoid(1.702 g) ⊙ (u + 1)`, `g` at most 7 and `u` between -7 and 7 (gpt-oss,
+    /// `gpt_oss/torch/model.py`, `swiglu`). Within the bounds nothing is rounded.
+    fn clamped(&mut self, gate: Value, up: Value) -> Value {
+        let limit = self.b.constant(7.0);
+        let at_most = |lower: &mut Self, x: Value| {
+            let beyond = lower.b.sub(x, limit);
+            let beyond = lower.b.unary(Unary::Relu, beyond);
+            lower.b.sub(x, beyond)
+        };
+        let gate = at_most(self, gate);
+        let up = at_most(self, up);
+        let below = self.b.unary(Unary::Neg, up);
+        let below = self.b.sub(below, limit);
+        let below = self.b.unary(Unary::Relu, below);
+        let up = self.b.add(up, below);
+        let z = self.b.scale(gate, 1.702);
+        let share = self.b.unary(Unary::Sigmoid, z);
+        let gate = self.b.mul(gate, share);
+        let one = self.b.constant(1.0);
+        let up = self.b.add(up, one);
+        self.b.mul(gate, up)
     }
 }

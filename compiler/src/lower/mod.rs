@@ -25,7 +25,7 @@ mod statement;
 mod stream;
 
 use crate::CompileError;
-use crate::architecture::{Architecture, Body, Work, remembered_as};
+use crate::architecture::{Architecture, Body, Keys, Work, remembered_as};
 use crate::bind::{Owner, Part};
 use crate::build::Builder;
 use crate::compiled::{Init, Observation, TensorKind};
@@ -61,6 +61,8 @@ pub struct Shape {
     pub observe: bool,
     /// Weight of `mean(logsumexp(logits)²)` in the loss.
     pub z_loss: f64,
+    /// A token leaves its loop where this share of it has, see [`Options`](crate::Options).
+    pub exit: Option<f64>,
 }
 
 /// Room in the caches of each sequence.
@@ -86,7 +88,7 @@ impl Places {
 /// One token without caches.
 impl Default for Shape {
     fn default() -> Self {
-        Shape { batch: 1, sequence: 1, segments: false, cache: None, observe: false, z_loss: 0.0 }
+        Shape { batch: 1, sequence: 1, segments: false, cache: None, observe: false, z_loss: 0.0, exit: None }
     }
 }
 
@@ -95,8 +97,8 @@ impl Default for Shape {
 pub struct Lowered {
     /// The functions and dimensions.
     pub module: Module,
-    /// Weights of each body, by parameter name, in order of definition; then those of `embed` and
-    /// `head`.
+    /// Weights of each body, by parameter name, in order of definition. Bodies of passes that
+    /// differ have those of their leader, of which a function may read the first rows alone.
     pub weights: Vec<Vec<Weight>>,
     /// Weights that each body reads and others have, by full tensor name.
     pub foreign: Vec<Vec<Weight>>,
@@ -285,7 +287,8 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             | Work::Remember(_)
             | Work::History(_) => true,
         });
-        weights.push(own);
+        let leads = architecture.leader(weights.len()) == weights.len();
+        weights.push(if leads { own } else { vec![] });
         foreign.push(others);
         facts.extend(known);
     }
@@ -310,6 +313,9 @@ fn check_sizes(architecture: &Architecture, shape: Shape) -> Result<(), CompileE
         match component {
             Component::Sequence(a) | Component::Depth(a) => {
                 fits("an attention", &[a.heads.max(a.kv_heads), a.head_size])?;
+                if a.latent.is_some_and(|l| l.turned >= a.head_size || l.value > a.head_size) {
+                    return Err(CompileError::Unsupported("latent heads that are shorter than their parts"));
+                }
             }
             Component::Experts(e) => {
                 fits("the choice of experts", &[tokens, e.active])?;
@@ -349,6 +355,17 @@ pub(crate) struct Lower<'a> {
     handed: IndexMap<String, (Port, Value)>,
     /// Keys and values that components made in this layer, for others to read.
     made: HashMap<String, (Value, Value)>,
+    /// Which tokens run this pass, where some have left the loop.
+    staying: Option<Staying>,
+}
+
+/// Places of tokens in a loop that they may leave, -1 for the others.
+#[derive(Clone, Copy)]
+struct Staying {
+    /// Those that run this pass.
+    running: Value,
+    /// Those that left before.
+    left: Value,
 }
 
 /// A `skip` from within.
@@ -413,6 +430,7 @@ impl<'a> Lower<'a> {
             pooled: vec![],
             handed: IndexMap::new(),
             made: HashMap::new(),
+            staying: None,
         }
     }
 
@@ -566,11 +584,13 @@ impl<'a> Lower<'a> {
 
     fn layer(&mut self, body: &Body, expr: &Expr) -> Result<(), CompileError> {
         let x = self.stream();
+        self.staying = self.tokens_staying();
         let wiring = wiring(&self.architecture.model);
         let mut y = wiring.layer(self, x, expr)?;
         if body.residual_norm {
             y = self.norm(y, Owner::Stream, Part::ResidualNorm, 1);
         }
+        let y = self.of_staying(x, y);
         self.b.result(Port::new("y", Binding::Stream), y);
         if let Some(sum) =
             self.auxiliary.drain(..).collect::<Vec<_>>().into_iter().reduce(|a, c| self.b.add(a, c))
@@ -627,12 +647,13 @@ impl<'a> Lower<'a> {
             .get_full(name)
             .ok_or(CompileError::Unsupported("a component without definition"))?;
         let c = Owner::Component(number as u32);
-        let n = self.norm(x, c, Part::Norm, 1);
-        let (y, post_norm) = match component {
-            Component::Sequence(a) => (self.attention(c, a, n, false)?, a.post_norm),
-            Component::Depth(a) => (self.attention(c, a, n, true)?, a.post_norm),
-            Component::Experts(e) => (self.experts(c, e, n), e.post_norm),
-            Component::Mlp(m) => (self.mlp(c, m, n), m.post_norm),
+        let (pre_norm, post_norm) = component.norms();
+        let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
+        let y = match component {
+            Component::Sequence(a) => self.attention(c, a, n, false)?,
+            Component::Depth(a) => self.attention(c, a, n, true)?,
+            Component::Experts(e) => self.experts(c, e, n),
+            Component::Mlp(m) => self.mlp(c, m, n),
         };
         Ok(if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y })
     }

@@ -1,7 +1,7 @@
-//! Weights that every pass of a loop has for itself.
+//! Weights that every pass of a loop has for itself, or every application of a layer inside.
 //!
-//! They are bound as [`Binding::PassWeight`]: a function reads those of its pass, and checkpoints
-//! hold all of them as one tensor.
+//! They are bound as [`Binding::PassWeight`] and [`Binding::TurnWeight`]: a function reads those of
+//! its pass, or application, and checkpoints hold all of them as one tensor.
 
 use super::*;
 use crate::architecture::Passes;
@@ -20,7 +20,26 @@ impl Lower<'_> {
         let (zero, kind) = (Some(Init::Constant(0.0)), TensorKind::Steady);
         let e = self.bound_weight(Owner::Loop, Part::PassEmbedding, &[hidden], kind, zero, bound);
         let y = self.b.add(x, e);
+        let y = self.of_staying(x, y);
         self.b.result(Port::new("y", Binding::Stream), y);
+    }
+
+    /// A weight that every application has for itself, inside loops, too.
+    pub(crate) fn weight_each(
+        &mut self,
+        owner: Owner,
+        part: Part,
+        dims: &[Dim],
+        kind: TensorKind,
+        init: Init,
+    ) -> Value {
+        match self.body.and_then(|body| body.recurrent) {
+            None => self.weight(owner, part, dims, kind, Some(init)),
+            Some(times) => {
+                let bound = (Binding::TurnWeight, Some(times));
+                self.bound_weight(owner, part, dims, kind, Some(init), bound)
+            }
+        }
     }
 
     /// `W x` with a matrix of a component, `[out, in]`: `(W + B_p A_p) x` where passes add to it.

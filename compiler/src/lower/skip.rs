@@ -291,11 +291,51 @@ impl Lower<'_> {
                 }
                 self.leave(wire)
             }
+            Expr::Skip(skip, inner) if leaves_all_keys(skip) && self.attends(inner) => {
+                self.skip_of_all_keys(skip, inner, x, index)
+            }
             _ => {
                 let (of, taken) = (self.b.dims(x)[1], self.b.op(Op::TakeTokens, &[x, index]));
                 self.within(Inside::Gathered { index, of, ints: vec![] }, expr, taken)
             }
         }
+    }
+
+    /// A wrapped part among the tokens at `index`, of which all tokens are keys, too.
+    fn skip_of_all_keys(
+        &mut self,
+        skip: &Skip,
+        inner: &Expr,
+        x: Value,
+        index: Value,
+    ) -> Result<Value, CompileError> {
+        let SkipRule::Threshold { capacity, .. } = skip.rule else {
+            return Err(CompileError::Unsupported("keys of all tokens of a part that others choose"));
+        };
+        let owner = Owner::Skip(self.skips);
+        self.skips += 1;
+        let (of, taken) = (self.b.dims(x)[1], self.b.op(Op::TakeTokens, &[x, index]));
+        let rows = self.b.rows(taken);
+        let z = self.skip_score(owner, skip, taken);
+        let among = self.top_tokens(z, capacity, self.b.module.size(rows[1]));
+        let chosen = self.b.op(Op::TakeTokens, &[index, among]);
+        let merged = match skip.merge {
+            true => {
+                let places = self.places_of(chosen, &self.b.rows(x));
+                self.merged(x, places)?
+            }
+            false => x,
+        };
+        let f = self.of_all_keys(inner, merged, chosen)?;
+        let update = self.b.op(PutTokens { tokens: rows[1] }, &[f, among]);
+        if !skip.merge {
+            return Ok(update);
+        }
+        self.inside.push(Inside::Gathered { index, of, ints: vec![] });
+        let places = self.places_of(among, &rows);
+        let update = self.spread(update, places);
+        self.inside.pop();
+        update
     }
 
     /// A part in which tokens of negative place take no part; with `all_keys` they are keys and
@@ -439,4 +479,9 @@ impl Lower<'_> {
         let mean = self.b.scale(sum, 1.0 / self.b.module.size(rows[1]) as f64);
         self.b.contract(mean, ones, &[one])
     }
+}
+
+/// Whether tokens that skip are keys and values of the wrapped part all the same.
+fn leaves_all_keys(skip: &Skip) -> bool {
+    matches!(skip.rule, SkipRule::Threshold { .. }) && skip.kv == SkipKv::All
 }

@@ -33,6 +33,7 @@ impl Lower<'_> {
             // It is a work of its own.
             Statement::History { .. } => x,
         };
+        let y = self.of_staying(x, y);
         self.b.result(Port::new("y", Binding::Stream), y);
     }
 

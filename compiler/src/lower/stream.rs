@@ -53,7 +53,11 @@ impl Lower<'_> {
     /// Places in the sequence of queries and keys, where a causal mask over the rows there are
     /// would not do.
     pub(super) fn tokens_seen(&mut self, rows: &[Dim], windowed: bool) -> Option<(Value, Value)> {
-        match self.inside.last()? {
+        let Some(inside) = self.inside.last() else {
+            let (asked, all) = (self.asked()?, self.all_places(rows));
+            return Some((asked, all));
+        };
+        match inside {
             // Gathered tokens are in order, but further apart than they look.
             Inside::Gathered { .. } => windowed.then(|| {
                 let places = self.token_ints(Ints::Places);
@@ -127,7 +131,8 @@ impl Lower<'_> {
                 keys.map(|(keys, _)| keys)
             }
             Some(&Inside::Masked { places, .. }) if !self.form.trains() => Some(places),
-            _ => None,
+            Some(_) => None,
+            None => self.staying.map(|staying| staying.running),
         }
     }
 

@@ -9,6 +9,11 @@
 //! Ranges are cut into rows of [`WIDTH`] numbers for the part of a step that looks at one number at
 //! a time; a part that looks at whole matrices is a loop over those of a range ([`Whole`]). The
 //! gradient is clipped before an optimizer sees it, and zero behind the step.
+//!
+//! Where the states are cut over ranks (ZeRO-1: Rajbhandari et al., 2020, section 5.1), each rank
+//! gets its part of the sum of gradients, moves its part of the weights, and hands it to the
+//! others. In any plan of several ranks the norm is that of the norms of such parts, one of each
+//! rank.
 
 mod adamw;
 mod lion;
@@ -28,7 +33,8 @@ use crate::ir::{
 use crate::lower::Weight;
 use crate::memory::{Counted, Range, Slot};
 use crate::op::{Bits, Cast};
-use crate::program::{Affine, BufferId, Kernel, Operand, Program, Step, kernel};
+use crate::pipeline::Options;
+use crate::program::{Affine, BufferId, Kernel, Operand, Parts, Program, Space, Step, kernel};
 use crate::schedule::{Bind, schedule};
 use dreamc_dsl::spec::{Matrices, OptimizerKind, Precision, Train};
 
@@ -101,7 +107,8 @@ pub(crate) fn matrix(train: &Train, w: &Weight, shape: &[u64]) -> Option<[u64; 2
 
 /// The optimizer of a recipe for tensors of a rule.
 pub(crate) fn optimizer(train: &Train, rule: &Rule) -> Box<dyn Optimizer> {
-    let whole = |m: Matrices, sphere| Box::new(Muon { momentum: m.momentum, rate: m.rate, sphere });
+    let products = stored(train.precision);
+    let whole = |m: Matrices, sphere| Box::new(Muon { momentum: m.momentum, rate: m.rate, products, sphere });
     match (train.optimizer, rule.matrix) {
         (OptimizerKind::Lion, _) => Box::new(Lion { betas: train.betas }),
         (OptimizerKind::Muon(m), Some(_)) => whole(m, false),
@@ -114,7 +121,11 @@ pub(crate) fn optimizer(train: &Train, rule: &Rule) -> Box<dyn Optimizer> {
 
 /// Storage of the optimizer's states.
 pub(crate) fn storage(train: &Train) -> DType {
-    match train.moments {
+    stored(train.moments)
+}
+
+fn stored(precision: Precision) -> DType {
+    match precision {
         Precision::F32 => DType::F32,
         Precision::Bf16 => DType::Bf16,
     }
@@ -269,6 +280,24 @@ impl Assembly<'_> {
         let norm = self.end(End::Output(Output::Norm), DType::F32, vec![1])?;
         let Some(gradients) = self.bound(Slot::Gradients) else { return Ok(Program::default()) };
         let elements = self.plan.buffer(gradients).elements();
+        let (ranks, cuts) = (self.options.ranks, self.cuts.clone());
+        if ranks > 1 {
+            // Whole ones were summed while the way back went on.
+            if self.options.shard {
+                let sum = Kernel::ReduceScatter(kernel::ReduceScatter { parts: self.parts(&cuts) });
+                steps.push(self.launch(sum, vec![at(gradients)], "gradients"));
+            }
+            for Counted { counts, .. } in self.counts.values().copied().collect::<Vec<_>>() {
+                let (elements, sets) =
+                    (self.plan.buffer(counts).elements(), self.plan.buffer(counts).instances);
+                let instance = Affine { base: 0, terms: vec![(variables, 1)] };
+                let of = Operand::Tensor { buffer: counts, instance, offset: 0, stride: 0 };
+                let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks, beside: false });
+                let steps_of = vec![self.launch(sum, vec![of], "selection counts")];
+                steps.push(Step::Loop { variable: variables, count: sets, reverse: false, steps: steps_of });
+                variables += 1;
+            }
+        }
         let frozen = self.ranges.iter().filter(|r| r.recipe.is_none()).map(|r| (r.gradient, r.elements));
         for (range, elements) in frozen.collect::<Vec<_>>() {
             steps.push(self.launch(
@@ -277,27 +306,49 @@ impl Assembly<'_> {
                 "frozen gradients",
             ));
         }
-        let ranks = self.options.ranks;
         if ranks > 1 {
-            let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks });
-            steps.push(self.launch(sum, vec![at(gradients)], "gradients"));
-            for Counted { counts, .. } in self.counts.values().copied().collect::<Vec<_>>() {
-                let (elements, sets) =
-                    (self.plan.buffer(counts).elements(), self.plan.buffer(counts).instances);
-                let instance = Affine { base: 0, terms: vec![(variables, 1)] };
-                let of = Operand::Tensor { buffer: counts, instance, offset: 0, stride: 0 };
-                let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks });
-                let steps_of = vec![self.launch(sum, vec![of], "selection counts")];
-                steps.push(Step::Loop { variable: variables, count: sets, reverse: false, steps: steps_of });
-                variables += 1;
-            }
+            self.norms(gradients, norm, &mut steps)?;
+        } else {
+            steps.push(self.launch(
+                Kernel::Norm(kernel::Norm { elements }),
+                vec![at(gradients), at(norm)],
+                "gradient norm",
+            ));
         }
-        steps.push(self.launch(
-            Kernel::Norm(kernel::Norm { elements }),
-            vec![at(gradients), at(norm)],
-            "gradient norm",
-        ));
         Ok(Program { steps, variables })
+    }
+
+    /// The norm of the norms of all ranks' parts, each of which its rank looks at: so its bits do
+    /// not depend on whether states are cut over the ranks.
+    fn norms(
+        &mut self,
+        gradients: BufferId,
+        norm: BufferId,
+        steps: &mut Vec<Step>,
+    ) -> Result<(), CompileError> {
+        let Options { ranks, rank, .. } = self.options;
+        let norms = self.buffer("norms".into(), Space::Io, DType::F32, vec![ranks], 1)?;
+        let zero = Kernel::Zero(kernel::Zero { elements: ranks });
+        steps.push(self.launch(zero, vec![at(norms)], "gradient norms"));
+        let from =
+            |buffer, offset| Operand::Tensor { buffer, instance: Affine::default(), offset, stride: 0 };
+        let part = self.part().unwrap_or(0..0);
+        if !part.is_empty() {
+            let own = Kernel::Norm(kernel::Norm { elements: part.end - part.start });
+            let operands = vec![from(gradients, part.start), from(norms, rank)];
+            steps.push(self.launch(own, operands, "norm of a part"));
+        }
+        let parts = self.parts(&(0..=ranks).collect::<Vec<_>>());
+        let gather = Kernel::AllGather(kernel::AllGather { parts });
+        steps.push(self.launch(gather, vec![at(norms)], "gradient norms"));
+        let root = Kernel::Norm(kernel::Norm { elements: ranks });
+        steps.push(self.launch(root, vec![at(norms), at(norm)], "gradient norm"));
+        Ok(())
+    }
+
+    /// Numbers cut over the ranks so.
+    fn parts(&self, cuts: &[u64]) -> Parts {
+        Parts { cuts: cuts.to_vec(), rank: self.options.rank }
     }
 
     /// One optimizer step. Its loops run over the sets of weights, so its length does not depend on
@@ -331,6 +382,12 @@ impl Assembly<'_> {
                 steps.push(Step::Loop { variable: variables, count, reverse: false, steps: inner });
                 variables += 1;
             }
+        }
+        let cuts = self.cuts.clone();
+        if let Some(weights) = self.trained_weights {
+            let parts = self.parts(&cuts);
+            let gather = Kernel::AllGather(kernel::AllGather { parts });
+            steps.push(self.launch(gather, vec![at(weights)], "weights"));
         }
         let elements = self.plan.buffer(gradients).elements();
         steps.push(self.launch(Kernel::Zero(kernel::Zero { elements }), vec![at(gradients)], "gradients"));

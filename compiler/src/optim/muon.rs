@@ -5,10 +5,11 @@
 //!
 //! `O` is five steps of Newton and Schulz on `X = u / (‖u‖ + 1e-7)`, `A = X Xᵀ`,
 //! `X ← a X + (b A + c A²) X`, from the side that makes `A` the smaller: singular values come
-//! between 0.7 and 1.2. It is computed in f32, where Jordan's program uses bf16.
+//! between 0.7 and 1.2. Under `precision: bf16` its products read bf16 and add up in f32, as in
+//! Jordan's program; under `f32` they are f32.
 
 use super::{Moved, Optimizer, Rule, Stepping, Whole};
-use crate::ir::{Dim, Reduce, Unary, Value};
+use crate::ir::{DType, Dim, Reduce, Unary, Value};
 
 /// Added to the norm, so that zeros stay zeros.
 const EPS: f64 = 1e-7;
@@ -23,6 +24,8 @@ pub(crate) struct Muon {
     pub momentum: f64,
     /// Factor on the learning rate.
     pub rate: f64,
+    /// The numbers that products of `O` read.
+    pub products: DType,
     /// Whether a matrix stays at its Frobenius norm, and the rate is the angle of a step: then
     /// `w ← R · N(w - rate · R · N(O(u)))` with `N(x) = x / ‖x‖` and `R = ‖w‖`, without decay, to
     /// which the sphere is blind (*Rethinking Language Model Scaling under Transferable Hypersphere
@@ -52,7 +55,7 @@ impl Optimizer for Muon {
 impl Whole for Muon {
     fn matrix(&self, s: &mut Stepping, rule: &Rule, (w, u): (Value, Value), [n, k]: [Dim; 2]) -> Value {
         let size = [n, k].map(|d| s.b.module.size(d));
-        let x = orthogonal(s, u, [n, k]);
+        let x = orthogonal(s, u, [n, k], self.products);
         let rate = s.rate(rule);
         if self.sphere {
             let angle = s.b.scale(rate, self.rate);
@@ -87,8 +90,8 @@ fn norm(s: &mut Stepping, x: Value, dims: [Dim; 2]) -> Value {
     s.b.unary(Unary::Sqrt, sum)
 }
 
-/// The nearest half-orthogonal matrix, about.
-fn orthogonal(s: &mut Stepping, u: Value, [n, k]: [Dim; 2]) -> Value {
+/// The nearest half-orthogonal matrix, about, by products that read numbers of that type.
+fn orthogonal(s: &mut Stepping, u: Value, [n, k]: [Dim; 2], read: DType) -> Value {
     let size = [n, k].map(|d| s.b.module.size(d));
     let length = norm(s, u, [n, k]);
     let eps = s.b.constant(EPS);
@@ -100,19 +103,22 @@ fn orthogonal(s: &mut Stepping, u: Value, [n, k]: [Dim; 2]) -> Value {
     let third = s.b.module.dim("third", size[0].min(size[1]));
     for _ in 0..STEPS {
         let turned = if short == n { [other, k] } else { [n, other] };
-        let again = s.b.reshape(x, &turned);
-        let a = s.b.contract(again, x, &[if short == n { k } else { n }]);
+        let x_read = s.as_stored(x, read);
+        let again = s.b.reshape(x_read, &turned);
+        let a = s.b.contract(again, x_read, &[if short == n { k } else { n }]);
         // Both factors are symmetric: `A Aᵀ` is `A²`.
-        let a_third = s.b.reshape(a, &[third, short]);
-        let a2 = s.b.contract(a, a_third, &[short]);
+        let a_read = s.as_stored(a, read);
+        let a_third = s.b.reshape(a_read, &[third, short]);
+        let a2 = s.b.contract(a_read, a_third, &[short]);
         let a2 = s.b.reshape(a2, &[other, short]);
         let (first, second) = (s.b.scale(a, QUINTIC[1]), s.b.scale(a2, QUINTIC[2]));
         let polynomial = s.b.add(first, second);
+        let polynomial = s.as_stored(polynomial, read);
         // `P X`, or `X P` of a tall matrix.
         let product = if short == n {
-            s.b.contract(polynomial, x, &[short])
+            s.b.contract(polynomial, x_read, &[short])
         } else {
-            s.b.contract(x, polynomial, &[short])
+            s.b.contract(x_read, polynomial, &[short])
         };
         let product = s.b.reshape(product, &[n, k]);
         let kept = s.b.scale(x, QUINTIC[0]);

@@ -12,6 +12,7 @@
 use super::language::{Graph, Source, Term};
 use super::target::Target;
 use super::{Context, Stage};
+use crate::count::roofline::Demand;
 use crate::ir::{Dim, Extents, Op, Type, cost};
 use crate::op::{Class, Reduction, Work};
 use crate::schedule::{reader_level, row_dims};
@@ -293,7 +294,7 @@ impl<'g> Extractor<'g> {
             return None;
         }
         let live = &walk.order;
-        let t = &self.target;
+        let (t, rates) = (&self.target, &self.target.rates);
         marks.clear();
         marks.resize(self.classes.len(), Marks::default());
         groups.clear();
@@ -345,23 +346,23 @@ impl<'g> Extractor<'g> {
                 Kind::Free => continue,
                 Kind::Gather if !stored => continue,
                 // Weights are prepared by kernels of their own.
-                _ if c.still => c.moved.max(c.elementwise * t.bandwidth / t.elementwise),
+                _ if c.still => c.moved.max(c.elementwise * rates.bandwidth / rates.elementwise),
                 Kind::Row => {
                     if !c.still {
                         groups.push((level, self.rows[class]));
                     }
-                    into.seconds += c.elementwise / t.elementwise;
+                    into.seconds += c.elementwise / rates.elementwise;
                     if stored { self.bytes[class] } else { 0.0 }
                 }
                 Kind::Gather | Kind::Anchor => c.moved,
             };
             if stored && !c.still && self.bytes[class] > t.large {
                 // Added to everything: memory costs the same however long its computation is.
-                into.seconds += work * Target::SPILL / t.bandwidth;
+                into.seconds += work * Target::SPILL / rates.bandwidth;
             }
             into.flops += c.flops;
             into.bytes += work;
-            into.seconds += (work / t.bandwidth).max(c.flops / t.products(self.narrow));
+            into.seconds += rates.time(self.demand(c.flops, work)).seconds;
             if kind != Kind::Row || c.still {
                 into.launches += 1.0;
                 into.seconds += t.launch;
@@ -369,7 +370,7 @@ impl<'g> Extractor<'g> {
             // A row kernel reads each operand once.
             if row_read && !matches!(kind, Kind::Row) {
                 total.bytes += self.bytes[class];
-                total.seconds += self.bytes[class] / t.bandwidth;
+                total.seconds += self.bytes[class] / rates.bandwidth;
             }
         }
         groups.sort_unstable();
@@ -474,14 +475,20 @@ impl<'g> Extractor<'g> {
         best.map(|(_, s)| s)
     }
 
+    /// Products and traffic of a kernel; element-wise work is charged beside them.
+    fn demand(&self, flops: f64, bytes: f64) -> Demand {
+        Demand { flops, narrow: self.narrow, bytes, elementwise: 0.0 }
+    }
+
     /// The cost of an e-node by itself.
     pub fn alone(&self, node: Id) -> Total {
         let (class, k) = self.locate(node, node);
         let Some(c) = k.map(|k| &self.choices[class][k]) else { return Total::default() };
         let launches = if matches!(c.kind, Kind::Anchor) { 1.0 } else { 0.0 };
         let (flops, bytes) = (c.flops, if launches > 0.0 { c.moved } else { 0.0 });
-        let seconds = (bytes / self.target.bandwidth).max(flops / self.target.products(self.narrow))
-            + c.elementwise / self.target.elementwise
+        let rates = &self.target.rates;
+        let seconds = rates.time(self.demand(flops, bytes)).seconds
+            + c.elementwise / rates.elementwise
             + launches * self.target.launch;
         Total { seconds, flops, bytes, launches }
     }

@@ -1,6 +1,7 @@
 //! A device as far as choosing between equal programs goes: a roofline and the price of a launch.
 
 use crate::count::device::{DEVICES, Device};
+use crate::count::roofline::Rates;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -10,14 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Target {
     /// Its name, as `--target` takes it.
     pub name: &'static str,
-    /// Multiplies and adds of products of f32 in a second.
-    pub flops: f64,
-    /// Those of products of bf16.
-    pub bf16: f64,
-    /// Bytes of memory read or written in a second.
-    pub bandwidth: f64,
-    /// Element-wise operations in a second.
-    pub elementwise: f64,
+    /// The rates of its roofline.
+    pub rates: Rates,
     /// Seconds that a launch costs whatever it does.
     pub launch: f64,
     /// A value of more bytes should not be stored at all: it is charged [`Target::SPILL`] times, on
@@ -32,10 +27,7 @@ impl Target {
     /// The CPU of a small machine.
     pub const CPU: Target = Target {
         name: "cpu",
-        flops: 6e10,
-        bf16: 6e10,
-        bandwidth: 1.2e10,
-        elementwise: 4e9,
+        rates: Rates { bf16: 6e10, f32: 6e10, bandwidth: 1.2e10, elementwise: 4e9 },
         launch: 4e-6,
         large: 2.7e8,
     };
@@ -58,20 +50,13 @@ impl Target {
 
     /// A GPU: what generated kernels reach of its data sheet.
     pub fn of(device: &'static Device) -> Target {
-        Target {
-            name: device.name,
-            flops: 0.5 * device.f32,
+        let rates = Rates {
             bf16: 0.5 * device.bf16,
+            f32: 0.5 * device.f32,
             bandwidth: 0.8 * device.bandwidth,
             elementwise: 0.25 * device.f32,
-            launch: 3e-6,
-            large: device.memory as f64 / 64.0,
-        }
-    }
-
-    /// Multiplies and adds of products in a second, in bf16 or in f32.
-    pub fn products(&self, narrow: bool) -> f64 {
-        if narrow { self.bf16 } else { self.flops }
+        };
+        Target { name: device.name, rates, launch: 3e-6, large: device.memory as f64 / 64.0 }
     }
 
     /// The names known, for messages.

@@ -172,15 +172,12 @@ impl Lanes {
 
     fn weights(&self, lower: &mut Lower, owner: Owner, unit: u64) -> Around {
         let (lane, to, pairs) = (self.lane(lower), self.to(lower), self.pairs(lower));
-        let alpha = self.vector(lower, owner, Part::LaneAlpha, lane, Init::Pick(unit));
-        let beta = self.vector(lower, owner, Part::LaneBeta, lane, Init::Constant(1.0));
-        let mix = lower.weight(
-            owner,
-            Part::LaneMix,
-            &[to, lane],
-            TensorKind::Gain,
-            Some(Init::Identity { columns: self.count, from: 0 }),
-        );
+        let (kind, columns) = (TensorKind::Gain, self.count);
+        let pick = Init::Pick { place: unit, step: 0, columns };
+        let alpha = lower.weight_each(owner, Part::LaneAlpha, &[lane], kind, pick);
+        let beta = lower.weight_each(owner, Part::LaneBeta, &[lane], kind, Init::Constant(1.0));
+        let identity = Init::Identity { columns, from: 0 };
+        let mix = lower.weight_each(owner, Part::LaneMix, &[to, lane], kind, identity);
         let mix = lower.b.reshape(mix, &[pairs]);
         Around {
             alpha: self.numbers(lower, alpha),

@@ -49,18 +49,26 @@ impl AttentionForm {
         let rows = if owner == Owner::KeyGradients { s.keys } else { s.queries };
         // `ROWS` and `TILE` of the templates; there are two tiles of each of the two things that
         // pass by.
-        if variant.hopper && variant.is_narrow(0) && variant.aligned && matches!(s.size, 64 | 128) {
-            let own = 128;
-            // As many keys at a time as registers go, and as many times as memory does.
-            let tile = if owner == Owner::Queries { 128 } else { 64 };
-            let owns = if owner == Owner::Queries { 1 } else { 2 };
+        if variant.hopper && variant.is_narrow(0) && variant.aligned && matches!(s.size, 64 | 128 | 256) {
+            // As many rows at a time as registers go, and as many times as memory does. Two sums of
+            // 64 rows of 256 are more than the registers of a warpgroup: two of them share rows.
+            let (owns, tile, sharers) = match (owner, s.size <= 128) {
+                (Owner::Queries, true) => (1, 128, 1),
+                (Owner::Queries, false) => (1, 64, 1),
+                (Owner::QueryGradients, true) => (2, 64, 1),
+                (Owner::QueryGradients, false) => (2, 32, 1),
+                (Owner::KeyGradients, true) => (2, 64, 1),
+                (Owner::KeyGradients, false) => (2, 64, 2),
+            };
+            let own = 128 / sharers;
+            let shared = if sharers > 1 { format!(", {sharers}") } else { String::new() };
             let room = HOPPER_SHARED - 2048 - 2 * s.size * own * owns;
             let stages = (room / (4 * s.size * tile)).min(4);
             if rows >= own && times(&[rows.div_ceil(own), heads, s.batch]) >= variant.processors() {
                 return AttentionForm {
                     header: "flash_hopper.cuh",
                     prefix: "flash",
-                    arguments: format!("FlashWarpgroups<S, {tile}, {stages}>"),
+                    arguments: format!("FlashWarpgroups<S, {tile}, {stages}{shared}>"),
                     own,
                     tile,
                     passing: 2 * stages * tile,

@@ -1,4 +1,4 @@
-//! Sums over the ranks of a group.
+//! Exchanges of the ranks of a group.
 
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::op::kernel::{KernelKind, Slot, Work, updated};
@@ -10,6 +10,67 @@ pub struct AllReduce {
     pub elements: u64,
     /// Over how many ranks.
     pub ranks: u64,
+    /// Whether nothing else touches them until the program ends, so that it may take place beside
+    /// the launches behind it.
+    pub beside: bool,
+}
+
+/// The sum over the ranks of a group, of which each gets its part; what is left of the others'
+/// parts means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ReduceScatter {
+    /// Whose part is which.
+    pub parts: Parts,
+}
+
+/// The parts of all ranks, each brought by its own, left on all of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AllGather {
+    /// Whose part is which.
+    pub parts: Parts,
+}
+
+/// Numbers that are cut over the ranks of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Parts {
+    /// Where the part of each rank begins, and where that of the last ends.
+    pub cuts: Vec<u64>,
+    /// The rank of this plan.
+    pub rank: u64,
+}
+
+impl Parts {
+    /// How many numbers there are.
+    pub fn elements(&self) -> u64 {
+        self.cuts.last().copied().unwrap_or(0)
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u64 {
+        self.cuts.len().saturating_sub(1) as u64
+    }
+
+    /// First number of a rank's part, and how many they are.
+    pub fn of(&self, rank: u64) -> (u64, u64) {
+        match self.cuts.get(rank as usize..) {
+            Some([first, end, ..]) => (*first, end.saturating_sub(*first)),
+            Some(_) | None => (0, 0),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match (self.ranks(), self.cuts.first()) {
+            (2.., Some(0)) if self.rank >= self.ranks() => Err("there is no such rank".into()),
+            (2.., Some(0)) if self.cuts.is_sorted() => Ok(()),
+            (2.., _) => Err("the parts of ranks do not follow one another".into()),
+            (0..2, _) => Err("parts of one rank".into()),
+        }
+    }
+
+    fn summary(&self) -> String {
+        let (first, count) = self.of(self.rank);
+        format!("{}, {first}..{} of rank {} of {}", self.elements(), first + count, self.rank, self.ranks())
+    }
 }
 
 impl KernelKind for AllReduce {
@@ -22,7 +83,62 @@ impl KernelKind for AllReduce {
     }
 
     fn summary(&self) -> String {
-        format!("all_reduce {} over {} ranks", self.elements, self.ranks)
+        let beside = if self.beside { ", beside what follows" } else { "" };
+        format!("all_reduce {} over {} ranks{beside}", self.elements, self.ranks)
+    }
+
+    fn work(&self) -> Work {
+        Work::default()
+    }
+
+    /// Nothing: the executor hands the range to the group.
+    fn cuda(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
+        Ok(None)
+    }
+
+    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        self.cuda(variant)
+    }
+}
+
+impl KernelKind for ReduceScatter {
+    fn signature(&self) -> Vec<Slot> {
+        vec![updated("x", &[self.parts.elements()])]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.parts.check()
+    }
+
+    fn summary(&self) -> String {
+        format!("reduce_scatter {}", self.parts.summary())
+    }
+
+    fn work(&self) -> Work {
+        Work::default()
+    }
+
+    /// Nothing: the executor hands the range to the group.
+    fn cuda(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
+        Ok(None)
+    }
+
+    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        self.cuda(variant)
+    }
+}
+
+impl KernelKind for AllGather {
+    fn signature(&self) -> Vec<Slot> {
+        vec![updated("x", &[self.parts.elements()])]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.parts.check()
+    }
+
+    fn summary(&self) -> String {
+        format!("all_gather {}", self.parts.summary())
     }
 
     fn work(&self) -> Work {

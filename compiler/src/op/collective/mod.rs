@@ -1,3 +1,3 @@
-//! Sums over the ranks of a group.
+//! Exchanges of the ranks of a group: sums, and parts handed to all.
 
 pub mod kernel;

@@ -4,9 +4,11 @@
 //! summed in blocks of [`SUM_BLOCK`], and then the blocks, as [`RowStore::Sum`] says.
 
 use super::kernel::{RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
-use crate::codegen::text::{Builder, Operands, Param, float, per_thread, places, scratch, status};
+use crate::codegen::text::{
+    Builder, Operands, Param, binary, float, per_thread, places, scratch, status, unary,
+};
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::ir::{Binary, Positions, Reduce, Rope, Unary};
+use crate::ir::{Positions, Reduce, Rope};
 use crate::op::kernel::{KernelKind, times};
 
 type Result<T> = std::result::Result<T, CodegenError>;
@@ -138,14 +140,14 @@ impl Text<'_> {
             RowOp::Constant(c) => self.each(n, &float(c.0)),
             RowOp::Index { input } => self.each(n, &format!("float(x{input})")),
             RowOp::Zeros => self.each(n, "0.0f"),
-            RowOp::Unary(unary, x) => self.each(n, &of_one(unary, &format!("a{x}[i]"))),
+            RowOp::Unary(op, x) => self.each(n, &unary(op, &format!("a{x}[i]"))),
             RowOp::Binary { op, a, b, broadcast, small_first } => {
                 let small = format!("i / {} % {}", broadcast.inner.max(1), broadcast.size.max(1));
                 let at = |array: u32, small_one: bool| match small_one {
                     true => format!("a{array}[{small}]"),
                     false => format!("a{array}[i]"),
                 };
-                self.each(n, &of_two(op, &at(a, small_first), &at(b, !small_first)));
+                self.each(n, &binary(op, &at(a, small_first), &at(b, !small_first)));
             }
             RowOp::Reduce { op, x, over } => {
                 let (inner, size) = (over.inner.max(1), over.size);
@@ -266,35 +268,4 @@ fn root(x: u32, size: u64, eps: f64) -> String {
         float(size as f64),
         float(eps)
     )
-}
-
-fn of_one(op: Unary, x: &str) -> String {
-    match op {
-        Unary::Neg => format!("-{x}"),
-        Unary::Exp => format!("expf({x})"),
-        Unary::Log => format!("logf({x})"),
-        Unary::Sigmoid => format!("sigmoid({x})"),
-        Unary::Tanh => format!("tanhf({x})"),
-        Unary::Silu => format!("silu({x})"),
-        Unary::SiluGrad => format!("silu_grad({x})"),
-        Unary::Gelu => format!("gelu({x})"),
-        Unary::GeluGrad => format!("gelu_grad({x})"),
-        Unary::Relu => format!("relu({x})"),
-        Unary::Softplus => format!("softplus({x})"),
-        Unary::Rsqrt => format!("1.0f / sqrtf({x})"),
-        Unary::Sqrt => format!("sqrtf({x})"),
-        Unary::Recip => format!("1.0f / {x}"),
-        Unary::Square => format!("{x} * {x}"),
-        Unary::Positive => format!("positive({x})"),
-    }
-}
-
-fn of_two(op: Binary, a: &str, b: &str) -> String {
-    match op {
-        Binary::Add => format!("{a} + {b}"),
-        Binary::Sub => format!("{a} - {b}"),
-        Binary::Mul => format!("{a} * {b}"),
-        Binary::Div => format!("{a} / {b}"),
-        Binary::Max => format!("larger({a}, {b})"),
-    }
 }

@@ -1,0 +1,99 @@
+//! Sums over ranks that begin while the backward goes on: of each gradient once, behind everything
+//! that touches it, and nothing else changed.
+
+use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
+use dreamc_compiler::{LAST, Options, compile};
+use std::ops::Range;
+use std::path::Path;
+
+/// A launch at values of the loop variables.
+type Placed<'p> = (&'p Launch, Vec<u64>);
+
+fn unroll<'p>(steps: &'p [Step], variables: &mut Vec<u64>, list: &mut Vec<Placed<'p>>) {
+    for step in steps {
+        match step {
+            Step::Launch(launch) => list.push((launch, variables.clone())),
+            Step::Loop { variable, count, reverse, steps } => {
+                for i in 0..*count {
+                    variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
+                    unroll(steps, variables, list);
+                }
+            }
+        }
+    }
+}
+
+fn list<'p>(plan: &'p Plan, program: &str) -> Vec<Placed<'p>> {
+    let program = &plan.programs[program];
+    let mut all = vec![];
+    unroll(&program.steps, &mut vec![0; program.variables as usize], &mut all);
+    all
+}
+
+/// Operands with their instances worked out.
+fn placed(launch: &Launch, variables: &[u64]) -> Vec<(Option<BufferId>, [u64; 3])> {
+    let at = |affine: &Affine| affine.at(variables);
+    let of = |operand: &Operand| match operand {
+        Operand::Tensor { buffer, instance, offset, stride } => {
+            (Some(*buffer), [at(instance), *offset, *stride])
+        }
+        Operand::Index(index) => (None, [at(index), 0, 0]),
+    };
+    launch.operands.iter().chain(&launch.places).map(of).collect()
+}
+
+/// Ranges of the arena that a launch touches, in numbers.
+fn touched(plan: &Plan, (launch, variables): &Placed) -> Vec<Range<u64>> {
+    let slots = plan.kernel(launch.kernel).signature();
+    let reach = |(operand, slot): (&Operand, &dreamc_compiler::op::kernel::Slot)| {
+        let Operand::Tensor { buffer, instance, offset, stride } = operand else { return None };
+        let b = plan.buffer(*buffer);
+        let span = match slot.in_rows() {
+            Some((0, _) | (_, 0)) => return None,
+            Some((rows, length)) => (rows - 1) * if *stride == 0 { length } else { *stride } + length,
+            None => slot.span(|_| 0),
+        };
+        let first = b.offset / 4 + instance.at(variables) * b.elements() + offset;
+        (b.space == Space::Gradients || b.space == Space::Alias).then_some(first..first + span)
+    };
+    launch.operands.iter().zip(&slots).filter_map(reach).collect()
+}
+
+#[test]
+fn each_gradient_is_summed_once_behind_everything_that_touches_it() {
+    for name in ["quickstart", "tiny-dr", "tiny-dr-da"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/{name}.yaml"));
+        let (spec, _) = dreamc_dsl::load(&path, &[]).unwrap();
+        let options = Options { train: true, sequence: 8, ranks: 4, ..Options::default() };
+        let plan = compile(&spec, &options).unwrap().plan;
+        let is_sum = |launch: &Launch| matches!(plan.kernel(launch.kernel), Kernel::AllReduce(_));
+        let (alone, with) = (list(&plan, "backward"), list(&plan, LAST));
+        let rest: Vec<&Placed> = with.iter().filter(|(launch, _)| !is_sum(launch)).collect();
+        assert_eq!(rest.len(), alone.len(), "{name}");
+        for (a, b) in rest.into_iter().zip(&alone) {
+            assert_eq!((a.0.kernel, &a.0.origin), (b.0.kernel, &b.0.origin), "{name}");
+            assert_eq!(placed(a.0, &a.1), placed(b.0, &b.1), "{name}: {}", a.0.origin);
+        }
+        let mut sums = vec![0u8; (plan.arena / 4) as usize];
+        let range = |r: &Range<u64>| r.start as usize..r.end as usize;
+        for launch in &with {
+            for r in touched(&plan, launch) {
+                match is_sum(launch.0) {
+                    true => sums[range(&r)].iter_mut().for_each(|n| *n += 1),
+                    false => assert!(
+                        sums[range(&r)].iter().all(|&n| n == 0),
+                        "{name}: {} touches what was summed",
+                        launch.0.origin
+                    ),
+                }
+            }
+        }
+        for b in plan.buffers.iter().filter(|b| b.space == Space::Gradients) {
+            let own = b.offset / 4..(b.offset + b.bytes()) / 4;
+            assert!(sums[range(&own)].iter().all(|&n| n == 1), "{name}: {} is not summed once", b.name);
+        }
+        let first = with.iter().position(|(launch, _)| is_sum(launch)).unwrap();
+        let behind = with[first..].iter().filter(|(launch, _)| !is_sum(launch)).count();
+        assert!(behind > alone.len() / 4, "{name}: {behind} of {} launches are left", alone.len());
+    }
+}
