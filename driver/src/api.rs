@@ -130,6 +130,9 @@ calls! {
     cuGraphExecDestroy(executable: Handle) => |m, executable| m.destroy_executable(executable as u64);
     cuEventCreate(to: *mut Handle, flags: c_uint) => |m, to, flags| put_handle(to, m.event(flags));
     cuEventRecord(event: Handle, stream: Handle) => |m, event, stream| m.record_event(event as u64, stream as u64);
+    cuEventQuery(event: Handle) => |m, event| m.query_event(event as u64);
+    cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) =>
+        |m, stream, event, flags| m.wait_event(stream as u64, event as u64, flags);
     cuEventElapsedTime(to: *mut f32, begin: Handle, end: Handle) =>
         |m, to, begin, end| put(to, m.elapsed(begin as u64, end as u64));
     cuEventDestroy_v2(event: Handle) => |m, event| m.destroy_event(event as u64);

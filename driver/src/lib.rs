@@ -11,11 +11,13 @@
 //!
 //! [`machine`] has the rules, each with the place of NVIDIA's documentation that it is from;
 //! [`api`] is the C interface over it; [`nvrtc`] wraps NVRTC, so that what it gives as machine code
-//! is PTX under a line that names the card; [`cublaslt`] is what of cuBLASLt dreamc calls.
+//! is PTX under a line that names the card; [`cublaslt`] is what of cuBLASLt dreamc calls, [`nccl`]
+//! what of NCCL.
 
 pub mod api;
 pub mod cublaslt;
 pub mod machine;
+pub mod nccl;
 pub mod nvrtc;
 pub mod settings;
 

@@ -15,6 +15,7 @@
 //!   that let go of things.
 
 use crate::cublaslt::{Description, EXECUTION_FAILED, Layout, Library, NOT_INITIALIZED, Status, compute};
+use crate::nccl::{self, Collective, Comm};
 use crate::{CUBIN, Settings};
 use cudarc::driver::sys::CUresult;
 use dreamc_ptx::{self as ptx, Arg, Checks, Kind, Launch, Memory, Module};
@@ -168,6 +169,8 @@ pub struct Machine {
     current: HashMap<ThreadId, u64>,
     /// The part of cuBLASLt outside of contexts.
     pub(crate) library: Library,
+    /// The part of NCCL outside of contexts.
+    pub(crate) nccl: nccl::State,
 }
 
 /// A card: its primary context and how often that is retained.
@@ -178,7 +181,7 @@ struct Device {
 }
 
 /// A primary context and everything in it.
-struct Context {
+pub struct Context {
     shared: Arc<Shared>,
     device: usize,
     memory: Memory,
@@ -192,6 +195,8 @@ struct Context {
     executables: HashMap<u64, Arc<Vec<Work>>>,
     /// The clock when each was reached.
     events: HashMap<u64, Option<u64>>,
+    /// Events that were asked for, by the number of the work that reaches them.
+    asked: HashSet<(u64, u64)>,
     /// Of cuBLASLt.
     libraries: HashSet<u64>,
     dead: HashSet<u64>,
@@ -228,13 +233,34 @@ struct Function {
 /// Something to do later. Host memory is at an address of the caller's.
 #[derive(Clone)]
 enum Work {
-    Launch { function: u64, launch: Launch },
-    Set { at: u64, value: u8, bytes: u64 },
-    ToDevice { at: u64, from: usize, was: Arc<[u8]> },
-    ToHost { to: usize, at: u64, bytes: usize },
+    Launch {
+        function: u64,
+        launch: Launch,
+    },
+    Set {
+        at: u64,
+        value: u8,
+        bytes: u64,
+    },
+    ToDevice {
+        at: u64,
+        from: usize,
+        was: Arc<[u8]>,
+    },
+    ToHost {
+        to: usize,
+        at: u64,
+        bytes: usize,
+    },
     Replay(Arc<Vec<Work>>),
     Record(u64),
     Product(Arc<Product>),
+    /// Waits for the work of that number on another stream.
+    Behind {
+        stream: u64,
+        given: u64,
+    },
+    Exchange(Arc<Collective>),
 }
 
 /// A product of cuBLASLt's, `D = alpha · op(A) · op(B) + beta · C`.
@@ -265,7 +291,15 @@ impl Machine {
         let devices = (0..settings.cards).map(|_| Device::default()).collect();
         let shared = Shared { settings, counts: Mutex::default(), log: Mutex::new((file, vec![])) };
         let library = Library::default();
-        Machine { shared: Arc::new(shared), initialised: false, devices, current: HashMap::new(), library }
+        let nccl = nccl::State::default();
+        Machine {
+            shared: Arc::new(shared),
+            initialised: false,
+            devices,
+            current: HashMap::new(),
+            library,
+            nccl,
+        }
     }
 
     /// The log so far.
@@ -386,6 +420,7 @@ impl Machine {
             graphs: HashMap::new(),
             executables: HashMap::new(),
             events: HashMap::new(),
+            asked: HashSet::new(),
             libraries: HashSet::new(),
             dead: HashSet::new(),
             handles: 0,
@@ -412,9 +447,37 @@ impl Machine {
             if described > 0 && context.broken.is_none() {
                 self.shared.complain(format!("left of cuBLASLt's descriptions: {described}"));
             }
+            let communicators = self.nccl.left();
+            if communicators > 0 && context.broken.is_none() {
+                self.shared.complain(format!("left of NCCL's communicators: {communicators}"));
+            }
             context.end();
         }
         Ok(())
+    }
+
+    /// The context of this thread, where it has one.
+    pub(crate) fn current_context(&mut self) -> Option<u64> {
+        self.current().ok().map(|context| context.handle())
+    }
+
+    /// Whether a range is inside an allocation of this thread's context.
+    pub(crate) fn holds(&mut self, at: u64, bytes: u64) -> bool {
+        self.current().is_ok_and(|context| context.inside(at, bytes).is_ok())
+    }
+
+    /// Whether work of a communicator is under way.
+    pub(crate) fn gave(&mut self, comm: &Arc<Comm>) -> bool {
+        let of = |work: &Work| matches!(work, Work::Exchange(collective) if collective.is_of(comm));
+        self.current()
+            .is_ok_and(|context| context.streams.values().flat_map(|s| &s.queue).any(|(_, work)| of(work)))
+    }
+
+    /// Puts a collective of NCCL's on a stream.
+    pub(crate) fn give_exchange(&mut self, stream: u64, collective: Arc<Collective>) -> Outcome<()> {
+        let context = self.current()?;
+        context.broken.map_or(Ok(()), Err)?;
+        context.give(stream, Work::Exchange(collective))
     }
 
     /// `cuCtxSetCurrent`; 0 is no context.
@@ -630,6 +693,35 @@ impl Machine {
         let context = self.context("cuEventRecord")?;
         context.find(&context.events, event, "event")?;
         context.give(stream, Work::Record(event))
+    }
+
+    /// `cuStreamWaitEvent`: behind what the event was last recorded behind.
+    pub fn wait_event(&mut self, stream: u64, event: u64, flags: u32) -> Outcome<()> {
+        let context = self.context("cuStreamWaitEvent")?;
+        context.find(&context.events, event, "event")?;
+        if flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        match context.recorded(event) {
+            Some((of, given)) => context.give(stream, Work::Behind { stream: of, given }),
+            None => Ok(()),
+        }
+    }
+
+    /// `cuEventQuery`: an event that is to come is not there at the first look.
+    pub fn query_event(&mut self, event: u64) -> Outcome<()> {
+        let context = self.context("cuEventQuery")?;
+        context.find(&context.events, event, "event")?;
+        context.unseen("cuEventQuery")?;
+        let Some((stream, given)) = context.recorded(event) else { return Ok(()) };
+        if !context.asked.insert((event, given)) {
+            context.drain(stream, given);
+            context.broken.map_or(Ok(()), Err)?;
+        }
+        match context.recorded(event) {
+            Some(_) => Err(CUresult::CUDA_ERROR_NOT_READY),
+            None => Ok(()),
+        }
     }
 
     /// `cuEventElapsedTime`, in milliseconds: "CUDA_ERROR_NOT_READY" where the work before one of
@@ -853,6 +945,12 @@ impl Context {
                 return;
             }
             let Some((given, work)) = s.queue.pop_front() else { return };
+            if !self.ready(&work) {
+                if let Some(s) = self.streams.get_mut(&stream) {
+                    s.queue.push_front((given, work));
+                }
+                return;
+            }
             if stream == LEGACY {
                 let others = self.streams.iter().filter(|(n, s)| **n != LEGACY && s.blocking);
                 let others: Vec<u64> = others.map(|(n, _)| *n).collect();
@@ -861,6 +959,59 @@ impl Context {
                 self.drain(LEGACY, given);
             }
             self.execute(&work);
+        }
+    }
+
+    /// Whether work that waits for others is done, or waits no more; other work always is.
+    fn ready(&mut self, work: &Work) -> bool {
+        match work {
+            Work::Behind { stream, given } => {
+                self.drain(*stream, *given);
+                let first = self.streams.get(stream).and_then(|s| s.queue.front());
+                first.is_none_or(|(number, _)| number > given)
+            }
+            Work::Exchange(collective) => self.broken.is_some() || collective.progress(self),
+            Work::Launch { .. }
+            | Work::Set { .. }
+            | Work::ToDevice { .. }
+            | Work::ToHost { .. }
+            | Work::Replay(_)
+            | Work::Record(_)
+            | Work::Product(_) => true,
+        }
+    }
+
+    /// Stream and number of the last work that reaches an event.
+    fn recorded(&self, event: u64) -> Option<(u64, u64)> {
+        let all = self.streams.iter().flat_map(|(stream, s)| s.queue.iter().map(move |w| (*stream, w)));
+        let own = all.filter(|(_, w)| matches!(w.1, Work::Record(e) if e == event));
+        own.map(|(stream, w)| (stream, w.0)).max_by_key(|(_, given)| *given)
+    }
+
+    /// Counts something of NCCL's; the code that was ordered for it.
+    pub(crate) fn ordered(&self, what: &str) -> Result<(), u32> {
+        self.shared.ordered(what)
+    }
+
+    pub(crate) fn say(&self, line: String) {
+        self.shared.say(line);
+    }
+
+    /// Numbers of a collective, as they are now.
+    pub(crate) fn bytes(&mut self, at: u64, bytes: u64) -> Option<Vec<u8>> {
+        let found = self.memory.read(at, bytes);
+        if found.is_err() {
+            self.shared.complain("a collective reads outside memory".into());
+            self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        }
+        found.ok().map(|found| found.to_vec())
+    }
+
+    /// Numbers that a collective leaves.
+    pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
+        if self.memory.write(at, bytes).is_err() {
+            self.shared.complain("a collective writes outside memory".into());
+            self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         }
     }
 
@@ -875,6 +1026,11 @@ impl Context {
         }
         self.unseen("cuStreamSynchronize")?;
         self.drain(stream, u64::MAX);
+        if self.streams.get(&stream).is_some_and(|s| !s.queue.is_empty()) {
+            // The real one hangs, and a test with it.
+            self.shared.complain("a stream is waited for whose collective waits for another rank".into());
+            self.broken = Some(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT);
+        }
         self.broken.map_or(Ok(()), Err)
     }
 
@@ -1010,6 +1166,8 @@ impl Context {
             Work::Launch { function, launch } => return self.execute_launch(*function, launch),
             Work::Replay(list) => return list.iter().for_each(|work| self.execute(work)),
             Work::Product(product) => return self.execute_product(product),
+            // Done when it was ready.
+            Work::Behind { .. } | Work::Exchange(_) => return,
             Work::Record(event) => {
                 // One that is gone has no time.
                 if let Some(time) = self.events.get_mut(event) {

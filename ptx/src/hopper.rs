@@ -345,6 +345,38 @@ struct Mbarrier {
     /// The knowledge of those that arrived in this phase, and the same for completed phases.
     arriving: Vec<Rc<View>>,
     arrived: Vec<Rc<View>>,
+    /// By warp, the lanes that have looked at the last phase since it ended.
+    looks: BTreeMap<u32, Look>,
+}
+
+/// Lanes of a warp that have found a phase over. A thread waits by a parity, which comes again with
+/// the next phase but one: the next phase may end only when the thread has looked, by whatever
+/// orders its look before the arrivals.
+#[derive(Debug)]
+struct Look {
+    /// Phases completed then.
+    phase: u32,
+    /// Ticks of the lanes at their looks; 0 of those that did not look.
+    ticks: [u32; LANES],
+    /// Whether all lanes of the warp have executed an operation together since.
+    together: bool,
+    /// Warps and ticks of their lanes: all that one of them does from its tick on is behind these
+    /// looks, without any knowledge of memory.
+    behind: Vec<(u32, [u32; LANES])>,
+}
+
+impl Look {
+    /// A lane whose look is before nothing that those who arrived know of.
+    fn missed(&self, warp: u32, known: &dyn Fn(u32, u32) -> bool) -> Option<u32> {
+        let party = |warp: u32, lane: usize| warp * LANES as u32 + lane as u32;
+        let knows = |(warp, ticks): &(u32, [u32; LANES])| {
+            ticks.iter().enumerate().any(|(lane, &tick)| known(party(*warp, lane), tick))
+        };
+        if self.behind.iter().any(knows) {
+            return None;
+        }
+        (0..LANES).find(|&lane| !known(party(warp, lane), self.ticks[lane])).map(|lane| party(warp, lane))
+    }
 }
 
 /// A bulk load under way, or an arrival that waits for copies.
@@ -562,6 +594,18 @@ impl Mbarrier {
         }
         let complete = self.pending == 0 && self.bytes == 0;
         if complete {
+            let views = || self.arriving.iter().chain(&self.arrived);
+            let known = |party: u32, tick: u32| tick == 0 || views().any(|view| view.has_seen(party, tick));
+            let now = self.looks.iter().filter(|(_, look)| look.phase == self.phase);
+            if let Some(thread) = now.filter_map(|(&warp, look)| look.missed(warp, &known)).next() {
+                let what = format!(
+                    "a phase of an mbarrier ends, and nothing orders that after thread {thread}'s wait for the one \
+                     before: a thread that lags so far waits for a parity that has come again"
+                );
+                let right = "__syncwarp, or an arrival of that thread's own, between its wait and the arrivals that \
+                             let the next phase end";
+                return Err(Trouble::new(Kind::Mbarrier, what, right));
+            }
             self.pending = self.expected;
             self.phase += 1;
             // Knowledge of earlier phases stays; one copy of equal knowledge is enough.
@@ -657,6 +701,7 @@ impl Core<'_> {
             Op::InitFence => self.show_mbarriers(warp, active),
             Op::WgFence => {
                 whole_warp(active, "wgmma.fence")?;
+                self.executed_together(warp.index);
                 warp.hopper.accessed.clear();
                 warp.hopper.fenced = true;
             }
@@ -707,6 +752,7 @@ impl Core<'_> {
             fenced: false,
             arriving: Vec::new(),
             arrived: Vec::new(),
+            looks: BTreeMap::new(),
         };
         self.hopper.mbarriers.insert(offset as u32, mbarrier);
         Ok(())
@@ -719,6 +765,37 @@ impl Core<'_> {
                 && active >> (mbarrier.maker % LANES as u32) & 1 != 0
             {
                 mbarrier.fenced = true;
+            }
+        }
+    }
+
+    /// The ticks of a warp's lanes.
+    fn ticks(&self, warp: u32) -> Option<[u32; LANES]> {
+        let clocks = self.clocks.as_ref()?;
+        Some(std::array::from_fn(|lane| clocks.tick(warp * LANES as u32 + lane as u32)))
+    }
+
+    /// All lanes of a warp have executed an operation that they execute together only: what any of
+    /// them does from here on is behind all their looks.
+    fn executed_together(&mut self, warp: u32) {
+        let Some(ticks) = self.ticks(warp) else { return };
+        for mbarrier in self.hopper.mbarriers.values_mut() {
+            let Some(look) = mbarrier.looks.get_mut(&warp).filter(|look| !look.together) else { continue };
+            look.together = true;
+            look.behind.push((warp, ticks));
+        }
+    }
+
+    /// A warp has waited for products that all warps of its warpgroup have issued: it is behind the
+    /// looks that they had before.
+    fn waited_for_products(&mut self, warp: u32) {
+        let Some(ticks) = self.ticks(warp) else { return };
+        let first = warp / 4 * 4;
+        for mbarrier in self.hopper.mbarriers.values_mut() {
+            for (&other, look) in mbarrier.looks.range_mut(first..first + 4) {
+                if other != warp && look.together && look.behind.iter().all(|(known, _)| *known != warp) {
+                    look.behind.push((warp, ticks));
+                }
             }
         }
     }
@@ -790,6 +867,13 @@ impl Core<'_> {
                     clocks.acquire(warp.index, 1 << lane, view);
                 }
                 clocks.acquire_agent(warp.index, 1 << lane, mbarrier.agent, mbarrier.phase);
+                let phase = mbarrier.phase;
+                let new = || Look { phase, ticks: [0; LANES], together: false, behind: vec![] };
+                let look = mbarrier.looks.entry(warp.index).or_insert_with(new);
+                if look.phase != phase {
+                    *look = new();
+                }
+                look.ticks[lane] = clocks.tick(warp.index * LANES as u32 + lane as u32);
             }
             Ok(())
         })?;
@@ -1220,6 +1304,7 @@ impl Core<'_> {
         if let Some(clocks) = &mut self.clocks {
             clocks.acquire_agent(warp.index, active, MBARRIERS as u32 + group, until as u32);
         }
+        self.waited_for_products(warp.index);
         Ok(None)
     }
 }

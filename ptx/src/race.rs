@@ -31,6 +31,11 @@ pub(super) struct View {
 }
 
 impl View {
+    /// Whether it has seen a party of the block up to a tick.
+    pub fn has_seen(&self, party: u32, tick: u32) -> bool {
+        self.ticks.get(party as usize).is_some_and(|&seen| seen >= tick)
+    }
+
     /// Takes in what another view has seen.
     fn join(&mut self, other: &View) {
         for (mine, theirs) in self.ticks.iter_mut().zip(&other.ticks) {

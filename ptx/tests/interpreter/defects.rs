@@ -601,6 +601,16 @@ fn in_hopper_gemm() {
             ),
             ("no wait for an empty stage", &[(WAIT_EMPTY, "")], Finding(Kind::Mbarrier)),
             (
+                "a thread that waits for every phase, and nobody for it",
+                &[(
+                    "        asm volatile(\"setmaxnreg.dec.sync.aligned.u32 40;\");\n",
+                    "        asm volatile(\"setmaxnreg.dec.sync.aligned.u32 40;\");\n        if (threadIdx.x == 32)\n\
+                     for (int step = 0; step < steps; ++step)\n\
+                     barrier_wait(full0 + 8 * (step % STAGES), step / STAGES % 2);\n",
+                )],
+                Finding(Kind::Mbarrier),
+            ),
+            (
                 "a stage given back too early",
                 &[
                     ("        if (threadIdx.x % 128 == 0) barrier_arrive(empty0 + 8 * stage);\n", ""),
