@@ -36,23 +36,64 @@ pub struct Frontier {
     /// Resamples whose fit converged.
     pub resamples: usize,
     #[serde(skip)]
-    pub(crate) theta: [f64; 3],
+    theta: [f64; 3],
     #[serde(skip)]
-    pub(crate) centre: f64,
+    centre: f64,
+    #[serde(skip)]
+    parabolas: Vec<Parabola>,
+    #[serde(skip)]
+    drawn: Vec<Drawn>,
+}
+
+/// A resample: its law, and the loss at the optimum of each budget.
+#[derive(Clone, Debug, PartialEq)]
+struct Drawn {
+    theta: [f64; 3],
+    losses: Vec<f64>,
 }
 
 impl Frontier {
     /// Loss at `flops`, in nats a token.
     pub fn loss(&self, flops: f64) -> f64 {
-        let [e, k, gamma] = self.theta;
+        self.by(self.theta, flops)
+    }
+
+    fn by(&self, [e, k, gamma]: [f64; 3], flops: f64) -> f64 {
         e.exp() + (k - gamma * (flops.ln() - self.centre)).exp()
+    }
+
+    /// The 95 % interval of the loss at `flops`, in nats a token; not a number without resamples.
+    pub fn band(&self, flops: f64) -> (f64, f64) {
+        interval(self.loss(flops), self.drawn.iter().map(|d| self.by(d.theta, flops)).collect())
+    }
+
+    /// Loss at a size by the parabola of the budget of this number, in nats a token.
+    pub fn at(&self, budget: usize, params: f64) -> Option<f64> {
+        self.parabolas.get(budget).map(|p| p.loss(params.ln()))
     }
 
     /// FLOPs at which the loss is reached; `None` below the irreducible loss.
     pub fn flops(&self, loss: f64) -> Option<f64> {
-        let [e, k, gamma] = self.theta;
+        self.needed(self.theta, loss)
+    }
+
+    fn needed(&self, [e, k, gamma]: [f64; 3], loss: f64) -> Option<f64> {
         let left = loss - e.exp();
         (left > 0.0).then(|| (self.centre + (k - left.ln()) / gamma).exp())
+    }
+
+    /// The 95 % interval of the FLOPs at which the optimum of another arm's budget is reached:
+    /// resamples of both laws, pair by pair. Without end where too many of them are below the
+    /// irreducible loss; `None` without resamples.
+    pub(crate) fn flops_of(&self, arm: &Frontier, budget: usize) -> Option<(f64, f64)> {
+        let estimate = self.flops(arm.optima.get(budget)?.loss).unwrap_or(f64::MAX);
+        let of = |(own, other): (&Drawn, &Drawn)| {
+            Some(self.needed(own.theta, *other.losses.get(budget)?).unwrap_or(f64::MAX))
+        };
+        let samples: Vec<f64> = self.drawn.iter().zip(&arm.drawn).filter_map(of).collect();
+        let (low, high) = interval(estimate, samples);
+        let open = |x: f64| if x > f64::MAX / 1e6 { f64::INFINITY } else { x };
+        (!low.is_nan()).then(|| (open(low), open(high)))
     }
 }
 
@@ -81,7 +122,7 @@ pub fn frontier(runs: &[&Run], options: &Options) -> Result<Frontier, FitError> 
     let theta = power(&optima, centre, delta, None)
         .ok_or(FitError::Diverged { law: "L = E + K C^-gamma", starts: 1 })?;
     let mut random = fastrand::Rng::with_seed(options.seed);
-    let mut samples = vec![];
+    let (mut samples, mut kept) = (vec![], vec![]);
     for _ in 0..options.resamples {
         let drawn: Vec<Optimum> = budgets
             .iter()
@@ -94,8 +135,11 @@ pub fn frontier(runs: &[&Run], options: &Options) -> Result<Frontier, FitError> 
                 Parabola::fit(b, &losses).map(|p| p.optimum(b))
             })
             .collect();
-        if drawn.len() == budgets.len() {
-            samples.extend(power(&drawn, centre, delta, Some(theta)).map(|t| quoted(&drawn, t, centre)));
+        if drawn.len() == budgets.len()
+            && let Some(theta) = power(&drawn, centre, delta, Some(theta))
+        {
+            samples.push(quoted(&drawn, theta, centre));
+            kept.push(Drawn { theta, losses: drawn.iter().map(|o| o.loss).collect() });
         }
     }
     let constants = quoted(&optima, theta, centre)
@@ -106,7 +150,7 @@ pub fn frontier(runs: &[&Run], options: &Options) -> Result<Frontier, FitError> 
             Constant { name, value, low, high }
         })
         .collect();
-    Ok(Frontier { optima, constants, resamples: samples.len(), theta, centre })
+    Ok(Frontier { optima, constants, resamples: samples.len(), theta, centre, parabolas, drawn: kept })
 }
 
 fn losses(runs: &[&Run]) -> Vec<f64> {
@@ -139,6 +183,7 @@ pub fn budgets<'r>(runs: &[&'r Run]) -> Vec<Vec<&'r Run>> {
 }
 
 /// `loss = c0 + c1·x + c2·x²`, `x` the log of the parameters less its mean.
+#[derive(Clone, Debug, PartialEq)]
 struct Parabola {
     c: [f64; 3],
     mean: f64,
@@ -165,7 +210,12 @@ impl Parabola {
     }
 
     fn at(&self, run: &Run) -> f64 {
-        let x = params(run).ln() - self.mean;
+        self.loss(params(run).ln())
+    }
+
+    /// At a log of the parameters.
+    fn loss(&self, log: f64) -> f64 {
+        let x = log - self.mean;
         self.c[0] + x * (self.c[1] + x * self.c[2])
     }
 

@@ -166,15 +166,22 @@ pub fn fit(law: Law, runs: &[&Run], options: &Options) -> Result<Fit, FitError> 
     let residuals: Vec<f64> = logs.iter().zip(&fitted).map(|(l, f)| l - f).collect();
     let problem = Problem { law, runs, centre, delta };
     let samples = problem.resample(&fitted, &residuals, &best.at, options);
-    Ok(Fit {
-        law,
-        constants: constants(&problem, &best.at, &logs, &samples),
-        residuals,
-        delta,
-        resamples: samples.len(),
-        theta: best.at,
-        centre,
-    })
+    let constants = constants(&problem, &best.at, &logs, &samples);
+    if options.resamples > 0
+        && let Some(c) = constants.iter().find(|c| loose(c))
+    {
+        return Err(FitError::Undetermined { law: law.name(), constant: c.name, value: c.value });
+    }
+    Ok(Fit { law, constants, residuals, delta, resamples: samples.len(), theta: best.at, centre })
+}
+
+/// Whether the runs leave a constant open: it or its interval is no number, losses grow with an
+/// exponent, or a pass is worth what no pass can be.
+fn loose(c: &Constant) -> bool {
+    const PASS: f64 = 4.0;
+    ![c.value, c.low, c.high].iter().all(|x| x.is_finite())
+        || (matches!(c.name, "alpha" | "beta") && c.value <= 0.0)
+        || (c.name == "phi" && c.value.abs() > PASS)
 }
 
 fn determined(law: Law, runs: &[&Run]) -> Result<(), FitError> {

@@ -51,6 +51,18 @@ pub enum FitError {
         /// Different values that would do.
         needed: usize,
     },
+    /// Runs that leave a constant open.
+    #[error(
+        "the runs do not determine {constant} of {law}: its best value is {value:.3e}, without an interval or against the law's meaning"
+    )]
+    Undetermined {
+        /// The law.
+        law: &'static str,
+        /// The constant.
+        constant: &'static str,
+        /// Its estimate.
+        value: f64,
+    },
     /// No start of the minimiser ended at a finite loss.
     #[error("the fit of {law} did not converge from any of {starts} starts")]
     Diverged {

@@ -13,6 +13,8 @@ pub struct Speedup {
     /// FLOPs of the baseline for that loss over FLOPs of the arm; `None` below the baseline's
     /// irreducible loss.
     pub factor: Option<f64>,
+    /// Its 95 % interval; infinite where the loss may be beyond the baseline.
+    pub interval: Option<(f64, f64)>,
     /// Whether the baseline's FLOPs stand beyond its own budgets.
     pub extrapolated: bool,
 }
@@ -25,12 +27,14 @@ pub fn speedup(baseline: &Frontier, arm: &Frontier) -> Vec<Speedup> {
     };
     arm.optima
         .iter()
-        .map(|o| {
+        .enumerate()
+        .map(|(i, o)| {
             let needed = baseline.flops(o.loss);
             Speedup {
                 flops: o.flops,
                 loss: o.loss,
                 factor: needed.map(|c| c / o.flops),
+                interval: baseline.flops_of(arm, i).map(|(low, high)| (low / o.flops, high / o.flops)),
                 extrapolated: !needed.is_some_and(trained),
             }
         })

@@ -175,6 +175,25 @@ fn an_arm_that_needs_half_the_compute_is_twice_as_fast() {
 }
 
 #[test]
+fn intervals_of_the_speedup_hold_it() {
+    let (mut held, mut all) = (0, 0);
+    for seed in 0..20 {
+        let runs = grid(&mut fastrand::Rng::with_seed(seed), 0.003);
+        let mut other = grid(&mut fastrand::Rng::with_seed(seed + 100), 0.003);
+        other.iter_mut().for_each(|r| r.flops /= 2.0);
+        let options = Options { resamples: 200, seed, ..Options::default() };
+        let frontiers = (frontier(&refs(&runs), &options), frontier(&refs(&other), &options));
+        let (Ok(baseline), Ok(arm)) = frontiers else { panic!("no frontier") };
+        for s in speedup(&baseline, &arm) {
+            let (low, high) = s.interval.expect("resamples");
+            held += usize::from(low <= 2.0 && 2.0 <= high);
+            all += 1;
+        }
+    }
+    assert!(held * 100 >= 85 * all, "{held} of {all}");
+}
+
+#[test]
 fn too_few_runs_and_constant_variables_are_refused() {
     let mut runs = grid(&mut fastrand::Rng::with_seed(5), 0.0);
     let options = Options::default();

@@ -2,7 +2,7 @@
 
 use crate::errors::{DreamcError, IntoPython};
 use dreamc::failure::Failure;
-use dreamc::model::{BaseArguments, Trained};
+use dreamc::model::{BaseArguments, PassArguments, Trained};
 use dreamc::spec::{SpecArguments, resolved};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::rewrite::Rewriting;
@@ -349,7 +349,8 @@ impl Model {
             let longest = ids.iter().map(Vec::len).max().unwrap_or(0).max(1) + max_tokens;
             let rows = prompts.len().clamp(1, 64) as u64;
             let context = Some((longest as u64).next_multiple_of(64));
-            let mut decoder = trained.decoder(inner.device.as_ref(), rows, context, inner.depth, cache)?;
+            let passes = PassArguments { depth: inner.depth, exit: None };
+            let mut decoder = trained.decoder(inner.device.as_ref(), rows, context, passes, cache)?;
             let sampling = Sampling { temperature, top_k, top_p, seed, max_tokens, stop };
             let written = generate(decoder.as_mut(), &tokenizer, &ids, &sampling, &mut |_, _| {})?;
             Ok(written.into_iter().map(|w| (w.text, w.tokens)).collect())

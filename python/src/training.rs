@@ -38,7 +38,7 @@ pub fn train(
             return Err(Failure::Usage("the specification has no data; name a file with `data`".into()));
         };
         let device = device(device_name, threads)?;
-        let prepared = prepare::prepare(&spec, device.as_ref(), &Rewriting::default(), 1)?;
+        let prepared = prepare::prepare(&spec, device.as_ref(), &Rewriting::default(), &Group::alone())?;
         let dataset = open_data(&spec, section, spec.eval.stride)?;
         let place = match out {
             Some(path) => Place::At { path, force: false },

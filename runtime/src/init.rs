@@ -24,14 +24,17 @@ pub fn fill(seed: u64, name: &str, init: Init, out: &mut [f32]) {
         Init::Constant(value) => out.fill(value as f32),
         Init::Identity { columns, from } => {
             for (i, value) in out.iter_mut().enumerate() {
-                let (row, column) = (i as u64 / columns, i as u64 % columns);
+                let (row, column) = (i as u64 / columns % columns, i as u64 % columns);
                 *value = if column == row + from { 1.0 } else { 0.0 };
             }
         }
-        Init::Pick(place) => {
-            let size = out.len().max(1) as u64;
+        Init::Pick { place, step, columns } => {
+            let columns = columns.max(1);
             out.fill(0.0);
-            out.iter_mut().skip((place % size) as usize).take(1).for_each(|x| *x = 1.0);
+            for (row, values) in out.chunks_mut(columns as usize).enumerate() {
+                let place = place.wrapping_add(step.wrapping_mul(row as u64)) % columns;
+                values.iter_mut().skip(place as usize).take(1).for_each(|x| *x = 1.0);
+            }
         }
         Init::Normal(deviation) => {
             let philox = Philox::new(seed, name);

@@ -15,7 +15,7 @@ use dreamc_compiler::bind::{Input, Output};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{BufferId, Plan, Space};
-use dreamc_compiler::{Compiled, PREPARE};
+use dreamc_compiler::{Compiled, LAST, PREPARE};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -67,12 +67,15 @@ pub struct Model {
     prepared: u64,
     /// The step of the next micro-batch and its first row, see [`Model::at`].
     at: Option<(u64, u64)>,
+    /// Whether the next micro-batch is the last of a step.
+    last: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Place {
     buffer: BufferId,
     instance: u64,
+    first: u64,
     elements: u64,
 }
 
@@ -155,17 +158,19 @@ impl Model {
         for t in &compiled.tensors {
             let mut add = |name: String, buffer: Option<BufferId>| {
                 if let Some(buffer) = buffer {
-                    let elements = t.shape.iter().product();
-                    places.insert(name, Place { buffer, instance: t.instance, elements });
+                    let place = Place { buffer, instance: t.instance, first: 0, elements: t.elements() };
+                    places.insert(name, place);
                 }
             };
             add(t.name.clone(), Some(t.weight));
-            for &(state, buffer) in &t.states {
-                add(format!("{}.{state}", t.name), Some(buffer));
-            }
             add(format!("{}.counts", t.name), t.counts);
+            for &(state, buffer) in &t.states {
+                let elements = t.kept.end - t.kept.start;
+                let place = Place { buffer, instance: 0, first: t.first_kept, elements };
+                places.insert(format!("{}.{state}", t.name), place);
+            }
         }
-        Ok(Model { compiled, session, places, batch, sequence, weights, prepared: 0, at: None })
+        Ok(Model { compiled, session, places, batch, sequence, weights, prepared: 0, at: None, last: false })
     }
 
     /// The compiled program.
@@ -253,9 +258,21 @@ impl Model {
         Ok(())
     }
 
+    /// Refuses a file that [`Model::restore_optimizer`] would not take.
+    pub fn check_optimizer(&self, from: &Tensors) -> Result<(), ModelError> {
+        for (name, shape) in &self.optimizer_entries() {
+            match from.get(name)? {
+                Some((found, _)) if found == shape => {}
+                Some((found, _)) => return Err(other_shape(from.path(), name, found, shape)),
+                None => return Err(mismatch(from.path(), format!("it lacks the tensor {name}"))),
+            }
+        }
+        Ok(())
+    }
+
     fn take(&mut self, path: &Path, (name, shape): &Entry, (found, values): View) -> Result<(), ModelError> {
         if found != shape {
-            return Err(mismatch(path, format!("{name} is {found:?} there and {shape:?} in the model")));
+            return Err(other_shape(path, name, found, shape));
         }
         self.set(name, &values)
     }
@@ -271,6 +288,18 @@ impl Model {
         self.compiled.tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect()
     }
 
+    /// Which numbers of a state are here, where it is cut over ranks; nothing for all else.
+    pub fn part(&self, name: &str) -> Option<std::ops::Range<usize>> {
+        let of = |t: &Tensor| {
+            let is = |state: &str| {
+                name.strip_prefix(&t.name).and_then(|rest| rest.strip_prefix('.')) == Some(state)
+            };
+            let own = t.states.iter().any(|(state, _)| is(state)) && self.compiled.cut;
+            own.then_some(t.kept.start as usize..t.kept.end as usize)
+        };
+        self.compiled.tensors.iter().find_map(of)
+    }
+
     /// Names and shapes of moments and selection counts.
     pub fn optimizer_entries(&self) -> Vec<Entry> {
         let of = |t: &Tensor| {
@@ -283,41 +312,41 @@ impl Model {
         self.compiled.tensors.iter().flat_map(of).collect()
     }
 
-    /// Values of a tensor, its moments or counts.
+    /// Values of a tensor, its moments or counts; of moments that are cut over ranks, this rank's.
     pub fn get(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
         self.read(place)
     }
 
-    /// Sets a tensor, its moments or counts.
+    /// Sets a tensor, its moments or counts; of moments that are cut over ranks, this rank's.
     pub fn set(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
         let dtype = self.compiled.plan.buffer(place.buffer).dtype;
         self.weights.fetch_add(1, Relaxed);
         if dtype == DType::Bf16 {
             let values: Vec<half::bf16> = values.iter().map(|&v| half::bf16::from_f32(v)).collect();
-            Ok(self.session().write_at(place.buffer, place.instance, 0, &values)?)
+            Ok(self.session().write_at(place.buffer, place.instance, place.first, &values)?)
         } else {
-            Ok(self.session().write_at(place.buffer, place.instance, 0, values)?)
+            Ok(self.session().write_at(place.buffer, place.instance, place.first, values)?)
         }
     }
 
     /// Gradient of a tensor, where one is computed.
     pub fn gradient(&self, tensor: &Tensor) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(buffer) = tensor.gradient else { return Ok(None) };
-        let elements = tensor.shape.iter().product();
-        self.read(Place { buffer, instance: tensor.instance, elements }).map(Some)
+        let elements = tensor.elements();
+        self.read(Place { buffer, instance: tensor.instance, first: 0, elements }).map(Some)
     }
 
     fn read(&self, place: Place) -> Result<Vec<f32>, ModelError> {
         let n = place.elements as usize;
         if self.compiled.plan.buffer(place.buffer).dtype == DType::Bf16 {
             let mut values = vec![half::bf16::ZERO; n];
-            self.session().read_at(place.buffer, place.instance, 0, &mut values)?;
+            self.session().read_at(place.buffer, place.instance, place.first, &mut values)?;
             return Ok(values.into_iter().map(half::bf16::to_f32).collect());
         }
         let mut values = vec![0.0; n];
-        self.session().read_at(place.buffer, place.instance, 0, &mut values)?;
+        self.session().read_at(place.buffer, place.instance, place.first, &mut values)?;
         Ok(values)
     }
 
@@ -364,6 +393,12 @@ impl Model {
         self.at = Some((step, row));
     }
 
+    /// Says that the next micro-batch is the last of this rank's in a step: its gradients are
+    /// summed over the ranks while they are computed.
+    pub fn last(&mut self) {
+        self.last = true;
+    }
+
     /// Begins a step: no loss yet, of routers neither.
     pub fn begin_step(&mut self) -> Result<(), ModelError> {
         if let Some(auxiliary) = self.compiled.output(Of::Whole, Output::Aux) {
@@ -388,9 +423,12 @@ impl Model {
         }
         self.give(Of::Whole, Input::LossScale, &[scale.loss])?;
         self.give(Of::Whole, Input::AuxScale, &[scale.auxiliary])?;
+        let sends = std::mem::take(&mut self.last)
+            && self.compiled.plan.programs.keys().any(|name| name.starts_with(LAST));
+        let program = if sends { LAST } else { "backward" };
         match depth {
-            None => self.run("backward"),
-            Some(depth) => self.run(&format!("backward@{depth}")),
+            None => self.run(program),
+            Some(depth) => self.run(&format!("{program}@{depth}")),
         }
     }
 
@@ -501,6 +539,10 @@ impl Model {
             DType::F32 | DType::I32 => self.session().read_all(id)?,
         })
     }
+}
+
+fn other_shape(path: &Path, name: &str, found: &[u64], shape: &[u64]) -> ModelError {
+    mismatch(path, format!("{name} is {found:?} there and {shape:?} in the model"))
 }
 
 fn mismatch(path: &Path, problem: String) -> ModelError {

@@ -1,4 +1,7 @@
-"""dreamc's models in lm-evaluation-harness: `lm_eval --model dreamc --model_args path=RUN`."""
+"""dreamc's models in lm-evaluation-harness: `python -m dreamc.lm_eval --model dreamc --model_args path=RUN`.
+
+The harness has no entry points for models of other packages: whoever imports this module has registered them.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +97,14 @@ class DreamcLM(LM):
                 )
             )
         return written
+
+
+if __name__ == "__main__":
+    import sys
+
+    from lm_eval.__main__ import cli_evaluate
+
+    # The harness's own default is a GPU, dreamc's the CPU.
+    if "--model" in sys.argv and "--device" not in sys.argv:
+        sys.argv += ["--device", "cpu"]
+    cli_evaluate()

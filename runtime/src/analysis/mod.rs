@@ -15,6 +15,7 @@ pub mod streams;
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
 use crate::model::{Model, ModelError};
+use crate::train::health::{Pass, Passes};
 use dreamc_compiler::Compiled;
 use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Application, Entry, Observation, Observed};
@@ -36,6 +37,9 @@ pub struct Observations {
     pub depth_attention: Vec<DepthAttention>,
     /// The stream along depth.
     pub streams: streams::Streams,
+    /// Losses of the passes of a loop with an exit.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<Pass>,
 }
 
 /// Choices of the routers of a component.
@@ -103,6 +107,7 @@ pub fn observe(
         });
     }
     let mut along = streams::Watched::new(&spec.model).map_err(ModelError::from)?;
+    let mut passes = Passes::default();
     let (mut rows, mut tokens) = (0, 0);
     while rows < sequences {
         let Some(batch) = batches.take(model.batch())? else { break };
@@ -116,7 +121,8 @@ pub fn observe(
             break;
         }
         tokens += counted;
-        model.evaluate(&batch)?;
+        let last = model.evaluate(&batch)?;
+        passes.add(model, &batch, &real, &last)?;
         for w in &mut watched {
             w.add(model, spec, &real)?;
         }
@@ -130,6 +136,7 @@ pub fn observe(
         routers: vec![],
         depth_attention: vec![],
         streams: along.found(tokens),
+        passes: passes.finish(),
     };
     let entropies = |component: &str| {
         watched.iter().find(|w| w.observed.component == component && w.observed.what == Observation::Entropy)
@@ -158,7 +165,12 @@ pub fn observe(
                 depths: w.observed.applications.iter().map(|a| a.depth).collect(),
                 scores: w.scores.iter().map(|row| shares(row)).collect(),
             }),
-            Observation::Entropy | Observation::Taking | Observation::Score | Observation::Norm => {}
+            Observation::Entropy
+            | Observation::Taking
+            | Observation::Score
+            | Observation::Norm
+            | Observation::Loss
+            | Observation::Share => {}
         }
     }
     Ok(found)
@@ -251,7 +263,11 @@ impl Watched {
                     form.add(&queries, &keys, a.row as usize, real, scores);
                 }
             }
-            Observation::Taking | Observation::Score | Observation::Norm => {}
+            Observation::Taking
+            | Observation::Score
+            | Observation::Norm
+            | Observation::Loss
+            | Observation::Share => {}
         }
         Ok(())
     }

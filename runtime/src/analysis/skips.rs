@@ -70,7 +70,7 @@ pub(crate) fn wrapped(model: &spec::Model) -> Result<Vec<Wrapped>, CompileError>
     let mut all = vec![];
     for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
         let Work::Layer(expr) = &a.bodies[apply.body].work else { return };
-        let set = (apply.body, apply.set.at(variables));
+        let set = (a.leader(apply.body), apply.set.at(variables));
         let set = a.sets.iter().position(|s| *s == set).unwrap_or_default() as u64;
         for (number, (skip, inner)) in skips(expr).into_iter().enumerate() {
             let components: Vec<String> = names(inner).into_iter().map(String::from).collect();

@@ -10,16 +10,23 @@
 //! run that is measured or waited for launch by launch is not. `DREAMC_GRAPHS=0` launches one by
 //! one, `DREAMC_GRAPHS=1` makes a recording that fails an error; otherwise what cannot be recorded
 //! is launched. Programs with collectives are launched one by one: the group is the host's.
+//!
+//! Sums that may take place beside the launches behind them are begun where they stand in the list,
+//! by the backend itself or by a thread that has the group meanwhile ([`Beside`]), and waited for
+//! when the program ends.
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
+use crate::group::GroupError;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
 use dreamc_compiler::program::kernel::AllReduce;
 use dreamc_compiler::program::{
-    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Slot, Step,
+    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Parts, Plan, Slot, Step,
 };
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// An operand with everything known that does not depend on the loops; places count from the
@@ -108,7 +115,7 @@ pub(crate) struct Program {
     steps: Vec<Walk>,
     pub(crate) variables: usize,
     /// Whether some of it is done by the group.
-    collective: bool,
+    pub(crate) collective: bool,
 }
 
 /// The programs of a plan that the check passes, in the plan's order.
@@ -129,7 +136,7 @@ pub(crate) fn list(plan: &Plan) -> Result<Vec<Program>, DeviceError> {
             launches.len() - 1
         };
         let steps = walk(&program.steps, &mut listed);
-        let collective = launches.iter().any(|l| sum(plan.kernel(l.kernel)).is_some());
+        let collective = launches.iter().any(|l| Together::of(plan.kernel(l.kernel)).is_some());
         Program { steps, launches, variables: program.variables as usize, collective }
     });
     Ok(programs.collect())
@@ -211,6 +218,8 @@ pub(crate) struct Executor<B: Backend> {
     group: Group,
     /// Numbers on their way to the group and back.
     numbers: Vec<f32>,
+    /// Where sums take place beside launches.
+    beside: Option<Beside>,
 }
 
 /// Most numbers that go to the group at once.
@@ -225,14 +234,12 @@ impl<B: Backend> Executor<B> {
     ) -> Result<Self, DeviceError> {
         let programs = list(plan)?;
         let all = || programs.iter().flat_map(|program| &program.launches);
-        let mut most = 0;
+        let (mut most, mut beside) = (0, false);
         for launch in all() {
-            let Some(AllReduce { ranks, elements }) = sum(plan.kernel(launch.kernel)) else { continue };
-            if *ranks != group.size() {
-                let (origin, ranks, size) = (launch.origin.clone(), *ranks, group.size());
-                return Err(DeviceError::OtherGroup { origin, ranks, size });
-            }
-            most = most.max((*elements).min(AT_ONCE));
+            let Some(together) = Together::of(plan.kernel(launch.kernel)) else { continue };
+            together.check(group, &launch.origin)?;
+            most = most.max(together.room());
+            beside |= together.beside();
         }
         let longest = all().map(|launch| launch.operands.len()).max().unwrap_or(0);
         let (backend, codes) = make(&programs)?;
@@ -248,6 +255,7 @@ impl<B: Backend> Executor<B> {
             values: Vec::with_capacity(longest),
             group: group.clone(),
             numbers: vec![0.0; most as usize],
+            beside: if beside && group.any_thread() { Beside::new(group.clone()) } else { None },
         })
     }
 
@@ -271,28 +279,194 @@ impl<B: Backend> Executor<B> {
     }
 }
 
-/// The sum over a group that a kernel is.
-fn sum(kernel: &Kernel) -> Option<&AllReduce> {
-    if let Kernel::AllReduce(sum) = kernel { Some(sum) } else { None }
+/// An exchange with the group.
+#[derive(Clone, Copy)]
+pub(crate) enum Together<'p> {
+    Sum(&'p AllReduce),
+    Scatter(&'p Parts),
+    Gather(&'p Parts),
 }
 
-/// Sums numbers of the arena over the group, through the host and in parts: a sum of many is that
-/// of each.
-fn all_reduce<B: Backend>(
-    backend: &mut B,
-    group: &Group,
-    numbers: &mut [f32],
-    at: u64,
-    elements: u64,
-) -> Result<(), DeviceError> {
-    for first in (0..elements).step_by(AT_ONCE as usize) {
-        let part = &mut numbers[..(elements - first).min(AT_ONCE) as usize];
-        let from = at + first * size_of::<f32>() as u64;
-        backend.read(from, bytemuck::cast_slice_mut(part))?;
-        group.all_reduce(part)?;
-        backend.write(from, bytemuck::cast_slice(part))?;
+impl<'p> Together<'p> {
+    /// That of a kernel; others are a device's.
+    pub(crate) fn of(kernel: &'p Kernel) -> Option<Self> {
+        if let Kernel::AllReduce(sum) = kernel {
+            Some(Together::Sum(sum))
+        } else if let Kernel::ReduceScatter(scatter) = kernel {
+            Some(Together::Scatter(&scatter.parts))
+        } else if let Kernel::AllGather(gather) = kernel {
+            Some(Together::Gather(&gather.parts))
+        } else {
+            None
+        }
     }
-    Ok(())
+
+    /// Whether it may take place beside the launches behind it.
+    fn beside(self) -> bool {
+        match self {
+            Together::Sum(sum) => sum.beside,
+            Together::Scatter(_) | Together::Gather(_) => false,
+        }
+    }
+
+    /// Whether the group is the one that the plan was compiled for.
+    fn check(self, group: &Group, origin: &str) -> Result<(), DeviceError> {
+        let (ranks, rank) = match self {
+            Together::Sum(sum) => (sum.ranks, group.rank()),
+            Together::Scatter(parts) | Together::Gather(parts) => (parts.ranks(), parts.rank),
+        };
+        let origin = origin.to_string();
+        if ranks != group.size() {
+            return Err(DeviceError::OtherGroup { origin, ranks, size: group.size() });
+        }
+        if rank != group.rank() {
+            return Err(DeviceError::OtherRank { origin, rank, own: group.rank() });
+        }
+        Ok(())
+    }
+
+    /// Numbers that go to the group at once, of each rank's part where there are parts.
+    fn at_once(self) -> u64 {
+        match self {
+            Together::Sum(sum) => sum.elements.min(AT_ONCE),
+            Together::Scatter(parts) | Together::Gather(parts) => {
+                let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max();
+                longest.unwrap_or(0).min((AT_ONCE / parts.ranks().max(1)).max(1))
+            }
+        }
+    }
+
+    /// Numbers that the host has room for meanwhile.
+    fn room(self) -> u64 {
+        match self {
+            Together::Sum(_) => self.at_once(),
+            Together::Scatter(parts) => self.at_once() * (parts.ranks() + 1),
+            Together::Gather(_) => self.at_once(),
+        }
+    }
+
+    /// Does it with the numbers at a place of the arena, through the host and in pieces: a sum of
+    /// many numbers is that of each.
+    fn run<B: Backend>(
+        self,
+        backend: &mut B,
+        group: &Group,
+        numbers: &mut [f32],
+        at: u64,
+    ) -> Result<(), DeviceError> {
+        let place = |number: u64| at + number * size_of::<f32>() as u64;
+        let each = self.at_once();
+        // The piece of a rank's part from a number on: where it begins, and its length.
+        let piece = |parts: &Parts, rank: u64, first: u64| {
+            let (begins, count) = parts.of(rank);
+            (place(begins + first.min(count)), count.saturating_sub(first).min(each) as usize)
+        };
+        match self {
+            Together::Sum(sum) => {
+                for first in (0..sum.elements).step_by(each.max(1) as usize) {
+                    let piece = &mut numbers[..(sum.elements - first).min(each) as usize];
+                    backend.read(place(first), bytemuck::cast_slice_mut(piece))?;
+                    group.all_reduce(piece)?;
+                    backend.write(place(first), bytemuck::cast_slice(piece))?;
+                }
+            }
+            Together::Scatter(parts) => {
+                let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
+                let (all, own) = numbers.split_at_mut((each * parts.ranks()) as usize);
+                let own = &mut own[..each as usize];
+                for first in (0..longest).step_by(each.max(1) as usize) {
+                    all.fill(0.0);
+                    for (rank, values) in (0..).zip(all.chunks_mut(each as usize)) {
+                        let (from, count) = piece(parts, rank, first);
+                        if count > 0 {
+                            backend.read(from, bytemuck::cast_slice_mut(&mut values[..count]))?;
+                        }
+                    }
+                    group.reduce_scatter(all, own)?;
+                    let (to, count) = piece(parts, parts.rank, first);
+                    if count > 0 {
+                        backend.write(to, bytemuck::cast_slice(&own[..count]))?;
+                    }
+                }
+            }
+            Together::Gather(parts) => {
+                let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
+                for first in (0..longest).step_by(each.max(1) as usize) {
+                    let (from, count) = piece(parts, parts.rank, first);
+                    let own: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers[..count]);
+                    if count > 0 {
+                        backend.read(from, own)?;
+                    }
+                    for (rank, bytes) in (0..).zip(group.gather(own)?) {
+                        let (to, count) = piece(parts, rank, first);
+                        if bytes.len() != count * size_of::<f32>() {
+                            let words = format!("rank {rank} brought other numbers than its part has");
+                            return Err(GroupError::Meeting(words).into());
+                        }
+                        if rank != parts.rank && count > 0 {
+                            backend.write(to, &bytes)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of a place in the arena that were summed, and the seconds that it took.
+type Summed = Result<(u64, Vec<f32>, f64), GroupError>;
+
+/// A thread that sums over the group while others compute.
+struct Beside {
+    /// Until the end.
+    jobs: Option<Sender<(u64, Vec<f32>)>>,
+    done: Receiver<Summed>,
+    pending: usize,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// MPI ends in the thread that began it: the thread here gives its group back before.
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.jobs = None;
+        // A thread that panicked has its group no more, either.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Beside {
+    fn new(group: Group) -> Option<Self> {
+        let (jobs, todo) = channel::<(u64, Vec<f32>)>();
+        let (answers, done) = channel();
+        let work = move || {
+            while let Ok((at, mut numbers)) = todo.recv() {
+                let begun = Instant::now();
+                let mut pieces = numbers.chunks_mut(AT_ONCE as usize);
+                let summed = pieces.try_for_each(|piece| group.all_reduce(piece));
+                let answer = summed.map(|()| (at, numbers, begun.elapsed().as_secs_f64()));
+                let last = answer.is_err();
+                if answers.send(answer).is_err() || last {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("sums over ranks".into()).spawn(work).ok()?;
+        Some(Beside { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
+    }
+
+    fn begin(&mut self, at: u64, numbers: Vec<f32>) {
+        // Where the thread has ended it left the reason.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send((at, numbers)));
+        self.pending += 1;
+    }
+
+    /// The next sum that is done.
+    fn next(&mut self) -> Summed {
+        self.pending -= 1;
+        let gone = || GroupError::Meeting("the thread that sums over the ranks ended".into());
+        self.done.recv().unwrap_or_else(|_| Err(gone())).inspect_err(|_| self.pending = 0)
+    }
 }
 
 /// State of a run.
@@ -304,11 +478,14 @@ struct Run<'a, B: Backend> {
     values: &'a mut Vec<Value>,
     group: &'a Group,
     numbers: &'a mut [f32],
+    beside: Option<&'a mut Beside>,
     instrument: Instrument,
     /// Every launch is waited for, so that a failure has a name.
     synchronous: bool,
     variables: Vec<u64>,
     stats: RunStats,
+    /// Launches that have a pair of marks, in order.
+    marked: Vec<usize>,
 }
 
 impl<B: Backend> Run<'_, B> {
@@ -383,29 +560,73 @@ impl<B: Backend> Run<'_, B> {
             waited: self.synchronous,
             ..launch.call(number, self.plan, &self.variables, self.values)
         };
-        let begun = self.instrument.time.then(Instant::now);
-        let summed = sum(call.kernel);
-        match summed {
+        // A pair of marks on the device's clock for each launch, read when the program has ended:
+        // the host waits for nothing in between. Where there is no such clock the host's is read.
+        let pair = 2 * self.marked.len();
+        let marked = self.instrument.time && self.backend.mark(pair)?;
+        let begun = (self.instrument.time && !marked).then(Instant::now);
+        let together = Together::of(call.kernel);
+        match together {
             None => self.backend.launch(&self.codes[number], &call)?,
-            Some(AllReduce { elements, .. }) => {
+            Some(together) => {
                 let at = call.values.first().map_or(0, Value::at);
-                all_reduce(self.backend, self.group, self.numbers, at, *elements)?;
+                let beside = self.beside.as_mut().filter(|_| together.beside());
+                if self.backend.together(together, at)? {
+                    if !together.beside() {
+                        self.stats.exchanged += self.backend.joined()?;
+                    }
+                } else if let (Some(beside), Together::Sum(sum)) = (beside, together) {
+                    let mut numbers = vec![0.0f32; sum.elements as usize];
+                    self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
+                    beside.begin(at, numbers);
+                } else {
+                    together.run(self.backend, self.group, self.numbers, at)?;
+                }
             }
         }
-        if self.instrument.time {
+        if marked {
+            self.backend.mark(pair + 1)?;
+            self.marked.push(number);
+        } else if begun.is_some() {
             self.backend.finish()?;
         }
         self.stats.launches += 1;
         if let Some(measured) = self.stats.by_launch.get_mut(number) {
             measured.count += 1;
             measured.seconds += begun.map_or(0.0, |b| b.elapsed().as_secs_f64());
-            if call.counted && summed.is_none() {
+            if call.counted && together.is_none() {
                 let work = self.backend.work(&call)?;
                 measured.multiply_adds += work.multiply_adds;
                 measured.instructions += work.instructions;
             }
         }
         if B::SYNCHRONOUS { self.look_for_bad_index() } else { Ok(()) }
+    }
+
+    /// Waits for the sums that were begun.
+    fn join(&mut self) -> Result<(), DeviceError> {
+        let begun = Instant::now();
+        self.stats.exchanged += self.backend.joined()?;
+        while let Some(beside) = self.beside.as_mut().filter(|beside| beside.pending > 0) {
+            let (at, numbers, seconds) = beside.next()?;
+            self.backend.write(at, bytemuck::cast_slice(&numbers))?;
+            self.stats.exchanged += seconds;
+        }
+        if self.stats.exchanged > 0.0 {
+            self.stats.waited += begun.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    /// The times of launches by the device's clock, once all have ended.
+    fn read_marks(&mut self) -> Result<(), DeviceError> {
+        for (i, &number) in self.marked.iter().enumerate() {
+            let seconds = self.backend.between(2 * i, 2 * i + 1)?;
+            if let Some(measured) = self.stats.by_launch.get_mut(number) {
+                measured.seconds += seconds;
+            }
+        }
+        Ok(())
     }
 
     /// Whether a kernel met an index out of range, and whose it was.
@@ -482,12 +703,18 @@ impl<B: Backend> Session for Executor<B> {
             values: &mut self.values,
             group: &self.group,
             numbers: &mut self.numbers,
+            beside: self.beside.as_mut(),
             instrument,
             synchronous: !B::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],
+            marked: vec![],
         };
-        run.all(&mut self.recordings[number], self.graphs)?;
+        let ran = run.all(&mut self.recordings[number], self.graphs);
+        // Also where a launch failed: the other ranks wait for the sums that were begun.
+        let joined = run.join();
+        ran.and(joined)?;
         run.backend.finish()?;
+        run.read_marks()?;
         run.look_for_bad_index()?;
         let mut stats = run.stats;
         stats.seconds = begun.elapsed().as_secs_f64();

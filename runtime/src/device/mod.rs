@@ -120,6 +120,16 @@ pub enum DeviceError {
         /// Ranks of the group.
         size: u64,
     },
+    /// A plan for a rank's part of the optimizer's states, loaded by another rank.
+    #[error("{origin}: the plan is for the part of rank {rank}, and this is rank {own}")]
+    OtherRank {
+        /// The values that are cut.
+        origin: String,
+        /// Rank that the plan was compiled for.
+        rank: u64,
+        /// This rank.
+        own: u64,
+    },
     /// A collective of the group.
     #[error(transparent)]
     Group(#[from] crate::group::GroupError),
@@ -180,6 +190,12 @@ pub trait Device: Send + Sync {
         Narrow::Nothing
     }
 
+    /// The same to write with: reading weights takes most of the time, so bf16 may pay where
+    /// training does without.
+    fn writes(&self, asked: Precision) -> Narrow {
+        self.narrow(asked)
+    }
+
     /// Checks the plan, allocates everything it needs, and sets the arena to zero. `group`: the
     /// ranks whose gradients are summed, as many as the plan was compiled for.
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError>;
@@ -196,6 +212,10 @@ impl<D: Device + ?Sized> Device for &D {
 
     fn narrow(&self, asked: Precision) -> Narrow {
         (**self).narrow(asked)
+    }
+
+    fn writes(&self, asked: Precision) -> Narrow {
+        (**self).writes(asked)
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
@@ -272,6 +292,10 @@ pub struct RunStats {
     pub launches: u64,
     /// Whether they were replayed from a recording: a CUDA graph.
     pub replayed: bool,
+    /// Seconds of exchanges with other ranks.
+    pub exchanged: f64,
+    /// Seconds of them for which nothing else was left to do.
+    pub waited: f64,
     /// Measurements by launch of the list (loops added up), in the order of the list; empty unless
     /// instrumented.
     pub by_launch: Vec<LaunchStats>,

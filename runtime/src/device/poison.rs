@@ -50,6 +50,10 @@ impl Device for Poisoned<'_> {
         self.0.narrow(asked)
     }
 
+    fn writes(&self, asked: Precision) -> Narrow {
+        self.0.writes(asked)
+    }
+
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
         Ok(Box::new(Poisoning::new(self.0.as_ref(), plan, group)?))
     }

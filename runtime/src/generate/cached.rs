@@ -28,6 +28,8 @@ pub struct Writing {
     pub context: Option<u64>,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
+    /// The share of a token that has to have left for it to leave its loop, see [`Options::exit`].
+    pub exit: Option<f64>,
     /// Which rewriting rules are used.
     pub rewrite: Rewriting,
     /// Room in the caches of wrapped parts: so many times what their capacity says, and a chunk
@@ -40,8 +42,8 @@ pub struct Writing {
 /// One text as long as the model's context, in f32, with room for all of it in every cache.
 impl Default for Writing {
     fn default() -> Self {
-        let (context, depth, rewrite) = (None, None, Rewriting::default());
-        Writing { rows: 1, context, depth, rewrite, slack: f64::INFINITY, narrow: Narrow::Nothing }
+        let (context, depth, exit, rewrite) = (None, None, None, Rewriting::default());
+        Writing { rows: 1, context, depth, exit, rewrite, slack: f64::INFINITY, narrow: Narrow::Nothing }
     }
 }
 
@@ -52,6 +54,7 @@ impl Writing {
         let cache = Cache { places, chunk: CHUNK.min(places), slack: self.slack };
         Options {
             depth: self.depth,
+            exit: self.exit,
             cache: Some(cache),
             logits: true,
             rewrite: self.rewrite.clone(),

@@ -88,6 +88,10 @@ impl Transport for Local {
         combine(what, &parts, self.rank)
     }
 
+    fn failed(&self) -> Option<GroupError> {
+        self.state().failed.clone()
+    }
+
     fn fail(&self, reason: &str) {
         self.give_up(GroupError::Failed { rank: self.rank, reason: reason.into() });
     }

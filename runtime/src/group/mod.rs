@@ -123,6 +123,15 @@ pub trait Transport: Send + Sync {
     /// Brings the bytes of all ranks together: this rank's part of the collective.
     fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError>;
 
+    /// Whether a thread that did not begin it may exchange.
+    fn any_thread(&self) -> bool {
+        true
+    }
+
+    /// A failure of another rank that this one has heard of. Asks nobody and does not wait, and is
+    /// not called during an exchange.
+    fn failed(&self) -> Option<GroupError>;
+
     /// Tells the other ranks that this one fails, and why. The transport is of no more use.
     fn fail(&self, reason: &str);
 }
@@ -240,6 +249,17 @@ impl Group {
         Ok(())
     }
 
+    /// Whether any thread may use it, one at a time.
+    pub fn any_thread(&self) -> bool {
+        self.transport.as_ref().is_none_or(|transport| transport.any_thread())
+    }
+
+    /// A failure of another rank that this one has heard of, for work that takes place without the
+    /// group. Does not wait.
+    pub fn failed(&self) -> Option<GroupError> {
+        self.transport.as_ref()?.failed()
+    }
+
     /// Tells the other ranks that this one fails, and why: they end with it.
     pub fn fail(&self, reason: &str) {
         if let Some(transport) = &self.transport {
@@ -250,11 +270,19 @@ impl Group {
 
 /// A group is a transport, so that another can be put around it.
 impl Transport for Group {
+    fn any_thread(&self) -> bool {
+        Group::any_thread(self)
+    }
+
     fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
         match &self.transport {
             Some(transport) => transport.exchange(what, bytes),
             None => combine(what, &[bytes], 0),
         }
+    }
+
+    fn failed(&self) -> Option<GroupError> {
+        Group::failed(self)
     }
 
     fn fail(&self, reason: &str) {
@@ -284,10 +312,8 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
     Ok(match what {
         Collective::AllReduce => bytemuck::cast_slice(&sum()?).to_vec(),
         Collective::ReduceScatter => {
-            let sum = sum()?;
-            let part = sum.len() / parts.len().max(1);
-            let own = sum.get(rank as usize * part..(rank as usize + 1) * part).ok_or_else(garbled)?;
-            bytemuck::cast_slice(own).to_vec()
+            let sum = combine(Collective::AllReduce, parts, rank)?;
+            part_of(&sum, rank, parts.len())?.to_vec()
         }
         Collective::AllGather => {
             let behind_length = |p: &B| [&(p.as_ref().len() as u64).to_le_bytes(), p.as_ref()].concat();
@@ -295,6 +321,12 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
         }
         Collective::Broadcast(root) => parts.get(root as usize).ok_or_else(garbled)?.as_ref().to_vec(),
     })
+}
+
+/// The equal part that a rank gets of a sum's bytes.
+pub(crate) fn part_of(sum: &[u8], rank: u64, ranks: usize) -> Result<&[u8], GroupError> {
+    let part = sum.len() / size_of::<f32>() / ranks.max(1) * size_of::<f32>();
+    sum.get(rank as usize * part..(rank as usize + 1) * part).ok_or_else(garbled)
 }
 
 fn fill(values: &mut [f32], bytes: &[u8]) -> Result<(), GroupError> {

@@ -13,7 +13,7 @@
 //! (`ompi_mpi_comm_world`). Another library is refused by their absence.
 
 use super::place::Place;
-use super::{Collective, FAILED, Group, GroupError, Transport, combine};
+use super::{Collective, FAILED, Group, GroupError, Transport, combine, part_of};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Names of the library, where `DREAMC_MPI` names no other.
 const NAMES: [&str; 2] = ["libmpi.so.40", "libmpi.so"];
 
-/// `MPI_THREAD_FUNNELED`: other threads of the process know nothing of MPI.
-const FUNNELED: c_int = 1;
+/// `MPI_THREAD_SERIALIZED`: any thread, one at a time. A library that has less lets the first
+/// alone.
+const SERIALIZED: c_int = 2;
 
 /// Bytes of the head of an exchange: tag, rank and length.
 const HEAD: usize = 24;
@@ -52,6 +53,7 @@ struct Mpi {
     size: usize,
     /// Whether a rank failed: nothing more is exchanged.
     failed: bool,
+    any_thread: bool,
     _library: Library,
 }
 
@@ -121,7 +123,7 @@ impl Mpi {
                 }
             };
             let mut provided = 0;
-            let code = init(std::ptr::null_mut(), std::ptr::null_mut(), FUNNELED, &mut provided);
+            let code = init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &mut provided);
             if code != 0 {
                 return Err(bad(format!("MPI_Init_thread gives {code}")));
             }
@@ -135,6 +137,7 @@ impl Mpi {
                 world,
                 byte,
                 failed: false,
+                any_thread: provided >= SERIALIZED,
                 _library: library,
             })
         }
@@ -228,6 +231,7 @@ impl Mpi {
         let lengths: Vec<u64> = heads.iter().map(|h| h[2]).collect();
         match what {
             Collective::AllReduce if lengths.iter().all(|n| n == &lengths[0]) => self.sum(bytes),
+            Collective::ReduceScatter if lengths.iter().all(|n| n == &lengths[0]) => self.own_sum(bytes),
             Collective::AllReduce
             | Collective::ReduceScatter
             | Collective::AllGather
@@ -235,18 +239,24 @@ impl Mpi {
         }
     }
 
-    /// The sum of as many numbers of every rank: each rank adds its part of them.
-    fn sum(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
-        if bytes.is_empty() {
+    /// This rank's equal part of the sum of as many numbers of every rank.
+    fn own_sum(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        let part = part_of(bytes, 0, self.size)?.len();
+        if part == 0 {
             return Ok(vec![]);
         }
+        let mut parts = vec![0; part * self.size];
+        self.each(&self.all_to_all, "MPI_Alltoall", &bytes[..part * self.size], &mut parts, part)?;
+        let parts: Vec<&[u8]> = parts.chunks(part).collect();
+        combine(Collective::AllReduce, &parts, self.rank)
+    }
+
+    /// The sum of as many numbers of every rank: each rank adds its part of them.
+    fn sum(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
         let part = (bytes.len() / size_of::<f32>()).div_ceil(self.size) * size_of::<f32>();
         let mut padded = bytes.to_vec();
         padded.resize(part * self.size, 0);
-        let mut parts = vec![0; padded.len()];
-        self.each(&self.all_to_all, "MPI_Alltoall", &padded, &mut parts, part)?;
-        let parts: Vec<&[u8]> = parts.chunks(part.max(1)).collect();
-        let mut sum = self.gather(&combine(Collective::AllReduce, &parts, self.rank)?)?;
+        let mut sum = self.gather(&self.own_sum(&padded)?)?;
         sum.truncate(bytes.len());
         Ok(sum)
     }
@@ -255,6 +265,15 @@ impl Mpi {
 impl Transport for Ranks {
     fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).exchange(what, bytes)
+    }
+
+    fn any_thread(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).any_thread
+    }
+
+    /// Nothing: a rank that dies ends all by `mpirun`, and words come with the next exchange.
+    fn failed(&self) -> Option<GroupError> {
+        None
     }
 
     fn fail(&self, reason: &str) {

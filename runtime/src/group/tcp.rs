@@ -10,7 +10,8 @@
 //! (8), and the bytes, little endian.
 
 use super::place::Place;
-use super::{Collective, FAILED, Group, GroupError, Transport, combine};
+use super::{Collective, FAILED, Group, GroupError, Transport, combine, part_of};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -91,19 +92,38 @@ struct Centre {
     /// To the other ranks, from rank 1 on.
     streams: Mutex<Vec<TcpStream>>,
     /// Their frames, as they come, read by a thread each.
-    frames: Mutex<Receiver<(u64, Frame)>>,
+    frames: Mutex<Frames>,
     patience: Duration,
+}
+
+/// Frames of the other ranks.
+struct Frames {
+    coming: Receiver<(u64, Frame)>,
+    /// Those that came while rank 0 looked for failures.
+    come: VecDeque<(u64, Frame)>,
+}
+
+impl Frames {
+    fn next(&mut self, patience: Duration) -> Result<(u64, Frame), RecvTimeoutError> {
+        self.come.pop_front().map_or_else(|| self.coming.recv_timeout(patience), Ok)
+    }
+
+    /// The first that is a failure, which stays.
+    fn failed(&mut self) -> Option<GroupError> {
+        self.come.extend(self.coming.try_iter());
+        self.come.iter().find_map(|(_, frame)| frame.as_ref().err().cloned())
+    }
 }
 
 impl Centre {
     fn all(&self, what: Collective, bytes: &[u8], streams: &mut [TcpStream]) -> Result<Vec<u8>, GroupError> {
-        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut frames = self.frames();
         let begun = Instant::now();
         let mut parts: Vec<Option<Vec<u8>>> = vec![None; streams.len() + 1];
         parts[0] = Some(bytes.to_vec());
         while let Some(missing) = parts.iter().position(Option::is_none) {
             let left = self.patience.saturating_sub(begun.elapsed());
-            let (rank, frame) = frames.recv_timeout(left).map_err(|error| match error {
+            let (rank, frame) = frames.next(left).map_err(|error| match error {
                 RecvTimeoutError::Timeout => {
                     GroupError::Silent { rank: missing as u64, seconds: self.patience.as_secs() }
                 }
@@ -117,17 +137,18 @@ impl Centre {
             parts[rank as usize] = Some(bytes);
         }
         let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-        // Where all ranks get the same, it is made once.
-        let same = combine(what, &parts, 0)?;
+        // Results are made once; of a sum that is cut each rank gets its part.
+        let scatters = what == Collective::ReduceScatter;
+        let all = combine(if scatters { Collective::AllReduce } else { what }, &parts, 0)?;
+        let own = |rank| if scatters { part_of(&all, rank, parts.len()) } else { Ok(&all[..]) };
         for (stream, rank) in streams.iter_mut().zip(1..) {
-            let own = match what {
-                Collective::ReduceScatter => Some(combine(what, &parts, rank)?),
-                Collective::AllReduce | Collective::AllGather | Collective::Broadcast(_) => None,
-            };
-            let sent = send(stream, what.tag(), own.as_ref().unwrap_or(&same));
-            sent.map_err(|_| GroupError::Ended { rank })?;
+            send(stream, what.tag(), own(rank)?).map_err(|_| GroupError::Ended { rank })?;
         }
-        Ok(same)
+        Ok(own(0)?.to_vec())
+    }
+
+    fn frames(&self) -> MutexGuard<'_, Frames> {
+        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<TcpStream>> {
@@ -147,6 +168,11 @@ impl Transport for Centre {
     fn exchange(&self, what: Collective, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
         let mut streams = self.streams();
         self.all(what, bytes, &mut streams).inspect_err(|error| spread(&mut streams, error))
+    }
+
+    fn failed(&self) -> Option<GroupError> {
+        let failed = self.frames().failed();
+        failed.inspect(|error| spread(&mut self.streams(), error))
     }
 
     fn fail(&self, reason: &str) {
@@ -182,6 +208,18 @@ impl Transport for Ray {
             return Err(GroupError::Apart { rank: self.rank, theirs, first });
         }
         Ok(bytes)
+    }
+
+    /// Rank 0 says nothing outside an exchange but failures.
+    fn failed(&self) -> Option<GroupError> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.set_nonblocking(true).ok()?;
+        let come = stream.peek(&mut [0]);
+        stream.set_nonblocking(false).ok()?;
+        match come {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Ok(_) | Err(_) => receive(&mut stream, 0, self.patience).err(),
+        }
     }
 
     fn fail(&self, reason: &str) {
@@ -252,6 +290,7 @@ fn listen(place: &Place, patience: Duration) -> Result<Centre, GroupError> {
         let read = move || forward(stream, rank, &sender, patience);
         std::thread::Builder::new().name(format!("rank {rank}")).spawn(read).map_err(refused)?;
     }
+    let frames = Frames { coming: frames, come: VecDeque::new() };
     Ok(Centre { streams: Mutex::new(streams), frames: Mutex::new(frames), patience })
 }
 

@@ -250,5 +250,35 @@ fn a_plan_for_another_number_of_ranks_is_refused() {
         other => panic!("a rank would train apart: {other:?}"),
     }
     let pair = local::groups(2, PATIENCE).remove(1);
-    assert!(device.load(&plan(2), &pair).is_ok());
+    match device.load(&plan(2), &pair).err() {
+        Some(DeviceError::OtherRank { rank: 0, own: 1, .. }) => {}
+        other => panic!("a rank would look at the part of another: {other:?}"),
+    }
+    assert!(device.load(&plan(2), &local::groups(2, PATIENCE).remove(0)).is_ok());
+}
+
+#[test]
+fn a_rank_hears_of_a_failure_without_exchanging() {
+    for groups in [local::groups(3, PATIENCE), over_tcp(3, PATIENCE)] {
+        let errors = on(groups, |group| {
+            group.barrier().unwrap();
+            assert_eq!(group.failed(), None);
+            group.barrier().unwrap();
+            if group.rank() == 2 {
+                group.fail("the card is gone");
+                return None;
+            }
+            let begun = Instant::now();
+            loop {
+                if let Some(error) = group.failed() {
+                    return Some(error);
+                }
+                assert!(begun.elapsed() < PATIENCE, "nothing was heard");
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let reason = "the card is gone".to_string();
+        let expected = Some(GroupError::Failed { rank: 2, reason });
+        assert_eq!(errors, [expected.clone(), expected, None]);
+    }
 }

@@ -7,11 +7,13 @@
 //! ignored, or is refused; and a configuration is written only where reading it again gives the
 //! specification that it was made of.
 
-use super::family::{Absent, FAMILIES, Family, Kind, Role, Rotation, Slot, Sparse, UNREAD, Windows};
+use super::family::{
+    Absent, FAMILIES, Family, Form, Kind, Norms, Role, Rotation, Slot, Sparse, UNREAD, Windows,
+};
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
-    Attention, Component, EmbedScale, Experts, Expr, Item, Mlp, Model, Rope, RopeScaling,
+    Attention, Component, EmbedScale, Exit, Experts, Expr, Item, Mlp, Model, Rope, RopeScaling, Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};
@@ -73,7 +75,26 @@ impl Config {
         for name in family.harmless {
             f.get(name);
         }
-        let values = values(&f, family)?;
+        for &(name, right) in family.fixed {
+            if let Some(value) = f.real_or_none(name)?.filter(|value| *value != right) {
+                return f.wrong(name, &Value::from(value), &format!("{right:?}"));
+            }
+        }
+        for &(name, right) in family.words {
+            if let Some(word) = f.word(name)?.filter(|word| *word != right) {
+                return f.wrong(name, &Value::from(word), right);
+            }
+        }
+        if family.biased {
+            packed(&f, &mut notes)?;
+        }
+        let mut values = values(&f, family)?;
+        if family.form == Form::Recurrent {
+            beginning(&f, &mut values)?;
+        }
+        if family.latent {
+            latent(&f, &mut values)?;
+        }
         let get = |slot| values.get(&slot).copied().unwrap_or(0.0);
         let (hidden, heads) = (get(Slot::Hidden), get(Slot::Heads));
         if family.qk_norm == "rms_all" && get(Slot::HeadSize) * heads != hidden {
@@ -92,8 +113,17 @@ impl Config {
         }
         let rotations = rotations(&f, family, get(Slot::Context))?;
         rotations.iter().for_each(|turn| ratio(*turn, get(Slot::Context), &mut notes));
+        if let Rotation::Full(base) = family.rotation
+            && rotations[1].base != base
+            && !map.contains_key("rope_parameters")
+        {
+            notes.push(format!(
+                "layers with the window turn by the `rope_theta` of the file, as in version 4 of transformers; version 5 \
+                 takes {base:?} for them where there is no `rope_parameters`"
+            ));
+        }
         let (window, windowed) = windows(&f, family, count as usize, &mut notes)?;
-        let sparse = sparse(&f, family.sparse, count as usize)?;
+        let sparse = sparse(&f, family.sparse, count as usize, get(Slot::Dense) as usize)?;
         let layers: Vec<Layer> =
             windowed.into_iter().zip(sparse).map(|(windowed, sparse)| Layer { windowed, sparse }).collect();
         let load_balance_loss = load_balance_loss(&f, family, get(Slot::Active), &layers, &mut notes)?;
@@ -150,6 +180,9 @@ impl Config {
         if gemma {
             line(format!("  embed_scale: {}", embed_scale(self.whole(Slot::Hidden), stored)));
         }
+        if let Some(scale) = self.real(Slot::EmbedScale) {
+            line(format!("  embed_scale: {scale:?}"));
+        }
         if let Some(cap) = self.real(Slot::LogitSoftcap) {
             line(format!("  logit_softcap: {cap:?}"));
         }
@@ -163,25 +196,35 @@ impl Config {
             }
         }
         let activation = self.family.activation.2;
+        let (before, behind) = self.family.norms.places();
+        let norms = format!("pre_norm: {before}, post_norm: {behind}");
         if self.layers.iter().any(|l| !l.sparse) {
             let intermediate = self.whole(Slot::Intermediate);
             line(format!(
-                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, post_norm: {gemma}}}}}"
+                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {norms}}}}}"
             ));
         }
         if self.layers.iter().any(|l| l.sparse) {
             // Gates of the chosen are always divided by their sum where no field says so.
             let normalise = self.real(Slot::Normalise) != Some(0.0);
             let intermediate = self.expert_intermediate();
-            let shared = match self.real(Slot::Shared) {
-                None => String::new(),
-                Some(size) => {
+            let shared = match (self.real(Slot::Shared), self.whole(Slot::SharedCount)) {
+                (Some(size), _) => {
                     format!("shared: {}, shared_gate: true, ", size as u64 / intermediate.max(1))
                 }
+                (None, 0) => String::new(),
+                (None, count) => format!("shared: {count}, "),
             };
+            let biased = if self.family.biased { "biased: true, " } else { "" };
+            let more = [
+                self.real(Slot::Groups).map(|n| format!("groups: {n}, ")),
+                self.real(Slot::ActiveGroups).map(|n| format!("topk_groups: {n}, ")),
+                self.real(Slot::GateScale).map(|x| format!("scale: {x:?}, ")),
+            ];
+            let more: String = more.into_iter().flatten().collect();
             line(format!(
-                "    ea: {{experts: {{count: {}, active: {}, intermediate: {intermediate}, activation: {activation}, {shared}\
-                 router: {{preset: {}, normalise: {normalise}, load_balance_loss: {:?}, z_loss: 0}}}}}}",
+                "    ea: {{experts: {{count: {}, active: {}, intermediate: {intermediate}, activation: {activation}, {shared}{biased}\
+                 {norms}, router: {{preset: {}, {more}normalise: {normalise}, load_balance_loss: {:?}, z_loss: 0}}}}}}",
                 self.whole(Slot::Experts),
                 self.whole(Slot::Active),
                 self.family.router.0,
@@ -189,18 +232,7 @@ impl Config {
             ));
         }
         line("  body:".into());
-        let layers: Vec<String> = self
-            .layers
-            .iter()
-            .map(|l| format!("{} > {}", names[usize::from(l.windowed)], if l.sparse { "ea" } else { "mlp" }))
-            .collect();
-        let period = (1..=layers.len())
-            .find(|p| {
-                layers.len().is_multiple_of(*p) && (*p..layers.len()).all(|i| layers[i] == layers[i - p])
-            })
-            .unwrap_or(layers.len());
-        line(format!("    - repeat: {}\n      layers:", layers.len() / period.max(1)));
-        layers[..period].iter().for_each(|layer| line(format!("        - {layer}")));
+        line(self.body());
         line(format!("train: {{sequence: {}, precision: f32}}", self.row()));
         text
     }
@@ -230,13 +262,94 @@ impl Config {
             self.real(Slot::Softcap).map(|c| format!("softcap: {c:?}")),
             self.real(Slot::Scalar).map(|s| format!("scale: {:?}", 1.0 / s.sqrt())),
             self.biased().then(|| format!("bias: {}", self.family.bias)),
-            self.family.gemma.then(|| "post_norm: true".into()),
+            self.family.sinks.then(|| "sink: true".into()),
+            self.family.latent.then(|| {
+                let query = self.real(Slot::QueryRank).map_or("none".into(), |n| n.to_string());
+                let [kv, turned, value] = [Slot::KvRank, Slot::Turned, Slot::Value].map(|s| self.whole(s));
+                format!("latent: {{query: {query}, kv: {kv}, turned: {turned}, value: {value}}}")
+            }),
+            (self.family.form != Form::Straight).then(|| "projection: none".into()),
+            (self.family.norms != Norms::Before).then(|| {
+                let (before, behind) = self.family.norms.places();
+                format!("pre_norm: {before}, post_norm: {behind}")
+            }),
         ];
         more.into_iter().flatten().for_each(|field| {
             text += ", ";
             text += &field;
         });
         text
+    }
+
+    /// The beginning of the names of a layer's tensors.
+    pub fn place(&self, number: usize) -> String {
+        let each = self.family.ends[3];
+        let [prelude, core] = [Slot::Prelude, Slot::Core].map(|slot| self.whole(slot) as usize);
+        match self.family.form {
+            Form::Straight | Form::Looped => format!("{each}.{number}"),
+            Form::Recurrent if number < prelude => format!("{each}.prelude.{number}"),
+            Form::Recurrent if number < prelude + core => format!("{each}.core_block.{}", number - prelude),
+            Form::Recurrent => format!("{each}.coda.{}", number - prelude - core),
+        }
+    }
+
+    /// Layers as YAML, so far to the right: the shortest period of them, repeated.
+    fn repeated(&self, layers: &[Layer], right: usize) -> String {
+        let names = self.attentions();
+        let layer = |l: &Layer| {
+            let network = if l.sparse { "ea" } else { "mlp" };
+            let attention = names[usize::from(l.windowed)];
+            match self.family.form {
+                Form::Straight | Form::Looped => format!("{attention} > {network}"),
+                Form::Recurrent => format!("{attention} > norm > {network} > norm"),
+            }
+        };
+        let layers: Vec<String> = layers.iter().map(layer).collect();
+        let period = (1..=layers.len())
+            .find(|p| {
+                layers.len().is_multiple_of(*p) && (*p..layers.len()).all(|i| layers[i] == layers[i - p])
+            })
+            .unwrap_or(layers.len());
+        let space = " ".repeat(right);
+        let mut text = format!("{space}- repeat: {}\n{space}  layers:", layers.len() / period.max(1));
+        layers[..period].iter().for_each(|layer| {
+            let _ = write!(text, "\n{space}    - {layer}");
+        });
+        text
+    }
+
+    /// The items of the body as YAML.
+    fn body(&self) -> String {
+        let passes = self.whole(Slot::Passes);
+        let recur =
+            |more: &str| format!("    - recur: {passes}\n      residual_norm: false\n{more}      layers:");
+        match self.family.form {
+            Form::Straight => self.repeated(&self.layers, 4),
+            Form::Looped => {
+                let head = recur("      exit: {gate: 0.1}\n");
+                format!("{head}\n{}\n        - norm", self.repeated(&self.layers, 8))
+            }
+            Form::Recurrent => {
+                let (before, rest) = self.layers.split_at(self.whole(Slot::Prelude) as usize);
+                let (core, behind) = rest.split_at(self.whole(Slot::Core) as usize);
+                let noise = self.real(Slot::Noise).unwrap_or_default();
+                let backprop = self.whole(Slot::Backprop).min(passes);
+                let depth = format!(
+                    "{{lognormal_poisson: {{mean: {passes}, sigma: 0.5}}, min: 1, max: {}}}",
+                    passes.saturating_mul(2)
+                );
+                let head = recur(&format!("      backprop: {backprop}\n      depth: {depth}\n"));
+                [
+                    self.repeated(before, 4),
+                    format!("    - save e\n    - start normal {noise:?}"),
+                    format!("{head}\n        - mix e linear"),
+                    self.repeated(core, 8),
+                    "    - norm".into(),
+                    self.repeated(behind, 4),
+                ]
+                .join("\n")
+            }
+        }
     }
 
     /// Whether projections have biases.
@@ -274,13 +387,50 @@ impl Config {
         for &(name, slot, _) in family.fields {
             put(name, written(slot.kind(), self.real(slot)));
         }
-        let [full, local] = self.rotations;
-        put("rope_theta", json!(full.base));
-        if let Rotation::Two(..) = family.rotation {
-            put("rope_local_base_freq", json!(local.base));
+        for &(name, value) in family.fixed {
+            put(name, json!(value));
         }
-        if let Some(scaling) = full.scaling {
-            put("rope_scaling", scaled(scaling));
+        for &(name, value) in family.words {
+            put(name, json!(value));
+        }
+        let [full, local] = self.rotations;
+        let kind = |turn: Turn| {
+            let mut kind = scaled(turn.scaling);
+            kind["rope_theta"] = json!(turn.base);
+            kind
+        };
+        match family.rotation {
+            // Both versions read it so.
+            Rotation::Full(base)
+                if full.base == base && (local == Turn { base, scaling: None }) && full.scaling.is_some() =>
+            {
+                put("rope_theta", json!(base));
+                put("rope_scaling", scaled(full.scaling));
+            }
+            Rotation::Full(_) => {
+                let both = json!({"full_attention": kind(full), "sliding_attention": kind(local)});
+                put("rope_parameters", both);
+            }
+            Rotation::Base(_) => put("rope_base", json!(full.base)),
+            Rotation::One(_) | Rotation::Two(..) => {
+                put("rope_theta", json!(full.base));
+                if let Rotation::Two(..) = family.rotation {
+                    put("rope_local_base_freq", json!(local.base));
+                }
+                // A class may have a scaling where the file has none.
+                if full.scaling.is_some() || family.biased {
+                    let mut written = scaled(full.scaling);
+                    if let (true, Some(RopeScaling::Yarn { factor, .. })) = (family.latent, full.scaling) {
+                        let twice = (self.whole(Slot::HeadSize) as f64
+                            / self.real(Slot::Scalar).unwrap_or(1.0))
+                        .powf(0.25);
+                        let weight = (twice - 1.0) / (0.1 * factor.ln());
+                        // As people write it; whether it is that, reading it again says.
+                        written["mscale_all_dim"] = json!((weight * 1e9).round() / 1e9);
+                    }
+                    put("rope_scaling", written);
+                }
+            }
         }
         let some = self.layers.iter().any(|l| l.windowed);
         let window = self.window.filter(|_| some);
@@ -289,6 +439,10 @@ impl Config {
             self.layers.iter().map(kind).collect()
         };
         match family.windows {
+            // A class that has windows from a layer on has a default.
+            Windows::Never if family.harmless.contains(&"max_window_layers") => {
+                put("sliding_window", Value::Null);
+            }
             Windows::Never => {}
             Windows::Unused => put("use_sliding_window", json!(false)),
             Windows::All(_) => put("sliding_window", json!(window)),
@@ -310,15 +464,14 @@ impl Config {
         }
         let sparse = self.layers.iter().filter(|l| l.sparse).count();
         match family.sparse {
-            Sparse::Never => {}
-            Sparse::All => {}
+            Sparse::Never | Sparse::All | Sparse::Later => {}
             Sparse::Listed => {
                 let dense: Vec<usize> = (0..self.layers.len()).filter(|&i| !self.layers[i].sparse).collect();
                 put("decoder_sparse_step", json!(1));
                 put("mlp_only_layers", json!(dense));
             }
         }
-        if family.sparse != Sparse::Never {
+        if family.router.1 > 0.0 {
             let coefficient =
                 self.load_balance_loss * sparse as f64 / self.real(Slot::Active).unwrap_or(1.0).max(1.0);
             put("output_router_logits", json!(self.load_balance_loss > 0.0));
@@ -346,8 +499,9 @@ fn said(scaling: RopeScaling) -> String {
 }
 
 /// A scaling as `config.json` writes it.
-fn scaled(scaling: RopeScaling) -> Value {
+fn scaled(scaling: Option<RopeScaling>) -> Value {
     let context = |x: f64| written(Kind::Either, Some(x));
+    let Some(scaling) = scaling else { return json!({"rope_type": "default"}) };
     match scaling {
         RopeScaling::Llama3 { factor, low, high, original_context } => {
             json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
@@ -375,7 +529,7 @@ pub fn torch(dtype: Dtype) -> &'static str {
 fn written(kind: Kind, value: Option<f64>) -> Value {
     match (kind, value) {
         (_, None) => Value::Null,
-        (Kind::Whole, Some(x)) => json!(x as u64),
+        (Kind::Whole | Kind::Count, Some(x)) => json!(x as u64),
         (Kind::Either, Some(x)) if x.fract() == 0.0 => json!(x as u64),
         (Kind::Real | Kind::Cap | Kind::Either, Some(x)) => json!(x),
         (Kind::Flag, Some(x)) => json!(x != 0.0),
@@ -413,6 +567,74 @@ fn family(f: &Fields) -> Result<&'static Family> {
     }
 }
 
+/// The scale of the embedding and the noise that a loop begins with, of `init_values`; the layers
+/// of its parts are all there are.
+fn beginning(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
+    let Some(Value::Object(map)) = f.get("init_values") else {
+        return f.refuse("lacks the object `init_values`".into());
+    };
+    // Its other fields are how weights began.
+    let inner = Fields::new(f.path, "init_values.", map, f.ignore);
+    let (std, scale) = (inner.real("std")?, inner.real("embed_scale")?);
+    values.insert(Slot::EmbedScale, scale);
+    values.insert(Slot::Noise, std * scale);
+    let of = |slot: Slot| values.get(&slot).copied().unwrap_or(0.0);
+    let parts = of(Slot::Prelude) + of(Slot::Core) + of(Slot::Coda);
+    if parts != of(Slot::Layers) {
+        return f.wrong(
+            "n_layers",
+            &Value::from(of(Slot::Layers) as u64),
+            &format!("{parts}, the layers of its parts"),
+        );
+    }
+    Ok(())
+}
+
+/// The size and the scale of latent heads: YaRN has a second factor, on scores.
+fn latent(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
+    let of = |slot: Slot| values.get(&slot).copied().unwrap_or(0.0);
+    if of(Slot::KvHeads) != of(Slot::Heads) {
+        return f.wrong("num_key_value_heads", &Value::from(of(Slot::KvHeads) as u64), "as many as heads");
+    }
+    if !f.flag("rope_interleave", true)? {
+        return f.wrong("rope_interleave", &Value::from(false), "true");
+    }
+    // Norms within the attention have the class's own.
+    if of(Slot::Eps) != 1e-6 {
+        return f.wrong(
+            "rms_norm_eps",
+            &Value::from(of(Slot::Eps)),
+            "1e-6, as norms within the attention have",
+        );
+    }
+    let scaling = ["rope_parameters", "rope_scaling"].iter().find_map(|name| f.map.get(*name)?.as_object());
+    let number = |name: &str| scaling.and_then(|s| s.get(name)?.as_f64()).unwrap_or(0.0);
+    let twice = mscale(number("factor"), number("mscale_all_dim"));
+    let size = of(Slot::Still) + of(Slot::Turned);
+    values.insert(Slot::HeadSize, size);
+    values.insert(Slot::Scalar, size / twice.powi(4));
+    Ok(())
+}
+
+/// `yarn_get_mscale` of `modeling_deepseek_v3.py`.
+fn mscale(factor: f64, weight: f64) -> f64 {
+    if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 }
+}
+
+/// Notes how experts are packed; other packings are refused.
+fn packed(f: &Fields, notes: &mut Vec<String>) -> Result<()> {
+    let Some(value) = f.get("quantization_config") else { return Ok(()) };
+    if value.get("quant_method").and_then(Value::as_str) != Some("mxfp4") {
+        return f.wrong("quantization_config", value, "one with `quant_method` \"mxfp4\", or null");
+    }
+    notes.push(
+        "matrices of experts are packed as MXFP4 and are imported as the bf16 numbers they stand for; `dreamc export hf` \
+         writes bf16"
+            .into(),
+    );
+    Ok(())
+}
+
 /// The quantities of the family's fields.
 fn values(f: &Fields, family: &Family) -> Result<BTreeMap<Slot, f64>> {
     let mut values: BTreeMap<Slot, f64> = BTreeMap::new();
@@ -425,6 +647,13 @@ fn values(f: &Fields, family: &Family) -> Result<BTreeMap<Slot, f64>> {
         let null = f.map.get(name).is_some_and(Value::is_null);
         let found = match slot.kind() {
             Kind::Whole => f.whole_or_none(name)?.map(|n| n as f64),
+            Kind::Count => match f.get(name) {
+                None => None,
+                Some(value) => match value.as_u64() {
+                    Some(n) => Some(n as f64),
+                    None => return f.wrong(name, value, "a whole number"),
+                },
+            },
             Kind::Real | Kind::Either | Kind::Cap => f.real_or_none(name)?,
             Kind::Flag => match f.get(name) {
                 None => None,
@@ -478,6 +707,10 @@ struct Around {
 /// Rotations of layers without and with the window, of either generation.
 fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
     let rotation = family.rotation;
+    if let Rotation::Base(base) = rotation {
+        let base = f.real_or_none("rope_base")?.unwrap_or(base);
+        return Ok([Turn { base, scaling: None }; 2]);
+    }
     let original = match family.harmless.contains(&ORIGINAL) {
         true => f.real_or_none(ORIGINAL)?,
         false => None,
@@ -490,7 +723,7 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
     let (outer, none) = (f.real_or_none("rope_theta")?, Map::new());
     let around = |base: Option<f64>| Around { base, original, context };
     let local = match rotation {
-        Rotation::One(_) => None,
+        Rotation::One(_) | Rotation::Full(_) | Rotation::Base(_) => None,
         Rotation::Two(..) => f.real_or_none("rope_local_base_freq")?,
     };
     let (place, map) = match (object("rope_parameters")?, object("rope_scaling")?) {
@@ -499,9 +732,12 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
         }
         (Some(map), _) => ("rope_parameters.", map),
         (None, Some(map)) => ("rope_scaling.", map),
+        // Its class has a scaling of its own where the file has none.
+        (None, None) if family.biased => return f.refuse("lacks `rope_scaling`".into()),
         (None, None) => ("", &none),
     };
     let (full, local_default) = match rotation {
+        Rotation::Full(base) | Rotation::Base(base) => (base, base),
         Rotation::One(base) => {
             let one = turn(&Fields::new(f.path, place, map, f.ignore), around(outer), base)?;
             return Ok([one, one]);
@@ -513,6 +749,7 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
     if !kinds.iter().any(|kind| map.contains_key(*kind)) {
         let full = turn(&Fields::new(f.path, place, map, f.ignore), around(outer), Some(full))?;
         let empty = Fields::new(f.path, "", &none, f.ignore);
+        let local = if let Rotation::Full(_) = rotation { Some(full.base) } else { local };
         return Ok([full, turn(&empty, around(local), Some(local_default))?]);
     }
     let r = Fields::new(f.path, place, map, f.ignore);
@@ -710,8 +947,9 @@ fn layer_types(f: &Fields, types: &Value, layers: usize, window: bool) -> Result
 }
 
 /// Which layers have experts.
-fn sparse(f: &Fields, sparse: Sparse, layers: usize) -> Result<Vec<bool>> {
+fn sparse(f: &Fields, sparse: Sparse, layers: usize, dense: usize) -> Result<Vec<bool>> {
     match sparse {
+        Sparse::Later => Ok((0..layers).map(|i| i >= dense).collect()),
         Sparse::Never => Ok(vec![false; layers]),
         Sparse::All => Ok(vec![true; layers]),
         Sparse::Listed => {
@@ -781,73 +1019,102 @@ pub struct Named {
 struct Plain<'a> {
     model: &'a Model,
     layers: Vec<Named>,
+    /// Passes of the loop around all layers and a norm.
+    passes: Option<u64>,
     /// The attention without and with a window.
     attentions: [Option<&'a Attention>; 2],
     mlp: Option<&'a Mlp>,
     experts: Option<&'a Experts>,
 }
 
-/// The layers of a model, each with weights of its own; or why it is no such model.
+/// The layers of a model, each with weights of its own, in the order in which they are first
+/// applied; or why it has other parts than layers of a family.
 pub fn layers(model: &Model) -> std::result::Result<Vec<Named>, String> {
-    Plain::new(model).map(|plain| plain.layers)
+    let mut found = vec![];
+    each_layer(&model.body, &mut |expr| {
+        found.push(named(model, expr)?);
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Visits the layers of a body.
+fn each_layer<'a>(
+    items: &'a [Item],
+    visit: &mut impl FnMut(&'a Expr) -> std::result::Result<(), String>,
+) -> std::result::Result<(), String> {
+    for item in items {
+        match item {
+            Item::Layer(expr) => visit(expr)?,
+            Item::Statement(_) => {}
+            Item::Repeat { count, items } => {
+                for _ in 0..*count {
+                    each_layer(items, visit)?;
+                }
+            }
+            Item::Recur { items, .. } => each_layer(items, visit)?,
+        }
+    }
+    Ok(())
+}
+
+/// The names of the attention and the network that are a layer's components, whatever norms stand
+/// between them.
+fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
+    let terms = match expr {
+        Expr::Sequential(terms) => terms.as_slice(),
+        Expr::Component(_) | Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => &[],
+    };
+    let terms: Vec<&Expr> = terms.iter().filter(|term| **term != Expr::Norm).collect();
+    let of = |name: &String| model.components.get(name);
+    let other = || {
+        let layer = super::composition(expr);
+        format!("the layer `{layer}` is not a sequence attention and a network behind it")
+    };
+    let [Expr::Component(attention), Expr::Component(network)] = terms[..] else { return Err(other()) };
+    let (Some(Component::Sequence(_)), Some(second)) = (of(attention), of(network)) else {
+        return Err(other());
+    };
+    let role = match second {
+        Component::Mlp(_) => Role::Mlp,
+        Component::Experts(_) => Role::Experts,
+        Component::Sequence(_) | Component::Depth(_) => {
+            return Err(format!("`{network}` is an attention, where a network stands"));
+        }
+    };
+    Ok(Named { attention: attention.clone(), network: network.clone(), role })
 }
 
 impl<'a> Plain<'a> {
     fn new(model: &'a Model) -> std::result::Result<Self, String> {
-        let mut plain = Plain { model, layers: vec![], attentions: [None; 2], mlp: None, experts: None };
-        plain.items(&model.body)?;
+        let mut plain =
+            Plain { model, layers: vec![], passes: None, attentions: [None; 2], mlp: None, experts: None };
+        let mut items = model.body.as_slice();
+        if let [Item::Recur { count, items: inner, .. }] = items
+            && let [inner @ .., Item::Statement(Statement::Norm)] = inner.as_slice()
+        {
+            (plain.passes, items) = (Some(*count), inner);
+        }
+        straight(items)?;
+        each_layer(items, &mut |expr| plain.layer(expr))?;
         Ok(plain)
     }
 
-    fn items(&mut self, items: &'a [Item]) -> std::result::Result<(), String> {
-        for item in items {
-            match item {
-                Item::Layer(expr) => self.layer(expr)?,
-                Item::Statement(_) => return Err("statements stand between its layers".into()),
-                Item::Repeat { count, items } => {
-                    for _ in 0..*count {
-                        self.items(items)?;
-                    }
-                }
-                Item::Recur { count, .. } => {
-                    return Err(format!("`recur {count}` applies one set of weights several times"));
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn layer(&mut self, expr: &'a Expr) -> std::result::Result<(), String> {
-        let two = match expr {
-            Expr::Sequential(terms) => match &terms[..] {
-                [Expr::Component(a), Expr::Component(n)] => Some((a, n)),
-                _ => None,
-            },
-            Expr::Component(_) | Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => None,
-        };
-        let parts = two.and_then(|(a, n)| {
-            let of = |name: &String| self.model.components.get(name);
-            Some((a, n, of(a)?, of(n)?))
-        });
-        let Some((attention, network, Component::Sequence(a), second)) = parts else {
-            let layer = super::composition(expr);
-            return Err(format!("the layer `{layer}` is not a sequence attention and a network behind it"));
-        };
-        let role = match second {
-            Component::Mlp(mlp) => {
-                same(&mut self.mlp, mlp, network)?;
-                Role::Mlp
-            }
-            Component::Experts(experts) => {
-                same(&mut self.experts, experts, network)?;
-                Role::Experts
-            }
-            Component::Sequence(_) | Component::Depth(_) => {
-                return Err(format!("`{network}` is an attention, where a network stands"));
-            }
-        };
-        same(&mut self.attentions[usize::from(a.window.is_some())], a, attention)?;
-        self.layers.push(Named { attention: attention.clone(), network: network.clone(), role });
+        let found = named(self.model, expr)?;
+        if matches!(expr, Expr::Sequential(terms) if terms.contains(&Expr::Norm)) {
+            return Err(format!("the layer `{}` normalises the stream", super::composition(expr)));
+        }
+        let components = &self.model.components;
+        match components.get(&found.network) {
+            Some(Component::Mlp(mlp)) => same(&mut self.mlp, mlp, &found.network)?,
+            Some(Component::Experts(experts)) => same(&mut self.experts, experts, &found.network)?,
+            Some(Component::Sequence(_) | Component::Depth(_)) | None => {}
+        }
+        if let Some(Component::Sequence(a)) = components.get(&found.attention) {
+            same(&mut self.attentions[usize::from(a.window.is_some())], a, &found.attention)?;
+        }
+        self.layers.push(found);
         Ok(())
     }
 
@@ -888,6 +1155,23 @@ impl<'a> Plain<'a> {
             Slot::ExpertIntermediate => experts.map(|e| e.intermediate as f64),
             Slot::Normalise => experts.map(|e| flag(e.router.normalise)),
             Slot::Shared => experts.map(|e| (e.shared * e.intermediate) as f64),
+            Slot::SharedCount => experts.map(|e| e.shared as f64),
+            Slot::Dense => {
+                let sparse = self.layers.iter().position(|l| l.role == Role::Experts);
+                Some(sparse.unwrap_or(self.layers.len()) as f64)
+            }
+            Slot::Groups => experts.map(|e| e.router.groups as f64),
+            Slot::ActiveGroups => experts.map(|e| e.router.topk_groups as f64),
+            Slot::GateScale => experts.map(|e| e.router.scale),
+            Slot::Passes => self.passes.map(|n| n as f64),
+            // Nothing goes back to the family that has them.
+            Slot::Backprop | Slot::Prelude | Slot::Core | Slot::Coda => None,
+            Slot::EmbedScale | Slot::Noise => None,
+            Slot::QueryRank => a.latent?.query.map(|n| n as f64),
+            Slot::KvRank => Some(a.latent?.kv as f64),
+            Slot::Turned => Some(a.latent?.turned as f64),
+            Slot::Still => Some((a.head_size - a.latent?.turned) as f64),
+            Slot::Value => Some(a.latent?.value as f64),
             Slot::Bias => Some(flag(a.bias.is_some())),
         }
     }
@@ -895,7 +1179,12 @@ impl<'a> Plain<'a> {
     /// The configuration that it would be of this family.
     fn config(&self, family: &'static Family) -> Option<Config> {
         let value = |&(_, slot, _): &(&str, Slot, Absent)| Some((slot, self.value(slot, family)?));
-        let values = family.fields.iter().filter_map(value).collect();
+        let mut values: BTreeMap<Slot, f64> = family.fields.iter().filter_map(value).collect();
+        if family.latent {
+            for slot in [Slot::HeadSize, Slot::Scalar] {
+                values.extend(self.value(slot, family).map(|value| (slot, value)));
+            }
+        }
         let turn = |a: &Attention| -> Option<Turn> {
             let Rope { base, scaling, .. } = a.rope?;
             Some(Turn { base, scaling })
@@ -917,6 +1206,16 @@ impl<'a> Plain<'a> {
             load_balance_loss: self.experts.map_or(0.0, |e| e.router.load_balance_loss),
         })
     }
+}
+
+/// Refuses what is more than layers one after the other.
+fn straight(items: &[Item]) -> std::result::Result<(), String> {
+    items.iter().try_for_each(|item| match item {
+        Item::Layer(_) => Ok(()),
+        Item::Statement(_) => Err("statements stand between its layers".into()),
+        Item::Repeat { items, .. } => straight(items),
+        Item::Recur { count, .. } => Err(format!("`recur {count}` applies one set of weights several times")),
+    })
 }
 
 /// Takes the first of several components, or one that equals it.
@@ -945,6 +1244,7 @@ pub fn recognise(
     let wanted = lines(spec, &plain.layers);
     let mut closest: Option<(usize, String)> = None;
     let mut order: Vec<&'static Family> = FAMILIES.iter().collect();
+    order.retain(|family| family.form != Form::Recurrent);
     order.sort_by_key(|family| likely != Some(family.kind));
     for family in order {
         let Some(config) = plain.config(family) else { continue };
@@ -1001,7 +1301,18 @@ fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
         body.push(Item::Layer(Expr::Sequential(names)));
     }
     model.components.sort_keys();
-    model.body = body;
+    model.body = match model.body.as_slice() {
+        [Item::Recur { count, residual_norm, items, looping }] => {
+            let mut looping = looping.clone();
+            if let Exit::Gate(entropy) = &mut looping.exit {
+                // The weight of a term of the loss.
+                *entropy = 0.0;
+            }
+            body.extend(items.last().filter(|item| matches!(item, Item::Statement(_))).cloned());
+            vec![Item::Recur { count: *count, residual_norm: *residual_norm, items: body, looping }]
+        }
+        _ => body,
+    };
     model.name = "model".into();
     // A factor is the same by name and by number.
     if let Some(EmbedScale::Value(x)) = model.embed_scale
@@ -1144,7 +1455,96 @@ mod tests {
             "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000, "tie_word_embeddings": true,
             "torch_dtype": "bfloat16", "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "unsloth_fixed": true,
             "use_cache": true, "vocab_size": 49152}"#;
+        let olmo2 = r#"{"architectures": ["Olmo2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100257,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+            "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 500000,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.47.0.dev0", "use_cache": true,
+            "vocab_size": 100352}"#;
+        let olmo3 = format!(
+            r#"{{"architectures": ["Olmo3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "dtype": "bfloat16",
+            "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+            "layer_types": [{}], "max_position_embeddings": 65536, "model_type": "olmo3", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+            "rope_scaling": {{"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn"}}, "rope_theta": 500000, "sliding_window": 4096,
+            "tie_word_embeddings": false, "transformers_version": "4.57.0", "use_cache": true, "vocab_size": 100278}}"#,
+            types(32, 4)
+        );
+        let gpt_oss = format!(
+            r#"{{"architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "eos_token_id": 200002,
+            "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+            "initializer_range": 0.02, "intermediate_size": 2880, "layer_types": [{}], "max_position_embeddings": 131072,
+            "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+            "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199999,
+            "quantization_config": {{"modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+            "model.embed_tokens", "lm_head"], "quant_method": "mxfp4"}}, "rms_norm_eps": 1e-05, "rope_scaling": {{"beta_fast": 32.0,
+            "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false}},
+            "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+            "tie_word_embeddings": false, "transformers_version": "4.55.0.dev0", "use_cache": true, "vocab_size": 201088}}"#,
+            types(24, 2)
+        );
+        let deepseek = r#"{"architectures": ["DeepseekForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"}, "aux_loss_alpha": 0.001, "bos_token_id": 100000,
+            "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 10944, "max_position_embeddings": 4096, "model_type": "deepseek", "moe_intermediate_size": 1408,
+            "moe_layer_freq": 1, "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 16,
+            "num_experts_per_tok": 6, "num_hidden_layers": 28, "num_key_value_heads": 16, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
+            "rope_scaling": null, "rope_theta": 10000, "scoring_func": "softmax", "seq_aux": true, "tie_word_embeddings": false,
+            "torch_dtype": "bfloat16", "transformers_version": "4.36.0", "use_cache": true, "vocab_size": 102400}"#;
+        let dots = r#"{"architectures": ["Dots1ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+            "intermediate_size": 10944, "max_position_embeddings": 32768, "max_window_layers": 62, "model_type": "dots1",
+            "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 2,
+            "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 62,
+            "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000000,
+            "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "sliding_window": null, "tie_word_embeddings": false,
+            "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+            "vocab_size": 152064}"#;
+        let lite = r#"{"architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}, "aux_loss_alpha": 0.001, "bos_token_id": 100000,
+            "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v2",
+            "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+            "norm_topk_prob": false, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+            "num_key_value_heads": 16, "pretraining_tp": 1, "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707,
+            "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+            "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": true, "tie_word_embeddings": false, "topk_group": 1,
+            "topk_method": "greedy", "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": true,
+            "v_head_dim": 128, "vocab_size": 102400}"#;
+        // Without `quantization_config`: its weights are stored in 8 bits, which are refused, and
+        // people convert them.
+        let v3 = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1,
+            "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
+            "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+            "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+            "norm_topk_prob": true, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+            "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+            "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4,
+            "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": true,
+            "v_head_dim": 128, "vocab_size": 129280}"#;
+        let ouro = r#"{"architectures": ["OuroForCausalLM"], "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_ouro.OuroConfig"}, "bos_token_id": 0, "early_exit_threshold": 1.0,
+            "eos_token_id": 0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 5632, "max_position_embeddings": 65536, "max_window_layers": 24, "model_type": "ouro",
+            "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-06,
+            "rope_scaling": null, "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false,
+            "torch_dtype": "bfloat16", "total_ut_steps": 4, "use_cache": true, "use_sliding_window": false, "vocab_size": 49152}"#;
         for (text, total) in [
+            (olmo2, 7_298_617_344),
+            (&olmo3, 7_298_011_136),
+            (&gpt_oss, 20_914_757_184),
+            (deepseek, 16_375_728_128),
+            // Without the biases that choose, which are state: 128 of each of 61 layers.
+            (dots, 142_774_381_696 - 61 * 128),
+            (lite, 15_706_484_224),
+            // 671 billion with the biases that choose: 256 of each of 58 layers.
+            (v3, 671_026_419_200 - 58 * 256),
+            (ouro, 1_434_652_673),
             (qwen2, 494_032_768),
             (distilled, 1_777_088_000),
             (qwen2_moe, 14_315_784_192),
@@ -1166,6 +1566,40 @@ mod tests {
             let again = Config::read(Path::new("config.json"), back.json(Dtype::BF16, &kept), &[]).unwrap();
             assert_eq!(again.spec("model", Some(Dtype::BF16)).unwrap().model, spec.model, "{kind}");
         }
+    }
+
+    /// `layer_types` of so many layers, every so-manieth without the window.
+    fn types(layers: usize, every: usize) -> String {
+        let kind = |i: usize| match i.is_multiple_of(every) {
+            true => "\"full_attention\"",
+            false => "\"sliding_attention\"",
+        };
+        (1..=layers).map(kind).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Huginn as published, whose one gain behind loop and coda is two here.
+    #[test]
+    fn huginn_has_its_published_size() {
+        let text = r#"{"architecture_class_name": "RecurrentGPT", "architectures": ["RavenForCausalLM"],
+            "auto_map": {"AutoConfig": "raven_config_minimal.RavenConfig"}, "bias": false, "block_class_name": "SandwichBlock",
+            "block_size": 4096, "bos_token_id": 65504, "effective_expected_depth": 132, "eos_token_id": 65505, "head_dim": 96,
+            "init_orthogonal": false, "init_strategy": "takase", "init_values": {"embed_scale": 72.6636084983398,
+            "embedding": 0.008703882797784892, "out_proj": 0.0005356869554443541, "std": 0.008703882797784892},
+            "injection_type": "linear", "intermediate_size": 17920, "mean_backprop_depth": 8, "mean_recurrence": 32,
+            "mlp_class_name": "GatedMLP", "model_type": "huginn_raven", "n_embd": 5280, "n_heads": 55, "n_layers": 8,
+            "n_layers_in_coda": 2, "n_layers_in_prelude": 2, "n_layers_in_recurrent_block": 4, "nonlin_name": "SiLU",
+            "norm_class_name": "RMSNorm_llama", "norm_eps": 1e-06, "num_key_value_heads": 55, "pad_token_id": 65509,
+            "padded_vocab_size": 65536, "padding_multiple": 4096, "qk_bias": true, "rope_base": 50000,
+            "sampling_scheme": "poisson-lognormal-filling", "state_init": "like-init", "tie_embeddings": true,
+            "torch_dtype": "bfloat16", "transformers_version": "4.47.1", "vocab_size": 65536}"#;
+        let config =
+            Config::read(Path::new("config.json"), serde_json::from_str(text).unwrap(), &[]).unwrap();
+        let yaml = config.specification("huginn", Some(Dtype::BF16));
+        let spec = config.spec("huginn", Some(Dtype::BF16)).unwrap_or_else(|e| panic!("{yaml}\n{e}"));
+        let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
+        assert_eq!(crate::model::parameters(&compiled), 3_564_976_800 + 5280);
+        // No class takes it back: its stream is wired by the norms of its layers.
+        assert!(recognise(&spec, Dtype::BF16, Some("huginn_raven"), &Map::new()).is_err());
     }
 
     #[test]

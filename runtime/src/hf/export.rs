@@ -7,7 +7,7 @@
 //! [`package`](super::package). Nothing that exists is written over.
 
 use super::config::{self, Config, torch};
-use super::tensors::{Theirs, disassemble};
+use super::tensors::{Run, Theirs, disassemble};
 use super::{HfError, bytes, json, package};
 use crate::checkpoint::safetensors::{self, Dtype};
 use crate::checkpoint::{CheckpointError, Weights, folder};
@@ -15,7 +15,6 @@ use crate::data::{Tokenizer, sums};
 use crate::files;
 use crate::train::prepare;
 use dreamc_compiler::compile;
-use dreamc_dsl::spec::Stream;
 use dreamc_dsl::{Spec, Spelling};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -61,13 +60,6 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// false.
 pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, HfError> {
     folder::free(to, false)?;
-    if model.spec.model.stream != Stream::Sum {
-        return Err(HfError::Export(
-            "no class of transformers wires its stream so, and the package's code adds outputs up; \
-             export the weights alone"
-                .into(),
-        ));
-    }
     let dtype = stored(model)?;
     let kept = match model.kept(CONFIG) {
         Some(path) => json(&path)?,
@@ -98,7 +90,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
         .into_iter()
         .map(|(name, shape)| {
             let all = shape.iter().product();
-            Theirs { runs: vec![(name.clone(), 0, all)], name, shape }
+            Theirs { runs: vec![Run::whole(&name, all)], name, shape }
         })
         .collect();
     let spec = dreamc_dsl::show(model.spec, Spelling::Yaml);
@@ -217,12 +209,14 @@ fn as_family(
     let same = model.kept(CONFIG).filter(|path| {
         let read = Config::read(path, kept.clone(), &[]);
         let spec = |config: &Config| config.spec("model", Some(dtype)).ok();
-        read.is_ok_and(|read| {
-            let dtypes = ["torch_dtype", "dtype"].iter().find_map(|name| kept.get(*name)?.as_str());
-            dtypes.is_none_or(|found| found == torch(dtype))
-                && read.family == config.family
-                && spec(&read).is_some_and(|read| spec(config) == Some(read))
-        })
+        let packed = kept.contains_key("quantization_config");
+        !packed
+            && read.is_ok_and(|read| {
+                let dtypes = ["torch_dtype", "dtype"].iter().find_map(|name| kept.get(*name)?.as_str());
+                dtypes.is_none_or(|found| found == torch(dtype))
+                    && read.family == config.family
+                    && spec(&read).is_some_and(|read| spec(config) == Some(read))
+            })
     });
     let text = match same {
         // As it was, to the byte.
@@ -295,7 +289,7 @@ pub(super) fn pretty(value: &Value) -> Result<Vec<u8>, HfError> {
 fn types(model: &Model, entries: &[Theirs], to: Option<Dtype>) -> Result<Vec<Dtype>, HfError> {
     let of = |name: &str| model.weights.stored(name).map(|t| t.dtype);
     let one = |entry: &Theirs| {
-        let mut found = entry.runs.iter().filter_map(|(name, ..)| of(name));
+        let mut found = entry.runs.iter().filter_map(|run| of(&run.name));
         let first = found.next().unwrap_or(Dtype::F32);
         match to {
             Some(to) => Ok(to),
@@ -327,9 +321,10 @@ pub(super) fn write(
     let list: Vec<_> =
         entries.iter().zip(&types).map(|(e, t)| (e.name.clone(), e.shape.clone(), *t)).collect();
     safetensors::write_stored(out, metadata, &list, |i, out| {
-        entries[i].runs.iter().try_for_each(|(name, first, elements)| {
+        let read = |name: &str, first: u64, elements: u64, out: &mut dyn Write| {
             let stored = model.weights.stored(name).ok_or_else(|| io::Error::other("no such tensor"))?;
-            stored.convert(*first, *elements, types[i], out)
-        })
+            stored.convert(first, elements, types[i], out)
+        };
+        entries[i].write(types[i].bitsize() / 8, read, out)
     })
 }

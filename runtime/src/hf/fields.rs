@@ -82,12 +82,13 @@ const HARMLESS: [&str; 66] = [
 ];
 
 /// Fields that change nothing while they are off.
-const HARMLESS_OFF: [&str; 8] = [
+const HARMLESS_OFF: [&str; 9] = [
     "add_cross_attention",
     "chunk_size_feed_forward",
     "is_encoder_decoder",
     "pruned_heads",
     "rope_interleaved",
+    "test_time_noise",
     "tie_encoder_decoder",
     "use_mrope",
     "use_sliding_window",

@@ -15,6 +15,7 @@ use crate::data::{Tokenizer, sums};
 use crate::train::prepare;
 use dreamc_compiler::compile;
 use dreamc_dsl::{Spec, Spelling};
+use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 
@@ -51,12 +52,13 @@ pub fn hugging_face(
     let mut notes = config.notes.clone();
     notes.extend(ignore.iter().map(|field| format!("the field `{field}` is ignored")));
     let tokenizer = tokenizer(from, &config)?;
+    notes.extend(tokenizer.as_ref().map(|t| contradiction(from, t)).transpose()?.flatten());
     if tokenizer.is_none() {
         let note = "no tokenizer.json: text cannot be read or written, token ids can (`dreamc probe`)";
         notes.push(note.into());
     }
     let kept = kept(from)?;
-    let stored = shards.dtype("model.embed_tokens.weight");
+    let stored = shards.dtype(config.family.ends[0]);
     let text = config.specification(name, stored);
     let specification =
         |d: dreamc_dsl::Diagnostics| HfError::Specification { path: path.clone(), problem: d.render(false) };
@@ -108,6 +110,22 @@ fn kept(from: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, HfError> {
         }
     }
     Ok(found)
+}
+
+/// Says where the files of a tokenizer differ on its begin token.
+fn contradiction(from: &Path, tokenizer: &Tokenizer) -> Result<Option<String>, HfError> {
+    let path = from.join("tokenizer_config.json");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let said = json(&path)?.get("add_bos_token").and_then(Value::as_bool);
+    Ok(said.filter(|said| *said != tokenizer.begins()).map(|said| {
+        let puts = if said { "puts no begin token before a text" } else { "puts a begin token before a text" };
+        format!(
+            "tokenizer_config.json says `add_bos_token: {said}`, and the post-processor of tokenizer.json {puts}: tokenizer.json \
+             counts, as in transformers 5; version 4 follows tokenizer_config.json"
+        )
+    }))
 }
 
 /// The tokenizer, where there is one.

@@ -2,7 +2,9 @@
 //!
 //! Ours are fused: queries, keys and values are the rows of one matrix, experts stand one behind
 //! another. In row-major order both are one tensor's bytes after another's, so a tensor of ours is
-//! a list of runs of rows of theirs, and the other way round, and nothing is computed.
+//! a list of runs of theirs, and the other way round. Where theirs stand in another order (matrices
+//! of gpt-oss' experts are transposed, gate and up side by side) elements are put in order, block
+//! by block. Nothing is computed, save that MXFP4 is written as the bf16 numbers it stands for.
 
 use super::config::{Config, Named};
 use super::family::{Role, Slot, Source};
@@ -36,26 +38,62 @@ pub struct Made {
     pub shape: Vec<u64>,
     /// The type its parts are stored in.
     pub dtype: Dtype,
-    /// Runs of rows of tensors of the folder, in order.
+    /// Parts of tensors of the folder, in order.
     pub parts: Vec<Part>,
 }
 
-/// A run of rows of a tensor of the folder.
+/// A part of a tensor of the folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// Its name.
     pub name: String,
     /// The shape of the whole tensor.
     pub shape: Vec<u64>,
-    /// Which half of its rows it is (0 or 1), where it is not all of them.
-    pub half: Option<u64>,
+    /// The elements of the tensor that it is among: the first, and how many.
+    pub range: (u64, u64),
+    /// Where they stand there, unless it is all of them in our order.
+    pub order: Option<Order>,
+}
+
+/// The places of our elements among those of a range of theirs: ours are blocks of `sizes`
+/// elements, theirs as many blocks, and the element of ours at `(i, j, …)` stands `offset + i·s_i +
+/// j·s_j + …` from where its block begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// How many blocks.
+    pub blocks: u64,
+    /// The place of a block's first element.
+    pub offset: u64,
+    /// Sizes of a block of ours, each with its stride there.
+    pub sizes: Vec<(u64, u64)>,
+}
+
+impl Order {
+    /// Elements of a block of ours.
+    fn block(&self) -> u64 {
+        self.sizes.iter().map(|(size, _)| size).product()
+    }
+
+    /// The places of a block's elements, in our order.
+    fn places(&self) -> Vec<usize> {
+        let mut places = vec![self.offset as usize];
+        for &(size, stride) in &self.sizes {
+            let along = |place: usize| (0..size as usize).map(move |i| place + i * stride as usize);
+            places = places.into_iter().flat_map(along).collect();
+        }
+        places
+    }
 }
 
 impl Part {
-    /// The elements of the tensor that belong to it: the first, and how many.
-    pub fn elements(&self) -> (u64, u64) {
-        let all: u64 = self.shape.iter().product();
-        self.half.map_or((0, all), |half| (half * (all / 2), all / 2))
+    fn whole(name: String, shape: Vec<u64>) -> Self {
+        let all = shape.iter().product();
+        Part { name, shape, range: (0, all), order: None }
+    }
+
+    /// How many elements of ours it is.
+    pub fn ours(&self) -> u64 {
+        self.order.as_ref().map_or(self.range.1, |order| order.blocks * order.block())
     }
 }
 
@@ -142,11 +180,58 @@ impl Shards {
         let entries: Vec<_> = made.iter().map(|m| (m.name.clone(), m.shape.clone(), m.dtype)).collect();
         safetensors::write_stored(out, metadata, &entries, |i, out| {
             made[i].parts.iter().try_for_each(|part| {
-                let Some(stored) = self.get(&part.name) else { return Ok(()) };
-                let (first, elements) = part.elements();
-                stored.copy_elements(first, elements, out)
+                let (first, elements) = part.range;
+                match (self.get(&part.name), &part.order) {
+                    (Some(stored), None) => stored.copy_elements(first, elements, out),
+                    (Some(stored), Some(order)) => {
+                        let size = stored.dtype.bitsize() / 8;
+                        let (places, each) = (order.places(), elements / order.blocks.max(1));
+                        for block in 0..order.blocks {
+                            let mut theirs = vec![];
+                            stored.copy_elements(first + block * each, each, &mut theirs)?;
+                            let element = |place: &usize| &theirs[place * size..][..size];
+                            let ours: Vec<u8> = places.iter().flat_map(element).copied().collect();
+                            out.write_all(&ours)?;
+                        }
+                        Ok(())
+                    }
+                    (None, Some(order)) => self.unpack(&part.name, order, out),
+                    (None, None) => Ok(()),
+                }
             })
         })
+    }
+
+    /// The blocks and scales of a tensor of `[blocks, columns, rows]` that is packed by rows.
+    fn packed(&self, name: &str) -> Option<(Stored<'_>, Stored<'_>)> {
+        Some((self.get(&format!("{name}_blocks"))?, self.get(&format!("{name}_scales"))?))
+    }
+
+    /// Writes a tensor packed as MXFP4 (OCP Microscaling Formats, section 5.2) in our order, as
+    /// bf16, which has all of its numbers: 32 of four bits share an exponent, lower halves first.
+    fn unpack(&self, name: &str, order: &Order, out: &mut dyn Write) -> io::Result<()> {
+        const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let [(rows, step), (columns, _)] = order.sizes[..] else { return Ok(()) };
+        let Some((blocks, scales)) = self.packed(name) else { return Ok(()) };
+        let there: u64 = blocks.shape.get(1).copied().unwrap_or(0);
+        for block in 0..order.blocks {
+            for row in 0..rows {
+                let at = block * there + order.offset + row * step;
+                let (mut packed, mut exponents, mut values) = (vec![], vec![], vec![]);
+                blocks.copy_elements(at * columns / 2, columns / 2, &mut packed)?;
+                scales.copy_elements(at * columns / 32, columns / 32, &mut exponents)?;
+                for (pairs, exponent) in packed.chunks(16).zip(exponents) {
+                    let scale = f32::from(exponent) - 127.0;
+                    for four in pairs.iter().flat_map(|pair| [pair & 15, pair >> 4]) {
+                        let size = VALUES[usize::from(four & 7)] * scale.exp2();
+                        let value = if four < 8 { size } else { -size };
+                        values.extend(half::bf16::from_f32(value).to_le_bytes());
+                    }
+                }
+                out.write_all(&values)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -165,7 +250,21 @@ pub fn assemble(
             return refuse(format!("nothing in such a model is called {}, which ours needs", tensor.name));
         };
         let mut dtype = None;
-        for Part { name, shape, .. } in &parts {
+        for Part { name, shape, order, .. } in &parts {
+            if let (Some((blocks, scales)), Some(order), None) =
+                (shards.packed(name), order, shards.get(name))
+            {
+                unpacked(&shards.path, name, [blocks, scales], shape)?;
+                let [(_, _), (columns, _)] = order.sizes[..] else {
+                    return refuse(format!("tensor {name}_blocks is packed, and {name} has no columns"));
+                };
+                if columns % 32 != 0 {
+                    return refuse(format!("tensor {name} has {columns} columns, MXFP4 packs 32 at a time"));
+                }
+                dtype = Some(Dtype::BF16);
+                used.extend(["blocks", "scales"].map(|of| format!("{name}_{of}")));
+                continue;
+            }
             let Some(found) = shards.get(name) else {
                 return refuse(format!("lacks the tensor {name} {shape:?}"));
             };
@@ -195,16 +294,16 @@ pub fn assemble(
     }
     for name in shards.places.keys().filter(|name| !used.contains(*name)) {
         // Tables that older versions stored and every version computes.
-        if name.ends_with(".rotary_emb.inv_freq") {
+        if name.ends_with(".rotary_emb.inv_freq") || config.family.computed.contains(&name.as_str()) {
             continue;
         }
         let same = || -> io::Result<bool> {
             let of = |name: &str| shards.get(name).map(|t| t.bytes()).transpose();
-            Ok(of(name)? == of("model.embed_tokens.weight")?)
+            Ok(of(name)? == of(config.family.ends[0])?)
         };
         let io = |error| HfError::Io { path: shards.path.clone(), error };
-        if config.flag(Slot::Tie) && name == "lm_head.weight" && same().map_err(io)? {
-            notes.push("lm_head.weight equals the embedding that it is tied to, and is left out".into());
+        if config.flag(Slot::Tie) && *name == config.family.ends[1] && same().map_err(io)? {
+            notes.push(format!("{name} equals the embedding that it is tied to, and is left out"));
             continue;
         }
         return refuse(format!("has a tensor {name} that such a model does not have; nothing is imported"));
@@ -212,13 +311,34 @@ pub fn assemble(
     Ok(Assembled { tensors, notes })
 }
 
+/// Refuses blocks and scales that are no tensor of `[blocks, columns, rows]`.
+fn unpacked(path: &Path, name: &str, found: [Stored<'_>; 2], shape: &[u64]) -> Result<(), HfError> {
+    let &[many, columns, rows] = shape else { return Ok(()) };
+    let right = [vec![many, rows, columns / 32, 16], vec![many, rows, columns / 32]];
+    for ((stored, right), of) in found.iter().zip(right).zip(["blocks", "scales"]) {
+        if stored.shape != right || stored.dtype != Dtype::U8 {
+            let found = (stored.dtype, stored.shape);
+            return Err(HfError::refused(
+                path,
+                format!("tensor {name}_{of} is {found:?}; MXFP4 of such a model is U8 {right:?}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The parts of a tensor of ours, in order.
 pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Option<Vec<Part>> {
-    let whole = |name: String| Some(vec![Part { name, shape: shape.to_vec(), half: None }]);
+    let whole = |name: String| Some(vec![Part::whole(name, shape.to_vec())]);
+    let [embed, head, norm, _] = config.family.ends;
+    if let Some((_, theirs, row)) = config.family.beside.iter().find(|(ours, ..)| *ours == name) {
+        let shape = if *row { [&[1], shape].concat() } else { shape.to_vec() };
+        return Some(vec![Part::whole((*theirs).into(), shape)]);
+    }
     match name {
-        "embed.weight" => return whole("model.embed_tokens.weight".into()),
-        "head.weight" => return whole("lm_head.weight".into()),
-        "norm.weight" => return whole("model.norm.weight".into()),
+        "embed.weight" => return whole(embed.into()),
+        "head.weight" => return whole(head.into()),
+        "norm.weight" => return whole(norm.into()),
         _ => {}
     }
     // `layers.{i}.{component}.{rest}`
@@ -227,55 +347,145 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
     else {
         return None;
     };
-    let layer = layers.get(number.parse::<usize>().ok()?)?;
-    let role = if component == layer.attention {
-        Role::Attention
+    let number = number.parse::<usize>().ok()?;
+    let layer = layers.get(number)?;
+    let (role, rest) = if component == layer.attention {
+        (Role::Attention, rest.to_string())
     } else if component == layer.network {
-        layer.role
+        (layer.role, rest.to_string())
     } else {
-        return None;
+        (Role::Layer, format!("{component}.{rest}"))
     };
-    let (stem, kind) = rest.rsplit_once('.')?;
-    let found = config.family.tensors.iter().copied().flatten().find(|(r, s, _)| *r == role && *s == stem)?;
-    let theirs = |stem: &str| format!("model.layers.{number}.{stem}.{kind}");
-    match found.2 {
+    let rest = rest.as_str();
+    let table = || config.family.tensors.iter().copied().flatten().filter(|(r, ..)| *r == role);
+    // A tensor by its whole name, else all of a module by its stem.
+    let named = table().find(|(_, name, _)| *name == rest);
+    let (stem, kind) =
+        if named.is_some() { (rest, None) } else { rest.rsplit_once('.').map(|(s, k)| (s, Some(k)))? };
+    let (.., source) = named.or_else(|| table().find(|(_, name, _)| *name == stem))?;
+    let theirs = |stem: &str| {
+        let kind = kind.map_or(String::new(), |kind| format!(".{kind}"));
+        format!("{}.{stem}{kind}", config.place(number))
+    };
+    match *source {
         Source::One(stem) => whole(theirs(stem)),
-        Source::Row(stem) => {
-            Some(vec![Part { name: theirs(stem), shape: [&[1], shape].concat(), half: None }])
-        }
+        Source::Row(stem) => Some(vec![Part::whole(theirs(stem), [&[1], shape].concat())]),
         Source::Heads(stems) => {
             let (heads, kv, size) =
                 (config.whole(Slot::Heads), config.whole(Slot::KvHeads), config.whole(Slot::HeadSize));
             let rows = [heads, kv, kv].map(|heads| heads * size);
-            let part = |(stem, rows): (&str, u64)| {
-                let shape = [&[rows], &shape[1..]].concat();
-                Part { name: theirs(stem), shape, half: None }
-            };
+            let part = |(stem, rows): (&str, u64)| Part::whole(theirs(stem), [&[rows], &shape[1..]].concat());
             Some(stems.into_iter().zip(rows).map(part).collect())
         }
         Source::Half(stem, half) => {
-            let shape = [&[2 * shape[0]], &shape[1..]].concat();
-            Some(vec![Part { name: theirs(stem), shape, half: Some(half) }])
+            let mut part = Part::whole(theirs(stem), [&[2 * shape[0]], &shape[1..]].concat());
+            let all = part.range.1 / 2;
+            part.range = (half * all, all);
+            Some(vec![part])
         }
         Source::Each(stem) => {
-            let of = |e: u64| {
-                let name = theirs(&stem.replace("{e}", &e.to_string()));
-                Part { name, shape: shape[1..].to_vec(), half: None }
-            };
+            let of = |e: u64| Part::whole(theirs(&stem.replace("{e}", &e.to_string())), shape[1..].to_vec());
             Some((0..shape[0]).map(of).collect())
+        }
+        Source::Turned(stem, of, which) => {
+            let &[experts, out, inner] = shape else { return None };
+            let mut part = Part::whole(theirs(stem), vec![experts, inner, of * out]);
+            let sizes = vec![(out, of), (inner, of * out)];
+            part.order = Some(Order { blocks: experts, offset: which, sizes });
+            Some(vec![part])
+        }
+        Source::Pairs(stem) => {
+            let (heads, kv, size) =
+                (config.whole(Slot::Heads), config.whole(Slot::KvHeads), config.whole(Slot::HeadSize));
+            let &[rows, wide] = shape else { return None };
+            let turning = (heads + kv) * size;
+            let part = |first: u64, rows: u64, order| Part {
+                range: (first * wide, rows * wide),
+                order,
+                ..Part::whole(theirs(stem), shape.to_vec())
+            };
+            let sizes = vec![(2, wide), (size / 2, 2 * wide), (wide, 1)];
+            let order = Some(Order { blocks: heads + kv, offset: 0, sizes });
+            Some(vec![part(0, turning, order), part(turning, rows.checked_sub(turning)?, None)])
+        }
+        Source::LastPairs(short, long) => {
+            let stem = if config.whole(Slot::QueryRank) > 0 { short } else { long };
+            let (still, turned) = (config.whole(Slot::Still), config.whole(Slot::Turned));
+            last_pairs(theirs(stem), shape, config.whole(Slot::Heads), [still, turned])
+        }
+        Source::LatentPairs(stem) => {
+            let (rank, turned) = (config.whole(Slot::KvRank), config.whole(Slot::Turned));
+            last_pairs(theirs(stem), shape, 1, [rank, turned])
+        }
+        Source::PairsOf(stem, which) => {
+            let (heads, size) = (config.whole(Slot::Heads), config.whole(Slot::HeadSize));
+            let &[all] = shape else { return None };
+            let mut part = Part::whole(theirs(stem), vec![2, 1, heads, size]);
+            part.range = (which * all, all);
+            part.order = Some(Order { blocks: heads, offset: 0, sizes: vec![(2, 1), (size / 2, 2)] });
+            Some(vec![part])
+        }
+        Source::Among(stem, of, which) => {
+            let &[experts, out] = shape else { return None };
+            let mut part = Part::whole(theirs(stem), vec![experts, of * out]);
+            part.order = Some(Order { blocks: experts, offset: which, sizes: vec![(out, of)] });
+            Some(vec![part])
         }
     }
 }
 
-/// A tensor of theirs and the runs of ours that it is made of: name, first element, how many.
+/// The parts of a matrix whose rows are so many heads, of each of which the last elements turn,
+/// neighbours together.
+fn last_pairs(name: String, shape: &[u64], heads: u64, [still, turned]: [u64; 2]) -> Option<Vec<Part>> {
+    let &[rows, wide] = shape else { return None };
+    if rows != heads * (still + turned) {
+        return None;
+    }
+    let part = |first: u64, rows: u64, order| Part {
+        range: (first * wide, rows * wide),
+        order,
+        ..Part::whole(name.clone(), shape.to_vec())
+    };
+    let sizes = || vec![(2, wide), (turned / 2, 2 * wide), (wide, 1)];
+    let head = |h: u64| {
+        let first = h * (still + turned);
+        let order = Some(Order { blocks: 1, offset: 0, sizes: sizes() });
+        [part(first, still, None), part(first + still, turned, order)]
+    };
+    Some((0..heads).flat_map(head).collect())
+}
+
+/// A tensor of theirs and the parts of ours that it is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Theirs {
     /// Its name.
     pub name: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// Runs of elements of tensors of ours, in order: name, first element, how many.
-    pub runs: Vec<(String, u64, u64)>,
+    /// Parts of tensors of ours, in the order of the ranges that they fill.
+    pub runs: Vec<Run>,
+}
+
+/// A run of elements of a tensor of ours.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// The name of the tensor.
+    pub name: String,
+    /// Its first element.
+    pub first: u64,
+    /// How many.
+    pub elements: u64,
+    /// The elements of theirs that they are among: the first, and how many.
+    pub range: (u64, u64),
+    /// Where they stand there, unless they are all of them in this order.
+    pub order: Option<Order>,
+}
+
+impl Run {
+    /// All of a tensor that keeps its name.
+    pub fn whole(name: &str, elements: u64) -> Self {
+        Run { name: name.into(), first: 0, elements, range: (0, elements), order: None }
+    }
 }
 
 /// The tensors of theirs that these of ours are taken apart into; the name of one that has no place
@@ -285,22 +495,59 @@ pub fn disassemble<'a>(
     layers: &[Named],
     ours: impl Iterator<Item = (&'a str, &'a [u64])>,
 ) -> Result<Vec<Theirs>, String> {
-    /// The place among them of each run of theirs: the half that it is.
-    type Runs = Vec<(u64, (String, u64, u64))>;
-    let mut found: BTreeMap<String, (Vec<u64>, Runs)> = BTreeMap::new();
+    let mut found: BTreeMap<String, Theirs> = BTreeMap::new();
     for (name, shape) in ours {
         let parts = parts(config, layers, name, shape).ok_or_else(|| name.to_string())?;
-        let mut at = 0;
+        let mut first = 0;
         for part in parts {
-            let (_, elements) = part.elements();
-            let (_, runs) = found.entry(part.name.clone()).or_insert_with(|| (part.shape.clone(), vec![]));
-            runs.push((part.half.unwrap_or(0), (name.to_string(), at, elements)));
-            at += elements;
+            let elements = part.ours();
+            let theirs = found.entry(part.name.clone()).or_insert_with(|| Theirs {
+                name: part.name.clone(),
+                shape: part.shape.clone(),
+                runs: vec![],
+            });
+            let (range, order) = (part.range, part.order);
+            theirs.runs.push(Run { name: name.to_string(), first, elements, range, order });
+            first += elements;
         }
     }
-    let theirs = found.into_iter().map(|(name, (shape, mut runs))| {
-        runs.sort_by_key(|(half, _)| *half);
-        Theirs { name, shape, runs: runs.into_iter().map(|(_, run)| run).collect() }
-    });
-    Ok(theirs.collect())
+    let mut theirs: Vec<Theirs> = found.into_values().collect();
+    theirs.iter_mut().for_each(|t| t.runs.sort_by_key(|run| run.range.0));
+    Ok(theirs)
+}
+
+impl Theirs {
+    /// Writes it, elements of ours read by `read` (name, first, how many) in a type of `size`
+    /// bytes. Parts that stand among one another are put together a block at a time.
+    pub fn write(
+        &self,
+        size: usize,
+        mut read: impl FnMut(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        for same in self.runs.chunk_by(|a, b| a.range == b.range) {
+            let Some(Order { blocks, .. }) = same[0].order else {
+                let Run { name, first, elements, .. } = &same[0];
+                read(name, *first, *elements, out)?;
+                continue;
+            };
+            let each = same[0].range.1 / blocks.max(1);
+            let orders: Vec<_> = same
+                .iter()
+                .filter_map(|run| run.order.as_ref().map(|order| (run, order.block(), order.places())))
+                .collect();
+            for block in 0..blocks {
+                let mut theirs = vec![0; each as usize * size];
+                for (run, elements, places) in &orders {
+                    let mut ours = vec![];
+                    read(&run.name, run.first + block * elements, *elements, &mut ours)?;
+                    for (place, element) in places.iter().zip(ours.chunks(size)) {
+                        theirs[place * size..][..size].copy_from_slice(element);
+                    }
+                }
+                out.write_all(&theirs)?;
+            }
+        }
+        Ok(())
+    }
 }

@@ -1,5 +1,5 @@
-//! Routers' health: what of the tokens each wrapped part processes, and how evenly each mixture
-//! uses its experts.
+//! Routers' health: what of the tokens each wrapped part processes, how evenly each mixture uses
+//! its experts, and what the passes of a loop with an exit are worth.
 //!
 //! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), held-out rows.
 //! *Out*: a [`Health`]. *Promise*: shares are of the decisions that evaluation and generation make,
@@ -8,7 +8,7 @@
 
 use crate::analysis::skips::wrapped;
 use crate::analysis::{candidates, real};
-use crate::data::Batches;
+use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::Owner;
@@ -37,6 +37,22 @@ pub struct Health {
     /// Every mixture.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixtures: Vec<Mixture>,
+    /// Every pass of a loop whose loss sees all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<Pass>,
+}
+
+/// The stream behind a pass of a loop with `exit mean` or `exit gate`, through the final norm and
+/// the head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Mean loss in nats.
+    pub loss: f64,
+    /// Targets that this is the mean of.
+    pub targets: u64,
+    /// The share of tokens that leaves behind it, by the gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
 }
 
 /// A part that is wrapped in `skip(…)`, over all depths its weights are applied at.
@@ -71,15 +87,17 @@ impl Part {
 
 impl Health {
     /// Looks at the rows that these batches give; `None` where the model has neither wrapped parts
-    /// nor mixtures.
+    /// nor mixtures, and no loop with an exit.
     pub fn look(model: &mut Model, spec: &Spec, mut batches: Batches) -> Result<Option<Self>, EvaluateError> {
         let wrapped = wrapped(spec).map_err(ModelError::from)?;
         let mut parts: BTreeMap<(u64, u64), (f64, u64, u64)> = BTreeMap::new();
         let mut mixtures: BTreeMap<(u64, String), Vec<u64>> = BTreeMap::new();
+        let mut passes = Passes::default();
         let mut tokens = 0;
         while let Some(batch) = batches.take(model.batch())? {
-            model.evaluate(&batch)?;
+            let last = model.evaluate(&batch)?;
             let real = real(&batch);
+            passes.add(model, &batch, &real, &last)?;
             tokens += real.iter().filter(|r| **r).count() as u64;
             for observed in model.compiled().observed.clone() {
                 let elements = model.compiled().plan.buffer(observed.buffer).elements() as usize;
@@ -118,7 +136,12 @@ impl Health {
                             }
                         }
                     }
-                    Observation::Entropy | Observation::Queries | Observation::Score | Observation::Norm => {}
+                    Observation::Entropy
+                    | Observation::Queries
+                    | Observation::Score
+                    | Observation::Norm
+                    | Observation::Loss
+                    | Observation::Share => {}
                 }
             }
         }
@@ -140,8 +163,10 @@ impl Health {
             tokens,
             parts: parts.into_iter().map(part).collect(),
             mixtures: mixtures.into_iter().map(mixture).collect(),
+            passes: passes.finish(),
         };
-        Ok((!health.parts.is_empty() || !health.mixtures.is_empty()).then_some(health))
+        let nothing = health.parts.is_empty() && health.mixtures.is_empty() && health.passes.is_empty();
+        Ok((!nothing).then_some(health))
     }
 
     /// Names and figures, as TensorBoard and tables have them.
@@ -151,7 +176,11 @@ impl Health {
             let dead = m.dead as f64 / m.experts.max(1) as f64;
             [(format!("{}/busiest", m.name), m.busiest), (format!("{}/dead", m.name), dead)]
         });
-        parts.chain(mixtures).collect()
+        let passes = self.passes.iter().enumerate().flat_map(|(i, p)| {
+            let share = p.share.map(|share| (format!("pass.{}/leaves", i + 1), share));
+            std::iter::once((format!("pass.{}/loss", i + 1), p.loss)).chain(share)
+        });
+        parts.chain(mixtures).chain(passes).collect()
     }
 
     /// The same in words, a line each.
@@ -164,7 +193,13 @@ impl Health {
             let words = format!("{:.2} × the mean, {} of {} experts dead", m.busiest, m.dead, m.experts);
             (format!("{} busiest", m.name), words)
         };
-        self.parts.iter().map(part).chain(self.mixtures.iter().map(mixture)).collect()
+        let pass = |(i, p): (usize, &Pass)| {
+            let share = p.share.map_or(String::new(), |q| format!(", {:.1} % of a token leaves", 100.0 * q));
+            let words = format!("{:.4} nats over {} targets{share}", p.loss, p.targets);
+            (format!("loss after pass {}", i + 1), words)
+        };
+        let routers = self.parts.iter().map(part).chain(self.mixtures.iter().map(mixture));
+        routers.chain(self.passes.iter().enumerate().map(pass)).collect()
     }
 
     /// Warnings of targets that are missed by a factor of two or more.
@@ -187,6 +222,62 @@ impl Health {
     }
 }
 
+/// Sums over targets of what passes are worth: losses, then shares.
+#[derive(Default)]
+pub(crate) struct Passes {
+    sums: Vec<[f64; 2]>,
+    gated: bool,
+    targets: u64,
+}
+
+impl Passes {
+    /// Adds the targets at `real` places of a batch that was evaluated; `last` are the losses
+    /// behind the last pass.
+    pub(crate) fn add(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        real: &[bool],
+        last: &[f32],
+    ) -> Result<(), ModelError> {
+        let of = |what| model.compiled().observed.iter().find(|o| (o.owner, o.what) == (Owner::Exit, what));
+        let Some(losses) = of(Observation::Loss) else { return Ok(()) };
+        let shares = of(Observation::Share);
+        let count = losses.applications.len();
+        self.sums.resize(count + 1, [0.0; 2]);
+        self.gated = shares.is_some();
+        let target: Vec<bool> = batch.targets.iter().zip(real).map(|(t, real)| *t >= 0 && *real).collect();
+        self.targets += target.iter().filter(|t| **t).count() as u64;
+        let sum = |values: &[f32]| {
+            let own = target.iter().zip(values).filter(|(t, _)| **t);
+            own.map(|(_, x)| f64::from(*x)).sum::<f64>()
+        };
+        for (which, observed) in [(0, Some(losses)), (1, shares)] {
+            let Some(observed) = observed else { continue };
+            let mut values = vec![0f32; model.compiled().plan.buffer(observed.buffer).elements() as usize];
+            for (pass, a) in observed.applications.iter().enumerate() {
+                model.session().read_at(observed.buffer, a.depth, 0, &mut values)?;
+                self.sums[pass][which] += sum(&values);
+            }
+        }
+        self.sums[count][0] += sum(last);
+        Ok(())
+    }
+
+    /// Means over all targets; the last pass has what others leave.
+    pub(crate) fn finish(self) -> Vec<Pass> {
+        let targets = self.targets.max(1) as f64;
+        let mut rest = 1.0;
+        let all = self.sums.len();
+        let mean = |(pass, [loss, share]): (usize, [f64; 2])| {
+            let share = if pass + 1 == all { rest } else { share / targets };
+            rest -= share;
+            Pass { loss: loss / targets, targets: self.targets, share: self.gated.then_some(share) }
+        };
+        self.sums.into_iter().enumerate().map(mean).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,11 +290,14 @@ mod tests {
             tokens: 100,
             parts: vec![part(0.015, 0.5), part(0.3, 0.5), part(0.25, 0.5), part(1.0, 0.5), part(0.9, 0.5)],
             mixtures: vec![mixture(1.9), mixture(2.0)],
+            passes: [(2.0, 0.25), (1.0, 0.75)]
+                .map(|(loss, share)| Pass { loss, targets: 90, share: Some(share) })
+                .to_vec(),
         };
         let warnings = health.warnings();
         assert_eq!(warnings.len(), 4, "{warnings:?}");
         assert!(warnings[0].starts_with("layers.1.skip.0 processes 1.5 % of its tokens"), "{warnings:?}");
-        assert_eq!(health.words().len(), 7);
-        assert_eq!(health.figures().len(), 9);
+        assert_eq!(health.words().len(), 9);
+        assert_eq!(health.figures().len(), 13);
     }
 }

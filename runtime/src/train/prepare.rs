@@ -1,7 +1,7 @@
 //! Preparation before the first step: programs and memory.
 
 use super::error::TrainError;
-use crate::device::Device;
+use crate::device::{Device, Group};
 use crate::generate::Writing;
 use crate::model::{Memory, parameters};
 use crate::train::{health, sample};
@@ -10,7 +10,9 @@ use dreamc_compiler::count::{self, Counts, count};
 use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_together, looks_ahead};
+use dreamc_compiler::{
+    CompileError, Compiled, Options, compile, compile_together, compile_within, looks_ahead,
+};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Component, Source};
 
@@ -85,7 +87,7 @@ pub fn masked(spec: &Spec) -> bool {
 /// at once. None where even one row of logits would take more memory than it is worth.
 fn scoring(
     spec: &Spec,
-    depth: Option<u64>,
+    (depth, exit): (Option<u64>, Option<f64>),
     most: Option<u64>,
     rewrite: &Rewriting,
     narrow: Narrow,
@@ -97,19 +99,20 @@ fn scoring(
         return None;
     }
     let (segments, rewrite) = (masked(spec), rewrite.clone());
-    Some(Options { logits: true, segments, depth, rewrite, narrow, ..forward(rows, sequence) })
+    Some(Options { logits: true, segments, depth, exit, rewrite, narrow, ..forward(rows, sequence) })
 }
 
 /// Compiles a specification for scoring whole rows: forward alone, logits kept; `most` rows at
-/// once. `narrow` is that of the recipe on the device, so that a loss is that of the run.
+/// once. `narrow` is that of the recipe on the device, so that a loss is that of the run. `passes`
+/// are [`Options::depth`] and [`Options::exit`].
 pub fn scorer(
     spec: &Spec,
-    depth: Option<u64>,
+    passes: (Option<u64>, Option<f64>),
     most: Option<u64>,
     rewrite: &Rewriting,
     narrow: Narrow,
 ) -> Result<Option<Compiled>, TrainError> {
-    Ok(scoring(spec, depth, most, rewrite, narrow).map(|options| compile(spec, &options)).transpose()?)
+    Ok(scoring(spec, passes, most, rewrite, narrow).map(|options| compile(spec, &options)).transpose()?)
 }
 
 /// Tokens observed at once.
@@ -121,14 +124,15 @@ pub fn observer(spec: &Spec, rewriting: &Rewriting, narrow: Narrow) -> Result<Co
 }
 
 /// Compiles a model, at another depth where one is given, for
-/// [`Health::look`](crate::train::health::Health::look); none where it has no routers.
+/// [`Health::look`](crate::train::health::Health::look); none where it has no routers and no loop
+/// with an exit.
 pub fn health_observer(
     spec: &Spec,
     depth: Option<u64>,
     rewriting: &Rewriting,
     narrow: Narrow,
 ) -> Result<Option<Compiled>, TrainError> {
-    if !routes(spec) {
+    if !looked_at(spec) {
         return Ok(None);
     }
     Ok(Some(compile(spec, &Options { depth, ..observing(spec, rewriting, narrow, health::AT_ONCE) })?))
@@ -142,20 +146,21 @@ fn observing(spec: &Spec, rewriting: &Rewriting, narrow: Narrow, tokens: u64) ->
     Options { observe: true, segments, rewrite, narrow, ..forward(rows, sequence) }
 }
 
-/// Whether a model has routers: of experts, of projections, or of tokens that skip.
-fn routes(spec: &Spec) -> bool {
+/// Whether a model has routers (of experts, of projections, of tokens that skip), or a loop whose
+/// loss sees every pass.
+fn looked_at(spec: &Spec) -> bool {
     let router = |component: &Component| match component {
         Component::Experts(_) => true,
         Component::Sequence(attention) => attention.projection.is_some(),
         Component::Depth(attention) => attention.projection.is_some(),
         Component::Mlp(_) => false,
     };
-    let skips = Architecture::new(&spec.model, None).is_ok_and(|a| a.skips());
-    skips || spec.model.components.values().any(router)
+    let own = Architecture::new(&spec.model, None).is_ok_and(|a| a.skips() || a.exit.is_some());
+    own || spec.model.components.values().any(router)
 }
 
 /// Compiles a specification for training on a device, in the recipe's precision where the device
-/// has it, by so many ranks.
+/// has it, by this rank of a group.
 ///
 /// Ranks share the micro-batches of a step, so the model that a specification trains does not
 /// depend on their number: losses of routers are means over a micro-batch.
@@ -163,8 +168,9 @@ pub fn prepare(
     spec: &Spec,
     device: &dyn Device,
     rewriting: &Rewriting,
-    ranks: u64,
+    group: &Group,
 ) -> Result<Prepared, TrainError> {
+    let ranks = group.size();
     let begun = std::time::Instant::now();
     let train = &spec.train;
     let refuse = |what: String| Err(TrainError::Recipe(what));
@@ -172,6 +178,11 @@ pub fn prepare(
         return refuse(format!(
             "train.batch {} is not a multiple of accumulate {}",
             train.batch, train.accumulate
+        ));
+    }
+    if let Some(data) = train.parallel.data.filter(|&data| data != ranks) {
+        return refuse(format!(
+            "train.parallel.data is {data}, and there are {ranks} ranks: start as many, or leave `data` out for any number"
         ));
     }
     if !train.accumulate.is_multiple_of(ranks) {
@@ -196,16 +207,17 @@ pub fn prepare(
     let segments = masked(spec);
     let narrow = device.narrow(train.precision);
     let rewrite = rewriting.clone();
-    let options =
-        Options { train: true, segments, depths, rewrite, narrow, ranks, ..forward(rows, sequence) };
+    let (rank, shard) = (group.rank(), train.parallel.shard && ranks > 1);
+    let with = Options { ranks, rank, shard, ..forward(rows, sequence) };
+    let options = Options { train: true, segments, depths, rewrite, narrow, ..with };
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
     let ahead = looks_ahead(&spec.model);
     let mut uses = vec![("", options)];
-    let scoring = if tasks && !ahead { scoring(spec, None, None, rewriting, narrow) } else { None };
+    let scoring = if tasks && !ahead { scoring(spec, (None, None), None, rewriting, narrow) } else { None };
     let scores = scoring.is_some();
     uses.extend(scoring.map(|options| ("score", options)));
-    let observing = routes(spec).then(|| observing(spec, rewriting, narrow, health::AT_ONCE));
+    let observing = looked_at(spec).then(|| observing(spec, rewriting, narrow, health::AT_ONCE));
     let observes = observing.is_some();
     uses.extend(observing.map(|options| ("observe", options)));
     let writing = Writing {
@@ -216,14 +228,24 @@ pub fn prepare(
         ..Writing::default()
     };
     let with = [&uses[..], &[("write", writing.options(spec))]].concat();
+    let compiled = |uses: &[(&'static str, Options)]| match train.memory {
+        None => compile_together(spec, uses),
+        // A plan that does not load has no scratch, and says so later.
+        Some(most) => compile_within(spec, uses, most, |plan| device.scratch_bytes(plan).unwrap_or(0)),
+    };
     // Some models can be trained and not sampled from.
-    let (all, report, writes) = match compile_together(spec, &with) {
-        Ok((all, report)) => (all, report, true),
-        Err(CompileError::Unsupported(_) | CompileError::LooksAhead) => {
-            let (all, report) = compile_together(spec, &uses)?;
-            (all, report, false)
+    let mut list = with;
+    let mut made = compiled(&list);
+    let writes = !matches!(made, Err(CompileError::Unsupported(_) | CompileError::LooksAhead));
+    if !writes {
+        list = uses;
+        made = compiled(&list);
+    }
+    let (all, report) = match made {
+        Err(CompileError::Memory { most, least }) => {
+            return refuse(too_large(spec, device, (most, least), &list, ranks));
         }
-        Err(error) => return Err(error.into()),
+        made => made?,
     };
     let mut all = all.into_iter();
     let Some(compiled) = all.next() else { return refuse("nothing was compiled".into()) };
@@ -248,4 +270,37 @@ pub fn prepare(
         rewritten: report.used(),
         seconds,
     })
+}
+
+/// Why training does not fit, and the smallest number of parts of a step with which it does.
+fn too_large(
+    spec: &Spec,
+    device: &dyn Device,
+    (most, least): (u64, u64),
+    uses: &[(&'static str, Options)],
+    ranks: u64,
+) -> String {
+    let train = &spec.train;
+    let parts = (train.accumulate + 1..=train.batch)
+        .filter(|n| train.batch.is_multiple_of(*n) && n.is_multiple_of(ranks));
+    let fits = |n: &u64| {
+        let mut uses = uses.to_vec();
+        uses[0].1.batch = train.batch / n;
+        compile_within(spec, &uses, most, |plan| device.scratch_bytes(plan).unwrap_or(0)).is_ok()
+    };
+    let advice = match parts.into_iter().find(fits) {
+        Some(n) => format!("set train.accumulate={n}"),
+        None => "even single sequences are too large: shorten train.sequence, take a smaller model, or set \
+             train.moments=bf16 and train.betas=[0.9, 0.95]"
+            .into(),
+    };
+    let short = |bytes: u64| match bytes {
+        1_000_000_000.. => format!("{:.2} GB", bytes as f64 / 1e9),
+        _ => format!("{:.2} MB", bytes as f64 / 1e6),
+    };
+    format!(
+        "train.memory is {} and training takes {} with every layer computed once more that can be: {advice}",
+        short(most),
+        short(least)
+    )
 }

@@ -8,10 +8,12 @@
 //! again.
 //!
 //! Several ranks run the loop together. Each reads the whole batch of a step and computes
-//! micro-batches of its own; gradients and selection counts are summed over the group before the
-//! norm, losses with them, so that every rank takes the same decisions and the same update. Rank 0
-//! alone has a folder, and hands the others weights and state when it begins. Nothing of the number
-//! of ranks is in a checkpoint: any number that divides the micro-batches goes on with it.
+//! micro-batches of its own; gradients are summed over the group while the last of these goes back,
+//! selection counts before the norm, losses with them, so that every rank takes the same decisions
+//! and the same update. Rank 0 alone has a folder, and hands the others weights and state when it
+//! begins. Where the optimizer's states are cut over the ranks, they bring them together for a
+//! checkpoint, tensor by tensor. Nothing of the number of ranks is in a checkpoint: any number that
+//! divides the micro-batches goes on with it, with states cut or whole.
 
 use super::error::TrainError;
 use super::event::{Event, Watcher};
@@ -24,7 +26,7 @@ use super::prepare::Prepared;
 use super::schedule::Interval;
 use super::tensorboard::Events;
 use super::{changes, schedule, signal};
-use crate::checkpoint::safetensors::Entry;
+use crate::checkpoint::safetensors::{Entry, Tensors};
 use crate::checkpoint::{Binding, Checkpoint, Content, Keep, State, VERSION, Weights};
 use crate::data::{Batch, Batches, Cursor, Dataset};
 use crate::device::machine;
@@ -225,7 +227,7 @@ impl<'a> Runner<'a> {
         let writer = prepared.writer.map(|c| Cached::over(model.beside(c)?)).transpose()?;
         let observer = prepared.observer.map(|c| model.beside(c)).transpose()?;
         let mut kept = model.entries();
-        let mut bound = None;
+        let (mut bound, mut states) = (None, None);
         let mut state = match setup.from.take() {
             // Rank 0 has what the run begins with.
             _ if !group.leads() => State::default(),
@@ -246,7 +248,8 @@ impl<'a> Runner<'a> {
                 if !setup.allow_changes {
                     changes::refuse(&from, setup.text, &data_hash)?;
                 }
-                model.restore_optimizer(&from.optimizer)?;
+                model.check_optimizer(&from.optimizer)?;
+                states = Some(from.optimizer);
                 bound = Binding::of(&from.model);
                 if bound.is_some() {
                     kept.retain(|(name, _)| model.trains(name) || from.model.stored(name).is_some());
@@ -255,7 +258,7 @@ impl<'a> Runner<'a> {
                 State { spec_hash, data_hash, ..from.state }
             }
         };
-        share(group, &mut model, &mut state)?;
+        share(group, &mut model, &mut state, states.as_ref())?;
         let batches = setup.dataset.train(state.cursor.clone())?;
         let record = setup.folder.map(|folder| open(folder, &state, setup.spec, &model)).transpose()?;
         let saved = state.step;
@@ -380,7 +383,11 @@ impl<'a> Runner<'a> {
         let mut multiply_adds = 0;
         let own = self.setup.group.share(parts);
         let own = own.ok_or_else(|| TrainError::Recipe(format!("{parts} micro-batches cannot be shared")))?;
+        let last = own.end.saturating_sub(1) * micro;
         for first in own.map(|part| part * micro) {
+            if first == last {
+                self.model.last();
+            }
             let part = batch.slice(first, micro);
             self.model.at(step, first as u64);
             let executed = self.model.backward(&part, scale, depth)?.multiply_adds();
@@ -680,7 +687,10 @@ impl<'a> Runner<'a> {
             return Ok(());
         }
         let mut hasher = blake3::Hasher::new();
-        for (name, _) in self.model.entries().iter().chain(&self.model.optimizer_entries()) {
+        let whole = |(name, _): &&Entry| self.model.part(name).is_none();
+        for (name, _) in
+            self.model.entries().iter().chain(self.model.optimizer_entries().iter().filter(whole))
+        {
             hasher.update(bytemuck::cast_slice(&self.model.get(name)?));
         }
         Ok(self.setup.group.agree(&[("model after the step", hasher.finalize().to_hex().to_string())])?)
@@ -694,6 +704,12 @@ impl<'a> Runner<'a> {
         let begun = Instant::now();
         self.same()?;
         let Some(record) = &mut self.record else {
+            // Rank 0 writes the states of all.
+            for (name, _) in self.model.optimizer_entries() {
+                if self.model.part(&name).is_some() {
+                    whole(&self.model, &self.setup.group, &name)?;
+                }
+            }
             self.saved = self.state.step;
             return Ok(());
         };
@@ -710,7 +726,7 @@ impl<'a> Runner<'a> {
             base: self.base.as_ref(),
             model: self.kept.clone(),
             optimizer: self.model.optimizer_entries(),
-            read: &mut |name| self.model.get(name).map_err(std::io::Error::other),
+            read: &mut |name| whole(&self.model, &self.setup.group, name).map_err(std::io::Error::other),
         })?;
         self.saved = self.state.step;
         let rule = self.setup.spec.train.checkpoint.clone();
@@ -792,20 +808,48 @@ fn open<'a>(
     Ok(Record { folder, metrics, samples, events })
 }
 
-/// Gives all ranks the tensors and the state that rank 0 begins with.
-fn share(group: &Group, model: &mut Model, state: &mut State) -> Result<(), TrainError> {
+/// Values of a tensor or a state. All ranks ask for the same ones that are cut over them, in the
+/// same order.
+fn whole(model: &Model, group: &Group, name: &str) -> Result<Vec<f32>, TrainError> {
+    let own = model.get(name)?;
+    if model.part(name).is_none() {
+        return Ok(own);
+    }
+    Ok(bytemuck::pod_collect_to_vec(&group.gather(bytemuck::cast_slice(&own))?.concat()))
+}
+
+/// Gives all ranks the tensors and the state that rank 0 begins with, and the optimizer's states
+/// that it continues; those of a new run are zero.
+fn share(
+    group: &Group,
+    model: &mut Model,
+    state: &mut State,
+    states: Option<&Tensors>,
+) -> Result<(), TrainError> {
     if group.size() == 1 {
-        return Ok(());
+        return Ok(states.map_or(Ok(()), |states| model.restore_optimizer(states))?);
     }
     let unread = |error: serde_json::Error| GroupError::Meeting(format!("the state of rank 0: {error}"));
     let text = serde_json::to_vec(state).map_err(unread)?;
     *state = serde_json::from_slice(&group.broadcast(0, &text)?).map_err(unread)?;
-    for (name, _) in [model.entries(), model.optimizer_entries()].concat() {
+    for (name, _) in model.entries() {
         let own = if group.leads() { model.get(&name)? } else { vec![] };
         let values = group.broadcast(0, bytemuck::cast_slice(&own))?;
         if !group.leads() {
             model.set(&name, &bytemuck::pod_collect_to_vec::<u8, f32>(&values))?;
         }
+    }
+    if state.step == 0 {
+        return Ok(());
+    }
+    for (name, _) in model.optimizer_entries() {
+        let found = states.map(|states| states.get(&name)).transpose()?.flatten();
+        let own = found.as_ref().map_or(&[][..], |(_, values)| values.as_slice());
+        let values = group.broadcast(0, bytemuck::cast_slice(own))?;
+        let values: Vec<f32> = bytemuck::pod_collect_to_vec(&values);
+        let part = model.part(&name).unwrap_or(0..values.len());
+        let other = || GroupError::Meeting(format!("rank 0 has {name} of another length"));
+        model.set(&name, values.get(part).ok_or_else(other)?)?;
     }
     Ok(())
 }

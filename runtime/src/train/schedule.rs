@@ -121,7 +121,7 @@ fn poisson(rate: f64, most: u64, random: &mut Stream) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use dreamc_dsl::spec::{Checkpoint, Evaluate, OnNan, OptimizerKind, Precision};
+    use dreamc_dsl::spec::{Checkpoint, Evaluate, OnNan, OptimizerKind, Parallel, Precision};
 
     pub(crate) fn recipe() -> Train {
         Train {
@@ -133,9 +133,11 @@ pub(crate) mod tests {
             warmup: 10,
             schedule: Schedule::Constant,
             optimizer: OptimizerKind::AdamW,
+            transfer: None,
             betas: (0.9, 0.999),
             eps: 1e-8,
             weight_decay: 1e-3,
+            memory: None,
             moments: Precision::F32,
             decay_embeddings: false,
             clip: Some(0.5),
@@ -145,6 +147,7 @@ pub(crate) mod tests {
             only: vec![],
             freeze: vec![],
             groups: vec![],
+            parallel: Parallel::default(),
             random_depth: None,
             evaluate: Evaluate { every: 0, batches: 1 },
             checkpoint: Checkpoint { every: 0, minutes: 0.0, keep: 1, keep_every: 0, best: false },

@@ -56,7 +56,7 @@ pub fn application(subject: &Subject, l: usize) -> Place {
     let (mut at, mut place) = (0, Place::default());
     for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
         if at == l {
-            let key = (apply.body, apply.set.at(variables));
+            let key = (a.leader(apply.body), apply.set.at(variables));
             let names = a.bodies[apply.body].names();
             let component = if let [one] = names[..] { Some(one.to_string()) } else { None };
             let layer = a.prefixes().find(|(_, set)| *set == key).map(|(prefix, _)| prefix);
@@ -92,7 +92,7 @@ pub fn of_origin(s: &Subject, origin: &str) -> Place {
         "embed" | "head" => Some(name.to_string()),
         _ => Architecture::new(&s.spec.model, None).ok().and_then(|a| {
             let body = a.bodies.iter().position(|body| body.name == name)?;
-            a.prefixes().find(|(_, set)| set.0 == body).map(|(prefix, _)| prefix)
+            a.prefixes().find(|(_, set)| set.0 == a.leader(body)).map(|(prefix, _)| prefix)
         }),
     };
     Place { layer, component: None }

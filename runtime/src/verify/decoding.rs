@@ -1,5 +1,6 @@
 //! Caches, batches, and what comes later: nothing but its own past changes a token's logits.
 
+use super::formulas::share_to_leave;
 use super::subject::{ROWS, Subject, add_backward, apart, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, difference, error, largest, length, widen};
 use crate::generate::NextLogits;
@@ -35,13 +36,29 @@ impl Proof for Cached {
             return Ok(Some(UNCACHED.into()));
         }
         s.conditioned()?;
+        self.compare(s, checks, None)?;
+        if let Some(share) = share_to_leave(s) {
+            self.compare(s, checks, Some(share))?;
+        }
+        Ok(None)
+    }
+}
+
+impl Cached {
+    /// Where `exit` is given, tokens leave their loop by it.
+    fn compare(&self, s: &Subject, checks: &mut Checks, exit: Option<f64>) -> Result<(), VerifyError> {
         let device = s.cpu(1);
-        let mut whole = s.load(&device, &s.options())?;
+        let options = match exit {
+            None => s.options(),
+            Some(_) => Options { train: false, depths: vec![], exit, ..s.options() },
+        };
+        let mut whole = s.load(&device, &options)?;
         whole.evaluate(&s.plain)?;
         let t = s.sequence();
         // Tolerances are relative to the largest logit there is; those of a token may all be small.
         let (scale, tolerance) = (largest(&widen(&whole.all_logits()?)), s.logits_tolerance()?);
-        let mut cached = s.cached(&device, &Rewriting::default())?;
+        let options = Options { exit, ..s.cached_options(&Rewriting::default()) };
+        let mut cached = s.cached_by(&device, &options)?;
         let rows: Vec<Vec<u32>> =
             s.plain.ids.chunks(t).map(|r| r.iter().map(|&i| i as u32).collect()).collect();
         // The second prompt is shorter by a token, and both are read in pieces where there is room
@@ -66,11 +83,13 @@ impl Proof for Cached {
                     let b = part(streams(&mut whole, Entry::Whole)?, row * t + at);
                     blame::first_stream(s, &a, &b, tolerance)
                 };
-                checks.check(format!("logits of row {row}, token {at} ({program})"), e, tolerance, place);
+                let leaving = if exit.is_some() { ", leaving early" } else { "" };
+                let what = format!("logits of row {row}, token {at} ({program}{leaving})");
+                checks.check(what, e, tolerance, place);
             }
             if lengths.iter().any(|&n| n >= t) || lengths.iter().any(|&n| n >= s.spec.model.context as usize)
             {
-                return Ok(None);
+                return Ok(());
             }
             let next: Vec<u32> = rows.iter().zip(&lengths).map(|(r, &n)| r[n]).collect();
             lengths.iter_mut().for_each(|n| *n += 1);

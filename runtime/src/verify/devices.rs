@@ -1,5 +1,6 @@
 //! Devices do the same: the CPU as the interpreter, others as the CPU, one thread as several.
 
+use super::formulas::share_to_leave;
 use super::steps::Law;
 use super::subject::{Subject, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, error, widen};
@@ -9,12 +10,12 @@ use crate::device::{Device, DeviceError, Session};
 use crate::generate::NextLogits;
 use crate::model::{Model, Scale};
 use crate::train::schedule;
-use dreamc_compiler::bind::{Input, Output, Owner, Part};
-use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
+use dreamc_compiler::bind::{Adapted, Factor, Input, Output, Owner, Part};
+use dreamc_compiler::compiled::{Compiled, Entry, Init, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
-use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component, Precision};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component, OptimizerKind, Precision};
 use indexmap::IndexMap;
 
 /// A launch from the same memory rounds as often as its sums are long.
@@ -48,10 +49,12 @@ impl Proof for Devices {
         let mut model = s.load(&device, &s.options())?;
         optimizer(s, &mut model, checks)?;
         for (name, asked) in s.devices {
+            // Where tokens can leave their loop, they do.
+            let plain = s.cached_options(&Rewriting::default());
+            let writing = Options { exit: share_to_leave(s), ..plain };
             let training = s.compile(&Options { depths: vec![], ..s.options() })?;
             let mut programs = vec![(&training, vec!["backward", "norm", "update", "evaluate"])];
-            let writing =
-                if s.samples() { Some(s.compile(&s.cached_options(&Rewriting::default()))?) } else { None };
+            let writing = if s.samples() { Some(s.compile(&writing)?) } else { None };
             if let Some(writing) = &writing {
                 let all = [PREPARE, "prefill", "decode"];
                 let there = |p: &&str| writing.plan.programs.contains_key(*p);
@@ -216,22 +219,25 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
         for t in &tensors {
             let Some(all) = expected.get_mut(t.name.as_str()) else { continue };
             let began = all[0].clone();
+            let mut unsure = vec![];
             if let Some(g) = gradients.get(t.name.as_str()) {
                 let (decay, rate) = recipe(s, t);
                 let clipped: Vec<f64> = g.iter().map(|g| g * clip).collect();
                 let law = Law { train, step: step as i32, rate: lr * rate, decay };
-                law.apply(t, &clipped, all);
+                unsure = law.apply(t, &clipped, all);
             } else if let (Some(n), Some(law)) = (counts.get(t.name.as_str()), balance(s, t)) {
                 balanced(&mut all[0], n, law);
             }
             let w = &mut all[0];
             let found = widen(&model.get(&t.name)?);
+            unsure.into_iter().for_each(|i| w[i] = found[i]);
             // A NaN is larger than any number.
             let larger = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b.abs()) };
             let largest = |x: &mut dyn Iterator<Item = f64>| x.fold(0.0f64, larger);
             let moved = largest(&mut w.iter().zip(&began).map(|(a, b)| a - b));
-            // One bit of the largest weight is no move.
-            let bit = largest(&mut w.iter().copied()) * 1.2e-7;
+            // Two bits of the largest weight are no move: a matrix that keeps its length rounds
+            // twice.
+            let bit = largest(&mut w.iter().copied()) * 2.4e-7;
             let off = largest(&mut found.iter().zip(w.iter()).map(|(a, b)| a - b));
             let e = off / moved.max(bit / STEP).max(1e-30);
             checks.check(format!("{} after step {step}", t.name), e, STEP, Place::of_tensor(&t.name));
@@ -267,7 +273,73 @@ fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
             chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
         }
     }
-    chosen
+    let share = transferred(s, t);
+    (chosen.0 / share, chosen.1 * share)
+}
+
+/// The factor on a tensor's rate by the recipe's `transfer`: what its numbers sum over, and where
+/// their sum goes.
+fn transferred(s: &Subject, t: &Tensor) -> f64 {
+    let (train, model) = (&s.spec.train, &s.spec.model);
+    let Some(rule) = train.transfer else { return 1.0 };
+    let m = model.hidden as f64 / rule.width as f64;
+    let d = s.depth() as f64 / rule.depth as f64;
+    let tokens = train.steps * train.batch * train.sequence.unwrap_or(model.context);
+    let data = rule.tokens.map_or(1.0, |base| (tokens as f64 / base as f64).powf(-0.32));
+    let muon = matches!(train.optimizer, OptimizerKind::Muon(_) | OptimizerKind::MuonH(_));
+    let sphere = matches!(train.optimizer, OptimizerKind::MuonH(_));
+    let deep = match t.kind {
+        TensorKind::Matrix | TensorKind::Shared => t.shape.len() > 1,
+        TensorKind::Routed => t.shape.len() > 2,
+        TensorKind::Embedding
+        | TensorKind::Head
+        | TensorKind::Router
+        | TensorKind::Gain
+        | TensorKind::Steady
+        | TensorKind::Balance => false,
+    };
+    let whole = muon && deep && !(sphere && matches!(t.init, Init::Constant(_)));
+    if sphere && whole {
+        return data / d.sqrt();
+    }
+    let small =
+        matches!(t.part, Part::LaneMixWeight | Part::LastLanes | Part::Table | Part::Low(_, Factor::A));
+    let sums_over_width = match t.kind {
+        TensorKind::Head => true,
+        TensorKind::Embedding | TensorKind::Balance => false,
+        TensorKind::Matrix | TensorKind::Shared | TensorKind::Routed => {
+            !matches!(t.part, Part::Low(_, Factor::B))
+        }
+        TensorKind::Router => matches!(t.part, Part::Router | Part::RouterQuery | Part::PredictorUp),
+        TensorKind::Gain | TensorKind::Steady => {
+            t.shape.len() > 1 && t.part == Part::Mix
+                || matches!(
+                    t.part,
+                    Part::SharedWeight
+                        | Part::LaneAlphaWeight
+                        | Part::LaneBetaWeight
+                        | Part::LaneMixWeight
+                        | Part::ReadQuery
+                        | Part::ExitGate
+                        | Part::PredictorUp
+                        | Part::Low(_, Factor::A)
+                )
+        }
+    };
+    let width = match (sums_over_width, whole, small) {
+        (false, ..) | (true, true, false) => 1.0,
+        (true, true, true) => m.powf(-0.5),
+        (true, false, _) => 1.0 / m,
+    };
+    let adds = matches!(t.part, Part::Out | Part::OutShared | Part::OutBias | Part::Down | Part::SharedDown)
+        || matches!(t.part, Part::Low(Adapted::Out | Adapted::Down, Factor::B));
+    let inside = matches!(t.owner, Owner::Component(_) | Owner::Skip(_));
+    let depth = match (inside, adds) {
+        (false, _) => 1.0,
+        (true, false) => d.powf(-0.5),
+        (true, true) => 1.0 / d,
+    };
+    width * depth * data
 }
 
 /// The balancing of a bias.

@@ -50,6 +50,12 @@ impl Proof for Meaning {
             ));
         }
         s.conditioned()?;
+        if let Some(share) = share_to_leave(s) {
+            let expected = Formulas { exit: Some(share), ..Formulas::new(s, &s.weights, false, None) }.run();
+            let found = s.forward(&s.leaving(share)?, &s.batch)?;
+            let e = error(found.logits.floats(), &expected.logits);
+            checks.check("logits where tokens leave their loop", e, EXACT, Place::default());
+        }
         for (form, what) in [(Form::Inference, "evaluation"), (Form::Training, "training")] {
             let oracle = s.oracle(None, &Rewriting::off(), form)?;
             let expected = Formulas::new(s, &s.weights, form == Form::Training, None).run();
@@ -128,6 +134,25 @@ fn undecided(items: &[Item]) -> bool {
     })
 }
 
+/// A share of tokens by which some leave their loop and none by a hair: the middle of the widest
+/// gap among the shares that have left, those at the ends left out. `None` where there is no gate,
+/// or where tokens cannot leave by it.
+pub(super) fn share_to_leave(s: &Subject) -> Option<f64> {
+    let exits =
+        |item: &Item| matches!(item, Item::Recur { looping, .. } if matches!(looping.exit, Exit::Gate(_)));
+    let sources = matches!(s.spec.model.stream, Stream::Attend { .. });
+    let skips = super::decoding::any_skip(s, &|_, _| true);
+    if sources || skips || !s.spec.model.body.iter().any(exits) {
+        return None;
+    }
+    let mut shares = Formulas::new(s, &s.weights, false, None).run().shares;
+    shares.sort_by(f64::total_cmp);
+    let quarter = shares.len() / 4;
+    let gaps = shares[quarter..shares.len() - quarter].windows(2);
+    let widest = gaps.max_by(|a, b| (a[1] - a[0]).total_cmp(&(b[1] - b[0])))?;
+    Some((widest[0] + widest[1]) / 2.0)
+}
+
 /// Results of a forward pass.
 struct Found {
     /// `[rows, tokens, vocab]`
@@ -138,6 +163,8 @@ struct Found {
     loss: f64,
     held: Vec<Vec<f64>>,
     counts: IndexMap<String, Vec<f64>>,
+    /// The share of every token that has left behind each pass but the last.
+    shares: Vec<f64>,
 }
 
 /// The work of an application.
@@ -163,10 +190,16 @@ struct Application<'a> {
     detached: bool,
     /// Which pass of the outermost loop it is in.
     pass: usize,
+    /// Where passes share keys: the number of the loop, and of the application in its pass.
+    shared: Option<[usize; 2]>,
     /// How often the set is applied in all, where a `recur` is around it, and whether that
     /// normalises the stream.
     recurrent: Option<(u64, bool)>,
 }
+
+/// An application before a loop, of nothing.
+const NOWHERE: Application =
+    Application { step: Step::Enter, set: 0, detached: false, pass: 0, shared: None, recurrent: None };
 
 /// Applications in order; sets of layers, of statements, and loops are numbered as they are first
 /// used.
@@ -181,12 +214,12 @@ fn expand<'a>(
             Item::Layer(expr) => {
                 let recurrent = recurrent.map(|norm| (1, norm));
                 let (step, set) = (Step::Layer(expr), sets[0]);
-                out.push(Application { step, set, detached: false, pass: 0, recurrent });
+                out.push(Application { step, set, recurrent, ..NOWHERE });
                 sets[0] += 1;
             }
             Item::Statement(s) => {
                 let step = Step::Statement(s);
-                out.push(Application { step, set: sets[1], detached: false, pass: 0, recurrent: None });
+                out.push(Application { step, set: sets[1], ..NOWHERE });
                 sets[1] += 1;
             }
             Item::Repeat { count, items } => (0..*count).for_each(|_| expand(items, recurrent, sets, out)),
@@ -195,21 +228,22 @@ fn expand<'a>(
                 sets[2] += 1;
                 if looping.embed {
                     let step = Step::Embed(number);
-                    once.push(Application { step, set: 0, detached: false, pass: 0, recurrent: None });
+                    once.push(Application { step, ..NOWHERE });
                 }
                 expand(items, Some(*residual_norm), sets, &mut once);
                 let kept = looping.backprop.unwrap_or(*count);
-                let nothing =
-                    Application { step: Step::Enter, set: 0, detached: false, pass: 0, recurrent: None };
+                if looping.kv_first {
+                    once.iter_mut().enumerate().for_each(|(i, a)| a.shared = Some([number, i]));
+                }
                 if matches!(looping.exit, Exit::Gate(_)) {
-                    out.push(nothing);
+                    out.push(NOWHERE);
                 }
                 for pass in 0..*count {
                     let detached = pass + kept < *count;
                     let at = |a: &Application| if outermost { pass as usize } else { a.pass };
                     out.extend(once.iter().map(|a| Application { detached, pass: at(a), ..*a }));
                     if !looping.exit.is_last() && pass + 1 < *count {
-                        out.push(Application { step: Step::Exit, ..nothing });
+                        out.push(Application { step: Step::Exit, ..NOWHERE });
                     }
                 }
             }
@@ -297,7 +331,12 @@ struct Formulas<'a> {
     prefix: String,
     recurrent: Option<u64>,
     pass: usize,
+    shared: Option<[usize; 2]>,
+    /// Which application of its set it is.
+    turn: usize,
     skips: usize,
+    /// Keys and values of first passes, by loop, application in the pass, and component.
+    first_keys: IndexMap<([usize; 2], String), Depth>,
     caches: IndexMap<String, Vec<Depth>>,
     /// Streams by name, as they were saved last.
     saved: IndexMap<String, Vec<f64>>,
@@ -308,6 +347,13 @@ struct Formulas<'a> {
     counts: IndexMap<String, Vec<f64>>,
     /// Means of masks, by capacity and penalty.
     pools: Vec<([f64; 2], Vec<f64>)>,
+    /// A token leaves its loop where more than this share of it has left.
+    exit: Option<f64>,
+    /// Which tokens have left.
+    gone: Vec<bool>,
+    /// Keys and values that attentions made in the pass before, and in this one.
+    passes: [Vec<(Vec<f64>, Vec<f64>)>; 2],
+    shares: Vec<f64>,
 }
 
 impl<'a> Formulas<'a> {
@@ -331,13 +377,20 @@ impl<'a> Formulas<'a> {
             prefix: String::new(),
             recurrent: None,
             pass: 0,
+            shared: None,
+            turn: 0,
             skips: 0,
+            first_keys: IndexMap::new(),
             caches: IndexMap::new(),
             saved: IndexMap::new(),
             firsts: IndexMap::new(),
             auxiliary: 0.0,
             counts: IndexMap::new(),
             pools: vec![],
+            exit: None,
+            gone: vec![false; subject.batch.ids.len()],
+            passes: [vec![], vec![]],
+            shares: vec![],
         }
     }
 
@@ -363,7 +416,7 @@ impl<'a> Formulas<'a> {
             Stream::Lanes { count, .. } => Wired::Lanes(vec![x; count as usize]),
         };
         let mut streams = vec![self.flat(&stream)];
-        let mut left_at = vec![];
+        let (mut left_at, mut rest) = (vec![], vec![1.0; self.tokens()]);
         // The stream behind every layer so far, and at which depths a statement reads it later.
         let mut history = vec![self.flat(&stream)];
         let (mut depth, mut read) = (0, vec![]);
@@ -385,16 +438,28 @@ impl<'a> Formulas<'a> {
             part: vec![true; self.tokens()],
             keys: vec![true; self.tokens()],
         };
-        for a in &applications {
-            self.pass = a.pass;
+        for (number, a) in applications.iter().enumerate() {
+            (self.pass, self.shared) = (a.pass, a.shared);
+            self.turn = applications[..number].iter().filter(layer).filter(|b| b.set == a.set).count();
+            let before = self.flat(&stream);
             let expr = match a.step {
                 Step::Layer(expr) => expr,
                 Step::Enter => {
+                    self.passes = [vec![], vec![]];
                     streams.push(self.flat(&stream));
                     continue;
                 }
                 Step::Exit => {
-                    left_at.push(self.flat(&stream));
+                    let read = self.last(&stream);
+                    self.leave(&read, &mut rest);
+                    let through = match self.model.body.last() {
+                        Some(Item::Statement(Statement::Norm)) => {
+                            let x = self.norm(&before, &self.last_statement());
+                            self.last(&self.wired(x))
+                        }
+                        _ => read.clone(),
+                    };
+                    left_at.push((read, through));
                     streams.push(self.flat(&stream));
                     continue;
                 }
@@ -402,7 +467,7 @@ impl<'a> Formulas<'a> {
                     let all = self.w(&format!("loops.{number}.embed.weight"));
                     let mut x = self.flat(&stream);
                     x.chunks_mut(h).for_each(|row| add(row, &all[a.pass * h..][..h]));
-                    stream = self.wired(x);
+                    stream = self.wired(self.staying(&before, x));
                     if a.detached {
                         self.stop_stream(&mut stream);
                     }
@@ -411,6 +476,11 @@ impl<'a> Formulas<'a> {
                 }
                 Step::Statement(s) => {
                     self.prefix = format!("body.{}", a.set);
+                    // A norm behind the loop is of all tokens.
+                    let last = matches!(model.body.last(), Some(Item::Statement(_)));
+                    if last && self.last_statement() == format!("{}.norm.weight", self.prefix) {
+                        self.gone.fill(false);
+                    }
                     let x = self.flat(&stream);
                     let x = match s {
                         Statement::History { every } => {
@@ -423,7 +493,7 @@ impl<'a> Formulas<'a> {
                         }
                         s => self.statement(s, x),
                     };
-                    stream = self.wired(x);
+                    stream = self.wired(self.staying(&before, x));
                     if a.detached {
                         self.stop_stream(&mut stream);
                         if let Statement::Save(name) = s {
@@ -437,7 +507,7 @@ impl<'a> Formulas<'a> {
             (self.skips, self.prefix) = (0, format!("layers.{}", a.set));
             self.recurrent = a.recurrent.map(|_| times(a.set));
             let pools = self.pools.iter().map(|pool| pool.1.len()).collect();
-            let before = (self.auxiliary, pools, self.firsts.len());
+            let so_far = (self.auxiliary, pools, self.firsts.len());
             self.layer(expr, &mut stream, &all);
             self.depth += 1;
             if a.recurrent.is_some_and(|(_, norm)| norm) {
@@ -448,9 +518,13 @@ impl<'a> Formulas<'a> {
                     Wired::Sources { .. } => {}
                 }
             }
+            if self.gone.contains(&true) {
+                let x = self.flat(&stream);
+                stream = self.wired(self.staying(&before, x));
+            }
             if a.detached {
                 self.stop_stream(&mut stream);
-                self.detach(expr, before);
+                self.detach(expr, so_far);
             }
             streams.push(self.flat(&stream));
             history.push(self.flat(&stream));
@@ -468,7 +542,47 @@ impl<'a> Formulas<'a> {
             let mean = means.iter().sum::<f64>() / means.len() as f64;
             self.auxiliary += self.penalty(mean, capacity, penalty);
         }
-        Found { logits, streams, loss: loss / targets + self.auxiliary, held: self.held, counts: self.counts }
+        let loss = loss / targets + self.auxiliary;
+        Found { logits, streams, loss, held: self.held, counts: self.counts, shares: self.shares }
+    }
+
+    /// The loop whose passes share out the loss: how, and its number.
+    fn exit(&self) -> Option<(Exit, usize)> {
+        let mut number = 0;
+        self.model.body.iter().find_map(|item| match item {
+            Item::Recur { looping, .. } if !looping.exit.is_last() => Some((looping.exit, number)),
+            item => {
+                number += loops(std::slice::from_ref(item));
+                None
+            }
+        })
+    }
+
+    /// Lets tokens leave behind a pass, of each of which so much is still there.
+    fn leave(&mut self, x: &[f64], rest: &mut [f64]) {
+        let Some((Exit::Gate(_), number)) = self.exit() else { return };
+        let (w, c) =
+            (self.w(&format!("loops.{number}.exit.weight")), self.w(&format!("loops.{number}.exit.bias"))[0]);
+        for (i, (x, rest)) in x.chunks(w.len().max(1)).zip(rest).enumerate() {
+            *rest *= 1.0 - sigmoid(inner(x, w) + c);
+            self.shares.push(1.0 - *rest);
+            self.gone[i] |= self.exit.is_some_and(|share| 1.0 - *rest > share);
+        }
+        self.passes = [std::mem::take(&mut self.passes[1]), vec![]];
+    }
+
+    /// The stream `x`, and of tokens that left what it was.
+    fn staying(&self, before: &[f64], mut x: Vec<f64>) -> Vec<f64> {
+        self.of_gone(before, &mut x);
+        x
+    }
+
+    /// Puts what it was into the rows of tokens that left.
+    fn of_gone(&self, before: &[f64], x: &mut [f64]) {
+        let each = x.len() / self.gone.len().max(1);
+        for (i, _) in self.gone.iter().enumerate().filter(|(_, gone)| **gone) {
+            x[i * each..][..each].copy_from_slice(&before[i * each..][..each]);
+        }
     }
 
     /// Logits of a stream that leaves.
@@ -490,27 +604,12 @@ impl<'a> Formulas<'a> {
         rows.map(|(z, &y)| if y >= 0 { lse(z) - z[y as usize] } else { 0.0 }).collect()
     }
 
-    /// The loss of each token, which passes share out: their streams, but that of the last, and its
-    /// logits.
-    fn shared_out(&self, streams: &[Vec<f64>], logits: &[f64]) -> Vec<f64> {
-        let mut number = 0;
-        let found = self.model.body.iter().find_map(|item| match item {
-            Item::Recur { looping, .. } if !looping.exit.is_last() => Some((looping.exit, number)),
-            item => {
-                number += loops(std::slice::from_ref(item));
-                None
-            }
-        });
+    /// The loss of each token, which passes share out: what their gates and their heads read, but
+    /// those of the last, and its logits.
+    fn shared_out(&self, streams: &[(Vec<f64>, Vec<f64>)], logits: &[f64]) -> Vec<f64> {
         let last = self.nll(logits);
-        let Some((exit, number)) = found else { return last };
-        let behind = match self.model.body.last() {
-            Some(Item::Statement(Statement::Norm)) => Some(self.last_statement()),
-            _ => None,
-        };
-        let through = |x: &Vec<f64>| match &behind {
-            Some(name) => self.nll(&self.logits(&self.norm(x, name))),
-            None => self.nll(&self.logits(x)),
-        };
+        let Some((exit, number)) = self.exit() else { return last };
+        let through = |(_, x): &(Vec<f64>, Vec<f64>)| self.nll(&self.logits(x));
         let mut all: Vec<Vec<f64>> = streams.iter().map(through).collect();
         all.push(last);
         let (w, c) =
@@ -522,7 +621,7 @@ impl<'a> Formulas<'a> {
                 let (mut rest, mut sum) = (1.0, 0.0);
                 for (p, nll) in all.iter().enumerate() {
                     let go = match streams.get(p) {
-                        Some(x) => sigmoid(inner(&x[i * w.len()..][..w.len()], w) + c[0]),
+                        Some((x, _)) => sigmoid(inner(&x[i * w.len()..][..w.len()], w) + c[0]),
                         None => 1.0,
                     };
                     let q = rest * go;
@@ -553,6 +652,10 @@ impl<'a> Formulas<'a> {
         for name in names(expr) {
             let Some((keys, values, own)) = self.caches.get_mut(name).and_then(Vec::pop) else { continue };
             let (keys, values) = (self.stop(keys), self.stop(values));
+            let first = self.shared.and_then(|at| self.first_keys.get_mut(&(at, name.into())));
+            if let Some(first) = first {
+                *first = (keys.clone(), values.clone(), own.clone());
+            }
             self.caches[name].push((keys, values, own));
         }
         let added = self.stop(vec![self.auxiliary - auxiliary])[0];
@@ -883,13 +986,19 @@ impl<'a> Formulas<'a> {
     fn around(&self, name: &str, lanes: &[Vec<f64>]) -> Vec<Around> {
         let (n, h) = (lanes.len(), self.model.hidden as usize);
         let w = |part: &str| self.w(&format!("{name}.{part}"));
+        // Inside a loop every application has its own.
+        let each = |part: &str| {
+            let all = w(part);
+            let size = all.len() / self.recurrent.unwrap_or(1) as usize;
+            &all[self.recurrent.map_or(0, |_| self.turn) * size..][..size]
+        };
         let Stream::Lanes { kind, .. } = self.model.stream else { return vec![] };
         let token = |i: usize| match kind {
             LaneKind::Static | LaneKind::Dynamic => {
                 let mut around = Around {
-                    alpha: w("alpha").to_vec(),
-                    beta: w("beta").to_vec(),
-                    mix: w("mix").chunks(n).map(<[f64]>::to_vec).collect(),
+                    alpha: each("alpha").to_vec(),
+                    beta: each("beta").to_vec(),
+                    mix: each("mix").chunks(n).map(<[f64]>::to_vec).collect(),
                 };
                 if kind == LaneKind::Dynamic {
                     let (s, t) = (w("alpha_scale")[0], w("beta_scale")[0]);
@@ -999,26 +1108,47 @@ impl<'a> Formulas<'a> {
 
     fn component(&mut self, name: &str, x: &[f64], inside: &Inside) -> Vec<f64> {
         let prefix = format!("{}.{name}", self.prefix);
-        let n = self.norm(x, &format!("{prefix}.norm.weight"));
-        let (y, post_norm) = match &self.model.components[name] {
-            Component::Sequence(a) => (self.attention(name, a, &n, inside, false), a.post_norm),
-            Component::Depth(a) => (self.attention(name, a, &n, inside, true), a.post_norm),
-            Component::Experts(e) => (self.experts(name, e, &n, inside), e.post_norm),
+        let component = &self.model.components[name];
+        let (pre_norm, post_norm) = component.norms();
+        let n = if pre_norm { self.norm(x, &format!("{prefix}.norm.weight")) } else { x.to_vec() };
+        let y = match component {
+            Component::Sequence(a) => self.attention(name, a, &n, inside, false),
+            Component::Depth(a) => self.attention(name, a, &n, inside, true),
+            Component::Experts(e) => self.experts(name, e, &n, inside),
             Component::Mlp(m) => {
                 let [gate, up, down] =
                     ["gate", "up", "down"].map(|which| self.matrix(&format!("{name}.{which}")));
-                (self.network(m.activation, &n, [&gate, &up, &down]), m.post_norm)
+                self.network(m.activation, &n, [&gate, &up, &down], [&[]; 3])
             }
         };
         if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y }
     }
 
     /// `down(activation(gate x) ⊙ up x)` of every token.
-    fn network(&mut self, activation: Activation, x: &[f64], [gate, up, down]: [&[f64]; 3]) -> Vec<f64> {
+    /// Each matrix adds its bias, where there is one.
+    fn network(
+        &mut self,
+        activation: Activation,
+        x: &[f64],
+        [gate, up, down]: [&[f64]; 3],
+        biases: [&[f64]; 3],
+    ) -> Vec<f64> {
         let h = self.model.hidden as usize;
-        let up = product(x, up, h);
-        let gate = if gate.is_empty() { vec![] } else { product(x, gate, h) };
+        let up = shifted(product(x, up, h), biases[1]);
+        let gate = if gate.is_empty() { vec![] } else { shifted(product(x, gate, h), biases[0]) };
         let inner = match activation {
+            Activation::SwigluClamped => {
+                let beyond = |x: &f64| x.abs() > 7.0;
+                let gates = self.stop_bools(gate.iter().map(|g| *g > 7.0).collect());
+                let ups = self.stop_bools(up.iter().map(beyond).collect());
+                let each = gate.iter().zip(&up).zip(gates.iter().zip(&ups));
+                each.map(|((g, u), (most, bound))| {
+                    let g = if *most { 7.0 } else { *g };
+                    let u = if *bound { 7.0 * u.signum() } else { *u };
+                    g * sigmoid(1.702 * g) * (u + 1.0)
+                })
+                .collect()
+            }
             Activation::Swiglu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
             Activation::Geglu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
             Activation::Gelu => up.into_iter().map(gelu).collect(),
@@ -1026,7 +1156,7 @@ impl<'a> Formulas<'a> {
             Activation::Relu2 => self.relu(up).into_iter().map(|a| a * a).collect(),
         };
         let width: usize = down.len() / h;
-        product(&inner, down, width)
+        shifted(product(&inner, down, width), biases[2])
     }
 
     // Attention -----------------------------------------------------------------------------------
@@ -1062,12 +1192,12 @@ impl<'a> Formulas<'a> {
             }
             out
         };
-        let biased = |this: &Self, which: &str, mut x: Vec<f64>| {
-            let bias = this.own(&format!("{c}.{which}.bias"));
-            x.chunks_mut(bias.len().max(1)).for_each(|row| add(row, bias));
-            x
+        let biased =
+            |this: &Self, which: &str, x: Vec<f64>| shifted(x, this.own(&format!("{c}.{which}.bias")));
+        let mut qkv = match a.latent {
+            Some(l) => self.latent(c, a, &l, n),
+            None => project(self, "qkv", n, self.model.hidden as usize),
         };
-        let mut qkv = project(self, "qkv", n, self.model.hidden as usize);
         if matches!(a.bias, Some(Bias::Qkv | Bias::All)) {
             qkv = biased(self, "qkv", qkv);
         }
@@ -1076,6 +1206,9 @@ impl<'a> Formulas<'a> {
             qkv.chunks(q + 2 * k).flat_map(|row| row[from..from + n].to_vec()).collect()
         };
         let (mut q, mut k, mut v) = (part(0, q), part(q, k), part(q + k, k));
+        if a.bias == Some(Bias::Qk) {
+            (q, k) = (biased(self, "q", q), biased(self, "k", k));
+        }
         if a.qk_norm != QkNorm::None {
             // Rows as long as the gains are: of a head, or of all.
             q = self.norm(&q, &format!("{}.{c}.q_norm.weight", self.prefix));
@@ -1088,7 +1221,16 @@ impl<'a> Formulas<'a> {
             let first = self.firsts.entry(c.into()).or_insert_with(|| v.clone());
             v.iter_mut().zip(first).for_each(|(v, first)| *v = share * *v + (1.0 - share) * *first);
         }
-        if let Some(rope) = a.rope {
+        if let Some(rope) = a.rope
+            && let Some(l) = a.latent
+        {
+            for x in [&mut q, &mut k] {
+                for (at, head) in x.chunks_mut(d).enumerate() {
+                    let position = f64::from(self.batch.positions[at / heads]);
+                    self.rotate(&mut head[d - l.turned as usize..], rope, |_| position);
+                }
+            }
+        } else if let Some(rope) = a.rope {
             for (x, heads) in [(&mut q, heads), (&mut k, kv_heads)] {
                 for (at, head) in x.chunks_mut(d).enumerate() {
                     if depth {
@@ -1100,12 +1242,24 @@ impl<'a> Formulas<'a> {
                 }
             }
         }
+        if !depth && a.kv_from.is_none() {
+            if let Some((keys, values)) = self.passes[0].get(self.passes[1].len()) {
+                self.of_gone(keys, &mut k);
+                self.of_gone(values, &mut v);
+            }
+            self.passes[1].push((k.clone(), v.clone()));
+        }
         let scale = a.scale.unwrap_or(1.0 / (d as f64).sqrt());
         let mut mixed = vec![0.0; tokens * heads * d];
+        let mut keys = inside.keys.clone();
+        if let (Some(at), false, None) = (self.shared, depth, &a.kv_from) {
+            let first = self.first_keys.entry((at, c.into())).or_insert((k, v, keys));
+            (k, v, keys) = first.clone();
+        }
         if depth || a.depth_keys {
-            self.caches.entry(c.into()).or_default().push((k, v, inside.keys.clone()));
+            self.caches.entry(c.into()).or_default().push((k, v, keys));
         } else if a.kv_from.is_none() {
-            self.caches.insert(c.into(), vec![(k, v, inside.keys.clone())]);
+            self.caches.insert(c.into(), vec![(k, v, keys)]);
         }
         let cache = &self.caches[a.kv_from.as_deref().unwrap_or(c)];
         for i in (0..tokens).filter(|&i| inside.here[i]) {
@@ -1156,8 +1310,39 @@ impl<'a> Formulas<'a> {
                 mixed.iter_mut().zip(gates).for_each(|(x, z)| *x *= sigmoid(z));
             }
         }
-        let y = project(self, "out", &mixed, heads * d);
+        if let Some(l) = a.latent {
+            // Zeros stand behind the values of heads.
+            let value = l.value as usize;
+            mixed = mixed.chunks(d).flat_map(|head| head[..value].to_vec()).collect();
+        }
+        let y = project(self, "out", &mixed, mixed.len() / tokens);
         if matches!(a.bias, Some(Bias::Out | Bias::All)) { biased(self, "out", y) } else { y }
+    }
+
+    /// Queries, keys and values of latent attention, of all heads one behind another, values with
+    /// zeros behind them.
+    fn latent(&self, c: &str, a: &Attention, l: &Latent, n: &[f64]) -> Vec<f64> {
+        let (h, heads, d) = (self.model.hidden as usize, a.heads as usize, a.head_size as usize);
+        let (rank, value, still) = (l.kv as usize, l.value as usize, d - l.turned as usize);
+        let w = |which: &str| self.own(&format!("{c}.{which}.weight"));
+        let norm = |x: &[f64], which: &str| self.norm(x, &format!("{}.{c}.{which}.weight", self.prefix));
+        let q = match l.query {
+            None => product(n, w("q_up"), h),
+            Some(rank) => {
+                product(&norm(&product(n, w("q_down"), h), "q_down_norm"), w("q_up"), rank as usize)
+            }
+        };
+        let down = product(n, w("kv_down"), h);
+        let tokens = q.chunks(heads * d).zip(down.chunks(rank + d - still));
+        let token = |(q, down): (&[f64], &[f64])| {
+            let (latent, shared) = down.split_at(rank);
+            let up = product(&norm(latent, "kv_down_norm"), w("kv_up"), rank);
+            let each = || up.chunks(still + value);
+            let k = each().flat_map(|head| [&head[..still], shared].concat());
+            let v = each().flat_map(|head| [&head[still..], &vec![0.0; d - value]].concat());
+            [q, &k.collect::<Vec<_>>(), &v.collect::<Vec<_>>()].concat()
+        };
+        tokens.flat_map(token).collect()
     }
 
     // Experts -------------------------------------------------------------------------------------
@@ -1188,6 +1373,8 @@ impl<'a> Formulas<'a> {
                 product(&q, &keys, size).into_iter().map(|z| z / (size as f64).sqrt()).collect()
             }
         };
+        // Empty where there is none.
+        let logits = shifted(logits, self.w(&format!("{prefix}.logit_bias")));
         let scores: Vec<f64> = match r.score {
             Score::Sigmoid => logits.iter().copied().map(sigmoid).collect(),
             Score::Softmax => logits.chunks(experts).flat_map(softmax).collect(),
@@ -1255,7 +1442,13 @@ impl<'a> Formulas<'a> {
                 let size = all.len() / e.count as usize;
                 &all[expert * size..][..size]
             };
-            let all = self.network(e.activation, n, ["gate", "up", "down"].map(of));
+            let bias = |which: &str| {
+                let all = self.own(&format!("{c}.{which}.bias"));
+                let size = all.len() / e.count as usize;
+                &all[expert * size..][..size]
+            };
+            let (matrices, biases) = (["gate", "up", "down"].map(of), ["gate", "up", "down"].map(bias));
+            let all = self.network(e.activation, n, matrices, biases);
             for (at, gate) in gates.iter().enumerate().filter(|(at, _)| chosen[*at] == expert) {
                 let token = at / active;
                 y[token * h..][..h].iter_mut().zip(&all[token * h..]).for_each(|(y, f)| *y += gate * f);
@@ -1264,7 +1457,7 @@ impl<'a> Formulas<'a> {
         if e.shared > 0 {
             let of = |which: &str| self.own(&format!("{c}.shared.{which}.weight"));
             let [gate, up, down] = ["gate", "up", "down"].map(of);
-            let mut always = self.network(e.activation, n, [gate, up, down]);
+            let mut always = self.network(e.activation, n, [gate, up, down], [&[]; 3]);
             if e.shared_gate {
                 let z = product(n, self.own(&format!("{c}.shared_gate.weight")), h);
                 always = times(&always, &z.into_iter().map(sigmoid).collect::<Vec<_>>());
@@ -1454,6 +1647,12 @@ impl<'a> Formulas<'a> {
 
 fn add(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+/// Rows and a bias; those alone where it is empty.
+fn shifted(mut rows: Vec<f64>, bias: &[f64]) -> Vec<f64> {
+    rows.chunks_mut(bias.len().max(1)).for_each(|row| add(row, bias));
+    rows
 }
 
 /// Rows times one number each.

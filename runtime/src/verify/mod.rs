@@ -14,12 +14,14 @@
 //! its place).
 
 pub mod blame;
+mod coordinates;
 mod counts;
 mod decoding;
 mod devices;
 mod equal;
 mod formulas;
 mod gradients;
+mod memory;
 mod names;
 mod ranks;
 mod report;
@@ -186,12 +188,13 @@ pub trait Proof: Sync {
 }
 
 /// All proofs, in the order in which they are tried.
-pub const PROOFS: [&dyn Proof; 13] = [
+pub const PROOFS: [&dyn Proof; 15] = [
     &devices::Devices,
     &gradients::Gradients,
     &formulas::Meaning,
     &counts::Counts,
     &names::Names,
+    &coordinates::Coordinates,
     &equal::Rewritten,
     &equal::Plain,
     &decoding::Cached,
@@ -199,6 +202,7 @@ pub const PROOFS: [&dyn Proof; 13] = [
     &decoding::Causal,
     &devices::Threads,
     &resume::Resume,
+    &memory::Memory,
     &ranks::Ranks,
 ];
 

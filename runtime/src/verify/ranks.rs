@@ -40,7 +40,8 @@ impl Proof for Ranks {
     fn how(&self) -> &'static str {
         "six steps on a generated task, of two micro-batches a rank, in threads: gradients, counts and losses against those \
          of one rank; the bits of every rank, and of three and three steps; checkpoints of several ranks continued by one, \
-         and of one by several"
+         and of one by several; the same bits with the optimizer's states cut over the ranks, from the first step and from \
+         checkpoints with whole ones"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -49,27 +50,37 @@ impl Proof for Ranks {
             return Ok(Some("one rank: `--ranks 4` compares four with it".into()));
         }
         let trial = Trial::new(s, 2 * n)?;
-        let (one, many) = (trial.prepared(s, 1)?, trial.prepared(s, n)?);
+        let (one, many) = (trial.team(s, 1, false)?, trial.team(s, n, false)?);
+        let cut = trial.team(s, n, true)?;
         let batch = trial.dataset.train(Cursor::default())?.take((ROWS * 2 * n) as usize)?;
         if let Some(batch) = batch {
             let found = step(s, &trial, &many, &batch)?;
             compare(checks, &found, &step(s, &trial, &one, &batch)?);
+            let part = step(s, &trial, &cut, &batch)?;
+            let off = [(part.norm, found.norm), (part.loss, found.loss)].map(|(a, b)| (a - b).abs());
+            checks.check("norm and loss, states cut over ranks", off[0].max(off[1]), 0.0, Place::default());
         }
-        let [alone, together] =
-            [("one", &one), ("many", &many)].map(|(name, prepared)| -> Result<_, VerifyError> {
+        let [alone, together, parted] = [("one", &one[..]), ("many", &many), ("cut", &cut)].map(
+            |(name, team)| -> Result<_, VerifyError> {
                 let folder = trial.folder(name)?;
-                go(s, &trial, prepared, &folder, None)?;
+                go(s, &trial, team, &folder, None)?;
                 Ok(folder)
-            });
-        let (alone, together) = (alone?, together?);
+            },
+        );
+        let (alone, together, parted) = (alone?, together?, parted?);
         losses(checks, "", &together, &alone, 1)?;
-        let continued = |name: &str, prepared, folder| -> Result<RunFolder, VerifyError> {
-            let cut = trial.folder(name)?;
-            go(s, &trial, prepared, &cut, Some(checkpoint(folder, CUT)?))?;
-            Ok(cut)
+        let continued = |name: &str, team: &[Prepared], folder| -> Result<RunFolder, VerifyError> {
+            let rest = trial.folder(name)?;
+            go(s, &trial, team, &rest, Some(checkpoint(folder, CUT)?))?;
+            Ok(rest)
         };
-        let again = continued("many after many", &many, &together)?;
-        same_bits(checks, &checkpoint(&together, STEPS)?, &checkpoint(&again, STEPS)?)?;
+        let whole = checkpoint(&together, STEPS)?;
+        same_bits(checks, &whole, &checkpoint(&continued("many after many", &many, &together)?, STEPS)?)?;
+        same_bits(checks, &whole, &checkpoint(&parted, STEPS)?)?;
+        same_bits(checks, &whole, &checkpoint(&continued("cut after many", &cut, &together)?, STEPS)?)?;
+        same_bits(checks, &whole, &checkpoint(&continued("many after cut", &many, &parted)?, STEPS)?)?;
+        losses(checks, "states cut over ranks: ", &parted, &together, 1)?;
+        held(checks, &many[0], &cut);
         losses(
             checks,
             "one rank after several: ",
@@ -86,6 +97,30 @@ impl Proof for Ranks {
         )?;
         Ok(None)
     }
+}
+
+/// That the parts of the ranks are all of the optimizer's states, each once.
+fn held(checks: &mut Checks, whole: &Prepared, cut: &[Prepared]) {
+    for (i, tensor) in whole.compiled.tensors.iter().enumerate().filter(|(_, t)| !t.states.is_empty()) {
+        let parts = cut.iter().map(|p| p.compiled.tensors[i].kept.clone());
+        let end =
+            parts.fold(
+                0,
+                |end, part| if part.start == end || part.is_empty() { end.max(part.end) } else { u64::MAX },
+            );
+        let other = end.abs_diff(tensor.elements()) as f64;
+        checks.check(
+            format!("states of {} on all ranks", tensor.name),
+            other,
+            0.0,
+            Place::of_tensor(&tensor.name),
+        );
+    }
+}
+
+/// The programs of a rank.
+fn own<'p>(team: &'p [Prepared], group: &Group) -> &'p Prepared {
+    &team[group.rank() as usize % team.len()]
 }
 
 /// Runs `f` on every rank; the first error that is not another rank's.
@@ -116,17 +151,17 @@ fn on<T: Send>(
     Ok(own.into_iter().chain(others).collect::<Result<_, _>>()?)
 }
 
-/// Trains a trial by as many ranks as it is prepared for.
+/// Trains a trial by as many ranks as a team is prepared for.
 fn go(
     s: &Subject,
     trial: &Trial,
-    prepared: &Prepared,
+    team: &[Prepared],
     folder: &RunFolder,
     from: Option<Checkpoint>,
 ) -> Result<(), VerifyError> {
     let from = std::sync::Mutex::new(from);
-    on(s, prepared.ranks, |group| {
-        let leads = group.leads();
+    on(s, team[0].ranks, |group| {
+        let (leads, prepared) = (group.leads(), own(team, &group));
         let from = if leads { from.lock().map_or(None, |mut from| from.take()) } else { None };
         trial.run(prepared, &poisoned(1), group, leads.then_some(folder), from)
     })
@@ -143,14 +178,18 @@ struct Summed {
 }
 
 /// One step up to its norm, as rank 0 has it.
-fn step(s: &Subject, trial: &Trial, prepared: &Prepared, batch: &Batch) -> Result<Summed, VerifyError> {
-    let all = on(s, prepared.ranks, |group| {
-        let mut model = Model::of_rank(&poisoned(1), prepared.compiled.clone(), &group)?;
+fn step(s: &Subject, trial: &Trial, team: &[Prepared], batch: &Batch) -> Result<Summed, VerifyError> {
+    let all = on(s, team[0].ranks, |group| {
+        let mut model = Model::of_rank(&poisoned(1), own(team, &group).compiled.clone(), &group)?;
         model.initialise(trial.spec.train.seed)?;
         let parts = batch.rows() / ROWS as usize;
         let scale = Scale { loss: 1.0 / batch.learned().max(1) as f32, auxiliary: 1.0 / parts as f32 };
         model.begin_step()?;
-        for part in group.share(parts).unwrap_or_default() {
+        let own = group.share(parts).unwrap_or_default();
+        for part in own.clone() {
+            if part + 1 == own.end {
+                model.last();
+            }
             let first = part * ROWS as usize;
             model.at(1, first as u64);
             model.backward(&batch.slice(first, ROWS as usize), scale, None)?;

@@ -25,7 +25,7 @@ impl Proof for Resume {
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
         let trial = Trial::new(s, 2)?;
         let device = s.cpu(1);
-        let prepared = trial.prepared(s, 1)?;
+        let prepared = trial.prepared(s)?;
         let whole = trial.folder("whole")?;
         trial.run(&prepared, &device, Group::alone(), Some(&whole), None)?;
         // Lines that a killed run wrote after its checkpoint.

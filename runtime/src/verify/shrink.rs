@@ -74,9 +74,20 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
                     let group = (a.heads / a.kv_heads.max(1)).min(3);
                     less(&of("kv_heads"), &mut a.kv_heads, 2);
                     less(&of("heads"), &mut a.heads, a.kv_heads * group);
-                    turned(&mut a.rope, &mut a.head_size, &mut |size, most| {
-                        less(&of("head_size"), size, most);
-                    });
+                    if let Some(l) = &mut a.latent {
+                        // A part that turns, one that does not, and values that are shorter.
+                        less(&of("latent.turned"), &mut l.turned, 2);
+                        less(&of("head_size"), &mut a.head_size, l.turned + 3);
+                        less(&of("latent.value"), &mut l.value, a.head_size.min(4));
+                        less(&of("latent.kv"), &mut l.kv, 5);
+                        if let Some(query) = &mut l.query {
+                            less(&of("latent.query"), query, 4);
+                        }
+                    } else {
+                        turned(&mut a.rope, &mut a.head_size, &mut |size, most| {
+                            less(&of("head_size"), size, most);
+                        });
+                    }
                     if let Some(window) = &mut a.window {
                         less(
                             &of("window"),
@@ -122,7 +133,8 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
                 Component::Mlp(m) => less(&of("intermediate"), &mut m.intermediate, 7),
             }
         }
-        items(&mut model.body, &mut less);
+        let turns = model.has_turns();
+        items(&mut model.body, turns, &mut less);
     }
     // Keys that one attention reads of another are of one size.
     let sizes = |c: &Component| match c {
@@ -170,18 +182,19 @@ fn turned(rope: &mut Option<Rope>, size: &mut u64, less: &mut dyn FnMut(&mut u64
     }
 }
 
-fn items(all: &mut [Item], less: Less) {
+/// `turns` says whether passes of every loop have weights of their own.
+fn items(all: &mut [Item], turns: bool, less: Less) {
     for item in all {
         match item {
             Item::Layer(e) => expr(e, less),
             Item::Statement(_) => {}
             Item::Repeat { count, items: inner } => {
                 less("repeat", count, 2);
-                items(inner, less);
+                items(inner, turns, less);
             }
             Item::Recur { count, items: inner, looping, .. } => {
                 less("recur", count, 3);
-                let passes = looping.has_passes();
+                let passes = looping.has_passes() || turns;
                 if let Some(rank) = &mut looping.lora {
                     less("lora", rank, 2);
                 }
@@ -192,7 +205,7 @@ fn items(all: &mut [Item], less: Less) {
                     less("depth.max", &mut depths.max, if passes { *count } else { 4 });
                     depths.min = depths.min.min(depths.max);
                 }
-                items(inner, less);
+                items(inner, turns, less);
             }
         }
     }
@@ -237,6 +250,7 @@ fn recipe(spec: &mut Spec, outer: u64) {
         train.weight_decay = train.weight_decay.max(0.1);
     }
     train.patience = None;
+    train.parallel = Parallel::default();
     train.evaluate = Evaluate { every: 0, batches: 1 };
     train.checkpoint = Checkpoint { every: 3, minutes: 0.0, keep: 4, keep_every: 0, best: false };
     if let Some((low, high)) = &mut train.random_depth {

@@ -18,8 +18,9 @@ pub(super) struct Law<'a> {
 }
 
 impl Law<'_> {
-    /// Moves a tensor.
-    pub(super) fn apply(&self, t: &Tensor, g: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) {
+    /// Moves a tensor. Its elements whose move is a sign of rounding come back: f32 and f64 may
+    /// differ in them.
+    pub(super) fn apply(&self, t: &Tensor, g: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) -> Vec<usize> {
         let deep = match t.kind {
             TensorKind::Matrix | TensorKind::Shared => t.shape.len() > 1,
             TensorKind::Routed => t.shape.len() > 2,
@@ -31,7 +32,7 @@ impl Law<'_> {
             | TensorKind::Balance => false,
         };
         match self.train.optimizer {
-            OptimizerKind::Lion => self.lion(g, w, m),
+            OptimizerKind::Lion => return self.lion(g, w, m),
             OptimizerKind::Muon(how) if deep => self.muon(how, false, t, g, [w, m]),
             OptimizerKind::MuonH(how) if deep && !matches!(t.init, Init::Constant(_)) => {
                 self.muon(how, true, t, g, [w, m]);
@@ -40,6 +41,7 @@ impl Law<'_> {
                 self.adamw(g, w, m, v);
             }
         }
+        vec![]
     }
 
     fn adamw(&self, g: &[f64], w: &mut [f64], m: &mut [f64], v: &mut [f64]) {
@@ -53,14 +55,20 @@ impl Law<'_> {
         }
     }
 
-    fn lion(&self, g: &[f64], w: &mut [f64], m: &mut [f64]) {
+    fn lion(&self, g: &[f64], w: &mut [f64], m: &mut [f64]) -> Vec<usize> {
         let (b1, b2) = self.train.betas;
+        let mut unsure = vec![];
         for i in 0..w.len() {
-            let toward = b1 * m[i] + (1.0 - b1) * g[i];
+            let (old, new) = (b1 * m[i], (1.0 - b1) * g[i]);
+            let toward = old + new;
             let sign = if toward == 0.0 { 0.0 } else { toward.signum() };
+            if toward != 0.0 && toward.abs() < 1e-6 * (old.abs() + new.abs()) + f64::from(f32::MIN_POSITIVE) {
+                unsure.push(i);
+            }
             w[i] -= self.rate * (sign + self.decay * w[i]);
             m[i] = b2 * m[i] + (1.0 - b2) * g[i];
         }
+        unsure
     }
 
     fn muon(&self, how: Matrices, sphere: bool, t: &Tensor, g: &[f64], [w, m]: [&mut Vec<f64>; 2]) {

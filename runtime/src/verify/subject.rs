@@ -25,7 +25,9 @@ use dreamc_compiler::oracle::{self, Evaluation, Forward, Oracle, Setup};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, looks_ahead};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Attention, Component, Item, Model as Architecture, QkNorm, Router, RouterForm};
+use dreamc_dsl::spec::{
+    Attention, Component, Item, Model as Architecture, QkNorm, Router, RouterForm, Stream,
+};
 use indexmap::IndexMap;
 use std::cell::{OnceCell, RefCell};
 
@@ -308,7 +310,7 @@ impl<'a> Subject<'a> {
     /// Other depths that a recurrent model is looked at.
     pub fn depths(&self) -> Vec<u64> {
         let mut counts = self.spec.model.body.iter().filter_map(|i| match i {
-            Item::Recur { count, looping, .. } => Some((*count, looping.has_passes())),
+            Item::Recur { count, .. } => Some((*count, self.spec.model.most_passes().is_some())),
             _ => None,
         });
         match (counts.next(), counts.next()) {
@@ -344,10 +346,21 @@ impl<'a> Subject<'a> {
         rewriting: &Rewriting,
         form: Form,
     ) -> Result<Oracle, VerifyError> {
+        Ok(self.pipeline.oracle(&self.spec.model, self.shape(), depth, rewriting, form)?)
+    }
+
+    /// The interpreter's model, in which tokens leave their loop where more than a share of each
+    /// has.
+    pub fn leaving(&self, share: f64) -> Result<Oracle, VerifyError> {
+        let shape = Shape { exit: Some(share), ..self.shape() };
+        let (model, off) = (&self.spec.model, Rewriting::off());
+        Ok(self.pipeline.oracle(model, shape, None, &off, Form::Inference)?)
+    }
+
+    fn shape(&self) -> Shape {
         let segments = masked(&self.spec);
         let (sequence, z_loss) = (self.sequence() as u64, self.spec.train.z_loss);
-        let shape = Shape { batch: ROWS as u64, sequence, segments, z_loss, ..Shape::default() };
-        Ok(self.pipeline.oracle(&self.spec.model, shape, depth, rewriting, form)?)
+        Shape { batch: ROWS as u64, sequence, segments, z_loss, ..Shape::default() }
     }
 
     /// The interpreter's way forward.
@@ -412,7 +425,10 @@ impl<'a> Subject<'a> {
         let noise: f64 = self.noise()?.gradients.get(name).copied().unwrap_or(0.0);
         // The derivative of a norm of one number is a difference of equal ones times the number's
         // reciprocal, which rounding before does not show.
-        let least = if self.norms_of_one() { 1e-3 } else { 2e-5 };
+        let of_one = if self.norms_of_one() { 50.0 } else { 1.0 };
+        // Lanes differ little: the gradient of their weights is a difference of nearly equal sums.
+        let lanes = if matches!(self.spec.model.stream, Stream::Lanes { .. }) { 10.0 } else { 1.0 };
+        let least = 2e-5 * of_one * lanes;
         Ok((30.0 * noise).clamp(least, 5e-2))
     }
 
@@ -488,7 +504,12 @@ impl<'a> Subject<'a> {
 
     /// A model with caches, with its weights.
     pub fn cached(&self, device: &dyn Device, rewrite: &Rewriting) -> Result<Cached, VerifyError> {
-        let mut cached = Cached::load(device, self.compile(&self.cached_options(rewrite))?)?;
+        self.cached_by(device, &self.cached_options(rewrite))
+    }
+
+    /// The same by options of its own.
+    pub fn cached_by(&self, device: &dyn Device, options: &Options) -> Result<Cached, VerifyError> {
+        let mut cached = Cached::load(device, self.compile(options)?)?;
         self.fill(cached.model())?;
         Ok(cached)
     }

@@ -61,6 +61,9 @@ impl Trial {
         let train = &mut spec.train;
         (train.steps, train.batch, train.accumulate) = (STEPS, ROWS * parts, parts);
         (train.checkpoint.every, train.checkpoint.keep, train.sequence) = (CUT, 4, Some(SEQUENCE));
+        // Squares that are forgotten let one small gradient move a weight by any amount: a run that
+        // diverges has no bits to compare.
+        train.betas.1 = train.betas.1.max(0.9);
         if let ([count], false) = (counts.as_slice(), drawn) {
             train.random_depth = Some((1, *count));
         }
@@ -80,23 +83,38 @@ impl Trial {
         Ok(Trial { spec, text, dataset, home })
     }
 
-    /// Its programs for so many ranks.
-    pub fn prepared(&self, s: &Subject, ranks: u64) -> Result<Prepared, VerifyError> {
+    /// Its programs for each of so many ranks, with states whole or cut over them.
+    pub fn team(&self, s: &Subject, ranks: u64, shard: bool) -> Result<Vec<Prepared>, VerifyError> {
+        let one = |rank| self.compiled(s, Options { ranks, rank, shard, ..Options::default() });
+        (0..ranks).map(one).collect()
+    }
+
+    /// Its programs for one process.
+    pub fn prepared(&self, s: &Subject) -> Result<Prepared, VerifyError> {
+        self.compiled(s, Options::default())
+    }
+
+    /// Its programs with values in bf16, of which so many layers compute again what they keep.
+    pub fn within(&self, s: &Subject, narrow: Narrow, again: usize) -> Result<Prepared, VerifyError> {
+        self.compiled(s, Options { narrow, again, ..Options::default() })
+    }
+
+    fn compiled(&self, s: &Subject, options: Options) -> Result<Prepared, VerifyError> {
+        let (narrow, ranks) = (options.narrow, options.ranks);
         let options = Options {
             batch: ROWS,
             sequence: SEQUENCE,
             train: true,
             segments: crate::train::prepare::masked(&self.spec),
             depths: crate::train::schedule::possible_depths(&self.spec),
-            ranks,
-            ..Options::default()
+            ..options
         };
         Ok(Prepared {
             compiled: s.pipeline.compile(&self.spec, &options)?,
             scorer: None,
             writer: None,
             observer: None,
-            narrow: Narrow::Nothing,
+            narrow,
             ranks,
             rows: ROWS,
             sequence: SEQUENCE,

@@ -12,6 +12,7 @@ pub mod cuda;
 pub mod gpu;
 pub mod ptx;
 
+use super::executor::Together;
 use super::{Choice, DeviceError};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Kernel, KernelId};
@@ -115,11 +116,37 @@ pub(crate) trait Backend: Send + 'static {
     /// Launches; may return before it is done.
     fn launch(&mut self, code: &Self::Code, call: &Call) -> Result<(), DeviceError>;
 
+    /// Begins to exchange numbers at a place of the arena with the other ranks by itself, after all
+    /// launches before it; false where the host has to.
+    fn together(&mut self, what: Together, at: u64) -> Result<bool, DeviceError> {
+        let _ = (what, at);
+        Ok(false)
+    }
+
+    /// Waits for what [`Backend::together`] began; gives the seconds that it took since the
+    /// launches before it were done.
+    fn joined(&mut self) -> Result<f64, DeviceError> {
+        Ok(0.0)
+    }
+
     /// The work of the launch before, which was counted.
     fn work(&mut self, call: &Call) -> Result<Work, DeviceError>;
 
     /// The number of a launch that met an index out of range since this was asked last.
     fn bad_index(&mut self) -> Result<Option<usize>, DeviceError>;
+
+    /// Marks on the device's own clock, by a number, that all launches so far have ended; `false`
+    /// where it has none.
+    fn mark(&mut self, number: usize) -> Result<bool, DeviceError> {
+        let _ = number;
+        Ok(false)
+    }
+
+    /// Seconds between two marks, after [`Backend::finish`].
+    fn between(&mut self, from: usize, to: usize) -> Result<f64, DeviceError> {
+        let _ = (from, to);
+        Ok(0.0)
+    }
 
     /// From now on launches are recorded and nothing runs. Asked for only where a backend
     /// [records](Backend::RECORDS), as the two that follow.

@@ -5,8 +5,10 @@
 //! loops. *Promise*: sets of weights and wrapped parts have the numbers that their tensors have.
 
 use crate::hf::{HfError, composition};
+use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Expr, Item, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    CausalRule, Exit, Expr, Item, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    Stream,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -58,29 +60,94 @@ pub struct Layers {
     pub projected: bool,
     /// Whether no attention has a plain projection.
     pub all_projected: bool,
-    /// Statements between layers, by number.
-    pub statements: Vec<Statement>,
+    /// Statements between layers, by number, each with how many layers are applied before it.
+    pub statements: Vec<(Statement, u64)>,
+    /// Loops that have weights of their own.
+    pub loops: Vec<Loop>,
     /// The order of sets, with the outermost loop's count and without.
     orders: [String; 2],
+}
+
+/// A loop that has weights of its own.
+#[derive(Clone)]
+pub struct Loop {
+    /// Its number among all loops.
+    number: u64,
+    /// Passes that it has weights for.
+    passes: u64,
+    /// Whether passes begin with a vector of their own.
+    pub embed: bool,
+    /// Whether passes have matrices of their own.
+    pub lora: bool,
+    /// Whether a gate shares out the loss among passes.
+    pub gate: bool,
+    /// Whether tokens may leave it by that.
+    pub leaves: bool,
+    /// Whether passes use the keys of the first.
+    pub kv_first: bool,
+}
+
+impl Loop {
+    /// Whether passes have weights of their own.
+    pub fn has_passes(&self) -> bool {
+        self.embed || self.lora
+    }
+
+    /// The entry that makes it.
+    pub fn made(&self) -> String {
+        let mut text = format!("{:?}: Loop(config, passes={}", self.number.to_string(), self.passes);
+        for (name, on) in [("embed", self.embed), ("exit", self.gate), ("kv_first", self.kv_first)] {
+            if on {
+                let _ = write!(text, ", {name}=True");
+            }
+        }
+        text + ")"
+    }
+}
+
+/// Whether the code lets tokens leave a loop: of one stream, where no token skips a part.
+fn leaves(model: &Model) -> bool {
+    fn skips(expr: &Expr) -> bool {
+        match expr {
+            Expr::Component(_) | Expr::Norm => false,
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(skips),
+            Expr::Skip(..) => true,
+        }
+    }
+    fn any(items: &[Item]) -> bool {
+        items.iter().any(|item| match item {
+            Item::Layer(expr) => skips(expr),
+            Item::Statement(_) => false,
+            Item::Repeat { items, .. } | Item::Recur { items, .. } => any(items),
+        })
+    }
+    model.stream == Stream::Sum && !any(&model.body)
 }
 
 /// A set of weights.
 struct Set<'a> {
     expr: &'a Expr,
-    /// Whether it is recurrent, and whether the stream is then normalised.
+    around: Around,
+}
+
+/// The loops around a set of weights.
+#[derive(Clone, Copy)]
+struct Around {
+    /// Whether there are some, and whether the stream is then normalised.
     recurrent: Option<bool>,
-    /// How often it is applied.
+    /// How often they run it.
     times: u64,
+    /// Passes that have matrices of their own, and the rank of these.
+    lora: Option<(u64, u64)>,
 }
 
 impl Layers {
     /// Reads the body of a model.
     pub fn new(model: &Model) -> Result<Self, HfError> {
-        let mut walk = Walk { sets: vec![], statements: vec![] };
+        let mut walk = Walk::default();
         let [fixed, free] = [false, true].map(|free| {
-            walk.sets.clear();
-            walk.statements.clear();
-            walk.items(&model.body, None, 1, free)
+            walk = Walk { leaves: leaves(model), ..Walk::default() };
+            walk.items(&model.body, Around { recurrent: None, times: 1, lora: None }, free)
         });
         let mut layers = Layers {
             classes: vec![],
@@ -88,14 +155,15 @@ impl Layers {
             made: vec![],
             components: BTreeSet::new(),
             skips: vec![],
-            projected: walk.sets.iter().any(|set| set.recurrent.is_some()),
+            projected: walk.sets.iter().any(|set| set.around.recurrent.is_some()),
             all_projected: true,
-            statements: walk.statements.iter().map(|s| (*s).clone()).collect(),
+            statements: walk.statements.iter().map(|(s, depth)| ((*s).clone(), *depth)).collect(),
+            loops: walk.loops.clone(),
             orders: [fixed, free],
         };
         let mut known: Vec<(&Expr, Option<bool>)> = vec![];
         for set in &walk.sets {
-            let key = (set.expr, set.recurrent);
+            let key = (set.expr, set.around.recurrent);
             let number = match known.iter().position(|k| *k == key) {
                 Some(number) => number,
                 None => {
@@ -106,8 +174,12 @@ impl Layers {
                     known.len() - 1
                 }
             };
-            let times = if set.recurrent.is_some() { set.times } else { 0 };
-            layers.made.push(format!("Layer{number}(config, times={times})"));
+            let times = if set.around.recurrent.is_some() { set.around.times } else { 0 };
+            let made = format!("Layer{number}(config, times={times})");
+            layers.made.push(match set.around.lora {
+                None => made,
+                Some((passes, rank)) => format!("adapted({made}, passes={passes}, rank={rank})"),
+            });
         }
         Ok(layers)
     }
@@ -120,8 +192,13 @@ impl Layers {
 
     fn class(&mut self, model: &Model, name: &str, set: &Set) -> Result<(), HfError> {
         use dreamc_dsl::spec::Component as C;
-        let mut emit = Emit { lines: vec![], skips: vec![], names: vec![], chains: 0, norms: 0 };
-        emit.apply(set.expr);
+        let mut emit = Emit::default();
+        match model.stream {
+            Stream::Sum => emit.apply(set.expr),
+            Stream::Lanes { .. } => emit.lanes(set.expr),
+            Stream::Attend { .. } => emit.attend(set.expr),
+        }
+        let (recurrent, reads) = (set.around.recurrent, matches!(model.stream, Stream::Attend { .. }));
         let mut text = format!("class {name}(nn.Module):\n    \"\"\"{}\"\"\"\n\n", composition(set.expr));
         // Writing to a String does not fail.
         let mut line = |line: String| {
@@ -130,8 +207,9 @@ impl Layers {
         line("    def __init__(self, config, times):\n        super().__init__()".into());
         let mut slots = vec![];
         for name in &emit.names {
-            let norm = name.strip_prefix("norm").is_some_and(|j| j.parse::<usize>().is_ok());
-            if TAKEN.contains(&name.as_str()) || name == "residual_norm" || norm {
+            let numbered = |stem| name.strip_prefix(stem).is_some_and(|j| j.parse::<usize>().is_ok());
+            let ours = name == "residual_norm" || numbered("norm") || numbered("lanes");
+            if TAKEN.contains(&name.as_str()) || ours {
                 return Err(HfError::Export(format!(
                     "the component `{name}` has a name that a module of PyTorch has itself, so that no class can have it"
                 )));
@@ -145,7 +223,7 @@ impl Layers {
             };
             match component {
                 C::Sequence(a) | C::Depth(a) => {
-                    self.all_projected &= set.recurrent.is_some() && a.projection.is_some();
+                    self.all_projected &= recurrent.is_some() && a.projection.is_some();
                 }
                 C::Experts(_) | C::Mlp(_) => {}
             }
@@ -156,6 +234,9 @@ impl Layers {
                 true => format!("        setattr(self, {name:?}, {call})"),
                 false => format!("        self.{name} = {call}"),
             });
+            if reads && emit.readers.contains(&attribute(name)) {
+                line(format!("        {}.read = Read(config.hidden_size)", attribute(name)));
+            }
             self.components.insert(name.clone());
         }
         if !emit.skips.is_empty() {
@@ -166,23 +247,25 @@ impl Layers {
                 self.skips.push((*skip).clone());
             }
             line("        ])".into());
+            for reader in emit.readers.iter().filter(|reader| reader.starts_with("self.skip[")) {
+                line(format!("        {reader}.read = Read(config.hidden_size)"));
+            }
         }
         for j in 0..emit.norms {
             line(format!("        self.norm{j} = Norm(config.hidden_size)"));
         }
-        if set.recurrent == Some(true) {
+        for j in 0..emit.lanes {
+            line(format!("        self.lanes{j} = Lanes(config, times)"));
+        }
+        if recurrent == Some(true) {
             line("        self.residual_norm = Norm(config.hidden_size)".into());
         }
         let slots = if slots.is_empty() { "0".into() } else { slots.join(" + ") };
         line(format!("        self.slots = {slots}\n\n    def forward(self, x, at):"));
         emit.lines.iter().for_each(|code| line(format!("        {code}")));
         line(
-            if set.recurrent == Some(true) {
-                "        return self.residual_norm(x)"
-            } else {
-                "        return x"
-            }
-            .into(),
+            if recurrent == Some(true) { "        return self.residual_norm(x)" } else { "        return x" }
+                .into(),
         );
         self.classes.push(text);
         Ok(())
@@ -237,15 +320,22 @@ fn attribute(name: &str) -> String {
     if WORDS.contains(&name) { format!("getattr(self, {name:?})") } else { format!("self.{name}") }
 }
 
+#[derive(Default)]
 struct Walk<'a> {
     sets: Vec<Set<'a>>,
-    statements: Vec<&'a Statement>,
+    statements: Vec<(&'a Statement, u64)>,
+    /// Layers applied so far; outside loops alone.
+    depth: u64,
+    /// Number of loops so far.
+    count: u64,
+    loops: Vec<Loop>,
+    /// Whether tokens may leave a loop that has a gate.
+    leaves: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// Numbers the sets of items; gives their order. `times` is how often the loops around run
-    /// them.
-    fn items(&mut self, items: &'a [Item], recurrent: Option<bool>, times: u64, free: bool) -> String {
+    /// Numbers the sets of items; gives their order.
+    fn items(&mut self, items: &'a [Item], around: Around, free: bool) -> String {
         let begin = self.sets.len();
         let mut terms: Vec<String> = vec![];
         let mut plain = true;
@@ -253,12 +343,13 @@ impl<'a> Walk<'a> {
             match item {
                 Item::Layer(expr) => {
                     terms.push(format!("[{}]", self.sets.len()));
-                    self.sets.push(Set { expr, recurrent, times });
+                    self.sets.push(Set { expr, around });
+                    self.depth += 1;
                 }
                 Item::Repeat { count, items } => {
                     for _ in 0..*count {
                         let before = self.sets.len();
-                        let order = self.items(items, recurrent, times, false);
+                        let order = self.items(items, around, false);
                         plain &= order == range(before, self.sets.len());
                         terms.push(order);
                     }
@@ -266,13 +357,36 @@ impl<'a> Walk<'a> {
                 Item::Statement(statement) => {
                     plain = false;
                     terms.push(format!("[~{}]", self.statements.len()));
-                    self.statements.push(statement);
+                    self.statements.push((statement, self.depth));
                 }
-                Item::Recur { count, residual_norm, items, looping: _ } => {
+                Item::Recur { count, residual_norm, items, looping } => {
                     plain = false;
-                    let inner = self.items(items, Some(*residual_norm), times * count, false);
+                    let own = Loop {
+                        number: self.count,
+                        passes: *count,
+                        embed: looping.embed,
+                        lora: looping.lora.is_some(),
+                        gate: matches!(looping.exit, Exit::Gate(_)),
+                        leaves: self.leaves && matches!(looping.exit, Exit::Gate(_)),
+                        kv_first: looping.kv_first,
+                    };
+                    let (leaves, kv_first) = (own.leaves, own.kv_first);
+                    self.count += 1;
+                    let inside = Around {
+                        recurrent: Some(*residual_norm),
+                        times: around.times * count,
+                        lora: looping.lora.map(|rank| (*count, rank)).or(around.lora),
+                    };
+                    let mut inner = self.items(items, inside, false);
+                    if own.has_passes() || leaves || kv_first {
+                        inner = format!("[\"{}\"] + {inner}", own.number);
+                    }
+                    if own.has_passes() || own.gate || kv_first {
+                        self.loops.push(own);
+                    }
                     let count = if free { "config.recur".into() } else { count.to_string() };
                     terms.push(format!("{count} * {}", grouped(&inner)));
+                    terms.extend((leaves || kv_first).then(|| "[\"out\"]".to_string()));
                 }
             }
         }
@@ -297,8 +411,8 @@ fn grouped(order: &str) -> String {
     }
 }
 
-/// The call that makes a statement between layers.
-pub fn statement(statement: &Statement) -> String {
+/// The call that makes a statement between layers, so many of them behind the embedding.
+pub fn statement((statement, depth): &(Statement, u64)) -> String {
     let (what, name) = match statement {
         Statement::Norm => ("norm", None),
         Statement::Linear(_) => ("linear", None),
@@ -307,7 +421,10 @@ pub fn statement(statement: &Statement) -> String {
             return format!("Statement(config, \"start normal\", deviation={deviation:?})");
         }
         Statement::Save(name) => ("save", Some(name)),
-        Statement::History { .. } => ("mix history", None),
+        Statement::History { every } => {
+            let sources = (*depth).max(1).div_ceil(*every) + 1;
+            return format!("Statement(config, \"mix history\", every={every}, sources={sources})");
+        }
         Statement::Mix { name, how } => {
             let what = match how {
                 Mixing::Add => "mix add",
@@ -323,6 +440,7 @@ pub fn statement(statement: &Statement) -> String {
 }
 
 /// The lines of a layer.
+#[derive(Default)]
 struct Emit<'a> {
     lines: Vec<String>,
     skips: Vec<&'a Skip>,
@@ -330,6 +448,10 @@ struct Emit<'a> {
     chains: usize,
     /// Norms among its terms.
     norms: usize,
+    /// Units that stand between lanes.
+    lanes: usize,
+    /// Parts that read sources.
+    readers: Vec<String>,
 }
 
 impl<'a> Emit<'a> {
@@ -337,14 +459,55 @@ impl<'a> Emit<'a> {
     fn apply(&mut self, e: &'a Expr) {
         match e {
             Expr::Sequential(terms) => terms.iter().for_each(|term| self.apply(term)),
-            Expr::Norm => {
-                self.lines.push(format!("x = self.norm{}(x)", self.norms));
-                self.norms += 1;
-            }
+            Expr::Norm => self.norm(),
             Expr::Component(_) | Expr::Parallel(_) | Expr::Skip(..) => {
                 let update = self.update(e, "x", "");
                 self.lines.push(format!("x = x + {update}"));
             }
+        }
+    }
+
+    fn norm(&mut self) {
+        self.lines.push(format!("x = self.norm{}(x)", self.norms));
+        self.norms += 1;
+    }
+
+    /// Moves the lanes `x` around each unit of an expression.
+    fn lanes(&mut self, e: &'a Expr) {
+        for unit in units(e) {
+            if *unit == Expr::Norm {
+                self.norm();
+                continue;
+            }
+            let update = self.update(unit, "u", "");
+            self.lines.push(format!("x = self.lanes{}(x, at, lambda u: {update})", self.lanes));
+            self.lanes += 1;
+        }
+    }
+
+    /// Adds what the units of an expression make to the sources `x`.
+    fn attend(&mut self, e: &'a Expr) {
+        for unit in units(e) {
+            let terms = readers(unit);
+            let mut outputs = vec![];
+            for (i, term) in terms.iter().enumerate() {
+                let part = match term {
+                    Expr::Component(name) => attribute(name),
+                    Expr::Norm | Expr::Sequential(_) | Expr::Parallel(_) | Expr::Skip(..) => {
+                        format!("self.skip[{}]", self.skips.len())
+                    }
+                };
+                let update = self.update(term, &format!("{part}.read(x)"), "");
+                self.readers.push(part);
+                outputs.push(match terms.len() {
+                    1 => update,
+                    _ => {
+                        self.lines.push(format!("y{i} = {update}"));
+                        format!("y{i}")
+                    }
+                });
+            }
+            self.lines.extend(outputs.iter().map(|output| format!("x.add({output})")));
         }
     }
 

@@ -16,7 +16,7 @@ mod template;
 use super::HfError;
 use super::config::torch;
 use super::export::{Exported, Model, ours, pretty, size, write as write_tensors};
-use super::tensors::Theirs;
+use super::tensors::{Run, Theirs};
 use crate::checkpoint::folder;
 use crate::checkpoint::safetensors::Dtype;
 use crate::data::sums;
@@ -29,10 +29,11 @@ use std::path::Path;
 use template::{Parts, expand};
 
 /// The parts of the code, in order, each with the part of a model that needs it.
-const PARTS: [(&str, &str); 23] = [
+const PARTS: [(&str, &str); 28] = [
     ("", include_str!("parts/head.py")),
     ("", include_str!("parts/norm.py")),
     ("matrix", include_str!("parts/matrix.py")),
+    ("lora", include_str!("parts/lora.py")),
     ("rope", include_str!("parts/frequencies.py")),
     ("rope", include_str!("parts/rotate.py")),
     ("depth_rope", include_str!("parts/depth_angles.py")),
@@ -43,6 +44,7 @@ const PARTS: [(&str, &str); 23] = [
     ("experts", include_str!("parts/experts.py")),
     ("plain_projection", include_str!("parts/projection.py")),
     ("projection", include_str!("parts/projection_mixture.py")),
+    ("latent", include_str!("parts/latent.py")),
     ("attention", include_str!("parts/attention.py")),
     ("sequence", include_str!("parts/sequence.py")),
     ("depth", include_str!("parts/depth.py")),
@@ -52,6 +54,9 @@ const PARTS: [(&str, &str); 23] = [
     ("skip", include_str!("parts/skip.py")),
     ("noise", include_str!("parts/noise.py")),
     ("stated", include_str!("parts/statement.py")),
+    ("loops", include_str!("parts/loop.py")),
+    ("lanes", include_str!("parts/lanes.py")),
+    ("attend", include_str!("parts/sources.py")),
     ("", include_str!("parts/pass.py")),
 ];
 const MODEL: &str = include_str!("parts/model.py");
@@ -60,23 +65,8 @@ const CONFIGURATION: &str = include_str!("parts/configuration.py");
 /// The class of every package.
 const CLASS: &str = "DreamcForCausalLM";
 
-/// Whether passes of a loop have weights or losses of their own.
-fn passes(items: &[Item]) -> bool {
-    items.iter().any(|item| match item {
-        Item::Layer(_) | Item::Statement(_) => false,
-        Item::Repeat { items, .. } => passes(items),
-        Item::Recur { items, looping, .. } => {
-            looping.has_passes() || !looping.exit.is_last() || passes(items)
-        }
-    })
-}
-
 /// Writes a model as a package, of weights whose embedding is stored in this type.
 pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, HfError> {
-    if passes(&model.spec.model.body) {
-        let what = "passes of its loops have weights or losses of their own, and a package has none yet";
-        return Err(HfError::Export(what.into()));
-    }
     let list = ours(model)?;
     let mut code = Code::new(&model.spec.model, list.iter().any(|(name, _)| name == "norm.weight"))?;
     code.noise = Philox::new(model.spec.train.seed, "start").key();
@@ -89,7 +79,7 @@ pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, 
         .into_iter()
         .map(|(name, shape)| {
             let all = shape.iter().product();
-            Theirs { runs: vec![(name.clone(), 0, all)], name, shape }
+            Theirs { runs: vec![Run::whole(&name, all)], name, shape }
         })
         .collect();
     let size = size(model, &entries, model.dtype)?;
@@ -134,8 +124,6 @@ struct Code<'a> {
     notes: Vec<String>,
     /// Key of the noise that streams start with.
     noise: [u32; 2],
-    /// A key whose code is not written.
-    refused: Option<&'static str>,
 }
 
 impl<'a> Code<'a> {
@@ -143,16 +131,8 @@ impl<'a> Code<'a> {
     /// the body.
     fn new(model: &'a dreamc_dsl::spec::Model, normed: bool) -> Result<Self, HfError> {
         let layers = layers::Layers::new(model)?;
-        let mut code = Code {
-            model,
-            parts: Parts::new(),
-            layers,
-            recur: None,
-            notes: vec![],
-            noise: [0; 2],
-            refused: None,
-        };
-        // Every field stands here, so that a new one is generated or refused, and never forgotten.
+        let mut code = Code { model, parts: Parts::new(), layers, recur: None, notes: vec![], noise: [0; 2] };
+        // Every field stands here, so that a new one is generated and never forgotten.
         let dreamc_dsl::spec::Model {
             name: _,
             vocab: _,
@@ -162,8 +142,7 @@ impl<'a> Code<'a> {
             embed_scale,
             logit_softcap,
             norm: Norm { eps: _, unit_offset },
-            // A sum: another is refused before.
-            stream: _,
+            stream,
             components,
             body,
         } = model;
@@ -171,16 +150,25 @@ impl<'a> Code<'a> {
         code.add("embed_scale", embed_scale.is_some());
         code.add("logit_softcap", logit_softcap.is_some());
         code.add("unit_offset", *unit_offset);
+        code.stream(*stream);
         let used = code.layers.components.clone();
         for (_, component) in components.iter().filter(|(name, _)| used.contains(*name)) {
             code.component(component);
         }
         code.add("stated", !code.layers.statements.is_empty());
-        for statement in code.layers.statements.clone() {
+        for (statement, _) in code.layers.statements.clone() {
             code.statement(&statement);
         }
-        if let Some(key) = code.refused {
-            return Err(HfError::Export(format!("no code is written for `{key}`")));
+        for looping in code.layers.loops.clone() {
+            code.add("loops", true);
+            code.add("passes", looping.has_passes());
+            code.add("pass_embed", looping.embed);
+            code.add("lora", looping.lora);
+            code.add("exit_gate", looping.gate);
+            code.add("leaving", looping.leaves);
+            code.add("kv_first", looping.kv_first);
+            code.add("out", looping.leaves || looping.kv_first);
+            code.add("turns", looping.has_passes() || looping.leaves || looping.kv_first);
         }
         let skips = code.layers.skips.clone();
         skips.iter().for_each(|skip| code.skip(skip));
@@ -202,7 +190,16 @@ impl<'a> Code<'a> {
         let network = has("mlp") || has("experts");
         let matrix =
             network || has("lowrank") || has("shared") || has("predictor") || has("norm_only") || has("gate");
-        let matrix = matrix || has("linear_statement") || has("mix_linear");
+        let statement = has("linear_statement") || has("mix_linear") || has("history");
+        let matrix = matrix || statement || has("pass_embed") || has("latent");
+        let handed = has("value_residual") || has("depth_keys") || has("kv_from");
+        let fields = has("depth")
+            || has("save")
+            || has("history")
+            || has("leaving")
+            || has("kv_first")
+            || has("lanes")
+            || handed;
         let rope = has("sequence_rope") || has("depth_rope");
         let math = attention || has("lowrank") || has("llama3") || has("yarn") || has("topk");
         let depth_position = has("depth_rope");
@@ -212,6 +209,7 @@ impl<'a> Code<'a> {
             ("both", both),
             ("network", network),
             ("matrix", matrix),
+            ("fields", fields),
             ("rope", rope),
             ("math", math),
             ("depth_position", depth_position),
@@ -228,11 +226,23 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// Notes a key that no code is written for.
-    fn refuse(&mut self, key: &'static str, on: bool) {
-        if on {
-            self.refused.get_or_insert(key);
+    fn stream(&mut self, stream: Stream) {
+        match stream {
+            Stream::Sum => {}
+            Stream::Attend { block } => {
+                self.add("attend", true);
+                self.add("block", block > 1);
+            }
+            Stream::Lanes { count: _, kind } => {
+                self.add("lanes", true);
+                match kind {
+                    LaneKind::Static => {}
+                    LaneKind::Dynamic => self.add("dynamic", true),
+                    LaneKind::Mhc => self.add("mhc", true),
+                }
+            }
         }
+        self.add("wired", stream != Stream::Sum);
     }
 
     fn component(&mut self, component: &Component) {
@@ -255,19 +265,22 @@ impl<'a> Code<'a> {
                 noop,
                 shared,
                 shared_gate: _,
+                biased,
                 router,
+                pre_norm,
                 post_norm,
             }) => {
                 self.add("always", *shared > 0);
                 self.add("experts", true);
                 self.add("noop", *noop > 0);
-                self.add("post_norm", *post_norm);
+                self.add("biased", *biased);
+                self.norms(*pre_norm, *post_norm);
                 self.activation(*activation);
                 self.router(router);
             }
-            Component::Mlp(Mlp { intermediate: _, activation, post_norm }) => {
+            Component::Mlp(Mlp { intermediate: _, activation, pre_norm, post_norm }) => {
                 self.add("mlp", true);
-                self.add("post_norm", *post_norm);
+                self.norms(*pre_norm, *post_norm);
                 self.activation(*activation);
             }
         }
@@ -285,23 +298,27 @@ impl<'a> Code<'a> {
             scale: _,
             sink,
             kv_from,
+            latent,
             value_residual,
             depth_keys,
             gate,
             bias,
+            pre_norm,
             post_norm,
             projection,
         } = a;
-        self.refuse("kv_from", kv_from.is_some());
-        self.refuse("value_residual", *value_residual);
-        self.refuse("depth_keys", *depth_keys);
+        self.add("kv_from", kv_from.is_some());
+        self.add("value_residual", *value_residual);
+        self.add("depth_keys", *depth_keys);
+        self.add("latent", latent.is_some());
         self.add("sink", *sink);
         self.add("gate", gate.is_some());
-        self.add("bias", bias.is_some());
+        self.add("bias", bias.is_some_and(|bias| !bias.of_qk()));
+        self.add("qk_bias", bias.is_some_and(Bias::of_qk));
         self.add("groups", heads != kv_heads);
         self.add("window", window.is_some());
         self.add("softcap", softcap.is_some());
-        self.add("post_norm", *post_norm);
+        self.norms(*pre_norm, *post_norm);
         match qk_norm {
             QkNorm::None => {}
             QkNorm::Rms => self.add("qk_rms", true),
@@ -316,6 +333,11 @@ impl<'a> Code<'a> {
             self.add("shared", *shared);
             self.router(router);
         }
+    }
+
+    fn norms(&mut self, before: bool, behind: bool) {
+        self.add("raw", !before);
+        self.add("post_norm", behind);
     }
 
     fn rope(&mut self, rope: Option<&Rope>) {
@@ -335,6 +357,7 @@ impl<'a> Code<'a> {
             match activation {
                 Activation::Swiglu => "swiglu",
                 Activation::Geglu => "geglu",
+                Activation::SwigluClamped => "swiglu_clamped",
                 Activation::Relu => "relu",
                 Activation::Relu2 => "relu2",
                 Activation::Gelu => "gelu",
@@ -398,7 +421,7 @@ impl<'a> Code<'a> {
             Statement::StartZeros => self.add("start_zeros", true),
             Statement::StartNormal(_) => self.add("noise", true),
             Statement::Save(_) => self.add("save", true),
-            Statement::History { .. } => self.refuse("mix history", true),
+            Statement::History { .. } => self.add("history", true),
             Statement::Mix { name: _, how } => {
                 self.add("mix", true);
                 self.add(
@@ -437,6 +460,12 @@ impl<'a> Code<'a> {
         let names = self.layers.names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
         let layers: Vec<String> =
             self.layers.made.iter().map(|made| format!("            {made},")).collect();
+        let loops: Vec<String> =
+            self.layers.loops.iter().map(|looping| format!("            {},", looping.made())).collect();
+        let block = match self.model.stream {
+            Stream::Attend { block } => block,
+            Stream::Sum | Stream::Lanes { .. } => 1,
+        };
         let calls = self.layers.statements.iter().map(layers::statement);
         let statements: Vec<String> = calls.map(|call| format!("            {call},")).collect();
         (pieces.join("\n\n\n") + "\n")
@@ -447,6 +476,8 @@ impl<'a> Code<'a> {
             .replace("@NO_SPLIT@", &format!("[{names}]"))
             .replace("@LAYERS@", &layers.join("\n"))
             .replace("@STATEMENTS@", &statements.join("\n"))
+            .replace("@LOOPS@", &loops.join("\n"))
+            .replace("@BLOCK@", &block.to_string())
             .replace("@ORDER@", &self.layers.order(self.recur.is_some()))
             .replace("@EMBED_SCALE@", &scale)
             .replace("@LOGIT_SOFTCAP@", &number(self.model.logit_softcap.unwrap_or(1.0)))
@@ -477,6 +508,9 @@ impl<'a> Code<'a> {
         if let Some(recur) = self.recur {
             map.insert("recur".into(), json!(recur));
         }
+        if let Stream::Lanes { count, .. } = m.stream {
+            map.insert("lanes".into(), json!(count));
+        }
         if let Some(tokenizer) = model.tokenizer {
             map.insert("eos_token_id".into(), json!(tokenizer.end()));
             if tokenizer.begins() {
@@ -502,13 +536,19 @@ fn component_json(component: &Component) -> Value {
             "window": a.window,
             "softcap": a.softcap,
             "scale": a.scale,
+            "pre_norm": a.pre_norm,
             "post_norm": a.post_norm,
             "sink": a.sink,
+            "latent": a.latent.map(|l| json!({"query": l.query, "kv": l.kv, "turned": l.turned, "value": l.value})),
+            "kv_from": a.kv_from,
+            "value_residual": a.value_residual,
+            "depth_keys": a.depth_keys,
             "gate": a.gate.map(|gate| match gate {
                 HeadGate::Head => "head",
                 HeadGate::Element => "element",
             }),
             "bias": a.bias.map(|bias| match bias {
+                Bias::Qk => "qk",
                 Bias::Qkv => "qkv",
                 Bias::Out => "out",
                 Bias::All => "all",
@@ -529,6 +569,8 @@ fn component_json(component: &Component) -> Value {
             "noop": e.noop,
             "shared": e.shared,
             "shared_gate": e.shared_gate,
+            "biased": e.biased,
+            "pre_norm": e.pre_norm,
             "post_norm": e.post_norm,
             "router": router_json(&e.router),
         }),
@@ -536,6 +578,7 @@ fn component_json(component: &Component) -> Value {
             "intermediate": m.intermediate,
             "activation": activation(m.activation),
             "gated": m.activation.gated(),
+            "pre_norm": m.pre_norm,
             "post_norm": m.post_norm,
         }),
     }
@@ -545,6 +588,7 @@ fn activation(activation: Activation) -> &'static str {
     match activation {
         Activation::Swiglu => "swiglu",
         Activation::Geglu => "geglu",
+        Activation::SwigluClamped => "swiglu_clamped",
         Activation::Relu => "relu",
         Activation::Relu2 => "relu2",
         Activation::Gelu => "gelu",

@@ -93,6 +93,14 @@ impl Device for CpuDevice {
         }
     }
 
+    /// Weights in bf16 are half the bytes on every processor, which widens what it cannot multiply.
+    fn writes(&self, asked: Precision) -> Narrow {
+        match asked {
+            Precision::Bf16 => Narrow::Storage,
+            Precision::F32 => Narrow::Nothing,
+        }
+    }
+
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
         check(plan)?;
         Ok(Scratch::of_plan(plan).bytes(self.threads()))

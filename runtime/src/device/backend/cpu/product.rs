@@ -15,6 +15,10 @@
 //! is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16 where the
 //! processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the sums are
 //! f32). Where it does not, bf16 is widened as it is packed.
+//!
+//! Few rows, as decoding has them, are multiplied without packing ([`few`]).
+
+mod few;
 
 use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
 use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow, widen};
@@ -45,6 +49,9 @@ pub(crate) trait Stored: Copy + Send + Sync + 'static {
 
     /// Stores what `f` writes in f32, `room` being as long.
     fn written(x: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32]));
+
+    /// The slice as words, `room` being as long as there are: itself, or what it puts in `room`.
+    fn words<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32];
 
     /// Inner product of two slices of equal length, in f32.
     fn inner(a: &[Self], b: &[Self]) -> f32;
@@ -84,6 +91,10 @@ impl Stored for f32 {
         x
     }
 
+    fn words<'s>(x: &'s [Self], _: &'s mut [f32]) -> &'s [f32] {
+        x
+    }
+
     fn written(x: &mut [Self], _: &mut [f32], f: impl FnOnce(&mut [f32])) {
         f(x);
     }
@@ -115,6 +126,18 @@ impl Stored for bf16 {
 
     fn wide<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32] {
         widen(x, room);
+        room
+    }
+
+    fn words<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32] {
+        if Self::per_word() == 1 {
+            return Self::wide(x, room);
+        }
+        // SAFETY: two bf16 in order are the halves of a word, and any bits are an f32.
+        if let ([], words, []) = unsafe { x.align_to::<f32>() } {
+            return words;
+        }
+        room.iter_mut().enumerate().for_each(|(w, to)| *to = word(|s| x[s], w, x.len()));
         room
     }
 
@@ -244,7 +267,7 @@ mod x86 {
     macro_rules! vector {
         ($name:ident, $ty:ty, $lanes:literal, $rows:literal, $load:ident, $store:ident, $splat:ident, $fma:ident, $add:ident) => {
             #[derive(Clone, Copy)]
-            pub(super) struct $name($ty);
+            pub(super) struct $name(pub(super) $ty);
 
             impl Vector for $name {
                 const LANES: usize = $lanes;
@@ -275,7 +298,7 @@ mod x86 {
 
     /// Sixteen sums of products of pairs of bf16.
     #[derive(Clone, Copy)]
-    pub(super) struct Pairs(__m512);
+    pub(super) struct Pairs(pub(super) __m512);
 
     impl Vector for Pairs {
         const ROUNDS: bool = true;
@@ -411,9 +434,11 @@ pub(crate) fn panels(lines: usize, words: usize, width: usize) -> usize {
 /// Floats that a task of [`product`] or [`block`] needs for a tile of at most `rows` by `columns`.
 pub(crate) fn block_scratch(rows: usize, columns: usize, steps: usize) -> usize {
     let s = shape();
+    // Few rows are words from the first step to the last.
+    let few = if rows <= few::FEW { rows * steps } else { 0 };
     let steps = steps.min(DEPTH);
     // The tile itself is there once more where it is stored as something else than f32.
-    rows * columns + left_words(rows, steps) + panels(columns, steps, s.columns)
+    (rows * columns + left_words(rows, steps) + panels(columns, steps, s.columns)).max(few)
 }
 
 /// Floats of a left operand in panels or, lines next to one another, in one.
@@ -512,6 +537,12 @@ unsafe fn pack_lines<T: Stored>(
 ) {
     let words = steps.div_ceil(T::per_word());
     debug_assert!(count <= width && to.len() >= width * words);
+    if T::NARROW && T::per_word() == 1 && count == width && width == shape().columns {
+        let mut lines = [std::ptr::null(); few::WIDTH];
+        lines.iter_mut().enumerate().take(width).for_each(|(i, to)| *to = line(i).cast());
+        // SAFETY: the caller's; a panel of columns is whole vectors wide.
+        return unsafe { few::pack_widened(&lines[..width], steps, to.as_mut_ptr()) };
+    }
     // Words in the layout of panels already.
     let whole = match (T::NARROW, T::per_word()) {
         (false, _) => steps,
@@ -1026,6 +1057,10 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
     accumulate: bool,
     scratch: &mut [f32],
 ) {
+    // SAFETY: the caller's.
+    if unsafe { few::few((m, n, k), a, b, (c, stride, accumulate), scratch) } {
+        return;
+    }
     let to = c.get_mut();
     if !C::NARROW {
         let c = Results { sums: to.cast(), stride, accumulate, rounded: None };
@@ -1133,7 +1168,10 @@ pub(crate) unsafe fn product<T: Stored, C: Stored>(
     stride: usize,
     accumulate: bool,
 ) {
-    let (rows, columns) = tiles::<T>((m, n, k), 1);
+    let (rows, columns) = match few::suits(m, k, a, b, cx.local_len) {
+        true => (few::FEW, few::columns_of_task(n, cx.pool.threads())),
+        false => tiles::<T>((m, n, k), 1),
+    };
     let across = n.div_ceil(columns);
     cx.parallel(m.div_ceil(rows) * across, |task, scratch| {
         let (i, j) = (task / across * rows, task % across * columns);

@@ -10,9 +10,10 @@
 //! device runs.
 
 mod cublaslt;
+mod nccl;
 
 use super::gpu::launch::{Arg, Launch, Swizzle, TensorMap};
-use super::gpu::{self, Compiler, Dense, Gpu, Library, Target};
+use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target};
 use crate::device::{Device, DeviceError, Group, Session};
 use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
@@ -34,7 +35,7 @@ pub struct CudaDevice {
 
 /// The driver's calls in use. The bindings panic where one is missing, so all are looked for
 /// before the first call.
-const CALLS: [&str; 36] = [
+const CALLS: [&str; 38] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -46,6 +47,7 @@ const CALLS: [&str; 36] = [
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventElapsedTime",
+    "cuEventQuery",
     "cuEventRecord",
     "cuFuncSetAttribute",
     "cuGetErrorName",
@@ -70,6 +72,7 @@ const CALLS: [&str; 36] = [
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
     "cuTensorMapEncodeTiled",
 ];
 
@@ -310,6 +313,11 @@ impl Context {
         DeviceError::Driver { device, message: format!("{call}: {}{advice}", words(error)) }
     }
 
+    /// A failure in words.
+    fn refuses(&self, message: String) -> DeviceError {
+        DeviceError::Driver { device: self.name.clone(), message }
+    }
+
     /// Makes the context current on this thread; every use of the driver begins so.
     fn enter(&self) -> Result<(), DeviceError> {
         // SAFETY: retained in `CudaDevice::new`, released in `drop`.
@@ -336,8 +344,11 @@ struct Stream {
     library: Option<Library>,
     /// The library at work, from the first product on.
     products: Option<cublaslt::Handle>,
-    /// Beginning and end of what is timed, from the first time on.
+    /// Even ones are marks of the clock, odd ones what exchanges with other ranks are behind; made
+    /// when they are first asked for.
     events: Vec<sys::CUevent>,
+    /// NCCL, where all ranks of the group have it.
+    ranks: Option<nccl::Communicator>,
     recording: bool,
 }
 
@@ -358,6 +369,7 @@ impl Stream {
             library,
             products: None,
             events: vec![],
+            ranks: None,
             recording: false,
         })
     }
@@ -445,6 +457,7 @@ impl Drop for Stream {
         // SAFETY: made by this session in this context and freed once, after the stream has come to
         // its end. There is no one to tell of a failure.
         unsafe {
+            self.ranks = None;
             let _ = result::stream::synchronize(self.stream);
             self.products = None;
             for &event in &self.events {
@@ -571,17 +584,33 @@ impl Gpu for Stream {
         Err(DeviceError::Driver { device: self.context.name.clone(), message })
     }
 
-    fn clock(&mut self) -> Result<(), DeviceError> {
-        self.context.enter()?;
-        let begin = self.event(0)?;
-        self.record_event(begin)
+    fn join(&mut self, group: &Group) -> Result<(), DeviceError> {
+        self.ranks = nccl::Communicator::meet(&self.context, group)?;
+        Ok(())
     }
 
-    fn clocked(&mut self) -> Result<f64, DeviceError> {
+    fn exchange(&mut self, list: Vec<Exchange>) -> Result<bool, DeviceError> {
+        let Some(pending) = self.ranks.as_ref().map(nccl::Communicator::pending) else { return Ok(false) };
         self.context.enter()?;
-        let (begin, end) = (self.event(0)?, self.event(1)?);
-        self.record_event(end)?;
-        self.wait()?;
+        let behind = self.event(2 * pending + 1)?;
+        self.record_event(behind)?;
+        self.ranks.as_mut().map_or(Ok(()), |ranks| ranks.begin(behind, list))?;
+        Ok(true)
+    }
+
+    fn exchanged(&mut self) -> Result<f64, DeviceError> {
+        self.ranks.as_mut().map_or(Ok(0.0), nccl::Communicator::wait)
+    }
+
+    fn mark(&mut self, number: usize) -> Result<bool, DeviceError> {
+        self.context.enter()?;
+        let event = self.event(2 * number)?;
+        self.record_event(event).map(|()| true)
+    }
+
+    fn between(&mut self, from: usize, to: usize) -> Result<f64, DeviceError> {
+        self.context.enter()?;
+        let (begin, end) = (self.event(2 * from)?, self.event(2 * to)?);
         // The bindings have the call's second version, which drivers before CUDA 12.8 lack.
         type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
         let mut milliseconds = 0.0;

@@ -340,9 +340,11 @@ impl<G: Gpu> Comparison<'_, G> {
     }
 
     fn timed(&mut self, work: impl FnOnce(&mut Self) -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
-        self.loaded.gpu.clock()?;
+        self.loaded.gpu.mark(0)?;
         work(self)?;
-        self.loaded.gpu.clocked()
+        self.loaded.gpu.mark(1)?;
+        self.loaded.gpu.finish()?;
+        self.loaded.gpu.between(0, 1)
     }
 
     fn recording(

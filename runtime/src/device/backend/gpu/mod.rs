@@ -17,18 +17,20 @@
 mod cache;
 pub(crate) mod launch;
 mod library;
+pub mod machine;
 mod room;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use super::{Backend, Call, Value, Work};
-use crate::device::executor::{self, Listed, Place, Program};
+use crate::device::executor::{self, Listed, Place, Program, Together};
 use crate::device::{Choice, DeviceError, Group, Session};
-use dreamc_compiler::codegen::{Argument, Base, Limits, Matrices, Source, Variant, generate};
+use crate::nvrtc::{self, Nvrtc};
+use dreamc_compiler::codegen::{Argument, Base, HEADERS, Limits, Matrices, Source, Variant, generate};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::Found;
-use dreamc_compiler::program::{Kernel, KernelId, KernelKind, Plan, Slot, Storage};
+use dreamc_compiler::program::{Kernel, KernelId, KernelKind, Parts, Plan, Slot, Storage};
 use launch::{Arg, Launch, Swizzle, TensorMap};
 use std::collections::HashMap;
 
@@ -36,7 +38,7 @@ pub(crate) use cache::Compiler;
 pub use cache::Target;
 pub(crate) use library::{Dense, Library, Side};
 use library::{DenseProduct, Products};
-pub use table::{Bound, KernelLine, Table, TableError, table};
+pub use table::{KernelLine, Recode, Table, TableError, table};
 
 /// A GPU's driver; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {
@@ -111,6 +113,25 @@ pub(crate) trait Gpu: Send + 'static {
     /// A product of a library, ready to launch.
     type Product: Send;
 
+    /// Meets the ranks of a group, to exchange with them by itself.
+    fn join(&mut self, group: &Group) -> Result<(), DeviceError> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// Begins to exchange numbers with the other ranks, behind all launches so far; false where the
+    /// host has to.
+    fn exchange(&mut self, list: Vec<Exchange>) -> Result<bool, DeviceError> {
+        let _ = list;
+        Ok(false)
+    }
+
+    /// Waits for all exchanges; gives the seconds that they took since the launches before them
+    /// were done.
+    fn exchanged(&mut self) -> Result<f64, DeviceError> {
+        Ok(0.0)
+    }
+
     /// The library of products that may be used. The methods that follow are called only where
     /// there is one.
     fn library(&self) -> Option<&Library> {
@@ -142,15 +163,37 @@ pub(crate) trait Gpu: Send + 'static {
         Err(no_library(self))
     }
 
-    /// Starts a clock behind all launches so far.
-    fn clock(&mut self) -> Result<(), DeviceError> {
-        Err(no_library(self))
+    /// Marks on the device's clock, by a number, that all launches so far have ended; `false` where
+    /// it has no clock.
+    fn mark(&mut self, number: usize) -> Result<bool, DeviceError> {
+        let _ = number;
+        Ok(false)
     }
 
-    /// Seconds on the device from [`Gpu::clock`] to the end of all launches since.
-    fn clocked(&mut self) -> Result<f64, DeviceError> {
-        Err(no_library(self))
+    /// Seconds between two marks, after [`Gpu::finish`].
+    fn between(&mut self, from: usize, to: usize) -> Result<f64, DeviceError> {
+        let _ = (from, to);
+        Ok(0.0)
     }
+}
+
+/// The use of numbers that all ranks have at one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exchanged {
+    /// Every rank gets their sum.
+    Sum,
+    /// This rank gets their sum.
+    SumOn(u64),
+    /// Every rank gets those of this rank.
+    From(u64),
+}
+
+/// Numbers that ranks exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exchange {
+    pub(crate) what: Exchanged,
+    pub(crate) address: u64,
+    pub(crate) count: u64,
 }
 
 fn no_library<G: Gpu + ?Sized>(gpu: &G) -> DeviceError {
@@ -282,6 +325,43 @@ pub fn codes(sources: &[&Source], target: Target, architecture: &str) -> Result<
     Compiler::new(target, architecture)?.compile(sources)
 }
 
+/// Registers of a thread of each entry of a source, by NVRTC for an architecture.
+pub fn registers(source: &Source, architecture: &str) -> Result<HashMap<String, u32>, DeviceError> {
+    let text = nvrtc::Source { name: "kernel.cu", text: &source.text, headers: HEADERS };
+    let architecture = format!("--gpu-architecture={architecture}");
+    let compiled = Nvrtc::find()?.cubin(text, &[&architecture, "--ptxas-options=-v"])?;
+    Ok(usage(&compiled.log).into_iter().map(|u| (u.entry, u.registers)).collect())
+}
+
+/// Use of registers of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Its name.
+    pub entry: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes that it spills, stored and loaded.
+    pub spilled: u32,
+}
+
+/// Registers and spilled bytes of each entry, from what `ptxas -v` says.
+pub fn usage(log: &str) -> Vec<Usage> {
+    let mut list: Vec<Usage> = vec![];
+    let number = |text: &str| text.split_whitespace().next_back().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Compiling entry function '") {
+            let entry = name.split('\'').next().unwrap_or_default().into();
+            list.push(Usage { entry, registers: 0, spilled: 0 });
+        } else if let Some(entry) = list.last_mut() {
+            for text in [" bytes spill stores", " bytes spill loads"] {
+                entry.spilled += line.split_once(text).map_or(0, |(before, _)| number(before));
+            }
+            entry.registers = line.split_once(" registers").map_or(entry.registers, |(n, _)| number(n));
+        }
+    }
+    list
+}
+
 /// Bytes beside the arena: scratch, and the status word.
 pub(crate) fn scratch_bytes(
     device: &str,
@@ -305,6 +385,10 @@ pub(crate) fn load<G: Gpu>(
     group: &Group,
 ) -> Result<Box<dyn Session>, DeviceError> {
     executor::load(plan, group, |programs| {
+        let mut gpu = gpu;
+        if programs.iter().any(|program| program.collective) {
+            gpu.join(group)?;
+        }
         let compile = |sources: &[&Source]| compiler.compile(sources);
         let (mut made, codes) = Generated::new(gpu, compiler.texts(), plan, programs, &compile)?;
         made.choose(compiler, plan, programs)?;
@@ -502,6 +586,28 @@ impl<G: Gpu> Backend for Generated<G> {
         }
     }
 
+    fn together(&mut self, what: Together, at: u64) -> Result<bool, DeviceError> {
+        let address = |number: u64| self.loaded.arena + at + number * DType::F32.bytes();
+        let of = |parts: &Parts, what: fn(u64) -> Exchanged| {
+            let each = (0..parts.ranks()).map(|rank| (rank, parts.of(rank)));
+            let some = each.filter(|(_, (_, count))| *count > 0);
+            some.map(|(rank, (first, count))| Exchange { what: what(rank), address: address(first), count })
+                .collect()
+        };
+        let list = match what {
+            Together::Sum(sum) => {
+                vec![Exchange { what: Exchanged::Sum, address: address(0), count: sum.elements }]
+            }
+            Together::Scatter(parts) => of(parts, Exchanged::SumOn),
+            Together::Gather(parts) => of(parts, Exchanged::From),
+        };
+        self.loaded.gpu.exchange(list)
+    }
+
+    fn joined(&mut self) -> Result<f64, DeviceError> {
+        self.loaded.gpu.exchanged()
+    }
+
     fn work(&mut self, call: &Call) -> Result<Work, DeviceError> {
         let read = |at: u64, count: u64| -> Result<Vec<i32>, DeviceError> {
             let mut bytes = vec![0; 4 * count as usize];
@@ -535,6 +641,14 @@ impl<G: Gpu> Backend for Generated<G> {
         }
         gpu.write(status, &NOTHING.to_le_bytes())?;
         Ok(Some(usize::try_from(number).unwrap_or(usize::MAX)))
+    }
+
+    fn mark(&mut self, number: usize) -> Result<bool, DeviceError> {
+        self.loaded.gpu.mark(number)
+    }
+
+    fn between(&mut self, from: usize, to: usize) -> Result<f64, DeviceError> {
+        self.loaded.gpu.between(from, to)
     }
 
     fn record(&mut self) -> Result<(), DeviceError> {

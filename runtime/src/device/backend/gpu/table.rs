@@ -1,36 +1,28 @@
-//! Where a step's time must go: what every kernel of a plan computes and moves, and how long a
-//! roofline gives it.
+//! Where a step's time goes: what every kernel of a plan computes and moves, how long the data
+//! sheet gives it, and how long its code should take.
 //!
 //! *In*: a plan, how often each program runs in a step, an architecture and a device. *Out*:
 //! [`Table`], one line for each distinct kernel, the dearest first. *Promise*: multiply-adds are
 //! those of [`executed`], which devices are held to; bytes are those of each operand touched, read
-//! once and written once.
+//! once and written once; no expected time is less than the data sheet's. Exchanges of GPUs take
+//! what [`Network`] gives them.
 
+use super::machine::{Body, Code, Why, read};
 use super::{Sources, cache, launches};
+use crate::device::executor::Together;
 use crate::device::{DeviceError, executor};
-use dreamc_compiler::codegen::{Limits, Variant};
+use dreamc_compiler::codegen::{Limits, Source, Variant};
 use dreamc_compiler::count::CountError;
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::count::executed::{Launched, executed};
+use dreamc_compiler::count::network::Network;
+use dreamc_compiler::count::roofline::{Bound, Demand};
 use dreamc_compiler::ir::{DType, Extents};
 use dreamc_compiler::program::{KernelKind, Launch, Operand, Plan, Role, Step, Touches};
 use dreamc_compiler::rewrite::Target;
 use std::collections::HashMap;
 use std::fmt;
 use thiserror::Error;
-
-/// The bound of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
-    /// Products of bf16, on the tensor cores.
-    TensorCores,
-    /// Products of f32.
-    F32,
-    /// Bytes of memory.
-    Memory,
-    /// Element-wise operations.
-    Elementwise,
-}
 
 /// A distinct kernel of a plan; numbers are for all of its launches in a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,14 +37,16 @@ pub struct KernelLine {
     pub open: bool,
     /// Bytes of operands, read once and written once.
     pub bytes: f64,
-    /// The part that takes longest by the target's rates.
-    pub bound: Bound,
-    /// Seconds of what takes longest.
-    pub seconds: f64,
-    /// The same by the rates of the data sheet.
+    /// Seconds by the rates of the data sheet, below which no code of this kernel goes.
     pub least: f64,
-    /// Blocks and threads of a block of the pass with most of them.
-    pub launch: (u32, u32),
+    /// The part that takes them.
+    pub bound: Bound,
+    /// Seconds that its code should take.
+    pub seconds: f64,
+    /// Where most of them go.
+    pub why: Why,
+    /// Blocks, threads of a block and blocks of a processor at once, of the pass with most threads.
+    pub launch: (u32, u32, u32),
 }
 
 /// The kernels of a step, the dearest first.
@@ -77,13 +71,19 @@ pub enum TableError {
     Device(#[from] DeviceError),
 }
 
-/// The table of a plan whose programs run so often in a step of so many tokens.
+/// A change of the codes that a table prices: of a kernel, by its line, those of its passes.
+pub type Recode<'a> = dyn Fn(&str, &mut [Code]) + 'a;
+
+/// The table of a plan whose programs run so often in a step of so many tokens. `registers`: those
+/// of each entry of a source where NVRTC was asked ([`registers`](super::registers)).
 pub fn table(
     plan: &Plan,
     times: &dyn Fn(&str) -> u64,
     tokens: u64,
     architecture: &str,
     device: &'static Device,
+    registers: &dyn Fn(&Source) -> HashMap<String, u32>,
+    recode: &Recode,
 ) -> Result<Table, TableError> {
     let target = Target::of(device);
     let all = launches(
@@ -92,6 +92,14 @@ pub fn table(
         Variant { limits: Limits::of(device), ..cache::texts(architecture) },
     );
     let sources = Sources::new("cuda", &all)?;
+    let read: Vec<Vec<Code>> = sources
+        .list
+        .iter()
+        .map(|source| {
+            let counted = registers(source);
+            source.passes.iter().map(|p| read(source, p, counted.get(&p.entry).copied())).collect()
+        })
+        .collect();
     let mut variants = all.iter();
     let mut lines: Vec<KernelLine> = vec![];
     let mut known: HashMap<(u32, Option<usize>), usize> = HashMap::new();
@@ -106,11 +114,19 @@ pub fn table(
                 continue;
             }
             let source = sources.by_kernel.get(&(own.id, own.variant)).copied().flatten();
-            let line = of_launch(plan, launch, counted, often, &target, device);
-            let line = match source.and_then(|s| sources.list[s].passes.iter().max_by_key(|p| threads(p))) {
-                Some(pass) => KernelLine { launch: (pass.grid, pass.block), ..line },
+            let name = plan.kernel(launch.kernel).to_string();
+            let line = match (source, Together::of(plan.kernel(launch.kernel))) {
+                (Some(number), _) => {
+                    let mut codes = read[number].clone();
+                    recode(&name, &mut codes);
+                    let of = &sources.list[number];
+                    of_launch(plan, launch, counted, often, (of, &codes), &target, device)
+                }
+                (None, Some(together)) => {
+                    exchanged(together, name, counted.times * u128::from(often), device)
+                }
                 // Nothing to run.
-                None => continue,
+                (None, None) => continue,
             };
             let at = *known.entry((launch.kernel.0, source)).or_insert(lines.len());
             match lines.get_mut(at) {
@@ -123,8 +139,29 @@ pub fn table(
     Ok(Table { device, lines, tokens })
 }
 
-fn threads(pass: &dreamc_compiler::codegen::Pass) -> u64 {
-    u64::from(pass.grid) * u64::from(pass.block)
+/// The line of something that GPUs do together, by the α–β model.
+fn exchanged(together: Together, kernel: String, launches: u128, device: &Device) -> KernelLine {
+    let network = Network::of(device);
+    let bytes = |elements: u64| (elements * DType::F32.bytes()) as f64;
+    let (bytes, once) = match together {
+        Together::Sum(sum) => (bytes(sum.elements), network.all_reduce(sum.ranks, bytes(sum.elements))),
+        Together::Scatter(parts) | Together::Gather(parts) => {
+            (bytes(parts.elements()), network.half(parts.ranks(), bytes(parts.elements())))
+        }
+    };
+    let times = launches as f64;
+    KernelLine {
+        kernel,
+        launches,
+        flops: 0.0,
+        open: false,
+        bytes: bytes * times,
+        least: once * times,
+        bound: Bound::Network,
+        seconds: once * times,
+        why: Why::Network,
+        launch: (0, 0, 0),
+    }
 }
 
 fn walk<'p>(steps: &'p [Step], list: &mut Vec<&'p Launch>) {
@@ -152,6 +189,7 @@ fn of_launch(
     launch: &Launch,
     counted: &Launched,
     often: u64,
+    (source, codes): (&Source, &[Code]),
     target: &Target,
     device: &Device,
 ) -> KernelLine {
@@ -164,17 +202,43 @@ fn of_launch(
         Some(Operand::Tensor { buffer, .. }) => plan.buffer(*buffer).dtype == DType::Bf16,
         _ => false,
     };
-    let (unit, peak) = if narrow { (Bound::TensorCores, device.bf16) } else { (Bound::F32, device.f32) };
-    let by_unit = [
-        (unit, flops / target.products(narrow), flops / peak),
-        (Bound::Memory, bytes / target.bandwidth, bytes / device.bandwidth),
-        (Bound::Elementwise, elementwise / target.elementwise, elementwise / device.f32),
-    ];
-    let longest = by_unit.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
-    let (bound, seconds, _) = longest.unwrap_or((Bound::Memory, 0.0, 0.0));
-    let least = by_unit.iter().map(|u| u.2).fold(0.0, f64::max);
-    let kernel = kernel.to_string();
-    KernelLine { kernel, launches, flops, open: counted.open, bytes, bound, seconds, least, launch: (0, 0) }
+    let sheet = device.rates().time(Demand { flops, narrow, bytes, elementwise });
+    // Products by tiles and in attention are priced by their code, others are arithmetic of
+    // threads.
+    let multiplies = |code: &&Code| matches!(code.body, Body::Tiles(_) | Body::Attention(_));
+    let by_threads = if codes.iter().any(|c| multiplies(&c)) { 0.0 } else { flops };
+    let reached = target.rates.time(Demand { flops: by_threads, narrow: false, bytes, elementwise });
+    let each = counted.multiply_adds as f64 / counted.times as f64;
+    let passes: Vec<_> = codes.iter().map(|code| code.estimate(each, device)).collect();
+    let repeated = launches as f64 * f64::from(source.iterations);
+    let by_code = passes.iter().map(|e| e.seconds).sum::<f64>() * repeated;
+    let longest = passes.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let (seconds, why) = match longest {
+        Some(estimate) if by_code > reached.seconds => (by_code, estimate.why),
+        _ => (
+            reached.seconds,
+            match reached.bound {
+                Bound::TensorCores => Why::TensorCores,
+                Bound::F32 => Why::Cores,
+                Bound::Memory => Why::Memory,
+                Bound::Elementwise => Why::Elementwise,
+                Bound::Network => Why::Network,
+            },
+        ),
+    };
+    let most = codes.iter().zip(&passes).max_by(|a, b| a.0.threads().total_cmp(&b.0.threads()));
+    KernelLine {
+        kernel: kernel.to_string(),
+        launches,
+        flops,
+        open: counted.open,
+        bytes,
+        least: sheet.seconds,
+        bound: sheet.bound,
+        seconds: seconds.max(sheet.seconds),
+        why,
+        launch: most.map_or((0, 0, 0), |(code, e)| (code.grid as u32, code.block, e.resident)),
+    }
 }
 
 /// Bytes of a launch's operands as far as it touches them.
@@ -198,7 +262,7 @@ fn moved(plan: &Plan, launch: &Launch, counted: &Launched) -> f64 {
 }
 
 impl Table {
-    /// Seconds of a step: what bounds each kernel by the target's rates.
+    /// Seconds of a step: what the code of each kernel should take.
     pub fn seconds(&self) -> f64 {
         self.lines.iter().map(|l| l.seconds).sum()
     }
@@ -209,41 +273,39 @@ impl Table {
     }
 }
 
-impl fmt::Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.pad(match self {
-            Bound::TensorCores => "bf16",
-            Bound::F32 => "f32",
-            Bound::Memory => "memory",
-            Bound::Elementwise => "elementwise",
-        })
-    }
-}
-
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let total = self.seconds();
         writeln!(
             f,
-            "{:>10} {:>6} {:>8} {:>11} {:>10}  {:<11} {:>16} {:>9}  kernel",
-            "ms", "share", "launches", "GFLOP", "MB", "bound", "blocks×threads", "filled"
+            "{:>10} {:>6}  {:<12} {:>10}  {:<11} {:>8} {:>11} {:>10} {:>16} {:>9}  kernel",
+            "ms",
+            "share",
+            "why",
+            "least ms",
+            "bound",
+            "launches",
+            "GFLOP",
+            "MB",
+            "blocks×threads",
+            "resident"
         )?;
         for l in &self.lines {
             let flops = format!("{}{:.1}", if l.open { "≤" } else { "" }, l.flops / 1e9);
             let grid = format!("{}×{}", l.launch.0, l.launch.1);
-            let filled =
-                format!("{}/{}", u64::from(l.launch.0).min(self.device.processors), self.device.processors);
             writeln!(
                 f,
-                "{:>10.3} {:>5.1}% {:>8} {:>11} {:>10.1}  {:<11} {:>16} {:>9}  {}",
+                "{:>10.3} {:>5.1}%  {:<12} {:>10.3}  {:<11} {:>8} {:>11} {:>10.1} {:>16} {:>9}  {}",
                 1e3 * l.seconds,
                 100.0 * l.seconds / total.max(f64::MIN_POSITIVE),
+                l.why,
+                1e3 * l.least,
+                l.bound,
                 l.launches,
                 flops,
                 l.bytes / 1e6,
-                l.bound,
                 grid,
-                filled,
+                l.launch.2,
                 l.kernel
             )?;
         }
@@ -259,7 +321,7 @@ impl fmt::Display for Table {
             self.tokens
         )?;
         for (what, seconds) in
-            [("by what kernels reach", total), ("by the data sheet, at least", self.least())]
+            [("expected of this code", total), ("by the data sheet, at least", self.least())]
         {
             writeln!(
                 f,

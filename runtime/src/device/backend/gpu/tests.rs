@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex};
 struct Log {
     launches: Vec<(usize, Launch)>,
     replays: usize,
+    /// Marks of the clock, with the launches before each.
+    marks: Vec<(usize, usize)>,
+    waits: usize,
 }
 
 struct Writer {
@@ -91,7 +94,20 @@ impl Gpu for Writer {
         Ok(())
     }
 
+    fn mark(&mut self, number: usize) -> Result<bool, DeviceError> {
+        let mut log = self.log.lock().unwrap();
+        let launches = log.launches.len();
+        log.marks.push((number, launches));
+        Ok(true)
+    }
+
+    fn between(&mut self, from: usize, to: usize) -> Result<f64, DeviceError> {
+        assert_eq!((from % 2, to), (0, from + 1));
+        Ok(1e-6)
+    }
+
     fn finish(&mut self) -> Result<(), DeviceError> {
+        self.log.lock().unwrap().waits += 1;
         Ok(())
     }
 }
@@ -175,6 +191,27 @@ fn the_second_run_is_recorded_and_the_third_replayed() {
     assert!(!stats.replayed && log.lock().unwrap().launches.len() == all);
     session.instrument(Instrument::default());
     assert!(session.run(program).unwrap().replayed);
+}
+
+/// A timed launch stands between two marks of the device's clock, and the host waits at the end
+/// alone.
+#[test]
+fn launches_are_timed_by_the_clock_of_the_device() {
+    let (name, plan) = plans(1).remove(0);
+    let program = plan.programs.keys().next().unwrap();
+    let (mut session, log) = load(&plan, Graphs::Off, None);
+    session.instrument(Instrument { count: false, time: true });
+    let waits = log.lock().unwrap().waits;
+    let stats = session.run(program).unwrap();
+    let log = log.lock().unwrap();
+    assert_eq!(log.waits, waits + 1, "{name}");
+    assert_eq!(log.marks.len() as u64, 2 * stats.launches);
+    assert!(log.marks.iter().enumerate().all(|(i, &(number, _))| number == i));
+    let apart = log.marks.chunks(2).map(|pair| pair[1].1 - pair[0].1).sum::<usize>();
+    assert_eq!(apart, log.launches.len(), "kernels between marks");
+    for launch in &stats.by_launch {
+        assert!((launch.seconds - 1e-6 * launch.count as f64).abs() < 1e-12, "{}", launch.origin);
+    }
 }
 
 /// A run that is counted is launched; the ones behind it are replayed and say the same.

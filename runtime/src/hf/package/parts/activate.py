@@ -4,6 +4,9 @@ def activate(kind, gate, up):
         return F.silu(gate) * up  #? swiglu
     if kind == "geglu":  #? geglu
         return F.gelu(gate, approximate="tanh") * up  #? geglu
+    if kind == "swiglu_clamped":  #? swiglu_clamped
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)  #? swiglu_clamped
+        return (up + 1.0) * gate * torch.sigmoid(1.702 * gate)  #? swiglu_clamped
     if kind == "gelu":  #? gelu
         return F.gelu(up, approximate="tanh")  #? gelu
     if kind == "relu":  #? relu

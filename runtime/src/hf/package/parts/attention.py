@@ -2,12 +2,16 @@ class Attention(nn.Module):
     """What attentions over the sequence and over depth have in common: `[b, t, heads, d]` from the stream, and back."""  #? sequence&depth
     """`[b, t, heads, d]` from the stream, and back."""  #? !both
 
+    matrices = "qkv", "out", "gate"  #? lora
+
     def __init__(self, config, name, times):
         super().__init__()
         c, h = config.components[name], config.hidden_size
         self.name, self.c = name, c
         d, heads, kv = c["head_size"], c["heads"], c["kv_heads"]
-        self.norm = Norm(h)
+        kv = 0 if c["kv_from"] else kv  # none of its own  #? kv_from
+        self.norm = Norm(h) if c["pre_norm"] else nn.Identity()  #? raw
+        self.norm = Norm(h)  #? !raw
         rows = (heads + 2 * kv) * d
         if times and c["projection"]:  #? projection
             # One expert for each of the applications that the model was trained with.  #? projection
@@ -20,10 +24,17 @@ class Attention(nn.Module):
             self.router = None  #? projection
             self.qkv, self.out = Projection(rows, h), Projection(h, heads * d)  #? projection&plain_projection
         self.qkv, self.out = Projection(rows, h), Projection(h, heads * d)  #? !projection
+        if c["latent"]:  #? latent
+            make_latent(self, c, h)  #? latent
         if c["bias"] in ("qkv", "all"):  #? bias
             self.qkv.bias = nn.Parameter(torch.zeros(rows))  #? bias
         if c["bias"] in ("out", "all"):  #? bias
             self.out.bias = nn.Parameter(torch.zeros(h))  #? bias
+        if c["bias"] == "qk":  #? qk_bias
+            self.q, self.k = nn.Module(), nn.Module()  #? qk_bias
+            self.q.bias = nn.Parameter(torch.zeros(heads * d))  #? qk_bias
+            self.k.bias = nn.Parameter(torch.zeros(kv * d))  #? qk_bias&!kv_from
+            self.k.bias = nn.Parameter(torch.zeros(kv * d)) if kv else 0  #? qk_bias&kv_from
         gates = {"head": heads, "element": heads * d}  #? gate
         self.gate = Matrix(gates[c["gate"]], h) if c["gate"] else None  #? gate
         # A logit of each head that stands for nothing.  #? sink
@@ -31,7 +42,10 @@ class Attention(nn.Module):
         if c["qk_norm"] != "none":  #? qk_norm
             all_heads = c["qk_norm"] == "rms_all"  #? qk_norm
             self.q_norm = Norm(heads * d if all_heads else d)  #? qk_norm
-            self.k_norm = Norm(kv * d if all_heads else d)  #? qk_norm
+            self.k_norm = Norm(kv * d if all_heads else d)  #? qk_norm&!kv_from
+            self.k_norm = Norm(kv * d if all_heads else d) if kv else nn.Identity()  #? qk_norm&kv_from
+        # The share of its own values beside those of the component's first application.  #? value_residual
+        self.value_residual = nn.Parameter(torch.full((1,), 0.5)) if c["value_residual"] else None  #? value_residual
         self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
         self.scale = c["scale"] or 1.0 / math.sqrt(d)
 
@@ -42,13 +56,21 @@ class Attention(nn.Module):
         choice = self.router(x, 1, at) if self.router is not None else None  #? projection
         choice = None  #? !projection
         d, heads, kv = c["head_size"], c["heads"], c["kv_heads"]
-        q, k, v = self.qkv(x, choice).split([heads * d, kv * d, kv * d], -1)
+        if c["latent"]:  #? latent
+            return *latent(self, x), (None, None)  #? latent&gate
+            return *latent(self, x), None  #? latent&!gate
+        kv = 0 if c["kv_from"] else kv  #? kv_from
+        q, k, v = self.qkv(x, choice, at).split([heads * d, kv * d, kv * d], -1)  #? lora
+        q, k, v = self.qkv(x, choice).split([heads * d, kv * d, kv * d], -1)  #? !lora
+        if c["bias"] == "qk":  #? qk_bias
+            q, k = q + self.q.bias, k + self.k.bias  #? qk_bias
         if c["qk_norm"] == "rms_all":  #? qk_all
             q, k = self.q_norm(q), self.k_norm(k)  #? qk_all
         q, k, v = q.view(b, t, heads, d), k.view(b, t, kv, d), v.view(b, t, kv, d)
         if c["qk_norm"] == "rms":  #? qk_rms
             q, k = self.q_norm(q), self.k_norm(k)  #? qk_rms
-        share = None if self.gate is None else F.linear(x, self.gate.weight).sigmoid().view(b, t, heads, -1)  #? gate
+        share = None if self.gate is None else F.linear(x, self.gate.weight).sigmoid().view(b, t, heads, -1)  #? gate&!lora
+        share = None if self.gate is None else linear(x, self.gate, at).sigmoid().view(b, t, heads, -1)  #? gate&lora
         return q, k, v, (choice, share)  #? gate
         return q, k, v, choice  #? !gate
 
@@ -66,11 +88,13 @@ class Attention(nn.Module):
         return scores.softmax(-1) * visible  #? sink
         return scores.masked_fill(~visible, hidden).softmax(-1) * visible  #? !sink
 
-    def finish(self, mixed, choice):
+    def finish(self, mixed, choice, at):  #? lora
+    def finish(self, mixed, choice):  #? !lora
         """Heads `[b, t, heads, d]` back to the stream."""
         choice, share = choice  #? gate
         if share is not None:  #? gate
             mixed = mixed * share  #? gate
-        y = self.out(mixed.flatten(2), choice)
+        y = self.out(mixed.flatten(2), choice, at)  #? lora
+        y = self.out(mixed.flatten(2), choice)  #? !lora
         return self.post_norm(y)  #? post_norm
         return y  #? !post_norm

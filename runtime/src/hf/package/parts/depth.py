@@ -18,4 +18,6 @@ class DepthAttention(Attention):
         visible = torch.stack([e[2] for e in earlier], -1)[:, :, None]  #? skip
         visible = torch.ones_like(scores, dtype=torch.bool)  #? !skip
         p = self.weigh(scores, visible)
-        return self.finish((p.to(v.dtype)[..., None, :] @ v).squeeze(-2), choice)
+        mixed = (p.to(v.dtype)[..., None, :] @ v).squeeze(-2)
+        return self.finish(mixed, choice, at)  #? lora
+        return self.finish(mixed, choice)  #? !lora

@@ -14,12 +14,21 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         self.body = nn.ModuleList([  #? stated
 @STATEMENTS@  #? stated
         ])  #? stated
+        self.loops = nn.ModuleDict({  #? loops
+@LOOPS@  #? loops
+        })  #? loops
+        self.output = nn.ModuleDict({"lanes": LaneHead(config)})  #? mhc
+        self.output = nn.ModuleDict({"read": Read(config.hidden_size)})  #? attend
         self.norm = Norm(config.hidden_size)  #? final_norm
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  #? !tie
         # Layers in the order in which they are applied, by number; one number stands for one set of weights.
         # `~k` is the statement of number `k`.  #? stated
+        # `"k"` begins a pass of loop `k`.  #? turns
+        # `"out"` is behind the last pass.  #? out
         self.order = @ORDER@
-        config.num_hidden_layers = sum(self.layers[i].slots for i in self.order if i >= 0)
+        applied = [i for i in self.order if not isinstance(i, str) and i >= 0]  #? turns
+        config.num_hidden_layers = sum(self.layers[i].slots for i in applied)  #? turns
+        config.num_hidden_layers = sum(self.layers[i].slots for i in self.order if i >= 0)  #? !turns
         self.post_init()
 
     def _init_weights(self, module):
@@ -53,19 +62,37 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
             visible=(back >= 0) & tokens[:, None],  #? sequence
             back=back,  #? window
             cache=past_key_values,
-            depths=sum(i >= 0 for i in self.order),  #? depth_position
+            depths=sum(i >= 0 for i in self.order),  #? depth_position&!turns
+            depths=sum(not isinstance(i, str) and i >= 0 for i in self.order),  #? depth_position&turns
             here=tokens[:, s - t :],  #? skip
             part=tokens[:, s - t :],  #? skip
             keys=tokens[:, s - t :],  #? skip
         )
         x = self.embed(input_ids)
         x = x * @EMBED_SCALE@  #? embed_scale
+        x = x[..., None, :].expand(-1, -1, self.config.lanes, -1)  #? lanes
+        x = Sources(x)  #? attend
+        at.history.append(x)  #? history
         for i in self.order:
+            if i == "out":  #? out
+                at.gone = None  #? leaving
+                at.shares = False  #? kv_first
+                continue  #? out
+            if i in self.loops:  #? turns
+                x = self.loops[i](x, at)  #? turns&!leaving
+                x = at.stay(x, self.loops[i](x, at))  #? leaving
+                continue  #? turns
             if i < 0:  #? stated
-                x = self.body[~i](x, at)  #? stated
+                x = self.body[~i](x, at)  #? stated&!leaving
+                x = at.stay(x, self.body[~i](x, at))  #? stated&leaving
                 continue  #? stated
-            x = self.layers[i](x, at)
+            x = at.stay(x, self.layers[i](x, at))  #? leaving
+            x = self.layers[i](x, at)  #? !leaving
             at.depth += 1  #? depth_position
+            at.history.append(x)  #? history
+        x = x.sum(-2)  #? lanes&!mhc
+        x = self.output["lanes"](x)  #? mhc
+        x = self.output["read"](x)  #? attend
         x = self.norm(x)  #? final_norm
         if logits_to_keep:
             x = x[:, -logits_to_keep:]

@@ -6,6 +6,10 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.register_parameter("bias", None)  #? bias
 
-    def forward(self, x, choice):
-        return F.linear(x, self.weight, self.bias)  #? bias
-        return F.linear(x, self.weight)  #? !bias
+    def forward(self, x, choice, at):  #? lora
+        y = linear(x, self, at)  #? lora
+        return y if self.bias is None else y + self.bias  #? lora&bias
+        return y  #? lora&!bias
+    def forward(self, x, choice):  #? !lora
+        return F.linear(x, self.weight, self.bias)  #? !lora&bias
+        return F.linear(x, self.weight)  #? !lora&!bias

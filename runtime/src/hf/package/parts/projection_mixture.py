@@ -8,7 +8,8 @@ class ProjectionMixture(nn.Module):
         self.shared = Matrix(rows, columns) if shared else None  #? shared
         self.register_parameter("bias", None)  #? bias
 
-    def forward(self, x, choice):
+    def forward(self, x, choice, at):  #? lora
+    def forward(self, x, choice):  #? !lora
         (chosen, gates), flat = choice, x.flatten(0, 1)
         chosen = chosen.flatten()
         y = flat.new_zeros(flat.shape[0], self.weight.shape[1])

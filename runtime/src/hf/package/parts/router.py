@@ -30,6 +30,8 @@ class Router(nn.Module):
 
     def forward(self, x, active, at):
         logits = self.logits(x, at).float()
+        if hasattr(self, "logit_bias"):  #? biased
+            logits = logits + self.logit_bias.float()  #? biased
         scores = logits.sigmoid() if self.r["score"] == "sigmoid" else logits.softmax(-1)
         if self.r["score"] == "sqrtsoftplus":  #? sqrtsoftplus
             scores = F.softplus(logits).sqrt()  #? sqrtsoftplus

@@ -1,7 +1,8 @@
 class Statement(nn.Module):
     """A map from the stream to a stream, between layers."""
 
-    def __init__(self, config, what, name=None, deviation=0.0):
+    def __init__(self, config, what, name=None, deviation=0.0, every=1, sources=0):  #? history
+    def __init__(self, config, what, name=None, deviation=0.0):  #? !history
         super().__init__()
         h = config.hidden_size
         self.what, self.name, self.deviation = what, name, deviation
@@ -11,6 +12,8 @@ class Statement(nn.Module):
             self.linear = Matrix(h, h)  #? linear_statement
         if what == "mix linear":  #? mix_linear
             self.mix = Matrix(h, 2 * h)  #? mix_linear
+        if what == "mix history":  #? history
+            self.every, self.mix = every, Matrix(sources)  #? history
         if what == "mix scaled":  #? mix_scaled
             self.mix = nn.ParameterDict({"lambda": torch.ones(1), "mu": torch.zeros(1)})  #? mix_scaled
         if what == "mix diagonal":  #? mix_diagonal
@@ -24,10 +27,16 @@ class Statement(nn.Module):
         if self.what == "start zeros":  #? start_zeros
             return torch.zeros_like(x)  #? start_zeros
         if self.what == "start normal":  #? noise
-            return (self.deviation * noise(at.positions, x.shape[-1])).to(x.dtype)  #? noise
+            drawn = (self.deviation * noise(at.positions, x.shape[-1])).to(x.dtype)  #? noise
+            return drawn  #? noise&!lanes
+            return drawn[..., None, :].expand_as(x)  #? noise&lanes
         if self.what == "save":  #? save
             at.saved[self.name] = x  #? save
             return x  #? save
+        if self.what == "mix history":  #? history
+            # Those behind so many layers each, less the one that is here.  #? history
+            sources = at.history[: max(len(at.history) - 1, 1) : self.every] + [x]  #? history
+            return sum(share * source for share, source in zip(self.mix.weight, sources))  #? history
         e = at.saved[self.name]  #? mix
         if self.what == "mix add":  #? mix_add
             return x + e  #? mix_add
