@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::spec;
-use clap::Args;
+use clap::{Args, value_parser};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, looks_ahead};
@@ -23,6 +23,25 @@ pub struct BaseArguments {
     /// The base of a model that holds only what was trained, where it has moved since
     #[arg(long, value_name = "RUN|CHECKPOINT")]
     pub base: Option<PathBuf>,
+}
+
+/// How the passes of a recurrent model are run.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct PassArguments {
+    /// Run a recurrent model at this depth: the count of its outermost `recur`
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
+    pub depth: Option<u64>,
+
+    /// A token leaves a loop with `exit gate` behind the first pass by which more than this share
+    /// of it has left, from 0 to below 1; all passes by default
+    #[arg(long, value_name = "Q", value_parser = share)]
+    pub exit: Option<f64>,
+}
+
+/// A share of a token that can be exceeded.
+pub fn share(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|share| (0.0..1.0).contains(share));
+    number.ok_or_else(|| "a share is a number from 0 to below 1".into())
 }
 
 /// The weights that a run begins from: those the specification names, unless it goes on from a
@@ -114,14 +133,15 @@ impl Trained {
         device: &'a dyn Device,
         rows: u64,
         context: Option<u64>,
-        depth: Option<u64>,
+        passes: PassArguments,
         cache: bool,
     ) -> Result<Box<dyn NextLogits + 'a>, Failure> {
         if cache {
             let make = move |slack: f64| {
-                let narrow = self.narrow(device);
+                let narrow = device.writes(self.spec.train.precision);
                 let rewrite = self.rewriting.clone();
-                let writing = Writing { rows, context, depth, rewrite, slack, narrow };
+                let PassArguments { depth, exit } = passes;
+                let writing = Writing { rows, context, depth, exit, rewrite, slack, narrow };
                 let compiled = compile_cached(&self.spec, &writing)?;
                 let mut cached = Cached::load(device, compiled)?;
                 cached.model().restore(&self.tensors)?;
@@ -135,7 +155,7 @@ impl Trained {
         if looks_ahead(&self.spec.model) {
             return Err(CompileError::LooksAhead.into());
         }
-        let mut model = Model::load(device, self.scorer(device, depth, Some(rows))?)?;
+        let mut model = Model::load(device, self.scorer(device, passes, Some(rows))?)?;
         model.restore(&self.tensors)?;
         Ok(Box::new(Uncached::new(model)))
     }
@@ -147,10 +167,11 @@ impl Trained {
         device: &dyn Device,
         rows: u64,
         context: Option<u64>,
-        depth: Option<u64>,
+        passes: PassArguments,
     ) -> Result<(Box<dyn NextLogits + Send>, Memory), Failure> {
-        let (rewrite, narrow) = (self.rewriting.clone(), self.narrow(device));
-        let writing = Writing { rows, context, depth, rewrite, slack: f64::INFINITY, narrow };
+        let (rewrite, narrow) = (self.rewriting.clone(), device.writes(self.spec.train.precision));
+        let PassArguments { depth, exit } = passes;
+        let writing = Writing { rows, context, depth, exit, rewrite, slack: f64::INFINITY, narrow };
         match Slots::load(device, &self.spec, &writing, &self.tensors) {
             Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
             result => {
@@ -162,7 +183,7 @@ impl Trained {
         if looks_ahead(&self.spec.model) {
             return Err(CompileError::LooksAhead.into());
         }
-        let mut model = Model::load(device, self.scorer(device, depth, Some(rows))?)?;
+        let mut model = Model::load(device, self.scorer(device, passes, Some(rows))?)?;
         model.restore(&self.tensors)?;
         let memory = model.memory();
         Ok((Box::new(Uncached::new(model)), memory))
@@ -177,11 +198,11 @@ impl Trained {
     pub fn scorer(
         &self,
         device: &dyn Device,
-        depth: Option<u64>,
+        PassArguments { depth, exit }: PassArguments,
         most: Option<u64>,
     ) -> Result<Compiled, Failure> {
         let narrow = self.narrow(device);
-        prepare::scorer(&self.spec, depth, most, &self.rewriting, narrow)?.ok_or_else(|| {
+        prepare::scorer(&self.spec, (depth, exit), most, &self.rewriting, narrow)?.ok_or_else(|| {
             Failure::Usage(
                 "vocabulary × sequence is too large to keep logits of; use a smaller train.sequence".into(),
             )

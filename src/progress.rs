@@ -35,7 +35,7 @@ pub struct Progress {
     /// The loss of the last step.
     pub loss: Option<f64>,
     /// Runs that come after this one, as far as their time is known by this one's.
-    pub after: u64,
+    pub after: f64,
 }
 
 impl Progress {
@@ -58,7 +58,7 @@ impl Progress {
             shown: false,
             line: String::new(),
             loss: None,
-            after: 0,
+            after: 0.0,
         }
     }
 
@@ -139,9 +139,9 @@ impl Watcher for Progress {
                     line.learning_rate,
                     short(*speed),
                     duration(*left),
-                    match self.after {
-                        0 => String::new(),
-                        n => format!(", {} of all", duration(left + n as f64 * (line.seconds + left))),
+                    match self.after > 0.0 {
+                        false => String::new(),
+                        true => format!(", {} of all", duration(left + self.after * (line.seconds + left))),
                     }
                 );
                 self.loss = Some(line.loss);

@@ -4,7 +4,7 @@ mod routing;
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
+use crate::model::{BaseArguments, PassArguments, Trained};
 use crate::progress::Progress;
 use crate::report::analysis::{Analysis, AtDepth};
 use crate::report::{draw, page::Page};
@@ -236,11 +236,8 @@ fn depths(
         Some(n) => counts.push(n),
         None => {}
     }
-    let limit = spec.model.body.iter().find_map(|item| match item {
-        // Passes with weights of their own are no more than are written.
-        Item::Recur { count, looping, .. } if looping.has_passes() => Some(*count),
-        _ => None,
-    });
+    // Passes with weights of their own are no more than are written.
+    let limit = spec.model.most_passes();
     counts.retain(|n| *n > 0 && (!a.depth.is_empty() || limit.is_none_or(|most| *n <= most)));
     counts.sort_unstable();
     counts.dedup();
@@ -248,7 +245,8 @@ fn depths(
     let all = counts.len();
     for (i, count) in counts.into_iter().enumerate() {
         progress.phase(&format!("at depth {count}, {} of {all}", i + 1));
-        let mut model = Model::load(device, trained.scorer(device, Some(count), None)?)?;
+        let passes = PassArguments { depth: Some(count), exit: None };
+        let mut model = Model::load(device, trained.scorer(device, passes, None)?)?;
         model.restore(&trained.tensors)?;
         let mut at = AtDepth {
             count,
@@ -309,6 +307,18 @@ fn summary(analysis: &Analysis) -> String {
         ]);
     }
     let mut text = if analysis.experts.is_empty() { String::new() } else { table(&rows) };
+    if !analysis.observations.passes.is_empty() {
+        let mut rows = vec![["pass", "loss", "targets", "leave"].map(String::from).to_vec()];
+        for (i, pass) in analysis.observations.passes.iter().enumerate() {
+            rows.push(vec![
+                (i + 1).to_string(),
+                format!("{:.4}", pass.loss),
+                pass.targets.to_string(),
+                pass.share.map_or("–".into(), |share| format!("{:.1} %", 100.0 * share)),
+            ]);
+        }
+        text = format!("{text}\n{}", table(&rows));
+    }
     if analysis.depths.len() > 1 {
         let mut rows = vec![["recur", "depth", "loss", "targets", "exact match"].map(String::from).to_vec()];
         for d in &analysis.depths {

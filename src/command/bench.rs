@@ -8,7 +8,7 @@ use crate::show::{self, bytes, short, table};
 use crate::spec::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::bench::{self, Decoding, LaunchTime, Training};
+use dreamc_runtime::bench::{self, Decoding, LaunchTime, Together, Training};
 use dreamc_runtime::device::machine;
 use dreamc_runtime::train::prepare;
 use serde::Serialize;
@@ -19,6 +19,7 @@ use serde::Serialize;
 Examples:
   dreamc bench examples/quickstart.yaml
   dreamc bench examples/tiny-dr-da.yaml --batch 8 --sequence 128 --threads 2 --launches 20
+  dreamc bench examples/quickstart.yaml --decode
   dreamc bench benches/cpu/a.yaml --set train.precision=f32 --json | jq .training.tokens_per_second")]
 pub struct Arguments {
     #[command(flatten)]
@@ -39,6 +40,16 @@ pub struct Arguments {
     /// Tokens written; 0 for none
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u64).range(0..=1_000_000))]
     tokens: u64,
+
+    /// Leave out training; write one sequence, then eight at once, and say how near that comes to
+    /// the speed of memory
+    #[arg(long, conflicts_with_all = ["batch", "sequence", "steps", "ranks"])]
+    decode: bool,
+
+    /// Also train by so many ranks, in threads, and say how much of their sums is hidden behind the
+    /// backward
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = value_parser!(u64).range(1..=64))]
+    ranks: u64,
 
     /// Show the launches that take most time
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -61,10 +72,16 @@ struct Report {
     model: String,
     machine: String,
     device: String,
-    training: Training,
+    training: Option<Training>,
     decoding: Option<Decoding>,
+    /// Eight sequences at once.
+    decoding_eight: Option<Decoding>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<Together>,
     /// FLOP/s of a large product.
     ceiling: Ceiling,
+    /// Bytes a second that a copy reads and writes.
+    copy: f64,
     /// Largest memory of the process so far, in bytes, where the system tells.
     peak_resident: Option<u64>,
 }
@@ -86,24 +103,38 @@ pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
     let device = device.as_ref();
     let rewriting = a.rewriting.on(device)?;
-    let training = bench::training(&spec, device, (batch, sequence), a.steps as usize, &rewriting)?;
-    let peak_resident = machine::peak_resident();
-    let context = spec.model.context as usize;
-    let decoding = match (a.tokens as usize).min(context.saturating_sub(1)) {
-        0 | 1 => None,
-        tokens => bench::decoding(&spec, device, ((context - tokens).min(64), tokens), &rewriting)?,
+    let training = match a.decode {
+        true => None,
+        false => Some(bench::training(&spec, device, (batch, sequence), a.steps as usize, &rewriting)?),
     };
+    let peak_resident = machine::peak_resident();
+    let ranks = match a.ranks {
+        1 => None,
+        n => Some(bench::together(&spec, device, (batch, sequence), a.steps as usize, &rewriting, n)?),
+    };
+    let context = spec.model.context as usize;
+    let tokens = (a.tokens as usize).min(context.saturating_sub(1));
+    let written = |sequences: usize| match tokens {
+        0 | 1 => Ok(None),
+        _ => bench::decoding(&spec, device, (sequences, (context - tokens).min(64), tokens), &rewriting),
+    };
+    let decoding = written(1)?;
+    let decoding_eight = if a.decode { written(8)? } else { None };
     let ceiling = Ceiling {
         f32: bench::ceiling(device, Precision::F32)?,
         bf16: bench::ceiling(device, Precision::Bf16)?,
     };
+    let copy = bench::copying(device)?;
     let report = Report {
         model: spec.model.name.clone(),
         machine: machine::describe(),
         device: device.name(),
         training,
         decoding,
+        decoding_eight,
+        ranks,
         ceiling,
+        copy,
         peak_resident,
     };
     if a.json {
@@ -114,11 +145,58 @@ pub fn run(a: Arguments) -> Done {
 }
 
 fn tell(r: &Report, launches: usize) -> Done {
-    let t = &r.training;
+    let precision = r.training.as_ref().map(|t| t.precision).or(r.decoding.as_ref().map(|d| d.precision));
+    let mut rows = vec![vec!["device".to_string(), format!("{}, {}", r.device, precision.unwrap_or("f32"))]];
+    if let Some(t) = &r.training {
+        rows.extend(trained(r, t));
+    }
+    rows.push(vec![
+        "writing".into(),
+        r.decoding.as_ref().map_or("not measured".into(), |d| {
+            format!(
+                "{} tokens/s one at a time, {} tokens/s of a prompt of {}",
+                short(d.tokens_per_second),
+                short(d.prompt_tokens_per_second),
+                d.prompt
+            )
+        }),
+    ]);
+    if let Some(d) = &r.decoding {
+        rows.push(vec![
+            "weights read".into(),
+            format!(
+                "{} a token, {}B/s ({}B/s in the best step): {:.0} % ({:.0} %) of the {}B/s that a copy reads and writes",
+                bytes(d.weights),
+                short(d.weights_per_second),
+                short(d.best_weights_per_second),
+                100.0 * d.weights_per_second / r.copy,
+                100.0 * d.best_weights_per_second / r.copy,
+                short(r.copy)
+            ),
+        ]);
+    }
+    if let (Some(one), Some(eight)) = (&r.decoding, &r.decoding_eight) {
+        let times = eight.tokens_per_second / one.tokens_per_second;
+        let text = format!("{} tokens/s, {times:.1} times one", short(eight.tokens_per_second));
+        rows.push(vec!["eight at once".into(), text]);
+    }
+    say!("{}", table(&rows))?;
+    if launches > 0 {
+        let parts = [("training", r.training.as_ref().map(|t| &t.launches))];
+        let written = [("writing", &r.decoding), ("writing eight", &r.decoding_eight)];
+        let written = written.map(|(name, d)| (name, d.as_ref().map(|d| &d.launches)));
+        for (name, all) in parts.into_iter().chain(written).filter_map(|(n, l)| Some((n, l?))) {
+            tell_launches(name, all, launches)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows of what training took.
+fn trained(r: &Report, t: &Training) -> Vec<Vec<String>> {
     let share = |ceiling: Option<f64>| ceiling.map_or(String::new(), |c| format!(" of {}FLOP/s", short(c)));
     let ceiling = if t.precision == "f32" { r.ceiling.f32 } else { r.ceiling.bf16 };
     let mut rows = vec![
-        vec!["device".to_string(), format!("{}, {}", r.device, t.precision)],
         vec![
             "training".into(),
             format!(
@@ -141,40 +219,39 @@ fn tell(r: &Report, launches: usize) -> Done {
             ),
         ],
     ];
-    if let Some(text) = by_library(&t.launches) {
-        rows.push(vec!["cuBLASLt".into(), text]);
-    }
-    rows.push(vec![
-        "writing".into(),
-        r.decoding.as_ref().map_or("not measured".into(), |d| {
-            format!(
-                "{} tokens/s one at a time, {} tokens/s of a prompt of {}",
-                short(d.tokens_per_second),
-                short(d.prompt_tokens_per_second),
-                d.prompt
-            )
-        }),
-    ]);
-    say!("{}", table(&rows))?;
-    if launches > 0 {
-        let all: f64 = t.launches.iter().map(|l| l.seconds).sum();
-        let lines = t.launches.iter().take(launches).map(|l| {
-            let rate =
-                if l.flops > 0 { format!("{}FLOP/s", short(l.flops as f64 / l.seconds)) } else { "".into() };
-            vec![
-                format!("{:.2} ms", l.seconds * 1e3),
-                format!("{:.1} %", 100.0 * l.seconds / all),
-                rate,
-                format!("×{}", l.count),
-                l.origin.clone(),
-                l.kernel.clone(),
-                l.choice.as_ref().map_or(String::new(), |choice| {
-                    format!("{}: {}", if choice.library { "cuBLASLt" } else { "generated" }, choice.reason)
-                }),
-            ]
-        });
-        say!("\n{:.1} ms in launches\n{}", all * 1e3, table(&lines.collect::<Vec<_>>()))?;
-    }
+    rows.extend(by_library(&t.launches).map(|text| vec!["cuBLASLt".into(), text]));
+    rows.extend(r.ranks.as_ref().map(|ranks| {
+        let text = format!(
+            "{} in threads, {:.1} ms a step; sums over them {:.1} ms, {:.0} % of it hidden behind the backward",
+            ranks.ranks,
+            ranks.step_seconds * 1e3,
+            ranks.exchanged_seconds * 1e3,
+            ranks.hidden * 1e2
+        );
+        vec!["ranks".into(), text]
+    }));
+    rows
+}
+
+/// The launches that take most time.
+fn tell_launches(name: &str, all: &[LaunchTime], most: usize) -> Done {
+    let seconds: f64 = all.iter().map(|l| l.seconds).sum();
+    let lines = all.iter().take(most).map(|l| {
+        let rate =
+            if l.flops > 0 { format!("{}FLOP/s", short(l.flops as f64 / l.seconds)) } else { "".into() };
+        vec![
+            format!("{:.2} ms", l.seconds * 1e3),
+            format!("{:.1} %", 100.0 * l.seconds / seconds),
+            rate,
+            format!("×{}", l.count),
+            l.origin.clone(),
+            l.kernel.clone(),
+            l.choice.as_ref().map_or(String::new(), |choice| {
+                format!("{}: {}", if choice.library { "cuBLASLt" } else { "generated" }, choice.reason)
+            }),
+        ]
+    });
+    say!("\n{name}: {:.1} ms in launches\n{}", seconds * 1e3, table(&lines.collect::<Vec<_>>()))?;
     Ok(())
 }
 

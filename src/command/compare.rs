@@ -189,6 +189,7 @@ pub fn run(a: Arguments) -> Done {
         worker: a.worker,
         force: a.force,
         numbers: (0, arms.len() * suite.seeds.len()),
+        later: if a.worker { 0.0 } else { ((arms.len() - 1) * suite.seeds.len()) as f64 },
         trunk: None,
     };
     training::check(&arms, &plan)?;
@@ -213,7 +214,7 @@ pub fn run(a: Arguments) -> Done {
             say!("{least}")?;
         }
         let numbers = (suite.seeds.len(), plan.numbers.1);
-        let rest = training::train(&arms[1..], &training::Plan { numbers, ..plan });
+        let rest = training::train(&arms[1..], &training::Plan { numbers, later: 0.0, ..plan });
         found.trained += rest.trained;
         found.skipped += rest.skipped;
         found.failed.extend(rest.failed);

@@ -7,17 +7,18 @@ use crate::spec::SpecArguments;
 use crate::{output, say};
 use clap::{Args, ValueEnum, value_parser};
 use dreamc_compiler::architecture::Architecture;
-use dreamc_compiler::codegen::Limits;
+use dreamc_compiler::codegen::{Limits, Source};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{Options, compile, compile_timed};
+use dreamc_compiler::{LAST, Options, compile, compile_timed};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::device::gpu::{Table, Target, codes, distinct, sources, table};
+use dreamc_runtime::device::gpu::{Table, Target, codes, distinct, registers, sources, table};
 use dreamc_runtime::train::prepare;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// Print what the compiler makes of a specification
@@ -28,6 +29,7 @@ Examples:
   dreamc compile model.yaml --emit plan
   dreamc compile model.yaml --emit tensors
   dreamc compile model.yaml --emit kernels --target h200 --batch 8
+  dreamc compile model.yaml --emit kernels --target h200 --gpus 64
   dreamc compile model.yaml --emit cuda > kernels.cu
   dreamc compile model.yaml --emit cubin --architecture sm_80
   dreamc compile model.yaml --timings")]
@@ -59,6 +61,16 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 24))]
     sequence: Option<u64>,
 
+    /// With `--emit kernels`: compile the kernels by NVRTC and count their registers, of which the
+    /// table otherwise states how many kernels of each kind have
+    #[arg(long)]
+    registers: bool,
+
+    /// GPUs that share the batch: what they do together is in plan and kernels, which are those of
+    /// the first
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..1 << 16))]
+    gpus: u64,
+
     /// Print how long each pass takes, in place of a representation
     #[arg(long, conflicts_with = "emit")]
     timings: bool,
@@ -72,8 +84,8 @@ enum Emit {
     Ir,
     /// Buffers and launch lists
     Plan,
-    /// Work and memory traffic of each kernel of a training step, and how long a GPU's rates give
-    /// it
+    /// Work and memory traffic of each kernel of a training step, how long its code should take on
+    /// a GPU and why, and how long the data sheet gives it
     Kernels,
     /// The generated kernels
     Cuda,
@@ -93,6 +105,10 @@ pub struct Step<'a> {
     pub architecture: &'a str,
     /// Rewriting rules, and the roofline they choose by.
     pub rewrite: Rewriting,
+    /// Whether NVRTC counts registers.
+    pub registers: bool,
+    /// GPUs that share the micro-batches.
+    pub gpus: u64,
 }
 
 impl Step<'_> {
@@ -100,7 +116,8 @@ impl Step<'_> {
     pub fn of(spec: &Spec) -> Self {
         let batch = spec.train.batch / spec.train.accumulate.max(1);
         let sequence = prepare::sequence(spec);
-        Step { batch: batch.max(1), sequence, architecture: "sm_90a", rewrite: Rewriting::default() }
+        let rewrite = Rewriting::default();
+        Step { batch: batch.max(1), sequence, architecture: "sm_90a", rewrite, gpus: 1, registers: false }
     }
 }
 
@@ -116,16 +133,27 @@ pub fn step_kernels(spec: &Spec, step: &Step, device: &'static Device) -> Result
     of_step(spec, &compiled.plan, step, device)
 }
 
-/// The kernels of a step: every micro-batch forward and back, then the optimizer.
+/// The kernels of a step: every micro-batch of a GPU forward and back, then the optimizer.
 fn of_step(spec: &Spec, plan: &Plan, step: &Step, device: &'static Device) -> Result<Table, Failure> {
-    let accumulate = spec.train.accumulate.max(1);
+    let accumulate = spec.train.accumulate.max(1).div_ceil(step.gpus);
+    let sums = plan.programs.contains_key(LAST);
     let times = |program: &str| match program {
+        "backward" if sums => accumulate - 1,
         "backward" => accumulate,
+        LAST if sums => 1,
         "norm" | "update" => 1,
         _ => 0,
     };
     let tokens = accumulate * step.batch * step.sequence;
-    Ok(table(plan, &times, tokens, step.architecture, device)?)
+    let mut counted = HashMap::new();
+    if step.registers {
+        let sources = sources(plan, step.architecture, Limits::of(device))?;
+        for &i in &distinct(&sources).0 {
+            counted.insert(sources[i].text.clone(), registers(&sources[i], step.architecture)?);
+        }
+    }
+    let registers = |source: &Source| counted.get(&source.text).cloned().unwrap_or_default();
+    Ok(table(plan, &times, tokens, step.architecture, device, &registers, &|_, _| {})?)
 }
 
 pub fn run(a: Arguments) -> Done {
@@ -143,7 +171,9 @@ pub fn run(a: Arguments) -> Done {
         None if of_gpu && spec.train.precision == Precision::Bf16 => Narrow::Storage,
         Some(Arithmetic::F32) | None => Narrow::Nothing,
     };
-    let options = Options { train: true, segments, rewrite, narrow, ..prepare::forward(batch, sequence) };
+    let (ranks, forward) = (a.gpus, prepare::forward(batch, sequence));
+    let shard = spec.train.parallel.shard && ranks > 1;
+    let options = Options { train: true, segments, rewrite, narrow, ranks, shard, ..forward };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;
         let lowered = lower(&architecture, Shape { batch, sequence, segments, ..Shape::default() })?;
@@ -170,7 +200,9 @@ pub fn run(a: Arguments) -> Done {
             let Some(device) = device else {
                 return Err(Failure::Usage(format!("rates are known of {}", Device::names())));
             };
-            let step = Step { batch, sequence, architecture: &a.architecture, rewrite: options.rewrite };
+            let (architecture, rewrite) = (a.architecture.as_str(), options.rewrite);
+            let (gpus, registers) = (a.gpus, a.registers);
+            let step = Step { batch, sequence, architecture, rewrite, gpus, registers };
             let table = of_step(&spec, &compiled.plan, &step, device)?;
             output::write(table.to_string().as_bytes())?;
         }

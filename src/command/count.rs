@@ -6,14 +6,15 @@ use crate::number::{decimal_bytes, decimals, grouped, instant};
 use crate::spec::SpecArguments;
 use crate::{output, show};
 use clap::{Args, value_parser};
-use dreamc_compiler::count::device::{Bound, Device, Predicted, Roofline};
+use dreamc_compiler::count::device::{Device, Predicted, Roofline};
 use dreamc_compiler::count::executed::executed;
 use dreamc_compiler::count::network::Scaling;
-use dreamc_compiler::count::{Counts, Options, PerToken, count};
+use dreamc_compiler::count::roofline::Bound;
+use dreamc_compiler::count::{Counts, Memory, Options, PerToken, count};
 use dreamc_compiler::ir::Extents;
 use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::rewrite::{Rewriting, Target};
-use dreamc_compiler::{CompileError, compile};
+use dreamc_compiler::{CompileError, compile, compile_within};
 use dreamc_dsl::Spec;
 use indexmap::IndexMap;
 use serde::Serialize;
@@ -75,6 +76,9 @@ struct Report {
     executed: Option<Programs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scaling: Option<Scaling>,
+    /// Most bytes that training may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_bytes: Option<u64>,
 }
 
 /// Work of the compiled programs for one micro-batch.
@@ -86,6 +90,9 @@ struct Programs {
     bounds: Vec<String>,
     /// Memory of all of them.
     arena_bytes: u64,
+    /// Layers whose forward is computed again on the way back, to stay within `train.memory`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    computed_again: Vec<String>,
 }
 
 pub fn run(a: Arguments) -> Done {
@@ -102,7 +109,7 @@ pub fn run(a: Arguments) -> Done {
         let seconds = tokens * predicted.training.seconds_per_token;
         Scaling::new(predicted.device, gpus, spec.train.batch, seconds, gradients)
     });
-    let report = Report { counts, executed, scaling };
+    let report = Report { counts, executed, scaling, limit_bytes: spec.train.memory };
     if a.json {
         return Ok(show::json(&report)?);
     }
@@ -138,8 +145,17 @@ fn programs(spec: &Spec, counts: &Counts) -> Result<Programs, Failure> {
         segments: spec.data.as_ref().is_some_and(|d| d.document_mask),
         ..Default::default()
     };
-    let plan = compile(spec, &options)?.plan;
-    let mut all = Programs { multiply_adds: IndexMap::new(), bounds: vec![], arena_bytes: plan.arena };
+    let compiled = match spec.train.memory {
+        None => compile(spec, &options)?,
+        Some(most) => compile_within(spec, &[("", options)], most, |_| 0)?.0.swap_remove(0),
+    };
+    let plan = compiled.plan;
+    let mut all = Programs {
+        multiply_adds: IndexMap::new(),
+        bounds: vec![],
+        arena_bytes: plan.arena,
+        computed_again: compiled.kept.into_iter().filter(|kept| kept.again).map(|kept| kept.body).collect(),
+    };
     for name in plan.programs.keys() {
         let found = executed(&plan, name, &|_| Extents::default())?;
         if found.open() {
@@ -224,6 +240,9 @@ fn table(report: &Report) -> String {
     line(&mut t, "    gradients", m.gradients, &decimal_bytes(m.gradients));
     line(&mut t, "    optimizer", m.optimizer, &decimal_bytes(m.optimizer));
     line(&mut t, "    activations", m.activations, &decimal_bytes(m.activations));
+    if let Some(limit) = report.limit_bytes {
+        line(&mut t, "    at most (train.memory)", limit.into(), &decimal_bytes(limit.into()));
+    }
 
     if let Some(executed) = &report.executed {
         t.push_str("\nexecuted for a micro-batch, multiply-adds\n");
@@ -237,12 +256,15 @@ fn table(report: &Report) -> String {
             executed.arena_bytes.into(),
             &decimal_bytes(executed.arena_bytes.into()),
         );
+        if !executed.computed_again.is_empty() {
+            let _ = writeln!(t, "  computed again on the way back: {}", executed.computed_again.join(", "));
+        }
     }
     if let Some(predicted) = &c.predicted {
         times(&mut t, predicted, m.training);
     }
     if let Some(scaling) = &report.scaling {
-        many(&mut t, scaling, m.gradients);
+        many(&mut t, scaling, m);
     }
     conventions(&mut t, c);
     t
@@ -252,8 +274,9 @@ fn times(t: &mut String, p: &Predicted, training: u128) {
     let _ = writeln!(t, "\n{}, at best", p.device.title);
     let mut row = |name: &str, r: Roofline| {
         let bound = match r.bound {
-            Bound::Compute => "bound by products",
-            Bound::Bandwidth => "bound by memory traffic",
+            Bound::TensorCores | Bound::F32 | Bound::Elementwise => "bound by products",
+            Bound::Memory => "bound by memory traffic",
+            Bound::Network => "bound by messages",
         };
         let rate = grouped((1.0 / r.seconds_per_token) as u128);
         let _ = writeln!(t, "    {name:<24}{:>18}   {rate} tokens/s, {bound}", instant(r.seconds_per_token));
@@ -266,7 +289,7 @@ fn times(t: &mut String, p: &Predicted, training: u128) {
     let _ = writeln!(t, "    training {fits} its {}", decimal_bytes(memory));
 }
 
-fn many(t: &mut String, s: &Scaling, gradients: u128) {
+fn many(t: &mut String, s: &Scaling, m: &Memory) {
     let network = &s.network;
     let _ = writeln!(t, "\na step on {} GPUs, at best", s.gpus);
     let mut row = |name: &str, seconds: f64, note: String| {
@@ -275,7 +298,7 @@ fn many(t: &mut String, s: &Scaling, gradients: u128) {
     row("products and traffic", s.compute, format!("of each GPU, for 1 / {} of the batch", s.gpus));
     let links =
         format!("{} inside nodes of {}, {} between", network.inside.name, network.node, network.between.name);
-    row("sum of gradients", s.communication, format!("of {}; {links}", decimal_bytes(gradients)));
+    row("sum of gradients", s.communication, format!("of {}; {links}", decimal_bytes(m.gradients)));
     row("step, sum hidden", s.hidden, "behind the backward, as far as that is as long".into());
     row("step, sum behind", s.exposed, format!("efficiency {:.1} %", 100.0 * s.efficiency));
     if s.gpus > s.rows {
@@ -285,7 +308,14 @@ fn many(t: &mut String, s: &Scaling, gradients: u128) {
             grouped(s.rows.into())
         );
     }
-    t.push_str("    by the α–β model of NCCL's collectives (docs/scaling.md); dreamc's own ranks exchange over TCP or MPI\n");
+    let part = m.training - m.states + m.states.div_ceil(s.gpus.max(1).into());
+    for (name, bytes, note) in [
+        ("memory, states whole", m.training, "of each GPU"),
+        ("memory, states cut", part, "with `train.parallel: {shard: optimizer}`, as fast"),
+    ] {
+        let _ = writeln!(t, "    {name:<24}{:>18}   {note}", decimal_bytes(bytes));
+    }
+    t.push_str("    by the α–β model of NCCL's collectives (docs/scaling.md); ranks on CPUs exchange over TCP or MPI\n");
 }
 
 fn conventions(t: &mut String, c: &Counts) {

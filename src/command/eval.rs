@@ -3,7 +3,7 @@
 use crate::compare::study;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
+use crate::model::{BaseArguments, PassArguments, Trained};
 use crate::number::grouped;
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
@@ -128,8 +128,8 @@ pub fn run(a: Arguments) -> Done {
     match study::runs(&a.model)? {
         None => one(&a, None, &a.model, device.as_ref(), &mut reports)?,
         Some(runs) => {
-            for (name, path) in runs {
-                one(&a, Some(name), &path, device.as_ref(), &mut reports)?;
+            for run in runs {
+                one(&a, Some(run.name), &run.path, device.as_ref(), &mut reports)?;
             }
         }
     }
@@ -172,7 +172,8 @@ fn one(
     let more = if a.depth.is_empty() { &spec.eval.depths } else { &a.depth };
     depths.extend(more.iter().map(|&d| Some(d)));
     for depth in depths {
-        let mut model = Model::load(device, trained.scorer(device, depth, None)?)?;
+        let mut model =
+            Model::load(device, trained.scorer(device, PassArguments { depth, exit: None }, None)?)?;
         model.restore(&trained.tensors)?;
         let measure = Measure { a, trained: &trained, tokenizer: &tokenizer, device, depth, stride };
         let report = Report { run: run.clone(), ..measure.measure(dataset.as_ref(), &mut model)? };
@@ -257,7 +258,8 @@ impl Measure<'_> {
             if !asked.is_empty() {
                 let most = spec.eval.max_tokens as usize;
                 let rows = asked.len().min(ROWS) as u64;
-                let mut decoder = trained.decoder(self.device, rows, None, self.depth, true)?;
+                let passes = PassArguments { depth: self.depth, exit: None };
+                let mut decoder = trained.decoder(self.device, rows, None, passes, true)?;
                 report.answers = Some(evaluate::answers(decoder.as_mut(), tokenizer, &asked, most)?);
             }
         }

@@ -145,7 +145,9 @@ fn print(arm: &Arm) -> Done {
         let beyond = if s.extrapolated { ", beyond the baseline's budgets" } else { "" };
         match s.factor {
             Some(factor) => {
-                say!("  {:.3e} FLOPs: the baseline needs {factor:.2} times as many{beyond}", s.flops)?
+                let within =
+                    s.interval.map_or(String::new(), |(low, high)| format!(" ({low:.2} to {high:.2})"));
+                say!("  {:.3e} FLOPs: the baseline needs {factor:.2}{within} times as many{beyond}", s.flops)?
             }
             None => say!("  {:.3e} FLOPs: below the baseline's irreducible loss", s.flops)?,
         }

@@ -8,10 +8,10 @@ mod interactive;
 
 use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
+use crate::model::{BaseArguments, PassArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::{note, output, say};
-use clap::{Args, value_parser};
+use clap::Args;
 use dreamc_dsl::spec::{Precision, Source};
 use dreamc_runtime::data::task::{Problems, Split};
 use dreamc_runtime::files;
@@ -83,9 +83,8 @@ pub struct Arguments {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
 
-    /// Run a recurrent model at this depth: the count of its outermost `recur`
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
-    depth: Option<u64>,
+    #[command(flatten)]
+    passes: PassArguments,
 
     /// Run the whole text through the model for every token: slow, and the same
     #[arg(long)]
@@ -155,7 +154,7 @@ pub fn run(a: Arguments) -> Done {
             trained: &trained,
             device: device.as_ref(),
             tokenizer: &tokenizer,
-            depth: a.depth,
+            passes: a.passes,
             cache: !a.no_cache,
             sampling,
         };
@@ -174,7 +173,7 @@ pub fn run(a: Arguments) -> Done {
         remarks(&trained, prompt, ids.len());
     }
     let context = Some((longest as u64).next_multiple_of(64));
-    let mut decoder = trained.decoder(device.as_ref(), rows, context, a.depth, !a.no_cache)?;
+    let mut decoder = trained.decoder(device.as_ref(), rows, context, a.passes, !a.no_cache)?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
     let mut broken = if live { say_now(&prompts[0]).err() } else { None };

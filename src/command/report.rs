@@ -25,14 +25,20 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let ladder = Manifest::of(&a.folder)?.is_some();
-    let report = match ladder {
-        true => rungs::page(&rungs::Climb::read(&a.folder)?),
-        false => page::page(&Study::read(&a.folder)?),
+    let climb = match Manifest::of(&a.folder)? {
+        Some(_) => Some(rungs::Climb::read(&a.folder)?),
+        None => None,
+    };
+    let report = match &climb {
+        Some(climb) => rungs::page(climb),
+        None => page::page(&Study::read(&a.folder)?),
     };
     if a.markdown {
         return Ok(say!("{}", report.markdown().trim_end())?);
     }
-    report.write(&a.folder, "report")?;
+    match &climb {
+        Some(climb) => rungs::write(climb, &a.folder)?,
+        None => report.write(&a.folder, "report")?,
+    }
     Ok(say!("{}", a.folder.join("report.html").display())?)
 }

@@ -7,7 +7,7 @@
 
 use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
+use crate::model::{BaseArguments, PassArguments, Trained};
 use crate::{note, say, show};
 use clap::{Args, value_parser};
 use dreamc_compiler::rewrite::Rewriting;
@@ -61,9 +61,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(2..1 << 32))]
     context: Option<u64>,
 
-    /// Run a recurrent model at this depth: the count of its outermost `recur`
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
-    depth: Option<u64>,
+    #[command(flatten)]
+    passes: PassArguments,
 
     /// Precision of matmuls: the recipe's by default, where the device has it
     #[arg(long, value_enum)]
@@ -96,7 +95,7 @@ pub fn run(a: Arguments) -> Done {
     let address = SocketAddr::new(a.host, a.port);
     let listener =
         TcpListener::bind(address).map_err(|e| Failure::Usage(format!("cannot listen at {address}: {e}")))?;
-    let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, a.depth)?;
+    let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, a.passes)?;
     let folder =
         a.model.canonicalize().ok().and_then(|p| Some(p.file_stem()?.to_string_lossy().into_owned()));
     let model = a.name.or(folder).unwrap_or_else(|| trained.spec.model.name.clone());

@@ -137,6 +137,23 @@ pub struct Job<'a> {
     pub count: bool,
 }
 
+/// The layers whose forward is computed once more on the way back, so that training takes no more
+/// memory than it may.
+fn again(prepared: &Prepared, most: Option<u64>) -> String {
+    let kept = prepared.compiled.kept.iter().filter(|kept| kept.again);
+    let names: Vec<&str> = kept.clone().map(|kept| kept.body.as_str()).collect();
+    let saved: u64 = kept.map(|kept| kept.bytes).sum();
+    match names[..] {
+        [] => format!("nothing, to stay within {}", bytes(most.unwrap_or(0))),
+        _ => format!(
+            "{}, to stay within {}: {} less",
+            names.join(", "),
+            bytes(most.unwrap_or(0)),
+            bytes(saved)
+        ),
+    }
+}
+
 impl Job<'_> {
     /// Where the header and the losses go: with JSON on standard output, the error stream.
     fn record(&self) -> Stream {
@@ -155,8 +172,9 @@ impl Job<'_> {
     /// Compiles, and says what will be done.
     pub fn prepare(&self, rewriting: &Rewriting) -> Result<Prepared, Failure> {
         let (spec, t) = (self.spec, &self.spec.train);
-        let prepared = prepare(spec, self.device, rewriting, self.group.size())?;
+        let prepared = prepare(spec, self.device, rewriting, self.group)?;
         let (memory, scoring) = prepared.memory(self.device)?;
+        let kept = self.group.gather(&memory.optimizer.to_le_bytes())?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
         self.tell(&format!(
@@ -187,6 +205,7 @@ impl Job<'_> {
                 "ranks".into(),
                 format!("{}, {} of a step each", self.group.size(), parts(t.accumulate / self.group.size())),
             ],
+            vec!["states".into(), cut(&kept)],
             vec![
                 "memory".into(),
                 format!(
@@ -199,10 +218,16 @@ impl Job<'_> {
                     bytes(scoring),
                 ),
             ],
+            vec!["computed again".into(), again(&prepared, t.memory)],
             vec!["compiled in".into(), format!("{:.0} ms, {rewriting}", prepared.seconds * 1e3)],
         ];
-        let rows: Vec<_> =
-            rows.into_iter().filter(|row| row[0] != "ranks" || self.group.size() > 1).collect();
+        let shown = |row: &Vec<String>| match row[0].as_str() {
+            "ranks" => self.group.size() > 1,
+            "states" => prepared.compiled.cut,
+            "computed again" => t.memory.is_some(),
+            _ => true,
+        };
+        let rows: Vec<_> = rows.into_iter().filter(shown).collect();
         let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
         for row in rows {
             self.tell(&format!("  {:<width$}  {}", row[0], row[1]));
@@ -294,6 +319,19 @@ impl Job<'_> {
         }
         stopped(&outcome)
     }
+}
+
+/// Memory of the optimizer's states on each rank, where they are cut.
+fn cut(kept: &[Vec<u8>]) -> String {
+    let of = |bytes: &Vec<u8>| bytes.first_chunk().map_or(0, |n| u64::from_le_bytes(*n));
+    let each: Vec<u64> = kept.iter().map(of).collect();
+    let (least, most) = (each.iter().min().copied(), each.iter().max().copied());
+    format!(
+        "cut over the ranks: {} to {} on each, {} in all",
+        bytes(least.unwrap_or(0)),
+        bytes(most.unwrap_or(0)),
+        bytes(each.iter().sum())
+    )
 }
 
 fn stopped(outcome: &Outcome) -> Done {

@@ -4,7 +4,7 @@
 //! watch a run of another process, or one that is over. Without a terminal it writes its picture
 //! once, as plain text.
 
-use crate::compare::study::{ended, ledger, runs};
+use crate::compare::study::{Listed, ended, ledger, runs};
 use crate::failure::{Done, Failure};
 use crate::output::Stream;
 use crate::show::{bytes, duration, short, table};
@@ -87,15 +87,16 @@ impl View {
 /// A comparison.
 struct Runs {
     folder: String,
-    /// Names, and how each stands; `None` where it has not begun.
-    all: Vec<(String, Option<State>)>,
+    /// How each stands; `None` where it has not begun.
+    all: Vec<(Listed, Option<State>)>,
 }
 
 impl Runs {
-    fn read(folder: &Path, all: Vec<(String, PathBuf)>) -> Result<Self, Failure> {
-        let state = |(name, path): (String, PathBuf)| {
-            let begun = path.join("spec.yaml").is_file();
-            Ok((name, if begun { Some(State::read(&path)?) } else { None }))
+    fn read(folder: &Path, all: Vec<Listed>) -> Result<Self, Failure> {
+        let state = |run: Listed| {
+            let begun = run.path.join("spec.yaml").is_file();
+            let state = if begun { Some(State::read(&run.path)?) } else { None };
+            Ok((run, state))
         };
         let all = all.into_iter().map(state).collect::<Result<_, Failure>>()?;
         Ok(Runs { folder: folder.display().to_string(), all })
@@ -104,16 +105,20 @@ impl Runs {
     fn picture(&self, width: usize, height: usize) -> Vec<String> {
         let head = ["run", "status", "step", "loss", "validation loss", "exact match", "left"];
         let mut rows = vec![head.map(String::from).to_vec()];
-        // A run that has not begun takes as long as those that have.
-        let totals: Vec<f64> = self.all.iter().filter_map(|(_, s)| s.as_ref()?.seconds()).collect();
-        let mean = totals.iter().sum::<f64>() / totals.len() as f64;
-        let mut left = 0.0;
-        for (name, state) in &self.all {
+        // A run that has not begun takes as long for its FLOPs as those that have.
+        let known = self.all.iter().filter_map(|(run, s)| Some((s.as_ref()?.seconds()?, run.weight)));
+        let (seconds, weights) =
+            known.fold((0.0, 0.0), |(s, w), (seconds, weight)| (s + seconds, w + weight));
+        let mean = seconds / weights;
+        let (mut left, mut active) = (0.0, 0);
+        for (run, state) in &self.all {
+            let (name, mean) = (&run.name, mean * run.weight);
             let Some(state) = state else {
                 left += mean;
                 rows.push(vec![name.clone(), "not begun".into()]);
                 continue;
             };
+            active = rows.len() - 1;
             let last = state.metrics.steps.last();
             let (step, steps) = (last.map_or(0, |s| s.step), state.spec.train.steps);
             let own = if state.over() { 0.0 } else { state.left().unwrap_or(mean) };
@@ -137,10 +142,26 @@ impl Runs {
             lines[0] += &format!(", {} left where one runs at a time", duration(left));
         }
         lines.push(String::new());
-        lines.extend(table(&rows).lines().map(str::to_string));
-        lines.truncate(height);
+        let shown = table(&rows);
+        let mut shown = shown.lines().map(str::to_string);
+        lines.extend(shown.next());
+        lines.extend(window(shown.collect(), active, height.saturating_sub(lines.len())));
         lines.into_iter().map(|l| l.chars().take(width).collect()).collect()
     }
+}
+
+/// So many lines of a list around one of them, with a word on those that are left out.
+fn window(all: Vec<String>, around: usize, room: usize) -> Vec<String> {
+    if all.len() <= room {
+        return all;
+    }
+    let room = room.saturating_sub(2);
+    let first = around.saturating_sub(2 * room / 3).min(all.len() - room);
+    let word = |n: usize, place: &str| format!("  … {n} runs {place}");
+    let mut shown = vec![word(first, "before")];
+    shown.extend_from_slice(&all[first..first + room]);
+    shown.push(word(all.len() - room - first, "behind"));
+    shown
 }
 
 pub fn run(a: Arguments) -> Done {
@@ -421,6 +442,16 @@ fn curve(values: &[f64], width: usize, rows: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_shows_the_run_that_trains() {
+        let all: Vec<String> = (0..50).map(|i| i.to_string()).collect();
+        assert_eq!(window(all.clone(), 30, 60), all);
+        let shown = window(all.clone(), 30, 8);
+        assert_eq!(shown, ["  … 26 runs before", "26", "27", "28", "29", "30", "31", "  … 18 runs behind"]);
+        assert_eq!(window(all.clone(), 49, 5).last().unwrap(), "  … 0 runs behind");
+        assert_eq!(window(all, 0, 4), ["  … 0 runs before", "0", "1", "  … 48 runs behind"]);
+    }
 
     #[test]
     fn curves_fall_from_left_to_right() {

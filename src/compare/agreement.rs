@@ -6,7 +6,7 @@
 
 use crate::number::decimals;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train};
+use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule};
 use dreamc_dsl::suite::Equal;
 
 /// Cost and data of an arm.
@@ -179,6 +179,11 @@ fn optimizer(t: &Train) -> String {
     if t.moments == Precision::Bf16 {
         text += ", moments in bf16";
     }
+    text += match t.transfer.map(|transfer| transfer.rule) {
+        None => "",
+        Some(TransferRule::Mup) => ", over sizes by muP",
+        Some(TransferRule::Hyperp) => ", over sizes by HyperP",
+    };
     if t.decay_embeddings {
         text += ", embeddings decay";
     }

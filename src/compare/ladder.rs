@@ -16,7 +16,7 @@
 
 use super::agreement;
 use super::arms::{self, Arm, Matching};
-use super::study::{self, ledger, run_folder, spec_file};
+use super::study::{self, Listed, ledger, run_folder, spec_file};
 use super::{page, rungs, training};
 use crate::command::compare::{Arguments, before, disagreements};
 use crate::failure::{Done, Failure};
@@ -24,8 +24,9 @@ use crate::number::grouped;
 use crate::show::{duration, short, table};
 use crate::spec::{SpecArguments, resolved};
 use crate::{note, say};
+use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{Options, count};
-use dreamc_dsl::spec::Schedule;
+use dreamc_dsl::spec::{Schedule, Transfer, TransferRule};
 use dreamc_dsl::suite::{Size, Suite};
 use dreamc_runtime::statistics::{Summary, detectable, student_quantile};
 use dreamc_runtime::{bench, files};
@@ -57,6 +58,9 @@ pub struct Manifest {
     pub chosen: Vec<Option<usize>>,
     /// Arms that the gate stopped.
     pub stopped: Vec<String>,
+    /// The rule by which cells use the rate of the smallest; empty for none.
+    #[serde(default)]
+    pub transfer: String,
 }
 
 /// A cell.
@@ -106,30 +110,45 @@ impl Manifest {
         Ok(files::write_atomic(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?)
     }
 
-    /// Every run by name and folder, in the order of training.
-    pub fn runs(&self, folder: &Path) -> Vec<(String, PathBuf)> {
+    /// Every run in the order of training.
+    pub fn runs(&self, folder: &Path) -> Vec<Listed> {
         let seed = self.seeds.first().copied().unwrap_or(0);
-        let trials = self.trials.iter().flatten();
-        let mut all: Vec<(String, PathBuf)> = trials
-            .map(|t| (format!("trial {}", t.name), run_folder(&folder.join(SWEEP), &t.name, seed)))
+        // Of a branch the steps behind its trunk are trained, of a trunk those before the last.
+        let share = |cell: &Cell| {
+            let before = cell.trunk.as_ref().map_or(0, |(_, at)| *at);
+            (before as f64 / cell.steps.max(1) as f64, cell.budget.unwrap_or(1.0))
+        };
+        let trunk_of = |name: &String| {
+            let branches = self.cells.iter().filter(|c| c.trunk.as_ref().is_some_and(|(t, _)| t == name));
+            branches.map(|c| share(c).0 * share(c).1).fold(0.0, f64::max)
+        };
+        let trial = self.cells.first().map_or(1.0, |c| share(c).1);
+        let mut all: Vec<Listed> = self
+            .trials
+            .iter()
+            .flatten()
+            .map(|t| Listed {
+                name: format!("trial {}", t.name),
+                path: run_folder(&folder.join(SWEEP), &t.name, seed),
+                weight: trial,
+            })
             .collect();
+        let mut add = |at: &String, weight: f64| {
+            for (arm, seed) in order(&self.arms, &self.seeds) {
+                let path = run_folder(&folder.join(at), arm, seed);
+                if !self.stopped.contains(arm) || path.exists() {
+                    all.push(Listed { name: format!("{arm}, {at}, seed {seed}"), path, weight });
+                }
+            }
+        };
         let mut trunks: Vec<&String> = vec![];
         for cell in &self.cells {
             if let Some((trunk, _)) = cell.trunk.as_ref().filter(|(t, _)| !trunks.contains(&t)) {
                 trunks.push(trunk);
-                for (arm, seed) in order(&self.arms, &self.seeds) {
-                    let path = run_folder(&folder.join(trunk), arm, seed);
-                    if !self.stopped.contains(arm) || path.exists() {
-                        all.push((format!("{arm}, {trunk}, seed {seed}"), path));
-                    }
-                }
+                add(trunk, trunk_of(trunk));
             }
-            for (arm, seed) in order(&self.arms, &self.seeds) {
-                let path = run_folder(&folder.join(&cell.name), arm, seed);
-                if !self.stopped.contains(arm) || path.exists() {
-                    all.push((format!("{arm}, {}, seed {seed}", cell.name), path));
-                }
-            }
+            let (before, budget) = share(cell);
+            add(&cell.name, (1.0 - before) * budget);
         }
         all
     }
@@ -161,6 +180,8 @@ struct Way<'a> {
     folder: PathBuf,
     /// Steps of the cells by name: counted once.
     known: HashMap<String, Planned>,
+    /// The rule of the ladder with the size of each arm at the smallest cell, once that is known.
+    bases: Vec<Transfer>,
 }
 
 /// The length of a cell.
@@ -245,6 +266,9 @@ impl Way<'_> {
         }
         let Planned { steps, set, branch } = self.known[&name].clone();
         let (suite, mut arms) = load(set.clone())?;
+        for (arm, base) in arms.iter_mut().zip(&self.bases) {
+            arm.spec.train.transfer = Some(*base);
+        }
         let flops = arms.iter().map(trained).collect::<Result<_, _>>()?;
         let size = size.as_ref().map(|s| s.name.clone());
         let mut trunk = None;
@@ -305,6 +329,21 @@ impl Way<'_> {
     }
 }
 
+/// The rule with the size of an arm at the smallest cell.
+fn base(rule: TransferRule, arm: &Arm) -> Result<Transfer, Failure> {
+    let (model, t) = (&arm.spec.model, &arm.spec.train);
+    if model.tie {
+        return Err(Failure::Usage(format!(
+            "{}: its head is its embedding (`tie`), whose rates the ladder's `transfer` scales differently; write `tie: false`",
+            arm.name
+        )));
+    }
+    let depth = Architecture::new(model, None).map_err(|e| Failure::Error(e.to_string().into()))?.depth;
+    let tokens = t.steps * t.batch * t.sequence.unwrap_or(model.context);
+    let tokens = (rule == TransferRule::Hyperp).then_some(tokens);
+    Ok(Transfer { rule, width: model.hidden, depth, tokens })
+}
+
 /// FLOPs of a training token.
 fn trained(arm: &Arm) -> Result<f64, Failure> {
     let counts = count(&arm.spec, &Options::default())
@@ -332,9 +371,13 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
             folder.display()
         )));
     }
-    let mut way = Way { a, suite, folder, known: HashMap::new() };
+    let mut way = Way { a, suite, folder, known: HashMap::new(), bases: vec![] };
     let cells = way.cells();
     let first = way.rung(&cells[0], &|_| vec![])?;
+    let rule = way.suite.ladder.as_ref().and_then(|ladder| ladder.transfer);
+    if let Some(rule) = rule {
+        way.bases = first.arms.iter().map(|arm| base(rule, arm)).collect::<Result<_, _>>()?;
+    }
     let names: Vec<String> = first.arms.iter().map(|arm| arm.name.clone()).collect();
     let (seeds, grid) = (way.suite.seeds.clone(), way.grid());
     let trial = |arm: &String, values: &Vec<(String, f64)>| Trial {
@@ -349,6 +392,12 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
         trials: names.iter().map(|arm| grid.iter().map(|v| trial(arm, v)).collect()).collect(),
         chosen: vec![None; names.len()],
         stopped: vec![],
+        transfer: match rule {
+            None => "",
+            Some(TransferRule::Mup) => "mup",
+            Some(TransferRule::Hyperp) => "hyperp",
+        }
+        .into(),
     };
     let mut rungs = vec![];
     for cell in &cells {
@@ -370,8 +419,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
     }
     fs::create_dir_all(&way.folder).map_err(|e| files::about(&way.folder, e))?;
     manifest.write(&way.folder)?;
-    let all = manifest.runs(&way.folder).len();
-    let mut count = Count { done: 0, all };
+    let mut count = Count { done: 0, weights: weights(&manifest, &way.folder) };
     let mut chosen: Chosen = vec![vec![]; names.len()];
     if !grid.is_empty() {
         let mut trials = way.rung(&cells[0], &|_| vec![])?;
@@ -429,7 +477,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
                 }
             }
             manifest.write(&way.folder)?;
-            count.all = manifest.runs(&way.folder).len();
+            count.weights = weights(&manifest, &way.folder);
         }
     }
     let climb = rungs::Climb::read(&way.folder)?;
@@ -440,7 +488,20 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
 
 struct Count {
     done: usize,
-    all: usize,
+    /// Of all runs, in the order of training.
+    weights: Vec<f64>,
+}
+
+impl Count {
+    /// How long the runs behind the next so many take, in the time of the next.
+    fn later(&self, next: usize) -> f64 {
+        let own = self.weights.get(self.done).copied().unwrap_or(1.0);
+        self.weights.iter().skip(self.done + next).sum::<f64>() / own
+    }
+}
+
+fn weights(manifest: &Manifest, folder: &Path) -> Vec<f64> {
+    manifest.runs(folder).into_iter().map(|run| run.weight).collect()
 }
 
 /// Trains the runs of a comparison; a run that fails is an error once all others are trained.
@@ -461,7 +522,8 @@ fn train(
         devices: &a.devices,
         worker: a.worker,
         force: a.force,
-        numbers: (count.done, count.all),
+        numbers: (count.done, count.weights.len()),
+        later: count.later(arms.len() * seeds.len()),
         trunk,
     };
     training::check(arms, &plan)?;

@@ -127,6 +127,11 @@ fn best(curve: &[Point], metric: Metric) -> Option<Point> {
     curve.iter().copied().reduce(|b, p| if metric.better(p.mean, b.mean) { p } else { b })
 }
 
+/// Whether a curve has points before its end, without which no time to a loss can be read.
+fn followed(curve: &[Point]) -> bool {
+    curve.len() > 1
+}
+
 /// The first point that is as good as `target`.
 fn reach(curve: &[Point], metric: Metric, target: f64) -> Option<Point> {
     curve.iter().copied().find(|p| !metric.better(target, p.mean))
@@ -219,7 +224,8 @@ fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
         );
         text += &format!(" ({})", tested(&a, &b));
         let (c, base) = (curve(arm, metric), curve(baseline, metric));
-        if let Some(target) = best(&base, metric).filter(|t| metric != Metric::ExactMatch || t.mean > 0.0) {
+        let known = |t: &Point| followed(&base) && (metric != Metric::ExactMatch || t.mean > 0.0);
+        if let Some(target) = best(&base, metric).filter(known) {
             text += &match reach(&c, metric, target.mean) {
                 Some(p) => {
                     let ratio = target.tokens / p.tokens;
@@ -380,14 +386,19 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
         page.text("No run has been evaluated yet.");
         return;
     }
-    let decays = study.arms.iter().any(|a| a.spec.train.schedule != Schedule::Constant);
+    // Data efficiency is read from evaluations before the last.
+    let several = |m: Metric| followed(&curve(&study.arms[0], m));
+    let efficient = metrics.iter().any(|m| several(*m));
+    let decays = efficient && study.arms.iter().any(|a| a.spec.train.schedule != Schedule::Constant);
     let mut head = vec!["model".to_string(), "seeds".into()];
     for m in metrics {
         head.push(format!("{} {}", m.titled(), m.arrow()));
         if *m == Metric::Loss {
             head.push("perplexity ↓".into());
         }
-        head.push(format!("DE by {}, × ↑{}", m.name(), if decays { " ‡" } else { "" }));
+        if several(*m) {
+            head.push(format!("DE by {}, × ↑{}", m.name(), if decays { " ‡" } else { "" }));
+        }
     }
     let mut table = Table { head, ..Table::default() };
     for arm in &study.arms {
@@ -406,7 +417,9 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
                 });
                 row.push(Cell { text, rank });
             }
-            row.push(saving(study, arm, m).map_or(NONE.into(), |(s, _)| format!("{s:.2}")).into());
+            if several(m) {
+                row.push(saving(study, arm, m).map_or(NONE.into(), |(s, _)| format!("{s:.2}")).into());
+            }
         }
         table.rows.push(row);
     }
@@ -428,12 +441,12 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
             "‡ Read from points inside a schedule that had not decayed there: a run that ends at such a point is better. A ladder compares ends.",
         );
     }
-    page.note(
-        "Means over seeds ± standard deviation, of the evaluation after the last step, over all that is held out; the best and the second best are set off. DE, data \
-         efficiency: tokens after which the baseline's mean over seeds was at its best, over those after which the arm's mean first \
-         was as good; its resolution is that of the evaluations, which before the last score at most 32 problems of each \
-         difficulty.",
-    );
+    let note = "Means over seeds ± standard deviation, of the evaluation after the last step, over all that is held out; the best and the second \
+                best are set off.";
+    let efficiency = "DE, data efficiency: tokens after which the baseline's mean over seeds was at its best, over those after which the arm's \
+                      mean first was as good; its resolution is that of the evaluations, which before the last score at most 32 problems of \
+                      each difficulty.";
+    page.note(if efficient { format!("{note} {efficiency}") } else { note.into() });
 }
 
 fn rank(study: &Study, metric: Metric, mean: f64) -> Rank {
@@ -450,8 +463,9 @@ fn rank(study: &Study, metric: Metric, mean: f64) -> Rank {
 /// How many times fewer tokens an arm needs to be as good as the baseline at its best, and the
 /// points of both.
 fn saving(study: &Study, arm: &Arm, metric: Metric) -> Option<(f64, (Point, Point))> {
-    let target = best(&curve(&study.arms[0], metric), metric)?;
-    if metric == Metric::ExactMatch && target.mean == 0.0 {
+    let base = curve(&study.arms[0], metric);
+    let target = best(&base, metric)?;
+    if !followed(&base) || (metric == Metric::ExactMatch && target.mean == 0.0) {
         return None;
     }
     let point = reach(&curve(arm, metric), metric, target.mean)?;
@@ -658,8 +672,9 @@ fn losses(arm: &Arm) -> Vec<(f64, f64)> {
 fn efficiency(page: &mut Page, study: &Study, metrics: &[Metric]) {
     let mut rows = vec![];
     for &metric in metrics {
-        let Some(target) = best(&curve(&study.arms[0], metric), metric) else { continue };
-        if metric == Metric::ExactMatch && target.mean == 0.0 {
+        let base = curve(&study.arms[0], metric);
+        let Some(target) = best(&base, metric) else { continue };
+        if !followed(&base) || (metric == Metric::ExactMatch && target.mean == 0.0) {
             continue;
         }
         for arm in &study.arms {

@@ -8,6 +8,7 @@ use super::ladder::{Manifest, SWEEP, losses, noise};
 use super::study::{self, ledger, run_folder, spec_file};
 use crate::failure::{Done, Failure};
 use crate::number::grouped;
+use crate::report::draw;
 use crate::report::page::{Block, Figure, Page, Table};
 use crate::report::plot::{Axis, Color, Mark, Plot, Series};
 use crate::show::{short, table};
@@ -38,8 +39,8 @@ pub struct Climb {
     specs: Vec<Option<Spec>>,
     /// Fits by arm.
     laws: Vec<Laws>,
-    /// The law of all arms together, where they differ in passes.
-    together: Option<Result<Fit, String>>,
+    /// The law of each arm with the baseline, where they differ in passes: what one is worth.
+    passes: Vec<Option<Result<Fit, String>>>,
     /// The baseline's noise at each cell, in words.
     noise: Vec<Option<String>>,
 }
@@ -104,8 +105,6 @@ impl Climb {
         let mut laws: Vec<Laws> = vec![];
         for arm in &manifest.arms {
             let own: Vec<&Run> = runs.iter().map(|(_, r, _)| r).filter(|r| r.arm == *arm).collect();
-            let several = own.iter().any(|r| r.loop_params > 0.0 && r.passes != own[0].passes);
-            let law = if several { Law::Loop } else { Law::Plain };
             let frontier = frontier(&own, &Options::default()).map_err(|e| e.to_string());
             let base = laws.first().and_then(|l| l.frontier.as_ref().ok());
             let speedup = match (base, &frontier) {
@@ -113,15 +112,19 @@ impl Climb {
                 _ => vec![],
             };
             laws.push(Laws {
-                law: fit(law, &own, &Options::default()).map_err(|e| e.to_string()),
+                law: fit(Law::Plain, &own, &Options::default()).map_err(|e| e.to_string()),
                 frontier,
                 speedup,
             });
         }
-        let all: Vec<&Run> = runs.iter().map(|(_, r, _)| r).collect();
-        let several = all.iter().any(|r| r.passes != all[0].passes);
-        let together = several.then(|| fit(Law::Loop, &all, &Options::default()).map_err(|e| e.to_string()));
-        Ok(Climb { manifest, runs, trials, specs, laws, together, noise: noises })
+        let with_baseline = |arm: &String| {
+            let of = |r: &&Run| r.arm == *arm || r.arm == manifest.arms[0];
+            let both: Vec<&Run> = runs.iter().map(|(_, r, _)| r).filter(of).collect();
+            let loops = *arm != manifest.arms[0] && both.iter().any(|r| r.passes != both[0].passes);
+            loops.then(|| fit(Law::Loop, &both, &Options::default()).map_err(|e| e.to_string()))
+        };
+        let passes = manifest.arms.iter().map(with_baseline).collect();
+        Ok(Climb { manifest, runs, trials, specs, laws, passes, noise: noises })
     }
 
     fn of(&self, cell: usize, arm: &str) -> Vec<&Run> {
@@ -134,6 +137,73 @@ impl Climb {
         let (flops, seconds) =
             own.fold((0.0, 0.0), |(f, s), r| r.seconds.map_or((f, s), |t| (f + r.flops, s + t)));
         (seconds > 0.0).then_some(flops / seconds)
+    }
+
+    /// The loss of an arm at its best size of a budget, and the name of the size.
+    fn best(&self, budget: f64, arm: &str) -> Option<(Summary, &str)> {
+        let cells = self.manifest.cells.iter().enumerate().filter(|(_, c)| c.budget == Some(budget));
+        let found = cells.filter_map(|(c, cell)| {
+            let losses: Vec<f64> = self.of(c, arm).iter().map(|r| r.loss).collect();
+            Some((Summary::of(&losses)?, cell.size.as_deref()?))
+        });
+        found.min_by(|a, b| a.0.mean.total_cmp(&b.0.mean))
+    }
+
+    /// The largest budget at which every arm that goes on has a run.
+    fn last_budget(&self) -> Option<f64> {
+        let has = |b: &f64| {
+            let going = self.manifest.arms.iter().filter(|arm| !self.manifest.stopped.contains(arm));
+            let mut going = going.map(|arm| self.best(*b, arm).is_some());
+            going.all(|found| found)
+        };
+        self.manifest.cells.iter().filter_map(|c| c.budget).filter(has).reduce(f64::max)
+    }
+
+    /// One row for each arm: what a reader quotes.
+    fn quoted(&self) -> Option<Table> {
+        let budget = self.last_budget()?;
+        let interval = |low: f64, high: f64| format!(" ({low:.2} to {high:.2})");
+        let head = [
+            "arm".to_string(),
+            "tuned".into(),
+            format!("loss at {budget:.1e} FLOPs, nats"),
+            "size".into(),
+            "effective speedup, ×".into(),
+            "phi, worth of a pass".into(),
+        ];
+        let mut table = Table {
+            caption: "The result: means over seeds ± standard deviation at each arm's best size, 95 % intervals in brackets".into(),
+            head: head.to_vec(),
+            rows: vec![],
+            text: vec![1, 3],
+        };
+        for (i, arm) in self.manifest.arms.iter().enumerate() {
+            let tuned = self.manifest.chosen[i].and_then(|k| self.manifest.trials[i].get(k));
+            let tuned = tuned.map_or(NONE.into(), |t| {
+                let of = |(field, value): &(String, f64)| {
+                    format!("{} {value:e}", field.strip_prefix("train.").unwrap_or(field))
+                };
+                t.values.iter().map(of).collect::<Vec<_>>().join(", ")
+            });
+            let (loss, size) = self.best(budget, arm).map_or((NONE.into(), NONE.into()), |(s, size)| {
+                let deviation = s.deviation.map_or(String::new(), |d| format!(" ± {d:.4}"));
+                (format!("{:.4}{deviation}", s.mean), size.to_string())
+            });
+            let speedup = self.laws[i].speedup.last().filter(|_| i > 0);
+            let speedup = match speedup.map(|s| (s.factor, s.interval)) {
+                None => NONE.into(),
+                Some((None, _)) => "beyond the baseline's law".into(),
+                Some((Some(factor), within)) => {
+                    format!("{factor:.2}{}", within.map_or(String::new(), |(l, h)| interval(l, h)))
+                }
+            };
+            let phi = self.passes[i].as_ref().and_then(|f| f.as_ref().ok());
+            let phi = phi.and_then(|f| f.constants.iter().find(|c| c.name == "phi"));
+            let phi = phi.map_or(NONE.into(), |c| format!("{:.2}{}", c.value, interval(c.low, c.high)));
+            let row = [arm.clone(), tuned, loss, size, speedup, phi];
+            table.rows.push(row.map(Into::into).to_vec());
+        }
+        Some(table)
     }
 
     /// The row of an arm in a cell: parameters, tokens, FLOPs, loss, difference, interval, verdict.
@@ -257,9 +327,12 @@ pub fn page(climb: &Climb) -> Page {
         page.text(format!("`{arm}` was behind the baseline by more than its noise at both of the smallest cells, and was stopped there."));
     }
     page.heading("Results");
+    if let Some(table) = climb.quoted() {
+        page.add(Block::Table(table));
+    }
     let rows: Vec<_> = climb.rows().into_iter().map(|r| r.into_iter().map(Into::into).collect()).collect();
     page.add(Block::Table(Table {
-        caption: String::new(),
+        caption: "Every cell".into(),
         head: HEAD.map(String::from).to_vec(),
         rows,
         text: vec![1, 8, 9],
@@ -287,6 +360,10 @@ pub fn page(climb: &Climb) -> Page {
     curves(&mut page, climb);
     laws(&mut page, climb);
     page.heading("The architectures");
+    let drawn = m.arms.iter().zip(&climb.specs);
+    page.add(Block::Figures(
+        drawn.filter_map(|(arm, spec)| Some(draw::figure(arm, &spec.as_ref()?.model))).collect(),
+    ));
     page.text(
         "As `.dream` at the smallest cell, defaults left out; lines that the baseline lacks are set off.",
     );
@@ -331,10 +408,12 @@ fn tuning(page: &mut Page, climb: &Climb) {
     }));
     page.text("Every arm tried the same values at the smallest cell, with the first seed; the one set off is the one it goes on with.");
     if m.cells.len() > 1 {
-        page.text(
-            "No rule carries these values to the other cells, which use them as they are: larger models often want a lower rate, so that \
-             differences between arms at other cells are differences at a rate tuned elsewhere.",
-        );
+        page.text(match m.transfer.as_str() {
+            "" => "No rule carries these values to the other cells, which use them as they are: larger models often want a lower rate, so \
+                   that differences between arms at other cells are differences at a rate tuned elsewhere."
+                .into(),
+            rule => format!("The other cells use these values by the rule `{rule}` of docs/fits.md, each arm from its own size at the smallest cell."),
+        });
     }
     for (i, arm) in m.arms.iter().enumerate() {
         let Some(best) = m.chosen[i].and_then(|k| m.trials[i].get(k)) else { continue };
@@ -398,7 +477,25 @@ fn curves(page: &mut Page, climb: &Climb) {
                 points: found.iter().map(|p| p.0).collect(),
                 band: found.iter().map(|p| p.1).collect(),
                 color: Color::Series(i),
-                mark: Mark::Dots,
+                mark: if climb.laws[i].frontier.is_ok() { Mark::Points } else { Mark::Dots },
+            });
+        }
+    }
+    // Parabolas of the budgets, over the sizes that were trained.
+    for (i, arm) in m.arms.iter().enumerate() {
+        let Ok(frontier) = &climb.laws[i].frontier else { continue };
+        let sizes = climb.runs.iter().map(|(_, r, _)| r).filter(|r| r.arm == *arm);
+        let sizes = sizes.map(|r| r.params + r.loop_params);
+        let (low, high) = sizes.fold((f64::INFINITY, 0f64), |(l, h), n| (l.min(n), h.max(n)));
+        for budget in 0..frontier.optima.len() {
+            let at = |k: i32| low * (high / low).powf(f64::from(k) / 24.0);
+            let points = (0..=24).filter_map(|k| Some((at(k), frontier.at(budget, at(k))?)));
+            series.push(Series {
+                name: String::new(),
+                points: points.collect(),
+                band: vec![],
+                color: Color::Series(i),
+                mark: Mark::Dashed,
             });
         }
     }
@@ -408,7 +505,9 @@ fn curves(page: &mut Page, climb: &Climb) {
     figures.push(Figure {
         name: "equal-flops".into(),
         svg: plot.svg(),
-        caption: "Held-out loss over parameters, a curve for each budget (the lower, the larger); bands are from the least seed to the largest.".into(),
+        caption: "Held-out loss over parameters, a curve for each budget (the lower, the larger); bands are from the least seed to the largest. Dashed, the \
+                  parabolas whose vertices are the optima."
+            .into(),
         full: true,
     });
     type Of = fn(&Run) -> Option<f64>;
@@ -435,7 +534,11 @@ fn curves(page: &mut Page, climb: &Climb) {
                 series.push(Series {
                     name: String::new(),
                     points: (0..=32).map(|k| (at(k), f.loss(at(k)))).collect(),
-                    band: vec![],
+                    band: (0..=32)
+                        .map(|k| (at(k), f.band(at(k))))
+                        .filter(|(_, band)| !band.0.is_nan())
+                        .map(|(x, (low, high))| (x, low, high))
+                        .collect(),
                     color: Color::Series(i),
                     mark: Mark::Dashed,
                 });
@@ -444,7 +547,7 @@ fn curves(page: &mut Page, climb: &Climb) {
         let plot = Plot { title: format!("loss over {label}"), x: axis(label), y: y.clone(), series };
         let caption = format!(
             "Held-out loss over {label}, a point a cell{}.",
-            if file == "flops" { "; dashed, the law of the optima" } else { "" }
+            if file == "flops" { "; dashed, the law of the optima with its 95 % interval" } else { "" }
         );
         figures.push(Figure { name: format!("loss-over-{file}"), svg: plot.svg(), caption, full: false });
     }
@@ -508,20 +611,26 @@ fn laws(page: &mut Page, climb: &Climb) {
                 continue;
             };
             let beyond = if s.extrapolated { ", beyond the baseline's budgets" } else { "" };
+            let within = s.interval.map_or(String::new(), |(low, high)| format!(" ({low:.2} to {high:.2})"));
             let time = match rates {
                 (Some(base), Some(own)) => format!(", and {:.2} times the time", factor * own / base),
                 _ => String::new(),
             };
-            reasons.push(format!("`{arm}` at {:.2e} FLOPs: the baseline needs {factor:.2} times the compute{time} for its loss{beyond}", s.flops));
+            reasons.push(format!("`{arm}` at {:.2e} FLOPs: the baseline needs {factor:.2}{within} times the compute{time} for its loss{beyond}", s.flops));
         }
     }
-    match &climb.together {
-        Some(Ok(fit)) => {
-            add(&"all arms together".into(), fit.law.name(), &fit.constants);
-            reasons.push("all arms together: one law for every number of passes, which is true only where the arms differ in nothing else".into());
+    for (arm, both) in m.arms.iter().zip(&climb.passes) {
+        let label = format!("{arm} with {}", m.arms[0]);
+        match both {
+            Some(Ok(fit)) => {
+                add(&label, fit.law.name(), &fit.constants);
+                reasons.push(format!(
+                    "{label}: one law for both, whose only difference is passes; phi is true as far as the arms differ in nothing else"
+                ));
+            }
+            Some(Err(reason)) => reasons.push(format!("{label}: no law of a loop: {reason}")),
+            None => {}
         }
-        Some(Err(reason)) => reasons.push(format!("all arms together: no law of a loop: {reason}")),
-        None => {}
     }
     if !rows.is_empty() {
         page.add(Block::Table(Table { caption: String::new(), head, rows, text: vec![1, 2] }));

@@ -93,9 +93,19 @@ impl Manifest {
     }
 }
 
-/// The runs of a comparison by name and folder, begun or not, in the order they are trained; `None`
-/// where the folder is not a comparison's.
-pub fn runs(folder: &Path) -> Result<Option<Vec<(String, PathBuf)>>, Failure> {
+/// A run of a comparison, begun or not.
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Its training FLOPs over those of the others.
+    pub weight: f64,
+}
+
+/// The runs of a comparison in the order they are trained; `None` where the folder is not a
+/// comparison's.
+pub fn runs(folder: &Path) -> Result<Option<Vec<Listed>>, Failure> {
     if let Some(ladder) = super::ladder::Manifest::of(folder)? {
         return Ok(Some(ladder.runs(folder)));
     }
@@ -109,7 +119,8 @@ pub fn runs(folder: &Path) -> Result<Option<Vec<(String, PathBuf)>>, Failure> {
         for seed in &manifest.seeds {
             for arm in arms {
                 check_name(arm)?;
-                all.push((format!("{arm}, seed {seed}"), run_folder(folder, arm, *seed)));
+                let (name, path) = (format!("{arm}, seed {seed}"), run_folder(folder, arm, *seed));
+                all.push(Listed { name, path, weight: 1.0 });
             }
         }
     }

@@ -47,6 +47,8 @@ pub struct Plan<'a> {
     pub force: bool,
     /// How many runs of the whole comparison come before these, and how many there are.
     pub numbers: (usize, usize),
+    /// How long those behind them take, in the time of one of these.
+    pub later: f64,
     /// The comparison whose runs these branch from, and after which step.
     pub trunk: Option<(&'a Path, u64)>,
 }
@@ -141,7 +143,8 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
                     let Some(&(arm, seed)) = queue.get(number) else { break };
                     let label = format!("run {} of {all}: {}, seed {seed}", first + number + 1, arm.name);
                     let mut progress = Progress::labelled(&label, jobs == 1, Stream::Out);
-                    progress.after = (all.saturating_sub(first + number + 1) / jobs) as u64;
+                    let rest = (queue.len().saturating_sub(number + 1)) as f64;
+                    progress.after = (rest + plan.later) / jobs as f64;
                     let result = match claim {
                         Some(Answer::Failed(reason)) => Err(Failure::Error(reason.into())),
                         Some(Answer::Ours(claim)) => {
@@ -245,7 +248,7 @@ fn one(
     } else {
         (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.on(device.as_ref())?)
     };
-    let prepared = prepare(&spec, device.as_ref(), &rewriting, 1)?;
+    let prepared = prepare(&spec, device.as_ref(), &rewriting, &Group::alone())?;
     if own.is_none() {
         folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
     }

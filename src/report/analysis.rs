@@ -7,6 +7,7 @@ use dreamc_runtime::analysis::experts::ExpertUse;
 use dreamc_runtime::analysis::streams::Streams;
 use dreamc_runtime::analysis::{DepthAttention, Observations};
 use dreamc_runtime::statistics::entropy;
+use dreamc_runtime::train::health::Pass;
 use serde::Serialize;
 
 /// An analysis of a model.
@@ -74,6 +75,7 @@ impl Analysis {
             experts(&mut page, used);
         }
         streams(&mut page, &o.streams);
+        passes(&mut page, &o.passes);
         if self.depths.len() > 1 {
             self.against_depth(&mut page);
         }
@@ -168,6 +170,43 @@ fn streams(page: &mut Page, streams: &Streams) {
         page.heading("The stream along depth");
         page.add(Block::Figures(figures));
     }
+}
+
+/// Losses behind the passes of a loop with an exit, and how many tokens leave behind each.
+fn passes(page: &mut Page, passes: &[Pass]) {
+    if passes.is_empty() {
+        return;
+    }
+    let mut figures = vec![];
+    let mut plot = |name: &str, label: &str, value: &dyn Fn(&Pass) -> Option<f64>, caption: &str, format| {
+        let points: Vec<(f64, f64)> =
+            passes.iter().enumerate().filter_map(|(i, pass)| Some((i as f64 + 1.0, value(pass)?))).collect();
+        if points.len() > 1 {
+            let x = Axis { label: "pass".into(), whole: true, zero: true, ..Axis::default() };
+            let y = Axis { label: label.into(), format, ..Axis::default() };
+            let (color, mark) = (Color::Series(0), Mark::Dots);
+            let series = vec![Series { name: String::new(), points, band: vec![], color, mark }];
+            let svg = Plot { title: caption.into(), x, y, series }.svg();
+            figures.push(Figure { name: name.into(), svg, caption: caption.into(), full: false });
+        }
+    };
+    let caption = "Loss of the stream behind every pass, through the final norm and the head.";
+    plot("loss-by-pass", "loss, nats per target", &|pass| Some(pass.loss), caption, Format::default());
+    let caption = "The share of tokens that leaves behind every pass, the mean of the gate's.";
+    plot("exits-by-pass", "share of tokens", &|pass| pass.share, caption, Format::Percent);
+    page.heading("Passes");
+    let head = ["pass", "loss, nats per target", "targets", "tokens that leave"].map(String::from).to_vec();
+    let row = |(i, pass): (usize, &Pass)| {
+        vec![
+            Cell::from((i + 1).to_string()),
+            format!("{:.4}", pass.loss).into(),
+            grouped(pass.targets.into()).into(),
+            pass.share.map_or("–".into(), percent).into(),
+        ]
+    };
+    let rows = passes.iter().enumerate().map(row).collect();
+    page.add(Block::Table(Table { head, rows, ..Table::default() }));
+    page.add(Block::Figures(figures));
 }
 
 fn percent(share: f64) -> String {

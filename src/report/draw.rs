@@ -165,6 +165,9 @@ fn items(model: &Model, list: &[Item], normalises: bool) -> Vec<Piece> {
             if looping.embed {
                 about += ", a vector a pass";
             }
+            if looping.kv_first {
+                about += ", keys of the first pass";
+            }
             match looping.exit {
                 Exit::Last => {}
                 Exit::Mean => about += ", losses of all passes",

@@ -6,7 +6,7 @@
 
 use super::{remarks, say_now};
 use crate::failure::{Done, Failure};
-use crate::model::Trained;
+use crate::model::{PassArguments, Trained, share};
 use crate::{note, output};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::device::Device;
@@ -17,6 +17,7 @@ use std::io::{self, BufRead, IsTerminal};
 
 const HELP: &str = "\
 /depth N     run a recurrent model at this depth; /depth alone: its own
+/exit Q      leave the loop of a token where more than this share of it has left; /exit alone: never
 /temp T      temperature; 0 takes the likeliest token
 /top-p P     only the likeliest tokens whose probabilities reach P
 /tokens N    most tokens written
@@ -28,7 +29,7 @@ pub struct Session<'a> {
     pub trained: &'a Trained,
     pub device: &'a dyn Device,
     pub tokenizer: &'a Tokenizer,
-    pub depth: Option<u64>,
+    pub passes: PassArguments,
     pub cache: bool,
     pub sampling: Sampling,
 }
@@ -95,7 +96,7 @@ impl<'a> Session<'a> {
     }
 
     fn decoder(&self) -> Result<Box<dyn NextLogits + 'a>, Failure> {
-        self.trained.decoder(self.device, 1, None, self.depth, self.cache)
+        self.trained.decoder(self.device, 1, None, self.passes, self.cache)
     }
 
     fn command(&mut self, line: &str, decoder: &mut Box<dyn NextLogits + 'a>) -> Done {
@@ -103,16 +104,21 @@ impl<'a> Session<'a> {
         let value = value.trim();
         let wrong = || Failure::Usage(format!("/{name} {value}: not a value of it\n{HELP}"));
         match name {
-            "depth" => {
-                let depth = match value {
-                    "" => None,
-                    text => Some(text.parse().ok().filter(|n| (1..1 << 20).contains(n)).ok_or_else(wrong)?),
-                };
-                let before = std::mem::replace(&mut self.depth, depth);
+            "depth" | "exit" => {
+                let before = self.passes;
+                match (name, value) {
+                    ("depth", "") => self.passes.depth = None,
+                    ("depth", text) => {
+                        let depth = text.parse().ok().filter(|n| (1..1 << 20).contains(n));
+                        self.passes.depth = Some(depth.ok_or_else(wrong)?);
+                    }
+                    (_, "") => self.passes.exit = None,
+                    (_, text) => self.passes.exit = Some(share(text).map_err(|_| wrong())?),
+                }
                 match self.decoder() {
                     Ok(made) => *decoder = made,
                     Err(error) => {
-                        self.depth = before;
+                        self.passes = before;
                         return Err(error);
                     }
                 }
