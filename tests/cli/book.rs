@@ -9,6 +9,7 @@ use crate::support::sandbox::{Sandbox, texts};
 use dreamc_dsl::Spelling;
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -49,6 +50,59 @@ fn pages() -> Vec<String> {
     let summary = page("SUMMARY.md");
     let names = summary.lines().filter_map(|line| line.split_once("](")?.1.strip_suffix(')'));
     names.map(str::to_string).collect()
+}
+
+/// Files of a folder, by their paths in it.
+fn files(folder: &Path, under: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder.join(under)).unwrap().map(|entry| entry.unwrap());
+    let inside = entries.flat_map(|entry| {
+        let name = format!("{under}{}", entry.file_name().to_str().unwrap());
+        match entry.file_type().unwrap().is_dir() {
+            true => files(folder, &format!("{name}/")),
+            false => vec![name],
+        }
+    });
+    inside.collect()
+}
+
+/// Values of an attribute in a page of HTML.
+fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    let (name, text) = (format!(" {name}=\""), html);
+    let begins: Vec<usize> = text.match_indices(&name).map(|(i, _)| i + name.len()).collect();
+    begins.into_iter().filter_map(move |i| text[i..].split('"').next())
+}
+
+/// The book as mdBook makes it; it stays in the build folder, to be looked at.
+#[test]
+fn every_link_of_the_built_book_leads_somewhere() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("book");
+    let mut book = mdbook_driver::MDBook::load(root("")).unwrap();
+    book.config.build.build_dir = out.clone();
+    book.build().unwrap();
+    let html: Vec<String> = files(&out, "").into_iter().filter(|name| name.ends_with(".html")).collect();
+    assert!(html.len() > pages().len(), "{html:?}");
+    let mut dead = vec![];
+    for name in &html {
+        let text = fs::read_to_string(out.join(name)).unwrap();
+        let folder = out.join(name).parent().unwrap().to_path_buf();
+        for link in attributes(&text, "href").chain(attributes(&text, "src")) {
+            // Addresses of the web are not asked for; 404.html has paths from the root of a site.
+            if link.contains(':') || link.starts_with('/') || name == "404.html" {
+                continue;
+            }
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let to = if path.is_empty() { out.join(name) } else { folder.join(path) };
+            let there = match fs::read_to_string(&to) {
+                Ok(page) => anchor.is_empty() || attributes(&page, "id").any(|id| id == anchor),
+                // Pictures and letters are bytes.
+                Err(_) => anchor.is_empty() && to.is_file(),
+            };
+            if !there {
+                dead.push(format!("{name}: {link}"));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "dead links:\n{}", dead.join("\n"));
 }
 
 #[test]
@@ -96,7 +150,7 @@ fn the_tutorial_runs_as_it_is_printed() {
     let bless = std::env::var_os("BLESS").is_some();
     let sandbox = Sandbox::with(&[]);
     symlink(root("docs"), sandbox.path("docs")).unwrap();
-    let bin = std::path::Path::new(env!("CARGO_BIN_EXE_dreamc")).parent().unwrap();
+    let bin = Path::new(env!("CARGO_BIN_EXE_dreamc")).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let text = page("tutorial.md");
     let found = blocks(&text);

@@ -35,6 +35,30 @@ fn a_step_on_many_gpus_is_predicted_from_its_gradients() {
     assert!(number("efficiency") < 1.0 && number("hidden") <= number("exposed"));
     let text = dreamc(&["count", "dr-da-16.yaml", "--target", "h200", "--gpus", "64"], 0);
     assert!(text.contains("a step on 64 GPUs, at best") && text.contains("NVLink 4"), "{text}");
+    assert!(text.contains("memory, states whole") && text.contains("memory, states cut"), "{text}");
+}
+
+/// By the same table as `count`.
+#[test]
+fn kernels_of_a_gpu_among_many_have_their_exchanges() {
+    let kernels = ["compile", "tiny-dr-da.yaml", "--emit", "kernels", "--target", "h200", "--gpus", "16"];
+    let network = |more: &[&str], kernel: &str| -> f64 {
+        let text = dreamc(&[&kernels[..], more].concat(), 0);
+        let lines = text.lines().filter(|line| line.contains("network") && line.contains(kernel));
+        let milliseconds = |line: &str| line.split_whitespace().next().unwrap().parse::<f64>().unwrap();
+        let all: Vec<f64> = lines.map(milliseconds).collect();
+        assert!(!all.is_empty(), "{text}");
+        all.iter().sum()
+    };
+    let (sums, cut) = (network(&[], "all_reduce"), ["--set", "train.parallel.shard=optimizer"]);
+    let (parts, weights) = (network(&cut, "reduce_scatter"), network(&cut, "all_gather"));
+    let counted = json(&["count", "tiny-dr-da.yaml", "--target", "h200", "--gpus", "16"]);
+    let expected = 1e3 * counted["scaling"]["communication"].as_f64().unwrap();
+    // Gradients are sent in several sums, each with its latency.
+    assert!(
+        sums >= 0.9 * expected && parts > 0.4 * expected && weights > 0.4 * expected,
+        "{sums} {parts} {weights} {expected}"
+    );
 }
 
 #[test]

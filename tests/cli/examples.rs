@@ -169,6 +169,9 @@ fn every_example_runs() {
             }
             // A server runs until somebody stops it.
             None if line.starts_with("dreamc serve ") => format!("timeout -s INT 5 {line}; [ $? = 124 ]"),
+            None if line.starts_with("dreamc bench ") && line.ends_with(" --decode") => {
+                format!("{line} --tokens 2")
+            }
             None if line.starts_with("dreamc bench ") => format!("{line} --steps 1 --tokens 0"),
             _ => line.to_string(),
         };

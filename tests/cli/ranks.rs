@@ -46,6 +46,16 @@ fn losses(run: &Path) -> Vec<(u64, f64)> {
     metrics(run).iter().map(loss).collect()
 }
 
+/// Bits of tensors and states behind the last step, without the headers of their files, which have
+/// the specification.
+fn numbers(run: &Path) -> Vec<Vec<u8>> {
+    let behind = |file: Vec<u8>| {
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap());
+        file[8 + header as usize..].to_vec()
+    };
+    bits(run, 8).into_iter().map(behind).collect()
+}
+
 /// That losses are apart by no more than the rounding of sums in another order, which updates
 /// carry on.
 fn close(found: &[(u64, f64)], expected: &[(u64, f64)]) {
@@ -117,6 +127,47 @@ fn ranks_train_what_one_trains_and_any_number_goes_on() {
     }
 }
 
+/// Muon moves whole matrices, so that parts of ranks have two kinds of cuts.
+const CUT: [&str; 4] = ["--set", "train.parallel.shard=optimizer", "--set", "train.optimizer=muon"];
+
+#[test]
+fn states_that_are_cut_over_ranks_give_the_bits_of_whole_ones() {
+    let s = sandbox();
+    let four = ["launch", "-n", "4", "train", "ranked.yaml", "--out"];
+    let out = s.good(&[&four[..], &["cut"], &CUT].concat());
+    assert!(out.contains("cut over the ranks: "), "{out}");
+    s.good(&[&four[..], &["whole"], &CUT[2..]].concat());
+    let (cut, whole) = (s.path("cut"), s.path("whole"));
+    // The specification says so; tensors, states and losses are the same.
+    assert_eq!(numbers(&cut), numbers(&whole));
+    assert_eq!(metrics(&cut), metrics(&whole));
+    let memory = |run: &str| {
+        let ledger = serde_json::from_str::<Value>(&s.read(&format!("{run}/ledger.json"))).unwrap();
+        ledger["peak_memory"].as_u64().unwrap()
+    };
+    assert!(memory("cut") < memory("whole"), "{} and {}", memory("cut"), memory("whole"));
+    // A checkpoint of four goes on with two, and with one, which has all states.
+    for (ranks, run) in [("2", "two"), ("1", "alone")] {
+        let copied = Command::new("cp").arg("-r").arg(&cut).arg(s.path(run)).status().unwrap();
+        assert!(copied.success());
+        for step in [6, 8] {
+            std::fs::remove_dir_all(s.path(run).join(format!("checkpoints/step-{step:08}"))).unwrap();
+        }
+        s.good(&["launch", "-n", ranks, "resume", run]);
+        close(&losses(&s.path(run)), &losses(&cut));
+    }
+}
+
+#[test]
+fn another_number_of_ranks_than_the_recipe_has_is_refused() {
+    let s = sandbox();
+    let line =
+        ["launch", "-n", "2", "train", "ranked.yaml", "--set", "train.parallel.data=4", "--out", "run"];
+    let error = s.error(&line);
+    assert!(error.contains("train.parallel.data is 4, and there are 2 ranks"), "{error}");
+    assert!(!s.path("run").exists(), "a refusal changes nothing");
+}
+
 #[test]
 fn what_would_not_be_one_training_is_refused_before_it_begins() {
     let s = sandbox();
@@ -140,23 +191,53 @@ fn what_would_not_be_one_training_is_refused_before_it_begins() {
     assert!(!s.path("run").exists(), "a refusal changes nothing");
 }
 
-#[test]
-fn a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_to_the_same_bits() {
+fn setting(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+/// Numbers that follow from a seed (SplitMix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % sides.max(1)
+    }
+}
+
+/// Kills one of three ranks at so many random moments of a run, and all of them at so many others:
+/// the others end with the reason, and the run goes on to the bits of one that was left alone.
+fn kill(of_one: u64, of_all: u64) {
     let s = sandbox();
+    let seed = setting("DREAMC_SEED", std::process::id().into());
+    println!("DREAMC_SEED={seed}: {of_one} kills of one rank, {of_all} of all");
+    let mut dice = Dice(seed);
     let line = ["train", "ranked.yaml", "--set", "train.batch=24", "--set", "train.accumulate=12", "--out"];
-    s.good(&[&["launch", "-n", "3"][..], &line, &["whole"]].concat());
-    let kills = std::env::var("DREAMC_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
     let begun = Instant::now();
-    for kill in 0..kills {
+    s.good(&[&["launch", "-n", "3"][..], &line, &["whole"]].concat());
+    let lasts = begun.elapsed().as_millis() as u64;
+    let mut slowest = Duration::ZERO;
+    for kill in 0..of_one + of_all {
         let run = format!("killed-{kill}");
-        let (port, dies) = (port(), kill % 3);
-        let mut ranks: Vec<Child> =
-            (0..3).map(|r| rank(&s, &[&line[..], &[&run]].concat(), r, 3, port).spawn().unwrap()).collect();
-        // From before they meet to the last steps.
-        std::thread::sleep(Duration::from_millis(120 + 97 * kill % 900));
-        let mut killed = ranks.remove(dies as usize);
-        killed.kill().unwrap();
-        killed.wait().unwrap();
+        let port = port();
+        // With states cut over the ranks every second time.
+        let shard = if kill % 2 == 0 { "none" } else { "optimizer" };
+        let shard = ["--set".into(), format!("train.parallel.shard={shard}")];
+        let line = [&line[..], &[&run, &shard[0], &shard[1]]].concat();
+        let mut ranks: Vec<Child> = (0..3).map(|r| rank(&s, &line, r, 3, port).spawn().unwrap()).collect();
+        // From before they meet to the end.
+        let (moment, dies) = (dice.below(lasts), dice.below(3));
+        std::thread::sleep(Duration::from_millis(moment));
+        let dead: Vec<Child> =
+            if kill < of_one { vec![ranks.remove(dies as usize)] } else { std::mem::take(&mut ranks) };
+        for mut dead in dead {
+            dead.kill().unwrap();
+            dead.wait().unwrap();
+        }
+        let killed = Instant::now();
         for child in ranks {
             let (code, error) = ends(child, SOON);
             // It may have come to its end before.
@@ -164,13 +245,27 @@ fn a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_to_the_same_bits() 
             let names = words.iter().any(|words| error.contains(words));
             assert!(code == Some(0) || (code == Some(1) && names), "{kill}: {code:?} {error}");
         }
+        slowest = slowest.max(killed.elapsed());
         let begins = !s.path(&run).join("spec.yaml").exists();
-        let again = if begins { [&line[..], &[&run]].concat() } else { vec!["resume", &run] };
+        let again = if begins { line } else { vec!["resume", &run] };
         s.good(&[&["launch", "-n", "3"][..], &again].concat());
-        assert_eq!(bits(&s.path(&run), 8), bits(&s.path("whole"), 8), "kill {kill}");
-        assert_eq!(metrics(&s.path(&run)), metrics(&s.path("whole")), "kill {kill}");
+        let words = format!("kill {kill} after {moment} ms, DREAMC_SEED={seed}");
+        assert_eq!(numbers(&s.path(&run)), numbers(&s.path("whole")), "{words}");
+        assert_eq!(metrics(&s.path(&run)), metrics(&s.path("whole")), "{words}");
     }
-    println!("{kills} kills took {:?}", begun.elapsed());
+    println!("the others ended within {slowest:?}; all took {:?}", begun.elapsed());
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_to_the_same_bits() {
+    kill(setting("DREAMC_KILLS", 3), 1);
+}
+
+/// `cargo test --test cli ranks::thirty -- --ignored --nocapture` takes minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn thirty_kills_of_one_rank_and_ten_of_all() {
+    kill(30, 10);
 }
 
 #[test]

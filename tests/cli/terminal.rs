@@ -1,6 +1,7 @@
 //! Streams, colours, standard input and exit codes: the habits of a terminal.
 
 use crate::support::sandbox::{Sandbox, texts};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -174,6 +175,31 @@ fn prompts_come_from_a_pipe_and_fit() {
     assert!(code == 2 && err.contains("--depth"), "{err}");
     let (code, err) = sandbox.bad(&["generate", "tiny.yaml", prompt]);
     assert!(code == 2 && err.contains("is a specification"), "{err}");
+}
+
+#[test]
+fn tokens_leave_a_loop_with_a_gate_and_no_other() {
+    let sandbox = sandbox();
+    let looped = |exit: &str| TINY.replace("- recur: 2\n", &format!("- recur: 3\n{exit}"));
+    sandbox.write("gated.yaml", &looped("      exit: {gate: 0.1}\n"));
+    sandbox.good(&["train", "gated.yaml", "--out", "gated"]);
+    let prompt = "abcd 1-2 = ";
+    let line = ["generate", "gated", prompt, "-n", "8", "--temperature", "0", "--exit", "0.3"];
+    let cached = sandbox.good(&line);
+    assert_eq!(cached, sandbox.good(&[&line[..], &["--no-cache"]].concat()));
+    let passes = |said: &str| said.matches("loss after pass").count();
+    assert_eq!(passes(&sandbox.good(&["eval", "gated"])), 3);
+    assert!(sandbox.read("gated/metrics.jsonl").contains("\"passes\":[{\"loss\":"));
+    let seen: Value = serde_json::from_str(&sandbox.good(&["analyze", "gated", "--json"])).unwrap();
+    let shares = seen["observations"]["passes"].as_array().unwrap().iter();
+    let all: f64 = shares.map(|pass| pass["share"].as_f64().unwrap()).sum();
+    assert!((all - 1.0).abs() < 1e-6, "{all}");
+    let (code, err) = sandbox.bad(&["generate", "gated", prompt, "--exit", "1"]);
+    assert!(code == 2 && err.contains("from 0 to below 1"), "{err}");
+    sandbox.write("plain.yaml", &looped(""));
+    sandbox.good(&["train", "plain.yaml", "--out", "plain"]);
+    let (_, err) = sandbox.bad(&["generate", "plain", prompt, "--exit", "0.5"]);
+    assert!(err.contains("has none with `exit gate`"), "{err}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Figures of a training: numbers that are of all that is held out, checkpoints by the
 //! clock, the health of routers.
 
-use crate::support::sandbox::{Sandbox, texts};
+use crate::support::sandbox::{Sandbox, bits, metrics, texts};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -66,6 +66,40 @@ fn json(text: &str) -> Value {
 
 fn ledger(run: &Path) -> Value {
     json(&fs::read_to_string(run.join("ledger.json")).unwrap())
+}
+
+/// Within less memory than a run would take, layers are computed again to the same bits; where that
+/// is not enough nothing is begun.
+#[test]
+fn memory_has_a_limit() {
+    let sandbox = sandbox();
+    sandbox.good(&["train", "tiny.yaml", "--out", "all"]);
+    let all = ledger(&sandbox.path("all"))["peak_memory"].as_u64().unwrap();
+    let limit = format!("train.memory={}B", all - 1);
+    let plan = sandbox.good(&["train", "tiny.yaml", "--dry-run", "--set", &limit]);
+    assert!(plan.contains("computed again") && plan.contains("layer0, to stay within"), "{plan}");
+    sandbox.good(&["train", "tiny.yaml", "--out", "less", "--set", &limit]);
+    assert!(ledger(&sandbox.path("less"))["peak_memory"].as_u64().unwrap() < all);
+    // The header of a file has the specification, which differs.
+    let numbers = |run: &str| -> Vec<Vec<u8>> {
+        let header = |file: &[u8]| 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        bits(&sandbox.path(run), 6).iter().map(|file| file[header(file)..].to_vec()).collect()
+    };
+    assert_eq!(numbers("all"), numbers("less"));
+    assert_eq!(metrics(&sandbox.path("all")), metrics(&sandbox.path("less")));
+    let counted = |memory: &str| {
+        let set = format!("train.memory={memory}");
+        json(&sandbox.good(&["count", "tiny.yaml", "--executed", "--json", "--set", &set]))["executed"]
+            .clone()
+    };
+    let whole = counted("none");
+    let less = counted(&format!("{}B", whole["arena_bytes"].as_u64().unwrap() - 1));
+    assert_eq!((&whole["computed_again"], &less["computed_again"]), (&Value::Null, &vec!["layer0"].into()));
+    let work = |counts: &Value| counts["multiply_adds"]["backward"].as_u64().unwrap();
+    assert!(work(&less) > work(&whole));
+    let error = sandbox.error(&["train", "tiny.yaml", "--out", "none", "--set", "train.memory=20kB"]);
+    assert!(error.contains("even single sequences are too large"), "{error}");
+    assert!(!sandbox.path("none").exists());
 }
 
 /// The last line of a run's metrics.

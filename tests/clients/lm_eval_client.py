@@ -16,6 +16,9 @@ import lm_eval
 from lm_eval.tasks import TaskManager
 
 url, model, rows = sys.argv[1:]
+if url == "package":
+    # Importing it registers its models.
+    import dreamc.lm_eval
 tasks = pathlib.Path("tasks")
 tasks.mkdir(exist_ok=True)
 head = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {pathlib.Path(rows).resolve()}}}}}\ntest_split: test\n"

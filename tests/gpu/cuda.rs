@@ -642,3 +642,98 @@ fn two_processes_fill_one_cache_of_kernels() {
     let names: Vec<_> = names.map(|n| n.to_string_lossy().into_owned()).collect();
     assert!(names.len() > 20 && names.iter().all(|name| !name.starts_with(".tmp-")), "{names:?}");
 }
+
+/// A rank of two on cards of their own, as torchrun starts it; `settings` are its stand-in's.
+fn rank(card: &Card, sandbox: &Sandbox, settings: &str, rank: u64, port: u16, out: &str) -> Command {
+    let line = [&train("cuda", out)[..], &["--set", "train.accumulate=2"]].concat();
+    let mut command = card.command(sandbox, &format!("cards=2 {settings}"), &line);
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2").env("LOCAL_RANK", rank.to_string());
+    command.env("LOCAL_WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.env("DREAMC_NCCL", card.folder.path().join("libnccl.so.2"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A stand-in for NCCL beside the others.
+fn with_nccl() -> Option<Card> {
+    let card = Card::new()?;
+    std::os::unix::fs::symlink(library(), card.folder.path().join("libnccl.so.2")).unwrap();
+    Some(card)
+}
+
+/// Two cards over NCCL train what one does, to the bits of two that sum through the host, and with
+/// states cut over them to the same.
+#[test]
+fn two_cards_train_what_one_trains() {
+    let Some(card) = with_nccl() else { return };
+    let sandbox = sandbox();
+    let parts = ["--set", "train.accumulate=2"];
+    let nccl = card.folder.path().join("libnccl.so.2").display().to_string();
+    card.good(&sandbox, "", &[&train("cuda", "one")[..], &parts].concat());
+    let two = |out: &str, nccl: &str, more: &[&str]| {
+        let line = [&["launch", "-n", "2"][..], &train("cuda", out), &parts, more].concat();
+        let mut command = card.command(&sandbox, "cards=2", &line);
+        command.env("DREAMC_NCCL", nccl);
+        card.succeeds(&sandbox, &mut command);
+        sandbox.read("log")
+    };
+    assert!(two("nccl", &nccl, &[]).contains("ncclAllReduce="));
+    assert!(!two("host", "0", &[]).contains("ncclAllReduce="));
+    let shard = ["--set", "train.parallel.shard=optimizer"];
+    let log = two("cut", &nccl, &shard);
+    assert!(log.contains("ncclReduce=") && log.contains("ncclBroadcast="), "{log}");
+    assert!(result(&sandbox, "nccl") == result(&sandbox, "host"), "sums of two are of any order");
+    assert_eq!(result(&sandbox, "cut").1, result(&sandbox, "nccl").1);
+    for (a, b) in losses(&sandbox, "nccl").iter().zip(losses(&sandbox, "one")) {
+        assert!((a - b).abs() <= 1e-3 * b.abs(), "{a} and {b}");
+    }
+}
+
+/// A rank whose NCCL reports an error, stands still, or that is killed, ends the other with its
+/// number.
+#[test]
+fn a_rank_that_fails_on_its_card_ends_the_other() {
+    let Some(card) = with_nccl() else { return };
+    let sandbox = sandbox();
+    let begun = |settings: &str, patience: &str, out: &str| -> Vec<std::process::Child> {
+        let port = port();
+        let of = |(number, settings): (u64, &str)| {
+            let mut command = rank(&card, &sandbox, settings, number, port, out);
+            command.env("DREAMC_RANK_TIMEOUT", patience);
+            command.spawn().unwrap()
+        };
+        [(0, ""), (1, settings)].map(of).into()
+    };
+    let said = |child: std::process::Child| {
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), texts(&output).1)
+    };
+    for (settings, patience, words) in [
+        ("fault=ncclAsync:5:6", "120", ["rank 1 failed: cuda:1: ", "remote process exited"]),
+        ("fault=ncclHang:5:1", "15", ["NCCL has not moved for 15 s", "all ranks answer"]),
+        ("fault=ncclCommInitRank:1:2", "15", ["DREAMC_NCCL", "rank "]),
+    ] {
+        let both: Vec<_> =
+            begun(settings, patience, &settings.replace(':', "-")).into_iter().map(said).collect();
+        assert!(both.iter().all(|(code, _)| *code == Some(1)), "{settings}: {both:?}");
+        let some = |word: &str| both.iter().any(|(_, error)| error.contains(word));
+        assert!(words.iter().all(|word| some(word)) || settings.contains("Init"), "{settings}: {both:?}");
+    }
+    let mut ranks = begun("", "120", "killed");
+    let waited = std::time::Instant::now();
+    while !sandbox.path("killed/checkpoints/step-00000001").exists() {
+        assert!(waited.elapsed().as_secs() < 120, "no step was taken");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let mut killed = ranks.remove(1);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let (code, error) = said(ranks.remove(0));
+    // It may have come to its end before.
+    let names = error.contains("rank 1 ended without a word");
+    assert!(code == Some(0) || (code == Some(1) && names), "{code:?} {error}");
+}

@@ -1501,6 +1501,7 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
         (shape(17, 140, 333, 4, 4, 64), Attention { mask: Mask::Positions, window: Some(200), ..causal }),
         (shape(34, 130, 130, 2, 2, 128), Attention { segments: true, ..causal }),
         (shape(11, 300, 300, 4, 4, 64), Attention { window: Some(16), ..causal }),
+        (shape(34, 150, 150, 2, 1, 256), Attention { window: Some(140), softcap: Some(3.0), ..causal }),
     ];
     if few {
         cases.truncate(1);
@@ -1740,6 +1741,8 @@ fn documents_are_apart_in_every_tile() {
         (shape(420, 2, 1, 64), all),
         (shape(410, 1, 1, 128), Attention { window: Some(150), softcap: Some(2.0), ..all }),
         (shape(150, 2, 2, 64), all),
+        // Two warpgroups share the rows of a head of 256, each with half of their gradients.
+        (shape(140, 2, 1, 256), Attention { softcap: Some(2.0), segments: false, ..all }),
     ];
     let (plan, fill) = attention_of(cases.clone(), DType::Bf16);
     // Two blocks fill it.

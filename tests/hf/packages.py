@@ -4,7 +4,8 @@
                                                noticed, each of FAULTS
 
 DIR/NAME.expected.safetensors holds `ids` [b, n] and dreamc's `logits` [b, n, V] for them; `prompt.I` and `written.I`, what dreamc
-wrote greedily; for models that run at another depth, `recur` and `deep`, the logits at that depth. DIR/NAME/ is the package.
+wrote greedily; for models that run at another depth, `recur` and `deep`, the logits at that depth; for a loop with a gate, `exit` and
+`left`, those where tokens leave by it. DIR/NAME/ is the package.
 """
 
 import pathlib
@@ -62,6 +63,16 @@ def check(place, name, quick=False):
         worst = max(worst, e)
         if not e < TOLERANCE:
             problems.append(f"logits at another depth differ by {e:.1e}")
+    if "exit" in expected:
+        left = load(exit=round(expected["exit"].item(), 6))
+        e = difference(left, ids, expected["left"])
+        worst = max(worst, e)
+        if not e < TOLERANCE or difference(model, ids, expected["left"]) < TOLERANCE:
+            problems.append(f"logits of tokens that leave differ by {e:.1e}, or nothing left")
+        prompts = [ids[0, :6], ids[1, :9]]
+        cached, whole = (written(left, prompts, 8, use_cache) for use_cache in (True, False))
+        if not torch.equal(cached, whole):
+            problems.append(f"tokens that leave, with cache: {cached.tolist()}, without: {whole.tolist()}")
     count = sum(key.startswith("prompt.") for key in expected)
     if count:
         prompts = [expected[f"prompt.{i}"] for i in range(count)]
@@ -117,6 +128,11 @@ FAULTS = [
     ("F.softplus(logits).sqrt()", "F.softplus(logits)"),
     ("best = (groups - 1e30 * (two < worst)[..., None]).flatten(-2)", "pass"),
     ("return F.relu(up).square()", "return F.relu(up)"),
+    ("self.norm = Norm(h) if c[\"pre_norm\"] else nn.Identity()", "self.norm = Norm(h)"),
+    ("q, k = q + self.q.bias, k + self.k.bias", "pass"),
+    ("logits = logits + self.logit_bias.float()", "pass"),
+    ("None if bias is None else bias[e]", "None"),
+    ("torch.sigmoid(1.702 * gate)", "torch.sigmoid(gate)"),
     ("y = y + always", "pass"),
     ("always = always * (x @ self.shared_gate.weight).sigmoid()[..., None]", "pass"),
     ("return torch.zeros_like(x)", "return x"),
@@ -130,6 +146,30 @@ FAULTS = [
     ("return F.linear(x, self.linear.weight)", "return x"),
     ("x = self.body[~i](x, at)", "pass"),
     ("earlier = at.earlier.setdefault(self.name, [])", "earlier = []"),
+    ("at.made[source] if source else", "at.update(*at.made[source]) if source else"),
+    ("at.made[self.name] = k, v", "at.made.setdefault(self.name, (k, v))"),
+    ("at.first_values.setdefault(self.name, v)", "v"),
+    ("earlier.append((k[:, :, s - t :], v[:, :, s - t :]))", "pass"),
+    ("earlier.append((k[:, :, s - t :], v[:, :, s - t :]))", "earlier.append((k[:, :, :t], v[:, :, :t]))"),
+    ("at.history.append(x)\n        x = self.norm(x)", "x = self.norm(x)"),
+    ("matrix.lora_a[at.turn]), matrix.lora_b[at.turn]", "matrix.lora_a[0]), matrix.lora_b[0]"),
+    ("at.turn + 1 if at.loop is self else 0", "0"),
+    ("x = x + self.embed.weight[at.turn]", "pass"),
+    ("self.alpha_scale * torch.tanh(x @ self.mix_weight).transpose(-1, -2)", "self.beta_scale * torch.tanh(x @ self.mix_weight)"),
+    ("self.beta_scale * torch.tanh(x @ self.beta_weight)", "self.alpha_scale * torch.tanh(x @ self.beta_weight)"),
+    ("2.0 * beta.sigmoid()", "beta.sigmoid()"),
+    ("mix.transpose(-1, -2)", "mix"),
+    ("for _ in range(19)", "for _ in range(1)"),
+    ("self.scale.float() * flattened(x, self.weight) + self.bias.float()", "self.bias.float()"),
+    ("x = x.sum(-2)", "x = x.mean(-2)"),
+    ("return mix @ x +", "return x +"),
+    ("if self.results %", "if not self.results %"),
+    ("p = (self.norm(v) @ self.weight)", "p = (v @ self.weight)"),
+    ("torch.where(self.gone[..., None], before, x)", "x"),
+    ("k, v = torch.where(gone, before, k), torch.where(gone, values, v)", "pass"),
+    ("torch.cat([k, shared[", "torch.cat([k, 0 * shared["),
+    ("return self.first_pass[self.place - 1]", "return (*self.update(k, v), self.first_pass[self.place - 1][2])"),
+    ("alpha[turn], beta[turn], mix[turn]", "alpha[0], beta[0], mix[0]"),
 ]
 
 

@@ -5,7 +5,7 @@
 use crate::support::sandbox::Sandbox;
 use crate::support::{Golden, cpu, error, every_golden, goldens};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{Options, compile};
+use dreamc_compiler::{CompileError, Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_runtime::device::poison::Poisoned;
 use dreamc_runtime::generate::{
@@ -36,14 +36,24 @@ fn with_context(golden: &Golden) -> Spec {
 }
 
 fn cached(golden: &Golden, rows: u64) -> Cached {
-    let compiled = compile_cached(&with_context(golden), &Writing { rows, ..Writing::default() }).unwrap();
+    leaving(golden, rows, None)
+}
+
+/// With tokens that leave their loop where this share of them has.
+fn leaving(golden: &Golden, rows: u64, exit: Option<f64>) -> Cached {
+    let writing = Writing { rows, exit, ..Writing::default() };
+    let compiled = compile_cached(&with_context(golden), &writing).unwrap();
     let mut cached = Cached::load(&device(), compiled).unwrap();
     fill(cached.model(), golden);
     cached
 }
 
 fn uncached(golden: &Golden, rows: u64) -> Uncached {
-    let options = Options { batch: rows, sequence: CONTEXT, logits: true, ..Default::default() };
+    leaving_uncached(golden, rows, None)
+}
+
+fn leaving_uncached(golden: &Golden, rows: u64, exit: Option<f64>) -> Uncached {
+    let options = Options { batch: rows, sequence: CONTEXT, logits: true, exit, ..Default::default() };
     let compiled = compile(&with_context(golden), &options).unwrap();
     let mut model = Model::load(&device(), compiled).unwrap();
     fill(&mut model, golden);
@@ -94,6 +104,36 @@ fn caches_change_neither_logits_nor_tokens() {
         }
     }
     println!("largest relative difference {worst:.2e}");
+}
+
+#[test]
+fn tokens_leave_their_loop_alike_with_caches_and_without() {
+    let golden = every_golden().into_iter().find(|golden| golden.name == "ouro").unwrap();
+    let prompts = prompts(golden.spec.model.vocab);
+    let whole = write(&mut cached(&golden, 3), &prompts, 8);
+    let mut moved = vec![];
+    for share in [0.0, 0.3, 0.6, 0.9, 0.999_999] {
+        let fast = write(&mut leaving(&golden, 3, Some(share)), &prompts, 8);
+        let slow = write(&mut leaving_uncached(&golden, 3, Some(share)), &prompts, 8);
+        let widen = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        for ((a, token), (b, expected)) in fast.iter().flatten().zip(slow.iter().flatten()) {
+            let e = error(&widen(a), &widen(b));
+            assert!(e < 5e-6, "leaving at {share}: logits differ by {e:.2e}");
+            assert_eq!(token, expected, "leaving at {share}");
+        }
+        let first = fast.iter().zip(&whole).map(|(a, b)| error(&widen(&a[0].0), &widen(&b[0].0)));
+        moved.push(first.fold(0.0, f64::max));
+    }
+    // Behind its first pass every token has left a little, and all of it nowhere.
+    assert!(moved[0] > 1e-3 && moved[4] < 1e-6, "{moved:?}");
+
+    let plain = every_golden().into_iter().find(|golden| golden.name == "layered").unwrap();
+    let writing = Writing { exit: Some(0.5), ..Writing::default() };
+    let refused = compile_cached(&with_context(&plain), &writing).map(|_| ()).unwrap_err();
+    assert_eq!(refused.to_string(), CompileError::NoGate.to_string());
+    let writing = Writing { exit: Some(1.0), ..Writing::default() };
+    let refused = compile_cached(&with_context(&golden), &writing).map(|_| ()).unwrap_err();
+    assert_eq!(refused.to_string(), CompileError::Share(1.0).to_string());
 }
 
 #[test]

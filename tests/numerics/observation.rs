@@ -1,7 +1,7 @@
 //! Observation leaves a model as it is, and what it sees is what the model does.
 
 use crate::support::cpu;
-use dreamc_compiler::{Options, compile_together};
+use dreamc_compiler::{Options, compile, compile_together};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::analysis::observe;
 use dreamc_runtime::analysis::skips::{ablate, decisions, held_out};
@@ -46,6 +46,61 @@ fn with_plain(device: &dyn Device, spec: &Spec, observed: Options) -> (Model, Mo
     let model = Model::load(device, all.next().unwrap()).unwrap();
     let plain = model.beside(all.next().unwrap()).unwrap();
     (model, plain)
+}
+
+const EXITS: &str = "\
+model:
+  name: left
+  vocab: 256
+  hidden: 16
+  context: 32
+  components:
+    sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8, projection: none}}
+    mlp: {mlp: {intermediate: 16}}
+  body:
+    - layer: sa > mlp
+    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"sa > mlp\"]}
+    - norm
+data: {task: permutation, size: 4, max_steps: 3}
+train: {sequence: 32, precision: f32}
+";
+
+#[test]
+fn passes_are_worth_what_the_model_is_at_their_depth() {
+    let folder = tempfile::tempdir().unwrap();
+    let gated = spec(EXITS);
+    let mean = spec(&EXITS.replace("{gate: 0.1}", "mean"));
+    for spec in [gated, mean] {
+        let dataset = dataset(&spec, folder.path());
+        let device = cpu(2);
+        let options = Options { observe: true, ..prepare::forward(4, 32) };
+        let (mut model, mut plain) = with_plain(&device, &spec, options);
+        model.initialise(3).unwrap();
+        let batch = dataset.validation().unwrap().unwrap().take(4).unwrap().unwrap();
+        assert_eq!(model.evaluate(&batch).unwrap(), plain.evaluate(&batch).unwrap());
+        let mut held = dataset.validation().unwrap().unwrap();
+        let seen = observe(&mut model, &spec, &mut held, 4).unwrap();
+        assert_eq!(seen.passes.len(), 3);
+        for (i, pass) in seen.passes.iter().enumerate() {
+            let options = Options { depth: Some(i as u64 + 1), ..prepare::forward(4, 32) };
+            let mut shallow = Model::load(&device, compile(&spec, &options).unwrap()).unwrap();
+            for (name, _) in shallow.entries() {
+                shallow.set(&name, &model.get(&name).unwrap()).unwrap();
+            }
+            let nll = shallow.evaluate(&batch).unwrap();
+            let learned = nll.iter().zip(&batch.targets).filter(|(_, target)| **target >= 0);
+            let losses: Vec<f64> = learned.map(|(nll, _)| f64::from(*nll)).collect();
+            let loss = losses.iter().sum::<f64>() / losses.len() as f64;
+            assert_eq!(pass.targets, losses.len() as u64);
+            assert!((pass.loss - loss).abs() < 1e-5, "pass {i}: {} is not {loss}", pass.loss);
+        }
+        let shares: Vec<f64> = seen.passes.iter().filter_map(|pass| pass.share).collect();
+        let all: f64 = shares.iter().sum();
+        match shares[..] {
+            [] => assert!(spec.model.body.iter().all(|item| !format!("{item:?}").contains("Gate"))),
+            _ => assert!((all - 1.0).abs() < 1e-6 && shares.iter().all(|q| *q > 0.0), "{shares:?}"),
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::support::minimise::minimise;
 use crate::support::{load, models, root, specs};
 use dreamc_compiler::random;
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{Matrices, OptimizerKind, Transfer, TransferRule};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
 use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, verify};
@@ -28,10 +29,13 @@ fn every_example_keeps_every_promise() {
         let report = prove(spec, 1, &[], &[]);
         println!("{name}: {:.1} s", report.seconds);
         assert!(report.holds(), "{name}\n{report}");
-        assert_eq!(report.proofs.len(), 12);
+        assert_eq!(report.proofs.len(), 14);
         for proof in &report.proofs {
             let nothing = matches!(proof.verdict, Verdict::Nothing { .. });
-            assert!(!nothing || proof.proof == "plain", "{name}\n{report}");
+            assert!(
+                !nothing || matches!(proof.proof, "plain" | "coordinates" | "memory"),
+                "{name}\n{report}"
+            );
             assert!(nothing || proof.checks > 0, "{name}\n{report}");
         }
     }
@@ -105,6 +109,30 @@ fn random_specifications_keep_every_promise() {
     println!("seconds: {}; draws of weights and tokens {:.1}", took.join(", "), all - proofs);
     assert!(failed.is_empty(), "seeds {failed:?}");
     assert!(unproved * 10 <= proved + 10, "{unproved} proofs say nothing");
+}
+
+/// The rules of `train.transfer` over bodies of every kind: rates by tensor, and the coordinate
+/// check.
+#[test]
+fn transferred_rates_keep_sizes_at_every_width() {
+    let base = Transfer { rule: TransferRule::Mup, width: 16, depth: 2, tokens: None };
+    let matrices = Matrices { momentum: 0.95, rate: 3.0 };
+    let recipes = [
+        (OptimizerKind::AdamW, base),
+        (OptimizerKind::Lion, base),
+        (OptimizerKind::Muon(matrices), base),
+        (OptimizerKind::MuonH(matrices), Transfer { rule: TransferRule::Hyperp, tokens: Some(1000), ..base }),
+    ];
+    for (name, spec) in models(specs("examples/ladder")) {
+        let all = if name.contains("dr-da") { &recipes[..] } else { &recipes[..1] };
+        for &(optimizer, transfer) in all {
+            let mut spec = spec.clone();
+            (spec.train.optimizer, spec.train.transfer) = (optimizer, Some(transfer));
+            let report = prove(&spec, 1, &["devices", "coordinates"], &[]);
+            assert!(report.holds(), "{name} {optimizer:?}\n{report}");
+            assert!(report.proofs[1].checks > 4, "{name}\n{report}");
+        }
+    }
 }
 
 /// Files that random specifications that failed were made into.

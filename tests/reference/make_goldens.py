@@ -259,6 +259,9 @@ CASES |= {
     "exit_mean": zoo("exit-mean", [LOOPED, MLP], [
         '"sa > mlp"', '{recur: 3, residual_norm: false, exit: mean, embed: true, layers: ["sa > mlp"]}', "norm",
     ]),
+    "kv_first": zoo("kv-first", [sequence(", projection: none, value_residual: true, bias: qkv"), MLP], [
+        '"sa > mlp"', '{recur: 3, residual_norm: false, kv: first, lora: 2, layers: ["sa > mlp", "mlp | sa"]}', '"sa > mlp"',
+    ]),
     "mixture_of_recursions": zoo("mixture-of-recursions", [LOOPED, MLP], [
         '"sa > mlp"',
         '{recur: 3, residual_norm: false, kv: first, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], '
@@ -317,6 +320,20 @@ CASES |= {
     "attention_sink": zoo("attention-sink", [
         sequence(", window: 3, sink: true, bias: all, qk_norm: none", "near"), sequence(", sink: true, bias: qkv"), MLP,
     ], ['{repeat: 2, layers: ["near > mlp", "sa > mlp"]}']),
+    "post_norms": zoo("post-norms", [
+        sequence(", window: 3, qk_norm: rms_all, pre_norm: false, post_norm: true", "near"),
+        sequence(", qk_norm: rms_all, pre_norm: false, post_norm: true, rope: 500"),
+        "mlp: {mlp: {intermediate: 9, pre_norm: false, post_norm: true}}",
+    ], ['{repeat: 2, layers: ["near > mlp", "sa > mlp"]}']),
+    "biased_experts": zoo("biased-experts", [
+        sequence(", sink: true, bias: all, qk_norm: none"), sequence(", bias: qk", "plain"),
+        "ea: {experts: {count: 5, active: 2, intermediate: 6, activation: swiglu_clamped, biased: true, balance: 1e-3, "
+        "router: {form: linear, score: softmax, normalise: true}}}",
+    ], ['"sa > ea"', '"plain > ea"']),
+    "latent": zoo("latent", [
+        "sa: {sequence: {heads: 3, head_size: 6, qk_norm: none, latent: {query: 5, kv: 7, turned: 2, value: 4}}}",
+        "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, scale: 0.3, latent: {kv: 5, turned: 4, value: 6}}}", MLP,
+    ], ['"sa > mlp"', '"sb > mlp"']),
     "partial_rotation": zoo("partial-rotation", [
         "sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8, rope: {base: 10000, share: 0.5}}}",
         "mlp: {mlp: {intermediate: 9}}",
@@ -353,7 +370,9 @@ def draw(model, shapes, rng):
             weights[name] = rng.standard_normal(shape) / max(shape[-1], 2) ** 0.5
         elif name.endswith(("read.weight", "exit.weight", "choice.weight")):
             weights[name] = 0.7 * rng.standard_normal(shape)
-        elif name.endswith((".bias", ".sink", "mix.decay")) or ".mix.weight" in name and len(shape) == 1:
+        elif name.endswith((".gate.bias", ".up.bias")):
+            weights[name] = 6.0 * rng.standard_normal(shape)  # some beyond the limits of 7 and some within
+        elif name.endswith((".bias", ".logit_bias", ".sink", "mix.decay")) or ".mix.weight" in name and len(shape) == 1:
             weights[name] = (len(shape) == 1 and name.endswith("mix.weight")) / shape[0] + 0.3 * rng.standard_normal(shape)
         elif len(shape) == 1:
             weights[name] = 1 - model.gain_offset + 0.2 * rng.standard_normal(shape)

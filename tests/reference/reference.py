@@ -27,14 +27,15 @@ EPS = 1e-6  # of every RMSNorm
 
 ATTENTION_DEFAULTS = dict(
     heads=None, kv_heads=None, head_size=None, rope=None, qk_norm="rms", window=None, softcap=None, scale=None,
-    post_norm=False, projection=None, bias=None, gate=None, sink=False, value_residual=False,
+    pre_norm=True, post_norm=False, projection=None, bias=None, gate=None, sink=False, value_residual=False,
 )  # fmt: skip
 DEFAULTS = {
-    "sequence": ATTENTION_DEFAULTS | {"rope": 10000, "depth_keys": False, "kv_from": None},
+    "sequence": ATTENTION_DEFAULTS | {"rope": 10000, "depth_keys": False, "kv_from": None, "latent": None},
     "depth": ATTENTION_DEFAULTS | {"rope": {"base": 500, "half_reversed": True}},
     "experts": dict(count=None, active=None, intermediate=None, query=128, activation="swiglu", balance=1e-3,
-                    router=None, shared=0, shared_gate=False, post_norm=False),
-    "mlp": dict(intermediate=None, activation="swiglu", post_norm=False),
+                    router=None, shared=0, shared_gate=False, biased=False, pre_norm=True,
+                    post_norm=False),
+    "mlp": dict(intermediate=None, activation="swiglu", pre_norm=True, post_norm=False),
 }  # fmt: skip
 SKIP_DEFAULTS = dict(
     capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None, router=None, gate=None,
@@ -85,15 +86,18 @@ def component(name, given):
         c["kv_heads"] = c["kv_heads"] or c["heads"]
         if c["projection"] != "none":
             c["projection"] = fill(PROJECTION_DEFAULTS, c["projection"] or {}, f"{name}.projection")
+        if c.get("latent"):
+            c["latent"] = fill(dict(query=None, kv=None, turned=None, value=None), c["latent"], f"{name}.latent")
+            assert c["qk_norm"] == "none" and c["kv_heads"] == c["heads"], name
         rope = c["rope"] if isinstance(c["rope"], dict) else {"base": c["rope"]}
         c["rope"] = fill({"base": None, "half_reversed": False, "share": 1.0, "scaling": None}, rope, f"{name}.rope")
-        assert c["bias"] in (None, "qkv", "out", "all") and c["gate"] in (None, "head", "element"), name
+        assert c["bias"] in (None, "qk", "qkv", "out", "all") and c["gate"] in (None, "head", "element"), name
         assert c["heads"] % c["kv_heads"] == 0 and c["head_size"] % 2 == 0, name
         # A token does not know how long its sequence will become, so only depth has an end to count back from. Nor has
         # a window over depth been given a meaning.
         assert not (kind == "sequence" and c["rope"]["half_reversed"]), name
         assert not (kind == "depth" and c["window"]), name
-        assert c["qk_norm"] in ("rms", "none"), name
+        assert c["qk_norm"] in ("rms", "rms_all", "none"), name
     if kind == "experts":
         c["router"] = fill(ROUTER_DEFAULTS, c["router"] or {}, f"{name}.router")
     return c
@@ -406,7 +410,8 @@ class Model:
                 prefix, c = f"layers.{i}.{name}", self.components[name]
                 if self.stream == "attend":
                     shapes[f"{prefix}.read.weight"] = shapes[f"{prefix}.read.norm.weight"] = (h,)
-                shapes[f"{prefix}.norm.weight"] = (h,)
+                if c["pre_norm"]:
+                    shapes[f"{prefix}.norm.weight"] = (h,)
                 if c["post_norm"]:
                     shapes[f"{prefix}.post_norm.weight"] = (h,)
                 if c["kind"] in ("sequence", "depth"):
@@ -414,7 +419,19 @@ class Model:
                     qkv, out = ((c["heads"] + 2 * c["kv_heads"] * own) * d, h), (h, c["heads"] * d)
                     mixed = layer.recurrent and c["projection"] != "none"
                     mixture = (layer.times,) if mixed else ()  # one projection expert per application
-                    matrix(f"{prefix}.qkv", mixture + qkv)
+                    if latent := c.get("latent"):
+                        up = (c["heads"] * d, latent["query"] or h)
+                        if latent["query"]:
+                            shapes[f"{prefix}.q_down.weight"] = (latent["query"], h)
+                            shapes[f"{prefix}.q_down_norm.weight"] = (latent["query"],)
+                        shapes[f"{prefix}.q_up.weight"] = up
+                        shapes[f"{prefix}.kv_down.weight"] = (latent["kv"] + latent["turned"], h)
+                        shapes[f"{prefix}.kv_down_norm.weight"] = (latent["kv"],)
+                        each = d - latent["turned"] + latent["value"]
+                        shapes[f"{prefix}.kv_up.weight"] = (c["heads"] * each, latent["kv"])
+                        out = (h, c["heads"] * latent["value"])
+                    else:
+                        matrix(f"{prefix}.qkv", mixture + qkv)
                     matrix(f"{prefix}.out", mixture + out)
                     if mixed:
                         shapes[f"{prefix}.qkv.shared.weight"] = qkv
@@ -422,12 +439,17 @@ class Model:
                         router(prefix, layer.times, c["projection"]["query"])
                     if c["bias"] in ("qkv", "all"):
                         shapes[f"{prefix}.qkv.bias"] = qkv[:1]
+                    if c["bias"] == "qk":
+                        shapes[f"{prefix}.q.bias"] = (c["heads"] * d,)
+                        if own:
+                            shapes[f"{prefix}.k.bias"] = (c["kv_heads"] * d,)
                     if c["bias"] in ("out", "all"):
                         shapes[f"{prefix}.out.bias"] = out[:1]
-                    if c["qk_norm"] == "rms":
-                        shapes[f"{prefix}.q_norm.weight"] = (d,)
+                    if c["qk_norm"] != "none":
+                        each = c["qk_norm"] == "rms"  # else all heads are one vector
+                        shapes[f"{prefix}.q_norm.weight"] = (d if each else c["heads"] * d,)
                         if own:
-                            shapes[f"{prefix}.k_norm.weight"] = (d,)
+                            shapes[f"{prefix}.k_norm.weight"] = (d if each else c["kv_heads"] * d,)
                     if c["gate"]:
                         matrix(f"{prefix}.gate", (c["heads"] * (d if c["gate"] == "element" else 1), h))
                     if c["sink"]:
@@ -449,6 +471,12 @@ class Model:
                                 shapes[f"{prefix}.shared.gate.weight"] = (wide, h)
                             shapes[f"{prefix}.shared.up.weight"] = (wide, h)
                             shapes[f"{prefix}.shared.down.weight"] = (h, wide)
+                        if c["biased"]:
+                            shapes[f"{prefix}.router.logit_bias"] = (c["count"],)
+                            if gated:
+                                shapes[f"{prefix}.gate.bias"] = (c["count"], c["intermediate"])
+                            shapes[f"{prefix}.up.bias"] = (c["count"], c["intermediate"])
+                            shapes[f"{prefix}.down.bias"] = (c["count"], h)
                         if c["shared_gate"]:
                             shapes[f"{prefix}.shared_gate.weight"] = (h,)
         return shapes
@@ -535,6 +563,9 @@ def activate(kind, gate, up):
         return jax.nn.silu(gate) * up
     if kind == "geglu":
         return jax.nn.gelu(gate, approximate=True) * up
+    if kind == "swiglu_clamped":
+        gate = jnp.minimum(gate, 7.0)
+        return gate * jax.nn.sigmoid(1.702 * gate) * (jnp.clip(up, -7.0, 7.0) + 1.0)
     if kind == "relu":
         return jax.nn.relu(up)
     if kind == "relu2":
@@ -915,7 +946,7 @@ class Forward:
     def component(self, name, x, l, i):
         c, prefix = self.model.components[name], f"layers.{i}.{name}"
         self.layer_of = self.model.layers[i]
-        x_hat = self.norm(x, f"{prefix}.norm.weight")
+        x_hat = self.norm(x, f"{prefix}.norm.weight") if c["pre_norm"] else x
         if c["kind"] in ("sequence", "depth"):
             y = self.attention(name, c, prefix, x_hat, l, self.model.layers[i])
         elif c["kind"] == "experts":
@@ -949,6 +980,7 @@ class Forward:
             query = rotate(query, depth_positions(l, self.model.depth, size, half_reversed=True), 500.0)
             keys = self.norm(keys, f"{prefix}.router.k_norm.weight")  # an expert sits at no depth: keys are not rotated
             logits = query @ keys.T / size**0.5
+        logits = logits + self.w.get(f"{prefix}.router.logit_bias", 0.0)
         experts = logits.shape[-1]
         score = {
             "sigmoid": jax.nn.sigmoid,
@@ -995,9 +1027,11 @@ class Forward:
             gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
         gates = gates * c["router"]["scale"]
         relu = c["activation"] in ("relu", "relu2")
-        gate = None if relu else jnp.einsum("bth,eih->btei", x_hat, self.w[f"{prefix}.gate.weight"])
-        up = jnp.einsum("bth,eih->btei", x_hat, self.w[f"{prefix}.up.weight"])
-        outputs = jnp.einsum("btei,ehi->bteh", activate(c["activation"], gate, up), self.w[f"{prefix}.down.weight"])
+        bias = lambda name: self.w[f"{prefix}.{name}.bias"] if c["biased"] else 0.0
+        gate = None if relu else jnp.einsum("bth,eih->btei", x_hat, self.w[f"{prefix}.gate.weight"]) + bias("gate")
+        up = jnp.einsum("bth,eih->btei", x_hat, self.w[f"{prefix}.up.weight"]) + bias("up")
+        inner = activate(c["activation"], gate, up)
+        outputs = jnp.einsum("btei,ehi->bteh", inner, self.w[f"{prefix}.down.weight"]) + bias("down")
         routed = jnp.einsum("bte,bteh->bth", gates, outputs)
         if not c["shared"]:
             return routed
@@ -1006,6 +1040,30 @@ class Forward:
             shared = shared * jax.nn.sigmoid(x_hat @ self.w[f"{prefix}.shared_gate.weight"])[..., None]
         return routed + shared
 
+    def latent(self, c, prefix, x_hat):
+        """Latent attention, head by head: no key is stored, and no value is longer than it is."""
+        w, l, (b, t, _) = (lambda name: self.w[f"{prefix}.{name}.weight"]), c["latent"], x_hat.shape
+        heads, d, turned = c["heads"], c["head_size"], c["latent"]["turned"]
+        positions = self.positions(b, t)[..., None] * np.ones(turned // 2)
+        turn = lambda u: rotate(u, positions, c["rope"]["base"])
+        asked = x_hat
+        if l["query"]:
+            asked = self.norm(x_hat @ w("q_down").T, f"{prefix}.q_down_norm.weight")
+        both = x_hat @ w("kv_down").T
+        made = self.norm(both[..., : l["kv"]], f"{prefix}.kv_down_norm.weight")
+        shared = turn(both[..., l["kv"] :])
+        each, outputs = d - turned + l["value"], []
+        ahead = np.triu(np.ones((t, t), dtype=bool), 1)
+        for head in range(heads):
+            q = asked @ w("q_up")[head * d : (head + 1) * d].T
+            kv = made @ w("kv_up")[head * each : (head + 1) * each].T
+            k, v = kv[..., : d - turned], kv[..., d - turned :]
+            scores = q[..., : d - turned] @ jnp.swapaxes(k, -1, -2)
+            scores = scores + turn(q[..., d - turned :]) @ jnp.swapaxes(shared, -1, -2)
+            scores = scores * (d**-0.5 if c["scale"] is None else c["scale"])
+            outputs.append(jax.nn.softmax(jnp.where(ahead, -jnp.inf, scores), axis=-1) @ v)
+        return jnp.concatenate(outputs, axis=-1) @ w("out").T
+
     def attention(self, name, c, prefix, x_hat, l, layer):
         # One routing serves both projections, decided from the input of the first.
         mixed = layer.recurrent and c["projection"] != "none"
@@ -1013,11 +1071,16 @@ class Forward:
         b, t, _ = x_hat.shape
         heads, kv_heads, d = c["heads"], c["kv_heads"], c["head_size"]
         taking = jnp.ones((b, t), dtype=bool) if self.taking is None else self.taking
+        if c.get("latent"):
+            return self.latent(c, prefix, x_hat)
         qkv = project("qkv", x_hat)
         if c["bias"] in ("qkv", "all"):
             qkv = qkv + self.w[f"{prefix}.qkv.bias"]
         qkv = qkv.reshape(b, t, -1, d)
         q, k, v = qkv[:, :, :heads], qkv[:, :, heads : heads + kv_heads], qkv[:, :, heads + kv_heads :]
+        if c["bias"] == "qk":
+            q = q + self.w[f"{prefix}.q.bias"].reshape(heads, d)
+            k = k + (0.0 if c.get("kv_from") else self.w[f"{prefix}.k.bias"].reshape(kv_heads, d))
 
         if c["kind"] == "sequence":
             # [b or 1, t, 1, d/2]: all pairs of a token share its position, and so do all heads.
@@ -1028,7 +1091,11 @@ class Forward:
                        scaling=c["rope"]["scaling"])  # fmt: skip
 
         def ready(u, gain):
-            return turn(self.norm(u, f"{prefix}.{gain}.weight") if c["qk_norm"] == "rms" else u)
+            if c["qk_norm"] == "rms":
+                u = self.norm(u, f"{prefix}.{gain}.weight")
+            elif c["qk_norm"] == "rms_all":
+                u = self.norm(u.reshape(*u.shape[:-2], -1), f"{prefix}.{gain}.weight").reshape(u.shape)
+            return turn(u)
 
         q = ready(q, "q_norm")
         writers = taking  # whose keys and values these are, where a skip leaves some out

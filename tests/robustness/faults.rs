@@ -9,20 +9,20 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-use dreamc_compiler::compiled::TensorKind;
+use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
 use dreamc_compiler::ir::{
-    Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, Positions, Unary, Value, infer,
+    Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, Port, Positions, Unary, Value, infer,
 };
 use dreamc_compiler::lower::{Form, Shape};
-use dreamc_compiler::op::{AttentionGrad, Decide, KeepInts, Zeros};
+use dreamc_compiler::op::{AttentionGrad, Constant, Decide, KeepInts, Rms, Zeros};
 use dreamc_compiler::oracle::{Batch, Oracle, Setup};
 use dreamc_compiler::program::{
     Affine, BufferId, Kernel, Launch, Operand, Plan, RowOp, RowStore, Space, Step, kernel,
 };
 use dreamc_compiler::rewrite::{Rewriting, Rules};
-use dreamc_compiler::{CompileError, Compiled, Options, Pass, compile_watched};
-use dreamc_dsl::spec::{Expr, Item, Model, OptimizerKind, SkipRule};
+use dreamc_compiler::{CompileError, Compiled, LAST, Options, Pass, compile_watched};
+use dreamc_dsl::spec::{Expr, Group as Rates, Item, Model, OptimizerKind, SkipRule};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
@@ -77,7 +77,8 @@ impl<'a> Faulty<'a> {
     }
 
     fn watch(&self, rewritten: bool, pass: Pass, module: &mut Module, f: &mut Function) {
-        let read = f.params.iter().any(|p| p.binding == Binding::State(Lifetime::Latest));
+        let read = |p: &Port| matches!(p.binding, Binding::State(Lifetime::Latest | Lifetime::First));
+        let read = f.params.iter().any(read);
         let caches = read || f.nodes.iter().any(|n| matches!(n.op, Op::Append));
         let edit = match (self.stage, pass) {
             (Some(Stage::Lower(edit)), Pass::Lower) => edit,
@@ -152,6 +153,10 @@ impl Transport for Wrong {
         self.group.exchange(what, &bytes)
     }
 
+    fn failed(&self) -> Option<GroupError> {
+        self.group.failed()
+    }
+
     fn fail(&self, reason: &str) {
         self.group.fail(reason);
     }
@@ -175,13 +180,17 @@ impl Transport for Kept {
         Ok(found)
     }
 
+    fn failed(&self) -> Option<GroupError> {
+        self.0.failed()
+    }
+
     fn fail(&self, reason: &str) {
         self.0.fail(reason);
     }
 }
 
-/// Takes the sums over ranks of these values out of a plan.
-fn unsummed(c: &mut Compiled, origin: &str) -> bool {
+/// Takes what ranks do together with these values out of a plan.
+fn apart(c: &mut Compiled, together: fn(&Kernel) -> bool, origin: &str) -> bool {
     fn take(steps: &mut Vec<Step>, is: &dyn Fn(&Launch) -> bool) -> bool {
         let before = steps.len();
         steps.retain(|step| !matches!(step, Step::Launch(launch) if is(launch)));
@@ -192,9 +201,21 @@ fn unsummed(c: &mut Compiled, origin: &str) -> bool {
         });
         inside.fold(taken, |a, b| a | b)
     }
-    let sums: Vec<bool> = c.plan.kernels.iter().map(|k| matches!(k, Kernel::AllReduce(_))).collect();
+    let sums: Vec<bool> = c.plan.kernels.iter().map(together).collect();
     let is = |launch: &Launch| sums[launch.kernel.0 as usize] && launch.origin == origin;
     c.plan.programs.values_mut().fold(false, |any, program| take(&mut program.steps, &is) | any)
+}
+
+fn sums(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::AllReduce(_))
+}
+
+fn scatters(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::ReduceScatter(_))
+}
+
+fn gathers(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::AllGather(_))
 }
 
 // Functions ---------------------------------------------------------------------------------------
@@ -431,6 +452,13 @@ const ORTHOGONAL: &str = "
   body: [\"sa > mlp\", {recur: 2, layers: [\"sa > ea\"]}]
 train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01, optimizer: muon}";
 
+/// One rate at several widths.
+const WIDE: &str = "
+    sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4}}
+    mlp: {mlp: {intermediate: 17}}
+  body: [{repeat: 2, layers: [\"sa > mlp\"]}]
+train: {steps: 6, batch: 4, learning_rate: 0.01, transfer: {rule: mup, width: 8, depth: 2}}";
+
 /// Moments in two bytes.
 const HALVES: &str = "
     sa: {sequence: {heads: 2, head_size: 6}}
@@ -450,6 +478,19 @@ const KEYS: &str = "
     mlp: {mlp: {intermediate: 7, activation: relu2}}
   body: [\"sa > mlp\", {recur: 3, layers: [\"(da | near) > ea\"]}, \"skip(capacity 0.5, causal bce 0.1) { near > mlp }\"]
 train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01, z_loss: 0.05}";
+
+/// Branches whose norms stand behind them alone, and experts with biases.
+const BEHIND: &str = "
+    sa: {sequence: {heads: 2, head_size: 6, qk_norm: rms_all, pre_norm: false, post_norm: true, bias: qk}}
+    ea: {experts: {count: 3, active: 2, intermediate: 5, activation: swiglu_clamped, biased: true, router: mixtral}}
+    mlp: {mlp: {intermediate: 7, pre_norm: false, post_norm: true}}
+  body: [\"sa > mlp\", \"sa > ea\"]";
+
+/// Queries, keys and values of short vectors.
+const LATENT: &str = "
+    sa: {sequence: {heads: 3, head_size: 6, qk_norm: none, latent: {query: 5, kv: 7, turned: 2, value: 4}}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [\"sa > mlp\", \"sa > mlp\"]";
 
 /// Statements on the stream, some of them in a loop.
 const STATEMENTS: &str = "
@@ -500,6 +541,19 @@ const AGAIN: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [\"a > mlp\", {recur: 3, layers: [\"a > mlp\"]}]";
 
+/// Passes that share the keys of the first.
+const FIRST: &str = "
+    sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, projection: none, bias: qkv}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [sa > mlp, {recur: 3, kv: first, layers: [sa > mlp, mlp > sa]}]";
+
+/// Lanes with weights of every application of a loop.
+const TURNS: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [\"sa > mlp\", {recur: 3, layers: [\"sa > mlp\"]}]
+  stream: {lanes: 2}";
+
 /// Passes with weights and losses of their own.
 const PASSES: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none, gate: head}}
@@ -532,6 +586,18 @@ fn rewrite(name: &'static str, edit: Edit, place: [&'static str; 2]) -> Fault {
     Fault { name, spec: RECURRENT, stage: Stage::Rewrite(edit), caught: "rewritten", place }
 }
 
+/// A fault in a rule that carries a rate from size to size.
+fn wider(name: &'static str, edit: fn(&mut Spec)) -> Fault {
+    Fault { name, spec: WIDE, stage: Stage::Read(edit), caught: "coordinates", place: ["", ""] }
+}
+
+/// Rates of tensors by a power of the width over the base's.
+fn scaled(spec: &mut Spec, pattern: &str, power: i32) {
+    let Some(transfer) = spec.train.transfer else { return };
+    let learning_rate = (spec.model.hidden as f64 / transfer.width as f64).powi(power);
+    spec.train.groups.push(Rates { pattern: pattern.into(), learning_rate, weight_decay: None });
+}
+
 fn plan(
     name: &'static str,
     edit: fn(&mut Compiled) -> bool,
@@ -552,8 +618,64 @@ fn counted(name: &'static str, edit: fn(&mut Counts), place: [&'static str; 2]) 
 fn faults() -> Vec<Fault> {
     vec![
         // Ranks: the way of gradients, rows and figures between them.
-        plan("gradients are not summed over ranks", |c| unsummed(c, "gradients"), "ranks", ["", ""]),
-        plan("counts are not summed over ranks", |c| unsummed(c, "selection counts"), "ranks", ["", ""]),
+        plan("gradients are not summed over ranks", |c| apart(c, sums, "gradients"), "ranks", ["", ""]),
+        plan("counts are not summed over ranks", |c| apart(c, sums, "selection counts"), "ranks", ["", ""]),
+        plan(
+            "gradients are sent before the last of them",
+            |c| {
+                let sums: Vec<bool> = c.plan.kernels.iter().map(sums).collect();
+                let Some(program) = c.plan.programs.get_mut(LAST) else { return false };
+                let is = |step: &Step| matches!(step, Step::Launch(l) if sums[l.kernel.0 as usize]);
+                let Some(at) = program.steps.iter().position(is) else { return false };
+                let sum = program.steps.remove(at);
+                program.steps.insert(0, sum);
+                true
+            },
+            "ranks",
+            ["", ""],
+        ),
+        plan(
+            "gradients are summed in every micro-batch",
+            |c| {
+                let last = c.plan.programs.get(LAST).cloned();
+                last.map(|last| c.plan.programs.insert("backward".into(), last)).is_some()
+            },
+            "ranks",
+            ["", ""],
+        ),
+        // States cut over ranks.
+        plan("gradients of a part are not summed", |c| apart(c, scatters, "gradients"), "ranks", ["", ""]),
+        plan("weights of other parts are not gathered", |c| apart(c, gathers, "weights"), "ranks", ["", ""]),
+        plan(
+            "a rank clips by the norm of its part",
+            |c| apart(c, gathers, "gradient norms"),
+            "ranks",
+            ["", ""],
+        ),
+        plan(
+            "sums of gradients cut elsewhere than weights",
+            |c| {
+                kernels(c, "norm", |k| match k {
+                    Kernel::ReduceScatter(kernel::ReduceScatter { parts }) => {
+                        let second = parts.cuts[2];
+                        parts.cuts[1] = second.min(parts.cuts[1] + 64);
+                        true
+                    }
+                    _ => false,
+                })
+            },
+            "ranks",
+            ["", ""],
+        ),
+        plan(
+            "a rank goes on with the states of another's part of a tensor",
+            |c| {
+                let cut = c.tensors.iter_mut().filter(|t| c.cut && t.kept.start > 0 && !t.kept.is_empty());
+                cut.map(|t| t.kept = 0..t.kept.end - t.kept.start).count() > 0
+            },
+            "ranks",
+            ["", ""],
+        ),
         ranks("a rank takes the rows of another", |group| match group.rank() {
             2 => Group::over(1, group.size(), Arc::new(group)),
             _ => group,
@@ -809,6 +931,45 @@ fn faults() -> Vec<Fault> {
             ["layers.1", ""],
         ),
         // Keys of components.
+        lower("a branch without a norm before it reads through one", BEHIND, |m, f| {
+            let Some(i) = reader(f, "mlp.up.weight") else { return false };
+            let x = f.nodes[i].inputs[0];
+            let normed = insert(m, f, i, Rms { inner: 1, eps: 1e-6 }.into(), vec![x])[0];
+            f.nodes[i + 1].inputs[0] = normed;
+            true
+        }),
+        lower("keys without their bias", BEHIND, |_, f| {
+            bypass_first(f, |f, i| f.nodes[i].inputs.iter().any(|&v| is_param(f, v, ".k.bias")).then_some(0))
+        }),
+        lower("logits of a router without their bias", BEHIND, |_, f| {
+            bypass_first(f, |f, i| {
+                f.nodes[i].inputs.iter().any(|&v| is_param(f, v, "ea.router.logit_bias")).then_some(0)
+            })
+        }),
+        lower("experts without the bias of their last matrix", BEHIND, |_, f| {
+            let Some(column) = reader(f, "ea.down.bias").map(|i| f.nodes[i].first) else { return false };
+            let each = nodes(f, |op| matches!(op, Op::Grouped(_)))
+                .into_iter()
+                .find(|&i| f.nodes[i].inputs[1] == column)
+                .map(|i| f.nodes[i].first);
+            bypass_first(f, |f, i| each.filter(|v| f.nodes[i].inputs.get(1) == Some(v)).map(|_| 0))
+        }),
+        lower("the vector that keys are made of is not normalised", LATENT, |_, f| {
+            let Some(i) = reader(f, "sa.kv_down_norm.weight") else { return false };
+            let normed =
+                f.nodes[i].inputs.iter().copied().find(|&v| !is_param(f, v, "sa.kv_down_norm.weight"));
+            let rms = normed.and_then(|v| defines(f, v));
+            rms.is_some_and(|i| matches!(f.nodes[i].op, Op::Rms(_)) && bypass(f, i, 0))
+        }),
+        lower("the part of keys that heads share does not turn", LATENT, |_, f| {
+            let turns = nodes(f, |op| matches!(op, Op::Rope(_)));
+            turns.last().is_some_and(|&i| turns.len() == 2 && bypass(f, i, 0))
+        }),
+        lower("a steeper gate without its slope", BEHIND, |_, f| {
+            let slopes = nodes(f, |op| *op == Op::Constant(Constant(1.702)));
+            slopes.iter().for_each(|&i| f.nodes[i].op = Op::Constant(Constant(1.0)));
+            !slopes.is_empty()
+        }),
         lower("sink as good as its opposite", KEYS, |_, f| {
             let Some(i) = reader(f, "sa.sink") else { return false };
             f.nodes[i].op = Op::Binary(Binary::Add);
@@ -906,7 +1067,8 @@ fn faults() -> Vec<Fault> {
             found
         }),
         lower("depth keys: each application writes its keys over those before", AGAIN, |_, f| {
-            let next = f.params.iter_mut().filter(|p| matches!(p.binding, Binding::Index(Index::Next(_))));
+            let next =
+                f.params.iter_mut().filter(|p| matches!(p.binding, Binding::Index(Index::Next { .. })));
             let found: Vec<_> = next.map(|port| port.binding = Binding::Index(Index::First)).collect();
             !found.is_empty()
         }),
@@ -1160,10 +1322,75 @@ fn faults() -> Vec<Fault> {
             let neg = nodes(f, |op| matches!(op, Op::Unary(Unary::Neg)));
             neg.first().is_some_and(|&neg| f.name.starts_with("exit") && bypass(f, neg, 0))
         }),
+        caches(
+            "keys of its last pass that a token does not leave",
+            PASSES,
+            |_, f| {
+                let reading =
+                    |f: &Function, v: Value| (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&v));
+                let taken = nodes(f, |op| matches!(op, Op::CacheTake));
+                let kept = taken.first().and_then(|&taken| reading(f, f.nodes[taken].first));
+                let both = kept.and_then(|kept| reading(f, f.nodes[kept].first));
+                both.is_some_and(|both| bypass(f, both, 0))
+            },
+            ["", ""],
+        ),
+        caches(
+            "a token that left without its stream",
+            PASSES,
+            |_, f| {
+                let leaves = f.name.starts_with("layer") && f.params.iter().any(|p| p.name == "exit.left");
+                let y = f.results.iter().find(|(p, _)| p.name == "y").map(|(_, v)| *v);
+                let both = f.nodes.iter().position(|n| Some(n.first) == y);
+                leaves && both.is_some_and(|both| bypass(f, both, 0))
+            },
+            ["", ""],
+        ),
         Fault {
             name: "the weights of the first pass at every pass",
             spec: PASSES,
             stage: Stage::Plan(|c| forget_loops(&mut c.plan, "evaluate", |name| name.contains("lora_"))),
+            caught: "devices",
+            place: ["", ""],
+        },
+        lower("values of the first pass that are its keys", FIRST, |_, f| {
+            let taken = nodes(f, |op| matches!(op, Op::CacheTake));
+            let Some(&attention) = nodes(f, |op| matches!(op, Op::Attention(_))).first() else {
+                return false;
+            };
+            taken.len() == 2 && {
+                f.nodes[attention].inputs[2] = f.nodes[attention].inputs[1];
+                true
+            }
+        }),
+        lower("the first row of keys for all layers of a pass", FIRST, |_, f| {
+            let rows = f.params.iter_mut().filter(|p| matches!(p.binding, Binding::Index(Index::Row(_))));
+            let reads = f.nodes.iter().any(|n| matches!(n.op, Op::CacheTake));
+            let changed = rows.filter(|_| reads).map(|p| p.binding = Binding::Index(Index::First));
+            changed.count() > 0
+        }),
+        caches(
+            "cached values of the first pass that are its keys",
+            FIRST,
+            |_, f| {
+                let keys = |p: &Port| p.binding == Binding::State(Lifetime::First);
+                let reads = f.params.iter().any(keys);
+                let Some(&attention) = nodes(f, |op| matches!(op, Op::Attention(_))).first() else {
+                    return false;
+                };
+                reads && {
+                    f.nodes[attention].inputs[2] = f.nodes[attention].inputs[1];
+                    true
+                }
+            },
+            ["", ""],
+        ),
+        Fault {
+            name: "the lanes of the first application at every one",
+            spec: TURNS,
+            stage: Stage::Plan(|c| {
+                forget_loops(&mut c.plan, "evaluate", |name| name.contains("lanes0.alpha"))
+            }),
             caught: "devices",
             place: ["", ""],
         },
@@ -1333,6 +1560,27 @@ fn faults() -> Vec<Fault> {
             stage: Stage::Read(|spec| spec.train.optimizer = OptimizerKind::Lion),
             caught: "devices",
             place: ["", ""],
+        },
+        // Rules that carry a rate from size to size.
+        wider("one rate at all widths", |spec| spec.train.transfer = None),
+        wider("matrices at the rate of the base", |spec| scaled(spec, "layers.*", 1)),
+        wider("embeddings slower where wider", |spec| scaled(spec, "embed.weight", -1)),
+        Fault {
+            name: "first embeddings smaller where wider",
+            spec: WIDE,
+            ..plan(
+                "",
+                |c| {
+                    let tables = c.tensors.iter_mut().filter(|t| t.kind == TensorKind::Embedding);
+                    tables.fold(false, |_, t| {
+                        let hidden = t.shape.last().map_or(1.0, |&n| n as f64);
+                        t.init = Init::Normal((1.0 / (5.0 * hidden)).sqrt());
+                        true
+                    })
+                },
+                "coordinates",
+                ["", ""],
+            )
         },
         Fault {
             name: "orthogonal steps of another mean of gradients",
@@ -1547,11 +1795,13 @@ fn main() -> ExitCode {
         sound("recurrent", RECURRENT),
         sound("skipping", SKIPPING),
         sound("keys", KEYS),
+        sound("wide", WIDE),
         sound("handed", HANDED),
         sound("again", AGAIN),
         sound("lanes", LANES),
         sound("manifold", MANIFOLD),
         sound("attended", ATTENDED),
+        sound("passes", PASSES),
         Trial::test("without a fault: ranks", || {
             for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;

@@ -88,9 +88,10 @@ fn router(c: &mut Component, edit: impl Fn(&mut Router)) {
     }
 }
 
-const COMPONENT: [fn(&mut Component); 34] = [
+const COMPONENT: [fn(&mut Component); 37] = [
     |c| attention(c, |a| a.kv_from = None),
     |c| attention(c, |a| a.value_residual = false),
+    |c| attention(c, |a| a.latent = None),
     |c| attention(c, |a| a.depth_keys = false),
     |c| attention(c, |a| a.projection = None),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.shared = false)),
@@ -106,8 +107,18 @@ const COMPONENT: [fn(&mut Component); 34] = [
     |c| attention(c, |a| a.scale = None),
     |c| attention(c, |a| a.qk_norm = QkNorm::None),
     |c| attention(c, |a| a.post_norm = false),
+    |c| match c {
+        Component::Sequence(a) | Component::Depth(a) => a.pre_norm = true,
+        Component::Experts(e) => e.pre_norm = true,
+        Component::Mlp(m) => m.pre_norm = true,
+    },
+    |c| {
+        if let Component::Experts(e) = c {
+            e.biased = false;
+        }
+    },
     |c| attention(c, |a| (a.heads, a.kv_heads) = (1, 1)),
-    |c| attention(c, |a| a.head_size = 2),
+    |c| attention(c, |a| (a.head_size, a.latent) = (2, None)),
     |c| router(c, |r| r.form = RouterForm::Linear),
     |c| router(c, |r| r.balance = None),
     |c| router(c, |r| r.load_balance_loss = 0.0),

@@ -48,12 +48,14 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 25] = [
+pub const WIRINGS: [&str; 28] = [
+    "latent",
     "layered",
     "moeut",
     "attention_residuals",
     "attention_residuals_block",
     "attention_sink",
+    "biased_experts",
     "cross_layer_kv",
     "denseformer",
     "exit_mean",
@@ -68,6 +70,7 @@ pub const WIRINGS: [&str; 25] = [
     "ouro",
     "parcae",
     "partial_rotation",
+    "post_norms",
     "relaxed_recursive",
     "shared_experts",
     "universal_transformer",
@@ -151,7 +154,8 @@ pub fn models(specs: Vec<(String, Spec)>) -> Vec<(String, Spec)> {
         }
     }
     println!("{files} files, {} models", distinct.len());
-    assert!(files < 2 || distinct.len() > 5);
+    // Small folders hold no duplicates; `shrink` must not make all of a large one equal.
+    assert!(distinct.len() >= files.min(6));
     distinct
 }
 
