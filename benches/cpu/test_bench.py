@@ -2,9 +2,13 @@
 
 import contextlib
 import io
+import pathlib
+import struct
+import tempfile
 import unittest
 
 import bench
+import llama
 
 
 class Bench(unittest.TestCase):
@@ -13,9 +17,10 @@ class Bench(unittest.TestCase):
         with contextlib.redirect_stdout(out):
             self.assertEqual(bench.main(["--plan"]), 0)
             self.assertEqual(bench.main(["--plan", "--scaling"]), 0)
-        for name in ("a: dreamc bf16:", "d: torch f32 compiled:", "c: torch bf16 compiled grouped:", "dreamc depth 16"):
+        names = ("a: dreamc f32 @avx2:", "d, written: dreamc @avx512:", "e, written: llama.cpp bf16:")
+        for name in names + ("a: dreamc bf16:", "d: torch f32 compiled:", "c: torch bf16 compiled grouped:", "dreamc depth 16"):
             self.assertIn(name, out.getvalue())
-        for model in bench.MODELS:
+        for model in [*bench.MODELS, *bench.WRITTEN]:
             self.assertTrue((bench.HERE / f"{model}.yaml").is_file())
 
     def test_the_best_of_pytorch_counts(self):
@@ -30,9 +35,29 @@ class Bench(unittest.TestCase):
         }
         self.assertEqual(bench.best(rounds, "torch")[0], "torch bf16 compiled")
         text = bench.report({"a": rounds})
-        self.assertIn("| a | dreamc f32 | 200 | 2.11 × | 50 |  | 50 % |", text)
+        self.assertIn("| a | dreamc f32 | 200 | 2.06 × (1.11 – 3.00) | 50 |  | 50 % |", text)
         self.assertIn("torch bf16 eager failed", text)
         self.assertNotIn("| torch f32 eager |", text)
+
+    def test_writing_is_compared_with_a_copy_and_with_llama(self):
+        def run(rate, **more):
+            return {"decoding": {"tokens_per_second": rate, "weights_per_second": rate * 2e8}, **more}
+
+        mine = [run(50, copy=2e10, decoding_eight={"tokens_per_second": 300}), run(60), run(40)]
+        text = bench.report({"d, written": {"dreamc": mine, "llama.cpp bf16": [run(25), run(40), {}]}})
+        self.assertIn("| d, written | dreamc | 50.0 | 10.0 | 50 % | 6.0 × | 1.75 × (1.50 – 2.00) |", text)
+
+    def test_a_gguf_file_is_as_long_as_it_says(self):
+        shape = (8, 2, 2, 4, 16, 40)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "x.gguf"
+            llama.write(path, shape, 32)
+            data = path.read_bytes()
+        self.assertEqual(data[:4], b"GGUF")
+        self.assertEqual(struct.unpack_from("<IQQ", data, 4), (3, 2 + 9 * 2, 19))
+        sizes = [columns * 4 if rows is None else rows * columns * 2 for _, rows, columns in llama.tensors(shape)]
+        rest = sum(size + -size % 32 for size in sizes)
+        self.assertEqual((len(data) - rest) % 32, 0)
 
     def test_growth_is_relative_to_the_first_point(self):
         def run(seconds):
