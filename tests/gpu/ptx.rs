@@ -2,6 +2,7 @@
 //! training steps, generation.
 
 use crate::support::losses::losses_apart;
+use crate::support::run::{Run, options};
 use crate::support::{Golden, distance, error, every_golden, goldens, load, models, specs};
 use dreamc_compiler::codegen::Limits;
 use dreamc_compiler::ir::{Attention, DType, Mask};
@@ -17,7 +18,7 @@ use dreamc_runtime::device::agree::{Agreement, apart, compare};
 use dreamc_runtime::device::cpu::CpuDevice;
 use dreamc_runtime::device::cuda::CudaDevice;
 use dreamc_runtime::device::ptx::{self, Checks, PtxDevice, Schedule};
-use dreamc_runtime::device::{Device, DeviceError, Element, Group, Instrument, RunStats, Session};
+use dreamc_runtime::device::{Device, DeviceError, Element, Group, Instrument, Session};
 use dreamc_skip::skip;
 
 /// The device, or a skipped test.
@@ -27,100 +28,6 @@ fn device(options: ptx::Options) -> Option<PtxDevice> {
 
 fn fast() -> ptx::Options {
     ptx::Options { checks: Checks::NONE, ..ptx::Options::default() }
-}
-
-fn options(b: usize, n: usize) -> Options {
-    Options { batch: b as u64, sequence: n as u64, train: true, logits: true, ..Options::default() }
-}
-
-struct Run {
-    compiled: Compiled,
-    session: Box<dyn Session>,
-}
-
-impl Run {
-    fn new(golden: &Golden, options: &Options, device: &dyn Device) -> Self {
-        let compiled = compile(&golden.spec, options).unwrap();
-        let session =
-            device.load(&compiled.plan, &Group::alone()).unwrap_or_else(|e| panic!("{}: {e}", golden.name));
-        let mut run = Run { compiled, session };
-        for tensor in run.compiled.tensors.clone() {
-            let values = golden.tensors[&format!("weights.{}", tensor.name)].floats();
-            let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-            run.session.write_at(tensor.weight, tensor.instance, 0, &values).unwrap();
-        }
-        run
-    }
-
-    fn write<T: dreamc_runtime::device::Element>(&mut self, name: &str, values: &[T]) {
-        if let Some(id) = self.compiled.plan.find(name) {
-            self.session.write_at(id, 0, 0, values).unwrap();
-        }
-    }
-
-    fn read(&self, name: &str) -> Vec<f64> {
-        let id = self.compiled.plan.find(name).unwrap_or_else(|| panic!("no buffer {name}"));
-        self.session.read_all::<f32>(id).unwrap().into_iter().map(f64::from).collect()
-    }
-
-    fn run(&mut self, program: &str) -> RunStats {
-        self.session.run(program).unwrap_or_else(|e| panic!("{program}: {e}"))
-    }
-
-    /// Loss and gradients of a batch, added to what is there.
-    fn backward(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
-        let (inputs, targets) = golden.batch(ids, n);
-        self.write("ids", &inputs);
-        self.write("targets", &targets);
-        self.write("positions", &(0..b * n).map(|i| (i % n) as i32).collect::<Vec<_>>());
-        self.write("loss_scale", &[1.0 / (b * n) as f32]);
-        self.write("aux_scale", &[1.0f32]);
-        self.write("loss", &[0.0f32]);
-        self.write("aux", &[0.0f32]);
-        self.run("backward");
-        self.read("loss")[0] + self.compiled.plan.find("aux").map_or(0.0, |_| self.read("aux")[0])
-    }
-
-    fn step(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize, step: i32) -> f64 {
-        let train = &golden.spec.train;
-        let loss = self.backward(golden, ids, b, n);
-        let rate = train.learning_rate * ((step + 1) as f64 / train.warmup as f64).min(1.0);
-        let correct = |beta: f64| 1.0 / (1.0 - beta.powi(step + 1));
-        let clip = train.clip.unwrap_or(f64::INFINITY);
-        let scalars = [
-            ("learning_rate", rate),
-            ("first_correction", correct(train.betas.0)),
-            ("second_correction", correct(train.betas.1)),
-            ("clip", clip),
-        ];
-        for (name, value) in scalars {
-            self.write(name, &[value as f32]);
-        }
-        self.run("norm");
-        self.run("update");
-        loss
-    }
-
-    fn gradients(&self) -> Vec<(String, Vec<f64>)> {
-        let with_gradient = self.compiled.tensors.iter().filter_map(|t| t.gradient.map(|g| (t, g)));
-        with_gradient
-            .map(|(t, gradient)| {
-                let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-                self.session.read_at(gradient, t.instance, 0, &mut values).unwrap();
-                (t.name.clone(), values.into_iter().map(f64::from).collect())
-            })
-            .collect()
-    }
-
-    fn weights(&self) -> Vec<f32> {
-        let mut all = vec![];
-        for t in &self.compiled.tensors {
-            let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-            self.session.read_at(t.weight, t.instance, 0, &mut values).unwrap();
-            all.extend(values);
-        }
-        all
-    }
 }
 
 #[test]
@@ -292,13 +199,13 @@ fn report(worst: Worst) {
 }
 
 /// Loss by step, and the weights at the end.
-fn train(golden: &Golden, narrow: Narrow, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f32>) {
+fn train(golden: &Golden, narrow: Narrow, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f64>) {
     let all = &golden.tensors["steps.ids"];
     let (b, n) = (all.dims[1], all.dims[2] - 1);
     let mut run = Run::new(golden, &Options { narrow, ..options(b, n) }, device);
     let batches = all.ints().chunks_exact(b * (n + 1)).take(steps).enumerate();
     let losses = batches.map(|(step, ids)| run.step(golden, ids, b, n, step as i32)).collect();
-    (losses, run.weights())
+    (losses, run.tensors().into_values().flatten().collect())
 }
 
 #[test]
@@ -325,7 +232,7 @@ fn no_schedule_finds_anything_or_changes_a_bit() {
     let narrow = goldens().into_iter().filter(|g| ["gemma", "switch", "dr_da"].contains(&g.name.as_str()));
     let all = goldens().into_iter().map(|g| (g, Narrow::Nothing)).chain(narrow.map(|g| (g, Narrow::Storage)));
     for (golden, narrow) in all {
-        let mut seen: Option<(Vec<f64>, Vec<f32>)> = None;
+        let mut seen: Option<(Vec<f64>, Vec<f64>)> = None;
         for (schedule, threads) in [(Schedule::Forward, 2), (Schedule::Reverse, 1), (Schedule::Random(7), 1)]
         {
             let options = ptx::Options { schedule, threads, ..ptx::Options::default() };
@@ -334,7 +241,7 @@ fn no_schedule_finds_anything_or_changes_a_bit() {
             match &seen {
                 None => seen = Some(found),
                 Some(first) => {
-                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                     assert_eq!(found.0, first.0, "{}: {narrow:?}, {schedule:?}", golden.name);
                     assert_eq!(bits(&found.1), bits(&first.1), "{}: {narrow:?}, {schedule:?}", golden.name);
                 }
@@ -357,10 +264,7 @@ fn cached(golden: &Golden, narrow: Narrow, device: &dyn Device) -> (Vec<f64>, Co
     if run.compiled.plan.programs.contains_key(PREPARE) {
         run.run(PREPARE);
     }
-    for (i, b) in run.compiled.plan.buffers.iter().enumerate().filter(|(_, b)| b.name.ends_with(".cached")) {
-        let none = vec![-1; (b.elements() * b.instances) as usize];
-        run.session.write_at(BufferId(i as u32), 0, 0, &none).unwrap();
-    }
+    run.empty_caches();
     let mut errors = vec![];
     let mut done = 0;
     while done < n {

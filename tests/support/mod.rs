@@ -6,6 +6,7 @@
 pub mod losses;
 pub mod minimise;
 pub mod ptrace;
+pub mod run;
 pub mod sandbox;
 
 use dreamc_compiler::ir::interpret::Tensor;
