@@ -1,7 +1,7 @@
 //! Devices do the same: the CPU as the interpreter, others as the CPU, one thread as several.
 
 use super::formulas::share_to_leave;
-use super::steps::Law;
+use super::steps::{Law, deep};
 use super::subject::{Subject, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, error, widen};
 use crate::device::agree::compare;
@@ -15,7 +15,7 @@ use dreamc_compiler::compiled::{Compiled, Entry, Init, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
-use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component, OptimizerKind, Precision};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, OptimizerKind, Precision};
 use indexmap::IndexMap;
 
 /// A launch from the same memory rounds as often as its sums are long.
@@ -288,17 +288,7 @@ fn transferred(s: &Subject, t: &Tensor) -> f64 {
     let data = rule.tokens.map_or(1.0, |base| (tokens as f64 / base as f64).powf(-0.32));
     let muon = matches!(train.optimizer, OptimizerKind::Muon(_) | OptimizerKind::MuonH(_));
     let sphere = matches!(train.optimizer, OptimizerKind::MuonH(_));
-    let deep = match t.kind {
-        TensorKind::Matrix | TensorKind::Shared => t.shape.len() > 1,
-        TensorKind::Routed => t.shape.len() > 2,
-        TensorKind::Embedding
-        | TensorKind::Head
-        | TensorKind::Router
-        | TensorKind::Gain
-        | TensorKind::Steady
-        | TensorKind::Balance => false,
-    };
-    let whole = muon && deep && !(sphere && matches!(t.init, Init::Constant(_)));
+    let whole = muon && deep(t) && !(sphere && matches!(t.init, Init::Constant(_)));
     if sphere && whole {
         return data / d.sqrt();
     }
@@ -345,11 +335,7 @@ fn transferred(s: &Subject, t: &Tensor) -> f64 {
 /// The balancing of a bias.
 fn balance(s: &Subject, t: &Tensor) -> Option<Balance> {
     let Owner::Component(i) = t.owner else { return None };
-    match s.spec.model.components.get_index(i as usize)?.1 {
-        Component::Sequence(a) | Component::Depth(a) => a.projection.as_ref()?.router.balance,
-        Component::Experts(e) => e.router.balance,
-        Component::Mlp(_) => None,
-    }
+    s.spec.model.components.get_index(i as usize)?.1.router()?.balance
 }
 
 /// `b += λ·law(target(N) - N)`
