@@ -100,7 +100,7 @@ impl DepthShape {
 impl DepthShape {
     fn naive(
         &self,
-        kernel: &impl KernelKind,
+        kernel: &dyn KernelKind,
         a: &Attention,
         variant: Variant,
     ) -> Result<Naive, CodegenError> {
