@@ -11,7 +11,8 @@
 //! - when a program begins: to its temporaries and to activations that the forward keeps;
 //! - before a launch: to the operands that it overwrites;
 //! - after a launch: to the rows that [`Launch::places`] leaves out, also where the device computes
-//!   them, and to temporaries that no later launch reads.
+//!   them, and to temporaries that no later launch reads;
+//! - to what [`Session::forget`] gives back.
 //!
 //! Weights, gradients, moments, state and cotangents of depth caches begin as zeros, as
 //! [`Device::load`] promises, and keep their values from program to program.
@@ -320,6 +321,18 @@ impl Session for Poisoning {
         bytes: &mut [u8],
     ) -> Result<(), DeviceError> {
         self.inner.read(buffer, instance, element, bytes)
+    }
+
+    fn forget(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        elements: u64,
+    ) -> Result<(), DeviceError> {
+        self.inner.forget(buffer, instance, element, elements)?;
+        let piece = Piece { buffer, instance, first: element, rows: 1, length: elements, stride: elements };
+        poison(self.inner.as_mut(), &piece)
     }
 
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
