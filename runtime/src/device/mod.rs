@@ -249,8 +249,9 @@ pub trait Session: Send {
         bytes: &mut [u8],
     ) -> Result<(), DeviceError>;
 
-    /// Gives the memory of a range back to the machine, where it takes some: what is read there
-    /// until it is written again may be anything. From then on the buffer has memory page by page.
+    /// Gives the memory of a range back to the machine, where it takes some: until it is written
+    /// again its elements may be any finite numbers, zeros or as they were. From then on the buffer
+    /// has memory page by page.
     fn forget(
         &mut self,
         buffer: BufferId,

@@ -113,8 +113,8 @@ pub(crate) trait Backend: Send + 'static {
     /// Copies out of the arena, after all launches before it.
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Gives memory of the arena back, where the machine takes some: what is there until it is
-    /// written again may be anything.
+    /// Gives memory of the arena back, where the machine takes some: zeros are there until it is
+    /// written again, or it is as it was.
     fn forget(&mut self, at: u64, bytes: u64) -> Result<(), DeviceError> {
         let _ = (at, bytes);
         Ok(())
