@@ -6,7 +6,7 @@ clients at once. Prints tokens a second, latencies, the ratio, and ends with an 
 
 `--soak SECONDS` sends random clients to a smaller model instead: some lie, some stall, some vanish, some read slowly, some begin
 alike. It prints memory every minute, and at the end whether it was flat (`flat` has the bound) and what was lost. It ends
-with an error if memory grew, a row or a cache is still taken, or an honest text changed or was not answered.
+with an error if memory grew (judged from ten minutes on), a row or a cache is still taken, or an honest text changed or was not answered.
 """
 
 import argparse
@@ -154,10 +154,12 @@ def soak(server, length):
     report["shared_tokens"] = int(server.metric("prompt_tokens_shared_total"))
     report["memory_mb"] = [round(m) for m in memory[:: max(1, len(memory) // 20)]] + [round(server.resident())]
     print(json.dumps(report))
-    verdict = "flat" if report["flat"] else "NOT flat"
-    print(f"memory was {verdict}: the last quarter within 5 % and 8 MB of the second, in median and at most; lost: {lost or 'nothing'}; {len(wrong)} wrong")
+    # It follows the tokens in flight: a quarter of a short run has too few clients to be like another.
+    short = length < 600
+    verdict = "not judged before ten minutes" if short else "flat" if report["flat"] else "NOT flat"
+    print(f"memory: {verdict} (the last quarter within 5 % and 8 MB of the second, in median and at most); lost: {lost or 'nothing'}; {len(wrong)} wrong")
     assert not wrong, wrong[:1]
-    assert not lost and report["flat"]
+    assert not lost and (short or report["flat"])
     assert [text(server.ask(body)[1]) for body in honest] == expected
 
 
