@@ -449,7 +449,7 @@ fn caches_have_a_bound() {
     assert_eq!(server.metric("dreamc_texts_running"), 1.0);
     assert_eq!(server.metric("dreamc_cache_tokens_reserved"), 3003.0);
     let refused = server.post("/v1/completions", &json!({ "prompt": "a" }));
-    let says = "2 texts may wait, and too many do: 1 are being written, with 3003 tokens in caches";
+    let says = "at most 2 texts may wait, beside 1 with a row and 3003 tokens in caches";
     assert!(refused.status == 429 && refused.body.contains(says), "{}", refused.body);
     drop(begun);
     assert!(behind.into_iter().map(finish).all(|reply| reply.status == 200));
