@@ -105,7 +105,8 @@ pub fn run(a: Arguments) -> Done {
     let address = SocketAddr::new(a.host, a.port);
     let listener =
         TcpListener::bind(address).map_err(|e| Failure::Usage(format!("cannot listen at {address}: {e}")))?;
-    let keep = a.keep.unwrap_or(4 * a.context.unwrap_or(trained.spec.model.context)) as usize;
+    let context = a.context.unwrap_or(trained.spec.model.context);
+    let keep = a.keep.unwrap_or(context.saturating_mul(4)) as usize;
     let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, keep, a.passes)?;
     let folder =
         a.model.canonicalize().ok().and_then(|p| Some(p.file_stem()?.to_string_lossy().into_owned()));
@@ -114,9 +115,9 @@ pub fn run(a: Arguments) -> Done {
         note!("warning: whoever reaches {address} can use the model; --api-key KEY asks for a key");
     }
     signal::catch();
-    let context = decoder.context().min(a.context.unwrap_or(trained.spec.model.context) as usize);
+    let context = decoder.context().min(context as usize);
     say!(
-        "serving {model} at http://{}: {} rows of {} tokens, {} ({} with caches)",
+        "serving {model} at http://{}: {} rows of {} tokens, {} (at most {} with caches)",
         listener.local_addr()?,
         decoder.rows(),
         context,

@@ -38,7 +38,7 @@ impl Prefixes {
     /// None yet, of pages of so many tokens.
     pub(super) fn new(page: usize) -> Self {
         let (pages, behind, used) = (HashMap::new(), HashMap::new(), BTreeMap::new());
-        Prefixes { page, most: 0, pages, behind, used, clock: 0 }
+        Prefixes { page: page.max(1), most: 0, pages, behind, used, clock: 0 }
     }
 
     /// Keeps pages of so many tokens from now on, at most.
