@@ -280,20 +280,20 @@ impl<B: Backend> Executor<B> {
     }
 
     /// Where a range of a buffer begins, in bytes from the arena's beginning.
-    fn range(&self, id: BufferId, instance: u64, element: u64, bytes: usize) -> Result<u64, DeviceError> {
+    fn range(&self, id: BufferId, instance: u64, element: u64, bytes: u64) -> Result<u64, DeviceError> {
         let b = self.plan.buffers.get(id.0 as usize).ok_or(DeviceError::NoBuffer(id))?;
         let size = b.dtype.bytes();
         let start = instance.checked_mul(b.elements()).and_then(|i| i.checked_add(element));
-        let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes as u64));
+        let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes));
         match (start, end) {
-            (Some(start), Some(end)) if end <= b.bytes() && (bytes as u64).is_multiple_of(size) => {
+            (Some(start), Some(end)) if end <= b.bytes() && bytes.is_multiple_of(size) => {
                 Ok(b.offset + start * size)
             }
             _ => Err(DeviceError::OutOfBounds {
                 buffer: b.name.clone(),
                 instance,
                 element,
-                elements: bytes as u64 / size,
+                elements: bytes / size,
             }),
         }
     }
@@ -789,7 +789,7 @@ impl<B: Backend> Session for Executor<B> {
         element: u64,
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
-        let at = self.range(buffer, instance, element, bytes.len())?;
+        let at = self.range(buffer, instance, element, bytes.len() as u64)?;
         if bytes.is_empty() { Ok(()) } else { self.backend.write(at, bytes) }
     }
 
@@ -800,8 +800,22 @@ impl<B: Backend> Session for Executor<B> {
         element: u64,
         bytes: &mut [u8],
     ) -> Result<(), DeviceError> {
-        let at = self.range(buffer, instance, element, bytes.len())?;
+        let at = self.range(buffer, instance, element, bytes.len() as u64)?;
         if bytes.is_empty() { Ok(()) } else { self.backend.read(at, bytes) }
+    }
+
+    fn forget(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        elements: u64,
+    ) -> Result<(), DeviceError> {
+        let size = self.plan.buffers.get(buffer.0 as usize).map_or(1, |b| b.dtype.bytes());
+        // A length beyond all integers is beyond the buffer, too.
+        let bytes = elements.saturating_mul(size) / size * size;
+        let at = self.range(buffer, instance, element, bytes)?;
+        self.backend.forget(at, bytes)
     }
 
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
