@@ -278,6 +278,13 @@ impl<'a, T> View<'a, T> {
         View { rows, length, stride: length, ..self }
     }
 
+    /// The same rows by another name of their type.
+    fn same<U>(self) -> View<'a, U> {
+        assert!(size_of::<T>() == size_of::<U>());
+        let View { rows, length, stride, .. } = self;
+        View { start: Pointer(self.start.0.cast()), rows, length, stride, _launch: PhantomData }
+    }
+
     /// Some of the rows.
     fn rows_from(self, first: usize, rows: usize) -> Self {
         assert!(first <= self.rows && rows <= self.rows - first);
