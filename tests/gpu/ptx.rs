@@ -5,7 +5,8 @@ use crate::support::losses::losses_apart;
 use crate::support::run::{Run, options};
 use crate::support::{Golden, distance, error, every_golden, goldens, load, models, specs};
 use dreamc_compiler::codegen::Limits;
-use dreamc_compiler::ir::{Attention, DType, Mask};
+use dreamc_compiler::ir::interpret::Tensor;
+use dreamc_compiler::ir::{Attention, DType, Mask, interpret};
 use dreamc_compiler::op::Bits;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
@@ -1472,9 +1473,7 @@ fn attention_of(
                 half::bf16::from_f32(value).to_f32()
             };
             let int = |j: u64| match b.name.trim_end_matches(char::is_numeric) {
-                // Of long sequences the first document is most.
-                "segments" if row > 400 => (j % row / 290) as i32,
-                "segments" => (j % row / (31 + j / row)) as i32,
+                "segments" => segment(j, row),
                 // The last tokens of a cache whose places are in some order, a part of them empty.
                 "query_positions" => (190 + j % row) as i32,
                 _ if (100..230).contains(&(j % row)) => -1,
@@ -1485,6 +1484,13 @@ fn attention_of(
         Ok(())
     };
     (plan, fill)
+}
+
+/// The document of a token among all rows, which have so many tokens each.
+fn segment(token: u64, row: u64) -> i32 {
+    // Of long sequences the first document is most.
+    let each = if row > 400 { 290 } else { 31 + token / row };
+    (token % row / each) as i32
 }
 
 /// Every float that a plan leaves behind, by buffer.
@@ -1666,6 +1672,114 @@ fn documents_are_apart_in_every_tile() {
         }
     }
 }
+
+/// Results of an attention of `attention_of` and its gradients, by the meaning of the operations in
+/// f64, from the numbers that a device has.
+fn by_meaning(
+    s: &AttentionShape,
+    a: &Attention,
+    found: &[(String, Vec<f32>)],
+) -> Vec<(&'static str, Vec<f64>)> {
+    let AttentionShape { batch, queries, heads, kv_heads, size, .. } = *s;
+    let masks = if a.segments { ", %segments" } else { "" };
+    let log = if a.segments || a.softcap.is_some() { ", %dlse" } else { "" };
+    let capped = a.softcap.map_or(String::new(), |cap| format!(" softcap {cap}"));
+    let window = a.window.map_or(String::new(), |window| format!(" window {window}"));
+    let words =
+        format!("scale {}{capped}{window} mask causal{}", a.scale, if a.segments { " segments" } else { "" });
+    let (q, k) = ("f32[b, t, n, d]", "f32[b, t, g, d]");
+    let module = dreamc_compiler::ir::parse(&format!(
+        "dims {{ b {batch}  t {queries}  n {heads}  g {kv_heads}  d {size} }}\n\
+         func @f {{\n\
+           input %q : {q}\n  input %k : {k}\n  input %v : {k}\n  input %do : {q}\n\
+           input %segments : i32[b, t]\n  input %dlse : f32[b, t, n]\n\
+           %0, %1 = attention %q, %k, %v{masks} {words} : {q}, f32[b, t, n]\n\
+           %2, %3, %4 = attention_grad %q, %k, %v, %0, %1, %do{masks}{log} {words} : {q}, {k}, {k}\n\
+           return o = %0, lse = %1, dq = %2, dk = %3, dv = %4\n\
+         }}"
+    ));
+    let module = module.unwrap_or_else(|e| panic!("{e}"));
+    let of = |name: &str| -> Vec<f64> {
+        let values = found.iter().find(|(n, _)| n == name).map_or(vec![], |(_, values)| values.clone());
+        values.into_iter().map(f64::from).collect()
+    };
+    let (tokens, wide, narrow) =
+        ((batch * queries) as usize, (heads * size) as usize, (kv_heads * size) as usize);
+    let all = of("qkv0");
+    let columns = |from: usize, width: usize| -> Vec<f64> {
+        all.chunks(wide + 2 * narrow).flat_map(|row| row[from..from + width].to_vec()).collect()
+    };
+    let segments = (0..tokens as u64).map(|j| segment(j, queries)).collect();
+    let dlse = if log.is_empty() { vec![0.0; tokens * heads as usize] } else { of("dlse0") };
+    let sizes = |list: [u64; 4]| list.map(|n| n as usize);
+    let (q, k) = (sizes([batch, queries, heads, size]), sizes([batch, queries, kv_heads, size]));
+    let args = [
+        Tensor::float(&q, columns(0, wide)),
+        Tensor::float(&k, columns(wide, narrow)),
+        Tensor::float(&k, columns(wide + narrow, narrow)),
+        Tensor::float(&q, of("cotangent0")),
+        Tensor::int(&q[..2], segments),
+        Tensor::float(&q[..3], dlse),
+    ];
+    let results = interpret(&module, &module.functions["f"], &args).unwrap_or_else(|e| panic!("{e}"));
+    let result =
+        |name: &str| results.iter().find(|(n, _)| n == name).map(|(_, t)| t.floats().to_vec()).unwrap();
+    // Rows of gradients stand as those of queries, keys and values do.
+    let parts = [("dq", wide), ("dk", narrow), ("dv", narrow)].map(|(name, width)| (result(name), width));
+    let row =
+        |i: usize| parts.iter().flat_map(move |(part, width)| part[i * width..(i + 1) * width].to_vec());
+    vec![("o0", result("o")), ("lse0", result("lse")), ("dqkv0", (0..tokens).flat_map(row).collect())]
+}
+
+/// Gradients of heads of 256, of which two warpgroups share rows, are those of the operation's
+/// meaning in f64: under a window and a soft-cap, with documents, and with as many heads of keys as
+/// of queries. 147 and 203 tokens are no tiles. The naive kernels, which find every score anew for
+/// each element, agree where a query sees two keys.
+#[test]
+fn gradients_of_heads_of_256_are_those_of_their_meaning() {
+    let Some(_) = device(fast()) else { return };
+    let shape = |batch, tokens, heads, kv_heads| AttentionShape {
+        batch,
+        queries: tokens,
+        keys: tokens,
+        heads,
+        kv_heads,
+        size: 256,
+    };
+    let all = Attention { scale: 0.4, softcap: None, window: None, mask: Mask::Causal, segments: false };
+    let cases = [
+        (shape(1, 147, 2, 1), Attention { window: Some(90), softcap: Some(3.0), ..all }),
+        (shape(2, 147, 1, 1), Attention { segments: true, ..all }),
+        (shape(1, 203, 1, 1), all),
+        (shape(1, 129, 1, 1), Attention { window: Some(2), ..all }),
+    ];
+    // Two blocks fill it.
+    let small = Limits { processors: 2, ..Limits::default() };
+    for (shape, attention) in cases {
+        let (plan, fill) = attention_of(vec![(shape, attention)], DType::Bf16);
+        let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+        assert!(texts.iter().all(|t| t.text.contains("FlashWarpgroups<")), "{texts:?}");
+        assert!(
+            texts.iter().any(|t| t.text.contains("flash_grad_keys<FlashWarpgroups<S, 64, ")),
+            "{texts:?}"
+        );
+        let hopper = PtxDevice::hopper(ptx::Options::default()).unwrap().with_limits(small);
+        let naive = PtxDevice::naive(fast()).unwrap();
+        let few = attention.window == Some(2);
+        for device in [Some(&hopper), few.then_some(&naive)].into_iter().flatten() {
+            let found = results(&plan, &fill, device);
+            for (name, expected) in by_meaning(&shape, &attention, &found) {
+                let values = &found.iter().find(|(n, _)| n == name).unwrap().1;
+                let e = distance(&values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>(), &expected);
+                println!("{shape:?}, {}: {name} differs by {e:.1e}", device.name());
+                assert!(e < OF_BF16, "{}: {name} differs by {e}", device.name());
+            }
+        }
+    }
+}
+
+/// Attention whose rows and probabilities are rounded to bf16, against f64.
+const OF_BF16: f64 = 1.0 / 128.0;
 
 #[test]
 #[ignore = "takes minutes"]

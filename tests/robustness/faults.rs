@@ -27,6 +27,7 @@ use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -208,6 +209,17 @@ fn apart(c: &mut Compiled, together: fn(&Kernel) -> bool, origin: &str) -> bool 
 
 fn sums(kernel: &Kernel) -> bool {
     matches!(kernel, Kernel::AllReduce(_))
+}
+
+/// Puts the first sum of the last micro-batch in front of everything that adds to it.
+fn early(c: &mut Compiled, is: fn(&Kernel) -> bool) -> bool {
+    let sums: Vec<bool> = c.plan.kernels.iter().map(is).collect();
+    let Some(program) = c.plan.programs.get_mut(LAST) else { return false };
+    let is = |step: &Step| matches!(step, Step::Launch(l) if sums[l.kernel.0 as usize]);
+    let Some(at) = program.steps.iter().position(is) else { return false };
+    let sum = program.steps.remove(at);
+    program.steps.insert(0, sum);
+    true
 }
 
 fn scatters(kernel: &Kernel) -> bool {
@@ -459,6 +471,15 @@ const WIDE: &str = "
   body: [{repeat: 2, layers: [\"sa > mlp\"]}]
 train: {steps: 6, batch: 4, learning_rate: 0.01, transfer: {rule: mup, width: 8, depth: 2}}";
 
+/// Layers of three kinds, each applied several times, whose values need not be kept: with weights
+/// of their own, with the same, and with a router that is balanced.
+const DEEP: &str = "
+    sa: {sequence: {heads: 2, head_size: 6}}
+    da: {depth: {heads: 1, head_size: 4}}
+    mlp: {mlp: {intermediate: 7}}
+    ea: {experts: {count: 5, active: 2, intermediate: 6, query: 4}}
+  body: [{repeat: 3, layers: [\"sa > mlp\"]}, {recur: 3, layers: [\"(da | sa) > ea\"]}]";
+
 /// Moments in two bytes.
 const HALVES: &str = "
     sa: {sequence: {heads: 2, head_size: 6}}
@@ -591,6 +612,72 @@ fn wider(name: &'static str, edit: fn(&mut Spec)) -> Fault {
     Fault { name, spec: WIDE, stage: Stage::Read(edit), caught: "coordinates", place: ["", ""] }
 }
 
+/// A fault in what layers compute again on the way back, where a limit of memory asks for it.
+fn again(name: &'static str, edit: fn(&mut Compiled) -> bool) -> Fault {
+    Fault { name, spec: DEEP, stage: Stage::Plan(edit), caught: "memory", place: ["", ""] }
+}
+
+/// Edits the launches of a way back that it has in common with the way there: those of layers that
+/// are computed again. An edit that answers `None` takes the launch out.
+fn computed_again(c: &mut Compiled, edit: &dyn Fn(&Plan, &mut Launch) -> Option<bool>) -> bool {
+    type Seen = HashSet<(u32, String)>;
+    fn forth(steps: &[Step], seen: &mut Seen) {
+        for step in steps {
+            match step {
+                Step::Launch(launch) => drop(seen.insert((launch.kernel.0, launch.origin.clone()))),
+                Step::Loop { reverse: false, steps, .. } => forth(steps, seen),
+                Step::Loop { reverse: true, .. } => {}
+            }
+        }
+    }
+    fn back(steps: &mut Vec<Step>, on_it: bool, change: &mut dyn FnMut(&mut Launch) -> bool) {
+        steps.retain_mut(|step| match step {
+            Step::Launch(launch) => !on_it || change(launch),
+            Step::Loop { reverse, steps, .. } => {
+                back(steps, on_it || *reverse, change);
+                true
+            }
+        });
+    }
+    if !c.kept.iter().any(|kept| kept.again) {
+        return false;
+    }
+    let plan = c.plan.clone();
+    let mut done = false;
+    for (name, program) in &mut c.plan.programs {
+        if !name.starts_with("backward") && !name.starts_with(LAST) {
+            continue;
+        }
+        let mut seen = Seen::new();
+        forth(&program.steps, &mut seen);
+        back(&mut program.steps, false, &mut |launch| {
+            if !seen.contains(&(launch.kernel.0, launch.origin.clone())) {
+                return true;
+            }
+            let edited = edit(&plan, launch);
+            done |= edited.unwrap_or(true);
+            edited.is_some()
+        });
+    }
+    done
+}
+
+/// Has layers that are computed again read such buffers as their first application does.
+fn again_as_first(c: &mut Compiled, is: &dyn Fn(&str) -> bool) -> bool {
+    computed_again(c, &|plan, launch| {
+        let mut done = false;
+        for operand in &mut launch.operands {
+            if let Operand::Tensor { buffer, instance, .. } = operand
+                && is(&plan.buffers[buffer.0 as usize].name)
+                && !instance.terms.is_empty()
+            {
+                (*instance, done) = (Affine::constant(instance.base), true);
+            }
+        }
+        Some(done)
+    })
+}
+
 /// Rates of tensors by a power of the width over the base's.
 fn scaled(spec: &mut Spec, pattern: &str, power: i32) {
     let Some(transfer) = spec.train.transfer else { return };
@@ -620,20 +707,7 @@ fn faults() -> Vec<Fault> {
         // Ranks: the way of gradients, rows and figures between them.
         plan("gradients are not summed over ranks", |c| apart(c, sums, "gradients"), "ranks", ["", ""]),
         plan("counts are not summed over ranks", |c| apart(c, sums, "selection counts"), "ranks", ["", ""]),
-        plan(
-            "gradients are sent before the last of them",
-            |c| {
-                let sums: Vec<bool> = c.plan.kernels.iter().map(sums).collect();
-                let Some(program) = c.plan.programs.get_mut(LAST) else { return false };
-                let is = |step: &Step| matches!(step, Step::Launch(l) if sums[l.kernel.0 as usize]);
-                let Some(at) = program.steps.iter().position(is) else { return false };
-                let sum = program.steps.remove(at);
-                program.steps.insert(0, sum);
-                true
-            },
-            "ranks",
-            ["", ""],
-        ),
+        plan("gradients are sent before the last of them", |c| early(c, sums), "ranks", ["", ""]),
         plan(
             "gradients are summed in every micro-batch",
             |c| {
@@ -645,6 +719,12 @@ fn faults() -> Vec<Fault> {
         ),
         // States cut over ranks.
         plan("gradients of a part are not summed", |c| apart(c, scatters, "gradients"), "ranks", ["", ""]),
+        plan(
+            "gradients of a part are sent before the last of them",
+            |c| early(c, scatters),
+            "ranks",
+            ["", ""],
+        ),
         plan("weights of other parts are not gathered", |c| apart(c, gathers, "weights"), "ranks", ["", ""]),
         plan(
             "a rank clips by the norm of its part",
@@ -655,8 +735,8 @@ fn faults() -> Vec<Fault> {
         plan(
             "sums of gradients cut elsewhere than weights",
             |c| {
-                kernels(c, "norm", |k| match k {
-                    Kernel::ReduceScatter(kernel::ReduceScatter { parts }) => {
+                kernels(c, LAST, |k| match k {
+                    Kernel::ReduceScatter(kernel::ReduceScatter { parts, .. }) => {
                         let second = parts.cuts[2];
                         parts.cuts[1] = second.min(parts.cuts[1] + 64);
                         true
@@ -1565,6 +1645,65 @@ fn faults() -> Vec<Fault> {
         wider("one rate at all widths", |spec| spec.train.transfer = None),
         wider("matrices at the rate of the base", |spec| scaled(spec, "layers.*", 1)),
         wider("embeddings slower where wider", |spec| scaled(spec, "embed.weight", -1)),
+        wider("the head at the rate of the base", |spec| scaled(spec, "head.weight", 1)),
+        wider("gains slower where wider", |spec| scaled(spec, "*norm.weight", -1)),
+        Fault {
+            name: "a head as large at first as that of the base",
+            spec: WIDE,
+            ..plan(
+                "",
+                |c| {
+                    let heads = c.tensors.iter_mut().filter(|t| t.kind == TensorKind::Head);
+                    heads.fold(false, |_, t| {
+                        let hidden = t.shape.last().map_or(1.0, |&n| n as f64);
+                        t.init = Init::Normal((1.0 / (5.0 * hidden)).sqrt());
+                        true
+                    })
+                },
+                "coordinates",
+                ["", ""],
+            )
+        },
+        // Layers that a limit of memory has computed again.
+        again("a layer computed again from the stream of another", |c| {
+            again_as_first(c, &|name| name.ends_with("stream"))
+        }),
+        again("a layer computed again with the weights of another", |c| {
+            let weights: Vec<String> = c
+                .tensors
+                .iter()
+                .map(|t| t.weight)
+                .map(|id| c.plan.buffers[id.0 as usize].name.clone())
+                .collect();
+            again_as_first(c, &|name| weights.iter().any(|w| w == name))
+        }),
+        again("layers not computed again", |c| computed_again(c, &|_, _| None)),
+        again("keys over the depth computed again for another application", |c| {
+            computed_again(c, &|plan, launch| {
+                let write = matches!(plan.kernels[launch.kernel.0 as usize], Kernel::CacheWrite(_));
+                match launch.operands.get_mut(1) {
+                    Some(Operand::Index(row)) if write => *row = Affine::constant(row.base),
+                    _ => return Some(false),
+                }
+                Some(true)
+            })
+        }),
+        again("choices counted once more where they are computed again", |c| {
+            let counts = c.tensors.iter().find_map(|t| t.counts);
+            computed_again(c, &|plan, launch| {
+                let mut done = false;
+                for operand in &mut launch.operands {
+                    if let (Operand::Tensor { buffer, .. }, Some(counts)) = (operand, counts)
+                        && plan.buffers[buffer.0 as usize].name.contains("again.")
+                        && plan.buffers[buffer.0 as usize].elements()
+                            == plan.buffers[counts.0 as usize].elements()
+                    {
+                        (*buffer, done) = (counts, true);
+                    }
+                }
+                Some(done)
+            })
+        }),
         Fault {
             name: "first embeddings smaller where wider",
             spec: WIDE,
@@ -1796,6 +1935,7 @@ fn main() -> ExitCode {
         sound("skipping", SKIPPING),
         sound("keys", KEYS),
         sound("wide", WIDE),
+        sound("deep", DEEP),
         sound("handed", HANDED),
         sound("again", AGAIN),
         sound("lanes", LANES),

@@ -8,14 +8,16 @@
 //!
 //! Choices of routers would jump: every expert is chosen, and nothing skips.
 
+use super::steps::Law;
 use super::subject::{self, Subject};
-use super::{Checks, Place, Proof, VerifyError, widen};
+use super::{Checks, Place, Proof, VerifyError, transfer, widen};
 use crate::model::{Model, Scale};
 use crate::train::schedule;
-use dreamc_compiler::Options;
-use dreamc_compiler::compiled::Entry;
+use dreamc_compiler::compiled::{Entry, Init};
+use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Component, Expr, Item, Precision, Router, Schedule};
+use indexmap::IndexMap;
 
 /// Sizes of streams and logits do not follow the width.
 pub struct Coordinates;
@@ -32,6 +34,12 @@ const STEPS: u64 = 5;
 const RATE: f64 = 1e-3;
 /// A rule that is broken has a slope that is off by a half or more.
 const SLOPE: f64 = 0.4;
+/// Widths whose first moves are looked at: that of the base, and twice that, where any factor is
+/// off by a root of two or more.
+const MOVED: usize = 2;
+/// How far a move may be off, relative to that of the table: products of orthogonal steps may read
+/// bf16.
+const MOVE: f64 = 0.05;
 
 impl Proof for Coordinates {
     fn name(&self) -> &'static str {
@@ -43,7 +51,8 @@ impl Proof for Coordinates {
     }
 
     fn how(&self) -> &'static str {
-        "slopes of streams and logits over four widths, at the start and in how far five steps move them, under the recipe's `transfer`"
+        "slopes of streams and logits over four widths, at the start and in how far five steps move them, under the recipe's \
+         `transfer`; of every tensor the deviation of its first values and its first move against the table of the rule"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -51,6 +60,23 @@ impl Proof for Coordinates {
         let mut sizes = vec![];
         for k in WIDER {
             sizes.push(measured(s, &widened(&base, k))?);
+        }
+        let mut first: IndexMap<String, f64> = IndexMap::new();
+        for (i, k) in WIDER.into_iter().enumerate() {
+            let spec = widened(&base, k);
+            let compiled = s.pipeline.compile(&spec, &options(s))?;
+            let m = k as f64 / WIDER[0] as f64;
+            for t in &compiled.tensors {
+                if let (Some(power), Init::Normal(deviation)) = (transfer::deviation(&spec, t), t.init) {
+                    let at_base = *first.entry(t.name.clone()).or_insert(deviation);
+                    let e = (deviation / (at_base * m.powf(power)) - 1.0).abs();
+                    let what = format!("deviation of first values of {} at {m} times the width", t.name);
+                    checks.check(what, e, 1e-9, Place::of_tensor(&t.name));
+                }
+            }
+            if i < MOVED {
+                moves(s, &spec, compiled, m, checks)?;
+            }
         }
         let depths = sizes.iter().map(|(streams, _)| streams.len()).min().unwrap_or(0);
         let places = (0..depths).map(|l| (format!("the stream behind {l} layers"), 0.0, Some(l)));
@@ -105,6 +131,7 @@ fn base(s: &Subject) -> Option<Spec> {
     let t = &mut spec.train;
     (t.learning_rate, t.warmup, t.schedule, t.eps) = (RATE, 0, Schedule::Constant, 1e-12);
     (t.clip, t.moments, t.random_depth, t.groups) = (None, Precision::F32, None, vec![]);
+    t.weight_decay = 0.0;
     transfer.width = spec.model.hidden * WIDER[0];
     transfer.depth = s.depth();
     let sequence = t.sequence.unwrap_or(spec.model.context);
@@ -150,6 +177,10 @@ fn widened(base: &Spec, k: u64) -> Spec {
             Component::Sequence(a) | Component::Depth(a) => {
                 a.heads *= k;
                 a.kv_heads *= k;
+                if let Some(latent) = &mut a.latent {
+                    latent.query = latent.query.map(|n| n * k);
+                    latent.kv *= k;
+                }
             }
             Component::Experts(e) => e.intermediate *= k,
             Component::Mlp(m) => m.intermediate *= k,
@@ -158,10 +189,56 @@ fn widened(base: &Spec, k: u64) -> Spec {
     spec
 }
 
+fn options(s: &Subject) -> Options {
+    Options { depths: vec![], ..s.options() }
+}
+
+/// The first move of every tensor of a model of `m` times the width, along that of its law at the
+/// rate of the table.
+fn moves(
+    s: &Subject,
+    spec: &Spec,
+    compiled: Compiled,
+    m: f64,
+    checks: &mut Checks,
+) -> Result<(), VerifyError> {
+    let device = s.cpu(1);
+    let mut model = Model::load(&device, compiled)?;
+    model.initialise(s.seed)?;
+    model.begin_step()?;
+    let scale = Scale { loss: 1.0 / s.batch.learned().max(1) as f32, auxiliary: 1.0 };
+    model.backward(&s.batch, scale, None)?;
+    let mut before = vec![];
+    for t in model.compiled().tensors.clone() {
+        if let Some(g) = model.gradient(&t)? {
+            let w = widen(&model.get(&t.name)?);
+            before.push((t, widen(&g), w));
+        }
+    }
+    model.norm()?;
+    model.update(&schedule::scalars(&spec.train, 1))?;
+    let rate = schedule::learning_rate(&spec.train, 1);
+    for (t, g, w) in before {
+        let rate = rate * transfer::rate(spec, s.depth(), &t);
+        let mut states = [w.clone(), vec![0.0; w.len()], vec![0.0; w.len()]];
+        Law { train: &spec.train, step: 1, rate, decay: 0.0 }.apply(&t, &g, &mut states);
+        let found = widen(&model.get(&t.name)?);
+        let (mut along, mut length) = (0.0, 0.0);
+        for ((found, expected), w) in found.iter().zip(&states[0]).zip(&w) {
+            along += (found - w) * (expected - w);
+            length += (expected - w) * (expected - w);
+        }
+        if length > 0.0 {
+            let what = format!("first move of {} at {m} times the width", t.name);
+            checks.check(what, (along / length - 1.0).abs(), MOVE, Place::of_tensor(&t.name));
+        }
+    }
+    Ok(())
+}
+
 /// Streams and logits of a model, over seeds and steps.
 fn measured(s: &Subject, spec: &Spec) -> Result<(Vec<Moved>, Moved), VerifyError> {
-    let options = Options { depths: vec![], ..s.options() };
-    let compiled = s.pipeline.compile(spec, &options)?;
+    let compiled = s.pipeline.compile(spec, &options(s))?;
     let device = s.cpu(1);
     let (mut streams, mut logits): (Vec<Moved>, Moved) = Default::default();
     for seed in 0..SEEDS {

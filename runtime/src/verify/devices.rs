@@ -1,21 +1,21 @@
 //! Devices do the same: the CPU as the interpreter, others as the CPU, one thread as several.
 
 use super::formulas::share_to_leave;
-use super::steps::{Law, deep};
+use super::steps::Law;
 use super::subject::{Subject, backward, streams};
-use super::{Checks, Place, Proof, VerifyError, blame, error, widen};
+use super::{Checks, Place, Proof, VerifyError, blame, error, transfer, widen};
 use crate::device::agree::compare;
 use crate::device::poison::Poisoned;
 use crate::device::{Device, DeviceError, Session};
 use crate::generate::NextLogits;
 use crate::model::{Model, Scale};
 use crate::train::schedule;
-use dreamc_compiler::bind::{Adapted, Factor, Input, Output, Owner, Part};
-use dreamc_compiler::compiled::{Compiled, Entry, Init, Tensor, TensorKind};
+use dreamc_compiler::bind::{Input, Output, Owner, Part};
+use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
-use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, OptimizerKind, Precision};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Precision};
 use indexmap::IndexMap;
 
 /// A launch from the same memory rounds as often as its sums are long.
@@ -273,63 +273,8 @@ fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
             chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
         }
     }
-    let share = transferred(s, t);
+    let share = transfer::rate(&s.spec, s.depth(), t);
     (chosen.0 / share, chosen.1 * share)
-}
-
-/// The factor on a tensor's rate by the recipe's `transfer`: what its numbers sum over, and where
-/// their sum goes.
-fn transferred(s: &Subject, t: &Tensor) -> f64 {
-    let (train, model) = (&s.spec.train, &s.spec.model);
-    let Some(rule) = train.transfer else { return 1.0 };
-    let m = model.hidden as f64 / rule.width as f64;
-    let d = s.depth() as f64 / rule.depth as f64;
-    let tokens = train.steps * train.batch * train.sequence.unwrap_or(model.context);
-    let data = rule.tokens.map_or(1.0, |base| (tokens as f64 / base as f64).powf(-0.32));
-    let muon = matches!(train.optimizer, OptimizerKind::Muon(_) | OptimizerKind::MuonH(_));
-    let sphere = matches!(train.optimizer, OptimizerKind::MuonH(_));
-    let whole = muon && deep(t) && !(sphere && matches!(t.init, Init::Constant(_)));
-    if sphere && whole {
-        return data / d.sqrt();
-    }
-    let small =
-        matches!(t.part, Part::LaneMixWeight | Part::LastLanes | Part::Table | Part::Low(_, Factor::A));
-    let sums_over_width = match t.kind {
-        TensorKind::Head => true,
-        TensorKind::Embedding | TensorKind::Balance => false,
-        TensorKind::Matrix | TensorKind::Shared | TensorKind::Routed => {
-            !matches!(t.part, Part::Low(_, Factor::B))
-        }
-        TensorKind::Router => matches!(t.part, Part::Router | Part::RouterQuery | Part::PredictorUp),
-        TensorKind::Gain | TensorKind::Steady => {
-            t.shape.len() > 1 && t.part == Part::Mix
-                || matches!(
-                    t.part,
-                    Part::SharedWeight
-                        | Part::LaneAlphaWeight
-                        | Part::LaneBetaWeight
-                        | Part::LaneMixWeight
-                        | Part::ReadQuery
-                        | Part::ExitGate
-                        | Part::PredictorUp
-                        | Part::Low(_, Factor::A)
-                )
-        }
-    };
-    let width = match (sums_over_width, whole, small) {
-        (false, ..) | (true, true, false) => 1.0,
-        (true, true, true) => m.powf(-0.5),
-        (true, false, _) => 1.0 / m,
-    };
-    let adds = matches!(t.part, Part::Out | Part::OutShared | Part::OutBias | Part::Down | Part::SharedDown)
-        || matches!(t.part, Part::Low(Adapted::Out | Adapted::Down, Factor::B));
-    let inside = matches!(t.owner, Owner::Component(_) | Owner::Skip(_));
-    let depth = match (inside, adds) {
-        (false, _) => 1.0,
-        (true, false) => d.powf(-0.5),
-        (true, true) => 1.0 / d,
-    };
-    width * depth * data
 }
 
 /// The balancing of a bias.

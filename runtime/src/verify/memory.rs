@@ -1,13 +1,25 @@
 //! Layers that are computed again have the bits of layers that are kept.
+//!
+//! Two micro-batches of the subject at a depth of three or more, at which a layer can be taken for
+//! another, with random weights, which are larger than first ones; then a short run. A run alone
+//! sees little: its weights are first values, whose layers add next to nothing to the stream.
 
-use super::subject::Subject;
+use super::subject::{Subject, add_backward};
 use super::trial::{STEPS, Trial, checkpoint, lines, same_bits};
-use super::{Checks, Place, Proof, VerifyError};
+use super::{Checks, Place, Proof, VerifyError, widen};
 use crate::group::Group;
+use crate::model::Scale;
+use dreamc_compiler::Options;
 use dreamc_compiler::precision::Narrow;
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Item;
+use indexmap::IndexMap;
 
 /// Training within less memory is the same training.
 pub struct Memory;
+
+/// The least number of applications of what is repeated.
+const DEEP: u64 = 3;
 
 impl Proof for Memory {
     fn name(&self) -> &'static str {
@@ -19,8 +31,9 @@ impl Proof for Memory {
     }
 
     fn how(&self) -> &'static str {
-        "six steps on a generated task with storage in bf16, of two micro-batches each, at random depths where the model \
-         recurs, with every layer kept and with every layer that can be computed again"
+        "gradients and choices of two micro-batches at three applications or more, in f32 and with storage in bf16, with every \
+         layer kept and with ever more of those computed again that can be; then six steps on a generated task with storage in \
+         bf16, of two micro-batches each, at random depths where the model recurs"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -32,6 +45,7 @@ impl Proof for Memory {
                 "no layer keeps the values of several applications that it could compute again".into(),
             ));
         }
+        gradients(&s.with(deep(&s.spec))?, checks)?;
         let again = trial.within(s, Narrow::Storage, usize::MAX)?;
         let all = again.compiled.kept.iter().filter(|kept| !kept.again).count();
         checks.check("layers that are kept", all as f64, 0.0, Place::default());
@@ -48,4 +62,73 @@ impl Proof for Memory {
         same_bits(checks, &checkpoint(&a, STEPS)?, &checkpoint(&b, STEPS)?)?;
         Ok(None)
     }
+}
+
+/// The specification with everything that is repeated applied three times or more.
+fn deep(spec: &Spec) -> Spec {
+    fn items(all: &mut [Item]) {
+        for item in all {
+            match item {
+                Item::Layer(_) | Item::Statement(_) => {}
+                Item::Repeat { count, items: inner, .. } | Item::Recur { count, items: inner, .. } => {
+                    *count = (*count).max(DEEP);
+                    items(inner);
+                }
+            }
+        }
+    }
+    let mut spec = spec.clone();
+    items(&mut spec.model.body);
+    spec
+}
+
+/// Every result of two micro-batches, with as many layers computed again as a limit may ask for,
+/// has the bits of those with none.
+fn gradients(s: &Subject, checks: &mut Checks) -> Result<(), VerifyError> {
+    for narrow in [Narrow::Nothing, Narrow::Storage] {
+        for depth in std::iter::once(None).chain(s.depths().into_iter().map(Some)) {
+            let options = Options { narrow, ..s.options() };
+            let can = s.compile(&options)?.kept.len();
+            let expected = micro_batches(s, &options, depth)?;
+            for again in 1..=can {
+                let found = micro_batches(s, &Options { again, ..options.clone() }, depth)?;
+                // In the order of the way back, so that the first that differs is where something
+                // is.
+                for (name, expected) in expected.iter().rev() {
+                    let found = found.get(name).map_or(&[][..], Vec::as_slice);
+                    let apart = expected.iter().zip(found).filter(|(a, b)| a.to_bits() != b.to_bits());
+                    let other = apart.count() + expected.len().abs_diff(found.len());
+                    let at = depth.map_or(String::new(), |d| format!(" at depth {d}"));
+                    let what = format!("bits of {name}{at}, {again} of {can} again, {narrow:?}");
+                    checks.check(what, other as f64, 0.0, Place::of_tensor(name));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gradients and counted choices by tensor, behind two micro-batches, with the losses and the
+/// logits of the last.
+fn micro_batches(
+    s: &Subject,
+    options: &Options,
+    depth: Option<u64>,
+) -> Result<IndexMap<String, Vec<f64>>, VerifyError> {
+    let device = s.cpu(1);
+    let mut model = s.load(&device, options)?;
+    model.drop_step()?;
+    let scale = Scale { loss: 0.5 / s.batch.learned().max(1) as f32, auxiliary: 0.5 };
+    add_backward(&mut model, &s.batch, scale, depth, true)?;
+    let found = add_backward(&mut model, &s.batch, scale, depth, false)?;
+    let mut all = found.gradients;
+    for t in model.compiled().tensors.clone() {
+        if t.counts.is_some() {
+            let counts = model.get(&format!("{}.counts", t.name))?;
+            all.insert(t.name, widen(&counts));
+        }
+    }
+    all.insert("the logits".into(), found.logits);
+    all.insert("the loss".into(), vec![found.loss]);
+    Ok(all)
 }

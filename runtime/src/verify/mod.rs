@@ -29,6 +29,7 @@ mod resume;
 pub mod shrink;
 mod steps;
 mod subject;
+mod transfer;
 mod trial;
 
 pub use report::{Proved, Report, Verdict};

@@ -17,31 +17,14 @@ pub(super) struct Law<'a> {
     pub decay: f64,
 }
 
-/// Whether a tensor has matrices of layers or of experts.
-pub(super) fn deep(t: &Tensor) -> bool {
-    match t.kind {
-        TensorKind::Matrix | TensorKind::Shared => t.shape.len() > 1,
-        TensorKind::Routed => t.shape.len() > 2,
-        TensorKind::Embedding
-        | TensorKind::Head
-        | TensorKind::Router
-        | TensorKind::Gain
-        | TensorKind::Steady
-        | TensorKind::Balance => false,
-    }
-}
-
 impl Law<'_> {
     /// Moves a tensor. Its elements whose move is a sign of rounding come back: f32 and f64 may
     /// differ in them.
     pub(super) fn apply(&self, t: &Tensor, g: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) -> Vec<usize> {
-        let deep = deep(t);
         match self.train.optimizer {
             OptimizerKind::Lion => return self.lion(g, w, m),
-            OptimizerKind::Muon(how) if deep => self.muon(how, false, t, g, [w, m]),
-            OptimizerKind::MuonH(how) if deep && !matches!(t.init, Init::Constant(_)) => {
-                self.muon(how, true, t, g, [w, m]);
-            }
+            OptimizerKind::Muon(how) if whole(self.train, t) => self.muon(how, false, t, g, [w, m]),
+            OptimizerKind::MuonH(how) if whole(self.train, t) => self.muon(how, true, t, g, [w, m]),
             OptimizerKind::AdamW | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_) => {
                 self.adamw(g, w, m, v);
             }
@@ -101,6 +84,25 @@ impl Law<'_> {
                 }
             }
         }
+    }
+}
+
+/// Whether the recipe moves whole matrices of a tensor.
+pub(super) fn whole(train: &Train, t: &Tensor) -> bool {
+    let deep = match t.kind {
+        TensorKind::Matrix | TensorKind::Shared => t.shape.len() > 1,
+        TensorKind::Routed => t.shape.len() > 2,
+        TensorKind::Embedding
+        | TensorKind::Head
+        | TensorKind::Router
+        | TensorKind::Gain
+        | TensorKind::Steady
+        | TensorKind::Balance => false,
+    };
+    match train.optimizer {
+        OptimizerKind::AdamW | OptimizerKind::Lion => false,
+        OptimizerKind::Muon(_) => deep,
+        OptimizerKind::MuonH(_) => deep && !matches!(t.init, Init::Constant(_)),
     }
 }
 

@@ -20,6 +20,8 @@
 
 mod few;
 
+pub(crate) use few::FEW;
+
 use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
 use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow, widen};
 use super::{Context, Pointer};
@@ -175,6 +177,16 @@ impl<T: Stored> Side<T> {
     /// Whether lines are adjacent, step by step.
     fn by_steps(&self) -> bool {
         matches!(self, Side::Strided { line: 1, .. } | Side::GatheredSteps { .. })
+    }
+
+    /// Whether it is the same operand as another, line by line.
+    fn is(&self, other: &Self) -> bool {
+        match (*self, *other) {
+            (Side::Strided { start, line, step }, Side::Strided { start: s, line: l, step: t }) => {
+                (start.get(), line, step) == (s.get(), l, t)
+            }
+            _ => false,
+        }
     }
 
     /// The same operand from another line on.
@@ -429,7 +441,7 @@ pub(crate) fn panels(lines: usize, words: usize, width: usize) -> usize {
 pub(crate) fn block_scratch(rows: usize, columns: usize, steps: usize) -> usize {
     let s = shape();
     // Few rows are words from the first step to the last.
-    let few = if rows <= few::FEW { rows * steps } else { 0 };
+    let few = if rows <= FEW { rows * steps } else { 0 };
     let steps = steps.min(DEPTH);
     // The tile itself is there once more where it is stored as something else than f32.
     (rows * columns + left_words(rows, steps) + panels(columns, steps, s.columns)).max(few)
@@ -532,7 +544,7 @@ unsafe fn pack_lines<T: Stored>(
     let words = steps.div_ceil(T::per_word());
     debug_assert!(count <= width && to.len() >= width * words);
     if T::NARROW && T::per_word() == 1 && count == width && width == shape().columns {
-        let mut lines = [std::ptr::null(); few::WIDTH];
+        let mut lines = [std::ptr::null(); few::PANEL];
         lines.iter_mut().enumerate().take(width).for_each(|(i, to)| *to = line(i).cast());
         // SAFETY: the caller's; a panel of columns is whole vectors wide.
         return unsafe { few::pack_widened(&lines[..width], steps, to.as_mut_ptr()) };
@@ -1162,8 +1174,13 @@ pub(crate) unsafe fn product<T: Stored, C: Stored>(
     stride: usize,
     accumulate: bool,
 ) {
-    let (rows, columns) = match few::suits(m, k, a, b, cx.local_len) {
-        true => (few::FEW, few::columns_of_task(n, cx.pool.threads())),
+    let few = few::suits(m, k, a, b, cx.local_len);
+    if !few && !accumulate && m == n && a.is(&b) {
+        // SAFETY: the caller's.
+        return unsafe { square(cx, n, k, a, c, stride) };
+    }
+    let (rows, columns) = match few {
+        true => (FEW, few::columns_of_task(n, cx.pool.threads())),
         false => tiles::<T>((m, n, k), 1),
     };
     let across = n.div_ceil(columns);
@@ -1176,6 +1193,49 @@ pub(crate) unsafe fn product<T: Stored, C: Stored>(
         };
     });
 }
+
+/// Most rows of a task of [`square`].
+const ROWS_OF_SQUARE: usize = 96;
+
+/// `c = a · aᵀ` on all threads: what is right of a diagonal of squares, and those, is computed, and
+/// has the bits of what it is mirrored to, since factors may change places and sums keep their
+/// order.
+///
+/// # Safety
+/// `c` is `n` rows of `n` elements, `stride` apart, that nothing else refers to.
+unsafe fn square<T: Stored, C: Stored>(
+    cx: &Context,
+    n: usize,
+    k: usize,
+    a: Side<T>,
+    c: Pointer<C>,
+    stride: usize,
+) {
+    let rows = piece(n, (n / 4).min(ROWS_OF_SQUARE), shape().rows);
+    cx.parallel(n.div_ceil(rows), |task, scratch| {
+        let (first, end) = (task * rows, ((task + 1) * rows).min(n));
+        let (from, at) = (a.skip_lines(first), |i: usize, j: usize| c.add(i * stride + j));
+        // SAFETY: tasks have disjoint rows of `c` from the diagonal on, and write below it only to
+        // columns that are their rows.
+        unsafe {
+            let columns = piece(n - first, TILE.1, shape().columns);
+            for j in (first..n).step_by(columns) {
+                let size = (end - first, columns.min(n - j), k);
+                block(size, from, a.skip_lines(j), at(first, j), stride, false, scratch);
+            }
+            for i in (end..n).step_by(MIRRORED) {
+                for j in first..end {
+                    for i in i..(i + MIRRORED).min(n) {
+                        *at(i, j).get_mut() = *at(j, i).get();
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Rows of a result that are mirrored together: their lines stay in the first cache.
+const MIRRORED: usize = 16;
 
 /// `c = a · b` for some of the rows of `c`, whose numbers `order` lists in increasing order; `a`
 /// has as many lines.

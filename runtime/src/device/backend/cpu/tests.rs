@@ -224,9 +224,9 @@ fn other_instruction_sets() {
         return;
     }
     let test = std::env::current_exe().unwrap();
-    for level in ["portable", "avx2"] {
+    for level in ["portable", "avx2", "avx512"] {
         let mut command = std::process::Command::new(&test);
-        let names = ["tiles", "grouped", "row_kernels", "cpu::tests::attention"];
+        let names = ["tiles", "grouped", "row_kernels", "itself", "cpu::tests::attention"];
         let output = command.args(names).env(VARIABLE, level).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && !text.contains(" 0 passed"), "{level}: {text}");
@@ -277,6 +277,50 @@ fn product() {
                 })
                 .collect();
             close(&format!("{m} {n} {k}"), out[2].f(), &expected);
+        }
+    }
+}
+
+/// A matrix times its own transpose, of which half is computed, has the bits of the product with a
+/// copy, on any number of threads.
+#[test]
+fn product_of_a_matrix_and_itself() {
+    let mut r = Random(7);
+    for (n, k) in [(1, 5), (40, 33), (97, 300), (256, 512), (600, 70)] {
+        let a = r.floats(n * k);
+        let (n64, k64) = (n as u64, k as u64);
+        for (line, step) in [(k64, 1), (1, n64)] {
+            let (m, a_at, b_at) =
+                (n64, Matrix { row: line, column: step }, Matrix { row: step, column: line });
+            let kernel =
+                Kernel::Product(kernel::Product { m, n: n64, k: k64, a: a_at, b: b_at, accumulate: false });
+            for narrow in [false, true] {
+                let mut plan = plan_of(&kernel, &[F(a.clone()), F(a.clone()), F(vec![0.0; n * n])]);
+                let stored: Vec<half::bf16> = a.iter().map(|x| half::bf16::from_f32(*x)).collect();
+                if narrow {
+                    plan.buffers[..2].iter_mut().for_each(|b| b.dtype = DType::Bf16);
+                }
+                let mut results = vec![];
+                for (other, threads) in [(1, 1), (0, 1), (0, 2), (0, 3)] {
+                    for step in &mut plan.programs["main"].steps {
+                        let Step::Launch(launch) = step else { continue };
+                        let Operand::Tensor { buffer, .. } = &mut launch.operands[1] else { continue };
+                        *buffer = BufferId(other);
+                    }
+                    let mut session = session(&plan, threads);
+                    for id in [BufferId(0), BufferId(1)] {
+                        match narrow {
+                            false => session.write_at(id, 0, 0, &a),
+                            true => session.write_at(id, 0, 0, &stored),
+                        }
+                        .unwrap();
+                    }
+                    session.run("main").unwrap();
+                    let found: Vec<f32> = session.read_all(BufferId(2)).unwrap();
+                    results.push(found.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                }
+                assert!(results.iter().all(|r| *r == results[0]), "{n} {k} {narrow}");
+            }
         }
     }
 }
@@ -505,6 +549,10 @@ fn attention() {
         (1, 130, 130, 3, 3, 33),
         (2, 5, 150, 2, 1, 32),
         (1, 200, 200, 6, 1, 8),
+        // Few queries over a cache: its keys in pieces, and more heads of a group than go together.
+        (3, 1, 1100, 6, 2, 80),
+        (1, 1, 90, 20, 1, 24),
+        (2, 16, 140, 8, 8, 64),
     ];
     for (batch, queries, keys, heads, kv_heads, size) in shapes {
         for (softcap, window, mask, segments) in [
@@ -1675,4 +1723,37 @@ fn bad_indices() {
         }
         assert!(matches!(session.run("main"), Err(DeviceError::BadIndex { .. })), "{kernel:?}");
     }
+}
+
+/// Pages within a forgotten range go back to the system: they are zeros, and take no memory until
+/// they are written. Everything around the range stays.
+#[test]
+#[cfg(target_os = "linux")]
+fn forgotten_pages_are_given_back() {
+    const N: usize = 3 << 20;
+    let mut plan = Plan::default();
+    plan.buffers.push(buffer("cache", DType::F32, N, &mut plan.arena));
+    let mut session = session(&plan, 1);
+    let resident = || -> usize {
+        let status = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+        let line = status.lines().find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    };
+    session.write_at(BufferId(0), 0, 0, &vec![1.0f32; N]).unwrap();
+    let full = resident();
+    let (from, to) = (5000, N - 7000);
+    session.forget(BufferId(0), 0, from as u64, (to - from) as u64).unwrap();
+    let left = resident();
+    // Other tests allocate meanwhile.
+    assert!(left + (2 * N) < full, "{left} of {full} bytes are still taken");
+    let values = session.read_all::<f32>(BufferId(0)).unwrap();
+    let page = 64 << 10;
+    assert!(values[..from].iter().chain(&values[to..]).all(|x| *x == 1.0));
+    assert!(values[from + page..to - page].iter().all(|x| *x == 0.0));
+    session.write_at(BufferId(0), 0, from as u64, &[2.0f32]).unwrap();
+    assert_eq!(session.read_all::<f32>(BufferId(0)).unwrap()[from], 2.0);
+    let beyond = session.forget(BufferId(0), 0, 1, N as u64);
+    assert!(matches!(beyond, Err(DeviceError::OutOfBounds { .. })), "{beyond:?}");
+    assert!(session.forget(BufferId(0), 0, 0, u64::MAX).is_err());
+    assert!(session.forget(BufferId(1), 0, 0, 1).is_err());
 }

@@ -7,9 +7,13 @@
 //! of size `queries · keys` exists, and blocks that the mask hides altogether are not computed, nor
 //! half blocks along the diagonal of a causal one.
 //!
+//! Few queries over the places of a cache are another matter ([`few`]).
+//!
 //! Operands are f32 or bf16 ([`Stored`]), results what operands are. Scores, probabilities and sums
 //! are f32; where operands are bf16, what a product reads of them is rounded to bf16, as its other
 //! operand is.
+
+mod few;
 
 use super::Run;
 use crate::device::backend::cpu::product::{
@@ -407,19 +411,23 @@ fn parts(queries: usize, keys: usize, triangle: bool) -> impl Iterator<Item = (R
 
 impl Run for Attention {
     fn scratch(&self) -> Scratch {
-        scratch(&self.shape, false)
+        let s = Sizes::new(&self.shape);
+        if few::suits(&s, &self.attention) { few::scratch(&s) } else { scratch(&self.shape, false) }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let s = Sizes::new(&self.shape);
-        let [q, k, v] = ["q", "k", "v"].map(|name| args.view::<T>(name));
-        let o = args.view::<T>("o").rows_of(s.heads * s.size);
-        let lse = args.floats("lse").rows_of(s.heads);
-        let scores = Scores::new(&self.attention);
         cx.count(|| {
             let pairs: u64 = (0..s.batch).map(|b| Visible::new(&s, &self.attention, args, b).pairs(&s)).sum();
             2 * pairs * (s.heads * s.size) as u64
         });
+        if few::suits(&s, &self.attention) {
+            return few::run::<T>(&s, &self.attention, cx, args);
+        }
+        let [q, k, v] = ["q", "k", "v"].map(|name| args.view::<T>(name));
+        let o = args.view::<T>("o").rows_of(s.heads * s.size);
+        let lse = args.floats("lse").rows_of(s.heads);
+        let scores = Scores::new(&self.attention);
         let (chunks, query_blocks) = (s.group.div_ceil(HEADS), s.queries.div_ceil(QUERIES * BLOCK));
         cx.parallel(s.batch * s.kv_heads * chunks * query_blocks, |task, mut scratch| {
             // The last queries of a causal sequence see most: they come first.

@@ -6,16 +6,27 @@
 //! read once, 32 bits or more at a time; where bf16 has no products, it is widened in registers.
 //!
 //! Lines of the right operand are columns of the result, and a vector of sums has one lane a
-//! column, so a square of words, as many lines as steps, is transposed in registers. While the
-//! lines of one vector are multiplied, the next ones, which follow in memory, are on their way.
+//! column, so four words of as many lines as lanes are transposed in registers at a time. Memory is
+//! asked for [`AHEAD`] along each line, and from there in the line that follows the last of them: a
+//! processor looks ahead by itself in fewer places than there are lines.
 
 use super::{DEPTH, Four, Level, Pointer, Side, Stored, VECTORS, Vector, level, shape};
 use half::bf16;
 
 /// Most rows of such a product. More are better multiplied from panels.
 pub(crate) const FEW: usize = 16;
-/// Most lines of a vector, and most vectors of lines at once.
-pub(super) const WIDTH: usize = VECTORS * 16;
+/// Most lines of a right panel.
+pub(super) const PANEL: usize = VECTORS * 16;
+/// Lines at once: more would be read from more places than the first cache has for memory that is
+/// as far apart as lines of a power of two are. They are one vector or several.
+const WIDTH: usize = 16;
+/// The most vectors that they are.
+const GROUP: usize = 4;
+/// Words that are asked for ahead: fewer come too late, and more are gone again where lines are as
+/// far apart as the cache's places repeat.
+const AHEAD: usize = 256;
+/// Words of a line of the cache.
+const ASKED: usize = 16;
 
 /// Whether a product with so much scratch is one of few rows: steps are adjacent on both sides.
 pub(super) fn suits<T: Stored>(m: usize, k: usize, a: Side<T>, b: Side<T>, scratch: usize) -> bool {
@@ -24,16 +35,18 @@ pub(super) fn suits<T: Stored>(m: usize, k: usize, a: Side<T>, b: Side<T>, scrat
     (1..=FEW).contains(&m) && k > 0 && left && right && m * k.div_ceil(T::per_word()) <= scratch
 }
 
-/// Vectors that transpose squares of words.
+/// Vectors that transpose words.
 ///
-/// Nothing here passes a closure on: one that is not inlined has no vector instructions.
+/// Code that works with them passes on no closure, slice or iterator: in a build that inlines
+/// nothing across pieces of a crate they are calls, and vectors are in memory.
 pub(super) trait Turn: Vector {
-    /// Words `at` to `at + LANES` of `LANES` lines, a vector for each word; the rest of the vectors
-    /// is zero.
+    /// Vectors of [`WIDTH`] lines.
+    const GROUP: usize = WIDTH / Self::LANES;
+    /// Words `at` to `at + 4` of `LANES` lines, a vector for each word.
     ///
     /// # Safety
-    /// The lines have the words.
-    unsafe fn turn(lines: &[*const f32], at: usize) -> [Self; 16];
+    /// There are so many lines, and they have the words.
+    unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4];
     /// The first of two bf16 in a word, as f32.
     unsafe fn low(self) -> Self;
     /// The second.
@@ -42,16 +55,16 @@ pub(super) trait Turn: Vector {
 
 impl Turn for Four {
     #[inline(always)]
-    unsafe fn turn(lines: &[*const f32], at: usize) -> [Self; 16] {
-        let mut square = [Four([0.0; 4]); 16];
-        for (i, line) in lines.iter().enumerate().take(4) {
+    unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
+        let mut turned = [Four([0.0; 4]); 4];
+        for i in 0..4 {
             // SAFETY: the caller's.
-            let words = unsafe { Four::load(line.add(at)) };
-            for (square, word) in square.iter_mut().zip(words.0) {
-                square.0[i] = word;
+            let words = unsafe { Four::load((*lines.add(i)).add(at)) };
+            for (turned, word) in turned.iter_mut().zip(words.0) {
+                turned.0[i] = word;
             }
         }
-        square
+        turned
     }
     #[inline(always)]
     unsafe fn low(self) -> Self {
@@ -85,70 +98,55 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has AVX-512; sixteen lines have the words.
+    /// The processor has AVX-512; there are sixteen lines, and they have the words.
     #[inline(always)]
-    unsafe fn turn_sixteen(lines: &[*const f32], at: usize) -> [__m512; 16] {
+    unsafe fn turn_sixteen(lines: *const *const f32, at: usize) -> [__m512; 4] {
+        // Words of lines `j`, `4 + j`, `8 + j` and `12 + j`, 128 bits of each.
+        macro_rules! lines {
+            ($j:literal) => {{
+                let x = _mm512_castps128_ps512(_mm_loadu_ps((*lines.add($j)).add(at)));
+                let x = _mm512_insertf32x4::<1>(x, _mm_loadu_ps((*lines.add(4 + $j)).add(at)));
+                let x = _mm512_insertf32x4::<2>(x, _mm_loadu_ps((*lines.add(8 + $j)).add(at)));
+                _mm512_insertf32x4::<3>(x, _mm_loadu_ps((*lines.add(12 + $j)).add(at)))
+            }};
+        }
         // SAFETY: the caller's.
         unsafe {
-            let zero = _mm512_setzero_ps();
-            // Lane `l` of `fours[4 g + j]`: words `4 l + j` of lines `4 g` to `4 g + 3`.
-            let mut fours = [zero; 16];
-            for (lines, fours) in lines.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
-                let rows = [
-                    _mm512_loadu_ps(lines[0].add(at)),
-                    _mm512_loadu_ps(lines[1].add(at)),
-                    _mm512_loadu_ps(lines[2].add(at)),
-                    _mm512_loadu_ps(lines[3].add(at)),
-                ];
-                fours.copy_from_slice(&fours!(
-                    rows,
-                    _mm512_unpacklo_ps,
-                    _mm512_unpackhi_ps,
-                    _mm512_unpacklo_pd,
-                    _mm512_unpackhi_pd,
-                    _mm512_castps_pd,
-                    _mm512_castpd_ps
-                ));
-            }
-            let mut square = [zero; 16];
-            for j in 0..4 {
-                let (a, b, c, d) = (fours[j], fours[4 + j], fours[8 + j], fours[12 + j]);
-                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
-                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
-                square[j] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
-                square[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
-                square[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
-                square[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
-            }
-            square
+            fours!(
+                [lines!(0), lines!(1), lines!(2), lines!(3)],
+                _mm512_unpacklo_ps,
+                _mm512_unpackhi_ps,
+                _mm512_unpacklo_pd,
+                _mm512_unpackhi_pd,
+                _mm512_castps_pd,
+                _mm512_castpd_ps
+            )
         }
     }
 
     /// # Safety
-    /// The processor has AVX2; eight lines have the words.
+    /// The processor has AVX2; there are eight lines, and they have the words.
     #[inline(always)]
-    unsafe fn turn_eight(lines: &[*const f32], at: usize) -> [__m256; 16] {
+    unsafe fn turn_eight(lines: *const *const f32, at: usize) -> [__m256; 4] {
+        macro_rules! lines {
+            ($j:literal) => {
+                _mm256_set_m128(
+                    _mm_loadu_ps((*lines.add(4 + $j)).add(at)),
+                    _mm_loadu_ps((*lines.add($j)).add(at)),
+                )
+            };
+        }
         // SAFETY: the caller's.
         unsafe {
-            let mut square = [_mm256_setzero_ps(); 16];
-            for half in [0, 4] {
-                let mut rows = [_mm256_setzero_ps(); 4];
-                for (i, row) in rows.iter_mut().enumerate() {
-                    // Four words of line `i`, and of line `4 + i`.
-                    let (low, high) = (lines[i].add(at + half), lines[4 + i].add(at + half));
-                    *row = _mm256_set_m128(_mm_loadu_ps(high), _mm_loadu_ps(low));
-                }
-                square[half..half + 4].copy_from_slice(&fours!(
-                    rows,
-                    _mm256_unpacklo_ps,
-                    _mm256_unpackhi_ps,
-                    _mm256_unpacklo_pd,
-                    _mm256_unpackhi_pd,
-                    _mm256_castps_pd,
-                    _mm256_castpd_ps
-                ));
-            }
-            square
+            fours!(
+                [lines!(0), lines!(1), lines!(2), lines!(3)],
+                _mm256_unpacklo_ps,
+                _mm256_unpackhi_ps,
+                _mm256_unpacklo_pd,
+                _mm256_unpackhi_pd,
+                _mm256_castps_pd,
+                _mm256_castpd_ps
+            )
         }
     }
 
@@ -156,16 +154,10 @@ mod x86 {
         ($name:ident, $turn:ident, $low:ident, $high:ident) => {
             impl Turn for $name {
                 #[inline(always)]
-                unsafe fn turn(lines: &[*const f32], at: usize) -> [Self; 16] {
+                unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
                     // SAFETY: the caller's; whoever has the vectors has the instructions.
-                    unsafe {
-                        let words = $turn(lines, at);
-                        let mut square = [$name(words[0]); 16];
-                        for (to, x) in square.iter_mut().zip(words) {
-                            *to = $name(x);
-                        }
-                        square
-                    }
+                    let [a, b, c, d] = unsafe { $turn(lines, at) };
+                    [$name(a), $name(b), $name(c), $name(d)]
                 }
                 #[inline(always)]
                 unsafe fn low(self) -> Self {
@@ -332,7 +324,30 @@ unsafe fn columns_portable<T: Stored, C: Stored>(
     }
 }
 
-/// All columns. `WIDENED`: elements are bf16 and the sums' steps f32, two to 32 bits of a line.
+/// Steps that all columns have. `WIDENED`: elements are bf16 and the sums' steps f32, two to 32
+/// bits of a line.
+#[derive(Clone, Copy)]
+struct Steps {
+    /// Steps of the sums for 32 bits of a line.
+    per: usize,
+    /// Words that are transposed; what is behind them goes one by one.
+    whole: usize,
+    /// Steps of the sums, which are as many words of the left operand.
+    all: usize,
+}
+
+impl Steps {
+    fn new<T: Stored, const WIDENED: bool>(k: usize) -> Self {
+        let elements = 4 / size_of::<T>();
+        Steps {
+            per: if WIDENED { 2 } else { 1 },
+            whole: k / (4 * elements) * 4,
+            all: if WIDENED { k } else { k.div_ceil(elements) },
+        }
+    }
+}
+
+/// All columns.
 ///
 /// # Safety
 /// The processor has the vectors; `a` holds `m` lines of words, `b` `n` lines of `k` steps, `c` `m`
@@ -344,85 +359,172 @@ unsafe fn columns<V: Turn, T: Stored, C: Stored, const WIDENED: bool>(
     b: Lines<T>,
     c: Rows<C>,
 ) {
-    let width = VECTORS * V::LANES;
-    // Elements of 32 bits of a line, and steps of the sums for them.
-    let per = 4 / size_of::<T>();
-    let steps = if WIDENED { 2 } else { 1 };
-    let whole = k / (per * V::LANES) * V::LANES;
-    let bytes = if b.stride == k { width * k * size_of::<T>() } else { 0 };
+    if m == 1 {
+        // SAFETY: the caller's.
+        return unsafe { columns_of_one::<V, T, C, WIDENED>((n, k), a[0], b, c) };
+    }
+    let Steps { per, whole, all } = Steps::new::<T, WIDENED>(k);
     let (mut totals, mut sums) = ([0.0f32; FEW * WIDTH], [0.0f32; FEW * WIDTH]);
     let mut square = [0.0f32; 2 * 16 * WIDTH];
-    for j in (0..n).step_by(width) {
-        let count = width.min(n - j);
+    for j in (0..n).step_by(WIDTH) {
+        let count = WIDTH.min(n - j);
         let line = |i: usize| b.start.add((j + i.min(count - 1)) * b.stride).get().cast::<f32>();
         let lines: [*const f32; WIDTH] = std::array::from_fn(line);
-        let next = b.start.add((j + width) * b.stride).get().cast::<u8>();
-        let next = (count == width && j + width < n).then_some(next);
-        let mut asked = 0;
+        let next = WIDTH * b.stride * size_of::<T>();
         // Words of the left operand that are done, and those at which sums are visited.
-        let (mut done, all) = (0, if WIDENED { k } else { k.div_ceil(per) });
+        let mut done = 0;
         while done < all {
             let end = (done + DEPTH).min(all);
-            sums[..m * width].fill(0.0);
+            sums[..m * WIDTH].fill(0.0);
             while done < end {
-                let at = done / steps;
-                if let Some(next) = next {
-                    let until = (asked + width * V::LANES * 4).min(bytes);
-                    while asked < until {
-                        prefetch(next.wrapping_add(asked));
-                        asked += 64;
-                    }
-                }
+                let at = done / per;
                 if at < whole {
+                    let words = V::LANES.min(whole - at).min((end - done) / per);
+                    ask(&lines, at, whole, next);
                     // SAFETY: lines have `whole` times 32 bits, `a` the words for them.
                     unsafe {
-                        if m == 1 {
-                            one::<V, WIDENED>(&lines, at, a[0].add(done), &mut sums);
-                        } else {
-                            turned::<V, WIDENED>(&lines, at, &mut square);
-                            rows::<V>(m, V::LANES * steps, a, done, &square, &mut sums);
-                        }
+                        turned::<V, WIDENED>(&lines, at, words, &mut square);
+                        rows::<V>(m, words * per, a, done, &square, &mut sums);
                     }
-                    done += V::LANES * steps;
+                    done += words * per;
                     continue;
                 }
-                // Words behind the last square, one by one.
                 let left = end - done;
-                for (i, line) in lines.iter().enumerate().take(width) {
-                    let from = line.cast::<T>();
-                    let word = |s: usize| {
-                        // SAFETY: a line has `k` steps, and `word` asks for no others.
-                        super::word(|s| unsafe { *from.add(s) }, done + s, k)
-                    };
-                    (0..left).for_each(|s| square[s * width + i] = word(s));
+                for (i, line) in lines.iter().enumerate() {
+                    // SAFETY: a line has `k` steps, and `last_word` asks for no others.
+                    let word = |s: usize| unsafe { last_word::<T>(*line, done + s, k) };
+                    (0..left).for_each(|s| square[s * WIDTH + i] = word(s));
                 }
                 // SAFETY: `a` has `all` words.
                 unsafe { rows::<V>(m, left, a, done, &square, &mut sums) };
                 done = end;
             }
             let first = end <= DEPTH;
-            let totals = &mut totals[..m * width];
+            let totals = &mut totals[..m * WIDTH];
             if first && !c.accumulate {
-                totals.copy_from_slice(&sums[..m * width]);
+                totals.copy_from_slice(&sums[..m * WIDTH]);
                 continue;
             }
             if first {
-                for (i, totals) in totals.chunks_exact_mut(width).enumerate() {
+                for (i, totals) in totals.chunks_exact_mut(WIDTH).enumerate() {
                     // SAFETY: row `i` of `c` has `count` elements from `j` on.
-                    let before =
-                        unsafe { std::slice::from_raw_parts(c.start.add(i * c.stride + j).get(), count) };
-                    totals.iter_mut().zip(before).for_each(|(to, x)| *to = x.widen());
+                    unsafe { c.begun(i, j, &mut totals[..count]) };
                 }
             }
             totals.iter_mut().zip(&sums).for_each(|(to, x)| *to += x);
         }
-        for (i, totals) in totals.chunks_exact(width).enumerate().take(m) {
+        for (i, totals) in totals.chunks_exact(WIDTH).enumerate().take(m) {
             // SAFETY: as above.
-            let to =
-                unsafe { std::slice::from_raw_parts_mut(c.start.add(i * c.stride + j).get_mut(), count) };
-            C::store(&totals[..count], to);
+            unsafe { c.store(i, j, &totals[..count]) };
         }
     }
+}
+
+/// All columns of one row, whose sums stay in a register.
+///
+/// # Safety
+/// As for [`columns`].
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn columns_of_one<V: Turn, T: Stored, C: Stored, const WIDENED: bool>(
+    (n, k): (usize, usize),
+    a: *const f32,
+    b: Lines<T>,
+    c: Rows<C>,
+) {
+    let Steps { per, whole, all } = Steps::new::<T, WIDENED>(k);
+    let mut totals = [0.0f32; WIDTH];
+    for j in (0..n).step_by(WIDTH) {
+        let count = WIDTH.min(n - j);
+        let line = |i: usize| b.start.add((j + i.min(count - 1)) * b.stride).get().cast::<f32>();
+        let lines: [*const f32; WIDTH] = std::array::from_fn(line);
+        let next = WIDTH * b.stride * size_of::<T>();
+        let mut done = 0;
+        while done < all {
+            let end = (done + DEPTH).min(all);
+            let first = end <= DEPTH;
+            // SAFETY: lines have `whole` times 32 bits, `a` the words for them; `totals` and `word`
+            // have all vectors.
+            unsafe {
+                let mut sums = [V::splat(0.0); GROUP];
+                while done / per < whole && done < end {
+                    let at = done / per;
+                    ask(&lines, at, whole, next);
+                    let left = a.add(done);
+                    for g in 0..V::GROUP {
+                        let [w, x, y, z] = V::turn(lines.as_ptr().add(g * V::LANES), at);
+                        macro_rules! add {
+                            ($($i:literal $word:ident)*) => {$(
+                                sums[g] = match WIDENED {
+                                    false => sums[g].fma(V::splat(*left.add($i)), $word),
+                                    true => sums[g]
+                                        .fma(V::splat(*left.add(2 * $i)), $word.low())
+                                        .fma(V::splat(*left.add(2 * $i + 1)), $word.high()),
+                                };
+                            )*};
+                        }
+                        add!(0 w 1 x 2 y 3 z);
+                    }
+                    done += 4 * per;
+                }
+                while done < end {
+                    let mut word = [0.0f32; WIDTH];
+                    for (word, line) in word.iter_mut().zip(lines) {
+                        *word = last_word::<T>(line, done, k);
+                    }
+                    for g in 0..V::GROUP {
+                        let word = V::load(word.as_ptr().add(g * V::LANES));
+                        sums[g] = sums[g].fma(V::splat(*a.add(done)), word);
+                    }
+                    done += 1;
+                }
+                if first && c.accumulate {
+                    c.begun(0, j, &mut totals[..count]);
+                }
+                for g in 0..V::GROUP {
+                    let sum = sums[g];
+                    let to = totals.as_mut_ptr().add(g * V::LANES);
+                    let sum = if first && !c.accumulate { sum } else { V::load(to).plus(sum) };
+                    sum.store(to);
+                }
+            }
+        }
+        // SAFETY: the row of `c` has `count` elements from `j` on.
+        unsafe { c.store(0, j, &totals[..count]) };
+    }
+}
+
+impl<C: Stored> Rows<C> {
+    /// Elements as they are before a product is added to them.
+    ///
+    /// # Safety
+    /// Row `i` has so many from `j` on.
+    #[inline(always)]
+    unsafe fn begun(&self, i: usize, j: usize, totals: &mut [f32]) {
+        let from = self.start.add(i * self.stride + j).get();
+        // SAFETY: the caller's.
+        let before = unsafe { std::slice::from_raw_parts(from, totals.len()) };
+        totals.iter_mut().zip(before).for_each(|(to, x)| *to = x.widen());
+    }
+
+    /// # Safety
+    /// Row `i` has so many elements from `j` on.
+    #[inline(always)]
+    unsafe fn store(&self, i: usize, j: usize, totals: &[f32]) {
+        let to = self.start.add(i * self.stride + j).get_mut();
+        // SAFETY: the caller's.
+        C::store(totals, unsafe { std::slice::from_raw_parts_mut(to, totals.len()) });
+    }
+}
+
+/// A word behind the last that is transposed.
+///
+/// # Safety
+/// The line has `k` steps.
+#[inline(always)]
+unsafe fn last_word<T: Stored>(line: *const f32, word: usize, k: usize) -> f32 {
+    // SAFETY: the caller's: `word` asks for no other steps.
+    super::word(|s| unsafe { *line.cast::<T>().add(s) }, word, k)
 }
 
 /// Packs as many lines of bf16 as there are in whole vectors, widened, where the steps of the sums
@@ -460,14 +562,13 @@ pub(super) unsafe fn pack_widened(lines: &[*const f32], steps: usize, to: *mut f
 /// As for [`pack_widened`]; the processor has the vectors, and lines are whole vectors.
 #[inline(always)]
 unsafe fn widened<V: Turn>(lines: &[*const f32], steps: usize, to: *mut f32) {
-    let (width, whole) = (lines.len(), steps / (2 * V::LANES) * V::LANES);
+    let (width, whole) = (lines.len(), steps / 8 * 4);
     for (group, lines) in lines.chunks_exact(V::LANES).enumerate() {
         let to = to.wrapping_add(group * V::LANES);
-        for at in (0..whole).step_by(V::LANES) {
+        for at in (0..whole).step_by(4) {
             // SAFETY: the caller's.
             unsafe {
-                let square = V::turn(lines, at);
-                for (s, &words) in square.iter().enumerate().take(V::LANES) {
+                for (s, words) in V::turn(lines.as_ptr(), at).into_iter().enumerate() {
                     let to = to.add(2 * (at + s) * width);
                     words.low().store(to);
                     words.high().store(to.add(width));
@@ -483,19 +584,27 @@ unsafe fn widened<V: Turn>(lines: &[*const f32], steps: usize, to: *mut f32) {
     }
 }
 
-/// Asks for a line of the cache that will be read once, later than the first cache remembers.
+/// Asks for what is [`AHEAD`] of word `at` of lines of `whole` words, or as far into the lines that
+/// are `next` bytes behind them; once for each line of the cache.
 #[inline(always)]
-fn prefetch(_line: *const u8) {
+fn ask(_lines: &[*const f32], at: usize, whole: usize, next: usize) {
+    if !at.is_multiple_of(ASKED) {
+        return;
+    }
+    let ahead = at + AHEAD;
+    let _from = if ahead < whole { 4 * ahead } else { next + 4 * (ahead - whole) };
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of the architecture, and the instruction reads nothing that a program
-    // could see.
-    unsafe {
-        use std::arch::x86_64::*;
-        _mm_prefetch::<_MM_HINT_T1>(_line.cast());
+    for line in _lines {
+        // SAFETY: SSE is part of the architecture, and the instruction reads nothing that a program
+        // could see.
+        unsafe {
+            use std::arch::x86_64::*;
+            _mm_prefetch::<_MM_HINT_T1>(line.cast::<i8>().wrapping_add(_from));
+        }
     }
 }
 
-/// A square of words of [`VECTORS`] vectors of lines, step by step.
+/// Some words, at most a vector's lanes and whole fours, of all lines, step by step.
 ///
 /// # Safety
 /// Lines have the words.
@@ -503,53 +612,29 @@ fn prefetch(_line: *const u8) {
 unsafe fn turned<V: Turn, const WIDENED: bool>(
     lines: &[*const f32; WIDTH],
     at: usize,
+    words: usize,
     to: &mut [f32; 2 * 16 * WIDTH],
 ) {
-    let width = VECTORS * V::LANES;
-    for (half, lines) in lines.chunks_exact(V::LANES).enumerate().take(VECTORS) {
-        let to = to[half * V::LANES..].as_mut_ptr();
-        // SAFETY: the caller's; `to` has two steps for each of `LANES` words.
-        unsafe {
-            let square = V::turn(lines, at);
-            for (s, &words) in square.iter().enumerate().take(V::LANES) {
-                match WIDENED {
-                    false => words.store(to.add(s * width)),
-                    true => {
-                        words.low().store(to.add(2 * s * width));
-                        words.high().store(to.add((2 * s + 1) * width));
-                    }
+    for vector in 0..V::GROUP {
+        let mut to = to[vector * V::LANES..].as_mut_ptr();
+        for four in 0..words / 4 {
+            // SAFETY: the caller's; `to` has two steps for each of `LANES` words.
+            unsafe {
+                let [w, x, y, z] = V::turn(lines.as_ptr().add(vector * V::LANES), at + 4 * four);
+                macro_rules! store {
+                    ($($word:ident)*) => {$(
+                        if WIDENED {
+                            $word.low().store(to);
+                            to = to.add(WIDTH);
+                            $word.high().store(to);
+                        } else {
+                            $word.store(to);
+                        }
+                        to = to.wrapping_add(WIDTH);
+                    )*};
                 }
+                store!(w x y z);
             }
-        }
-    }
-}
-
-/// One row, the squares in registers.
-///
-/// # Safety
-/// Lines and `a` have the words.
-#[inline(always)]
-unsafe fn one<V: Turn, const WIDENED: bool>(
-    lines: &[*const f32; WIDTH],
-    at: usize,
-    a: *const f32,
-    sums: &mut [f32; FEW * WIDTH],
-) {
-    for (half, lines) in lines.chunks_exact(V::LANES).enumerate().take(VECTORS) {
-        let to = sums[half * V::LANES..].as_mut_ptr();
-        // SAFETY: the caller's; `to` has a vector.
-        unsafe {
-            let mut sum = V::load(to);
-            let square = V::turn(lines, at);
-            for (s, &words) in square.iter().enumerate().take(V::LANES) {
-                sum = match WIDENED {
-                    false => sum.fma(V::splat(*a.add(s)), words),
-                    true => sum
-                        .fma(V::splat(*a.add(2 * s)), words.low())
-                        .fma(V::splat(*a.add(2 * s + 1)), words.high()),
-                };
-            }
-            sum.store(to);
         }
     }
 }
@@ -559,7 +644,8 @@ unsafe fn one<V: Turn, const WIDENED: bool>(
 /// # Safety
 /// `a` has `m` lines with the words from `first` on; `m` is at most [`FEW`].
 #[inline(always)]
-unsafe fn rows<V: Vector>(
+#[allow(clippy::needless_range_loop)]
+unsafe fn rows<V: Turn>(
     m: usize,
     steps: usize,
     a: &[*const f32; FEW],
@@ -567,39 +653,36 @@ unsafe fn rows<V: Vector>(
     square: &[f32; 2 * 16 * WIDTH],
     sums: &mut [f32; FEW * WIDTH],
 ) {
-    let width = VECTORS * V::LANES;
     let mut row = 0;
     macro_rules! of {
         ($($m:literal)*) => {$(
             while $m <= V::ROWS && m - row >= $m {
-                let sums = sums[row * width..].as_mut_ptr();
+                let sums = sums[row * WIDTH..].as_mut_ptr();
                 // SAFETY: the caller's: `$m` rows from `row` on.
                 unsafe {
-                    let mut left = [std::ptr::null::<f32>(); $m];
-                    let mut all = [[V::splat(0.0); VECTORS]; $m];
-                    for (i, (left, all)) in left.iter_mut().zip(&mut all).enumerate() {
-                        *left = a[row + i].add(first);
-                        for (j, sum) in all.iter_mut().enumerate() {
-                            *sum = V::load(sums.add(i * width + j * V::LANES));
+                    let mut all = [[V::splat(0.0); GROUP]; $m];
+                    for i in 0..$m {
+                        for j in 0..V::GROUP {
+                            all[i][j] = V::load(sums.add(i * WIDTH + j * V::LANES));
                         }
                     }
-                    let mut right = square.as_ptr();
-                    for s in 0..steps {
-                        let mut vectors = [V::splat(0.0); VECTORS];
-                        for (j, vector) in vectors.iter_mut().enumerate() {
-                            *vector = V::load(right.add(j * V::LANES));
+                    let (a, mut right) = (a.as_ptr().add(row), square.as_ptr());
+                    for s in first..first + steps {
+                        let mut vectors = [V::splat(0.0); GROUP];
+                        for j in 0..V::GROUP {
+                            vectors[j] = V::load(right.add(j * V::LANES));
                         }
-                        for (all, left) in all.iter_mut().zip(left) {
-                            let left = V::splat(*left.add(s));
-                            for (sum, right) in all.iter_mut().zip(vectors) {
-                                *sum = sum.fma(left, right);
+                        for i in 0..$m {
+                            let left = V::splat(*(*a.add(i)).add(s));
+                            for j in 0..V::GROUP {
+                                all[i][j] = all[i][j].fma(left, vectors[j]);
                             }
                         }
-                        right = right.add(width);
+                        right = right.add(WIDTH);
                     }
-                    for (i, all) in all.into_iter().enumerate() {
-                        for (j, sum) in all.into_iter().enumerate() {
-                            sum.store(sums.add(i * width + j * V::LANES));
+                    for i in 0..$m {
+                        for j in 0..V::GROUP {
+                            all[i][j].store(sums.add(i * WIDTH + j * V::LANES));
                         }
                     }
                 }
