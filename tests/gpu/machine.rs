@@ -102,7 +102,7 @@ KERNEL __launch_bounds__(256, 2) rows(const float *in0, i64 in0_stride, const fl
     assert_eq!((asked.registers, code.resident(h200()), asked.resident(h200())), (140, 3, 1));
 }
 
-/// What the generated texts of the example say of themselves.
+/// Facts that the generated texts of the example state.
 #[test]
 fn facts_of_generated_texts_are_those_of_their_constants() {
     let all = sources(&PLAN, "sm_90a", Limits::of(h200())).unwrap();
@@ -143,8 +143,9 @@ fn facts_of_generated_texts_are_those_of_their_constants() {
         })
         .collect();
     assert!(rows.len() > 40, "{} row kernels", rows.len());
-    // The largest kernels back have 6, 7 and 11 barriers for each of their rows (`docs/dev/cuda.md`):
-    // two of them go through 64 rows in a block, and wait once more for the sums of all.
+    // The largest kernels back have 6, 7 and 11 barriers for each of their rows
+    // (`docs/dev/cuda.md`): two of them go through 64 rows in a block, and wait once more for the
+    // sums of all.
     for barriers in [6.0 * 64.0 + 1.0, 11.0] {
         assert!(rows.iter().any(|t| t.barriers == barriers), "{barriers}: {rows:?}");
     }
@@ -340,7 +341,7 @@ fn reviewed(name: &str, codes: &mut [Code]) {
     }
 }
 
-/// What the review of the machine code expected of it, whose author knew instructions and latencies
+/// The rate that the review of the machine code expected, whose author knew instructions, latencies
 /// and no model: 60 to 75 thousand tokens a second.
 #[test]
 fn the_code_of_the_review_takes_what_the_review_expects() {

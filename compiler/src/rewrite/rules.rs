@@ -656,8 +656,9 @@ fn shared_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     (ty(g, sum) == ty(g, whole)).then(|| vec![(whole, sum)])
 }
 
-/// With `u = Wᵀ·d` of each slot, before its gate `s`: the gate's gradient is `⟨u, a⟩`, that of `a` is
-/// `s·u`, and that of `W` is `d ⊗ (s·a)`. Rows of slots in no group are zero in `u`, as in `W·a`.
+/// With `u = Wᵀ·d` of each slot, before its gate `s`: the gate's gradient is `⟨u, a⟩`, that of `a`
+/// is `s·u`, and that of `W` is `d ⊗ (s·a)`. Rows of slots in no group are zero in `u`, as in
+/// `W·a`.
 fn gate_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     if *op != Op::CombineGates {
         return None;

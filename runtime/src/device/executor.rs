@@ -712,9 +712,9 @@ impl<B: Backend> Run<'_, B> {
         if B::SYNCHRONOUS { self.look_for_bad_index() } else { Ok(()) }
     }
 
-    /// Does a launch, and measures its time where that is asked for. A pair of marks on the device's
-    /// clock for each launch is read when the program has ended: the host waits for nothing in
-    /// between. Where there is no such clock the host's is read.
+    /// Does a launch, and measures its time where that is asked for. A pair of marks on the
+    /// device's clock for each launch is read when the program has ended: the host waits for
+    /// nothing in between. Where there is no such clock the host's is read.
     fn timed(
         &mut self,
         number: usize,
