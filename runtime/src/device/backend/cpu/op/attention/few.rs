@@ -1,5 +1,5 @@
-//! Attention of few queries over the places of a cache, as decoding has it: bound by the memory that
-//! keys and values are read from, which are read where they are and packed nowhere.
+//! Attention of few queries over the places of a cache, as decoding has it: bound by the memory
+//! that keys and values are read from, which are read where they are and packed nowhere.
 //!
 //! A task takes one key head of one sequence: scores are a product of few rows with the cached keys
 //! ([`product::block`], whose right operand's steps are adjacent), and values are added up a row at
