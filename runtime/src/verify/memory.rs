@@ -71,7 +71,9 @@ fn deep(spec: &Spec) -> Spec {
             match item {
                 Item::Layer(_) | Item::Statement(_) => {}
                 Item::Repeat { count, items: inner, .. } | Item::Recur { count, items: inner, .. } => {
-                    *count = (*count).max(DEEP);
+                    if *count > 1 {
+                        *count = (*count).max(DEEP);
+                    }
                     items(inner);
                 }
             }
