@@ -295,7 +295,8 @@ fn a_slower_machine_is_never_faster() {
         step(device, &as_it_is).lines.into_iter().map(|l| (l.kernel, l.seconds)).collect()
     };
     let all = of(h200());
-    let slower: [(&str, fn(&mut Device)); 4] = [
+    type Slower = (&'static str, fn(&mut Device));
+    let slower: [Slower; 4] = [
         ("memory", |d| d.bandwidth /= 2.0),
         ("tensor cores", |d| d.bf16 /= 2.0),
         ("cores", |d| d.f32 /= 2.0),
