@@ -11,6 +11,7 @@ use crate::compiled::Init;
 use crate::program::Affine;
 use dreamc_dsl::spec::{
     Component, Exit, Expr, Item, Looping, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream,
+    has_passes,
 };
 use std::collections::HashMap;
 
@@ -129,6 +130,9 @@ pub struct Body {
     pub passes: Option<Passes>,
     /// Whether tokens may leave the outermost loop around it.
     pub leaves: bool,
+    /// In passes of which its nested `skip`s choose among the tokens of the pass before: how many
+    /// such choices a pass makes, all layers together.
+    pub among: Option<u64>,
     /// Whether the stream is normalised after each application.
     pub residual_norm: bool,
     /// How many sets of weights it has.
@@ -219,6 +223,8 @@ struct Counters {
     detached: bool,
     /// How passes that are being walked share keys of sequence attention.
     keys: Keys,
+    /// Choices of nested `skip`s in a pass of the loop that is being walked, behind its first.
+    choices: u64,
 }
 
 /// The `recur`s that an item is in.
@@ -272,6 +278,8 @@ struct Walk<'a> {
     depth_override: Option<u64>,
     pools: &'a [Pool],
     saved: &'a [String],
+    /// Which cache counts choices of nested `skip`s, where there are any.
+    members: Option<usize>,
     /// Outputs of a source, where the stream is one of sources.
     block: Option<u64>,
     /// Depths of streams that later statements read, and the depth of the last such statement.
@@ -301,8 +309,10 @@ impl Architecture {
             Stream::Attend { block } => Some(block),
             Stream::Sum | Stream::Lanes { .. } => None,
         };
-        let caches = model.components.len() + pools.len() + saved.len();
-        let caches = caches + usize::from(gated) + usize::from(block.is_some());
+        let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
+        let caches = model.components.len() + pools.len() + saved.len() + usize::from(gated);
+        let members = nested.then_some(caches);
+        let caches = caches + usize::from(nested) + usize::from(block.is_some());
         let mut walk = Walk {
             model,
             bodies: vec![],
@@ -320,9 +330,11 @@ impl Architecture {
                 pass: 0,
                 detached: false,
                 keys: Keys::Own,
+                choices: 0,
             },
             pools: &pools,
             saved: &saved,
+            members,
             block,
             remembered: &remembered,
             remembers,
@@ -429,15 +441,17 @@ impl Architecture {
     }
 
     /// Parts with a cache row for each application: components, then pools, then saved streams,
-    /// then the exit, then sources.
+    /// then the exit, then choices of nested `skip`s, then sources.
     pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
         let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
         let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
         let saved = (0..self.saved.len()).map(|i| Owner::Saved(i as u32));
         let gated = self.exit.is_some_and(|leaving| matches!(leaving.how, Exit::Gate(_)));
         let gated = gated.then_some(Owner::Exit);
+        let nested = layers_of(&self.model.body).into_iter().any(|expr| nested(expr).next().is_some());
+        let members = nested.then_some(Owner::Members);
         let sources = matches!(self.model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
-        components.chain(pools).chain(saved).chain(gated).chain(sources)
+        components.chain(pools).chain(saved).chain(gated).chain(members).chain(sources)
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -456,6 +470,7 @@ impl Architecture {
             Owner::Sources => "stream".into(),
             Owner::Loop => "loop".into(),
             Owner::Exit => "exit".into(),
+            Owner::Members => "members".into(),
         }
     }
 
@@ -470,6 +485,7 @@ impl Architecture {
             | Owner::Skip(_)
             | Owner::Norm(_)
             | Owner::Exit
+            | Owner::Members
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => format!("{}.{}", self.label(owner), part.path()),
@@ -604,7 +620,9 @@ pub fn for_each_application(blocks: &[Block], variables: u32, f: &mut dyn FnMut(
 pub fn looks_ahead(model: &Model) -> bool {
     fn ahead((skip, _): &(&Skip, &Expr)) -> bool {
         match &skip.rule {
-            SkipRule::TopK { causal, capacity } => causal.is_none() && *capacity < 1.0,
+            SkipRule::TopK { causal, capacity } => {
+                causal.is_none() && skip.capacities.iter().copied().fold(*capacity, f64::min) < 1.0
+            }
             SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
         }
     }
@@ -621,11 +639,31 @@ pub fn looks_ahead(model: &Model) -> bool {
 /// The wrapped parts of an expression in the order in which they are numbered, each with what it
 /// wraps.
 pub fn skips(expr: &Expr) -> Vec<(&Skip, &Expr)> {
+    expr.skips()
+}
+
+/// Numbers of the `skip`s that choose among the tokens of the pass before.
+fn nested(expr: &Expr) -> impl Iterator<Item = u32> {
+    let all = (0u32..).zip(skips(expr));
+    all.filter(|(_, (skip, _))| skip.nested).map(|(number, _)| number)
+}
+
+/// A composition with the capacities that its `skip`s have in a pass.
+fn in_pass(expr: &Expr, pass: u64) -> Expr {
     match expr {
-        Expr::Component(_) | Expr::Norm => vec![],
-        Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(skips).collect(),
-        Expr::Skip(skip, inner) => [vec![(&**skip, &**inner)], skips(inner)].concat(),
+        Expr::Component(_) | Expr::Norm => expr.clone(),
+        Expr::Sequential(terms) => Expr::Sequential(terms.iter().map(|term| in_pass(term, pass)).collect()),
+        Expr::Parallel(terms) => Expr::Parallel(terms.iter().map(|term| in_pass(term, pass)).collect()),
+        Expr::Skip(skip, inner) => Expr::Skip(Box::new(skip.in_pass(pass)), Box::new(in_pass(inner, pass))),
     }
+}
+
+/// What tells a pass of these items from others: capacities, and whether nested `skip`s have a pass
+/// before theirs.
+fn phase(items: &[Item], pass: u64) -> (Vec<Expr>, bool) {
+    let layers = layers_of(items);
+    let chooses = layers.iter().any(|expr| nested(expr).next().is_some());
+    (layers.iter().map(|expr| in_pass(expr, pass)).collect(), chooses && pass > 0)
 }
 
 /// Capacity and penalty of a pooled threshold.
@@ -820,6 +858,11 @@ impl Body {
         self.units().map(|unit| readers(unit).len() as u64).sum()
     }
 
+    /// Numbers of its `skip`s that choose among the tokens of the pass before.
+    pub fn nested(&self) -> impl Iterator<Item = u32> {
+        self.composition().into_iter().flat_map(nested)
+    }
+
     fn pooled(&self) -> Vec<(f64, f64)> {
         self.skips().into_iter().filter_map(|(skip, _)| pooled_of(skip)).collect()
     }
@@ -869,13 +912,14 @@ impl Walk<'_> {
                         .checked_mul(around.map_or(1, |a| a.times))
                         .ok_or(CompileError::Overflow("depth"))?;
                     let now = if outermost { self.depth_override.unwrap_or(*count) } else { *count };
-                    if (looping.has_passes() || self.model.has_turns()) && now > *count {
+                    let own_weights = looping.has_passes() || has_passes(items);
+                    if (own_weights || self.model.has_turns()) && now > *count {
                         return Err(CompileError::Passes { most: *count });
                     }
                     let own = Passes { number: self.now.loops, count: *count, lora: looping.lora };
                     self.now.loops += 1;
                     let passes = match outermost {
-                        true => looping.has_passes().then_some(own),
+                        true => own_weights.then_some(own),
                         false => around.and_then(|a| a.passes),
                     };
                     let leaves = is_gated(item) || around.is_some_and(|a| a.leaves);
@@ -884,7 +928,7 @@ impl Walk<'_> {
                     let iterations = Iterations::Recur;
                     let passes =
                         Loop { first: 0, count: now, items, around, iterations, looping, exit: None };
-                    blocks.extend(self.passes(passes, own.number)?);
+                    blocks.extend(self.passes(passes, own)?);
                 }
             }
         }
@@ -892,8 +936,8 @@ impl Walk<'_> {
     }
 
     /// The passes of a `recur`, in runs of those that are alike: with a gradient or without, with
-    /// an exit or without, and by what they do about keys. All have the same weights.
-    fn passes(&mut self, all: Loop, number: u64) -> Result<Vec<Block>, CompileError> {
+    /// an exit or without, and by what they do about keys and tokens. All have the same weights.
+    fn passes(&mut self, all: Loop, own: Passes) -> Result<Vec<Block>, CompileError> {
         let Loop { count, looping: Some(looping), .. } = all else { return self.repeated(all) };
         let mut blocks = vec![];
         if matches!(looping.exit, Exit::Gate(_)) {
@@ -904,19 +948,31 @@ impl Walk<'_> {
             (true, 0) => Keys::Makes,
             (true, _) => Keys::Reads,
         };
-        if looping.kv_first {
-            // Models of every depth have the same bodies: those of a second pass, too.
-            for pass in [0, 1] {
-                self.now.keys = keys(pass);
-                self.tried(all)?;
+        // Models of every depth have the same bodies: those of a second pass, and of all that have
+        // capacities of their own.
+        let own_phase = |(skip, _): &(&Skip, &Expr)| skip.nested || !skip.capacities.is_empty();
+        let phases = layers_of(all.items).into_iter().any(|expr| skips(expr).iter().any(own_phase));
+        let differing = |pass: u64| {
+            keys(pass) != keys(pass - 1) || phases && phase(all.items, pass) != phase(all.items, pass - 1)
+        };
+        let most = if has_passes(all.items) { own.count } else { 2 };
+        let mut tried: Vec<u64> = (1..most).filter(|pass| differing(*pass)).collect();
+        if !tried.is_empty() {
+            tried.insert(0, 0);
+        }
+        let first = self.now.clone();
+        for pass in tried {
+            (self.now.keys, self.now.pass) = (keys(pass), pass);
+            let found = self.tried(all)?;
+            if let (Some(members), 0) = (self.members, pass) {
+                self.now.choices = found.rows[members] - first.rows[members];
             }
         }
-        self.now.keys = keys(0);
-        let leaving = if looping.exit.is_last() { None } else { Some(self.leaving(all, number)?) };
+        (self.now.keys, self.now.pass) = (keys(0), 0);
+        let leaving = if looping.exit.is_last() { None } else { Some(self.leaving(all, own.number)?) };
         let kept = looping.backprop.unwrap_or(count).min(count);
-        let differs = |pass: u64| {
-            pass == count - kept || leaving.is_some() && pass + 1 == count || keys(pass) != keys(pass - 1)
-        };
+        let differs =
+            |pass: u64| pass == count - kept || leaving.is_some() && pass + 1 == count || differing(pass);
         let mut starts: Vec<u64> = vec![0];
         starts.extend((1..count).filter(|pass| differs(*pass)));
         let ends: Vec<u64> = starts.iter().skip(1).copied().chain([count]).collect();
@@ -943,6 +999,7 @@ impl Walk<'_> {
             }
         }
         (self.now.pass, self.now.detached, self.now.keys) = (before.pass, before.detached, Keys::Own);
+        self.now.choices = 0;
         Ok(blocks)
     }
 
@@ -1024,6 +1081,7 @@ impl Walk<'_> {
             kept: (0..bodies).map(|i| self.now.kept[i] - start(&before.kept, i)).collect(),
             detached: false,
             keys: Keys::Own,
+            choices: 0,
             sets: (0..bodies)
                 .map(|i| match iterations {
                     // Sets are those of the body whose weights it reads.
@@ -1112,8 +1170,16 @@ impl Walk<'_> {
     fn apply(&mut self, work: Work, around: Option<Around>) -> Apply {
         let keys = if self.makes_keys(&work) { self.now.keys } else { Keys::Own };
         let shared = format!("{work:?} {around:?}");
+        let (work, chooses) = match work {
+            Work::Layer(expr) => {
+                let chooses = nested(&expr).next().is_some() && self.now.pass > 0;
+                (Work::Layer(in_pass(&expr, self.now.pass)), chooses)
+            }
+            work => (work, false),
+        };
+        let among = chooses.then_some(self.now.choices);
         let next = self.bodies.len();
-        let body = *self.known.entry(format!("{keys:?} {shared}")).or_insert_with(|| {
+        let body = *self.known.entry(format!("{keys:?} {among:?} {work:?} {shared}")).or_insert_with(|| {
             let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
             let number = self.bodies.iter().filter(alike).count();
             let (name, norm) = match work {
@@ -1133,6 +1199,7 @@ impl Walk<'_> {
                 recurrent: around.map(|a| a.times),
                 passes: around.and_then(|a| a.passes),
                 leaves: around.is_some_and(|a| a.leaves),
+                among,
                 residual_norm: norm,
                 sets: 0,
                 applications: 0,
@@ -1175,6 +1242,9 @@ impl Walk<'_> {
         }
         if let Work::Enter | Work::Exit(Leaving { how: Exit::Gate(_), .. }) = body.work {
             now.rows[self.model.components.len() + self.pools.len() + self.saved.len()] += 1;
+        }
+        if let Some(members) = self.members {
+            now.rows[members] += body.nested().count() as u64;
         }
         let own = body.pooled();
         for (i, pool) in self.pools.iter().enumerate() {

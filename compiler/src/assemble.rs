@@ -250,6 +250,23 @@ impl<'a> Assembly<'a> {
                 let named = (format!("{}.{name}", body.name), space, ty.dtype);
                 (self.bind(slot, named, shape, all)?, own.clone())
             }
+            Binding::State(Lifetime::Saved) if self.of_members(&name).is_some() => {
+                let cache = self.architecture.cache_of(Owner::Members);
+                let (Some(cache), Some(number), Some(body)) = (cache, self.of_members(&name), body) else {
+                    return bug("no choice of");
+                };
+                // Choices are numbered as they are made; those before are of the same layer.
+                let mut instance = self.saves(site, cache);
+                instance.base += body.nested().take_while(|nested| *nested != number).count() as u64;
+                if !result {
+                    let before = body.among.and_then(|choices| instance.base.checked_sub(choices));
+                    let Some(before) = before else { return bug("no pass before chose") };
+                    instance.base = before;
+                }
+                let name = self.architecture.label(Owner::Members);
+                let named = (name.clone(), Space::Saved, ty.dtype);
+                (self.bind(Slot::State(name), named, shape, self.architecture.rows[cache])?, instance)
+            }
             Binding::State(Lifetime::Saved) => {
                 let (owner, name) = self.saved(&name);
                 let Some(cache) = self.architecture.cache_of(owner) else { return bug("no") };
@@ -313,6 +330,14 @@ impl<'a> Assembly<'a> {
             }
         };
         Ok(Operand::Tensor { buffer: id, instance, offset: 0, stride: 0 })
+    }
+
+    /// The `skip` of which a state holds the members.
+    fn of_members(&self, name: &str) -> Option<u32> {
+        match self.states.get(name)? {
+            State { owner: Owner::Skip(number), part: Part::Members } => Some(*number),
+            _ => None,
+        }
     }
 
     /// Whose a saved state is, and its name: what a pass leaves has another where it is read.

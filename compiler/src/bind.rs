@@ -425,6 +425,8 @@ pub enum Owner {
     Loop,
     /// The exit of a loop whose loss sees every pass.
     Exit,
+    /// Choices of the `skip`s of a loop whose later passes choose among the tokens of earlier ones.
+    Members,
 }
 
 /// Which tensor or state of its owner something is. Names are made of it, and nothing is found out
@@ -601,6 +603,9 @@ pub enum Part {
     ExitBias,
     /// The logarithm of the share of the loss that no pass has had yet.
     Left,
+    /// Places of the tokens that a nested `skip` processed, -1 for the others: i32. A pass reads
+    /// those of the pass before and leaves its own.
+    Members,
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),
 }
@@ -728,6 +733,7 @@ impl Part {
             Part::ExitGate => "weight",
             Part::ExitBias => "bias",
             Part::Left => "left",
+            Part::Members => "members",
             Part::Low(adapted, factor) => match (adapted, factor) {
                 (Adapted::Qkv, Factor::A) => "qkv.lora_a",
                 (Adapted::Qkv, Factor::B) => "qkv.lora_b",

@@ -320,7 +320,7 @@ impl Oracle {
                 // Choices are counted by application, and added up below.
                 let value = match p.binding {
                     Binding::State(Lifetime::Set) => zeros()?,
-                    _ => state.get(self.handed(&p.name)).cloned().map_or_else(zeros, Ok)?,
+                    _ => state.get(&self.handed(&p.name, &layer)).cloned().map_or_else(zeros, Ok)?,
                 };
                 here.insert(p.name.clone(), value);
             }
@@ -348,7 +348,7 @@ impl Oracle {
                         sum.iter_mut().zip(value.floats()).for_each(|(s, c)| *s += c);
                     }
                     Binding::State(_) => {
-                        state.insert(self.handed(&port.name).into(), value.clone());
+                        state.insert(self.handed(&port.name, &layer), value.clone());
                     }
                     Binding::Output(Output::Loss) => evaluation.loss += value.floats()[0],
                     _ => {}
@@ -450,7 +450,7 @@ impl Oracle {
             dx = take(&out, "d.x")?;
             // Behind the `save`, on the way back, it is that of the stream saved before.
             for p in self.joints[&body].params.iter().filter(|p| p.binding == SAVED_COTANGENT) {
-                dstate.shift_remove(self.handed(&p.name));
+                dstate.shift_remove(&self.handed(&p.name, ""));
             }
             self.state_cotangents(&body, &out, &mut dstate);
             self.collect(&body, Some((&layer, pass)), &out, &mut evaluation.gradients);
@@ -472,7 +472,7 @@ impl Oracle {
         let joint = &self.joints[function];
         for (p, ty) in joint.params.iter().zip(&joint.types) {
             if matches!(p.binding, Binding::Cotangent(Of::State(_))) {
-                let value = so_far.get(self.handed(&p.name)).cloned();
+                let value = so_far.get(&self.handed(&p.name, "")).cloned();
                 here.insert(p.name.clone(), value.unwrap_or_else(|| Tensor::zeros(&self.module, ty)));
             }
         }
@@ -514,11 +514,15 @@ impl Oracle {
     }
 
     /// The name under which a state is handed on: what a pass leaves is what the next one reads.
-    fn handed<'n>(&self, name: &'n str) -> &'n str {
+    /// Tokens that a `skip` processed are those of its layer.
+    fn handed(&self, name: &str, layer: &str) -> String {
         match name {
-            "exit.next" => LEFT,
-            "d.exit.next" => "d.exit.left",
-            name => name,
+            "exit.next" => LEFT.into(),
+            "d.exit.next" => "d.exit.left".into(),
+            name => match self.lowered.facts.states.get(name).filter(|state| state.part == Part::Members) {
+                Some(state) => format!("{layer}.{}.members", self.architecture.label(state.owner)),
+                None => name.into(),
+            },
         }
     }
 

@@ -60,7 +60,7 @@ pub fn spec(seed: u64) -> Spec {
 /// The specification of that seed, as it is written.
 pub fn drawn(seed: u64) -> Drawn {
     let (r, keys) = (Rng::new(seed ^ 0x7370_6563_0000), BTreeSet::new());
-    let mut w = Writer { r, keys, saved: vec![], looped: false };
+    let mut w = Writer { r, keys, saved: vec![], looped: false, passes: None };
     loop {
         w.keys.clear();
         let text = w.specification(seed);
@@ -168,6 +168,8 @@ struct Writer {
     saved: Vec<&'static str>,
     /// Whether there is a `recur` so far.
     looped: bool,
+    /// Passes of the one loop around, where that is an item of the body.
+    passes: Option<u64>,
     keys: BTreeSet<String>,
 }
 
@@ -281,7 +283,7 @@ impl Writer {
         // Layers that a wiring of the stream has no meaning for are drawn again.
         let body = self.until_some(|w| {
             w.saved.clear();
-            w.looped = false;
+            (w.looped, w.passes) = (false, None);
             let (mut budget, mut outermost, mut items) = (9, 0, vec![]);
             let count = 1 + w.r.below(3);
             for number in 1..=count {
@@ -483,10 +485,15 @@ impl Writer {
         }
         let count = 1 + self.r.below(3).min(*budget - 1);
         let mut inside = *budget / count;
+        let section = if self.r.once_in(2) { &keys::REPEAT } else { &keys::RECUR };
+        let around = self.passes;
+        if section.name == "recur" {
+            self.passes = Some(count).filter(|_| depth == 2);
+        }
         let items: Vec<String> =
             (0..1 + self.r.below(2)).map(|_| self.item(components, depth - 1, &mut inside, false)).collect();
+        self.passes = around;
         *budget = budget.saturating_sub(count);
-        let section = if self.r.once_in(2) { &keys::REPEAT } else { &keys::RECUR };
         self.looped |= section.name == "recur";
         let mut pairs = vec![];
         for key in section.keys {
@@ -541,14 +548,36 @@ impl Writer {
 
     /// The arguments of a `skip`.
     fn skip(&mut self) -> String {
+        let passes = self.passes;
         self.until(
             |w| w.arguments(&keys::SKIP, ", "),
             |arguments| {
                 let model =
                     "model: {vocab: 7, hidden: 4, context: 4, components: {a: {mlp: {intermediate: 1}}}, ";
-                read(&format!("{model}body: [\"skip({arguments}) {{ a }}\"]}}\n")).is_some()
+                let layer = format!("\"skip({arguments}) {{ a }}\"");
+                let body = match passes {
+                    Some(passes) => format!("{{recur: {passes}, layers: [{layer}]}}"),
+                    None => layer,
+                };
+                read(&format!("{model}body: [{body}]}}\n")).is_some()
             },
         )
+    }
+
+    /// A share of tokens, or one for each pass of the loop around, none larger than that before.
+    fn capacity(&mut self) -> String {
+        self.keys.insert("skip.capacity".into());
+        let mut shares = values("skip", "capacity").to_vec();
+        let Some(passes) = self.passes.filter(|_| self.r.once_in(2)) else {
+            return self.one_of(&shares).unwrap_or_default().into();
+        };
+        shares.reverse();
+        let mut at = 0;
+        let each = (0..passes).map(|_| {
+            at = (at + self.r.below(2) as usize).min(shares.len() - 1);
+            shares[at]
+        });
+        format!("[{}]", each.collect::<Vec<_>>().join(", "))
     }
 
     /// Keys in front of their values, as in a composition; one that is `true` stands alone, and one
@@ -566,6 +595,7 @@ impl Writer {
             };
             all.push(match (&key.kind, inner) {
                 (Type::Bool, _) => name.to_string(),
+                (Type::Either(_), _) if name == "capacity" => format!("capacity {}", self.capacity()),
                 (_, Some(inner)) => format!("{name} {}", self.arguments(inner, " ")),
                 (kind, None) => format!("{name} {}", self.value(section, name, kind)),
             });

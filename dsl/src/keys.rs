@@ -991,15 +991,36 @@ pub static SKIP: Section = Section {
         ),
         key(
             "capacity",
-            Type::Real(Range::Share),
+            Type::Either(&[Type::Real(Range::Share), Type::List(&Type::Real(Range::Share))]),
             Required,
-            "Share of the tokens processed; the target share with `threshold`.",
+            "Share of the tokens processed; the target share with `threshold`. A list has one for each pass of the `recur` around: `capacity [1, 2/3, 1/3]`.",
         ),
         key(
             "causal",
             Type::Optional(&Type::Section(&CAUSAL)),
             NONE,
             "How a top-k router decides without looking ahead: `bce WEIGHT`, or `predictor SIZE`. A model without can be trained but not sampled.",
+        ),
+        key(
+            "router",
+            Type::Word(&[
+                ("shared", "one for all passes"),
+                ("pass", "one for each pass of the `recur` around"),
+            ]),
+            Value("shared"),
+            "Routers of the passes of a `recur` (Mixture-of-Recursions).",
+        ),
+        key(
+            "gate",
+            Type::Word(&[("score", "`r·f(x)`"), ("sigmoid", "`sigmoid(r)·f(x)`")]),
+            Value("score"),
+            "Factor on the update of a token that top-k chose by its score `r`.",
+        ),
+        key(
+            "nested",
+            Type::Bool,
+            FALSE,
+            "Whether a pass of the `recur` around chooses among the tokens that the pass before processed.",
         ),
         key(
             "penalty",

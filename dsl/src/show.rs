@@ -433,19 +433,35 @@ fn statement(statement: &Statement) -> Layer {
     Layer { kind: LayerKind::Statement(words.into_iter().map(word).collect()), span: Span::default() }
 }
 
+fn capacity_of(skip: &Skip, all: f64) -> ValueKind {
+    match &skip.capacities[..] {
+        [] => real(all),
+        each => list(each.iter().map(|share| real(*share))),
+    }
+}
+
 fn skip_keys(skip: &Skip) -> Map {
     let mut fields = Fields::inline();
     match &skip.rule {
         SkipRule::TopK { capacity, causal } => {
-            fields.put("capacity", real(*capacity));
+            fields.put("capacity", capacity_of(skip, *capacity));
             fields.put("causal", or_none(causal.as_ref(), causal_keys));
         }
         SkipRule::Threshold { capacity, penalty, pooled } => {
             fields.put("threshold", ValueKind::Bool(true));
-            fields.put("capacity", real(*capacity));
+            fields.put("capacity", capacity_of(skip, *capacity));
             fields.put("penalty", real(*penalty));
             fields.put("pooled", ValueKind::Bool(*pooled));
         }
+    }
+    if skip.each_pass {
+        fields.put("router", name("pass"));
+    }
+    if !skip.gate.is_score() {
+        fields.put("gate", name(skip.gate));
+    }
+    if skip.nested {
+        fields.put("nested", ValueKind::Bool(true));
     }
     fields.put("norm_only", ValueKind::Bool(skip.input == SkipInput::NormOnly));
     fields.put("level", name(skip.level));

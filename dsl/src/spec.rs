@@ -116,8 +116,8 @@ impl Model {
     /// where they do.
     pub fn most_passes(&self) -> Option<u64> {
         self.body.iter().find_map(|item| match item {
-            Item::Recur { count, looping, .. } => {
-                (looping.has_passes() || self.has_turns()).then_some(*count)
+            Item::Recur { count, looping, items, .. } => {
+                (looping.has_passes() || has_passes(items) || self.has_turns()).then_some(*count)
             }
             Item::Layer(_) | Item::Statement(_) | Item::Repeat { .. } => None,
         })
@@ -786,6 +786,26 @@ pub enum Expr {
     Skip(Box<Skip>, Box<Expr>),
 }
 
+impl Expr {
+    /// The wrapped parts in it in the order of the text, each with its contents.
+    pub fn skips(&self) -> Vec<(&Skip, &Expr)> {
+        match self {
+            Expr::Component(_) | Expr::Norm => vec![],
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(Expr::skips).collect(),
+            Expr::Skip(skip, inner) => [vec![(&**skip, &**inner)], inner.skips()].concat(),
+        }
+    }
+}
+
+/// Whether a `skip` in these items of a loop has something for each of its passes.
+pub fn has_passes(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Layer(expr) => expr.skips().iter().any(|(skip, _)| skip.has_passes()),
+        Item::Statement(_) => false,
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => has_passes(items),
+    })
+}
+
 /// A Mixture-of-Depths wrapper around a part of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Skip {
@@ -800,6 +820,57 @@ pub struct Skip {
     /// A selected token is the mean of itself and those skipped since the one before it; skipped
     /// tokens share the update of the selected one before them.
     pub merge: bool,
+    /// Whether every pass of the loop around has a router of its own (Mixture-of-Recursions,
+    /// 2507.10524, section 2.2.1).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub each_pass: bool,
+    /// Factor on the update of a token that top-k chose.
+    #[serde(skip_serializing_if = "SkipGate::is_score")]
+    pub gate: SkipGate,
+    /// The capacity of each pass of the loop around, the rule's first; empty where all have the
+    /// rule's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub capacities: Vec<f64>,
+    /// Whether a pass chooses among the tokens that the pass before processed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nested: bool,
+}
+
+impl Skip {
+    /// Whether it has weights or capacities for so many passes as are written, and no more.
+    pub fn has_passes(&self) -> bool {
+        self.each_pass || !self.capacities.is_empty()
+    }
+
+    /// As it is in that pass: with its one capacity there.
+    pub fn in_pass(&self, pass: u64) -> Skip {
+        let own = usize::try_from(pass).ok().and_then(|pass| self.capacities.get(pass));
+        let mut skip = Skip { capacities: vec![], ..self.clone() };
+        if let Some(own) = own.or(self.capacities.last()) {
+            match &mut skip.rule {
+                SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. } => *capacity = *own,
+            }
+        }
+        skip
+    }
+}
+
+/// Factor on the update of a token that top-k chose by its score `r`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipGate {
+    /// `r`
+    #[default]
+    Score,
+    /// `sigmoid(r)`
+    Sigmoid,
+}
+
+impl SkipGate {
+    /// Whether it is the score, as of any `skip`.
+    pub fn is_score(&self) -> bool {
+        *self == SkipGate::Score
+    }
 }
 
 /// Which tokens a wrapped part processes.

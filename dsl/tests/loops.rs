@@ -1,6 +1,6 @@
 //! How the passes of a `recur` are run: both spellings, and every mistake at its token.
 
-use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping};
+use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping, SkipGate, SkipRule};
 use dreamc_dsl::{Diagnostics, Spec, Spelling, check, format, parse};
 
 fn read(text: &str, spelling: Spelling) -> Result<Spec, Diagnostics> {
@@ -94,6 +94,44 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 kv first { t }", "first", "`t` mixes projections"),
         ("recur 2 kv first { skip(capacity 0.5, causal bce 0.1) { s } }", "first", "have no keys there"),
         ("recur 2 kv last { s }", "last", "`kv`"),
+        ("layer { skip(capacity 0.5, causal bce 0.1, nested) { a } }", "nested", "this layer stands in none"),
+        ("recur 2 { recur 2 { skip(capacity 1, router pass) { a } } }", "pass", "more than one loop"),
+        ("repeat 2 { recur 2 { skip(capacity 1, router pass) { a } } }", "pass", "more than one loop"),
+        (
+            "recur 2 { skip(capacity [1, 0.5, 0.2], causal bce 0.1) { a } }",
+            "[1, 0.5",
+            "the loop makes 2 passes",
+        ),
+        ("recur 2 { skip(capacity [1, 1.5], causal bce 0.1) { a } }", "1.5", "out of range"),
+        ("recur 2 { skip(capacity [], causal bce 0.1) { a } }", "[]", "has no shares"),
+        ("recur 2 { skip(capacity [0.2, 0.5], nested, causal bce 0.1) { a } }", "0.5", "no more tokens than"),
+        ("recur 2 { skip(threshold, capacity 0.5, penalty 1, nested) { a } }", "nested", "with `threshold`"),
+        (
+            "recur 2 { skip(threshold, capacity 0.5, penalty 1, gate sigmoid) { a } }",
+            "sigmoid",
+            "`gate` does not",
+        ),
+        ("recur 2 { skip(threshold, capacity [1, 0.5], penalty 1, pooled) { a } }", "[1", "one target"),
+        (
+            "recur 2 { skip(capacity 0.5, causal bce 0.1, nested, merge) { a } }",
+            "merge",
+            "tokens that have left",
+        ),
+        (
+            "recur 2 { skip(capacity 1) { skip(capacity 0.5, causal bce 0.1, nested) { a } } }",
+            "nested",
+            "in another `skip`",
+        ),
+        (
+            "recur 2 depth uniform 1 3 { skip(capacity 1, router pass) { a } }",
+            "uniform 1 3",
+            "something for each of 2 passes",
+        ),
+        (
+            "recur 2 kv first { skip(capacity [0.5, 0.2], causal bce 0.1) { s } }",
+            "first",
+            "have no keys there",
+        ),
         ("recur 2 exit mean { a }\n  a", "mean", "every pass goes through what is behind"),
         ("recur 2 exit mean { a }\n  linear", "mean", "every pass goes through what is behind"),
         ("recur 2 { a }\n  mix history weighted", "mix history weighted", "another one in every pass"),
@@ -113,6 +151,35 @@ fn every_mistake_is_reported_at_its_token() {
         let span = found.span.unwrap_or_default();
         assert!(text[span.start..span.end].starts_with(token), "{body}: {}", &text[span.start..span.end]);
     }
+}
+
+#[test]
+fn a_skip_says_what_passes_do() {
+    let skip = "skip(capacity [1, 2/3, 1/3], causal bce 0.1, router pass, gate sigmoid, nested)";
+    let (body, other) = (
+        format!("recur 3 kv first {{ {skip} {{ s > a }} }}"),
+        format!("{{recur: 3, kv: first, layers: [\"{skip} {{ s > a }}\"]}}"),
+    );
+    let (text, other) = (dream(&body), yaml(&other));
+    let spec = read(&text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(spec, read(&other, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}")));
+    assert_eq!(spec.model.most_passes(), Some(3));
+    let Some(Item::Recur { items, .. }) = spec.model.body.first() else { panic!("{body}") };
+    let Some(Item::Layer(layer)) = items.first() else { panic!("{body}") };
+    let (found, _) = layer.skips()[0];
+    assert!(found.each_pass && found.nested && found.gate == SkipGate::Sigmoid);
+    assert_eq!(found.capacities, [1.0, 2.0 / 3.0, 1.0 / 3.0]);
+    let SkipRule::TopK { capacity, .. } = found.in_pass(2).rule else { panic!("{body}") };
+    assert_eq!(capacity, 1.0 / 3.0);
+    for (text, from) in [(text, Spelling::Dream), (other, Spelling::Yaml)] {
+        let ast = parse("spec", &text, from).unwrap_or_else(|e| panic!("{e}"));
+        for to in [Spelling::Dream, Spelling::Yaml] {
+            let there = format(&ast, to).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(read(&there, to).unwrap_or_else(|e| panic!("{there}\n{e}")), spec, "{there}");
+        }
+    }
+    let shown = dreamc_dsl::show(&spec, Spelling::Dream);
+    assert_eq!(read(&shown, Spelling::Dream).unwrap_or_else(|e| panic!("{shown}\n{e}")), spec, "{shown}");
 }
 
 #[test]

@@ -237,6 +237,10 @@ fn about(component: &Component) -> (String, usize) {
 fn skipping(skip: &Skip) -> String {
     let share = |c: f64| format!("{} %", (c * 1000.0).round() / 10.0);
     let (SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. }) = skip.rule;
+    if let [_, ..] = skip.capacities[..] {
+        let each: Vec<String> = skip.capacities.iter().map(|c| share(*c)).collect();
+        return format!("{} of the tokens by pass", each.join(", "));
+    }
     match skip.level {
         SkipLevel::Token => format!("{} of the tokens", share(capacity)),
         SkipLevel::Sequence => format!("{} of the sequences", share(capacity)),

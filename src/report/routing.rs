@@ -4,7 +4,7 @@ use super::page::{Block, Cell, Figure, Page, Table};
 use super::plot::{Axis, Color, Format, Mark, Plot, Series};
 use crate::number::grouped;
 use crate::show::table;
-use dreamc_runtime::analysis::routing::{Ablation, Changes, FEWEST, Kinds, PartRate};
+use dreamc_runtime::analysis::routing::{Ablation, Changes, FEWEST, Kinds, PartRate, Recursion};
 use dreamc_runtime::statistics::TTest;
 use serde::Serialize;
 
@@ -27,6 +27,8 @@ pub struct Routing {
     pub kinds: Vec<Kinds>,
     /// Every routed part.
     pub parts: Vec<PartRate>,
+    /// How deep tokens recurse, in parts that passes of a loop apply.
+    pub recursions: Vec<Recursion>,
     /// Loss without each part.
     pub ablation: Option<Ablation>,
 }
@@ -52,6 +54,7 @@ impl Routing {
             "The analyses are those of What Do Mixture-of-Depth Routers Learn? Routing Patterns in Gemma 2.",
         );
         self.rates(&mut page);
+        self.deep(&mut page);
         self.compared(&mut page);
         if let Some(ablation) = &self.ablation {
             ablated(&mut page, ablation);
@@ -134,6 +137,43 @@ impl Routing {
             "The probe is a logistic regression from the class of a token to whether it is processed, on a fifth of the tokens \
              that it was not fitted to; its lift is over guessing the commoner decision.",
         );
+    }
+
+    /// Shares of tokens by recursion depth.
+    fn deep(&self, page: &mut Page) {
+        if self.recursions.is_empty() {
+            return;
+        }
+        page.heading("How deep tokens recurse");
+        let series = self.recursions.iter().enumerate().map(|(i, r)| Series {
+            name: r.name.clone(),
+            points: r.shares.iter().enumerate().map(|(passes, share)| (passes as f64, *share)).collect(),
+            band: vec![],
+            color: Color::Series(i),
+            mark: Mark::Points,
+        });
+        let plot = Plot {
+            title: "share of tokens by recursion depth".into(),
+            x: Axis { label: "applications that process a token".into(), whole: true, ..Axis::default() },
+            y: Axis {
+                label: "tokens".into(),
+                format: Format::Percent,
+                range: Some((0.0, 1.0)),
+                ..Axis::default()
+            },
+            series: series.collect(),
+        };
+        let caption = "Share of all tokens that so many applications of a wrapped part process.";
+        page.add(Block::Figures(vec![figure("routing-recursion", &plot, caption)]));
+        let most = self.recursions.iter().map(|r| r.shares.len()).max().unwrap_or(0);
+        let numbers = (0..most).map(|passes| passes.to_string());
+        let head = ["part".to_string()].into_iter().chain(numbers).collect();
+        let mut table = Table { head, text: vec![0], ..Table::default() };
+        for r in &self.recursions {
+            let shares = (0..most).map(|passes| r.shares.get(passes).map_or("–".into(), |s| percent(*s)));
+            table.rows.push([r.name.clone()].into_iter().chain(shares).map(Cell::from).collect());
+        }
+        page.add(Block::Table(table));
     }
 
     fn compared(&self, page: &mut Page) {
@@ -375,6 +415,15 @@ pub fn summary(r: &Routing) -> String {
         ]);
     }
     let mut text = table(&rows);
+    if !r.recursions.is_empty() {
+        let mut rows =
+            vec![["recursion", "share of tokens in 0, 1, … applications"].map(String::from).to_vec()];
+        for r in &r.recursions {
+            let shares: Vec<String> = r.shares.iter().map(|share| percent(*share)).collect();
+            rows.push(vec![r.name.clone(), shares.join(", ")]);
+        }
+        text = format!("{text}\n{}", table(&rows));
+    }
     if !r.kinds.is_empty() {
         let mut rows = vec![["kinds", "processed", "d", "p"].map(String::from).to_vec()];
         for k in &r.kinds {

@@ -4,7 +4,7 @@
 use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
 use crate::support::{cpu, error, models, read, root, specs};
 use dreamc_compiler::{Options, compile, looks_ahead};
-use dreamc_dsl::spec::{Item, Tokenizer};
+use dreamc_dsl::spec::{Item, Tokenizer, has_passes};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use dreamc_runtime::checkpoint::safetensors::{self as tensor_files, Dtype};
@@ -300,8 +300,8 @@ fn prepare_package(spec: &Spec, at: &Path, name: &str) {
         .body
         .iter()
         .filter_map(|item| match item {
-            Item::Recur { count, looping, .. } => {
-                Some((*count, looping.has_passes() || spec.model.has_turns()))
+            Item::Recur { count, looping, items, .. } => {
+                Some((*count, looping.has_passes() || has_passes(items) || spec.model.has_turns()))
             }
             _ => None,
         })

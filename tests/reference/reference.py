@@ -885,7 +885,7 @@ class Forward:
         if fields["threshold"]:
             taking = r >= 0
             self.gaps.append(jnp.min(jnp.abs(r)))
-        elif self.inference and not self.top_k_always:
+        elif self.inference and not self.top_k_always and capacity < 1:
             z = predictor(x) if fields["causal"][0] == "predictor" else r
             taking = (z > 0) & asked
             self.gaps.append(jnp.min(jnp.abs(z)))

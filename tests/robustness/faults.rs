@@ -394,6 +394,23 @@ fn forget_loops(plan: &mut Plan, program: &str, is: impl Fn(&str) -> bool) -> bo
     })
 }
 
+/// Gives operands in such buffers the first instance.
+fn first_instance(plan: &mut Plan, program: &str, is: impl Fn(&str) -> bool) -> bool {
+    let named: Vec<bool> = plan.buffers.iter().map(|b| b.instances > 1 && is(&b.name)).collect();
+    launches(plan, program, &mut |launch, _| {
+        let mut done = false;
+        for operand in &mut launch.operands {
+            if let Operand::Tensor { buffer: BufferId(id), instance, .. } = operand
+                && named[*id as usize]
+                && *instance != Affine::default()
+            {
+                (*instance, done) = (Affine::default(), true);
+            }
+        }
+        done
+    })
+}
+
 /// Gives the last row kernel of the skipping layer, which writes the stream of every token, the
 /// places of a launch before it.
 fn left_out(c: &mut Compiled) -> bool {
@@ -580,6 +597,16 @@ const PASSES: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none, gate: head}}
     mlp: {mlp: {intermediate: 7}}
   body: [sa > mlp, {recur: 3, embed: true, lora: 2, exit: {gate: 0.1}, layers: [sa > mlp]}, norm]";
+
+/// A loop whose passes choose among the tokens of the pass before.
+const RECURSIONS: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - sa > mlp
+    - recur: 3
+      layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested) { sa > mlp }\"]
+    - mlp";
 
 fn specification(text: &str) -> Spec {
     let train = "train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}\n";
@@ -1481,6 +1508,64 @@ fn faults() -> Vec<Fault> {
             caught: "gradients",
             place: ["", ""],
         },
+        lower("a gate that is the score itself", RECURSIONS, |_, f| {
+            let gates = nodes(f, |op| matches!(op, Op::Unary(Unary::Sigmoid)));
+            let skips = f.nodes.iter().any(|n| matches!(n.op, Op::TakeTokens));
+            gates.first().is_some_and(|&gate| skips && bypass(f, gate, 0))
+        }),
+        lower("a pass that chooses among all tokens", RECURSIONS, |_, f| {
+            let among = f.params.iter().any(|p| p.name.ends_with(".among"));
+            let chosen = nodes(f, |op| matches!(op, Op::TopTokens(_)));
+            let stopped = chosen.first().and_then(|&top| defines(f, f.nodes[top].inputs[0]));
+            let ranked = stopped.and_then(|stop| defines(f, f.nodes[stop].inputs[0]));
+            ranked.is_some_and(|ranked| among && bypass(f, ranked, 0))
+        }),
+        lower("a loss of a router over tokens that it was not asked about", RECURSIONS, |_, f| {
+            let among = f.params.iter().any(|p| p.name.ends_with(".among"));
+            let mean = nodes(f, |op| matches!(op, Op::Binary(Binary::Div)));
+            mean.last().is_some_and(|&mean| among && bypass(f, mean, 0))
+        }),
+        lower("a pass that leaves the tokens of the one before", RECURSIONS, |_, f| {
+            let among = f.params.iter().position(|p| p.name.ends_with(".among"));
+            let left = f.results.iter_mut().find(|(p, _)| p.name.ends_with(".members"));
+            let (Some(among), Some(left)) = (among, left) else { return false };
+            left.1 = Value(among as u32);
+            true
+        }),
+        caches(
+            "a token that left and decides again",
+            RECURSIONS,
+            |_, f| {
+                let among = nodes(f, |op| matches!(op, Op::KeepInts(_)))
+                    .into_iter()
+                    .find(|&i| is_param(f, f.nodes[i].inputs[1], ".among"));
+                among.is_some_and(|among| bypass(f, among, 0))
+            },
+            ["", ""],
+        ),
+        Fault {
+            name: "the router of the first pass at every pass",
+            spec: RECURSIONS,
+            stage: Stage::Plan(|c| {
+                first_instance(&mut c.plan, "evaluate", |name| name.ends_with("router.weight"))
+            }),
+            caught: "devices",
+            place: ["", ""],
+        },
+        Fault {
+            name: "the capacity of the first pass at every pass",
+            spec: RECURSIONS,
+            stage: Stage::Read(|spec| {
+                for item in &mut spec.model.body {
+                    let Item::Recur { items, .. } = item else { continue };
+                    if let Some(Item::Layer(Expr::Skip(skip, _))) = items.first_mut() {
+                        skip.capacities.fill(1.0);
+                    }
+                }
+            }),
+            caught: "devices",
+            place: ["", ""],
+        },
         // Reading of the specification.
         Fault {
             name: "capacity rounded to one token less",
@@ -1942,6 +2027,7 @@ fn main() -> ExitCode {
         sound("manifold", MANIFOLD),
         sound("attended", ATTENDED),
         sound("passes", PASSES),
+        sound("recursions", RECURSIONS),
         Trial::test("without a fault: ranks", || {
             for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;

@@ -244,6 +244,8 @@ fn exprs(e: &Expr) -> Vec<Expr> {
                 Skip { input: SkipInput::Hidden, level: SkipLevel::Token, ..(**skip).clone() },
                 Skip { merge: false, ..(**skip).clone() },
                 Skip { kv: SkipKv::Processed, ..(**skip).clone() },
+                Skip { each_pass: false, gate: SkipGate::Score, ..(**skip).clone() },
+                Skip { nested: false, capacities: vec![], ..(**skip).clone() },
             ];
             let plainer = plainer.into_iter().filter(|plainer| *plainer != **skip);
             all.extend(plainer.map(|plainer| Expr::Skip(Box::new(plainer), inner.clone())));

@@ -49,7 +49,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 28] = [
+pub const WIRINGS: [&str; 29] = [
     "latent",
     "layered",
     "moeut",
@@ -67,6 +67,7 @@ pub const WIRINGS: [&str; 28] = [
     "looped_iso_depth",
     "mhc",
     "mix_add",
+    "mixture_of_recursions",
     "moda",
     "ouro",
     "parcae",

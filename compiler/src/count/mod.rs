@@ -491,6 +491,7 @@ impl<'a> Form<'a> {
             | Owner::Norm(_)
             | Owner::Loop
             | Owner::Exit
+            | Owner::Members
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => PARTS[2].into(),

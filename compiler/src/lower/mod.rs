@@ -39,7 +39,7 @@ use crate::op::{
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
     self, Activation, Beginning, CausalRule, Component, EmbedScale, Exit, Expr, Mixing, QkNorm, Router,
-    RouterForm, Score, Select, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
 };
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};

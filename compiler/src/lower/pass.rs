@@ -24,6 +24,24 @@ impl Lower<'_> {
         self.b.result(Port::new("y", Binding::Stream), y);
     }
 
+    /// A weight of which every pass has one, where `each` says so.
+    pub(super) fn weight_of_pass(
+        &mut self,
+        owner: Owner,
+        part: Part,
+        dims: &[Dim],
+        (kind, init): (TensorKind, Option<Init>),
+        each: bool,
+    ) -> Value {
+        match self.passes().filter(|_| each) {
+            Some(passes) => {
+                let bound = (Binding::PassWeight, Some(passes.count));
+                self.bound_weight(owner, part, dims, kind, init, bound)
+            }
+            None => self.weight(owner, part, dims, kind, init),
+        }
+    }
+
     /// A weight that every application has for itself, inside loops, too.
     pub(crate) fn weight_each(
         &mut self,

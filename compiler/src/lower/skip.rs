@@ -46,33 +46,54 @@ impl Lower<'_> {
         match &skip.rule {
             SkipRule::TopK { capacity, causal } => {
                 let r = self.skip_score(owner, skip, x);
+                let gate = self.skip_gate(skip, r);
                 if self.form == Form::Inference && *capacity >= 1.0 {
                     self.observe_skip(owner, x, r, |_, ones| ones);
+                    self.leave_members(owner, skip, |lower| {
+                        let all = lower.places_in_order(&rows);
+                        lower.taking_part(all)
+                    });
                     let f = self.expr(inner, x)?;
-                    return Ok(self.b.mul(f, r));
+                    return Ok(self.b.mul(f, gate));
                 }
+                let among = self.members_before(owner, skip);
                 let z = match causal {
                     _ if self.form != Form::Inference => None,
                     None => None,
                     Some(CausalRule::Bce { .. }) => Some(r),
-                    Some(CausalRule::Predictor { hidden, .. }) => Some(self.predictor(owner, *hidden, x)),
+                    Some(CausalRule::Predictor { hidden, .. }) => {
+                        Some(self.predictor(owner, skip, *hidden, x))
+                    }
                 };
                 if let Some(z) = z {
                     let places = self.b.op(Decide { inclusive: false }, &[z]);
                     let places = self.taking_part(places);
+                    let places = match among {
+                        Some(among) => self.b.op(KeepInts { otherwise: -1 }, &[places, among]),
+                        None => places,
+                    };
+                    self.leave_members(owner, skip, |_| places);
                     let taking = |lower: &mut Self, ones| lower.b.op(Op::Keep, &[ones, places]);
                     self.observe_skip(owner, x, z, taking);
                     let inside = self.masked(places, *capacity, false);
                     let merged = if skip.merge { self.merged(x, places)? } else { x };
                     let f = self.within(inside, inner, merged)?;
-                    let update = self.b.mul(f, r);
+                    let update = self.b.mul(f, gate);
                     let update = self.b.op(Op::Keep, &[update, places]);
                     return if skip.merge { self.spread(update, places) } else { Ok(update) };
                 }
                 if self.shape.cache.is_some() {
                     return Err(CompileError::LooksAhead);
                 }
-                let index = self.top_tokens(r, *capacity, tokens);
+                let asked = among.map(|among| {
+                    let ones = self.ones(&rows);
+                    self.b.op(Op::Keep, &[ones, among])
+                });
+                let ranked = asked.map_or(r, |asked| self.below_others(r, asked));
+                let index = self.top_tokens(ranked, *capacity, tokens);
+                self.leave_members(owner, skip, |lower| {
+                    lower.b.op(PutTokens { tokens: rows[1] }, &[index, index])
+                });
                 let places = if skip.merge { Some(self.places_of(index, &rows)) } else { None };
                 let merged = places.map_or(Ok(x), |places| self.merged(x, places))?;
                 let taken = self.b.op(Op::TakeTokens, &[merged, index]);
@@ -81,7 +102,7 @@ impl Lower<'_> {
                     lower.b.op(PutTokens { tokens: rows[1] }, &[taken, index])
                 });
                 let f = self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
-                let gate = self.b.op(Op::TakeTokens, &[r, index]);
+                let gate = self.b.op(Op::TakeTokens, &[gate, index]);
                 let update = self.b.mul(f, gate);
                 let update = self.b.op(PutTokens { tokens: rows[1] }, &[update, index]);
                 let update = places.map_or(Ok(update), |places| self.spread(update, places))?;
@@ -93,16 +114,24 @@ impl Lower<'_> {
                         (*weight, self.skip_score(owner, skip, stopped))
                     }
                     Some(CausalRule::Predictor { hidden, weight }) => {
-                        (*weight, self.predictor(owner, *hidden, x))
+                        (*weight, self.predictor(owner, skip, *hidden, x))
                     }
                 };
-                // Binary cross-entropy `ln(1 + e^z) - z·member`, the mean over all tokens.
+                // Binary cross-entropy `ln(1 + e^z) - z·member`, the mean over all tokens that
+                // could be chosen.
                 let ones = self.ones(&self.b.rows(taken));
                 let member = self.b.op(PutTokens { tokens: rows[1] }, &[ones, index]);
                 let member = self.b.mul(z, member);
                 let soft = self.b.unary(Unary::Softplus, z);
-                let each = self.b.sub(soft, member);
-                let mean = self.b.reduce(Reduce::Mean, each, &rows);
+                let mut each = self.b.sub(soft, member);
+                if let Some(among) = among {
+                    each = self.b.op(Op::Keep, &[each, among]);
+                }
+                let mut mean = self.b.reduce(Reduce::Mean, each, &rows);
+                if let Some(asked) = asked {
+                    let share = self.b.reduce(Reduce::Mean, asked, &rows);
+                    mean = self.b.div(mean, share);
+                }
                 let loss = self.b.scale(mean, weight);
                 self.auxiliary.push(loss);
                 Ok(update)
@@ -170,6 +199,46 @@ impl Lower<'_> {
                 let own = self.b.mul(update, skipping);
                 Ok(self.b.add(all, own))
             }
+        }
+    }
+
+    /// Factor on the updates of chosen tokens, from their scores.
+    fn skip_gate(&mut self, skip: &Skip, r: Value) -> Value {
+        match skip.gate {
+            SkipGate::Score => r,
+            SkipGate::Sigmoid => self.b.unary(Unary::Sigmoid, r),
+        }
+    }
+
+    /// Scores that are below all others where a token is not asked: `asked` is 1 or 0.
+    fn below_others(&mut self, r: Value, asked: Value) -> Value {
+        const NEVER: f64 = 1e30;
+        let one = self.b.constant(1.0);
+        let absent = self.b.sub(asked, one);
+        let absent = self.b.scale(absent, NEVER);
+        self.b.add(r, absent)
+    }
+
+    fn members_port(&mut self, owner: Owner, name: &str) -> Port {
+        let name = format!("{}.{name}", self.architecture.label(owner));
+        let port = Port::new(name, Binding::State(Lifetime::Saved));
+        self.facts.states.insert(port.name.clone(), State { owner, part: Part::Members });
+        port
+    }
+
+    /// Places of the tokens that the pass before processed, where this one chooses among them.
+    fn members_before(&mut self, owner: Owner, skip: &Skip) -> Option<Value> {
+        self.body.filter(|body| skip.nested && body.among.is_some())?;
+        let (port, rows) = (self.members_port(owner, "among"), self.stream_rows());
+        Some(self.b.param(&port.name, port.binding, Type::i32(&rows)))
+    }
+
+    /// Leaves the places of those that this one processes to the next.
+    fn leave_members(&mut self, owner: Owner, skip: &Skip, places: impl FnOnce(&mut Self) -> Value) {
+        if skip.nested {
+            let places = places(self);
+            let port = self.members_port(owner, "members");
+            self.b.result(port, places);
         }
     }
 
@@ -417,12 +486,13 @@ impl Lower<'_> {
         let hidden = self.hidden();
         let init = matches!(skip.rule, SkipRule::Threshold { .. }).then_some(Init::Constant(0.0));
         if skip.input == SkipInput::Hidden {
-            let w = self.weight(owner, Part::Router, &[hidden], TensorKind::Router, init);
+            let kind = (TensorKind::Router, init);
+            let w = self.weight_of_pass(owner, Part::Router, &[hidden], kind, skip.each_pass);
             return self.one_each(x, w, hidden);
         }
         let one = self.one();
         let mut scalar = |part: Part, init: Option<Init>| {
-            let w = self.weight(owner, part, &[one], TensorKind::Router, init);
+            let w = self.weight_of_pass(owner, part, &[one], (TensorKind::Router, init), skip.each_pass);
             self.b.reshape(w, &[])
         };
         let (scale, bias) = (scalar(Part::Scale, init), scalar(Part::Offset, Some(Init::Constant(0.0))));
@@ -444,16 +514,16 @@ impl Lower<'_> {
     }
 
     /// `down·silu(up·x)`, one number for each token; no gradient reaches `x`.
-    pub(super) fn predictor(&mut self, owner: Owner, size: u64, x: Value) -> Value {
+    fn predictor(&mut self, owner: Owner, skip: &Skip, size: u64, x: Value) -> Value {
         let hidden = self.hidden();
         let inner = self.dim(&format!("predictor{size}"), size);
         let inner = self.routing(inner);
         let x = self.b.stop_gradient(x);
-        let kind = TensorKind::Router;
-        let up = self.weight(owner, Part::PredictorUp, &[inner, hidden], kind, None);
+        let (kind, each) = ((TensorKind::Router, None), skip.each_pass);
+        let up = self.weight_of_pass(owner, Part::PredictorUp, &[inner, hidden], kind, each);
         let a = self.b.contract(x, up, &[hidden]);
         let a = self.b.unary(Unary::Silu, a);
-        let down = self.weight(owner, Part::PredictorDown, &[inner], kind, None);
+        let down = self.weight_of_pass(owner, Part::PredictorDown, &[inner], kind, each);
         self.one_each(a, down, inner)
     }
 

@@ -112,7 +112,8 @@ fn place(w: &Weight) -> Place {
         | Owner::Output
         | Owner::Sources
         | Owner::Loop
-        | Owner::Exit => false,
+        | Owner::Exit
+        | Owner::Members => false,
     };
     let end = matches!(
         w.part,
@@ -220,6 +221,7 @@ fn role(w: &Weight) -> Role {
         | Part::Pooled
         | Part::Stream
         | Part::Sources
-        | Part::Left => Role::Vector,
+        | Part::Left
+        | Part::Members => Role::Vector,
     }
 }

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use super::{Checker, Group};
 use crate::ast::{Item as Noted, Layer, LayerKind, List, Map, Value, ValueKind};
 use crate::diagnostic::Diagnostic;
-use crate::keys;
+use crate::keys::{self, Range, Type};
 use crate::number::{self, Number};
 use crate::source::Span;
 use crate::spec::*;
@@ -37,6 +37,8 @@ pub(super) struct Walk<'a> {
     unread: bool,
     /// `skip`s around: inside, every stream is a sum.
     summed: usize,
+    /// The `recur`s around: their counts, and whether each is an item of the body.
+    loops: Vec<(Option<u64>, bool)>,
 }
 
 /// Keys and values that are handed from application to application, and where they are made.
@@ -128,6 +130,7 @@ impl Checker {
             recurrent: HashSet::new(),
             unread: false,
             summed: 0,
+            loops: vec![],
         };
         let (items, applications) = self.items(&mut walk, value, "body", "model.body", false)?;
         if applications.is_some_and(|applications| applications > MAX_APPLICATIONS) {
@@ -154,7 +157,9 @@ impl Checker {
         self.known.outermost =
             items.iter().all(Option::is_some).then(|| items.iter().filter(outermost).count());
         let own = items.iter().flatten().find_map(|item| match item {
-            Item::Recur { count, looping, .. } if looping.has_passes() || self.known.turns => Some(*count),
+            Item::Recur { count, looping, items, .. } => {
+                (looping.has_passes() || has_passes(items) || self.known.turns).then_some(*count)
+            }
             _ => None,
         });
         self.known.passes = own;
@@ -313,9 +318,15 @@ impl Checker {
             Some(_) => self.written(&group, "layers").cloned(),
             None => None,
         };
+        if recur {
+            walk.loops.push((count, !path.contains(".layers")));
+        }
         let inner = inner.and_then(|value| {
             self.items(walk, &value, "layers", &format!("{path}.layers"), recurrent || recur)
         });
+        if recur {
+            walk.loops.pop();
+        }
         if let Some((_, Some(0))) = &inner {
             let message = format!("`{}` applies no layer", section.name);
             let help = "write at least one layer in it, such as `sa > mlp`";
@@ -334,6 +345,18 @@ impl Checker {
             _ => None,
         };
         let items = inner.and_then(|(items, _)| items.into_iter().collect::<Option<Vec<_>>>());
+        if let (Some(items), Some(most), Some(Looping { depth: Some(depths), .. })) =
+            (&items, count, &looping)
+            && has_passes(items)
+            && depths.max > most
+        {
+            let message = format!(
+                "a `skip` has something for each of {most} passes, and `depth` draws up to {}",
+                depths.max
+            );
+            let help = format!("write `max {most}` behind the distribution, or a larger count");
+            self.error_at("depth", &format!("{path}.depth"), message, help);
+        }
         let parts = count.zip(items).zip(residual_norm).zip(looping);
         let item = parts.map(|(((count, items), residual_norm), looping)| match recur {
             true => Item::Recur { count, residual_norm, items, looping },
@@ -464,7 +487,7 @@ impl Checker {
                 all.map(Expr::Parallel)
             }
             LayerKind::Skip(arguments, inner) => {
-                let skip = self.skip(arguments);
+                let skip = self.skip(walk, arguments);
                 walk.summed += 1;
                 let inner = self.expr(walk, inner, names, false);
                 walk.summed -= 1;
@@ -542,16 +565,26 @@ impl Checker {
 
     // Skipping ------------------------------------------------------------------------------------
 
-    fn skip(&mut self, arguments: &Map) -> Option<Skip> {
+    fn skip(&mut self, walk: &Walk, arguments: &Map) -> Option<Skip> {
         // Fields of a skip have no path of their own: several layers may hold one.
         let group = self.group(&keys::SKIP, arguments, "skip".into(), arguments.span);
         let threshold = self.bool(&group, "threshold");
-        let capacity = self.real(&group, "capacity");
+        let capacities = self.capacities(&group);
+        let capacity = match &capacities {
+            Some(each) if !each.is_empty() => each.first().copied(),
+            Some(_) => self.real(&group, "capacity"),
+            None => None,
+        };
         let threshold_rule = threshold?;
+        let least = capacities.iter().flatten().copied().fold(capacity.unwrap_or(1.0), f64::min);
         let rule = match threshold_rule {
             true => self.threshold(&group, capacity),
-            false => self.top_k(&group, capacity),
+            false => self.top_k(&group, capacity, least),
         };
+        let each_pass = self.word(&group, "router").map(|router| router == "pass");
+        let gate = self.word(&group, "gate");
+        let nested = self.bool(&group, "nested");
+        let recursion = self.recursion(walk, &group, (threshold_rule, capacities.as_deref()));
         let input = self.bool(&group, "norm_only");
         let level = self.word(&group, "level");
         let kv = match self.has(&group, "kv") {
@@ -574,7 +607,91 @@ impl Checker {
             level: if level? == "sequence" { SkipLevel::Sequence } else { SkipLevel::Token },
             kv: if kv? == "all" { SkipKv::All } else { SkipKv::Processed },
             merge: merge?,
+            each_pass: each_pass?,
+            gate: if gate? == "sigmoid" { SkipGate::Sigmoid } else { SkipGate::Score },
+            capacities: capacities?,
+            nested: nested?,
         })
+        .filter(|_| recursion)
+    }
+
+    /// The capacities of passes, where they are a list; none where all have one.
+    fn capacities(&mut self, group: &Group) -> Option<Vec<f64>> {
+        match self.written(group, "capacity") {
+            Some(Value { kind: ValueKind::List(_), .. }) => {}
+            _ => return Some(vec![]),
+        }
+        let elements = self.elements(group, "capacity")?;
+        if elements.is_empty() {
+            let help = "write a share for each pass: `capacity [1, 2/3, 1/3]`";
+            self.error_at("empty", &group.path("capacity"), "`capacity` has no shares", help);
+            return None;
+        }
+        let (kind, range) = (Type::Real(Range::Share), Range::Share);
+        elements.iter().map(|(value, _)| self.real_of("capacity", &kind, range, value)).collect()
+    }
+
+    /// Whether what a `skip` says about the passes of the loop around has a meaning there.
+    fn recursion(
+        &mut self,
+        walk: &Walk,
+        group: &Group,
+        (threshold, capacities): (bool, Option<&[f64]>),
+    ) -> bool {
+        let before = self.found.len();
+        let is = |this: &mut Self, key, word| this.has(group, key) && this.word(group, key) == Some(word);
+        let nested = self.has(group, "nested") && self.bool(group, "nested") == Some(true);
+        let each = capacities.filter(|each| !each.is_empty());
+        let of_passes =
+            [("router", is(self, "router", "pass")), ("nested", nested), ("capacity", each.is_some())];
+        for (key, _) in of_passes.into_iter().filter(|(_, written)| *written) {
+            let place = match walk.loops[..] {
+                [(_, true)] => continue,
+                [] => "stands in none",
+                _ => "stands in more than one loop",
+            };
+            let what = if key == "capacity" { "a list of shares" } else { "it" };
+            let message = format!(
+                "`{key}`: {what} is of the passes of one `recur` of the body, and this layer {place}"
+            );
+            let help = "write the layer in a `recur` that is an item of the body, or take the key away";
+            self.error_at("skip", &group.path(key), message, help);
+        }
+        if let (Some(each), [(Some(count), true)]) = (each, &walk.loops[..])
+            && each.len() as u64 != *count
+        {
+            let message = format!("`capacity` has {} shares, and the loop makes {count} passes", each.len());
+            self.error_at("skip", &group.path("capacity"), message, "write one for each pass");
+        }
+        if threshold {
+            self.misplaced(group, &["gate"], "`threshold`, whose decision is the factor");
+            if nested {
+                let message = "`nested` does not go with `threshold`: its loss is of the share of all tokens";
+                self.error_at("skip", &group.path("nested"), message, "take one of the two away");
+            }
+            if each.is_some() && self.has(group, "pooled") && self.bool(group, "pooled") == Some(true) {
+                let message = "`pooled` has one target for all parts, and this list has one for each pass";
+                self.error_at("skip", &group.path("capacity"), message, "take one of the two away");
+            }
+        }
+        if !nested {
+            return self.found.len() == before;
+        }
+        if walk.summed > 0 {
+            let message = "`nested` stands in another `skip`, which lets other tokens through in every pass";
+            self.error_at("skip", &group.path("nested"), message, "take one of the two away");
+        }
+        if self.has(group, "merge") && self.bool(group, "merge") == Some(true) {
+            let message = "`merge` gives tokens that have left the updates of later passes, which `nested` keeps from them";
+            self.error_at("skip", &group.path("merge"), message, "take one of the two away");
+        }
+        let grows = each.and_then(|each| (1..each.len()).find(|&pass| each[pass] > each[pass - 1]));
+        if let Some(pass) = grows {
+            let message = "with `nested` a pass processes no more tokens than came through the one before it";
+            let help = "write shares that do not grow, or take `nested` away";
+            self.error_at("skip", &group.path(&format!("capacity[{pass}]")), message, help);
+        }
+        self.found.len() == before
     }
 
     fn misplaced(&mut self, group: &Group, names: &[&'static str], rule: &str) {
@@ -615,13 +732,13 @@ impl Checker {
         Some(SkipRule::Threshold { capacity: capacity?, penalty: penalty?, pooled: pooled? })
     }
 
-    fn top_k(&mut self, group: &Group, capacity: Option<f64>) -> Option<SkipRule> {
+    fn top_k(&mut self, group: &Group, capacity: Option<f64>, least: f64) -> Option<SkipRule> {
         self.misplaced(group, &["penalty", "pooled"], "top-k; it goes with `threshold`");
         let causal = match self.has(group, "causal") && !self.is_none(group, "causal") {
             true => self.causal(group).map(Some),
             false => Some(None),
         };
-        if causal == Some(None) && capacity.is_some_and(|capacity| capacity < 1.0) {
+        if causal == Some(None) && least < 1.0 {
             let message = "this model can be trained but not sampled: top-k looks at later tokens";
             self.warning("not-causal", group.at, message, "name an inference rule: `causal bce 0.01`");
         }

@@ -26,6 +26,8 @@ const HELD_OUT: u64 = 5;
 pub struct Part {
     /// Depth of its layer.
     pub depth: u64,
+    /// The layer's set of weights: `layers.{set}` in names of tensors.
+    pub set: u64,
     /// Which of the layer's wrapped parts: `skip.{number}` in names of tensors.
     pub number: u64,
     /// Kind of its layer, such as `local` and `global`.
@@ -67,6 +69,17 @@ pub struct Decisions {
     pub classes: Vec<String>,
     /// The class of each token.
     pub class: Vec<usize>,
+}
+
+/// How deep tokens recurse in a wrapped part that is applied several times.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recursion {
+    /// Its name, as its tensors begin: `layers.3.skip.0`.
+    pub name: String,
+    /// Depths of its applications.
+    pub depths: Vec<u64>,
+    /// Shares of the tokens that none, one, two … of its applications process.
+    pub shares: Vec<f64>,
 }
 
 /// Two kinds of layers, over sequences.
@@ -255,6 +268,28 @@ impl Decisions {
         means
     }
 
+    /// How deep tokens recurse, in every part that is applied several times.
+    pub fn recursions(&self) -> Vec<Recursion> {
+        let mut names: Vec<(u64, u64)> = self.parts.iter().map(|part| (part.set, part.number)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let own = |(set, number): (u64, u64)| -> Option<Recursion> {
+            let parts: Vec<&Part> =
+                self.parts.iter().filter(|part| (part.set, part.number) == (set, number)).collect();
+            let tokens = self.class.len();
+            let mut counts = vec![0u64; parts.len() + 1];
+            for token in 0..tokens {
+                counts[parts.iter().filter(|part| part.kept[token]).count()] += 1;
+            }
+            (parts.len() > 1).then(|| Recursion {
+                name: format!("layers.{set}.skip.{number}"),
+                depths: parts.iter().map(|part| part.depth).collect(),
+                shares: counts.into_iter().map(|n| n as f64 / tokens.max(1) as f64).collect(),
+            })
+        };
+        names.into_iter().filter_map(own).collect()
+    }
+
     /// Every part. The probe's split of tokens is a function of the seed.
     pub fn parts(&self, seed: u64) -> Vec<PartRate> {
         let rate = |part: &Part| {
@@ -385,6 +420,7 @@ mod tests {
         let class: Vec<usize> = (0..n).map(|i| i % 2).collect();
         let part = |depth: u64, kind: &str, kept: Vec<bool>| Part {
             depth,
+            set: 0,
             number: 0,
             kind: kind.into(),
             reached: vec![true; n],
@@ -480,5 +516,17 @@ mod tests {
             "space",
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn tokens_are_counted_by_the_passes_that_process_them() {
+        let mut all = decisions();
+        let [recursion] = &all.recursions()[..] else { panic!("{:?}", all.recursions()) };
+        assert_eq!((recursion.name.as_str(), &recursion.depths[..]), ("layers.0.skip.0", &[2, 3][..]));
+        let both = (0..400).filter(|i| all.parts[0].kept[*i] && all.parts[1].kept[*i]).count();
+        assert_eq!(recursion.shares[2], both as f64 / 400.0);
+        assert!((recursion.shares.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        all.parts[1].set = 1;
+        assert!(all.recursions().is_empty(), "parts of two layers are not passes of one");
     }
 }

@@ -119,6 +119,7 @@ pub fn decisions(
     let wrapped = wrapped(spec).map_err(ModelError::from)?;
     let part = |w: &Wrapped| Part {
         depth: w.depth,
+        set: w.set,
         number: w.number,
         kind: w.text.clone(),
         reached: vec![],
@@ -288,6 +289,7 @@ mod tests {
     fn seen() -> Seen {
         let part = Part {
             depth: 1,
+            set: 0,
             number: 0,
             kind: "sa".into(),
             reached: vec![true; 5],

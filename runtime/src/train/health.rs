@@ -62,8 +62,12 @@ pub struct Part {
     pub name: String,
     /// Share of the tokens that came to it.
     pub processed: f64,
-    /// The share that its `capacity` asks for.
+    /// The share that its `capacity` asks for; the mean over passes that have one each.
     pub asked: f64,
+    /// Shares of all tokens that none, one, two … of its applications process: recursion depths.
+    /// Empty where there is one application.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub depths: Vec<f64>,
 }
 
 /// How the experts of a mixture are used, over all depths its weights are applied at.
@@ -79,6 +83,27 @@ pub struct Mixture {
     pub experts: u64,
 }
 
+/// What of the tokens a wrapped part processes.
+#[derive(Default)]
+struct Taken {
+    came: u64,
+    taken: u64,
+    /// How many applications process each token of the batch.
+    depths: Vec<usize>,
+    /// Tokens by that number.
+    by_depth: Vec<u64>,
+}
+
+impl Taken {
+    /// Counts the tokens of a batch, all of which have been looked at.
+    fn count(&mut self, real: &[bool]) {
+        for (_, depth) in real.iter().zip(std::mem::take(&mut self.depths)).filter(|(r, _)| **r) {
+            self.by_depth.resize(self.by_depth.len().max(depth + 1), 0);
+            self.by_depth[depth] += 1;
+        }
+    }
+}
+
 impl Part {
     fn missed(&self) -> bool {
         self.processed >= MISSED * self.asked || self.processed * MISSED <= self.asked
@@ -90,7 +115,7 @@ impl Health {
     /// nor mixtures, and no loop with an exit.
     pub fn look(model: &mut Model, spec: &Spec, mut batches: Batches) -> Result<Option<Self>, EvaluateError> {
         let wrapped = wrapped(spec).map_err(ModelError::from)?;
-        let mut parts: BTreeMap<(u64, u64), (f64, u64, u64)> = BTreeMap::new();
+        let mut parts: BTreeMap<(u64, u64), Taken> = BTreeMap::new();
         let mut mixtures: BTreeMap<(u64, String), Vec<u64>> = BTreeMap::new();
         let mut passes = Passes::default();
         let mut tokens = 0;
@@ -109,10 +134,13 @@ impl Health {
                                 .session()
                                 .read_at(observed.buffer, w.depth, 0, &mut taking)
                                 .map_err(ModelError::from)?;
-                            let found = parts.entry((w.set, w.number)).or_insert((w.asked, 0, 0));
-                            for (_, t) in real.iter().zip(&taking).filter(|(r, _)| **r) {
-                                found.1 += u64::from(*t > 0.5);
-                                found.2 += u64::from(*t > 1.5);
+                            let found = parts.entry((w.set, w.number)).or_default();
+                            found.depths.resize(real.len(), 0);
+                            let tokens = real.iter().zip(&taking).zip(&mut found.depths);
+                            for ((_, t), depth) in tokens.filter(|((r, _), _)| **r) {
+                                found.came += u64::from(*t > 0.5);
+                                found.taken += u64::from(*t > 1.5);
+                                *depth += usize::from(*t > 1.5);
                             }
                         }
                     }
@@ -144,11 +172,18 @@ impl Health {
                     | Observation::Share => {}
                 }
             }
+            parts.values_mut().for_each(|found| found.count(&real));
         }
-        let part = |((set, number), (asked, came, taken)): ((u64, u64), (f64, u64, u64))| Part {
-            name: format!("layers.{set}.skip.{number}"),
-            processed: taken as f64 / came.max(1) as f64,
-            asked,
+        let part = |((set, number), found): ((u64, u64), Taken)| {
+            let own: Vec<f64> =
+                wrapped.iter().filter(|w| (w.set, w.number) == (set, number)).map(|w| w.asked).collect();
+            let share = |depth| found.by_depth.get(depth).copied().unwrap_or(0) as f64 / tokens.max(1) as f64;
+            Part {
+                name: format!("layers.{set}.skip.{number}"),
+                processed: found.taken as f64 / found.came.max(1) as f64,
+                asked: own.iter().sum::<f64>() / own.len().max(1) as f64,
+                depths: if own.len() > 1 { (0..=own.len()).map(share).collect() } else { vec![] },
+            }
         };
         let mixture = |((set, component), counts): ((u64, String), Vec<u64>)| {
             let (all, most) = (counts.iter().sum::<u64>(), counts.iter().copied().max().unwrap_or(0));
@@ -171,7 +206,11 @@ impl Health {
 
     /// Names and figures, as TensorBoard and tables have them.
     pub fn figures(&self) -> Vec<(String, f64)> {
-        let parts = self.parts.iter().map(|p| (format!("{}/processed", p.name), p.processed));
+        let parts = self.parts.iter().flat_map(|p| {
+            let depths = p.depths.iter().enumerate();
+            let depths = depths.map(|(depth, share)| (format!("{}/depth.{depth}", p.name), *share));
+            std::iter::once((format!("{}/processed", p.name), p.processed)).chain(depths)
+        });
         let mixtures = self.mixtures.iter().flat_map(|m| {
             let dead = m.dead as f64 / m.experts.max(1) as f64;
             [(format!("{}/busiest", m.name), m.busiest), (format!("{}/dead", m.name), dead)]
@@ -186,7 +225,13 @@ impl Health {
     /// The same in words, a line each.
     pub fn words(&self) -> Vec<(String, String)> {
         let part = |p: &Part| {
-            let shares = format!("{:.1} % of {:.1} % asked for", 100.0 * p.processed, 100.0 * p.asked);
+            let mut shares = format!("{:.1} % of {:.1} % asked for", 100.0 * p.processed, 100.0 * p.asked);
+            if !p.depths.is_empty() {
+                let each: Vec<String> =
+                    p.depths.iter().map(|share| format!("{:.1}", 100.0 * share)).collect();
+                shares +=
+                    &format!("; {} % of tokens in 0 to {} applications", each.join(", "), p.depths.len() - 1);
+            }
             (format!("{} processes", p.name), shares)
         };
         let mixture = |m: &Mixture| {
@@ -284,7 +329,10 @@ mod tests {
 
     #[test]
     fn what_misses_its_target_by_half_is_warned_of() {
-        let part = |processed: f64, asked: f64| Part { name: "layers.1.skip.0".into(), processed, asked };
+        let part = |processed: f64, asked: f64| {
+            let depths = if asked == 0.5 { vec![] } else { vec![0.25, 0.5, 0.25] };
+            Part { name: "layers.1.skip.0".into(), processed, asked, depths }
+        };
         let mixture = |busiest: f64| Mixture { name: "layers.0.ea".into(), busiest, dead: 1, experts: 8 };
         let health = Health {
             tokens: 100,

@@ -217,7 +217,7 @@ impl Proof for Causal {
             return Ok(Some("there is one token to choose or to read".into()));
         }
         let ahead = any_skip(s, &|skip, _| match skip.rule {
-            SkipRule::TopK { capacity, .. } => capacity < 1.0,
+            SkipRule::TopK { capacity, .. } => skip.capacities.iter().copied().fold(capacity, f64::min) < 1.0,
             SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
         });
         if !s.causal() {

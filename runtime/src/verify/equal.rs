@@ -12,7 +12,7 @@ use dreamc_compiler::lower::Form;
 use dreamc_compiler::oracle::Forward;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Expr, Item, Skip, SkipInput, SkipRule, Stream};
+use dreamc_dsl::spec::{Expr, Item, Skip, SkipGate, SkipInput, SkipRule, Stream};
 
 /// How far what was rewritten may be off in f64.
 const EXACT: f64 = 1e-9;
@@ -185,7 +185,8 @@ fn whole(skip: &Skip) -> Skip {
             SkipRule::Threshold { capacity: 1.0, penalty: *penalty, pooled: *pooled }
         }
     };
-    Skip { rule, input: SkipInput::NormOnly, ..skip.clone() }
+    let (each_pass, gate, nested) = (false, SkipGate::Score, false);
+    Skip { rule, input: SkipInput::NormOnly, capacities: vec![], each_pass, gate, nested, ..skip.clone() }
 }
 
 /// Replaces every `skip`, the inner ones first.

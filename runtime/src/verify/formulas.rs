@@ -354,6 +354,8 @@ struct Formulas<'a> {
     /// Keys and values that attentions made in the pass before, and in this one.
     passes: [Vec<(Vec<f64>, Vec<f64>)>; 2],
     shares: Vec<f64>,
+    /// Which tokens a `skip` processed last.
+    members: IndexMap<String, Vec<bool>>,
 }
 
 impl<'a> Formulas<'a> {
@@ -391,6 +393,7 @@ impl<'a> Formulas<'a> {
             gone: vec![false; subject.batch.ids.len()],
             passes: [vec![], vec![]],
             shares: vec![],
+            members: IndexMap::new(),
         }
     }
 
@@ -690,6 +693,16 @@ impl<'a> Formulas<'a> {
     /// A tensor of this application.
     fn own(&self, name: &str) -> &'a [f64] {
         self.w(&format!("{}.{name}", self.prefix))
+    }
+
+    /// A tensor of a `skip`, of which each pass may have one.
+    fn of_pass(&self, skip: &Skip, name: &str) -> &'a [f64] {
+        let all = self.w(name);
+        let passes = self.weights.get(name).map_or(1, |w| w.dims[0]);
+        match skip.each_pass {
+            true => &all[self.pass * (all.len() / passes)..][..all.len() / passes],
+            false => all,
+        }
     }
 
     /// A matrix of this application, with what the pass adds to it.
@@ -1476,18 +1489,18 @@ impl<'a> Formulas<'a> {
         let here: Vec<usize> = (0..tokens).filter(|&i| around.here[i]).collect();
         let score = |this: &Self, x: &[f64]| -> Vec<f64> {
             match skip.input {
-                SkipInput::Hidden => product(x, this.w(&format!("{prefix}.router.weight")), h),
+                SkipInput::Hidden => product(x, this.of_pass(skip, &format!("{prefix}.router.weight")), h),
                 SkipInput::NormOnly => {
-                    let one = |name: &str| this.w(&format!("{prefix}.router.{name}.weight"))[0];
+                    let one = |name: &str| this.of_pass(skip, &format!("{prefix}.router.{name}.weight"))[0];
                     let norm = |x: &[f64]| length(x.iter().copied());
                     x.chunks(h).map(|x| one("scale") * norm(x) + one("offset")).collect()
                 }
             }
         };
         let predictor = |this: &Self, x: &[f64]| -> Vec<f64> {
-            let up = product(x, this.w(&format!("{prefix}.predictor.up.weight")), h);
+            let up = product(x, this.of_pass(skip, &format!("{prefix}.predictor.up.weight")), h);
             let inner: Vec<f64> = up.into_iter().map(|a| a * sigmoid(a)).collect();
-            let down = this.w(&format!("{prefix}.predictor.down.weight"));
+            let down = this.of_pass(skip, &format!("{prefix}.predictor.down.weight"));
             product(&inner, down, down.len())
         };
         let mut r = score(self, x);
@@ -1495,11 +1508,24 @@ impl<'a> Formulas<'a> {
         let mean = |values: &[f64]| here.iter().map(|&i| values[i]).sum::<f64>() / rows;
         match &skip.rule {
             SkipRule::TopK { capacity, causal } => {
+                let capacity = &own_share(skip, *capacity, self.pass);
+                let gate: Vec<f64> = match skip.gate {
+                    SkipGate::Score => r.clone(),
+                    SkipGate::Sigmoid => r.iter().copied().map(sigmoid).collect(),
+                };
+                // Those of the pass before, of which it chooses.
+                let key = prefix.clone();
+                let asked = match (skip.nested && self.pass > 0, self.members.get(&key)) {
+                    (true, Some(members)) => members.clone(),
+                    _ => around.here.clone(),
+                };
+                let here: Vec<usize> = here.iter().copied().filter(|&i| asked[i]).collect();
                 let z = match causal {
                     _ if self.training => None,
                     _ if *capacity >= 1.0 => {
+                        self.members.insert(key, around.part.clone());
                         let f = self.expr(inner, x, around);
-                        return times(&f, &r);
+                        return times(&f, &gate);
                     }
                     None => None,
                     Some(CausalRule::Bce { .. }) => Some(r.clone()),
@@ -1507,7 +1533,8 @@ impl<'a> Formulas<'a> {
                 };
                 let inside = match z {
                     Some(z) => {
-                        let part: Vec<bool> = (0..tokens).map(|i| around.part[i] && z[i] > 0.0).collect();
+                        let part: Vec<bool> =
+                            (0..tokens).map(|i| around.part[i] && asked[i] && z[i] > 0.0).collect();
                         Inside { here: around.here.clone(), part: part.clone(), keys: part }
                     }
                     None => {
@@ -1516,7 +1543,10 @@ impl<'a> Formulas<'a> {
                             let own: Vec<usize> =
                                 here.iter().copied().filter(|&i| self.place(i).0 == row).collect();
                             let scores: Vec<f64> = own.iter().map(|&i| r[i]).collect();
-                            let k = (capacity * own.len() as f64 + 1e-9).floor().max(1.0) as usize;
+                            // A share is one of all tokens, of which fewer may be asked.
+                            let all =
+                                (0..tokens).filter(|&i| around.here[i] && self.place(i).0 == row).count();
+                            let k = (capacity * all as f64 + 1e-9).floor().max(1.0) as usize;
                             largest_of(&scores, k.min(own.len()))
                                 .into_iter()
                                 .for_each(|at| chosen[own[at]] = true);
@@ -1525,8 +1555,9 @@ impl<'a> Formulas<'a> {
                         Inside { here: chosen.clone(), part: chosen.clone(), keys: chosen }
                     }
                 };
+                self.members.insert(key, inside.part.clone());
                 let f = self.wrapped(skip, inner, x, around, &inside);
-                let update = self.spread(skip, &times(&f, &r), around, &inside.part);
+                let update = self.spread(skip, &times(&f, &gate), around, &inside.part);
                 if let (Some(rule), true) = (causal, self.training) {
                     let (weight, z) = match rule {
                         CausalRule::Bce { weight, into_input: true } => (weight, r),
@@ -1542,11 +1573,13 @@ impl<'a> Formulas<'a> {
                     // Binary cross-entropy of a logit.
                     let member = |i: usize| f64::from(u8::from(inside.part[i]));
                     let each: Vec<f64> = (0..tokens).map(|i| lse(&[0.0, z[i]]) - z[i] * member(i)).collect();
-                    self.auxiliary += weight * mean(&each);
+                    let sum = here.iter().map(|&i| each[i]).sum::<f64>();
+                    self.auxiliary += weight * sum / here.len() as f64;
                 }
                 update
             }
             SkipRule::Threshold { capacity, penalty, pooled } => {
+                let capacity = &own_share(skip, *capacity, self.pass);
                 if skip.level == SkipLevel::Sequence {
                     for row in 0..tokens / self.batch.sequence {
                         let own: Vec<usize> =
@@ -1641,6 +1674,11 @@ impl<'a> Formulas<'a> {
         }
         all
     }
+}
+
+/// The share that a `skip` asks for in a pass.
+fn own_share(skip: &Skip, all: f64, pass: usize) -> f64 {
+    skip.capacities.get(pass).copied().unwrap_or(all)
 }
 
 // Numbers -----------------------------------------------------------------------------------------

@@ -191,7 +191,8 @@ fn items(all: &mut [Item], turns: bool, less: Less) {
             }
             Item::Recur { count, items: inner, looping, .. } => {
                 less("recur", count, 3);
-                let passes = looping.has_passes() || turns;
+                let passes = looping.has_passes() || has_passes(inner) || turns;
+                fewer_passes(inner, *count);
                 if let Some(rank) = &mut looping.lora {
                     less("lora", rank, 2);
                 }
@@ -204,6 +205,27 @@ fn items(all: &mut [Item], turns: bool, less: Less) {
                 }
                 items(inner, turns, less);
             }
+        }
+    }
+}
+
+/// Leaves out the capacities of passes that there are no more.
+fn fewer_passes(all: &mut [Item], count: u64) {
+    fn expr(e: &mut Expr, count: u64) {
+        match e {
+            Expr::Component(_) | Expr::Norm => {}
+            Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter_mut().for_each(|t| expr(t, count)),
+            Expr::Skip(skip, inner) => {
+                skip.capacities.truncate(count as usize);
+                expr(inner, count);
+            }
+        }
+    }
+    for item in all {
+        match item {
+            Item::Layer(e) => expr(e, count),
+            Item::Statement(_) => {}
+            Item::Repeat { items, .. } | Item::Recur { items, .. } => fewer_passes(items, count),
         }
     }
 }
@@ -222,6 +244,7 @@ fn expr(e: &mut Expr, less: Less) {
                 }
                 SkipRule::Threshold { capacity, .. } => share(capacity),
             }
+            skip.capacities.iter_mut().for_each(share);
             expr(inner, less);
         }
     }

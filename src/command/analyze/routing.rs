@@ -118,6 +118,7 @@ pub fn run(a: Arguments) -> Done {
         first: a.first as u64,
         kinds: ranges.into_iter().flat_map(|r| seen.decisions.kinds(r)).collect(),
         parts: seen.decisions.parts(spec.train.seed),
+        recursions: seen.decisions.recursions(),
         ablation,
     };
     a.common.leave(&a.model, "routing", routing.page(), &routing, || summary(&routing))

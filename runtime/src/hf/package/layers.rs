@@ -8,7 +8,7 @@ use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
     CausalRule, Exit, Expr, Item, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
-    Stream,
+    Stream, has_passes,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -85,12 +85,16 @@ pub struct Loop {
     pub leaves: bool,
     /// Whether passes use the keys of the first.
     pub kv_first: bool,
+    /// Whether a `skip` inside has weights or shares for each pass.
+    pub skip_passes: bool,
+    /// Whether passes choose among the tokens of the pass before.
+    pub chooses: bool,
 }
 
 impl Loop {
     /// Whether passes have weights of their own.
     pub fn has_passes(&self) -> bool {
-        self.embed || self.lora
+        self.embed || self.lora || self.skip_passes
     }
 
     /// The entry that makes it.
@@ -103,6 +107,15 @@ impl Loop {
         }
         text + ")"
     }
+}
+
+/// Whether passes choose among the tokens of the pass before.
+fn nested(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Layer(expr) => expr.skips().iter().any(|(skip, _)| skip.nested),
+        Item::Statement(_) => false,
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => nested(items),
+    })
 }
 
 /// Whether the code lets tokens leave a loop: of one stream, where no token skips a part.
@@ -273,10 +286,10 @@ impl Layers {
 }
 
 /// Which tokens a router chooses where each decides for itself, in the words of the code.
-pub fn rule(rule: &SkipRule) -> &'static str {
+pub fn rule(rule: &SkipRule, least: f64) -> &'static str {
     match rule {
         SkipRule::Threshold { .. } => "threshold",
-        SkipRule::TopK { capacity, .. } if *capacity >= 1.0 => "all",
+        SkipRule::TopK { .. } if least >= 1.0 => "all",
         SkipRule::TopK { causal: None, .. } => "topk",
         SkipRule::TopK { causal: Some(CausalRule::Bce { .. }), .. } => "bce",
         SkipRule::TopK { causal: Some(CausalRule::Predictor { .. }), .. } => "predictor",
@@ -287,27 +300,45 @@ pub fn rule(rule: &SkipRule) -> &'static str {
 pub fn all_keys(skip: &Skip) -> bool {
     match &skip.rule {
         SkipRule::Threshold { .. } => skip.kv == SkipKv::All,
-        SkipRule::TopK { capacity, .. } => *capacity >= 1.0,
+        SkipRule::TopK { .. } => least(skip) >= 1.0,
     }
 }
 
+/// The least share of tokens that a pass processes.
+pub fn least(skip: &Skip) -> f64 {
+    let (SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. }) = skip.rule;
+    skip.capacities.iter().copied().fold(capacity, f64::min)
+}
+
 fn arguments(skip: &Skip) -> String {
-    let mut text = format!("{:?}", rule(&skip.rule));
+    let own = rule(&skip.rule, least(skip));
+    let mut text = format!("{own:?}");
     if let SkipRule::TopK { capacity, causal } = &skip.rule {
-        if *capacity < 1.0 && causal.is_none() {
+        if least(skip) < 1.0 && causal.is_none() {
             let _ = write!(text, ", capacity={capacity:?}");
         }
         if let Some(CausalRule::Predictor { hidden, .. }) = causal {
             let _ = write!(text, ", predictor={hidden}");
         }
     }
-    let all = rule(&skip.rule) == "all";
+    let all = own == "all";
     for (name, on) in [
         ("norm_only", skip.input == SkipInput::NormOnly),
         ("whole", skip.level == SkipLevel::Sequence && matches!(skip.rule, SkipRule::Threshold { .. })),
         ("all_keys", all_keys(skip)),
         ("merge", skip.merge && !all),
     ] {
+        if on {
+            let _ = write!(text, ", {name}=True");
+        }
+    }
+    if skip.each_pass {
+        text += ", passes=times";
+    }
+    if !skip.capacities.is_empty() {
+        let _ = write!(text, ", shares={:?}", skip.capacities);
+    }
+    for (name, on) in [("nested", skip.nested), ("sigmoid", !skip.gate.is_score())] {
         if on {
             let _ = write!(text, ", {name}=True");
         }
@@ -369,6 +400,8 @@ impl<'a> Walk<'a> {
                         gate: matches!(looping.exit, Exit::Gate(_)),
                         leaves: self.leaves && matches!(looping.exit, Exit::Gate(_)),
                         kv_first: looping.kv_first,
+                        skip_passes: has_passes(items),
+                        chooses: nested(items),
                     };
                     let (leaves, kv_first) = (own.leaves, own.kv_first);
                     self.count += 1;
@@ -378,10 +411,10 @@ impl<'a> Walk<'a> {
                         lora: looping.lora.map(|rank| (*count, rank)).or(around.lora),
                     };
                     let mut inner = self.items(items, inside, false);
-                    if own.has_passes() || leaves || kv_first {
+                    if own.has_passes() || own.chooses || leaves || kv_first {
                         inner = format!("[\"{}\"] + {inner}", own.number);
                     }
-                    if own.has_passes() || own.gate || kv_first {
+                    if own.has_passes() || own.chooses || own.gate || kv_first {
                         self.loops.push(own);
                     }
                     let count = if free { "config.recur".into() } else { count.to_string() };

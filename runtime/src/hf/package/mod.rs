@@ -168,7 +168,8 @@ impl<'a> Code<'a> {
             code.add("leaving", looping.leaves);
             code.add("kv_first", looping.kv_first);
             code.add("out", looping.leaves || looping.kv_first);
-            code.add("turns", looping.has_passes() || looping.leaves || looping.kv_first);
+            let turns = looping.has_passes() || looping.chooses || looping.leaves || looping.kv_first;
+            code.add("turns", turns);
         }
         let skips = code.layers.skips.clone();
         skips.iter().for_each(|skip| code.skip(skip));
@@ -199,6 +200,7 @@ impl<'a> Code<'a> {
             || has("leaving")
             || has("kv_first")
             || has("lanes")
+            || has("nested")
             || handed;
         let rope = has("sequence_rope") || has("depth_rope");
         let math = attention || has("lowrank") || has("llama3") || has("yarn") || has("topk");
@@ -397,13 +399,17 @@ impl<'a> Code<'a> {
     }
 
     fn skip(&mut self, skip: &Skip) {
-        let Skip { rule, input, level, kv: _, merge } = skip;
+        let Skip { rule, input, level, kv: _, merge, each_pass, gate, capacities, nested } = skip;
+        self.add("pass_router", *each_pass);
+        self.add("sigmoid_gate", !gate.is_score());
+        self.add("pass_shares", !capacities.is_empty());
+        self.add("nested", *nested);
         self.add("skip", true);
         self.add("norm_only", *input == SkipInput::NormOnly);
         self.add("merge", *merge);
         self.add("whole", *level == SkipLevel::Sequence);
         self.add("remember", *merge || !layers::all_keys(skip));
-        match layers::rule(rule) {
+        match layers::rule(rule, layers::least(skip)) {
             "topk" => {
                 let note = "its top-k router looks ahead: it scores texts, and nothing writes with it";
                 self.notes.push(note.into());

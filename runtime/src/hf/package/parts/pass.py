@@ -25,6 +25,7 @@ class Pass:
     gone: torch.Tensor | None = None  # [b, t], the new tokens that left it  #? leaving
     last_pass: list = field(default_factory=list)  # keys and values of the new tokens in the pass before  #? leaving
     this_pass: list = field(default_factory=list)  # the same of this one  #? leaving
+    members: dict = field(default_factory=dict)  # the new tokens that a nested skip processed last  #? nested
     here: torch.Tensor | None = None  # [b, t], the tokens that there are  #? skip
     part: torch.Tensor | None = None  # [b, t], the tokens that take part  #? skip
     keys: torch.Tensor | None = None  # [b, t], the new tokens that are keys  #? skip

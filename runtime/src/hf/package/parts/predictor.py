@@ -1,9 +1,16 @@
 class Predictor(nn.Module):
     """A small network that says which tokens a router would choose."""
 
-    def __init__(self, size, hidden):
-        super().__init__()
-        self.up, self.down = Matrix(size, hidden), Matrix(size)
+    def __init__(self, size, hidden, passes=0):  #? pass_router
+        super().__init__()  #? pass_router
+        each = [passes][: passes > 0]  #? pass_router
+        self.up, self.down = Matrix(*each, size, hidden), Matrix(*each, size)  #? pass_router
+    def __init__(self, size, hidden):  #? !pass_router
+        super().__init__()  #? !pass_router
+        self.up, self.down = Matrix(size, hidden), Matrix(size)  #? !pass_router
 
-    def forward(self, x):
-        return (F.silu(F.linear(x, self.up.weight)) * self.down.weight).sum(-1)
+    def forward(self, x, at):
+        up, down = self.up.weight, self.down.weight
+        if up.dim() > 2:  #? pass_router
+            up, down = up[at.turn], down[at.turn]  #? pass_router
+        return (F.silu(F.linear(x, up)) * down).sum(-1)

@@ -1,34 +1,66 @@
 class Skip(nn.Module):
     """Only some tokens are processed by the part inside; the others keep their stream."""
 
-    def __init__(self, config, rule, capacity=1.0, predictor=0, norm_only=False, whole=False, all_keys=False, merge=False):
+    def __init__(
+        self, config, rule, capacity=1.0, predictor=0, norm_only=False, whole=False, all_keys=False, merge=False,
+        passes=0,  #? pass_router
+        shares=None,  #? pass_shares
+        nested=False,  #? nested
+        sigmoid=False,  #? sigmoid_gate
+    ):
         super().__init__()
         h = config.hidden_size
         self.rule, self.capacity, self.whole, self.all_keys, self.merge = rule, capacity, whole, all_keys, merge
-        self.router = NormScore() if norm_only else Score(h)  #? norm_only
-        self.router = Score(h)  #? !norm_only
+        each = {"passes": passes} if passes else {}  #? pass_router
+        each = {}  #? !pass_router
+        self.shares = shares  # of each pass of the loop around  #? pass_shares
+        self.nested = nested  # a pass chooses among the tokens of the one before  #? nested
+        self.sigmoid = sigmoid  #? sigmoid_gate
+        self.router = NormScore(**each) if norm_only else Score(h, **each)  #? norm_only
+        self.router = Score(h, **each)  #? !norm_only
         if predictor:  #? predictor
-            self.predictor = Predictor(predictor, h)  #? predictor
+            self.predictor = Predictor(predictor, h, **each)  #? predictor
 
     def choose(self, x, at):
         """Which tokens take part, and the factor on their update."""
-        r = self.router(x)
+        r = self.router(x, at)
         if self.rule == "threshold":  #? threshold
             if self.whole:  #? threshold&whole
                 r = (r * at.here).sum(-1, keepdim=True) / at.here.sum(-1, keepdim=True)  #? threshold&whole
             part = at.part & (r >= 0)  #? threshold
             return part, part.to(x.dtype)  #? threshold
+        gate = r
+        if self.sigmoid:  #? sigmoid_gate
+            gate = r.sigmoid()  #? sigmoid_gate
+        part = self.part(x, r, at)
+        if self.nested:  #? nested
+            at.members[self] = part  #? nested
+        return part, gate.to(x.dtype)
+
+    def part(self, x, r, at):
+        """The tokens that take part, of those whose scores rank them."""
+        among = at.part  #? bce|predictor|all_tokens
+        capacity = self.capacity  #? topk
+        if self.shares is not None:  #? pass_shares
+            capacity = self.shares[at.turn]  #? pass_shares
+            if capacity >= 1.0:  #? pass_shares
+                return at.part  #? pass_shares
+        if self.nested and at.turn:  #? nested&bce
+            among = at.part & at.members[self]  #? nested&bce
+        if self.nested and at.turn:  #? nested&predictor
+            among = at.part & at.members[self]  #? nested&predictor
         if self.rule == "bce":  #? bce
-            return at.part & (r > 0), r.to(x.dtype)  #? bce
+            return among & (r > 0)  #? bce
         if self.rule == "predictor":  #? predictor
-            return at.part & (self.predictor(x) > 0), r.to(x.dtype)  #? predictor
+            return among & (self.predictor(x, at) > 0)  #? predictor
         if self.rule == "all":  #? all_tokens
-            return at.part, r.to(x.dtype)  #? all_tokens
+            return among  #? all_tokens
         # The best of each text: this looks ahead, so that nothing can be cached.  #? topk
-        k = (self.capacity * at.here.sum(-1) + 1e-9).floor().clamp(min=1)  #? topk
-        order = r.masked_fill(~at.here, -math.inf).sort(dim=-1, descending=True, stable=True).indices  #? topk
-        part = (order.argsort(-1) < k[:, None]) & at.here  #? topk
-        return part, r.to(x.dtype)  #? topk
+        among = at.here  #? topk&!nested
+        among = at.here & at.members[self] if self.nested and at.turn else at.here  #? topk&nested
+        k = (capacity * at.here.sum(-1) + 1e-9).floor().clamp(min=1)  #? topk
+        order = r.masked_fill(~among, -math.inf).sort(dim=-1, descending=True, stable=True).indices  #? topk
+        return (order.argsort(-1) < k[:, None]) & among  #? topk
 
     def forward(self, x, at, inside):
         around = at.here, at.part, at.keys, at.seen
