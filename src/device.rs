@@ -44,6 +44,17 @@ pub enum Kind {
     Ptx,
 }
 
+impl Kind {
+    /// Opens the device, a processor with so many threads.
+    pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>, Failure> {
+        Ok(match self {
+            Kind::Cpu => Box::new(CpuDevice::new(CpuOptions { threads })),
+            Kind::Cuda(number) => Box::new(CudaDevice::new(number)?),
+            Kind::Ptx => Box::new(PtxDevice::checked()?),
+        })
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -79,14 +90,7 @@ fn threads(text: &str) -> Result<usize, String> {
 impl DeviceArguments {
     /// Opens the device.
     pub fn open(&self) -> Result<Box<dyn Device>, Failure> {
-        let device: Box<dyn Device> = match self.device {
-            Kind::Cpu => {
-                let threads = self.threads.or_else(ranks::threads);
-                Box::new(CpuDevice::new(CpuOptions { threads }))
-            }
-            Kind::Cuda(number) => Box::new(CudaDevice::new(number)?),
-            Kind::Ptx => Box::new(PtxDevice::checked()?),
-        };
+        let device = self.device.open(self.threads.or_else(ranks::threads))?;
         match std::env::var("DREAMC_POISON") {
             Ok(value) if value == "1" => Ok(Box::new(Poisoned(device))),
             _ => Ok(device),

@@ -9,7 +9,7 @@
 
 mod command;
 mod compare;
-mod device;
+pub mod device;
 pub mod failure;
 mod lsp;
 pub mod model;

@@ -160,13 +160,14 @@ impl Trained {
         Ok(Box::new(Uncached::new(model)))
     }
 
-    /// Rows for texts that come and go, and their memory: with caches, or without where the model
-    /// has none.
+    /// Rows for texts that come and go, and their memory: with caches, which keep so many tokens of
+    /// prompts, or without where the model has none.
     pub fn slots(
         &self,
         device: &dyn Device,
         rows: u64,
         context: Option<u64>,
+        keep: usize,
         passes: PassArguments,
     ) -> Result<(Box<dyn NextLogits + Send>, Memory), Failure> {
         let (rewrite, narrow) = (self.rewriting.clone(), device.writes(self.spec.train.precision));
@@ -175,7 +176,8 @@ impl Trained {
         match Slots::load(device, &self.spec, &writing, &self.tensors) {
             Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
             result => {
-                let slots = result?;
+                let mut slots = result?;
+                slots.keep(keep);
                 let memory = slots.memory();
                 return Ok((Box::new(slots), memory));
             }

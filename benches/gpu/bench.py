@@ -11,7 +11,7 @@ Hopper's kernels, with those of every GPU, and with naive ones. The second times
 most. The third times what the newer paths are worth and PyTorch, same model, same number of tokens in a batch, same precision; then what is
 left. Without `--call` they run one after another. `results.json` and `report.md` are written anew after each part, so whatever ends this
 script, what it did until then is there; a part that fails, or takes longer than its limit, does not stop the others; after `--minutes` no
-part begins, and the same call goes on with those that are not done. Parts whose means are missing (no GPU, no PyTorch, no cargo, no
+part begins, and the same call goes on with those that are not done, those that failed last. Parts whose means are missing (no GPU, no PyTorch, no cargo, no
 checker) are named with the reason.
 
     python benches/gpu/bench.py --pack FOLDER --dreamc FILE --tests FOLDER
@@ -26,6 +26,7 @@ machine without cargo, where `--dreamc FOLDER/dreamc --tests FOLDER` names them.
 
 import argparse
 import array
+import functools
 import json
 import math
 import os
@@ -234,6 +235,7 @@ def missing(needs):
     return None
 
 
+@functools.cache
 def smi(what):
     """What `nvidia-smi` says of the first GPU; an empty string where there is none."""
     if not shutil.which("nvidia-smi"):
@@ -388,7 +390,15 @@ def arguments(argv=None):
     return a
 
 
+def untried_first(chosen, results):
+    """Those that are not done, in their order: first those that nobody tried, then those that failed or were stopped."""
+    left = [p for p in chosen if results.get(p[1], {}).get("code") != 0]
+    return sorted(left, key=lambda p: "code" in results.get(p[1], {}))
+
+
 def main(argv=None):
+    # What chooses the batch is part of the call.
+    begun = time.time()
     a = arguments(argv)
     if a.agree:
         found = agree(*a.agree)
@@ -404,7 +414,7 @@ def main(argv=None):
             asks = f"   (needs {', '.join(needs)})" if needs else ""
             print(f"{CALLS[call]}: {name}: {' '.join(command)}{asks}   at most {limit:.0f} s")
         return 0
-    end = time.time() + 60 * a.minutes
+    end = begun + 60 * a.minutes
     a.out.mkdir(parents=True, exist_ok=True)
     a.work.mkdir(parents=True, exist_ok=True)
     (a.work / "ids.json").write_text(json.dumps(some_ids(4, a.tokens + 1, 256)))
@@ -415,9 +425,7 @@ def main(argv=None):
     kept = a.out / "results.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
     name, failed = gpu(), []
-    for _, part, command, needs, limit in chosen:
-        if not a.again and results.get(part, {}).get("code") == 0:
-            continue
+    for _, part, command, needs, limit in chosen if a.again else untried_first(chosen, results):
         left = end - time.time()
         if left < 5:
             results[part] = {"name": part, "command": command, "skipped": "no time left; the same call goes on"}

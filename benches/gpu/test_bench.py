@@ -124,6 +124,11 @@ class Bench(unittest.TestCase):
             self.assertEqual(calls.read_text().split(), ["count", "count"])
             self.assertEqual(sorted(p.name for p in (out / "results").iterdir()), ["report.md", "results.json"])
 
+    def test_what_failed_comes_behind_what_nobody_tried(self):
+        chosen = [(1, name, [], [], 60) for name in ("done", "failed", "skipped", "new")]
+        results = {"done": {"code": 0}, "failed": {"code": 124}, "skipped": {"skipped": "no time left"}}
+        self.assertEqual([p[1] for p in bench.untried_first(chosen, results)], ["skipped", "new", "failed"])
+
     def test_the_table(self):
         training = {"tokens_per_second": 1e5, "memory": {"total": 2e9}, "launches": []}
         training["launches"] = [{"origin": "head", "kernel": "product", "count": 2, "seconds": 1e-3, "flops": 5e11}]

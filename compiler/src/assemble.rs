@@ -867,7 +867,9 @@ impl<'a> Assembly<'a> {
                 Slot::Stream => streams.extend(entries.iter().map(|&entry| (entry, buffer))),
                 Slot::State(name) | Slot::OfBody(_, name) | Slot::OfComponent(name) => {
                     let Some(&State { owner, part }) = self.states.get(name) else { continue };
-                    caches.extend(entries.iter().map(|&entry| StateBuffer { entry, owner, part, buffer }));
+                    let body = if let Slot::OfBody(body, _) = key.slot { Some(body) } else { None };
+                    let state = |&entry: &Entry| StateBuffer { entry, owner, part, body, buffer };
+                    caches.extend(entries.iter().map(state));
                 }
                 Slot::Cotangent
                 | Slot::NextCotangent

@@ -1,14 +1,16 @@
 //! Sums over ranks that begin while the way back goes on.
 //!
 //! *In*: a program that adds to gradients. *Out*: the same launches in the same order, with the sum
-//! of each range of gradients behind the last launch that touches it. *Promise*: every trained
-//! number is summed once, by all ranks in the same order; no launch behind a sum touches what it
-//! sums, so that a device may do it beside them; bits are those of sums behind everything.
+//! of each range of gradients behind the last launch that touches it; where states are cut over the
+//! ranks each gets its part of the range. *Promise*: every trained number is summed once, by all
+//! ranks in the same order; no launch behind a sum touches what it sums, so that a device may do it
+//! beside them; bits are those of sums behind everything.
 //!
 //! A loop over sets of weights sums what each of its rounds is done with. Where rounds add to the
 //! same weights, the last round is taken out of the loop, and looked at by itself.
 
 use crate::assemble::Assembly;
+use crate::memory;
 use crate::program::{
     Affine, BufferId, Kernel, KernelKind, Launch, Layout, Operand, Program, Slot, Space, Step, kernel,
 };
@@ -213,9 +215,22 @@ impl Assembly<'_> {
     }
 
     fn sum(&mut self, buffer: BufferId, instance: Affine, elements: u64) -> Step {
-        let kernel = kernel::AllReduce { elements, ranks: self.options.ranks, beside: true };
-        let operand = Operand::Tensor { buffer, instance, offset: 0, stride: 0 };
-        self.launch(Kernel::AllReduce(kernel), vec![operand], "gradients")
+        let operand = Operand::Tensor { buffer, instance: instance.clone(), offset: 0, stride: 0 };
+        if !self.options.shard {
+            let kernel = kernel::AllReduce { elements, ranks: self.options.ranks, beside: true };
+            return self.launch(Kernel::AllReduce(kernel), vec![operand], "gradients");
+        }
+        // The number of the range's first among those that are cut.
+        let b = self.plan.buffer(buffer);
+        let all = self.bound(memory::Slot::Gradients).map_or(b.offset, |all| self.plan.buffer(all).offset);
+        let begins = (b.offset - all) / b.dtype.bytes();
+        let each = b.elements();
+        let first = Affine {
+            base: begins + instance.base * each,
+            terms: instance.terms.iter().map(|&(v, f)| (v, f * each)).collect(),
+        };
+        let kernel = kernel::ReduceScatter { parts: self.parts(&self.cuts), elements };
+        self.launch(Kernel::ReduceScatter(kernel), vec![operand, Operand::Index(first)], "gradients")
     }
 }
 

@@ -116,6 +116,8 @@ pub struct StateBuffer {
     pub owner: Owner,
     /// Which of its states.
     pub part: Part,
+    /// The body whose applications have it, by its number; none for a state that bodies share.
+    pub body: Option<usize>,
     /// Where it is: one instance, or one for each application of a body.
     pub buffer: BufferId,
 }

@@ -327,7 +327,7 @@ fn rows<'a>(
                 let forms = ModelForms::new(deep, &mut other, &has_gradient, options, optimiser, passes)?;
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
-            if options.ranks > 1 && !options.shard {
+            if options.ranks > 1 {
                 let sending = passes.run(Pass::Assemble, || assembly.sending(&program));
                 assembly.add(&name.replacen("backward", LAST, 1), sending);
             }

@@ -61,12 +61,18 @@ fn touched(plan: &Plan, (launch, variables): &Placed) -> Vec<Range<u64>> {
 
 #[test]
 fn each_gradient_is_summed_once_behind_everything_that_touches_it() {
-    for name in ["quickstart", "tiny-dr", "tiny-dr-da"] {
+    let names = ["quickstart", "tiny-dr", "tiny-dr-da"];
+    // Left on all ranks, and cut over them.
+    for (name, shard) in names.into_iter().flat_map(|name| [(name, false), (name, true)]) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/{name}.yaml"));
         let (spec, _) = dreamc_dsl::load(&path, &[]).unwrap();
-        let options = Options { train: true, sequence: 8, ranks: 4, ..Options::default() };
+        let options = Options { train: true, sequence: 8, ranks: 4, rank: 1, shard, ..Options::default() };
         let plan = compile(&spec, &options).unwrap().plan;
-        let is_sum = |launch: &Launch| matches!(plan.kernel(launch.kernel), Kernel::AllReduce(_));
+        let is_sum = |launch: &Launch| match plan.kernel(launch.kernel) {
+            Kernel::AllReduce(_) => !shard,
+            Kernel::ReduceScatter(_) => shard,
+            _ => false,
+        };
         let (alone, with) = (list(&plan, "backward"), list(&plan, LAST));
         let rest: Vec<&Placed> = with.iter().filter(|(launch, _)| !is_sum(launch)).collect();
         assert_eq!(rest.len(), alone.len(), "{name}");
@@ -88,7 +94,13 @@ fn each_gradient_is_summed_once_behind_everything_that_touches_it() {
                 }
             }
         }
-        for b in plan.buffers.iter().filter(|b| b.space == Space::Gradients) {
+        let gradients = || plan.buffers.iter().filter(|b| b.space == Space::Gradients);
+        let begin = gradients().map(|b| b.offset / 4).min().unwrap();
+        for launch in with.iter().filter(|(launch, _)| shard && is_sum(launch)) {
+            let [(_, _), (None, [first, ..])] = placed(launch.0, &launch.1)[..] else { panic!("{name}") };
+            assert_eq!(touched(&plan, launch)[0].start - begin, first, "{name}: a part begins elsewhere");
+        }
+        for b in gradients() {
             let own = b.offset / 4..(b.offset + b.bytes()) / 4;
             assert!(sums[range(&own)].iter().all(|&n| n == 1), "{name}: {} is not summed once", b.name);
         }

@@ -21,47 +21,15 @@ use dreamc_compiler::ir::interpret::{Data, execute};
 use dreamc_compiler::ir::{Function, Module, Port, Tensor, Type, parse, verify};
 use dreamc_compiler::rewrite::{self, Rewriting, Stage};
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, schedule};
-use libtest_mimic::{Arguments, Failed, Trial};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
+#[path = "../../tests/support/files.rs"]
+mod files;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests");
-    let mut files = vec![];
-    collect(&root, &mut files);
-    files.sort();
-    assert!(!files.is_empty(), "no file tests in {}", root.display());
-    let trial = |file: PathBuf| {
-        let name = file.strip_prefix(&root).unwrap_or(&file).with_extension("").display().to_string();
-        Trial::test(name, move || check(&file))
-    };
-    libtest_mimic::run(&arguments, files.into_iter().map(trial).collect()).exit_code()
-}
-
-fn check(file: &Path) -> Result<(), Failed> {
-    let text = std::fs::read_to_string(file)?;
-    let (input, expected) = text.split_once("\n; expect:\n").unwrap_or((text.trim_end(), ""));
-    let found = as_comment(&run(input));
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(file, format!("{}\n\n; expect:\n{found}", input.trim_end()))?;
-    } else if found != expected {
-        let hint = "BLESS=1 accepts the output found";
-        return Err(format!("expected:\n{expected}found:\n{found}{hint}").into());
-    }
-    Ok(())
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("the folder of file tests is readable") {
-        let path = entry.expect("its entries are readable").path();
-        if path.is_dir() {
-            collect(&path, files);
-        } else if path.extension().is_some_and(|e| e == "ir") {
-            files.push(path);
-        }
-    }
+    files::run(&Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests"), |input| Ok(run(input)))
 }
 
 fn schedule_test(module: &Module) -> Result<String, String> {
@@ -88,10 +56,6 @@ fn schedule_test(module: &Module) -> Result<String, String> {
         let _ = writeln!(text, "{} ({}){places}", launch.kernel, operands.join(", "));
     }
     Ok(text)
-}
-
-fn as_comment(text: &str) -> String {
-    text.lines().map(|l| format!("; {l}").trim_end().to_string() + "\n").collect()
 }
 
 fn run(input: &str) -> String {

@@ -107,7 +107,7 @@ fn write_then(
     place: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
     remove_abandoned(parent(path), path.file_name());
-    let (temporary, file) = claim(path, |name| File::create_new(name)).map_err(|e| about(path, e))?;
+    let (temporary, file) = claim(path, &|name| File::create_new(name)).map_err(|e| about(path, e))?;
     let attempt = (|| {
         let mut out = BufWriter::new(&file);
         write(&mut out)?;
@@ -126,10 +126,10 @@ fn write_then(
 /// A new folder under a temporary name, to be renamed to `path` once it is whole. As long as the
 /// lock that comes with it is held, nobody takes it for abandoned.
 pub fn claim_folder(path: &Path) -> io::Result<(PathBuf, File)> {
-    claim(path, |name| fs::create_dir(name).and_then(|()| File::open(name)))
+    claim(path, &|name| fs::create_dir(name).and_then(|()| File::open(name)))
 }
 
-fn claim(path: &Path, make: impl Fn(&Path) -> io::Result<File>) -> io::Result<(PathBuf, File)> {
+fn claim(path: &Path, make: &dyn Fn(&Path) -> io::Result<File>) -> io::Result<(PathBuf, File)> {
     loop {
         let temporary = temporary(path);
         let lock = match make(&temporary) {

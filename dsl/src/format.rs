@@ -50,6 +50,24 @@ pub(crate) fn layer(layer: &Layer) -> String {
     }
 }
 
+/// A text in quotes; letters that are `hidden` by their numbers, which YAML alone reads.
+fn quote(text: &str, hidden: fn(char) -> bool) -> String {
+    let mut quoted = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            '\r' => quoted.push_str("\\r"),
+            letter if hidden(letter) => quoted.push_str(&format!("\\u{:04x}", u32::from(letter))),
+            letter => quoted.push(letter),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
 /// Lines at an indentation.
 #[derive(Default)]
 struct Lines {

@@ -1674,7 +1674,43 @@ pub static EQUAL: Section = Section {
     ],
 };
 
-/// The kinds of components with their keys.
-pub static COMPONENTS: [&Section; 4] = [&SEQUENCE, &DEPTH, &EXPERTS, &MLP];
+/// The kinds of components.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Attention over the sequence.
+    Sequence,
+    /// Attention over depth.
+    Depth,
+    /// A mixture of networks.
+    Experts,
+    /// A network.
+    Mlp,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Sequence, Kind::Depth, Kind::Experts, Kind::Mlp];
+
+    /// The keys of its components.
+    pub const fn section(self) -> &'static Section {
+        match self {
+            Kind::Sequence => &SEQUENCE,
+            Kind::Depth => &DEPTH,
+            Kind::Experts => &EXPERTS,
+            Kind::Mlp => &MLP,
+        }
+    }
+}
+
+/// The sections of all kinds of components.
+pub static COMPONENTS: [&Section; Kind::ALL.len()] = {
+    let mut all = [&MLP; Kind::ALL.len()];
+    let mut i = 0;
+    while i < all.len() {
+        all[i] = Kind::ALL[i].section();
+        i += 1;
+    }
+    all
+};
 /// The kinds of items of a body.
 pub static ITEMS: [&Section; 3] = [&LAYER, &REPEAT, &RECUR];

@@ -214,6 +214,23 @@ impl Component {
             Component::Mlp(m) => (m.pre_norm, m.post_norm),
         }
     }
+
+    /// The attention that it is, over the sequence or over depth.
+    pub fn attention(&self) -> Option<&Attention> {
+        match self {
+            Component::Sequence(a) | Component::Depth(a) => Some(a),
+            Component::Experts(_) | Component::Mlp(_) => None,
+        }
+    }
+
+    /// Its router: of experts, or of an attention's projections.
+    pub fn router(&self) -> Option<&Router> {
+        match self {
+            Component::Sequence(a) | Component::Depth(a) => a.projection.as_ref().map(|p| &p.router),
+            Component::Experts(e) => Some(&e.router),
+            Component::Mlp(_) => None,
+        }
+    }
 }
 
 /// Sequence or depth attention.
@@ -382,6 +399,15 @@ impl RopeScaling {
             RopeScaling::Llama3 { .. } | RopeScaling::Linear { .. } => 1.0,
             RopeScaling::Yarn { attention, .. } => attention,
         }
+    }
+
+    /// The frequencies alone: with a factor of 1.
+    #[must_use]
+    pub fn frequencies(mut self) -> Self {
+        if let RopeScaling::Yarn { attention, .. } = &mut self {
+            *attention = 1.0;
+        }
+        self
     }
 }
 

@@ -134,12 +134,6 @@ impl Law {
 }
 
 impl Fit {
-    /// The loss that the law predicts for a run of these sizes, in nats a token.
-    pub fn predict(&self, run: &Run) -> f64 {
-        let mut gradient = [0.0; 6];
-        self.law.log_loss(run, &self.theta, self.centre, &mut gradient).exp()
-    }
-
     /// A constant by its name.
     pub fn constant(&self, name: &str) -> Option<&Constant> {
         self.constants.iter().find(|c| c.name == name)

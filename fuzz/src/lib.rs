@@ -11,7 +11,7 @@
 use dreamc_compiler::count::{self, count};
 use dreamc_compiler::{compile, ir};
 use dreamc_dsl::spec::{BadRows, Spec};
-use dreamc_dsl::{Spelling, check, check_suite, format, parse, show};
+use dreamc_dsl::{Spelling, check, check_suite, edit, format, parse, show};
 use dreamc_ptx::{self as ptx, Arg, Launch, Memory, Module};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use dreamc_runtime::checkpoint::{Checkpoint, Weights};
@@ -76,6 +76,8 @@ fn dream(data: &[u8]) {
     specification(data, Spelling::Dream);
 }
 
+const OVERRIDES: [&str; 3] = ["ea.count=3", "model.body[0].layers[0]=sa", "train.evaluate.every=2"];
+
 /// An accepted value can be printed in both spellings, and reads back as the same.
 fn specification(data: &[u8], spelling: Spelling) -> Option<Spec> {
     let Ok(text) = std::str::from_utf8(data) else { return None };
@@ -86,13 +88,20 @@ fn specification(data: &[u8], spelling: Spelling) -> Option<Spec> {
             return None;
         }
     };
+    let checked = check(&ast, &[]);
     for other in [Spelling::Yaml, Spelling::Dream] {
         if let Ok(printed) = format(&ast, other) {
-            let again = parse("printed", &printed, other);
-            assert!(again.is_ok(), "does not read back:\n{printed}\n{}", again.unwrap_err());
+            let again = parse("printed", &printed, other)
+                .unwrap_or_else(|error| panic!("does not read back:\n{printed}\n{error}"));
+            if checked.is_ok() {
+                assert_eq!(format(&again, other).ok().as_deref(), Some(&printed[..]), "printed again");
+            }
         }
     }
-    let (spec, warnings) = match check(&ast, &[]) {
+    drop(check(&ast, &OVERRIDES.map(String::from)).map_err(|diagnostics| diagnostics.to_json()));
+    let name = if spelling == Spelling::Yaml { "input.yaml" } else { "input.dream" };
+    drop(edit(name, text, "ea.count", "4"));
+    let (spec, warnings) = match checked {
         Ok(found) => found,
         Err(diagnostics) => {
             let _ = diagnostics.render(false);

@@ -937,10 +937,7 @@ impl Core<'_> {
                     }
                 }
                 Space::Global | Space::Const | Space::Generic => {
-                    let place = worker.global.locate(address, all, false).map_err(on_lane)?;
-                    if address % all != 0 {
-                        return Err(on_lane(misaligned("global", address, all)));
-                    }
+                    let place = aligned(worker, address, all, false).map_err(on_lane)?;
                     if transfer.constant
                         && let Some(races) = &worker.races
                         && let Some(writer) = races.writer(place)
@@ -1007,10 +1004,7 @@ impl Core<'_> {
                     return Err(on_lane(Trouble::new(Kind::ReadOnly, "a write to the parameters", right)));
                 }
                 Space::Global | Space::Generic => {
-                    let place = worker.global.locate(address, all, true).map_err(on_lane)?;
-                    if address % all != 0 {
-                        return Err(on_lane(misaligned("global", address, all)));
-                    }
+                    let place = aligned(worker, address, all, true).map_err(on_lane)?;
                     self.note_global(
                         warp,
                         lane,
@@ -1110,28 +1104,17 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// A read of global memory by an asynchronous copy that a lane started.
-    pub fn note_global_read(
+    /// An access to global memory by an asynchronous copy that a lane started.
+    pub fn note_global_copy(
         &mut self,
         warp: &Warp,
         lane: usize,
         place: (usize, u64),
         bytes: u64,
+        access: Access,
         worker: &mut Worker,
     ) -> Outcome<()> {
-        self.note_global(warp, lane, place, bytes, Access::Read, (Order::Weak, Scope::Device), worker)
-    }
-
-    /// A write of global memory by an asynchronous copy that a lane started.
-    pub fn note_global_write(
-        &mut self,
-        warp: &Warp,
-        lane: usize,
-        place: (usize, u64),
-        bytes: u64,
-        worker: &mut Worker,
-    ) -> Outcome<()> {
-        self.note_global(warp, lane, place, bytes, Access::Write, (Order::Weak, Scope::Device), worker)
+        self.note_global(warp, lane, place, bytes, access, (Order::Weak, Scope::Device), worker)
     }
 
     fn atomic(&mut self, warp: &mut Warp, active: u32, atomic: &Atomic, worker: &mut Worker) -> Outcome<()> {
@@ -1160,10 +1143,7 @@ impl Core<'_> {
                     return Err(on_lane(Trouble::new(Kind::OutOfBounds, what, "a plain read and write")));
                 }
                 Space::Global | Space::Generic => {
-                    let place = worker.global.locate(address, bytes, true).map_err(on_lane)?;
-                    if address % bytes != 0 {
-                        return Err(on_lane(misaligned("global", address, bytes)));
-                    }
+                    let place = aligned(worker, address, bytes, true).map_err(on_lane)?;
                     let order = (atomic.order, atomic.scope);
                     self.note_global(warp, lane, place, bytes, Access::Atomic, order, worker)?;
                     worker.global.update(place, bytes, update).map_err(on_lane)?
@@ -1405,7 +1385,7 @@ impl Core<'_> {
                 on_lane(trouble)
             })?;
             if read > 0 {
-                self.note_global_read(warp, lane, place, read as u64, worker)?;
+                self.note_global_copy(warp, lane, place, read as u64, Access::Read, worker)?;
             }
             let (shared, who) = self.shared_by(warp, lane);
             shared.expect(offset, bytes, &who)?;
@@ -1544,6 +1524,12 @@ fn number(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(word)
+}
+
+/// The place of an access to global memory, whose address is a multiple of its size.
+fn aligned(worker: &mut Worker, address: u64, bytes: u64, write: bool) -> Outcome<(usize, u64)> {
+    let place = worker.global.locate(address, bytes, write)?;
+    if address.is_multiple_of(bytes) { Ok(place) } else { Err(misaligned("global", address, bytes)) }
 }
 
 /// The value that an atomic writes.

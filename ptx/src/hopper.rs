@@ -931,7 +931,7 @@ impl Core<'_> {
                         return Err(super::shared::misaligned("global", address, 16));
                     }
                     if load {
-                        self.note_global_read(warp, lane, place, bytes, worker)?;
+                        self.note_global_copy(warp, lane, place, bytes, Access::Read, worker)?;
                     }
                     Some(place)
                 }
@@ -1049,7 +1049,8 @@ impl Core<'_> {
         let pieces = std::mem::take(&mut store.pieces);
         for (&Piece { place, bytes, .. }, data) in pieces.iter().zip(store.data.iter().flatten()) {
             if let Some(place) = place {
-                let noted = self.note_global_write(warp, store.lane as usize, place, bytes as u64, worker);
+                let (lane, bytes) = (store.lane as usize, bytes as u64);
+                let noted = self.note_global_copy(warp, lane, place, bytes, Access::Write, worker);
                 noted.map_err(|trouble| trouble.at(warp.index, store.pc))?;
                 worker.global.write(place, data);
             }

@@ -185,15 +185,20 @@ impl Clocks {
 
     /// The threads of a warp take in a view.
     pub fn acquire(&mut self, warp: u32, lanes: u32, view: &Rc<View>) {
+        self.change(warp, lanes, |joined| joined.join(view));
+    }
+
+    /// Changes the views of threads. Those that share one share the changed one.
+    fn change(&mut self, warp: u32, lanes: u32, f: impl Fn(&mut View)) {
         let mut shared: Option<(Rc<View>, Rc<View>)> = None;
         for thread in threads(&[(warp, lanes)]) {
             let old = &self.views[thread];
             let new = match &shared {
                 Some((from, to)) if Rc::ptr_eq(from, old) => to.clone(),
                 _ => {
-                    let mut joined = View::clone(old);
-                    joined.join(view);
-                    Rc::new(joined)
+                    let mut changed = View::clone(old);
+                    f(&mut changed);
+                    Rc::new(changed)
                 }
             };
             shared = Some((old.clone(), new.clone()));
@@ -215,21 +220,12 @@ impl Clocks {
 
     /// `fence.proxy.async`: what each thread has seen counts for asynchronous units too.
     pub fn proxy_fence(&mut self, warp: u32, lanes: u32) {
-        let mut shared: Option<(Rc<View>, Rc<View>)> = None;
+        self.change(warp, lanes, |fenced| {
+            for (proxy, tick) in fenced.proxy.iter_mut().zip(&fenced.ticks) {
+                *proxy = (*proxy).max(*tick);
+            }
+        });
         for thread in threads(&[(warp, lanes)]) {
-            let old = &self.views[thread];
-            let new = match &shared {
-                Some((from, to)) if Rc::ptr_eq(from, old) => to.clone(),
-                _ => {
-                    let mut fenced = View::clone(old);
-                    for (proxy, tick) in fenced.proxy.iter_mut().zip(&fenced.ticks) {
-                        *proxy = (*proxy).max(*tick);
-                    }
-                    Rc::new(fenced)
-                }
-            };
-            shared = Some((old.clone(), new.clone()));
-            self.views[thread] = new;
             self.proxied[thread] = self.own[thread];
             self.own[thread] += 1;
         }

@@ -1,6 +1,7 @@
 //! A model of a run, a checkpoint, an import or a specification, as arrays.
 
 use crate::errors::{DreamcError, IntoPython};
+use dreamc::device::Kind;
 use dreamc::failure::Failure;
 use dreamc::model::{BaseArguments, PassArguments, Trained};
 use dreamc::spec::{SpecArguments, resolved};
@@ -10,9 +11,6 @@ use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_runtime::data::{Batch, Tokenizer};
 use dreamc_runtime::device::Device;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::device::cuda::CudaDevice;
-use dreamc_runtime::device::ptx::PtxDevice;
 use dreamc_runtime::generate::{Sampling, generate};
 use dreamc_runtime::model::{self, Scale};
 use dreamc_runtime::train::prepare;
@@ -27,18 +25,8 @@ type Rows = Vec<Vec<u64>>;
 
 /// The device of that name.
 pub fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Device>, Failure> {
-    let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-    Ok(match (name, number) {
-        ("cpu", _) => Box::new(CpuDevice::new(CpuOptions { threads })),
-        ("ptx", _) => Box::new(PtxDevice::checked()?),
-        ("cuda", _) => Box::new(CudaDevice::new(0)?),
-        (_, Some(number)) => Box::new(CudaDevice::new(number)?),
-        _ => {
-            return Err(Failure::Usage(format!(
-                "no device `{name}`; there are cpu, cuda, cuda:NUMBER and ptx"
-            )));
-        }
-    })
+    let kind: Kind = name.parse().map_err(|known| Failure::Usage(format!("no device `{name}`; {known}")))?;
+    kind.open(threads)
 }
 
 /// A shape of batches that a program was compiled for.

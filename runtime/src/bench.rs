@@ -246,7 +246,8 @@ pub fn together(
     let rank = |group: Group| -> Result<Vec<[f64; 3]>, BenchError> {
         let narrow = device.narrow(spec.train.precision);
         let (rank, segments, rewrite) = (group.rank(), prepare::masked(spec), rewriting.clone());
-        let forward = Options { ranks, rank, ..prepare::forward(shape.0, shape.1) };
+        let shard = spec.train.parallel.shard;
+        let forward = Options { ranks, rank, shard, ..prepare::forward(shape.0, shape.1) };
         let options = Options { train: true, segments, rewrite, narrow, ..forward };
         let mut model = Model::of_rank(device, compile(spec, &options)?, &group)?;
         model.initialise(spec.train.seed)?;

@@ -492,11 +492,6 @@ impl Model {
         self.run(program)
     }
 
-    /// Whether logits are kept.
-    pub fn keeps_logits(&self) -> bool {
-        self.compiled.output(Of::Whole, Output::Logits).is_some()
-    }
-
     /// Gives programs an input. They have only those that they use: others go nowhere.
     pub fn give<T: Element>(&mut self, of: Of, input: Input, values: &[T]) -> Result<(), ModelError> {
         match self.compiled.input(of, input) {

@@ -4,8 +4,9 @@
 //! the channel of its request ([`Answer`]). *Promise*: texts take rows in order of arrival, and
 //! prompts are read in that order, one chunk between two steps; a step adds a token to every text
 //! that is read. So a text waits for at most those before it, each of which takes one step a chunk
-//! of its prompt and one a token, and no text waits for a later one. A text whose client is gone
-//! leaves before the next step.
+//! of its prompt and one a token, and no text waits for a later one. Texts under way have and may
+//! yet write at most so many tokens as the caches are to hold. A text whose client is gone leaves
+//! before the next step.
 
 use crate::metrics::Metrics;
 use dreamc_runtime::data::Tokenizer;
@@ -74,6 +75,8 @@ struct Text {
     prompt: Vec<u32>,
     /// Tokens of the prompt that are read.
     read: usize,
+    /// Tokens that it may have in the end.
+    places: usize,
     /// The token that is read next, behind the prompt.
     next: u32,
     /// Logits after the last token of a chunk, which score the next.
@@ -132,20 +135,39 @@ impl Text {
     }
 }
 
-/// Runs until the queue is closed and empty and all texts are written.
+/// Texts that wait.
+struct Waiting {
+    queue: Receiver<Ask>,
+    /// The first of them, for which the caches have no room yet.
+    first: Option<Ask>,
+}
+
+impl Waiting {
+    fn next(&mut self, wait: bool) -> Option<Ask> {
+        match self.first.take() {
+            Some(ask) => Some(ask),
+            None if wait => self.queue.blocking_recv(),
+            None => self.queue.try_recv().ok(),
+        }
+    }
+}
+
+/// Runs until the queue is closed and empty and all texts are written. The caches are to hold
+/// `most` tokens; a text that could have more alone is not asked for.
 pub fn run(
     mut decoder: Box<dyn NextLogits + Send>,
     tokenizer: &Tokenizer,
-    mut queue: Receiver<Ask>,
+    queue: Receiver<Ask>,
+    most: usize,
     metrics: &Metrics,
 ) {
     let mut texts: Vec<Text> = vec![];
+    let mut waiting = Waiting { queue, first: None };
     loop {
-        if !admit(&mut texts, decoder.as_mut(), tokenizer, &mut queue, metrics) {
+        if !admit(&mut texts, decoder.as_mut(), tokenizer, &mut waiting, most, metrics) {
             return;
         }
-        metrics.running.set(texts.len() as u64);
-        metrics.waiting.set(queue.len() as u64);
+        said(&texts, decoder.as_ref(), &waiting, metrics);
         let begun = Instant::now();
         if let Err(error) = step(&mut texts, decoder.as_mut(), tokenizer, metrics) {
             let message = error.to_string();
@@ -166,30 +188,47 @@ pub fn run(
     }
 }
 
-/// Gives rows to the texts that wait, as far as there are rows; waits where there is no text at
-/// all. Gives `false` when there will be none.
+/// Tells the gauges how things are.
+fn said(texts: &[Text], decoder: &dyn NextLogits, waiting: &Waiting, metrics: &Metrics) {
+    metrics.running.set(texts.len() as u64);
+    metrics.waiting.set((waiting.queue.len() + usize::from(waiting.first.is_some())) as u64);
+    metrics.reserved_tokens.set(texts.iter().map(|text| text.places as u64).sum());
+    let held = decoder.held();
+    metrics.cache_tokens.set(held.tokens as u64);
+    metrics.kept_tokens.set(held.kept as u64);
+}
+
+/// Gives rows to the texts that wait, as far as there are rows and room in the caches; waits where
+/// there is no text at all. Gives `false` when there will be none.
 fn admit(
     texts: &mut Vec<Text>,
     decoder: &mut dyn NextLogits,
     tokenizer: &Tokenizer,
-    queue: &mut Receiver<Ask>,
+    waiting: &mut Waiting,
+    most: usize,
     metrics: &Metrics,
 ) -> bool {
     while texts.len() < decoder.rows() {
-        metrics.running.set(texts.len() as u64);
-        metrics.waiting.set(queue.len() as u64);
-        let ask = if texts.is_empty() { queue.blocking_recv() } else { queue.try_recv().ok() };
-        let Some(ask) = ask else { return !texts.is_empty() };
+        said(texts, decoder, waiting, metrics);
+        let Some(ask) = waiting.next(texts.is_empty()) else { return !texts.is_empty() };
         if ask.answers.is_closed() {
             metrics.gone.add(1);
             continue;
+        }
+        let places = ask.prompt.len().saturating_add(ask.sampling.max_tokens);
+        let taken: usize = texts.iter().map(|text| text.places).sum();
+        if !texts.is_empty() && taken.saturating_add(places) > most {
+            waiting.first = Some(ask);
+            break;
         }
         let (prompt, writer) =
             Writer::new(&ask.prompt, ask.number, decoder.context(), tokenizer, ask.sampling.clone());
         metrics.prompt_tokens.add(prompt.len() as u64);
         let (read, next, before, over) = (0, 0, vec![], false);
         match decoder.admit() {
-            Ok(Some(row)) => texts.push(Text { ask, row, prompt, read, next, before, writer, over }),
+            Ok(Some(row)) => {
+                texts.push(Text { ask, row, prompt, read, places, next, before, writer, over });
+            }
             found => {
                 let message = found.err().map_or("no row is free".into(), |error| error.to_string());
                 let _ = ask.answers.send((ask.index, Answer::Failed(message)));

@@ -281,11 +281,14 @@ async fn complete(
     match asks.try_reserve_many(texts.len()) {
         Ok(places) => places.zip(texts).for_each(|(place, text)| place.send(text)),
         Err(TrySendError::Full(())) => {
-            let again = Some(shared.metrics.whole.mean().ceil().clamp(1.0, 60.0) as u64);
-            return Err(Refusal {
-                again,
-                ..Refusal::new(429, "too many texts are waiting: ask again later")
-            });
+            let metrics = &shared.metrics;
+            let again = Some(metrics.whole.mean().ceil().clamp(1.0, 60.0) as u64);
+            let (most, running) = (asks.max_capacity(), metrics.running.get());
+            let message = format!(
+                "at most {most} texts may wait, beside {running} with a row and {} tokens in caches: ask again later",
+                metrics.reserved_tokens.get()
+            );
+            return Err(Refusal { again, ..Refusal::new(429, message) });
         }
         Err(TrySendError::Closed(())) => return Err(Refusal::new(503, "the model is gone")),
     }

@@ -27,6 +27,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Texts that wait for a row.
     pub queue: usize,
+    /// Tokens of all texts that have a row, those included that they may yet write.
+    pub cache_tokens: usize,
     /// Bytes of a request's body.
     pub body: usize,
     /// Connections at once.
@@ -37,7 +39,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { queue: 256, body: 4 << 20, connections: 1024, patience: Duration::from_secs(30) }
+        let (queue, cache_tokens, connections) = (256, usize::MAX, 1024);
+        Limits { queue, cache_tokens, body: 4 << 20, connections, patience: Duration::from_secs(30) }
     }
 }
 
@@ -89,7 +92,10 @@ pub fn serve(
         .build()?;
     let engine = std::thread::Builder::new().name("engine".into()).spawn({
         let shared = shared.clone();
-        move || engine::run(decoder, &shared.tokenizer, queue, &shared.metrics)
+        move || {
+            let most = shared.options.limits.cache_tokens;
+            engine::run(decoder, &shared.tokenizer, queue, most, &shared.metrics);
+        }
     })?;
     let served = runtime.block_on(http::listen(listener, shared, asks, stop));
     // Its queue is closed: it ends with its last text.

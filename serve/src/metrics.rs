@@ -54,6 +54,9 @@ pub struct Metrics {
     pub waiting: Number,
     pub prompt_tokens: Number,
     pub shared_tokens: Number,
+    pub cache_tokens: Number,
+    pub reserved_tokens: Number,
+    pub kept_tokens: Number,
     pub written_tokens: Number,
     pub texts: Number,
     pub gone: Number,
@@ -88,6 +91,12 @@ impl Metrics {
         };
         one("texts_running", "gauge", "Texts that have a row.", &plain(&self.running));
         one("texts_waiting", "gauge", "Texts that wait for a row.", &plain(&self.waiting));
+        let help = "Tokens in caches, of texts that have a row.";
+        one("cache_tokens", "gauge", help, &plain(&self.cache_tokens));
+        let help = "Tokens that texts with a row have and may yet write.";
+        one("cache_tokens_reserved", "gauge", help, &plain(&self.reserved_tokens));
+        let help = "Tokens of prompts that are kept for others that begin alike.";
+        one("cache_tokens_kept", "gauge", help, &plain(&self.kept_tokens));
         one("connections", "gauge", "Open connections.", &plain(&self.connections));
         one("texts_total", "counter", "Texts written to their end.", &plain(&self.texts));
         one("texts_gone_total", "counter", "Texts whose client went away.", &plain(&self.gone));

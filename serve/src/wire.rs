@@ -196,6 +196,13 @@ impl Completion {
             );
             return Err(Refusal::of(param, message));
         }
+        let most = options.limits.cache_tokens;
+        if longest.saturating_add(asked) > most {
+            let message = format!(
+                "the caches of this server are to hold {most} tokens; the prompt has {longest} and {asked} are to be written"
+            );
+            return Err(Refusal::of("max_tokens", message));
+        }
         let seed = body.seed.map_or_else(any_seed, |seed| seed as u64);
         let usage = body.stream_options.is_some_and(|options| options.include_usage);
         let logprobs = body.logprobs.map(|n| n as usize);

@@ -61,6 +61,16 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(2..1 << 32))]
     context: Option<u64>,
 
+    /// Tokens in caches, of all texts that have a row and of what they may yet write; rows times
+    /// context by default. A text waits until there is room
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(2..1 << 48))]
+    cache_tokens: Option<u64>,
+
+    /// Tokens of prompts that are kept behind their texts, for prompts that begin alike; four times
+    /// the context by default
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..1 << 48))]
+    keep: Option<u64>,
+
     #[command(flatten)]
     passes: PassArguments,
 
@@ -95,7 +105,9 @@ pub fn run(a: Arguments) -> Done {
     let address = SocketAddr::new(a.host, a.port);
     let listener =
         TcpListener::bind(address).map_err(|e| Failure::Usage(format!("cannot listen at {address}: {e}")))?;
-    let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, a.passes)?;
+    let context = a.context.unwrap_or(trained.spec.model.context);
+    let keep = a.keep.unwrap_or(context.saturating_mul(4)) as usize;
+    let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, keep, a.passes)?;
     let folder =
         a.model.canonicalize().ok().and_then(|p| Some(p.file_stem()?.to_string_lossy().into_owned()));
     let model = a.name.or(folder).unwrap_or_else(|| trained.spec.model.name.clone());
@@ -103,9 +115,9 @@ pub fn run(a: Arguments) -> Done {
         note!("warning: whoever reaches {address} can use the model; --api-key KEY asks for a key");
     }
     signal::catch();
-    let context = decoder.context().min(a.context.unwrap_or(trained.spec.model.context) as usize);
+    let context = decoder.context().min(context as usize);
     say!(
-        "serving {model} at http://{}: {} rows of {} tokens, {} ({} with caches)",
+        "serving {model} at http://{}: {} rows of {} tokens, {} (at most {} with caches)",
         listener.local_addr()?,
         decoder.rows(),
         context,
@@ -121,7 +133,11 @@ pub fn run(a: Arguments) -> Done {
         begins: trained.begins(&tokenizer),
         context,
         vocab: trained.spec.model.vocab.min(u64::from(u32::MAX)) as u32,
-        limits: Limits { queue: a.queue as usize, ..Limits::default() },
+        limits: Limits {
+            queue: a.queue as usize,
+            cache_tokens: a.cache_tokens.map_or(usize::MAX, |n| n as usize),
+            ..Limits::default()
+        },
     };
     serve(decoder, tokenizer, options, listener, &|| signal::caught().is_some())?;
     Ok(())

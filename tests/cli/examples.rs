@@ -138,8 +138,8 @@ fn every_example_runs() {
         }
     }
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-    let printed = readme.lines().filter_map(|line| line.strip_prefix("cargo run --release -- "));
-    lines.extend(printed.map(|line| format!("dreamc {}", line.split("  #").next().unwrap().trim())));
+    let printed = readme.lines().filter(|line| line.starts_with("dreamc "));
+    lines.extend(printed.map(|line| line.split("  #").next().unwrap().trim().to_string()));
     let recipes = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/recipes.md")).unwrap();
     let scripts = crate::book::blocks(&recipes).into_iter().filter(|block| block.language == "sh");
     lines.extend(scripts.map(|block| block.text.trim_end().replace('\n', "; ")));

@@ -379,6 +379,103 @@ fn clients_that_leave_free_their_rows_and_others_wait_or_are_refused() {
     assert!(TcpStream::connect(server.address).is_err());
 }
 
+/// Memory follows the tokens of the texts that there are; a text that leaves gives its own back.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_follows_the_tokens_of_texts() {
+    let wide =
+        SPEC.replace("heads: 2, head_size: 8", "heads: 8, head_size: 64").replace("steps: 30", "steps: 2");
+    let sandbox =
+        Sandbox::with(&[("served.yaml", &wide), ("book.txt", &"The quick brown fox. ".repeat(400))]);
+    sandbox.good(&["train", "served.yaml", "--out", "served"]);
+    // 4 KiB a token and a layer, of texts of about 1,800 tokens: 7 MB a text.
+    let server = Server::start(&sandbox, &["--rows", "8", "--keep", "128", "--cache-tokens", "16000"]);
+    let resident = || -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1e3
+    };
+    let text = |i: usize, n: usize| format!("{i}{}", "the fox ".repeat(n));
+    let ask =
+        |i: usize, n: usize, more: u64| json!({ "prompt": text(i, n), "max_tokens": more, "temperature": 0 });
+    server.complete(ask(0, 20, 2));
+    let before = resident();
+    let mut peaks = vec![];
+    for _ in 0..2 {
+        // Each writes on until it is dropped.
+        let all: Vec<TcpStream> =
+            (1..=6).map(|i| server.begin("/v1/completions", &ask(i, 220, 800))).collect();
+        server.wait_for("dreamc_texts_running", 6.0);
+        let begun = Instant::now();
+        while server.metric("dreamc_cache_tokens") < 6.0 * 1761.0 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "{}", server.metric("dreamc_cache_tokens"));
+        }
+        assert_eq!(server.metric("dreamc_cache_tokens_reserved"), 6.0 * 2561.0);
+        peaks.push(resident());
+        drop(all);
+        server.wait_for("dreamc_texts_running", 0.0);
+        assert_eq!(server.metric("dreamc_cache_tokens"), 0.0);
+        assert_eq!(server.metric("dreamc_cache_tokens_kept"), 128.0);
+    }
+    server.complete(ask(0, 20, 2));
+    let after = resident();
+    let said = format!("{before:.0} MB before, {peaks:.0?} with six texts, {after:.0} behind them");
+    assert!(peaks.iter().all(|peak| peak - before > 6.0 * 7.0 * 0.8), "{said}");
+    assert!(after - before < 0.25 * (peaks[0] - before), "{said}");
+    assert!(peaks[1] - peaks[0] < 0.15 * (peaks[0] - before), "{said}");
+}
+
+/// Texts wait until the caches have room for all that they may write; one that never fits is
+/// refused.
+#[test]
+fn caches_have_a_bound() {
+    let sandbox = trained();
+    let server = Server::start(&sandbox, &["--rows", "8", "--queue", "2", "--cache-tokens", "4000"]);
+    let never = server.post("/v1/completions", &json!({ "prompt": "The", "max_tokens": 3998 }));
+    let error = never.json()["error"].clone();
+    assert_eq!((never.status, &error["param"]), (400, &json!("max_tokens")));
+    let says = "to hold 4000 tokens; the prompt has 3 and 3998 are to be written";
+    assert!(error["message"].as_str().unwrap().contains(says), "{error}");
+    let long = json!({ "prompt": "The", "max_tokens": 3000, "temperature": 0, "stream": true });
+    let begun = server.begin("/v1/completions", &long);
+    server.wait_for("dreamc_texts_running", 1.0);
+    // A small one has room beside it; another long one has not, and those behind it wait, too.
+    server.complete(json!({ "prompt": "a", "max_tokens": 3 }));
+    let waits = server.begin("/v1/completions", &long);
+    server.wait_for("dreamc_texts_waiting", 1.0);
+    let behind: Vec<TcpStream> =
+        (0..2).map(|_| server.begin("/v1/completions", &json!({ "prompt": "a", "max_tokens": 3 }))).collect();
+    server.wait_for("dreamc_texts_waiting", 3.0);
+    assert_eq!(server.metric("dreamc_texts_running"), 1.0);
+    assert_eq!(server.metric("dreamc_cache_tokens_reserved"), 3003.0);
+    let refused = server.post("/v1/completions", &json!({ "prompt": "a" }));
+    let says = "at most 2 texts may wait, beside 1 with a row and 3003 tokens in caches";
+    assert!(refused.status == 429 && refused.body.contains(says), "{}", refused.body);
+    drop(begun);
+    assert!(behind.into_iter().map(finish).all(|reply| reply.status == 200));
+    drop(waits);
+    server.wait_for("dreamc_texts_running", 0.0);
+    assert_eq!(server.metric("dreamc_cache_tokens_reserved"), 0.0);
+}
+
+/// A common beginning of prompts is read once, also when the text that read it has gone; with the
+/// same answer.
+#[test]
+fn beginnings_are_kept_behind_their_texts() {
+    let sandbox = trained();
+    let server = Server::start(&sandbox, &["--rows", "4", "--keep", "256"]);
+    let none = Server::start(&sandbox, &["--rows", "4", "--keep", "0"]);
+    let common = "The quick brown fox jumps over the lazy dog; héllo wörld. ".repeat(5);
+    for (i, shared) in [(0, 0.0), (1, 256.0), (2, 512.0)] {
+        let body = json!({ "prompt": format!("{common} {i}"), "max_tokens": 20, "seed": 1 });
+        let (one, other) = (server.complete(body.clone()), none.complete(body));
+        assert_eq!(one["choices"], other["choices"]);
+        assert_eq!(server.metric("dreamc_prompt_tokens_shared_total"), shared);
+    }
+    assert_eq!(none.metric("dreamc_prompt_tokens_shared_total"), 0.0);
+    assert_eq!(none.metric("dreamc_cache_tokens_kept"), 0.0);
+}
+
 /// A Python with `openai` and `lm_eval`: `DREAMC_CLIENTS`, or `.venv-clients`.
 fn python() -> Option<std::path::PathBuf> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -386,7 +483,7 @@ fn python() -> Option<std::path::PathBuf> {
     let python = folder.join("bin/python");
     if !python.is_file() {
         dreamc_skip::skip(
-            "no clients: `python3 -m venv .venv-clients`, and pip install openai lm_eval[api] there",
+            "no clients: `python3 -m venv .venv-clients`, and pip install -r tests/clients/requirements.txt there",
         );
     }
     python.is_file().then_some(python)

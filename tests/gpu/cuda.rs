@@ -693,6 +693,43 @@ fn two_cards_train_what_one_trains() {
     }
 }
 
+/// Programs with collectives are recorded between one and the next, sums whole or cut; a piece that
+/// the driver refuses, the first or one in the middle, is launched with all that follows it.
+#[test]
+fn programs_with_collectives_are_recorded_in_pieces() {
+    let Some(card) = with_nccl() else { return };
+    let sandbox = sandbox();
+    let nccl = card.folder.path().join("libnccl.so.2").display().to_string();
+    let cut = ["--set", "train.parallel.shard=optimizer"];
+    let two = |out: &str, graphs: &str, settings: &str, more: &[&str]| {
+        let parts = ["--set", "train.accumulate=2"];
+        let line = [&["launch", "-n", "2"][..], &train("cuda", out), &parts, more].concat();
+        let mut command = card.command(&sandbox, &format!("cards=2 {settings}"), &line);
+        command.env("DREAMC_NCCL", &nccl);
+        if !graphs.is_empty() {
+            command.env("DREAMC_GRAPHS", graphs);
+        }
+        card.succeeds(&sandbox, &mut command);
+        count(&sandbox, "cuGraphLaunch")
+    };
+    assert_eq!(two("alone", "0", "", &[]), 0);
+    let expected = result(&sandbox, "alone");
+    for (out, more) in [("whole", &[][..]), ("cut", &cut)] {
+        // Four steps, of which three are replayed, in several pieces each.
+        let pieces = two(out, "1", "", more);
+        println!("{out}: {pieces} replays");
+        assert!(pieces > 12, "{out}: {pieces} replays");
+        let found = result(&sandbox, out);
+        assert!(found.1 == expected.1 && (found.0 == expected.0 || out == "cut"), "{out}: other bits");
+    }
+    for number in [1, 3, 6] {
+        let _ = fs::remove_dir_all(sandbox.path("refused"));
+        two("refused", "", &format!("fault=cuGraphLaunch:{number}:2"), &[]);
+        assert!(sandbox.read("log").contains("fault: "), "replay {number} was not refused");
+        assert!(result(&sandbox, "refused") == expected, "replay {number} refused: other bits");
+    }
+}
+
 /// A rank whose NCCL reports an error, stands still, or that is killed, ends the other with its
 /// number.
 #[test]

@@ -6,5 +6,6 @@ mod support;
 
 mod codegen;
 mod cuda;
+mod machine;
 mod naive;
 mod ptx;

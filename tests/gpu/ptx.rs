@@ -2,9 +2,11 @@
 //! training steps, generation.
 
 use crate::support::losses::losses_apart;
+use crate::support::run::{Run, options};
 use crate::support::{Golden, distance, error, every_golden, goldens, load, models, specs};
 use dreamc_compiler::codegen::Limits;
-use dreamc_compiler::ir::{Attention, DType, Mask};
+use dreamc_compiler::ir::interpret::Tensor;
+use dreamc_compiler::ir::{Attention, DType, Mask, interpret};
 use dreamc_compiler::op::Bits;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
@@ -17,7 +19,7 @@ use dreamc_runtime::device::agree::{Agreement, apart, compare};
 use dreamc_runtime::device::cpu::CpuDevice;
 use dreamc_runtime::device::cuda::CudaDevice;
 use dreamc_runtime::device::ptx::{self, Checks, PtxDevice, Schedule};
-use dreamc_runtime::device::{Device, DeviceError, Element, Group, Instrument, RunStats, Session};
+use dreamc_runtime::device::{Device, DeviceError, Element, Group, Instrument, Session};
 use dreamc_skip::skip;
 
 /// The device, or a skipped test.
@@ -27,100 +29,6 @@ fn device(options: ptx::Options) -> Option<PtxDevice> {
 
 fn fast() -> ptx::Options {
     ptx::Options { checks: Checks::NONE, ..ptx::Options::default() }
-}
-
-fn options(b: usize, n: usize) -> Options {
-    Options { batch: b as u64, sequence: n as u64, train: true, logits: true, ..Options::default() }
-}
-
-struct Run {
-    compiled: Compiled,
-    session: Box<dyn Session>,
-}
-
-impl Run {
-    fn new(golden: &Golden, options: &Options, device: &dyn Device) -> Self {
-        let compiled = compile(&golden.spec, options).unwrap();
-        let session =
-            device.load(&compiled.plan, &Group::alone()).unwrap_or_else(|e| panic!("{}: {e}", golden.name));
-        let mut run = Run { compiled, session };
-        for tensor in run.compiled.tensors.clone() {
-            let values = golden.tensors[&format!("weights.{}", tensor.name)].floats();
-            let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-            run.session.write_at(tensor.weight, tensor.instance, 0, &values).unwrap();
-        }
-        run
-    }
-
-    fn write<T: dreamc_runtime::device::Element>(&mut self, name: &str, values: &[T]) {
-        if let Some(id) = self.compiled.plan.find(name) {
-            self.session.write_at(id, 0, 0, values).unwrap();
-        }
-    }
-
-    fn read(&self, name: &str) -> Vec<f64> {
-        let id = self.compiled.plan.find(name).unwrap_or_else(|| panic!("no buffer {name}"));
-        self.session.read_all::<f32>(id).unwrap().into_iter().map(f64::from).collect()
-    }
-
-    fn run(&mut self, program: &str) -> RunStats {
-        self.session.run(program).unwrap_or_else(|e| panic!("{program}: {e}"))
-    }
-
-    /// Loss and gradients of a batch, added to what is there.
-    fn backward(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
-        let (inputs, targets) = golden.batch(ids, n);
-        self.write("ids", &inputs);
-        self.write("targets", &targets);
-        self.write("positions", &(0..b * n).map(|i| (i % n) as i32).collect::<Vec<_>>());
-        self.write("loss_scale", &[1.0 / (b * n) as f32]);
-        self.write("aux_scale", &[1.0f32]);
-        self.write("loss", &[0.0f32]);
-        self.write("aux", &[0.0f32]);
-        self.run("backward");
-        self.read("loss")[0] + self.compiled.plan.find("aux").map_or(0.0, |_| self.read("aux")[0])
-    }
-
-    fn step(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize, step: i32) -> f64 {
-        let train = &golden.spec.train;
-        let loss = self.backward(golden, ids, b, n);
-        let rate = train.learning_rate * ((step + 1) as f64 / train.warmup as f64).min(1.0);
-        let correct = |beta: f64| 1.0 / (1.0 - beta.powi(step + 1));
-        let clip = train.clip.unwrap_or(f64::INFINITY);
-        let scalars = [
-            ("learning_rate", rate),
-            ("first_correction", correct(train.betas.0)),
-            ("second_correction", correct(train.betas.1)),
-            ("clip", clip),
-        ];
-        for (name, value) in scalars {
-            self.write(name, &[value as f32]);
-        }
-        self.run("norm");
-        self.run("update");
-        loss
-    }
-
-    fn gradients(&self) -> Vec<(String, Vec<f64>)> {
-        let with_gradient = self.compiled.tensors.iter().filter_map(|t| t.gradient.map(|g| (t, g)));
-        with_gradient
-            .map(|(t, gradient)| {
-                let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-                self.session.read_at(gradient, t.instance, 0, &mut values).unwrap();
-                (t.name.clone(), values.into_iter().map(f64::from).collect())
-            })
-            .collect()
-    }
-
-    fn weights(&self) -> Vec<f32> {
-        let mut all = vec![];
-        for t in &self.compiled.tensors {
-            let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-            self.session.read_at(t.weight, t.instance, 0, &mut values).unwrap();
-            all.extend(values);
-        }
-        all
-    }
 }
 
 #[test]
@@ -292,13 +200,13 @@ fn report(worst: Worst) {
 }
 
 /// Loss by step, and the weights at the end.
-fn train(golden: &Golden, narrow: Narrow, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f32>) {
+fn train(golden: &Golden, narrow: Narrow, device: &dyn Device, steps: usize) -> (Vec<f64>, Vec<f64>) {
     let all = &golden.tensors["steps.ids"];
     let (b, n) = (all.dims[1], all.dims[2] - 1);
     let mut run = Run::new(golden, &Options { narrow, ..options(b, n) }, device);
     let batches = all.ints().chunks_exact(b * (n + 1)).take(steps).enumerate();
     let losses = batches.map(|(step, ids)| run.step(golden, ids, b, n, step as i32)).collect();
-    (losses, run.weights())
+    (losses, run.tensors().into_values().flatten().collect())
 }
 
 #[test]
@@ -325,7 +233,7 @@ fn no_schedule_finds_anything_or_changes_a_bit() {
     let narrow = goldens().into_iter().filter(|g| ["gemma", "switch", "dr_da"].contains(&g.name.as_str()));
     let all = goldens().into_iter().map(|g| (g, Narrow::Nothing)).chain(narrow.map(|g| (g, Narrow::Storage)));
     for (golden, narrow) in all {
-        let mut seen: Option<(Vec<f64>, Vec<f32>)> = None;
+        let mut seen: Option<(Vec<f64>, Vec<f64>)> = None;
         for (schedule, threads) in [(Schedule::Forward, 2), (Schedule::Reverse, 1), (Schedule::Random(7), 1)]
         {
             let options = ptx::Options { schedule, threads, ..ptx::Options::default() };
@@ -334,7 +242,7 @@ fn no_schedule_finds_anything_or_changes_a_bit() {
             match &seen {
                 None => seen = Some(found),
                 Some(first) => {
-                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                     assert_eq!(found.0, first.0, "{}: {narrow:?}, {schedule:?}", golden.name);
                     assert_eq!(bits(&found.1), bits(&first.1), "{}: {narrow:?}, {schedule:?}", golden.name);
                 }
@@ -357,10 +265,7 @@ fn cached(golden: &Golden, narrow: Narrow, device: &dyn Device) -> (Vec<f64>, Co
     if run.compiled.plan.programs.contains_key(PREPARE) {
         run.run(PREPARE);
     }
-    for (i, b) in run.compiled.plan.buffers.iter().enumerate().filter(|(_, b)| b.name.ends_with(".cached")) {
-        let none = vec![-1; (b.elements() * b.instances) as usize];
-        run.session.write_at(BufferId(i as u32), 0, 0, &none).unwrap();
-    }
+    run.empty_caches();
     let mut errors = vec![];
     let mut done = 0;
     while done < n {
@@ -1568,9 +1473,7 @@ fn attention_of(
                 half::bf16::from_f32(value).to_f32()
             };
             let int = |j: u64| match b.name.trim_end_matches(char::is_numeric) {
-                // Of long sequences the first document is most.
-                "segments" if row > 400 => (j % row / 290) as i32,
-                "segments" => (j % row / (31 + j / row)) as i32,
+                "segments" => segment(j, row),
                 // The last tokens of a cache whose places are in some order, a part of them empty.
                 "query_positions" => (190 + j % row) as i32,
                 _ if (100..230).contains(&(j % row)) => -1,
@@ -1581,6 +1484,13 @@ fn attention_of(
         Ok(())
     };
     (plan, fill)
+}
+
+/// The document of a token among all rows, which have so many tokens each.
+fn segment(token: u64, row: u64) -> i32 {
+    // Of long sequences the first document is most.
+    let each = if row > 400 { 290 } else { 31 + token / row };
+    (token % row / each) as i32
 }
 
 /// Every float that a plan leaves behind, by buffer.
@@ -1762,6 +1672,114 @@ fn documents_are_apart_in_every_tile() {
         }
     }
 }
+
+/// Results of an attention of `attention_of` and its gradients, by the meaning of the operations in
+/// f64, from the numbers that a device has.
+fn by_meaning(
+    s: &AttentionShape,
+    a: &Attention,
+    found: &[(String, Vec<f32>)],
+) -> Vec<(&'static str, Vec<f64>)> {
+    let AttentionShape { batch, queries, heads, kv_heads, size, .. } = *s;
+    let masks = if a.segments { ", %segments" } else { "" };
+    let log = if a.segments || a.softcap.is_some() { ", %dlse" } else { "" };
+    let capped = a.softcap.map_or(String::new(), |cap| format!(" softcap {cap}"));
+    let window = a.window.map_or(String::new(), |window| format!(" window {window}"));
+    let words =
+        format!("scale {}{capped}{window} mask causal{}", a.scale, if a.segments { " segments" } else { "" });
+    let (q, k) = ("f32[b, t, n, d]", "f32[b, t, g, d]");
+    let module = dreamc_compiler::ir::parse(&format!(
+        "dims {{ b {batch}  t {queries}  n {heads}  g {kv_heads}  d {size} }}\n\
+         func @f {{\n\
+           input %q : {q}\n  input %k : {k}\n  input %v : {k}\n  input %do : {q}\n\
+           input %segments : i32[b, t]\n  input %dlse : f32[b, t, n]\n\
+           %0, %1 = attention %q, %k, %v{masks} {words} : {q}, f32[b, t, n]\n\
+           %2, %3, %4 = attention_grad %q, %k, %v, %0, %1, %do{masks}{log} {words} : {q}, {k}, {k}\n\
+           return o = %0, lse = %1, dq = %2, dk = %3, dv = %4\n\
+         }}"
+    ));
+    let module = module.unwrap_or_else(|e| panic!("{e}"));
+    let of = |name: &str| -> Vec<f64> {
+        let values = found.iter().find(|(n, _)| n == name).map_or(vec![], |(_, values)| values.clone());
+        values.into_iter().map(f64::from).collect()
+    };
+    let (tokens, wide, narrow) =
+        ((batch * queries) as usize, (heads * size) as usize, (kv_heads * size) as usize);
+    let all = of("qkv0");
+    let columns = |from: usize, width: usize| -> Vec<f64> {
+        all.chunks(wide + 2 * narrow).flat_map(|row| row[from..from + width].to_vec()).collect()
+    };
+    let segments = (0..tokens as u64).map(|j| segment(j, queries)).collect();
+    let dlse = if log.is_empty() { vec![0.0; tokens * heads as usize] } else { of("dlse0") };
+    let sizes = |list: [u64; 4]| list.map(|n| n as usize);
+    let (q, k) = (sizes([batch, queries, heads, size]), sizes([batch, queries, kv_heads, size]));
+    let args = [
+        Tensor::float(&q, columns(0, wide)),
+        Tensor::float(&k, columns(wide, narrow)),
+        Tensor::float(&k, columns(wide + narrow, narrow)),
+        Tensor::float(&q, of("cotangent0")),
+        Tensor::int(&q[..2], segments),
+        Tensor::float(&q[..3], dlse),
+    ];
+    let results = interpret(&module, &module.functions["f"], &args).unwrap_or_else(|e| panic!("{e}"));
+    let result =
+        |name: &str| results.iter().find(|(n, _)| n == name).map(|(_, t)| t.floats().to_vec()).unwrap();
+    // Rows of gradients stand as those of queries, keys and values do.
+    let parts = [("dq", wide), ("dk", narrow), ("dv", narrow)].map(|(name, width)| (result(name), width));
+    let row =
+        |i: usize| parts.iter().flat_map(move |(part, width)| part[i * width..(i + 1) * width].to_vec());
+    vec![("o0", result("o")), ("lse0", result("lse")), ("dqkv0", (0..tokens).flat_map(row).collect())]
+}
+
+/// Gradients of heads of 256, of which two warpgroups share rows, are those of the operation's
+/// meaning in f64: under a window and a soft-cap, with documents, and with as many heads of keys as
+/// of queries. 147 and 203 tokens are no tiles. The naive kernels, which find every score anew for
+/// each element, agree where a query sees two keys.
+#[test]
+fn gradients_of_heads_of_256_are_those_of_their_meaning() {
+    let Some(_) = device(fast()) else { return };
+    let shape = |batch, tokens, heads, kv_heads| AttentionShape {
+        batch,
+        queries: tokens,
+        keys: tokens,
+        heads,
+        kv_heads,
+        size: 256,
+    };
+    let all = Attention { scale: 0.4, softcap: None, window: None, mask: Mask::Causal, segments: false };
+    let cases = [
+        (shape(1, 147, 2, 1), Attention { window: Some(90), softcap: Some(3.0), ..all }),
+        (shape(2, 147, 1, 1), Attention { segments: true, ..all }),
+        (shape(1, 203, 1, 1), all),
+        (shape(1, 129, 1, 1), Attention { window: Some(2), ..all }),
+    ];
+    // Two blocks fill it.
+    let small = Limits { processors: 2, ..Limits::default() };
+    for (shape, attention) in cases {
+        let (plan, fill) = attention_of(vec![(shape, attention)], DType::Bf16);
+        let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+        assert!(texts.iter().all(|t| t.text.contains("FlashWarpgroups<")), "{texts:?}");
+        assert!(
+            texts.iter().any(|t| t.text.contains("flash_grad_keys<FlashWarpgroups<S, 64, ")),
+            "{texts:?}"
+        );
+        let hopper = PtxDevice::hopper(ptx::Options::default()).unwrap().with_limits(small);
+        let naive = PtxDevice::naive(fast()).unwrap();
+        let few = attention.window == Some(2);
+        for device in [Some(&hopper), few.then_some(&naive)].into_iter().flatten() {
+            let found = results(&plan, &fill, device);
+            for (name, expected) in by_meaning(&shape, &attention, &found) {
+                let values = &found.iter().find(|(n, _)| n == name).unwrap().1;
+                let e = distance(&values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>(), &expected);
+                println!("{shape:?}, {}: {name} differs by {e:.1e}", device.name());
+                assert!(e < OF_BF16, "{}: {name} differs by {e}", device.name());
+            }
+        }
+    }
+}
+
+/// Attention whose rows and probabilities are rounded to bf16, against f64.
+const OF_BF16: f64 = 1.0 / 128.0;
 
 #[test]
 #[ignore = "takes minutes"]

@@ -13,6 +13,8 @@
 //! Results that are cotangents of weights are added to memory.
 //! Last, a test counts the kernels of all examples, so that none appears or goes unseen.
 
+#[path = "../support/files.rs"]
+mod files;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -24,48 +26,11 @@ use dreamc_compiler::program::{
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_compiler::{Options, compile};
 use dreamc_runtime::device::gpu::sources;
-use libtest_mimic::{Arguments, Failed, Trial};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let folder = support::root("tests/kernels");
-    let mut files = vec![];
-    collect(&folder, &mut files);
-    files.sort();
-    assert!(!files.is_empty(), "no file tests in {}", folder.display());
-    let trial = |file: PathBuf| {
-        let name = file.strip_prefix(&folder).unwrap_or(&file).with_extension("").display().to_string();
-        Trial::test(name, move || check(&file))
-    };
-    libtest_mimic::run(&arguments, files.into_iter().map(trial).collect()).exit_code()
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("the folder of file tests is readable") {
-        let path = entry.expect("its entries are readable").path();
-        if path.is_dir() {
-            collect(&path, files);
-        } else if path.extension().is_some_and(|e| e == "ir") {
-            files.push(path);
-        }
-    }
-}
-
-fn check(file: &Path) -> Result<(), Failed> {
-    let text = std::fs::read_to_string(file)?;
-    let (input, expected) = text.split_once("\n; expect:\n").unwrap_or((text.trim_end(), ""));
-    let source = source(input)?;
-    let found: String =
-        shown(&source).lines().map(|l| format!("; {l}").trim_end().to_string() + "\n").collect();
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(file, format!("{}\n\n; expect:\n{found}", input.trim_end()))?;
-    } else if found != expected {
-        return Err(format!("expected:\n{expected}found:\n{found}BLESS=1 accepts the CUDA found").into());
-    }
-    Ok(())
+    files::run(&support::root("tests/kernels"), |input| source(input).map(|source| shown(&source)))
 }
 
 /// The kernel that a file is about.

@@ -1,7 +1,8 @@
 //! The CPU device against the reference: gradients, ten training steps, equal bits, cached
 //! generation.
 
-use crate::support::{Golden, cpu, distance, error, every_golden, goldens};
+use crate::support::run::{Run, options};
+use crate::support::{cpu, distance, error, every_golden, goldens};
 use dreamc_compiler::compiled::TensorKind;
 use dreamc_compiler::ir::interpret::Data;
 use dreamc_compiler::lower::Shape;
@@ -10,122 +11,18 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{BufferId, Space};
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile, compile_together};
 use dreamc_runtime::data;
-use dreamc_runtime::device::{Device, Group, Session};
 use dreamc_runtime::generate::{Cached, NextLogits};
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::schedule;
-use indexmap::IndexMap;
-
-fn options(b: usize, n: usize) -> Options {
-    Options { batch: b as u64, sequence: n as u64, train: true, logits: true, ..Options::default() }
-}
-
-struct Run {
-    compiled: Compiled,
-    session: Box<dyn Session>,
-}
-
-impl Run {
-    fn new(golden: &Golden, options: &Options, threads: usize) -> Self {
-        let compiled = compile(&golden.spec, options).unwrap();
-        let device = cpu(threads);
-        let session = device.load(&compiled.plan, &Group::alone()).unwrap();
-        let mut run = Run { compiled, session };
-        for tensor in run.compiled.tensors.clone() {
-            let values = golden.tensors[&format!("weights.{}", tensor.name)].floats();
-            let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
-            run.session.write_at(tensor.weight, tensor.instance, 0, &values).unwrap();
-        }
-        run
-    }
-
-    fn buffer(&self, name: &str) -> BufferId {
-        self.compiled.plan.find(name).unwrap_or_else(|| panic!("no buffer {name}"))
-    }
-
-    fn write_i32(&mut self, name: &str, values: &[i32]) {
-        if let Some(id) = self.compiled.plan.find(name) {
-            self.session.write_at(id, 0, 0, values).unwrap();
-        }
-    }
-
-    fn write_f32(&mut self, name: &str, values: &[f32]) {
-        if let Some(id) = self.compiled.plan.find(name) {
-            self.session.write_at(id, 0, 0, values).unwrap();
-        }
-    }
-
-    /// Says of every cache of processed tokens that nothing is in it.
-    fn empty_caches(&mut self) {
-        for (i, b) in self.compiled.plan.buffers.iter().enumerate() {
-            if b.name.ends_with(".cached") {
-                let none = vec![-1; (b.elements() * b.instances) as usize];
-                self.session.write_at(BufferId(i as u32), 0, 0, &none).unwrap();
-            }
-        }
-    }
-
-    fn read(&self, name: &str) -> Vec<f32> {
-        self.session.read_all(self.buffer(name)).unwrap()
-    }
-
-    /// Loss and gradients of a batch, added to what is there.
-    fn backward(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
-        self.program("backward", golden, ids, b, n)
-    }
-
-    fn program(&mut self, program: &str, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
-        let (inputs, targets) = golden.batch(ids, n);
-        self.write_i32("ids", &inputs);
-        self.write_i32("targets", &targets);
-        self.write_i32("positions", &(0..b * n).map(|i| (i % n) as i32).collect::<Vec<_>>());
-        self.write_f32("loss_scale", &[1.0 / (b * n) as f32]);
-        self.write_f32("aux_scale", &[1.0]);
-        self.write_f32("loss", &[0.0]);
-        self.write_f32("aux", &[0.0]);
-        self.session.run(program).unwrap();
-        let aux = self.compiled.plan.find("aux").map_or(0.0, |_| f64::from(self.read("aux")[0]));
-        f64::from(self.read("loss")[0]) + aux
-    }
-
-    fn step(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize, step: i32) -> f64 {
-        let train = &golden.spec.train;
-        let loss = self.backward(golden, ids, b, n);
-        let rate = train.learning_rate * ((step + 1) as f64 / train.warmup as f64).min(1.0);
-        let correct = |beta: f64| 1.0 / (1.0 - beta.powi(step + 1));
-        let clip = train.clip.unwrap_or(f64::INFINITY);
-        let scalars = [
-            ("learning_rate", rate),
-            ("first_correction", correct(train.betas.0)),
-            ("second_correction", correct(train.betas.1)),
-            ("clip", clip),
-        ];
-        for (name, value) in scalars {
-            self.write_f32(name, &[value as f32]);
-        }
-        self.session.run("norm").unwrap();
-        self.session.run("update").unwrap();
-        loss
-    }
-
-    fn tensors(&self) -> IndexMap<String, Vec<f64>> {
-        let read = |t: &dreamc_compiler::compiled::Tensor| {
-            let mut values = vec![0.0f32; t.shape.iter().product::<u64>() as usize];
-            self.session.read_at(t.weight, t.instance, 0, &mut values).unwrap();
-            values.into_iter().map(f64::from).collect()
-        };
-        self.compiled.tensors.iter().map(|t| (t.name.clone(), read(t))).collect()
-    }
-}
 
 #[test]
 fn logits_loss_and_gradients_agree_with_the_reference() {
     for golden in every_golden() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let mut run = Run::new(&golden, &options(b, n), 2);
+        let mut run = Run::new(&golden, &options(b, n), &cpu(2));
         let loss = run.backward(&golden, ids.ints(), b, n);
-        let logits: Vec<f64> = run.read("logits").into_iter().map(f64::from).collect();
+        let logits: Vec<f64> = run.read("logits");
         let e = error(&logits, golden.tensors["logits"].floats());
         assert!(e < 1e-5, "{}: logits differ by {e}", golden.name);
         let e = error(&[loss], golden.tensors["loss"].floats());
@@ -166,7 +63,7 @@ fn ten_training_steps_agree_with_the_reference() {
     for golden in every_golden() {
         let all = &golden.tensors["steps.ids"];
         let (b, n) = (all.dims[1], all.dims[2] - 1);
-        let mut run = Run::new(&golden, &options(b, n), 2);
+        let mut run = Run::new(&golden, &options(b, n), &cpu(2));
         let expected = golden.tensors["steps.losses"].floats();
         let mut worst = 0.0f64;
         for (step, ids) in all.ints().chunks_exact(b * (n + 1)).enumerate() {
@@ -216,7 +113,7 @@ fn bits_are_the_same_every_time_and_on_any_number_of_threads() {
         let (b, n) = (all.dims[1], all.dims[2] - 1);
         let mut seen = vec![];
         for threads in [1, 2, 2, 3] {
-            let mut run = Run::new(&golden, &options(b, n), threads);
+            let mut run = Run::new(&golden, &options(b, n), &cpu(threads));
             for (step, ids) in all.ints().chunks_exact(b * (n + 1)).enumerate() {
                 run.step(&golden, ids, b, n, step as i32);
             }
@@ -234,7 +131,7 @@ fn bf16_changes_the_loss_little_and_is_the_same_on_any_number_of_threads() {
         let all = &golden.tensors["steps.ids"];
         let (b, n) = (all.dims[1], all.dims[2] - 1);
         let train = |narrow: Narrow, threads: usize| {
-            let mut run = Run::new(&golden, &Options { narrow, ..options(b, n) }, threads);
+            let mut run = Run::new(&golden, &Options { narrow, ..options(b, n) }, &cpu(threads));
             let batches = all.ints().chunks_exact(b * (n + 1)).enumerate();
             let losses: Vec<f64> =
                 batches.map(|(step, ids)| run.step(&golden, ids, b, n, step as i32)).collect();
@@ -258,9 +155,9 @@ fn evaluation_does_not_look_ahead() {
         let Some(expected) = golden.tensors.get("inference.logits") else { continue };
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
-        let mut run = Run::new(&golden, &options(b, n), 2);
+        let mut run = Run::new(&golden, &options(b, n), &cpu(2));
         run.program("evaluate", &golden, ids.ints(), b, n);
-        let found: Vec<f64> = run.read("logits").into_iter().map(f64::from).collect();
+        let found: Vec<f64> = run.read("logits");
         let e = error(&found, expected.floats());
         assert!(e < 1e-5, "{}: logits differ by {e}", golden.name);
         let trained = error(golden.tensors["logits"].floats(), expected.floats());
@@ -278,9 +175,9 @@ fn cached_generation_equals_uncached() {
         let vocab = expected.len() / (b * n);
         let (places, chunk) = (n + 2, 3);
         let cache = Some(Cache { places: places as u64, chunk: chunk as u64, slack: f64::INFINITY });
-        let mut run = Run::new(&golden, &Options { train: false, cache, ..options(b, n) }, 2);
+        let mut run = Run::new(&golden, &Options { train: false, cache, ..options(b, n) }, &cpu(2));
         if run.compiled.plan.programs.contains_key(PREPARE) {
-            run.session.run(PREPARE).unwrap();
+            run.run(PREPARE);
         }
         run.empty_caches();
         let mut lengths = vec![0usize; b];
@@ -305,18 +202,17 @@ fn cached_generation_equals_uncached() {
                     keys[row * places + at] = at as i32;
                 }
             }
-            run.write_i32(&format!("{program}.ids"), &tokens);
-            run.write_i32(&format!("{program}.positions"), &positions);
-            run.write_i32(&format!("{program}.slots"), &slots);
-            run.write_i32("key_positions", &keys);
-            run.session.run(program).unwrap();
+            run.write(&format!("{program}.ids"), &tokens);
+            run.write(&format!("{program}.positions"), &positions);
+            run.write(&format!("{program}.slots"), &slots);
+            run.write("key_positions", &keys);
+            run.run(program);
             let logits = run.read(&format!("{program}.logits"));
             for row in 0..b {
                 for i in 0..take[row] {
                     let found = &logits[(row * width + i) * vocab..][..vocab];
-                    let found: Vec<f64> = found.iter().map(|x| f64::from(*x)).collect();
                     worst =
-                        worst.max(error(&found, &expected[(row * n + lengths[row] + i) * vocab..][..vocab]));
+                        worst.max(error(found, &expected[(row * n + lengths[row] + i) * vocab..][..vocab]));
                 }
                 lengths[row] += take[row];
             }
@@ -333,7 +229,7 @@ fn training_at_other_depths_agrees_with_the_oracle() {
     let ids = &golden.tensors["ids"];
     let (b, n) = (ids.dims[0], ids.dims[1] - 1);
     let depths = vec![2, 6];
-    let mut run = Run::new(&golden, &Options { depths: depths.clone(), ..options(b, n) }, 2);
+    let mut run = Run::new(&golden, &Options { depths: depths.clone(), ..options(b, n) }, &cpu(2));
     let shape = Shape { batch: b as u64, sequence: n as u64, ..Shape::default() };
     let (inputs, targets) = golden.batch(ids.ints(), n);
     let batch = Batch { ids: inputs, targets, ..Batch::default() };
@@ -366,7 +262,7 @@ fn an_optimizer_step_is_its_formula_to_the_bit() {
         let (ids, train) = (&golden.tensors["ids"], &golden.spec.train);
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         for clip in [f32::INFINITY, 1e-3] {
-            let mut run = Run::new(golden, &options(b, n), 2);
+            let mut run = Run::new(golden, &options(b, n), &cpu(2));
             let tensors = run.compiled.tensors.clone();
             let read = |run: &Run, buffer: BufferId, instance: u64| {
                 let mut values = vec![0f32; run.compiled.plan.buffer(buffer).elements() as usize];
@@ -375,15 +271,15 @@ fn an_optimizer_step_is_its_formula_to_the_bit() {
             };
             for step in 1..=2i32 {
                 run.backward(golden, ids.ints(), b, n);
-                run.session.run("norm").unwrap();
+                run.run("norm");
                 let correct = |beta: f64| (1.0 / (1.0 - beta.powi(step))) as f32;
                 let (first, second, rate) = (correct(train.betas.0), correct(train.betas.1), 3e-3f32);
                 let given = [("learning_rate", rate), ("first_correction", first)];
                 for (name, value) in given.into_iter().chain([("second_correction", second), ("clip", clip)])
                 {
-                    run.write_f32(name, &[value]);
+                    run.write(name, &[value]);
                 }
-                let norm = run.read("norm")[0];
+                let norm = run.read("norm")[0] as f32;
                 let share = if clip == f32::INFINITY { 1.0 } else { (clip / norm).min(1.0) };
                 let mut expected = vec![];
                 for t in tensors.iter().filter(|t| !t.states.is_empty()) {
@@ -402,7 +298,7 @@ fn an_optimizer_step_is_its_formula_to_the_bit() {
                     }
                     expected.push((t, [w, m, v]));
                 }
-                run.session.run("update").unwrap();
+                run.run("update");
                 for (t, expected) in expected {
                     let buffers = [t.weight, t.states[0].1, t.states[1].1];
                     for (buffer, expected) in buffers.into_iter().zip(expected) {

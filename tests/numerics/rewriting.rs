@@ -2,8 +2,9 @@
 //! whole models on the CPU.
 
 use crate::support::cpu;
-use dreamc_compiler::rewrite::{Report, Rewriting};
-use dreamc_compiler::{Options, compile, compile_with_report};
+use dreamc_compiler::program::{Buffer, Space};
+use dreamc_compiler::rewrite::{Report, Rewriting, Rules, Target};
+use dreamc_compiler::{Compiled, Options, compile, compile_with_report};
 use dreamc_dsl::Spec;
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached};
@@ -109,6 +110,51 @@ fn rewritten_programs_compute_the_same() {
         compare(rule, &off, &outcome(&spec, Rewriting::default()));
         compare(rule, &off, &outcome(&spec, Rewriting::only(&[rule])));
     }
+}
+
+/// Gradients of gates without outputs of experts pay where these are large: not on the CPU, and not
+/// in the small models above. No choice of a token is of the no-op alone, and some are.
+#[test]
+fn gradients_of_gates_need_no_outputs_of_experts() {
+    let experts =
+        format!("{SA}    ea: {{experts: {{count: 8, noop: 1, active: 8, intermediate: 16, query: 8}}}}\n");
+    let mut spec = model(&experts, "{repeat: 2, layers: [\"sa > ea\"]}");
+    (spec.model.hidden, spec.model.context, spec.train.sequence) = (256, 512, Some(512));
+    let target = Target::named("h200").unwrap();
+    let (rules, proofs) = (Rules::Only(vec!["gate-gradient".into()]), false);
+    let rewrite = Rewriting { rules, target, proofs };
+    let options = |rewrite| Options { batch: 8, sequence: 512, train: true, rewrite, ..Options::default() };
+    let mut batch = Batch::new(512);
+    for i in 0..8 * 512i32 {
+        batch.ids.push((i * 7 + i * i % 11) % 64);
+        batch.targets.push((i * 5 + 3) % 64);
+        batch.positions.push(i % 512);
+        batch.segments.push(0);
+    }
+    let saved = |compiled: &Compiled| -> u64 {
+        compiled.plan.buffers.iter().filter(|b| b.space == Space::Saved).map(Buffer::bytes).sum()
+    };
+    let outcome = |rewrite: Rewriting| {
+        let device = cpu(2);
+        let compiled = compile(&spec, &options(rewrite)).unwrap();
+        let bytes = saved(&compiled);
+        let mut model = Model::load(&device, compiled).unwrap();
+        model.initialise(3).unwrap();
+        model.begin_step().unwrap();
+        model.backward(&batch, Scale { loss: 1.0 / 4096.0, auxiliary: 1.0 }, None).unwrap();
+        let mut found = vec![("loss".to_string(), vec![model.loss().unwrap()])];
+        for tensor in model.compiled().tensors.clone() {
+            found.extend(model.gradient(&tensor).unwrap().map(|gradient| (tensor.name, gradient)));
+        }
+        (bytes, found)
+    };
+    let report = compile_with_report(&spec, &options(rewrite.clone())).unwrap().1;
+    let fired = report.functions.iter().flat_map(|f| &f.firings).filter(|f| f.rule == "gate-gradient");
+    assert!(fired.filter(|f| f.used).count() > 0, "it does not pay");
+    let ((kept, off), (less, on)) = (outcome(Rewriting::off()), outcome(rewrite));
+    compare("gate-gradient", &off, &on);
+    // The outputs of all slots, in each of two layers.
+    assert_eq!(kept - less, 2 * 8 * 512 * 8 * 256 * 4);
 }
 
 #[test]

@@ -211,6 +211,17 @@ fn sums(kernel: &Kernel) -> bool {
     matches!(kernel, Kernel::AllReduce(_))
 }
 
+/// Puts the first sum of the last micro-batch in front of everything that adds to it.
+fn early(c: &mut Compiled, is: fn(&Kernel) -> bool) -> bool {
+    let sums: Vec<bool> = c.plan.kernels.iter().map(is).collect();
+    let Some(program) = c.plan.programs.get_mut(LAST) else { return false };
+    let is = |step: &Step| matches!(step, Step::Launch(l) if sums[l.kernel.0 as usize]);
+    let Some(at) = program.steps.iter().position(is) else { return false };
+    let sum = program.steps.remove(at);
+    program.steps.insert(0, sum);
+    true
+}
+
 fn scatters(kernel: &Kernel) -> bool {
     matches!(kernel, Kernel::ReduceScatter(_))
 }
@@ -696,20 +707,7 @@ fn faults() -> Vec<Fault> {
         // Ranks: the way of gradients, rows and figures between them.
         plan("gradients are not summed over ranks", |c| apart(c, sums, "gradients"), "ranks", ["", ""]),
         plan("counts are not summed over ranks", |c| apart(c, sums, "selection counts"), "ranks", ["", ""]),
-        plan(
-            "gradients are sent before the last of them",
-            |c| {
-                let sums: Vec<bool> = c.plan.kernels.iter().map(sums).collect();
-                let Some(program) = c.plan.programs.get_mut(LAST) else { return false };
-                let is = |step: &Step| matches!(step, Step::Launch(l) if sums[l.kernel.0 as usize]);
-                let Some(at) = program.steps.iter().position(is) else { return false };
-                let sum = program.steps.remove(at);
-                program.steps.insert(0, sum);
-                true
-            },
-            "ranks",
-            ["", ""],
-        ),
+        plan("gradients are sent before the last of them", |c| early(c, sums), "ranks", ["", ""]),
         plan(
             "gradients are summed in every micro-batch",
             |c| {
@@ -721,6 +719,12 @@ fn faults() -> Vec<Fault> {
         ),
         // States cut over ranks.
         plan("gradients of a part are not summed", |c| apart(c, scatters, "gradients"), "ranks", ["", ""]),
+        plan(
+            "gradients of a part are sent before the last of them",
+            |c| early(c, scatters),
+            "ranks",
+            ["", ""],
+        ),
         plan("weights of other parts are not gathered", |c| apart(c, gathers, "weights"), "ranks", ["", ""]),
         plan(
             "a rank clips by the norm of its part",
@@ -731,8 +735,8 @@ fn faults() -> Vec<Fault> {
         plan(
             "sums of gradients cut elsewhere than weights",
             |c| {
-                kernels(c, "norm", |k| match k {
-                    Kernel::ReduceScatter(kernel::ReduceScatter { parts }) => {
+                kernels(c, LAST, |k| match k {
+                    Kernel::ReduceScatter(kernel::ReduceScatter { parts, .. }) => {
                         let second = parts.cuts[2];
                         parts.cuts[1] = second.min(parts.cuts[1] + 64);
                         true

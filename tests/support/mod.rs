@@ -6,6 +6,7 @@
 pub mod losses;
 pub mod minimise;
 pub mod ptrace;
+pub mod run;
 pub mod sandbox;
 
 use dreamc_compiler::ir::interpret::Tensor;
@@ -109,7 +110,8 @@ pub fn every_golden() -> Vec<Golden> {
     goldens().into_iter().chain(WIRINGS.iter().map(|name| golden(name))).collect()
 }
 
-fn golden(name: &str) -> Golden {
+/// A golden file, by its name.
+pub fn golden(name: &str) -> Golden {
     Golden {
         name: name.to_string(),
         spec: load(&format!("tests/goldens/{name}.yaml")),

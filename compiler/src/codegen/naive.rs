@@ -47,7 +47,7 @@ impl Naive {
     /// `text` are the sections, `numbers` what they call the kernel's numbers. Whole ones end in
     /// `ll`.
     pub(crate) fn new(
-        kernel: &impl KernelKind,
+        kernel: &dyn KernelKind,
         variant: Variant,
         text: &'static str,
         numbers: &[(&str, &dyn Display)],

@@ -175,7 +175,7 @@ pub(crate) struct Operands {
 }
 
 impl Operands {
-    pub(crate) fn of(kernel: &impl KernelKind, variant: Variant) -> Self {
+    pub(crate) fn of(kernel: &dyn KernelKind, variant: Variant) -> Self {
         Operands { slots: kernel.signature(), variant }
     }
 

@@ -182,11 +182,6 @@ impl Function {
         self.params.iter().position(|p| p.binding == binding).map(|i| Value(i as u32))
     }
 
-    /// The result of that binding.
-    pub fn result_of(&self, binding: Binding) -> Option<Value> {
-        self.results.iter().find(|(p, _)| p.binding == binding).map(|(_, v)| *v)
-    }
-
     /// The state parameter that the result of that port updates.
     pub fn state_of(&self, port: &Port) -> Option<Value> {
         if port.binding.is_state() { self.find_param(&port.name) } else { None }

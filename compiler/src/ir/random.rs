@@ -215,8 +215,11 @@ impl Case {
     }
 
     /// The instance; results have the names of the operation's signature.
-    pub fn finish(mut self, op: impl Into<Op>, inputs: &[Value]) -> Instance {
-        let op = op.into();
+    pub fn finish(self, op: impl Into<Op>, inputs: &[Value]) -> Instance {
+        self.instance(op.into(), inputs)
+    }
+
+    fn instance(mut self, op: Op, inputs: &[Value]) -> Instance {
         let values = self.function.add(&self.module, op.clone(), inputs).expect("operands fit the operation");
         let names = Signature::names(op.signature().results, values.len());
         let port =

@@ -284,10 +284,8 @@ impl Lower<'_> {
     /// Whether other components read the keys and values of this one.
     fn is_read(&self, c: Owner) -> bool {
         let name = self.architecture.label(c);
-        self.architecture.model.components.values().any(|component| match component {
-            Component::Sequence(a) => a.kv_from.as_ref() == Some(&name),
-            Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
-        })
+        let attentions = self.architecture.model.components.values().filter_map(Component::attention);
+        attentions.into_iter().any(|a| a.kv_from.as_ref() == Some(&name))
     }
 
     /// A state with a row for each application of a component, as it is by now.
@@ -638,15 +636,7 @@ impl Lower<'_> {
         let attention = rope.scaling.map_or(1.0, |s| s.attention());
         let positions =
             if depth { Positions::Depth { half_reversed: rope.half_reversed } } else { Positions::Tokens };
-        let scaling = rope.scaling.map(|s| match s {
-            spec::RopeScaling::Llama3 { factor, low, high, original_context } => {
-                ir::RopeScaling::Llama3 { factor, low, high, original_context }
-            }
-            spec::RopeScaling::Linear { factor } => ir::RopeScaling::Linear { factor },
-            spec::RopeScaling::Yarn { factor, fast, slow, original_context, attention: _, truncate } => {
-                ir::RopeScaling::Yarn { factor, fast, slow, original_context, truncate }
-            }
-        });
+        let scaling = rope.scaling.map(spec::RopeScaling::frequencies);
         let op = Op::Rope(ir::Rope { base: rope.base, positions, scaling, inverse: false });
         let turned = if depth {
             let (l, all) = (self.b.index("depth", Index::Depth), self.b.index("depths", Index::Depths));

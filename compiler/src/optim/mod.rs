@@ -280,13 +280,9 @@ impl Assembly<'_> {
         let norm = self.end(End::Output(Output::Norm), DType::F32, vec![1])?;
         let Some(gradients) = self.bound(Slot::Gradients) else { return Ok(Program::default()) };
         let elements = self.plan.buffer(gradients).elements();
-        let (ranks, cuts) = (self.options.ranks, self.cuts.clone());
+        let ranks = self.options.ranks;
+        // Gradients were summed while the way back went on.
         if ranks > 1 {
-            // Whole ones were summed while the way back went on.
-            if self.options.shard {
-                let sum = Kernel::ReduceScatter(kernel::ReduceScatter { parts: self.parts(&cuts) });
-                steps.push(self.launch(sum, vec![at(gradients)], "gradients"));
-            }
             for Counted { counts, .. } in self.counts.values().copied().collect::<Vec<_>>() {
                 let (elements, sets) =
                     (self.plan.buffer(counts).elements(), self.plan.buffer(counts).instances);
@@ -347,7 +343,7 @@ impl Assembly<'_> {
     }
 
     /// Numbers cut over the ranks so.
-    fn parts(&self, cuts: &[u64]) -> Parts {
+    pub(crate) fn parts(&self, cuts: &[u64]) -> Parts {
         Parts { cuts: cuts.to_vec(), rank: self.options.rank }
     }
 

@@ -154,6 +154,13 @@ pub const RULES: &[Rule] = &[
         about: "the gradient of the shared expert is the sum of the experts' (Equation 8)",
     },
     Rule {
+        name: "gate-gradient",
+        stage: Stage::Final,
+        at: |op| matches!(op, Op::CombineGates),
+        apply: gate_gradient,
+        about: "⟨d, W·a⟩ = ⟨Wᵀ·d, a⟩: gradients of gates need no outputs of experts, so none is kept (SonicMoE, 2512.14080)",
+    },
+    Rule {
         name: "fold-gain",
         stage: Stage::Final,
         at: |op| matches!(op, Op::Contract(_) | Op::Grouped(_)),
@@ -647,6 +654,56 @@ fn shared_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     let whole = g.lookup(whole)?;
     let sum = make(g, Reduction { how: Reduce::Sum, over: vec![experts] }, &[id])?;
     (ty(g, sum) == ty(g, whole)).then(|| vec![(whole, sum)])
+}
+
+/// With `u = Wᵀ·d` of each slot, before its gate `s`: the gate's gradient is `⟨u, a⟩`, that of `a`
+/// is `s·u`, and that of `W` is `d ⊗ (s·a)`. Rows of slots in no group are zero in `u`, as in
+/// `W·a`.
+fn gate_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    if *op != Op::CombineGates {
+        return None;
+    }
+    let (d, inverse) = (x[0], x[2]);
+    let grouped = each(g, x[1]).next().map(|(&Grouped { over }, y)| (over, y[0], y[1], y[2]));
+    let (inner, a, w, offsets) = grouped?;
+    let r = routed(g, &[(1, offsets), (2, inverse)])?;
+    let [_, outer, last] = dims(g, w)?[..] else { return None };
+    if last != inner || !is_weight(g, w) {
+        return None;
+    }
+    let order = result(g, 0, r.group);
+    let slots = *dims(g, a)?.first()?;
+    let one = fresh(g, 1);
+    let rows = make(g, Op::Gather, &[d, order])?;
+    let u = make(g, Grouped { over: outer }, &[rows, w, offsets])?;
+    // A number of each slot, and of each choice.
+    let product = make(g, Binary::Mul, &[u, a])?;
+    let sums = make(g, Reduction { how: Reduce::Sum, over: vec![inner] }, &[product])?;
+    let sums = make(g, Reshape(vec![slots, one]), &[sums])?;
+    let places = make(g, Reshape(vec![slots]), &[inverse])?;
+    let chosen = make(g, Op::Gather, &[sums, places])?;
+    let to = dims(g, id)?;
+    let gradient = make(g, Reshape(to), &[chosen])?;
+    let mut equal = vec![(id, gradient)];
+    for (gated, of, y) in users(g, g.find(d)) {
+        if of != Op::CombineGrad || !same(g, y[0], d) || !same(g, y[1], order) {
+            continue;
+        }
+        let gates = make(g, Reshape(vec![slots, one]), &[y[2]])?;
+        let gates = make(g, Op::Gather, &[gates, order])?;
+        let gates = make(g, Reshape(vec![slots]), &[gates])?;
+        for (class, of, y) in users(g, gated) {
+            let gated_first = same(g, y[0], gated);
+            if of == Op::Grouped(Grouped { over: outer }) && gated_first && same(g, y[1], w) {
+                equal.push((class, make(g, Binary::Mul, &[u, gates])?));
+            } else if matches!(of, Op::GroupedOuter(_)) && gated_first && same(g, y[2], offsets) {
+                let inputs = make(g, Binary::Mul, &[y[1], gates])?;
+                equal.push((class, make(g, of, &[rows, inputs, offsets])?));
+            }
+        }
+    }
+    let fits = equal.iter().all(|&(old, new)| ty(g, old) == ty(g, new));
+    fits.then_some(equal)
 }
 
 fn fold_gain(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {

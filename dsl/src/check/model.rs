@@ -4,7 +4,7 @@ use indexmap::IndexMap;
 
 use super::{Checker, Group};
 use crate::ast::*;
-use crate::keys::{self, Range, Type};
+use crate::keys::{self, Kind, Range, Type};
 use crate::spec::*;
 
 /// Words that have a meaning in a composition, or alone in its place.
@@ -231,7 +231,8 @@ impl Checker {
             let help = format!("it has one kind ({kinds}) and its keys stand under it: {example}");
             self.error("unknown-key", extra.node.key.span, format!("`{name}` has more than one kind"), help);
         }
-        let Some(kind) = keys::COMPONENTS.iter().find(|kind| kind.name == first.key.text) else {
+        let of = |kind: &Kind| kind.section().name == first.key.text;
+        let Some(kind) = Kind::ALL.into_iter().find(of) else {
             let names = keys::COMPONENTS.iter().map(|kind| kind.name);
             let help = match crate::suggest::closest(&first.key.text, names) {
                 Some(known) => format!("did you mean `{known}`?"),
@@ -245,13 +246,15 @@ impl Checker {
             );
             return None;
         };
-        self.known.components.push((name.to_string(), kind));
-        let group = self.section_of(kind, &Type::Section(kind), kind.name, &first.value, path, key.span)?;
-        match kind.name {
-            "sequence" => self.attention(&group, hidden, false).map(Component::Sequence),
-            "depth" => self.attention(&group, hidden, true).map(Component::Depth),
-            "experts" => self.experts(&group).map(Component::Experts),
-            _ => self.mlp(&group).map(Component::Mlp),
+        let section = kind.section();
+        self.known.components.push((name.to_string(), section));
+        let ty = Type::Section(section);
+        let group = self.section_of(section, &ty, section.name, &first.value, path, key.span)?;
+        match kind {
+            Kind::Sequence => self.attention(&group, hidden, false).map(Component::Sequence),
+            Kind::Depth => self.attention(&group, hidden, true).map(Component::Depth),
+            Kind::Experts => self.experts(&group).map(Component::Experts),
+            Kind::Mlp => self.mlp(&group).map(Component::Mlp),
         }
     }
 

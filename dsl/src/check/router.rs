@@ -293,14 +293,7 @@ impl Checker {
         let group = self.section(owner, "scaling")?;
         let kind = self.word(&group, "type")?;
         let factor = self.real(&group, "factor");
-        for (key, of) in [
-            ("low", "llama3"),
-            ("high", "llama3"),
-            ("fast", "yarn"),
-            ("slow", "yarn"),
-            ("attention", "yarn"),
-            ("truncate", "yarn"),
-        ] {
+        for (key, of) in keys::SCALING.keys.iter().filter_map(|key| Some((key.name, key.of?))) {
             if kind != of && self.has(&group, key) {
                 let message = format!("`{key}` is a key of `{of}`, and this scaling is `{kind}`");
                 let help = format!("take it away, or write `type: {of}`");

@@ -424,19 +424,7 @@ fn key(name: &str) -> String {
 }
 
 fn quote(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for letter in text.chars() {
-        match letter {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            '\t' => quoted.push_str("\\t"),
-            '\r' => quoted.push_str("\\r"),
-            letter => quoted.push(letter),
-        }
-    }
-    quoted.push('"');
-    quoted
+    super::quote(text, |_| false)
 }
 
 #[cfg(test)]

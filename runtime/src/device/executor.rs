@@ -9,11 +9,13 @@
 //! backend can record launches, the second run of a program is recorded and later ones replay it; a
 //! run that is measured or waited for launch by launch is not. `DREAMC_GRAPHS=0` launches one by
 //! one, `DREAMC_GRAPHS=1` makes a recording that fails an error; otherwise what cannot be recorded
-//! is launched. Programs with collectives are launched one by one: the group is the host's.
+//! is launched. A program with collectives is recorded in pieces, between one and the next:
+//! collectives are asked for by the host at each replay, so that a rank that fails, ends or hangs
+//! ends the others with its number, whichever way the numbers take.
 //!
-//! Sums that may take place beside the launches behind them are begun where they stand in the list,
-//! by the backend itself or by a thread that has the group meanwhile ([`Beside`]), and waited for
-//! when the program ends.
+//! Sums that may take place beside the launches behind them, whole or cut over the ranks, are begun
+//! where they stand in the list, by the backend itself or by a thread that has the group meanwhile
+//! ([`Beside`]), and waited for when the program ends.
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
@@ -21,10 +23,11 @@ use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Sessi
 use crate::group::GroupError;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
-use dreamc_compiler::program::kernel::AllReduce;
+use dreamc_compiler::program::kernel::{AllReduce, ReduceScatter};
 use dreamc_compiler::program::{
     Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Parts, Plan, Slot, Step,
 };
+use std::borrow::Cow;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -195,9 +198,26 @@ enum Recording<R> {
     /// It ran once, so that what it does wrong had a name.
     Once,
     /// It is recorded, with so many launches.
-    Whole(R, u64),
+    Whole(Vec<Piece<R>>, u64),
     /// It cannot be recorded.
     Refused,
+}
+
+/// Launches of a program between two collectives, recorded.
+struct Piece<R> {
+    /// Absent where one collective follows another.
+    launches: Option<R>,
+    /// The collective behind them: its number in the list, and its operands.
+    together: Option<(usize, Vec<Value>)>,
+    /// Launches of the program that are done behind both.
+    done: u64,
+}
+
+/// A recording under way.
+struct Recorder<R> {
+    pieces: Vec<Piece<R>>,
+    /// Whether the backend records: from the first launch of a piece on.
+    under_way: bool,
 }
 
 /// A loaded plan.
@@ -238,7 +258,7 @@ impl<B: Backend> Executor<B> {
         for launch in all() {
             let Some(together) = Together::of(plan.kernel(launch.kernel)) else { continue };
             together.check(group, &launch.origin)?;
-            most = most.max(together.room());
+            most = most.max(together.at_once());
             beside |= together.beside();
         }
         let longest = all().map(|launch| launch.operands.len()).max().unwrap_or(0);
@@ -260,20 +280,20 @@ impl<B: Backend> Executor<B> {
     }
 
     /// Where a range of a buffer begins, in bytes from the arena's beginning.
-    fn range(&self, id: BufferId, instance: u64, element: u64, bytes: usize) -> Result<u64, DeviceError> {
+    fn range(&self, id: BufferId, instance: u64, element: u64, bytes: u64) -> Result<u64, DeviceError> {
         let b = self.plan.buffers.get(id.0 as usize).ok_or(DeviceError::NoBuffer(id))?;
         let size = b.dtype.bytes();
         let start = instance.checked_mul(b.elements()).and_then(|i| i.checked_add(element));
-        let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes as u64));
+        let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes));
         match (start, end) {
-            (Some(start), Some(end)) if end <= b.bytes() && (bytes as u64).is_multiple_of(size) => {
+            (Some(start), Some(end)) if end <= b.bytes() && bytes.is_multiple_of(size) => {
                 Ok(b.offset + start * size)
             }
             _ => Err(DeviceError::OutOfBounds {
                 buffer: b.name.clone(),
                 instance,
                 element,
-                elements: bytes as u64 / size,
+                elements: bytes / size,
             }),
         }
     }
@@ -283,7 +303,8 @@ impl<B: Backend> Executor<B> {
 #[derive(Clone, Copy)]
 pub(crate) enum Together<'p> {
     Sum(&'p AllReduce),
-    Scatter(&'p Parts),
+    /// Of the numbers from this one on.
+    Scatter(&'p ReduceScatter, u64),
     Gather(&'p Parts),
 }
 
@@ -293,7 +314,7 @@ impl<'p> Together<'p> {
         if let Kernel::AllReduce(sum) = kernel {
             Some(Together::Sum(sum))
         } else if let Kernel::ReduceScatter(scatter) = kernel {
-            Some(Together::Scatter(&scatter.parts))
+            Some(Together::Scatter(scatter, 0))
         } else if let Kernel::AllGather(gather) = kernel {
             Some(Together::Gather(&gather.parts))
         } else {
@@ -301,11 +322,39 @@ impl<'p> Together<'p> {
         }
     }
 
+    /// That of a launch with these operands.
+    fn with(self, values: &[Value]) -> Self {
+        match self {
+            Together::Scatter(scatter, _) => {
+                Together::Scatter(scatter, values.get(1).map_or(0, Value::index))
+            }
+            Together::Sum(_) | Together::Gather(_) => self,
+        }
+    }
+
     /// Whether it may take place beside the launches behind it.
     fn beside(self) -> bool {
         match self {
             Together::Sum(sum) => sum.beside,
-            Together::Scatter(_) | Together::Gather(_) => false,
+            Together::Scatter(..) => true,
+            Together::Gather(_) => false,
+        }
+    }
+
+    /// Numbers that take part.
+    pub(crate) fn elements(self) -> u64 {
+        match self {
+            Together::Sum(sum) => sum.elements,
+            Together::Scatter(scatter, _) => scatter.elements,
+            Together::Gather(parts) => parts.elements(),
+        }
+    }
+
+    /// The parts of a sum that is cut.
+    fn cut(self) -> Option<Parts> {
+        match self {
+            Together::Scatter(scatter, first) => Some(scatter.parts.within(first, scatter.elements)),
+            Together::Sum(_) | Together::Gather(_) => None,
         }
     }
 
@@ -313,7 +362,9 @@ impl<'p> Together<'p> {
     fn check(self, group: &Group, origin: &str) -> Result<(), DeviceError> {
         let (ranks, rank) = match self {
             Together::Sum(sum) => (sum.ranks, group.rank()),
-            Together::Scatter(parts) | Together::Gather(parts) => (parts.ranks(), parts.rank),
+            Together::Scatter(ReduceScatter { parts, .. }, _) | Together::Gather(parts) => {
+                (parts.ranks(), parts.rank)
+            }
         };
         let origin = origin.to_string();
         if ranks != group.size() {
@@ -325,23 +376,15 @@ impl<'p> Together<'p> {
         Ok(())
     }
 
-    /// Numbers that go to the group at once, of each rank's part where there are parts.
+    /// Numbers that go to the group at once, of each rank's part where parts are handed to all: the
+    /// host has room for them meanwhile.
     fn at_once(self) -> u64 {
         match self {
-            Together::Sum(sum) => sum.elements.min(AT_ONCE),
-            Together::Scatter(parts) | Together::Gather(parts) => {
+            Together::Sum(_) | Together::Scatter(..) => self.elements().min(AT_ONCE),
+            Together::Gather(parts) => {
                 let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max();
                 longest.unwrap_or(0).min((AT_ONCE / parts.ranks().max(1)).max(1))
             }
-        }
-    }
-
-    /// Numbers that the host has room for meanwhile.
-    fn room(self) -> u64 {
-        match self {
-            Together::Sum(_) => self.at_once(),
-            Together::Scatter(parts) => self.at_once() * (parts.ranks() + 1),
-            Together::Gather(_) => self.at_once(),
         }
     }
 
@@ -356,49 +399,33 @@ impl<'p> Together<'p> {
     ) -> Result<(), DeviceError> {
         let place = |number: u64| at + number * size_of::<f32>() as u64;
         let each = self.at_once();
-        // The piece of a rank's part from a number on: where it begins, and its length.
-        let piece = |parts: &Parts, rank: u64, first: u64| {
-            let (begins, count) = parts.of(rank);
-            (place(begins + first.min(count)), count.saturating_sub(first).min(each) as usize)
-        };
         match self {
-            Together::Sum(sum) => {
-                for first in (0..sum.elements).step_by(each.max(1) as usize) {
-                    let piece = &mut numbers[..(sum.elements - first).min(each) as usize];
+            Together::Sum(_) | Together::Scatter(..) => {
+                let cut = self.cut();
+                for first in (0..self.elements()).step_by(each.max(1) as usize) {
+                    let piece = &mut numbers[..(self.elements() - first).min(each) as usize];
                     backend.read(place(first), bytemuck::cast_slice_mut(piece))?;
-                    group.all_reduce(piece)?;
-                    backend.write(place(first), bytemuck::cast_slice(piece))?;
-                }
-            }
-            Together::Scatter(parts) => {
-                let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
-                let (all, own) = numbers.split_at_mut((each * parts.ranks()) as usize);
-                let own = &mut own[..each as usize];
-                for first in (0..longest).step_by(each.max(1) as usize) {
-                    all.fill(0.0);
-                    for (rank, values) in (0..).zip(all.chunks_mut(each as usize)) {
-                        let (from, count) = piece(parts, rank, first);
-                        if count > 0 {
-                            backend.read(from, bytemuck::cast_slice_mut(&mut values[..count]))?;
-                        }
-                    }
-                    group.reduce_scatter(all, own)?;
-                    let (to, count) = piece(parts, parts.rank, first);
-                    if count > 0 {
-                        backend.write(to, bytemuck::cast_slice(&own[..count]))?;
+                    let (to, own) = summed(group, cut.as_ref(), first, piece)?;
+                    if !own.is_empty() {
+                        backend.write(place(to), bytemuck::cast_slice(&own))?;
                     }
                 }
             }
             Together::Gather(parts) => {
+                // The piece of a rank's part from a number on: where it begins, and its length.
+                let piece = |rank: u64, first: u64| {
+                    let (begins, count) = parts.of(rank);
+                    (place(begins + first.min(count)), count.saturating_sub(first).min(each) as usize)
+                };
                 let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
                 for first in (0..longest).step_by(each.max(1) as usize) {
-                    let (from, count) = piece(parts, parts.rank, first);
+                    let (from, count) = piece(parts.rank, first);
                     let own: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers[..count]);
                     if count > 0 {
                         backend.read(from, own)?;
                     }
                     for (rank, bytes) in (0..).zip(group.gather(own)?) {
-                        let (to, count) = piece(parts, rank, first);
+                        let (to, count) = piece(rank, first);
                         if bytes.len() != count * size_of::<f32>() {
                             let words = format!("rank {rank} brought other numbers than its part has");
                             return Err(GroupError::Meeting(words).into());
@@ -414,13 +441,56 @@ impl<'p> Together<'p> {
     }
 }
 
+/// The sum over the ranks of a piece of numbers, whole or this rank's part of it, and the number
+/// that it begins with. `cut`: the parts of all numbers, of which the piece begins with `first`.
+fn summed<'n>(
+    group: &Group,
+    cut: Option<&Parts>,
+    first: u64,
+    piece: &'n mut [f32],
+) -> Result<(u64, Cow<'n, [f32]>), GroupError> {
+    let Some(parts) = cut else {
+        group.all_reduce(piece)?;
+        return Ok((first, Cow::Borrowed(piece)));
+    };
+    let parts = parts.within(first, piece.len() as u64);
+    let lengths: Vec<u64> = (0..parts.ranks()).map(|rank| parts.of(rank).1).collect();
+    let own = group.reduce_scatter(piece, &lengths)?;
+    Ok((first + parts.of(parts.rank).0, Cow::Owned(own)))
+}
+
+/// Numbers to be summed: their place in the arena, and their parts where the sum is cut.
+struct Job {
+    at: u64,
+    numbers: Vec<f32>,
+    cut: Option<Parts>,
+}
+
+impl Job {
+    /// Sums piece by piece: the place of what this rank gets, and that.
+    fn run(mut self, group: &Group) -> Result<(u64, Vec<f32>), GroupError> {
+        let (mut begins, mut all) = (None, vec![]);
+        let mut first = 0;
+        for piece in self.numbers.chunks_mut(AT_ONCE as usize) {
+            let count = piece.len() as u64;
+            let (at, own) = summed(group, self.cut.as_ref(), first, piece)?;
+            if !own.is_empty() {
+                begins.get_or_insert(at);
+                all.extend_from_slice(&own);
+            }
+            first += count;
+        }
+        Ok((self.at + begins.unwrap_or(0) * size_of::<f32>() as u64, all))
+    }
+}
+
 /// Numbers of a place in the arena that were summed, and the seconds that it took.
 type Summed = Result<(u64, Vec<f32>, f64), GroupError>;
 
 /// A thread that sums over the group while others compute.
 struct Beside {
     /// Until the end.
-    jobs: Option<Sender<(u64, Vec<f32>)>>,
+    jobs: Option<Sender<Job>>,
     done: Receiver<Summed>,
     pending: usize,
     thread: Option<JoinHandle<()>>,
@@ -437,14 +507,13 @@ impl Drop for Beside {
 
 impl Beside {
     fn new(group: Group) -> Option<Self> {
-        let (jobs, todo) = channel::<(u64, Vec<f32>)>();
+        let (jobs, todo) = channel::<Job>();
         let (answers, done) = channel();
         let work = move || {
-            while let Ok((at, mut numbers)) = todo.recv() {
+            while let Ok(job) = todo.recv() {
                 let begun = Instant::now();
-                let mut pieces = numbers.chunks_mut(AT_ONCE as usize);
-                let summed = pieces.try_for_each(|piece| group.all_reduce(piece));
-                let answer = summed.map(|()| (at, numbers, begun.elapsed().as_secs_f64()));
+                let summed = job.run(&group);
+                let answer = summed.map(|(at, numbers)| (at, numbers, begun.elapsed().as_secs_f64()));
                 let last = answer.is_err();
                 if answers.send(answer).is_err() || last {
                     return;
@@ -455,9 +524,9 @@ impl Beside {
         Some(Beside { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
     }
 
-    fn begin(&mut self, at: u64, numbers: Vec<f32>) {
+    fn begin(&mut self, job: Job) {
         // Where the thread has ended it left the reason.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send((at, numbers)));
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         self.pending += 1;
     }
 
@@ -486,6 +555,10 @@ struct Run<'a, B: Backend> {
     stats: RunStats,
     /// Launches that have a pair of marks, in order.
     marked: Vec<usize>,
+    /// Where launches go that are recorded.
+    recorder: Option<Recorder<B::Recording>>,
+    /// Launches that are done already, by a recording that failed half-way.
+    done: u64,
 }
 
 impl<B: Backend> Run<'_, B> {
@@ -493,9 +566,7 @@ impl<B: Backend> Run<'_, B> {
     fn all(&mut self, recording: &mut Recording<B::Recording>, graphs: Graphs) -> Result<(), DeviceError> {
         let program = self.program;
         let measured = self.instrument != Instrument::default();
-        let plain =
-            !B::RECORDS || graphs == Graphs::Off || self.synchronous || measured || program.collective;
-        if plain {
+        if !B::RECORDS || graphs == Graphs::Off || self.synchronous || measured {
             if let Recording::Never = recording {
                 *recording = Recording::Once;
             }
@@ -509,18 +580,16 @@ impl<B: Backend> Run<'_, B> {
             };
         }
         match recording {
-            Recording::Whole(graph, launches) => {
-                match (self.backend.replay(graph), graphs) {
-                    (Ok(()), _) => {
-                        self.stats.launches = *launches;
-                        self.stats.replayed = true;
-                        return Ok(());
-                    }
-                    (Err(error), Graphs::Must) => return Err(error),
-                    // None of it runs, so that it can be launched.
-                    (Err(_), _) => *recording = Recording::Refused,
+            Recording::Whole(pieces, launches) => match (self.replay(pieces)?, graphs) {
+                (None, _) => {
+                    self.stats.launches = *launches;
+                    self.stats.replayed = true;
+                    return Ok(());
                 }
-            }
+                (Some(refusal), Graphs::Must) => return Err(refusal),
+                // Nothing of the piece runs, so that it can be launched, and what is behind it.
+                (Some(_), _) => *recording = Recording::Refused,
+            },
             Recording::Never => *recording = Recording::Once,
             Recording::Once | Recording::Refused => {}
         }
@@ -529,13 +598,64 @@ impl<B: Backend> Run<'_, B> {
     }
 
     /// The launches as the backend keeps them.
-    fn record(&mut self) -> Result<B::Recording, DeviceError> {
-        self.backend.record()?;
+    fn record(&mut self) -> Result<Vec<Piece<B::Recording>>, DeviceError> {
+        self.recorder = Some(Recorder { pieces: vec![], under_way: false });
         let program = self.program;
         let launched = self.steps(&program.steps);
         // Ended in any case: what follows is to run again.
-        let recording = self.backend.recorded();
-        launched.and(recording)
+        let ended = self.end_piece(None);
+        let pieces = self.recorder.take().map_or(vec![], |recorder| recorder.pieces);
+        launched.and(ended).map(|()| pieces)
+    }
+
+    /// Ends the piece that is recorded, with the collective behind it.
+    fn end_piece(&mut self, together: Option<(usize, Vec<Value>)>) -> Result<(), DeviceError> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let under_way = std::mem::replace(&mut recorder.under_way, false);
+        let launches = under_way.then(|| self.backend.recorded()).transpose()?;
+        let done = self.stats.launches + u64::from(together.is_some());
+        recorder.pieces.push(Piece { launches, together, done });
+        Ok(())
+    }
+
+    /// Runs what is recorded; gives the error of a piece that the backend refused, none of which
+    /// runs.
+    fn replay(&mut self, pieces: &[Piece<B::Recording>]) -> Result<Option<DeviceError>, DeviceError> {
+        let mut done = 0;
+        for piece in pieces {
+            if let Some(Err(refusal)) = piece.launches.as_ref().map(|own| self.backend.replay(own)) {
+                self.done = done;
+                return Ok(Some(refusal));
+            }
+            if let Some((number, values)) = &piece.together {
+                self.exchange(*number, values)?;
+            }
+            done = piece.done;
+        }
+        Ok(None)
+    }
+
+    /// Exchanges numbers with the other ranks, or begins to where that takes place beside what
+    /// follows.
+    fn exchange(&mut self, number: usize, values: &[Value]) -> Result<(), DeviceError> {
+        let kernel = self.plan.kernel(self.program.launches[number].kernel);
+        let Some(together) = Together::of(kernel).map(|together| together.with(values)) else {
+            return Ok(());
+        };
+        let at = values.first().map_or(0, Value::at);
+        let beside = self.beside.as_mut().filter(|_| together.beside());
+        if self.backend.together(together, at)? {
+            if !together.beside() {
+                self.stats.exchanged += self.backend.joined()?;
+            }
+        } else if let Some(beside) = beside {
+            let mut numbers = vec![0.0f32; together.elements() as usize];
+            self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
+            beside.begin(Job { at, numbers, cut: together.cut() });
+        } else {
+            together.run(self.backend, self.group, self.numbers, at)?;
+        }
+        Ok(())
     }
 
     fn steps(&mut self, steps: &[Walk]) -> Result<(), DeviceError> {
@@ -554,53 +674,67 @@ impl<B: Backend> Run<'_, B> {
     }
 
     fn launch(&mut self, number: usize) -> Result<(), DeviceError> {
+        if self.stats.launches < self.done {
+            self.stats.launches += 1;
+            return Ok(());
+        }
         let launch = &self.program.launches[number];
-        let call = Call {
-            counted: self.instrument.count,
-            waited: self.synchronous,
-            ..launch.call(number, self.plan, &self.variables, self.values)
-        };
-        // A pair of marks on the device's clock for each launch, read when the program has ended:
-        // the host waits for nothing in between. Where there is no such clock the host's is read.
+        if Together::of(self.plan.kernel(launch.kernel)).is_some() {
+            let values: Vec<Value> = launch.operands.iter().map(|place| place.at(&self.variables)).collect();
+            match self.recorder {
+                Some(_) => self.end_piece(Some((number, values)))?,
+                None => self.timed(number, |run| run.exchange(number, &values))?,
+            }
+            self.stats.launches += 1;
+            return Ok(());
+        }
+        if let Some(recorder) = self.recorder.as_mut().filter(|recorder| !recorder.under_way) {
+            self.backend.record()?;
+            recorder.under_way = true;
+        }
+        self.timed(number, |run| {
+            let call = Call {
+                counted: run.instrument.count,
+                waited: run.synchronous,
+                ..launch.call(number, run.plan, &run.variables, run.values)
+            };
+            run.backend.launch(&run.codes[number], &call)
+        })?;
+        self.stats.launches += 1;
+        if let Some(measured) = self.stats.by_launch.get_mut(number)
+            && self.instrument.count
+        {
+            let call = launch.call(number, self.plan, &self.variables, self.values);
+            let work = self.backend.work(&call)?;
+            measured.multiply_adds += work.multiply_adds;
+            measured.instructions += work.instructions;
+        }
+        if B::SYNCHRONOUS { self.look_for_bad_index() } else { Ok(()) }
+    }
+
+    /// Does a launch, and measures its time where that is asked for. A pair of marks on the
+    /// device's clock for each launch is read when the program has ended: the host waits for
+    /// nothing in between. Where there is no such clock the host's is read.
+    fn timed(
+        &mut self,
+        number: usize,
+        launch: impl FnOnce(&mut Self) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         let pair = 2 * self.marked.len();
         let marked = self.instrument.time && self.backend.mark(pair)?;
         let begun = (self.instrument.time && !marked).then(Instant::now);
-        let together = Together::of(call.kernel);
-        match together {
-            None => self.backend.launch(&self.codes[number], &call)?,
-            Some(together) => {
-                let at = call.values.first().map_or(0, Value::at);
-                let beside = self.beside.as_mut().filter(|_| together.beside());
-                if self.backend.together(together, at)? {
-                    if !together.beside() {
-                        self.stats.exchanged += self.backend.joined()?;
-                    }
-                } else if let (Some(beside), Together::Sum(sum)) = (beside, together) {
-                    let mut numbers = vec![0.0f32; sum.elements as usize];
-                    self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
-                    beside.begin(at, numbers);
-                } else {
-                    together.run(self.backend, self.group, self.numbers, at)?;
-                }
-            }
-        }
+        launch(self)?;
         if marked {
             self.backend.mark(pair + 1)?;
             self.marked.push(number);
         } else if begun.is_some() {
             self.backend.finish()?;
         }
-        self.stats.launches += 1;
         if let Some(measured) = self.stats.by_launch.get_mut(number) {
             measured.count += 1;
             measured.seconds += begun.map_or(0.0, |b| b.elapsed().as_secs_f64());
-            if call.counted && together.is_none() {
-                let work = self.backend.work(&call)?;
-                measured.multiply_adds += work.multiply_adds;
-                measured.instructions += work.instructions;
-            }
         }
-        if B::SYNCHRONOUS { self.look_for_bad_index() } else { Ok(()) }
+        Ok(())
     }
 
     /// Waits for the sums that were begun.
@@ -609,7 +743,9 @@ impl<B: Backend> Run<'_, B> {
         self.stats.exchanged += self.backend.joined()?;
         while let Some(beside) = self.beside.as_mut().filter(|beside| beside.pending > 0) {
             let (at, numbers, seconds) = beside.next()?;
-            self.backend.write(at, bytemuck::cast_slice(&numbers))?;
+            if !numbers.is_empty() {
+                self.backend.write(at, bytemuck::cast_slice(&numbers))?;
+            }
             self.stats.exchanged += seconds;
         }
         if self.stats.exchanged > 0.0 {
@@ -653,7 +789,7 @@ impl<B: Backend> Session for Executor<B> {
         element: u64,
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
-        let at = self.range(buffer, instance, element, bytes.len())?;
+        let at = self.range(buffer, instance, element, bytes.len() as u64)?;
         if bytes.is_empty() { Ok(()) } else { self.backend.write(at, bytes) }
     }
 
@@ -664,8 +800,22 @@ impl<B: Backend> Session for Executor<B> {
         element: u64,
         bytes: &mut [u8],
     ) -> Result<(), DeviceError> {
-        let at = self.range(buffer, instance, element, bytes.len())?;
+        let at = self.range(buffer, instance, element, bytes.len() as u64)?;
         if bytes.is_empty() { Ok(()) } else { self.backend.read(at, bytes) }
+    }
+
+    fn forget(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        elements: u64,
+    ) -> Result<(), DeviceError> {
+        let size = self.plan.buffers.get(buffer.0 as usize).map_or(1, |b| b.dtype.bytes());
+        // A length beyond all integers is beyond the buffer, too.
+        let bytes = elements.saturating_mul(size) / size * size;
+        let at = self.range(buffer, instance, element, bytes)?;
+        self.backend.forget(at, bytes)
     }
 
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
@@ -708,6 +858,8 @@ impl<B: Backend> Session for Executor<B> {
             synchronous: !B::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],
             marked: vec![],
+            recorder: None,
+            done: 0,
         };
         let ran = run.all(&mut self.recordings[number], self.graphs);
         // Also where a launch failed: the other ranks wait for the sums that were begun.

@@ -249,6 +249,17 @@ pub trait Session: Send {
         bytes: &mut [u8],
     ) -> Result<(), DeviceError>;
 
+    /// Gives the memory of a range back to the machine, where it takes some: until it is written
+    /// again its elements may be any finite numbers, zeros or as they were. From then on the buffer
+    /// has memory page by page.
+    fn forget(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        elements: u64,
+    ) -> Result<(), DeviceError>;
+
     /// Runs a program to its end.
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError>;
 

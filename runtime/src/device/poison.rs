@@ -13,6 +13,9 @@
 //! - after a launch: to the rows that [`Launch::places`] leaves out, also where the device computes
 //!   them, and to temporaries that no later launch reads.
 //!
+//! Memory that [`Session::forget`] gives back holds numbers that are wild and finite: attention
+//! multiplies values that it does not see by zero.
+//!
 //! Weights, gradients, moments, state and cotangents of depth caches begin as zeros, as
 //! [`Device::load`] promises, and keep their values from program to program.
 //!
@@ -33,6 +36,9 @@ use std::ops::Range;
 
 /// The bytes of poison: NaN as f32 and as bf16, beyond every bound as i32.
 const POISON: [u8; 4] = [0xc7, 0x7f, 0xc7, 0x7f];
+
+/// The bytes of forgotten memory: 1e30 as f32 and as bf16, beyond every bound as i32.
+const FORGOTTEN: [u8; 4] = [0x49, 0x71, 0x49, 0x71];
 
 /// A device whose unwritten memory is poisoned.
 pub struct Poisoned<'a>(pub Box<dyn Device + 'a>);
@@ -155,8 +161,12 @@ impl Poisoning {
 }
 
 fn poison(session: &mut dyn Session, piece: &Piece) -> Result<(), DeviceError> {
+    fill(session, piece, POISON)
+}
+
+fn fill(session: &mut dyn Session, piece: &Piece, with: [u8; 4]) -> Result<(), DeviceError> {
     let size = session.plan().buffer(piece.buffer).dtype.bytes() as usize;
-    let bytes: Vec<u8> = POISON.iter().copied().cycle().take(piece.length as usize * size).collect();
+    let bytes: Vec<u8> = with.iter().copied().cycle().take(piece.length as usize * size).collect();
     for row in 0..piece.rows {
         session.write(piece.buffer, piece.instance, piece.first + row * piece.stride, &bytes)?;
     }
@@ -320,6 +330,18 @@ impl Session for Poisoning {
         bytes: &mut [u8],
     ) -> Result<(), DeviceError> {
         self.inner.read(buffer, instance, element, bytes)
+    }
+
+    fn forget(
+        &mut self,
+        buffer: BufferId,
+        instance: u64,
+        element: u64,
+        elements: u64,
+    ) -> Result<(), DeviceError> {
+        self.inner.forget(buffer, instance, element, elements)?;
+        let piece = Piece { buffer, instance, first: element, rows: 1, length: elements, stride: elements };
+        fill(self.inner.as_mut(), &piece, FORGOTTEN)
     }
 
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {

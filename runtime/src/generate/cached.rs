@@ -5,19 +5,22 @@
 //! its position, and read by all later ones. A part that tokens may skip has a cache of its own for
 //! each application, of the tokens that it processed, side by side.
 
-use super::{Next, NextLogits};
+use super::{Held, Next, NextLogits};
 use crate::device::Device;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::{Input, Part};
-use dreamc_compiler::compiled::Entry;
+use dreamc_compiler::compiled::{Entry, StateBuffer};
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::BufferId;
+use dreamc_compiler::program::{BufferId, Space};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
 
 /// Tokens of a prompt that are read at once, at most.
 const CHUNK: u64 = 64;
+
+/// Tokens that are copied from row to row at once.
+const COPIED: usize = 1024;
 
 /// How a model is compiled to write with.
 #[derive(Clone, Debug)]
@@ -72,6 +75,73 @@ pub fn compile_cached(spec: &Spec, how: &Writing) -> Result<Compiled, CompileErr
 /// A cache's name and, for each of its instances, the tokens that each row holds there.
 pub type Processed = (String, Vec<Vec<usize>>);
 
+/// A sequence cache of keys or values: in each instance of its buffer `[rows, entries, width]`.
+struct State {
+    buffer: BufferId,
+    instances: u64,
+    entries: usize,
+    width: usize,
+    /// Bytes of an element.
+    bytes: usize,
+    /// The caches of positions that say whose entries they are, by their numbers.
+    processed: Vec<usize>,
+    /// Whether an entry is, in some instance, that of the token of this position.
+    by_place: bool,
+}
+
+impl State {
+    /// The element at which an entry of a row begins.
+    fn at(&self, row: usize, entry: usize) -> u64 {
+        ((row * self.entries + entry) * self.width) as u64
+    }
+}
+
+/// The caches of keys and values of a model.
+fn states(compiled: &Compiled, rows: usize, places: usize) -> Result<Vec<State>, ModelError> {
+    let of = |entry: Entry| compiled.caches.iter().filter(move |c| c.entry == entry);
+    // A cache that outlives a call is one buffer for both programs.
+    let kept = of(Entry::Prefill).filter(|c| {
+        let state = compiled.plan.buffer(c.buffer).space == Space::State;
+        state && c.part != Part::Cached && of(Entry::Decode).any(|other| other.buffer == c.buffer)
+    });
+    let state = |c: &StateBuffer| {
+        let b = compiled.plan.buffer(c.buffer);
+        // Where bodies share keys each may have positions of its own, or none.
+        let own = |p: &StateBuffer| p.owner == c.owner && (c.body.is_none() || p.body == c.body);
+        let all = compiled.caches(Entry::Prefill, Part::Cached).enumerate();
+        let processed: Vec<usize> = all.filter(|(_, p)| own(p)).map(|(i, _)| i).collect();
+        let by_place = processed.is_empty() || c.body.is_none();
+        match b.shape[..] {
+            [n, entries, ref width @ ..]
+                if n as usize == rows && (!processed.is_empty() || entries as usize == places) =>
+            {
+                let (entries, width) = (entries as usize, width.iter().product::<u64>() as usize);
+                let (instances, bytes) = (b.instances, b.dtype.bytes() as usize);
+                Ok(State { buffer: c.buffer, instances, entries, width, bytes, processed, by_place })
+            }
+            _ => Err(ModelError::NoBuffer(format!("{} [rows, entries, ..]", b.name))),
+        }
+    };
+    kept.map(state).collect()
+}
+
+/// Where some tokens of a row are in the caches.
+struct Span {
+    /// For each cache of positions and each of its instances the first entry, and the positions.
+    marks: Vec<Vec<(usize, Vec<i32>)>>,
+    /// For each cache of keys or values the first entry and the one behind the last; of instances
+    /// that differ the lowest and the highest. More than the tokens' entries does no harm: they are
+    /// of the same text, and those behind have no position.
+    entries: Vec<(usize, usize)>,
+}
+
+/// The keys and values of some tokens of a text.
+pub(super) struct Saved {
+    span: Span,
+    /// Cache after cache, instance after instance.
+    bytes: Vec<u8>,
+}
+
 /// A model with sequence caches.
 pub struct Cached {
     model: Model,
@@ -80,8 +150,8 @@ pub struct Cached {
     places: usize,
     /// Buffers of the positions of processed tokens, and for how many of each row they have room.
     processed: Vec<(BufferId, usize)>,
-    /// Sequence caches of all applications.
-    states: Vec<BufferId>,
+    /// Keys and values of all applications.
+    states: Vec<State>,
     /// Tokens of each row that are in the caches; none for a row that is free.
     lengths: Vec<Option<usize>>,
     /// Tokens that a row may yet have before a cache can be full.
@@ -112,9 +182,7 @@ impl Cached {
         let processed: Vec<(BufferId, usize)> = processed.collect::<Result<_, ModelError>>()?;
         let endless = processed.is_empty() && compiled.input(Entry::Prefill, Input::KeyPositions).is_none();
         let places = compiled.places.filter(|_| !endless).map_or(usize::MAX / 2, |places| places as usize);
-        // A cache that outlives a call is one buffer for both programs.
-        let of = |entry: Entry| compiled.caches.iter().filter(move |c| c.entry == entry).map(|c| c.buffer);
-        let states = of(Entry::Prefill).filter(|&b| of(Entry::Decode).any(|other| other == b)).collect();
+        let states = states(compiled, rows, places)?;
         let lengths = vec![None; rows];
         let mut cached = Cached { model, rows, chunk, places, processed, states, lengths, room: 0 };
         for i in 0..cached.processed.len() {
@@ -175,17 +243,73 @@ impl Cached {
         self.lengths[row].unwrap_or(0)
     }
 
-    /// Whether the first tokens of a row can be had without the later ones: not where caches hold
-    /// only tokens that a part processed.
-    pub(super) fn divides(&self) -> bool {
-        let plan = &self.loaded().compiled().plan;
-        let by_place =
-            |&b: &BufferId| plan.buffer(b).shape.get(1).is_some_and(|&n| n as usize == self.places);
-        self.processed.is_empty() && self.states.iter().all(by_place)
+    /// Where the tokens of a row from `from` to `to` are in the caches.
+    fn span(&self, row: usize, from: usize, to: usize) -> Result<Span, ModelError> {
+        let session = self.model.session();
+        let mut marks = vec![];
+        let mut entries = vec![];
+        for &(buffer, each) in &self.processed {
+            let (mut held, mut lowest, mut highest) = (vec![], usize::MAX, 0);
+            for instance in 0..session.plan().buffer(buffer).instances {
+                let mut positions = vec![0i32; each];
+                session.read_at(buffer, instance, (row * each) as u64, &mut positions)?;
+                // Positions ascend, and what follows them is -1: a cache is only appended to.
+                let before =
+                    |at: usize| positions.iter().take_while(|p| **p >= 0 && (**p as usize) < at).count();
+                let (first, end) = (before(from), before(to));
+                (lowest, highest) = (lowest.min(first), highest.max(end));
+                held.push((first, positions[first..end].to_vec()));
+            }
+            marks.push(held);
+            entries.push((lowest.min(highest), highest));
+        }
+        let of = |state: &State| {
+            let place = state.by_place.then_some((from.min(state.entries), to.min(state.entries)));
+            let all = state.processed.iter().map(|&i| entries[i]).chain(place);
+            all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
+        };
+        Ok(Span { marks, entries: self.states.iter().map(of).collect() })
     }
 
-    /// Copies the first tokens of a row, all of them where the row does not divide, to a row of
-    /// another use of the same plan, which is that text's from then on.
+    /// Reads from the caches what they hold of the tokens of a row from `from` to `to`.
+    pub(super) fn save(&self, row: usize, from: usize, to: usize) -> Result<Saved, ModelError> {
+        let span = self.span(row, from, to)?;
+        let session = self.model.session();
+        let mut bytes = vec![];
+        for (state, &(first, end)) in self.states.iter().zip(&span.entries) {
+            for instance in 0..state.instances {
+                let begun = bytes.len();
+                bytes.resize(begun + (end - first) * state.width * state.bytes, 0);
+                session.read(state.buffer, instance, state.at(row, first), &mut bytes[begun..])?;
+            }
+        }
+        Ok(Saved { span, bytes })
+    }
+
+    /// Writes what was saved, of a use of the same plan, into a row that has the tokens before.
+    pub(super) fn load_saved(&mut self, row: usize, saved: &Saved) -> Result<(), ModelError> {
+        let mut session = self.model.session();
+        for (&(buffer, each), held) in self.processed.iter().zip(&saved.span.marks) {
+            for (instance, (first, positions)) in (0..).zip(held) {
+                session.write_at(buffer, instance, (row * each + first) as u64, positions)?;
+            }
+        }
+        let mut bytes = saved.bytes.as_slice();
+        for (state, &(first, end)) in self.states.iter().zip(&saved.span.entries) {
+            for instance in 0..state.instances {
+                let length = (end - first) * state.width * state.bytes;
+                let parts = bytes.split_at_checked(length);
+                let (these, rest) =
+                    parts.ok_or_else(|| ModelError::NoBuffer("of caches of one shape".into()))?;
+                session.write(state.buffer, instance, state.at(row, first), these)?;
+                bytes = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the first tokens of a row to a free row of another use of the same plan, which is
+    /// that text's from then on.
     pub(super) fn copy(
         &self,
         row: usize,
@@ -193,33 +317,32 @@ impl Cached {
         to: &mut Cached,
         there: usize,
     ) -> Result<(), ModelError> {
-        let mut session = self.model.session();
-        let divides = self.divides();
-        for (&from, &into) in self.states.iter().zip(&to.states) {
-            let whole = |b: BufferId, rows: usize| {
-                let b = session.plan().buffer(b);
-                (b.elements() / rows as u64, b.instances, b.dtype.bytes())
-            };
-            let ((row_elements, instances, bytes), other) = (whole(from, self.rows), whole(into, to.rows));
-            if other != (row_elements, instances, bytes) {
-                return Err(ModelError::NoBuffer("of caches of one shape".into()));
-            }
-            let part = if divides { row_elements / self.places as u64 * length as u64 } else { row_elements };
-            let mut values = vec![0; (part * bytes) as usize];
-            for instance in 0..instances {
-                session.read(from, instance, row as u64 * row_elements, &mut values)?;
-                session.write(into, instance, there as u64 * row_elements, &values)?;
-            }
+        // A chunk at a time: a text may be long.
+        for from in (0..length).step_by(COPIED) {
+            to.load_saved(there, &self.save(row, from, length.min(from + COPIED))?)?;
         }
-        to.lengths[there] = Some(length);
-        // How much its caches of processed tokens hold is not known.
-        to.room = 0;
+        to.take(there, length);
         Ok(())
     }
 
     /// Takes a row, whatever it held, as one with a text of so many tokens.
     pub(super) fn take(&mut self, row: usize, length: usize) {
         self.lengths[row] = Some(length);
+        // How much its caches of processed tokens hold is not known.
+        self.room = 0;
+    }
+
+    /// Gives a row back, and its memory.
+    pub(super) fn leave(&mut self, row: usize) -> Result<(), ModelError> {
+        self.release(row)?;
+        let mut session = self.model.session();
+        for state in &self.states {
+            for instance in 0..state.instances {
+                let elements = state.entries * state.width;
+                session.forget(state.buffer, instance, state.at(row, 0), elements as u64)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -260,6 +383,10 @@ impl Cached {
 impl NextLogits for Cached {
     fn rows(&self) -> usize {
         self.rows
+    }
+
+    fn held(&self) -> Held {
+        Held { tokens: self.lengths.iter().flatten().sum(), kept: 0 }
     }
 
     fn context(&self) -> usize {

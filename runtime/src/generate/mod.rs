@@ -12,6 +12,7 @@
 //! [`Writer`].
 
 mod cached;
+mod prefixes;
 mod slots;
 mod writer;
 
@@ -54,6 +55,15 @@ impl<'a> Next<'a> {
     }
 }
 
+/// Tokens that take memory in caches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Those of texts that have a row.
+    pub tokens: usize,
+    /// Those of prompts whose texts have gone, kept for others that begin alike.
+    pub kept: usize,
+}
+
 /// Something that says what may come next.
 pub trait NextLogits {
     /// Texts it carries at once.
@@ -82,6 +92,11 @@ pub trait NextLogits {
     fn adopt(&mut self, row: usize, text: &[u32]) -> Result<usize, ModelError> {
         let _ = (row, text);
         Ok(0)
+    }
+
+    /// Tokens in the caches; none where there are no caches.
+    fn held(&self) -> Held {
+        Held::default()
     }
 
     /// Begins anew with these prompts, at most [`NextLogits::rows`] and none empty; gives the

@@ -7,11 +7,16 @@
 //! All are uses of one plan. Prompts are read in a use of one row, a chunk at a time, so that
 //! reading costs what one text costs; tokens are written in a use of as few rows as hold the texts,
 //! because every row of a launch is computed, whoever has it. A text moves with its caches: from
-//! the reader to a row behind its prompt, and to another use when many come or go. A prompt that
-//! begins as one that a row has read takes that beginning over, in whole chunks, if caches hold
-//! every token: of those that hold what a part processed no beginning can be taken.
+//! the reader to a row behind its prompt, and to another use when many come or go.
+//!
+//! A row that a text has left gives its memory back, so that memory follows the tokens of the texts
+//! there are. A prompt that begins as one that a text here has read takes the beginning over by a
+//! copy, in whole chunks; so it does from the pages of prompts that are kept when their texts leave
+//! ([`Slots::keep`]). Tokens that were written are never taken over: programs that write round
+//! otherwise than the one that reads.
 
-use super::{Cached, Next, NextLogits, Writing};
+use super::prefixes::Prefixes;
+use super::{Cached, Held, Next, NextLogits, Writing};
 use crate::checkpoint::Weights;
 use crate::device::Device;
 use crate::model::{Memory, ModelError};
@@ -27,7 +32,7 @@ pub struct Slots {
     reader: Cached,
     /// The text whose caches the reader has, while it is read.
     reading: Option<usize>,
-    /// The prompt that the reader has read, also behind its time.
+    /// The part of its prompt that the reader has read.
     read: Vec<u32>,
     /// Uses of one row, of more, and of the most.
     tables: Vec<Cached>,
@@ -36,8 +41,7 @@ pub struct Slots {
     rows: Vec<Row>,
     /// For each text that may be, the row it has; none while it is read, and before.
     slots: Vec<Option<Slot>>,
-    /// Counts the rows that were taken.
-    clock: u64,
+    prefixes: Prefixes,
 }
 
 /// A text that was admitted.
@@ -51,9 +55,8 @@ struct Slot {
 struct Row {
     /// The text that has it.
     slot: Option<usize>,
-    /// The prompt that was read into it.
+    /// Its prompt.
     read: Vec<u32>,
-    taken: u64,
 }
 
 impl Slots {
@@ -91,7 +94,8 @@ impl Slots {
         let reader = Cached::load(device, first)?;
         let beside = |compiled| Cached::over(reader.loaded().beside(compiled)?);
         let tables = all.map(beside).collect::<Result<Vec<_>, _>>()?;
-        Ok(Slots {
+        let mut slots = Slots {
+            prefixes: Prefixes::new(reader.chunk()),
             reader,
             reading: None,
             read: vec![],
@@ -99,8 +103,17 @@ impl Slots {
             tables,
             table: 0,
             slots: vec![None; how.rows as usize],
-            clock: 0,
-        })
+        };
+        for cached in std::iter::once(&mut slots.reader).chain(&mut slots.tables) {
+            (0..cached.rows()).try_for_each(|row| cached.leave(row))?;
+        }
+        Ok(slots)
+    }
+
+    /// Keeps the beginnings of prompts, so many tokens of them at most, when their texts leave;
+    /// none unless asked. They are beside the caches, in the memory of the host.
+    pub fn keep(&mut self, tokens: usize) {
+        self.prefixes.keep(tokens);
     }
 
     /// The use that reads, to give it weights.
@@ -118,32 +131,25 @@ impl Slots {
         let Some(slot) = self.reading.take() else { return Ok(()) };
         let row = self.free_row()?;
         self.reader.copy(0, self.reader.length(0), &mut self.tables[self.table], row)?;
-        self.clock += 1;
-        self.rows[row] = Row { slot: Some(slot), read: self.read.clone(), taken: self.clock };
+        self.reader.leave(0)?;
+        self.rows[row] = Row { slot: Some(slot), read: std::mem::take(&mut self.read) };
         self.slots[slot] = Some(Slot { row: Some(row) });
         Ok(())
     }
 
-    /// A row that no text has, the one that is longest out of use; of a wider table where there is
-    /// none.
+    /// A row that no text has, the lowest; of a wider table where there is none.
     fn free_row(&mut self) -> Result<usize, ModelError> {
         loop {
-            let free = self.rows.iter().enumerate().filter(|(_, row)| row.slot.is_none());
-            match free.min_by_key(|(_, row)| (row.taken, !row.read.is_empty())) {
-                Some((row, _)) => return Ok(row),
+            match self.rows.iter().position(|row| row.slot.is_none()) {
+                Some(row) => return Ok(row),
                 None if self.table + 1 < self.tables.len() => self.move_to(self.table + 1)?,
                 None => return Err(ModelError::NoBuffer("for another row".into())),
             }
         }
     }
 
-    /// Moves all texts to another table; prompts that nobody has any more come along where there is
-    /// room.
+    /// Moves all texts to another table, which none is in.
     fn move_to(&mut self, table: usize) -> Result<(), ModelError> {
-        let mut order: Vec<usize> = (0..self.rows.len())
-            .filter(|&i| self.rows[i].slot.is_some() || !self.rows[i].read.is_empty())
-            .collect();
-        order.sort_by_key(|&i| (self.rows[i].slot.is_none(), std::cmp::Reverse(self.rows[i].taken)));
         let mut rows = vec![Row::default(); self.tables[table].rows()];
         // The lower of two, and the higher.
         let (low, high) = self.tables.split_at_mut(self.table.max(table));
@@ -151,20 +157,14 @@ impl Slots {
             true => (&mut low[self.table], &mut high[0]),
             false => (&mut high[0], &mut low[table]),
         };
-        for (there, &row) in order.iter().take(rows.len()).enumerate() {
-            let held = std::mem::take(&mut self.rows[row]);
-            match held.slot {
-                Some(slot) => {
-                    from.copy(row, from.length(row), to, there)?;
-                    self.slots[slot] = Some(Slot { row: Some(there) });
-                    from.release(row)?;
-                }
-                None => {
-                    from.copy(row, held.read.len(), to, there)?;
-                    to.release(there)?;
-                }
+        let texts = self.rows.iter_mut().enumerate().filter(|(_, row)| row.slot.is_some());
+        for (there, (row, held)) in texts.enumerate() {
+            from.copy(row, from.length(row), to, there)?;
+            from.leave(row)?;
+            rows[there] = std::mem::take(held);
+            if let Some(slot) = rows[there].slot {
+                self.slots[slot] = Some(Slot { row: Some(there) });
             }
-            rows[there] = held;
         }
         (self.rows, self.table) = (rows, table);
         Ok(())
@@ -193,15 +193,10 @@ impl Slots {
             Some(row) => {
                 let table = &mut self.tables[self.table];
                 table.copy(row, table.length(row), &mut self.reader, 0)?;
-                table.release(row)?;
-                self.read = std::mem::take(&mut self.rows[row].read);
-                self.rows[row].slot = None;
+                table.leave(row)?;
+                self.read = std::mem::take(&mut self.rows[row]).read;
             }
-            None => {
-                self.reader.release(0)?;
-                self.reader.take(0, 0);
-                self.read.clear();
-            }
+            None => self.reader.take(0, 0),
         }
         self.slots[slot] = Some(Slot::default());
         self.reading = Some(slot);
@@ -270,39 +265,43 @@ impl NextLogits for Slots {
     fn release(&mut self, slot: usize) -> Result<(), ModelError> {
         if self.reading == Some(slot) {
             self.reading = None;
+            let read = std::mem::take(&mut self.read);
+            self.prefixes.save(&read, &self.reader, 0)?;
+            self.reader.leave(0)?;
         }
         if let Some(row) = self.slots[slot].take().and_then(|s| s.row) {
-            self.tables[self.table].release(row)?;
-            self.rows[row].slot = None;
-            if !self.reader.divides() {
-                self.rows[row].read.clear();
-            }
+            let read = std::mem::take(&mut self.rows[row]).read;
+            let table = &mut self.tables[self.table];
+            self.prefixes.save(&read, table, row)?;
+            table.leave(row)?;
         }
         Ok(())
     }
 
     fn adopt(&mut self, slot: usize, text: &[u32]) -> Result<usize, ModelError> {
-        if !self.reader.divides() {
-            return Ok(0);
-        }
-        let of = |read: &[u32]| shared(text, read, self.reader.chunk());
-        let rows = self.rows.iter().enumerate().map(|(i, row)| (of(&row.read), Some(i)));
-        let (length, row) =
-            rows.fold((of(&self.read), None), |best, row| if row.0 > best.0 { row } else { best });
+        self.put_down()?;
+        let chunk = self.reader.chunk();
+        let rows = self.rows.iter().enumerate().map(|(i, row)| (shared(text, &row.read, chunk), i));
+        let (of_row, row) = rows.max().unwrap_or((0, 0));
+        // Something of the text is left to read.
+        let kept = self.prefixes.find(&text[..text.len().saturating_sub(1)]);
+        let length = of_row.max(kept);
         if length == 0 {
             return Ok(0);
         }
-        // Where a wider table is needed for what is in the reader, rows move.
-        if self.reading.is_some() {
-            self.put_down()?;
-            return self.adopt(slot, text);
-        }
-        match row {
-            Some(row) => self.tables[self.table].copy(row, length, &mut self.reader, 0)?,
-            None => self.reader.take(0, length),
+        if of_row >= kept {
+            self.tables[self.table].copy(row, length, &mut self.reader, 0)?;
+        } else {
+            self.prefixes.restore(&text[..length], &mut self.reader, 0)?;
+            self.reader.take(0, length);
         }
         self.read = text[..length].to_vec();
         self.reading = Some(slot);
         Ok(length)
+    }
+
+    fn held(&self) -> Held {
+        let tokens = self.reader.held().tokens + self.tables[self.table].held().tokens;
+        Held { tokens, kept: self.prefixes.tokens() }
     }
 }

@@ -78,7 +78,8 @@ pub enum GroupError {
 pub enum Collective {
     /// Every rank gets the sum of all ranks' numbers (f32).
     AllReduce,
-    /// Every rank gets its equal part of the sum of all ranks' numbers (f32).
+    /// Every rank gets its part of the sum of all ranks' numbers (f32), which stand behind the
+    /// lengths of the parts of all ranks (8 bytes each, little endian).
     ReduceScatter,
     /// Every rank gets the bytes of all ranks, each behind its length (8 bytes, little endian).
     AllGather,
@@ -191,19 +192,13 @@ impl Group {
         fill(values, &sum)
     }
 
-    /// Sums over all ranks, of which this rank gets its part: `own` is as long as `values` over the
-    /// number of ranks.
-    pub fn reduce_scatter(&self, values: &[f32], own: &mut [f32]) -> Result<(), GroupError> {
-        match &self.transport {
-            None => fill(own, bytemuck::cast_slice(values)),
-            Some(t) => fill(own, &t.exchange(Collective::ReduceScatter, bytemuck::cast_slice(values))?),
-        }
-    }
-
-    /// The numbers of all ranks, in their order: `values` is as long as `own` times the number of
-    /// ranks.
-    pub fn all_gather(&self, own: &[f32], values: &mut [f32]) -> Result<(), GroupError> {
-        fill(values, &self.gather(bytemuck::cast_slice(own))?.concat())
+    /// Sums over all ranks, of which this rank gets its part: `lengths` are those of all parts,
+    /// which follow one another.
+    pub fn reduce_scatter(&self, values: &[f32], lengths: &[u64]) -> Result<Vec<f32>, GroupError> {
+        let lengths: Vec<u8> = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let bytes = [&lengths, bytemuck::cast_slice(values)].concat();
+        let own = self.exchange(Collective::ReduceScatter, &bytes)?;
+        Ok(bytemuck::pod_collect_to_vec(own.as_slice()))
     }
 
     /// The bytes of all ranks, in their order.
@@ -312,8 +307,10 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
     Ok(match what {
         Collective::AllReduce => bytemuck::cast_slice(&sum()?).to_vec(),
         Collective::ReduceScatter => {
-            let sum = combine(Collective::AllReduce, parts, rank)?;
-            part_of(&sum, rank, parts.len())?.to_vec()
+            let own = parts.get(rank as usize).ok_or_else(garbled)?;
+            let (lengths, _) = lengths_of(own.as_ref(), parts.len())?;
+            let own = parts.iter().map(|of| part_of(lengths_of(of.as_ref(), parts.len())?.1, rank, &lengths));
+            combine(Collective::AllReduce, &own.collect::<Result<Vec<_>, GroupError>>()?, rank)?
         }
         Collective::AllGather => {
             let behind_length = |p: &B| [&(p.as_ref().len() as u64).to_le_bytes(), p.as_ref()].concat();
@@ -323,10 +320,27 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
     })
 }
 
-/// The equal part that a rank gets of a sum's bytes.
-pub(crate) fn part_of(sum: &[u8], rank: u64, ranks: usize) -> Result<&[u8], GroupError> {
-    let part = sum.len() / size_of::<f32>() / ranks.max(1) * size_of::<f32>();
-    sum.get(rank as usize * part..(rank as usize + 1) * part).ok_or_else(garbled)
+/// The lengths of the parts of so many ranks, in bytes, and the numbers behind them: what a rank
+/// brings to [`Collective::ReduceScatter`].
+pub(crate) fn lengths_of(bytes: &[u8], ranks: usize) -> Result<(Vec<usize>, &[u8]), GroupError> {
+    let (head, numbers) = bytes.split_at_checked(8 * ranks).ok_or_else(garbled)?;
+    let length = |bytes: &[u8]| {
+        let numbers = bytes.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+        usize::try_from(numbers).ok()?.checked_mul(size_of::<f32>())
+    };
+    let lengths: Option<Vec<usize>> = head.chunks(8).map(length).collect();
+    let all = |lengths: &Vec<usize>| lengths.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+    match lengths {
+        Some(lengths) if all(&lengths) == Some(numbers.len()) => Ok((lengths, numbers)),
+        Some(_) | None => Err(garbled()),
+    }
+}
+
+/// The part of a sum's bytes that a rank gets, of parts that are so many bytes long.
+pub(crate) fn part_of<'a>(sum: &'a [u8], rank: u64, lengths: &[usize]) -> Result<&'a [u8], GroupError> {
+    let (before, own) = lengths.split_at_checked(rank as usize).ok_or_else(garbled)?;
+    let first: usize = before.iter().sum();
+    sum.get(first..first + own.first().ok_or_else(garbled)?).ok_or_else(garbled)
 }
 
 fn fill(values: &mut [f32], bytes: &[u8]) -> Result<(), GroupError> {

@@ -13,7 +13,7 @@
 //! (`ompi_mpi_comm_world`). Another library is refused by their absence.
 
 use super::place::Place;
-use super::{Collective, FAILED, Group, GroupError, Transport, combine, part_of};
+use super::{Collective, FAILED, Group, GroupError, Transport, combine, lengths_of};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,11 +41,23 @@ type GatherParts = unsafe extern "C" fn(
     Handle,
 ) -> c_int;
 
+type ExchangeParts = unsafe extern "C" fn(
+    *const c_void,
+    *const c_int,
+    *const c_int,
+    Handle,
+    *mut c_void,
+    *const c_int,
+    *const c_int,
+    Handle,
+    Handle,
+) -> c_int;
+
 /// The functions that are called, and the handles that they take.
 struct Mpi {
     all_gather: Symbol<Gather>,
     all_gather_parts: Symbol<GatherParts>,
-    all_to_all: Symbol<Gather>,
+    all_to_all_parts: Symbol<ExchangeParts>,
     finalize: Symbol<unsafe extern "C" fn() -> c_int>,
     world: Handle,
     byte: Handle,
@@ -130,7 +142,7 @@ impl Mpi {
             Ok(Mpi {
                 all_gather: find(&library, "MPI_Allgather")?,
                 all_gather_parts: find(&library, "MPI_Allgatherv")?,
-                all_to_all: find(&library, "MPI_Alltoall")?,
+                all_to_all_parts: find(&library, "MPI_Alltoallv")?,
                 finalize: find(&library, "MPI_Finalize")?,
                 rank: number("MPI_Comm_rank")? as u64,
                 size: number("MPI_Comm_size")? as usize,
@@ -231,7 +243,10 @@ impl Mpi {
         let lengths: Vec<u64> = heads.iter().map(|h| h[2]).collect();
         match what {
             Collective::AllReduce if lengths.iter().all(|n| n == &lengths[0]) => self.sum(bytes),
-            Collective::ReduceScatter if lengths.iter().all(|n| n == &lengths[0]) => self.own_sum(bytes),
+            Collective::ReduceScatter if lengths.iter().all(|n| n == &lengths[0]) => {
+                let (parts, numbers) = lengths_of(bytes, self.size)?;
+                self.own_sum(numbers, &parts)
+            }
             Collective::AllReduce
             | Collective::ReduceScatter
             | Collective::AllGather
@@ -239,15 +254,54 @@ impl Mpi {
         }
     }
 
-    /// This rank's equal part of the sum of as many numbers of every rank.
-    fn own_sum(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
-        let part = part_of(bytes, 0, self.size)?.len();
-        if part == 0 {
+    /// This rank's part of the sum of as many numbers of every rank; parts are so many bytes long.
+    fn own_sum(&self, bytes: &[u8], lengths: &[usize]) -> Result<Vec<u8>, GroupError> {
+        let long = |_| bad("more than 2 GiB at once");
+        let counts: Result<Vec<c_int>, _> = lengths.iter().map(|&n| c_int::try_from(n)).collect();
+        let counts = counts.map_err(long)?;
+        let mut places = vec![];
+        let mut end: usize = 0;
+        for length in lengths {
+            places.push(c_int::try_from(end).map_err(long)?);
+            end += length;
+        }
+        let own = lengths.get(self.rank as usize).copied().unwrap_or(0);
+        let (come, mut parts) =
+            (vec![c_int::try_from(own).map_err(long)?; self.size], vec![0; own * self.size]);
+        let at: Result<Vec<c_int>, _> = (0..self.size).map(|rank| c_int::try_from(rank * own)).collect();
+        let at = at.map_err(long)?;
+        if bytes.len() != end || lengths.len() != self.size {
+            return Err(bad("parts that are not those of a sum"));
+        }
+        if bytes.is_empty() {
             return Ok(vec![]);
         }
-        let mut parts = vec![0; part * self.size];
-        self.each(&self.all_to_all, "MPI_Alltoall", &bytes[..part * self.size], &mut parts, part)?;
-        let parts: Vec<&[u8]> = parts.chunks(part).collect();
+        // The address of no bytes is 1, which is `MPI_IN_PLACE`.
+        let mut nothing = [0u8];
+        let to: &mut [u8] = if parts.is_empty() { &mut nothing } else { &mut parts };
+        let (from, to) = (bytes.as_ptr().cast(), to.as_mut_ptr().cast());
+        // SAFETY: the parts of `bytes` begin at their places and end with it; `to` has room for
+        // this rank's part of every rank's numbers, one behind another.
+        let code = unsafe {
+            (self.all_to_all_parts)(
+                from,
+                counts.as_ptr(),
+                places.as_ptr(),
+                self.byte,
+                to,
+                come.as_ptr(),
+                at.as_ptr(),
+                self.byte,
+                self.world,
+            )
+        };
+        if code != 0 {
+            return Err(bad(format!("MPI_Alltoallv gives {code}")));
+        }
+        if own == 0 {
+            return Ok(vec![]);
+        }
+        let parts: Vec<&[u8]> = parts.chunks(own).collect();
         combine(Collective::AllReduce, &parts, self.rank)
     }
 
@@ -256,7 +310,7 @@ impl Mpi {
         let part = (bytes.len() / size_of::<f32>()).div_ceil(self.size) * size_of::<f32>();
         let mut padded = bytes.to_vec();
         padded.resize(part * self.size, 0);
-        let mut sum = self.gather(&self.own_sum(&padded)?)?;
+        let mut sum = self.gather(&self.own_sum(&padded, &vec![part; self.size])?)?;
         sum.truncate(bytes.len());
         Ok(sum)
     }

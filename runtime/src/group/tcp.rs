@@ -10,7 +10,7 @@
 //! (8), and the bytes, little endian.
 
 use super::place::Place;
-use super::{Collective, FAILED, Group, GroupError, Transport, combine, part_of};
+use super::{Collective, FAILED, Group, GroupError, Transport, combine, lengths_of, part_of};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -138,9 +138,21 @@ impl Centre {
         }
         let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
         // Results are made once; of a sum that is cut each rank gets its part.
-        let scatters = what == Collective::ReduceScatter;
-        let all = combine(if scatters { Collective::AllReduce } else { what }, &parts, 0)?;
-        let own = |rank| if scatters { part_of(&all, rank, parts.len()) } else { Ok(&all[..]) };
+        let scattered = match what {
+            Collective::ReduceScatter => Some(lengths_of(bytes, parts.len())?.0),
+            Collective::AllReduce | Collective::AllGather | Collective::Broadcast(_) => None,
+        };
+        let all = match &scattered {
+            Some(_) => {
+                let numbers = parts.iter().map(|part| Ok(lengths_of(part, parts.len())?.1));
+                combine(Collective::AllReduce, &numbers.collect::<Result<Vec<_>, GroupError>>()?, 0)?
+            }
+            None => combine(what, &parts, 0)?,
+        };
+        let own = |rank| match &scattered {
+            Some(lengths) => part_of(&all, rank, lengths),
+            None => Ok(&all[..]),
+        };
         for (stream, rank) in streams.iter_mut().zip(1..) {
             send(stream, what.tag(), own(rank)?).map_err(|_| GroupError::Ended { rank })?;
         }

@@ -62,10 +62,15 @@ fn every_transport_gives_every_rank_the_same_bits() {
             let all = on(groups, |group| {
                 let mut reduced = numbers(group.rank());
                 group.all_reduce(&mut reduced).unwrap();
-                let mut own = vec![0.0; 12 / size as usize];
-                group.reduce_scatter(&numbers(group.rank()), &mut own).unwrap();
-                let mut gathered = vec![0.0; 12];
-                group.all_gather(&own, &mut gathered).unwrap();
+                // Parts of different lengths, the last of them empty.
+                let cuts = [0, 5, 12, 12, 12];
+                let lengths: Vec<u64> = (0..size as usize)
+                    .map(|rank| if size == 1 { 12 } else { cuts[rank + 1] - cuts[rank] })
+                    .collect();
+                let own = group.reduce_scatter(&numbers(group.rank()), &lengths).unwrap();
+                assert_eq!(own.len() as u64, lengths[group.rank() as usize]);
+                let gathered = group.gather(bytemuck::cast_slice(&own)).unwrap().concat();
+                let gathered: Vec<f32> = bytemuck::pod_collect_to_vec(&gathered);
                 let said = group.broadcast(size - 1, &[group.rank() as u8; 3]).unwrap();
                 let bytes = group.gather(&vec![7; group.rank() as usize]).unwrap();
                 group.barrier().unwrap();

@@ -384,7 +384,7 @@ impl Config {
         }
         put("torch_dtype", json!(torch(dtype)));
         put(family.activation.0, json!(family.activation.1));
-        for &(name, slot, _) in family.fields {
+        for &(name, slot, _) in family.fields() {
             put(name, written(slot.kind(), self.real(slot)));
         }
         for &(name, value) in family.fixed {
@@ -638,7 +638,7 @@ fn packed(f: &Fields, notes: &mut Vec<String>) -> Result<()> {
 /// The quantities of the family's fields.
 fn values(f: &Fields, family: &Family) -> Result<BTreeMap<Slot, f64>> {
     let mut values: BTreeMap<Slot, f64> = BTreeMap::new();
-    for &(name, slot, absent) in family.fields {
+    for &(name, slot, absent) in family.fields() {
         // Later versions of `transformers` write one name for all families.
         let later = (name == "num_experts" && !f.map.contains_key(name)).then_some("num_local_experts");
         let name = later.filter(|later| f.map.contains_key(*later)).unwrap_or(name);
@@ -1122,7 +1122,7 @@ impl<'a> Plain<'a> {
     fn value(&self, slot: Slot, family: &Family) -> Option<f64> {
         let a = self.attentions[0].or(self.attentions[1])?;
         let experts = self.experts;
-        let own = family.fields.iter().any(|(_, slot, _)| *slot == Slot::ExpertIntermediate);
+        let own = family.fields().any(|(_, slot, _)| *slot == Slot::ExpertIntermediate);
         let flag = |flag: bool| f64::from(u8::from(flag));
         match slot {
             Slot::Vocab => Some(self.model.vocab as f64),
@@ -1136,7 +1136,7 @@ impl<'a> Plain<'a> {
                 (Some(mlp), _) => Some(mlp.intermediate as f64),
                 (None, Some(experts)) if !own => Some(experts.intermediate as f64),
                 // No layer is dense; the class's size stands for none.
-                (None, _) => family.fields.iter().find_map(|(_, slot, absent)| match (slot, absent) {
+                (None, _) => family.fields().find_map(|(_, slot, absent)| match (slot, absent) {
                     (Slot::Intermediate, Absent::Whole(n)) => Some(*n as f64),
                     _ => None,
                 }),
@@ -1179,7 +1179,7 @@ impl<'a> Plain<'a> {
     /// The configuration that it would be of this family.
     fn config(&self, family: &'static Family) -> Option<Config> {
         let value = |&(_, slot, _): &(&str, Slot, Absent)| Some((slot, self.value(slot, family)?));
-        let mut values: BTreeMap<Slot, f64> = family.fields.iter().filter_map(value).collect();
+        let mut values: BTreeMap<Slot, f64> = family.fields().filter_map(value).collect();
         if family.latent {
             for slot in [Slot::HeadSize, Slot::Scalar] {
                 values.extend(self.value(slot, family).map(|value| (slot, value)));

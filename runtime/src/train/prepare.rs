@@ -14,7 +14,7 @@ use dreamc_compiler::{
     CompileError, Compiled, Options, compile, compile_together, compile_within, looks_ahead,
 };
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Component, Source};
+use dreamc_dsl::spec::Source;
 
 /// Logits kept at once by the model that scores answers.
 const MOST_LOGITS: u64 = 64 << 20;
@@ -149,14 +149,8 @@ fn observing(spec: &Spec, rewriting: &Rewriting, narrow: Narrow, tokens: u64) ->
 /// Whether a model has routers (of experts, of projections, of tokens that skip), or a loop whose
 /// loss sees every pass.
 fn looked_at(spec: &Spec) -> bool {
-    let router = |component: &Component| match component {
-        Component::Experts(_) => true,
-        Component::Sequence(attention) => attention.projection.is_some(),
-        Component::Depth(attention) => attention.projection.is_some(),
-        Component::Mlp(_) => false,
-    };
     let own = Architecture::new(&spec.model, None).is_ok_and(|a| a.skips() || a.exit.is_some());
-    own || spec.model.components.values().any(router)
+    own || spec.model.components.values().any(|component| component.router().is_some())
 }
 
 /// Compiles a specification for training on a device, in the recipe's precision where the device

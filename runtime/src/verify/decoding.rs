@@ -9,7 +9,7 @@ use dreamc_compiler::Options;
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_dsl::spec::{Component, Expr, Item, Router, Skip, SkipLevel, SkipRule};
+use dreamc_dsl::spec::{Component, Expr, Item, Skip, SkipLevel, SkipRule};
 
 const AHEAD: &str = "a `skip` looks at later tokens, and the model is never sampled";
 const UNCACHED: &str =
@@ -189,14 +189,7 @@ impl Proof for Batches {
 
 /// Whether a loss of a router is no sum over rows.
 fn means_of_routers(s: &Subject) -> bool {
-    let balances = |r: &Router| r.load_balance_loss != 0.0;
-    let component = |c: &Component| match c {
-        Component::Sequence(a) | Component::Depth(a) => {
-            a.projection.as_ref().is_some_and(|p| balances(&p.router))
-        }
-        Component::Experts(e) => balances(&e.router),
-        Component::Mlp(_) => false,
-    };
+    let component = |c: &Component| c.router().is_some_and(|r| r.load_balance_loss != 0.0);
     any_skip(s, &|skip, _| matches!(skip.rule, SkipRule::Threshold { .. }))
         || s.spec.model.components.values().any(component)
 }

@@ -15,7 +15,7 @@ use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
-use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Component, Precision};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Precision};
 use indexmap::IndexMap;
 
 /// A launch from the same memory rounds as often as its sums are long.
@@ -280,11 +280,7 @@ fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
 /// The balancing of a bias.
 fn balance(s: &Subject, t: &Tensor) -> Option<Balance> {
     let Owner::Component(i) = t.owner else { return None };
-    match s.spec.model.components.get_index(i as usize)?.1 {
-        Component::Sequence(a) | Component::Depth(a) => a.projection.as_ref()?.router.balance,
-        Component::Experts(e) => e.router.balance,
-        Component::Mlp(_) => None,
-    }
+    s.spec.model.components.get_index(i as usize)?.1.router()?.balance
 }
 
 /// `b += λ·law(target(N) - N)`

@@ -137,10 +137,7 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
         items(&mut model.body, turns, &mut less);
     }
     // Keys that one attention reads of another are of one size.
-    let sizes = |c: &Component| match c {
-        Component::Sequence(a) => Some((a.kv_heads, a.head_size)),
-        Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => None,
-    };
+    let sizes = |c: &Component| c.attention().map(|a| (a.kv_heads, a.head_size));
     let made: Vec<(String, Option<(u64, u64)>)> =
         model.components.iter().map(|(name, c)| (name.clone(), sizes(c))).collect();
     for component in model.components.values_mut() {

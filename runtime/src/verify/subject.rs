@@ -438,14 +438,11 @@ impl<'a> Subject<'a> {
         let attention = |a: &Attention| {
             let head = a.qk_norm == QkNorm::Rms && a.head_size == 1;
             let all = a.qk_norm == QkNorm::RmsAll && a.kv_heads * a.head_size == 1;
-            head || all || a.projection.as_ref().is_some_and(|p| router(&p.router))
+            head || all
         };
-        self.spec.model.hidden == 1
-            || self.spec.model.components.values().any(|c| match c {
-                Component::Sequence(a) | Component::Depth(a) => attention(a),
-                Component::Experts(e) => router(&e.router),
-                Component::Mlp(_) => false,
-            })
+        let component =
+            |c: &Component| c.attention().is_some_and(attention) || c.router().is_some_and(router);
+        self.spec.model.hidden == 1 || self.spec.model.components.values().any(component)
     }
 
     // Devices -------------------------------------------------------------------------------------

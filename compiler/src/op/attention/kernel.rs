@@ -128,7 +128,7 @@ impl AttentionShape {
 impl AttentionShape {
     fn naive(
         &self,
-        kernel: &impl KernelKind,
+        kernel: &dyn KernelKind,
         attention: &Scores,
         log: bool,
         variant: Variant,

@@ -1,7 +1,7 @@
 //! Exchanges of the ranks of a group.
 
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::op::kernel::{KernelKind, Slot, Work, updated};
+use crate::op::kernel::{KernelKind, Slot, Work, index, updated};
 
 /// The sum over the ranks of a group, left on all of them. A plan for one rank has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,12 +15,15 @@ pub struct AllReduce {
     pub beside: bool,
 }
 
-/// The sum over the ranks of a group, of which each gets its part; what is left of the others'
+/// The sum over the ranks of a group of some of the numbers that are cut over them, from the one on
+/// that the second operand names. Each rank gets those of its part; what is left of the others'
 /// parts means nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceScatter {
-    /// Whose part is which.
+    /// Whose part is which, of all numbers that are cut.
     pub parts: Parts,
+    /// How many of them are summed.
+    pub elements: u64,
 }
 
 /// The parts of all ranks, each brought by its own, left on all of them.
@@ -43,6 +46,13 @@ impl Parts {
     /// How many numbers there are.
     pub fn elements(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
+    }
+
+    /// The parts of so many of the numbers, from one on.
+    pub fn within(&self, first: u64, elements: u64) -> Parts {
+        let last = first.saturating_add(elements);
+        let cuts = self.cuts.iter().map(|&cut| cut.clamp(first, last) - first).collect();
+        Parts { cuts, rank: self.rank }
     }
 
     /// How many ranks there are.
@@ -103,15 +113,19 @@ impl KernelKind for AllReduce {
 
 impl KernelKind for ReduceScatter {
     fn signature(&self) -> Vec<Slot> {
-        vec![updated("x", &[self.parts.elements()])]
+        let last = self.parts.elements().saturating_sub(self.elements);
+        vec![updated("x", &[self.elements]), index("first", Some(last + 1))]
     }
 
     fn check(&self) -> Result<(), String> {
-        self.parts.check()
+        match self.elements <= self.parts.elements() {
+            true => self.parts.check(),
+            false => Err("a sum of more numbers than are cut".into()),
+        }
     }
 
     fn summary(&self) -> String {
-        format!("reduce_scatter {}", self.parts.summary())
+        format!("reduce_scatter {} of {}, beside what follows", self.elements, self.parts.summary())
     }
 
     fn work(&self) -> Work {

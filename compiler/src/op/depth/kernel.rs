@@ -98,12 +98,7 @@ impl DepthShape {
 }
 
 impl DepthShape {
-    fn naive(
-        &self,
-        kernel: &impl KernelKind,
-        a: &Attention,
-        variant: Variant,
-    ) -> Result<Naive, CodegenError> {
+    fn naive(&self, kernel: &dyn KernelKind, a: &Attention, variant: Variant) -> Result<Naive, CodegenError> {
         let numbers: &[(&str, &dyn Display)] = &[
             ("ROWS", &whole(self.rows)),
             ("HEADS", &whole(self.heads)),

@@ -1,6 +1,7 @@
 //! Rotations by position (RoPE).
 
 use super::*;
+pub use dreamc_dsl::spec::RopeScaling;
 
 /// Which position a rotation encodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,7 +25,8 @@ pub struct Rope {
     pub base: f64,
     /// Which position is encoded.
     pub positions: Positions,
-    /// Lowered frequencies.
+    /// Lowered frequencies. The factor on rotated vectors that YaRN has is an operation of its own,
+    /// and 1 here.
     pub scaling: Option<RopeScaling>,
     /// Rotates backwards: the transpose, for gradients.
     pub inverse: bool,
@@ -32,62 +34,22 @@ pub struct Rope {
 
 by_bits!(
     Rope,
-    Rope { base, positions, scaling, inverse } => (Bits(base), positions, scaling, inverse)
+    Rope { base, positions, scaling, inverse } => (Bits(base), positions, scaling.map(key), inverse)
 );
 
-/// Lowered frequencies; see [`dreamc_dsl::spec::RopeScaling`].
-#[derive(Clone, Copy, Debug)]
-pub enum RopeScaling {
-    /// Llama 3.1: wavelengths above `original_context / low` are divided, below `original_context /
-    /// high` kept.
-    Llama3 {
-        /// Division of the low frequencies.
-        factor: f64,
-        /// Wavelengths above `original_context / low` are divided.
-        low: f64,
-        /// Wavelengths below `original_context / high` are kept.
-        high: f64,
-        /// Context the model was first trained with.
-        original_context: f64,
-    },
-    /// All frequencies are divided.
-    Linear {
-        /// Division of the frequencies.
-        factor: f64,
-    },
-    /// YaRN: pairs that turn more than `fast` times in the original context are kept, less than
-    /// `slow` times divided.
-    Yarn {
-        /// Division of the low frequencies.
-        factor: f64,
-        /// Turns above which a pair is kept.
-        fast: f64,
-        /// Turns below which a pair is divided.
-        slow: f64,
-        /// Context the model was first trained with.
-        original_context: f64,
-        /// Whether the bounds between which pairs are blended are whole numbers.
-        truncate: bool,
-    },
+/// Which scaling it is, its numbers, and whether it truncates.
+fn key(scaling: RopeScaling) -> (u8, [Bits; 4], bool) {
+    let (kind, numbers, truncate) = match scaling {
+        RopeScaling::Llama3 { factor, low, high, original_context } => {
+            (0, [factor, low, high, original_context], false)
+        }
+        RopeScaling::Linear { factor } => (1, [factor, 0.0, 0.0, 0.0], false),
+        RopeScaling::Yarn { factor, fast, slow, original_context, truncate, attention: _ } => {
+            (2, [factor, fast, slow, original_context], truncate)
+        }
+    };
+    (kind, numbers.map(Bits), truncate)
 }
-
-impl RopeScaling {
-    /// Which it is, its numbers, and whether it truncates.
-    fn key(&self) -> (u8, [Bits; 4], bool) {
-        let (kind, numbers, truncate) = match *self {
-            RopeScaling::Llama3 { factor, low, high, original_context } => {
-                (0, [factor, low, high, original_context], false)
-            }
-            RopeScaling::Linear { factor } => (1, [factor, 0.0, 0.0, 0.0], false),
-            RopeScaling::Yarn { factor, fast, slow, original_context, truncate } => {
-                (2, [factor, fast, slow, original_context], truncate)
-            }
-        };
-        (kind, numbers.map(Bits), truncate)
-    }
-}
-
-by_bits!(RopeScaling, scaling => scaling.key());
 
 impl Rope {
     /// Angle per position of pair `i` of `pairs`.
@@ -108,7 +70,7 @@ impl Rope {
                 }
             }
             RopeScaling::Linear { factor } => f / factor,
-            RopeScaling::Yarn { factor, fast, slow, original_context, truncate } => {
+            RopeScaling::Yarn { factor, fast, slow, original_context, truncate, attention: _ } => {
                 // The pair that turns so many times in the original context.
                 let turning = |times: f64| {
                     let wavelength = original_context / times;
@@ -140,7 +102,7 @@ impl Payload for Rope {
         } else {
             self.positions = Positions::Tokens;
         }
-        let (kind, numbers, mut whole) = self.scaling.map_or((3, [Bits(0.0); 4], false), |s| s.key());
+        let (kind, numbers, mut whole) = self.scaling.map_or((3, [Bits(0.0); 4], false), key);
         let mut numbers = numbers.map(|x| x.0);
         let kinds: [(u8, &str, &[&str]); 3] = [
             (0, "factor", &["low", "high", "context"]),
@@ -164,7 +126,8 @@ impl Payload for Rope {
                 1 => RopeScaling::Linear { factor },
                 _ => {
                     a.flag("truncate", &mut whole)?;
-                    RopeScaling::Yarn { factor, fast: x, slow: y, original_context, truncate: whole }
+                    let (fast, slow, truncate) = (x, y, whole);
+                    RopeScaling::Yarn { factor, fast, slow, original_context, truncate, attention: 1.0 }
                 }
             });
         }
@@ -262,7 +225,8 @@ impl Operation for Rope {
         }
         let inverse = case.rng.once_in(3);
         let truncate = case.rng.once_in(2);
-        let yarn = RopeScaling::Yarn { factor: 4.0, fast: 8.0, slow: 1.0, original_context, truncate };
+        let (factor, fast, slow) = (4.0, 8.0, 1.0);
+        let yarn = RopeScaling::Yarn { factor, fast, slow, original_context, truncate, attention: 1.0 };
         let scaling = match case.rng.below(4) {
             0 => Some(yarn),
             1 => Some(RopeScaling::Linear { factor: 4.0 }),

@@ -89,7 +89,7 @@ impl SourcesShape {
         }
     }
 
-    fn naive(&self, kernel: &impl KernelKind, variant: Variant) -> Result<Naive, CodegenError> {
+    fn naive(&self, kernel: &dyn KernelKind, variant: Variant) -> Result<Naive, CodegenError> {
         let numbers: &[(&str, &dyn Display)] =
             &[("ROWS", &whole(self.rows)), ("WIDTH", &whole(self.width)), ("EPS", &float(self.eps.0))];
         Naive::new(kernel, variant, include_str!("naive.cuh"), numbers)

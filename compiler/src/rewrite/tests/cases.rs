@@ -67,6 +67,19 @@ func @f {
   return y = %14
 }";
 
+/// Gates of several experts for each row, one of which is a no-op, and what the way back reads.
+const GATED: &str = "dims { batch {a} seq {b} hidden {c} inner {d} experts {e} experts1 {e+1} k {e} slots {s} }
+func @f {
+  input %z : f32[batch, seq, experts1]
+  input %g : f32[batch, seq, k]
+  input %a : f32[slots, inner]
+  input %d : f32[batch, seq, hidden]
+  weight %down : f32[experts, hidden, inner]
+  %0 = route %z choose k : i32[batch, seq, k]
+  %1, %2, %3 = group %0 experts experts offsets experts1 slots slots : i32[slots], i32[experts1], i32[batch, seq, k]
+  %4 = grouped %a, %down, %2 over inner : f32[slots, hidden]
+";
+
 /// The tokens with the largest scores, of six.
 const TAKEN: &str = "dims { batch {a} seq 6 taken 6 hidden {c} }
 func @f {
@@ -210,6 +223,13 @@ pub(super) fn cases() -> Vec<Case> {
             %9 = contract %6, %n over [batch, seq] : f32[out, hidden] return d.w = %8, d.shared = %9 }"),
         off("shared-gradient", NOOP, "%7 = gather %6, %1 : f32[tokens, out] %8 = grouped_outer %7, %4, %2 experts experts : f32[experts, out, hidden]
             %9 = contract %6, %n over [batch, seq] : f32[out, hidden] return d.w = %8, d.shared = %9 }"),
+        // --- gate-gradient ---
+        on("gate-gradient", GATED, "%5 = combine_gates %d, %4, %3 : f32[batch, seq, k] %6 = combine_grad %d, %1, %g : f32[slots, hidden]
+            %7 = grouped %6, %down, %2 over hidden : f32[slots, inner] %8 = grouped_outer %6, %a, %2 experts experts : f32[experts, hidden, inner]
+            return d.g = %5, d.a = %7, d.w = %8 }"),
+        on("gate-gradient", GATED, "%5 = combine_gates %d, %4, %3 : f32[batch, seq, k] return d.g = %5 }"),
+        // Something is added to the experts' outputs.
+        off("gate-gradient", GATED, "%5 = square %4 : f32[slots, hidden] %6 = combine_gates %d, %5, %3 : f32[batch, seq, k] return d.g = %6 }"),
         // --- weights ---
         on("fold-gain", MATRICES, "%0 = mul %x, %g : f32[batch, seq, hidden] %1 = contract %0, %v over [hidden] : f32[batch, seq, o1] return y = %1 }"),
         on("fold-gain", ROUTED, "%7 = sum %shared over [out] : f32[hidden] %8 = mul %n, %7 : f32[batch, seq, hidden] %9 = gather %8, %1 : f32[tokens, hidden]

@@ -113,6 +113,13 @@ pub(crate) trait Backend: Send + 'static {
     /// Copies out of the arena, after all launches before it.
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
+    /// Gives memory of the arena back, where the machine takes some: zeros are there until it is
+    /// written again, or it is as it was.
+    fn forget(&mut self, at: u64, bytes: u64) -> Result<(), DeviceError> {
+        let _ = (at, bytes);
+        Ok(())
+    }
+
     /// Launches; may return before it is done.
     fn launch(&mut self, code: &Self::Code, call: &Call) -> Result<(), DeviceError>;
 

@@ -121,7 +121,7 @@ impl Device for CpuDevice {
 struct Memory {
     start: *mut u8,
     /// Owns what `start` points to.
-    _map: MmapMut,
+    map: MmapMut,
 }
 
 /// Bytes of a large page.
@@ -142,8 +142,33 @@ impl Memory {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let start = map.as_mut_ptr();
-        Ok(Memory { start: start.wrapping_add(start.align_offset(align)), _map: map })
+        Ok(Memory { start: start.wrapping_add(start.align_offset(align)), map })
     }
+
+    /// Gives the whole pages of a range back to the system: they hold zeros, and are taken
+    /// when they are written next, one by one: a large page would be taken whole for a token.
+    /// Where the system does not do that everything stays as it was.
+    #[cfg(target_os = "linux")]
+    fn forget(&mut self, at: usize, bytes: usize) {
+        use memmap2::{Advice, UncheckedAdvice};
+        // SAFETY: it asks for a number.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0).max(1);
+        // The map begins where a page does.
+        let first = self.start.addr() - self.map.as_ptr().addr() + at;
+        let (from, to) = (first.next_multiple_of(page), (first + bytes) / page * page);
+        if from >= to {
+            return;
+        }
+        let _ = self.map.advise_range(Advice::NoHugePage, from, to - from);
+        // SAFETY: the pages are whole ones of this map (memmap2 would begin earlier for an offset
+        // within a page), which is private and has no file, so that they become zeros, a value of
+        // every element. No reference into them lives: views end with their launch, and `&mut self`
+        // says that none is under way.
+        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, to - from) };
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn forget(&mut self, _: usize, _: usize) {}
 }
 
 /// Floats that a kernel needs beside its operands.
@@ -614,6 +639,11 @@ impl Backend for Cpu {
         // SAFETY: the executor keeps to ranges of the arena, and no launch is under way.
         let source = unsafe { std::slice::from_raw_parts(self.arena.start.add(at as usize), bytes.len()) };
         bytes.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn forget(&mut self, at: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.arena.forget(at as usize, bytes as usize);
         Ok(())
     }
 

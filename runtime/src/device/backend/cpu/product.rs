@@ -191,30 +191,24 @@ impl<T: Stored> Side<T> {
 
     /// The same operand from another line on.
     pub(crate) fn skip_lines(self, first: usize) -> Self {
-        match self {
-            Side::Strided { start, line, step } => {
-                Side::Strided { start: start.add(first * line), line, step }
-            }
-            Side::GatheredLines { start, row, order, per } => {
-                Side::GatheredLines { start, row, order: order.add(first), per }
-            }
-            Side::GatheredSteps { start, row, order, per } => {
-                Side::GatheredSteps { start: start.add(first), row, order, per }
-            }
-        }
+        self.skip(first, 0)
     }
 
     /// The same operand from another step on.
     pub(crate) fn skip_steps(self, first: usize) -> Self {
+        self.skip(0, first)
+    }
+
+    fn skip(self, lines: usize, steps: usize) -> Self {
         match self {
             Side::Strided { start, line, step } => {
-                Side::Strided { start: start.add(first * step), line, step }
+                Side::Strided { start: start.add(lines * line + steps * step), line, step }
             }
             Side::GatheredLines { start, row, order, per } => {
-                Side::GatheredLines { start: start.add(first), row, order, per }
+                Side::GatheredLines { start: start.add(steps), row, order: order.add(lines), per }
             }
             Side::GatheredSteps { start, row, order, per } => {
-                Side::GatheredSteps { start, row, order: order.add(first), per }
+                Side::GatheredSteps { start: start.add(lines), row, order: order.add(steps), per }
             }
         }
     }

@@ -1724,3 +1724,36 @@ fn bad_indices() {
         assert!(matches!(session.run("main"), Err(DeviceError::BadIndex { .. })), "{kernel:?}");
     }
 }
+
+/// Pages within a forgotten range go back to the system: they are zeros, and take no memory until
+/// they are written. Everything around the range stays.
+#[test]
+#[cfg(target_os = "linux")]
+fn forgotten_pages_are_given_back() {
+    const N: usize = 3 << 20;
+    let mut plan = Plan::default();
+    plan.buffers.push(buffer("cache", DType::F32, N, &mut plan.arena));
+    let mut session = session(&plan, 1);
+    let resident = || -> usize {
+        let status = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+        let line = status.lines().find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    };
+    session.write_at(BufferId(0), 0, 0, &vec![1.0f32; N]).unwrap();
+    let full = resident();
+    let (from, to) = (5000, N - 7000);
+    session.forget(BufferId(0), 0, from as u64, (to - from) as u64).unwrap();
+    let left = resident();
+    // Other tests allocate meanwhile.
+    assert!(left + (2 * N) < full, "{left} of {full} bytes are still taken");
+    let values = session.read_all::<f32>(BufferId(0)).unwrap();
+    let page = 64 << 10;
+    assert!(values[..from].iter().chain(&values[to..]).all(|x| *x == 1.0));
+    assert!(values[from + page..to - page].iter().all(|x| *x == 0.0));
+    session.write_at(BufferId(0), 0, from as u64, &[2.0f32]).unwrap();
+    assert_eq!(session.read_all::<f32>(BufferId(0)).unwrap()[from], 2.0);
+    let beyond = session.forget(BufferId(0), 0, 1, N as u64);
+    assert!(matches!(beyond, Err(DeviceError::OutOfBounds { .. })), "{beyond:?}");
+    assert!(session.forget(BufferId(0), 0, 0, u64::MAX).is_err());
+    assert!(session.forget(BufferId(1), 0, 0, 1).is_err());
+}

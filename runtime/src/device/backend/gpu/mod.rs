@@ -598,7 +598,9 @@ impl<G: Gpu> Backend for Generated<G> {
             Together::Sum(sum) => {
                 vec![Exchange { what: Exchanged::Sum, address: address(0), count: sum.elements }]
             }
-            Together::Scatter(parts) => of(parts, Exchanged::SumOn),
+            Together::Scatter(scatter, first) => {
+                of(&scatter.parts.within(first, scatter.elements), Exchanged::SumOn)
+            }
             Together::Gather(parts) => of(parts, Exchanged::From),
         };
         self.loaded.gpu.exchange(list)

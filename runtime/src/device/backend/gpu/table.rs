@@ -18,6 +18,7 @@ use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::count::network::Network;
 use dreamc_compiler::count::roofline::{Bound, Demand};
 use dreamc_compiler::ir::{DType, Extents};
+use dreamc_compiler::program::kernel::ReduceScatter;
 use dreamc_compiler::program::{KernelKind, Launch, Operand, Plan, Role, Step, Touches};
 use dreamc_compiler::rewrite::Target;
 use std::collections::HashMap;
@@ -143,10 +144,11 @@ pub fn table(
 fn exchanged(together: Together, kernel: String, launches: u128, device: &Device) -> KernelLine {
     let network = Network::of(device);
     let bytes = |elements: u64| (elements * DType::F32.bytes()) as f64;
-    let (bytes, once) = match together {
-        Together::Sum(sum) => (bytes(sum.elements), network.all_reduce(sum.ranks, bytes(sum.elements))),
-        Together::Scatter(parts) | Together::Gather(parts) => {
-            (bytes(parts.elements()), network.half(parts.ranks(), bytes(parts.elements())))
+    let bytes = bytes(together.elements());
+    let once = match together {
+        Together::Sum(sum) => network.all_reduce(sum.ranks, bytes),
+        Together::Scatter(ReduceScatter { parts, .. }, _) | Together::Gather(parts) => {
+            network.half(parts.ranks(), bytes)
         }
     };
     let times = launches as f64;
