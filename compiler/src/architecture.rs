@@ -658,7 +658,7 @@ fn in_pass(expr: &Expr, pass: u64) -> Expr {
     }
 }
 
-/// What tells a pass of these items from others: capacities, and whether nested `skip`s have a pass
+/// Marks that tell a pass of these items from others: capacities, and whether nested `skip`s have a pass
 /// before theirs.
 fn phase(items: &[Item], pass: u64) -> (Vec<Expr>, bool) {
     let layers = layers_of(items);

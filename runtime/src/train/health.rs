@@ -83,7 +83,7 @@ pub struct Mixture {
     pub experts: u64,
 }
 
-/// What of the tokens a wrapped part processes.
+/// Tokens that came to a wrapped part, and those that it processed.
 #[derive(Default)]
 struct Taken {
     came: u64,
