@@ -7,6 +7,8 @@ use std::io;
 
 use crate::output::{Stream, complain};
 use dreamc_runtime::checkpoint::CheckpointError;
+use dreamc_runtime::data::DataError;
+use dreamc_runtime::hf::HfError;
 use dreamc_runtime::train::folder::FolderError;
 
 /// Why a command did not do what was asked.
@@ -66,19 +68,36 @@ fn names_the_wrong_thing(error: &(dyn Error + 'static)) -> bool {
         | FolderError::Foreign { .. }
         | FolderError::Remains { .. }
         | FolderError::NoRun { .. } => true,
-        FolderError::Io { error, .. } => error.kind() == io::ErrorKind::NotFound,
+        FolderError::Io { error, .. } => misnamed(error),
         FolderError::Locked { .. } | FolderError::Gone { .. } => false,
     };
-    let checkpoint = |e: &CheckpointError| {
-        matches!(
-            e,
-            CheckpointError::Missing { .. }
-                | CheckpointError::Exists { .. }
-                | CheckpointError::Foreign { .. }
-                | CheckpointError::Edited { .. }
-        )
+    let checkpoint = |e: &CheckpointError| match e {
+        CheckpointError::Missing { .. }
+        | CheckpointError::Exists { .. }
+        | CheckpointError::Foreign { .. }
+        | CheckpointError::Edited { .. } => true,
+        CheckpointError::Io { error, .. } => misnamed(error),
+        _ => false,
     };
-    error.downcast_ref().is_some_and(folder) || error.downcast_ref().is_some_and(checkpoint)
+    let data = |e: &DataError| matches!(e, DataError::Io { error, .. } if misnamed(error));
+    let hf = |e: &HfError| match e {
+        HfError::Exists { .. } => true,
+        HfError::Io { error, .. } => misnamed(error),
+        HfError::Checkpoint(e) => checkpoint(e),
+        HfError::Tokenizer(e) => data(e),
+        _ => false,
+    };
+    error.downcast_ref().is_some_and(folder)
+        || error.downcast_ref().is_some_and(checkpoint)
+        || error.downcast_ref().is_some_and(data)
+        || error.downcast_ref().is_some_and(hf)
+        || error.downcast_ref().is_some_and(misnamed)
+}
+
+/// Whether the system says that a file is not there, or not of the kind that is needed.
+fn misnamed(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, IsADirectory, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | IsADirectory | InvalidInput)
 }
 
 impl fmt::Display for Failure {

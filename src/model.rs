@@ -1,6 +1,7 @@
 //! Trained models on the command line.
 
 use crate::failure::Failure;
+use crate::note;
 use crate::spec;
 use clap::{Args, value_parser};
 use dreamc_compiler::precision::Narrow;
@@ -79,6 +80,9 @@ impl Trained {
         }
         let tensors = Weights::open(path, base.base.as_deref())?;
         let name = tensors.path().display().to_string();
+        for error in &tensors.refused {
+            note!("warning: {error}; {name} is read instead");
+        }
         let Some(text) = tensors.metadata("spec") else {
             return Err(Failure::Usage(format!(
                 "{name} was not written by dreamc: it does not say which specification it belongs to"

@@ -57,7 +57,7 @@ impl RewriteArguments {
     /// changes are allowed, since other rules round differently.
     pub fn continued(&self, run: &RunFolder, allow_changes: bool) -> Result<Rewriting, Failure> {
         let path = run.ledger();
-        let began = match std::fs::read_to_string(&path) {
+        let began = match files::read_text(&path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Rewriting::default(),
             Err(e) => return Err(files::about(&path, e).into()),
             Ok(text) => {

@@ -120,7 +120,8 @@ fn absolute(path: &mut String, base: &Path) {
 /// or as its name says; one that has no data at all reads it with `tokenizer`.
 pub fn replace_data(spec: &mut Spec, file: &Path, tokenizer: Option<&Path>) -> Result<(), Failure> {
     if !file.is_file() {
-        return Err(Failure::Usage(format!("--data {}: there is no such file", file.display())));
+        let what = if file.exists() { "it is no file: name one" } else { "there is no such file" };
+        return Err(Failure::Usage(format!("--data {}: {what}", file.display())));
     }
     let path =
         std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf()).to_string_lossy().into_owned();

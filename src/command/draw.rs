@@ -28,7 +28,7 @@ pub fn run(a: Arguments) -> Done {
     match a.output {
         None => Ok(output::write(picture.as_bytes())?),
         Some(path) => {
-            files::write_atomic(&path, |out| out.write_all(picture.as_bytes())).map_err(Failure::from)
+            files::write_named(&path, |out| out.write_all(picture.as_bytes())).map_err(Failure::from)
         }
     }
 }

@@ -3,11 +3,11 @@
 use crate::failure::{Done, Failure};
 use crate::say;
 use crate::show::{self, short, table};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use dreamc_fits::iso::{Frontier, frontier};
 use dreamc_fits::{Constant, Fit, Law, Options, Run, Speedup, Table, fit, speedup};
+use dreamc_runtime::files::open;
 use serde::Serialize;
-use std::fs::File;
 use std::path::PathBuf;
 
 /// Fit scaling laws to a table of runs, with intervals
@@ -38,8 +38,8 @@ pub struct Arguments {
     baseline: Option<String>,
 
     /// Resamples behind each interval
-    #[arg(long, default_value_t = 1000, value_name = "N")]
-    resamples: usize,
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = value_parser!(u64).range(..=1_000_000))]
+    resamples: u64,
 
     /// Seed of the resamples
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -70,14 +70,17 @@ struct Arm {
 
 pub fn run(a: Arguments) -> Done {
     let path = a.table.display();
-    let file = File::open(&a.table).map_err(|e| Failure::Usage(format!("{path}: {e}")))?;
+    let file = open(&a.table).map_err(|e| Failure::Usage(format!("{path}: {e}")))?;
     let runs = Table::read(file).map_err(|e| Failure::Usage(format!("{path}, {e}")))?;
     let arms = runs.arms();
+    if arms.is_empty() {
+        return Err(Failure::Usage(format!("{path} has no runs: a line for each follows the header")));
+    }
     if let Some(b) = a.baseline.as_ref().filter(|b| !arms.contains_key(b.as_str())) {
         let known = arms.keys().copied().collect::<Vec<_>>().join(", ");
         return Err(Failure::Usage(format!("{path} has no arm `{b}`; there are {known}")));
     }
-    let options = Options { resamples: a.resamples, seed: a.seed, ..Options::default() };
+    let options = Options { resamples: a.resamples as usize, seed: a.seed, ..Options::default() };
     let fitted = |(name, runs): (&&str, &Vec<&Run>)| Arm {
         arm: (*name).into(),
         runs: runs.len(),

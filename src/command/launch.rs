@@ -73,6 +73,10 @@ pub fn run(a: Arguments) -> Done {
             a.command.join(" ")
         )));
     }
+    if a.command.iter().any(|word| word == "-") {
+        let problem = "ranks share no standard input: write the specification to a file, and name that";
+        return Err(Failure::Usage(problem.into()));
+    }
     let program = std::env::current_exe()?;
     if let Some(logs) = &a.logs {
         std::fs::create_dir_all(logs).map_err(|e| dreamc_runtime::files::about(logs, e))?;
@@ -110,7 +114,8 @@ pub fn run(a: Arguments) -> Done {
             }
             let (rank, status) = failed;
             note!("rank {rank} ended first, with {status}");
-            Err(Failure::Said)
+            // A command line that is wrong is so for all of them.
+            Err(if status.code() == Some(2) { Failure::Unread } else { Failure::Said })
         }
     }
 }

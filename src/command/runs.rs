@@ -2,8 +2,8 @@
 
 use crate::compare::study::ledger;
 use crate::failure::{Done, Failure};
-use crate::say;
 use crate::show::{self, duration, short, table};
+use crate::{note, say};
 use clap::Args;
 use dreamc_runtime::files;
 use dreamc_runtime::train::ledger::Ledger;
@@ -67,9 +67,17 @@ pub fn run(a: Arguments) -> Done {
 
 /// The runs in a folder and below; those of links are left out.
 fn collect(folder: &Path, depth: usize, found: &mut Vec<Run>) -> Done {
-    if let Some(ledger) = ledger(folder)? {
-        found.push(Run { folder: folder.display().to_string(), ledger });
-        return Ok(());
+    match ledger(folder) {
+        Ok(Some(ledger)) => {
+            found.push(Run { folder: folder.display().to_string(), ledger });
+            return Ok(());
+        }
+        Ok(None) => {}
+        // One run that is damaged hides no other.
+        Err(error) => {
+            note!("warning: {error}");
+            return Ok(());
+        }
     }
     if depth == 0 {
         return Ok(());

@@ -13,6 +13,7 @@ use crate::show::{bytes, duration, short, table};
 use crate::spec::{SpecArguments, open_data, resolved};
 use crate::{note, say, show};
 use clap::Args;
+use dreamc_compiler::looks_ahead;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
@@ -312,7 +313,8 @@ impl Job<'_> {
         if self.json {
             show::json(&outcome.ledger)?;
         } else {
-            report(&outcome, folder.path(), dataset.tasks().next().is_some(), self.count)?;
+            let evaluated = dataset.tasks().next().is_some() || looks_ahead(&self.spec.model);
+            report(&outcome, folder.path(), evaluated, self.count)?;
             if let Some(text) = diverged(&outcome, progress.loss, self.spec.model.vocab) {
                 say!("{text}")?;
             }
@@ -364,7 +366,10 @@ fn diverged(outcome: &Outcome, last: Option<f64>, vocab: u64) -> Option<String> 
 }
 
 /// The final table and what to do next.
-fn report(outcome: &Outcome, folder: &Path, tasks: bool, counted: bool) -> Done {
+///
+/// A model of tasks is asked for their problems, and one that looks ahead writes nothing: both are
+/// `evaluated`.
+fn report(outcome: &Outcome, folder: &Path, evaluated: bool, counted: bool) -> Done {
     let l = &outcome.ledger;
     let folder = folder.display();
     match outcome.stop {
@@ -408,7 +413,7 @@ fn report(outcome: &Outcome, folder: &Path, tasks: bool, counted: bool) -> Done 
     );
     say!("{}", table(&rows))?;
     say!("left in {folder}; next:")?;
-    if tasks {
+    if evaluated {
         say!("  dreamc eval {folder}")?;
     } else {
         say!("  dreamc generate {folder} \"Once upon a time\"")?;

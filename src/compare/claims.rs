@@ -13,10 +13,10 @@
 
 use crate::failure::Failure;
 use crate::output::complain;
-use dreamc_runtime::files::about;
+use dreamc_runtime::files::{about, open};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,12 +59,35 @@ pub struct Claim {
 
 const FAILED: &str = "failed: ";
 
+/// Claims on a run have numbers below this.
+const MOST: u64 = 1 << 32;
+
+/// Bytes of a claim that are read: a heartbeat is a line.
+const LINE: u64 = 4096;
+
+/// The content of a claim; none where it is gone by now.
+fn content(held: &Path) -> Result<Option<String>, Failure> {
+    let mut bytes = vec![];
+    let read = open(held).and_then(|file| file.take(LINE).read_to_end(&mut bytes));
+    match read {
+        // A link to nothing is there, and would be waited for without an end.
+        Err(e) if e.kind() == ErrorKind::NotFound && fs::symlink_metadata(held).is_err() => Ok(None),
+        Err(e) => Err(about(held, e).into()),
+        Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+    }
+}
+
 /// The claims on a run, by number.
 fn of(run: &Path) -> Result<Vec<u64>, Failure> {
     let folder = run.parent().unwrap_or(Path::new("."));
-    let name = format!("{}.claim-", run.file_name().unwrap_or_default().display());
+    let name_of = format!("{}.claim-", run.file_name().unwrap_or_default().display());
     let entries = fs::read_dir(folder).map_err(|e| about(folder, e))?;
-    let number = |e: fs::DirEntry| e.file_name().to_str()?.strip_prefix(&name)?.parse().ok();
+    // A number that a worker would not write is no claim, nor one that none can follow.
+    let number = |e: fs::DirEntry| -> Option<u64> {
+        let name = e.file_name();
+        let text = name.to_str()?.strip_prefix(&name_of)?;
+        text.parse().ok().filter(|n: &u64| n.to_string() == text && *n < MOST)
+    };
     let mut found: Vec<u64> = entries.flatten().filter_map(number).collect();
     found.sort_unstable();
     Ok(found)
@@ -79,10 +102,7 @@ impl Claims {
     pub fn take(&self, run: &Path) -> Result<Answer, Failure> {
         let Some(&last) = of(run)?.last() else { return claim(run, 1) };
         let held = path(run, last);
-        let text = match fs::read_to_string(&held) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Answer::Others),
-            text => text.map_err(|e| about(&held, e))?,
-        };
+        let Some(text) = content(&held)? else { return Ok(Answer::Others) };
         if let Some(reason) = text.strip_prefix(FAILED) {
             return Ok(Answer::Failed(reason.trim().into()));
         }

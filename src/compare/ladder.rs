@@ -95,7 +95,7 @@ impl Manifest {
         if !path.is_file() {
             return Ok(None);
         }
-        let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+        let text = files::read_text(&path).map_err(|e| files::about(&path, e))?;
         let found: Manifest = serde_json::from_str(&text)
             .map_err(|e| Failure::Usage(format!("{}: not a ladder: {e}", path.display())))?;
         let names = found.arms.iter().chain(found.cells.iter().map(|c| &c.name));
@@ -414,6 +414,9 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
     for rung in &rungs {
         agree(a, rung)?;
     }
+    // A field that no arm has, or a value that none takes, is refused before anything is written.
+    let tried =
+        grid.iter().map(|values| way.rung(&cells[0], &|_| values.clone())).collect::<Result<Vec<_>, _>>()?;
     if a.dry_run {
         return Ok(());
     }
@@ -424,8 +427,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
     if !grid.is_empty() {
         let mut trials = way.rung(&cells[0], &|_| vec![])?;
         trials.arms.clear();
-        for (k, values) in grid.iter().enumerate() {
-            let rung = way.rung(&cells[0], &|_| values.clone())?;
+        for (k, rung) in tried.into_iter().enumerate() {
             for (i, mut arm) in rung.arms.into_iter().enumerate() {
                 arm.name.clone_from(&manifest.trials[i][k].name);
                 trials.arms.push(arm);

@@ -20,7 +20,6 @@ use dreamc_fits::iso::{Frontier, frontier};
 use dreamc_fits::{Constant, Fit, Law, Options, Run, Speedup, fit, speedup};
 use dreamc_runtime::files;
 use dreamc_runtime::statistics::{Summary, bonferroni, paired};
-use std::fs;
 use std::path::Path;
 
 const NONE: &str = "–";
@@ -66,7 +65,7 @@ impl Climb {
                 if !path.is_file() {
                     continue;
                 }
-                let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+                let text = files::read_text(&path).map_err(|e| files::about(&path, e))?;
                 let spec = spec::parse(&path.display().to_string(), &text, &[])?;
                 for &seed in &manifest.seeds {
                     let ended = ledger(&run_folder(&at, arm, seed))?.filter(study::ended);

@@ -81,7 +81,7 @@ impl Manifest {
     }
 
     fn read(path: &Path) -> Result<Self, Failure> {
-        let text = fs::read_to_string(path).map_err(|e| files::about(path, e))?;
+        let text = files::read_text(path).map_err(|e| files::about(path, e))?;
         serde_json::from_str(&text)
             .map_err(|e| Failure::Usage(format!("{}: not a comparison: {e}", path.display())))
     }
@@ -143,7 +143,7 @@ pub fn ledger(folder: &Path) -> Result<Option<Ledger>, Failure> {
     if !path.is_file() {
         return Ok(None);
     }
-    let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+    let text = files::read_text(&path).map_err(|e| files::about(&path, e))?;
     let ledger = serde_json::from_str(&text)
         .map_err(|e| Failure::Error(format!("{}: not a ledger: {e}", path.display()).into()))?;
     Ok(Some(ledger))
@@ -238,7 +238,7 @@ impl Study {
         for name in &manifest.arms {
             check_name(name)?;
             let path = spec_file(folder, name);
-            let text = fs::read_to_string(&path).map_err(|e| files::about(&path, e))?;
+            let text = files::read_text(&path).map_err(|e| files::about(&path, e))?;
             let spec = spec::parse(&path.display().to_string(), &text, &[])?;
             let mut runs = vec![];
             for &seed in &manifest.seeds {

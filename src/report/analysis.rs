@@ -256,6 +256,23 @@ fn depth_attention(page: &mut Page, a: &DepthAttention) {
     page.add(Block::Table(table));
 }
 
+/// Generalists and specialists; where one or two depths are a fifth of all, nobody is a specialist.
+fn generalists(u: &ExpertUse) -> String {
+    let general = format!(
+        "Of the experts that are chosen at all, {} are generalists: 90 % of their choices spread over a fifth of the depths \
+         or more.",
+        percent(u.generalists)
+    );
+    if u.depths.len() <= 10 {
+        return general;
+    }
+    format!(
+        "{general} {} are specialists of one or two early depths, {} of one or two late ones.",
+        percent(u.early_specialists),
+        percent(u.late_specialists)
+    )
+}
+
 fn experts(page: &mut Page, u: &ExpertUse) {
     let what = if u.projection { "Projections of" } else { "Experts" };
     page.heading(&format!("{what} `{}`", u.component));
@@ -268,13 +285,7 @@ fn experts(page: &mut Page, u: &ExpertUse) {
             u.gini,
             percent(u.balance)
         ),
-        format!(
-            "Of the experts that are chosen at all, {} are generalists: 90 % of their choices spread over a fifth of the depths \
-             or more. {} are specialists of one or two early depths, {} of one or two late ones.",
-            percent(u.generalists),
-            percent(u.early_specialists),
-            percent(u.late_specialists)
-        ),
+        generalists(u),
     ];
     let ratio = |f: &dyn Fn(&dreamc_runtime::analysis::experts::DepthUse) -> f64| {
         let all: Vec<f64> = u.depths.iter().map(|d| f(d) / u.layered).collect();

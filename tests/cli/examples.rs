@@ -144,6 +144,18 @@ fn every_example_runs() {
     let scripts = crate::book::blocks(&recipes).into_iter().filter(|block| block.language == "sh");
     lines.extend(scripts.map(|block| block.text.trim_end().replace('\n', "; ")));
     assert!(lines.len() > 80, "{lines:?}");
+    // An editor starts the server, and the shell's own test is in tests/cli/lsp.rs.
+    for command in commands(&help).iter().filter(|name| *name != "lsp") {
+        let begins = format!("dreamc {command}");
+        let shown = |line: &String| line == &begins || line.contains(&format!("{begins} "));
+        assert!(lines.iter().any(shown), "{command} has no example");
+    }
+    // No other command of the README goes untried; the second is this program's tests.
+    let readme_lines = crate::book::blocks(&readme).into_iter().filter(|block| block.language == "sh");
+    for line in readme_lines.flat_map(|block| block.text.lines().map(String::from).collect::<Vec<_>>()) {
+        let tried = line.starts_with("cargo run --release -- ") || line == "cargo test --workspace";
+        assert!(tried, "README.md: nobody tries `{line}`");
+    }
     let (nvrtc, jq) =
         (std::env::var_os("DREAMC_NVRTC").is_some(), Command::new("jq").arg("--version").output().is_ok());
     let mut failed = vec![];

@@ -45,3 +45,21 @@ fn mistakes_are_named() {
     assert_eq!(code, Some(2));
     assert!(error.starts_with("error: tiny-la.yaml, line 3: unknown field `model:`"), "{error}");
 }
+
+#[test]
+fn tables_that_hold_nothing_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    std::fs::write(at("empty"), "").unwrap();
+    std::fs::write(at("header"), "arm,params,tokens,flops,loss\n").unwrap();
+    std::fs::write(at("bytes"), b"\x00\xff\xfe").unwrap();
+    for name in ["empty", "header", "bytes"] {
+        let (code, out, error) = fit(&[&at(name)]);
+        assert!(code == Some(2) && out.is_empty() && error.contains("has no runs"), "{name}: {error}");
+    }
+    assert!(Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+    let (code, _, error) = fit(&[&at("pipe")]);
+    assert!(code == Some(2) && error.contains("is a pipe or a device"), "{error}");
+    let (code, _, error) = fit(&["scaling-synthetic.csv", "--resamples", "99999999999"]);
+    assert!(code == Some(2) && error.contains("--resamples"), "{error}");
+}

@@ -61,6 +61,23 @@ fn pipes_are_refused() {
 }
 
 #[test]
+fn a_pipe_in_a_run_holds_nothing_up() {
+    let sandbox = sandbox();
+    sandbox.good(&["train", "tiny.yaml", "--out", "run"]);
+    for name in ["metrics.jsonl", "ledger.json"] {
+        let path = sandbox.path("run").join(name);
+        let text = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let (code, err) = ends(sandbox.command(&["resume", "run"]));
+        assert!(code != Some(0) && err.contains(name) && err.contains("is a pipe or a device"), "{err}");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, text).unwrap();
+    }
+    sandbox.good(&["resume", "run"]);
+}
+
+#[test]
 fn a_file_with_holes_is_refused_before_it_is_read() {
     let sandbox = sandbox();
     let file = fs::File::options().write(true).open(sandbox.path("book.txt")).unwrap();

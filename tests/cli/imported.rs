@@ -296,3 +296,21 @@ fn rows_beyond_the_end_are_not_shown() {
     let shown = sandbox.good(&line);
     assert!(shown.contains("\nrow 1:") && !shown.contains("loss on 0"), "{shown}");
 }
+
+#[test]
+fn ends_that_are_no_tokens_and_noises_are_said() {
+    for (id, shown) in [(json!(999_999), "999999"), (json!("x"), "\"x\""), (json!([1, -1]), "-1")] {
+        let sandbox = sandbox("gemma2_new", |map| {
+            set(map, "eos_token_id", id);
+            set(map, "attention_dropout", json!(0.1));
+        });
+        let _ = fs::remove_file(sandbox.path("model/generation_config.json"));
+        let said = sandbox.good(&["import", "hf", "model", "-o", "imported"]);
+        let lost = format!("`eos_token_id` {shown} is no token of tokenizer.json; texts end with ");
+        assert!(said.contains(&lost), "{said}");
+        assert!(said.contains("attention_dropout: training has no such noise"), "{said}");
+    }
+    let sandbox = sandbox("gemma2_new", |_| {});
+    let said = sandbox.good(&["import", "hf", "model", "-o", "imported"]);
+    assert!(!said.contains("no token") && !said.contains("noise"), "{said}");
+}

@@ -111,6 +111,14 @@ fn unfair_ladders_are_refused() {
     sandbox.write("gate.suite.yaml", &SUITE.replace("4e8]}", "4e8], gate: true}").replace("[0, 1]", "[0]"));
     assert!(sandbox.error(&["compare", "gate.suite.yaml"]).contains("one seed shows no noise"));
     refused("{h: 32}", "{nothing: 32}", "nothing");
+    // Fields of the sweep are looked for before anything is trained, of --dry-run too.
+    refused("train.learning_rate: [", "nosuch.field: [", "nosuch");
+    let plan = SUITE.replace("train.learning_rate: [", "nosuch.field: [");
+    sandbox.write("plan.suite.yaml", &plan);
+    assert!(sandbox.error(&["compare", "plan.suite.yaml", "--dry-run"]).contains("nosuch"));
+    refused("large: {h: 32}", "small: {h: 32}", "`small` is written twice");
+    refused("{h: 32}", "{h: 32, h: 48}", "`h` is written twice");
+    refused("4e-3]}", "4e-3], train.learning_rate: [2e-3, 3e-3]}", "`train.learning_rate` is written twice");
 }
 
 #[test]
@@ -129,6 +137,12 @@ fn runs_are_listed_and_told_apart() {
         assert!(found.contains(part), "{part} is missing:\n{found}");
     }
     assert!(sandbox.good(&["diff", "layered.yaml", "layered.yaml"]).contains("no field differs"));
+    // A run that is damaged hides no other.
+    sandbox.write("out/layered-seed0/ledger.json", "{");
+    let output = sandbox.run(&["runs", "out"]);
+    let (listed, said) = crate::support::sandbox::texts(&output);
+    assert!(output.status.success() && listed.matches("finished").count() == 3, "{listed}");
+    assert!(said.contains("layered-seed0/ledger.json: not a ledger"), "{said}");
     assert!(sandbox.bad(&["runs", "out/layered-seed0/checkpoints"]).1.contains("holds no run"));
 }
 

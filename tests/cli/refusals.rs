@@ -30,8 +30,15 @@ equal: {flops: none, parameters: none}
 seeds: [0]
 ";
 
+const RECIPE: &str = "\
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 3, batch: 2, sequence: 32, precision: f32}
+eval: {examples: 2, max_tokens: 4}
+";
+
 fn sandbox() -> Sandbox {
-    Sandbox::with(&[("la.yaml", LAYERED), ("pair.suite.yaml", SUITE)])
+    let one = format!("{LAYERED}{RECIPE}");
+    Sandbox::with(&[("la.yaml", LAYERED), ("pair.yaml", &one), ("pair.suite.yaml", SUITE)])
 }
 
 /// Every file below a folder, with its content.
@@ -149,8 +156,46 @@ fn formatting_keeps_links_and_modes() {
     assert!(std::process::Command::new("mkfifo").arg(sandbox.path("pipe")).status().unwrap().success());
     let (_, err) = refused_pipe(&sandbox);
     assert!(err.contains("nobody reads"), "{err}");
+    assert!(sandbox.error(&["draw", "la.yaml", "-o", "pipe"]).contains("nobody reads"));
+    assert!(!fs::metadata(sandbox.path("pipe")).unwrap().is_file());
+    // A device by a link of the sandbox's own, so that a fault hurts nobody.
+    symlink("/dev/null", sandbox.path("null")).unwrap();
+    sandbox.good(&["draw", "la.yaml", "-o", "null"]);
+    assert!(fs::symlink_metadata(sandbox.path("null")).unwrap().is_symlink());
 }
 
 fn refused_pipe(sandbox: &Sandbox) -> (i32, String) {
     sandbox.bad(&["probe", "la.yaml", "--ids", "ids.json", "-o", "pipe"])
+}
+
+#[test]
+fn own_files_with_the_names_of_a_run_are_left_alone() {
+    let sandbox = sandbox();
+    fs::create_dir(sandbox.path("mine")).unwrap();
+    sandbox.write("mine/spec.yaml", &format!("{LAYERED}{RECIPE}"));
+    let (code, err) = refused(&sandbox, &["train", "mine/spec.yaml", "--out", "mine", "--force"]);
+    assert!(code == 2 && err.contains("is not a run of dreamc"), "{err}");
+    fs::create_dir(sandbox.path("books")).unwrap();
+    sandbox.write("books/ledger.json", "{\"own\": 1}");
+    sandbox.write("books/run.lock", "mine");
+    for force in [&["--force"][..], &[]] {
+        let (code, err) = refused(&sandbox, &[&["train", "pair.yaml", "--out", "books"][..], force].concat());
+        assert!(code == 2 && err.contains("is not a run of dreamc"), "{err}");
+    }
+}
+
+#[test]
+fn an_export_replaces_nothing_and_does_not_say_otherwise() {
+    let sandbox = sandbox();
+    sandbox.good(&["train", "pair.yaml", "--out", "run"]);
+    fs::create_dir(sandbox.path("out")).unwrap();
+    sandbox.good(&["export", "hf", "run", "-o", "out"]);
+    sandbox.write("weights.safetensors", "mine");
+    for line in
+        [["export", "hf", "run", "-o", "out"], ["export", "weights", "run", "-o", "weights.safetensors"]]
+    {
+        let (code, err) = refused(&sandbox, &line);
+        assert!(code == 2 && err.contains("exists already; choose another -o"), "{err}");
+        assert!(!err.contains("--force"), "{err}");
+    }
 }

@@ -206,7 +206,20 @@ fn tokens_leave_a_loop_with_a_gate_and_no_other() {
 fn exit_codes_are_the_documented_ones() {
     let sandbox = sandbox();
     fs::create_dir(sandbox.path("empty")).unwrap();
-    let lines: [(&[&str], i32); 12] = [
+    sandbox.good(&["train", "tiny.yaml", "--out", "run"]);
+    let lines: [(&[&str], i32); 24] = [
+        (&["runs", "none"], 2),
+        (&["runs", "tiny.yaml"], 2),
+        (&["import", "hf", "none"], 2),
+        (&["new", "from", "none"], 2),
+        (&["tokenizer", "train", "none", "--vocab", "300"], 2),
+        (&["probe", "tiny.yaml", "--ids", "none", "-o", "x.safetensors"], 2),
+        (&["generate", "run", "--prompts", "none"], 2),
+        (&["eval", "run", "--data", "empty"], 2),
+        (&["fit", "none"], 2),
+        (&["eval", "none"], 2),
+        (&["launch", "-n", "2", "train", "none.yaml"], 2),
+        (&["launch", "-n", "2", "train", "-"], 2),
         (&["check", "wrong.yaml"], 1),
         (&["train", "wrong.yaml"], 1),
         (&["check", "none.yaml"], 2),
@@ -223,6 +236,10 @@ fn exit_codes_are_the_documented_ones() {
     for (line, code) in lines {
         assert_eq!(sandbox.bad(line).0, code, "{line:?}");
     }
+    let missing = sandbox.error(&["eval", "none"]);
+    assert!(missing.contains("none: there is no such file or folder"), "{missing}");
+    let folder = sandbox.error(&["eval", "run", "--data", "empty"]);
+    assert!(folder.contains("--data empty: it is no file"), "{folder}");
     let help = sandbox.good(&["--help"]);
     for code in ["0 ", "1 ", "2 ", "130", "143"] {
         assert!(help.contains(&format!("\n  {code}")), "{help}");

@@ -129,3 +129,42 @@ fn a_job_array_for_slurm_is_printed() {
     let checked = Command::new("bash").arg("-n").arg("-c").arg(&script).status().unwrap();
     assert!(checked.success());
 }
+
+#[test]
+fn claims_that_no_worker_wrote_hold_nobody_up() {
+    let s = sandbox();
+    s.write("shared.suite.yaml", &SUITE.replace("seeds: [0, 1, 2]", "seeds: [0]"));
+    s.good(&["compare", "shared.suite.yaml", "--out", "out"]);
+    let claim = |name: &str| s.path(&format!("out/wide-seed0.claim-{name}"));
+    let again = |name: &str| {
+        std::fs::remove_dir_all(s.path("out/wide-seed0")).unwrap();
+        let output = worker(&s).wait_with_output().unwrap();
+        let (out, error) = texts(&output);
+        assert!(!error.contains("panicked"), "{name}: {error}");
+        (output.status.code(), out + &error)
+    };
+    // Numbers as no worker writes them are no claims.
+    for name in ["0001", "18446744073709551615", "18446744073709551614", "-1", "x"] {
+        std::fs::write(claim(name), "process 1 on mars: 0\n").unwrap();
+        let (code, said) = again(name);
+        assert!(code == Some(0), "{name}: {said}");
+        assert!(s.path("out/wide-seed0/ledger.json").exists(), "{name}");
+    }
+    // What cannot be read is an error with its name, and no wait.
+    type Make = fn(&std::path::Path);
+    let made: [(&str, Make); 3] = [
+        ("is a pipe or a device", |path| {
+            assert!(Command::new("mkfifo").arg(path).status().unwrap().success())
+        }),
+        ("is a folder", |path| std::fs::create_dir(path).unwrap()),
+        ("No such file", |path| std::os::unix::fs::symlink("/nonexistent", path).unwrap()),
+    ];
+    for (problem, make) in made {
+        make(&claim("1"));
+        let (code, said) = again(problem);
+        assert!(code != Some(0) && said.contains(problem) && said.contains("wide-seed0.claim-1"), "{said}");
+        let path = claim("1");
+        std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path)).unwrap();
+        s.good(&["compare", "shared.suite.yaml", "--out", "out"]);
+    }
+}

@@ -80,8 +80,10 @@ fn weights_are_kept_as_they_are_stored() {
     let out = out.path().join("model");
     let imported = hugging_face(&folder("gemma2_old"), &out, "m", false, &[]).unwrap();
     assert_eq!(imported.bytes, 2 * imported.parameters);
-    let (ours, theirs) =
-        (open_model(&out).unwrap(), Tensors::open(&folder("gemma2_old").join("model.safetensors")).unwrap());
+    let (ours, theirs) = (
+        open_model(&out).unwrap().0,
+        Tensors::open(&folder("gemma2_old").join("model.safetensors")).unwrap(),
+    );
     let stored =
         |name: &str| theirs.stored(&format!("model.layers.3.{name}.weight")).unwrap().bytes().unwrap();
     let qkv = [stored("self_attn.q_proj"), stored("self_attn.k_proj"), stored("self_attn.v_proj")].concat();

@@ -8,7 +8,7 @@ use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Matrices, OptimizerKind, Transfer, TransferRule};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
-use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, verify};
+use dreamc_runtime::verify::{Compiler, Proved, Report, Subject, Task, Verdict, verify};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -75,6 +75,12 @@ fn random_specifications_keep_every_promise() {
                 all += report.seconds;
             }
             result => {
+                // As it was drawn, since a smaller one may fail for another reason.
+                let text = dreamc_dsl::show(&spec, dreamc_dsl::Spelling::Yaml);
+                match &result {
+                    Ok(report) => println!("seed {seed}, as drawn:\n{report}\n{text}"),
+                    Err(error) => println!("seed {seed}, as drawn: {error}\n{text}"),
+                }
                 let names: Vec<&str> = match &result {
                     Ok(report) => {
                         let of = |p: &&Proved| matches!(p.verdict, Verdict::Failed { .. });
@@ -92,7 +98,7 @@ fn random_specifications_keep_every_promise() {
                     Ok(report) => report.to_string(),
                     Err(error) => error.to_string(),
                 };
-                println!("seed {seed}:\n{why}\n{text}");
+                println!("seed {seed}, made smaller:\n{why}\n{text}");
                 if let Ok(folder) = std::env::var("DREAMC_FOUND") {
                     std::fs::write(PathBuf::from(folder).join(format!("{seed}.yaml")), &text).unwrap();
                 }
@@ -181,6 +187,23 @@ fn what_no_weights_can_show_is_said() {
         said.contains("? devices") && said.contains("failed, ") && said.contains(" not proved, "),
         "{said}"
     );
+}
+
+/// Equal tokens have equal scores where nothing tells their places apart: of twelve drawn from
+/// seventeen, some two stand on both sides of one of twenty choices.
+#[test]
+fn tokens_that_tie_are_drawn_apart() {
+    let text = "model tied {\n  vocab 17  hidden 8  context 12\n  mlp = mlp { intermediate 8 }\n  \
+                repeat 20 { skip(capacity 0.5) { mlp } }\n}\n";
+    let ast = dreamc_dsl::parse("tied.dream", text, dreamc_dsl::Spelling::Dream).unwrap();
+    let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap();
+    let subject = Subject::new(spec, 0, None, &[], &Compiler).unwrap();
+    for row in subject.batch.ids.chunks(12) {
+        let mut seen = row.to_vec();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 12, "{row:?}");
+    }
 }
 
 struct Sandbox(tempfile::TempDir);

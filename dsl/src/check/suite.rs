@@ -145,6 +145,7 @@ impl Checker {
                 return None;
             }
         };
+        self.once(map);
         let mut all = Some(vec![]);
         for item in &map.items {
             let (key, value) = (&item.node.key, &item.node.value);
@@ -250,6 +251,19 @@ impl Checker {
         }
     }
 
+    /// Refuses a name that a person gave twice: of two lists one would be lost.
+    fn once(&mut self, map: &Map) {
+        let mut seen = HashSet::new();
+        for key in map.items.iter().map(|item| &item.node.key).filter(|key| !seen.insert(&key.text)) {
+            self.error(
+                "duplicate-key",
+                key.span,
+                format!("`{}` is written twice", key.text),
+                "take one away",
+            );
+        }
+    }
+
     fn sizes(&mut self, group: &Group) -> Option<Vec<Size>> {
         let map = match self.written(group, "sizes") {
             Some(Value { kind: ValueKind::Map(map), .. }) if !map.items.is_empty() => map,
@@ -263,6 +277,7 @@ impl Checker {
                 return None;
             }
         };
+        self.once(map);
         let mut sizes = Some(vec![]);
         for item in &map.items {
             let (key, value) = (&item.node.key, &item.node.value);
@@ -274,6 +289,7 @@ impl Checker {
                 sizes = None;
                 continue;
             };
+            self.once(values);
             let mut found = Some(vec![]);
             for pair in &values.items {
                 let number = self.number(&pair.node.key.text, &Type::Any, &pair.node.value);

@@ -357,25 +357,30 @@ fn tensors<'a, 'r: 'a>(
 
 /// The model tensors at a path: a run (its newest good checkpoint), a checkpoint, an imported
 /// model, or a safetensors file by itself.
-pub fn open_model(path: &Path) -> Result<Tensors, CheckpointError> {
+pub fn open_model(path: &Path) -> Result<(Tensors, Vec<CheckpointError>), CheckpointError> {
     if path.is_file() {
-        return Tensors::open(path);
+        return Ok((Tensors::open(path)?, vec![]));
     }
     if path.join(CHECKSUMS).exists() {
         // An imported model has no state to go on from.
-        return match path.join(STATE).exists() {
-            true => Checkpoint::open(path).map(|c| c.model),
+        let model = match path.join(STATE).exists() {
+            true => Checkpoint::open(path)?.model,
             false => {
                 Sums::open(path)?.verify(MODEL)?;
-                Tensors::open(&path.join(MODEL))
+                Tensors::open(&path.join(MODEL))?
             }
         };
+        return Ok((model, vec![]));
     }
     for folder in [path.join("checkpoints"), path.to_path_buf()] {
         let checkpoints = Checkpoints::new(folder);
         if !checkpoints.steps().is_empty() {
-            return checkpoints.latest().map(|(c, _)| c.model);
+            return checkpoints.latest().map(|(c, refused)| (c.model, refused));
         }
+    }
+    if !path.exists() {
+        let problem = "there is no such file or folder".into();
+        return Err(CheckpointError::Missing { path: path.to_path_buf(), problem });
     }
     let problem = "holds no checkpoint; name a run folder, a checkpoint folder, an imported model or a .safetensors file".into();
     Err(CheckpointError::Missing { path: path.to_path_buf(), problem })
@@ -412,10 +417,10 @@ mod tests {
         assert_eq!(last.model.get("b").unwrap().unwrap().1[..2], [12.0, 1.0]);
         assert_eq!(last.optimizer.get("w.v").unwrap().unwrap().0, [2, 2]);
         for path in [folder.path().to_path_buf(), folder.path().join("checkpoints"), checkpoints.at(12)] {
-            assert_eq!(open_model(&path).unwrap().metadata("step"), Some("12"));
+            assert_eq!(open_model(&path).unwrap().0.metadata("step"), Some("12"));
         }
-        assert_eq!(open_model(&checkpoints.at(3).join(MODEL)).unwrap().metadata("spec"), Some("model: …"));
-        assert!(open_model(Path::new("/nonexistent")).unwrap_err().to_string().contains("no checkpoint"));
+        assert_eq!(open_model(&checkpoints.at(3).join(MODEL)).unwrap().0.metadata("spec"), Some("model: …"));
+        assert!(open_model(Path::new("/nonexistent")).unwrap_err().to_string().contains("no such"));
     }
 
     #[test]

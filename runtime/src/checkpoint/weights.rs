@@ -38,13 +38,16 @@ impl Binding {
 pub struct Weights {
     /// The file, then its base, and so on.
     files: Vec<Tensors>,
+    /// Newer checkpoints of the run that were passed over, and why.
+    pub refused: Vec<CheckpointError>,
 }
 
 impl Weights {
     /// The weights at a path: see [`open_model`]. `base` is where its base is, where that is not
     /// where it was.
     pub fn open(path: &Path, base: Option<&Path>) -> Result<Self, CheckpointError> {
-        Self::complete(open_model(path)?, base)
+        let (tensors, refused) = open_model(path)?;
+        Ok(Weights { refused, ..Self::complete(tensors, base)? })
     }
 
     /// A file with what it is bound to.
@@ -60,7 +63,7 @@ impl Weights {
                 return Err(CheckpointError::Corrupt { path, problem });
             }
             let base = given.take().map_or_else(|| PathBuf::from(recorded), Path::to_path_buf);
-            let next = open_model(&base)
+            let (next, _) = open_model(&base)
                 .map_err(|error| CheckpointError::NoBase { path: path.clone(), error: Box::new(error) })?;
             let found = hash(&next)?;
             if found != expected {
@@ -68,7 +71,7 @@ impl Weights {
             }
             files.push(next);
         }
-        Ok(Weights { files })
+        Ok(Weights { files, refused: vec![] })
     }
 
     /// The record of a checkpoint of other tensors that is bound to these.

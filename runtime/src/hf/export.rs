@@ -59,7 +59,10 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Exports a model as the folder `to`: as a model of a family where it is one, unless `native` is
 /// false.
 pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, HfError> {
-    folder::free(to, false)?;
+    folder::free(to, false).map_err(|error| match error {
+        CheckpointError::Io { .. } => error.into(),
+        _ => HfError::Exists { path: to.to_path_buf() },
+    })?;
     let dtype = stored(model)?;
     let kept = match model.kept(CONFIG) {
         Some(path) => json(&path)?,
@@ -97,7 +100,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
     let metadata = [("format", "pt"), ("spec", spec.as_str())];
     let size = size(model, &entries, dtype)?;
     if to.symlink_metadata().is_ok() {
-        return Err(HfError::Export(format!("{} exists already; choose another -o", to.display())));
+        return Err(HfError::Exists { path: to.to_path_buf() });
     }
     files::write_new(to, |out| write(model, &entries, dtype, &metadata, out))
         .map_err(|error| HfError::Io { path: to.to_path_buf(), error })?;

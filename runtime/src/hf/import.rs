@@ -15,8 +15,8 @@ use crate::data::{Tokenizer, sums};
 use crate::train::prepare;
 use dreamc_compiler::compile;
 use dreamc_dsl::{Spec, Spelling};
-use serde_json::Value;
-use std::io::Write;
+use serde_json::{Map, Value};
+use std::io::{self, Write};
 use std::path::Path;
 
 /// An imported model.
@@ -47,12 +47,16 @@ pub fn hugging_face(
     folder::free(to, force)?;
     let path = from.join("config.json");
     missing(from, &path)?;
-    let config = Config::read(&path, json(&path)?, ignore)?;
+    let map = json(&path)?;
+    let noises: Vec<String> = noises(&map).collect();
+    let config = Config::read(&path, map, ignore)?;
     let shards = Shards::open(from)?;
     let mut notes = config.notes.clone();
+    notes.extend(noises);
     notes.extend(ignore.iter().map(|field| format!("the field `{field}` is ignored")));
     let tokenizer = tokenizer(from, &config)?;
     notes.extend(tokenizer.as_ref().map(|t| contradiction(from, t)).transpose()?.flatten());
+    notes.extend(tokenizer.as_ref().and_then(|t| lost_ends(from, t)));
     if tokenizer.is_none() {
         let note = "no tokenizer.json: text cannot be read or written, token ids can (`dreamc probe`)";
         notes.push(note.into());
@@ -95,7 +99,8 @@ fn missing(from: &Path, path: &Path) -> Result<(), HfError> {
     }
     if !from.is_dir() {
         let problem = "there is no such folder; a model of the hub is downloaded first, with `hf download NAME --local-dir DIR`";
-        return Err(HfError::refused(from, problem));
+        let error = io::Error::new(io::ErrorKind::NotFound, problem);
+        return Err(HfError::Io { path: from.to_path_buf(), error });
     }
     Err(HfError::refused(from, "has no config.json; is this the folder of a model of transformers?"))
 }
@@ -126,6 +131,35 @@ fn contradiction(from: &Path, tokenizer: &Tokenizer) -> Result<Option<String>, H
              counts, as in transformers 5; version 4 follows tokenizer_config.json"
         )
     }))
+}
+
+/// Says of each noise that `transformers` trains with that there is none here.
+fn noises(map: &Map<String, Value>) -> impl Iterator<Item = String> {
+    let names = ["attention_dropout", "embd_pdrop", "resid_pdrop", "router_jitter_noise"];
+    let share = move |name: &&str| map.get(*name).and_then(Value::as_f64).is_some_and(|share| share > 0.0);
+    names
+        .into_iter()
+        .filter(share)
+        .map(|name| format!("{name}: training has no such noise, and nothing is drawn"))
+}
+
+/// Says of an `eos_token_id` that is no token which one ends texts in its place.
+fn lost_ends(from: &Path, tokenizer: &Tokenizer) -> Option<String> {
+    let token = |value: &Value| value.as_u64().is_some_and(|id| id < tokenizer.vocab() as u64);
+    for name in ["generation_config.json", "config.json"] {
+        let Ok(map) = json(&from.join(name)) else { continue };
+        let lost = match map.get("eos_token_id") {
+            None | Some(Value::Null) => continue,
+            Some(Value::Array(ids)) => ids.iter().find(|id| !token(id))?.clone(),
+            Some(id) => Some(id).filter(|id| !token(id))?.clone(),
+        };
+        let ends: Vec<String> = tokenizer.ends().iter().map(u32::to_string).collect();
+        let ends = ends.join(", ");
+        return Some(format!(
+            "{name}: `eos_token_id` {lost} is no token of tokenizer.json; texts end with {ends}"
+        ));
+    }
+    None
 }
 
 /// The tokenizer, where there is one.

@@ -68,6 +68,12 @@ pub enum HfError {
     /// It is too large.
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// An export replaces nothing.
+    #[error("{} exists already; choose another -o", path.display())]
+    Exists {
+        /// What is there.
+        path: PathBuf,
+    },
     /// It is no model that can be exported so.
     #[error("{0}")]
     Export(String),

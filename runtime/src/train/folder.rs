@@ -141,7 +141,7 @@ impl RunFolder {
             Place::At { path, force } => {
                 fs::create_dir_all(path).map_err(|e| io_error(path, e))?;
                 let found = names(path)?;
-                if found.is_empty() || unbegun(&found) {
+                if found.is_empty() || (unbegun(&found) && begun_by_dreamc(path)) {
                     let folder = Self::lock(path.clone())?;
                     // Between the look and the lock another process may have made a run here, and
                     // ended it.
@@ -151,7 +151,7 @@ impl RunFolder {
                         Err(FolderError::Exists { path: path.clone() })
                     };
                 }
-                if !found.iter().any(|n| n == "spec.yaml" || n == "run.lock") {
+                if !begun_by_dreamc(path) {
                     return Err(FolderError::Foreign { path: path.clone() });
                 }
                 if !force {
@@ -292,6 +292,23 @@ fn names(folder: &Path) -> Result<Vec<String>, FolderError> {
     Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
 }
 
+/// Whether dreamc began a run in a folder: by its lock, which holds the number of a process, or,
+/// where somebody deleted that, by its ledger. A person's own files may have the names of a run's.
+fn begun_by_dreamc(folder: &Path) -> bool {
+    let lock = files::read_text(&folder.join("run.lock")).ok();
+    let ledger = files::read_text(&folder.join("ledger.json")).ok();
+    let ours = |text: &String| {
+        serde_json::from_str::<serde_json::Value>(text).is_ok_and(|ledger| ledger["dreamc"].is_string())
+    };
+    let number = |text: &String| text.trim().is_empty() || text.trim().parse::<u32>().is_ok();
+    match (&lock, &ledger) {
+        (Some(lock), Some(ledger)) => number(lock) && ours(ledger),
+        (Some(lock), None) => number(lock),
+        (None, Some(ledger)) => ours(ledger),
+        (None, None) => false,
+    }
+}
+
 /// Whether these are the entries of a run folder whose process was killed before it had written
 /// anything a run is known by: it is begun again rather than refused.
 fn unbegun(names: &[String]) -> bool {
@@ -337,6 +354,28 @@ mod tests {
         assert!(!path.join("metrics.jsonl").exists() && path.join("notes.txt").exists());
         let error = RunFolder::create(&at(folder.path(), true)).unwrap_err();
         assert!(matches!(error, FolderError::Foreign { .. }), "{error}");
+    }
+
+    #[test]
+    fn files_of_a_person_with_the_names_of_a_run_are_left_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let own: [&[(&str, &str)]; 5] = [
+            &[("spec.yaml", "model: mine")],
+            &[("spec.yaml", "model: mine"), ("run.lock", "mine")],
+            &[("run.lock", ""), ("spec.yaml", "model: mine"), ("ledger.json", "{\"own\": 1}")],
+            &[("ledger.json", "my accounts")],
+            &[("run.lock", "mine"), ("ledger.json", "my accounts")],
+        ];
+        for (i, files) in own.iter().enumerate() {
+            let path = home.path().join(i.to_string());
+            fs::create_dir(&path).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(path.join(name), text).unwrap());
+            let error = RunFolder::create(&at(&path, true)).unwrap_err();
+            assert!(matches!(error, FolderError::Foreign { .. }), "{i}: {error}");
+            for (name, text) in *files {
+                assert_eq!(fs::read_to_string(path.join(name)).unwrap(), *text, "{i}");
+            }
+        }
     }
 
     #[test]

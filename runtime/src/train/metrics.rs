@@ -2,7 +2,7 @@
 
 use super::health::Health;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -172,7 +172,7 @@ impl Metrics {
     /// Reads a file that a run may still be writing; an unfinished last line is left for later. A
     /// run that was stopped before its first step has no file, and has measured nothing.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let text = match fs::read_to_string(path) {
+        let text = match crate::files::read_text(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
             text => text.map_err(|e| crate::files::about(path, e))?,
         };
@@ -207,6 +207,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn lines_go_on_where_the_checkpoint_was() {
