@@ -658,8 +658,8 @@ fn in_pass(expr: &Expr, pass: u64) -> Expr {
     }
 }
 
-/// Marks that tell a pass of these items from others: capacities, and whether nested `skip`s have a pass
-/// before theirs.
+/// Marks that tell a pass of these items from others: capacities, and whether nested `skip`s have a
+/// pass before theirs.
 fn phase(items: &[Item], pass: u64) -> (Vec<Expr>, bool) {
     let layers = layers_of(items);
     let chooses = layers.iter().any(|expr| nested(expr).next().is_some());

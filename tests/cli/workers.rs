@@ -150,7 +150,7 @@ fn claims_that_no_worker_wrote_hold_nobody_up() {
         assert!(code == Some(0), "{name}: {said}");
         assert!(s.path("out/wide-seed0/ledger.json").exists(), "{name}");
     }
-    // What cannot be read is an error with its name, and no wait.
+    // An unreadable claim is an error with its name, and no wait.
     type Make = fn(&std::path::Path);
     let made: [(&str, Make); 3] = [
         ("is a pipe or a device", |path| {

@@ -71,7 +71,7 @@ pub enum HfError {
     /// An export replaces nothing.
     #[error("{} exists already; choose another -o", path.display())]
     Exists {
-        /// What is there.
+        /// The file or folder in the way.
         path: PathBuf,
     },
     /// It is no model that can be exported so.

@@ -137,9 +137,9 @@ impl<'a> Subject<'a> {
             .map(|(name, values)| (name.clone(), Tensor::float(&[values.len()], widen(values))))
             .collect();
         // Equal scores are equal in rounded numbers, too, where they are computed alike: better are
-        // draws without. Equal tokens have equal scores until an attention tells their places apart,
-        // and are then equal but for rounding where its keys are equal: after a tie no token stands
-        // in a row twice, as far as the vocabulary goes.
+        // draws without. Equal tokens have equal scores until an attention tells their places
+        // apart, and are then equal but for rounding where its keys are equal: after a tie no token
+        // stands in a row twice, as far as the vocabulary goes.
         let look = |draw, apart| -> Result<((bool, f64), Subject<'a>), VerifyError> {
             let subject = Subject::drawn(spec.clone(), seed, draw, apart, &given, devices, pipeline)?;
             let (margin, tied) = subject.margin()?;
@@ -440,8 +440,8 @@ impl<'a> Subject<'a> {
     pub fn gradient_tolerance(&self, name: &str) -> Result<f64, VerifyError> {
         let noise: f64 = self.noise()?.gradients.get(name).copied().unwrap_or(0.0);
         // The derivative of a norm of one number is a difference of equal ones times the number's
-        // reciprocal, and that of a softmax over one key a difference of equal ones: rounding before
-        // does not show what is left of either.
+        // reciprocal, and that of a softmax over one key a difference of equal ones: rounding
+        // before does not show what is left of either.
         let of_one = if self.norms_of_one() || self.sequence() == 1 { 50.0 } else { 1.0 };
         // Lanes differ little: the gradient of their weights is a difference of nearly equal sums.
         let lanes = if matches!(self.spec.model.stream, Stream::Lanes { .. }) { 10.0 } else { 1.0 };
