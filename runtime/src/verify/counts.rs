@@ -58,8 +58,11 @@ impl Proof for Counts {
         }
         let options = s.cached_options(&Rewriting::default());
         let writing = if s.samples() { Some(s.compile(&options)?) } else { None };
-        // Where tokens skip, a cache that says nothing of itself is full.
-        let skips = |c: &Compiled| c.caches(Entry::Prefill, Part::Cached).next().is_some();
+        // Where tokens skip, a cache that says nothing of itself is full; where attention skips and
+        // its keys are those of the first pass, so is the number of queries.
+        let sequence = |c: &str| matches!(s.spec.model.components.get(c), Some(Component::Sequence(_)));
+        let queries = any_skip(s, &|_, inner| names(inner).into_iter().any(sequence));
+        let skips = |c: &Compiled| queries || c.caches(Entry::Prefill, Part::Cached).next().is_some();
         if let (Some(compiled), Some(cache)) = (writing.filter(|c| !skips(c)), options.cache) {
             // Not poisoned: inputs stay the zeros that they begin as.
             let mut session = device.0.load(&compiled.plan, &Group::alone())?;
