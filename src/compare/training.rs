@@ -66,6 +66,13 @@ pub struct Found {
     pub stopped: Option<&'static str>,
 }
 
+impl Found {
+    fn fail(&mut self, name: String, failure: &Failure) {
+        complain(&format!("{name}  {failure}\n"));
+        self.failed.push((name, failure.to_string()));
+    }
+}
+
 /// Refuses what cannot go on or would overwrite something, before anything is written: a folder
 /// that is not a comparison's, a specification that is not the comparison's own, a run of another
 /// specification.
@@ -135,7 +142,7 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
                             Ok(None) => break,
                             Err(failure) => {
                                 let mut found = found.lock().unwrap_or_else(|e| e.into_inner());
-                                found.failed.push(("the claims of workers".into(), failure.to_string()));
+                                found.fail("the claims of workers".into(), &failure);
                                 break;
                             }
                         },
@@ -165,9 +172,7 @@ pub fn train(arms: &[Arm], plan: &Plan) -> Found {
                         Ok(Some(Stop::Finished | Stop::Early)) => found.trained += 1,
                         Ok(Some(Stop::Interrupted(signal))) => found.stopped = Some(signal),
                         Err(failure) => {
-                            let name = format!("{}, seed {seed}", arm.name);
-                            complain(&format!("{name}  {failure}\n"));
-                            found.failed.push((name, failure.to_string()));
+                            found.fail(format!("{}, seed {seed}", arm.name), &failure);
                         }
                     }
                 }

@@ -338,7 +338,7 @@ fn the_next_command_is_one_that_works() {
         "ahead.yaml",
         "model:\n  name: ahead\n  vocab: 256\n  hidden: 8\n  context: 32\n  components:\n    \
          sa: {sequence: {heads: 1, head_size: 8}}\n    ea: {experts: {count: 4, active: 2, intermediate: 8, query: 4}}\n  \
-         body: [\"skip(capacity 0.5) { sa > ea }\"]\ndata: {text: book.txt}\n\
+         body: [{recur: 2, layers: [\"skip(capacity 0.5) { sa > ea }\"]}]\ndata: {text: book.txt}\n\
          train: {steps: 4, batch: 2, sequence: 16, precision: f32, checkpoint: {every: 2}}\n",
     );
     let said = sandbox.good(&["train", "ahead.yaml", "--out", "run"]);
