@@ -338,15 +338,19 @@ fn the_next_command_is_one_that_works() {
         "ahead.yaml",
         "model:\n  name: ahead\n  vocab: 256\n  hidden: 8\n  context: 32\n  components:\n    \
          sa: {sequence: {heads: 1, head_size: 8}}\n    ea: {experts: {count: 4, active: 2, intermediate: 8, query: 4}}\n  \
-         body: [{recur: 2, layers: [\"skip(capacity 0.5) { sa > ea }\"]}]\ndata: {text: book.txt}\n\
+         body: [\"skip(capacity 0.5) { sa > ea }\"]\ndata: {text: book.txt}\n\
          train: {steps: 4, batch: 2, sequence: 16, precision: f32, checkpoint: {every: 2}}\n",
     );
     let said = sandbox.good(&["train", "ahead.yaml", "--out", "run"]);
     let next = said.lines().last().unwrap().trim().strip_prefix("dreamc ").unwrap();
     sandbox.good(&next.split(' ').collect::<Vec<_>>());
     // One or two depths are a fifth of all there are: nobody is a specialist of them.
-    sandbox.good(&["analyze", "run"]);
-    let page = sandbox.read("run/analysis/analysis.html");
+    let twice =
+        sandbox.read("ahead.yaml").replace("skip(capacity 0.5) { sa > ea }\"", "sa > ea\", \"sa > ea\"");
+    sandbox.write("twice.yaml", &twice);
+    sandbox.good(&["train", "twice.yaml", "--out", "twice"]);
+    sandbox.good(&["analyze", "twice"]);
+    let page = sandbox.read("twice/analysis/analysis.html");
     assert!(page.contains("are generalists") && !page.contains("specialists"), "{page}");
     // A checkpoint that is damaged is said where an older one is read.
     let newest = sandbox.path("run/checkpoints/step-00000004/model.safetensors");

@@ -110,7 +110,7 @@ FAULTS = [
     ("return self.post_norm(y)", "return y"),
     ("approximate=\"tanh\"", "approximate=\"none\""),
     ("part = at.part & (r >= 0)", "part = at.part"),
-    ("return at.part & (r > 0), r.to(x.dtype)", "return at.part, r.to(x.dtype)"),
+    ("return among & (r > 0)", "return among"),
     ("at.keys, at.seen = part,", "at.keys, _ = part,"),
     ("y * gate[..., None]", "y"),
     ("x = self.norm(x)\n        if logits_to_keep", "if logits_to_keep"),

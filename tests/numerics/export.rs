@@ -133,7 +133,7 @@ fn nothing_is_written_where_an_export_is_refused() {
     fs::create_dir(at.join("full")).unwrap();
     fs::write(at.join("full/mine.txt"), "mine").unwrap();
     let refused = dreamc(at, &["export", "hf", "model", "-o", "full"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("left alone"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("full exists already"), "{refused:?}");
     assert_eq!(fs::read_dir(at.join("full")).unwrap().count(), 1);
     let missing = dreamc(at, &["export", "hf", "nowhere", "-o", "out"]);
     assert!(!missing.status.success() && !at.join("out").exists());

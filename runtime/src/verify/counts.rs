@@ -14,7 +14,7 @@ use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Compiled, PREPARE};
-use dreamc_dsl::spec::{Component, SkipKv};
+use dreamc_dsl::spec::{Component, Item, SkipKv};
 
 /// Executed work and tensors are as many as counted.
 pub struct Counts;
@@ -108,9 +108,11 @@ impl Proof for Counts {
             Some(Component::Sequence(a)) => a.window.is_some(),
             _ => false,
         };
-        let varies = any_skip(s, &|skip, inner| {
-            skip.merge || skip.kv == SkipKv::All || names(inner).into_iter().any(windows)
-        });
+        let shared = queries && first_keys(&s.spec.model.body);
+        let varies = shared
+            || any_skip(s, &|skip, inner| {
+                skip.merge || skip.kv == SkipKv::All || names(inner).into_iter().any(windows)
+            });
         let attention = text.flops_per_token.decode_by_kind.get("sequence_attention").map_or(0, |k| k.total);
         let open = if varies { attention } else { 0 };
         let off = done.abs_diff(counted).saturating_sub(open);
@@ -140,6 +142,15 @@ impl Proof for Counts {
         }
         Ok(None)
     }
+}
+
+/// Whether passes of some loop share the keys and values of its first.
+fn first_keys(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Layer(_) | Item::Statement(_) => false,
+        Item::Repeat { items, .. } => first_keys(items),
+        Item::Recur { items, looping, .. } => looping.kv_first || first_keys(items),
+    })
 }
 
 /// Multiply-adds launch by launch.

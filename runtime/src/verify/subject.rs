@@ -137,23 +137,19 @@ impl<'a> Subject<'a> {
             .map(|(name, values)| (name.clone(), Tensor::float(&[values.len()], widen(values))))
             .collect();
         // Equal scores are equal in rounded numbers, too, where they are computed alike: better are
-        // draws without. Equal tokens have equal scores until an attention tells their places
-        // apart, and are then equal but for rounding where its keys are equal: after a tie no token
-        // stands in a row twice, as far as the vocabulary goes.
-        let look = |draw, apart| -> Result<((bool, f64), Subject<'a>), VerifyError> {
-            let subject = Subject::drawn(spec.clone(), seed, draw, apart, &given, devices, pipeline)?;
+        // draws without.
+        let look = |draw| -> Result<((bool, f64), Subject<'a>), VerifyError> {
+            let subject = Subject::drawn(spec.clone(), seed, draw, &given, devices, pipeline)?;
             let (margin, tied) = subject.margin()?;
             let good = (margin / MARGIN).min(NOISE / subject.noise()?.largest());
             Ok(((!tied && good >= 1.0, good), subject))
         };
-        let mut best = look(0, false)?;
-        let mut apart = best.1.margin()?.1;
+        let mut best = look(0)?;
         for draw in 1..DRAWS {
             if best.0.0 {
                 break;
             }
-            let other = look(draw, apart)?;
-            apart |= other.1.margin()?.1;
+            let other = look(draw)?;
             if other.0 > best.0 {
                 best = other;
             }
@@ -167,7 +163,6 @@ impl<'a> Subject<'a> {
         spec: Spec,
         seed: u64,
         draw: u64,
-        apart: bool,
         given: &IndexMap<String, Tensor>,
         devices: &'a [(String, &'a dyn Device)],
         pipeline: &'a dyn Pipeline,
@@ -187,7 +182,7 @@ impl<'a> Subject<'a> {
             margin: OnceCell::new(),
         };
         let seed = seed.wrapping_mul(DRAWS).wrapping_add(draw);
-        subject.draw_batch(seed, apart);
+        subject.draw_batch(seed);
         let tensors = subject.oracle(None, &Rewriting::off(), Form::Training)?.tensors();
         for (name, dims, kind, init) in tensors {
             let size: Vec<usize> = dims.iter().map(|&d| d as usize).collect();
@@ -203,7 +198,7 @@ impl<'a> Subject<'a> {
     /// The same with another model and the same tokens; tensors of the same name and size keep
     /// their values.
     pub fn with(&self, spec: Spec) -> Result<Subject<'a>, VerifyError> {
-        let other = Subject::drawn(spec, self.seed, 0, false, &self.weights, self.devices, self.pipeline)?;
+        let other = Subject::drawn(spec, self.seed, 0, &self.weights, self.devices, self.pipeline)?;
         let (batch, plain) = (self.batch.clone(), self.plain.clone());
         Ok(Subject { batch, plain, ranks: self.ranks, ..other })
     }
@@ -255,24 +250,13 @@ impl<'a> Subject<'a> {
         (0..n).map(each).map(|x| f64::from(x as f32)).collect()
     }
 
-    /// Draws tokens; where they are to be `apart`, those of a row are some order of the vocabulary,
-    /// begun again where the row is longer.
-    fn draw_batch(&mut self, seed: u64, apart: bool) {
+    fn draw_batch(&mut self, seed: u64) {
         let (t, vocab) = (self.sequence(), self.spec.model.vocab);
         let mut random = Philox::new(seed, "verify tokens").stream(0);
         let mut plain = Batch::new(t);
         for row in 0..ROWS {
-            let mut order: Vec<i32> = vec![];
             for i in 0..t {
-                let id = if apart {
-                    if order.is_empty() {
-                        order.extend(0..i32::try_from(vocab).unwrap_or(i32::MAX));
-                    }
-                    order.swap_remove(random.below(order.len() as u64) as usize)
-                } else {
-                    random.below(vocab) as i32
-                };
-                plain.ids.push(id);
+                plain.ids.push(random.below(vocab) as i32);
                 // Some places are not learned from.
                 let learned = t * ROWS < 3 || (row + 2 * i) % 5 != 1;
                 plain.targets.push(if learned { random.below(vocab) as i32 } else { NO_LOSS });
