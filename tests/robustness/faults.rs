@@ -639,6 +639,21 @@ fn wider(name: &'static str, edit: fn(&mut Spec)) -> Fault {
     Fault { name, spec: WIDE, stage: Stage::Read(edit), caught: "coordinates", place: ["", ""] }
 }
 
+/// A fault in the first values of a model of another width than the base.
+fn narrow(name: &'static str, edit: fn(&mut Compiled) -> bool) -> Fault {
+    Fault { name, spec: WIDE, stage: Stage::Plan(edit), caught: "coordinates", place: ["", ""] }
+}
+
+/// First values of tensors of a kind that deviate less where the model is wider.
+fn narrower(c: &mut Compiled, kind: TensorKind) -> bool {
+    let tensors = c.tensors.iter_mut().filter(|t| t.kind == kind);
+    tensors.fold(false, |_, t| {
+        let hidden = t.shape.last().map_or(1.0, |&n| n as f64);
+        t.init = Init::Normal((1.0 / (5.0 * hidden)).sqrt());
+        true
+    })
+}
+
 /// A fault in what layers compute again on the way back, where a limit of memory asks for it.
 fn again(name: &'static str, edit: fn(&mut Compiled) -> bool) -> Fault {
     Fault { name, spec: DEEP, stage: Stage::Plan(edit), caught: "memory", place: ["", ""] }
@@ -1732,23 +1747,7 @@ fn faults() -> Vec<Fault> {
         wider("embeddings slower where wider", |spec| scaled(spec, "embed.weight", -1)),
         wider("the head at the rate of the base", |spec| scaled(spec, "head.weight", 1)),
         wider("gains slower where wider", |spec| scaled(spec, "*norm.weight", -1)),
-        Fault {
-            name: "a head as large at first as that of the base",
-            spec: WIDE,
-            ..plan(
-                "",
-                |c| {
-                    let heads = c.tensors.iter_mut().filter(|t| t.kind == TensorKind::Head);
-                    heads.fold(false, |_, t| {
-                        let hidden = t.shape.last().map_or(1.0, |&n| n as f64);
-                        t.init = Init::Normal((1.0 / (5.0 * hidden)).sqrt());
-                        true
-                    })
-                },
-                "coordinates",
-                ["", ""],
-            )
-        },
+        narrow("a head as large at first as that of the base", |c| narrower(c, TensorKind::Head)),
         // Layers that a limit of memory has computed again.
         again("a layer computed again from the stream of another", |c| {
             again_as_first(c, &|name| name.ends_with("stream"))
@@ -1789,23 +1788,7 @@ fn faults() -> Vec<Fault> {
                 Some(done)
             })
         }),
-        Fault {
-            name: "first embeddings smaller where wider",
-            spec: WIDE,
-            ..plan(
-                "",
-                |c| {
-                    let tables = c.tensors.iter_mut().filter(|t| t.kind == TensorKind::Embedding);
-                    tables.fold(false, |_, t| {
-                        let hidden = t.shape.last().map_or(1.0, |&n| n as f64);
-                        t.init = Init::Normal((1.0 / (5.0 * hidden)).sqrt());
-                        true
-                    })
-                },
-                "coordinates",
-                ["", ""],
-            )
-        },
+        narrow("first embeddings smaller where wider", |c| narrower(c, TensorKind::Embedding)),
         Fault {
             name: "orthogonal steps of another mean of gradients",
             spec: ORTHOGONAL,
