@@ -478,6 +478,22 @@ const PLAIN: Family = Family {
     tensors: &[],
 };
 
+/// DeepSeek's from V2 on: latent attention, and experts behind the first layers.
+const DEEPSEEK: Family = Family {
+    fixed: &[("moe_layer_freq", 1.0)],
+    latent: true,
+    sparse: Sparse::Later,
+    tensors: &[
+        &LATENT_ATTENTION,
+        &NORMS,
+        &MLP,
+        &EXPERTS,
+        &SHARED_EXPERTS,
+        &[(Role::Experts, "router.bias", Source::One("mlp.gate.e_score_correction_bias"))],
+    ],
+    ..PLAIN
+};
+
 /// The families. Where a specification could be of several, the first is taken.
 pub static FAMILIES: [Family; 20] = [
     Family {
@@ -951,19 +967,8 @@ pub static FAMILIES: [Family; 20] = [
             "topk_group",
         ],
         router: ("olmoe", 0.0),
-        fixed: &[("moe_layer_freq", 1.0)],
         words: &[("scoring_func", "softmax"), ("topk_method", "greedy")],
-        latent: true,
-        sparse: Sparse::Later,
-        tensors: &[
-            &LATENT_ATTENTION,
-            &NORMS,
-            &MLP,
-            &EXPERTS,
-            &SHARED_EXPERTS,
-            &[(Role::Experts, "router.bias", Source::One("mlp.gate.e_score_correction_bias"))],
-        ],
-        ..PLAIN
+        ..DEEPSEEK
     },
     Family {
         kind: "deepseek_v3",
@@ -992,19 +997,8 @@ pub static FAMILIES: [Family; 20] = [
             "num_nextn_predict_layers",
         ],
         router: ("deepseek_v3", 0.0),
-        fixed: &[("moe_layer_freq", 1.0)],
         words: &[("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")],
-        latent: true,
-        sparse: Sparse::Later,
-        tensors: &[
-            &LATENT_ATTENTION,
-            &NORMS,
-            &MLP,
-            &EXPERTS,
-            &SHARED_EXPERTS,
-            &[(Role::Experts, "router.bias", Source::One("mlp.gate.e_score_correction_bias"))],
-        ],
-        ..PLAIN
+        ..DEEPSEEK
     },
 ];
 
