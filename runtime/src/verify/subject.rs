@@ -427,9 +427,13 @@ impl<'a> Subject<'a> {
         // reciprocal, and that of a softmax over one key a difference of equal ones: rounding
         // before does not show what is left of either.
         let of_one = if self.norms_of_one() || self.sequence() == 1 { 50.0 } else { 1.0 };
-        // Lanes differ little: the gradient of their weights is a difference of nearly equal sums.
-        let lanes = if matches!(self.spec.model.stream, Stream::Lanes { .. }) { 10.0 } else { 1.0 };
-        let least = 2e-5 * of_one * lanes;
+        // Lanes differ little, and so do sums of sources: the gradient of what weighs them is a
+        // difference of nearly equal sums.
+        let of_alike = match self.spec.model.stream {
+            Stream::Lanes { .. } | Stream::Attend { .. } => 10.0,
+            Stream::Sum => 1.0,
+        };
+        let least = 2e-5 * of_one * of_alike;
         Ok((30.0 * noise).clamp(least, 5e-2))
     }
 
