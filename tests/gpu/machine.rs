@@ -12,7 +12,7 @@ use dreamc_compiler::{Options, compile};
 use dreamc_runtime::device::gpu::machine::{Body, Code, Estimate, Tiles, Turns, Unit, Why, read};
 use dreamc_runtime::device::gpu::{Recode, Table, sources, table};
 use dreamc_runtime::train::prepare;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 fn h200() -> &'static Device {
@@ -291,7 +291,8 @@ fn the_sum_of_the_largest_example_is_what_the_page_says() {
 /// A slower part of the machine makes no kernel faster.
 #[test]
 fn a_slower_machine_is_never_faster() {
-    let of = |device| -> HashMap<String, f64> {
+    // In order: a sum of the same numbers is the same number.
+    let of = |device| -> BTreeMap<String, f64> {
         step(device, &as_it_is).lines.into_iter().map(|l| (l.kernel, l.seconds)).collect()
     };
     let all = of(h200());
@@ -299,7 +300,8 @@ fn a_slower_machine_is_never_faster() {
     let slower: [Slower; 4] = [
         ("memory", |d| d.bandwidth /= 2.0),
         ("tensor cores", |d| d.bf16 /= 2.0),
-        ("cores", |d| d.f32 /= 2.0),
+        // Products of routers wait for operands: cores of half the rate cost nothing.
+        ("cores", |d| d.f32 /= 4.0),
         ("memory, a little", |d| d.bandwidth *= 0.99),
     ];
     for (what, change) in slower {
