@@ -130,7 +130,7 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// The first rule of the language that the sizes of a model break, with the numbers that break it.
 pub fn broken_rule(model: &Model) -> Option<String> {
     let odd_query = |name: &str, form: &RouterForm| match form {
-        RouterForm::LowRank { query, rope: Some(rope) } if !rope.turning(*query).is_multiple_of(2) => {
+        RouterForm::LowRank { query, rope: Some(rope) } if !rope.turns_pairs(*query) => {
             Some(format!("`{name}`: a rotation needs an even query, not {query}"))
         }
         _ => None,
@@ -139,7 +139,11 @@ pub fn broken_rule(model: &Model) -> Option<String> {
         Component::Sequence(a) | Component::Depth(a) => {
             if !a.heads.is_multiple_of(a.kv_heads.max(1)) {
                 Some(format!("`{name}`: {} heads are no multiple of {} kv_heads", a.heads, a.kv_heads))
-            } else if a.rope.is_some_and(|rope| !rope.turning(a.head_size).is_multiple_of(2)) {
+            } else if let (Some(rope), Some(latent)) = (a.rope, a.latent)
+                && !rope.turns_pairs(latent.turned)
+            {
+                Some(format!("`{name}`: a rotation needs an even latent.turned, not {}", latent.turned))
+            } else if a.latent.is_none() && a.rope.is_some_and(|rope| !rope.turns_pairs(a.head_size)) {
                 Some(format!("`{name}`: a rotation needs an even head_size, not {}", a.head_size))
             } else {
                 a.projection.as_ref().and_then(|p| odd_query(name, &p.router.form))

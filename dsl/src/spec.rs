@@ -353,6 +353,12 @@ impl Rope {
         // rounding puts just below a whole number.
         ((self.share * size as f64 + 1e-9).floor() as u64).min(size)
     }
+
+    /// Whether a vector of `size` has pairs to turn, and no element of a pair alone.
+    pub fn turns_pairs(&self, size: u64) -> bool {
+        let turning = self.turning(size);
+        turning > 0 && turning.is_multiple_of(2)
+    }
 }
 
 /// Lowered frequencies of a rotation, as `transformers` computes them (`rope_type`).

@@ -282,7 +282,7 @@ impl Checker {
         let rope = self.rope(group, depth);
         if let (Some(Some(rope)), Some(size)) = (&rope, head_size)
             && !is_latent
-            && (rope.turning(size) % 2 == 1 || rope.turning(size) == 0)
+            && !rope.turns_pairs(size)
         {
             let help = "a rotation turns pairs: make it even, or write `rope: none`";
             if rope.share == 1.0 {
@@ -311,6 +311,12 @@ impl Checker {
             true => self.latent(group, [heads, kv_heads, head_size], qk_norm).map(Some),
             false => Some(None),
         };
+        if let (Some(Some(latent)), Some(Some(rope))) = (&latent, &rope)
+            && latent.turned.is_multiple_of(2)
+            && !rope.turns_pairs(latent.turned)
+        {
+            self.odd_share(&group.path("rope"), rope, latent.turned);
+        }
         let depth_keys = if depth { Some(false) } else { self.bool(group, "depth_keys") };
         if depth_keys == Some(true) {
             if let Some(Some(source)) = &kv_from {

@@ -192,7 +192,7 @@ impl Checker {
         }
         if let Some(rope) = rope
             && rope.share < 1.0
-            && (rope.turning(query) % 2 == 1 || rope.turning(query) == 0)
+            && !rope.turns_pairs(query)
         {
             self.odd_share(&group.path("rope"), &rope, query);
         } else if rope.is_some() && query % 2 == 1 {

@@ -76,7 +76,9 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
                     less(&of("heads"), &mut a.heads, a.kv_heads * group);
                     if let Some(l) = &mut a.latent {
                         // A part that turns, one that does not, and values that are shorter.
-                        less(&of("latent.turned"), &mut l.turned, 2);
+                        turned(&mut a.rope, &mut l.turned, &mut |size, most| {
+                            less(&of("latent.turned"), size, most);
+                        });
                         less(&of("head_size"), &mut a.head_size, l.turned + 3);
                         less(&of("latent.value"), &mut l.value, a.head_size.min(4));
                         less(&of("latent.kv"), &mut l.kv, 5);
