@@ -32,7 +32,7 @@ fn what_latent_attention_has_not_is_refused() {
             "values of 8 are longer than heads of 6",
         ),
         (
-            format!("{plain}, rope: {{share: 0.75}}, latent: {{kv: 7, turned: 4, value: 4}}"),
+            format!("{plain}, rope: {{base: 100, share: 0.75}}, latent: {{kv: 7, turned: 4, value: 4}}"),
             "a share of 0.75 turns 3 of 4 elements",
         ),
     ] {
