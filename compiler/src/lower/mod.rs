@@ -278,7 +278,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         let (function, read, known) = lower.finish()?;
         functions.push(function);
         // An exit reads weights of the head's, and of the norm before it.
-        let (own, others) = read.into_iter().partition(|w: &Weight| match body.work {
+        let (own, others): (Vec<Weight>, Vec<Weight>) = read.into_iter().partition(|w| match body.work {
             Work::Exit(_) => w.owner == Owner::Exit,
             Work::Layer(_)
             | Work::Statement(_)
@@ -287,8 +287,15 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             | Work::Remember(_)
             | Work::History(_) => true,
         });
-        let leads = architecture.leader(weights.len()) == weights.len();
-        weights.push(if leads { own } else { vec![] });
+        // Bodies of one set of weights share the first one's list; a later pass may read more, as
+        // the predictor of a part that no token skips in the first.
+        weights.push(vec![]);
+        let set: &mut Vec<Weight> = &mut weights[architecture.leader(foreign.len())];
+        for weight in own {
+            if set.iter().all(|w| w.name != weight.name) {
+                set.push(weight);
+            }
+        }
         foreign.push(others);
         facts.extend(known);
     }
