@@ -208,6 +208,9 @@ pub(crate) enum Rows {
     All,
     /// The same rows, of operands that have the rows of the results.
     Same,
+    /// The same where the function holds: each token is one row of the kernel. All rows, of results
+    /// too, where a token has several.
+    One(fn(&Asked) -> bool),
     /// As the function says of an operand.
     Of(fn(&Asked, usize) -> Need),
 }
