@@ -165,12 +165,13 @@ fn tell(r: &Report, launches: usize) -> Done {
         rows.push(vec![
             "weights read".into(),
             format!(
-                "{} a token, {}B/s ({}B/s in the best step): {:.0} % ({:.0} %) of the {}B/s that a copy reads and writes",
+                "{} a token, {}B/s ({}B/s in the best step): {:.0} % of the {}B/s of reading alone, between the tokens; \
+                 a copy reads and writes {}B/s",
                 bytes(d.weights),
                 short(d.weights_per_second),
                 short(d.best_weights_per_second),
-                100.0 * d.weights_per_second / r.copy,
-                100.0 * d.best_weights_per_second / r.copy,
+                100.0 * d.weights_per_second / d.read,
+                short(d.read),
                 short(r.copy)
             ),
         ]);
