@@ -543,11 +543,11 @@ unsafe fn pack_lines<T: Stored>(
 ) {
     let words = steps.div_ceil(T::per_word());
     debug_assert!(count <= width && to.len() >= width * words);
-    if T::NARROW && T::per_word() == 1 && count == width && width == shape().columns {
+    if count == width && width == shape().columns {
         let mut lines = [std::ptr::null(); few::PANEL];
         lines.iter_mut().enumerate().take(width).for_each(|(i, to)| *to = line(i).cast());
         // SAFETY: the caller's; a panel of columns is whole vectors wide.
-        return unsafe { few::pack_widened(&lines[..width], steps, to.as_mut_ptr()) };
+        return unsafe { few::panel::<T>(&lines[..width], steps, to.as_mut_ptr()) };
     }
     // Words in the layout of panels already.
     let whole = match (T::NARROW, T::per_word()) {
