@@ -851,10 +851,9 @@ unsafe fn tile_into<T: Stored>((m, n, k): (usize, usize, usize), a: Left, b: Rig
     };
     let last = (n.div_ceil(s.columns).max(1) - 1) * b.stride;
     assert!(enough && b.panels.len() >= last + if n > 0 { k * s.columns } else { 0 });
-    let in_pairs = T::per_word() == 2;
     let run = match level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 if in_pairs => tile_pairs,
+        Level::Avx512 if T::per_word() == 2 => tile_pairs,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => tile_avx512,
         #[cfg(target_arch = "x86_64")]

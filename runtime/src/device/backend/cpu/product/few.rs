@@ -11,7 +11,6 @@
 //! processor looks ahead by itself in fewer places than there are lines.
 
 use super::{DEPTH, Four, Level, Pointer, Side, Stored, VECTORS, Vector, level, shape};
-use half::bf16;
 
 /// Most rows of such a product. More are better multiplied from panels.
 pub(crate) const FEW: usize = 16;
@@ -719,6 +718,7 @@ pub(super) fn columns_of_task(n: usize, threads: usize) -> usize {
 mod tests {
     use super::*;
     use crate::device::cpu::product::{block, block_into, block_scratch};
+    use half::bf16;
 
     /// Few rows have the bits of many, whatever their number, the columns and the steps.
     #[test]
