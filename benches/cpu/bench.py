@@ -171,17 +171,21 @@ def report(all_results):
             cells = [model, run, number(mine), against, number(memory and memory / 1e6)]
             cells += [number(median(these, "decoding.tokens_per_second")), number(share, "{:.0f} %")]
             lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "| model | | tokens/s | weights, GB/s | share of a copy | eight at once | against llama.cpp |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += ["", "| model | | tokens/s | weights, GB/s | reading alone, GB/s | share of it | eight at once | against llama.cpp |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for model, results in all_results.items():
         for run, these in results.items() if model.endswith("written") else ():
             rates = [median(these, f"{key}.tokens_per_second") for key in ("decoding", "decoding_eight")]
-            weights, copy = median(these, "decoding.weights_per_second"), median(these, "copy")
-            share = 100 * weights / copy if weights and copy else None
+            weights, read = (median(these, f"decoding.{key}") for key in ("weights_per_second", "read"))
+            # Of each run by itself: the memory's speed is another in the next one.
+            parts = [(median([run], "decoding.weights_per_second"), median([run], "decoding.read")) for run in these]
+            shares = [100 * w / r for w, r in parts if w and r]
+            share = f"{statistics.median(shares):.0f} % ({min(shares):.0f} – {max(shares):.0f})" if shares else ""
             eight = rates[1] / rates[0] if all(rates) else None
             other = results.get("llama.cpp bf16", []) if run.startswith("dreamc") else []
             cells = [model, run, number(rates[0], "{:,.1f}"), number(weights and weights / 1e9, "{:.1f}")]
-            cells += [number(share, "{:.0f} %"), number(eight, "{:.1f} ×"), spread(these, other, "decoding.tokens_per_second")]
+            cells += [number(read and read / 1e9, "{:.1f}"), share, number(eight, "{:.1f} ×")]
+            cells.append(spread(these, other, "decoding.tokens_per_second"))
             lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "All runs, tokens/s, median of the rounds:", ""]
     for model, results in trained.items():

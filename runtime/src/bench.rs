@@ -2,7 +2,8 @@
 //!
 //! *In*: a specification, a device, and how much to measure. *Out*: [`Training`], [`Decoding`],
 //! [`ceiling`], [`copying`]. Weights are initial ones and tokens random: speed depends on neither,
-//! but for experts, which random tokens spread evenly. Medians are of whole steps; the times of
+//! but for experts, which random tokens spread evenly. Memory is written before it is read: what
+//! nobody has written may be one page of zeros, which every cache holds. Medians are of whole steps; the times of
 //! launches are the least of several runs, because other people's work comes and goes, and by the
 //! device's own clock where it has one: work is counted in a run of its own, so that no launch
 //! waits for the host.
@@ -120,6 +121,8 @@ pub struct Decoding {
     pub precision: &'static str,
     /// Tokens of the prompts a second.
     pub prompt_tokens_per_second: f64,
+    /// Twice the multiply-adds of the prompts, a second.
+    pub prompt_flops_per_second: f64,
     /// Tokens written a second, of all texts, by the median of the steps.
     pub tokens_per_second: f64,
     /// Bytes of the weights that the products of a step read: of experts those that are chosen,
@@ -129,12 +132,20 @@ pub struct Decoding {
     pub weights_per_second: f64,
     /// The same in the fastest step.
     pub best_weights_per_second: f64,
+    /// Bytes a second that the device reads where nothing else is to be done, the median of
+    /// readings between the steps: other machines may share the memory, and rates of another
+    /// second do not compare.
+    pub read: f64,
     /// Launches of a step that took most time, least times of several runs.
     pub launches: Vec<LaunchTime>,
+    /// Likewise those of a part of the prompts.
+    pub prompt_launches: Vec<LaunchTime>,
 }
 
 /// Runs in which launches are timed.
 const ROUNDS: usize = 4;
+/// Times that prompts are read.
+const PROMPTS: usize = 5;
 
 /// Trains on random tokens for so many steps.
 pub fn training(
@@ -319,32 +330,54 @@ pub fn decoding(
     let texts: Vec<Vec<u32>> = (0..sequences as u32).map(text).collect();
     // The first run prepares weights.
     decoder.start(&texts)?;
-    let begun = Instant::now();
-    decoder.start(&texts)?;
-    let read = begun.elapsed().as_secs_f64();
-    let mut seconds = vec![];
+    let mut prompts = vec![];
+    for _ in 0..PROMPTS {
+        let begun = Instant::now();
+        decoder.start(&texts)?;
+        prompts.push(begun.elapsed().as_secs_f64());
+        // A device that is interpreted takes seconds for one.
+        if prompts.iter().sum::<f64>() > 5.0 {
+            break;
+        }
+    }
+    prompts.sort_by(f64::total_cmp);
+    let read = prompts[prompts.len() / 2];
+    let (mut seconds, mut readings) = (vec![], vec![]);
+    let mut reading = reading(device)?;
     for i in 0..tokens as u32 - 1 {
+        // A device that is interpreted takes seconds for one.
+        if i % STEPS_OF_A_READING == 0 && readings.iter().sum::<f64>() < 1.0 {
+            readings.push(once(reading.as_mut())?);
+        }
         let next: Vec<u32> = (0..sequences as u32).map(|t| (i * 5 + 11 * t + 3) % vocab).collect();
         let begun = Instant::now();
         decoder.advance(&next)?;
         seconds.push(begun.elapsed().as_secs_f64());
     }
     seconds.sort_by(f64::total_cmp);
+    readings.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
-    let decode = decoder.loaded().compiled().program(Entry::Decode.name());
+    let parts = prompt.div_ceil(decoder.chunk());
+    let [decode, prefill] =
+        [Entry::Decode, Entry::Prefill].map(|entry| decoder.loaded().compiled().program(entry.name()));
     let weights = weights_read(&mut **decoder.loaded().session(), &decode)?;
     let launches = launch_times(&mut **decoder.loaded().session(), &[decode])?;
+    let prompt_launches = launch_times(&mut **decoder.loaded().session(), &[prefill])?;
+    let flops: u64 = prompt_launches.iter().map(|launch| launch.flops).sum();
     Ok(Some(Decoding {
         sequences,
         prompt,
         tokens,
         precision: narrow.name(),
         prompt_tokens_per_second: (sequences * prompt) as f64 / read,
+        prompt_flops_per_second: (parts as u64 * flops) as f64 / read,
         tokens_per_second: sequences as f64 / median,
         weights,
         weights_per_second: weights as f64 / median,
         best_weights_per_second: weights as f64 / seconds[0],
+        read: 4.0 * ELEMENTS as f64 / readings[readings.len() / 2],
         launches,
+        prompt_launches,
     }))
 }
 
@@ -387,10 +420,20 @@ fn weights_read(session: &mut dyn Session, program: &str) -> Result<u64, BenchEr
     Ok(bytes)
 }
 
+/// Floats that are copied or read: more than caches hold.
+const ELEMENTS: u64 = 1 << 25;
+/// Steps of writing from one reading of memory to the next.
+const STEPS_OF_A_READING: u32 = 8;
+
+/// A session that reads memory and does little else.
+fn reading(device: &dyn Device) -> Result<Box<dyn Session>, DeviceError> {
+    let buffers = [(DType::F32, vec![ELEMENTS]), (DType::F32, vec![1])];
+    alone(device, &buffers, Kernel::Norm(kernel::Norm { elements: ELEMENTS }))
+}
+
 /// Bytes a second that a device reads and writes as it copies more than its caches hold; the best
 /// of several runs.
 pub fn copying(device: &dyn Device) -> Result<f64, BenchError> {
-    const ELEMENTS: u64 = 1 << 25;
     let buffers = [DType::F32; 2].map(|dtype| (dtype, vec![ELEMENTS]));
     let kernel = Kernel::Copy(kernel::Copy { elements: ELEMENTS, accumulate: false });
     let mut session = alone(device, &buffers, kernel)?;
@@ -423,22 +466,11 @@ fn product(device: &dyn Device, precision: Precision, n: u64) -> Result<Option<f
     let kernel = Kernel::Product(kernel::Product { m: n, n, k: n, a: layout, b: layout, accumulate: false });
     let buffers = [dtype, dtype, DType::F32].map(|dtype| (dtype, vec![n, n]));
     let mut session = alone(device, &buffers, kernel)?;
-    // As good as random: zeros switch fewer transistors, and are faster.
-    for i in 0..2 {
-        let bits = |j: u64| (2 * j + u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-        let values = (0..n * n).map(|j| bits(j) as f32 / (1 << 24) as f32 - 0.5);
-        match dtype {
-            DType::Bf16 => {
-                let values: Vec<half::bf16> = values.map(half::bf16::from_f32).collect();
-                session.write_at(BufferId(i), 0, 0, &values)?;
-            }
-            DType::F32 | DType::I32 => session.write_at(BufferId(i), 0, 0, &values.collect::<Vec<f32>>())?,
-        }
-    }
     Ok(Some(least(session.as_mut())?))
 }
 
-/// A session of one launch, whose operands are so many buffers.
+/// A session of one launch, whose operands are so many buffers of floats. They hold numbers as good
+/// as random: zeros switch fewer transistors, and are faster.
 fn alone(
     device: &dyn Device,
     buffers: &[(DType, Vec<u64>)],
@@ -460,21 +492,40 @@ fn alone(
     let launch = Launch { kernel: KernelId(0), operands, places: None, origin: "bench".into() };
     let program = Program { steps: vec![Step::Launch(launch)], variables: 0 };
     let programs = [("main".to_string(), program)].into_iter().collect();
-    device.load(&Plan { buffers: all, kernels: vec![kernel], programs, arena }, &Group::alone())
+    let elements: Vec<u64> = all.iter().map(Buffer::elements).collect();
+    let plan = Plan { buffers: all, kernels: vec![kernel], programs, arena };
+    let mut session = device.load(&plan, &Group::alone())?;
+    for (i, n) in (0..).zip(elements) {
+        let bits = |j: u64| (2 * j + u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let values = (0..n).map(|j| bits(j) as f32 / (1 << 24) as f32 - 0.5);
+        match buffers[i as usize].0 {
+            DType::Bf16 => {
+                let values: Vec<half::bf16> = values.map(half::bf16::from_f32).collect();
+                session.write_at(BufferId(i), 0, 0, &values)?;
+            }
+            DType::F32 | DType::I32 => session.write_at(BufferId(i), 0, 0, &values.collect::<Vec<f32>>())?,
+        }
+    }
+    Ok(session)
 }
 
 /// Seconds of a session of one launch, the least of several runs.
 fn least(session: &mut dyn Session) -> Result<f64, DeviceError> {
-    session.instrument(Instrument { count: false, time: true });
     let (mut best, begun) = (f64::INFINITY, Instant::now());
     for _ in 0..20 {
-        best = best.min(session.run("main")?.by_launch.iter().map(|l| l.seconds).sum());
+        best = best.min(once(session)?);
         // A device that is interpreted takes seconds for one.
         if begun.elapsed().as_secs_f64() > 5.0 {
             break;
         }
     }
     Ok(best)
+}
+
+/// Seconds of one run of a session of one launch.
+fn once(session: &mut dyn Session) -> Result<f64, DeviceError> {
+    session.instrument(Instrument { count: false, time: true });
+    Ok(session.run("main")?.by_launch.iter().map(|l| l.seconds).sum())
 }
 
 /// A kernel in a few words.
@@ -486,4 +537,23 @@ fn describe(kernel: &Kernel) -> String {
         format!("{}{length}", name.split([' ', '(', ',']).next().unwrap_or_default())
     });
     format!("rows {}: {}", k.rows, ops.collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::CpuDevice;
+
+    /// A page that nobody wrote is read from a cache, however many of them there are.
+    #[test]
+    fn memory_is_written_before_it_is_timed() {
+        let kernel = Kernel::Copy(kernel::Copy { elements: 4096, accumulate: false });
+        let buffers = [DType::F32; 2].map(|dtype| (dtype, vec![4096]));
+        let session = alone(&CpuDevice::default(), &buffers, kernel).unwrap();
+        for i in 0..2 {
+            let mut values = vec![0.0f32; 4096];
+            session.read_at(BufferId(i), 0, 0, &mut values).unwrap();
+            assert!(values.chunks(512).all(|page| page.iter().any(|x| *x != 0.0)));
+        }
+    }
 }

@@ -163,14 +163,19 @@ fn tell(r: &Report, launches: usize) -> Done {
     ]);
     if let Some(d) = &r.decoding {
         rows.push(vec![
+            "products of the prompt".into(),
+            part_of_ceiling(r, d.precision, d.prompt_flops_per_second),
+        ]);
+        rows.push(vec![
             "weights read".into(),
             format!(
-                "{} a token, {}B/s ({}B/s in the best step): {:.0} % ({:.0} %) of the {}B/s that a copy reads and writes",
+                "{} a token, {}B/s ({}B/s in the best step): {:.0} % of the {}B/s of reading alone, between the tokens; \
+                 a copy reads and writes {}B/s",
                 bytes(d.weights),
                 short(d.weights_per_second),
                 short(d.best_weights_per_second),
-                100.0 * d.weights_per_second / r.copy,
-                100.0 * d.best_weights_per_second / r.copy,
+                100.0 * d.weights_per_second / d.read,
+                short(d.read),
                 short(r.copy)
             ),
         ]);
@@ -183,8 +188,11 @@ fn tell(r: &Report, launches: usize) -> Done {
     say!("{}", table(&rows))?;
     if launches > 0 {
         let parts = [("training", r.training.as_ref().map(|t| &t.launches))];
-        let written = [("writing", &r.decoding), ("writing eight", &r.decoding_eight)];
-        let written = written.map(|(name, d)| (name, d.as_ref().map(|d| &d.launches)));
+        let written = [
+            ("writing", r.decoding.as_ref().map(|d| &d.launches)),
+            ("reading a prompt", r.decoding.as_ref().map(|d| &d.prompt_launches)),
+            ("writing eight", r.decoding_eight.as_ref().map(|d| &d.launches)),
+        ];
         for (name, all) in parts.into_iter().chain(written).filter_map(|(n, l)| Some((n, l?))) {
             tell_launches(name, all, launches)?;
         }
@@ -192,10 +200,15 @@ fn tell(r: &Report, launches: usize) -> Done {
     Ok(())
 }
 
+/// A rate of multiply-adds beside that of a large product.
+fn part_of_ceiling(r: &Report, precision: &str, rate: f64) -> String {
+    let ceiling = if precision == "f32" { r.ceiling.f32 } else { r.ceiling.bf16 };
+    let ceiling = ceiling.map_or(String::new(), |c| format!(" of {}FLOP/s", short(c)));
+    format!("{}FLOP/s{ceiling}", short(rate))
+}
+
 /// Rows of what training took.
 fn trained(r: &Report, t: &Training) -> Vec<Vec<String>> {
-    let share = |ceiling: Option<f64>| ceiling.map_or(String::new(), |c| format!(" of {}FLOP/s", short(c)));
-    let ceiling = if t.precision == "f32" { r.ceiling.f32 } else { r.ceiling.bf16 };
     let mut rows = vec![
         vec![
             "training".into(),
@@ -209,7 +222,7 @@ fn trained(r: &Report, t: &Training) -> Vec<Vec<String>> {
                 short(t.best_tokens_per_second)
             ),
         ],
-        vec!["products".into(), format!("{}FLOP/s{}", short(t.flops_per_second), share(ceiling))],
+        vec!["products".into(), part_of_ceiling(r, t.precision, t.flops_per_second)],
         vec![
             "memory".into(),
             format!(

@@ -543,11 +543,11 @@ unsafe fn pack_lines<T: Stored>(
 ) {
     let words = steps.div_ceil(T::per_word());
     debug_assert!(count <= width && to.len() >= width * words);
-    if T::NARROW && T::per_word() == 1 && count == width && width == shape().columns {
+    if count == width && width == shape().columns {
         let mut lines = [std::ptr::null(); few::PANEL];
         lines.iter_mut().enumerate().take(width).for_each(|(i, to)| *to = line(i).cast());
         // SAFETY: the caller's; a panel of columns is whole vectors wide.
-        return unsafe { few::pack_widened(&lines[..width], steps, to.as_mut_ptr()) };
+        return unsafe { few::panel::<T>(&lines[..width], steps, to.as_mut_ptr()) };
     }
     // Words in the layout of panels already.
     let whole = match (T::NARROW, T::per_word()) {
@@ -851,10 +851,9 @@ unsafe fn tile_into<T: Stored>((m, n, k): (usize, usize, usize), a: Left, b: Rig
     };
     let last = (n.div_ceil(s.columns).max(1) - 1) * b.stride;
     assert!(enough && b.panels.len() >= last + if n > 0 { k * s.columns } else { 0 });
-    let in_pairs = T::per_word() == 2;
     let run = match level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 if in_pairs => tile_pairs,
+        Level::Avx512 if T::per_word() == 2 => tile_pairs,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => tile_avx512,
         #[cfg(target_arch = "x86_64")]

@@ -11,7 +11,6 @@
 //! processor looks ahead by itself in fewer places than there are lines.
 
 use super::{DEPTH, Four, Level, Pointer, Side, Stored, VECTORS, Vector, level, shape};
-use half::bf16;
 
 /// Most rows of such a product. More are better multiplied from panels.
 pub(crate) const FEW: usize = 16;
@@ -527,58 +526,73 @@ unsafe fn last_word<T: Stored>(line: *const f32, word: usize, k: usize) -> f32 {
     super::word(|s| unsafe { *line.cast::<T>().add(s) }, word, k)
 }
 
-/// Packs as many lines of bf16 as there are in whole vectors, widened, where the steps of the sums
-/// are f32.
+/// Packs as many lines as there are in whole vectors: words of steps, or bf16 widened where the
+/// steps of the sums are f32.
 ///
 /// # Safety
-/// Lines have so many steps; `to` has room for `lines.len()` floats of each.
-pub(super) unsafe fn pack_widened(lines: &[*const f32], steps: usize, to: *mut f32) {
+/// Lines have so many steps; `to` has room for `lines.len()` words of each.
+pub(super) unsafe fn panel<T: Stored>(lines: &[*const f32], steps: usize, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn avx512(lines: &[*const f32], steps: usize, to: *mut f32) {
+    unsafe fn avx512<T: Stored, const WIDENED: bool>(lines: &[*const f32], steps: usize, to: *mut f32) {
         // SAFETY: the caller's.
-        unsafe { widened::<super::x86::Sixteen>(lines, steps, to) }
+        unsafe { panel_of::<super::x86::Sixteen, T, WIDENED>(lines, steps, to) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2(lines: &[*const f32], steps: usize, to: *mut f32) {
+    unsafe fn avx2<T: Stored, const WIDENED: bool>(lines: &[*const f32], steps: usize, to: *mut f32) {
         // SAFETY: the caller's.
-        unsafe { widened::<super::x86::Eight>(lines, steps, to) }
+        unsafe { panel_of::<super::x86::Eight, T, WIDENED>(lines, steps, to) }
     }
 
+    let widened = T::NARROW && T::per_word() == 1;
     let run = match level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => avx512,
+        Level::Avx512 if widened => avx512::<T, true>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2,
-        Level::Portable => widened::<Four>,
+        Level::Avx512 => avx512::<T, false>,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 if widened => avx2::<T, true>,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => avx2::<T, false>,
+        Level::Portable if widened => panel_of::<Four, T, true>,
+        Level::Portable => panel_of::<Four, T, false>,
     };
     // SAFETY: the caller's; the processor has the instructions of its level.
     unsafe { run(lines, steps, to) }
 }
 
 /// # Safety
-/// As for [`pack_widened`]; the processor has the vectors, and lines are whole vectors.
+/// As for [`panel`]; the processor has the vectors, and lines are whole vectors.
 #[inline(always)]
-unsafe fn widened<V: Turn>(lines: &[*const f32], steps: usize, to: *mut f32) {
-    let (width, whole) = (lines.len(), steps / 8 * 4);
+unsafe fn panel_of<V: Turn, T: Stored, const WIDENED: bool>(
+    lines: &[*const f32],
+    steps: usize,
+    to: *mut f32,
+) {
+    let Steps { per, whole, all } = Steps::new::<T, WIDENED>(steps);
+    let width = lines.len();
     for (group, lines) in lines.chunks_exact(V::LANES).enumerate() {
         let to = to.wrapping_add(group * V::LANES);
         for at in (0..whole).step_by(4) {
             // SAFETY: the caller's.
             unsafe {
                 for (s, words) in V::turn(lines.as_ptr(), at).into_iter().enumerate() {
-                    let to = to.add(2 * (at + s) * width);
-                    words.low().store(to);
-                    words.high().store(to.add(width));
+                    let to = to.add(per * (at + s) * width);
+                    if WIDENED {
+                        words.low().store(to);
+                        words.high().store(to.add(width));
+                    } else {
+                        words.store(to);
+                    }
                 }
             }
         }
         for (i, line) in lines.iter().enumerate() {
-            for s in 2 * whole..steps {
+            for s in per * whole..all {
                 // SAFETY: the caller's.
-                unsafe { *to.add(s * width + i) = line.cast::<bf16>().add(s).read().widen() };
+                unsafe { *to.add(s * width + i) = last_word::<T>(*line, s, steps) };
             }
         }
     }
@@ -704,6 +718,7 @@ pub(super) fn columns_of_task(n: usize, threads: usize) -> usize {
 mod tests {
     use super::*;
     use crate::device::cpu::product::{block, block_into, block_scratch};
+    use half::bf16;
 
     /// Few rows have the bits of many, whatever their number, the columns and the steps.
     #[test]
