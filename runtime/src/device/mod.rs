@@ -175,6 +175,14 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// A plan has no program of that name.
+    fn no_program(plan: &Plan, program: &str) -> Self {
+        let known: Vec<String> = plan.programs.keys().map(|k| format!("`{k}`")).collect();
+        DeviceError::NoProgram { program: program.into(), known: known.join(", ") }
+    }
+}
+
 /// Something that runs plans.
 pub trait Device: Send + Sync {
     /// Its name, for people: `cpu (8 threads, avx512)`.
@@ -335,6 +343,20 @@ pub struct LaunchStats {
     /// Instructions in all, times the threads that executed them; 0 unless counted on the `ptx`
     /// device.
     pub instructions: u64,
+}
+
+impl LaunchStats {
+    /// A launch that has not taken place.
+    fn of(origin: &str, kernel: KernelId) -> Self {
+        LaunchStats {
+            origin: origin.into(),
+            kernel,
+            count: 0,
+            seconds: 0.0,
+            multiply_adds: 0,
+            instructions: 0,
+        }
+    }
 }
 
 /// A Rust type with the layout of a [`DType`].
