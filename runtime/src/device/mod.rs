@@ -25,7 +25,7 @@ pub mod machine;
 pub mod poison;
 
 pub use crate::group::Group;
-pub use backend::{cpu, cuda, gpu, ptx};
+pub use backend::*;
 pub use check::PlanError;
 
 use bytemuck::Pod;
