@@ -87,6 +87,9 @@ fn threads(text: &str) -> Result<usize, String> {
     threads.ok_or_else(|| format!("a number of threads from 1 to {MOST_THREADS}"))
 }
 
+/// A device and its name.
+pub type Named = (String, Box<dyn Device>);
+
 impl DeviceArguments {
     /// Opens the device.
     pub fn open(&self) -> Result<Box<dyn Device>, Failure> {
@@ -99,7 +102,7 @@ impl DeviceArguments {
 
     /// The devices to compare with the CPU, each with a name: nothing where the CPU is asked for;
     /// the interpreter of kernels under two schedules.
-    pub fn compared(&self, seed: u64) -> Result<Vec<(String, Box<dyn Device>)>, Failure> {
+    pub fn compared(&self, seed: u64) -> Result<Vec<Named>, Failure> {
         match self.device {
             Kind::Cpu => Ok(vec![]),
             Kind::Cuda(_) => {
@@ -109,11 +112,10 @@ impl DeviceArguments {
             Kind::Ptx => {
                 let schedules =
                     [("in order", Schedule::Forward), ("in random order", Schedule::Random(seed))];
-                let under =
-                    |(name, schedule): (&str, Schedule)| -> Result<(String, Box<dyn Device>), Failure> {
-                        let device = PtxDevice::new(Options { schedule, ..Options::default() })?;
-                        Ok((format!("{} {name}", device.name()), Box::new(device)))
-                    };
+                let under = |(name, schedule): (&str, Schedule)| -> Result<Named, Failure> {
+                    let device = PtxDevice::new(Options { schedule, ..Options::default() })?;
+                    Ok((format!("{} {name}", device.name()), Box::new(device)))
+                };
                 schedules.into_iter().map(under).collect()
             }
         }

@@ -13,17 +13,13 @@
 //! - Where parts of sums may be added up in the result's type, they are.
 
 use crate::Machine;
-use crate::api::put;
-use crate::machine::{Outcome, Product};
-use cudarc::driver::sys::CUresult;
+use crate::library::{self, Status, calls};
+use crate::machine::Product;
 use dreamc_ptx::{Memory, MemoryError};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{c_int, c_void};
 
 type Handle = *mut c_void;
-
-/// The result of a call that fails: a code of `cublasStatus_t`.
-pub type Status<T> = Result<T, u32>;
 
 /// `CUBLAS_STATUS_NOT_INITIALIZED`
 pub const NOT_INITIALIZED: u32 = 1;
@@ -376,36 +372,9 @@ fn values(layout: Layout, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Runs a call.
-fn call(what: impl FnOnce(&mut Machine) -> Status<()>) -> u32 {
-    let mut status = 0;
-    let done = crate::api::call(|machine| {
-        status = what(machine).err().unwrap_or(0);
-        Ok(())
-    });
-    if done == CUresult::CUDA_SUCCESS { status } else { NOT_INITIALIZED }
-}
-
 /// Writes a result.
 fn give<T>(to: *mut T, value: Status<T>) -> Status<()> {
-    let value = value?;
-    put(to, Outcome::Ok(value)).map_err(|_| INVALID_VALUE)
-}
-
-/// Calls as `cublasLt.h` declares them.
-macro_rules! calls {
-    ($($name:ident($($argument:ident: $type:ty),*) => $body:expr;)*) => {$(
-        /// As NVIDIA documents it.
-        ///
-        /// # Safety
-        /// As NVIDIA documents it: pointers are to what is said there.
-        #[unsafe(no_mangle)]
-        #[allow(clippy::too_many_arguments, reason = "the library's")]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-            let body: fn(&mut Machine, $($type),*) -> Status<()> = $body;
-            call(|machine| body(machine, $($argument),*))
-        }
-    )*};
+    library::give(INVALID_VALUE, to, value)
 }
 
 /// The bytes of an attribute.
@@ -418,6 +387,7 @@ fn attribute<'a>(value: *const c_void, bytes: usize) -> Status<&'a [u8]> {
 }
 
 calls! {
+    NOT_INITIALIZED;
     cublasLtCreate(to: *mut Handle) => |m, to| give(to, m.create_library().map(|h| h as Handle));
     cublasLtDestroy(handle: Handle) => |m, handle| m.destroy_library(handle as u64);
     cublasLtMatrixLayoutCreate(to: *mut Handle, dtype: u32, rows: u64, columns: u64, far: i64) =>

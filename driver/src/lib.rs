@@ -12,10 +12,11 @@
 //! [`machine`] has the rules, each with the place of NVIDIA's documentation that it is from;
 //! [`api`] is the C interface over it; [`nvrtc`] wraps NVRTC, so that what it gives as machine code
 //! is PTX under a line that names the card; [`cublaslt`] is what of cuBLASLt dreamc calls, [`nccl`]
-//! what of NCCL.
+//! what of NCCL, and [`library`] the form of their calls.
 
 pub mod api;
 pub mod cublaslt;
+pub mod library;
 pub mod machine;
 pub mod nccl;
 pub mod nvrtc;

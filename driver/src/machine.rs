@@ -14,7 +14,8 @@
 //! - An error of work comes out where something waits for it, and from every later call but those
 //!   that let go of things.
 
-use crate::cublaslt::{Description, EXECUTION_FAILED, Layout, Library, NOT_INITIALIZED, Status, compute};
+use crate::cublaslt::{Description, EXECUTION_FAILED, Layout, Library, NOT_INITIALIZED, compute};
+use crate::library::Status;
 use crate::nccl::{self, Collective, Comm};
 use crate::{CUBIN, Settings};
 use cudarc::driver::sys::CUresult;

@@ -18,10 +18,8 @@
 //! `ncclHang:NUMBER:1` has it never done.
 
 use crate::Machine;
-use crate::api::put;
-use crate::cublaslt::Status;
+use crate::library::{self, Status, calls};
 use crate::machine::Context;
-use cudarc::driver::sys::CUresult;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
@@ -356,36 +354,9 @@ fn summed(values: &[Vec<f32>]) -> Vec<u8> {
     (0..count).flat_map(|i| of(i).to_le_bytes()).collect()
 }
 
-/// Runs a call.
-fn call(what: impl FnOnce(&mut Machine) -> Status<()>) -> u32 {
-    let mut status = 0;
-    let done = crate::api::call(|machine| {
-        status = what(machine).err().unwrap_or(0);
-        Ok(())
-    });
-    if done == CUresult::CUDA_SUCCESS { status } else { INTERNAL }
-}
-
 /// Writes a result.
 fn give<T>(to: *mut T, value: Status<T>) -> Status<()> {
-    let value = value?;
-    put(to, Ok(value)).map_err(|_| INVALID_ARGUMENT)
-}
-
-/// Calls as `nccl.h` declares them.
-macro_rules! calls {
-    ($($name:ident($($argument:ident: $type:ty),*) => $body:expr;)*) => {$(
-        /// As NVIDIA documents it.
-        ///
-        /// # Safety
-        /// As NVIDIA documents it: pointers are to what is said there.
-        #[unsafe(no_mangle)]
-        #[allow(clippy::too_many_arguments, reason = "the library's")]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-            let body: fn(&mut Machine, $($type),*) -> Status<()> = $body;
-            call(|machine| body(machine, $($argument),*))
-        }
-    )*};
+    library::give(INVALID_ARGUMENT, to, value)
 }
 
 /// `ncclUniqueId`
@@ -394,6 +365,7 @@ macro_rules! calls {
 pub struct UniqueId([u8; ID]);
 
 calls! {
+    INTERNAL;
     ncclGetVersion(to: *mut c_int) => |_, to| give(to, Ok(VERSION));
     ncclGetUniqueId(to: *mut UniqueId) => |m, to| give(to, m.unique_id().map(UniqueId));
     ncclCommDestroy(comm: Handle) => |m, comm| m.end_comm(comm as u64, "ncclCommDestroy", false);
@@ -425,7 +397,7 @@ calls! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(to: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int) -> u32 {
     let mut comm = None;
-    let status = call(|machine| {
+    let status = library::call(INTERNAL, |machine| {
         comm = Some(machine.arrive(&id.0, ranks, rank)?);
         Ok(())
     });
@@ -441,7 +413,7 @@ pub unsafe extern "C" fn ncclCommInitRank(to: *mut Handle, ranks: c_int, id: Uni
     if doubled {
         return INVALID_USAGE;
     }
-    call(|machine| {
+    library::call(INTERNAL, |machine| {
         let handle = machine.arrived(comm);
         give(to, Ok(handle as Handle))
     })
@@ -471,6 +443,7 @@ mod tests {
     use super::*;
     use crate::Settings;
     use crate::machine::Outcome;
+    use cudarc::driver::sys::CUresult;
 
     const NOT_READY: Outcome<()> = Err(CUresult::CUDA_ERROR_NOT_READY);
 

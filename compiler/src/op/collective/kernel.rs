@@ -83,6 +83,23 @@ impl Parts {
     }
 }
 
+/// A device runs nothing: the executor hands the range to the group.
+macro_rules! by_the_group {
+    () => {
+        fn work(&self) -> Work {
+            Work::default()
+        }
+
+        fn cuda(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
+            Ok(None)
+        }
+
+        fn naive(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
+            Ok(None)
+        }
+    };
+}
+
 impl KernelKind for AllReduce {
     fn signature(&self) -> Vec<Slot> {
         vec![updated("x", &[self.elements])]
@@ -97,18 +114,7 @@ impl KernelKind for AllReduce {
         format!("all_reduce {} over {} ranks{beside}", self.elements, self.ranks)
     }
 
-    fn work(&self) -> Work {
-        Work::default()
-    }
-
-    /// Nothing: the executor hands the range to the group.
-    fn cuda(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
-        Ok(None)
-    }
-
-    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        self.cuda(variant)
-    }
+    by_the_group!();
 }
 
 impl KernelKind for ReduceScatter {
@@ -128,18 +134,7 @@ impl KernelKind for ReduceScatter {
         format!("reduce_scatter {} of {}, beside what follows", self.elements, self.parts.summary())
     }
 
-    fn work(&self) -> Work {
-        Work::default()
-    }
-
-    /// Nothing: the executor hands the range to the group.
-    fn cuda(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
-        Ok(None)
-    }
-
-    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        self.cuda(variant)
-    }
+    by_the_group!();
 }
 
 impl KernelKind for AllGather {
@@ -155,16 +150,5 @@ impl KernelKind for AllGather {
         format!("all_gather {}", self.parts.summary())
     }
 
-    fn work(&self) -> Work {
-        Work::default()
-    }
-
-    /// Nothing: the executor hands the range to the group.
-    fn cuda(&self, _: Variant) -> Result<Option<Source>, CodegenError> {
-        Ok(None)
-    }
-
-    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        self.cuda(variant)
-    }
+    by_the_group!();
 }
