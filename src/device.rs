@@ -7,7 +7,7 @@ use dreamc_runtime::device::Device;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::cuda::CudaDevice;
 use dreamc_runtime::device::poison::Poisoned;
-use dreamc_runtime::device::ptx::PtxDevice;
+use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
 use std::fmt;
 use std::str::FromStr;
 
@@ -94,6 +94,28 @@ impl DeviceArguments {
         match std::env::var("DREAMC_POISON") {
             Ok(value) if value == "1" => Ok(Box::new(Poisoned(device))),
             _ => Ok(device),
+        }
+    }
+
+    /// The devices to compare with the CPU, each with a name: nothing where the CPU is asked for;
+    /// the interpreter of kernels under two schedules.
+    pub fn compared(&self, seed: u64) -> Result<Vec<(String, Box<dyn Device>)>, Failure> {
+        match self.device {
+            Kind::Cpu => Ok(vec![]),
+            Kind::Cuda(_) => {
+                let device = self.open()?;
+                Ok(vec![(device.name(), device)])
+            }
+            Kind::Ptx => {
+                let schedules =
+                    [("in order", Schedule::Forward), ("in random order", Schedule::Random(seed))];
+                let under =
+                    |(name, schedule): (&str, Schedule)| -> Result<(String, Box<dyn Device>), Failure> {
+                        let device = PtxDevice::new(Options { schedule, ..Options::default() })?;
+                        Ok((format!("{} {name}", device.name()), Box::new(device)))
+                    };
+                schedules.into_iter().map(under).collect()
+            }
         }
     }
 }

@@ -189,20 +189,24 @@ impl<'a> Assembly<'a> {
                 (Some(&id), Some(passes)) => (id, of_pass(passes)),
                 _ => return bug("no tensor of a pass"),
             },
-            Binding::Weight | Binding::Buffer => match (self.weights.get(&key), self.called(&port.name)) {
-                (Some(&id), _) => (id, set),
-                (None, Some(t)) => (t.weight, Affine::constant(t.instance)),
-                (None, None) => return bug("no tensor"),
+            Binding::Weight | Binding::Buffer => match self.weights.get(&key) {
+                Some(&id) => (id, set),
+                None => match self.called(&port.name) {
+                    Some(t) => (t.weight, Affine::constant(t.instance)),
+                    None => return bug("no tensor"),
+                },
             },
-            Binding::Cotangent(Of::Weight) => {
-                let other = |t: &&Tensor| cotangent(&t.name) == port.name;
-                let other = self.tensors.iter().find(other).and_then(|t| Some((t.gradient?, t.instance)));
-                match (self.gradients.get(&key), other) {
-                    (Some(&id), _) => (id, passes(&port.name).map_or(set, of_pass)),
-                    (None, Some((id, instance))) => (id, Affine::constant(instance)),
-                    (None, None) => return bug("no gradient"),
+            Binding::Cotangent(Of::Weight) => match self.gradients.get(&key) {
+                Some(&id) => (id, passes(&port.name).map_or(set, of_pass)),
+                None => {
+                    let other = |t: &&Tensor| cotangent(&t.name) == port.name;
+                    let other = self.tensors.iter().find(other);
+                    match other.and_then(|t| Some((t.gradient?, t.instance))) {
+                        Some((id, instance)) => (id, Affine::constant(instance)),
+                        None => return bug("no gradient"),
+                    }
                 }
-            }
+            },
             Binding::State(Lifetime::Set) | Binding::Output(Output::Aux) if site.again => {
                 let named = (format!("again.{name}"), Space::Saved, ty.dtype);
                 let shape = if shape.is_empty() { vec![1] } else { shape };

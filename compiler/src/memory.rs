@@ -189,17 +189,18 @@ impl Assembly<'_> {
             let recipes = vec![self.rule(&w.name, w, &shape)];
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes });
         }
+        let mut sets_of = vec![vec![]; architecture.bodies.len()];
+        for (prefix, (b, set)) in architecture.prefixes() {
+            sets_of[b].push((prefix, set as usize));
+        }
         for (b, body) in architecture.bodies.iter().enumerate() {
             for w in &lowered.weights[b] {
                 let shape = size(w);
                 let (sets, passes) = (body.sets as usize, w.instances() as usize);
                 let mut recipes = vec![None; sets * passes];
-                for (prefix, (owner, set)) in architecture.prefixes() {
-                    if owner == b {
-                        let name = format!("{prefix}.{}", w.name);
-                        let own = self.rule(&name, w, &shape);
-                        recipes[set as usize * passes..][..passes].fill(own);
-                    }
+                for (prefix, set) in &sets_of[b] {
+                    let own = self.rule(&format!("{prefix}.{}", w.name), w, &shape);
+                    recipes[set * passes..][..passes].fill(own);
                 }
                 let (key, instances) = ((Some(b), w.name.clone()), recipes.len() as u64);
                 entries.push(Entry { key, shape, instances, recipes });

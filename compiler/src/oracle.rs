@@ -114,6 +114,8 @@ pub struct Forward {
     pub margin: f64,
     /// Whether equal scores were ordered by their places alone, as those of equal tokens are.
     pub tied: bool,
+    /// The largest magnitude of a number that a norm reads.
+    pub largest: f64,
     /// Multiply-adds of matrix products, counted one by one.
     pub multiply_adds: u64,
 }
@@ -263,6 +265,7 @@ impl Oracle {
             decisions: Decisions(watcher.made),
             margin: watcher.margin,
             tied: watcher.tied,
+            largest: watcher.largest,
             multiply_adds: watcher.multiply_adds,
         })
     }
@@ -795,6 +798,7 @@ struct Decider<'a> {
     made: Vec<Tensor>,
     margin: f64,
     tied: bool,
+    largest: f64,
     multiply_adds: u64,
 }
 
@@ -806,6 +810,7 @@ impl Default for Decider<'_> {
             made: vec![],
             margin: f64::INFINITY,
             tied: false,
+            largest: 0.0,
             multiply_adds: 0,
         }
     }
@@ -827,6 +832,10 @@ impl Decider<'_> {
     fn see(&mut self, node: &Node, operands: &[&Tensor], results: &mut [Tensor]) {
         for result in results.iter_mut().filter(|_| self.rounds) {
             round(result, matches!(node.op, Op::Attention(_)));
+        }
+        if matches!(node.op, Op::Rms(_)) {
+            let read = operands[0].floats().iter();
+            self.largest = read.fold(self.largest, |largest, x| largest.max(x.abs()));
         }
         let relu = matches!(node.op, Op::Unary(Unary::Relu));
         let ties = match node.op.signature().derivative {

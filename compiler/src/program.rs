@@ -10,12 +10,13 @@
 //! alone), and so on. Within a program launches take place in order, and each sees what the ones
 //! before it wrote.
 
-use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::DType;
+pub use crate::op::Kernel;
 pub use crate::op::attention::kernel::AttentionShape;
 pub use crate::op::collective::kernel::Parts;
 pub use crate::op::depth::kernel::DepthShape;
 pub use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage, Touches, Work};
+pub use crate::op::kernels as kernel;
 pub use crate::op::rows::kernel::{Broadcast, RowInput, RowKernel, RowOp, RowOutput, RowStore, SUM_BLOCK};
 pub use crate::op::sources::kernel::SourcesShape;
 use indexmap::IndexMap;
@@ -224,119 +225,4 @@ pub struct Matrix {
     pub row: u64,
     /// Elements from column to column.
     pub column: u64,
-}
-/// Declares [`Kernel`], the structs of its variants (in [`kernel`]), and `with_kernel!`, which does
-/// the same with each.
-macro_rules! kernels {
-    ($d:tt $($folder:ident { $($variant:ident),* $(,)? })*) => {
-        /// The numbers of every kernel, a struct for each.
-        pub mod kernel {
-            $(pub use crate::op::$folder::kernel::{$($variant),*};)*
-        }
-
-        /// The kernel of a launch: the one list of all kernels. Each is documented where its struct
-        /// stands, and its operands are its [`signature`](KernelKind::signature).
-        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-        pub enum Kernel {
-            /// A generated kernel over rows.
-            Rows(RowKernel),
-            $($(
-                #[doc = concat!("See [`kernel::", stringify!($variant), "`].")]
-                $variant(kernel::$variant),
-            )*)*
-        }
-
-        impl Kernel {
-            /// Names of the variants whose structs are in [`kernel`].
-            pub const VARIANTS: &[&str] = &[$($(stringify!($variant)),*),*];
-
-            fn kind(&self) -> &dyn KernelKind {
-                match self {
-                    Kernel::Rows(k) => k,
-                    $($(Kernel::$variant(k) => k,)*)*
-                }
-            }
-        }
-
-        $($(
-            impl From<kernel::$variant> for Kernel {
-                fn from(k: kernel::$variant) -> Kernel {
-                    Kernel::$variant(k)
-                }
-            }
-        )*)*
-
-        /// `with_kernel!(kernel, k => body)`: the same expression for the struct of whichever
-        /// kernel it is.
-        #[macro_export]
-        macro_rules! with_kernel {
-            ($d kernel:expr, $d k:ident => $d body:expr) => {
-                match $d kernel {
-                    $crate::program::Kernel::Rows($d k) => $d body,
-                    $($($crate::program::Kernel::$variant($d k) => $d body,)*)*
-                }
-            };
-        }
-    };
-}
-
-kernels! { $
-    contract { Product }
-    grouped { Grouped, GroupedOuter }
-    route { Route }
-    group { Group }
-    counts { AddCounts }
-    gather { Gather }
-    combine { Combine, CombineGrad, CombineGates }
-    tokens { TopTokens, TakeTokens, PutTokens }
-    places { Decide, Keep, KeepInts, Runs, Admit }
-    attention { Attention, AttentionGrad }
-    depth { DepthAttention, DepthAttentionGrad }
-    sources { ReadSources, ReadSourcesGrad }
-    cache { CacheWrite, Append, CacheTake }
-    embed { Embed, EmbedGrad }
-    loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
-    memory { Zero, Copy }
-    update { Norm, Balance }
-    collective { AllReduce, ReduceScatter, AllGather }
-}
-
-impl From<RowKernel> for Kernel {
-    fn from(k: RowKernel) -> Kernel {
-        Kernel::Rows(k)
-    }
-}
-
-impl KernelKind for Kernel {
-    fn signature(&self) -> Vec<Slot> {
-        self.kind().signature()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.kind().check()
-    }
-
-    fn summary(&self) -> String {
-        self.kind().summary()
-    }
-
-    fn work(&self) -> Work {
-        self.kind().work()
-    }
-
-    fn rows(&self) -> Option<u64> {
-        self.kind().rows()
-    }
-
-    fn in_place(&self) -> bool {
-        self.kind().in_place()
-    }
-
-    fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        self.kind().cuda(variant)
-    }
-
-    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        self.kind().naive(variant)
-    }
 }

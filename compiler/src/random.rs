@@ -307,7 +307,7 @@ impl Writer {
             ["kv_heads", "qk_norm", "latent", "value_residual", "depth_keys", "gate", "bias", "projection"];
         let rest = self.section(kind, &without);
         let rest = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or_default();
-        let latent = self.section(&keys::LATENT, &[]);
+        let latent = self.section(&dreamc_dsl::component::attention::LATENT, &[]);
         let written = ["sequence.latent", "sequence.qk_norm", "sequence.qk_norm none"];
         self.keys.extend(written.map(String::from));
         format!("{{sequence: {{qk_norm: none, latent: {latent}, {rest}}}}}")

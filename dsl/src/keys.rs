@@ -1,5 +1,8 @@
 //! The keys of the language: one table that the front ends, the checker, the formatter, "did you
-//! mean", the JSON Schema and the reference page all read. A key that is not here does not exist.
+//! mean", the JSON Schema and the reference page all read. Those of components stand in the files
+//! of [`component`](crate::component). A key that is not in a section does not exist.
+
+pub use crate::component::COMPONENTS;
 
 /// A group of keys.
 #[derive(Debug)]
@@ -220,7 +223,10 @@ impl Type {
             },
             Type::List(inner) => format!("list of: {}", inner.describe()),
             Type::Names(inner) => format!("names, each with a {}", inner.describe()),
-            Type::Component => "`sequence`, `depth`, `experts` or `mlp` with its keys".into(),
+            Type::Component => {
+                let kinds = crate::suggest::listing(COMPONENTS.iter().map(|kind| kind.name));
+                format!("{kinds} with its keys")
+            }
             Type::Layers => "layers".into(),
             Type::Composition => "a composition, such as `(da | sa) > ea`".into(),
             Type::Any => "value".into(),
@@ -228,16 +234,16 @@ impl Type {
     }
 }
 
-const fn key(name: &'static str, kind: Type, default: Fallback, doc: &'static str) -> Key {
+pub(crate) const fn key(name: &'static str, kind: Type, default: Fallback, doc: &'static str) -> Key {
     Key { name, kind, default, doc, of: None }
 }
 
-const SIZE: Type = Type::Int { min: 1 };
-const COUNT: Type = Type::Int { min: 0 };
-const POSITIVE: Type = Type::Real(Range::Positive);
+pub(crate) const SIZE: Type = Type::Int { min: 1 };
+pub(crate) const COUNT: Type = Type::Int { min: 0 };
+pub(crate) const POSITIVE: Type = Type::Real(Range::Positive);
 const WEIGHT: Type = Type::Real(Range::NonNegative);
-const FALSE: Fallback = Fallback::Value("false");
-const NONE: Fallback = Fallback::Value("none");
+pub(crate) const FALSE: Fallback = Fallback::Value("false");
+pub(crate) const NONE: Fallback = Fallback::Value("none");
 
 use Fallback::{Absent, Required, Rule, Value};
 
@@ -403,172 +409,6 @@ pub static NORM: Section = Section {
     ],
 };
 
-const QK_NORM: &[(&str, &str)] = &[
-    ("rms", "each head by itself"),
-    ("rms_all", "all heads as one vector (OLMoE)"),
-    ("none", "not normalised"),
-];
-const PRE_NORM: Key = key(
-    "pre_norm",
-    Type::Bool,
-    Value("true"),
-    "Whether the component reads the stream through a norm of its own (not in OLMo 2).",
-);
-const POST_NORM: Key =
-    key("post_norm", Type::Bool, FALSE, "Whether the branch output has a norm of its own (Gemma 2).");
-const SCALE: Key = key(
-    "scale",
-    Type::Optional(&Type::Real(Range::NonZero)),
-    Rule("`1/sqrt(head_size)`"),
-    "Factor on `q·k`.",
-);
-const SOFTCAP: Key =
-    key("softcap", Type::Optional(&POSITIVE), NONE, "*c* in `c·tanh(s/c)` on the scores, before the mask.");
-const QK: Key = key(
-    "qk_norm",
-    Type::Word(QK_NORM),
-    Value("rms"),
-    "Which vectors of queries and keys are RMS-normalised before the rotation.",
-);
-const HEADS: Key = key("heads", SIZE, Required, "Query heads.");
-const KV_HEADS: Key = key("kv_heads", SIZE, Rule("`heads`"), "Key and value heads; divides `heads`.");
-const HEAD_SIZE: Key =
-    key("head_size", SIZE, Rule("`hidden / heads`"), "Size of a head; even where there is a rotation.");
-const GATE: Key = key(
-    "gate",
-    Type::Optional(&Type::Word(&[
-        ("head", "a number for each head"),
-        ("element", "a number for each element of each head"),
-    ])),
-    NONE,
-    "Outputs of heads are multiplied by `sigmoid(W_g x̂)` before the output projection.",
-);
-const BIAS: Key = key(
-    "bias",
-    Type::Optional(&Type::Word(&[
-        ("qk", "of queries and keys (Huginn)"),
-        ("qkv", "of queries, keys and values"),
-        ("out", "of the output"),
-        ("all", "of queries, keys, values and the output"),
-    ])),
-    NONE,
-    "Which projections add a learned vector; one for all experts of *projection*.",
-);
-const PROJECTION_KEY: Key = key(
-    "projection",
-    Type::Optional(&PROJECTION_TYPE),
-    Rule("a mixture with the defaults of *projection*"),
-    "The mixture of linear experts that replaces each projection in recurrent layers; `none` reuses one projection at every depth. Layers outside `recur` do not use it.",
-);
-
-/// Attention over the tokens of the sequence.
-pub static SEQUENCE: Section = Section {
-    name: "sequence",
-    doc: "Causal attention over the tokens of the sequence.",
-    short: None,
-    keys: &[
-        HEADS,
-        KV_HEADS,
-        HEAD_SIZE,
-        key("rope", Type::Optional(&Type::Section(&ROPE)), Value("10000"), "Rotary positions of the tokens."),
-        QK,
-        key(
-            "window",
-            Type::Optional(&SIZE),
-            NONE,
-            "A query sees itself and the `window - 1` tokens before it.",
-        ),
-        SOFTCAP,
-        SCALE,
-        key(
-            "sink",
-            Type::Bool,
-            FALSE,
-            "Whether each head has a learned logit in the denominator of its softmax (gpt-oss).",
-        ),
-        key(
-            "kv_from",
-            Type::Optional(&Type::Text),
-            NONE,
-            "Name of the `sequence` whose keys and values it reads, those of its latest application; it makes and caches none of its own (YOCO, Gemma 3n).",
-        ),
-        key(
-            "latent",
-            Type::Optional(&LATENT_TYPE),
-            NONE,
-            "Queries, keys and values come of short vectors, and keys of all heads share the part that turns (multi-head latent attention, DeepSeek V2). Has no `kv_heads`, `qk_norm`, `gate`, `bias` or mixture of projections.",
-        ),
-        key(
-            "value_residual",
-            Type::Bool,
-            FALSE,
-            "Whether values are `λ v + (1 - λ) v_0`, `v_0` those of the component's first application and `λ` learned, 0.5 at the start.",
-        ),
-        key(
-            "depth_keys",
-            Type::Bool,
-            FALSE,
-            "Whether its softmax is also over the keys that the component's earlier applications made of the same token (Mixture-of-Depths Attention). They keep their rotation, and no window leaves them out.",
-        ),
-        GATE,
-        BIAS,
-        PRE_NORM,
-        POST_NORM,
-        PROJECTION_KEY,
-    ],
-};
-
-/// Attention over the earlier depths of the same token.
-pub static DEPTH: Section = Section {
-    name: "depth",
-    doc: "Attention over the earlier depths of the same token.",
-    short: None,
-    keys: &[
-        HEADS,
-        KV_HEADS,
-        HEAD_SIZE,
-        key(
-            "rope",
-            Type::Optional(&Type::Section(&ROPE)),
-            Value("500 half_reversed"),
-            "Rotary positions of the layer applications.",
-        ),
-        QK,
-        SOFTCAP,
-        SCALE,
-        GATE,
-        BIAS,
-        PRE_NORM,
-        POST_NORM,
-        PROJECTION_KEY,
-    ],
-};
-
-static LATENT_TYPE: Type = Type::Section(&LATENT);
-
-/// Multi-head latent attention.
-pub static LATENT: Section = Section {
-    name: "latent",
-    doc: "Multi-head latent attention: `latent { query 1536  kv 512  turned 64  value 128 }`. Caches hold keys and values of all heads.",
-    short: None,
-    keys: &[
-        key(
-            "query",
-            Type::Optional(&SIZE),
-            NONE,
-            "Size of the normalised vector that queries are made of; `none` makes them of the stream.",
-        ),
-        key("kv", SIZE, Required, "Size of the normalised vector that keys and values are made of."),
-        key(
-            "turned",
-            SIZE,
-            Required,
-            "Elements of a head that turn, its last ones; even, and fewer than `head_size`. Those of keys are made of the stream, once for all heads.",
-        ),
-        key("value", SIZE, Required, "Size of a head's value; at most `head_size`."),
-    ],
-};
-
 /// Rotary positions.
 pub static ROPE: Section = Section {
     name: "rope",
@@ -649,103 +489,11 @@ pub static SCALING: Section = Section {
     ],
 };
 
-const QUERY_SHORT: Key = key("query", SIZE, Rule("the router's"), "Short for `query` of the router.");
-static PROJECTION_TYPE: Type = Type::Section(&PROJECTION);
+pub(crate) const QUERY_SHORT: Key =
+    key("query", SIZE, Rule("the router's"), "Short for `query` of the router.");
 static BALANCE_TYPE: Type = Type::Section(&BALANCE);
-const BALANCE_SHORT: Key =
+pub(crate) const BALANCE_SHORT: Key =
     key("balance", Type::Optional(&BALANCE_TYPE), Rule("the router's"), "Short for `balance` of the router.");
-
-/// Projection experts.
-pub static PROJECTION: Section = Section {
-    name: "projection",
-    doc: "The mixture of linear experts that replaces the projections of a recurrent attention: top-1, one router for both projections.",
-    short: None,
-    keys: &[
-        key("count", Type::Optional(&SIZE), Rule("how often the layer is applied"), "Routed experts."),
-        key(
-            "shared",
-            Type::Bool,
-            Value("true"),
-            "Whether there is a shared, always active expert beside them.",
-        ),
-        QUERY_SHORT,
-        BALANCE_SHORT,
-        key(
-            "router",
-            Type::Section(&ROUTER),
-            Rule("the preset `dreamer`, with `normalise` false and `balance` 1e-2"),
-            "How an expert is chosen.",
-        ),
-    ],
-};
-
-const ACTIVATION: &[(&str, &str)] = &[
-    ("swiglu", "`silu(gate x) ⊙ up x`"),
-    ("geglu", "`gelu_tanh(gate x) ⊙ up x`"),
-    (
-        "swiglu_clamped",
-        "`min(g, 7) · sigmoid(1.702 · min(g, 7)) ⊙ (clamp(u, -7, 7) + 1)`, `g = gate x`, `u = up x` (gpt-oss)",
-    ),
-    ("relu", "`relu(up x)`"),
-    ("gelu", "`gelu_tanh(up x)`"),
-    ("relu2", "`relu(up x)²`"),
-];
-const ACTIVATION_KEY: Key = key("activation", Type::Word(ACTIVATION), Value("swiglu"), "Non-linearity.");
-
-/// A routed mixture of networks.
-pub static EXPERTS: Section = Section {
-    name: "experts",
-    doc: "A routed mixture of networks.",
-    short: None,
-    keys: &[
-        key("count", SIZE, Required, "Number of experts *E*."),
-        key("active", SIZE, Required, "Experts each token uses; at most `count + noop`."),
-        key("intermediate", SIZE, Required, "Intermediate size of each."),
-        ACTIVATION_KEY,
-        key(
-            "noop",
-            COUNT,
-            Value("0"),
-            "Further experts that return nothing (integrated MoDE), routed like the others and numbered after them.",
-        ),
-        key(
-            "shared",
-            COUNT,
-            Value("0"),
-            "Experts that every token uses, beside the routed ones (DeepSeek): one network of so many times `intermediate`.",
-        ),
-        key(
-            "shared_gate",
-            Type::Bool,
-            FALSE,
-            "Whether what shared experts give is multiplied by `sigmoid(w·x̂)` (Qwen).",
-        ),
-        key(
-            "biased",
-            Type::Bool,
-            FALSE,
-            "Whether the logits of the router and the matrices of each routed expert add learned vectors (gpt-oss).",
-        ),
-        QUERY_SHORT,
-        BALANCE_SHORT,
-        key(
-            "router",
-            Type::Section(&ROUTER),
-            Rule("the preset `dreamer`"),
-            "How experts are scored, chosen, gated and balanced.",
-        ),
-        PRE_NORM,
-        POST_NORM,
-    ],
-};
-
-/// One dense network.
-pub static MLP: Section = Section {
-    name: "mlp",
-    doc: "One dense network.",
-    short: None,
-    keys: &[key("intermediate", SIZE, Required, "Intermediate size."), ACTIVATION_KEY, PRE_NORM, POST_NORM],
-};
 
 const PRESETS: &[(&str, &str)] = &[
     (
@@ -1695,43 +1443,5 @@ pub static EQUAL: Section = Section {
     ],
 };
 
-/// The kinds of components.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Attention over the sequence.
-    Sequence,
-    /// Attention over depth.
-    Depth,
-    /// A mixture of networks.
-    Experts,
-    /// A network.
-    Mlp,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Sequence, Kind::Depth, Kind::Experts, Kind::Mlp];
-
-    /// The keys of its components.
-    pub const fn section(self) -> &'static Section {
-        match self {
-            Kind::Sequence => &SEQUENCE,
-            Kind::Depth => &DEPTH,
-            Kind::Experts => &EXPERTS,
-            Kind::Mlp => &MLP,
-        }
-    }
-}
-
-/// The sections of all kinds of components.
-pub static COMPONENTS: [&Section; Kind::ALL.len()] = {
-    let mut all = [&MLP; Kind::ALL.len()];
-    let mut i = 0;
-    while i < all.len() {
-        all[i] = Kind::ALL[i].section();
-        i += 1;
-    }
-    all
-};
 /// The kinds of items of a body.
 pub static ITEMS: [&Section; 3] = [&LAYER, &REPEAT, &RECUR];

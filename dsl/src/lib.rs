@@ -15,6 +15,7 @@
 //! - [`keys`]: the table of all keys with types, defaults and meanings. The readers, the checker,
 //!   [`schema`] and the reference page ([`reference()`]) are driven by it: a new key is a line
 //!   there and a line where it is read.
+//! - [`component`]: the kinds of components, a file each with its keys, its checks and its facts.
 //! - `check`: the meaning. [`spec`] and [`suite`] are its results and the only types that later
 //!   stages see.
 //! - [`diagnostic`], [`source`]: what is said, and about which token. Later stages speak through
@@ -39,6 +40,7 @@ pub mod ast;
 mod base;
 mod check;
 mod comments;
+pub mod component;
 pub mod diagnostic;
 mod dream;
 mod format;

@@ -29,18 +29,18 @@ pub(crate) fn tree(spec: &Spec) -> Map {
 }
 
 /// A map being filled.
-struct Fields(Map);
+pub(crate) struct Fields(pub(crate) Map);
 
 impl Fields {
-    fn broken() -> Fields {
+    pub(crate) fn broken() -> Fields {
         Fields(Map { broken: true, ..Map::default() })
     }
 
-    fn inline() -> Fields {
+    pub(crate) fn inline() -> Fields {
         Fields(Map::default())
     }
 
-    fn put(&mut self, key: &str, value: ValueKind) {
+    pub(crate) fn put(&mut self, key: &str, value: ValueKind) {
         let key = Key { text: key.to_string(), span: Span::default() };
         self.0.items.push(Noted::new(Pair { key, value: Value::new(value, Span::default()) }));
     }
@@ -53,28 +53,28 @@ impl Fields {
         }
     }
 
-    fn map(self) -> ValueKind {
+    pub(crate) fn map(self) -> ValueKind {
         ValueKind::Map(self.0)
     }
 }
 
-fn word(text: &str) -> ValueKind {
+pub(crate) fn word(text: &str) -> ValueKind {
     crate::grammar::text_kind(text.to_string())
 }
 
 /// The name that serde gives a unit variant: the same words as the language's.
-fn name(value: impl serde::Serialize) -> ValueKind {
+pub(crate) fn name(value: impl serde::Serialize) -> ValueKind {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(text)) => word(&text),
         _ => ValueKind::Invalid,
     }
 }
 
-fn int(value: u64) -> ValueKind {
+pub(crate) fn int(value: u64) -> ValueKind {
     ValueKind::Number(literal(value.to_string()))
 }
 
-fn real(value: f64) -> ValueKind {
+pub(crate) fn real(value: f64) -> ValueKind {
     let size = value.abs();
     let plain = size == 0.0 || (1e-3..1e15).contains(&size);
     let digits = literal(if plain { format!("{size}") } else { format!("{size:e}") });
@@ -88,7 +88,7 @@ fn literal(text: String) -> Arith {
     Arith { kind: ArithKind::Literal(text), span: Span::default() }
 }
 
-fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> ValueKind) -> ValueKind {
+pub(crate) fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> ValueKind) -> ValueKind {
     value.map_or_else(|| word("none"), show)
 }
 
@@ -126,7 +126,7 @@ fn model(model: &Model) -> ValueKind {
     model.body.iter().for_each(|item| note_recurrent(item, false, &mut recurrent));
     let mut components = Fields::broken();
     for (name, value) in &model.components {
-        components.put(name, component(value, recurrent.contains(name.as_str())));
+        components.put(name, value.show(recurrent.contains(name.as_str())));
     }
     fields.put("components", components.map());
     fields.put("body", broken_list(model.body.iter().map(item)));
@@ -172,82 +172,7 @@ fn note_recurrent<'a>(item: &'a spec::Item, inside: bool, names: &mut HashSet<&'
     }
 }
 
-fn component(component: &Component, recurrent: bool) -> ValueKind {
-    let mut keys = Fields::broken();
-    let kind = match component {
-        Component::Sequence(attention) => {
-            attention_keys(&mut keys, attention, true, recurrent);
-            "sequence"
-        }
-        Component::Depth(attention) => {
-            attention_keys(&mut keys, attention, false, recurrent);
-            "depth"
-        }
-        Component::Experts(experts) => {
-            keys.put("count", int(experts.count));
-            keys.put("active", int(experts.active));
-            keys.put("intermediate", int(experts.intermediate));
-            keys.put("activation", name(experts.activation));
-            keys.put("noop", int(experts.noop));
-            keys.put("shared", int(experts.shared));
-            keys.put("shared_gate", ValueKind::Bool(experts.shared_gate));
-            keys.put("biased", ValueKind::Bool(experts.biased));
-            keys.put("router", router(&experts.router));
-            keys.put("pre_norm", ValueKind::Bool(experts.pre_norm));
-            keys.put("post_norm", ValueKind::Bool(experts.post_norm));
-            "experts"
-        }
-        Component::Mlp(mlp) => {
-            keys.put("intermediate", int(mlp.intermediate));
-            keys.put("activation", name(mlp.activation));
-            keys.put("pre_norm", ValueKind::Bool(mlp.pre_norm));
-            keys.put("post_norm", ValueKind::Bool(mlp.post_norm));
-            "mlp"
-        }
-    };
-    let mut wrapper = Fields::broken();
-    wrapper.put(kind, keys.map());
-    wrapper.map()
-}
-
-fn attention_keys(keys: &mut Fields, attention: &Attention, sequence: bool, recurrent: bool) {
-    keys.put("heads", int(attention.heads));
-    keys.put("kv_heads", int(attention.kv_heads));
-    keys.put("head_size", int(attention.head_size));
-    keys.put("rope", or_none(attention.rope, rope));
-    keys.put("qk_norm", name(attention.qk_norm));
-    if sequence {
-        keys.put("window", or_none(attention.window, int));
-    }
-    keys.put("softcap", or_none(attention.softcap, real));
-    keys.put("scale", or_none(attention.scale, real));
-    if sequence {
-        keys.put("sink", ValueKind::Bool(attention.sink));
-        keys.put("kv_from", or_none(attention.kv_from.as_deref(), word));
-        keys.put("latent", or_none(attention.latent, latent));
-        keys.put("value_residual", ValueKind::Bool(attention.value_residual));
-        keys.put("depth_keys", ValueKind::Bool(attention.depth_keys));
-    }
-    keys.put("gate", or_none(attention.gate, name));
-    keys.put("bias", or_none(attention.bias, name));
-    keys.put("pre_norm", ValueKind::Bool(attention.pre_norm));
-    keys.put("post_norm", ValueKind::Bool(attention.post_norm));
-    // Outside `recur` nothing reads it; written out, it would be warned about.
-    if recurrent || attention.projection != Some(Projection::default()) {
-        keys.put("projection", or_none(attention.projection.as_ref(), projection));
-    }
-}
-
-fn latent(latent: Latent) -> ValueKind {
-    let mut fields = Fields::inline();
-    fields.put("query", or_none(latent.query, int));
-    fields.put("kv", int(latent.kv));
-    fields.put("turned", int(latent.turned));
-    fields.put("value", int(latent.value));
-    fields.map()
-}
-
-fn rope(rope: Rope) -> ValueKind {
+pub(crate) fn rope(rope: Rope) -> ValueKind {
     let mut fields = Fields::inline();
     fields.put("base", real(rope.base));
     fields.put("half_reversed", ValueKind::Bool(rope.half_reversed));
@@ -282,15 +207,7 @@ fn rope(rope: Rope) -> ValueKind {
     fields.map()
 }
 
-fn projection(projection: &Projection) -> ValueKind {
-    let mut fields = Fields::broken();
-    fields.put("count", or_none(projection.count, int));
-    fields.put("shared", ValueKind::Bool(projection.shared));
-    fields.put("router", router(&projection.router));
-    fields.map()
-}
-
-fn router(router: &Router) -> ValueKind {
+pub(crate) fn router(router: &Router) -> ValueKind {
     let mut fields = Fields::broken();
     match &router.form {
         RouterForm::Linear => fields.put("form", word("linear")),

@@ -8,6 +8,11 @@
 use indexmap::IndexMap;
 use serde::Serialize;
 
+pub use crate::component::{
+    Activation, Attention, Bias, Component, Described, Experts, HeadGate, Kind, Known, Latent, Mixes, Mlp,
+    Projection, QkNorm, Small,
+};
+
 /// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever
 /// they came from.
 #[derive(Clone, Debug, Serialize)]
@@ -191,147 +196,6 @@ impl Default for Norm {
     }
 }
 
-/// One named component of a layer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Component {
-    /// Attention over the tokens of the sequence (SEMANTICS section 2).
-    Sequence(Attention),
-    /// Attention over the earlier depths of the same token (section 3).
-    Depth(Attention),
-    /// A routed mixture of networks (section 4).
-    Experts(Experts),
-    /// One dense network.
-    Mlp(Mlp),
-}
-
-impl Component {
-    /// Whether it reads the stream through a norm of its own, and whether its output has one.
-    pub fn norms(&self) -> (bool, bool) {
-        match self {
-            Component::Sequence(a) | Component::Depth(a) => (a.pre_norm, a.post_norm),
-            Component::Experts(e) => (e.pre_norm, e.post_norm),
-            Component::Mlp(m) => (m.pre_norm, m.post_norm),
-        }
-    }
-
-    /// The attention that it is, over the sequence or over depth.
-    pub fn attention(&self) -> Option<&Attention> {
-        match self {
-            Component::Sequence(a) | Component::Depth(a) => Some(a),
-            Component::Experts(_) | Component::Mlp(_) => None,
-        }
-    }
-
-    /// Its router: of experts, or of an attention's projections.
-    pub fn router(&self) -> Option<&Router> {
-        match self {
-            Component::Sequence(a) | Component::Depth(a) => a.projection.as_ref().map(|p| &p.router),
-            Component::Experts(e) => Some(&e.router),
-            Component::Mlp(_) => None,
-        }
-    }
-}
-
-/// Sequence or depth attention.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: u64,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: u64,
-    /// Head size `d`; even where there is RoPE.
-    pub head_size: u64,
-    /// Rotary positions (tokens for sequence attention, applications for depth attention).
-    pub rope: Option<Rope>,
-    /// Normalisation of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Query `i` sees keys `j` with `0 <= i - j < window`.
-    pub window: Option<u64>,
-    /// `c·tanh(s/c)` on the scores, before the mask.
-    pub softcap: Option<f64>,
-    /// Factor on `q·k`; `1/sqrt(head_size)` where absent.
-    pub scale: Option<f64>,
-    /// Whether each head has a learned logit in the denominator of its softmax; sequence attention
-    /// only.
-    pub sink: bool,
-    /// The component whose latest keys and values it reads, having none of its own; sequence
-    /// attention only.
-    pub kv_from: Option<String>,
-    /// How queries, keys and values come of short vectors; sequence attention only.
-    pub latent: Option<Latent>,
-    /// Whether values are mixed with those of the component's first application; sequence attention
-    /// only.
-    pub value_residual: bool,
-    /// Whether keys of the component's earlier applications for the same token are in the softmax.
-    pub depth_keys: bool,
-    /// Factor `sigmoid(W_g x)` on what heads give, before the output projection.
-    pub gate: Option<HeadGate>,
-    /// Projections that add a learned vector.
-    pub bias: Option<Bias>,
-    /// Whether it reads the stream through a norm of its own.
-    pub pre_norm: bool,
-    /// Whether the branch output has a norm of its own (Gemma 2).
-    pub post_norm: bool,
-    /// The mixture of projections in recurrent layers (section 5); `None` reuses one projection at
-    /// every depth.
-    pub projection: Option<Projection>,
-}
-
-/// Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Latent {
-    /// Size of the vector that queries are made of; the stream where absent.
-    pub query: Option<u64>,
-    /// Size of the vector that keys and values are made of.
-    pub kv: u64,
-    /// Elements of a head that turn, its last ones, which keys of all heads share.
-    pub turned: u64,
-    /// Size of a head's value, at most that of a head.
-    pub value: u64,
-}
-
-/// Elements of heads that have a gate each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HeadGate {
-    /// All of a head have one.
-    Head,
-    /// Each has its own.
-    Element,
-}
-
-/// Projections of an attention that add a learned vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bias {
-    /// Queries and keys.
-    Qk,
-    /// Queries, keys and values.
-    Qkv,
-    /// The output.
-    Out,
-    /// All four.
-    All,
-}
-
-impl Bias {
-    /// Whether queries, keys and values have it.
-    pub fn of_qkv(self) -> bool {
-        matches!(self, Bias::Qkv | Bias::All)
-    }
-
-    /// Whether queries and keys have it, and values have none.
-    pub fn of_qk(self) -> bool {
-        self == Bias::Qk
-    }
-
-    /// Whether the output has it.
-    pub fn of_out(self) -> bool {
-        matches!(self, Bias::Out | Bias::All)
-    }
-}
-
 /// Rotary position embedding: pairs `(i, i + d/2)`, `θ_i = base^(-2i/d)`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rope {
@@ -352,6 +216,12 @@ impl Rope {
         // As `int(head_dim * partial_rotary_factor)` in transformers, but for a product that
         // rounding puts just below a whole number.
         ((self.share * size as f64 + 1e-9).floor() as u64).min(size)
+    }
+
+    /// Whether a vector of `size` has pairs to turn, and no element of a pair alone.
+    pub fn turns_pairs(&self, size: u64) -> bool {
+        let turning = self.turning(size);
+        turning > 0 && turning.is_multiple_of(2)
     }
 }
 
@@ -408,99 +278,6 @@ impl RopeScaling {
             *attention = 1.0;
         }
         self
-    }
-}
-
-/// Which vectors are RMS-normalised before the rotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum QkNorm {
-    /// None.
-    None,
-    /// Each head by itself, gain `[d]`.
-    Rms,
-    /// All heads as one vector (OLMoE), gain `[heads · d]`.
-    RmsAll,
-}
-
-/// The mixture of linear experts that replaces each projection of a recurrent attention.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Projection {
-    /// Routed experts; how often the layer is applied where absent.
-    pub count: Option<u64>,
-    /// Whether there is a shared, always active expert beside them.
-    pub shared: bool,
-    /// The router: top-1, no gate normalisation.
-    pub router: Router,
-}
-
-/// A routed mixture of networks.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Experts {
-    /// Number of experts `E`.
-    pub count: u64,
-    /// Experts each token uses, `k <= E`.
-    pub active: u64,
-    /// Intermediate size `I` of each.
-    pub intermediate: u64,
-    /// Non-linearity.
-    pub activation: Activation,
-    /// Further experts that return nothing (integrated MoDE); routed like the others, numbered
-    /// after them.
-    pub noop: u64,
-    /// Experts that every token uses, beside the routed ones: one network of so many times `I`.
-    pub shared: u64,
-    /// Whether what those give is multiplied by `sigmoid(w·x)`.
-    pub shared_gate: bool,
-    /// Whether the router's logits and the routed experts' matrices add learned vectors.
-    pub biased: bool,
-    /// How experts are scored, chosen and balanced.
-    pub router: Router,
-    /// Whether it reads the stream through a norm of its own.
-    pub pre_norm: bool,
-    /// Whether the branch output has a norm of its own.
-    pub post_norm: bool,
-}
-
-/// One dense network.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Mlp {
-    /// Intermediate size `I`.
-    pub intermediate: u64,
-    /// Non-linearity.
-    pub activation: Activation,
-    /// Whether it reads the stream through a norm of its own.
-    pub pre_norm: bool,
-    /// Whether the branch output has a norm of its own.
-    pub post_norm: bool,
-}
-
-/// Non-linearity of a network. The gated ones have a `gate` matrix, the others only `up` and
-/// `down`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `silu(gate x) ⊙ up x`
-    Swiglu,
-    /// `gelu_tanh(gate x) ⊙ up x`
-    Geglu,
-    /// `g · sigmoid(1.702 g) ⊙ (u + 1)`, `g` at most 7 and `u` between -7 and 7.
-    SwigluClamped,
-    /// `relu(up x)`
-    Relu,
-    /// `gelu_tanh(up x)`
-    Gelu,
-    /// `relu(up x)²`
-    Relu2,
-}
-
-impl Activation {
-    /// Whether there is a `gate` matrix.
-    pub fn gated(self) -> bool {
-        match self {
-            Activation::Swiglu | Activation::Geglu | Activation::SwigluClamped => true,
-            Activation::Relu | Activation::Gelu | Activation::Relu2 => false,
-        }
     }
 }
 

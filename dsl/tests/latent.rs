@@ -31,6 +31,10 @@ fn what_latent_attention_has_not_is_refused() {
             format!("{plain}, latent: {{kv: 7, turned: 2, value: 8}}"),
             "values of 8 are longer than heads of 6",
         ),
+        (
+            format!("{plain}, rope: {{base: 100, share: 0.75}}, latent: {{kv: 7, turned: 4, value: 4}}"),
+            "a share of 0.75 turns 3 of 4 elements",
+        ),
     ] {
         let found = said(&keys);
         assert!(found.contains(message), "{keys}:\n{found}");

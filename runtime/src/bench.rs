@@ -3,10 +3,10 @@
 //! *In*: a specification, a device, and how much to measure. *Out*: [`Training`], [`Decoding`],
 //! [`ceiling`], [`copying`]. Weights are initial ones and tokens random: speed depends on neither,
 //! but for experts, which random tokens spread evenly. Memory is written before it is read: what
-//! nobody has written may be one page of zeros, which every cache holds. Medians are of whole steps; the times of
-//! launches are the least of several runs, because other people's work comes and goes, and by the
-//! device's own clock where it has one: work is counted in a run of its own, so that no launch
-//! waits for the host.
+//! nobody has written may be one page of zeros, which every cache holds. Medians are of whole
+//! steps; the times of launches are the least of several runs, because other people's work comes
+//! and goes, and by the device's own clock where it has one: work is counted in a run of its own,
+//! so that no launch waits for the host.
 
 use crate::data::Batch;
 use crate::device::{Choice, Device, DeviceError, Group, Instrument, Session};

@@ -1,6 +1,6 @@
 //! `dreamc verify`: proofs about a specification.
 
-use crate::device::{DeviceArguments, Kind};
+use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
@@ -9,7 +9,6 @@ use crate::{say, show};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_runtime::device::Device;
-use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
 use dreamc_runtime::train::event::{Event, Watcher};
 use dreamc_runtime::verify::{self, Compiler, Task, shrink};
 use indexmap::IndexMap;
@@ -80,7 +79,7 @@ pub fn run(a: Arguments) -> Done {
         }
         _ => None,
     };
-    let devices = devices(&a)?;
+    let devices = a.device.compared(a.seed)?;
     let devices: Vec<(String, &dyn Device)> =
         devices.iter().map(|(name, device)| (name.clone(), device.as_ref())).collect();
     let task = Task {
@@ -105,27 +104,4 @@ pub fn run(a: Arguments) -> Done {
         say!("{report}")?;
     }
     if report.holds() { Ok(()) } else { Err(Failure::Said) }
-}
-
-/// A device and what it is called.
-type Named = (String, Box<dyn Device>);
-
-/// The devices to compare with the CPU: none where it is the CPU that is asked for; the interpreter
-/// of kernels under two schedules.
-fn devices(a: &Arguments) -> Result<Vec<Named>, Failure> {
-    let scheduled = |name: &str, schedule| -> Result<Named, Failure> {
-        let device = PtxDevice::new(Options { schedule, ..Options::default() })?;
-        Ok((format!("{} {name}", device.name()), Box::new(device)))
-    };
-    match a.device.device {
-        Kind::Cpu => Ok(vec![]),
-        Kind::Cuda(_) => {
-            let device = a.device.open()?;
-            Ok(vec![(device.name(), device)])
-        }
-        Kind::Ptx => {
-            let random = scheduled("in random order", Schedule::Random(a.seed))?;
-            Ok(vec![scheduled("in order", Schedule::Forward)?, random])
-        }
-    }
 }

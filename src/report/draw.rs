@@ -9,7 +9,7 @@
 use super::page::Figure;
 use super::plot::{escape, open, text_width};
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, LaneKind, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream,
+    Component, Exit, Expr, Item, LaneKind, Mixes, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream,
 };
 use std::fmt::Write;
 
@@ -223,15 +223,13 @@ fn expression(model: &Model, expr: &Expr) -> Piece {
 
 /// A line about a component, and the number of its kind's colour.
 fn about(component: &Component) -> (String, usize) {
-    match component {
-        Component::Sequence(a) => match a.window {
-            Some(window) => (format!("window of {window}"), 0),
-            None => ("over the sequence".into(), 0),
-        },
-        Component::Depth(_) => ("over depth".into(), 1),
-        Component::Experts(e) => (format!("{} of {} experts", e.active, e.count), 2),
-        Component::Mlp(m) => (format!("{} wide", m.intermediate), 3),
-    }
+    let (words, colour) = match (component.kind().mixes(), component.router()) {
+        (Mixes::Tokens, _) => ("over the sequence", 0),
+        (Mixes::Depths, _) => ("over depth", 1),
+        (Mixes::Features, Some(_)) => ("a mixture", 2),
+        (Mixes::Features, None) => ("a network", 3),
+    };
+    (component.about().unwrap_or_else(|| words.into()), colour)
 }
 
 fn skipping(skip: &Skip) -> String {

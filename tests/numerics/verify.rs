@@ -168,6 +168,16 @@ fn kernels_of_small_models_agree_with_the_cpu_under_two_schedules() {
     }
 }
 
+/// Weights for which the stream has no square in f32 are drawn again.
+#[test]
+fn squares_are_numbers() {
+    let spec = load("tests/regressions/squares-beyond-f32.yaml");
+    for seed in [23, 20166] {
+        let report = prove(&spec, seed, &["devices"], &[]);
+        assert!(report.holds() && report.proofs[0].checks > 50, "{report}");
+    }
+}
+
 /// All tokens tie where a norm is of one number and a router reads the norm: no weights change
 /// that.
 #[test]

@@ -28,6 +28,7 @@ use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashSet;
+use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -2023,7 +2024,8 @@ fn main() -> ExitCode {
         Trial::test("without a fault: golden files", files),
     ];
     let faults = faults();
-    assert!(faults.len() >= 55, "{} faults", faults.len());
+    let number = faults.len();
+    trials.push(Trial::test("the page of faults has their number", move || page(number)));
     trials.extend(faults.into_iter().map(|fault| {
         let (name, caught) = (fault.name, fault.caught);
         let check = move || {
@@ -2036,6 +2038,26 @@ fn main() -> ExitCode {
         Trial::test(name, check).with_kind(caught)
     }));
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Whether `docs/dev/verify.md` has the number of faults; with `BLESS=1` it is written there.
+fn page(number: usize) -> Result<(), Failed> {
+    const BEFORE: &str = "| seeded faults | ";
+    const BEHIND: &str = " noticed by a proof";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/dev/verify.md");
+    let old = fs::read_to_string(path)?;
+    let found = old.split_once(BEFORE).and_then(|(a, rest)| Some((a, rest.split_once(BEHIND)?.1)));
+    let (before, behind) = found.ok_or("docs/dev/verify.md has no row of seeded faults")?;
+    let new = format!("{before}{BEFORE}{number} of {number}{BEHIND}{behind}");
+    if std::env::var_os("BLESS").is_some_and(|v| v == "1") {
+        fs::write(path, &new)?;
+    } else if old != new {
+        return Err(format!(
+            "docs/dev/verify.md has another number of faults than {number}; BLESS=1 writes it"
+        )
+        .into());
+    }
+    Ok(())
 }
 
 /// How the proof that must fail says so; an error where it does not, or names another place.

@@ -2,8 +2,22 @@
 
 use super::*;
 
+impl Lowering for spec::Attention {
+    fn fits(&self, _: u64) -> Result<(), CompileError> {
+        fits("an attention", &[self.heads.max(self.kv_heads), self.head_size])?;
+        if self.latent.is_some_and(|l| l.turned >= self.head_size || l.value > self.head_size) {
+            return Err(CompileError::Unsupported("latent heads that are shorter than their parts"));
+        }
+        Ok(())
+    }
+
+    fn lower(&self, l: &mut Lower, c: Owner, kind: Kind, n: Value) -> Result<Value, CompileError> {
+        l.attention(c, self, n, kind == Kind::Depth)
+    }
+}
+
 impl Lower<'_> {
-    pub(super) fn attention(
+    fn attention(
         &mut self,
         c: Owner,
         a: &spec::Attention,
@@ -284,7 +298,7 @@ impl Lower<'_> {
     /// Whether other components read the keys and values of this one.
     fn is_read(&self, c: Owner) -> bool {
         let name = self.architecture.label(c);
-        let attentions = self.architecture.model.components.values().filter_map(Component::attention);
+        let attentions = self.architecture.model.components.values().filter_map(spec::Component::attention);
         attentions.into_iter().any(|a| a.kv_from.as_ref() == Some(&name))
     }
 

@@ -2,6 +2,30 @@
 
 use super::*;
 
+impl Lowering for spec::Experts {
+    fn fits(&self, tokens: u64) -> Result<(), CompileError> {
+        fits("the choice of experts", &[tokens, self.active])?;
+        fits("shared experts", &[self.intermediate, self.shared.max(1)])?;
+        let all = self.count.checked_add(self.noop).and_then(|n| n.checked_add(1));
+        all.map(drop).ok_or(CompileError::Overflow("a mixture"))
+    }
+
+    fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
+        Ok(l.experts(c, self, n))
+    }
+}
+
+impl Lowering for spec::Mlp {
+    fn fits(&self, _: u64) -> Result<(), CompileError> {
+        Ok(())
+    }
+
+    fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
+        let i = l.dim_of(c, "intermediate", self.intermediate);
+        Ok(l.network(c, [Part::Gate, Part::Up, Part::Down], i, self.activation, n))
+    }
+}
+
 impl Lower<'_> {
     /// Logits, choice, groups, gates and counts of a router on the normalised input `n`. `experts`
     /// are candidates, of which the first `real` have matrices.
@@ -248,7 +272,7 @@ impl Lower<'_> {
         }
     }
 
-    pub(super) fn experts(&mut self, c: Owner, e: &spec::Experts, n: Value) -> Value {
+    fn experts(&mut self, c: Owner, e: &spec::Experts, n: Value) -> Value {
         let r = self.route(c, &e.router, n, e.count + e.noop, e.count, e.active, false, e.biased);
         let (i, h) = (self.dim_of(c, "intermediate", e.intermediate), self.hidden());
         let many = self.dim_of(c, "experts", e.count);
@@ -294,11 +318,6 @@ impl Lower<'_> {
         let ones = self.ones(&[dims[0], one]);
         let each = self.b.op(Grouped { over: one }, &[ones, column, offsets]);
         self.b.add(y, each)
-    }
-
-    pub(super) fn mlp(&mut self, c: Owner, m: &spec::Mlp, n: Value) -> Value {
-        let i = self.dim_of(c, "intermediate", m.intermediate);
-        self.network(c, [Part::Gate, Part::Up, Part::Down], i, m.activation, n)
     }
 
     /// `down(activation(gate n) ⊙ up n)` of every token.

@@ -38,9 +38,10 @@ use crate::op::{
 };
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
-    self, Activation, Beginning, CausalRule, Component, EmbedScale, Exit, Expr, Mixing, QkNorm, Router,
+    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Kind, Mixes, Mixing, QkNorm, Router,
     RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
 };
+use dreamc_dsl::with_component;
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
 
@@ -278,7 +279,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         let (function, read, known) = lower.finish()?;
         functions.push(function);
         // An exit reads weights of the head's, and of the norm before it.
-        let (own, others) = read.into_iter().partition(|w: &Weight| match body.work {
+        let (own, others): (Vec<Weight>, Vec<Weight>) = read.into_iter().partition(|w| match body.work {
             Work::Exit(_) => w.owner == Owner::Exit,
             Work::Layer(_)
             | Work::Statement(_)
@@ -287,8 +288,15 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             | Work::Remember(_)
             | Work::History(_) => true,
         });
-        let leads = architecture.leader(weights.len()) == weights.len();
-        weights.push(if leads { own } else { vec![] });
+        // Bodies of one set of weights share the first one's list; a later pass may read more, as
+        // the predictor of a part that no token skips in the first.
+        weights.push(vec![]);
+        let set: &mut Vec<Weight> = &mut weights[architecture.leader(foreign.len())];
+        for weight in own {
+            if set.iter().all(|w| w.name != weight.name) {
+                set.push(weight);
+            }
+        }
         foreign.push(others);
         facts.extend(known);
     }
@@ -304,31 +312,26 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
 
 /// Whether the sizes that lowering multiplies or adds fit into 64 bits.
 fn check_sizes(architecture: &Architecture, shape: Shape) -> Result<(), CompileError> {
-    let fits = |what, factors: &[u64]| {
-        let product = factors.iter().try_fold(1u64, |n, &f| n.checked_mul(f));
-        product.filter(|n| n.checked_mul(4).is_some()).ok_or(CompileError::Overflow(what))
-    };
     let tokens = fits("a batch", &[shape.batch, shape.sequence])?;
     for component in architecture.model.components.values() {
-        match component {
-            Component::Sequence(a) | Component::Depth(a) => {
-                fits("an attention", &[a.heads.max(a.kv_heads), a.head_size])?;
-                if a.latent.is_some_and(|l| l.turned >= a.head_size || l.value > a.head_size) {
-                    return Err(CompileError::Unsupported("latent heads that are shorter than their parts"));
-                }
-            }
-            Component::Experts(e) => {
-                fits("the choice of experts", &[tokens, e.active])?;
-                fits("shared experts", &[e.intermediate, e.shared.max(1)])?;
-                e.count
-                    .checked_add(e.noop)
-                    .and_then(|n| n.checked_add(1))
-                    .ok_or(CompileError::Overflow("a mixture"))?;
-            }
-            Component::Mlp(_) => {}
-        }
+        with_component!(component, c => c.fits(tokens))?;
     }
     Ok(())
+}
+
+/// A product of sizes, where its bytes fit into 64 bits.
+fn fits(of: &'static str, factors: &[u64]) -> Result<u64, CompileError> {
+    let product = factors.iter().try_fold(1u64, |n, &f| n.checked_mul(f));
+    product.filter(|n| n.checked_mul(4).is_some()).ok_or(CompileError::Overflow(of))
+}
+
+/// A kind of component as a function.
+trait Lowering {
+    /// Whether the sizes that lowering multiplies or adds fit into 64 bits.
+    fn fits(&self, tokens: u64) -> Result<(), CompileError>;
+
+    /// Its output for what it reads.
+    fn lower(&self, l: &mut Lower, c: Owner, kind: Kind, n: Value) -> Result<Value, CompileError>;
 }
 
 pub(crate) struct Lower<'a> {
@@ -649,12 +652,7 @@ impl<'a> Lower<'a> {
         let c = Owner::Component(number as u32);
         let (pre_norm, post_norm) = component.norms();
         let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
-        let y = match component {
-            Component::Sequence(a) => self.attention(c, a, n, false)?,
-            Component::Depth(a) => self.attention(c, a, n, true)?,
-            Component::Experts(e) => self.experts(c, e, n),
-            Component::Mlp(m) => self.mlp(c, m, n),
-        };
+        let y = with_component!(component, keys => keys.lower(self, c, component.kind(), n))?;
         Ok(if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y })
     }
 }

@@ -438,12 +438,14 @@ impl Lower<'_> {
         update
     }
 
-    /// Whether there is an attention in it.
+    /// Whether a component in it reads keys of tokens: of others, or of its own at other depths.
     pub(super) fn attends(&self, expr: &Expr) -> bool {
         let components = &self.architecture.model.components;
-        let attention =
-            |c: &str| matches!(components.get(c), Some(Component::Sequence(_) | Component::Depth(_)));
-        crate::architecture::names(expr).into_iter().any(attention)
+        let mixes = |c: &str| components.get(c).map(|c| c.kind().mixes());
+        crate::architecture::names(expr).into_iter().any(|c| match mixes(c) {
+            Some(Mixes::Tokens | Mixes::Depths) => true,
+            Some(Mixes::Features) | None => false,
+        })
     }
 
     /// Tokens that decided to take part, without padding and without those that take no part in

@@ -6,9 +6,11 @@
 //! second time.
 //!
 //! A kernel of an operation stands in `op/NAME/kernel.rs`, its CUDA text in `op/NAME/cuda.rs`. The
-//! list of all kernels is [`Kernel`](crate::program::Kernel)'s.
+//! list of all kernels is that of [`Kernel`].
 
+use super::Kernel;
 use super::attention::kernel::visible;
+use super::rows::kernel::RowKernel;
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::{Attention, DType, Extents, Mask};
 use crate::program::{AttentionShape, Matrix};
@@ -492,4 +494,44 @@ pub fn divides(k: u64, n: u64, what: &str) -> Result<(), String> {
 /// ` +=` where a result is added.
 pub fn adding(accumulate: bool) -> &'static str {
     if accumulate { " +=" } else { "" }
+}
+
+impl From<RowKernel> for Kernel {
+    fn from(k: RowKernel) -> Kernel {
+        Kernel::Rows(k)
+    }
+}
+
+impl KernelKind for Kernel {
+    fn signature(&self) -> Vec<Slot> {
+        self.kind().signature()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.kind().check()
+    }
+
+    fn summary(&self) -> String {
+        self.kind().summary()
+    }
+
+    fn work(&self) -> Work {
+        self.kind().work()
+    }
+
+    fn rows(&self) -> Option<u64> {
+        self.kind().rows()
+    }
+
+    fn in_place(&self) -> bool {
+        self.kind().in_place()
+    }
+
+    fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        self.kind().cuda(variant)
+    }
+
+    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        self.kind().naive(variant)
+    }
 }

@@ -1,8 +1,9 @@
 //! The operations of the IR: one folder each, or one for a family that shares its payload.
 //!
 //! *In*: an operation with its attributes. *Out*: all that passes ask of it. *Promise*: this file
-//! has the one list of operations; an operation's folder answers every question of [`Operation`],
-//! none has a default, and a new operation fails to compile until all are answered.
+//! has the one list of operations and that of their kernels; an operation's folder answers every
+//! question of [`Operation`], none has a default, and a new operation fails to compile until all
+//! are answered.
 //!
 //! Notation: `x[b, t, h]` is a value with those dimensions; `..` stands for any leading dimensions
 //! (the *rows*). Every operation is a pure function of its operands; "state" operands are consumed
@@ -208,6 +209,9 @@ pub(crate) enum Rows {
     All,
     /// The same rows, of operands that have the rows of the results.
     Same,
+    /// The same where the function holds: each token is one row of the kernel. All rows, of results
+    /// too, where a token has several.
+    One(fn(&Asked) -> bool),
     /// As the function says of an operand.
     Of(fn(&Asked, usize) -> Need),
 }
@@ -468,6 +472,82 @@ operations! {
     CrossEntropyGrad in loss,
     HeadLoss(HeadLoss) in loss,
     HeadLossGrad(HeadLossGrad) in loss,
+}
+
+/// Declares [`Kernel`], the structs of its variants (in [`kernels`]), and `with_kernel!`, which
+/// does the same with each.
+macro_rules! kernels {
+    ($d:tt $($folder:ident { $($variant:ident),* $(,)? })*) => {
+        /// The numbers of every kernel, a struct for each.
+        pub mod kernels {
+            $(pub use super::$folder::kernel::{$($variant),*};)*
+        }
+
+        /// The kernel of a launch: the one list of all kernels. Each is documented where its struct
+        /// stands, and its operands are its [`signature`](kernel::KernelKind::signature).
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        pub enum Kernel {
+            /// A generated kernel over rows.
+            Rows(rows::kernel::RowKernel),
+            $($(
+                #[doc = concat!("See [`kernels::", stringify!($variant), "`].")]
+                $variant(kernels::$variant),
+            )*)*
+        }
+
+        impl Kernel {
+            /// Names of the variants whose structs are in [`kernels`].
+            pub const VARIANTS: &[&str] = &[$($(stringify!($variant)),*),*];
+
+            fn kind(&self) -> &dyn kernel::KernelKind {
+                match self {
+                    Kernel::Rows(k) => k,
+                    $($(Kernel::$variant(k) => k,)*)*
+                }
+            }
+        }
+
+        $($(
+            impl From<kernels::$variant> for Kernel {
+                fn from(k: kernels::$variant) -> Kernel {
+                    Kernel::$variant(k)
+                }
+            }
+        )*)*
+
+        /// `with_kernel!(kernel, k => body)`: the same expression for the struct of whichever
+        /// kernel it is.
+        #[macro_export]
+        macro_rules! with_kernel {
+            ($d kernel:expr, $d k:ident => $d body:expr) => {
+                match $d kernel {
+                    $crate::program::Kernel::Rows($d k) => $d body,
+                    $($($crate::program::Kernel::$variant($d k) => $d body,)*)*
+                }
+            };
+        }
+    };
+}
+
+kernels! { $
+    contract { Product }
+    grouped { Grouped, GroupedOuter }
+    route { Route }
+    group { Group }
+    counts { AddCounts }
+    gather { Gather }
+    combine { Combine, CombineGrad, CombineGates }
+    tokens { TopTokens, TakeTokens, PutTokens }
+    places { Decide, Keep, KeepInts, Runs, Admit }
+    attention { Attention, AttentionGrad }
+    depth { DepthAttention, DepthAttentionGrad }
+    sources { ReadSources, ReadSourcesGrad }
+    cache { CacheWrite, Append, CacheTake }
+    embed { Embed, EmbedGrad }
+    loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
+    memory { Zero, Copy }
+    update { Norm, Balance }
+    collective { AllReduce, ReduceScatter, AllGather }
 }
 
 /// By name and printed attributes: the order of e-nodes in a class, which decides between terms of

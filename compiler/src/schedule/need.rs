@@ -91,7 +91,13 @@ fn flow(f: &Function) -> Vec<Need> {
         if own == Need::Nothing {
             continue;
         }
-        let asked = Asked { f, defined: &defined, node, own };
+        let mut asked = Asked { f, defined: &defined, node, own };
+        if let Rows::One(one) = node.op.signature().rows
+            && !one(&asked)
+        {
+            asked.own = Need::All;
+            node.results().for_each(|r| needs[r.index()] = Need::All);
+        }
         for (k, &input) in node.inputs.iter().enumerate() {
             let need = asked.operand(k);
             needs[input.index()] = needs[input.index()].or(need);
@@ -135,7 +141,7 @@ impl<'a> Asked<'a> {
     fn operand(&self, k: usize) -> Need {
         match self.node.op.signature().rows {
             Rows::All => Need::All,
-            Rows::Same => {
+            Rows::Same | Rows::One(_) => {
                 // Row by row: the operand and the results have the same rows.
                 let rows = row_dims(&self.ty(k).dims);
                 let same = |r: Value| row_dims(&self.f.ty(r).dims) == rows;

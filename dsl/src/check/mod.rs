@@ -41,7 +41,7 @@ pub(crate) struct Group<'a> {
 
 impl Group<'_> {
     /// The path of one of its keys.
-    fn path(&self, key: &str) -> String {
+    pub(crate) fn path(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
     }
 }
@@ -157,7 +157,7 @@ impl Checker {
     }
 
     /// An error about a field, at its token.
-    fn error_at(
+    pub(crate) fn error_at(
         &mut self,
         code: &'static str,
         path: &str,
@@ -278,7 +278,7 @@ impl Checker {
     }
 
     /// The group of keys under a key, where it is written; reports a required one that is not.
-    fn section<'a>(&mut self, group: &Group<'a>, key: &'static str) -> Option<Group<'a>> {
+    pub(crate) fn section<'a>(&mut self, group: &Group<'a>, key: &'static str) -> Option<Group<'a>> {
         let entry = group.section.key(key)?;
         let section = entry.kind.section()?;
         match self.setting(group, key)? {
@@ -320,7 +320,7 @@ impl Checker {
     }
 
     /// The group of keys under a key; an empty one, all defaults, where it is not written.
-    fn section_or_default<'a>(
+    pub(crate) fn section_or_default<'a>(
         &mut self,
         group: &Group<'a>,
         key: &'static str,
@@ -335,12 +335,12 @@ impl Checker {
         group
     }
 
-    fn has(&self, group: &Group, key: &str) -> bool {
+    pub(crate) fn has(&self, group: &Group, key: &str) -> bool {
         self.written(group, key).is_some()
     }
 
     /// Whether `none` is written.
-    fn is_none(&self, group: &Group, key: &str) -> bool {
+    pub(crate) fn is_none(&self, group: &Group, key: &str) -> bool {
         self.written(group, key).is_some_and(is_none)
     }
 
@@ -431,7 +431,7 @@ impl Checker {
     }
 
     /// A whole number.
-    fn int(&mut self, group: &Group, key: &'static str) -> Option<u64> {
+    pub(crate) fn int(&mut self, group: &Group, key: &'static str) -> Option<u64> {
         let kind = Self::kind(group, key);
         match self.setting(group, key)? {
             Setting::Written(value) => self.whole(Self::label(group, key), &kind, least(&kind), value),
@@ -443,7 +443,7 @@ impl Checker {
     }
 
     /// A whole number or `none`: `Some(None)` for none.
-    fn int_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<u64>> {
+    pub(crate) fn int_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<u64>> {
         if self.is_none(group, key) || !self.has(group, key) {
             return Some(None);
         }
@@ -461,7 +461,7 @@ impl Checker {
     }
 
     /// A number or `none`: `Some(None)` for none.
-    fn real_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<f64>> {
+    pub(crate) fn real_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<f64>> {
         if self.is_none(group, key) {
             return Some(None);
         }
@@ -471,7 +471,7 @@ impl Checker {
         }
     }
 
-    fn bool(&mut self, group: &Group, key: &'static str) -> Option<bool> {
+    pub(crate) fn bool(&mut self, group: &Group, key: &'static str) -> Option<bool> {
         match self.setting(group, key)? {
             Setting::Written(Value { kind: ValueKind::Bool(value), .. }) => Some(*value),
             // A flag written alone is set: `tie`, `equal: {tokens, order}`.
@@ -486,7 +486,7 @@ impl Checker {
     }
 
     /// One of the words of the table.
-    fn word(&mut self, group: &Group, key: &'static str) -> Option<&'static str> {
+    pub(crate) fn word(&mut self, group: &Group, key: &'static str) -> Option<&'static str> {
         let kind = Self::kind(group, key);
         let words = words(&kind)?;
         let known = |text: &str| words.iter().map(|(word, _)| *word).find(|word| *word == text);
@@ -504,7 +504,7 @@ impl Checker {
     }
 
     /// One of the words of a key, or none.
-    fn word_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<&'static str>> {
+    pub(crate) fn word_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<&'static str>> {
         if self.is_none(group, key) || !self.has(group, key) {
             return Some(None);
         }
@@ -520,7 +520,7 @@ impl Checker {
         }
     }
 
-    fn text_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<String>> {
+    pub(crate) fn text_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<String>> {
         if self.is_none(group, key) || !self.has(group, key) {
             return Some(None);
         }

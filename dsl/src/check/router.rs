@@ -66,7 +66,7 @@ impl Default for Router {
 impl Checker {
     /// The router of a mixture: its preset, the fields written over it, and the short keys of the
     /// mixture itself.
-    pub(super) fn router(&mut self, owner: &Group, projection: bool) -> Option<Router> {
+    pub(crate) fn router(&mut self, owner: &Group, projection: bool) -> Option<Router> {
         let group = self.section_or_default(owner, "router", &keys::ROUTER);
         let mut base = preset(self.word(&group, "preset")?, projection);
         if let (Some(balance), false, false) = (&mut base.balance, projection, self.has(&group, "preset")) {
@@ -192,7 +192,7 @@ impl Checker {
         }
         if let Some(rope) = rope
             && rope.share < 1.0
-            && (rope.turning(query) % 2 == 1 || rope.turning(query) == 0)
+            && !rope.turns_pairs(query)
         {
             self.odd_share(&group.path("rope"), &rope, query);
         } else if rope.is_some() && query % 2 == 1 {
@@ -235,7 +235,7 @@ impl Checker {
     }
 
     /// The rotation under `rope`, or the table's default; `Some(None)` for none.
-    pub(super) fn rope(&mut self, owner: &Group, depth: bool) -> Option<Option<Rope>> {
+    pub(crate) fn rope(&mut self, owner: &Group, depth: bool) -> Option<Option<Rope>> {
         if self.is_none(owner, "rope") {
             return Some(None);
         }
@@ -266,7 +266,7 @@ impl Checker {
     }
 
     /// A share of so many elements that is no number of pairs.
-    pub(super) fn odd_share(&mut self, path: &str, rope: &Rope, size: u64) {
+    pub(crate) fn odd_share(&mut self, path: &str, rope: &Rope, size: u64) {
         let turning = rope.turning(size);
         let message = format!("a share of {} turns {turning} of {size} elements", rope.share);
         let help = "a rotation turns pairs: make `share` times the size an even number above 0";
@@ -275,7 +275,7 @@ impl Checker {
     }
 
     /// Groups that experts can be chosen in.
-    pub(super) fn expert_groups(&mut self, owner: &Group, router: &Router, all: u64, active: u64) {
+    pub(crate) fn expert_groups(&mut self, owner: &Group, router: &Router, all: u64, active: u64) {
         let Router { groups, topk_groups, .. } = *router;
         let path = format!("{}.groups", owner.path("router"));
         if !all.is_multiple_of(groups) {

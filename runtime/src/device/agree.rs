@@ -55,10 +55,7 @@ pub fn compare(
 /// launches.
 pub fn apart(plan: &Plan, program: &str) -> Result<(Plan, Vec<Launch>), DeviceError> {
     let Some(list) = plan.programs.get(program) else {
-        return Err(DeviceError::NoProgram {
-            program: program.into(),
-            known: plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
-        });
+        return Err(DeviceError::no_program(plan, program));
     };
     // Which rows nobody needs is for a device to use or not; compared is the work on all of them.
     let launches: Vec<Launch> =

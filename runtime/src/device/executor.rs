@@ -821,10 +821,7 @@ impl<B: Backend> Session for Executor<B> {
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
         let begun = Instant::now();
         let Some(number) = self.plan.programs.get_index_of(program) else {
-            return Err(DeviceError::NoProgram {
-                program: program.into(),
-                known: self.plan.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "),
-            });
+            return Err(DeviceError::no_program(&self.plan, program));
         };
         let program = &self.programs[number];
         // Counting reads memory between launches, so what is recorded is counted now and then, and
@@ -836,14 +833,8 @@ impl<B: Backend> Session for Executor<B> {
         let repeats = counts && recorded && !counted.is_empty() && *since < RECOUNT;
         let instrument = if repeats { Instrument::default() } else { self.instrument };
         let measured = instrument != Instrument::default();
-        let by_launch = program.launches.iter().filter(|_| measured).map(|l| LaunchStats {
-            origin: l.origin.clone(),
-            kernel: l.kernel,
-            count: 0,
-            seconds: 0.0,
-            multiply_adds: 0,
-            instructions: 0,
-        });
+        let by_launch =
+            program.launches.iter().filter(|_| measured).map(|l| LaunchStats::of(&l.origin, l.kernel));
         let mut run = Run {
             stats: RunStats { by_launch: by_launch.collect(), ..RunStats::default() },
             backend: &mut self.backend,

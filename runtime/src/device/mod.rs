@@ -25,7 +25,7 @@ pub mod machine;
 pub mod poison;
 
 pub use crate::group::Group;
-pub use backend::{cpu, cuda, gpu, ptx};
+pub use backend::*;
 pub use check::PlanError;
 
 use bytemuck::Pod;
@@ -173,6 +173,14 @@ pub enum DeviceError {
         /// Its words.
         message: String,
     },
+}
+
+impl DeviceError {
+    /// A plan has no program of that name.
+    fn no_program(plan: &Plan, program: &str) -> Self {
+        let known: Vec<String> = plan.programs.keys().map(|k| format!("`{k}`")).collect();
+        DeviceError::NoProgram { program: program.into(), known: known.join(", ") }
+    }
 }
 
 /// Something that runs plans.
@@ -335,6 +343,20 @@ pub struct LaunchStats {
     /// Instructions in all, times the threads that executed them; 0 unless counted on the `ptx`
     /// device.
     pub instructions: u64,
+}
+
+impl LaunchStats {
+    /// A launch that has not taken place.
+    fn of(origin: &str, kernel: KernelId) -> Self {
+        LaunchStats {
+            origin: origin.into(),
+            kernel,
+            count: 0,
+            seconds: 0.0,
+            multiply_adds: 0,
+            instructions: 0,
+        }
+    }
 }
 
 /// A Rust type with the layout of a [`DType`].

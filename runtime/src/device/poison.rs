@@ -290,14 +290,7 @@ fn touched(plan: &Plan, launch: &Launch) -> Vec<(Piece, Role)> {
 fn list_of(steps: &[Step], list: &mut Vec<LaunchStats>) {
     for step in steps {
         match step {
-            Step::Launch(launch) => list.push(LaunchStats {
-                origin: launch.origin.clone(),
-                kernel: launch.kernel,
-                count: 0,
-                seconds: 0.0,
-                multiply_adds: 0,
-                instructions: 0,
-            }),
+            Step::Launch(launch) => list.push(LaunchStats::of(&launch.origin, launch.kernel)),
             Step::Loop { steps, .. } => list_of(steps, list),
         }
     }
@@ -346,8 +339,7 @@ impl Session for Poisoning {
 
     fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
         let Some(unrolled) = self.programs.get(program) else {
-            let known = self.programs.keys().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
-            return Err(DeviceError::NoProgram { program: program.into(), known });
+            return Err(DeviceError::no_program(&self.plan, program));
         };
         let session = self.inner.as_mut();
         let mut all = RunStats::default();

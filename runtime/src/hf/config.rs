@@ -13,7 +13,8 @@ use super::family::{
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
-    Attention, Component, EmbedScale, Exit, Experts, Expr, Item, Mlp, Model, Rope, RopeScaling, Statement,
+    Attention, Component, EmbedScale, Exit, Experts, Expr, Item, Known, Mlp, Model, Rope, RopeScaling,
+    Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};
@@ -1075,11 +1076,11 @@ fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
     let (Some(Component::Sequence(_)), Some(second)) = (of(attention), of(network)) else {
         return Err(other());
     };
-    let role = match second {
-        Component::Mlp(_) => Role::Mlp,
-        Component::Experts(_) => Role::Experts,
-        Component::Sequence(_) | Component::Depth(_) => {
-            return Err(format!("`{network}` is an attention, where a network stands"));
+    let role = match second.known() {
+        Known::Mlp(_) => Role::Mlp,
+        Known::Experts(_) => Role::Experts,
+        Known::Attention(_) | Known::Own => {
+            return Err(format!("`{network}` is no network, where one stands"));
         }
     };
     Ok(Named { attention: attention.clone(), network: network.clone(), role })
@@ -1106,10 +1107,10 @@ impl<'a> Plain<'a> {
             return Err(format!("the layer `{}` normalises the stream", super::composition(expr)));
         }
         let components = &self.model.components;
-        match components.get(&found.network) {
-            Some(Component::Mlp(mlp)) => same(&mut self.mlp, mlp, &found.network)?,
-            Some(Component::Experts(experts)) => same(&mut self.experts, experts, &found.network)?,
-            Some(Component::Sequence(_) | Component::Depth(_)) | None => {}
+        match components.get(&found.network).map(|c| c.known()) {
+            Some(Known::Mlp(mlp)) => same(&mut self.mlp, mlp, &found.network)?,
+            Some(Known::Experts(experts)) => same(&mut self.experts, experts, &found.network)?,
+            Some(Known::Attention(_) | Known::Own) | None => {}
         }
         if let Some(Component::Sequence(a)) = components.get(&found.attention) {
             same(&mut self.attentions[usize::from(a.window.is_some())], a, &found.attention)?;
@@ -1279,24 +1280,19 @@ fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
     let mut body = vec![];
     for layer in layers {
         let mut names = vec![];
-        for name in [&layer.attention, &layer.network] {
-            let Some(component) = old.get(name) else { continue };
-            let mut component = component.clone();
-            let name = match &mut component {
-                Component::Sequence(a) => {
-                    a.scale.get_or_insert(1.0 / (a.head_size as f64).sqrt());
-                    a.projection = None;
-                    if a.window.is_some() { "local" } else { "global" }
-                }
-                Component::Depth(_) => "depth",
-                Component::Experts(e) => {
-                    (e.router.load_balance_loss, e.router.z_loss) = (0.0, 0.0);
-                    "ea"
-                }
-                Component::Mlp(_) => "mlp",
-            };
-            model.components.insert(name.into(), component);
-            names.push(Expr::Component(name.into()));
+        let network = if layer.role == Role::Experts { "ea" } else { "mlp" };
+        for (name, mut role) in [(&layer.attention, "global"), (&layer.network, network)] {
+            let Some(mut component) = old.get(name).cloned() else { continue };
+            if let Component::Sequence(a) = &mut component {
+                a.scale.get_or_insert(1.0 / (a.head_size as f64).sqrt());
+                a.projection = None;
+                role = if a.window.is_some() { "local" } else { role };
+            }
+            if let Component::Experts(e) = &mut component {
+                (e.router.load_balance_loss, e.router.z_loss) = (0.0, 0.0);
+            }
+            model.components.insert(role.into(), component);
+            names.push(Expr::Component(role.into()));
         }
         body.push(Item::Layer(Expr::Sequential(names)));
     }

@@ -7,7 +7,7 @@
 //! [`package`](super::package). Nothing that exists is written over.
 
 use super::config::{self, Config, torch};
-use super::tensors::{Run, Theirs, disassemble};
+use super::tensors::{Theirs, disassemble};
 use super::{HfError, bytes, json, package};
 use crate::checkpoint::safetensors::{self, Dtype};
 use crate::checkpoint::{CheckpointError, Weights, folder};
@@ -89,13 +89,7 @@ pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, 
 pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
     let dtype = model.dtype;
     let list = ours(model)?;
-    let entries: Vec<Theirs> = list
-        .into_iter()
-        .map(|(name, shape)| {
-            let all = shape.iter().product();
-            Theirs { runs: vec![Run::whole(&name, all)], name, shape }
-        })
-        .collect();
+    let entries: Vec<Theirs> = list.into_iter().map(Theirs::ours).collect();
     let spec = dreamc_dsl::show(model.spec, Spelling::Yaml);
     let metadata = [("format", "pt"), ("spec", spec.as_str())];
     let size = size(model, &entries, dtype)?;

@@ -466,6 +466,13 @@ pub struct Theirs {
     pub runs: Vec<Run>,
 }
 
+impl Theirs {
+    /// A tensor of ours under its own name.
+    pub fn ours((name, shape): (String, Vec<u64>)) -> Theirs {
+        Theirs { runs: vec![Run::whole(&name, shape.iter().product())], name, shape }
+    }
+}
+
 /// A run of elements of a tensor of ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {

@@ -16,7 +16,7 @@ use crate::train::schedule;
 use dreamc_compiler::compiled::{Entry, Init};
 use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Component, Expr, Item, Precision, Router, Schedule};
+use dreamc_dsl::spec::{Expr, Item, Precision, Schedule};
 use indexmap::IndexMap;
 
 /// Sizes of streams and logits do not follow the width.
@@ -111,21 +111,7 @@ fn base(s: &Subject) -> Option<Spec> {
     let model = &mut spec.model;
     model.hidden = model.hidden.max(LEAST[0]);
     for component in model.components.values_mut() {
-        match component {
-            Component::Sequence(a) | Component::Depth(a) => {
-                if let Some(p) = &mut a.projection {
-                    p.count = Some(1);
-                    unbalanced(&mut p.router);
-                }
-            }
-            Component::Experts(e) => {
-                e.intermediate = e.intermediate.max(LEAST[1]);
-                e.active = e.count + e.noop;
-                (e.router.groups, e.router.topk_groups) = (1, 1);
-                unbalanced(&mut e.router);
-            }
-            Component::Mlp(m) => m.intermediate = m.intermediate.max(LEAST[1]),
-        }
+        component.settle(LEAST[1]);
     }
     plain(&mut model.body);
     let t = &mut spec.train;
@@ -138,10 +124,6 @@ fn base(s: &Subject) -> Option<Spec> {
     transfer.tokens = transfer.tokens.map(|_| t.steps * t.batch * sequence);
     t.transfer = Some(transfer);
     Some(spec)
-}
-
-fn unbalanced(router: &mut Router) {
-    (router.balance, router.load_balance_loss, router.z_loss) = (None, 0.0, 0.0);
 }
 
 /// Without skips and without drawn depths.
@@ -173,18 +155,7 @@ fn widened(base: &Spec, k: u64) -> Spec {
     let mut spec = base.clone();
     spec.model.hidden *= k;
     for component in spec.model.components.values_mut() {
-        match component {
-            Component::Sequence(a) | Component::Depth(a) => {
-                a.heads *= k;
-                a.kv_heads *= k;
-                if let Some(latent) = &mut a.latent {
-                    latent.query = latent.query.map(|n| n * k);
-                    latent.kv *= k;
-                }
-            }
-            Component::Experts(e) => e.intermediate *= k,
-            Component::Mlp(m) => m.intermediate *= k,
-        }
+        component.widen(k);
     }
     spec
 }

@@ -2,7 +2,7 @@
 //!
 //! *In*: a specification. *Out*: one whose f64 interpretation takes milliseconds. *Promise*:
 //! components, their keys, how they are composed, nested and repeated stay. Sizes become the
-//! smallest that keep what matters of them:
+//! smallest that keep what matters of them (those of components by `Described::shrink`):
 //!
 //! | size | becomes | keeps |
 //! |---|---|---|
@@ -68,70 +68,8 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
         }
         let sequence = SEQUENCE.min(model.context);
         for (name, component) in &mut model.components {
-            let of = |key: &str| format!("{name}.{key}");
-            match component {
-                Component::Sequence(a) | Component::Depth(a) => {
-                    let group = (a.heads / a.kv_heads.max(1)).min(3);
-                    less(&of("kv_heads"), &mut a.kv_heads, 2);
-                    less(&of("heads"), &mut a.heads, a.kv_heads * group);
-                    if let Some(l) = &mut a.latent {
-                        // A part that turns, one that does not, and values that are shorter.
-                        less(&of("latent.turned"), &mut l.turned, 2);
-                        less(&of("head_size"), &mut a.head_size, l.turned + 3);
-                        less(&of("latent.value"), &mut l.value, a.head_size.min(4));
-                        less(&of("latent.kv"), &mut l.kv, 5);
-                        if let Some(query) = &mut l.query {
-                            less(&of("latent.query"), query, 4);
-                        }
-                    } else {
-                        turned(&mut a.rope, &mut a.head_size, &mut |size, most| {
-                            less(&of("head_size"), size, most);
-                        });
-                    }
-                    if let Some(window) = &mut a.window {
-                        less(
-                            &of("window"),
-                            window,
-                            if *window < spec.model.context { 3.min(sequence - 1).max(1) } else { sequence },
-                        );
-                    }
-                    if let Some(p) = &mut a.projection {
-                        if let Some(count) = &mut p.count {
-                            less(&of("projection.count"), count, 4);
-                        }
-                        router(&mut p.router, &of("projection"), &mut less);
-                    }
-                }
-                Component::Experts(e) => {
-                    let all = e.active >= e.count + e.noop;
-                    less(&of("shared"), &mut e.shared, 2);
-                    if e.router.groups > 1 {
-                        let router = &mut e.router;
-                        let every = router.topk_groups == router.groups;
-                        let each = ((e.count + e.noop) / router.groups).min(2);
-                        less(&of("topk_groups"), &mut router.topk_groups, 2);
-                        less(&of("groups"), &mut router.groups, if every { 2 } else { 3 });
-                        less(&of("noop"), &mut e.noop, 0);
-                        less(&of("count"), &mut e.count, router.groups * each);
-                        e.count = router.groups * each;
-                        less(&of("active"), &mut e.active, router.topk_groups * each);
-                    } else {
-                        less(&of("noop"), &mut e.noop, 2);
-                    }
-                    if e.router.groups > 1 {
-                        less(&of("active"), &mut e.active, 2);
-                    } else if all {
-                        less(&of("count"), &mut e.count, 3);
-                        e.active = e.active.min(e.count + e.noop);
-                    } else {
-                        less(&of("count"), &mut e.count, 5);
-                        less(&of("active"), &mut e.active, 2);
-                    }
-                    less(&of("intermediate"), &mut e.intermediate, 6);
-                    router(&mut e.router, name, &mut less);
-                }
-                Component::Mlp(m) => less(&of("intermediate"), &mut m.intermediate, 7),
-            }
+            let lower: Less = &mut |path, size, most| less(&format!("{name}.{path}"), size, most);
+            component.shrink(&mut Small { context: spec.model.context, sequence, lower });
         }
         let turns = model.has_turns();
         items(&mut model.body, turns, &mut less);
@@ -157,27 +95,6 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
 }
 
 type Less<'a> = &'a mut dyn FnMut(&str, &mut u64, u64);
-
-fn router(r: &mut Router, name: &str, less: Less) {
-    if let RouterForm::LowRank { query, rope } = &mut r.form {
-        turned(rope, query, &mut |size, most| less(&format!("{name}.query"), size, most));
-    }
-}
-
-/// The size of vectors of which a rotation turns all or a share: two pairs, and two elements more
-/// where others do not turn.
-fn turned(rope: &mut Option<Rope>, size: &mut u64, less: &mut dyn FnMut(&mut u64, u64)) {
-    let before = *size;
-    match rope {
-        Some(rope) if rope.share < 1.0 => {
-            less(size, 6);
-            if *size < before {
-                rope.share = 4.0 / *size as f64;
-            }
-        }
-        Some(_) | None => less(size, 4),
-    }
-}
 
 /// `turns` says whether passes of every loop have weights of their own.
 fn items(all: &mut [Item], turns: bool, less: Less) {

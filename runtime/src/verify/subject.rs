@@ -3,8 +3,9 @@
 //! *Promise*: weights are a function of seed, name and kind, so that models that share a tensor's
 //! name share its values; they and the tokens are drawn again until no router decides by less than
 //! [`MARGIN`], since rounding alone would change such a decision, and until rounding alone moves
-//! nothing by much. Where no draw is of that kind, [`Subject::conditioned`] says so, and what would
-//! compare rounded results is not proved. Tolerances follow what rounding does ([`Noise`]).
+//! nothing by much, and squares that norms take are numbers of f32. Where no draw is of that kind,
+//! [`Subject::conditioned`] says so, and what would compare rounded results is not proved.
+//! Tolerances follow what rounding does ([`Noise`]).
 
 use super::{VerifyError, error, length, widen};
 use crate::data::Batch;
@@ -42,6 +43,9 @@ pub const MARGIN: f64 = 1e-4;
 
 /// Models whose results move further where every weight moves by a bit are not looked at.
 const NOISE: f64 = 1e-4;
+
+/// A norm in f32 squares a value: one that is larger has no square.
+const LARGEST: f64 = 1e18;
 
 /// How often weights and tokens are drawn, at the most.
 const DRAWS: u64 = 12;
@@ -103,7 +107,7 @@ pub struct Subject<'a> {
     draws: u64,
     compiled: RefCell<Vec<(Options, Compiled)>>,
     noise: OnceCell<Noise>,
-    margin: OnceCell<(f64, bool)>,
+    decided: OnceCell<Decided>,
 }
 
 /// Sensitivity of a model to rounding: how far its results move when every weight moves by a bit,
@@ -120,6 +124,17 @@ impl Noise {
     fn largest(&self) -> f64 {
         self.gradients.values().copied().fold(self.logits.max(1e-12), f64::max)
     }
+}
+
+/// The decisions of all forms of a subject.
+#[derive(Clone, Copy)]
+struct Decided {
+    /// How far the closest one is from another one.
+    margin: f64,
+    /// Whether some were between equal scores.
+    tied: bool,
+    /// The largest magnitude of a number that a norm reads.
+    largest: f64,
 }
 
 impl<'a> Subject<'a> {
@@ -140,8 +155,8 @@ impl<'a> Subject<'a> {
         // draws without.
         let look = |draw| -> Result<((bool, f64), Subject<'a>), VerifyError> {
             let subject = Subject::drawn(spec.clone(), seed, draw, &given, devices, pipeline)?;
-            let (margin, tied) = subject.margin()?;
-            let good = (margin / MARGIN).min(NOISE / subject.noise()?.largest());
+            let Decided { margin, tied, largest } = *subject.decided()?;
+            let good = (margin / MARGIN).min(NOISE / subject.noise()?.largest()).min(LARGEST / largest);
             Ok(((!tied && good >= 1.0, good), subject))
         };
         let mut best = look(0)?;
@@ -179,7 +194,7 @@ impl<'a> Subject<'a> {
             draws: 1,
             compiled: RefCell::default(),
             noise: OnceCell::new(),
-            margin: OnceCell::new(),
+            decided: OnceCell::new(),
         };
         let seed = seed.wrapping_mul(DRAWS).wrapping_add(draw);
         subject.draw_batch(seed);
@@ -206,14 +221,15 @@ impl<'a> Subject<'a> {
     /// Whether rounding alone neither makes another decision nor moves a result by much; an error
     /// says what there is.
     pub fn conditioned(&self) -> Result<(), VerifyError> {
-        let why = match (self.margin()?.0, self.noise()?.largest()) {
-            (margin, _) if margin < MARGIN => {
-                format!("a router decides by {margin:.1e}, and rounding would decide otherwise")
-            }
-            (_, noise) if noise > NOISE => {
-                format!("moving every weight by its last bit moves results by {noise:.1e}")
-            }
-            _ => return Ok(()),
+        let (Decided { margin, largest, .. }, noise) = (*self.decided()?, self.noise()?.largest());
+        let why = if margin < MARGIN {
+            format!("a router decides by {margin:.1e}, and rounding would decide otherwise")
+        } else if noise > NOISE {
+            format!("moving every weight by its last bit moves results by {noise:.1e}")
+        } else if largest > LARGEST {
+            format!("a norm reads {largest:.1e}, whose square is no number of f32")
+        } else {
+            return Ok(());
         };
         Err(VerifyError::IllConditioned { draws: self.draws, why })
     }
@@ -276,20 +292,21 @@ impl<'a> Subject<'a> {
         self.plain = plain;
     }
 
-    /// How far the closest decision is from another one, and whether some were between equal
-    /// scores. Scores that are equal in f64 by chance, and not because they are computed alike, are
-    /// a last bit apart where every value is rounded.
-    fn margin(&self) -> Result<(f64, bool), VerifyError> {
-        if let Some(margin) = self.margin.get() {
-            return Ok(*margin);
+    /// The decisions of every form, exactly and with every value rounded. Scores that are equal in
+    /// f64 by chance, and not because they are computed alike, are a last bit apart where every
+    /// value is rounded.
+    fn decided(&self) -> Result<&Decided, VerifyError> {
+        if let Some(decided) = self.decided.get() {
+            return Ok(decided);
         }
-        let (mut margin, mut tied) = (f64::INFINITY, false);
+        let mut all = Decided { margin: f64::INFINITY, tied: false, largest: 0.0 };
         let mut see = |oracle: &Oracle, batch: &Batch| -> Result<(), VerifyError> {
             for forward in
                 [self.forward(oracle, batch)?, oracle.forward_rounded(&self.weights, &of(self, batch))?]
             {
-                margin = margin.min(forward.margin);
-                tied |= forward.tied;
+                all.margin = all.margin.min(forward.margin);
+                all.tied |= forward.tied;
+                all.largest = all.largest.max(forward.largest);
             }
             Ok(())
         };
@@ -304,7 +321,7 @@ impl<'a> Subject<'a> {
                 see(&inference, batch)?;
             }
         }
-        Ok(*self.margin.get_or_init(|| (margin, tied)))
+        Ok(self.decided.get_or_init(|| all))
     }
 
     /// Other depths that a recurrent model is looked at.

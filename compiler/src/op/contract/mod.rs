@@ -14,6 +14,12 @@ pub struct Contract {
     pub over: Vec<Dim>,
 }
 
+/// Whether a token is one row of the product, and not one of each lane.
+fn one_row(at: &Asked) -> bool {
+    let Op::Contract(contract) = &at.node.op else { return false };
+    at.ty(0).without(&contract.over).len() <= 2
+}
+
 impl Payload for Contract {
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
         a.word("over")?;
@@ -28,7 +34,7 @@ impl Operation for Contract {
             operands: &["a", "b"],
             results: &["y"],
             class: Class::Anchor(self, Anchor { casts: true, ..Anchor::default() }),
-            rows: Rows::Same,
+            rows: Rows::One(one_row),
             bf16: Bf16::Product,
             work: Work::Dense(self),
             derivative: Derivative::Rule(self),

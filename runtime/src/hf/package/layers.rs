@@ -7,8 +7,8 @@
 use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Exit, Expr, Item, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
-    Stream, has_passes,
+    CausalRule, Exit, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule,
+    Statement, Stream, has_passes,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -204,7 +204,6 @@ impl Layers {
     }
 
     fn class(&mut self, model: &Model, name: &str, set: &Set) -> Result<(), HfError> {
-        use dreamc_dsl::spec::Component as C;
         let mut emit = Emit::default();
         match model.stream {
             Stream::Sum => emit.apply(set.expr),
@@ -228,19 +227,21 @@ impl Layers {
                 )));
             }
             let Some(component) = model.components.get(name) else { continue };
-            let call = match component {
-                C::Sequence(_) => format!("SequenceAttention(config, \"{name}\", times)"),
-                C::Depth(_) => format!("DepthAttention(config, \"{name}\", times)"),
-                C::Experts(_) => format!("Experts(config, \"{name}\")"),
-                C::Mlp(_) => format!("Mlp(config, \"{name}\")"),
-            };
-            match component {
-                C::Sequence(a) | C::Depth(a) => {
+            let sequence = component.kind() == Kind::Sequence;
+            let call = match component.known() {
+                Known::Attention(a) => {
                     self.all_projected &= recurrent.is_some() && a.projection.is_some();
+                    let over = if sequence { "Sequence" } else { "Depth" };
+                    format!("{over}Attention(config, \"{name}\", times)")
                 }
-                C::Experts(_) | C::Mlp(_) => {}
-            }
-            if matches!(component, C::Sequence(_)) {
+                Known::Experts(_) => format!("Experts(config, \"{name}\")"),
+                Known::Mlp(_) => format!("Mlp(config, \"{name}\")"),
+                Known::Own => {
+                    let kind = component.kind().section().name;
+                    return Err(HfError::Export(format!("packages have no `{kind}`, and `{name}` is one")));
+                }
+            };
+            if sequence {
                 slots.push(format!("{}.slots", attribute(name)));
             }
             line(match WORDS.contains(&name.as_str()) {

@@ -16,7 +16,7 @@ mod template;
 use super::HfError;
 use super::config::torch;
 use super::export::{Exported, Model, ours, pretty, size, write as write_tensors};
-use super::tensors::{Run, Theirs};
+use super::tensors::Theirs;
 use crate::checkpoint::folder;
 use crate::checkpoint::safetensors::Dtype;
 use crate::data::sums;
@@ -75,13 +75,7 @@ pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, 
         .filter(|(name, _)| !name.ends_with(".router.bias"))
         .map(|(_, shape)| shape.iter().product::<u64>())
         .sum();
-    let entries: Vec<Theirs> = list
-        .into_iter()
-        .map(|(name, shape)| {
-            let all = shape.iter().product();
-            Theirs { runs: vec![Run::whole(&name, all)], name, shape }
-        })
-        .collect();
+    let entries: Vec<Theirs> = list.into_iter().map(Theirs::ours).collect();
     let size = size(model, &entries, model.dtype)?;
     let config = pretty(&Value::Object(code.config(model, dtype)))?;
     let modeling = code.modeling();
@@ -248,18 +242,18 @@ impl<'a> Code<'a> {
     }
 
     fn component(&mut self, component: &Component) {
-        match component {
-            Component::Sequence(a) => {
-                self.add("sequence", true);
-                self.add("sequence_rope", a.rope.is_some());
+        match component.known() {
+            Known::Attention(a) => {
+                let depth = component.kind() == Kind::Depth;
+                let [own, turned] = match depth {
+                    true => ["depth", "depth_rope"],
+                    false => ["sequence", "sequence_rope"],
+                };
+                self.add(own, true);
+                self.add(turned, a.rope.is_some());
                 self.attention(a);
             }
-            Component::Depth(a) => {
-                self.add("depth", true);
-                self.add("depth_rope", a.rope.is_some());
-                self.attention(a);
-            }
-            Component::Experts(Experts {
+            Known::Experts(Experts {
                 count: _,
                 active: _,
                 intermediate: _,
@@ -280,11 +274,13 @@ impl<'a> Code<'a> {
                 self.activation(*activation);
                 self.router(router);
             }
-            Component::Mlp(Mlp { intermediate: _, activation, pre_norm, post_norm }) => {
+            Known::Mlp(Mlp { intermediate: _, activation, pre_norm, post_norm }) => {
                 self.add("mlp", true);
                 self.norms(*pre_norm, *post_norm);
                 self.activation(*activation);
             }
+            // Refused by `Layers::class`.
+            Known::Own => {}
         }
     }
 
@@ -355,17 +351,7 @@ impl<'a> Code<'a> {
     }
 
     fn activation(&mut self, activation: Activation) {
-        self.add(
-            match activation {
-                Activation::Swiglu => "swiglu",
-                Activation::Geglu => "geglu",
-                Activation::SwigluClamped => "swiglu_clamped",
-                Activation::Relu => "relu",
-                Activation::Relu2 => "relu2",
-                Activation::Gelu => "gelu",
-            },
-            true,
-        );
+        self.add(self::activation(activation), true);
     }
 
     fn router(&mut self, router: &Router) {
@@ -564,9 +550,9 @@ fn component_json(component: &Component) -> Value {
             }),
         })
     };
-    match component {
-        Component::Sequence(a) | Component::Depth(a) => attention(a),
-        Component::Experts(e) => json!({
+    match component.known() {
+        Known::Attention(a) => attention(a),
+        Known::Experts(e) => json!({
             "count": e.count,
             "active": e.active,
             "intermediate": e.intermediate,
@@ -580,13 +566,14 @@ fn component_json(component: &Component) -> Value {
             "post_norm": e.post_norm,
             "router": router_json(&e.router),
         }),
-        Component::Mlp(m) => json!({
+        Known::Mlp(m) => json!({
             "intermediate": m.intermediate,
             "activation": activation(m.activation),
             "gated": m.activation.gated(),
             "pre_norm": m.pre_norm,
             "post_norm": m.post_norm,
         }),
+        Known::Own => Value::Null,
     }
 }
 

@@ -12,6 +12,7 @@
 //! CUDA 12 or newer. Its calls, codes and defaults are those of `cublasLt.h` (13.10) and of
 //! *cuBLAS*, section "Using the cuBLASLt API".
 
+use super::foreign::{calls, first, version};
 use crate::device::gpu::{Dense, Side};
 use crate::nvrtc::search::{library_in, usual_places};
 use cudarc::cublaslt::sys;
@@ -23,22 +24,6 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 type Raw = *mut c_void;
-
-/// The functions by name, all looked up before any is called. Codes are numbers, as newer libraries
-/// may have new ones.
-macro_rules! calls {
-    ($($name:ident($($type:ty),*) -> $result:ty;)*) => {
-        #[allow(non_snake_case, reason = "the library's names")]
-        struct Calls { $($name: unsafe extern "C" fn($($type),*) -> $result,)* }
-
-        impl Calls {
-            fn of(library: &Library) -> Result<Calls, libloading::Error> {
-                // SAFETY: the types are those of `cublasLt.h`; the library is never unloaded.
-                unsafe { Ok(Calls { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)* }) }
-            }
-        }
-    };
-}
 
 calls! {
     cublasLtGetVersion() -> usize;
@@ -132,39 +117,30 @@ impl CublasLt {
         let there = places.iter().find_map(|place| library_in(place, "libcublasLt.so"));
         let plain = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
         let names = there.clone().map_or(plain.map(PathBuf::from).to_vec(), |file| vec![file]);
-        let mut reason = String::new();
-        for name in &names {
-            // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
-            let library = match unsafe { Library::new(name) } {
-                Ok(library) => library,
-                Err(error) => {
-                    reason = format!("{}: {error}", name.display());
-                    continue;
-                }
-            };
-            let calls = Calls::of(&library).map_err(|error| {
-                format!("cuBLASLt at {} lacks a call ({error}); {INSTALL}", name.display())
-            })?;
-            // SAFETY: it takes nothing.
-            let number = unsafe { (calls.cublasLtGetVersion)() };
-            let version = [number / 10000, number / 100 % 100, number % 100];
-            if version[0] < 12 {
-                let at = name.display();
+        let (library, at) = match first(&names) {
+            Ok(found) => found,
+            Err(reason) if there.is_some() => {
+                return Err(format!("cuBLASLt does not load ({reason}); {INSTALL}"));
+            }
+            Err(_) => {
+                let searched: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
                 return Err(format!(
-                    "cuBLASLt at {at} is of CUDA {}, and 12 or newer is needed; {INSTALL}",
-                    version[0]
+                    "cuBLASLt was not found (looked in {}, the loader's paths); {INSTALL}",
+                    searched.join(", ")
                 ));
             }
-            return Ok(CublasLt { calls, version, _library: library });
+        };
+        let calls = Calls::of(&library)
+            .map_err(|error| format!("cuBLASLt at {at} lacks a call ({error}); {INSTALL}"))?;
+        // SAFETY: it takes nothing.
+        let version = version(unsafe { (calls.cublasLtGetVersion)() });
+        if version[0] < 12 {
+            return Err(format!(
+                "cuBLASLt at {at} is of CUDA {}, and 12 or newer is needed; {INSTALL}",
+                version[0]
+            ));
         }
-        if there.is_some() {
-            return Err(format!("cuBLASLt does not load ({reason}); {INSTALL}"));
-        }
-        let searched: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-        Err(format!(
-            "cuBLASLt was not found (looked in {}, the loader's paths); {INSTALL}",
-            searched.join(", ")
-        ))
+        Ok(CublasLt { calls, version, _library: library })
     }
 
     /// `cuBLASLt 13.10.0`

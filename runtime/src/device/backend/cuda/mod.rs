@@ -10,6 +10,7 @@
 //! device runs.
 
 mod cublaslt;
+mod foreign;
 mod nccl;
 
 use super::gpu::launch::{Arg, Launch, Swizzle, TensorMap};

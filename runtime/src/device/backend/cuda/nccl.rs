@@ -14,6 +14,7 @@
 //! Calls, codes and rules are those of `nccl.h` (2.27) and NVIDIA's *NCCL*, sections "Creating a
 //! Communicator", "Group Calls", "In-place Operations" and "Fault Tolerance".
 
+use super::foreign::{calls, first, version};
 use super::{Context, words};
 use crate::device::DeviceError;
 use crate::device::gpu::{Exchange, Exchanged};
@@ -36,21 +37,6 @@ type Raw = *mut c_void;
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
-
-/// The functions by name, all looked up before any is called.
-macro_rules! calls {
-    ($($name:ident($($type:ty),*) -> $result:ty;)*) => {
-        #[allow(non_snake_case, reason = "the library's names")]
-        struct Calls { $($name: unsafe extern "C" fn($($type),*) -> $result,)* }
-
-        impl Calls {
-            fn of(library: &Library) -> Result<Calls, libloading::Error> {
-                // SAFETY: the types are those of `nccl.h`; the library is never unloaded.
-                unsafe { Ok(Calls { $($name: *library.get(concat!(stringify!($name), "\0").as_bytes())?,)* }) }
-            }
-        }
-    };
-}
 
 calls! {
     ncclGetVersion(*mut i32) -> u32;
@@ -87,7 +73,7 @@ const WORD: Duration = Duration::from_secs(5);
 struct Nccl {
     calls: Calls,
     /// Major, minor, patch.
-    version: [i32; 3],
+    version: [usize; 3],
     _library: Library,
 }
 
@@ -115,28 +101,17 @@ impl Nccl {
             }
             file => names.push(file.into()),
         }
-        let mut reason = String::new();
-        for name in &names {
-            // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
-            let library = match unsafe { Library::new(name) } {
-                Ok(library) => library,
-                Err(error) => {
-                    reason = format!("{}: {error}", name.display());
-                    continue;
-                }
-            };
-            let calls = Calls::of(&library)
-                .map_err(|error| format!("NCCL at {} lacks a call ({error}); {INSTALL}", name.display()))?;
-            let mut number = 0;
-            // SAFETY: a place for the version.
-            let code = unsafe { (calls.ncclGetVersion)(&mut number) };
-            if code != 0 {
-                return Err(format!("NCCL at {}: ncclGetVersion gives {code}; {INSTALL}", name.display()));
-            }
-            let version = [number / 10000, number / 100 % 100, number % 100];
-            return Ok(Nccl { calls, version, _library: library });
+        let (library, at) =
+            first(&names).map_err(|reason| format!("NCCL was not found ({reason}); {INSTALL}"))?;
+        let calls =
+            Calls::of(&library).map_err(|error| format!("NCCL at {at} lacks a call ({error}); {INSTALL}"))?;
+        let mut number = 0;
+        // SAFETY: a place for the version.
+        let code = unsafe { (calls.ncclGetVersion)(&mut number) };
+        if code != 0 {
+            return Err(format!("NCCL at {at}: ncclGetVersion gives {code}; {INSTALL}"));
         }
-        Err(format!("NCCL was not found ({reason}); {INSTALL}"))
+        Ok(Nccl { calls, version: version(number.max(0) as usize), _library: library })
     }
 
     fn name(&self) -> String {

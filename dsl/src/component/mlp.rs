@@ -1,0 +1,140 @@
+//! One dense network, and the non-linearities that it shares with [`Experts`](super::Experts).
+
+use serde::Serialize;
+
+use super::*;
+
+/// One dense network.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mlp {
+    /// Intermediate size `I`.
+    pub intermediate: u64,
+    /// Non-linearity.
+    pub activation: Activation,
+    /// Whether it reads the stream through a norm of its own.
+    pub pre_norm: bool,
+    /// Whether the branch output has a norm of its own.
+    pub post_norm: bool,
+}
+
+/// Non-linearity of a network. The gated ones have a `gate` matrix, the others only `up` and
+/// `down`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `silu(gate x) ⊙ up x`
+    Swiglu,
+    /// `gelu_tanh(gate x) ⊙ up x`
+    Geglu,
+    /// `g · sigmoid(1.702 g) ⊙ (u + 1)`, `g` at most 7 and `u` between -7 and 7.
+    SwigluClamped,
+    /// `relu(up x)`
+    Relu,
+    /// `gelu_tanh(up x)`
+    Gelu,
+    /// `relu(up x)²`
+    Relu2,
+}
+
+impl Activation {
+    /// Whether there is a `gate` matrix.
+    pub fn gated(self) -> bool {
+        match self {
+            Activation::Swiglu | Activation::Geglu | Activation::SwigluClamped => true,
+            Activation::Relu | Activation::Gelu | Activation::Relu2 => false,
+        }
+    }
+}
+
+const ACTIVATION: &[(&str, &str)] = &[
+    ("swiglu", "`silu(gate x) ⊙ up x`"),
+    ("geglu", "`gelu_tanh(gate x) ⊙ up x`"),
+    (
+        "swiglu_clamped",
+        "`min(g, 7) · sigmoid(1.702 · min(g, 7)) ⊙ (clamp(u, -7, 7) + 1)`, `g = gate x`, `u = up x` (gpt-oss)",
+    ),
+    ("relu", "`relu(up x)`"),
+    ("gelu", "`gelu_tanh(up x)`"),
+    ("relu2", "`relu(up x)²`"),
+];
+pub(super) const ACTIVATION_KEY: Key =
+    key("activation", Type::Word(ACTIVATION), Value("swiglu"), "Non-linearity.");
+
+/// One dense network.
+pub static MLP: Section = Section {
+    name: "mlp",
+    doc: "One dense network.",
+    short: None,
+    keys: &[key("intermediate", SIZE, Required, "Intermediate size."), ACTIVATION_KEY, PRE_NORM, POST_NORM],
+};
+
+/// The non-linearity of a network.
+pub(super) fn activation(c: &mut Checker, group: &Group) -> Option<Activation> {
+    c.word(group, "activation").map(|word| match word {
+        "geglu" => Activation::Geglu,
+        "swiglu_clamped" => Activation::SwigluClamped,
+        "relu" => Activation::Relu,
+        "gelu" => Activation::Gelu,
+        "relu2" => Activation::Relu2,
+        _ => Activation::Swiglu,
+    })
+}
+
+impl Language for Mlp {
+    fn check(c: &mut Checker, group: &Group, _: Kind, _: Option<u64>) -> Option<Self> {
+        let intermediate = c.int(group, "intermediate");
+        let activation = activation(c, group);
+        let (pre_norm, post_norm) = (c.bool(group, "pre_norm"), c.bool(group, "post_norm"));
+        Some(Mlp {
+            intermediate: intermediate?,
+            activation: activation?,
+            pre_norm: pre_norm?,
+            post_norm: post_norm?,
+        })
+    }
+
+    fn show(&self, keys: &mut Fields, _: bool) {
+        keys.put("intermediate", int(self.intermediate));
+        keys.put("activation", name(self.activation));
+        keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
+        keys.put("post_norm", ValueKind::Bool(self.post_norm));
+    }
+}
+
+impl Described for Mlp {
+    fn norms(&self) -> (bool, bool) {
+        (self.pre_norm, self.post_norm)
+    }
+
+    fn known(&self) -> Known<'_> {
+        Known::Mlp(self)
+    }
+
+    fn router(&self) -> Option<&Router> {
+        None
+    }
+
+    fn about(&self) -> Option<String> {
+        Some(format!("{} wide", self.intermediate))
+    }
+
+    fn sizes(&mut self) -> Vec<(&'static str, Option<&mut u64>)> {
+        vec![("intermediate", Some(&mut self.intermediate))]
+    }
+
+    fn broken(&self) -> Option<String> {
+        None
+    }
+
+    fn shrink(&mut self, to: &mut Small) {
+        to.less("intermediate", &mut self.intermediate, 7);
+    }
+
+    fn settle(&mut self, least: u64) {
+        self.intermediate = self.intermediate.max(least);
+    }
+
+    fn widen(&mut self, k: u64) {
+        self.intermediate *= k;
+    }
+}

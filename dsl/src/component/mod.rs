@@ -1,0 +1,273 @@
+//! The kinds of components: one file each, which says all that the language and its readers ask.
+//!
+//! *In*: a component's keys as written. *Out*: a checked [`Component`]. *Promise*: the list below
+//! is the only list of kinds; a kind answers every question of `Language` and of [`Described`], and
+//! none has a default. Code that needs the type of a kind matches all kinds or asks
+//! [`with_component!`](crate::with_component).
+
+pub mod attention;
+pub mod experts;
+pub mod mlp;
+
+use serde::Serialize;
+
+pub use attention::{Attention, Bias, HeadGate, Latent, Projection, QkNorm};
+pub use experts::Experts;
+pub use mlp::{Activation, Mlp};
+
+use crate::ast::ValueKind;
+use crate::check::{Checker, Group};
+use crate::keys::Fallback::{Required, Rule, Value};
+use crate::keys::{FALSE, Key, NONE, SIZE, Section, Type, key};
+use crate::show::{Fields, int, name, real};
+use crate::spec::{Rope, Router, RouterForm};
+
+macro_rules! components {
+    ($d:tt $($(#[$doc:meta])* $kind:ident($ty:ty): $section:path, $mixes:ident;)*) => {
+        /// One named component of a layer.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Component {
+            $($(#[$doc])* $kind($ty),)*
+        }
+
+        /// The kinds of components.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl Kind {
+            /// All of them.
+            pub const ALL: [Kind; [$(Kind::$kind),*].len()] = [$(Kind::$kind),*];
+
+            /// The keys of its components.
+            pub const fn section(self) -> &'static Section {
+                match self {
+                    $(Kind::$kind => &$section,)*
+                }
+            }
+
+            /// The vectors that its components bring together.
+            pub const fn mixes(self) -> Mixes {
+                match self {
+                    $(Kind::$kind => Mixes::$mixes,)*
+                }
+            }
+
+            /// A component of it from its keys.
+            pub(crate) fn check(self, c: &mut Checker, group: &Group, hidden: Option<u64>) -> Option<Component> {
+                match self {
+                    $(Kind::$kind => Language::check(c, group, self, hidden).map(Component::$kind),)*
+                }
+            }
+        }
+
+        /// The sections of all kinds of components.
+        pub static COMPONENTS: [&Section; Kind::ALL.len()] = [$(&$section),*];
+
+        impl Component {
+            /// Its kind.
+            pub const fn kind(&self) -> Kind {
+                match self {
+                    $(Component::$kind(_) => Kind::$kind,)*
+                }
+            }
+        }
+
+        /// `with_component!(component, c => body)`: the same expression for the keys of whichever
+        /// kind it is.
+        #[macro_export]
+        macro_rules! with_component {
+            ($d component:expr, $d c:ident => $d body:expr) => {
+                match $d component {
+                    $($crate::spec::Component::$kind($d c) => $d body,)*
+                }
+            };
+        }
+    };
+}
+
+components! { $
+    /// Attention over the tokens of the sequence (SEMANTICS section 2).
+    Sequence(Attention): attention::SEQUENCE, Tokens;
+    /// Attention over the earlier depths of the same token (section 3).
+    Depth(Attention): attention::DEPTH, Depths;
+    /// A routed mixture of networks (section 4).
+    Experts(Experts): experts::EXPERTS, Features;
+    /// One dense network.
+    Mlp(Mlp): mlp::MLP, Features;
+}
+
+/// The vectors that a kind of component brings together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixes {
+    /// Those of several tokens of a sequence.
+    Tokens,
+    /// Those of one token at several depths.
+    Depths,
+    /// The one of its token at its depth.
+    Features,
+}
+
+/// A component as other programs know it.
+#[derive(Clone, Copy, Debug)]
+pub enum Known<'a> {
+    /// An attention.
+    Attention(&'a Attention),
+    /// A routed mixture.
+    Experts(&'a Experts),
+    /// A network.
+    Mlp(&'a Mlp),
+    /// A kind that no other program has: families do not fit, and packages refuse it.
+    Own,
+}
+
+/// The language of a kind: its keys read and written.
+pub(crate) trait Language: Sized {
+    /// A component of it from its keys; every mistake at its token.
+    fn check(c: &mut Checker, group: &Group, kind: Kind, hidden: Option<u64>) -> Option<Self>;
+
+    /// Its keys with their values, `recurrent` where it stands in a `recur`. Those that only
+    /// another kind of the same type has are left out later.
+    fn show(&self, keys: &mut Fields, recurrent: bool);
+}
+
+/// The questions that every kind of component answers.
+pub trait Described {
+    /// Whether it reads the stream through a norm of its own, and whether its output has one.
+    fn norms(&self) -> (bool, bool);
+
+    /// It as other programs know it.
+    fn known(&self) -> Known<'_>;
+
+    /// Its router: of experts, or of an attention's projections.
+    fn router(&self) -> Option<&Router>;
+
+    /// A few words for drawings, where they say more than its kind.
+    fn about(&self) -> Option<String>;
+
+    /// Its sizes by their paths, and nothing where one is not set.
+    fn sizes(&mut self) -> Vec<(&'static str, Option<&mut u64>)>;
+
+    /// The first rule of the language that its sizes break.
+    fn broken(&self) -> Option<String>;
+
+    /// Makes its sizes the smallest that keep what matters of them.
+    fn shrink(&mut self, to: &mut Small);
+
+    /// Gives it a width of at least so much, and lets nothing be chosen or balanced, so that the
+    /// numbers of two widths compare.
+    fn settle(&mut self, least: u64);
+
+    /// Makes it `k` times as wide.
+    fn widen(&mut self, k: u64);
+}
+
+/// A component answers as its kind.
+impl std::ops::Deref for Component {
+    type Target = dyn Described;
+
+    fn deref(&self) -> &Self::Target {
+        with_component!(self, c => c)
+    }
+}
+
+impl std::ops::DerefMut for Component {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        with_component!(self, c => c)
+    }
+}
+
+impl Component {
+    /// The attention that it is, over the sequence or over depth.
+    pub fn attention(&self) -> Option<&Attention> {
+        match self.known() {
+            Known::Attention(a) => Some(a),
+            Known::Experts(_) | Known::Mlp(_) | Known::Own => None,
+        }
+    }
+
+    /// It as it is written, all keys filled in.
+    pub(crate) fn show(&self, recurrent: bool) -> ValueKind {
+        let (section, mut keys) = (self.kind().section(), Fields::broken());
+        with_component!(self, c => c.show(&mut keys, recurrent));
+        keys.0.items.retain(|item| section.key(&item.node.key.text).is_some());
+        let mut wrapper = Fields::broken();
+        wrapper.put(section.name, keys.map());
+        wrapper.map()
+    }
+}
+
+/// The bounds of a small form.
+pub struct Small<'a> {
+    /// Tokens of a context before.
+    pub context: u64,
+    /// Tokens of a sequence now.
+    pub sequence: u64,
+    /// Lowers the size of a path to a bound.
+    pub lower: &'a mut dyn FnMut(&str, &mut u64, u64),
+}
+
+impl Small<'_> {
+    /// Lowers the size of a path to a bound.
+    pub fn less(&mut self, path: &str, size: &mut u64, most: u64) {
+        (self.lower)(path, size, most);
+    }
+
+    /// The size of vectors of which a rotation turns all or a share: two pairs, and two elements
+    /// more where others do not turn.
+    pub fn turned(&mut self, path: &str, rope: &mut Option<Rope>, size: &mut u64) {
+        let before = *size;
+        match rope {
+            Some(rope) if rope.share < 1.0 => {
+                self.less(path, size, 6);
+                if *size < before {
+                    rope.share = 4.0 / *size as f64;
+                }
+            }
+            Some(_) | None => self.less(path, size, 4),
+        }
+    }
+}
+
+impl Router {
+    /// Size of its queries and keys, where it has any.
+    fn query(&mut self) -> Option<&mut u64> {
+        match &mut self.form {
+            RouterForm::LowRank { query, .. } => Some(query),
+            RouterForm::Linear => None,
+        }
+    }
+
+    fn broken(&self) -> Option<String> {
+        match &self.form {
+            RouterForm::LowRank { query, rope: Some(rope) } if !rope.turns_pairs(*query) => {
+                Some(format!("a rotation needs an even query, not {query}"))
+            }
+            RouterForm::LowRank { .. } | RouterForm::Linear => None,
+        }
+    }
+
+    fn shrink(&mut self, path: &str, to: &mut Small) {
+        if let RouterForm::LowRank { query, rope } = &mut self.form {
+            to.turned(path, rope, query);
+        }
+    }
+
+    fn unbalance(&mut self) {
+        (self.balance, self.load_balance_loss, self.z_loss) = (None, 0.0, 0.0);
+    }
+}
+
+/// The norm in front of a component.
+pub const PRE_NORM: Key = key(
+    "pre_norm",
+    Type::Bool,
+    Value("true"),
+    "Whether the component reads the stream through a norm of its own (not in OLMo 2).",
+);
+
+/// The norm behind a component.
+pub const POST_NORM: Key =
+    key("post_norm", Type::Bool, FALSE, "Whether the branch output has a norm of its own (Gemma 2).");
