@@ -69,6 +69,7 @@ pub fn field<'m>(model: &'m mut Model, path: &str) -> Result<&'m mut u64, FieldE
                 ("active", Some(&mut e.active)),
                 ("intermediate", Some(&mut e.intermediate)),
                 ("noop", Some(&mut e.noop)),
+                ("round", e.round.as_mut()),
                 ("shared", Some(&mut e.shared)),
                 ("query", query(&mut e.router.form)),
             ],

@@ -284,7 +284,7 @@ kernels! { $
     contract { Product }
     grouped { Grouped, GroupedOuter }
     route { Route }
-    group { Group }
+    group { Group, RoundGroups }
     counts { AddCounts }
     gather { Gather }
     combine { Combine, CombineGrad, CombineGates }

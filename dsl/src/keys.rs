@@ -726,6 +726,12 @@ pub static EXPERTS: Section = Section {
             FALSE,
             "Whether the logits of the router and the matrices of each routed expert add learned vectors (gpt-oss).",
         ),
+        key(
+            "round",
+            Type::Optional(&SIZE),
+            Value("none"),
+            "In training, each expert's number of tokens becomes the nearest multiple of this, over the micro-batch: tokens of the lowest score are let go, or tokens whose next choice it is are taken, those of the highest score first. Gates are those of the choice. Elsewhere every token has its experts (SonicMoE, 2512.14080).",
+        ),
         QUERY_SHORT,
         BALANCE_SHORT,
         key(

@@ -192,6 +192,7 @@ fn component(component: &Component, recurrent: bool) -> ValueKind {
             keys.put("shared", int(experts.shared));
             keys.put("shared_gate", ValueKind::Bool(experts.shared_gate));
             keys.put("biased", ValueKind::Bool(experts.biased));
+            keys.put("round", or_none(experts.round, int));
             keys.put("router", router(&experts.router));
             keys.put("pre_norm", ValueKind::Bool(experts.pre_norm));
             keys.put("post_norm", ValueKind::Bool(experts.post_norm));

@@ -454,6 +454,8 @@ pub struct Experts {
     pub shared_gate: bool,
     /// Whether the router's logits and the routed experts' matrices add learned vectors.
     pub biased: bool,
+    /// The number whose multiples experts' numbers of tokens are in training.
+    pub round: Option<u64>,
     /// How experts are scored, chosen and balanced.
     pub router: Router,
     /// Whether it reads the stream through a norm of its own.

@@ -45,7 +45,7 @@ pub use contract::Contract;
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
 pub use elementwise::{Binary, Cast, Constant, Unary};
 pub use embed::EmbedGrad;
-pub use group::Group;
+pub use group::{Group, RoundGroups};
 pub use grouped::{Grouped, GroupedOuter};
 pub use loss::{HeadLoss, HeadLossGrad};
 pub use norm::{Rms, RmsGrad};
@@ -282,6 +282,8 @@ pub(crate) enum Ties {
     Scores,
     /// A number and zero.
     Zero,
+    /// The last score of a group that its tiles take and the next.
+    Tiles,
 }
 
 impl Derivative<'_> {
@@ -434,6 +436,7 @@ operations! {
 
     Route(Route) in route,
     Group(Group) in group,
+    RoundGroups(RoundGroups) in group,
     Pick in pick,
     PickGrad(PickGrad) in pick,
     Gather in gather,

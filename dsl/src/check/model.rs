@@ -456,6 +456,7 @@ impl Checker {
             self.error_at("unreached", &path, "`shared_gate` gates shared experts, and there are none", help);
         }
         let biased = self.bool(group, "biased");
+        let round = self.int_or_none(group, "round");
         let router = self.router(group, false);
         if let (Some(router), Some(count), Some(active), Some(noop)) = (&router, count, active, noop) {
             self.expert_groups(group, router, count + noop, active);
@@ -470,6 +471,7 @@ impl Checker {
             shared: shared?,
             shared_gate: shared_gate?,
             biased: biased?,
+            round: round?,
             router: router?,
             pre_norm: pre_norm?,
             post_norm: post_norm?,

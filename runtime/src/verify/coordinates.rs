@@ -122,6 +122,7 @@ fn base(s: &Subject) -> Option<Spec> {
                 e.intermediate = e.intermediate.max(LEAST[1]);
                 e.active = e.count + e.noop;
                 (e.router.groups, e.router.topk_groups) = (1, 1);
+                e.round = None;
                 unbalanced(&mut e.router);
             }
             Component::Mlp(m) => m.intermediate = m.intermediate.max(LEAST[1]),

@@ -128,6 +128,9 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
                         less(&of("active"), &mut e.active, 2);
                     }
                     less(&of("intermediate"), &mut e.intermediate, 6);
+                    if let Some(round) = &mut e.round {
+                        less(&of("round"), round, 4);
+                    }
                     router(&mut e.router, name, &mut less);
                 }
                 Component::Mlp(m) => less(&of("intermediate"), &mut m.intermediate, 7),
