@@ -173,6 +173,47 @@ DEVICE void group_place(const int *chosen, int *counts, const int *offsets, int 
                                     });
 }
 
+// As many slots of each group as fill tiles of `TILE`, the rest with no expert (`NONE`). Of a row's
+// `K` choices those from number `OWN` on are spare: they fill a tile that others fill by half.
+template <int SLOTS, int EXPERTS, int K, int OWN, int TILE, int NONE>
+DEVICE void round_groups(const float *score, const int *chosen, const int *order, const int *offsets, int *kept,
+                         int *status, int launch) {
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= SLOTS) return;
+    int slot = order[at];
+    if (u32(slot) >= u32(SLOTS)) {
+        report(status, launch);
+        return;
+    }
+    int expert = chosen[slot];
+    if (u32(expert) >= u32(EXPERTS)) {
+        kept[slot] = expert;
+        return;
+    }
+    int begin = offsets[expert], end = offsets[expert + 1];
+    if (begin < 0 || end > SLOTS) {
+        report(status, launch);
+        return;
+    }
+    // Slots of the group, spare ones among them, and those of the same kind before this one.
+    bool spare = slot % K >= OWN;
+    float own_score = worth(score[slot]);
+    int all = 0, others = 0, ahead = 0;
+#pragma unroll 4
+    for (int i = begin; i < end; ++i) {
+        int s = order[i];
+        if (u32(s) >= u32(SLOTS)) continue;
+        bool other = s % K >= OWN;
+        ++all;
+        others += other;
+        ahead += other == spare && before(worth(score[s]), s, own_score, slot);
+    }
+    int own = all - others, over = own % TILE, missing = TILE - over;
+    bool filled = over > 0 && missing <= over && missing <= others;
+    int taken = spare ? (filled ? missing : 0) : (filled ? own : own - over);
+    kept[slot] = ahead < taken ? expert : NONE;
+}
+
 // Adds the size of every group to its count.
 template <int EXPERTS> DEVICE void add_counts(const int *offsets, float *counts) {
     int e = int(blockIdx.x * blockDim.x + threadIdx.x);

@@ -513,6 +513,13 @@ impl Architecture {
         self.bodies.iter().any(|b| !b.skips().is_empty())
     }
 
+    /// Whether evaluation decides by another rule than training: which tokens skip, and which
+    /// experts' numbers of tokens are rounded.
+    pub fn decides_anew(&self) -> bool {
+        let rounds = |c: &Component| matches!(c, Component::Experts(e) if e.round.is_some());
+        self.skips() || self.model.components.values().any(rounds)
+    }
+
     /// Whether tokens skip the component somewhere and leave no keys there.
     pub fn skipped(&self, component: Owner) -> bool {
         let component = self.label(component);

@@ -26,6 +26,7 @@ use crate::program::Affine;
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use thiserror::Error;
 
@@ -855,6 +856,22 @@ impl Decider<'_> {
                         self.near(last - next);
                     }
                 }
+            }
+            // Scores of the choices of one expert that were kept and let go, the spare ones apart.
+            Some(Ties::Tiles) => {
+                let Op::RoundGroups(of) = &node.op else { return };
+                let (score, chosen) = (operands[0].floats(), operands[1].ints());
+                let mut margins = HashMap::new();
+                for (slot, (&expert, &kept)) in chosen.iter().zip(results[0].ints()).enumerate() {
+                    let spare = slot % row + of.spare as usize >= row;
+                    let (least, most) =
+                        margins.entry((expert, spare)).or_insert((f64::INFINITY, f64::NEG_INFINITY));
+                    match kept == expert {
+                        true => *least = score[slot].min(*least),
+                        false => *most = score[slot].max(*most),
+                    }
+                }
+                margins.into_values().for_each(|(least, most)| self.near(least - most));
             }
             Some(Ties::Zero) => operands[0].floats().iter().for_each(|z| self.near(*z)),
             // A penalty on a share of tokens, which may be just what is allowed.

@@ -341,7 +341,7 @@ fn rows<'a>(
     }
     // Routers that look ahead in training decide without in evaluation, whose loss is that of the
     // stream that leaves.
-    let deciding = if architecture.skips() || architecture.exit.is_some() {
+    let deciding = if architecture.decides_anew() || architecture.exit.is_some() {
         let make = || lower_evaluation(architecture, shape(options, options.sequence, None));
         let mut deciding = lowered(passes, make)?;
         assembly.know(&deciding);

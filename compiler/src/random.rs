@@ -109,6 +109,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("projection", "count") => &["1", "2", "3", "4"],
         ("experts", "count") => &["1", "2", "3", "5"],
         ("experts", "active") => &["1", "2", "3"],
+        ("experts", "round") => &["1", "2", "3", "5"],
         ("experts", "shared") => &["0", "1", "2"],
         (_, "intermediate") => &["1", "3", "6", "7"],
         ("latent", "turned") => &["2", "4"],

@@ -8,7 +8,7 @@ use dreamc_compiler::ir::random::{Instance, Rng, table};
 use dreamc_compiler::ir::{
     Attention, Binary, DType, Dim, Mask, Module, Op, Positions, Rope, Tensor, Type, Unary,
 };
-use dreamc_compiler::op::{Contract, DepthAttention, Group, Grouped, HeadLoss, Rms, Zeros};
+use dreamc_compiler::op::{Contract, DepthAttention, Group, Grouped, HeadLoss, Rms, RoundGroups, Zeros};
 
 /// Instances of an operation.
 fn instances(name: &str) -> impl Iterator<Item = Instance> {
@@ -256,6 +256,42 @@ fn group_sorts_by_expert_and_keeps_order_within() {
         }
         assert_eq!(offsets.ints()[0], 0);
     }
+}
+
+/// Numbers of experts are whole tiles and at most one tile away, no slot that is let go is better
+/// than one that is kept, and spare slots are taken where all others are.
+#[test]
+fn round_groups_fills_tiles_with_the_best() {
+    let (mut up, mut down) = (0, 0);
+    for i in instances("round_groups") {
+        let Op::RoundGroups(RoundGroups { experts, tile, spare, none }) = *i.op() else { unreachable!() };
+        let (score, chosen) = (operand(&i, 0).1.floats(), operand(&i, 1).1.ints());
+        let k = *operand(&i, 1).1.dims.last().expect("choices");
+        let kept = results(&i).remove(0);
+        let is_spare = |slot: usize| slot % k + spare as usize >= k;
+        for e in 0..size(&i, experts) as i32 {
+            let of: Vec<usize> = (0..chosen.len()).filter(|&s| chosen[s] == e).collect();
+            let stays = |s: &usize| kept.ints()[*s] == e;
+            assert!(of.iter().all(|s| stays(s) || kept.ints()[*s] == none as i32));
+            let (own, spares): (Vec<usize>, Vec<usize>) = of.iter().partition(|&&s| !is_spare(s));
+            let [own_kept, taken] = [&own, &spares].map(|s| s.iter().filter(|s| stays(s)).count());
+            let (count, tile) = (own_kept + taken, tile as usize);
+            assert!(count % tile == 0 && count.abs_diff(own.len()) < tile, "{count} of {}", own.len());
+            assert!(taken == 0 || own_kept == own.len());
+            let nearest = (own.len() + tile / 2) / tile * tile;
+            assert!(count == nearest || (count + tile == nearest && own.len() + spares.len() < nearest));
+            up += u32::from(count > own.len());
+            down += u32::from(count < own.len());
+            for slots in [&own, &spares] {
+                let (stay, go): (Vec<usize>, Vec<usize>) = slots.iter().partition(|s| stays(s));
+                let worse = |a: usize, b: usize| score[a] > score[b] || (score[a] == score[b] && a < b);
+                assert!(stay.iter().all(|&a| go.iter().all(|&b| worse(a, b))));
+            }
+        }
+        let others = (0..chosen.len()).filter(|&s| chosen[s] >= size(&i, experts) as i32);
+        assert!(others.into_iter().all(|s| kept.ints()[s] == chosen[s]));
+    }
+    assert!(up > 3 && down > 3, "{up} up, {down} down");
 }
 
 /// Every slot takes its token's row along, wherever the order puts it: combined again, each token

@@ -330,6 +330,11 @@ CASES |= {
         "ea: {experts: {count: 5, active: 2, intermediate: 6, activation: swiglu_clamped, biased: true, balance: 1e-3, "
         "router: {form: linear, score: softmax, normalise: true}}}",
     ], ['"sa > ea"', '"plain > ea"']),
+    "rounded_experts": zoo("rounded-experts", [
+        sequence(),
+        "ea: {experts: {count: 5, active: 2, intermediate: 6, round: 4, balance: 1e-3, router: {form: linear, score: softmax}}}",
+        "eb: {experts: {count: 3, active: 1, intermediate: 6, round: 5, balance: 1e-3, query: 6}}",
+    ], ['"sa > ea"', "{recur: 2, layers: [\"sa > eb\"]}"]),
     "latent": zoo("latent", [
         "sa: {sequence: {heads: 3, head_size: 6, qk_norm: none, latent: {query: 5, kv: 7, turned: 2, value: 4}}}",
         "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, scale: 0.3, latent: {kv: 5, turned: 4, value: 6}}}", MLP,
@@ -399,7 +404,9 @@ def compute(case):
         loss, rest = evaluate(model, weights, ids)
         losses, trained, gap = train(model, weights, steps, t)
         skips = any(skips_in(layer.tree) for layer in model.layers)
-        inferred, gap_inferred, shares = infer(model, weights, ids[:, :-1]) if skips else (None, np.inf, [])
+        rounds = any(c.get("round") for c in model.components.values())
+        infers = skips or rounds
+        inferred, gap_inferred, shares = infer(model, weights, ids[:, :-1]) if infers else (None, np.inf, [])
         # Most skips must be of some tokens and not of others, or nothing is compared.
         mixed = sum(0 < float(share) < 1 for share in [*shares, *rest["shares"]]) >= 0.7 * len([*shares, *rest["shares"]])
         if min(gap, float(rest["gap"]), float(gap_inferred)) > 1e-6 and mixed:
@@ -416,7 +423,7 @@ def compute(case):
     still = [name for name, size in sizes.items() if size < 1e-16]
 
     tensors = {"ids": ids, "logits": rest["logits"], "loss": np.array([loss])}
-    if skips:
+    if infers:
         tensors["inference.logits"] = inferred
     tensors |= {f"weights.{name}": w for name, w in weights.items()}
     tensors |= {f"gradients.{name}": g for name, g in rest["gradients"].items()}

@@ -33,7 +33,7 @@ DEFAULTS = {
     "sequence": ATTENTION_DEFAULTS | {"rope": 10000, "depth_keys": False, "kv_from": None, "latent": None},
     "depth": ATTENTION_DEFAULTS | {"rope": {"base": 500, "half_reversed": True}},
     "experts": dict(count=None, active=None, intermediate=None, query=128, activation="swiglu", balance=1e-3,
-                    router=None, shared=0, shared_gate=False, biased=False, pre_norm=True,
+                    router=None, shared=0, shared_gate=False, biased=False, round=None, pre_norm=True,
                     post_norm=False),
     "mlp": dict(intermediate=None, activation="swiglu", pre_norm=True, post_norm=False),
 }  # fmt: skip
@@ -969,7 +969,7 @@ class Forward:
         return activate(c["activation"], gate, x_hat @ self.matrix(f"{prefix}.up").T) @ self.matrix(f"{prefix}.down").T
 
     def route(self, prefix, x_hat, l, active, router=ROUTER_DEFAULTS):
-        """-> (score of every expert [b, t, E], 1 where chosen and else 0 [b, t, E])"""
+        """-> (score of every expert [b, t, E], 1 where chosen and else 0 [b, t, E], the same of each token's next choice)"""
         bias = self.w[f"{prefix}.router.bias"]
         if router["form"] == "linear":
             logits = x_hat @ self.w[f"{prefix}.router.weight"].T
@@ -1004,7 +1004,30 @@ class Forward:
             unbiased = jnp.argsort(-self.in_groups(unbiased, router), axis=-1, stable=True)[..., :active]
             unbiased = jax.nn.one_hot(unbiased, experts).sum(axis=-2)
             self.bias_decided += jnp.sum(jnp.any(unbiased != chosen, axis=-1))
-        return score, chosen
+        following = jax.nn.one_hot(order[..., active], experts, dtype=x_hat.dtype) if active < experts else 0 * chosen
+        return score, chosen, following
+
+    def rounded(self, score, chosen, following, tile):
+        """Which choices are computed: as many of each expert as the nearest multiple of `tile`, half a tile rounded up.
+
+        Down by letting tokens of the lowest score go; up by the best of those tokens whose next choice the expert is.
+        """
+        experts = score.shape[-1]
+        flat = lambda u: jax.lax.stop_gradient(u).reshape(-1, experts)
+        score, own, spare = flat(score), flat(chosen), flat(following)
+        number = np.arange(score.shape[0])
+        better = (score[None] > score[:, None]) | ((score[None] == score[:, None]) & (number < number[:, None])[..., None])
+        rank = lambda among: jnp.sum(better * among[None], axis=1)  # how many of those are better
+        count, spares = own.sum(axis=0), spare.sum(axis=0)
+        over = count % tile
+        up = (over > 0) & (tile - over <= over) & (tile - over <= spares)
+        kept = own * jnp.where(up, True, rank(own) < count - over)
+        taken = spare * (up & (rank(spare) < tile - over))
+        for among, some in ((own, kept), (spare, taken)):
+            least = jnp.min(jnp.where(some > 0, score, jnp.inf), axis=0)
+            most = jnp.max(jnp.where((among > 0) & (some == 0), score, -jnp.inf), axis=0)
+            self.gaps.append(jnp.min(least - most))
+        return self.stop((kept + taken).reshape(chosen.shape))
 
     def in_groups(self, values, router):
         """What selects, but nothing outside of the best groups. A group is as good as its two best experts together."""
@@ -1021,10 +1044,13 @@ class Forward:
         return jnp.where(kept[..., None] > 0, grouped, -jnp.inf).reshape(values.shape)
 
     def experts(self, c, prefix, x_hat, l):
-        score, chosen = self.route(prefix, x_hat, l, c["active"], c["router"])
-        gates = score * chosen
+        score, chosen, following = self.route(prefix, x_hat, l, c["active"], c["router"])
+        computed = chosen
+        if c["round"] and not self.inference:
+            computed = self.rounded(score, chosen, following, c["round"])
+        gates = score * computed
         if c["router"]["normalise"]:
-            gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
+            gates = gates / jnp.sum(score * chosen, axis=-1, keepdims=True)
         gates = gates * c["router"]["scale"]
         relu = c["activation"] in ("relu", "relu2")
         bias = lambda name: self.w[f"{prefix}.{name}.bias"] if c["biased"] else 0.0
@@ -1168,7 +1194,7 @@ class Forward:
 
     def projection_experts(self, prefix, x_hat, l):
         """Equation 7. The shared expert is scaled by the score but teaches the router nothing: its scale has no gradient."""
-        score, chosen = self.route(prefix, x_hat, l, active=1)
+        score, chosen, _ = self.route(prefix, x_hat, l, active=1)
         stopped = self.stop(jnp.sum(score * chosen, axis=-1, keepdims=True))
 
         def project(which, x):

@@ -15,7 +15,7 @@ use dreamc_compiler::ir::{
     Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, Port, Positions, Unary, Value, infer,
 };
 use dreamc_compiler::lower::{Form, Shape};
-use dreamc_compiler::op::{AttentionGrad, Constant, Decide, KeepInts, Rms, Zeros};
+use dreamc_compiler::op::{AttentionGrad, Constant, Decide, KeepInts, Rms, RoundGroups, Zeros};
 use dreamc_compiler::oracle::{Batch, Oracle, Setup};
 use dreamc_compiler::program::{
     Affine, BufferId, Kernel, Launch, Operand, Plan, RowOp, RowStore, Space, Step, kernel,
@@ -306,6 +306,18 @@ fn bypass_first(f: &mut Function, pick: impl Fn(&Function, usize) -> Option<usiz
     found.is_some_and(|(i, operand)| bypass(f, i, operand))
 }
 
+/// Edits how experts' numbers of tokens are rounded.
+fn rounding(f: &mut Function, edit: impl Fn(&mut RoundGroups)) -> bool {
+    let mut found = false;
+    for node in &mut f.nodes {
+        if let Op::RoundGroups(of) = &mut node.op {
+            edit(of);
+            found = true;
+        }
+    }
+    found
+}
+
 fn is_param(f: &Function, v: Value, suffix: &str) -> bool {
     f.params.get(v.index()).is_some_and(|p| p.name.ends_with(suffix))
 }
@@ -524,6 +536,13 @@ const BEHIND: &str = "
     ea: {experts: {count: 3, active: 2, intermediate: 5, activation: swiglu_clamped, biased: true, router: mixtral}}
     mlp: {mlp: {intermediate: 7, pre_norm: false, post_norm: true}}
   body: [\"sa > mlp\", \"sa > ea\"]";
+
+/// Experts whose numbers of tokens are rounded, with spare choices and without.
+const ROUNDED: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    ea: {experts: {count: 4, active: 1, intermediate: 5, round: 4, router: {form: linear, normalise: false}}}
+    eb: {experts: {count: 5, active: 2, intermediate: 5, round: 3, router: {form: linear}}}
+  body: [\"sa > ea\", \"sa > eb\"]";
 
 /// Queries, keys and values of short vectors.
 const LATENT: &str = "
@@ -1076,6 +1095,21 @@ fn faults() -> Vec<Fault> {
                 .find(|&i| f.nodes[i].inputs[1] == column)
                 .map(|i| f.nodes[i].first);
             bypass_first(f, |f, i| each.filter(|v| f.nodes[i].inputs.get(1) == Some(v)).map(|_| 0))
+        }),
+        lower("experts with as many tokens as chose them", ROUNDED, |_, f| {
+            bypass_first(f, |f, i| matches!(f.nodes[i].op, Op::RoundGroups(_)).then_some(1))
+        }),
+        lower("experts' numbers of tokens rounded to half a tile", ROUNDED, |_, f| {
+            rounding(f, |of| of.tile = of.tile.div_ceil(2))
+        }),
+        lower("next choices that every token has", ROUNDED, |_, f| rounding(f, |of| of.spare = 0)),
+        lower("the best tokens of an expert let go", ROUNDED, |m, f| {
+            let found = nodes(f, |op| matches!(op, Op::RoundGroups(_)));
+            let Some(&i) = found.last() else { return false };
+            let scores = f.nodes[i].inputs[0];
+            let negative = insert(m, f, i, Op::Unary(Unary::Neg), vec![scores])[0];
+            f.nodes[i + 1].inputs[0] = negative;
+            true
         }),
         lower("the vector that keys are made of is not normalised", LATENT, |_, f| {
             let Some(i) = reader(f, "sa.kv_down_norm.weight") else { return false };

@@ -115,6 +115,7 @@ const COMPONENT: [fn(&mut Component); 37] = [
     |c| {
         if let Component::Experts(e) = c {
             e.biased = false;
+            e.round = None;
         }
     },
     |c| attention(c, |a| (a.heads, a.kv_heads) = (1, 1)),

@@ -49,7 +49,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 29] = [
+pub const WIRINGS: [&str; 30] = [
     "latent",
     "layered",
     "moeut",
@@ -74,6 +74,7 @@ pub const WIRINGS: [&str; 29] = [
     "partial_rotation",
     "post_norms",
     "relaxed_recursive",
+    "rounded_experts",
     "shared_experts",
     "universal_transformer",
     "value_residual",

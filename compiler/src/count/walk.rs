@@ -137,13 +137,10 @@ fn expected(facts: &Facts, module: &Module, f: &Function, node: &Node) -> Extent
         | Work::Pairs(..) => return Extents::default(),
     };
     let slots = u128::from(module.size(f.ty(node.inputs[0]).dims[0]));
-    let real = module.size(experts);
-    let candidates = facts.candidates.get(&experts).map_or(real, |&n| n.max(real));
+    let (some, all) = facts.taken.get(&experts).copied().unwrap_or((1, 1));
     // The share is at most `slots`, which is a `u64`.
-    Extents {
-        slots: Some((slots * u128::from(real) / u128::from(candidates.max(1))) as u64),
-        ..Extents::default()
-    }
+    let share = slots * u128::from(some.min(all)) / u128::from(all.max(1));
+    Extents { slots: Some(share as u64), ..Extents::default() }
 }
 
 /// The difference of two costs of which the first is the larger in every respect.

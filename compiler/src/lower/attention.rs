@@ -46,7 +46,7 @@ impl Lower<'_> {
             .and_then(|b| b.recurrent)
             .and_then(|e| a.projection.as_ref().map(|p| (p, p.count.unwrap_or(e))));
         let routing = mixture.map(|(p, experts)| {
-            (self.route(c, &p.router, n, experts, experts, 1, true, false), p.shared, experts)
+            (self.route(c, &p.router, n, experts, experts, 1, true, false, None), p.shared, experts)
         });
         let (mut q, k, v) = match &a.latent {
             Some(latent) => self.latent(c, a, latent, n, [heads, kv, size]),

@@ -40,6 +40,7 @@ impl Lower<'_> {
         k: u64,
         projection: bool,
         biased: bool,
+        round: Option<u64>,
     ) -> Routing {
         let hidden = self.hidden();
         let many = if projection { format!("projections{experts}") } else { "experts".into() };
@@ -107,8 +108,20 @@ impl Lower<'_> {
         };
         let (real_dim, offsets) =
             (self.dim_of(c, &many, real), self.dim_of(c, &format!("{many}+1"), real + 1));
-        if experts != real {
-            self.facts.candidates.insert(real_dim, experts);
+        // Where counts are rounded each token has a spare choice, if there is another: the next.
+        let round = round.filter(|_| self.form.trains());
+        let spare = u64::from(round.is_some() && k < experts / router.groups.max(1) * router.topk_groups);
+        let (taken, taken_slots) = match spare {
+            0 => (chosen, slots),
+            _ => {
+                let taken = self.dim_of(c, "taken", k + spare);
+                let all = self.b.module.elements(&rows) * (k + spare);
+                let slots = self.dim_of(c, &format!("taken_slots{here}"), all);
+                (self.b.op(Route { k: taken }, &[selection]), slots)
+            }
+        };
+        if experts != real || spare > 0 {
+            self.facts.taken.insert(real_dim, (real * k, experts * (k + spare)));
         }
         // A token that takes no part chooses nothing: that is, more than there is. Unless its keys
         // are wanted all the same.
@@ -120,40 +133,41 @@ impl Lower<'_> {
             _ => self.asked(),
         };
         let grouped = match wanted {
-            Some(places) => self.b.op(KeepInts { otherwise: experts as i32 }, &[chosen, places]),
-            None => chosen,
+            Some(places) => self.b.op(KeepInts { otherwise: experts as i32 }, &[taken, places]),
+            None => taken,
         };
-        let groups = self.b.ops(Group { experts: real_dim, offsets, slots }, &[grouped]);
+        let group = Group { experts: real_dim, offsets, slots: taken_slots };
+        let (grouped, rounded) = match round {
+            None => (grouped, None),
+            Some(tile) => {
+                let scores = self.scores_of(router, logits, scores, taken);
+                let fixed = self.b.stop_gradient(scores);
+                let all = self.b.ops(group, &[grouped]);
+                let by = RoundGroups { experts: real_dim, tile, spare, none: experts };
+                (self.b.op(by, &[fixed, grouped, all[0], all[1]]), Some(scores))
+            }
+        };
+        let groups = self.b.ops(group, &[grouped]);
         let (order, offsets, inverse) = (groups[0], groups[1], groups[2]);
 
-        // A sigmoid of the chosen logits is as good as choosing among the sigmoids, and much less
-        // work.
-        let mut gates = match router.score {
-            Score::Sigmoid => {
-                let z = self.b.op(Op::Pick, &[logits, chosen]);
-                self.b.unary(Unary::Sigmoid, z)
-            }
-            Score::Sqrtsoftplus => {
-                let z = self.b.op(Op::Pick, &[logits, chosen]);
-                self.sqrt_softplus(z)
-            }
-            Score::Softmax => self.b.op(Op::Pick, &[scores, chosen]),
-        };
+        let mut gates = rounded.unwrap_or_else(|| self.scores_of(router, logits, scores, chosen));
         if router.normalise {
-            let sum = self.b.reduce(Reduce::Sum, gates, &[chosen_dim]);
+            // Of the choice, whether or not tiles take it.
+            let of = if spare == 0 { gates } else { self.scores_of(router, logits, scores, chosen) };
+            let sum = self.b.reduce(Reduce::Sum, of, &[chosen_dim]);
             gates = self.b.div(gates, sum);
         }
         gates = self.b.scale(gates, router.scale);
         // Gathered tokens are not those of the stream.
         if self.shape.observe && !self.gathered() {
-            self.observe(c, Observation::Chosen, grouped);
+            self.observe(c, Observation::Chosen, if round.is_some() { chosen } else { grouped });
             let entropy = self.entropy(router.score, logits, scores, e);
             let entropy = self.every_token(entropy);
             self.observe(c, Observation::Entropy, entropy);
         }
 
         // All candidates are counted, no-ops included: they are balanced like the others.
-        let counted = if experts == real {
+        let counted = if experts == real && round.is_none() {
             offsets
         } else {
             let all = self.dim_of(c, &format!("{candidates}+1"), experts + 1);
@@ -176,6 +190,23 @@ impl Lower<'_> {
         }
         self.auxiliary_losses(router, logits, counted, e, slots, &rows);
         Routing { order, offsets, inverse, gates }
+    }
+
+    /// Scores of some experts of each token.
+    fn scores_of(&mut self, router: &Router, logits: Value, scores: Value, chosen: Value) -> Value {
+        // A sigmoid of the chosen logits is as good as choosing among the sigmoids, and much less
+        // work.
+        match router.score {
+            Score::Sigmoid => {
+                let z = self.b.op(Op::Pick, &[logits, chosen]);
+                self.b.unary(Unary::Sigmoid, z)
+            }
+            Score::Sqrtsoftplus => {
+                let z = self.b.op(Op::Pick, &[logits, chosen]);
+                self.sqrt_softplus(z)
+            }
+            Score::Softmax => self.b.op(Op::Pick, &[scores, chosen]),
+        }
     }
 
     /// `ln Σ e^z` over a dimension.
@@ -272,8 +303,8 @@ impl Lower<'_> {
         }
     }
 
-    fn experts(&mut self, c: Owner, e: &spec::Experts, n: Value) -> Value {
-        let r = self.route(c, &e.router, n, e.count + e.noop, e.count, e.active, false, e.biased);
+    pub(super) fn experts(&mut self, c: Owner, e: &spec::Experts, n: Value) -> Value {
+        let r = self.route(c, &e.router, n, e.count + e.noop, e.count, e.active, false, e.biased, e.round);
         let (i, h) = (self.dim_of(c, "intermediate", e.intermediate), self.hidden());
         let many = self.dim_of(c, "experts", e.count);
         let x = self.b.op(Op::Gather, &[n, r.order]);

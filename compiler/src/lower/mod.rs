@@ -34,7 +34,8 @@ use crate::ir::{
     Type, Unary, Value,
 };
 use crate::op::{
-    Concat, Decide, DepthAttention, Group, Grouped, KeepInts, PutTokens, Rms, Route, Runs, Split, TopTokens,
+    Concat, Decide, DepthAttention, Group, Grouped, KeepInts, PutTokens, Rms, RoundGroups, Route, Runs,
+    Split, TopTokens,
 };
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
@@ -116,9 +117,9 @@ pub struct Facts {
     pub owners: HashMap<Dim, Owner>,
     /// Dimensions of the products of routers.
     pub routing: HashSet<Dim>,
-    /// How many candidates a router has where not all of them have matrices, by the dimension of
-    /// those that have.
-    pub candidates: HashMap<Dim, u64>,
+    /// How many of how many slots are of an expert, where not all are, by the dimension of experts:
+    /// routing is taken to be even.
+    pub taken: HashMap<Dim, (u64, u64)>,
     /// The states of layers, by name.
     pub states: IndexMap<String, State>,
     /// Observations for the host, by name.
@@ -138,7 +139,7 @@ impl Facts {
     fn extend(&mut self, more: Facts) {
         self.owners.extend(more.owners);
         self.routing.extend(more.routing);
-        self.candidates.extend(more.candidates);
+        self.taken.extend(more.taken);
         self.states.extend(more.states);
         self.observed.extend(more.observed);
     }

@@ -46,7 +46,7 @@ pub use contract::Contract;
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
 pub use elementwise::{Binary, Cast, Constant, Unary};
 pub use embed::EmbedGrad;
-pub use group::Group;
+pub use group::{Group, RoundGroups};
 pub use grouped::{Grouped, GroupedOuter};
 pub use loss::{HeadLoss, HeadLossGrad};
 pub use norm::{Rms, RmsGrad};
@@ -286,6 +286,8 @@ pub(crate) enum Ties {
     Scores,
     /// A number and zero.
     Zero,
+    /// The last score of a group that its tiles take and the next.
+    Tiles,
 }
 
 impl Derivative<'_> {
@@ -438,6 +440,7 @@ operations! {
 
     Route(Route) in route,
     Group(Group) in group,
+    RoundGroups(RoundGroups) in group,
     Pick in pick,
     PickGrad(PickGrad) in pick,
     Gather in gather,
@@ -533,7 +536,7 @@ kernels! { $
     contract { Product }
     grouped { Grouped, GroupedOuter }
     route { Route }
-    group { Group }
+    group { Group, RoundGroups }
     counts { AddCounts }
     gather { Gather }
     combine { Combine, CombineGrad, CombineGates }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::mlp::{ACTIVATION_KEY, activation};
 use super::*;
 use crate::keys::{BALANCE_SHORT, COUNT, QUERY_SHORT, ROUTER};
-use crate::show::router;
+use crate::show::{or_none, router};
 
 /// A routed mixture of networks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,6 +27,8 @@ pub struct Experts {
     pub shared_gate: bool,
     /// Whether the router's logits and the routed experts' matrices add learned vectors.
     pub biased: bool,
+    /// The number whose multiples experts' numbers of tokens are in training.
+    pub round: Option<u64>,
     /// How experts are scored, chosen and balanced.
     pub router: Router,
     /// Whether it reads the stream through a norm of its own.
@@ -69,6 +71,12 @@ pub static EXPERTS: Section = Section {
             FALSE,
             "Whether the logits of the router and the matrices of each routed expert add learned vectors (gpt-oss).",
         ),
+        key(
+            "round",
+            Type::Optional(&SIZE),
+            Value("none"),
+            "In training, each expert's number of tokens becomes the nearest multiple of this, over the micro-batch: tokens of the lowest score are let go, or tokens whose next choice it is are taken, those of the highest score first. Gates are those of the choice. Elsewhere every token has its experts (SonicMoE, 2512.14080).",
+        ),
         QUERY_SHORT,
         BALANCE_SHORT,
         key(
@@ -98,6 +106,7 @@ impl Language for Experts {
             );
             c.error_at("out-of-range", &group.path("active"), message, help);
         }
+        let round = c.int_or_none(group, "round");
         let (shared, shared_gate) = (c.int(group, "shared"), c.bool(group, "shared_gate"));
         if let (Some(0), Some(true)) = (shared, shared_gate) {
             let help = "write how many there are: `shared: 1`";
@@ -116,6 +125,7 @@ impl Language for Experts {
             intermediate: intermediate?,
             activation: activation?,
             noop: noop?,
+            round: round?,
             shared: shared?,
             shared_gate: shared_gate?,
             biased: biased?,
@@ -134,6 +144,7 @@ impl Language for Experts {
         keys.put("shared", int(self.shared));
         keys.put("shared_gate", ValueKind::Bool(self.shared_gate));
         keys.put("biased", ValueKind::Bool(self.biased));
+        keys.put("round", or_none(self.round, int));
         keys.put("router", router(&self.router));
         keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
         keys.put("post_norm", ValueKind::Bool(self.post_norm));
@@ -163,6 +174,7 @@ impl Described for Experts {
             ("active", Some(&mut self.active)),
             ("intermediate", Some(&mut self.intermediate)),
             ("noop", Some(&mut self.noop)),
+            ("round", self.round.as_mut()),
             ("shared", Some(&mut self.shared)),
             ("query", self.router.query()),
         ]
@@ -207,6 +219,9 @@ impl Described for Experts {
             to.less("count", &mut self.count, 5);
             to.less("active", &mut self.active, 2);
         }
+        if let Some(round) = &mut self.round {
+            to.less("round", round, 4);
+        }
         to.less("intermediate", &mut self.intermediate, 6);
         self.router.shrink("query", to);
     }
@@ -215,6 +230,7 @@ impl Described for Experts {
         self.intermediate = self.intermediate.max(least);
         self.active = self.count + self.noop;
         (self.router.groups, self.router.topk_groups) = (1, 1);
+        self.round = None;
         self.router.unbalance();
     }
 

@@ -187,10 +187,17 @@ impl Proof for Batches {
     }
 }
 
-/// Whether a loss of a router is no sum over rows.
+/// Whether training chooses an expert's tokens among those of all rows.
+fn rounds(s: &Subject) -> bool {
+    let component = |c: &Component| matches!(c, Component::Experts(e) if e.round.is_some());
+    s.spec.model.components.values().any(component)
+}
+
+/// Whether rows have a part in one another's losses, by means or by experts' numbers of tokens.
 fn means_of_routers(s: &Subject) -> bool {
     let component = |c: &Component| c.router().is_some_and(|r| r.load_balance_loss != 0.0);
-    any_skip(s, &|skip, _| matches!(skip.rule, SkipRule::Threshold { .. }))
+    rounds(s)
+        || any_skip(s, &|skip, _| matches!(skip.rule, SkipRule::Threshold { .. }))
         || s.spec.model.components.values().any(component)
 }
 
@@ -207,7 +214,7 @@ impl Proof for Causal {
     }
 
     fn how(&self) -> &'static str {
-        "evaluation with one token replaced, on the CPU and in f64; training too, where no top-k router looks ahead"
+        "evaluation with one token replaced, on the CPU and in f64; training too, where no router chooses among later tokens"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -216,10 +223,13 @@ impl Proof for Causal {
         if vocab < 2 || t < 2 {
             return Ok(Some("there is one token to choose or to read".into()));
         }
-        let ahead = any_skip(s, &|skip, _| match skip.rule {
-            SkipRule::TopK { capacity, .. } => skip.capacities.iter().copied().fold(capacity, f64::min) < 1.0,
-            SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
-        });
+        let ahead = rounds(s)
+            || any_skip(s, &|skip, _| match skip.rule {
+                SkipRule::TopK { capacity, .. } => {
+                    skip.capacities.iter().copied().fold(capacity, f64::min) < 1.0
+                }
+                SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
+            });
         if !s.causal() {
             return Ok(Some(AHEAD.into()));
         }

@@ -1180,7 +1180,7 @@ impl<'a> Formulas<'a> {
         let mixture = match (self.recurrent, &a.projection) {
             (Some(times), Some(p)) => {
                 let experts = p.count.unwrap_or(times) as usize;
-                let (chosen, gates) = self.route(c, &p.router, n, experts, 1, inside);
+                let (chosen, gates) = self.route(c, &p.router, n, experts, 1, None, inside);
                 let stopped = if p.shared { self.stop(gates.clone()) } else { vec![] };
                 Some((experts, chosen, gates, stopped))
             }
@@ -1360,7 +1360,9 @@ impl<'a> Formulas<'a> {
 
     // Experts -------------------------------------------------------------------------------------
 
-    /// The experts that each token chose, `active` for each, and their gates.
+    /// The experts that each token chose, `active` for each, and their gates. Where their numbers
+    /// of tokens are rounded, as many that a token may have, and `usize::MAX` for none.
+    #[allow(clippy::too_many_arguments)]
     fn route(
         &mut self,
         c: &str,
@@ -1368,6 +1370,7 @@ impl<'a> Formulas<'a> {
         n: &[f64],
         experts: usize,
         active: usize,
+        round: Option<(u64, u64)>,
         inside: &Inside,
     ) -> (Vec<usize>, Vec<f64>) {
         let h = self.model.hidden as usize;
@@ -1395,7 +1398,8 @@ impl<'a> Formulas<'a> {
         };
         let bias = if r.balance.is_some() { self.w(&format!("{prefix}.bias")) } else { &[] };
         let of = if r.select == Select::Logit { &logits } else { &scores };
-        let mut chosen = vec![];
+        let (mut chosen, mut taken) = (vec![], vec![]);
+        let round = round.filter(|_| self.training);
         for row in of.chunks(experts) {
             let mut biased: Vec<f64> = (0..experts).map(|e| row[e] + bias.get(e).unwrap_or(&0.0)).collect();
             let each = experts / r.groups as usize;
@@ -1408,6 +1412,9 @@ impl<'a> Formulas<'a> {
                 }
             }
             chosen.extend(largest_of(&biased, active).into_iter().map(|e| e as f64));
+            let allowed = biased.iter().filter(|x| x.is_finite()).count();
+            let wider = active + usize::from(round.is_some() && allowed > active);
+            taken.extend(largest_of(&biased, wider).into_iter().map(|e| e as f64));
         }
         let chosen: Vec<usize> = self.stop(chosen).into_iter().map(|e| e as usize).collect();
         let mut gates: Vec<f64> =
@@ -1417,6 +1424,22 @@ impl<'a> Formulas<'a> {
             row.iter_mut().for_each(|g| *g /= sum);
         }
         gates.iter_mut().for_each(|g| *g *= r.scale);
+        let rounded = round.map(|(tile, real)| {
+            let mut taken: Vec<usize> = self.stop(taken).into_iter().map(|e| e as usize).collect();
+            let wider = taken.len() / self.tokens();
+            let score = |at: usize, e: usize| scores[at / wider * experts + e];
+            let gates = taken.iter().enumerate().map(|(at, &e)| {
+                let own = chosen[at / wider * active..][..active].iter();
+                let all: f64 = own.map(|&e| scores[at / wider * experts + e]).sum();
+                r.scale * score(at, e) / if r.normalise { all } else { 1.0 }
+            });
+            let gates: Vec<f64> = gates.collect();
+            let kept = self.stop_bools(round_up_or_down(&taken, &score, wider, active, (tile, real), inside));
+            for (expert, _) in taken.iter_mut().zip(&kept).filter(|(_, kept)| !**kept) {
+                *expert = usize::MAX;
+            }
+            (taken, gates)
+        });
         if r.balance.is_some() {
             let counts = self.counts.entry(format!("{prefix}.bias")).or_insert_with(|| vec![0.0; experts]);
             let taking = chosen.chunks(active).zip(&inside.part).filter(|(_, part)| **part);
@@ -1442,12 +1465,14 @@ impl<'a> Formulas<'a> {
                 self.auxiliary += r.z_loss * squares.sum::<f64>() / rows;
             }
         }
-        (chosen, gates)
+        rounded.unwrap_or((chosen, gates))
     }
 
     fn experts(&mut self, c: &str, e: &Experts, n: &[f64], inside: &Inside) -> Vec<f64> {
         let (h, active) = (self.model.hidden as usize, e.active as usize);
-        let (chosen, gates) = self.route(c, &e.router, n, (e.count + e.noop) as usize, active, inside);
+        let (all, round) = ((e.count + e.noop) as usize, e.round.map(|tile| (tile, e.count)));
+        let (chosen, gates) = self.route(c, &e.router, n, all, active, round, inside);
+        let each = chosen.len() / self.tokens();
         let mut y = vec![0.0; n.len()];
         for expert in 0..e.count as usize {
             let of = |which: &str| {
@@ -1463,7 +1488,7 @@ impl<'a> Formulas<'a> {
             let (matrices, biases) = (["gate", "up", "down"].map(of), ["gate", "up", "down"].map(bias));
             let all = self.network(e.activation, n, matrices, biases);
             for (at, gate) in gates.iter().enumerate().filter(|(at, _)| chosen[*at] == expert) {
-                let token = at / active;
+                let token = at / each;
                 y[token * h..][..h].iter_mut().zip(&all[token * h..]).for_each(|(y, f)| *y += gate * f);
             }
         }
@@ -1727,6 +1752,34 @@ fn lse(x: &[f64]) -> f64 {
 fn softmax(x: &[f64]) -> Vec<f64> {
     let all = lse(x);
     x.iter().map(|x| (x - all).exp()).collect()
+}
+
+/// Which choices are kept where every expert's number of tokens becomes the nearest multiple of a
+/// tile. Choices of a token behind the first `active` are spare.
+fn round_up_or_down(
+    chosen: &[usize],
+    score: &dyn Fn(usize, usize) -> f64,
+    wider: usize,
+    active: usize,
+    (tile, experts): (u64, u64),
+    inside: &Inside,
+) -> Vec<bool> {
+    let (tile, mut kept) = (tile as usize, vec![false; chosen.len()]);
+    for expert in 0..experts as usize {
+        let of = |spare: bool| -> Vec<usize> {
+            let at = (0..chosen.len()).filter(|at| chosen[*at] == expert && inside.here[at / wider]);
+            at.filter(|at| (at % wider >= active) == spare).collect()
+        };
+        let (own, spare) = (of(false), of(true));
+        let [lower, upper] = [own.len() / tile * tile, own.len().div_ceil(tile) * tile];
+        let closer_above = upper - own.len() <= own.len() - lower && upper <= own.len() + spare.len();
+        let [keep, take] = if closer_above { [own.len(), upper - own.len()] } else { [lower, 0] };
+        for (slots, count) in [(own, keep), (spare, take)] {
+            let scores: Vec<f64> = slots.iter().map(|&at| score(at, expert)).collect();
+            largest_of(&scores, count).into_iter().for_each(|i| kept[slots[i]] = true);
+        }
+    }
+    kept
 }
 
 /// Numbers of the `k` largest, ties to the lowest.

@@ -314,7 +314,7 @@ impl<'a> Subject<'a> {
             see(&self.oracle(depth, &Rewriting::off(), Form::Training)?, &self.batch)?;
         }
         let inference = self.oracle(None, &Rewriting::off(), Form::Inference)?;
-        let skips = inference.architecture().skips();
+        let skips = inference.architecture().decides_anew();
         let masked = self.batch != self.plain;
         for (batch, decides_otherwise) in [(&self.batch, skips && masked), (&self.plain, skips || masked)] {
             if decides_otherwise {
@@ -418,10 +418,13 @@ impl<'a> Subject<'a> {
                 }
             }
         }
-        // Where tokens skip, evaluation is another model: its tokens take part by another rule.
+        // Where tokens skip or are rounded off, evaluation is another model: its tokens take part by
+        // another rule.
         let inference = self.oracle(None, &Rewriting::off(), Form::Inference)?;
         let segments = if self.batch == self.plain { vec![] } else { vec![&self.plain] };
-        for batch in [&self.batch].into_iter().chain(segments).filter(|_| inference.architecture().skips()) {
+        for batch in
+            [&self.batch].into_iter().chain(segments).filter(|_| inference.architecture().decides_anew())
+        {
             let base = self.forward(&inference, batch)?;
             let moved = inference.forward(&moved, &of(self, batch), None)?;
             let rounded = inference.forward_rounded(&self.weights, &of(self, batch))?;

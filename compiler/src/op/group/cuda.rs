@@ -1,7 +1,10 @@
-//! The CUDA of a stable counting sort of slots by expert, in chunks.
+//! The CUDA of a stable counting sort of slots by expert, in chunks, and of groups cut to tiles: a
+//! thread for each slot, which counts those of its group that come before it.
 
-use super::kernel::Group;
-use crate::codegen::text::{Builder, CHUNK, Operands, Param, blocks, fits, per_warp, scratch, times};
+use super::kernel::{Group, RoundGroups};
+use crate::codegen::text::{
+    Builder, CHUNK, Operands, Param, blocks, fits, one, per_thread, per_warp, scratch, times, with_status,
+};
 use crate::codegen::{CodegenError, Source, Variant};
 
 type Result<T> = std::result::Result<T, CodegenError>;
@@ -54,4 +57,15 @@ pub(super) fn group(kernel: &Group, variant: Variant) -> Result<Option<Source>> 
         &format!("{slots}, {experts}"),
     );
     Ok(builder.finish())
+}
+
+pub(super) fn round_groups(kernel: &RoundGroups, variant: Variant) -> Result<Option<Source>> {
+    let &RoundGroups { slots, experts, k, spare, tile, none } = kernel;
+    for (what, n) in [("slots", slots), ("experts", experts), ("a tile", tile), ("the choice", k)] {
+        fits(what, n)?;
+    }
+    let name = format!("round_{slots}_of_{experts}_by_{tile}_{spare}_of_{k}_{none}");
+    let list = with_status(Operands::of(kernel, variant).all()?);
+    let constants = format!("{slots}, {experts}, {k}, {}, {tile}, {none}", k - spare);
+    one(name, "route.cuh", "round_groups_of", per_thread(slots)?, list, "round_groups", constants)
 }

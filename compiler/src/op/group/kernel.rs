@@ -1,9 +1,9 @@
-//! Slots sorted by expert.
+//! Slots sorted by expert, and as many of each as fill tiles.
 
 use crate::CompileError;
 use crate::codegen::naive::{Naive, numbers};
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::op::kernel::{KernelKind, Slot, Work, ints, result, small};
+use crate::op::kernel::{KernelKind, Slot, Work, divides, input, ints, need, result, small};
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
 use std::fmt::Display;
@@ -15,6 +15,23 @@ pub struct Group {
     pub slots: u64,
     /// Groups.
     pub experts: u64,
+}
+
+/// As many choices of each expert as fill tiles; all others are `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RoundGroups {
+    /// Choices.
+    pub slots: u64,
+    /// Groups.
+    pub experts: u64,
+    /// Choices of a row, of which the last `spare` fill tiles alone.
+    pub k: u64,
+    /// See `k`.
+    pub spare: u64,
+    /// Slots of a tile.
+    pub tile: u64,
+    /// The choice of no expert.
+    pub none: u64,
 }
 
 impl KernelKind for Group {
@@ -53,9 +70,63 @@ impl KernelKind for Group {
     }
 }
 
+impl KernelKind for RoundGroups {
+    fn signature(&self) -> Vec<Slot> {
+        let &RoundGroups { slots, experts, .. } = self;
+        vec![
+            input("score", &[slots]),
+            ints("chosen", &[slots]),
+            ints("order", &[slots]),
+            ints("offsets", &[experts.saturating_add(1)]),
+            result("kept", &[slots]).ints(),
+        ]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        small(self.slots, "more slots than integers")?;
+        small(self.experts, "more groups than integers")?;
+        small(self.none, "no expert is no integer")?;
+        small(self.tile, "more slots of a tile than integers")?;
+        divides(self.k, self.slots, "slots must be a multiple of the choices of a row")?;
+        need(self.tile > 0, "a tile has one slot at least")?;
+        need(self.spare <= self.k, "more choices are spare than there are")?;
+        need(self.none >= self.experts, "no expert is a number beyond the last")
+    }
+
+    fn summary(&self) -> String {
+        let RoundGroups { slots, experts, k, spare, tile, .. } = self;
+        format!("round_groups {slots} of {experts} by {tile}, {spare} of {k} spare")
+    }
+
+    fn work(&self) -> Work {
+        Work::default()
+    }
+
+    fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        super::cuda::round_groups(self, variant)
+    }
+
+    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        let &RoundGroups { slots, experts, k, spare, tile, none } = self;
+        let numbers: &[(&str, &dyn Display)] = numbers!["SLOTS": slots, "EXPERTS": experts, "K": k, "OWN": k - spare, "TILE": tile, "NONE": none];
+        let naive = Naive::new(self, variant, include_str!("naive.cuh"), numbers)?;
+        Ok(naive.pass("round", slots)?.finish())
+    }
+}
+
 impl Choose for super::Group {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let &super::Group { slots, experts, .. } = self;
         Ok(Kernel::Group(Group { slots: s.size(slots), experts: s.size(experts) }))
+    }
+}
+
+impl Choose for super::RoundGroups {
+    fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
+        let &super::RoundGroups { experts, tile, spare, none } = self;
+        let (rows, k) = s.rows_and_last(1);
+        let slots = rows.saturating_mul(k);
+        let experts = s.size(experts);
+        Ok(Kernel::RoundGroups(RoundGroups { slots, experts, k, spare, tile, none }))
     }
 }

@@ -262,6 +262,8 @@ impl<'a> Code<'a> {
                 shared,
                 shared_gate: _,
                 biased,
+                // Packages do not train.
+                round: _,
                 router,
                 pre_norm,
                 post_norm,

@@ -356,6 +356,51 @@ fn group() {
 }
 
 #[test]
+fn groups_of_whole_tiles() {
+    let mut r = Random(5);
+    for (rows, k, spare, experts, tile) in
+        [(1, 1, 0, 1, 1), (40, 3, 1, 7, 4), (300, 2, 1, 5, 16), (90, 2, 0, 4, 8), (7, 3, 3, 2, 2)]
+    {
+        let slots = rows * k;
+        let chosen = r.ints(slots, experts + 2);
+        let (order, offsets, _) = grouping(&chosen, experts);
+        let mut score: Vec<f32> = r.ints(slots, 9).iter().map(|&i| i as f32 - 4.0).collect();
+        score[0] = f32::NAN;
+        let none = experts as u64 + 5;
+        let size = |n: usize| n as u64;
+        let kernel = kernel::RoundGroups {
+            slots: size(slots),
+            experts: size(experts),
+            k: size(k),
+            spare: size(spare),
+            tile: size(tile),
+            none,
+        };
+        let operands = [F(score.clone()), I(chosen.clone()), I(order), I(offsets), I(vec![-7; slots])];
+        let (out, _) = launch(Kernel::RoundGroups(kernel), &operands);
+        let worth = |s: usize| if score[s].is_nan() { f32::NEG_INFINITY } else { score[s] };
+        let better = |a: usize, b: usize| worth(a) > worth(b) || (worth(a) == worth(b) && a < b);
+        for slot in 0..slots {
+            let e = chosen[slot];
+            let spares = |s: usize| s % k + spare >= k;
+            let of = |spare: bool| (0..slots).filter(move |&s| spares(s) == spare);
+            let count = |spare: bool| of(spare).filter(|&s| chosen[s] == e).count();
+            let ahead = of(spares(slot)).filter(|&s| chosen[s] == e && better(s, slot)).count();
+            let (own, over) = (count(false), count(false) % tile);
+            let up = over * 2 >= tile && tile - over <= count(true) && over > 0;
+            let taken = match (spares(slot), up) {
+                (false, true) => own,
+                (false, false) => own - over,
+                (true, true) => tile - over,
+                (true, false) => 0,
+            };
+            let expected = if e >= experts as i32 || ahead < taken { e } else { none as i32 };
+            assert_eq!(out[4].i()[slot], expected, "slot {slot} of {slots}, {tile} a tile");
+        }
+    }
+}
+
+#[test]
 fn route() {
     let mut r = Random(3);
     for (rows, experts, k) in

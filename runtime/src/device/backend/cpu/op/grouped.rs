@@ -9,7 +9,7 @@ use dreamc_compiler::program::kernel::{Grouped, GroupedOuter};
 use half::bf16;
 
 /// Whether offsets are increasing, from 0 to at most `slots`.
-fn offsets_fit(cx: &Context, offsets: &[i32], slots: usize) -> bool {
+pub(super) fn offsets_fit(cx: &Context, offsets: &[i32], slots: usize) -> bool {
     let fine = offsets[0] == 0 && offsets.is_sorted() && offsets[offsets.len() - 1] as usize <= slots;
     if !fine {
         cx.bad_index();
