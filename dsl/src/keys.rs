@@ -918,7 +918,8 @@ pub static RECUR: Section = Section {
             ]),
             Rule("`last`"),
             "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
-             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. \
+             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. It does not go with `backprop`, \
+             before whose passes a loss would reach the head and no layer. \
              With lanes or sources, what a pass is left by is what the final norm would read behind it.",
         ),
         key(

@@ -87,7 +87,7 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 { recur 2 exit mean { a } }", "mean", "inside another loop"),
         ("recur 2 lora 0 { a }", "0", "`lora` is too small"),
         ("recur 2 embed depth uniform 1 4 { a }", "uniform 1 4", "weights for 2 passes"),
-        ("recur 4 backprop 2 exit mean { a }", "mean", "reaches the head and no layer"),
+        ("recur 4 backprop 2 exit mean { a }", "mean", "would reach the head and no layer"),
         ("recur 1 exit mean { a }", "mean", "one way out"),
         ("recur 2 { recur 2 kv first { s } }", "first", "inside another loop"),
         ("recur 2 kv first { a }", "first", "no attention inside makes keys"),

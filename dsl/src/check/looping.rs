@@ -82,7 +82,7 @@ impl Checker {
             }
         };
         if self.has(owner, "backprop") {
-            let message = "before the passes of `backprop` a loss reaches the head and no layer: `exit` does not go with it";
+            let message = "`backprop` keeps nothing of earlier passes, and their losses would reach the head and no layer: `exit` does not go with it";
             self.error_at("exit", &owner.path("exit"), message, "take one of the two away");
         }
         if count == Some(1) {
