@@ -256,6 +256,8 @@ fn leaves_out(item: &Item, components: &Components) -> bool {
                 let all = match skip.rule {
                     SkipRule::TopK { capacity, .. } => capacity >= 1.0,
                     SkipRule::Threshold { .. } => skip.kv == SkipKv::All,
+                    // No token chooses to make no pass.
+                    SkipRule::DepthChoice { .. } => true,
                 };
                 !all && !makers_in(inner, components).is_empty() || within(inner, components)
             }

@@ -219,6 +219,7 @@ impl Proof for Causal {
         let ahead = any_skip(s, &|skip, _| match skip.rule {
             SkipRule::TopK { capacity, .. } => skip.capacities.iter().copied().fold(capacity, f64::min) < 1.0,
             SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
+            SkipRule::DepthChoice { .. } => false,
         });
         if !s.causal() {
             return Ok(Some(AHEAD.into()));
