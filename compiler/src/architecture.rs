@@ -11,7 +11,7 @@ use crate::compiled::Init;
 use crate::program::Affine;
 use dreamc_dsl::spec::{
     Component, Exit, Expr, Item, Looping, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream,
-    has_passes,
+    depth_choice, has_passes,
 };
 use std::collections::HashMap;
 
@@ -70,6 +70,8 @@ pub enum Work {
     Enter,
     /// The loss of a pass that is not the last.
     Exit(Leaving),
+    /// The place before a loop where every token chooses how many of its passes it makes.
+    Choose(Choosing),
     /// Keeps the stream behind so many layer applications for later statements.
     Remember(u64),
     /// The statement that mixes those streams, and the one that it reads: `body.{k}`.
@@ -87,6 +89,17 @@ pub struct Leaving {
     pub how: Exit,
     /// Whether a `norm` stands between the loop and the end: `body.{k}`.
     pub norm: Option<u64>,
+}
+
+/// A loop of which every token chooses how many passes it makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choosing {
+    /// Its number among all `recur`s.
+    pub number: u64,
+    /// The numbers of passes there are to choose among.
+    pub passes: u64,
+    /// Step size of the bias that balances choices.
+    pub balance: f64,
 }
 
 /// A loop of which every pass has weights of its own.
@@ -133,6 +146,8 @@ pub struct Body {
     /// In passes of which its nested `skip`s choose among the tokens of the pass before: how many
     /// such choices a pass makes, all layers together.
     pub among: Option<u64>,
+    /// Which pass it is of a loop whose tokens chose how many they make, and of how many.
+    pub chosen: Option<[u64; 2]>,
     /// Whether the stream is normalised after each application.
     pub residual_norm: bool,
     /// How many sets of weights it has.
@@ -280,6 +295,8 @@ struct Walk<'a> {
     saved: &'a [String],
     /// Which cache counts choices of nested `skip`s, where there are any.
     members: Option<usize>,
+    /// Which cache counts choices of numbers of passes, where there are any.
+    choices: Option<usize>,
     /// Outputs of a source, where the stream is one of sources.
     block: Option<u64>,
     /// Depths of streams that later statements read, and the depth of the last such statement.
@@ -312,7 +329,10 @@ impl Architecture {
         let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
         let caches = model.components.len() + pools.len() + saved.len() + usize::from(gated);
         let members = nested.then_some(caches);
-        let caches = caches + usize::from(nested) + usize::from(block.is_some());
+        let caches = caches + usize::from(nested);
+        let chooses = model.body.iter().any(is_chosen);
+        let choices = chooses.then_some(caches);
+        let caches = caches + usize::from(chooses) + usize::from(block.is_some());
         let mut walk = Walk {
             model,
             bodies: vec![],
@@ -335,6 +355,7 @@ impl Architecture {
             pools: &pools,
             saved: &saved,
             members,
+            choices,
             block,
             remembered: &remembered,
             remembers,
@@ -369,6 +390,7 @@ impl Architecture {
                     Work::Statement(_) => statements.push(key),
                     Work::Embed => loops.push((walk.bodies[apply.body].passes.map_or(0, |p| p.number), key)),
                     Work::Exit(leaving) => loops.push((leaving.number, key)),
+                    Work::Choose(choosing) => loops.push((choosing.number, key)),
                     Work::History(_) => statements.push(key),
                     Work::Enter | Work::Remember(_) => {}
                 }
@@ -441,7 +463,8 @@ impl Architecture {
     }
 
     /// Parts with a cache row for each application: components, then pools, then saved streams,
-    /// then the exit, then choices of nested `skip`s, then sources.
+    /// then the exit, then choices of nested `skip`s, then those of numbers of passes, then
+    /// sources.
     pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
         let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
         let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
@@ -451,7 +474,8 @@ impl Architecture {
         let nested = layers_of(&self.model.body).into_iter().any(|expr| nested(expr).next().is_some());
         let members = nested.then_some(Owner::Members);
         let sources = matches!(self.model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
-        components.chain(pools).chain(saved).chain(gated).chain(members).chain(sources)
+        let choices = self.model.body.iter().any(is_chosen).then_some(Owner::Choice);
+        components.chain(pools).chain(saved).chain(gated).chain(members).chain(choices).chain(sources)
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -471,6 +495,7 @@ impl Architecture {
             Owner::Loop => "loop".into(),
             Owner::Exit => "exit".into(),
             Owner::Members => "members".into(),
+            Owner::Choice => "choice".into(),
         }
     }
 
@@ -486,6 +511,7 @@ impl Architecture {
             | Owner::Norm(_)
             | Owner::Exit
             | Owner::Members
+            | Owner::Choice
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => format!("{}.{}", self.label(owner), part.path()),
@@ -631,6 +657,7 @@ pub fn looks_ahead(model: &Model) -> bool {
                 causal.is_none() && skip.capacities.iter().copied().fold(*capacity, f64::min) < 1.0
             }
             SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
+            SkipRule::DepthChoice { .. } => false,
         }
     }
     fn items(all: &[Item]) -> bool {
@@ -742,6 +769,11 @@ fn is_gated(item: &Item) -> bool {
     matches!(item, Item::Recur { looping: Looping { exit: Exit::Gate(_), .. }, .. })
 }
 
+/// Whether its tokens choose how many passes of it they make.
+fn is_chosen(item: &Item) -> bool {
+    matches!(item, Item::Recur { items, .. } if depth_choice(items).is_some())
+}
+
 /// Whether the last thing that is done to the stream is a norm, so that no final one follows.
 fn normalised(items: &[Item], inside: bool) -> bool {
     match items.iter().rfind(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
@@ -827,6 +859,7 @@ impl Body {
             | Work::Embed
             | Work::Enter
             | Work::Exit(_)
+            | Work::Choose(_)
             | Work::History(_) => None,
         }
     }
@@ -839,6 +872,7 @@ impl Body {
             | Work::Embed
             | Work::Enter
             | Work::Exit(_)
+            | Work::Choose(_)
             | Work::Remember(_)
             | Work::History(_) => None,
         }
@@ -949,6 +983,10 @@ impl Walk<'_> {
         let mut blocks = vec![];
         if matches!(looping.exit, Exit::Gate(_)) {
             blocks.push(Block::Apply(self.apply(Work::Enter, None)));
+        }
+        if let Some(balance) = depth_choice(all.items) {
+            let choosing = Choosing { number: own.number, passes: own.count, balance };
+            blocks.push(Block::Apply(self.apply(Work::Choose(choosing), None)));
         }
         let keys = |pass| match (looping.kv_first, pass) {
             (false, _) => Keys::Own,
@@ -1185,38 +1223,49 @@ impl Walk<'_> {
             work => (work, false),
         };
         let among = chooses.then_some(self.now.choices);
+        let chosen = match &work {
+            Work::Layer(Expr::Skip(skip, _)) if skip.rule.chosen() => {
+                around.and_then(|a| a.passes).map(|passes| [self.now.pass, passes.count])
+            }
+            _ => None,
+        };
         let next = self.bodies.len();
-        let body = *self.known.entry(format!("{keys:?} {among:?} {work:?} {shared}")).or_insert_with(|| {
-            let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
-            let number = self.bodies.iter().filter(alike).count();
-            let (name, norm) = match work {
-                Work::Layer(_) => (format!("layer{number}"), around.is_some_and(|a| a.norm)),
-                Work::Statement(_) => (format!("statement{number}"), false),
-                Work::Embed => (format!("pass{number}"), false),
-                Work::Enter => (format!("enter{number}"), false),
-                Work::Exit(_) => (format!("exit{number}"), false),
-                Work::Remember(_) => (format!("remember{number}"), false),
-                Work::History(_) => (format!("history{number}"), false),
-            };
-            self.bodies.push(Body {
-                name,
-                work: work.clone(),
-                leader: *self.leaders.entry(shared).or_insert(next),
-                keys,
-                recurrent: around.map(|a| a.times),
-                passes: around.and_then(|a| a.passes),
-                leaves: around.is_some_and(|a| a.leaves),
-                among,
-                residual_norm: norm,
-                sets: 0,
-                applications: 0,
-                kept: 0,
+        let body = *self
+            .known
+            .entry(format!("{keys:?} {among:?} {chosen:?} {work:?} {shared}"))
+            .or_insert_with(|| {
+                let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
+                let number = self.bodies.iter().filter(alike).count();
+                let (name, norm) = match work {
+                    Work::Layer(_) => (format!("layer{number}"), around.is_some_and(|a| a.norm)),
+                    Work::Statement(_) => (format!("statement{number}"), false),
+                    Work::Embed => (format!("pass{number}"), false),
+                    Work::Enter => (format!("enter{number}"), false),
+                    Work::Exit(_) => (format!("exit{number}"), false),
+                    Work::Choose(_) => (format!("choose{number}"), false),
+                    Work::Remember(_) => (format!("remember{number}"), false),
+                    Work::History(_) => (format!("history{number}"), false),
+                };
+                self.bodies.push(Body {
+                    name,
+                    work: work.clone(),
+                    leader: *self.leaders.entry(shared).or_insert(next),
+                    keys,
+                    recurrent: around.map(|a| a.times),
+                    passes: around.and_then(|a| a.passes),
+                    leaves: around.is_some_and(|a| a.leaves),
+                    among,
+                    chosen,
+                    residual_norm: norm,
+                    sets: 0,
+                    applications: 0,
+                    kept: 0,
+                });
+                self.now.sets.push(0);
+                self.now.applications.push(0);
+                self.now.kept.push(0);
+                self.bodies.len() - 1
             });
-            self.now.sets.push(0);
-            self.now.applications.push(0);
-            self.now.kept.push(0);
-            self.bodies.len() - 1
-        });
         let (now, leader) = (&mut self.now, self.bodies[body].leader);
         let apply = Apply {
             body,
@@ -1252,6 +1301,9 @@ impl Walk<'_> {
         }
         if let Some(members) = self.members {
             now.rows[members] += body.nested().count() as u64;
+        }
+        if let (Some(choices), Work::Choose(_)) = (self.choices, &body.work) {
+            now.rows[choices] += 1;
         }
         let own = body.pooled();
         for (i, pool) in self.pools.iter().enumerate() {

@@ -6,7 +6,7 @@
 //! application and its loops.
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block, continues, run_of};
+use crate::architecture::{Apply, Architecture, Block, Work, continues, run_of};
 use crate::bind::{Owner, Part};
 use crate::compiled::{Compiled, End, Entry, Kept, Observation, Observed, StateBuffer, Tensor};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};
@@ -684,6 +684,9 @@ impl<'a> Assembly<'a> {
         for number in 0..architecture.saved.len() {
             self.begin_saved(number, &mut steps)?;
         }
+        if architecture.cache_of(Owner::Choice).is_some() {
+            self.begin_choice(&mut steps)?;
+        }
         steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
             let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
             let site = |again| Site { body: Some(apply.body), apply: Some(apply), again };
@@ -695,6 +698,9 @@ impl<'a> Assembly<'a> {
                 && let Some(number) = architecture.saved.iter().position(|s| *s == name)
             {
                 a.begin_saved(number, steps)?;
+            }
+            if matches!(architecture.bodies[apply.body].work, Work::Choose(_)) {
+                a.begin_choice(steps)?;
             }
             a.advance(steps)
         })?);
@@ -711,10 +717,24 @@ impl<'a> Assembly<'a> {
     /// `save`s on it, where the one saved before it follows.
     fn begin_saved(&mut self, number: usize, steps: &mut Vec<Step>) -> Result<(), CompileError> {
         let Some(stream) = self.stream_buffer() else { return Ok(()) };
-        let port =
-            Port::new(self.architecture.label(Owner::Saved(number as u32)), Binding::State(Lifetime::Saved));
-        let name = port.cotangent().name;
         let shape = self.plan.buffer(stream).shape.clone();
+        self.begin_cotangent(self.architecture.label(Owner::Saved(number as u32)), shape, steps)
+    }
+
+    /// The same of the factor on the last update of each token, behind the choice of its loop.
+    fn begin_choice(&mut self, steps: &mut Vec<Step>) -> Result<(), CompileError> {
+        let Some(stream) = self.stream_buffer() else { return Ok(()) };
+        let shape = [&self.plan.buffer(stream).shape[..2], &[1]].concat();
+        self.begin_cotangent(self.architecture.name_of(Owner::Choice, Part::ChoiceGate), shape, steps)
+    }
+
+    fn begin_cotangent(
+        &mut self,
+        state: String,
+        shape: Vec<u64>,
+        steps: &mut Vec<Step>,
+    ) -> Result<(), CompileError> {
+        let name = Port::new(state, Binding::State(Lifetime::Saved)).cotangent().name;
         let named = (name.clone(), Space::Saved, DType::F32);
         let buffer = self.bind(Slot::StateCotangent(name.clone()), named, shape, 1)?;
         let elements = self.plan.buffer(buffer).elements();

@@ -427,6 +427,8 @@ pub enum Owner {
     Exit,
     /// Choices of the `skip`s of a loop whose later passes choose among the tokens of earlier ones.
     Members,
+    /// The choice of every token how many passes of a loop it makes.
+    Choice,
 }
 
 /// Which tensor or state of its owner something is. Names are made of it, and nothing is found out
@@ -606,6 +608,16 @@ pub enum Part {
     /// Places of the tokens that a nested `skip` processed, -1 for the others: i32. A pass reads
     /// those of the pass before and leaves its own.
     Members,
+    /// The matrix by which tokens choose how many passes they make.
+    ChoiceTable,
+    /// The bias that balances these choices.
+    ChoiceBias,
+    /// How often each number of passes was chosen.
+    ChoiceCounts,
+    /// The last pass of every token: i32.
+    ChoiceLast,
+    /// The factor on its update.
+    ChoiceGate,
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),
 }
@@ -734,6 +746,11 @@ impl Part {
             Part::ExitBias => "bias",
             Part::Left => "left",
             Part::Members => "members",
+            Part::ChoiceTable => "weight",
+            Part::ChoiceBias => "bias",
+            Part::ChoiceCounts => "counts",
+            Part::ChoiceLast => "last",
+            Part::ChoiceGate => "gate",
             Part::Low(adapted, factor) => match (adapted, factor) {
                 (Adapted::Qkv, Factor::A) => "qkv.lora_a",
                 (Adapted::Qkv, Factor::B) => "qkv.lora_b",

@@ -491,8 +491,13 @@ impl Writer {
         if section.name == "recur" {
             self.passes = Some(count).filter(|_| depth == 2);
         }
-        let items: Vec<String> =
-            (0..1 + self.r.below(2)).map(|_| self.item(components, depth - 1, &mut inside, false)).collect();
+        let chosen = section.name == "recur" && depth == 2 && count > 1 && self.r.once_in(4);
+        let items: Vec<String> = match chosen {
+            true => vec![self.chosen(components)],
+            false => (0..1 + self.r.below(2))
+                .map(|_| self.item(components, depth - 1, &mut inside, false))
+                .collect(),
+        };
         self.passes = around;
         *budget = budget.saturating_sub(count);
         self.looped |= section.name == "recur";
@@ -500,6 +505,9 @@ impl Writer {
         for key in section.keys {
             let value = match key.name {
                 "layers" => format!("[{}]", items.join(", ")),
+                // Tokens that have made their passes stay as they are.
+                "residual_norm" if chosen => "false".into(),
+                "embed" | "exit" if chosen => continue,
                 name if name == section.name => count.to_string(),
                 "backprop" | "depth" | "lora" | "embed" | "exit" | "kv" if depth < 2 || !self.writes(key) => {
                     continue;
@@ -547,7 +555,22 @@ impl Writer {
         }
     }
 
-    /// The arguments of a `skip`.
+    /// A layer whose tokens choose how many passes of the loop around they make.
+    fn chosen(&mut self, components: &[&str]) -> String {
+        self.keys.insert("skip.depth_choice".into());
+        let balance = match self.r.once_in(2) {
+            true => {
+                self.keys.insert("skip.balance".into());
+                ", balance 0.01"
+            }
+            false => "",
+        };
+        let mut names = components.to_vec();
+        let inner = self.composition(&mut names, 2);
+        format!("\"skip(depth_choice{balance}) {{ {inner} }}\"")
+    }
+
+    /// The arguments of any other `skip`.
     fn skip(&mut self) -> String {
         let passes = self.passes;
         self.until(
@@ -586,10 +609,15 @@ impl Writer {
     fn arguments(&mut self, section: &'static Section, comma: &str) -> String {
         let mut all = vec![];
         for key in section.keys {
-            if !self.writes(key) {
+            let name = key.name;
+            let written = match (section.name, name) {
+                ("skip", "depth_choice" | "balance") => false,
+                ("skip", "capacity") => true,
+                _ => self.writes(key),
+            };
+            if !written {
                 continue;
             }
-            let name = key.name;
             let inner = match &key.kind {
                 Type::Section(inner) | Type::Optional(Type::Section(inner)) => Some(*inner),
                 _ => None,

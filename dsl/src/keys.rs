@@ -666,7 +666,8 @@ pub static RECUR: Section = Section {
             ]),
             Rule("`last`"),
             "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
-             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. \
+             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. It does not go with `backprop`, \
+             before whose passes a loss would reach the head and no layer. \
              With lanes or sources, what a pass is left by is what the final norm would read behind it.",
         ),
         key(
@@ -738,9 +739,22 @@ pub static SKIP: Section = Section {
             "A token is processed iff `sigmoid(w·x) >= 0.5`, trained straight through; otherwise the `capacity · t` tokens with the largest score are.",
         ),
         key(
+            "depth_choice",
+            Type::Bool,
+            FALSE,
+            "Where the `recur` around begins, a token chooses how many of its passes it makes: `z = W x`, passes 0 to `argmax(z + bias)`, the last update times \
+             `softmax(z)` there (Mixture-of-Recursions, token choice). The `skip` is the whole body of a `recur` with `residual_norm false`.",
+        ),
+        key(
+            "balance",
+            POSITIVE,
+            Rule("`1e-3` with `depth_choice`"),
+            "Step size of the bias by which `depth_choice` chooses each number of passes as often: once a step, by the sign of the distance to the median count.",
+        ),
+        key(
             "capacity",
             Type::Either(&[Type::Real(Range::Share), Type::List(&Type::Real(Range::Share))]),
-            Required,
+            Rule("required, but with `depth_choice`"),
             "Share of the tokens processed; the target share with `threshold`. A list has one for each pass of the `recur` around: `capacity [1, 2/3, 1/3]`.",
         ),
         key(

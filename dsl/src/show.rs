@@ -370,6 +370,11 @@ fn skip_keys(skip: &Skip) -> Map {
             fields.put("penalty", real(*penalty));
             fields.put("pooled", ValueKind::Bool(*pooled));
         }
+        SkipRule::DepthChoice { capacity: _, balance } => {
+            fields.put("depth_choice", ValueKind::Bool(true));
+            fields.put("balance", real(*balance));
+            return fields.0;
+        }
     }
     if skip.each_pass {
         fields.put("router", name("pass"));

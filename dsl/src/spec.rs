@@ -574,6 +574,18 @@ impl Expr {
     }
 }
 
+/// Whether the tokens of a loop of these items choose how many of its passes they make, and how
+/// fast a bias balances these choices.
+pub fn depth_choice(items: &[Item]) -> Option<f64> {
+    match items {
+        [Item::Layer(Expr::Skip(skip, _))] => match skip.rule {
+            SkipRule::DepthChoice { balance, .. } => Some(balance),
+            SkipRule::TopK { .. } | SkipRule::Threshold { .. } => None,
+        },
+        _ => None,
+    }
+}
+
 /// Whether a `skip` in these items of a loop has something for each of its passes.
 pub fn has_passes(items: &[Item]) -> bool {
     items.iter().any(|item| match item {
@@ -624,11 +636,14 @@ impl Skip {
         let own = usize::try_from(pass).ok().and_then(|pass| self.capacities.get(pass));
         let mut skip = Skip { capacities: vec![], ..self.clone() };
         if let Some(own) = own.or(self.capacities.last()) {
-            match &mut skip.rule {
-                SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. } => *capacity = *own,
-            }
+            skip.rule.set_capacity(*own);
         }
         skip
+    }
+
+    /// The shares of passes that tokens reach which choose every number of passes as often.
+    pub fn chosen_shares(passes: u64) -> Vec<f64> {
+        (0..passes).map(|pass| (passes - pass) as f64 / passes as f64).collect()
     }
 }
 
@@ -670,6 +685,39 @@ pub enum SkipRule {
         /// Whether the mean is over all wrapped parts rather than for each.
         pooled: bool,
     },
+    /// Token choice: where the loop around begins, a token chooses how many of its passes it makes
+    /// (Mixture-of-Recursions, 2507.10524, section 2.2.1).
+    DepthChoice {
+        /// Share of the tokens where all numbers of passes are chosen as often.
+        capacity: f64,
+        /// Step size of the bias that balances choices.
+        balance: f64,
+    },
+}
+
+impl SkipRule {
+    /// Share of the tokens that are to be processed.
+    pub fn capacity(&self) -> f64 {
+        match self {
+            SkipRule::TopK { capacity, .. }
+            | SkipRule::Threshold { capacity, .. }
+            | SkipRule::DepthChoice { capacity, .. } => *capacity,
+        }
+    }
+
+    /// Makes it another share.
+    pub fn set_capacity(&mut self, share: f64) {
+        match self {
+            SkipRule::TopK { capacity, .. }
+            | SkipRule::Threshold { capacity, .. }
+            | SkipRule::DepthChoice { capacity, .. } => *capacity = share,
+        }
+    }
+
+    /// Whether tokens chose their number of passes.
+    pub fn chosen(&self) -> bool {
+        matches!(self, SkipRule::DepthChoice { .. })
+    }
 }
 
 /// How a top-k router is sampled from.

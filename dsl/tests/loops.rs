@@ -1,6 +1,6 @@
 //! How the passes of a `recur` are run: both spellings, and every mistake at its token.
 
-use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping, SkipGate, SkipRule};
+use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping, SkipGate, SkipRule, depth_choice};
 use dreamc_dsl::{Diagnostics, Spec, Spelling, check, format, parse};
 
 fn read(text: &str, spelling: Spelling) -> Result<Spec, Diagnostics> {
@@ -87,7 +87,7 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 { recur 2 exit mean { a } }", "mean", "inside another loop"),
         ("recur 2 lora 0 { a }", "0", "`lora` is too small"),
         ("recur 2 embed depth uniform 1 4 { a }", "uniform 1 4", "weights for 2 passes"),
-        ("recur 4 backprop 2 exit mean { a }", "mean", "reaches the head and no layer"),
+        ("recur 4 backprop 2 exit mean { a }", "mean", "would reach the head and no layer"),
         ("recur 1 exit mean { a }", "mean", "one way out"),
         ("recur 2 { recur 2 kv first { s } }", "first", "inside another loop"),
         ("recur 2 kv first { a }", "first", "no attention inside makes keys"),
@@ -131,6 +131,37 @@ fn every_mistake_is_reported_at_its_token() {
             "recur 2 kv first { skip(capacity [0.5, 0.2], causal bce 0.1) { s } }",
             "first",
             "have no keys there",
+        ),
+        ("skip(depth_choice) { a }", "depth_choice", "stands in none"),
+        ("recur 1 residual_norm false { skip(depth_choice) { a } }", "depth_choice", "leaves no choice"),
+        ("recur 2 { recur 2 { skip(depth_choice) { a } } }", "depth_choice", "more than one loop"),
+        ("recur 2 { skip(capacity 1) { skip(depth_choice) { a } } }", "depth_choice", "in another `skip`"),
+        ("recur 2 { skip(depth_choice, capacity 0.5) { a } }", "0.5", "`capacity` does not go with"),
+        ("recur 2 { skip(depth_choice, nested) { a } }", "nested", "`nested` does not go with"),
+        ("recur 2 { skip(depth_choice, balance 0) { a } }", "0", "out of range"),
+        ("recur 2 { skip(capacity 1, balance 0.1) { a } }", "0.1", "`balance` does not go with"),
+        ("recur 2 { skip(causal bce 0.1) { a } }", "skip", "`capacity` is missing"),
+        ("recur 2 residual_norm true { skip(depth_choice) { a } }", "true", "`residual_norm` normalises"),
+        ("recur 2 { skip(depth_choice) { a } }", "recur", "`residual_norm` normalises"),
+        (
+            "recur 2 residual_norm false embed { skip(depth_choice) { a } }",
+            "embed",
+            "`embed` adds to tokens that have",
+        ),
+        (
+            "recur 2 residual_norm false exit mean { skip(depth_choice) { a } }",
+            "mean",
+            "has chosen where it leaves",
+        ),
+        (
+            "recur 2 residual_norm false { layer { skip(depth_choice) { a } } layer { s } }",
+            "{",
+            "the whole body of its loop",
+        ),
+        (
+            "recur 2 residual_norm false { layer { skip(depth_choice) { a } > s } }",
+            "{",
+            "the whole body of its loop",
         ),
         ("recur 2 exit mean { a }\n  a", "mean", "every pass goes through what is behind"),
         ("recur 2 exit mean { a }\n  linear", "mean", "every pass goes through what is behind"),
@@ -180,6 +211,43 @@ fn a_skip_says_what_passes_do() {
     }
     let shown = dreamc_dsl::show(&spec, Spelling::Dream);
     assert_eq!(read(&shown, Spelling::Dream).unwrap_or_else(|e| panic!("{shown}\n{e}")), spec, "{shown}");
+}
+
+#[test]
+fn tokens_choose_how_many_passes_they_make() {
+    let body = "recur 3 residual_norm false { skip(depth_choice) { s > a } }";
+    let other = "{recur: 3, residual_norm: false, layers: [\"skip(depth_choice) { s > a }\"]}";
+    let (text, other) = (dream(body), yaml(other));
+    let spec = read(&text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(spec, read(&other, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}")));
+    assert_eq!(spec.model.most_passes(), Some(3));
+    let Some(Item::Recur { items, .. }) = spec.model.body.first() else { panic!("{body}") };
+    assert_eq!(depth_choice(items), Some(1e-3));
+    let Some(Item::Layer(layer)) = items.first() else { panic!("{body}") };
+    let (found, _) = layer.skips()[0];
+    // Where every number of passes is chosen as often, a pass has so many tokens.
+    let shares = [0, 1, 2].map(|pass| found.in_pass(pass).rule.capacity());
+    assert_eq!(shares, [1.0, 2.0 / 3.0, 1.0 / 3.0]);
+    for (text, from) in [(text, Spelling::Dream), (other, Spelling::Yaml)] {
+        let ast = parse("spec", &text, from).unwrap_or_else(|e| panic!("{e}"));
+        for to in [Spelling::Dream, Spelling::Yaml] {
+            let there = format(&ast, to).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(read(&there, to).unwrap_or_else(|e| panic!("{there}\n{e}")), spec, "{there}");
+        }
+    }
+    let shown = dreamc_dsl::show(&spec, Spelling::Dream);
+    assert!(shown.contains("skip(depth_choice, balance 0.001)"), "{shown}");
+    assert_eq!(read(&shown, Spelling::Dream).unwrap_or_else(|e| panic!("{shown}\n{e}")), spec, "{shown}");
+}
+
+#[test]
+fn a_choice_of_depth_needs_a_stream_that_is_a_sum() {
+    for stream in ["lanes: 2", "attend: {block: 2}"] {
+        let text = yaml("{recur: 2, residual_norm: false, layers: [\"skip(depth_choice) { a }\"]}");
+        let text = text.replacen("body:", &format!("stream: {{{stream}}}, body:"), 1);
+        let found = read(&text, Spelling::Yaml).expect_err(&text);
+        assert!(found.list.iter().any(|d| d.message.contains("mixes it further")), "{text}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use super::page::Figure;
 use super::plot::{escape, open, text_width};
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, LaneKind, Mixes, Mixing, Model, Skip, SkipLevel, SkipRule, Statement, Stream,
+    Component, Exit, Expr, Item, LaneKind, Mixes, Mixing, Model, Skip, SkipLevel, Statement, Stream,
 };
 use std::fmt::Write;
 
@@ -234,7 +234,10 @@ fn about(component: &Component) -> (String, usize) {
 
 fn skipping(skip: &Skip) -> String {
     let share = |c: f64| format!("{} %", (c * 1000.0).round() / 10.0);
-    let (SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. }) = skip.rule;
+    if skip.rule.chosen() {
+        return "as many passes as a token chooses".into();
+    }
+    let capacity = skip.rule.capacity();
     if let [_, ..] = skip.capacities[..] {
         let each: Vec<String> = skip.capacities.iter().map(|c| share(*c)).collect();
         return format!("{} of the tokens by pass", each.join(", "));

@@ -161,7 +161,9 @@ fn evaluation_does_not_look_ahead() {
         let e = error(&found, expected.floats());
         assert!(e < 1e-5, "{}: logits differ by {e}", golden.name);
         let trained = error(golden.tensors["logits"].floats(), expected.floats());
-        assert!(golden.name == "mod_threshold" || trained > 1e-3, "{}: the rules agree", golden.name);
+        // Where tokens decide for themselves in training, too, there is one rule.
+        let one = ["mod_threshold", "mixture_of_recursions_token"].contains(&golden.name.as_str());
+        assert!(one || trained > 1e-3, "{}: the rules agree", golden.name);
     }
 }
 

@@ -628,6 +628,23 @@ const RECURSIONS: &str = "
       layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested) { sa > mlp }\"]
     - mlp";
 
+/// A loop whose tokens choose how many passes they make.
+const CHOICE: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - sa > mlp
+    - {recur: 3, residual_norm: false, layers: [\"skip(depth_choice, balance 0.05) { sa > mlp }\"]}
+    - mlp";
+
+/// The factor on the last update of a token, in a pass: the product of where it ends and its gate.
+fn ending(f: &Function) -> Option<usize> {
+    let pass = f.params.iter().any(|p| p.name == "choice.last");
+    let columns = nodes(f, |op| matches!(op, Op::PickGrad(_)));
+    let after = columns.first().copied().filter(|_| pass)?;
+    nodes(f, |op| matches!(op, Op::Binary(Binary::Mul))).into_iter().find(|&mul| mul > after)
+}
+
 fn specification(text: &str) -> Spec {
     let train = "train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}\n";
     let text = format!(
@@ -1616,6 +1633,65 @@ fn faults() -> Vec<Fault> {
             caught: "devices",
             place: ["", ""],
         },
+        lower("a last update without its gate", CHOICE, |_, f| {
+            ending(f).is_some_and(|product| bypass(f, product, 0))
+        }),
+        lower("a gate on updates that are not the last", CHOICE, |_, f| {
+            ending(f).is_some_and(|product| bypass(f, product, 1))
+        }),
+        lower("a number of passes chosen without its bias", CHOICE, |_, f| {
+            let biased = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)))
+                .into_iter()
+                .find(|&add| is_param(f, f.nodes[add].inputs[1], "choice.bias"));
+            biased.is_some_and(|add| bypass(f, add, 0))
+        }),
+        lower("a bias that gates as well as chooses", CHOICE, |_, f| {
+            let biased = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)))
+                .into_iter()
+                .find(|&add| is_param(f, f.nodes[add].inputs[1], "choice.bias"));
+            let softmax = nodes(f, |op| matches!(op, Op::Softmax)).first().copied();
+            let (Some(add), Some(softmax)) = (biased, softmax) else { return false };
+            f.nodes[softmax].inputs[0] = f.nodes[add].first;
+            add < softmax
+        }),
+        lower("a token that has made its passes and is a key", CHOICE, |_, f| {
+            let mut found = false;
+            for node in f.nodes.iter_mut() {
+                if let Op::Decide(decide) = &mut node.op {
+                    (decide.inclusive, found) = (true, true);
+                }
+            }
+            found
+        }),
+        caches(
+            "a token that has made its passes and is a key in caches",
+            CHOICE,
+            |_, f| {
+                let mut found = false;
+                for node in f.nodes.iter_mut() {
+                    if let Op::Decide(decide) = &mut node.op {
+                        (decide.inclusive, found) = (true, true);
+                    }
+                }
+                found
+            },
+            ["", ""],
+        ),
+        lower("a token that leaves a pass too early", CHOICE, |_, f| {
+            // Of the columns behind this pass the first is that of the next.
+            let pass = f.params.iter().any(|p| p.name == "choice.last");
+            let Some(split) = nodes(f, |op| matches!(op, Op::Split(_))).into_iter().next() else {
+                return false;
+            };
+            let columns = f.nodes[split].first;
+            pass && f.nodes[split + 1..].iter_mut().any(|node| {
+                let found = node.inputs.first() == Some(&Value(columns.0 + 2));
+                if found {
+                    node.inputs[0] = Value(columns.0 + 1);
+                }
+                found
+            })
+        }),
         // Reading of the specification.
         Fault {
             name: "capacity rounded to one token less",
@@ -2046,6 +2122,7 @@ fn main() -> ExitCode {
         sound("attended", ATTENDED),
         sound("passes", PASSES),
         sound("recursions", RECURSIONS),
+        sound("choice", CHOICE),
         Trial::test("without a fault: ranks", || {
             for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;

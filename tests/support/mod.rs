@@ -49,7 +49,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 30] = [
+pub const WIRINGS: [&str; 31] = [
     "latent",
     "layered",
     "moeut",
@@ -68,6 +68,7 @@ pub const WIRINGS: [&str; 30] = [
     "mhc",
     "mix_add",
     "mixture_of_recursions",
+    "mixture_of_recursions_token",
     "moda",
     "ouro",
     "parcae",

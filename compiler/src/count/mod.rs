@@ -492,6 +492,7 @@ impl<'a> Form<'a> {
             | Owner::Loop
             | Owner::Exit
             | Owner::Members
+            | Owner::Choice
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => PARTS[2].into(),

@@ -15,6 +15,7 @@
 //! schedule sees from it which rows nobody needs.
 
 mod attention;
+mod choice;
 mod ends;
 mod exit;
 mod mixture;
@@ -274,6 +275,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             Work::Embed => lower.begin_pass(),
             Work::Enter => lower.begin_exits(),
             Work::Exit(leaving) => lower.exit(leaving),
+            Work::Choose(choosing) => lower.choose(choosing),
             Work::Remember(depth) => lower.remember(*depth),
             Work::History(depths) => lower.history(depths),
         }
@@ -286,6 +288,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             | Work::Statement(_)
             | Work::Embed
             | Work::Enter
+            | Work::Choose(_)
             | Work::Remember(_)
             | Work::History(_) => true,
         });

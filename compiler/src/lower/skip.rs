@@ -44,6 +44,7 @@ impl Lower<'_> {
         let rows = self.b.rows(x);
         let tokens = self.b.module.size(rows[1]);
         match &skip.rule {
+            SkipRule::DepthChoice { capacity, .. } => self.chosen(owner, *capacity, inner, x),
             SkipRule::TopK { capacity, causal } => {
                 let r = self.skip_score(owner, skip, x);
                 let gate = self.skip_gate(skip, r);

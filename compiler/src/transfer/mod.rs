@@ -113,7 +113,8 @@ fn place(w: &Weight) -> Place {
         | Owner::Sources
         | Owner::Loop
         | Owner::Exit
-        | Owner::Members => false,
+        | Owner::Members
+        | Owner::Choice => false,
     };
     let end = matches!(
         w.part,
@@ -165,6 +166,7 @@ fn role(w: &Weight) -> Role {
         | Part::LastLanes
         | Part::ReadQuery
         | Part::ExitGate
+        | Part::ChoiceTable
         | Part::Low(_, Factor::A) => Role::Output,
         Part::RouterKeys | Part::PredictorDown => Role::Small,
         Part::Norm
@@ -206,6 +208,7 @@ fn role(w: &Weight) -> Role {
         | Part::LastLaneScale
         | Part::ReadNorm
         | Part::ExitBias
+        | Part::ChoiceBias
         // States, which no weight is.
         | Part::RouterCounts
         | Part::FirstValues
@@ -222,6 +225,9 @@ fn role(w: &Weight) -> Role {
         | Part::Stream
         | Part::Sources
         | Part::Left
+        | Part::ChoiceCounts
+        | Part::ChoiceLast
+        | Part::ChoiceGate
         | Part::Members => Role::Vector,
     }
 }

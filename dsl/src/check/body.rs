@@ -357,6 +357,9 @@ impl Checker {
             let help = format!("write `max {most}` behind the distribution, or a larger count");
             self.error_at("depth", &format!("{path}.depth"), message, help);
         }
+        if let (Some(items), true) = (&items, recur) {
+            self.choosing_loop(&group, items, looping.as_ref(), residual_norm);
+        }
         let parts = count.zip(items).zip(residual_norm).zip(looping);
         let item = parts.map(|(((count, items), residual_norm), looping)| match recur {
             true => Item::Recur { count, residual_norm, items, looping },
@@ -569,7 +572,16 @@ impl Checker {
         // Fields of a skip have no path of their own: several layers may hold one.
         let group = self.group(&keys::SKIP, arguments, "skip".into(), arguments.span);
         let threshold = self.bool(&group, "threshold");
+        if self.bool(&group, "depth_choice")? {
+            let skip = self.depth_choice(walk, &group);
+            self.sources.fields.retain(|path, _| path != "skip" && !path.starts_with("skip."));
+            return skip;
+        }
+        self.misplaced(&group, &["balance"], "this rule; it goes with `depth_choice`");
         let capacities = self.capacities(&group);
+        if capacities.as_ref().is_some_and(Vec::is_empty) && !self.has(&group, "capacity") {
+            self.missing(&group, "capacity");
+        }
         let capacity = match &capacities {
             Some(each) if !each.is_empty() => each.first().copied(),
             Some(_) => self.real(&group, "capacity"),
@@ -613,6 +625,111 @@ impl Checker {
             nested: nested?,
         })
         .filter(|_| recursion)
+    }
+
+    /// A `skip` whose tokens choose where their loop begins how many passes they make. The rules
+    /// about its loop are in [`Checker::choosing_loop`].
+    fn depth_choice(&mut self, walk: &Walk, group: &Group) -> Option<Skip> {
+        let before = self.found.len();
+        let others = [
+            "threshold",
+            "capacity",
+            "causal",
+            "router",
+            "gate",
+            "nested",
+            "penalty",
+            "pooled",
+            "norm_only",
+            "level",
+            "kv",
+            "merge",
+        ];
+        self.misplaced(group, &others, "`depth_choice`, which has one rule and one router");
+        let place = group.path("depth_choice");
+        let passes = match walk.loops[..] {
+            [(count, true)] => count,
+            [] => {
+                let message =
+                    "`depth_choice` chooses among the passes of a `recur`, and this layer stands in none";
+                self.error_at("skip", &place, message, "write the layer in a `recur` of the body");
+                None
+            }
+            _ => {
+                let message = "`depth_choice` is of the passes of one `recur` of the body, and this layer stands in more than one loop";
+                self.error_at("skip", &place, message, "write the layer in a `recur` of the body alone");
+                None
+            }
+        };
+        if passes == Some(1) {
+            let message = "a loop of one pass leaves no choice";
+            self.error_at("skip", &place, message, "write a larger count, or take the `skip` away");
+        }
+        if walk.summed > 0 {
+            let message =
+                "`depth_choice` stands in another `skip`, which lets other tokens through in every pass";
+            self.error_at("skip", &place, message, "take one of the two away");
+        }
+        let balance = if self.has(group, "balance") { self.real(group, "balance") } else { Some(1e-3) };
+        let rule = SkipRule::DepthChoice { capacity: 1.0, balance: balance? };
+        let capacities = Skip::chosen_shares(passes?.min(MAX_APPLICATIONS));
+        let skip = Skip {
+            rule,
+            input: SkipInput::Hidden,
+            level: SkipLevel::Token,
+            kv: SkipKv::Processed,
+            merge: false,
+            each_pass: false,
+            gate: SkipGate::Score,
+            capacities,
+            nested: false,
+        };
+        (self.found.len() == before).then_some(skip)
+    }
+
+    /// Why tokens of a loop cannot choose how many of its passes they make. `items` are those of
+    /// the `recur`, whose keys are `group`'s.
+    fn choosing_loop(
+        &mut self,
+        group: &Group,
+        items: &[Item],
+        looping: Option<&Looping>,
+        residual_norm: Option<bool>,
+    ) {
+        let chooses = |expr: &Expr| expr.skips().iter().any(|(skip, _)| skip.rule.chosen());
+        let chosen = items.iter().any(|item| match item {
+            Item::Layer(expr) => chooses(expr),
+            Item::Repeat { items, .. } => items.iter().any(|i| matches!(i, Item::Layer(e) if chooses(e))),
+            Item::Statement(_) | Item::Recur { .. } => false,
+        });
+        if !chosen {
+            return;
+        }
+        let mut refuse = |key: &str, message: &str, help: &str| {
+            self.error_at("skip", &group.path(key), message, help);
+        };
+        if depth_choice(items).is_none() {
+            let message = "with `depth_choice` a token that has made its passes is in no part of later ones: the `skip` is the whole body of its loop";
+            refuse("layers", message, "wrap the composition of one layer, and write nothing beside it");
+        }
+        if residual_norm == Some(true) {
+            let message = "`residual_norm` normalises tokens that have made their passes, too, which `depth_choice` leaves as they are";
+            refuse("residual_norm", message, "write `residual_norm false`");
+        }
+        if looping.is_some_and(|looping| looping.embed) {
+            let message = "`embed` adds to tokens that have made their passes, too, which `depth_choice` leaves as they are";
+            refuse("embed", message, "take one of the two away");
+        }
+        if looping.is_some_and(|looping| !looping.exit.is_last()) {
+            let message =
+                "with `depth_choice` every token has chosen where it leaves: `exit` does not go with it";
+            refuse("exit", message, "take one of the two away");
+        }
+        if self.known.attends || self.known.lanes {
+            let message = "with `depth_choice` a token that has made its passes stays as it is, and this `stream` mixes it further";
+            let help = "write `stream sum`, or take `depth_choice` away";
+            self.error_at("skip", "model.stream", message, help);
+        }
     }
 
     /// The capacities of passes, where they are a list; none where all have one.

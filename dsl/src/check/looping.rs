@@ -82,7 +82,7 @@ impl Checker {
             }
         };
         if self.has(owner, "backprop") {
-            let message = "before the passes of `backprop` a loss reaches the head and no layer: `exit` does not go with it";
+            let message = "`backprop` keeps nothing of earlier passes, and their losses would reach the head and no layer: `exit` does not go with it";
             self.error_at("exit", &owner.path("exit"), message, "take one of the two away");
         }
         if count == Some(1) {
@@ -256,6 +256,8 @@ fn leaves_out(item: &Item, components: &Components) -> bool {
                 let all = match skip.rule {
                     SkipRule::TopK { capacity, .. } => capacity >= 1.0,
                     SkipRule::Threshold { .. } => skip.kv == SkipKv::All,
+                    // No token chooses to make no pass.
+                    SkipRule::DepthChoice { .. } => true,
                 };
                 !all && !makers_in(inner, components).is_empty() || within(inner, components)
             }

@@ -61,6 +61,8 @@ struct Known {
     components: Vec<(String, &'static Section)>,
     /// Whether the stream is one of sources.
     attends: bool,
+    /// Whether it is one of lanes.
+    lanes: bool,
     /// Whether every application of a layer has weights by which the stream is wired.
     turns: bool,
     /// Whether a layer stands in a `recur`.
@@ -357,13 +359,19 @@ impl Checker {
             Fallback::Absent | Fallback::Rule(_) => Some(Setting::Absent),
             Fallback::Required if group.meant.contains(&key) => None,
             Fallback::Required => {
-                let message = format!("`{key}` is missing in {}", group.section.name);
-                let help = format!("`{key}`: {}", decapital(entry.doc));
-                let help = format!("write it; {help} ({})", entry.kind.describe());
-                self.error("missing-key", group.at, message, help);
+                self.missing(group, key);
                 None
             }
         }
+    }
+
+    /// Reports that a key is not there.
+    fn missing(&mut self, group: &Group, key: &'static str) {
+        let Some(entry) = group.section.key(key).filter(|_| !group.meant.contains(&key)) else { return };
+        let message = format!("`{key}` is missing in {}", group.section.name);
+        let help = format!("`{key}`: {}", decapital(entry.doc));
+        let help = format!("write it; {help} ({})", entry.kind.describe());
+        self.error("missing-key", group.at, message, help);
     }
 
     /// The key as the author knows it: `schedule` where `schedule: cosine` stands for its `kind`.

@@ -26,6 +26,7 @@ impl Checker {
         let stream = self.stream(group);
         self.known.turns = stream.as_ref().is_some_and(Stream::has_turns);
         self.known.attends = matches!(stream, Some(Stream::Attend { .. }));
+        self.known.lanes = matches!(stream, Some(Stream::Lanes { .. }));
         let components = self.components(group, hidden);
         let body = self.body(group, components.as_ref());
         Some(Model {

@@ -14,7 +14,7 @@ use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, Work, for_each_application, names, skips};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
-use dreamc_dsl::spec::{self, Expr, SkipRule};
+use dreamc_dsl::spec::{self, Expr};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -79,9 +79,7 @@ pub(crate) fn wrapped(model: &spec::Model) -> Result<Vec<Wrapped>, CompileError>
                 depth: apply.depth.at(variables),
                 set,
                 number: number as u64,
-                asked: match skip.rule {
-                    SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. } => capacity,
-                },
+                asked: skip.rule.capacity(),
                 text: text(inner),
                 others: others.collect(),
                 components,

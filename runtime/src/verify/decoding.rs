@@ -229,6 +229,7 @@ impl Proof for Causal {
                     skip.capacities.iter().copied().fold(capacity, f64::min) < 1.0
                 }
                 SkipRule::Threshold { .. } => skip.level == SkipLevel::Sequence,
+                SkipRule::DepthChoice { .. } => false,
             });
         if !s.causal() {
             return Ok(Some(AHEAD.into()));

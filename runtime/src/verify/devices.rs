@@ -1,6 +1,6 @@
 //! Devices do the same: the CPU as the interpreter, others as the CPU, one thread as several.
 
-use super::formulas::share_to_leave;
+use super::formulas::{loops, share_to_leave};
 use super::steps::Law;
 use super::subject::{Subject, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, error, transfer, widen};
@@ -15,7 +15,7 @@ use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
-use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Precision};
+use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Item, Precision, depth_choice};
 use indexmap::IndexMap;
 
 /// A launch from the same memory rounds as often as its sums are long.
@@ -279,8 +279,18 @@ fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
 
 /// The balancing of a bias.
 fn balance(s: &Subject, t: &Tensor) -> Option<Balance> {
-    let Owner::Component(i) = t.owner else { return None };
-    s.spec.model.components.get_index(i as usize)?.1.router()?.balance
+    let model = &s.spec.model;
+    if let Owner::Component(i) = t.owner {
+        return model.components.get_index(i as usize)?.1.router()?.balance;
+    }
+    // Of the choices of a loop: the one of that number.
+    let chosen = model.body.iter().enumerate().find_map(|(i, item)| match item {
+        Item::Recur { items, .. } if t.name == format!("loops.{}.choice.bias", loops(&model.body[..i])) => {
+            depth_choice(items)
+        }
+        Item::Recur { .. } | Item::Layer(_) | Item::Statement(_) | Item::Repeat { .. } => None,
+    });
+    chosen.map(|rate| Balance { rate, target: BalanceTarget::Median, law: BalanceLaw::Sign })
 }
 
 /// `b += λ·law(target(N) - N)`

@@ -142,9 +142,13 @@ impl Proof for Plain {
         }
         let (mut wrapped, mut plain) = (s.spec.clone(), s.spec.clone());
         let mut skips = 0;
-        edit(&mut wrapped, &mut |skip, inner| {
-            skips += 1;
-            Expr::Skip(Box::new(whole(skip)), Box::new(inner))
+        edit(&mut wrapped, &mut |skip, inner| match whole(skip) {
+            Some(skip) => {
+                skips += 1;
+                Expr::Skip(Box::new(skip), Box::new(inner))
+            }
+            // The last update of a token has a factor below 1.
+            None => inner,
         });
         if skips == 0 {
             return Ok(Some("no skip".into()));
@@ -177,16 +181,19 @@ impl Proof for Plain {
     }
 }
 
-/// A skip that takes every token, with a score of 1 where its router's scale is 0 and its offset 1.
-fn whole(skip: &Skip) -> Skip {
+/// A skip that takes every token, with a score of 1 where its router's scale is 0 and its offset 1;
+/// `None` where no such score exists.
+fn whole(skip: &Skip) -> Option<Skip> {
     let rule = match &skip.rule {
         SkipRule::TopK { .. } => SkipRule::TopK { capacity: 1.0, causal: None },
         SkipRule::Threshold { penalty, pooled, .. } => {
             SkipRule::Threshold { capacity: 1.0, penalty: *penalty, pooled: *pooled }
         }
+        SkipRule::DepthChoice { .. } => return None,
     };
     let (each_pass, gate, nested) = (false, SkipGate::Score, false);
-    Skip { rule, input: SkipInput::NormOnly, capacities: vec![], each_pass, gate, nested, ..skip.clone() }
+    let input = SkipInput::NormOnly;
+    Some(Skip { rule, input, capacities: vec![], each_pass, gate, nested, ..skip.clone() })
 }
 
 /// Replaces every `skip`, the inner ones first.

@@ -112,7 +112,7 @@ fn undecided(items: &[Item]) -> bool {
             Expr::Component(_) | Expr::Norm => false,
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().any(|t| expr(t, masked)),
             Expr::Skip(skip, inner) => match &skip.rule {
-                SkipRule::Threshold { .. } => expr(inner, true),
+                SkipRule::Threshold { .. } | SkipRule::DepthChoice { .. } => expr(inner, true),
                 SkipRule::TopK { causal, .. } => masked || expr(inner, causal.is_some() && ahead(inner)),
             },
         }
@@ -178,6 +178,8 @@ enum Step<'a> {
     Enter,
     /// The end of a pass that is not the last, of which the loss sees the stream.
     Exit,
+    /// Before the loop of that number, whose tokens choose how many passes of it they make.
+    Choose(usize),
 }
 
 /// One application of a layer or a statement.
@@ -238,6 +240,9 @@ fn expand<'a>(
                 if matches!(looping.exit, Exit::Gate(_)) {
                     out.push(NOWHERE);
                 }
+                if depth_choice(items).is_some() {
+                    out.push(Application { step: Step::Choose(number), ..NOWHERE });
+                }
                 for pass in 0..*count {
                     let detached = pass + kept < *count;
                     let at = |a: &Application| if outermost { pass as usize } else { a.pass };
@@ -263,7 +268,7 @@ fn normalised(items: &[Item], inside: bool) -> bool {
 }
 
 /// How many `recur`s there are, those of every copy.
-fn loops(items: &[Item]) -> usize {
+pub(super) fn loops(items: &[Item]) -> usize {
     let each = items.iter().map(|item| match item {
         Item::Layer(_) | Item::Statement(_) => 0,
         Item::Repeat { count, items } => *count as usize * loops(items),
@@ -356,6 +361,9 @@ struct Formulas<'a> {
     shares: Vec<f64>,
     /// Which tokens a `skip` processed last.
     members: IndexMap<String, Vec<bool>>,
+    /// The last pass of every token of the loop, where tokens chose, and the factor on its update
+    /// there.
+    chosen: (Vec<usize>, Vec<f64>),
 }
 
 impl<'a> Formulas<'a> {
@@ -394,6 +402,7 @@ impl<'a> Formulas<'a> {
             passes: [vec![], vec![]],
             shares: vec![],
             members: IndexMap::new(),
+            chosen: (vec![], vec![]),
         }
     }
 
@@ -429,7 +438,7 @@ impl<'a> Formulas<'a> {
                 Step::Statement(Statement::History { every }) => {
                     read.extend((0..depth.max(1)).step_by(*every as usize));
                 }
-                Step::Statement(_) | Step::Embed(_) | Step::Enter | Step::Exit => {}
+                Step::Statement(_) | Step::Embed(_) | Step::Enter | Step::Exit | Step::Choose(_) => {}
             }
         }
         // Keeping it is an application that does nothing.
@@ -450,6 +459,11 @@ impl<'a> Formulas<'a> {
                 Step::Enter => {
                     self.passes = [vec![], vec![]];
                     streams.push(self.flat(&stream));
+                    continue;
+                }
+                Step::Choose(number) => {
+                    self.choose(number, &before);
+                    streams.push(before);
                     continue;
                 }
                 Step::Exit => {
@@ -559,6 +573,23 @@ impl<'a> Formulas<'a> {
                 None
             }
         })
+    }
+
+    /// Lets every token choose how many passes it makes of the loop before which this is the
+    /// stream.
+    fn choose(&mut self, number: usize, x: &[f64]) {
+        let name = |part: &str| format!("loops.{number}.choice.{part}");
+        let (w, bias) = (self.w(&name("weight")), self.w(&name("bias")));
+        let z = product(x, w, self.model.hidden as usize);
+        let rows = z.chunks(bias.len().max(1));
+        let biased = rows.clone().map(|z| z.iter().zip(bias).map(|(z, b)| z + b).collect::<Vec<f64>>());
+        let last = self.stop(biased.map(|z| largest_of(&z, 1)[0] as f64).collect());
+        let last: Vec<usize> = last.into_iter().map(|pass| pass as usize).collect();
+        let mut counts = vec![0.0; bias.len()];
+        last.iter().for_each(|&pass| counts[pass] += 1.0);
+        self.counts.insert(name("bias"), counts);
+        let gate = rows.zip(&last).map(|(z, &pass)| softmax(z)[pass]).collect();
+        self.chosen = (last, gate);
     }
 
     /// Lets tokens leave behind a pass, of each of which so much is still there.
@@ -1602,6 +1633,20 @@ impl<'a> Formulas<'a> {
                     self.auxiliary += weight * sum / here.len() as f64;
                 }
                 update
+            }
+            // It has no scores of its own.
+            SkipRule::DepthChoice { .. } => {
+                let (last, gate) = self.chosen.clone();
+                let part: Vec<bool> = (0..tokens).map(|i| around.part[i] && last[i] >= self.pass).collect();
+                let factor: Vec<f64> = (0..tokens)
+                    .map(|i| match (part[i], last[i] == self.pass) {
+                        (false, _) => 0.0,
+                        (true, false) => 1.0,
+                        (true, true) => gate[i],
+                    })
+                    .collect();
+                let inside = Inside { here: around.here.clone(), part: part.clone(), keys: part };
+                times(&self.expr(inner, x, &inside), &factor)
             }
             SkipRule::Threshold { capacity, penalty, pooled } => {
                 let capacity = &own_share(skip, *capacity, self.pass);

@@ -134,6 +134,9 @@ fn fewer_passes(all: &mut [Item], count: u64) {
             Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter_mut().for_each(|t| expr(t, count)),
             Expr::Skip(skip, inner) => {
                 skip.capacities.truncate(count as usize);
+                if skip.rule.chosen() {
+                    skip.capacities = Skip::chosen_shares(count);
+                }
                 expr(inner, count);
             }
         }
@@ -160,8 +163,11 @@ fn expr(e: &mut Expr, less: Less) {
                     }
                 }
                 SkipRule::Threshold { capacity, .. } => share(capacity),
+                SkipRule::DepthChoice { .. } => {}
             }
-            skip.capacities.iter_mut().for_each(share);
+            if !skip.rule.chosen() {
+                skip.capacities.iter_mut().for_each(share);
+            }
             expr(inner, less);
         }
     }

@@ -79,7 +79,9 @@ fn sums_over_width(t: &Tensor) -> bool {
         TensorKind::Matrix | TensorKind::Shared | TensorKind::Routed => {
             !matches!(t.part, Part::Low(_, Factor::B))
         }
-        TensorKind::Router => matches!(t.part, Part::Router | Part::RouterQuery | Part::PredictorUp),
+        TensorKind::Router => {
+            matches!(t.part, Part::Router | Part::RouterQuery | Part::PredictorUp | Part::ChoiceTable)
+        }
         TensorKind::Gain | TensorKind::Steady => {
             t.shape.len() > 1 && t.part == Part::Mix
                 || matches!(
@@ -111,6 +113,7 @@ fn stays(t: &Tensor) -> bool {
             | Part::LastLanes
             | Part::ReadQuery
             | Part::ExitGate
+            | Part::ChoiceTable
             | Part::Low(_, Factor::A)
     )
 }

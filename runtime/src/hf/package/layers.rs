@@ -290,6 +290,7 @@ impl Layers {
 pub fn rule(rule: &SkipRule, least: f64) -> &'static str {
     match rule {
         SkipRule::Threshold { .. } => "threshold",
+        SkipRule::DepthChoice { .. } => "depth_choice",
         SkipRule::TopK { .. } if least >= 1.0 => "all",
         SkipRule::TopK { causal: None, .. } => "topk",
         SkipRule::TopK { causal: Some(CausalRule::Bce { .. }), .. } => "bce",
@@ -301,14 +302,14 @@ pub fn rule(rule: &SkipRule, least: f64) -> &'static str {
 pub fn all_keys(skip: &Skip) -> bool {
     match &skip.rule {
         SkipRule::Threshold { .. } => skip.kv == SkipKv::All,
+        SkipRule::DepthChoice { .. } => false,
         SkipRule::TopK { .. } => least(skip) >= 1.0,
     }
 }
 
 /// The least share of tokens that a pass processes.
 pub fn least(skip: &Skip) -> f64 {
-    let (SkipRule::TopK { capacity, .. } | SkipRule::Threshold { capacity, .. }) = skip.rule;
-    skip.capacities.iter().copied().fold(capacity, f64::min)
+    skip.capacities.iter().copied().fold(skip.rule.capacity(), f64::min)
 }
 
 fn arguments(skip: &Skip) -> String {

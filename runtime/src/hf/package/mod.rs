@@ -124,6 +124,12 @@ impl<'a> Code<'a> {
     /// Finds the parts of a model, or a key that is not generated. `normed` where a norm follows
     /// the body.
     fn new(model: &'a dreamc_dsl::spec::Model, normed: bool) -> Result<Self, HfError> {
+        let chosen = |item: &Item| matches!(item, Item::Recur { items, .. } if depth_choice(items).is_some());
+        if model.body.iter().any(chosen) {
+            return Err(HfError::Export(
+                "`skip(depth_choice)`: the code of a package has no choice that a token makes before its loop".into(),
+            ));
+        }
         let layers = layers::Layers::new(model)?;
         let mut code = Code { model, parts: Parts::new(), layers, recur: None, notes: vec![], noise: [0; 2] };
         // Every field stands here, so that a new one is generated and never forgotten.
