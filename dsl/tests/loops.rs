@@ -140,7 +140,7 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 { skip(depth_choice, nested) { a } }", "nested", "`nested` does not go with"),
         ("recur 2 { skip(depth_choice, balance 0) { a } }", "0", "out of range"),
         ("recur 2 { skip(capacity 1, balance 0.1) { a } }", "0.1", "`balance` does not go with"),
-        ("recur 2 { skip(causal bce 0.1) { a } }", "skip", "`capacity` is missing"),
+        ("recur 2 { skip(causal bce 0.1) { a } }", "(causal", "`capacity` is missing"),
         ("recur 2 residual_norm true { skip(depth_choice) { a } }", "true", "`residual_norm` normalises"),
         ("recur 2 { skip(depth_choice) { a } }", "recur", "`residual_norm` normalises"),
         (

@@ -1639,12 +1639,6 @@ fn faults() -> Vec<Fault> {
         lower("a gate on updates that are not the last", CHOICE, |_, f| {
             ending(f).is_some_and(|product| bypass(f, product, 1))
         }),
-        lower("a number of passes chosen without its bias", CHOICE, |_, f| {
-            let biased = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)))
-                .into_iter()
-                .find(|&add| is_param(f, f.nodes[add].inputs[1], "choice.bias"));
-            biased.is_some_and(|add| bypass(f, add, 0))
-        }),
         lower("a bias that gates as well as chooses", CHOICE, |_, f| {
             let biased = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)))
                 .into_iter()
