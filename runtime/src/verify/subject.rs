@@ -418,8 +418,8 @@ impl<'a> Subject<'a> {
                 }
             }
         }
-        // Where tokens skip or are rounded off, evaluation is another model: its tokens take part by
-        // another rule.
+        // Where tokens skip or are rounded off, evaluation is another model: its tokens take part
+        // by another rule.
         let inference = self.oracle(None, &Rewriting::off(), Form::Inference)?;
         let segments = if self.batch == self.plain { vec![] } else { vec![&self.plain] };
         for batch in
