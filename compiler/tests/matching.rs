@@ -157,7 +157,7 @@ fn what_cannot_be_matched_is_said() {
         ),
         (
             &[objective(params, "ea.size", 1)],
-            "`ea.size` is not an integer field; `ea` has `count`, `active`, `intermediate`, `noop`, `shared`, `query`",
+            "`ea.size` is not an integer field; `ea` has `count`, `active`, `intermediate`, `noop`, `round`, `shared`, `query`",
         ),
         (
             &[objective(params, "depth", 1)],
