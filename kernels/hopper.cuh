@@ -131,10 +131,39 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
+// --- clusters ------------------------------------------------------------------------------------
+
+// Blocks of a cluster run at once and reach into one another's shared memory. They stand side by
+// side along x, so that a block's number in its cluster follows from its own.
+
+// The same place in the shared memory of a block of the cluster.
+DEVICE u32 place_in(u32 address, u32 block) {
+    u32 place;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address), "r"(block));
+    return place;
+}
+
+// Arrives at a barrier of any block of the cluster.
+DEVICE void barrier_arrive_there(u32 barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits as `barrier_wait` for arrivals of all blocks of the cluster.
+DEVICE void barrier_wait_cluster(u32 barrier, u32 parity) {
+    asm volatile("{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
+                 "@!over bra again;\n}" ::"r"(barrier), "r"(parity)
+                 : "memory");
+}
+
+// All threads of all blocks of the cluster, whole warps at once.
+DEVICE void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // Stages that some warps fill and others empty, in turns: each is full when `FULL` have arrived and
-// all bytes that were announced have come, and empty when `EMPTY` have arrived. All threads of the
-// block make one, and each goes on for itself.
-template <int STAGES, int FULL, int EMPTY> struct Ring {
+// all bytes that were announced have come, and empty when `EMPTY` have arrived in each of the
+// `BLOCKS` of a cluster. All threads of the block make one, and each goes on for itself.
+template <int STAGES, int FULL, int EMPTY, int BLOCKS = 1> struct Ring {
     struct Shared {
         u64 full[STAGES], empty[STAGES];
     };
@@ -148,11 +177,15 @@ template <int STAGES, int FULL, int EMPTY> struct Ring {
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) {
                 barrier_begin(first_full + 8 * i, FULL);
-                barrier_begin(first_empty + 8 * i, EMPTY);
+                barrier_begin(first_empty + 8 * i, EMPTY * BLOCKS);
             }
             show_barriers();
         }
-        __syncthreads();
+        if constexpr (BLOCKS > 1) {
+            // Other blocks arrive here, and copy.
+            __syncwarp();
+            meet_cluster();
+        } else __syncthreads();
     }
 
     // The barriers of the stage `back` before this one.
@@ -161,7 +194,17 @@ template <int STAGES, int FULL, int EMPTY> struct Ring {
     DEVICE int before(int back) const { return stage >= back ? stage - back : stage - back + STAGES; }
 
     DEVICE void wait_full() const { barrier_wait(full(), parity); }
-    DEVICE void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
+    DEVICE void wait_empty() const {
+        if constexpr (BLOCKS > 1) barrier_wait_cluster(empty(), parity ^ 1);
+        else barrier_wait(empty(), parity ^ 1);
+    }
+    // A warp has done with the stage `back` before this one, which others of the cluster fill, too.
+    DEVICE void release(int back) const {
+        u32 lane = threadIdx.x % 32;
+        if constexpr (BLOCKS > 1) {
+            if (lane < BLOCKS) barrier_arrive_there(place_in(empty(back), lane));
+        } else if (lane == 0) barrier_arrive(empty(back));
+    }
     DEVICE void next() {
         stage = stage + 1 < STAGES ? stage + 1 : 0;
         parity ^= u32(stage == 0);
@@ -185,6 +228,15 @@ DEVICE void copy_box(u32 to, const TensorMap *map, int fast, int slow, int matri
                  : "memory");
 }
 
+// The same into several blocks of a cluster, a bit for each: to the same place and the same barrier
+// in each.
+DEVICE void copy_box_to(u32 to, const TensorMap *map, int fast, int slow, int matrix, u32 barrier, u32 blocks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+                 "%3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(fast), "r"(slow), "r"(matrix), "r"(barrier), "h"(u16(blocks))
+                 : "memory");
+}
+
 // An operand that the copy engine brings, from some line and depth on. `CUT`: its depth goes on
 // behind that which is used.
 template <bool FAST, bool CUT_ = false> struct Boxes {
@@ -195,13 +247,16 @@ template <bool FAST, bool CUT_ = false> struct Boxes {
     DEVICE Boxes of(int which, i64) const { return {map, line, depth, which}; }
     DEVICE Boxes<FAST, true> cut() const { return {map, line, depth, matrix}; }
 
-    // Lines, 64 elements deep: as `copy_tile` puts them.
-    template <int LINES> DEVICE void copy(u32 to, int first, u32 barrier) const {
-        if (FAST) copy_box(to, map, depth + first, line, matrix, barrier);
+    // Lines, 64 elements deep: as `copy_tile` puts them; to all `BLOCKS` of the cluster.
+    template <int LINES, int BLOCKS = 1> DEVICE void copy(u32 to, int first, u32 barrier) const {
+        auto box = [&](u32 place, int fast, int slow) {
+            if constexpr (BLOCKS > 1) copy_box_to(place, map, fast, slow, matrix, barrier, (1u << BLOCKS) - 1);
+            else copy_box(place, map, fast, slow, matrix, barrier);
+        };
+        if (FAST) box(to, depth + first, line);
         else {
 #pragma unroll
-            for (int block = 0; block < LINES / 64; ++block)
-                copy_box(to + block * 8192, map, line + block * 64, depth + first, matrix, barrier);
+            for (int block = 0; block < LINES / 64; ++block) box(to + block * 8192, line + block * 64, depth + first);
         }
     }
 };
@@ -302,17 +357,18 @@ struct Bringer<PickedDepths<Lines<false, NEAR, E>, Which>, LINES, THREADS, false
 // A tile of two warpgroups, 64 rows each, and `BRINGERS` warps that bring its operands: one where
 // the copy engine brings both, more where lines are gathered. `STAGES` slices are in shared memory
 // or on their way. With four or more a slice is multiplied while the next is begun, with fewer
-// another block of the processor fills the gaps.
-template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups {
+// another block of the processor fills the gaps. `BLOCKS` of a cluster have tiles of the same
+// columns: each brings a part of the right operand to all of them.
+template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_, int BLOCKS_ = 1> struct Warpgroups {
     static constexpr bool PAIRS = PAIRS_, STREAMS = STAGES >= 4;
-    static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, X = COLUMNS / 8;
+    static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, X = COLUMNS / 8, BLOCKS = BLOCKS_;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 32 * BRINGERS;
     static constexpr int UNDER_WAY = STAGES >= 4 ? 1 : 0, AHEAD = STAGES - 1 - UNDER_WAY;
     static constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 
     typedef bf16 Element;
     typedef float Sums[X][4];
-    typedef Ring<STAGES, BRINGERS, MULTIPLIERS / 32> Stages;
+    typedef Ring<STAGES, BRINGERS, MULTIPLIERS / 32, BLOCKS> Stages;
     typedef typename Stages::Shared Shared;
 
     // Goes on from tile to tile: the next one's first slices are brought while this one's results
@@ -341,7 +397,15 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
         for (int step = 0; step < steps; ++step, pipe.next()) {
             pipe.wait_empty();
             left.bring(pipe.tile(), step * DEPTH, pipe.full());
-            right.bring(pipe.tile() + A_BYTES, step * DEPTH, pipe.full());
+            if constexpr (BLOCKS > 1) {
+                static_assert(!COPIES, "parts that one thread tells the copy engine");
+                constexpr int PART = COLUMNS / BLOCKS;
+                u32 part = blockIdx.x % BLOCKS * PART;
+                if (first_lane) {
+                    barrier_expect(pipe.full(), B_BYTES);
+                    b.at(int(part), 0).template copy<PART, BLOCKS>(pipe.tile() + A_BYTES + part * 128, step * DEPTH, pipe.full());
+                }
+            } else right.bring(pipe.tile() + A_BYTES, step * DEPTH, pipe.full());
             if constexpr (COPIES) {
                 // A slice is handed over when `AHEAD` later ones are under way.
                 copy_commit();
@@ -375,7 +439,6 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
     template <bool A_FAST, bool B_FAST, class A, class B>
     static DEVICE void consume(Pipe &pipe, Sums &sums, int k, int steps) {
         u32 half = threadIdx.x / 128 * 8192;
-        bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, pipe.next()) {
             u32 tile = pipe.tile();
@@ -399,11 +462,17 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_> struct Warpgroups
             }
             matrices_commit();
             matrices_wait<UNDER_WAY>();
-            if (first_lane && step >= UNDER_WAY) barrier_arrive(pipe.empty(UNDER_WAY));
+            if (step >= UNDER_WAY) pipe.release(UNDER_WAY);
         }
         matrices_wait<0>();
-        if (first_lane && UNDER_WAY > 0) barrier_arrive(pipe.empty(1));
+        if (UNDER_WAY > 0) pipe.release(1);
         __syncwarp();
+    }
+
+    // A block of a cluster stays until no other writes to its shared memory.
+    static DEVICE void part() {
+        __syncwarp();
+        meet_cluster();
     }
 
     // The threads that bring give zeros.

@@ -40,7 +40,7 @@ DEVICE int least(int a, int b) { return a < b ? a : b; }
 // a thread has `Y` x `X`.
 template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
     static constexpr bool PAIRS = false, STREAMS = false;
-    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_;
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, BLOCKS = 1;
     static constexpr int ACROSS = COLUMNS / X, THREADS = ROWS / Y * ACROSS;
     // Odd strides would spoil vector loads; a stride of 4 beyond the tile keeps the writes of a
     // warp apart.
@@ -141,7 +141,7 @@ DEVICE void copy_slice(bf16 *to, int lines, int first, int k, Load load) {
 // and an alignment by which two are stored at once.
 template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE, bool PAIRS_> struct Matrices {
     static constexpr bool PAIRS = PAIRS_, STREAMS = false;
-    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 32, THREADS = DOWN * ALONG * 32;
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 32, THREADS = DOWN * ALONG * 32, BLOCKS = 1;
     static constexpr int Y = ROWS / DOWN / 16, X = COLUMNS / ALONG / 8;
     static_assert(Y > 0 && X > 0 && X % 2 == 0, "a warp has whole pieces, and columns in pairs of them");
     // Lines of `DEPTH` or depths of lines, with their padding: whichever are more.
@@ -381,6 +381,16 @@ template <class T, class Each> DEVICE void tiles_of_block(u32 count, Each each) 
     } else each(blockIdx.x);
 }
 
+// The same of tiles in rows of `across`, where blocks of a cluster (`T::BLOCKS`) have tiles of the
+// same columns, one row of tiles below another. Their number is a multiple of that.
+template <class T, class Each> DEVICE void tiles_of_cluster(u32 across, u32 down, Each each) {
+    u32 rank = blockIdx.x % T::BLOCKS;
+#pragma unroll 1
+    for (u32 at = blockIdx.x / T::BLOCKS; at < across * (down / T::BLOCKS); at += gridDim.x / T::BLOCKS)
+        each((at / across * T::BLOCKS + rank) * across + at % across);
+    T::part();
+}
+
 // `c[m, n] (+)= Σ_k a[m, k] · b[k, n]`, the lines of `a` being its rows and those of `b` its
 // columns. `SOME`: rows of negative place are left as they are. Sizes are arguments, not constants:
 // products that differ in nothing else are one kernel.
@@ -404,6 +414,7 @@ DEVICE void product(const A &a, const B &b, C *c, int m, int n, int k, u32 a_far
     };
     // All threads of a block find the rows that are needed.
     if constexpr (SOME) tile(blockIdx.x);
+    else if constexpr (T::BLOCKS > 1) tiles_of_cluster<T>(across, tiles_over(m, T::ROWS), tile);
     else tiles_of_block<T>(across * tiles_over(m, T::ROWS), tile);
 }
 

@@ -68,7 +68,8 @@ enum Entity {
     Register(Reg),
     /// Global or constant.
     Variable(u32),
-    /// An address in a space of its own.
+    /// An address in a space of its own: of shared memory, or of another.
+    Shared(u64),
     Place(u64),
     Param(u32),
     Label(u32),
@@ -169,12 +170,20 @@ impl<'a> Decoder<'a> {
         let end = (SHARED_BASE + decoder.shared_bytes).next_multiple_of(align);
         decoder.dynamic_at = if end % (2 * align) == 0 { end + align } else { end };
         for variable in shared(true) {
-            decoder.scopes[0].names.insert(variable.name, Entity::Place(u64::from(decoder.dynamic_at)));
+            decoder.scopes[0].names.insert(variable.name, Entity::Shared(u64::from(decoder.dynamic_at)));
         }
         Ok(decoder)
     }
 
     fn run(mut self, entry: &Entry<'a>) -> Result<Kernel, LoadError> {
+        let cluster = match entry.cluster {
+            None => 1,
+            Some([blocks @ 1..=8, 1, 1]) => blocks,
+            Some(other) => {
+                let what = format!("clusters of {other:?} blocks");
+                return Err(self.unsupported(&what, "up to eight blocks along x"));
+            }
+        };
         self.declare_labels(entry)?;
         let mut open = vec![0];
         let mut next_scope = 1;
@@ -246,6 +255,7 @@ impl<'a> Decoder<'a> {
             max_threads: entry.max_threads.map(|[x, y, z]| x.saturating_mul(y).saturating_mul(z)),
             resident: entry.resident,
             required_block: entry.required_block,
+            cluster,
             code: self.code,
             lines: self.lines,
             rows: self.rows,
@@ -369,12 +379,12 @@ impl<'a> Decoder<'a> {
             return Err(self.wrong(format!("{end} bytes of static shared memory; a kernel may have 49152")));
         }
         self.shared_bytes = end as u32;
-        self.scopes[0].names.insert(variable.name, Entity::Place(at));
+        self.scopes[0].names.insert(variable.name, Entity::Shared(at));
         Ok(())
     }
 
     fn shared_place(&self, name: &str) -> Entity {
-        self.scopes[0].names.get(name).copied().unwrap_or(Entity::Place(0))
+        self.scopes[0].names.get(name).copied().unwrap_or(Entity::Shared(0))
     }
 
     fn lookup(&self, name: &str) -> Option<Entity> {
@@ -530,6 +540,7 @@ impl<'a> Decoder<'a> {
                 }
                 Some(Entity::Variable(index)) if file == File::D => Value::Variable { index, offset },
                 Some(Entity::Place(at)) if file != File::P => Value::Bits(at.wrapping_add_signed(offset)),
+                Some(Entity::Shared(at)) if file != File::P => Value::Shared(at.wrapping_add_signed(offset)),
                 Some(Entity::Param(at)) if file == File::D => {
                     Value::Bits(u64::from(at).wrapping_add_signed(offset))
                 }
@@ -630,6 +641,7 @@ impl<'a> Decoder<'a> {
                 self.emit(Op::Exit);
                 return Ok(());
             }
+            ("barrier", ["cluster", ..]) => return self.hopper(opcode, operands),
             ("bar" | "barrier", rest) => return self.barrier(opcode, rest, operands),
             ("shfl" | "vote" | "redux" | "elect", ["sync", rest @ ..]) => {
                 return self.collective(opcode, parts[0], rest, operands);
@@ -638,7 +650,7 @@ impl<'a> Decoder<'a> {
                 return self.collective(opcode, "match", &[how, kind], operands);
             }
             ("cp", ["async", "bulk", ..])
-            | ("wgmma" | "mbarrier", _)
+            | ("wgmma" | "mbarrier" | "mapa", _)
             | ("fence", ["mbarrier_init", "release", "cluster"]) => {
                 return self.hopper(opcode, operands);
             }
@@ -1413,8 +1425,12 @@ fn special(name: &str) -> Option<Value> {
         return Some(match vector {
             "%tid" => Value::Special(Special::Tid(axis)),
             "%ntid" => Value::Special(Special::Ntid(axis)),
+            "%clusterid" if axis == 0 => Value::Special(Special::Cluster),
+            "%nclusterid" if axis == 0 => Value::Special(Special::Clusters),
             "%ctaid" | "%clusterid" => Value::Special(Special::Ctaid(axis)),
             "%nctaid" | "%nclusterid" => Value::Special(Special::Nctaid(axis)),
+            "%cluster_ctaid" if axis == 0 => Value::Special(Special::Rank),
+            "%cluster_nctaid" if axis == 0 => Value::Special(Special::Blocks),
             "%cluster_ctaid" => Value::Bits(0),
             "%cluster_nctaid" => Value::Bits(1),
             _ => return None,
@@ -1430,8 +1446,8 @@ fn special(name: &str) -> Option<Value> {
         "%lanemask_gt" => Value::Special(Special::Mask(LaneMask::Greater)),
         "%lanemask_ge" => Value::Special(Special::Mask(LaneMask::GreaterEqual)),
         "%dynamic_smem_size" => Value::Special(Special::DynamicShared),
-        "%cluster_ctarank" => Value::Bits(0),
-        "%cluster_nctarank" => Value::Bits(1),
+        "%cluster_ctarank" => Value::Special(Special::Rank),
+        "%cluster_nctarank" => Value::Special(Special::Blocks),
         "WARP_SZ" => Value::Bits(32),
         _ => return None,
     })

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use super::alu::{File, LANES, Registers};
+use super::cluster::{self, STRIDE};
 use super::finding::{Kind, Outcome, Trouble};
 use super::hopper;
 use super::memory::{Global, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW};
@@ -81,6 +82,8 @@ impl Launched<'_> {
             let bits = match value {
                 Value::Bits(bits) => bits,
                 Value::Special(_) => continue,
+                // Of the first block of a cluster.
+                Value::Shared(at) => at,
                 Value::Variable { index, offset } => {
                     self.variables.get(index as usize).copied().unwrap_or(0).wrapping_add_signed(offset)
                 }
@@ -95,13 +98,19 @@ impl Launched<'_> {
         }
     }
 
-    /// The registers of one warp.
-    fn registers(&self, block: [u32; 3], warp: u32) -> Registers {
+    /// The registers of one warp of a block, which has that number in its cluster.
+    fn registers(&self, block: [u32; 3], rank: u32, warp: u32) -> Registers {
         let mut registers = self.template.clone();
         let [x, y, _] = self.block;
         let warps = self.threads().div_ceil(LANES as u32);
         for &(reg, value) in &self.kernel.constants {
+            if let Value::Shared(at) = value
+                && rank > 0
+            {
+                fill(&mut registers, reg, |_| at + u64::from(rank) * STRIDE);
+            }
             let Value::Special(special) = value else { continue };
+            let cluster = self.kernel.cluster;
             fill(&mut registers, reg, |lane| {
                 let thread = warp * LANES as u32 + lane;
                 let bit = 1u32 << lane;
@@ -121,6 +130,10 @@ impl Launched<'_> {
                     Special::Mask(LaneMask::Greater) => !(bit | (bit - 1)),
                     Special::Mask(LaneMask::GreaterEqual) => !(bit - 1),
                     Special::DynamicShared => self.dynamic_bytes,
+                    Special::Rank => rank,
+                    Special::Blocks => cluster,
+                    Special::Cluster => block[0] / cluster,
+                    Special::Clusters => self.grid[0] / cluster,
                 })
             });
         }
@@ -173,6 +186,8 @@ pub(super) enum Wait {
     Phase { offset: u32, parity: u32 },
     /// A `wgmma` that other warps of the group have not issued.
     Product { group: u32, number: u64 },
+    /// A phase of the cluster's barrier.
+    Cluster(u32),
 }
 
 /// Operations that lanes meet at.
@@ -232,7 +247,7 @@ struct BarrierState {
     trues: u32,
 }
 
-/// A block under way.
+/// A block under way, or the blocks of a cluster: warps of the first, then those of the next.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
     warps: Vec<Warp>,
@@ -244,8 +259,13 @@ pub(super) struct Block<'a> {
 #[derive(Debug)]
 pub(super) struct Core<'a> {
     pub launch: &'a Launched<'a>,
+    /// The block's number, or that of a cluster's first.
     pub index: u32,
+    /// Threads of all blocks, and of each; warps of each, and how many blocks there are.
     pub threads: u32,
+    pub each: u32,
+    pub warps: u32,
+    pub blocks: u32,
     pub shared: Shared,
     local: Vec<u8>,
     pub clocks: Option<Clocks>,
@@ -258,8 +278,11 @@ pub(super) struct Core<'a> {
     /// did.
     budgets: BTreeMap<u32, (u32, u32)>,
     pub hopper: hopper::State,
+    pub hopper_cluster: cluster::State,
 }
 
+/// Barriers of a block.
+const BARRIERS: usize = 16;
 /// Registers of a processor.
 const REGISTERS: u32 = 1 << 16;
 
@@ -286,16 +309,19 @@ const POLL: u64 = 1 << 14;
 
 impl<'a> Block<'a> {
     pub fn new(launch: &'a Launched<'a>, index: u32) -> Block<'a> {
-        let threads = launch.threads();
-        let kernel = launch.kernel;
+        let (kernel, each) = (launch.kernel, launch.threads());
+        let (blocks, warps_each) = (kernel.cluster, each.div_ceil(LANES as u32));
+        let threads = each * blocks;
         let [gx, gy, _] = launch.grid;
-        let coordinates = [index % gx, index / gx % gy, index / gx / gy];
-        let warps = (0..threads.div_ceil(LANES as u32)).map(|warp| {
-            let lanes = (threads - warp * LANES as u32).min(LANES as u32);
+        let warps = (0..warps_each * blocks).map(|at| {
+            let (rank, warp) = (at / warps_each, at % warps_each);
+            let block = index + rank;
+            let coordinates = [block % gx, block / gx % gy, block / gx / gy];
+            let lanes = (each - warp * LANES as u32).min(LANES as u32);
             let mask = u32::MAX >> (LANES as u32 - lanes);
             Warp {
-                index: warp,
-                registers: launch.registers(coordinates, warp),
+                index: at,
+                registers: launch.registers(coordinates, rank, warp),
                 groups: vec![Group { pc: 0, mask, wait: Wait::Nothing }],
                 live: mask,
                 copies: VecDeque::new(),
@@ -311,7 +337,7 @@ impl<'a> Block<'a> {
             0 => SHARED_BASE + kernel.shared_bytes,
             bytes => kernel.dynamic_at + bytes,
         };
-        let agents = if kernel.needs.asynchronous { hopper::AGENTS } else { 0 };
+        let agents = if kernel.needs.asynchronous { hopper::agents(blocks) } else { 0 };
         Block {
             warps: warps.collect(),
             chooser: Chooser::new(launch.schedule, index),
@@ -319,8 +345,12 @@ impl<'a> Block<'a> {
                 launch,
                 index,
                 threads,
+                each,
+                warps: warps_each,
+                blocks,
                 shared: Shared::new(
                     end,
+                    blocks,
                     races.then_some(kernel.needs.shared_grain),
                     launch.checks.uninitialised,
                 ),
@@ -328,10 +358,11 @@ impl<'a> Block<'a> {
                 clocks: races
                     .then(|| Clocks::new(index, threads as usize, agents, kernel.needs.asynchronous)),
                 locations: HashMap::new(),
-                barriers: vec![BarrierState::default(); 16],
+                barriers: vec![BarrierState::default(); BARRIERS * blocks as usize],
                 polled: 0,
                 budgets: BTreeMap::new(),
                 hopper: hopper::State::default(),
+                hopper_cluster: cluster::State::new(if blocks > 1 { threads } else { 0 }),
             },
         }
     }
@@ -383,8 +414,14 @@ impl<'a> Block<'a> {
 
     /// Lets the threads go whose barrier is complete.
     fn release_barriers(&mut self) -> Outcome<()> {
-        let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
+        if self.core.blocks > 1 {
+            self.meet_cluster()?;
+        }
         for id in 0..self.core.barriers.len() {
+            if self.core.barriers[id].arrived == 0 {
+                continue;
+            }
+            let live = self.live(id / BARRIERS);
             let state = &self.core.barriers[id];
             if state.arrived == 0 || state.arrived < state.count.unwrap_or(live) {
                 continue;
@@ -410,6 +447,28 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
+    /// Threads of a block that have not exited.
+    fn live(&self, rank: usize) -> u32 {
+        let each = self.core.warps as usize;
+        self.warps[rank * each..(rank + 1) * each].iter().map(|warp| warp.live.count_ones()).sum()
+    }
+
+    /// Counts the threads at the cluster's barrier, and holds the blocks that have exited to what
+    /// is still on its way to them.
+    fn meet_cluster(&mut self) -> Outcome<()> {
+        let mut all = 0;
+        for rank in 0..self.core.blocks {
+            let live = self.live(rank as usize);
+            all += live;
+            if live == 0 && self.core.hopper_cluster.left >> rank & 1 == 0 {
+                self.core.hopper_cluster.left |= 1 << rank;
+                self.core.check_left(rank)?;
+            }
+        }
+        self.core.hopper_cluster.complete(all);
+        Ok(())
+    }
+
     /// Lets the groups go whose phase of an `mbarrier` has ended: they test it again.
     fn wake_phases(&mut self) {
         for warp in &mut self.warps {
@@ -417,6 +476,7 @@ impl<'a> Block<'a> {
                 let over = match group.wait {
                     Wait::Phase { offset, parity } => self.core.hopper.passed(offset, parity),
                     Wait::Product { group, number } => self.core.hopper.issued(group, number),
+                    Wait::Cluster(phase) => self.core.hopper_cluster.passed(phase),
                     _ => false,
                 };
                 if over {
@@ -488,8 +548,8 @@ impl<'a> Block<'a> {
                 let state = &self.core.barriers[usize::from(id)];
                 let others =
                     self.warps.iter().flat_map(|warp| &warp.groups).find(|other| other.wait != group.wait);
-                let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
-                let expected = state.count.unwrap_or(live);
+                let expected = state.count.unwrap_or(self.live(usize::from(id) / BARRIERS));
+                let id = usize::from(id) % BARRIERS;
                 let what = format!(
                     "barrier {id} has {} of {expected} threads and the others never come to it",
                     state.arrived
@@ -505,6 +565,7 @@ impl<'a> Block<'a> {
             }
             Wait::Phase { offset, parity } => (2, self.core.hopper.why_stuck(offset, parity)),
             Wait::Product { group, number } => (4, self.core.hopper.why_unissued(group, number)),
+            Wait::Cluster(_) => (5, self.core.hopper_cluster.why_stuck()),
             Wait::Nothing => {
                 (9, Trouble::new(Kind::Deadlock, "a warp never got its turn", "threads that end"))
             }
@@ -651,7 +712,7 @@ impl Core<'_> {
         let Some((&last, &(_, pc))) = self.budgets.iter().max_by_key(|&(_, &(count, _))| count) else {
             return Ok(());
         };
-        let (warps, budget) = (self.threads.div_ceil(LANES as u32), self.budget().unwrap_or_default());
+        let (warps, budget) = (self.warps * self.blocks, self.budget().unwrap_or_default());
         let of = |warp: u32| self.budgets.get(&warp).map_or(budget, |(count, _)| *count);
         let taken: u32 = (0..warps).map(of).sum();
         if taken > warps * budget {
@@ -664,8 +725,7 @@ impl Core<'_> {
             return Err(Trouble::new(Kind::Shape, what, right).lane(0).at(last, pc));
         }
         for (&warp, &(mine, pc)) in &self.budgets {
-            let first = warp / 4 * 4;
-            if (first..(first + 4).min(warps)).any(|other| of(other) != mine) {
+            if self.comrades(warp).any(|other| of(other) != mine) {
                 let what = format!("setmaxnreg {mine} by some warps of a warpgroup");
                 let right = "the same by all four";
                 return Err(Trouble::new(Kind::Shape, what, right).lane(0).at(warp, pc));
@@ -896,7 +956,7 @@ impl Core<'_> {
             let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
             match space {
                 Space::Shared => {
-                    let offset = self.shared.locate(address, all, all, false).map_err(on_lane)?;
+                    let offset = self.locate_own(warp, address, all, all, false).map_err(on_lane)?;
                     self.note_shared(warp, lane, offset, all, Access::Read, transfer.order)?;
                     for (i, reg) in transfer.regs.iter().enumerate() {
                         let Some(reg) = *reg else { continue };
@@ -984,7 +1044,7 @@ impl Core<'_> {
             let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
             match space {
                 Space::Shared => {
-                    let offset = self.shared.locate(address, all, all, true).map_err(on_lane)?;
+                    let offset = self.locate_own(warp, address, all, all, true).map_err(on_lane)?;
                     self.note_shared(warp, lane, offset, all, Access::Write, transfer.order)?;
                     for (i, reg) in transfer.regs.iter().flatten().enumerate() {
                         let value = warp.value(*reg, lane);
@@ -1128,7 +1188,7 @@ impl Core<'_> {
             let update = |old: u64| combine(atomic.kind, bytes, old, value, new);
             let old = match space {
                 Space::Shared => {
-                    let offset = self.shared.locate(address, bytes, bytes, true).map_err(on_lane)?;
+                    let offset = self.locate_own(warp, address, bytes, bytes, true).map_err(on_lane)?;
                     if atomic.kind != AtomicKind::Exchange {
                         let (shared, who) = self.shared_by(warp, lane);
                         shared.note_read(offset, bytes as usize, &Who { clocks: None, ..who })?;
@@ -1195,7 +1255,8 @@ impl Core<'_> {
             warp.groups[at].mask = active;
             warp.groups.push(Group { pc: pc + 1, mask: mask & !active, wait: Wait::Nothing });
         }
-        let state = &mut self.barriers[id as usize];
+        let at_block = self.rank(warp.index) * BARRIERS as u32 + id;
+        let state = &mut self.barriers[at_block as usize];
         // Counts are in whole warps, lanes that have exited or never were included.
         let arriving = match barrier.count {
             Some(_) if barrier.aligned => LANES as u32,
@@ -1210,7 +1271,7 @@ impl Core<'_> {
                 .lane(active.trailing_zeros()));
         }
         if let Some(count) = count
-            && (state.arrived + arriving > count || count > self.threads.next_multiple_of(LANES as u32))
+            && (state.arrived + arriving > count || count > self.each.next_multiple_of(LANES as u32))
         {
             let what = format!("barrier {id} of {count} threads, reached by {}", state.arrived + arriving);
             let right =
@@ -1234,7 +1295,7 @@ impl Core<'_> {
             }
         }
         state.waiting.push((warp.index, active, pc));
-        warp.groups[at].wait = Wait::Barrier(id as u16);
+        warp.groups[at].wait = Wait::Barrier(at_block as u16);
         Ok(Next::Regroup)
     }
 
@@ -1357,7 +1418,7 @@ impl Core<'_> {
         try_each(active, |lane| {
             let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
             let to = warp.address(copy.to, lane);
-            let offset = self.shared.locate(to, bytes as u64, bytes as u64, true).map_err(on_lane)?;
+            let offset = self.locate_own(warp, to, bytes as u64, bytes as u64, true).map_err(on_lane)?;
             let from = warp.address(copy.from, lane);
             if !from.is_multiple_of(bytes as u64) {
                 return Err(on_lane(misaligned("global", from, bytes as u64)));
@@ -1459,7 +1520,7 @@ impl Core<'_> {
                     (Space::Shared, address) => address,
                     _ => warp.address(matrix.address, lane),
                 };
-                let located = self.shared.locate(address, 16, 16, !matrix.load);
+                let located = self.locate_own(warp, address, 16, 16, !matrix.load);
                 *offset = located.map_err(|trouble| trouble.lane(lane as u32))?;
             }
             // Each lane is charged with the four bytes it gets, or would get if it were not

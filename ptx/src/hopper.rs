@@ -26,10 +26,13 @@ use super::schedule::Chooser;
 use super::tensor::{Element, whole_warp};
 use super::tensor_map::{MapError, Swizzle, TensorMap};
 
-/// `mbarrier`s that a block may have; their agents come first.
+/// `mbarrier`s that a block, or a cluster, may have; their agents come first.
 pub(super) const MBARRIERS: usize = 64;
-/// Agents of a block: one for each mbarrier and each warpgroup.
-pub(super) const AGENTS: usize = MBARRIERS + 8;
+
+/// Agents of so many blocks: one for each mbarrier and each warpgroup.
+pub(super) fn agents(blocks: u32) -> usize {
+    MBARRIERS + 8 * blocks as usize
+}
 
 /// An operation of this family.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub(super) enum Op {
         state: Option<u16>,
         count: Option<u16>,
         bytes: Option<u16>,
+        /// Whether it may be at an mbarrier of another block of the cluster.
+        remote: bool,
     },
     Expect {
         at: Address,
@@ -56,6 +61,8 @@ pub(super) enum Op {
         to: u16,
         phase: Phase,
         blocks: bool,
+        /// Whether what other blocks of the cluster did before they arrived counts, too.
+        cluster: bool,
     },
     /// An arrival that the lane's copies so far make when they have ended.
     CopyArrive {
@@ -75,6 +82,8 @@ pub(super) enum Op {
         map: Address,
         coordinates: Vec<u16>,
         mbarrier: Option<Address>,
+        /// The blocks of the cluster that it comes to, a bit each; its own where there is none.
+        multicast: Option<u16>,
     },
     BulkCommit,
     BulkWait {
@@ -88,12 +97,31 @@ pub(super) enum Op {
         groups: u32,
     },
     Wgmma(Wgmma),
+    /// `mapa`: the same place in another block's shared memory.
+    Map {
+        to: u16,
+        at: u16,
+        rank: u16,
+    },
+    /// `barrier.cluster.arrive`, and `.wait`.
+    ClusterArrive {
+        releases: bool,
+    },
+    ClusterWait,
 }
 
 impl Op {
     /// Whether all lanes of a warp must execute it together.
     pub fn is_aligned(&self) -> bool {
-        matches!(self, Op::WgFence | Op::WgCommit | Op::WgWait { .. } | Op::Wgmma(_))
+        matches!(
+            self,
+            Op::WgFence
+                | Op::WgCommit
+                | Op::WgWait { .. }
+                | Op::Wgmma(_)
+                | Op::ClusterArrive { .. }
+                | Op::ClusterWait
+        )
     }
 }
 
@@ -156,6 +184,19 @@ pub(super) fn decode<'a>(
         }
         ["cp", "async", "bulk", rest @ ..] => decode_bulk(decoder, rest, operands),
         ["fence", ..] => Ok(Some(Op::InitFence)),
+        ["mapa", "shared::cluster", "u32"] => {
+            let [to, at, rank] = operands else { return Ok(None) };
+            let to = decoder.result(to, File::W)?;
+            Ok(Some(Op::Map { to, at: decoder.row(at, File::W)?, rank: decoder.row(rank, File::W)? }))
+        }
+        ["barrier", "cluster", "arrive", order @ .., "aligned"] => Ok(match (order, operands) {
+            ([] | ["release"], []) => Some(Op::ClusterArrive { releases: true }),
+            (["relaxed"], []) => Some(Op::ClusterArrive { releases: false }),
+            _ => None,
+        }),
+        ["barrier", "cluster", "wait", order @ .., "aligned"] => {
+            Ok((matches!(order, [] | ["acquire"]) && operands.is_empty()).then_some(Op::ClusterWait))
+        }
         ["wgmma", "fence", "sync", "aligned"] => Ok(operands.is_empty().then_some(Op::WgFence)),
         ["wgmma", "commit_group", "sync", "aligned"] => Ok(operands.is_empty().then_some(Op::WgCommit)),
         ["wgmma", "wait_group", "sync", "aligned"] => {
@@ -183,10 +224,19 @@ fn decode_mbarrier<'a>(
     let plain: Vec<&str> = parts
         .iter()
         .copied()
-        .filter(|part| !matches!(*part, "release" | "acquire" | "relaxed" | "cta" | "shared" | "shared::cta"))
+        .filter(|part| {
+            let orders = matches!(*part, "release" | "acquire" | "relaxed" | "cta" | "cluster");
+            !orders && !matches!(*part, "shared" | "shared::cta" | "shared::cluster")
+        })
         .collect();
-    if !parts.iter().any(|part| matches!(*part, "shared" | "shared::cta")) {
+    if !parts.iter().any(|part| matches!(*part, "shared" | "shared::cta" | "shared::cluster")) {
         return Ok(None);
+    }
+    let cluster = parts.contains(&"cluster");
+    let remote = parts.contains(&"shared::cluster");
+    if remote && !(cluster && matches!((&plain[..], operands), (["arrive"], [Operand::Sink, ..]))) {
+        let right = "at another block's mbarrier there are arrivals of the cluster's scope alone, into `_`";
+        return Err(decoder.fault(right));
     }
     let state = |decoder: &mut _, operand: &Operand<'a>| match operand {
         Operand::Sink => Ok(None),
@@ -201,12 +251,13 @@ fn decode_mbarrier<'a>(
             let state = state(decoder, to)?;
             let at = decoder.address_of(at)?;
             let count = count.first().map(|count| decoder.row(count, File::W)).transpose()?;
-            Op::Arrive { at, state, count, bytes: None }
+            Op::Arrive { at, state, count, bytes: None, remote }
         }
         (["arrive", "expect_tx"], [to, at, bytes]) => {
             let state = state(decoder, to)?;
             let at = decoder.address_of(at)?;
-            Op::Arrive { at, state, count: None, bytes: Some(decoder.row(bytes, File::W)?) }
+            let bytes = Some(decoder.row(bytes, File::W)?);
+            Op::Arrive { at, state, count: None, bytes, remote }
         }
         (["expect_tx"], [at, bytes]) => {
             Op::Expect { at: decoder.address_of(at)?, bytes: decoder.row(bytes, File::W)? }
@@ -218,7 +269,7 @@ fn decode_mbarrier<'a>(
                 _ => return Ok(None),
             };
             let to = decoder.result(to, File::P)?;
-            Op::Test { at: decoder.address_of(at)?, to, phase, blocks: *test == "try_wait" }
+            Op::Test { at: decoder.address_of(at)?, to, phase, blocks: *test == "try_wait", cluster }
         }
         _ => return Ok(None),
     }))
@@ -255,12 +306,24 @@ fn decode_bulk<'a>(
         ) => {
             let Some((map, coordinates)) = decode_box(decoder, rank, from)? else { return Ok(None) };
             let shared = decoder.address_of(to)?;
-            Op::Tensor { shared, map, coordinates, mbarrier: Some(decoder.address_of(mbarrier)?) }
+            let mbarrier = Some(decoder.address_of(mbarrier)?);
+            Op::Tensor { shared, map, coordinates, mbarrier, multicast: None }
+        }
+        (
+            ["tensor", rank, "shared::cluster", "global", COMPLETE, "multicast::cluster"],
+            [to, from, mbarrier, blocks],
+        ) => {
+            let Some((map, coordinates)) = decode_box(decoder, rank, from)? else { return Ok(None) };
+            let shared = decoder.address_of(to)?;
+            let mbarrier = Some(decoder.address_of(mbarrier)?);
+            let multicast = Some(decoder.row(blocks, File::W)?);
+            Op::Tensor { shared, map, coordinates, mbarrier, multicast }
         }
         (["tensor", rank, "global", "shared::cta", "bulk_group"], [to, from])
         | (["tensor", rank, "global", "shared::cta", "tile", "bulk_group"], [to, from]) => {
             let Some((map, coordinates)) = decode_box(decoder, rank, to)? else { return Ok(None) };
-            Op::Tensor { shared: decoder.address_of(from)?, map, coordinates, mbarrier: None }
+            let shared = decoder.address_of(from)?;
+            Op::Tensor { shared, map, coordinates, mbarrier: None, multicast: None }
         }
         _ => return Ok(None),
     }))
@@ -342,9 +405,10 @@ struct Mbarrier {
     /// The party that made it, and whether a fence has shown it to the asynchronous units since.
     maker: u32,
     fenced: bool,
-    /// The knowledge of those that arrived in this phase, and the same for completed phases.
-    arriving: Vec<Rc<View>>,
-    arrived: Vec<Rc<View>>,
+    /// The knowledge of those that arrived in this phase, and the same for completed phases, with
+    /// the block of the cluster that each is of.
+    arriving: Vec<(u32, Rc<View>)>,
+    arrived: Vec<(u32, Rc<View>)>,
     /// By warp, the lanes that have looked at the last phase since it ended.
     looks: BTreeMap<u32, Look>,
 }
@@ -595,7 +659,8 @@ impl Mbarrier {
         let complete = self.pending == 0 && self.bytes == 0;
         if complete {
             let views = || self.arriving.iter().chain(&self.arrived);
-            let known = |party: u32, tick: u32| tick == 0 || views().any(|view| view.has_seen(party, tick));
+            let known =
+                |party: u32, tick: u32| tick == 0 || views().any(|(_, view)| view.has_seen(party, tick));
             let now = self.looks.iter().filter(|(_, look)| look.phase == self.phase);
             if let Some(thread) = now.filter_map(|(&warp, look)| look.missed(warp, &known)).next() {
                 let what = format!(
@@ -609,9 +674,9 @@ impl Mbarrier {
             self.pending = self.expected;
             self.phase += 1;
             // Knowledge of earlier phases stays; one copy of equal knowledge is enough.
-            for view in std::mem::take(&mut self.arriving) {
-                if !self.arrived.iter().any(|known| Rc::ptr_eq(known, &view)) {
-                    self.arrived.push(view);
+            for (rank, view) in std::mem::take(&mut self.arriving) {
+                if !self.arrived.iter().any(|(of, known)| *of == rank && Rc::ptr_eq(known, &view)) {
+                    self.arrived.push((rank, view));
                 }
             }
         }
@@ -639,10 +704,10 @@ impl Core<'_> {
                 self.hopper.mbarriers.remove(&(offset as u32));
                 Ok(())
             })?,
-            Op::Arrive { at, state, count, bytes } => try_each(active, |lane| {
+            Op::Arrive { at, state, count, bytes, remote } => try_each(active, |lane| {
                 let word = |row: Option<u16>| row.map(|row| warp.registers.w[usize::from(row)][lane]);
                 let (arrivals, bytes) = (word(*count).unwrap_or(1), i64::from(word(*bytes).unwrap_or(0)));
-                let phase = self.arrive(warp, lane, *at, arrivals, bytes)?;
+                let phase = self.arrive(warp, lane, *at, arrivals, bytes, *remote)?;
                 if let Some(state) = *state {
                     warp.set((File::D, state), lane, u64::from(phase));
                 }
@@ -650,9 +715,20 @@ impl Core<'_> {
             })?,
             Op::Expect { at, bytes } => try_each(active, |lane| {
                 let bytes = i64::from(warp.registers.w[usize::from(*bytes)][lane]);
-                self.arrive(warp, lane, *at, 0, bytes).map(|_| ())
+                self.arrive(warp, lane, *at, 0, bytes, false).map(|_| ())
             })?,
-            Op::Test { at, to, phase, blocks } => return self.test(warp, active, *at, *to, *phase, *blocks),
+            Op::Test { at, to, phase, blocks, cluster } => {
+                return self.test(warp, active, *at, *to, *phase, (*blocks, *cluster));
+            }
+            Op::Map { to, at, rank } => self.map_address(warp, active, *to, *at, *rank)?,
+            Op::ClusterArrive { releases } => {
+                whole_warp(active, "barrier.cluster.arrive")?;
+                self.arrive_cluster(warp, active, *releases)?;
+            }
+            Op::ClusterWait => {
+                whole_warp(active, "barrier.cluster.wait")?;
+                return self.wait_cluster(warp, active);
+            }
             Op::CopyArrive { at, counted } => try_each(active, |lane| {
                 let offset = self.locate_mbarrier(warp, lane, *at)?;
                 let mbarrier = self.hopper.mbarrier(offset).map_err(|trouble| trouble.lane(lane as u32))?;
@@ -676,23 +752,43 @@ impl Core<'_> {
                 let global = warp.address(*global, lane);
                 // Before the pieces are listed, so that there are no more of them than shared
                 // memory has.
-                self.shared
-                    .locate(shared, bytes, 16, mbarrier.is_some())
+                self.locate_own(warp, shared, bytes, 16, mbarrier.is_some())
                     .map_err(|trouble| trouble.lane(lane as u32))?;
+                let mbarrier = mbarrier.map(|at| shared_address(warp.address(at, lane)));
                 let piece = |i: u64| (shared + 16 * i, Some(global.wrapping_add(16 * i)), 16);
                 let pieces: Vec<_> = (0..bytes / 16).map(piece).collect();
-                self.begin_bulk(warp, lane, (shared, bytes, 16), &pieces, *mbarrier, worker)
+                self.begin_bulk(warp, lane, (shared, bytes, 16), &pieces, mbarrier, worker)
                     .map_err(|trouble| trouble.lane(lane as u32))
             })?,
-            Op::Tensor { shared, map, coordinates, mbarrier } => try_each(active, |lane| {
+            Op::Tensor { shared, map, coordinates, mbarrier, multicast } => try_each(active, |lane| {
                 let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
                 let at = coordinates.iter().map(|row| warp.registers.w[usize::from(*row)][lane] as i32);
                 let at: Vec<i32> = at.collect();
                 let map = self.tensor_map(warp.address(*map, lane), worker).map_err(on_lane)?;
                 let shared = shared_address(warp.address(*shared, lane));
-                let pieces = map.pieces(shared, &at).map_err(|error| on_lane(descriptor(&error)))?;
-                self.begin_bulk(warp, lane, (shared, map.box_bytes(), 128), &pieces, *mbarrier, worker)
-                    .map_err(on_lane)
+                let shared = self.own(warp, shared).map_err(on_lane)?;
+                let mbarrier = mbarrier.map(|at| shared_address(warp.address(at, lane)));
+                let own = self.rank(warp.index);
+                let ranks = match multicast {
+                    None => 1 << own,
+                    Some(row) => warp.registers.w[usize::from(*row)][lane] & 0xffff,
+                };
+                if ranks == 0 || ranks >> self.blocks != 0 {
+                    let what = format!("a copy to blocks {ranks:#b} of a cluster of {}", self.blocks);
+                    let right = "a bit for each block that it comes to";
+                    return Err(on_lane(Trouble::new(Kind::Descriptor, what, right)));
+                }
+                for rank in (0..self.blocks).filter(|rank| ranks >> rank & 1 != 0) {
+                    if rank != own {
+                        self.check_there(rank, "a copy to").map_err(on_lane)?;
+                    }
+                    let shared = if self.blocks > 1 { self.place_in(shared, rank) } else { shared };
+                    let mbarrier = mbarrier.map(|at| if rank == own { at } else { self.place_in(at, rank) });
+                    let pieces = map.pieces(shared, &at).map_err(|error| on_lane(descriptor(&error)))?;
+                    self.begin_bulk(warp, lane, (shared, map.box_bytes(), 128), &pieces, mbarrier, worker)
+                        .map_err(on_lane)?;
+                }
+                Ok(())
             })?,
             Op::BulkCommit => {
                 each(active, |lane| *warp.hopper.committed.entry(lane as u32).or_default() += 1)
@@ -719,7 +815,7 @@ impl Core<'_> {
 
     fn locate_mbarrier(&self, warp: &Warp, lane: usize, at: Address) -> Outcome<usize> {
         let address = shared_address(warp.address(at, lane));
-        self.shared.locate(address, 8, 8, true).map_err(|trouble| trouble.lane(lane as u32))
+        self.locate_own(warp, address, 8, 8, true).map_err(|trouble| trouble.lane(lane as u32))
     }
 
     fn init(&mut self, warp: &Warp, lane: usize, at: Address, count: u32) -> Outcome<()> {
@@ -790,9 +886,9 @@ impl Core<'_> {
     /// looks that they had before.
     fn waited_for_products(&mut self, warp: u32) {
         let Some(ticks) = self.ticks(warp) else { return };
-        let first = warp / 4 * 4;
+        let comrades = self.comrades(warp);
         for mbarrier in self.hopper.mbarriers.values_mut() {
-            for (&other, look) in mbarrier.looks.range_mut(first..first + 4) {
+            for (&other, look) in mbarrier.looks.range_mut(comrades.clone()) {
                 if other != warp && look.together && look.behind.iter().all(|(known, _)| *known != warp) {
                     look.behind.push((warp, ticks));
                 }
@@ -803,21 +899,42 @@ impl Core<'_> {
     /// The use of an mbarrier by a thread: it must have seen the initialisation.
     fn use_mbarrier(&mut self, warp: &Warp, lane: usize, at: Address) -> Outcome<usize> {
         let offset = self.locate_mbarrier(warp, lane, at)?;
+        self.use_mbarrier_at(warp, lane, offset)
+    }
+
+    fn use_mbarrier_at(&mut self, warp: &Warp, lane: usize, offset: usize) -> Outcome<usize> {
         self.hopper.mbarrier(offset).map_err(|trouble| trouble.lane(lane as u32))?;
         let (shared, who) = self.shared_by(warp, lane);
         shared.note_write(offset, 8, Access::Atomic, &who)?;
         Ok(offset)
     }
 
-    fn arrive(&mut self, warp: &Warp, lane: usize, at: Address, arrivals: u32, bytes: i64) -> Outcome<u32> {
-        let offset = self.use_mbarrier(warp, lane, at)?;
+    fn arrive(
+        &mut self,
+        warp: &Warp,
+        lane: usize,
+        at: Address,
+        arrivals: u32,
+        bytes: i64,
+        remote: bool,
+    ) -> Outcome<u32> {
+        let offset = if remote {
+            let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
+            let address = shared_address(warp.address(at, lane));
+            let offset = self.shared.locate(address, 8, 8, true).map_err(on_lane)?;
+            self.check_there(self.shared.block_of(offset), "an arrival at").map_err(on_lane)?;
+            self.use_mbarrier_at(warp, lane, offset)?
+        } else {
+            self.use_mbarrier(warp, lane, at)?
+        };
+        let rank = self.rank(warp.index);
         let view = match &mut self.clocks {
             Some(clocks) if arrivals > 0 => clocks.release(&[(warp.index, 1 << lane)]),
             _ => None,
         };
         let mbarrier = self.hopper.mbarrier(offset)?;
         let phase = mbarrier.phase;
-        mbarrier.arriving.extend(view);
+        mbarrier.arriving.extend(view.map(|view| (rank, view)));
         // The bytes are expected before the arrival counts, as one operation.
         mbarrier.bytes += bytes;
         mbarrier.count(arrivals, 0).map_err(|trouble| trouble.lane(lane as u32))?;
@@ -831,8 +948,9 @@ impl Core<'_> {
         at: Address,
         to: u16,
         phase: Phase,
-        blocks: bool,
+        (blocks, cluster): (bool, bool),
     ) -> Outcome<Option<Wait>> {
+        let rank = self.rank(warp.index);
         let (mut wait, mut some_passed) = (None, false);
         try_each(active, |lane| {
             let offset = self.use_mbarrier(warp, lane, at)? as u32;
@@ -863,7 +981,7 @@ impl Core<'_> {
             let offset = self.locate_mbarrier(warp, lane, at)?;
             let mbarrier = self.hopper.mbarrier(offset)?;
             if let Some(clocks) = &mut self.clocks {
-                for view in &mbarrier.arrived {
+                for (_, view) in mbarrier.arrived.iter().filter(|(of, _)| cluster || *of == rank) {
                     clocks.acquire(warp.index, 1 << lane, view);
                 }
                 clocks.acquire_agent(warp.index, 1 << lane, mbarrier.agent, mbarrier.phase);
@@ -916,7 +1034,7 @@ impl Core<'_> {
         lane: usize,
         (start, bytes, align): (u64, u64, u64),
         pieces: &[(u64, Option<u64>, u64)],
-        mbarrier: Option<Address>,
+        mbarrier: Option<u64>,
         worker: &mut Worker,
     ) -> Outcome<()> {
         let load = mbarrier.is_some();
@@ -949,7 +1067,8 @@ impl Core<'_> {
             warp.hopper.going.push(Going { lane, group, pc: warp.pc, pieces: located, data: None });
             return Ok(());
         };
-        let offset = self.use_mbarrier(warp, lane, at)?;
+        let offset = self.shared.locate(at, 8, 8, true).map_err(|trouble| trouble.lane(lane as u32))?;
+        let offset = self.use_mbarrier_at(warp, lane, offset)?;
         if !self.hopper.mbarrier(offset)?.fenced && self.clocks.is_some() {
             let what = "a bulk copy told of an mbarrier that the asynchronous units may not see yet";
             let right = "fence.mbarrier_init.release.cluster or fence.proxy.async after mbarrier.init";
@@ -1003,8 +1122,9 @@ impl Core<'_> {
                 self.end_copies(warp, worker, |other, _, number| other == lane && number < until)?;
                 let view =
                     self.clocks.as_mut().and_then(|clocks| clocks.release(&[(coming.warp, 1 << lane)]));
+                let rank = self.rank(coming.warp);
                 let mbarrier = self.hopper.mbarrier(coming.mbarrier as usize).map_err(place)?;
-                mbarrier.arriving.extend(view);
+                mbarrier.arriving.extend(view.map(|view| (rank, view)));
                 mbarrier.count(1, 0).map_err(place)?;
             }
         }
@@ -1082,6 +1202,22 @@ impl Core<'_> {
         Ok(())
     }
 
+    /// A block of a cluster has exited: nothing may be on its way to its shared memory.
+    pub fn check_left(&self, rank: u32) -> Outcome<()> {
+        let to = |coming: &&Coming| match &coming.what {
+            What::Data { pieces, .. } => {
+                pieces.first().is_some_and(|piece| self.shared.block_of(piece.offset) == rank)
+            }
+            What::Copies { .. } => false,
+        };
+        let Some(coming) = self.hopper.coming.iter().find(to) else { return Ok(()) };
+        let what =
+            format!("block {rank} of the cluster ends while a bulk copy still writes to its shared memory");
+        let right = "barrier.cluster.arrive and barrier.cluster.wait before the end of every block";
+        let trouble = Trouble::new(Kind::InFlight, what, right).lane(coming.lane);
+        Err(trouble.at(coming.warp, coming.pc))
+    }
+
     /// Shared memory that a unit is about to read must be written, ordered before the thread that
     /// starts it, and shown to the units by a proxy fence if threads wrote it.
     fn check_visible(
@@ -1139,8 +1275,8 @@ impl Core<'_> {
 
     fn issue(&mut self, warp: &mut Warp, active: u32, wgmma: &Wgmma) -> Outcome<()> {
         whole_warp(active, "wgmma")?;
-        let (group, member) = (warp.index / 4, warp.index % 4);
-        if (group + 1) * 128 > self.threads {
+        let (group, member, whole) = self.warpgroup(warp.index);
+        if !whole {
             let what = "wgmma in a warpgroup of fewer than four warps";
             return Err(Trouble::new(Kind::Mask, what, "a block of a multiple of 128 threads").lane(0));
         }
@@ -1191,7 +1327,7 @@ impl Core<'_> {
         for row in wgmma.registers() {
             *warp.hopper.owned.entry(row).or_default() += 1;
         }
-        let reads = self.chunks_read(wgmma, a, b)?;
+        let reads = self.chunks_read(wgmma, a, b, self.rank(warp.index))?;
         for &offset in &reads {
             self.check_visible(warp, 0, offset, CHUNK, "wgmma")?;
         }
@@ -1216,14 +1352,14 @@ impl Core<'_> {
     }
 
     /// Offsets of all 16-byte pieces of shared memory that a product reads.
-    fn chunks_read(&self, wgmma: &Wgmma, a: Option<u64>, b: u64) -> Outcome<Vec<usize>> {
+    fn chunks_read(&self, wgmma: &Wgmma, a: Option<u64>, b: u64, rank: u32) -> Outcome<Vec<usize>> {
         let mut chunks = Vec::new();
         let mut add = |bits: u64, outer: u64, transposed: bool| -> Outcome<()> {
             let descriptor = Descriptor::new(bits)?;
             let step = |dimension: bool| if dimension { 8 } else { 1 };
             for row in (0..outer).step_by(step(transposed)) {
                 for depth in (0..16).step_by(step(!transposed)) {
-                    let address = descriptor.chunk(row, depth, transposed);
+                    let address = self.in_block(descriptor.chunk(row, depth, transposed), rank);
                     chunks.push(self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?);
                 }
             }
@@ -1240,11 +1376,13 @@ impl Core<'_> {
     /// writes the results.
     fn wait_products(&mut self, warp: &mut Warp, active: u32, groups: u32) -> Outcome<Option<Wait>> {
         whole_warp(active, "wgmma.wait_group")?;
-        let (group, member) = (warp.index / 4, (warp.index % 4) as usize);
+        let (group, member, _) = self.warpgroup(warp.index);
+        let member = member as usize;
         let commits = &warp.hopper.commits;
         let Some(last) = commits.len().checked_sub(1 + groups as usize) else { return Ok(None) };
         let until = commits[last];
         let kernel = self.launch.kernel;
+        let base = self.in_block(0, self.rank(warp.index));
         while warp.hopper.done < until {
             let number = warp.hopper.done;
             if !self.hopper.issued(group, number) {
@@ -1265,7 +1403,7 @@ impl Core<'_> {
                 }
                 let element = |bits: u64, outer: usize, depth: usize, transposed: bool| -> Outcome<f32> {
                     let descriptor = Descriptor::new(bits)?;
-                    let address = descriptor.chunk(outer as u64, depth as u64, transposed);
+                    let address = descriptor.chunk(outer as u64, depth as u64, transposed) + base;
                     let offset = self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?;
                     let within = 2 * if transposed { outer % 8 } else { depth % 8 };
                     Ok(wgmma.element.value(self.shared.load(offset + within, 2) as u32, 0))

@@ -29,6 +29,7 @@
 //! what goes wrong.
 
 mod alu;
+mod cluster;
 mod decode;
 mod exec;
 mod finding;
@@ -211,7 +212,8 @@ struct Grid<'a> {
     launched: &'a Launched<'a>,
     memory: &'a Memory,
     options: &'a Options,
-    blocks: u64,
+    /// Clusters of blocks; most kernels have one block in each.
+    clusters: u64,
     next: AtomicU64,
     spent: AtomicU64,
     stop: AtomicBool,
@@ -225,7 +227,8 @@ impl<'a> Grid<'a> {
             launched,
             memory,
             options,
-            blocks: launched.grid.iter().map(|&extent| u64::from(extent)).product(),
+            clusters: launched.grid.iter().map(|&extent| u64::from(extent)).product::<u64>()
+                / u64::from(launched.kernel.cluster),
             next: AtomicU64::new(0),
             spent: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -237,7 +240,7 @@ impl<'a> Grid<'a> {
         let needs = self.launched.kernel.needs;
         // Blocks that order each other need one clock for all, so one worker.
         let alone = needs.alone || needs.ordering && self.options.checks.races;
-        let workers = if alone { 1 } else { (self.options.threads.max(1) as u64).min(self.blocks) };
+        let workers = if alone { 1 } else { (self.options.threads.max(1) as u64).min(self.clusters) };
         let results: Vec<(Stats, Option<GlobalRaces>)> = if workers == 1 {
             vec![self.work(false)]
         } else {
@@ -295,7 +298,7 @@ impl<'a> Grid<'a> {
                     let at = At { block: self.block_at(position), warp: 0, pc: 0 };
                     self.report(position, at, Trouble::new(Kind::Budget, what, right));
                 }
-                Ok(Turn::Done) => worker.stats.blocks += 1,
+                Ok(Turn::Done) => worker.stats.blocks += u64::from(self.launched.kernel.cluster),
                 Ok(Turn::Paused) => resident.push_back((position, block)),
             }
         }
@@ -304,11 +307,12 @@ impl<'a> Grid<'a> {
 
     fn take_block(&self) -> Option<(u64, Block<'a>)> {
         let position = self.next.fetch_add(1, Relaxed);
-        (position < self.blocks).then(|| (position, Block::new(self.launched, self.block_at(position))))
+        (position < self.clusters).then(|| (position, Block::new(self.launched, self.block_at(position))))
     }
 
+    /// The first block of a cluster.
     fn block_at(&self, position: u64) -> u32 {
-        self.options.schedule.block(position, self.blocks) as u32
+        self.options.schedule.block(position, self.clusters) as u32 * self.launched.kernel.cluster
     }
 
     fn report(&self, position: u64, at: At, trouble: Box<Trouble>) {
@@ -367,6 +371,17 @@ fn check_shape(program: &Program, kernel: &Kernel, launch: &Launch) -> Result<()
             "the block the kernel was compiled for",
         );
     }
+    let cluster = kernel.cluster;
+    if !grid[0].is_multiple_of(cluster) {
+        return wrong(
+            format!("{} blocks along x in clusters of {cluster}", grid[0]),
+            "a multiple of the blocks of a cluster",
+        );
+    }
+    if cluster > 1 && (threads % 32 != 0 || threads * u64::from(cluster) > 2048) {
+        let what = format!("clusters of {cluster} blocks of {threads} threads");
+        return wrong(what, "whole warps, and 2048 threads of a cluster: no more are interpreted");
+    }
     let shared = u64::from(kernel.shared_bytes) + u64::from(launch.shared_bytes);
     if shared > u64::from(program.shared_limit) {
         let limit = program.shared_limit;
@@ -399,14 +414,17 @@ fn marshal(kernel: &Kernel, launch: &Launch) -> Result<Vec<u8>, Finding> {
 
 /// A trouble with its place.
 fn describe(program: &Program, launched: &Launched, at: &At, trouble: Trouble) -> Finding {
+    // Warps of a cluster are numbered through its blocks.
     let warp = trouble.warp.unwrap_or(at.warp);
+    let each = launched.threads().div_ceil(32).max(1);
+    let (block, warp) = (at.block + warp / each, warp % each);
     let thread = trouble.lane.map(|lane| position(warp * 32 + lane, launched.block));
     let pc = trouble.pc.unwrap_or(at.pc);
     let placed = !matches!(trouble.kind, Kind::Budget);
     Finding {
         kind: trouble.kind,
         kernel: launched.kernel.name.as_str().into(),
-        block: Some(position(at.block, launched.grid)),
+        block: Some(position(block, launched.grid)),
         thread,
         site: placed.then(|| Box::new(program.site(launched.kernel, pc))),
         what: trouble.what.into(),

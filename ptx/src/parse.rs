@@ -64,6 +64,8 @@ pub struct Entry<'a> {
     pub resident: Option<u32>,
     /// `.reqntid`: exactly this block.
     pub required_block: Option<[u32; 3]>,
+    /// `.reqnctapercluster`: blocks of a cluster.
+    pub cluster: Option<[u32; 3]>,
     pub body: Vec<Statement<'a>>,
 }
 
@@ -421,6 +423,8 @@ impl<'a> Parser<'a> {
                 ".maxntid" => entry.max_threads = Some(self.triple()?),
                 ".reqntid" => entry.required_block = Some(self.triple()?),
                 ".minnctapersm" => entry.resident = Some(self.unsigned()?),
+                ".reqnctapercluster" => entry.cluster = Some(self.triple()?),
+                ".explicitcluster" => {}
                 ".maxnreg" | ".maxnctapersm" => {
                     self.unsigned::<u64>()?;
                 }
@@ -429,7 +433,7 @@ impl<'a> Parser<'a> {
                     return Err(LoadError::Unsupported {
                         line: self.line,
                         what: other.into(),
-                        instead: "launch without clusters".into(),
+                        instead: "bounds of threads, registers and clusters".into(),
                     });
                 }
             }

@@ -24,6 +24,8 @@ pub(super) struct Kernel {
     /// Blocks of a processor at once that it was compiled for.
     pub resident: Option<u32>,
     pub required_block: Option<[u32; 3]>,
+    /// Blocks of a cluster, which are adjacent along x.
+    pub cluster: u32,
     pub code: Vec<Instr>,
     pub lines: Vec<Line>,
     /// Rows of each kind of register.
@@ -65,6 +67,8 @@ pub(super) struct ParamSlot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Value {
     Bits(u64),
+    /// An address of the block's shared memory.
+    Shared(u64),
     Special(Special),
     /// Bytes of the parameters; sign-extended where asked.
     Param {
@@ -91,6 +95,12 @@ pub(super) enum Special {
     Warps,
     Mask(LaneMask),
     DynamicShared,
+    /// The block's number in its cluster, and how many there are; along all of x, the same of
+    /// clusters.
+    Rank,
+    Blocks,
+    Cluster,
+    Clusters,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,7 +131,7 @@ pub(super) enum Op {
     Jump(u32),
     Exit,
     Trap,
-    /// Nothing to do here: hints, and what has no effect on one device without clusters.
+    /// Nothing to do here: hints, and what has no effect on one device.
     Nothing,
     /// Takes up to so many registers a thread, or gives down to so many.
     Registers {

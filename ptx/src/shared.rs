@@ -1,6 +1,7 @@
 //! The shared memory of a block: its bytes, which of them anyone has written, and which an
 //! asynchronous operation owns.
 
+use super::cluster::STRIDE;
 use super::finding::{Kind, Outcome, Trouble};
 use super::program::SHARED_BASE;
 use super::race::{Access, Clocks, SharedRaces, Stamp};
@@ -10,9 +11,13 @@ const WRITTEN: u8 = 1;
 /// A copy is under way that will write it.
 const COMING: u8 = 2;
 
-/// Shared memory of one block.
+/// Shared memory of one block, or of those of a cluster, one behind another.
 #[derive(Debug)]
 pub(super) struct Shared {
+    /// Bytes of a block, and from one block's to the next one's.
+    length: u64,
+    apart: u64,
+    blocks: u64,
     bytes: Vec<u8>,
     state: Vec<u8>,
     /// How many asynchronous reads of a byte are under way; empty until there is one.
@@ -46,10 +51,17 @@ impl Who<'_> {
 }
 
 impl Shared {
-    /// Memory up to address `end`, with race detection in grains of so many bytes if asked.
-    pub fn new(end: u32, grain: Option<u64>, initialised: bool) -> Shared {
-        let bytes = end.saturating_sub(SHARED_BASE) as usize;
+    /// Memory up to address `end` of so many blocks, with race detection in grains of so many bytes
+    /// if asked.
+    pub fn new(end: u32, blocks: u32, grain: Option<u64>, initialised: bool) -> Shared {
+        let length = u64::from(end.saturating_sub(SHARED_BASE));
+        // No grain is of two blocks.
+        let apart = if blocks > 1 { length.next_multiple_of(16) } else { length };
+        let bytes = (apart * u64::from(blocks)) as usize;
         Shared {
+            length,
+            apart,
+            blocks: blocks.into(),
             // Not a number in any float format.
             bytes: vec![0xff; bytes],
             state: vec![0; bytes],
@@ -62,21 +74,22 @@ impl Shared {
     /// The offset of an access that is inside; the address must be a multiple of `align`.
     #[inline]
     pub fn locate(&self, address: u64, bytes: u64, align: u64, write: bool) -> Outcome<usize> {
-        let offset = address.wrapping_sub(u64::from(SHARED_BASE));
-        let length = self.bytes.len() as u64;
-        if offset > length || bytes > length - offset {
-            return Err(self.outside(address, bytes, write));
+        let (block, within) =
+            if self.blocks == 1 { (0, address) } else { (address / STRIDE, address % STRIDE) };
+        let offset = within.wrapping_sub(u64::from(SHARED_BASE));
+        if offset > self.length || bytes > self.length - offset || block >= self.blocks {
+            return Err(self.outside(within, bytes, write));
         }
         if !address.is_multiple_of(align) {
             return Err(misaligned("shared", address, align));
         }
-        Ok(offset as usize)
+        Ok((block * self.apart + offset) as usize)
     }
 
     #[cold]
     fn outside(&self, address: u64, bytes: u64, write: bool) -> Box<Trouble> {
         let what = if write { "write" } else { "read" };
-        let length = self.bytes.len() as i64;
+        let length = self.length as i64;
         let offset = address.wrapping_sub(u64::from(SHARED_BASE)) as i64;
         Trouble::new(
             Kind::OutOfBounds,
@@ -85,6 +98,11 @@ impl Shared {
             ),
             "an index inside the array, or a launch with more shared memory",
         )
+    }
+
+    /// The block of a cluster that an offset is of.
+    pub fn block_of(&self, offset: usize) -> u32 {
+        (offset as u64).checked_div(self.apart).unwrap_or(0) as u32
     }
 
     /// Checks and enters a read by a thread.

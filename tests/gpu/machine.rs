@@ -172,6 +172,7 @@ fn tiles(change: impl Fn(&mut Tiles)) -> Code {
         gathers: None,
         instructions: 0.0,
         streams: false,
+        cluster: 1.0,
     };
     change(&mut tiles);
     let grid = tiles.count;
@@ -323,7 +324,7 @@ fn reviewed(name: &str, codes: &mut [Code]) {
         match &mut code.body {
             Body::Tiles(t) => {
                 if t.unit == Unit::Warpgroups && t.columns == 256.0 && t.depth < 2048.0 {
-                    (t.columns, t.count, t.streams) = (128.0, 2.0 * t.count, false);
+                    (t.columns, t.count, t.streams, t.cluster) = (128.0, 2.0 * t.count, false, 1.0);
                     (code.grid, code.block, code.registers) = (t.count, 288, 112);
                     code.shared = 100 << 10;
                 }

@@ -1632,6 +1632,59 @@ fn wide_tiles_follow_one_another() {
     }
 }
 
+/// Tiles of 128 x 256 in clusters of two blocks, which bring the right operand to each other: of
+/// every layout, several to a block, with an edge in both directions, under three schedules.
+#[test]
+fn wide_tiles_come_in_clusters() {
+    use DType::{Bf16, F32};
+    let Some(floor) = device(fast()) else { return };
+    let (m, n, k, long) = (488, 504, 520, 2056);
+    let matrix = |row, column| Matrix { row, column };
+    let product = |k, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
+    let buffers: &[(&str, DType, &[u64])] = &[
+        ("x", Bf16, &[m, long]),
+        ("w", Bf16, &[n, long]),
+        ("plain", F32, &[m, n]),
+        ("narrow", Bf16, &[m, n]),
+        ("added", F32, &[m, n]),
+    ];
+    let plan = by_hand(
+        buffers,
+        vec![
+            (product(k, matrix(k, 1), matrix(1, k), false), vec!["x", "w", "plain"], None),
+            (product(k, matrix(1, m), matrix(1, k), false), vec!["x", "w", "narrow"], None),
+            (product(long, matrix(1, m), matrix(n, 1), true), vec!["x", "w", "added"], None),
+        ],
+    );
+    let fill = |session: &mut dyn Session| {
+        for (i, b) in plan.buffers.iter().enumerate() {
+            let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
+            write(session, BufferId(i as u32), b, value, |_| 0)?;
+        }
+        Ok(())
+    };
+    // Two clusters fill it, and have two tiles of each block.
+    let small = Limits { processors: 5, ..Limits::default() };
+    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+    assert!(texts.iter().all(|t| t.text.contains("__cluster_dims__(2, 1, 1)")), "{texts:?}");
+    assert!(texts.iter().all(|t| t.passes[0].grid == 4), "{texts:?}");
+    let expected = results(&plan, &fill, &floor);
+    let mut bits: Option<Vec<Vec<u32>>> = None;
+    for (schedule, threads) in SCHEDULES {
+        let options = ptx::Options { schedule, threads, ..ptx::Options::default() };
+        let found = results(&plan, &fill, &PtxDevice::hopper(options).unwrap().with_limits(small));
+        for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+            let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+            let e = distance(&wide(found), &wide(expected));
+            println!("{name} differs by {e:.1e}");
+            assert!(e < 1.0 / 256.0, "{name} differs by {e}");
+        }
+        let now: Vec<Vec<u32>> =
+            found.iter().map(|(_, values)| values.iter().map(|x| x.to_bits()).collect()).collect();
+        assert!(bits.get_or_insert_with(|| now.clone()) == &now, "{schedule:?} has other bits");
+    }
+}
+
 /// Tiles of other documents are passed over, tiles of one document take no mask, and tiles of two
 /// are looked at by element: on the tensor cores and by warpgroups as in f32 on the ordinary cores,
 /// which the naive kernels are compared with elsewhere.

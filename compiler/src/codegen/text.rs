@@ -294,6 +294,8 @@ impl Operands {
 pub(crate) struct Builder {
     source: Source,
     resident: u32,
+    /// Blocks of a cluster.
+    cluster: u64,
     /// Shared memory of a processor.
     shared: u64,
 }
@@ -310,6 +312,7 @@ impl Builder {
         Builder {
             source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 },
             resident: 1,
+            cluster: 1,
             shared: SHARED,
         }
     }
@@ -331,6 +334,11 @@ impl Builder {
     /// for them.
     pub(crate) fn resident(&mut self, blocks: u32) {
         self.resident = blocks;
+    }
+
+    /// The entries that follow run in clusters of so many blocks.
+    pub(crate) fn cluster(&mut self, blocks: u64) {
+        self.cluster = blocks;
     }
 
     /// The entries that follow use what `sm_90a` has.
@@ -368,9 +376,13 @@ impl Builder {
         // ptxas guesses, and may spill.
         let by_shared = self.shared / u64::from(shared_bytes.max(1));
         let resident = u64::from(self.resident).min(by_shared).max(1);
-        let _ = write!(text, "\nKERNEL __launch_bounds__({block}, {resident}) {entry}(");
+        let cluster = match self.cluster {
+            1 => String::new(),
+            blocks => format!("__cluster_dims__({blocks}, 1, 1) "),
+        };
+        let _ = write!(text, "\nKERNEL {cluster}__launch_bounds__({block}, {resident}) {entry}(");
         // Lines of at most 120 characters.
-        let mut column = 36 + entry.len();
+        let mut column = 36 + cluster.len() + entry.len();
         for (i, item) in list.iter().enumerate() {
             if i > 0 {
                 text.push(',');

@@ -26,11 +26,26 @@ pub(crate) struct Tile {
     gatherers: u32,
     /// Whether results are stored two at a time.
     pairs: bool,
+    /// Blocks of a cluster, whose tiles have the same columns: each brings a part of the right
+    /// operand to all of them.
+    blocks: u64,
 }
 
 const fn tile(rows: u64, columns: u64, depth: u64, name: &'static str, narrow: bool) -> Tile {
     let resident = if narrow { 2 } else { 1 };
-    Tile { rows, columns, depth, name, narrow, resident, shared: 0, bringers: 0, gatherers: 0, pairs: false }
+    Tile {
+        rows,
+        columns,
+        depth,
+        name,
+        narrow,
+        resident,
+        shared: 0,
+        bringers: 0,
+        gatherers: 0,
+        pairs: false,
+        blocks: 1,
+    }
 }
 
 /// A tile of Hopper's warpgroups with so many stages, and room to begin them at a multiple of 1024.
@@ -47,6 +62,7 @@ const fn warpgroups(columns: u64, stages: u32, resident: u32, name: &'static str
         bringers: 1,
         gatherers: 4 / resident,
         pairs: false,
+        blocks: 1,
     }
 }
 
@@ -154,13 +170,30 @@ impl Tile {
         variant: Variant,
     ) -> Result<(u32, u32, u32)> {
         let streams = self.shared > 0 && self.resident == 1 && self.bringers == 1;
-        let most = if streams { variant.processors() } else { u64::MAX };
+        let most = if streams { variant.processors() / self.blocks * self.blocks } else { u64::MAX };
+        builder.cluster(self.blocks);
         self.geometry(builder, tiles.min(most))
+    }
+
+    /// The same in clusters of two blocks, where tiles follow one another and come in pairs of rows:
+    /// the cache is asked for each tile of the right operand once for both.
+    pub(crate) fn paired(self, m: u64) -> Tile {
+        let streams = self.shared > 0 && self.resident == 1 && self.bringers == 1;
+        let pairs = m.div_ceil(self.rows).is_multiple_of(2);
+        Tile { blocks: if streams && pairs { 2 } else { 1 }, ..self }
+    }
+
+    /// Lines of the right operand that a block brings at a time.
+    pub(crate) fn part(&self) -> u64 {
+        self.columns / self.blocks
     }
 
     /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.
     pub(crate) fn text(&self, wide: bool) -> String {
         match (self.narrow, self.shared > 0) {
+            (_, true) if self.blocks > 1 => {
+                format!("{}, {}, {}, {}>", self.name, self.bringers, self.pairs, self.blocks)
+            }
             (_, true) => format!("{}, {}, {}>", self.name, self.bringers, self.pairs),
             (true, false) => format!("{}, {wide}, {}>", self.name, self.pairs),
             (false, false) => self.name.into(),

@@ -671,3 +671,99 @@ fn in_hopper_gemm() {
         ],
     );
 }
+
+#[test]
+fn in_a_cluster() {
+    const LEAVE: &str = "    // No block leaves while the other arrives at its barriers.\n    __syncwarp();\n    \
+                         arrive_cluster();\n    wait_cluster();\n";
+    check(
+        kernels::CLUSTER,
+        "compute_90a",
+        || kernels::cluster_sums(112, 1),
+        &[
+            (
+                "a block that leaves while the other arrives at its barriers",
+                &[(LEAVE, "")],
+                Finding(Kind::InFlight),
+            ),
+            (
+                "a block that leaves while the other writes into its shared memory",
+                &[
+                    (LEAVE, ""),
+                    (
+                        "step < steps; ++step) {\n            int stage = step % STAGES;\n            wait_full",
+                        "step < steps - int(rank); ++step) {\n            int stage = step % STAGES;\n            \
+                         wait_full",
+                    ),
+                    (
+                        "if (lane < BLOCKS) barrier_arrive_there",
+                        "if (lane < BLOCKS && step + STAGES < steps) barrier_arrive_there",
+                    ),
+                ],
+                Finding(Kind::InFlight),
+            ),
+            (
+                "a stage that one of two blocks gives back",
+                &[
+                    ("barrier_init(empty0 + 8 * i, BLOCKS);", "barrier_init(empty0 + 8 * i, 1);"),
+                    (
+                        "if (lane < BLOCKS) barrier_arrive_there(place_in(empty0 + 8 * stage, lane));",
+                        "if (lane == rank) barrier_arrive_there(place_in(empty0 + 8 * stage, lane));",
+                    ),
+                ],
+                Finding(Kind::Race),
+            ),
+            (
+                "a stage given back to one of two blocks",
+                &[("if (lane < BLOCKS) barrier_arrive_there", "if (lane == rank) barrier_arrive_there")],
+                Finding(Kind::Deadlock),
+            ),
+            (
+                "a wait that sees its own block alone",
+                &[(
+                    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
+                    "mbarrier.try_wait.parity.shared::cta.b64",
+                )],
+                Finding(Kind::Race),
+            ),
+            (
+                "no cluster's barrier after mbarrier.init",
+                &[(
+                    "    __syncwarp();\n    arrive_cluster();\n    wait_cluster();\n\n",
+                    "    __syncthreads();\n",
+                )],
+                Finding(Kind::Mbarrier),
+            ),
+            (
+                "a barrier that is passed and not waited for",
+                &[("    arrive_cluster();\n    wait_cluster();\n\n", "    arrive_cluster();\n\n")],
+                Finding(Kind::Mbarrier),
+            ),
+            (
+                "half of the bytes expected",
+                &[("ROWS * ROW_BYTES);", "HALF * ROW_BYTES);")],
+                Finding(Kind::InFlight),
+            ),
+            (
+                "a copy to the own block alone",
+                &[("u16 blocks = 3;", "u16 blocks = 1;")],
+                Finding(Kind::Deadlock),
+            ),
+            (
+                "a copy to a block that is not there",
+                &[("u16 blocks = 3;", "u16 blocks = 7;")],
+                Finding(Kind::Descriptor),
+            ),
+            (
+                "an address of a block that is not there",
+                &[("place_in(empty0 + 8 * stage, lane)", "place_in(empty0 + 8 * stage, lane + 1)")],
+                Finding(Kind::OutOfBounds),
+            ),
+            (
+                "another block's barrier by an instruction of one block",
+                &[("mbarrier.arrive.release.cluster.shared::cluster.b64", "mbarrier.arrive.shared::cta.b64")],
+                Finding(Kind::OutOfBounds),
+            ),
+        ],
+    );
+}

@@ -16,6 +16,7 @@ pub const GEMM: &str = include_str!("gemm.cu");
 pub const ATTENTION: &str = include_str!("attention.cu");
 pub const MOE: &str = include_str!("moe.cu");
 pub const HOPPER: &str = include_str!("hopper.cu");
+pub const CLUSTER: &str = include_str!("cluster.cu");
 
 pub fn rmsnorm(rows: usize, width: usize) -> Example {
     let (x, exact) = brain(&noise(rows * width, 1));
@@ -101,6 +102,36 @@ pub fn hopper_gemm(m: usize, n: usize, k: usize) -> Example {
     let launch = Launch { kernel: "hopper_gemm".into(), grid, block: [384, 1, 1], shared_bytes, args };
     let right = product(&exact_a, &exact_b, [m, n, k]);
     let wrong = move |memory: &Memory| differ(&read_brain(memory, c, right.len()), &right, 1.0 / 256.0, 1e-5);
+    Example { case: buffers.case(vec![launch]), wrong: Box::new(wrong) }
+}
+
+/// Sums of columns, once by each block of a cluster.
+pub fn cluster_sums(rows: usize, clusters: usize) -> Example {
+    const COLUMNS: usize = 64;
+    let x = noise(rows * COLUMNS, 9);
+    let mut buffers = Buffers::default();
+    let [x_at, sums] = [buffers.input(&x), buffers.output(4 * 2 * clusters * COLUMNS)];
+    let map = TensorMap {
+        address: x_at,
+        element_bytes: 4,
+        extents: vec![COLUMNS as u64, rows as u64],
+        strides: vec![4 * COLUMNS as u64],
+        tile: vec![COLUMNS as u32, 8],
+        swizzle: Swizzle::None,
+    };
+    map.check().unwrap();
+    let args = vec![Arg::TensorMap(Box::new(map)), Arg::Pointer(sums), Arg::I32(rows as i32)];
+    let grid = [2 * clusters as u32, 1, 1];
+    let launch = Launch { kernel: "cluster_sums".into(), grid, block: [64, 1, 1], shared_bytes: 0, args };
+    let right: Vec<f64> = (0..2 * clusters * COLUMNS)
+        .map(|i| x.chunks(COLUMNS).map(|row| f64::from(row[i % COLUMNS])).sum())
+        .collect();
+    let wrong = move |memory: &Memory| {
+        let bytes = memory.read(sums, 4 * right.len() as u64).unwrap();
+        let found: Vec<f64> =
+            bytemuck::pod_collect_to_vec::<u8, f32>(&bytes).into_iter().map(f64::from).collect();
+        differ(&found, &right, 1e-5, 1e-5)
+    };
     Example { case: buffers.case(vec![launch]), wrong: Box::new(wrong) }
 }
 
@@ -224,6 +255,11 @@ fn attention_is_right() {
 #[test]
 fn routing_is_right() {
     check("moe.cu", MOE, "compute_80", vec![moe(500), moe(1)]);
+}
+
+#[test]
+fn blocks_of_a_cluster_are_right() {
+    check("cluster.cu", CLUSTER, "compute_90a", vec![cluster_sums(112, 1), cluster_sums(48, 5)]);
 }
 
 #[test]

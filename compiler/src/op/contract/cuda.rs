@@ -23,6 +23,10 @@ pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Sourc
     let tile = of(variant, wide, (m, n, k), 1).into(o.wide(&["c"])?);
     let tile = if variant.places { tile.gathering() } else { tile };
     let tiles = tile.count(m, n);
+    // A result too small to keep the processors busy is cut along the sums, if they are long.
+    let slices = (2 * variant.processors()).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
+    // Slices have a block for each tile.
+    let tile = if variant.places || slices > 1 { tile } else { tile.paired(m) };
     // Lines of `a` are its rows, and of `b` its columns; fast ones have their elements side by
     // side.
     let (a_fast, b_fast) = (variant.places || a.column <= a.row, b.row <= b.column);
@@ -49,9 +53,7 @@ pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Sourc
     let left = Operand { fast: a_fast, lines: m, depth: k, far: a_far, count: 1, gathered };
     let left = tile.operand(tile.rows, o.get("a")?, left)?;
     let right = Operand { fast: b_fast, lines: n, depth: k, far: b_far, count: 1, gathered: false };
-    let right = tile.operand(tile.columns, o.get("b")?, right)?;
-    // A result too small to keep the processors busy is cut along the sums, if they are long.
-    let slices = (2 * variant.processors()).checked_div(tiles).map_or(1, |wanted| wanted.min(k / 512).max(1));
+    let right = tile.operand(tile.part(), o.get("b")?, right)?;
     if slices == 1 {
         let mut list = vec![left, right, o.get("c")?];
         list.append(&mut sizes);

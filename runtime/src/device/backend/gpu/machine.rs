@@ -146,6 +146,8 @@ pub struct Tiles {
     pub instructions: f64,
     /// Blocks go from tile to tile.
     pub streams: bool,
+    /// Blocks of a cluster, to which an operand of the columns is brought at once.
+    pub cluster: f64,
 }
 
 /// An attention: tiles of one side pass by rows of the other.
@@ -366,6 +368,7 @@ fn tiles(name: &str, list: &[&str], sizes: &HashMap<&str, f64>, pass: &Pass, tex
         gathers: gathers.map(|lines| (lines * 8.0 / (32.0 * bringers), piece)),
         instructions,
         streams: unit == Unit::Warpgroups && part(1)? >= 4.0 && grid < count,
+        cluster: part(4).filter(|_| unit == Unit::Warpgroups).unwrap_or(1.0),
     })
 }
 
@@ -589,7 +592,8 @@ impl Tiles {
         let slices = (self.depth / 64.0).ceil().max(1.0);
         let multiply = slices * rows * columns * 64.0 / rate;
         let bytes = if self.unit == Unit::Threads { 256.0 } else { 128.0 };
-        let feed = slices * (rows + columns) * bytes / FED;
+        // The cache gives what several blocks of a cluster take once.
+        let feed = slices * (rows + columns / self.cluster) * bytes / FED;
         let brought = self.gathers.map_or(0.0, |(pieces, cycles)| slices * pieces * cycles);
         // Eight warps, two to a scheduler.
         let each = rows * columns / 256.0;
