@@ -175,8 +175,8 @@ impl Tile {
         self.geometry(builder, tiles.min(most))
     }
 
-    /// The same in clusters of two blocks, where tiles follow one another and come in pairs of rows:
-    /// the cache is asked for each tile of the right operand once for both.
+    /// The same in clusters of two blocks, where tiles follow one another and come in pairs of
+    /// rows: the cache is asked for each tile of the right operand once for both.
     pub(crate) fn paired(self, m: u64) -> Tile {
         let streams = self.shared > 0 && self.resident == 1 && self.bringers == 1;
         let pairs = m.div_ceil(self.rows).is_multiple_of(2);
