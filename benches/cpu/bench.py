@@ -5,7 +5,7 @@
 
 For each of the models `a` to `d` (the specs beside this file) both train the same model from the same kind of weights on as many tokens
 in a step. PyTorch is run eager and compiled, experts' products one by one and by one grouped operation, in f32 and with products in bf16; the
-best of these counts. Dense models `d` and `e` (1.2 B) are written with as well, beside llama.cpp on the same shape (`llama.py`). All of it is
+best of these counts, and what falls far behind it in the first round runs no more. Dense models `d` and `e` (1.2 B) are written with as well, beside llama.cpp on the same shape (`llama.py`). All of it is
 repeated with the instructions of older processors: AVX-512 without bf16, and AVX2, for dreamc and PyTorch. Everything runs in rounds, one
 after another, so that no side has the machine to itself when it is quiet, and the median of the rounds is reported, ratios with the least
 and the most. That both compute the same logits, loss and gradients is checked first (`benches/pytorch/test_model.py`).
@@ -35,6 +35,8 @@ LEVELS = {
     "avx512": ["DREAMC_CPU=avx512", "ATEN_CPU_CAPABILITY=avx512", "ONEDNN_MAX_CPU_ISA=AVX512_CORE"],
     "avx2": ["DREAMC_CPU=avx2", "ATEN_CPU_CAPABILITY=avx2", "ONEDNN_MAX_CPU_ISA=AVX2"],
 }
+# A variant of PyTorch is run again if its first round reached this part of the best one's: the same command varies by less.
+CHANCE = 0.7
 # What is changed of model (a), and to what.
 SCALING = {
     "depth": [["model.body[0].recur=4"], ["model.body[0].recur=8"], ["model.body[0].recur=16"]],
@@ -124,6 +126,18 @@ def best(results, prefix, at=""):
     rated = [(median(rounds, "training.tokens_per_second") or 0, name) for name, rounds in there.items()]
     rate, name = max(rated, default=(0, None))
     return (name, there[name]) if rate else (None, [])
+
+
+def behind(results):
+    """PyTorch's runs that cannot be its best: below `CHANCE` of it, each with the instructions that it had."""
+    slow = set()
+    for model, runs in results.items():
+        for name, rounds in runs.items():
+            rate = median(rounds, "training.tokens_per_second") or 0
+            top = median(best(runs, "torch", level(name))[1], "training.tokens_per_second") or 0
+            if name.startswith("torch") and rate < CHANCE * top:
+                slow.add((model, name))
+    return slow
 
 
 def growth(results):
@@ -229,10 +243,10 @@ def main(argv=None):
     if not a.decode and subprocess.run(command).returncode != 0:
         print("the two do not compute the same model (or there is no PyTorch): nothing is compared", file=sys.stderr)
         return 1
-    results, missing = {}, set()
+    results, missing, slow = {}, set(), set()
     for number in range(a.rounds):
         for (model, name), command in everything:
-            if name in missing:
+            if name in missing or (model, name) in slow:
                 continue
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=a.limit)
@@ -249,6 +263,7 @@ def main(argv=None):
             print(f"{number + 1}/{a.rounds} {model} {name}: {rate and round(rate)} {'' if result else error}", flush=True)
             (a.out / "results.json").write_text(json.dumps(results, indent=1))
             (a.out / "report.md").write_text(growth(results["a"]) if a.scaling else report(results))
+        slow = slow if a.scaling else behind(results)
     print((a.out / "report.md").read_text())
     return 0
 

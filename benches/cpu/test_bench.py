@@ -39,6 +39,15 @@ class Bench(unittest.TestCase):
         self.assertIn("torch bf16 eager failed", text)
         self.assertNotIn("| torch f32 eager |", text)
 
+    def test_what_cannot_be_the_best_runs_no_more(self):
+        def run(rate):
+            return [{"training": {"tokens_per_second": rate}}]
+
+        runs = {"dreamc f32": run(9), "torch f32 eager": run(60), "torch bf16 eager": run(71), "torch f32 compiled": run(100)}
+        runs |= {"torch f32 eager @avx2": run(40), "torch f32 compiled @avx2": [{}]}
+        slow = {("a", "torch f32 eager"), ("a", "torch f32 compiled @avx2")}
+        self.assertEqual(bench.behind({"a": runs}), slow)
+
     def test_writing_is_compared_with_reading_and_with_llama(self):
         def run(rate, **more):
             decoding = {"tokens_per_second": rate, "weights_per_second": rate * 2e8, "read": 1e10 + rate * 1e8}
