@@ -248,6 +248,12 @@ impl Lowering<'_> {
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::header => self.header(part, &mut map),
+                Rule::braced => {
+                    let settings = if word == "recur" { " residual_norm false" } else { "" };
+                    let help = format!("they stand before the braces: `{word} 3{settings} {{ sa > mlp }}`");
+                    self.error(self.span(&part), format!("settings of `{word}` stand in braces"), help);
+                    map.items[0].node.value.kind = ValueKind::Invalid;
+                }
                 Rule::layers => {
                     let at = self.span(&part);
                     let list = self.layers(part);

@@ -89,6 +89,13 @@ fn one_mistake_is_one_error_with_the_answer() {
     one(wrong("hidden 64", "hiden 64"), "hiden", "`hidden`");
     one(wrong("hidden 64", "d_model 64"), "d_model", "`hidden`");
     one(wrong("repeat 2 {", "recurr 2 {"), "recurr", "`recur`");
+    let braced = "recur { passes 2  residual_norm false } {";
+    one(
+        wrong("repeat 2 {", braced),
+        "settings of `recur` stand in braces",
+        "before the braces: `recur 3 residual",
+    );
+    one(wrong("repeat 2 {", "repeat { 2 } {"), "settings of `repeat` stand", "`repeat 3 { sa > mlp }`");
     one(wrong("steps 10", "steps 10 lr 1e-3"), "lr", "`learning_rate`");
     one(wrong("steps 10", "steps 10 optimizer adam"), "adam", "`adamw`");
     one(wrong("steps 10", "steps 10 adam_beta1 0.9"), "adam_beta1", "`betas`");
