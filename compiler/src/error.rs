@@ -20,7 +20,7 @@ pub enum CompileError {
     Depth,
     /// More passes were asked of a loop than have weights of their own.
     #[error(
-        "every pass of this loop has weights of its own (`embed`, `lora`, lanes), and there are {most} passes"
+        "every pass of this loop has weights of its own (`embed`, `lora`, lanes, a router), and there are {most} passes"
     )]
     Passes {
         /// Passes that have weights.

@@ -276,7 +276,7 @@ impl Measure<'_> {
         observer.restore(&self.trained.tensors)?;
         let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
         let Some(held) = dataset.drawn(rows)? else { return Ok(None) };
-        Ok(Health::look(&mut observer, &self.trained.spec.model, held)?)
+        Ok(Health::look(&mut observer, &self.trained.spec.model, self.depth, held)?)
     }
 }
 

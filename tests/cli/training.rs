@@ -212,6 +212,31 @@ fn routers_health_is_a_metric() {
     assert!(watched.contains("layers.0.ea busiest") && watched.contains("depth "), "{watched}");
 }
 
+/// Wrapped parts are found where the model is applied, at any number of passes.
+#[test]
+fn routers_health_is_of_the_passes_that_were_made() {
+    let sandbox = sandbox();
+    for (rule, depths) in [("depth_choice", vec![2, 3]), ("capacity 0.5, causal bce 0.01", vec![2, 3, 4])] {
+        let body = format!(
+            "[{{recur: 3, residual_norm: false, layers: [\"skip({rule}) {{ sa > ea }}\"]}}, \"sa > ea\"]"
+        );
+        let spec = TINY.replace("[{recur: 2, layers: [\"sa > ea\"]}]", &body);
+        sandbox.write("other.yaml", &spec.replace("random_depth: {min: 1, max: 2},", ""));
+        let run = format!("run {rule}");
+        sandbox.good(&["train", "other.yaml", "--out", &run]);
+        for depth in depths {
+            let figures = json(&sandbox.good(&["eval", &run, "--depth", &depth.to_string(), "--json"]));
+            let part = &figures.as_array().unwrap().last().unwrap()["health"]["parts"][0];
+            let shares: Vec<f64> =
+                part["depths"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+            assert_eq!(shares.len(), depth + 1, "{rule}: {part}");
+            assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{rule}: {part}");
+            // A chosen depth is at least one pass.
+            assert!(rule != "depth_choice" || shares[0] == 0.0, "{rule}: {part}");
+        }
+    }
+}
+
 /// Starts a training that takes far longer than a test.
 fn long(sandbox: &Sandbox, more: &[&str]) -> Child {
     let line = [

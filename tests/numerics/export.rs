@@ -300,9 +300,13 @@ fn prepare_package(spec: &Spec, at: &Path, name: &str) {
         .body
         .iter()
         .filter_map(|item| match item {
-            Item::Recur { count, looping, items, .. } => {
-                Some((*count, looping.has_passes() || has_passes(items) || spec.model.has_turns()))
-            }
+            Item::Recur { count, looping, items, .. } => Some((
+                *count,
+                looping.has_passes()
+                    || has_passes(items)
+                    || depth_choice(items).is_some()
+                    || spec.model.has_turns(),
+            )),
             _ => None,
         })
         .collect();
@@ -345,30 +349,6 @@ fn prepare_package(spec: &Spec, at: &Path, name: &str) {
     write(&at.join(format!("{name}.expected.safetensors")), &[], &expected);
 }
 
-/// Whether tokens of a loop choose how many passes they make.
-fn chooses(spec: &Spec) -> bool {
-    let chosen = |item: &Item| matches!(item, Item::Recur { items, .. } if depth_choice(items).is_some());
-    spec.model.body.iter().any(chosen)
-}
-
-#[test]
-fn a_choice_of_depth_is_refused_by_its_name() {
-    let place = tempfile::tempdir().unwrap();
-    let mut spec = shrink(&load("examples/zoo/mixture-of-recursions-token.dream"), false).spec;
-    // A package without a tokenizer has the 256 bytes.
-    spec.model.vocab = 256;
-    let model = drawn(&spec, 2, ROW, None);
-    let text = dreamc_dsl::show(&spec, Spelling::Yaml);
-    let weights: Vec<Expected> =
-        model.entries().iter().map(|(name, shape)| real(name, shape, &model.get(name).unwrap())).collect();
-    write(&place.path().join("token.safetensors"), &[("format", "dreamc"), ("spec", &text)], &weights);
-    let ran = dreamc(place.path(), &["export", "hf", "--package", "token.safetensors", "-o", "token"]);
-    assert!(!ran.status.success());
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(said.contains("skip(depth_choice)"), "{said}");
-    assert!(!place.path().join("token").exists());
-}
-
 #[test]
 fn packages_compute_what_dreamc_computes() {
     if transformers().is_none() {
@@ -379,7 +359,7 @@ fn packages_compute_what_dreamc_computes() {
         None => tempfile::tempdir().unwrap().keep(),
     };
     let all = [specs("examples"), specs("examples/zoo"), specs("tests/goldens"), specs("tests/hf")].concat();
-    for (file, spec) in models(all).into_iter().filter(|(_, spec)| !chooses(spec)) {
+    for (file, spec) in models(all) {
         let name = file.rsplit('/').next().unwrap().replace(['.', '-'], "_");
         prepare_package(&spec, &place, &name);
     }

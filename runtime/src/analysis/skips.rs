@@ -64,9 +64,9 @@ pub(crate) struct Wrapped {
     others: Vec<String>,
 }
 
-/// Every application of every wrapped part.
-pub(crate) fn wrapped(model: &spec::Model) -> Result<Vec<Wrapped>, CompileError> {
-    let a = Architecture::new(model, None)?;
+/// Every application of every wrapped part; `passes` replaces the count of the outermost `recur`.
+pub(crate) fn wrapped(model: &spec::Model, passes: Option<u64>) -> Result<Vec<Wrapped>, CompileError> {
+    let a = Architecture::new(model, passes)?;
     let mut all = vec![];
     for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
         let Work::Layer(expr) = &a.bodies[apply.body].work else { return };
@@ -114,7 +114,7 @@ pub fn decisions(
     batches: &mut Batches,
     sequences: u64,
 ) -> Result<Seen, EvaluateError> {
-    let wrapped = wrapped(spec).map_err(ModelError::from)?;
+    let wrapped = wrapped(spec, None).map_err(ModelError::from)?;
     let part = |w: &Wrapped| Part {
         depth: w.depth,
         set: w.set,
@@ -237,7 +237,7 @@ pub fn ablate(
     sequences: u64,
 ) -> Result<Vec<Ablated>, EvaluateError> {
     let mut sets: BTreeMap<(u64, u64, bool), (Wrapped, Vec<u64>)> = BTreeMap::new();
-    for w in wrapped(spec).map_err(ModelError::from)? {
+    for w in wrapped(spec, None).map_err(ModelError::from)? {
         for routed in [true, false] {
             if routed || !w.others.is_empty() {
                 let entry = sets.entry((w.set, w.number, routed)).or_insert_with(|| (w.clone(), vec![]));

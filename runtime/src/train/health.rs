@@ -112,9 +112,15 @@ impl Part {
 
 impl Health {
     /// Looks at the rows that these batches give; `None` where the model has neither wrapped parts
-    /// nor mixtures, and no loop with an exit.
-    pub fn look(model: &mut Model, spec: &Spec, mut batches: Batches) -> Result<Option<Self>, EvaluateError> {
-        let wrapped = wrapped(spec).map_err(ModelError::from)?;
+    /// nor mixtures, and no loop with an exit. `passes` are those that the model was compiled with,
+    /// where they are not the specification's.
+    pub fn look(
+        model: &mut Model,
+        spec: &Spec,
+        passes: Option<u64>,
+        mut batches: Batches,
+    ) -> Result<Option<Self>, EvaluateError> {
+        let wrapped = wrapped(spec, passes).map_err(ModelError::from)?;
         let mut parts: BTreeMap<(u64, u64), Taken> = BTreeMap::new();
         let mut mixtures: BTreeMap<(u64, String), Vec<u64>> = BTreeMap::new();
         let mut passes = Passes::default();

@@ -607,7 +607,7 @@ impl<'a> Runner<'a> {
                 Some(held) => held,
                 None => dataset.train(Cursor::default())?.at_most(rows),
             };
-            line.health = Health::look(observer, &spec.model, held)?;
+            line.health = Health::look(observer, &spec.model, None, held)?;
         }
         if self.scorer.is_some() {
             let asked = group.broadcast(0, &line.problems.unwrap_or(0).to_le_bytes())?;

@@ -8,7 +8,7 @@ use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
     CausalRule, Exit, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule,
-    Statement, Stream, has_passes,
+    Statement, Stream, depth_choice, has_passes,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -89,18 +89,22 @@ pub struct Loop {
     pub skip_passes: bool,
     /// Whether passes choose among the tokens of the pass before.
     pub chooses: bool,
+    /// Whether each token chooses how many passes it makes.
+    pub choice: bool,
 }
 
 impl Loop {
     /// Whether passes have weights of their own.
     pub fn has_passes(&self) -> bool {
-        self.embed || self.lora || self.skip_passes
+        self.embed || self.lora || self.skip_passes || self.choice
     }
 
     /// The entry that makes it.
     pub fn made(&self) -> String {
         let mut text = format!("{:?}: Loop(config, passes={}", self.number.to_string(), self.passes);
-        for (name, on) in [("embed", self.embed), ("exit", self.gate), ("kv_first", self.kv_first)] {
+        for (name, on) in
+            [("embed", self.embed), ("exit", self.gate), ("kv_first", self.kv_first), ("choice", self.choice)]
+        {
             if on {
                 let _ = write!(text, ", {name}=True");
             }
@@ -404,6 +408,7 @@ impl<'a> Walk<'a> {
                         kv_first: looping.kv_first,
                         skip_passes: has_passes(items),
                         chooses: nested(items),
+                        choice: depth_choice(items).is_some(),
                     };
                     let (leaves, kv_first) = (own.leaves, own.kv_first);
                     self.count += 1;

@@ -48,7 +48,7 @@ const PARTS: [(&str, &str); 28] = [
     ("attention", include_str!("parts/attention.py")),
     ("sequence", include_str!("parts/sequence.py")),
     ("depth", include_str!("parts/depth.py")),
-    ("skip", include_str!("parts/score.py")),
+    ("score", include_str!("parts/score.py")),
     ("norm_only", include_str!("parts/norm_score.py")),
     ("predictor", include_str!("parts/predictor.py")),
     ("skip", include_str!("parts/skip.py")),
@@ -124,12 +124,6 @@ impl<'a> Code<'a> {
     /// Finds the parts of a model, or a key that is not generated. `normed` where a norm follows
     /// the body.
     fn new(model: &'a dreamc_dsl::spec::Model, normed: bool) -> Result<Self, HfError> {
-        let chosen = |item: &Item| matches!(item, Item::Recur { items, .. } if depth_choice(items).is_some());
-        if model.body.iter().any(chosen) {
-            return Err(HfError::Export(
-                "`skip(depth_choice)`: the code of a package has no choice that a token makes before its loop".into(),
-            ));
-        }
         let layers = layers::Layers::new(model)?;
         let mut code = Code { model, parts: Parts::new(), layers, recur: None, notes: vec![], noise: [0; 2] };
         // Every field stands here, so that a new one is generated and never forgotten.
@@ -399,6 +393,7 @@ impl<'a> Code<'a> {
         self.add("pass_shares", !capacities.is_empty());
         self.add("nested", *nested);
         self.add("skip", true);
+        self.add("score", !rule.chosen());
         self.add("norm_only", *input == SkipInput::NormOnly);
         self.add("merge", *merge);
         self.add("whole", *level == SkipLevel::Sequence);

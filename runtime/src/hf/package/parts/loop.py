@@ -1,3 +1,17 @@
+class Choice(nn.Module):  #? depth_choice
+    """How many passes of a loop a token makes."""  #? depth_choice
+#? depth_choice
+    def __init__(self, passes, hidden):  #? depth_choice
+        super().__init__()  #? depth_choice
+        self.weight, self.bias = nn.Parameter(torch.zeros(passes, hidden)), nn.Parameter(torch.zeros(passes))  #? depth_choice
+#? depth_choice
+    def forward(self, x):  #? depth_choice
+        """Each token's last pass, and the factor on its update there."""  #? depth_choice
+        z = x @ self.weight.T  #? depth_choice
+        last = (z + self.bias).argmax(-1)  #? depth_choice
+        return last, z.softmax(-1).gather(-1, last[..., None])[..., 0]  #? depth_choice
+#? depth_choice
+#? depth_choice
 class Gate(nn.Module):  #? exit_gate
     """A direction of the stream and an offset, which say how much of a token leaves a loop behind a pass."""  #? exit_gate
 #? exit_gate
@@ -18,11 +32,15 @@ class Gate(nn.Module):  #? exit_gate
 class Loop(nn.Module):
     """Weights of a loop that are no layer's."""
 
-    def __init__(self, config, passes, embed=False, exit=False, kv_first=False):  #? kv_first
-    def __init__(self, config, passes, embed=False, exit=False):  #? !kv_first
+    def __init__(
+        self, config, passes, embed=False, exit=False,
+        kv_first=False,  #? kv_first
+        choice=False,  #? depth_choice
+    ):
         super().__init__()
         self.passes = passes  #? passes
         self.kv_first = kv_first  # passes use the keys and values of the first  #? kv_first
+        self.choice = Choice(passes, config.hidden_size) if choice else None  #? depth_choice
         self.embed = Matrix(passes, config.hidden_size) if embed else None  #? pass_embed
         self.exit, self.share = Gate(config.hidden_size) if exit else None, config.exit  #? leaving
         # The share of a token's loss that each pass has in training; nothing else reads it.  #? exit_gate&!leaving
@@ -36,6 +54,8 @@ class Loop(nn.Module):
             at.first_pass = []  #? kv_first
         if at.turn >= self.passes:  #? passes
             raise ValueError(f"this loop has weights for {self.passes} passes")  #? passes
+        if self.choice is not None and at.turn == 0:  #? depth_choice
+            at.last_turn, at.gate = self.choice(x)  #? depth_choice
         if self.exit is not None and self.share is not None:  #? leaving
             self.exit(x, at, self.share)  #? leaving
         if self.embed is not None:  #? pass_embed

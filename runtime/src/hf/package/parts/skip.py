@@ -12,33 +12,38 @@ class Skip(nn.Module):
         h = config.hidden_size
         self.rule, self.capacity, self.whole, self.all_keys, self.merge = rule, capacity, whole, all_keys, merge
         each = {"passes": passes} if passes else {}  #? pass_router
-        each = {}  #? !pass_router
+        each = {}  #? score&!pass_router
         self.shares = shares  # of each pass of the loop around  #? pass_shares
         self.nested = nested  # a pass chooses among the tokens of the one before  #? nested
         self.sigmoid = sigmoid  #? sigmoid_gate
+        if rule == "depth_choice":  # the loop has chosen  #? depth_choice&score
+            return  #? depth_choice&score
         self.router = NormScore(**each) if norm_only else Score(h, **each)  #? norm_only
-        self.router = Score(h, **each)  #? !norm_only
+        self.router = Score(h, **each)  #? score&!norm_only
         if predictor:  #? predictor
             self.predictor = Predictor(predictor, h, **each)  #? predictor
 
     def choose(self, x, at):
         """Which tokens take part, and the factor on their update."""
-        r = self.router(x, at)
+        if self.rule == "depth_choice":  #? depth_choice
+            part = at.part & (at.last_turn >= at.turn)  #? depth_choice
+            return part, torch.where(at.last_turn == at.turn, at.gate, 1.0).to(x.dtype)  #? depth_choice
+        r = self.router(x, at)  #? score
         if self.rule == "threshold":  #? threshold
             if self.whole:  #? threshold&whole
                 r = (r * at.here).sum(-1, keepdim=True) / at.here.sum(-1, keepdim=True)  #? threshold&whole
             part = at.part & (r >= 0)  #? threshold
             return part, part.to(x.dtype)  #? threshold
-        gate = r
+        gate = r  #? score
         if self.sigmoid:  #? sigmoid_gate
             gate = r.sigmoid()  #? sigmoid_gate
-        part = self.part(x, r, at)
+        part = self.part(x, r, at)  #? score
         if self.nested:  #? nested
             at.members[self] = part  #? nested
-        return part, gate.to(x.dtype)
-
-    def part(self, x, r, at):
-        """The tokens that take part, of those whose scores rank them."""
+        return part, gate.to(x.dtype)  #? score
+#? score
+    def part(self, x, r, at):  #? score
+        """The tokens that take part, of those whose scores rank them."""  #? score
         among = at.part  #? bce|predictor|all_tokens
         capacity = self.capacity  #? topk
         if self.shares is not None:  #? pass_shares
