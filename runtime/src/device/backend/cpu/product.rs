@@ -14,7 +14,8 @@
 //! Operands are f32 or bf16 ([`Stored`]), both the same, and so are results; sums are f32. A panel
 //! is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16 where the
 //! processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the sums are
-//! f32). Where it does not, bf16 is widened as it is packed.
+//! f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as it is
+//! packed.
 //!
 //! Few rows, as decoding has them, are multiplied without packing ([`few`]).
 
@@ -228,6 +229,12 @@ trait Vector: Copy {
     /// Rounds to bf16, where there is one instruction for it ([`rounds`]): more would cost the
     /// microkernel its registers.
     unsafe fn store_narrow(self, _: *mut bf16) {}
+    /// The microkernel, where there is a better one than [`micro`] with the same bits.
+    #[inline(always)]
+    unsafe fn micro<A: LeftRows, const M: usize, const N: usize>(k: usize, a: A, b: *const f32, c: Results) {
+        // SAFETY: the caller's.
+        unsafe { micro::<Self, A, M, N>(k, a, b, c) }
+    }
 }
 
 /// Whether the microkernel for such operands stores results that are rounded.
@@ -404,6 +411,116 @@ mod x86 {
         _mm512_fmadd_ps,
         _mm512_add_ps
     );
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::{LeftRows, Results, VECTORS, Vector, store};
+    use crate::device::cpu::simd::neon::{dot, rounded, square};
+    use half::bf16;
+    use std::arch::aarch64::*;
+
+    /// Four sums of products of pairs of bf16.
+    #[derive(Clone, Copy)]
+    pub(super) struct Pairs(pub(super) float32x4_t);
+
+    impl Vector for Pairs {
+        const ROUNDS: bool = true;
+        const LANES: usize = 4;
+        const ROWS: usize = 6;
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { Pairs(vld1q_f32(from)) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { vst1q_f32(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { Pairs(vdupq_n_f32(x)) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            unsafe { Pairs(dot(self.0, a.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            unsafe { Pairs(vaddq_f32(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn store_narrow(self, to: *mut bf16) {
+            unsafe { vst1_u16(to.cast(), rounded(self.0)) }
+        }
+        #[inline(always)]
+        unsafe fn micro<A: LeftRows, const M: usize, const N: usize>(
+            k: usize,
+            a: A,
+            b: *const f32,
+            c: Results,
+        ) {
+            // SAFETY: the caller's.
+            unsafe {
+                match M % 2 {
+                    0 => squares::<A, M, N>(k, a, b, c),
+                    _ => super::micro::<Self, A, M, N>(k, a, b, c),
+                }
+            }
+        }
+    }
+
+    /// The microkernel with sums of two rows and two columns in a register, two words a step. One
+    /// instruction does as much as two of [`dot`].
+    ///
+    /// # Safety
+    /// As for [`super::micro`]; `M` is even.
+    #[inline(always)]
+    unsafe fn squares<A: LeftRows, const M: usize, const N: usize>(
+        k: usize,
+        a: A,
+        mut b: *const f32,
+        c: Results,
+    ) {
+        const LANES: usize = 4;
+        // SAFETY: the caller's.
+        unsafe {
+            let zero = vdupq_n_f32(0.0);
+            let mut sums = [[zero; 2 * VECTORS]; Pairs::ROWS / 2];
+            macro_rules! add {
+                ($step:expr, $second:expr, $left:ident) => {{
+                    let mut right = [zero; 2 * VECTORS];
+                    for j in 0..N {
+                        let first = vld1q_f32(b.add(j * LANES));
+                        let second = $second(j);
+                        right[2 * j] = vzip1q_f32(first, second);
+                        right[2 * j + 1] = vzip2q_f32(first, second);
+                    }
+                    for (i, sums) in sums.iter_mut().enumerate().take(M / 2) {
+                        let left = a.$left(2 * i, $step);
+                        for (sum, right) in sums.iter_mut().zip(right).take(2 * N) {
+                            *sum = square(*sum, left, right);
+                        }
+                    }
+                }};
+            }
+            for step in (0..k / 2 * 2).step_by(2) {
+                add!(step, |j| vld1q_f32(b.add((VECTORS + j) * LANES)), square);
+                b = b.add(2 * VECTORS * LANES);
+            }
+            if k % 2 == 1 {
+                add!(k - 1, |_| zero, half_square);
+            }
+            let mut rows = [[Pairs(zero); N]; M];
+            for (i, sums) in sums.iter().enumerate().take(M / 2) {
+                for j in 0..N {
+                    let [x, y] = [sums[2 * j], sums[2 * j + 1]].map(|x| vreinterpretq_f64_f32(x));
+                    rows[2 * i][j] = Pairs(vreinterpretq_f32_f64(vzip1q_f64(x, y)));
+                    rows[2 * i + 1][j] = Pairs(vreinterpretq_f32_f64(vzip2q_f64(x, y)));
+                }
+            }
+            store(&rows, c);
+        }
+    }
 }
 
 /// Vectors side by side in the microkernel.
@@ -654,6 +771,28 @@ unsafe fn pack_steps<T: Stored>(
         // SAFETY: the caller's; elements are bf16, of which the processor multiplies pairs.
         return unsafe { x86::pack_steps(|s| step(s).cast(), count, steps, width, to) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    if T::per_word() == 2 {
+        for w in 0..steps.div_ceil(2) {
+            // SAFETY: the caller's; `to` has `width` words from here on.
+            let (to, low) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(to.add(w * width), count),
+                    std::slice::from_raw_parts(step(2 * w), count),
+                )
+            };
+            if 2 * w + 1 == steps {
+                to.iter_mut().zip(low).for_each(|(to, low)| *to = low.first_of_word());
+                continue;
+            }
+            // SAFETY: likewise.
+            let high = unsafe { std::slice::from_raw_parts(step(2 * w + 1), count) };
+            for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
+                *to = f32::from_bits(low.first_of_word().to_bits() | high.widen().to_bits());
+            }
+        }
+        return;
+    }
     // SAFETY: the caller's. Copies of a constant size need no call.
     unsafe {
         match count {
@@ -734,6 +873,19 @@ impl Lines {
 trait LeftRows: Copy {
     /// Element of a row at a step.
     unsafe fn at(&self, row: usize, step: usize) -> f32;
+    /// Two steps of each of two rows, row by row.
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn square(&self, row: usize, step: usize) -> std::arch::aarch64::float32x4_t;
+    /// The same with zeros for the second step.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn half_square(&self, row: usize, step: usize) -> std::arch::aarch64::float32x4_t {
+        // SAFETY: the caller's.
+        unsafe {
+            let both = [self.at(row, step), 0.0, self.at(row + 1, step), 0.0];
+            std::arch::aarch64::vld1q_f32(both.as_ptr())
+        }
+    }
 }
 
 /// The left operand of a tile, read in place where that is as good as packing it.
@@ -764,6 +916,16 @@ impl LeftRows for AdjacentRows {
         // SAFETY: the operand has the row and the step, says the caller.
         unsafe { *self.start.add(step * self.step + row) }
     }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn square(&self, row: usize, step: usize) -> std::arch::aarch64::float32x4_t {
+        use std::arch::aarch64::*;
+        // SAFETY: likewise of two rows and two steps.
+        unsafe {
+            let [first, second] = [step, step + 1].map(|s| vld1_f32(self.start.add(s * self.step + row)));
+            vcombine_f32(vzip1_f32(first, second), vzip2_f32(first, second))
+        }
+    }
 }
 
 impl<const M: usize> LeftRows for [*const f32; M] {
@@ -771,6 +933,13 @@ impl<const M: usize> LeftRows for [*const f32; M] {
     unsafe fn at(&self, row: usize, step: usize) -> f32 {
         // SAFETY: likewise.
         unsafe { *self[row].add(step) }
+    }
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn square(&self, row: usize, step: usize) -> std::arch::aarch64::float32x4_t {
+        use std::arch::aarch64::*;
+        // SAFETY: likewise of two rows and two steps.
+        unsafe { vcombine_f32(vld1_f32(self[row].add(step)), vld1_f32(self[row + 1].add(step))) }
     }
 }
 
@@ -858,6 +1027,8 @@ unsafe fn tile_into<T: Stored>((m, n, k): (usize, usize, usize), a: Left, b: Rig
         Level::Avx512 => tile_avx512,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => tile_avx2,
+        #[cfg(target_arch = "aarch64")]
+        Level::Portable if T::per_word() == 2 => tile_pairs,
         Level::Portable => tile_of::<Four, 6>,
     };
     // SAFETY: the operands were measured above, `c` and the lines are the caller's.
@@ -887,6 +1058,13 @@ unsafe fn tile_pairs(size: Size, a: Left, b: Panels, c: Results) {
 unsafe fn tile_avx2(size: Size, a: Left, b: Panels, c: Results) {
     // SAFETY: the caller's.
     unsafe { tile_of::<x86::Eight, 6>(size, a, b, c) }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,bf16")]
+unsafe fn tile_pairs(size: Size, a: Left, b: Panels, c: Results) {
+    // SAFETY: the caller's.
+    unsafe { tile_of::<neon::Pairs, 6>(size, a, b, c) }
 }
 
 /// # Safety
@@ -958,14 +1136,14 @@ unsafe fn micro_rows<V: Vector, const ROWS: usize, const N: usize>(
                         Left::Lines(a) => {
                             let at = |i: usize| a.get_unchecked(first + row + i).get();
                             let a: [*const f32; $m] = std::array::from_fn(at);
-                            micro::<V, _, $m, N>(k, a, b, c);
+                            V::micro::<_, $m, N>(k, a, b, c);
                             row += $m;
                             continue;
                         }
                         Left::Panels(a) => AdjacentRows { start: a.as_ptr().add(first * k + row), step: ROWS },
                         Left::Steps(start, step) => AdjacentRows { start: start.add(first + row).get(), step },
                     };
-                    micro::<V, _, $m, N>(k, adjacent, b, c);
+                    V::micro::<_, $m, N>(k, adjacent, b, c);
                 }
                 row += $m;
             }
@@ -1023,6 +1201,18 @@ unsafe fn micro<V: Vector, A: LeftRows, const M: usize, const N: usize>(
             }
             b = b.add(VECTORS * V::LANES);
         }
+        store(&sums, c);
+    }
+}
+
+/// Stores what a microkernel computed, or adds it to what is there.
+///
+/// # Safety
+/// `c` holds `M` rows of `N` vectors.
+#[inline(always)]
+unsafe fn store<V: Vector, const M: usize, const N: usize>(sums: &[[V; N]; M], c: Results) {
+    // SAFETY: the caller's.
+    unsafe {
         macro_rules! each {
             (|$i:ident, $j:ident, $sum:ident| $body:expr) => {
                 for ($i, sums) in sums.iter().enumerate() {

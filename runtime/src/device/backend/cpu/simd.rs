@@ -74,18 +74,21 @@ pub(crate) fn level() -> Level {
 }
 
 /// Whether the processor multiplies and adds pairs of bf16. `DREAMC_CPU=avx512` says that it does
-/// not.
+/// not, and so does `portable`.
 #[inline]
 pub(crate) fn pairs() -> bool {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     {
         static PAIRS: LazyLock<bool> = LazyLock::new(|| {
             let wanted = std::env::var(VARIABLE).unwrap_or_default();
-            level() == Level::Avx512 && wanted != "avx512" && is_x86_feature_detected!("avx512bf16")
+            #[cfg(target_arch = "x86_64")]
+            return level() == Level::Avx512 && wanted != "avx512" && is_x86_feature_detected!("avx512bf16");
+            #[cfg(target_arch = "aarch64")]
+            return wanted != "portable" && std::arch::is_aarch64_feature_detected!("bf16");
         });
         *PAIRS
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     false
 }
 
@@ -315,14 +318,13 @@ pub(crate) fn to_bf16(x: f32) -> half::bf16 {
     half::bf16::from_bits(if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded })
 }
 
-/// Rounds to bf16. Where the processor has an instruction for it, what is too small for a normal
-/// number becomes zero.
+/// Rounds to bf16. AVX512-BF16 makes zero of a number that is too small for a normal one.
 pub(crate) fn narrow(x: &[f32], y: &mut [half::bf16]) {
     assert_eq!(x.len(), y.len());
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     if pairs() {
         // SAFETY: the processor has the instructions; both are of one length.
-        return unsafe { x86::narrow(x.as_ptr(), y.as_mut_ptr(), x.len()) };
+        return unsafe { own::narrow(x.as_ptr(), y.as_mut_ptr(), x.len()) };
     }
     narrow_portably(x, y);
 }
@@ -330,10 +332,10 @@ pub(crate) fn narrow(x: &[f32], y: &mut [half::bf16]) {
 /// Inner product of bf16, in f32.
 pub(crate) fn inner_narrow(a: &[half::bf16], b: &[half::bf16]) -> f32 {
     assert_eq!(a.len(), b.len());
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     if pairs() {
         // SAFETY: the processor has the instructions; both are of one length.
-        return unsafe { x86::inner(a.as_ptr(), b.as_ptr(), a.len()) };
+        return unsafe { own::inner(a.as_ptr(), b.as_ptr(), a.len()) };
     }
     inner_widened(a, b)
 }
@@ -341,10 +343,10 @@ pub(crate) fn inner_narrow(a: &[half::bf16], b: &[half::bf16]) -> f32 {
 /// Rounds two slices to bf16, the halves of one word together, those of `low` in its low half.
 pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [f32]) {
     assert!(low.len() == words.len() && high.len() == words.len());
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     if pairs() {
         // SAFETY: the processor has the instructions; all are of one length.
-        return unsafe { x86::interleave(low.as_ptr(), high.as_ptr(), words.as_mut_ptr(), words.len()) };
+        return unsafe { own::interleave(low.as_ptr(), high.as_ptr(), words.as_mut_ptr(), words.len()) };
     }
     interleave_portably(low, high, words);
 }
@@ -363,6 +365,12 @@ kernel_fn! {
         }
     }
 }
+
+/// The instructions of this architecture.
+#[cfg(target_arch = "aarch64")]
+use neon as own;
+#[cfg(target_arch = "x86_64")]
+use x86 as own;
 
 /// Interleaved accumulators of a reduction.
 const LANES: usize = 16;
@@ -547,6 +555,128 @@ mod x86 {
     }
 }
 
+/// The instructions for bf16, for which the standard library has no functions. Their control
+/// register is as the system sets it: sums of pairs round to odd, step by step, and numbers too
+/// small for a normal one are zero in them.
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon {
+    use super::to_bf16;
+    use half::bf16;
+    use std::arch::aarch64::*;
+    use std::arch::asm;
+
+    /// Adds to each of four sums the two products of its pairs: `BFDOT`.
+    ///
+    /// # Safety
+    /// The processor has FEAT_BF16, as have the functions below.
+    #[inline(always)]
+    pub(crate) unsafe fn dot(mut sums: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: the caller's; the instruction changes one register.
+        unsafe {
+            asm!("bfdot {s:v}.4s, {a:v}.8h, {b:v}.8h", s = inout(vreg) sums, a = in(vreg) a,
+                b = in(vreg) b, options(pure, nomem, nostack, preserves_flags));
+        }
+        sums
+    }
+
+    /// Adds to the sums of two rows and two columns the products of two pairs of each: `BFMMLA`,
+    /// which has the bits of two [`dot`] in order.
+    ///
+    /// # Safety
+    /// As for [`dot`].
+    #[inline(always)]
+    pub(crate) unsafe fn square(
+        mut sums: float32x4_t,
+        rows: float32x4_t,
+        columns: float32x4_t,
+    ) -> float32x4_t {
+        // SAFETY: the caller's; the instruction changes one register.
+        unsafe {
+            asm!("bfmmla {s:v}.4s, {a:v}.8h, {b:v}.8h", s = inout(vreg) sums, a = in(vreg) rows,
+                b = in(vreg) columns, options(pure, nomem, nostack, preserves_flags));
+        }
+        sums
+    }
+
+    /// Rounds to bf16, with the bits of [`to_bf16`]: `BFCVTN`.
+    ///
+    /// # Safety
+    /// As for [`dot`].
+    #[inline(always)]
+    pub(crate) unsafe fn rounded(x: float32x4_t) -> uint16x4_t {
+        let y: uint16x4_t;
+        // SAFETY: the caller's; the instruction changes one register.
+        unsafe {
+            asm!("bfcvtn {y:v}.4h, {x:v}.4s", y = out(vreg) y, x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        y
+    }
+
+    /// # Safety
+    /// As for [`dot`]; there are `n` elements.
+    #[target_feature(enable = "neon,bf16")]
+    pub(super) unsafe fn narrow(x: *const f32, y: *mut bf16, n: usize) {
+        let whole = n / 4 * 4;
+        // SAFETY: all elements are below `n`.
+        unsafe {
+            for i in (0..whole).step_by(4) {
+                vst1_u16(y.add(i).cast(), rounded(vld1q_f32(x.add(i))));
+            }
+            for i in whole..n {
+                *y.add(i) = to_bf16(*x.add(i));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`dot`]; there are `n` elements of each.
+    #[target_feature(enable = "neon,bf16")]
+    pub(super) unsafe fn inner(a: *const bf16, b: *const bf16, n: usize) -> f32 {
+        const STEP: usize = 32;
+        let mut sums = [vdupq_n_f32(0.0); STEP / 8];
+        // SAFETY: all elements are below `n`; the rest is copied to where there are zeros.
+        unsafe {
+            let mut add = |a: *const bf16, b: *const bf16| {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = dot(*sum, vld1q_f32(a.add(8 * i).cast()), vld1q_f32(b.add(8 * i).cast()));
+                }
+            };
+            let whole = n / STEP * STEP;
+            for i in (0..whole).step_by(STEP) {
+                add(a.add(i), b.add(i));
+            }
+            if whole < n {
+                let mut rest = [[bf16::ZERO; STEP]; 2];
+                for (rest, x) in rest.iter_mut().zip([a, b]) {
+                    std::ptr::copy_nonoverlapping(x.add(whole), rest.as_mut_ptr(), n - whole);
+                }
+                add(rest[0].as_ptr(), rest[1].as_ptr());
+            }
+        }
+        vaddvq_f32(vaddq_f32(vaddq_f32(sums[0], sums[1]), vaddq_f32(sums[2], sums[3])))
+    }
+
+    /// # Safety
+    /// As for [`dot`]; there are `n` elements of each.
+    #[target_feature(enable = "neon,bf16")]
+    pub(super) unsafe fn interleave(low: *const f32, high: *const f32, words: *mut f32, n: usize) {
+        let whole = n / 4 * 4;
+        // SAFETY: all elements are below `n`.
+        unsafe {
+            for i in (0..whole).step_by(4) {
+                let [low, high] = [low, high].map(|x| rounded(vld1q_f32(x.add(i))));
+                let both = vcombine_u16(vzip1_u16(low, high), vzip2_u16(low, high));
+                vst1q_u16(words.add(i).cast(), both);
+            }
+            for i in whole..n {
+                let bits = |x: *const f32| u32::from(to_bf16(*x.add(i)).to_bits());
+                *words.add(i) = f32::from_bits(bits(low) | bits(high) << 16);
+            }
+        }
+    }
+}
+
 /// Largest; NaN is passed over.
 #[inline(always)]
 pub(crate) fn largest<const FMA: bool>(x: &[f32]) -> f32 {
@@ -693,6 +823,88 @@ mod tests {
         }
         check::<true>();
         check::<false>();
+    }
+
+    /// Functions for bf16 give the results of the portable form, at all lengths.
+    #[test]
+    fn bf16_of_any_length() {
+        let value = |i: usize| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0;
+        for n in [0, 1, 3, 4, 5, 31, 32, 33, 100] {
+            let [x, y] = [0, 500].map(|from| (from..from + n).map(value).collect::<Vec<_>>());
+            let [mut a, mut b] = [(); 2].map(|_| vec![half::bf16::ZERO; n]);
+            narrow(&x, &mut a);
+            narrow_portably(&y, &mut b);
+            assert_eq!(a, x.iter().map(|x| to_bf16(*x)).collect::<Vec<_>>());
+            let [mut words, mut expected] = [(); 2].map(|_| vec![0.0; n]);
+            interleave(&x, &y, &mut words);
+            interleave_portably(&x, &y, &mut expected);
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&words), bits(&expected));
+            let exact: f64 = a.iter().zip(&b).map(|(a, b)| a.to_f64() * b.to_f64()).sum();
+            assert!((f64::from(inner_narrow(&a, &b)) - exact).abs() < 1e-5, "{n}");
+        }
+    }
+
+    /// Two rows and two columns at once have the bits of pair after pair; rounding has those of
+    /// [`to_bf16`], of numbers too small to be normal, of infinities and NaN, too.
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn instructions_for_bf16() {
+        use std::arch::aarch64::*;
+
+        #[target_feature(enable = "neon,bf16")]
+        unsafe fn check(number: impl Fn(u32) -> f32) {
+            for seed in 0..1000 {
+                let at =
+                    |from: u32| std::array::from_fn::<f32, 4, _>(|i| number(seed * 16 + from + i as u32));
+                let [rows, columns] = [at(0), at(4)];
+                let sums = at(8).map(|x| x * 1e-3);
+                let [mut squares, mut dots, mut single] = [[0f32; 4]; 3];
+                // SAFETY: the caller's; arrays are as long as vectors.
+                unsafe {
+                    let of = |x: [f32; 4]| vld1q_f32(x.as_ptr());
+                    vst1q_f32(squares.as_mut_ptr(), neon::square(of(sums), of(rows), of(columns)));
+                    // Words of the first and the second step, in the order of the four sums.
+                    let word = |x: [f32; 4], step: usize, line: fn(usize) -> usize| {
+                        of(std::array::from_fn(|i| x[2 * line(i) + step]))
+                    };
+                    let mut all = of(sums);
+                    for step in 0..2 {
+                        all = neon::dot(all, word(rows, step, |i| i / 2), word(columns, step, |i| i % 2));
+                    }
+                    vst1q_f32(dots.as_mut_ptr(), all);
+                    // These products and their sum have fewer bits than an f32.
+                    let low = |x: f32| f64::from(f32::from_bits(x.to_bits() << 16));
+                    let high = |x: f32| f64::from(f32::from_bits(x.to_bits() & 0xffff_0000));
+                    vst1q_f32(single.as_mut_ptr(), neon::dot(of([0.0; 4]), of(rows), of(columns)));
+                    for (i, found) in single.into_iter().enumerate() {
+                        let [a, b] = [rows[i], columns[i]];
+                        let exact = low(a) * low(b) + high(a) * high(b);
+                        assert_eq!(f64::from(found), exact, "{a} {b}");
+                    }
+                }
+                assert_eq!(squares.map(f32::to_bits), dots.map(f32::to_bits), "{rows:?} {columns:?}");
+            }
+        }
+
+        if !pairs() {
+            return dreamc_skip::skip("the processor has no instructions for bf16");
+        }
+        // Both halves of a word are numbers near 1.
+        let number = |i: u32| {
+            let bits = i.wrapping_mul(2_654_435_761).rotate_left(7).wrapping_mul(0x9e37_79b1);
+            f32::from_bits(bits & 0x80ff_80ff | 0x3f00_3f00)
+        };
+        // SAFETY: the processor has the instructions.
+        unsafe { check(number) };
+        let mut x: Vec<f32> =
+            (0..1 << 16).map(|i: u32| f32::from_bits(i << 16 | i.reverse_bits() >> 16)).collect();
+        x.extend([0x8000u32, 0x18000, 0x7fff, 0x7f7f_ffff, 0x7f80_0001, 0xffff_ffff].map(f32::from_bits));
+        let mut y = vec![half::bf16::ZERO; x.len()];
+        narrow(&x, &mut y);
+        for (x, y) in x.iter().zip(y) {
+            assert_eq!(y.to_bits(), to_bf16(*x).to_bits(), "{:x}", x.to_bits());
+        }
     }
 
     #[test]

@@ -219,18 +219,34 @@ fn wide(x: &[f32]) -> Vec<f64> {
 /// The tests of this file again, with the instruction sets that this machine would not choose.
 #[test]
 fn other_instruction_sets() {
-    use super::simd::VARIABLE;
+    use super::simd::{VARIABLE, pairs};
     if std::env::var_os(VARIABLE).is_some() {
         return;
     }
+    let levels: &[&str] = match cfg!(target_arch = "x86_64") {
+        true => &["portable", "avx2", "avx512"],
+        false if pairs() => &["portable"],
+        false => &[],
+    };
     let test = std::env::current_exe().unwrap();
-    for level in ["portable", "avx2", "avx512"] {
-        let mut command = std::process::Command::new(&test);
-        let names = ["tiles", "grouped", "row_kernels", "itself", "cpu::tests::attention"];
+    for level in levels {
+        let mut command = emulated(&test);
+        let names = ["tiles", "few_rows", "grouped", "row_kernels", "itself", "cpu::tests::attention"];
         let output = command.args(names).env(VARIABLE, level).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && !text.contains(" 0 passed"), "{level}: {text}");
     }
+}
+
+/// A command that runs a program of this architecture: through the runner that cargo has for
+/// aarch64 (`tests/aarch64`) where this test runs so.
+fn emulated(program: &std::path::Path) -> std::process::Command {
+    let runner = std::env::var("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER").unwrap_or_default();
+    let mut words = runner.split_whitespace().filter(|_| cfg!(target_arch = "aarch64"));
+    let Some(first) = words.next() else { return std::process::Command::new(program) };
+    let mut command = std::process::Command::new(first);
+    command.args(words).arg(program);
+    command
 }
 
 #[test]

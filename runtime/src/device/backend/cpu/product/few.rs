@@ -201,6 +201,55 @@ mod x86 {
     turn!(Eight, turn_eight, low_eight, high_eight);
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::super::neon::Pairs;
+    use super::Turn;
+    use std::arch::aarch64::*;
+
+    impl Turn for Pairs {
+        #[inline(always)]
+        unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
+            macro_rules! line {
+                ($j:literal) => {
+                    vld1q_f32((*lines.add($j)).add(at))
+                };
+            }
+            // Two by two words, and then two by two of those.
+            macro_rules! pairs {
+                ($zip:ident $a:ident $b:ident) => {
+                    Pairs(vreinterpretq_f32_f64($zip(vreinterpretq_f64_f32($a), vreinterpretq_f64_f32($b))))
+                };
+            }
+            // SAFETY: the caller's; the instructions are part of the architecture.
+            unsafe {
+                let (a, b, c, d) = (line!(0), line!(1), line!(2), line!(3));
+                let (even, odd) = (vtrn1q_f32(a, b), vtrn2q_f32(a, b));
+                let (even_after, odd_after) = (vtrn1q_f32(c, d), vtrn2q_f32(c, d));
+                [
+                    pairs!(vzip1q_f64 even even_after),
+                    pairs!(vzip1q_f64 odd odd_after),
+                    pairs!(vzip2q_f64 even even_after),
+                    pairs!(vzip2q_f64 odd odd_after),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn low(self) -> Self {
+            // SAFETY: the instructions are part of the architecture.
+            unsafe { Pairs(vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(self.0)))) }
+        }
+        #[inline(always)]
+        unsafe fn high(self) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let mask = vdupq_n_u32(0xffff_0000);
+                Pairs(vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(self.0), mask)))
+            }
+        }
+    }
+}
+
 /// The right operand: the first line, and elements from line to line.
 #[derive(Clone, Copy)]
 struct Lines<T> {
@@ -255,6 +304,8 @@ pub(super) unsafe fn few<T: Stored, C: Stored>(
         Level::Avx512 => columns_avx512::<T, C>,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => columns_avx2::<T, C>,
+        #[cfg(target_arch = "aarch64")]
+        Level::Portable if T::per_word() == 2 => columns_pairs::<T, C>,
         Level::Portable => columns_portable::<T, C>,
     };
     // SAFETY: `left` has `m` lines of words; the rest is the caller's.
@@ -306,6 +357,18 @@ unsafe fn columns_avx2<T: Stored, C: Stored>(
             true => columns::<super::x86::Eight, T, C, true>(size, a, b, c),
         }
     }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,bf16")]
+unsafe fn columns_pairs<T: Stored, C: Stored>(
+    size: (usize, usize, usize),
+    a: &[*const f32; FEW],
+    b: Lines<T>,
+    c: Rows<C>,
+) {
+    // SAFETY: the caller's.
+    unsafe { columns::<super::neon::Pairs, T, C, false>(size, a, b, c) }
 }
 
 unsafe fn columns_portable<T: Stored, C: Stored>(
