@@ -145,7 +145,8 @@ impl Trained {
                 let narrow = device.writes(self.spec.train.precision);
                 let rewrite = self.rewriting.clone();
                 let PassArguments { depth, exit } = passes;
-                let writing = Writing { rows, context, depth, exit, rewrite, slack, narrow };
+                let every = false;
+                let writing = Writing { rows, context, depth, exit, rewrite, slack, narrow, every };
                 let compiled = compile_cached(&self.spec, &writing)?;
                 let mut cached = Cached::load(device, compiled)?;
                 cached.model().restore(&self.tensors)?;
@@ -176,7 +177,9 @@ impl Trained {
     ) -> Result<(Box<dyn NextLogits + Send>, Memory), Failure> {
         let (rewrite, narrow) = (self.rewriting.clone(), device.writes(self.spec.train.precision));
         let PassArguments { depth, exit } = passes;
-        let writing = Writing { rows, context, depth, exit, rewrite, slack: f64::INFINITY, narrow };
+        // A request may ask for the scores of its prompt.
+        let (slack, every) = (f64::INFINITY, true);
+        let writing = Writing { rows, context, depth, exit, rewrite, slack, narrow, every };
         match Slots::load(device, &self.spec, &writing, &self.tensors) {
             Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
             result => {

@@ -172,6 +172,9 @@ pub enum Input {
     /// `i32[batch, places]`: position of the token in each place of the caches, those of this call
     /// included; negative for none.
     KeyPositions,
+    /// `i32[batch, 1]`: which token of each sequence the logits are of; of programs that read texts
+    /// for what follows them.
+    Asked,
     /// `f32[batch, seq, hidden]`: normal numbers that a stream starts with.
     Noise,
     /// `f32[1]`: one over the number of targets of the whole step.
@@ -197,7 +200,7 @@ pub enum Output {
     Aux,
     /// `f32[batch, seq]`: the loss of each token.
     Nll,
-    /// `f32[batch, seq, vocab]`.
+    /// `f32[batch, seq, vocab]`, or `f32[batch, 1, vocab]` of the tokens of [`Input::Asked`].
     Logits,
     /// `f32[1]`: global gradient norm before clipping.
     Norm,
@@ -344,13 +347,14 @@ impl Lifetime {
 
 impl Input {
     /// All of them.
-    pub const ALL: [Input; 13] = [
+    pub const ALL: [Input; 14] = [
         Input::Ids,
         Input::Targets,
         Input::Positions,
         Input::Segments,
         Input::Slots,
         Input::KeyPositions,
+        Input::Asked,
         Input::Noise,
         Input::LossScale,
         Input::AuxScale,
@@ -369,6 +373,7 @@ impl Input {
             Input::Segments => "segments",
             Input::Slots => "slots",
             Input::KeyPositions => "key_positions",
+            Input::Asked => "asked",
             Input::Noise => "noise",
             Input::LossScale => "loss_scale",
             Input::AuxScale => "aux_scale",

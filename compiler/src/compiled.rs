@@ -60,21 +60,25 @@ pub struct Kept {
 pub enum Entry {
     /// Of whole sequences: training and evaluation.
     Whole,
-    /// Of `prefill`, which reads texts into the caches.
+    /// Of `prefill`, which reads texts into the caches, and gives the logits after one token of
+    /// each.
     Prefill,
+    /// Of `prefill_every`, which does the same and gives the logits after every token.
+    Every,
     /// Of `decode`, which adds a token to each.
     Decode,
 }
 
 impl Entry {
     /// All of them.
-    pub const ALL: [Entry; 3] = [Entry::Whole, Entry::Prefill, Entry::Decode];
+    pub const ALL: [Entry; 4] = [Entry::Whole, Entry::Prefill, Entry::Every, Entry::Decode];
 
     /// The name of its forward program.
     pub fn name(self) -> &'static str {
         match self {
             Entry::Whole => "evaluate",
             Entry::Prefill => "prefill",
+            Entry::Every => "prefill_every",
             Entry::Decode => "decode",
         }
     }
@@ -84,6 +88,7 @@ impl Entry {
         match self {
             Entry::Whole => "",
             Entry::Prefill => "prefill.",
+            Entry::Every => "prefill_every.",
             Entry::Decode => "decode.",
         }
     }

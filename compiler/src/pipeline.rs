@@ -45,7 +45,7 @@ pub struct Options {
     /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for
     /// training at random depths.
     pub depths: Vec<u64>,
-    /// Programs `prefill` and `decode` over sequence caches, and [`PREPARE`].
+    /// Programs `prefill` (and `prefill_every`) and `decode` over sequence caches, and [`PREPARE`].
     pub cache: Option<Cache>,
     /// A token leaves its loop behind the first pass at which `Σ q` exceeds this, with the `q` of
     /// its `exit gate`; it runs all passes where absent. Not with `train`.
@@ -104,7 +104,8 @@ const ANSWER: f64 = 64.0;
 
 /// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one
 /// of `decode` one token: ids, their positions, and the places (`slots`) their keys and values go
-/// to.
+/// to. The head is most of a small model's work, so `prefill` computes it for the token of each
+/// sequence that is `asked` for; `prefill_every` computes it for all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cache {
     /// Tokens each sequence has room for.
@@ -114,6 +115,9 @@ pub struct Cache {
     /// Tokens that the cache of a wrapped part has room for, over those its capacity says, and a
     /// chunk more; never more than `places`. Infinite where room must not run out.
     pub slack: f64,
+    /// Whether there is a program `prefill_every`, for those that ask for the logits after every
+    /// token of a text.
+    pub every: bool,
 }
 
 /// A function in the forms that programs need.
@@ -271,10 +275,13 @@ fn cached(
     passes: &Passes,
 ) -> Result<(), CompileError> {
     let Some(cache) = options.cache else { return Ok(()) };
-    let room = lower::Places { tokens: cache.places, slack: cache.slack, more: cache.chunk };
+    let (tokens, slack, more) = (cache.places, cache.slack, cache.chunk);
     let mut preparing = Program { variables: architecture.variables + 1, ..Program::default() };
     let mut made = HashSet::new();
-    for (entry, sequence) in [(Entry::Prefill, cache.chunk), (Entry::Decode, 1)] {
+    let all = cache.every.then_some((Entry::Every, cache.chunk, true));
+    let entries = [Some((Entry::Prefill, cache.chunk, false)), all, Some((Entry::Decode, 1, true))];
+    for (entry, sequence, every) in entries.into_iter().flatten() {
+        let room = lower::Places { tokens, slack, more, every };
         let mut part = lowered(passes, || lower(architecture, shape(options, sequence, Some(room))))?;
         let inference = Options { train: false, logits: true, ..options.clone() };
         let forms = ModelForms::new(architecture, &mut part, &|_, _| false, &inference, optimiser, passes)?;

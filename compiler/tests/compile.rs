@@ -1,7 +1,8 @@
 //! From spec to launch list: every example compiles, quickly, and its length does not depend on
 //! depth.
 
-use dreamc_compiler::ir::{Function, Module};
+use dreamc_compiler::compiled::Entry;
+use dreamc_compiler::ir::{Function, Module, Output};
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, Plan, Space, Step};
@@ -126,7 +127,7 @@ fn every_example_compiles_for_generation() {
         let spec = example(&name);
         let options = Options {
             train: false,
-            cache: Some(Cache { places: 32, chunk: 8, slack: f64::INFINITY }),
+            cache: Some(Cache { places: 32, chunk: 8, slack: f64::INFINITY, every: false }),
             ..options()
         };
         let compiled = compile(&spec, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -136,6 +137,24 @@ fn every_example_compiles_for_generation() {
             assert!(compiled.plan.find(buffer).is_some(), "{name} has no {buffer}");
         }
     }
+}
+
+/// Shapes of the logits of a prompt of three texts in chunks of eight.
+#[test]
+fn logits_of_a_prompt_are_of_one_token_a_text_or_of_every_one() {
+    let spec = example("tiny-dr-da.yaml");
+    let shapes = |every: bool| {
+        let cache = Some(Cache { places: 32, chunk: 8, slack: f64::INFINITY, every });
+        let compiled = compile(&spec, &Options { train: false, batch: 3, cache, ..options() }).unwrap();
+        let of = |entry| {
+            let logits = compiled.output(entry, Output::Logits);
+            logits.map(|id| compiled.plan.buffer(id).shape.clone())
+        };
+        [Entry::Prefill, Entry::Every, Entry::Decode].map(of)
+    };
+    let (of_one, of_all) = (Some(vec![3, 1, spec.model.vocab]), Some(vec![3, 8, spec.model.vocab]));
+    assert_eq!(shapes(false), [of_one.clone(), None, of_one.clone()]);
+    assert_eq!(shapes(true), [of_one.clone(), of_all, of_one]);
 }
 
 /// Names are for people: words that the compiler has for things of its own name components as well
@@ -171,7 +190,7 @@ fn names_of_components_do_not_change_the_plan() {
             .unwrap_or_else(|e| panic!("{e}"));
         dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0
     };
-    let cache = Some(Cache { places: 8, chunk: 4, slack: f64::INFINITY });
+    let cache = Some(Cache { places: 8, chunk: 4, slack: f64::INFINITY, every: false });
     let all = [
         Options { batch: 2, sequence: 8, train: true, logits: true, ..Options::default() },
         Options { batch: 2, sequence: 8, observe: true, ..Options::default() },

@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Some([of(Rewriting::off()).ok()?.0, of(Rewriting::default()).ok()?.0])
         };
         let training = Options { batch: 8, sequence: 64, train: true, ..Options::default() };
-        let cache = Some(Cache { places: PLACES, chunk: 64, slack: f64::INFINITY });
+        let cache = Some(Cache { places: PLACES, chunk: 64, slack: f64::INFINITY, every: false });
         let writing = Options { logits: true, cache, ..Options::default() };
         for (options, programs) in [(training, &["backward", "evaluate"][..]), (writing, &["decode"][..])] {
             let Some(compiled) = both(options) else { continue };

@@ -17,7 +17,7 @@ fn training(batch: u64, sequence: u64) -> Options {
 }
 
 fn generation(batch: u64) -> Options {
-    let cache = Some(Cache { places: 256, chunk: 64, slack: f64::INFINITY });
+    let cache = Some(Cache { places: 256, chunk: 64, slack: f64::INFINITY, every: false });
     Options { train: false, cache, ..training(batch, 64) }
 }
 

@@ -176,7 +176,8 @@ fn cached_generation_equals_uncached() {
         let expected = golden.written();
         let vocab = expected.len() / (b * n);
         let (places, chunk) = (n + 2, 3);
-        let cache = Some(Cache { places: places as u64, chunk: chunk as u64, slack: f64::INFINITY });
+        let cache =
+            Some(Cache { places: places as u64, chunk: chunk as u64, slack: f64::INFINITY, every: true });
         let mut run = Run::new(&golden, &Options { train: false, cache, ..options(b, n) }, &cpu(2));
         if run.compiled.plan.programs.contains_key(PREPARE) {
             run.run(PREPARE);
@@ -187,7 +188,7 @@ fn cached_generation_equals_uncached() {
         // Rows of different lengths: every second one begins with a token less, then all go on one
         // by one.
         let first: Vec<usize> = (0..b).map(|row| chunk - row % 2).collect();
-        let mut takes = (first, "prefill", chunk);
+        let mut takes = (first, "prefill_every", chunk);
         while takes.0.iter().any(|&t| t > 0) {
             let (take, program, width) = takes;
             let (mut tokens, mut positions, mut slots) =
@@ -323,7 +324,7 @@ fn uses_of_one_set_of_weights_are_as_models_of_their_own() {
         let (spec, device) = (&golden.spec, cpu(2));
         let n = golden.tensors["ids"].dims[1] - 1;
         let scoring = Options { batch: 3, logits: true, train: false, ..options(3, n) };
-        let cache = Some(Cache { places: n as u64, chunk: 4, slack: f64::INFINITY });
+        let cache = Some(Cache { places: n as u64, chunk: 4, slack: f64::INFINITY, every: false });
         let writing = Options { batch: 2, cache, train: false, ..options(2, 4) };
         let uses = [("", options(2, n)), ("score", scoring), ("write", writing)];
         let Ok((all, _)) = compile_together(spec, &uses) else { continue };

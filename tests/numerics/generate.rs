@@ -111,6 +111,41 @@ fn caches_change_neither_logits_nor_tokens() {
     println!("largest relative difference {worst:.2e}");
 }
 
+/// Prompts of which all logits are asked for, and one of which only the last are, in one step.
+#[test]
+fn logits_after_every_token_are_those_without_caches() {
+    for golden in every_golden() {
+        let prompts = prompts(golden.spec.model.vocab);
+        let writing = Writing { rows: 3, every: true, ..Writing::default() };
+        let mut fast =
+            Cached::load(&device(), compile_cached(&with_context(&golden), &writing).unwrap()).unwrap();
+        fill(fast.model(), &golden);
+        let mut slow = uncached(&golden, 3);
+        let read = |from: &mut dyn NextLogits| {
+            (0..3).for_each(|row| assert_eq!(from.admit().unwrap(), Some(row)));
+            let next = prompts.iter().enumerate();
+            let next = next.map(|(row, tokens)| Next { every: row != 1, ..Next::prompt(row, tokens) });
+            from.step(&next.collect::<Vec<_>>()).unwrap()
+        };
+        let (fast, slow) = (read(&mut fast), read(&mut slow));
+        let vocab = golden.spec.model.vocab as usize;
+        for (row, (a, b)) in fast.iter().zip(&slow).enumerate() {
+            let tokens = if row == 1 { 1 } else { prompts[row].len() };
+            assert_eq!((a.len(), b.len()), (tokens * vocab, tokens * vocab), "{}, row {row}", golden.name);
+            let widen = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+            let e = error(&widen(a), &widen(b));
+            assert!(e < 5e-6, "{}, row {row}: logits differ by {e:.2e}", golden.name);
+        }
+    }
+    // A model that has no program for it says so, and reads nothing.
+    let golden = goldens().remove(0);
+    let mut plain = cached(&golden, 1);
+    plain.admit().unwrap();
+    let asked = plain.step(&[Next { every: true, ..Next::prompt(0, &[1, 2]) }]);
+    assert!(matches!(asked, Err(ModelError::NoBuffer(_))), "{asked:?}");
+    assert_eq!(plain.held().tokens, 0);
+}
+
 #[test]
 fn tokens_leave_their_loop_alike_with_caches_and_without() {
     let golden = every_golden().into_iter().find(|golden| golden.name == "ouro").unwrap();

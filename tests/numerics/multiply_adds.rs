@@ -59,11 +59,20 @@ fn prefill_and_decode() {
         batch: 2,
         sequence: 1,
         logits: true,
-        cache: Some(Cache { places: 10, chunk: 4, slack: f64::INFINITY }),
+        cache: Some(Cache { places: 10, chunk: 4, slack: f64::INFINITY, every: true }),
         ..Options::default()
     };
-    for (program, tokens) in [("prefill", 4), ("decode", 1)] {
+    let spec = example("tiny-dr-da");
+    for (program, tokens) in [("prefill", 4), ("prefill_every", 4), ("decode", 1)] {
         let known = Extents { pairs: Some(2 * 10 * tokens), ..Extents::default() };
-        compare(&example("tiny-dr-da"), &options, &[program], known);
+        compare(&spec, &options, &[program], known);
     }
+    // A prompt of two texts has the head of a token each, where not that of every token is asked
+    // for.
+    let compiled = compile(&spec, &options).expect("compiles");
+    let known = Extents { pairs: Some(2 * 10 * 4), ..Extents::default() };
+    let [last, every] = ["prefill", "prefill_every"]
+        .map(|program| executed(&compiled.plan, program, &|_| known).expect("counts").multiply_adds);
+    let head = u128::from(spec.model.hidden * spec.model.vocab);
+    assert_eq!(every - last, 2 * 3 * head);
 }

@@ -209,7 +209,7 @@ fn a_later_token_changes_training_and_never_what_is_sampled() {
 
 #[test]
 fn a_model_that_looks_ahead_is_not_sampled() {
-    let cache = Some(Cache { places: 8, chunk: 4, slack: f64::INFINITY });
+    let cache = Some(Cache { places: 8, chunk: 4, slack: f64::INFINITY, every: false });
     let options = Options { batch: 1, sequence: 4, cache, ..Options::default() };
     for body in
         ["skip(capacity 0.5) { sa }", "skip(threshold, level sequence, capacity 0.5, penalty 1) { sa }"]
@@ -554,7 +554,7 @@ fn every_proof_holds_wherever_a_skip_is() {
 
 /// The logits of every token by caches, a chunk of the text and then one token after the other.
 fn by_caches(spec: &Spec, ids: &[i32]) -> Vec<f64> {
-    let cache = Some(Cache { places: TOKENS as u64, chunk: 3, slack: f64::INFINITY });
+    let cache = Some(Cache { places: TOKENS as u64, chunk: 3, slack: f64::INFINITY, every: false });
     let options = Options { batch: BATCH as u64, sequence: 3, cache, logits: true, ..Options::default() };
     let mut model = Cached::load(&cpu(2), compile(spec, &options).unwrap()).unwrap();
     for t in model.loaded().compiled().tensors.clone() {

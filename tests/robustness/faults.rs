@@ -1749,6 +1749,20 @@ fn faults() -> Vec<Fault> {
             ["layers.1", "da"],
         ),
         plan(
+            "head of a prompt with the token before of the next text",
+            |c| {
+                kernels(c, "prefill", |k| match k {
+                    Kernel::TakeTokens(take) if take.k == 1 => {
+                        take.tokens -= 1;
+                        true
+                    }
+                    _ => false,
+                })
+            },
+            "cached",
+            ["", ""],
+        ),
+        plan(
             "all applications with one cache",
             |c| {
                 let keys = |name: &str| name.ends_with("sa.keys") && !name.starts_with("decode");

@@ -16,7 +16,8 @@
 //! - *Decode* is the mean over a generated sequence. Every product acts on each token by itself and
 //!   token `i` attends to `min(i, window)` keys, so this is the forward over the whole sequence
 //!   divided by its length: no second form of the IR is needed. *Prefill* is the same without the
-//!   head of all tokens but the last.
+//!   head of all tokens but the last. Writing reads a prompt in chunks, and computes the head for
+//!   the last token of each.
 //! - A balancing bias is no parameter: no gradient reaches it. It is reported beside the total.
 //! - *Active* parameters are those that one token can touch: of a mixture `k` matrices for each
 //!   application of its weights, or all where that is more than there are.

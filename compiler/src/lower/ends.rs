@@ -55,6 +55,15 @@ pub(super) fn head(
     let rows = lower.stream_rows();
     let x = lower.stream();
     let x = wiring(&architecture.model).end(&mut lower, x);
+    if let Some(Places { every: false, .. }) = shape.cache {
+        let one = [rows[0], lower.dim("asked", 1)];
+        let asked = lower.b.param(Input::Asked.name(), Binding::Batch(Input::Asked), Type::i32(&one));
+        // Before the norm and the product with the vocabulary, which are the work of the head.
+        let x = lower.b.op(Op::TakeTokens, &[x, asked]);
+        let (logits, _) = lower.logits(x);
+        lower.b.result(Output::Logits, logits);
+        return ended(lower, globals);
+    }
     let (logits, vocab) = lower.logits(x);
     let mut given = |input: Input, ty| lower.b.param(input.name(), Binding::Batch(input), ty);
     let targets = given(Input::Targets, Type::i32(&rows));
@@ -75,6 +84,11 @@ pub(super) fn head(
     lower.b.result(Output::Loss, loss);
     lower.b.result(Output::Nll, nll);
     lower.b.result(Output::Logits, logits);
+    ended(lower, globals)
+}
+
+/// The head as it is by now, whose weights are those of the model.
+fn ended(lower: Lower, globals: &mut Vec<Weight>) -> Result<(Function, Facts), CompileError> {
     let (function, read, known) = lower.finish()?;
     globals.extend(read.into_iter().filter(|w| w.owner != Owner::Embedding));
     Ok((function, known))

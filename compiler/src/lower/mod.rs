@@ -77,6 +77,9 @@ pub struct Places {
     pub slack: f64,
     /// And so many tokens more.
     pub more: u64,
+    /// Whether there are logits after every token, or only after the one of each sequence that is
+    /// asked for.
+    pub every: bool,
 }
 
 impl Places {
@@ -203,7 +206,8 @@ pub const EMBED: &str = "embed";
 /// Name of the function from the means of pooled thresholds to their penalty:
 /// `(skip.pooled0, …) -> aux`. Only where there are any.
 pub const POOL: &str = "pool";
-/// Name of the function from the last stream to the loss: `(x, targets, loss_scale) -> nll, loss`.
+/// Name of the function from the last stream to the loss: `(x, targets, loss_scale) -> nll, loss,
+/// logits`; of a program that reads texts for what follows them `(x, asked) -> logits`.
 pub const HEAD: &str = "head";
 
 /// The purpose of a module. Only projection mixtures and tokens that skip differ.

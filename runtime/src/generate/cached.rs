@@ -40,13 +40,17 @@ pub struct Writing {
     pub slack: f64,
     /// Tensors in bf16: those of the recipe's precision that the device has, [`Device::narrow`].
     pub narrow: Narrow,
+    /// Whether some [`Next`] asks for the logits after every token of a prompt: a program more.
+    pub every: bool,
 }
 
-/// One text as long as the model's context, in f32, with room for all of it in every cache.
+/// One text as long as the model's context, in f32, with room for all of it in every cache, whose
+/// prompt is read for what follows it.
 impl Default for Writing {
     fn default() -> Self {
         let (context, depth, exit, rewrite) = (None, None, None, Rewriting::default());
-        Writing { rows: 1, context, depth, exit, rewrite, slack: f64::INFINITY, narrow: Narrow::Nothing }
+        let (slack, narrow, every) = (f64::INFINITY, Narrow::Nothing, false);
+        Writing { rows: 1, context, depth, exit, rewrite, slack, narrow, every }
     }
 }
 
@@ -54,7 +58,8 @@ impl Writing {
     /// Options of [`compile`].
     pub fn options(&self, spec: &Spec) -> Options {
         let places = self.context.unwrap_or(spec.model.context).min(spec.model.context);
-        let cache = Cache { places, chunk: CHUNK.min(places), slack: self.slack };
+        let (chunk, slack, every) = (CHUNK.min(places), self.slack, self.every);
+        let cache = Cache { places, chunk, slack, every };
         Options {
             depth: self.depth,
             exit: self.exit,
@@ -207,6 +212,7 @@ impl Cached {
         self.make_sure_of_room(next.iter().map(|n| n.tokens.len()).max().unwrap_or(0))?;
         let cells = self.rows * width;
         let (mut ids, mut positions, mut slots) = (vec![0; cells], vec![0; cells], vec![-1; cells]);
+        let mut asked = vec![0; self.rows];
         for &Next { row, tokens, .. } in next {
             let length = self.lengths[row].unwrap_or(0);
             for (i, &token) in tokens.iter().enumerate() {
@@ -216,8 +222,9 @@ impl Cached {
                 slots[cell] = at as i32;
             }
             self.lengths[row] = Some(length + tokens.len());
+            asked[row] = tokens.len().saturating_sub(1) as i32;
         }
-        for (input, values) in [(Input::Ids, &ids), (Input::Slots, &slots)] {
+        for (input, values) in [(Input::Ids, &ids), (Input::Slots, &slots), (Input::Asked, &asked)] {
             self.model.give(program, input, values)?;
         }
         self.model.give_positions(program, &positions)?;
@@ -232,7 +239,9 @@ impl Cached {
         self.model.run_cached(program.name())?;
         let logits = |n: &Next| -> Result<Vec<f32>, ModelError> {
             let from = if n.every { 0 } else { n.tokens.len().saturating_sub(1) };
-            let cell = |i: usize| self.model.logits_of(program, (n.row * width + i) as u64);
+            // Of a row that is read for what follows it there are those of one token.
+            let each = if program == Entry::Prefill { 1 } else { width };
+            let cell = |i: usize| self.model.logits_of(program, (n.row * each + i.min(each - 1)) as u64);
             Ok((from..n.tokens.len()).map(cell).collect::<Result<Vec<_>, _>>()?.concat())
         };
         next.iter().map(logits).collect()
@@ -406,14 +415,22 @@ impl NextLogits for Cached {
     }
 
     fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let every = |n: &Next| n.every && n.reads();
+        if next.iter().any(every) && !self.loaded().compiled().has(Entry::Every.name()) {
+            return Err(ModelError::NoBuffer("for logits after every token".into()));
+        }
         // A row that is full is done; what it is given goes nowhere.
         let fits = |n: &Next| n.tokens.len().min(self.places - self.length(n.row).min(self.places));
         let (reading, writing): (Vec<usize>, Vec<usize>) = (0..next.len()).partition(|&i| next[i].reads());
         let fitting: Vec<usize> = next.iter().map(fits).collect();
         let mut found = vec![vec![]; next.len()];
-        let longest = reading.iter().map(|&i| fitting[i]).max().unwrap_or(0);
-        let (chunk, reading) = (self.chunk, &reading);
-        let parts = (0..longest).step_by(chunk).map(|from| (Entry::Prefill, from, chunk, reading));
+        let (all, last): (Vec<usize>, Vec<usize>) = reading.into_iter().partition(|&i| every(&next[i]));
+        let longest = |rows: &[usize]| rows.iter().map(|&i| fitting[i]).max().unwrap_or(0);
+        let chunk = self.chunk;
+        let reading = [(Entry::Prefill, &last), (Entry::Every, &all)];
+        let parts = reading.into_iter().flat_map(|(program, rows)| {
+            (0..longest(rows)).step_by(chunk).map(move |from| (program, from, chunk, rows))
+        });
         for (program, from, width, rows) in parts.chain([(Entry::Decode, 0, 1, &writing)]) {
             let part = |&i: &usize| {
                 let tokens = &next[i].tokens[from.min(fitting[i])..(from + width).min(fitting[i])];

@@ -4,6 +4,9 @@
 //! what the model writes, as it writes it. *Promise*: a text depends on its prompt, its number and
 //! the seed, never on the rows beside it; temperature 0 is greedy, with ties to the lowest id.
 //!
+//! A prompt is read for the logits after it, so the head is computed for its last token alone, and
+//! for every token where [`Next::every`] asks.
+//!
 //! A text takes a row, reads and writes, and leaves it; others may come and go meanwhile.
 //! [`Uncached`] runs the whole text through the model for every token; [`Cached`] keeps keys and
 //! values; [`Growing`] is one whose caches of skipped parts begin at about what capacities say;
@@ -34,7 +37,9 @@ pub struct Next<'a> {
     pub tokens: &'a [u32],
     /// Whether they are of a prompt, which is read in chunks, or one that was written.
     pub prompt: bool,
-    /// Whether the logits after every one of them are asked for, or those after the last.
+    /// Whether the logits after every one of them are asked for, or those after the last. With
+    /// caches, of a model that is compiled for it ([`Writing::every`]): the head is then computed
+    /// for all of them.
     pub every: bool,
 }
 

@@ -4,6 +4,9 @@
 //! [`NextLogits`]. *Promise*: the bits of a text are those of [`super::Cached`] with one row and
 //! without rewriting, however many others there are, and wherever it was moved meanwhile.
 //!
+//! Bits are those of the same request: the logits after a prompt whose scores are asked for come
+//! from a head of all its tokens, and may be rounded otherwise than those of one token.
+//!
 //! All are uses of one plan. Prompts are read in a use of one row, a chunk at a time, so that
 //! reading costs what one text costs; tokens are written in a use of as few rows as hold the texts,
 //! because every row of a launch is computed, whoever has it. A text moves with its caches: from
@@ -82,7 +85,7 @@ impl Slots {
             let rows = width.min(how.rows);
             // A use that writes reads no prompts.
             let mut options = of(rows);
-            options.cache = options.cache.map(|cache| Cache { chunk: 1, ..cache });
+            options.cache = options.cache.map(|cache| Cache { chunk: 1, every: false, ..cache });
             options.sequence = 1;
             uses.push((name, options));
             if WIDTHS.get(i + 1).is_none() || rows == how.rows {

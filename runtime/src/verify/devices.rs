@@ -142,6 +142,7 @@ fn fill(
     }
     // Writing goes on behind two tokens that are in the caches as zeros.
     for entry in [Entry::Prefill, Entry::Decode] {
+        ints(session, entry, Input::Asked, &|r, _| (r % 2) as i32)?;
         ints(session, entry, Input::Ids, &|r, i| of(&s.plain.ids, r, i))?;
         ints(session, entry, Input::Positions, &|_, i| i as i32 + 2)?;
         ints(session, entry, Input::Slots, &|_, i| i as i32 + 2)?;

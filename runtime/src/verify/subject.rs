@@ -496,6 +496,7 @@ impl<'a> Subject<'a> {
             places: self.spec.model.context,
             chunk: CHUNK.min(self.spec.model.context),
             slack: f64::INFINITY,
+            every: false,
         };
         Options {
             batch: ROWS as u64,

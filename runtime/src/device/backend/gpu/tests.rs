@@ -133,7 +133,7 @@ fn plans(models: usize) -> Vec<(String, Plan)> {
         let spec = dreamc_dsl::load(path, &[]).unwrap().0;
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let options = Options { batch: 2, sequence: 8, train: true, ..Options::default() };
-        let cache = Some(Cache { places: 12, chunk: 4, slack: f64::INFINITY });
+        let cache = Some(Cache { places: 12, chunk: 4, slack: f64::INFINITY, every: false });
         let writing = Options { sequence: 4, train: false, cache, ..options.clone() };
         for (kind, options) in [("training", options), ("writing", writing)] {
             list.push((format!("{name}, {kind}"), compile(&spec, &options).unwrap().plan));
