@@ -2,7 +2,7 @@
 //! from, and against `transformers` where it is installed.
 
 use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
-use crate::support::{cpu, error, load, models, read, root, specs};
+use crate::support::{cpu, error, models, read, root, specs};
 use dreamc_compiler::{Options, compile, looks_ahead};
 use dreamc_dsl::spec::{Item, Tokenizer, depth_choice, has_passes};
 use dreamc_dsl::{Spec, Spelling};
