@@ -6,18 +6,6 @@
 constexpr int ROWS = 16, COLUMNS = 64, STAGES = 2, BLOCKS = 2, HALF = ROWS / BLOCKS;
 constexpr u32 ROW_BYTES = COLUMNS * 4;
 
-struct alignas(64) TensorMap {
-    u8 opaque[128];
-};
-
-DEVICE void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-DEVICE void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
 DEVICE u32 place_in(u32 address, u32 block) {
     u32 place;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address), "r"(block));
@@ -26,11 +14,6 @@ DEVICE u32 place_in(u32 address, u32 block) {
 
 DEVICE void barrier_arrive_there(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-DEVICE void wait_full(u32 barrier, u32 parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
-                 ::"r"(barrier), "r"(parity) : "memory");
 }
 
 DEVICE void wait_empty(u32 barrier, u32 parity) {
@@ -81,7 +64,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(64, 1)
         float sum[2] = {0.0f, 0.0f};
         for (int step = 0; step < steps; ++step) {
             int stage = step % STAGES;
-            wait_full(full0 + 8 * stage, step / STAGES % 2);
+            barrier_wait(full0 + 8 * stage, step / STAGES % 2);
             for (int row = 0; row < ROWS; ++row)
                 for (int half = 0; half < 2; ++half) sum[half] += tiles[stage][row][half * 32 + lane];
             __syncwarp();

@@ -691,9 +691,9 @@ fn in_a_cluster() {
                 &[
                     (LEAVE, ""),
                     (
-                        "step < steps; ++step) {\n            int stage = step % STAGES;\n            wait_full",
+                        "step < steps; ++step) {\n            int stage = step % STAGES;\n            barrier_wait",
                         "step < steps - int(rank); ++step) {\n            int stage = step % STAGES;\n            \
-                         wait_full",
+                         barrier_wait",
                     ),
                     (
                         "if (lane < BLOCKS) barrier_arrive_there",

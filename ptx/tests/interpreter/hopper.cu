@@ -8,30 +8,8 @@ constexpr int ROWS = 128, COLUMNS = 128, DEPTH = 64, STAGES = 3;
 constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = DEPTH * COLUMNS * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 HALF_B = DEPTH * 64 * 2;
 
-struct alignas(64) TensorMap {
-    u8 opaque[128];
-};
-
-DEVICE void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-DEVICE void barrier_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
 DEVICE void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-DEVICE void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}" ::"r"(barrier), "r"(parity)
-                 : "memory");
 }
 
 DEVICE void tensor_load(u32 shared, const TensorMap *map, int x, int y, u32 barrier) {
