@@ -62,7 +62,7 @@ pub(super) fn head(
         let x = lower.b.op(Op::TakeTokens, &[x, asked]);
         let (logits, _) = lower.logits(x);
         lower.b.result(Output::Logits, logits);
-        return ended(lower, globals);
+        return finish_head(lower, globals);
     }
     let (logits, vocab) = lower.logits(x);
     let mut given = |input: Input, ty| lower.b.param(input.name(), Binding::Batch(input), ty);
@@ -84,11 +84,11 @@ pub(super) fn head(
     lower.b.result(Output::Loss, loss);
     lower.b.result(Output::Nll, nll);
     lower.b.result(Output::Logits, logits);
-    ended(lower, globals)
+    finish_head(lower, globals)
 }
 
-/// The head as it is by now, whose weights are those of the model.
-fn ended(lower: Lower, globals: &mut Vec<Weight>) -> Result<(Function, Facts), CompileError> {
+/// Ends the head. Its weights are the model's: no body owns them.
+fn finish_head(lower: Lower, globals: &mut Vec<Weight>) -> Result<(Function, Facts), CompileError> {
     let (function, read, known) = lower.finish()?;
     globals.extend(read.into_iter().filter(|w| w.owner != Owner::Embedding));
     Ok((function, known))
