@@ -117,6 +117,21 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
     assert_eq!(metrics(&run), before);
     assert_eq!(redacted(&sandbox.read("out/report.md")), redacted(&report));
 
+    // A run of an older dreamc, which wrote a key less, is of the same specification; one whose
+    // text was changed since is not.
+    let text = fs::read_to_string(run.join("spec.yaml")).unwrap();
+    let less = text.replacen("  embed_scale: none\n", "", 1);
+    assert_ne!(less, text);
+    let ledger = fs::read_to_string(run.join("ledger.json")).unwrap();
+    let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
+    assert!(ledger.contains(&hash(&text)), "{ledger}");
+    fs::write(run.join("ledger.json"), ledger.replace(&hash(&text), &hash(&less))).unwrap();
+    let (code, error) = sandbox.bad(&["compare", "pair.suite.yaml", "--out", "out"]);
+    assert!(code == 2 && error.contains("was trained from another specification"), "{error}");
+    fs::write(run.join("spec.yaml"), less).unwrap();
+    let out = sandbox.good(&["compare", "pair.suite.yaml", "--out", "out"]);
+    assert!(out.contains("4 runs were trained before"), "{out}");
+
     // Another recipe is another comparison.
     let (code, error) =
         sandbox.bad(&["compare", "pair.suite.yaml", "--out", "out", "--set", "train.steps=13"]);
