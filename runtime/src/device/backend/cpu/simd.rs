@@ -165,12 +165,9 @@ const ROUND: f32 = 12_582_912.0;
 /// `ln 2` in two parts; the product of the first and a small integer is exact.
 const LN2: (f32, f32) = (0.693_359_4, -2.121_944_4e-4);
 
-/// `e^x`.
+/// `e^x`; what is too small for a normal number is zero.
 #[inline(always)]
 pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
-    // Beyond these the result is infinity or zero anyway; NaN passes.
-    let x = if x > 89.0 { 89.0 } else { x };
-    let x = if x < -104.0 { -104.0 } else { x };
     let t = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
     let n = t - ROUND;
     let r = fma::<FMA>(n, -LN2.0, x);
@@ -180,11 +177,10 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
         [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5],
     );
     let y = fma::<FMA>(p, r * r, r) + 1.0;
-    // In two steps, because 2^n alone may be no normal number where the product is one.
-    let n = t.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    let half = n >> 1;
-    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
-    y * power(half) * power(n.wrapping_sub(half))
+    // The bits of `ROUND` that are kept are 0, so that this adds the power of 2 to the exponent.
+    let y = f32::from_bits(y.to_bits().wrapping_add(t.to_bits() << 23));
+    let y = if x < 88.722_84 { y } else { x * f32::INFINITY };
+    if x < -87.336_54 { 0.0 } else { y }
 }
 
 /// `ln x`.
@@ -783,7 +779,7 @@ mod tests {
     #[test]
     fn functions_are_accurate() {
         fn check<const FMA: bool>() {
-            assert!(error(exp::<FMA>, f64::exp, -87.0, 88.0) < 2.0);
+            assert!(error(exp::<FMA>, f64::exp, -87.33, 88.72) < 2.0);
             assert!(error(log::<FMA>, f64::ln, 1e-3, 0.9) < 3.0);
             assert!(error(log::<FMA>, f64::ln, 1.1, 1e6) < 2.0);
             assert!(error(tanh::<FMA>, f64::tanh, -9.0, 9.0) < 3.0);
@@ -809,7 +805,8 @@ mod tests {
             assert_eq!(exp::<FMA>(f32::NEG_INFINITY), 0.0);
             assert_eq!(exp::<FMA>(f32::INFINITY), f32::INFINITY);
             assert_eq!(exp::<FMA>(88.8), f32::INFINITY);
-            assert!(exp::<FMA>(-100.0) > 0.0);
+            assert!(exp::<FMA>(88.722) < f32::INFINITY && exp::<FMA>(88.73) == f32::INFINITY);
+            assert!(exp::<FMA>(-87.336) > f32::MIN_POSITIVE && exp::<FMA>(-87.34) == 0.0);
             assert!(exp::<FMA>(f32::NAN).is_nan());
             assert_eq!(log::<FMA>(0.0), f32::NEG_INFINITY);
             assert_eq!(log::<FMA>(f32::INFINITY), f32::INFINITY);
