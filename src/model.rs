@@ -64,6 +64,17 @@ pub struct Trained {
     pub rewriting: Rewriting,
 }
 
+/// Texts that are written.
+#[derive(Clone, Copy)]
+pub struct Texts {
+    /// At once.
+    pub rows: u64,
+    /// Tokens of the longest prompt, where that is known.
+    pub prompt: Option<u64>,
+    /// Tokens of a text at most, where that is less than the model's context.
+    pub context: Option<u64>,
+}
+
 impl Trained {
     /// Opens a run folder, a checkpoint folder, or a safetensors file that dreamc wrote.
     pub fn open(
@@ -129,14 +140,12 @@ impl Trained {
         prompted || begins(data, tokenizer)
     }
 
-    /// Something to write with, so many rows at once, texts up to `context` tokens where that is
-    /// less than the model's: with caches, or without where those are not wanted or the model has
-    /// none.
+    /// Something to write such texts with: with caches, or without where those are not wanted or
+    /// the model has none.
     pub fn decoder<'a>(
         &'a self,
         device: &'a dyn Device,
-        rows: u64,
-        context: Option<u64>,
+        Texts { rows, prompt, context }: Texts,
         passes: PassArguments,
         cache: bool,
     ) -> Result<Box<dyn NextLogits + 'a>, Failure> {
@@ -146,7 +155,7 @@ impl Trained {
                 let rewrite = self.rewriting.clone();
                 let PassArguments { depth, exit } = passes;
                 let every = false;
-                let writing = Writing { rows, context, depth, exit, rewrite, slack, narrow, every };
+                let writing = Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, every };
                 let compiled = compile_cached(&self.spec, &writing)?;
                 let mut cached = Cached::load(device, compiled)?;
                 cached.model().restore(&self.tensors)?;
@@ -178,8 +187,8 @@ impl Trained {
         let (rewrite, narrow) = (self.rewriting.clone(), device.writes(self.spec.train.precision));
         let PassArguments { depth, exit } = passes;
         // A request may ask for the scores of its prompt.
-        let (slack, every) = (f64::INFINITY, true);
-        let writing = Writing { rows, context, depth, exit, rewrite, slack, narrow, every };
+        let (prompt, slack, every) = (None, f64::INFINITY, true);
+        let writing = Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, every };
         match Slots::load(device, &self.spec, &writing, &self.tensors) {
             Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
             result => {

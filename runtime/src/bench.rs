@@ -314,6 +314,7 @@ pub fn decoding(
     let writing = Writing {
         rows: sequences as u64,
         context: Some((prompt + tokens) as u64),
+        prompt: Some(prompt as u64),
         rewrite: rewriting.clone(),
         narrow,
         ..Writing::default()

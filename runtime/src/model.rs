@@ -40,6 +40,11 @@ pub enum ModelError {
     /// A wrapped part processed more tokens than its cache was given room for.
     #[error("a cache of processed tokens has no room left: the router processes more than its capacity says")]
     CacheFull,
+    /// The logits after every token of a prompt were asked for, without the program for them.
+    #[error(
+        "the model reads prompts for what follows them alone: load it with `Writing::every` for the logits after every token"
+    )]
+    LastLogits,
     /// A batch of another shape.
     #[error("a batch of {rows} rows of {sequence} tokens does not fit a model compiled for {expected}")]
     Shape {

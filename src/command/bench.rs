@@ -37,6 +37,10 @@ pub struct Arguments {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = value_parser!(u64).range(1..=10_000))]
     steps: u64,
 
+    /// Tokens of a prompt
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u64).range(1..=1_000_000))]
+    prompt: u64,
+
     /// Tokens written; 0 for none
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = value_parser!(u64).range(0..=1_000_000))]
     tokens: u64,
@@ -116,7 +120,10 @@ pub fn run(a: Arguments) -> Done {
     let tokens = (a.tokens as usize).min(context.saturating_sub(1));
     let written = |sequences: usize| match tokens {
         0 | 1 => Ok(None),
-        _ => bench::decoding(&spec, device, (sequences, (context - tokens).min(64), tokens), &rewriting),
+        _ => {
+            let prompt = (context - tokens).min(a.prompt as usize);
+            bench::decoding(&spec, device, (sequences, prompt, tokens), &rewriting)
+        }
     };
     let decoding = written(1)?;
     let decoding_eight = if a.decode { written(8)? } else { None };

@@ -3,7 +3,7 @@
 use crate::compare::study;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, PassArguments, Trained};
+use crate::model::{BaseArguments, PassArguments, Texts, Trained};
 use crate::number::grouped;
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
@@ -258,8 +258,10 @@ impl Measure<'_> {
             if !asked.is_empty() {
                 let most = spec.eval.max_tokens as usize;
                 let rows = asked.len().min(ROWS) as u64;
+                let prompt = asked.iter().map(|e| e.learn as u64 + 1).max();
+                let texts = Texts { rows, prompt, context: None };
                 let passes = PassArguments { depth: self.depth, exit: None };
-                let mut decoder = trained.decoder(self.device, rows, None, passes, true)?;
+                let mut decoder = trained.decoder(self.device, texts, passes, true)?;
                 report.answers = Some(evaluate::answers(decoder.as_mut(), tokenizer, &asked, most)?);
             }
         }

@@ -8,7 +8,7 @@ mod interactive;
 
 use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, PassArguments, Trained};
+use crate::model::{BaseArguments, PassArguments, Texts, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::{note, output, say};
 use clap::Args;
@@ -168,12 +168,13 @@ pub fn run(a: Arguments) -> Done {
     };
     let rows = prompts.len().min(ROWS) as u64;
     let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
-    let longest = ids.iter().map(Vec::len).max().unwrap_or(0).max(1) + a.max_tokens;
+    let prompt = ids.iter().map(Vec::len).max().unwrap_or(0).max(1);
     for (prompt, ids) in prompts.iter().zip(&ids) {
         remarks(&trained, prompt, ids.len());
     }
-    let context = Some((longest as u64).next_multiple_of(64));
-    let mut decoder = trained.decoder(device.as_ref(), rows, context, a.passes, !a.no_cache)?;
+    let context = Some(((prompt + a.max_tokens) as u64).next_multiple_of(64));
+    let texts = Texts { rows, prompt: Some(prompt as u64), context };
+    let mut decoder = trained.decoder(device.as_ref(), texts, a.passes, !a.no_cache)?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
     let mut broken = if live { say_now(&prompts[0]).err() } else { None };

@@ -16,8 +16,13 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
 
-/// Tokens of a prompt that are read at once, at most.
+/// Tokens of a prompt that are read at once where nobody knows how long prompts are.
 const CHUNK: u64 = 64;
+/// Tokens of all rows that are read at once at most, where there are fewer in chunks of [`CHUNK`]:
+/// products of so many rows are about as fast as they get, since weights are packed once for all.
+const AT_ONCE: u64 = 512;
+/// Chunks are of a multiple of so many tokens.
+const UNIT: u64 = 16;
 
 /// Tokens that are copied from row to row at once.
 const COPIED: usize = 1024;
@@ -29,6 +34,9 @@ pub struct Writing {
     pub rows: u64,
     /// Tokens of a text at most, where that is less than the model's context.
     pub context: Option<u64>,
+    /// Tokens of the longest prompt, where that is known: prompts are read in as few chunks as
+    /// memory allows, and as short ones as that takes.
+    pub prompt: Option<u64>,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
     /// The share of a token that has to have left for it to leave its loop, see [`Options::exit`].
@@ -48,9 +56,9 @@ pub struct Writing {
 /// prompt is read for what follows it.
 impl Default for Writing {
     fn default() -> Self {
-        let (context, depth, exit, rewrite) = (None, None, None, Rewriting::default());
+        let (context, prompt, depth, exit) = (None, None, None, None);
         let (slack, narrow, every) = (f64::INFINITY, Narrow::Nothing, false);
-        Writing { rows: 1, context, depth, exit, rewrite, slack, narrow, every }
+        Writing { rows: 1, context, prompt, depth, exit, rewrite: Rewriting::default(), slack, narrow, every }
     }
 }
 
@@ -58,7 +66,7 @@ impl Writing {
     /// Options of [`compile`].
     pub fn options(&self, spec: &Spec) -> Options {
         let places = self.context.unwrap_or(spec.model.context).min(spec.model.context);
-        let (chunk, slack, every) = (CHUNK.min(places), self.slack, self.every);
+        let (chunk, slack, every) = (self.chunk().min(places), self.slack, self.every);
         let cache = Cache { places, chunk, slack, every };
         Options {
             depth: self.depth,
@@ -69,6 +77,15 @@ impl Writing {
             narrow: self.narrow,
             ..crate::train::prepare::forward(self.rows, cache.chunk)
         }
+    }
+
+    /// Tokens of each row that are read at once: all of a row are computed, those without a token,
+    /// too.
+    fn chunk(&self) -> u64 {
+        let Some(prompt) = self.prompt else { return CHUNK };
+        let prompt = prompt.max(1);
+        let most = (AT_ONCE / self.rows.max(1) / UNIT * UNIT).max(CHUNK);
+        prompt.div_ceil(prompt.div_ceil(most)).next_multiple_of(UNIT)
     }
 }
 
@@ -417,7 +434,7 @@ impl NextLogits for Cached {
     fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
         let every = |n: &Next| n.every && n.reads();
         if next.iter().any(every) && !self.loaded().compiled().has(Entry::Every.name()) {
-            return Err(ModelError::NoBuffer("for logits after every token".into()));
+            return Err(ModelError::LastLogits);
         }
         // A row that is full is done; what it is given goes nowhere.
         let fits = |n: &Next| n.tokens.len().min(self.places - self.length(n.row).min(self.places));
@@ -571,5 +588,22 @@ impl NextLogits for Growing<'_> {
     fn release(&mut self, row: usize) -> Result<(), ModelError> {
         self.texts[row] = None;
         self.cached.release(row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_as_long_as_prompts() {
+        let chunk = |rows, prompt| Writing { rows, prompt, ..Writing::default() }.chunk();
+        assert_eq!((chunk(1, None), chunk(8, None)), (64, 64));
+        // Few tokens are not padded to many, and equal parts are.
+        assert_eq!([1, 16, 17, 100].map(|n| chunk(1, Some(n))), [16, 16, 32, 112]);
+        assert_eq!([512, 513, 4096].map(|n| chunk(1, Some(n))), [512, 272, 512]);
+        // Several rows share what is read at once.
+        assert_eq!([2, 3, 8, 100].map(|rows| chunk(rows, Some(4096))), [256, 160, 64, 64]);
+        assert_eq!([100, 0].map(|n| chunk(8, Some(n))), [64, 16]);
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{remarks, say_now};
 use crate::failure::{Done, Failure};
-use crate::model::{PassArguments, Trained, share};
+use crate::model::{PassArguments, Texts, Trained, share};
 use crate::{note, output};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::device::Device;
@@ -96,7 +96,8 @@ impl<'a> Session<'a> {
     }
 
     fn decoder(&self) -> Result<Box<dyn NextLogits + 'a>, Failure> {
-        self.trained.decoder(self.device, 1, None, self.passes, self.cache)
+        let texts = Texts { rows: 1, prompt: None, context: None };
+        self.trained.decoder(self.device, texts, self.passes, self.cache)
     }
 
     fn command(&mut self, line: &str, decoder: &mut Box<dyn NextLogits + 'a>) -> Done {
