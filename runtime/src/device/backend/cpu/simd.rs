@@ -172,11 +172,10 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
     let n = t - ROUND;
     let r = fma::<FMA>(n, -LN2.0, x);
     let r = fma::<FMA>(n, -LN2.1, r);
-    let p = polynomial::<FMA, 6>(
+    let y = polynomial::<FMA, 7>(
         r,
-        [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5],
+        [1.381_459_9e-3, 8.368_717e-3, 4.166_839e-2, 1.666_652_1e-1, 0.499_999_94, 1.0, 1.0],
     );
-    let y = fma::<FMA>(p, r * r, r) + 1.0;
     // The bits of `ROUND` that are kept are 0, so that this adds the power of 2 to the exponent.
     let y = f32::from_bits(y.to_bits().wrapping_add(t.to_bits() << 23));
     let y = if x < 88.722_84 { y } else { x * f32::INFINITY };
@@ -238,7 +237,7 @@ pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
 /// `x · sigmoid(x)`.
 #[inline(always)]
 pub(crate) fn silu<const FMA: bool>(x: f32) -> f32 {
-    x / (1.0 + exp::<FMA>(-x))
+    x * sigmoid::<FMA>(x)
 }
 
 /// Derivative of [`silu`].

@@ -1473,6 +1473,28 @@ mod row_kernels {
     }
 
     /// A chain long enough that arrays take each other's places.
+    /// SiLU and its derivative are computed where the first of them is; the memory of the other is
+    /// not an array's that comes and goes before it is read.
+    #[test]
+    fn silu_and_its_derivative() {
+        for (rows, length) in [(1, 64), (130, 7), (700, 96)] {
+            for [first, second] in [[Unary::Silu, Unary::SiluGrad], [Unary::SiluGrad, Unary::Silu]] {
+                let mut b = Build::new(rows, rows + length);
+                let (x, z) = (b.row(length, 3), b.row(length, 0));
+                let broadcast = Broadcast { outer: 1, size: length, inner: 1 };
+                let binary = |op, a, b| RowOp::Binary { op, a, b, broadcast, small_first: false };
+                let y = b.op(RowOp::Unary(first, x), length);
+                let between = b.op(binary(ir::Binary::Mul, y, z), length);
+                let between = b.op(binary(ir::Binary::Sub, between, z), length);
+                let later = b.op(RowOp::Unary(second, x), length);
+                let both = b.op(binary(ir::Binary::Mul, later, between), length);
+                b.store(both, RowStore::Row);
+                b.store(both, RowStore::Sum);
+                b.check();
+            }
+        }
+    }
+
     #[test]
     fn long_chains() {
         let mut b = Build::new(300, 5);

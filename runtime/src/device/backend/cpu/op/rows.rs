@@ -39,14 +39,16 @@ enum Place {
     Part(usize, usize),
 }
 
-/// An operation done in one go with the one that makes an operand of it for nobody else: that
-/// operand is never stored.
+/// An operation done in one go with another: with the one that makes an operand of it for nobody
+/// else, which is never stored; or with a later one that shares its work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fused {
     /// A norm and the product with `by`: `(x, size, eps, by)`.
     Scaled(u32, u64, f64, u32),
     /// A product with `by` and the derivative of a norm: `(x, dy, by, size, eps)`.
     GradOfScaled(u32, u32, u32, u64, f64),
+    /// SiLU and its derivative: `(x, array of the later one, whether that is the derivative)`.
+    SiluBoth(u32, u32, bool),
 }
 
 impl Fused {
@@ -54,6 +56,7 @@ impl Fused {
         match self {
             Fused::Scaled(x, .., by) => vec![x as usize, by as usize],
             Fused::GradOfScaled(x, dy, by, ..) => vec![x as usize, dy as usize, by as usize],
+            Fused::SiluBoth(x, ..) => vec![x as usize],
         }
     }
 }
@@ -101,6 +104,15 @@ fn fuse(kernel: &RowKernel) -> (Vec<Option<Fused>>, Vec<bool>) {
                     let (large, small) = if small_first { (b, a) } else { (a, b) };
                     fused[i] = Some(Fused::GradOfScaled(x, large, small, size, eps.0));
                     left[dy as usize] = true;
+                }
+            }
+            RowOp::Unary(op @ (Unary::Silu | Unary::SiluGrad), x) if !left[i] => {
+                let other = if op == Unary::Silu { Unary::SiluGrad } else { Unary::Silu };
+                let stored = |array: usize| kernel.outputs.iter().any(|o| o.array as usize == array);
+                let later = (i + 1..count).find(|&j| kernel.ops[j] == RowOp::Unary(other, x));
+                if let Some(j) = later.filter(|&j| !left[j] && !stored(i) && !stored(j)) {
+                    fused[i] = Some(Fused::SiluBoth(x, j as u32, op == Unary::Silu));
+                    left[j] = true;
                 }
             }
             _ => {}
@@ -167,7 +179,7 @@ impl Compiled {
             .iter()
             .enumerate()
             .map(|(i, op)| match *op {
-                _ if fused[i].is_some() => false,
+                _ if fused[i].is_some() => matches!(fused[i], Some(Fused::SiluBoth(..))),
                 RowOp::Unary(..) => true,
                 RowOp::Binary { broadcast, .. } => broadcast.size as usize == lengths[i],
                 _ => false,
@@ -217,8 +229,14 @@ impl Compiled {
         }
         let mut per_row = 0;
         let mut live: Vec<(usize, usize, usize)> = vec![];
-        for i in 0..count {
-            if places[i] != Place::Scratch(0) || left[i] {
+        // An array is there from the operation on that computes it.
+        let made = (0..count).flat_map(|i| match fused[i] {
+            Some(Fused::SiluBoth(_, later, _)) => vec![(i, i), (later as usize, i)],
+            _ if left[i] => vec![],
+            _ => vec![(i, i)],
+        });
+        for (array, i) in made {
+            if places[array] != Place::Scratch(0) {
                 continue;
             }
             // The first gap among arrays that are still needed.
@@ -226,14 +244,14 @@ impl Compiled {
             live.sort_unstable();
             let mut start = 0;
             for &(from, to, _) in &live {
-                if start + lengths[i] <= from {
+                if start + lengths[array] <= from {
                     break;
                 }
                 start = start.max(to);
             }
-            places[i] = Place::Scratch(start);
-            live.push((start, start + lengths[i], last[i]));
-            per_row = per_row.max(start + lengths[i]);
+            places[array] = Place::Scratch(start);
+            live.push((start, start + lengths[array], last[array]));
+            per_row = per_row.max(start + lengths[array]);
         }
 
         let (mut direct, mut rounded) = (vec![None; count], vec![None; count]);
@@ -494,6 +512,13 @@ impl<'a> Block<'a> {
             Some(Fused::GradOfScaled(a, dy, by, size, eps)) => {
                 return rms_grad_scaled(x(a), x(dy), x(by), size as usize, eps as f32, y());
             }
+            Some(Fused::SiluBoth(a, later, derivative)) => {
+                let (y, slope) = if derivative { (y(), x(later)) } else { (x(later), y()) };
+                return match self.elements(a) {
+                    Elements::Wide(a) => silu_both(a, y, slope),
+                    Elements::Narrow(a) => silu_both_narrow(a, y, slope),
+                };
+            }
             None => {}
         }
         match self.kernel.ops[i] {
@@ -701,6 +726,25 @@ fn map<T: Stored>(x: View<T>, y: View<f32>, f: impl Fn(f32) -> f32) {
     }
 }
 
+/// SiLU and its derivative, of one exponential.
+#[inline(always)]
+fn both<const FMA: bool, T: Stored>(x: View<T>, y: View<f32>, slope: View<f32>) {
+    let into = |x: &[T], y: &mut [f32], slope: &mut [f32]| {
+        for ((y, slope), x) in y.iter_mut().zip(slope).zip(x) {
+            let x = x.widen();
+            let s = sigmoid::<FMA>(x);
+            *y = x * s;
+            *slope = s * fma::<FMA>(x, 1.0 - s, 1.0);
+        }
+    };
+    if let (Some(x), Some(y), Some(slope)) = (x.flat(), y.flat_mut(), slope.flat_mut()) {
+        return into(x, y, slope);
+    }
+    for row in 0..y.rows {
+        into(x.row(row), y.row_mut(row), slope.row_mut(row));
+    }
+}
+
 /// `y = f(a, b)`, element by element.
 #[inline(always)]
 fn zip<A: Stored, B: Stored>(a: View<A>, b: View<B>, y: View<f32>, f: impl Fn(f32, f32) -> f32) {
@@ -852,6 +896,14 @@ kernel_fn! {
 
     fn unary_narrow(op: Unary, x: View<bf16>, y: View<f32>) {
         map_by::<FMA, bf16>(op, x, y);
+    }
+
+    fn silu_both(x: View<f32>, y: View<f32>, slope: View<f32>) {
+        both::<FMA, f32>(x, y, slope);
+    }
+
+    fn silu_both_narrow(x: View<bf16>, y: View<f32>, slope: View<f32>) {
+        both::<FMA, bf16>(x, y, slope);
     }
 
     fn full(op: Binary, swapped: bool, a: View<f32>, b: View<f32>, y: View<f32>) {
