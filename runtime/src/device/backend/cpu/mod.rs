@@ -8,7 +8,7 @@
 //! A launch becomes tasks ([`Context::parallel`]) that a [`Pool`] of threads claims. The files, by
 //! what they compute:
 //!
-//! - `simd`: compiling for several instruction sets; `exp` and its like
+//! - `simd`: compiling for several instruction sets; `exp` and its like; tile registers
 //! - `product`: matrix products, the ground of everything heavy
 //! - `op`: the kernels, a file for each operation
 //!

@@ -271,3 +271,187 @@ unsafe fn micro<const DOWN: bool, const ACROSS: bool>(
         sums!(store apart);
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::super::{Side, Stored, block, block_scratch};
+    use crate::device::cpu::Pointer;
+    use crate::device::cpu::simd::amx::emulated::{FAULT, FAULTS};
+    use crate::device::cpu::simd::{VARIABLE, narrow, pairs, tile_registers};
+    use half::bf16;
+    use std::process::{Command, Output};
+
+    /// `start` and a sum of products, as the manual defines it for sixteen words after sixteen; the
+    /// second half of the last word of an odd number of steps is zero.
+    fn sum(steps: usize, a: impl Fn(usize) -> bf16, b: impl Fn(usize) -> bf16, start: f32) -> f32 {
+        let normal = |x: f32| if x.is_subnormal() { 0.0f32.copysign(x) } else { x };
+        let mut total = start;
+        for first in (0..steps).step_by(32) {
+            let mut halves = [0.0f32; 2];
+            for s in first..(first + 32).min(steps.next_multiple_of(2)) {
+                let [a, b] = match s < steps {
+                    true => [a(s), b(s)].map(|x| normal(x.to_f32())),
+                    false => [0.0; 2],
+                };
+                halves[s % 2] = normal(a.mul_add(b, halves[s % 2]));
+            }
+            total = normal(normal(total) + normal(halves[0] + halves[1]));
+        }
+        total
+    }
+
+    /// Elements of an operand, its lines as layouts have them.
+    struct Operand {
+        memory: Vec<bf16>,
+        order: Vec<i32>,
+        /// The first element, and elements from line to line and from step to step.
+        at: (usize, usize, usize),
+        gathered: bool,
+    }
+
+    impl Operand {
+        fn new(layout: usize, lines: usize, steps: usize, value: impl Fn(usize) -> f32) -> Self {
+            let (at, gathered) = match layout {
+                // Whole words, in place.
+                0 => ((0, steps.next_multiple_of(2) + 6, 1), false),
+                // Halves of words.
+                1 => ((1, steps + 1, 1), false),
+                // Lines that share their places in the cache.
+                2 => ((0, steps.next_multiple_of(2048), 1), false),
+                // Lines in another order, which are no longer evenly apart.
+                3 => ((0, steps.next_multiple_of(2), 1), true),
+                // Lines that are adjacent.
+                4 => ((0, 1, lines + 3), false),
+                // Neither.
+                _ => ((2, 3, 3 * lines + 1), false),
+            };
+            let (first, line, step) = at;
+            let memory = (0..first + lines * line + steps * step + 1).map(|i| bf16::from_f32(value(i)));
+            let order = (0..lines as i32).map(|i| if i % 3 == 1 { i / 2 } else { i }).collect();
+            Operand { memory: memory.collect(), order, at, gathered }
+        }
+
+        fn side(&mut self) -> Side<bf16> {
+            let (first, line, step) = self.at;
+            let start = Pointer::to(&mut self.memory).add(first);
+            match self.gathered {
+                false => Side::Strided { start, line, step },
+                true => Side::GatheredLines { start, row: line, order: Pointer::to(&mut self.order), per: 1 },
+            }
+        }
+
+        fn get(&self, line: usize, step: usize) -> bf16 {
+            let line = if self.gathered { self.order[line] as usize } else { line };
+            self.memory[self.at.0 + line * self.at.1 + step * self.at.2]
+        }
+    }
+
+    /// Every element of products of all layouts and edges, as f32 and as bf16, overwritten and
+    /// added to, has the bits of its definition, whatever is beside it; so have numbers whose
+    /// products and sums are too small for normal ones.
+    #[test]
+    #[ignore = "needs tile registers: `emulated_tiles` runs it where there are some"]
+    fn bits_by_definition() {
+        assert!(tile_registers());
+        let value = |i: usize| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0;
+        let sizes = [
+            (1, 16, 32),
+            (1, 21, 71),
+            (16, 32, 33),
+            (17, 33, 65),
+            (40, 70, 100),
+            (33, 16, 600),
+            (5, 48, 1100),
+            (49, 40, 7),
+            (3, 3, 1),
+            (20, 20, 0),
+        ];
+        for (m, n, k) in sizes {
+            for layout in 0..6 {
+                // Numbers near 1, and numbers with products near the smallest normal one.
+                for scale in [1.0, 1.1e-19] {
+                    let mut a = Operand::new(layout, m, k, |i| value(i) * scale);
+                    let mut b = Operand::new((7 * layout + 5) % 6, n, k, |i| value(3 * i + 5) * scale);
+                    for accumulate in [false, true] {
+                        let (sa, sb) = (a.side(), b.side());
+                        let mut scratch = vec![f32::NAN; block_scratch(m, n, k)];
+                        let old = |i: usize| bf16::from_f32(value(i) * scale * scale);
+                        let mut wide: Vec<f32> = (0..m * (n + 1)).map(|i| old(i).to_f32()).collect();
+                        let mut rounded: Vec<bf16> = (0..m * (n + 1)).map(old).collect();
+                        let size = (m, n, k);
+                        let (c, narrowed) = (Pointer::to(&mut wide), Pointer::to(&mut rounded));
+                        // SAFETY: operands have the lines and steps, results rows `n + 1` apart.
+                        unsafe {
+                            block(size, sa, sb, c, n + 1, accumulate, &mut scratch);
+                            block(size, sa, sb, narrowed, n + 1, accumulate, &mut scratch);
+                        }
+                        for i in 0..m {
+                            for j in 0..n {
+                                let at = i * (n + 1) + j;
+                                let start = if accumulate { old(at).to_f32() } else { 0.0 };
+                                let expected = sum(k, |s| a.get(i, s), |s| b.get(j, s), start);
+                                let what = format!("{size:?} {layout} {scale} {accumulate} at {i} {j}");
+                                assert_eq!(wide[at].to_bits(), expected.to_bits(), "{what}");
+                                let mut once = [bf16::ZERO];
+                                narrow(&[expected], &mut once);
+                                assert_eq!(rounded[at].to_bits(), once[0].to_bits(), "{what}, rounded");
+                            }
+                            let beside = i * (n + 1) + n;
+                            assert_eq!((wide[beside], rounded[beside]), (old(beside).to_f32(), old(beside)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tests of the CPU device in a process with tiles, emulated where the processor has none.
+    fn with_tiles(names: &[&str], fault: Option<&str>) -> Output {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(names).arg("--include-ignored").env(VARIABLE, "amx");
+        match fault {
+            Some(fault) => command.env(FAULT, fault),
+            None => command.env_remove(FAULT),
+        };
+        command.output().unwrap()
+    }
+
+    /// All tests of the CPU device, products of bf16 in tile registers.
+    #[test]
+    fn emulated_tiles() {
+        if std::env::var_os(VARIABLE).is_some() {
+            return;
+        }
+        if !pairs() {
+            return dreamc_skip::skip("the processor has no AVX512-BF16");
+        }
+        let output = with_tiles(&["backend::cpu"], None);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("bits_by_definition ... ok"), "{text}{errors}");
+    }
+
+    /// Mistakes that a kernel for tiles could make are noticed, each by a test that knows nothing of
+    /// it.
+    #[test]
+    fn faults_of_tiles_are_noticed() {
+        if std::env::var_os(VARIABLE).is_some() {
+            return;
+        }
+        if !pairs() || crate::device::cpu::simd::amx::available() {
+            return dreamc_skip::skip(
+                "faults are put into emulated tiles, which AVX512-BF16 without AMX has",
+            );
+        }
+        for fault in FAULTS {
+            // That test adds to what is there, and its sums of small integers are exact in any order.
+            let exact = ["line", "last words", "adjacent"].contains(&fault);
+            for (name, notices) in [("bits_by_definition", true), ("tiles_of_bf16", exact)] {
+                let output = with_tiles(&[name], Some(fault));
+                let text = String::from_utf8_lossy(&output.stdout);
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(!output.status.success(), notices, "{fault}: {name}: {text}{errors}");
+            }
+        }
+    }
+}
