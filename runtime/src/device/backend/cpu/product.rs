@@ -1346,7 +1346,7 @@ pub(crate) fn most_rows<T: Stored>(m: usize, k: usize) -> usize {
     if k > DEPTH * T::per_word() { ROWS_OF_LONG_SUMS } else { (m / 8).clamp(ROWS_OF_LONG_SUMS, TILE.0) }
 }
 
-/// What the rows of a task are best a multiple of.
+/// The number of which the rows of a task are best a multiple.
 pub(crate) fn unit_of_rows<T: Stored>() -> usize {
     #[cfg(target_arch = "x86_64")]
     if T::in_tiles() {

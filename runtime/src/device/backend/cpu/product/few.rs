@@ -370,8 +370,8 @@ unsafe fn columns_tiles<T: Stored, C: Stored>(
         let line = |i: usize| b.start.add((j + i.min(count - 1)) * b.stride).get().cast::<f32>();
         let lines: [*const f32; WIDTH] = std::array::from_fn(line);
         let next = WIDTH * b.stride * size_of::<T>();
-        // SAFETY: rows of `c` have `count` elements from `j` on; tiles have their shapes; lines have
-        // `whole` words and those that `last_word` asks for, `a` all.
+        // SAFETY: rows of `c` have `count` elements from `j` on; tiles have their shapes; lines
+        // have `whole` words and those that `last_word` asks for, `a` all.
         unsafe {
             if c.accumulate {
                 for (i, totals) in totals.chunks_exact_mut(WIDTH).enumerate().take(m) {

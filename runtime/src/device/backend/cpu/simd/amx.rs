@@ -24,9 +24,8 @@ pub(crate) const SIDE: usize = 16;
 /// Tile registers.
 pub(crate) const TILES: usize = 8;
 
-/// Whether the processor has tiles of such a size and multiplies bf16 in them, the system keeps
-/// them for each thread, and lets this process use them: it asks, for Linux allots their memory
-/// only to who does.
+/// Whether the processor has tiles of such a size and multiplies bf16 in them, and the system keeps
+/// them for each thread of this process: Linux does where it is asked, which this does.
 pub(crate) fn available() -> bool {
     // SAFETY: the instruction is part of the architecture.
     #[allow(unused_unsafe)]

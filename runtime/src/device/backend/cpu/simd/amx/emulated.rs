@@ -17,34 +17,39 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// See [`FAULTS`].
 pub(crate) const FAULT: &str = "DREAMC_TILE_FAULT";
-/// Mistakes, each as if the kernel had made it.
-pub(crate) const FAULTS: [&str; 7] = [
+/// Mistakes, each as if the kernel had made it, and the tests that must notice it.
+pub(crate) const FAULTS: [(&str, &[&str]); 8] = [
     // The products of high halves are added to the sums of the low ones.
-    "halves",
+    ("halves", &[BITS]),
+    // The same in products of few rows alone.
+    ("few rows", &[BITS, "few_rows_have_the_bits_of_many"]),
     // Each of the two sums of products is added to the result, not both together.
-    "apart",
+    ("apart", &[BITS]),
     // Tiles have a line less than they should.
-    "line",
+    ("line", &[BITS, SUMS]),
     // The last words, fewer than sixteen, are left out.
-    "last words",
+    ("last words", &[BITS, SUMS]),
     // Numbers too small for a normal one are no zeros.
-    "subnormal",
-    // Tiles of sums keep what they held.
-    "not cleared",
+    ("subnormal", &[BITS]),
+    // Tiles of sums keep their contents.
+    ("not cleared", &[BITS]),
     // Lines are next to one another in memory.
-    "adjacent",
+    ("adjacent", &[BITS, SUMS]),
 ];
+const BITS: &str = "bits_by_definition";
+/// Sums of small integers, exact in any order, and added to others.
+const SUMS: &str = "tiles_of_bf16";
 static CHOSEN: AtomicU8 = AtomicU8::new(u8::MAX);
 
 fn fault(name: &str) -> bool {
-    FAULTS.get(usize::from(CHOSEN.load(Ordering::Relaxed))) == Some(&name)
+    FAULTS.get(usize::from(CHOSEN.load(Ordering::Relaxed))).is_some_and(|(chosen, _)| *chosen == name)
 }
 
 /// Lets this process have tiles. Says whether it did.
 pub(crate) fn install() -> bool {
     static DONE: LazyLock<bool> = LazyLock::new(|| {
         let chosen = std::env::var(FAULT).unwrap_or_default();
-        let chosen = FAULTS.iter().position(|name| *name == chosen);
+        let chosen = FAULTS.iter().position(|(name, _)| *name == chosen);
         CHOSEN.store(chosen.map_or(u8::MAX, |i| i as u8), Ordering::Relaxed);
         // SAFETY: the handler is a function of this form, and all else of the structure is zero.
         unsafe {
@@ -140,13 +145,17 @@ unsafe fn perform(state: &mut State, registers: &mut [i64; 23]) -> bool {
         }
         let (extend, other) = (!byte(1) >> 5, !byte(2) >> 3 & 15);
         let (prefix, form) = (byte(2) & 3, byte(4));
+        // Only products have a third register.
+        if byte(3) != 0x5c && other != 0 {
+            return false;
+        }
         let (kind, register, low) = (form >> 6, form >> 3 & 7 | (extend & 4) << 1, form & 7);
-        let operand = |length: &mut usize| address(code, extend, registers, length);
+        let in_memory = |length: &mut usize| address(code, extend, registers, length);
         let mut length = 5;
         match (prefix, byte(3), kind) {
             (0, 0x49, 3) if form == 0xc0 => state.configured = false,
             (0, 0x49, 0..=2) if register == 0 => {
-                let (at, _) = operand(&mut length);
+                let (at, _) = in_memory(&mut length);
                 configure(state, at as *const u8);
             }
             (3, 0x49, 3) if low == 0 => {
@@ -157,7 +166,7 @@ unsafe fn perform(state: &mut State, registers: &mut [i64; 23]) -> bool {
             }
             // An index is part of their address.
             (2 | 3, 0x4b, 0..=2) if low == 4 => {
-                let (at, apart) = operand(&mut length);
+                let (at, apart) = in_memory(&mut length);
                 let (lines, bytes) = shape(state, register);
                 let apart = if fault("adjacent") { bytes as u64 } else { apart };
                 let tile = &mut state.tiles[register as usize];
@@ -267,11 +276,13 @@ fn multiply(state: &mut State, c: u8, a: u8, b: u8) {
     if fault("last words") && words < 16 {
         return;
     }
+    // Products of few rows use five tiles at the most.
+    let halves = fault("halves") || fault("few rows") && state.lines[5] == 0;
     let (left, right) = (state.tiles[a as usize], state.tiles[b as usize]);
     let tile = &mut state.tiles[c as usize];
     for (sums, left) in tile.0.iter_mut().zip(&left.0).take(lines) {
-        // SAFETY: who asked for tiles saw to it that the processor has AVX-512; lines are 64 bytes.
-        unsafe { line(sums, left, &right, words) };
+        // SAFETY: tiles are there only beside AVX-512; lines are 64 bytes.
+        unsafe { line(sums, left, &right, words, halves) };
         sums[bytes / 4..].fill(0);
     }
     tile.0[lines..].fill([0; 16]);
@@ -283,12 +294,12 @@ fn multiply(state: &mut State, c: u8, a: u8, b: u8) {
 /// # Safety
 /// The processor has AVX-512; `words` is at least 1 and at most 16.
 #[target_feature(enable = "avx512f")]
-unsafe fn line(sums: &mut [u32; 16], left: &[u32; 16], right: &Tile, words: usize) {
+unsafe fn line(sums: &mut [u32; 16], left: &[u32; 16], right: &Tile, words: usize, halves: bool) {
     /// All exceptions masked, to nearest; numbers too small are zero as operands and as results.
     const TILES: u32 = 0x9fc0;
     let control = if fault("subnormal") { 0x1f80 } else { TILES };
     let mut before = 0u32;
-    let halves = u32::from(fault("halves"));
+    let halves = u32::from(halves);
     let apart = u32::from(fault("apart"));
     // SAFETY: the caller's; the control register is as it was behind the last line.
     unsafe {
