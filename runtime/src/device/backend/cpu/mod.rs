@@ -8,7 +8,7 @@
 //! A launch becomes tasks ([`Context::parallel`]) that a [`Pool`] of threads claims. The files, by
 //! what they compute:
 //!
-//! - `simd`: compiling for several instruction sets; `exp` and its like
+//! - `simd`: compiling for several instruction sets; `exp` and its like; tile registers
 //! - `product`: matrix products, the ground of everything heavy
 //! - `op`: the kernels, a file for each operation
 //!
@@ -62,6 +62,8 @@ impl CpuDevice {
     /// Starts the threads.
     pub fn new(options: CpuOptions) -> Self {
         let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        // A processor's tiles are asked for, and best before there are threads.
+        simd::tile_registers();
         CpuDevice { pool: Arc::new(Pool::new(options.threads.unwrap_or_else(available).max(1))) }
     }
 
@@ -81,8 +83,12 @@ impl Device for CpuDevice {
     fn name(&self) -> String {
         let threads = self.threads();
         let s = if threads == 1 { "" } else { "s" };
-        let pairs = if simd::pairs() { " with bf16" } else { "" };
-        format!("cpu ({threads} thread{s}, {}{pairs})", simd::level().name())
+        let narrow = match (simd::pairs(), simd::tile_registers()) {
+            (_, true) => " with tiles of bf16",
+            (true, false) => " with bf16",
+            (false, false) => "",
+        };
+        format!("cpu ({threads} thread{s}, {}{narrow})", simd::level().name())
     }
 
     /// bf16 pays where the processor has instructions for them.

@@ -17,13 +17,18 @@
 //! f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as it is
 //! packed.
 //!
+//! Where the processor has tile registers, products of bf16 are made in them ([`amx`]), whose sums
+//! have an order of their own.
+//!
 //! Few rows, as decoding has them, are multiplied without packing ([`few`]).
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod few;
 
 pub(crate) use few::FEW;
 
-use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs};
+use super::simd::{Level, PORTABLE_FMA, fma, from_bf16, level, pairs, tile_registers};
 use super::simd::{add_scaled, add_scaled_narrow, inner, inner_narrow, narrow, scale, scale_narrow, widen};
 use super::{Context, Pointer};
 use half::bf16;
@@ -75,6 +80,12 @@ pub(crate) trait Stored: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn per_word() -> usize {
         if Self::NARROW && pairs() { 2 } else { 1 }
+    }
+
+    /// Whether products are made in tile registers.
+    #[inline(always)]
+    fn in_tiles() -> bool {
+        Self::NARROW && tile_registers()
     }
 }
 
@@ -830,7 +841,8 @@ impl Lines {
 
     /// Takes the lines of an operand whose steps are adjacent, so that their words can be read in
     /// place; not where they are better packed: they are no words, too many lines, or lines so far
-    /// apart that all of a panel compete for the same few places of the cache. Says whether it did.
+    /// apart that all of a panel compete for the same few places of the cache (of which tiles copy
+    /// what they need). Says whether it did.
     fn fill<T: Stored>(&mut self, side: Side<T>, count: usize, steps: usize) -> bool {
         let per_word = T::per_word();
         if count > MOST_LINES || (T::NARROW && per_word == 1) || !steps.is_multiple_of(per_word) {
@@ -838,7 +850,7 @@ impl Lines {
         }
         let words = |start: Pointer<T>, line: usize| {
             let aligned = start.get().cast::<f32>().is_aligned() && line.is_multiple_of(per_word);
-            (aligned && !(line / per_word).is_multiple_of(1024))
+            (aligned && (T::in_tiles() || !(line / per_word).is_multiple_of(1024)))
                 .then(|| Pointer::<f32>(start.get_mut().cast()))
         };
         let lines = self.0[..count].iter_mut().enumerate();
@@ -1021,6 +1033,8 @@ unsafe fn tile_into<T: Stored>((m, n, k): (usize, usize, usize), a: Left, b: Rig
     let last = (n.div_ceil(s.columns).max(1) - 1) * b.stride;
     assert!(enough && b.panels.len() >= last + if n > 0 { k * s.columns } else { 0 });
     let run = match level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 if T::in_tiles() => amx::tile,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 if T::per_word() == 2 => tile_pairs,
         #[cfg(target_arch = "x86_64")]
@@ -1264,10 +1278,9 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
     }
     let (wide, scratch) = scratch.split_at_mut(m * n);
     if accumulate {
-        wide.fill(0.0);
         for (i, wide) in wide.chunks_exact_mut(n.max(1)).enumerate() {
             // SAFETY: row `i` of `c`.
-            C::add_scaled(1.0, unsafe { std::slice::from_raw_parts(to.add(i * stride), n) }, wide);
+            C::wide(unsafe { std::slice::from_raw_parts(to.add(i * stride), n) }, wide);
         }
     }
     let rounded = rounds::<T>().then_some((to.cast(), stride));
@@ -1333,10 +1346,19 @@ pub(crate) fn most_rows<T: Stored>(m: usize, k: usize) -> usize {
     if k > DEPTH * T::per_word() { ROWS_OF_LONG_SUMS } else { (m / 8).clamp(ROWS_OF_LONG_SUMS, TILE.0) }
 }
 
+/// The number of which the rows of a task are best a multiple.
+pub(crate) fn unit_of_rows<T: Stored>() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if T::in_tiles() {
+        return amx::SQUARE;
+    }
+    shape().rows
+}
+
 /// The tiles that `copies` results of `m` by `n` are cut into: as large as they may be, but small
 /// results with long sums are cut finer, to have something for every thread.
 pub(crate) fn tiles<T: Stored>((m, n, k): (usize, usize, usize), copies: usize) -> (usize, usize) {
-    let s = shape();
+    let s = Shape { rows: unit_of_rows::<T>(), ..shape() };
     let (mut rows, mut columns) = (piece(m, most_rows::<T>(m, k), s.rows), piece(n, TILE.1, s.columns));
     while copies * m.div_ceil(rows) * n.div_ceil(columns) < 8 && rows * columns * k > 1 << 20 {
         if rows > columns && rows > 4 * s.rows {
@@ -1400,7 +1422,7 @@ unsafe fn square<T: Stored, C: Stored>(
     c: Pointer<C>,
     stride: usize,
 ) {
-    let rows = piece(n, (n / 4).min(ROWS_OF_SQUARE), shape().rows);
+    let rows = piece(n, (n / 4).min(ROWS_OF_SQUARE), unit_of_rows::<T>());
     cx.parallel(n.div_ceil(rows), |task, scratch| {
         let (first, end) = (task * rows, ((task + 1) * rows).min(n));
         let (from, at) = (a.skip_lines(first), |i: usize, j: usize| c.add(i * stride + j));

@@ -9,6 +9,9 @@
 //! *Promise*: functions of one number are within 2 units in the last place of f32 (4 for `log` next
 //! to 1); they give the same bits at every position of a slice.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+
 use std::sync::LazyLock;
 
 /// An instruction set.
@@ -44,7 +47,8 @@ impl Level {
 pub(crate) const VARIABLE: &str = "DREAMC_CPU";
 
 /// The best instruction set of this machine, or the one that the environment variable `DREAMC_CPU`
-/// asks for (`portable`, `avx2`, `avx512`), which is there to test the others.
+/// asks for (`portable`, `avx2`, `avx512`, and `bf16`, which is without tiles only), which is there
+/// to test the others.
 #[inline]
 pub(crate) fn level() -> Level {
     static LEVEL: LazyLock<Level> = LazyLock::new(|| {
@@ -89,6 +93,29 @@ pub(crate) fn pairs() -> bool {
         *PAIRS
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    false
+}
+
+/// Whether the processor multiplies tiles of bf16. `DREAMC_CPU=bf16` says that it does not, and so
+/// does all that says so of pairs. Tests may have it from an emulator, which `amx` asks for.
+#[inline]
+pub(crate) fn tile_registers() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        static TILES: LazyLock<bool> = LazyLock::new(|| {
+            let wanted = std::env::var(VARIABLE).unwrap_or_default();
+            if !pairs() || wanted == "bf16" {
+                return false;
+            }
+            #[cfg(all(test, target_os = "linux"))]
+            if wanted == "amx" {
+                return amx::available() || amx::emulated::install();
+            }
+            amx::available()
+        });
+        *TILES
+    }
+    #[cfg(not(target_arch = "x86_64"))]
     false
 }
 

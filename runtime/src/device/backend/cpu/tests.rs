@@ -151,7 +151,7 @@ fn launch_wide(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
 }
 
 /// Runs one launch with what may be bf16 stored so, and compares it with the launch in f32 on the
-/// same numbers.
+/// same numbers; its bits are the same on any number of threads.
 fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
     use half::bf16;
     let slots = kernel.signature();
@@ -172,34 +172,40 @@ fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
         b.offset = plan.arena;
         plan.arena += b.bytes().next_multiple_of(ALIGNMENT);
     }
-    let mut session = session(&plan, 2);
-    session.instrument(Instrument { count: true, time: false });
-    for (i, value) in operands.iter().enumerate() {
-        let id = BufferId(i as u32);
-        match value {
-            F(x) | Strided(x, _) if narrow(i) => {
-                let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
-                session.write_at(id, 0, 0, &x)
+    let mut first: Option<Vec<Vec<u32>>> = None;
+    for threads in [1, 2, 3] {
+        let mut session = session(&plan, threads);
+        session.instrument(Instrument { count: true, time: false });
+        for (i, value) in operands.iter().enumerate() {
+            let id = BufferId(i as u32);
+            match value {
+                F(x) | Strided(x, _) if narrow(i) => {
+                    let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+                    session.write_at(id, 0, 0, &x)
+                }
+                F(x) | Strided(x, _) => session.write_at(id, 0, 0, x),
+                I(x) => session.write_at(id, 0, 0, x),
+                Index(_) => panic!("no kernel of bf16 has an index"),
             }
-            F(x) | Strided(x, _) => session.write_at(id, 0, 0, x),
-            I(x) => session.write_at(id, 0, 0, x),
-            Index(_) => panic!("no kernel of bf16 has an index"),
+            .unwrap();
         }
-        .unwrap();
-    }
-    assert_eq!(session.run("main").unwrap().multiply_adds(), count, "{kernel:?}");
-    for (i, expected) in expected.iter().enumerate() {
-        let (F(expected) | Strided(expected, _)) = expected else { continue };
-        let id = BufferId(i as u32);
-        let found: Vec<f32> = match narrow(i) {
-            true => session.read_all::<bf16>(id).unwrap().iter().map(|x| x.to_f32()).collect(),
-            false => session.read_all(id).unwrap(),
-        };
-        let scale = expected.iter().filter(|x| x.is_finite()).fold(0f32, |m, x| m.max(x.abs()));
-        for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-            let fine = (found - expected).abs() <= 1.0 / 64.0 * scale || found == expected;
-            assert!(fine, "{kernel:?}: element {k} of operand {i} is {found}, in f32 {expected}");
+        assert_eq!(session.run("main").unwrap().multiply_adds(), count, "{kernel:?}");
+        let mut bits = vec![];
+        for (i, expected) in expected.iter().enumerate() {
+            let (F(expected) | Strided(expected, _)) = expected else { continue };
+            let id = BufferId(i as u32);
+            let found: Vec<f32> = match narrow(i) {
+                true => session.read_all::<bf16>(id).unwrap().iter().map(|x| x.to_f32()).collect(),
+                false => session.read_all(id).unwrap(),
+            };
+            let scale = expected.iter().filter(|x| x.is_finite()).fold(0f32, |m, x| m.max(x.abs()));
+            for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+                let fine = (found - expected).abs() <= 1.0 / 64.0 * scale || found == expected;
+                assert!(fine, "{kernel:?}: element {k} of operand {i} is {found}, in f32 {expected}");
+            }
+            bits.push(found.iter().map(|x| x.to_bits()).collect());
         }
+        assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{threads} threads: {kernel:?}");
     }
 }
 
@@ -224,7 +230,7 @@ fn other_instruction_sets() {
         return;
     }
     let levels: &[&str] = match cfg!(target_arch = "x86_64") {
-        true => &["portable", "avx2", "avx512"],
+        true => &["portable", "avx2", "avx512", "bf16"],
         false if pairs() => &["portable"],
         false => &[],
     };
@@ -1839,4 +1845,104 @@ fn forgotten_pages_are_given_back() {
     assert!(matches!(beyond, Err(DeviceError::OutOfBounds { .. })), "{beyond:?}");
     assert!(session.forget(BufferId(0), 0, 0, u64::MAX).is_err());
     assert!(session.forget(BufferId(1), 0, 0, 1).is_err());
+}
+
+/// Logits, loss and gradients of a whole model in bf16 are near those of the interpreter in f64,
+/// and have the same bits on any number of threads. Sizes are beside those of vectors and tiles.
+#[test]
+fn model_in_bf16() {
+    use dreamc_compiler::compiled::Init;
+    use dreamc_compiler::ir::interpret::Tensor;
+    use dreamc_compiler::lower::Shape;
+    use dreamc_compiler::oracle::{Batch, Oracle};
+    use dreamc_compiler::precision::Narrow;
+    use dreamc_compiler::{Options, compile};
+
+    let text = "
+model:
+  name: awkward
+  vocab: 107
+  hidden: 72
+  context: 64
+  components:
+    sa: {sequence: {heads: 3, kv_heads: 1, head_size: 26}}
+    mlp: {mlp: {intermediate: 101}}
+    ea: {experts: {count: 4, active: 4, intermediate: 35}}
+  body:
+    - \"sa > mlp\"
+    - \"sa > ea\"
+train: {batch: 2, sequence: 37}
+";
+    let ast = dreamc_dsl::parse("model.yaml", text, dreamc_dsl::Spelling::Yaml).unwrap();
+    let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let (b, n) = (2usize, 37usize);
+    let (batch, sequence) = (b as u64, n as u64);
+    let mut r = Random(3);
+    let batch_of = Batch { ids: r.ints(b * n, 107), targets: r.ints(b * n, 107), ..Batch::default() };
+    let options =
+        Options { batch, sequence, train: true, logits: true, narrow: Narrow::Storage, ..Options::default() };
+    let compiled = compile(&spec, &options).unwrap();
+    let weights: Vec<Vec<f32>> = compiled
+        .tensors
+        .iter()
+        .map(|tensor| {
+            let n = tensor.shape.iter().product::<u64>() as usize;
+            match tensor.init {
+                Init::Normal(deviation) => r.floats(n).iter().map(|x| 1.7 * deviation as f32 * x).collect(),
+                Init::Constant(x) => vec![x as f32; n],
+                _ => vec![0.0; n],
+            }
+        })
+        .collect();
+    let shape = Shape { batch, sequence, z_loss: spec.train.z_loss, ..Shape::default() };
+    let dims = |shape: &[u64]| shape.iter().map(|n| *n as usize).collect::<Vec<_>>();
+    let all = compiled.tensors.iter().zip(&weights);
+    let given =
+        all.map(|(t, values)| (t.name.clone(), Tensor::float(&dims(&t.shape), wide(values)))).collect();
+    let expected = Oracle::new(&spec.model, shape, None).unwrap().evaluate(&given, &batch_of).unwrap();
+
+    let apart = |found: &[f32], expected: &[f64]| {
+        let square = |x: f64| x * x;
+        let off: f64 = found.iter().zip(expected).map(|(a, b)| square(f64::from(*a) - b)).sum();
+        (off / expected.iter().map(|x| square(*x)).sum::<f64>().max(1e-12)).sqrt()
+    };
+    let mut first: Option<Vec<u32>> = None;
+    for threads in [1, 2, 3] {
+        let mut session = session(&compiled.plan, threads);
+        for (tensor, values) in compiled.tensors.iter().zip(&weights) {
+            session.write_at(tensor.weight, tensor.instance, 0, values).unwrap();
+        }
+        let find = |name: &str| compiled.plan.find(name);
+        let positions: Vec<i32> = (0..b * n).map(|i| (i % n) as i32).collect();
+        for (name, values) in
+            [("ids", &batch_of.ids), ("targets", &batch_of.targets), ("positions", &positions)]
+        {
+            if let Some(id) = find(name) {
+                session.write_at(id, 0, 0, values).unwrap();
+            }
+        }
+        for (name, value) in
+            [("loss_scale", 1.0 / (b * n) as f32), ("aux_scale", 1.0), ("loss", 0.0), ("aux", 0.0)]
+        {
+            if let Some(id) = find(name) {
+                session.write_at(id, 0, 0, &[value]).unwrap();
+            }
+        }
+        session.run("backward").unwrap();
+        let read = |name: &str| session.read_all::<f32>(find(name).unwrap()).unwrap();
+        let mut bits: Vec<u32> = vec![];
+        let mut near = |what: &str, bound: f64, found: Vec<f32>, expected: &[f64]| {
+            let e = apart(&found, expected);
+            assert!(e < bound, "{what}: {e} apart, {threads} threads");
+            bits.extend(found.iter().map(|x| x.to_bits()));
+        };
+        near("logits", 0.02, read("logits"), expected.logits.floats());
+        for tensor in &compiled.tensors {
+            let Some(gradient) = tensor.gradient else { continue };
+            let mut found = vec![0.0f32; tensor.shape.iter().product::<u64>() as usize];
+            session.read_at(gradient, tensor.instance, 0, &mut found).unwrap();
+            near(&tensor.name, 0.05, found, expected.gradients[&tensor.name].floats());
+        }
+        assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{threads} threads");
+    }
 }

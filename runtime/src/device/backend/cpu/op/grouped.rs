@@ -54,7 +54,7 @@ fn grouped<T: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Argument
     cx.pieces(slots - used, n, |range, _| range.for_each(|row| y.row_mut(used + row).fill(C::ZERO)));
 
     // Every piece of rows of one expert, and every range of columns, is a task.
-    let (unit, rows) = (product::shape().rows, product::most_rows::<T>(used, k));
+    let (unit, rows) = (product::unit_of_rows::<T>(), product::most_rows::<T>(used, k));
     let list = cx.shared().integers().rows_of_part(3, most_pieces(slots, experts));
     let mut count = 0;
     for e in 0..experts {
