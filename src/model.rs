@@ -75,6 +75,18 @@ pub struct Texts {
     pub context: Option<u64>,
 }
 
+impl Texts {
+    /// Texts that go on from these prompts, at most `rows` at once, with so many tokens more.
+    pub fn from(prompts: &[Vec<u32>], max_tokens: usize, rows: usize) -> Self {
+        let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        Texts {
+            rows: prompts.len().clamp(1, rows) as u64,
+            prompt: Some(prompt as u64),
+            context: Some(((prompt + max_tokens) as u64).next_multiple_of(64)),
+        }
+    }
+}
+
 impl Trained {
     /// Opens a run folder, a checkpoint folder, or a safetensors file that dreamc wrote.
     pub fn open(

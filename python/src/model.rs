@@ -3,7 +3,7 @@
 use crate::errors::{DreamcError, IntoPython};
 use dreamc::device::Kind;
 use dreamc::failure::Failure;
-use dreamc::model::{BaseArguments, PassArguments, Trained};
+use dreamc::model::{BaseArguments, PassArguments, Texts, Trained};
 use dreamc::spec::{SpecArguments, resolved};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::rewrite::Rewriting;
@@ -19,6 +19,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
+
+/// Texts that are written at once, at most.
+const TEXTS: usize = 64;
 
 /// Token ids by row.
 type Rows = Vec<Vec<u64>>;
@@ -334,11 +337,9 @@ impl Model {
             let trained = inner.trained()?;
             let tokenizer = trained.tokenizer()?;
             let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
-            let longest = ids.iter().map(Vec::len).max().unwrap_or(0).max(1) + max_tokens;
-            let rows = prompts.len().clamp(1, 64) as u64;
-            let context = Some((longest as u64).next_multiple_of(64));
+            let texts = Texts::from(&ids, max_tokens, TEXTS);
             let passes = PassArguments { depth: inner.depth, exit: None };
-            let mut decoder = trained.decoder(inner.device.as_ref(), rows, context, passes, cache)?;
+            let mut decoder = trained.decoder(inner.device.as_ref(), texts, passes, cache)?;
             let sampling = Sampling { temperature, top_k, top_p, seed, max_tokens, stop };
             let written = generate(decoder.as_mut(), &tokenizer, &ids, &sampling, &mut |_, _| {})?;
             Ok(written.into_iter().map(|w| (w.text, w.tokens)).collect())

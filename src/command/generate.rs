@@ -166,14 +166,11 @@ pub fn run(a: Arguments) -> Done {
         None if io::stdin().is_terminal() => vec![String::new()],
         None => vec![piped()?],
     };
-    let rows = prompts.len().min(ROWS) as u64;
     let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
-    let prompt = ids.iter().map(Vec::len).max().unwrap_or(0).max(1);
     for (prompt, ids) in prompts.iter().zip(&ids) {
         remarks(&trained, prompt, ids.len());
     }
-    let context = Some(((prompt + a.max_tokens) as u64).next_multiple_of(64));
-    let texts = Texts { rows, prompt: Some(prompt as u64), context };
+    let texts = Texts::from(&ids, a.max_tokens, ROWS);
     let mut decoder = trained.decoder(device.as_ref(), texts, a.passes, !a.no_cache)?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
