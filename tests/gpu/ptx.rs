@@ -1158,7 +1158,7 @@ fn elements_beyond_two_thousand_million_are_reached() {
     };
     let plain = Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
     let shape = AttentionShape { batch: 1, queries: 2, keys: 2, heads: 1, kv_heads: 1, size: 16 };
-    let attention = Kernel::Attention(kernel::Attention { shape, attention: plain });
+    let attention = Kernel::Attention(kernel::Attention { shape, attention: plain, shared: false });
     let depth = DepthShape { depths: FAR / 64 + 100, rows: 4, heads: 1, kv_heads: 1, size: 16 };
     let depth = Kernel::DepthAttention(kernel::DepthAttention {
         shape: depth,
@@ -1463,7 +1463,7 @@ fn attention_of(
         let dlse = log.then(|| buffer("dlse", F32, queries, s.heads));
         let back = operands.iter().chain([&o, &lse, &cotangent]).chain(&masks).chain(&dlse);
         let back = back.chain(&gradients).cloned().collect();
-        launches.push((Kernel::Attention(kernel::Attention { shape: s, attention }), forward));
+        launches.push((Kernel::Attention(kernel::Attention { shape: s, attention, shared: false }), forward));
         launches.push((Kernel::AttentionGrad(kernel::AttentionGrad { shape: s, attention, log }), back));
     }
     let buffers: Vec<_> = buffers.iter().map(|(n, d, s)| (n.as_str(), *d, s.as_slice())).collect();

@@ -41,7 +41,9 @@ use crate::compiled::TensorKind;
 use crate::ir::{
     Binding, Cost, CostError, DType, Function, Lifetime, Module, Node, Op, Output, Port, Type, Value,
 };
-use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_declared_training, lower_inference};
+use crate::lower::{
+    EMBED, HEAD, Lowered, Shape, Weight, latent_place, lower_declared_training, lower_inference,
+};
 use crate::op::{Attention, Work};
 use crate::optim::{Rule, matrix, optimizer, storage};
 use device::{Device, Predicted};
@@ -682,16 +684,23 @@ impl<'a> Form<'a> {
                 let Op::Attention(a) = &node.op else { continue };
                 // Keys of other components, and of earlier passes, are cached where they are made.
                 let heads = f.ty(node.inputs[0]).dims.get(2);
-                let owner = heads.and_then(|d| self.lowered.facts.owners.get(d));
-                if let Some(Owner::Component(i)) = owner
-                    && let Some((_, Component::Sequence(a))) = self.architecture.component(*i)
-                    && (a.kv_from.is_some() || body.keys == Keys::Reads)
-                {
+                let attention = match heads.and_then(|d| self.lowered.facts.owners.get(d)) {
+                    Some(Owner::Component(i)) => match self.architecture.component(*i) {
+                        Some((_, Component::Sequence(a))) => Some(a),
+                        _ => None,
+                    },
+                    _ => None,
+                };
+                if attention.is_some_and(|a| a.kv_from.is_some() || body.keys == Keys::Reads) {
                     continue;
                 }
                 let mut one = 0;
                 for &v in &node.inputs[1..3] {
                     one = total("bytes", [one, bytes.of(&self.lowered.module, f.ty(v))?])?;
+                }
+                if let Some(place) = attention.and_then(latent_place) {
+                    let keys = Type::f32(f.ty(node.inputs[1]).dims.get(..2).unwrap_or_default());
+                    one = checked("bytes", [bytes.of(&self.lowered.module, &keys)?, place.into()])?;
                 }
                 // Keys and values of all sequences at every application: of their tokens, or of
                 // those that a `skip` processes. Divided last, as they may be less than one for
