@@ -4,8 +4,8 @@
 #include "product.cuh"
 
 // `y[row, head, n] = Σ_k x[row, head, k] · w[head, first + n, k]`, or `w[head, first + k, n]` where
-// `TRANSPOSED`; a head's matrix has `out` rows. `SOME`: rows of negative place are left as they are.
-// All heads' matrices are one below another, and so are vectors side by side.
+// `TRANSPOSED`; a head's matrix has `out` rows. `SOME`: rows of negative place are left as they
+// are. All heads' matrices are one below another, and so are vectors side by side.
 template <class T, bool TRANSPOSED, bool SOME, class E, class C>
 DEVICE void by_head(const E *x, const E *w, C *y, int rows, int heads, int out, int first, int n, int k,
                     const int *places = nullptr) {

@@ -139,8 +139,8 @@ fn every_example_compiles_for_generation() {
     }
 }
 
-/// The caches of programs that write: latents in the place of keys and values, where they are shorter
-/// and a GPU's attention takes heads as long.
+/// The caches of programs that write: latents in the place of keys and values, where they are
+/// shorter and a GPU's attention takes heads as long.
 #[test]
 fn caches_of_latent_attention_hold_latents() {
     let states = |heads: u64, keys: &str| -> Vec<String> {
@@ -158,7 +158,8 @@ fn caches_of_latent_attention_hold_latents() {
     };
     assert_eq!(states(4, "query 5  kv 7  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 9]"]);
     assert_eq!(states(1, "kv 9  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 11]"]);
-    let expanded = |heads: u64| ["keys", "values"].map(|of| format!("layer0.a.{of} 2 of [2, 32, {heads}, 6]"));
+    let expanded =
+        |heads: u64| ["keys", "values"].map(|of| format!("layer0.a.{of} 2 of [2, 32, {heads}, 6]"));
     assert_eq!(states(1, "kv 10  turned 2"), expanded(1), "latents that are not shorter");
     assert_eq!(states(80, "kv 862  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 864]"]);
     assert_eq!(states(80, "kv 863  turned 2"), expanded(80), "latents that are too long");

@@ -4,8 +4,8 @@ use dreamc_compiler::ir::random::{Instance, table};
 use dreamc_compiler::ir::{Attention, DType, Extents, Mask, Tensor, cost};
 use dreamc_compiler::op::kernel::Of;
 use dreamc_compiler::program::{
-    Affine, AttentionShape, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Program, Space, Step,
-    kernel,
+    Affine, AttentionShape, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Program,
+    Space, Step, kernel,
 };
 use dreamc_compiler::schedule::{Bind, schedule};
 

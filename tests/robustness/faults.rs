@@ -296,7 +296,8 @@ fn reads(f: &Function, v: Value) -> Option<usize> {
     (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&v))
 }
 
-/// The product by head that makes queries (`absorbs`), or the one that makes values, and its number.
+/// The product by head that makes queries (`absorbs`), or the one that makes values, and its
+/// number.
 fn by_head(f: &Function, absorbs: bool) -> Option<(usize, ByHead)> {
     f.nodes.iter().enumerate().find_map(|(i, node)| match node.op {
         Op::ByHead(of) if (of.over == of.part) == absorbs => Some((i, of)),

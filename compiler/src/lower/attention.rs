@@ -4,9 +4,9 @@ use super::*;
 use crate::op::ByHead;
 use crate::op::attention::kernel::LONGEST_SHARED;
 
-/// The length of a place in the cache of a latent attention, that is the vector that keys and values
-/// of all heads are made of and what heads share of keys; `None` where the cache holds keys and
-/// values themselves, which are shorter, or latents are too long for a GPU's attention.
+/// The length of a place in the cache of a latent attention, that is the vector that keys and
+/// values of all heads are made of and what heads share of keys; `None` where the cache holds keys
+/// and values themselves, which are shorter, or latents are too long for a GPU's attention.
 ///
 /// The one place that decides it, for every device.
 pub(crate) fn latent_place(a: &spec::Attention) -> Option<u64> {

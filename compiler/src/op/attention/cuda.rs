@@ -42,8 +42,8 @@ enum Owner {
 }
 
 impl AttentionForm {
-    /// `shared`: values are the keys. On the tensor cores where heads fit their pieces and a warp's registers; by warpgroups where
-    /// blocks of them fill a GPU.
+    /// On the tensor cores where heads fit their pieces and a warp's registers; by warpgroups where
+    /// blocks of them fill a GPU. `shared`: values are the keys.
     fn of(s: &AttentionShape, owner: Owner, shared: bool, variant: Variant) -> Self {
         let heads = if owner == Owner::KeyGradients { s.kv_heads } else { s.heads };
         let rows = if owner == Owner::KeyGradients { s.keys } else { s.queries };

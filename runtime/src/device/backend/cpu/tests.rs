@@ -150,8 +150,8 @@ fn launch_wide(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
     first.unwrap()
 }
 
-/// What the last of these operands of f32 holds after one launch for rows whose place is not
-/// negative, and its multiply-adds.
+/// The last of these operands, of f32, after one launch for rows whose place is not negative, and
+/// its multiply-adds.
 fn launch_some(kernel: Kernel, operands: &[Value], places: &[i32]) -> (Vec<f32>, u64) {
     let operands = [operands, &[I(places.to_vec())]].concat();
     let mut plan = plan_of(&kernel, &operands);
