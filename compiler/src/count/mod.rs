@@ -18,6 +18,8 @@
 //!   divided by its length: no second form of the IR is needed. *Prefill* is the same without the
 //!   head of all tokens but the last. Writing reads a prompt in chunks, and computes the head for
 //!   the last token of each.
+//! - Latents of attention stand for keys and values where caches hold them: in bytes, not in FLOPs,
+//!   which are those of the formulas, whether or not a program absorbs matrices.
 //! - A balancing bias is no parameter: no gradient reaches it. It is reported beside the total.
 //! - *Active* parameters are those that one token can touch: of a mixture `k` matrices for each
 //!   application of its weights, or all where that is more than there are.
@@ -47,7 +49,7 @@ use crate::lower::{
 use crate::op::{Attention, Work};
 use crate::optim::{Rule, matrix, optimizer, storage};
 use device::{Device, Predicted};
-use dreamc_dsl::spec::{Component, Model, Precision, Spec, Train};
+use dreamc_dsl::spec::{Model, Precision, Spec, Train};
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
@@ -684,13 +686,11 @@ impl<'a> Form<'a> {
                 let Op::Attention(a) = &node.op else { continue };
                 // Keys of other components, and of earlier passes, are cached where they are made.
                 let heads = f.ty(node.inputs[0]).dims.get(2);
-                let attention = match heads.and_then(|d| self.lowered.facts.owners.get(d)) {
-                    Some(Owner::Component(i)) => match self.architecture.component(*i) {
-                        Some((_, Component::Sequence(a))) => Some(a),
-                        _ => None,
-                    },
-                    _ => None,
-                };
+                let component = heads.and_then(|d| self.lowered.facts.owners.get(d)).and_then(|owner| {
+                    let Owner::Component(i) = owner else { return None };
+                    self.architecture.component(*i)
+                });
+                let attention = component.and_then(|(_, component)| component.attention());
                 if attention.is_some_and(|a| a.kv_from.is_some() || body.keys == Keys::Reads) {
                     continue;
                 }
