@@ -204,13 +204,14 @@ template <class S> DEVICE void clear(float (&sums)[EACH][S::PER_LANE]) {
         for (int j = 0; j < S::PER_LANE; ++j) sums[e][j] = 0.0f;
 }
 
-// Shared memory: `OWN` queries, a tile of keys, a tile of values.
-template <class S, class E>
+// Shared memory: `OWN` queries, a tile of keys, and one of values unless these are the keys
+// (`SAME`).
+template <class S, bool SAME = false, class E>
 DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v, i64 v_stride,
                       const int *query_positions, const int *key_positions, const int *segments, E *o, float *lse,
                       float scale, float cap) {
     extern __shared__ __align__(16) float shared[];
-    float *own = shared, *keys = own + OWN * S::ROW, *values = keys + LANES * S::ROW;
+    float *own = shared, *keys = own + OWN * S::ROW, *values = SAME ? keys : keys + LANES * S::ROW;
     u32 block = blockIdx.x;
     // The last queries of a causal sequence see most: they come first.
     int first = (S::QUERY_BLOCKS - 1 - int(take(block, S::QUERY_BLOCKS))) * OWN;
@@ -233,7 +234,7 @@ DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const 
     for (int key = begin; (key = mask.template next<LANES>(span, key, end)) < end; key += LANES) {
         __syncthreads();
         load_rows<S, LANES>(keys, k + key_row * k_stride + kv, k_stride, key, S::KEYS);
-        load_rows<S, LANES>(values, v + key_row * v_stride + kv, v_stride, key, S::KEYS);
+        if (!SAME) load_rows<S, LANES>(values, v + key_row * v_stride + kv, v_stride, key, S::KEYS);
         __syncthreads();
         float p[EACH];
         rows_by_tile<S>(p, own + warp * EACH * S::ROW, keys);

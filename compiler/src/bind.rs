@@ -550,6 +550,9 @@ pub enum Part {
     Keys,
     /// Values of an attention.
     Values,
+    /// Latents of an attention, which are both: what keys and values of all heads are made of, and
+    /// what heads share of keys.
+    Latents,
     /// Positions of the keys that a cache of processed tokens holds.
     Cached,
     /// Means of masks.
@@ -721,6 +724,7 @@ impl Part {
             Part::HandedValues => "handed_values",
             Part::Keys => "keys",
             Part::Values => "values",
+            Part::Latents => "latents",
             Part::Cached => "cached",
             Part::Pooled => "pooled",
             Part::Stream => "stream",

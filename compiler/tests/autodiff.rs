@@ -10,8 +10,9 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 22] = [
+const NONE: [&str; 23] = [
     "append",
+    "by_head",
     "constant",
     "zeros",
     "stop_gradient",
@@ -167,7 +168,8 @@ fn operations_without_a_derivative_say_so() {
         let instance = entry.instance(0);
         let f = &instance.function;
         let name = instance.op().name();
-        if !name.ends_with("_grad") && !matches!(instance.op(), Op::GroupedOuter(_) | Op::CombineGates) {
+        let others = matches!(instance.op(), Op::GroupedOuter(_) | Op::CombineGates | Op::ByHead(_));
+        if !name.ends_with("_grad") && !others {
             continue;
         }
         if matches!(instance.op(), Op::PickGrad(_)) {

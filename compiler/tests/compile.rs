@@ -139,6 +139,32 @@ fn every_example_compiles_for_generation() {
     }
 }
 
+/// The caches of programs that write: latents in the place of keys and values, where they are
+/// shorter and a GPU's attention takes heads as long.
+#[test]
+fn caches_of_latent_attention_hold_latents() {
+    let states = |heads: u64, keys: &str| -> Vec<String> {
+        let text = format!(
+            "model m {{ vocab 17  hidden 12  context 8
+                a = sequence {{ heads {heads}  head_size 6  qk_norm none  latent {{ {keys}  value 4 }} }}
+                repeat 2 {{ a }} }}"
+        );
+        let ast = dreamc_dsl::parse("m.dream", &text, dreamc_dsl::Spelling::Dream).unwrap();
+        let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}"));
+        let cache = Some(Cache { places: 32, chunk: 8, slack: f64::INFINITY, every: false });
+        let compiled = compile(&spec, &Options { train: false, cache, ..options() }).unwrap();
+        let states = compiled.plan.buffers.iter().filter(|b| b.space == Space::State);
+        states.map(|b| format!("{} {:?} of {:?}", b.name, b.instances, b.shape)).collect()
+    };
+    assert_eq!(states(4, "query 5  kv 7  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 9]"]);
+    assert_eq!(states(1, "kv 9  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 11]"]);
+    let expanded =
+        |heads: u64| ["keys", "values"].map(|of| format!("layer0.a.{of} 2 of [2, 32, {heads}, 6]"));
+    assert_eq!(states(1, "kv 10  turned 2"), expanded(1), "latents that are not shorter");
+    assert_eq!(states(80, "kv 862  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 864]"]);
+    assert_eq!(states(80, "kv 863  turned 2"), expanded(80), "latents that are too long");
+}
+
 /// Shapes of the logits of a prompt of three texts in chunks of eight.
 #[test]
 fn logits_of_a_prompt_are_of_one_token_a_text_or_of_every_one() {

@@ -1,11 +1,11 @@
 //! Kernels of all operations: what their signatures and their work say.
 
 use dreamc_compiler::ir::random::{Instance, table};
-use dreamc_compiler::ir::{DType, Extents, Tensor, cost};
+use dreamc_compiler::ir::{Attention, DType, Extents, Mask, Tensor, cost};
 use dreamc_compiler::op::kernel::Of;
 use dreamc_compiler::program::{
-    Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Program, Space, Step,
-    kernel,
+    Affine, AttentionShape, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Program,
+    Space, Step, kernel,
 };
 use dreamc_compiler::schedule::{Bind, schedule};
 
@@ -47,7 +47,7 @@ fn work_is_that_of_the_operation() {
         }
     }
     products.dedup();
-    assert_eq!(products.len(), 11, "{products:?}");
+    assert_eq!(products.len(), 12, "{products:?}");
 }
 
 /// A signature has every operand and every result of its operation once, and no two operands of one
@@ -86,6 +86,22 @@ fn signatures_have_each_operand_and_result_once() {
             names.dedup();
             assert_eq!(names.len(), signature.len(), "{kernel}");
         }
+    }
+}
+
+/// The longest heads whose values are their keys have a kernel on every GPU, and longer ones none.
+#[test]
+fn the_longest_shared_heads_fit_into_shared_memory() {
+    use dreamc_compiler::codegen::{CodegenError, Variant, generate};
+    let longest = dreamc_compiler::op::attention::kernel::LONGEST_SHARED;
+    let of = |size, shared| {
+        let shape = AttentionShape { batch: 1, queries: 1, keys: 64, heads: 4, kv_heads: 1, size };
+        let attention = Attention { mask: Mask::Positions, ..Attention::default() };
+        generate(&kernel::Attention { shape, attention, shared }.into(), Variant::default())
+    };
+    assert!(of(longest, true).is_ok_and(|source| source.is_some()));
+    for (size, shared) in [(longest, false), (longest + 1, true)] {
+        assert!(matches!(of(size, shared), Err(CodegenError::Shared { .. })), "{size} {shared}");
     }
 }
 

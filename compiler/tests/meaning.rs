@@ -8,7 +8,9 @@ use dreamc_compiler::ir::random::{Instance, Rng, table};
 use dreamc_compiler::ir::{
     Attention, Binary, DType, Dim, Mask, Module, Op, Positions, Rope, Tensor, Type, Unary,
 };
-use dreamc_compiler::op::{Contract, DepthAttention, Group, Grouped, HeadLoss, Rms, RoundGroups, Zeros};
+use dreamc_compiler::op::{
+    ByHead, Contract, DepthAttention, Group, Grouped, HeadLoss, Rms, RoundGroups, Zeros,
+};
 
 /// Instances of an operation.
 fn instances(name: &str) -> impl Iterator<Item = Instance> {
@@ -218,6 +220,32 @@ fn grouped_is_a_contract_for_each_group() {
         expected.resize(y.dims[0] * width, 0.0);
         close(&y, &Tensor::float(&y.dims, expected));
     }
+}
+
+/// Each head's vector by a `contract` of its own, with some rows of its matrix.
+#[test]
+fn by_head_is_a_contract_for_each_head() {
+    let (mut rows_summed, mut later) = (0, 0);
+    for i in instances("by_head") {
+        let Op::ByHead(ByHead { over, part, first }) = *i.op() else { unreachable!() };
+        let ((x_ty, x), (w_ty, w)) = (operand(&i, 0), operand(&i, 1));
+        let y = results(&i).remove(0);
+        let (k, columns, rows) = (size(&i, over), w.dims[2], size(&i, part));
+        let mut expected = vec![];
+        for (number, vector) in x.floats().chunks(k).enumerate() {
+            let from = (number % w.dims[0] * w.dims[1] + first as usize) * columns;
+            let matrix = w.floats()[from..from + rows * columns].to_vec();
+            let types = [Type::f32(&x_ty.dims[x_ty.dims.len() - 1..]), Type::f32(&[part, w_ty.dims[2]])];
+            let (vector, matrix) =
+                (Tensor::float(&[k], vector.to_vec()), Tensor::float(&[rows, columns], matrix));
+            let op = Op::Contract(Contract { over: vec![over] });
+            expected.extend(apply(&i.module, op, &[(&types[0], &vector), (&types[1], &matrix)])[0].floats());
+        }
+        close(&y, &Tensor::float(&y.dims, expected));
+        rows_summed += usize::from(over == part);
+        later += usize::from(first > 0);
+    }
+    assert!(rows_summed > 0 && later > 0);
 }
 
 // --- routing -------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 //! spilling a register, and their number by kind is known. `tests/kernels` shows one of each.
 
 use crate::support::{load, root};
-use dreamc_compiler::codegen::{HEADERS, Limits, Source};
+use dreamc_compiler::codegen::{HEADERS, Limits, Source, Variant, generate};
+use dreamc_compiler::ir::{Attention, Mask};
+use dreamc_compiler::op::attention::kernel::LONGEST_SHARED;
 use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::program::{AttentionShape, Kernel, KernelKind, kernel};
 use dreamc_compiler::{Cache, CompileError, Options, compile};
 use dreamc_runtime::device::gpu::{distinct, sources};
 use dreamc_runtime::nvrtc::{self, Nvrtc};
@@ -156,6 +159,38 @@ fn kernels_of_all_examples_compile_without_spilling() {
         if let Some(folder) = std::env::var_os("DREAMC_KERNEL_REPORT") {
             std::fs::write(std::path::Path::new(&folder).join(architecture), table(&found)).unwrap();
         }
+    }
+}
+
+/// Kernels of latents of the size of DeepSeek-V2's, and of the longest that a cache may hold.
+#[test]
+fn kernels_of_latents_compile_without_spilling() {
+    let Some(nvrtc) = dreamc_skip::need(Nvrtc::find()) else { return };
+    let attention = Attention { mask: Mask::Positions, ..Attention::default() };
+    let mut kernels = vec![];
+    for size in [576, LONGEST_SHARED] {
+        let shape = AttentionShape { batch: 4, queries: 1, keys: 4096, heads: 16, kv_heads: 1, size };
+        kernels.push(Kernel::Attention(kernel::Attention { shape, attention, shared: true }));
+    }
+    for rows in [1, 64, 1024] {
+        for (first, transposed) in [(0, true), (128, false)] {
+            let (heads, out, inner, part) = (16, 256, 512, 128);
+            let by_head = kernel::ByHead { rows, heads, out, inner, first, part, transposed };
+            kernels.push(Kernel::ByHead(by_head));
+        }
+    }
+    let narrow = Variant { narrow: u32::MAX, aligned: true, wide: u64::MAX, ..Variant::default() };
+    let variants = [Variant::default(), narrow, Variant { places: true, ..narrow }];
+    let of = |kernel: &Kernel, variant: Variant| {
+        let places = variant.places && kernel.rows().is_some();
+        let source =
+            generate(kernel, Variant { places, ..variant }).unwrap_or_else(|e| panic!("{kernel}: {e}"));
+        source.expect("a kernel with something to do")
+    };
+    let list: Vec<Source> =
+        kernels.iter().flat_map(|kernel| variants.map(|variant| of(kernel, variant))).collect();
+    for (name, registers) in compile_all(nvrtc, &list, "sm_80") {
+        println!("{registers} {name}");
     }
 }
 

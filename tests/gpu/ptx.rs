@@ -3,7 +3,7 @@
 
 use crate::support::losses::losses_apart;
 use crate::support::run::{Run, options};
-use crate::support::{Golden, distance, error, every_golden, goldens, load, models, specs};
+use crate::support::{Golden, distance, error, every_golden, golden, goldens, load, models, specs};
 use dreamc_compiler::codegen::Limits;
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::ir::{Attention, DType, Mask, interpret};
@@ -317,19 +317,20 @@ fn cached_generation_equals_uncached() {
     }
 }
 
-/// Weights that products read, and caches of keys and values, are bf16, and logits are off by what
-/// that rounds.
+/// Weights that products read, and caches of keys and values or latents, are bf16, and logits are
+/// off by what that rounds.
 #[test]
 fn writing_in_bf16_follows_f32() {
     let Some(device) = device(fast()) else { return };
-    for golden in goldens() {
+    for golden in goldens().into_iter().chain([golden("latent")]) {
         let (errors, compiled) = cached(&golden, Narrow::Storage, &device);
         let (middle, worst) = (errors[errors.len() / 2], errors[errors.len() - 1]);
         println!("{}: logits written in bf16 are off by {middle:.1e}, at worst {worst:.1e}", golden.name);
         // Caches of attention along the sequence outlive a program; those along depth do not, and
         // are f32.
         let kept = |b: &&Buffer| {
-            b.space == Space::State && (b.name.ends_with(".keys") || b.name.ends_with(".values"))
+            let cached = [".keys", ".values", ".latents"];
+            b.space == Space::State && cached.iter().any(|part| b.name.ends_with(part))
         };
         let wide = |b: &&Buffer| b.dtype != DType::Bf16;
         let wide: Vec<_> = compiled.plan.buffers.iter().filter(kept).filter(wide).map(|b| &b.name).collect();
@@ -1158,7 +1159,7 @@ fn elements_beyond_two_thousand_million_are_reached() {
     };
     let plain = Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
     let shape = AttentionShape { batch: 1, queries: 2, keys: 2, heads: 1, kv_heads: 1, size: 16 };
-    let attention = Kernel::Attention(kernel::Attention { shape, attention: plain });
+    let attention = Kernel::Attention(kernel::Attention { shape, attention: plain, shared: false });
     let depth = DepthShape { depths: FAR / 64 + 100, rows: 4, heads: 1, kv_heads: 1, size: 16 };
     let depth = Kernel::DepthAttention(kernel::DepthAttention {
         shape: depth,
@@ -1463,7 +1464,7 @@ fn attention_of(
         let dlse = log.then(|| buffer("dlse", F32, queries, s.heads));
         let back = operands.iter().chain([&o, &lse, &cotangent]).chain(&masks).chain(&dlse);
         let back = back.chain(&gradients).cloned().collect();
-        launches.push((Kernel::Attention(kernel::Attention { shape: s, attention }), forward));
+        launches.push((Kernel::Attention(kernel::Attention { shape: s, attention, shared: false }), forward));
         launches.push((Kernel::AttentionGrad(kernel::AttentionGrad { shape: s, attention, log }), back));
     }
     let buffers: Vec<_> = buffers.iter().map(|(n, d, s)| (n.as_str(), *d, s.as_slice())).collect();
@@ -1687,6 +1688,74 @@ fn wide_tiles_come_in_clusters() {
         let now: Vec<Vec<u32>> =
             found.iter().map(|(_, values)| values.iter().map(|x| x.to_bits()).collect()).collect();
         assert!(bits.get_or_insert_with(|| now.clone()) == &now, "{schedule:?} has other bits");
+    }
+}
+
+/// Kernels of latents in caches, in both types and with everything looked at: products by head of
+/// all rows and of some, on both sides of the first row, and attention whose values are its keys.
+#[test]
+fn latents_are_right_and_clean() {
+    use DType::{Bf16, F32, I32};
+    let (rows, heads, out, inner, part, places) = (18, 5, 40, 72, 16, 70);
+    let size = inner + 8;
+    for dtype in [F32, Bf16] {
+        let by_head = |first, part, transposed| {
+            Kernel::ByHead(kernel::ByHead { rows, heads, out, inner, first, part, transposed })
+        };
+        let shape = AttentionShape { batch: 2, queries: rows / 2, keys: places, heads, kv_heads: 1, size };
+        let attention =
+            Attention { scale: 0.3, softcap: None, window: None, mask: Mask::Positions, segments: false };
+        let buffers: &[(&str, DType, &[u64])] = &[
+            ("x", dtype, &[rows, heads * part]),
+            ("c", dtype, &[rows, heads * inner]),
+            ("w", dtype, &[heads * out, inner]),
+            ("places", I32, &[rows]),
+            ("absorbed", dtype, &[rows, heads * inner]),
+            ("some", F32, &[rows, heads * inner]),
+            ("values", dtype, &[rows, heads * (out - part)]),
+            ("odd", F32, &[rows, heads * 3]),
+            ("q", dtype, &[rows, heads * size]),
+            ("latents", dtype, &[2 * places, size]),
+            ("query_positions", I32, &[2, rows / 2]),
+            ("key_positions", I32, &[2, places]),
+            ("o", dtype, &[rows, heads * size]),
+            ("lse", F32, &[rows, heads]),
+        ];
+        let operands = vec!["q", "latents", "latents", "query_positions", "key_positions", "o", "lse"];
+        let plan = by_hand(
+            buffers,
+            vec![
+                (by_head(0, part, true), vec!["x", "w", "absorbed"], None),
+                (by_head(0, part, true), vec!["x", "w", "some"], Some("places")),
+                (by_head(part, out - part, false), vec!["c", "w", "values"], None),
+                (by_head(7, 3, false), vec!["c", "w", "odd"], Some("places")),
+                (Kernel::Attention(kernel::Attention { shape, attention, shared: true }), operands, None),
+            ],
+        );
+        let fill = |session: &mut dyn Session| {
+            for (i, b) in plan.buffers.iter().enumerate() {
+                let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
+                let int = |j: u64| match b.name.as_str() {
+                    "places" if j % 3 == 1 => -1,
+                    "key_positions" if (20..33).contains(&(j % places)) => -1,
+                    "key_positions" => (j % places) as i32,
+                    _ => j as i32 * 3,
+                };
+                write(session, BufferId(i as u32), b, value, int)?;
+            }
+            Ok(())
+        };
+        let expected = results(&plan, &fill, &CpuDevice::default());
+        let bound = if dtype == F32 { 1e-5 } else { 1.0 / 128.0 };
+        for (schedule, threads) in SCHEDULES {
+            let options = ptx::Options { schedule, threads, ..ptx::Options::default() };
+            let Some(device) = device(options) else { return };
+            for ((name, found), (_, expected)) in results(&plan, &fill, &device).iter().zip(&expected) {
+                let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+                let e = distance(&wide(found), &wide(expected));
+                assert!(e < bound, "{dtype:?} {schedule:?}: {name} differs by {e}");
+            }
+        }
     }
 }
 

@@ -202,7 +202,8 @@ fn a_row_does_not_depend_on_those_around_it() {
 }
 
 /// The caches that `dreamc count` counts of a text as long as the context are those that a plan to
-/// write with reserves: of latent attention too, whose caches hold keys and values of all heads.
+/// write with reserves: of latent attention too, whose caches hold what keys and values are made
+/// of.
 #[test]
 fn counted_caches_are_those_reserved() {
     for name in ["la", "dr_da", "latent", "kv_first", "cross_layer_kv", "ouro"] {

@@ -15,7 +15,9 @@ use dreamc_compiler::ir::{
     Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, Port, Positions, Unary, Value, infer,
 };
 use dreamc_compiler::lower::{Form, Shape};
-use dreamc_compiler::op::{AttentionGrad, Constant, Decide, KeepInts, Rms, RoundGroups, Zeros};
+use dreamc_compiler::op::{
+    AttentionGrad, ByHead, Concat, Constant, Decide, KeepInts, Reshape, Rms, RoundGroups, Split, Zeros,
+};
 use dreamc_compiler::oracle::{Batch, Oracle, Setup};
 use dreamc_compiler::program::{
     Affine, BufferId, Kernel, Launch, Operand, Plan, RowOp, RowStore, Space, Step, kernel,
@@ -287,6 +289,25 @@ fn insert(module: &Module, f: &mut Function, at: usize, op: Op, inputs: Vec<Valu
 
 fn defines(f: &Function, v: Value) -> Option<usize> {
     f.definitions()[v.index()]
+}
+
+/// The first node that reads a value.
+fn reads(f: &Function, v: Value) -> Option<usize> {
+    (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&v))
+}
+
+/// The product by head that makes queries (`absorbs`), or the one that makes values, and its
+/// number.
+fn by_head(f: &Function, absorbs: bool) -> Option<(usize, ByHead)> {
+    f.nodes.iter().enumerate().find_map(|(i, node)| match node.op {
+        Op::ByHead(of) if (of.over == of.part) == absorbs => Some((i, of)),
+        _ => None,
+    })
+}
+
+fn absorb(f: &mut Function, node: usize, of: ByHead) -> bool {
+    f.nodes[node].op = of.into();
+    true
 }
 
 fn attention(f: &mut Function, edit: impl Fn(&mut dreamc_compiler::ir::Attention)) -> bool {
@@ -1088,6 +1109,67 @@ fn faults() -> Vec<Fault> {
                 !admits.is_empty()
             },
             ["layers.1", ""],
+        ),
+        // Latents in the place of keys and values.
+        caches(
+            "latents: queries absorb the rows of values",
+            LATENT,
+            |_, f| by_head(f, true).is_some_and(|(i, of)| absorb(f, i, ByHead { first: 4, ..of })),
+            ["layers.0", ""],
+        ),
+        caches(
+            "latents: values made by the rows of keys",
+            LATENT,
+            |_, f| by_head(f, false).is_some_and(|(i, of)| absorb(f, i, ByHead { first: 0, ..of })),
+            ["layers.0", ""],
+        ),
+        caches(
+            "latents: values made by the matrix of another head",
+            LATENT,
+            |m, f| {
+                let Some((i, of)) = by_head(f, false) else { return false };
+                let x = f.nodes[i].inputs[0];
+                let dims = f.ty(x).dims.clone();
+                let size = m.size(of.over) * m.size(dims[2]);
+                let all = m.dim("all heads", size);
+                let rest = m.dim("other heads", size - m.size(of.over));
+                let flat = insert(m, f, i, Reshape([&dims[..2], &[all]].concat()).into(), vec![x])[0];
+                let parts = insert(m, f, i + 1, Split(vec![of.over, rest]).into(), vec![flat]);
+                let turned = insert(m, f, i + 2, Concat(all).into(), vec![parts[1], parts[0]])[0];
+                let x = insert(m, f, i + 3, Reshape(dims).into(), vec![turned])[0];
+                f.nodes[i + 4].inputs[0] = x;
+                true
+            },
+            ["layers.0", ""],
+        ),
+        caches(
+            "latents: scores without the part that turns",
+            LATENT,
+            |m, f| {
+                let Some(i) = by_head(f, true).and_then(|(i, _)| reads(f, f.nodes[i].first)) else {
+                    return false;
+                };
+                let dims = f.ty(f.nodes[i].inputs[1]).dims.clone();
+                let zeros = insert(m, f, i, Zeros(dims).into(), vec![])[0];
+                f.nodes[i + 1].inputs[1] = zeros;
+                true
+            },
+            ["layers.0", ""],
+        ),
+        caches(
+            "latents: values begin with the part that turns",
+            LATENT,
+            |m, f| {
+                let Some((i, _)) = by_head(f, false) else { return false };
+                let Some(split) = defines(f, f.nodes[i].inputs[0]) else { return false };
+                let Op::Split(Split(parts)) = f.nodes[split].op.clone() else { return false };
+                let x = f.nodes[split].inputs[0];
+                let [rank, turned] = parts[..] else { return false };
+                let last = insert(m, f, i, Split(vec![turned, rank]).into(), vec![x])[1];
+                f.nodes[i + 1].inputs[0] = last;
+                true
+            },
+            ["layers.0", ""],
         ),
         // Keys of components.
         lower("a branch without a norm before it reads through one", BEHIND, |m, f| {

@@ -34,6 +34,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("prelude.cuh", include_str!("../../../kernels/prelude.cuh")),
     ("product.cuh", include_str!("../../../kernels/product.cuh")),
     ("grouped.cuh", include_str!("../../../kernels/grouped.cuh")),
+    ("heads.cuh", include_str!("../../../kernels/heads.cuh")),
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
     ("hopper.cuh", include_str!("../../../kernels/hopper.cuh")),
     ("flash.cuh", include_str!("../../../kernels/flash.cuh")),

@@ -18,6 +18,8 @@
 //!   divided by its length: no second form of the IR is needed. *Prefill* is the same without the
 //!   head of all tokens but the last. Writing reads a prompt in chunks, and computes the head for
 //!   the last token of each.
+//! - Latents of attention stand for keys and values where caches hold them: in bytes, not in FLOPs,
+//!   which are those of the formulas, whether or not a program absorbs matrices.
 //! - A balancing bias is no parameter: no gradient reaches it. It is reported beside the total.
 //! - *Active* parameters are those that one token can touch: of a mixture `k` matrices for each
 //!   application of its weights, or all where that is more than there are.
@@ -41,11 +43,13 @@ use crate::compiled::TensorKind;
 use crate::ir::{
     Binding, Cost, CostError, DType, Function, Lifetime, Module, Node, Op, Output, Port, Type, Value,
 };
-use crate::lower::{EMBED, HEAD, Lowered, Shape, Weight, lower_declared_training, lower_inference};
+use crate::lower::{
+    EMBED, HEAD, Lowered, Shape, Weight, latent_place, lower_declared_training, lower_inference,
+};
 use crate::op::{Attention, Work};
 use crate::optim::{Rule, matrix, optimizer, storage};
 use device::{Device, Predicted};
-use dreamc_dsl::spec::{Component, Model, Precision, Spec, Train};
+use dreamc_dsl::spec::{Model, Precision, Spec, Train};
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
@@ -682,16 +686,21 @@ impl<'a> Form<'a> {
                 let Op::Attention(a) = &node.op else { continue };
                 // Keys of other components, and of earlier passes, are cached where they are made.
                 let heads = f.ty(node.inputs[0]).dims.get(2);
-                let owner = heads.and_then(|d| self.lowered.facts.owners.get(d));
-                if let Some(Owner::Component(i)) = owner
-                    && let Some((_, Component::Sequence(a))) = self.architecture.component(*i)
-                    && (a.kv_from.is_some() || body.keys == Keys::Reads)
-                {
+                let component = heads.and_then(|d| self.lowered.facts.owners.get(d)).and_then(|owner| {
+                    let Owner::Component(i) = owner else { return None };
+                    self.architecture.component(*i)
+                });
+                let attention = component.and_then(|(_, component)| component.attention());
+                if attention.is_some_and(|a| a.kv_from.is_some() || body.keys == Keys::Reads) {
                     continue;
                 }
                 let mut one = 0;
                 for &v in &node.inputs[1..3] {
                     one = total("bytes", [one, bytes.of(&self.lowered.module, f.ty(v))?])?;
+                }
+                if let Some(place) = attention.and_then(latent_place) {
+                    let keys = Type::f32(f.ty(node.inputs[1]).dims.get(..2).unwrap_or_default());
+                    one = checked("bytes", [bytes.of(&self.lowered.module, &keys)?, place.into()])?;
                 }
                 // Keys and values of all sequences at every application: of their tokens, or of
                 // those that a `skip` processes. Divided last, as they may be less than one for

@@ -1,6 +1,20 @@
 //! Attention over the sequence and over depth, with its caches.
 
 use super::*;
+use crate::op::ByHead;
+use crate::op::attention::kernel::LONGEST_SHARED;
+
+/// The length of a place in the cache of a latent attention, that is the vector that keys and
+/// values of all heads are made of and what heads share of keys; `None` where the cache holds keys
+/// and values themselves, which are shorter, or latents are too long for a GPU's attention.
+///
+/// The one place that decides it, for every device.
+pub(crate) fn latent_place(a: &spec::Attention) -> Option<u64> {
+    let l = a.latent?;
+    let place = l.kv.checked_add(l.turned)?;
+    let expanded = a.heads.checked_mul(a.head_size)?.checked_mul(2)?;
+    (place < expanded && place <= LONGEST_SHARED).then_some(place)
+}
 
 impl Lowering for spec::Attention {
     fn fits(&self, _: u64) -> Result<(), CompileError> {
@@ -160,6 +174,7 @@ impl Lower<'_> {
             None => o,
         };
         let o = match a.latent {
+            Some(l) if self.absorbs(a).is_some() => self.values_of_latents(c, l, o, a.head_size),
             Some(l) if l.value < a.head_size => {
                 let [value, rest] = [("value", l.value), ("no_value", a.head_size - l.value)]
                     .map(|(name, size)| self.dim_of(c, name, size));
@@ -229,8 +244,8 @@ impl Lower<'_> {
         (q, k, v)
     }
 
-    /// The same of latent attention, values with zeros behind them (DeepSeek-V2, 2405.04434,
-    /// section 2.1.3).
+    /// The same of latent attention (DeepSeek-V2, 2405.04434, section 2.1.3): values with zeros
+    /// behind them, or where caches hold latents these as both keys and values.
     fn latent(
         &mut self,
         c: Owner,
@@ -258,8 +273,7 @@ impl Lower<'_> {
         };
         let q = self.b.reshape(q, &with(&[heads, size]));
         let parts = self.b.ops(Split(vec![plain, turned]), &[q]);
-        let end = turn(self, parts[1]);
-        let q = self.b.op(Concat(size), &[parts[0], end]);
+        let (begin, end) = (parts[0], turn(self, parts[1]));
 
         let rank = self.dim_of(c, "kv_rank", l.kv);
         let both = self.dim_of(c, "kv_down", l.kv + l.turned);
@@ -268,6 +282,17 @@ impl Lower<'_> {
         let latent = self.norm(parts[0], c, Part::KvDownNorm, 1);
         let shared = self.b.reshape(parts[1], &with(&[one, turned]));
         let shared = turn(self, shared);
+        if let Some(place) = self.absorbs(a) {
+            // `q·(W k) = (Wᵀ q)·k`: one head of latents for all heads' queries.
+            let place = self.dim_of(c, "latents", place);
+            let w = self.kv_up(c, l, heads, plain);
+            let begin = self.b.op(ByHead { over: plain, part: plain, first: 0 }, &[begin, w]);
+            let q = self.b.op(Concat(place), &[begin, end]);
+            let latent = self.b.reshape(latent, &with(&[one, rank]));
+            let latents = self.b.op(Concat(place), &[latent, shared]);
+            return (q, Some(latents), Some(latents));
+        }
+        let q = self.b.op(Concat(size), &[begin, end]);
         let shared = self.b.reshape(shared, &with(&[turned]));
         let zeros = self.b.zeros(&Type::f32(&with(&[kv, turned])));
         let shared = self.b.add(zeros, shared);
@@ -285,6 +310,34 @@ impl Lower<'_> {
             self.b.op(Concat(size), &[parts[1], zeros])
         };
         (q, Some(k), Some(v))
+    }
+
+    /// The length of latents, where queries and outputs absorb the matrix that would make keys and
+    /// values of them.
+    fn absorbs(&self, a: &spec::Attention) -> Option<u64> {
+        self.shape.cache.and_then(|_| latent_place(a))
+    }
+
+    /// That matrix as one for each head: rows of its key, then of its value.
+    fn kv_up(&mut self, c: Owner, l: &spec::Latent, heads: Dim, plain: Dim) -> Value {
+        let [heads_of, still] = [heads, plain].map(|d| self.b.module.size(d));
+        let rank = self.dim_of(c, "kv_rank", l.kv);
+        let each = self.dim_of(c, "kv_each", still + l.value);
+        let wide = self.dim_of(c, "kv_up", heads_of * (still + l.value));
+        let w = self.weight(c, Part::KvUp, &[wide, rank], TensorKind::Matrix, None);
+        self.b.reshape(w, &[heads, each, rank])
+    }
+
+    /// Values of heads, of sums of latents with what heads share of keys behind them:
+    /// `Σ p (W v) = W Σ p v`.
+    fn values_of_latents(&mut self, c: Owner, l: spec::Latent, o: Value, head_size: u64) -> Value {
+        let still = head_size - l.turned;
+        let parts = [("kv_rank", l.kv), ("turned", l.turned), ("still", still), ("value", l.value)];
+        let [rank, turned, plain, value] = parts.map(|(name, size)| self.dim_of(c, name, size));
+        let heads = self.b.dims(o)[2];
+        let w = self.kv_up(c, &l, heads, plain);
+        let sums = self.b.ops(Split(vec![rank, turned]), &[o])[0];
+        self.b.op(ByHead { over: rank, part: value, first: still }, &[sums, w])
     }
 
     /// The component whose keys and values an attention reads.
@@ -587,8 +640,8 @@ impl Lower<'_> {
         x
     }
 
-    /// Appends keys and values to the caches of this application; positions of the queries and of
-    /// what is cached.
+    /// Appends keys and values to the caches of this application, latents that are both to one;
+    /// positions of the queries and of what is cached.
     pub(super) fn cache(&mut self, c: Owner, operands: &mut [Value], places: Places) -> (Value, Value) {
         let dims = self.b.dims(operands[1]);
         let (batch, kv) = (dims[0], &dims[2..]);
@@ -626,10 +679,18 @@ impl Lower<'_> {
         } else {
             Lifetime::Application
         };
-        for (operand, part) in [(1, Part::Keys), (2, Part::Values)] {
+        let mut append = |part: Part, rows| {
             let (port, cache) = self.state(c, part, lifetime, ty.clone());
-            operands[operand] = self.b.op(Op::Append, &[cache, operands[operand], slots]);
-            self.b.result(port, operands[operand]);
+            let cache = self.b.op(Op::Append, &[cache, rows, slots]);
+            self.b.result(port, cache);
+            cache
+        };
+        let [k, v] = [operands[1], operands[2]];
+        if k == v {
+            let latents = append(Part::Latents, k);
+            (operands[1], operands[2]) = (latents, latents);
+        } else {
+            (operands[1], operands[2]) = (append(Part::Keys, k), append(Part::Values, v));
         }
         (queries, keys)
     }

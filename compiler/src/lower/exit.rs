@@ -79,7 +79,8 @@ impl Lower<'_> {
         self.b.add(now, before)
     }
 
-    /// Keys and values of an application in a loop: those that the last pass of each token made.
+    /// Keys and values of an application in a loop: those that the last pass of each token made;
+    /// latents that are both once.
     pub(super) fn of_last_pass(&mut self, c: Owner, k: Value, v: Value) -> (Value, Value) {
         let Some(staying) = self.staying else { return (k, v) };
         let label = self.architecture.label(c);
@@ -97,7 +98,8 @@ impl Lower<'_> {
             self.b.result(port, state);
             now
         };
-        (kept(Part::PassKeys, k), kept(Part::PassValues, v))
+        let keys = kept(Part::PassKeys, k);
+        (keys, if v == k { keys } else { kept(Part::PassValues, v) })
     }
 
     /// The end of a pass that is not the last.

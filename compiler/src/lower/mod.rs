@@ -25,6 +25,8 @@ mod skip;
 mod statement;
 mod stream;
 
+pub(crate) use attention::latent_place;
+
 use crate::CompileError;
 use crate::architecture::{Architecture, Body, Keys, Work, remembered_as};
 use crate::bind::{Owner, Part};

@@ -11,6 +11,7 @@
 //! in increasing index order.
 
 pub mod attention;
+pub mod by_head;
 pub mod cache;
 pub mod collective;
 pub mod combine;
@@ -42,6 +43,7 @@ mod bits;
 
 pub use attention::{Attention, AttentionGrad, Mask};
 pub use bits::Bits;
+pub use by_head::ByHead;
 pub use contract::Contract;
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
 pub use elementwise::{Binary, Cast, Constant, Unary};
@@ -435,6 +437,7 @@ operations! {
     Zeros(Zeros) in shape,
 
     Contract(Contract) in contract,
+    ByHead(ByHead) in by_head,
     Grouped(Grouped) in grouped,
     GroupedOuter(GroupedOuter) in grouped,
 
@@ -534,6 +537,7 @@ macro_rules! kernels {
 
 kernels! { $
     contract { Product }
+    by_head { ByHead }
     grouped { Grouped, GroupedOuter }
     route { Route }
     group { Group, RoundGroups }

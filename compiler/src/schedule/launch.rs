@@ -395,6 +395,11 @@ impl<'a> Select<'_, 'a> {
         self.node.inputs.len()
     }
 
+    /// Whether two operands are one value.
+    pub(crate) fn same(&self, a: usize, b: usize) -> bool {
+        self.node.inputs[a] == self.node.inputs[b]
+    }
+
     /// Dimensions of an operand.
     pub(crate) fn dims(&self, operand: usize) -> &'a [Dim] {
         &self.emit.f.ty(self.node.inputs[operand]).dims

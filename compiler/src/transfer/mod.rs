@@ -220,6 +220,7 @@ fn role(w: &Weight) -> Role {
         | Part::HandedValues
         | Part::Keys
         | Part::Values
+        | Part::Latents
         | Part::Cached
         | Part::Pooled
         | Part::Stream

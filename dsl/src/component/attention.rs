@@ -272,7 +272,7 @@ static LATENT_TYPE: Type = Type::Section(&LATENT);
 /// Multi-head latent attention.
 pub static LATENT: Section = Section {
     name: "latent",
-    doc: "Multi-head latent attention: `latent { query 1536  kv 512  turned 64  value 128 }`. Caches hold keys and values of all heads.",
+    doc: "Multi-head latent attention: `latent { query 1536  kv 512  turned 64  value 128 }`. Caches hold `kv` and `turned` numbers of a token, for all heads: queries absorb the matrix that would make keys of them, and outputs the one of values. Where keys and values are no longer than these, or these are more than 864, caches hold keys and values of all heads.",
     short: None,
     keys: &[
         key(

@@ -43,8 +43,8 @@ enum Owner {
 
 impl AttentionForm {
     /// On the tensor cores where heads fit their pieces and a warp's registers; by warpgroups where
-    /// blocks of them fill a GPU.
-    fn of(s: &AttentionShape, owner: Owner, variant: Variant) -> Self {
+    /// blocks of them fill a GPU. `shared`: values are the keys.
+    fn of(s: &AttentionShape, owner: Owner, shared: bool, variant: Variant) -> Self {
         let heads = if owner == Owner::KeyGradients { s.kv_heads } else { s.heads };
         let rows = if owner == Owner::KeyGradients { s.keys } else { s.queries };
         // `ROWS` and `TILE` of the templates; there are two tiles of each of the two things that
@@ -95,14 +95,14 @@ impl AttentionForm {
                 limit: variant.shared(),
             };
         }
-        // `OWN` and `LANES` of `attention.cuh`; there is one tile of each.
+        // `OWN` and `LANES` of `attention.cuh`; there is one tile of each, or of both.
         AttentionForm {
             header: "attention.cuh",
             prefix: "attention",
-            arguments: "S".into(),
+            arguments: if shared { "S, true" } else { "S" }.into(),
             own: 16,
             tile: 32,
-            passing: 2 * 32,
+            passing: if shared { 32 } else { 2 * 32 },
             row_bytes: times(&[4, s.size.next_multiple_of(32) + 1]),
             threads: 128,
             resident: 1,
@@ -226,8 +226,9 @@ pub(crate) fn scores(a: &Scores) -> String {
 pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (s, a, o) = (&kernel.shape, &kernel.attention, &Operands::of(kernel, variant));
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
-    let name = format!("attention_{}{}", attention_name(s, a), variant.suffix());
-    let form = AttentionForm::of(s, Owner::Queries, variant);
+    let shared = if kernel.shared { "_shared" } else { "" };
+    let name = format!("attention_{}{shared}{}", attention_name(s, a), variant.suffix());
+    let form = AttentionForm::of(s, Owner::Queries, kernel.shared, variant);
     let mut builder = Builder::new(name, form.header);
     let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
     builder.line(&line);
@@ -251,8 +252,8 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
     let log = if kernel.log { "_log" } else { "" };
     let name = format!("attention_grad_{}{log}{}", attention_name(s, a), variant.suffix());
-    let queries = AttentionForm::of(s, Owner::QueryGradients, variant);
-    let keys = AttentionForm::of(s, Owner::KeyGradients, variant);
+    let queries = AttentionForm::of(s, Owner::QueryGradients, false, variant);
+    let keys = AttentionForm::of(s, Owner::KeyGradients, false, variant);
     let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
     builder.resident(queries.resident);
     builder.line(&line);

@@ -29,6 +29,10 @@ pub struct AttentionShape {
     pub size: u64,
 }
 
+/// The longest heads whose values are their keys: a tile of them is in shared memory once, and more
+/// would not fit beside the queries.
+pub const LONGEST_SHARED: u64 = 864;
+
 /// `o = softmax(q · kᵀ) · v` for every head, and the logarithm of its denominators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
@@ -36,6 +40,8 @@ pub struct Attention {
     pub shape: AttentionShape,
     /// Scores and mask.
     pub attention: Scores,
+    /// Whether values are the keys: both operands are one place.
+    pub shared: bool,
 }
 
 /// The gradient of [`Attention`].
@@ -217,7 +223,8 @@ impl KernelKind for Attention {
     }
 
     fn summary(&self) -> String {
-        format!("attention {}", self.shape.summary())
+        let shared = if self.shared { ", values are keys" } else { "" };
+        format!("attention {}{shared}", self.shape.summary())
     }
 
     fn work(&self) -> Work {
@@ -285,7 +292,7 @@ fn shape(s: &Select) -> AttentionShape {
 impl Choose for super::Attention {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let attention = *self;
-        Ok(Kernel::Attention(Attention { shape: shape(s), attention }))
+        Ok(Kernel::Attention(Attention { shape: shape(s), attention, shared: s.same(1, 2) }))
     }
 }
 

@@ -150,6 +150,31 @@ fn launch_wide(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
     first.unwrap()
 }
 
+/// The last of these operands, of f32, after one launch for rows whose place is not negative, and
+/// its multiply-adds.
+fn launch_some(kernel: Kernel, operands: &[Value], places: &[i32]) -> (Vec<f32>, u64) {
+    let operands = [operands, &[I(places.to_vec())]].concat();
+    let mut plan = plan_of(&kernel, &operands);
+    for step in plan.programs.values_mut().flat_map(|program| &mut program.steps) {
+        if let Step::Launch(launch) = step {
+            launch.places = launch.operands.pop();
+        }
+    }
+    let mut session = session(&plan, 2);
+    session.instrument(Instrument { count: true, time: false });
+    for (i, value) in operands.iter().enumerate() {
+        let id = BufferId(i as u32);
+        match value {
+            F(x) => session.write_at(id, 0, 0, x),
+            I(x) => session.write_at(id, 0, 0, x),
+            Strided(..) | Index(_) => panic!("operands are whole"),
+        }
+        .unwrap();
+    }
+    let count = session.run("main").unwrap().multiply_adds();
+    (session.read_all(BufferId(operands.len() as u32 - 2)).unwrap(), count)
+}
+
 /// Runs one launch with what may be bf16 stored so, and compares it with the launch in f32 on the
 /// same numbers; its bits are the same on any number of threads.
 fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
@@ -237,7 +262,8 @@ fn other_instruction_sets() {
     let test = std::env::current_exe().unwrap();
     for level in levels {
         let mut command = emulated(&test);
-        let names = ["tiles", "few_rows", "grouped", "row_kernels", "itself", "cpu::tests::attention"];
+        let names =
+            ["tiles", "few_rows", "grouped", "by_head", "row_kernels", "itself", "cpu::tests::attention"];
         let output = command.args(names).env(VARIABLE, level).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && !text.contains(" 0 passed"), "{level}: {text}");
@@ -442,6 +468,56 @@ fn route() {
             let mut best: Vec<i32> = (0..experts as i32).collect();
             best.sort_by(|&a, &b| worth(b).partial_cmp(&worth(a)).unwrap().then(a.cmp(&b)));
             assert_eq!(&out[1].i()[row * k..][..k], &best[..k], "{rows} {experts} {k}, row {row}");
+        }
+    }
+}
+
+/// Vectors of heads by some rows of each head's matrix, of all rows and of those that are needed.
+#[test]
+fn products_by_head() {
+    let mut r = Random(41);
+    for (rows, heads, out, inner, first, part) in
+        [(1, 1, 1, 1, 0, 1), (1, 16, 24, 70, 8, 16), (5, 3, 9, 33, 2, 5), (40, 2, 300, 17, 0, 290)]
+    {
+        let w = r.floats(heads * out * inner);
+        for transposed in [false, true] {
+            let (n, k) = if transposed { (inner, part) } else { (part, inner) };
+            let x = r.floats(rows * heads * k);
+            let places: Vec<i32> = (0..rows).map(|row| if row % 3 == 1 { -1 } else { row as i32 }).collect();
+            for some in [false, true] {
+                let kernel = Kernel::ByHead(kernel::ByHead {
+                    rows: rows as u64,
+                    heads: heads as u64,
+                    out: out as u64,
+                    inner: inner as u64,
+                    first: first as u64,
+                    part: part as u64,
+                    transposed,
+                });
+                let operands = [F(x.clone()), F(w.clone()), F(vec![9.0; rows * heads * n])];
+                let needed = |row: usize| !some || places[row] >= 0;
+                let (result, count) = match some {
+                    true => launch_some(kernel, &operands, &places),
+                    false => {
+                        let (result, count) = launch(kernel, &operands);
+                        (result[2].f().to_vec(), count)
+                    }
+                };
+                let used = (0..rows).filter(|row| needed(*row)).count();
+                assert_eq!(count, (used * heads * n * k) as u64);
+                let expected = (0..rows * heads * n).map(|at| {
+                    let (row, head, column) = (at / n / heads, at / n % heads, at % n);
+                    let element = |i: usize| {
+                        let (o, i) = if transposed { (first + i, column) } else { (first + column, i) };
+                        w[(head * out + o) * inner + i] as f64
+                    };
+                    let sum = |row: usize| {
+                        (0..k).map(|i| x[(row * heads + head) * k + i] as f64 * element(i)).sum()
+                    };
+                    if needed(row) { sum(row) } else { 9.0 }
+                });
+                close("by head", &result, &expected.collect::<Vec<f64>>());
+            }
         }
     }
 }
@@ -681,8 +757,10 @@ fn attention() {
             let mut operands = vec![q.clone(), k.clone(), v.clone()];
             operands.extend(mask_operands.clone());
             operands.extend([F(vec![7.0; batch * queries * qn]), F(vec![7.0; batch * queries * heads])]);
-            let (out, count) =
-                launch(Kernel::Attention(kernel::Attention { shape, attention: a }), &operands);
+            let (out, count) = launch(
+                Kernel::Attention(kernel::Attention { shape, attention: a, shared: false }),
+                &operands,
+            );
             let (o, lse) = (out[out.len() - 2].f(), out[out.len() - 1].f());
 
             let d = rows(&mut r, batch * queries, qs);

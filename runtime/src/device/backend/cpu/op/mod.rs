@@ -5,6 +5,7 @@
 //! from memory, so each is looked at before it is believed ([`Context::indices_below`]).
 
 mod attention;
+mod by_head;
 mod cache;
 mod collective;
 mod combine;

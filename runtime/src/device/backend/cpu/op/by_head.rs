@@ -1,0 +1,56 @@
+//! Products of the vectors of heads with a matrix of each head.
+
+use super::{Run, sizes};
+use crate::device::backend::cpu::product::{self, Side};
+use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
+use dreamc_compiler::program::kernel::ByHead;
+use half::bf16;
+
+impl Run for ByHead {
+    fn scratch(&self) -> Scratch {
+        let (n, k) = self.sizes();
+        let [rows, n, k] = sizes([self.rows, n, k]);
+        Scratch::local(product::product_scratch(rows, n, k))
+    }
+
+    fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
+        match args.narrow("y") {
+            false => by_head::<T, f32>(self, cx, args),
+            true => by_head::<T, bf16>(self, cx, args),
+        }
+    }
+}
+
+/// With results of type `C`. Runs of rows that are needed, a range of columns of one head, are a
+/// task.
+fn by_head<T: Stored, C: Stored>(kernel: &ByHead, cx: &Context, args: &Arguments) {
+    let [rows, heads, out, inner, first] =
+        sizes([kernel.rows, kernel.heads, kernel.out, kernel.inner, kernel.first]);
+    let (n, k) = kernel.sizes();
+    let [n, k] = sizes([n, k]);
+    let (x, w, y) = (args.view::<T>("x").start, args.view::<T>("w").start, args.view::<C>("y").start);
+    let (down, columns) = product::tiles::<T>((rows, n, k), heads);
+    let across = n.div_ceil(columns);
+    let places = args.places(kernel.rows);
+    let needed = |row: usize| places.is_none_or(|places| places[row] >= 0);
+    cx.count(|| ((0..rows).filter(|row| needed(*row)).count() * heads * n * k) as u64);
+    cx.parallel(rows.div_ceil(down) * heads * across, |task, scratch| {
+        let (head, column) = (task / across % heads, task % across * columns);
+        let (mut row, end) = (task / across / heads * down, (task / across / heads + 1) * down);
+        let end = end.min(rows);
+        let (line, step) = if kernel.transposed { (1, inner) } else { (inner, 1) };
+        let b = Side::Strided { start: w.add((head * out + first) * inner), line, step };
+        while row < end {
+            let run = (row..end).take_while(|row| needed(*row)).count();
+            if run > 0 {
+                let a = Side::Strided { start: x.add((row * heads + head) * k), line: heads * k, step: 1 };
+                let c = y.add((row * heads + head) * n + column);
+                let size = (run, columns.min(n - column), k);
+                // SAFETY: the plan was checked: the operands hold these matrices; tasks have
+                // disjoint rows, heads and columns of `y`.
+                unsafe { product::block(size, a, b.skip_lines(column), c, heads * n, false, scratch) };
+            }
+            row += run.max(1);
+        }
+    });
+}
