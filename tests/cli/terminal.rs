@@ -249,7 +249,7 @@ fn exit_codes_are_the_documented_ones() {
 #[test]
 fn a_run_that_diverged_says_so_last() {
     let sandbox = sandbox();
-    let set = ["--set", "train.learning_rate=30", "--set", "train.clip=none", "--set", "train.steps=20"];
+    let set = ["--set", "train.learning_rate=300", "--set", "train.clip=none", "--set", "train.steps=20"];
     let output = sandbox.run(&[&["train", "tiny.yaml", "--out", "run"], &set[..]].concat());
     let (out, err) = texts(&output);
     if output.status.success() {
