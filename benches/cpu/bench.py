@@ -77,7 +77,9 @@ def runs(a):
                 yield ("a", f"torch {label}"), torch(a, "a", "f32", not a.eager, True, sets)
         return
     for level in a.levels:
-        env, at = (["env", *LEVELS[level]], f" @{level}") if level else ([], "")
+        # What PyTorch compiled with other instructions it would load again, and crash.
+        cache = f"TORCHINDUCTOR_CACHE_DIR={a.out.resolve() / f'inductor-{level}'}"
+        env, at = (["env", cache, *LEVELS[level]], f" @{level}") if level else ([], "")
         for model in a.models if not a.decode else ():
             experts = model != "d"
             # Without products of bf16 training computes in f32.
