@@ -65,11 +65,12 @@ impl Fused {
 fn fuse(kernel: &RowKernel) -> (Vec<Option<Fused>>, Vec<bool>) {
     let count = kernel.ops.len();
     let (mut fused, mut left) = (vec![None; count], vec![false; count]);
+    let stored = |array: usize| kernel.outputs.iter().any(|o| o.array as usize == array);
     let only = |array: u32, user: usize| {
         let reads = |op: &RowOp| op.operands().iter().filter(|&&x| x == array as usize).count();
         kernel.ops.iter().map(reads).sum::<usize>() == 1
             && reads(&kernel.ops[user]) == 1
-            && kernel.outputs.iter().all(|o| o.array != array)
+            && !stored(array as usize)
     };
     // The small operand covers the groups of the large one, or is as large.
     let by_groups = |b: &Broadcast, size: u64, length: u64| {
@@ -108,7 +109,6 @@ fn fuse(kernel: &RowKernel) -> (Vec<Option<Fused>>, Vec<bool>) {
             }
             RowOp::Unary(op @ (Unary::Silu | Unary::SiluGrad), x) if !left[i] => {
                 let other = if op == Unary::Silu { Unary::SiluGrad } else { Unary::Silu };
-                let stored = |array: usize| kernel.outputs.iter().any(|o| o.array as usize == array);
                 let later = (i + 1..count).find(|&j| kernel.ops[j] == RowOp::Unary(other, x));
                 if let Some(j) = later.filter(|&j| !left[j] && !stored(i) && !stored(j)) {
                     fused[i] = Some(Fused::SiluBoth(x, j as u32, op == Unary::Silu));

@@ -259,6 +259,17 @@ struct Lines<T> {
     stride: usize,
 }
 
+impl<T> Lines<T> {
+    /// Lines from `j` on, below `n`: how many, where they begin, the last again in the place of
+    /// those that are not there, and the bytes to as many lines behind them.
+    #[inline(always)]
+    fn some(&self, j: usize, n: usize) -> (usize, [*const f32; WIDTH], usize) {
+        let count = WIDTH.min(n - j);
+        let line = |i: usize| self.start.add((j + i.min(count - 1)) * self.stride).get().cast::<f32>();
+        (count, std::array::from_fn(line), WIDTH * self.stride * size_of::<T>())
+    }
+}
+
 /// Where results go: rows `stride` apart.
 #[derive(Clone, Copy)]
 struct Rows<C> {
@@ -366,10 +377,7 @@ unsafe fn columns_tiles<T: Stored, C: Stored>(
     let mut totals = [0.0f32; FEW * WIDTH];
     let mut square = [0.0f32; 2 * 16 * WIDTH];
     for j in (0..n).step_by(WIDTH) {
-        let count = WIDTH.min(n - j);
-        let line = |i: usize| b.start.add((j + i.min(count - 1)) * b.stride).get().cast::<f32>();
-        let lines: [*const f32; WIDTH] = std::array::from_fn(line);
-        let next = WIDTH * b.stride * size_of::<T>();
+        let (count, lines, next) = b.some(j, n);
         // SAFETY: rows of `c` have `count` elements from `j` on; tiles have their shapes; lines
         // have `whole` words and those that `last_word` asks for, `a` all.
         unsafe {
@@ -518,10 +526,7 @@ unsafe fn columns<V: Turn, T: Stored, C: Stored, const WIDENED: bool>(
     let (mut totals, mut sums) = ([0.0f32; FEW * WIDTH], [0.0f32; FEW * WIDTH]);
     let mut square = [0.0f32; 2 * 16 * WIDTH];
     for j in (0..n).step_by(WIDTH) {
-        let count = WIDTH.min(n - j);
-        let line = |i: usize| b.start.add((j + i.min(count - 1)) * b.stride).get().cast::<f32>();
-        let lines: [*const f32; WIDTH] = std::array::from_fn(line);
-        let next = WIDTH * b.stride * size_of::<T>();
+        let (count, lines, next) = b.some(j, n);
         // Words of the left operand that are done, and those at which sums are visited.
         let mut done = 0;
         while done < all {
@@ -586,10 +591,7 @@ unsafe fn columns_of_one<V: Turn, T: Stored, C: Stored, const WIDENED: bool>(
     let Steps { per, whole, all } = Steps::new::<T, WIDENED>(k);
     let mut totals = [0.0f32; WIDTH];
     for j in (0..n).step_by(WIDTH) {
-        let count = WIDTH.min(n - j);
-        let line = |i: usize| b.start.add((j + i.min(count - 1)) * b.stride).get().cast::<f32>();
-        let lines: [*const f32; WIDTH] = std::array::from_fn(line);
-        let next = WIDTH * b.stride * size_of::<T>();
+        let (count, lines, next) = b.some(j, n);
         let mut done = 0;
         while done < all {
             let end = (done + DEPTH).min(all);
