@@ -77,7 +77,7 @@ pub struct Texts {
 
 impl Texts {
     /// Texts that go on from these prompts, at most `rows` at once, with so many tokens more.
-    pub fn from(prompts: &[Vec<u32>], max_tokens: usize, rows: usize) -> Self {
+    pub fn after(prompts: &[Vec<u32>], max_tokens: usize, rows: usize) -> Self {
         let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0).max(1);
         Texts {
             rows: prompts.len().clamp(1, rows) as u64,

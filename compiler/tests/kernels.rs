@@ -103,6 +103,8 @@ fn the_longest_shared_heads_fit_into_shared_memory() {
     for (size, shared) in [(longest, false), (longest + 1, true)] {
         assert!(matches!(of(size, shared), Err(CodegenError::Shared { .. })), "{size} {shared}");
     }
+    let page = dreamc_dsl::component::attention::LATENT.doc;
+    assert!(page.contains(&format!("or these are more than {longest}, caches hold keys")), "{page}");
 }
 
 fn tensor(number: u32) -> Operand {

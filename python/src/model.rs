@@ -337,7 +337,7 @@ impl Model {
             let trained = inner.trained()?;
             let tokenizer = trained.tokenizer()?;
             let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
-            let texts = Texts::from(&ids, max_tokens, TEXTS);
+            let texts = Texts::after(&ids, max_tokens, TEXTS);
             let passes = PassArguments { depth: inner.depth, exit: None };
             let mut decoder = trained.decoder(inner.device.as_ref(), texts, passes, cache)?;
             let sampling = Sampling { temperature, top_k, top_p, seed, max_tokens, stop };

@@ -170,7 +170,7 @@ pub fn run(a: Arguments) -> Done {
     for (prompt, ids) in prompts.iter().zip(&ids) {
         remarks(&trained, prompt, ids.len());
     }
-    let texts = Texts::from(&ids, a.max_tokens, ROWS);
+    let texts = Texts::after(&ids, a.max_tokens, ROWS);
     let mut decoder = trained.decoder(device.as_ref(), texts, a.passes, !a.no_cache)?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
