@@ -358,7 +358,14 @@ fn packages_compute_what_dreamc_computes() {
         Some(folder) => PathBuf::from(folder),
         None => tempfile::tempdir().unwrap().keep(),
     };
-    let all = [specs("examples"), specs("examples/zoo"), specs("tests/goldens"), specs("tests/hf")].concat();
+    let all = [
+        specs("examples"),
+        specs("examples/published"),
+        specs("examples/zoo"),
+        specs("tests/goldens"),
+        specs("tests/hf"),
+    ]
+    .concat();
     for (file, spec) in models(all) {
         let name = file.rsplit('/').next().unwrap().replace(['.', '-'], "_");
         prepare_package(&spec, &place, &name);
