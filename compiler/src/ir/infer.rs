@@ -61,7 +61,8 @@ impl Operands<'_> {
     fn arity(&self, listed: &[&'static str]) -> Result<(), TypeError> {
         let (n, found) = (listed.len(), self.types.len());
         match listed.last() {
-            Some(&"…") => self.check(found > 0, "takes at least one operand"),
+            Some(&"…") if n == 2 => self.check(found > 0, "takes at least one operand"),
+            Some(&"…") => self.check(found + 2 >= n, &format!("takes at least {} operands", n - 2)),
             Some(last) if last.ends_with('?') => {
                 let names = Signature::names(listed, n);
                 let (last, others) = names.split_last().map_or(("", &[][..]), |(l, o)| (l.as_str(), o));

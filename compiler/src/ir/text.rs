@@ -176,6 +176,10 @@ pub(crate) trait Attributes {
     fn flag(&mut self, word: &'static str, flag: &mut bool) -> Parsed<()>;
     /// One of several words, by its number.
     fn choice(&mut self, words: &[&'static str], chosen: &mut usize) -> Parsed<()>;
+    /// A text in a notation of its own, quoted.
+    fn text(&mut self, text: &mut String) -> Parsed<()>;
+    /// Attributes that do not fit together, for this reason.
+    fn refuse(&mut self, problem: String) -> Parsed<()>;
 }
 
 struct Printer<'m> {
@@ -226,6 +230,15 @@ impl Attributes for Printer<'_> {
 
     fn choice(&mut self, words: &[&'static str], chosen: &mut usize) -> Parsed<()> {
         self.push(words[*chosen])
+    }
+
+    fn text(&mut self, text: &mut String) -> Parsed<()> {
+        self.push(&name(text))
+    }
+
+    fn refuse(&mut self, _: String) -> Parsed<()> {
+        // What is printed was built.
+        Ok(())
     }
 }
 
@@ -278,6 +291,15 @@ impl Attributes for Reader<'_, '_> {
         }
         let words: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
         self.parser.expected(&words.join(" or "))
+    }
+
+    fn text(&mut self, text: &mut String) -> Parsed<()> {
+        *text = self.parser.name("a text in quotes")?;
+        Ok(())
+    }
+
+    fn refuse(&mut self, problem: String) -> Parsed<()> {
+        Err(self.parser.error_at(self.parser.start, problem, "correct the attributes before this place"))
     }
 }
 

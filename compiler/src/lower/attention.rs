@@ -97,6 +97,7 @@ impl Lower<'_> {
             window: a.window,
             mask: Mask::Causal,
             segments: !depth && self.shape.segments,
+            program: None,
         };
         let o = if depth {
             let row = self.row(c);

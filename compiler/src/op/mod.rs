@@ -113,7 +113,7 @@ pub(crate) struct Signature<'a> {
     /// Its word in the text form.
     pub name: &'static str,
     /// Operands: a name, then the type where it is not that of floats. One that ends in `?` may be
-    /// absent, and `…` stands for any number more.
+    /// absent, and `…` stands for any number more like the one before it, or for fewer.
     pub operands: &'static [&'static str],
     /// Results, in the same notation. One with the name of an operand stays in that operand's
     /// memory.
@@ -304,14 +304,15 @@ pub(crate) trait Reverse {
 }
 
 impl Signature<'_> {
-    /// Names of results, or of operands: those of the list, and as many after its first as `…`
-    /// stands for.
+    /// Names of results, or of operands: those of the list, and as many like its last as `…` stands
+    /// for.
     pub fn names(list: &[&'static str], count: usize) -> Vec<String> {
-        if list.last() != Some(&"…") {
+        let Some((&"…", [before @ .., first])) = list.split_last() else {
             return list.iter().take(count).map(|text| name(text).to_string()).collect();
-        }
-        let stem = name(list[0]).trim_end_matches('0');
-        (0..count).map(|i| format!("{stem}{i}")).collect()
+        };
+        let stem = name(first).trim_end_matches('0');
+        let numbered = (0..).map(|i| format!("{stem}{i}"));
+        before.iter().map(|text| name(text).to_string()).chain(numbered).take(count).collect()
     }
 
     /// The operand in whose memory a result stays, where it does.

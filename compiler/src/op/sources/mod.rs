@@ -32,7 +32,7 @@ pub struct Number;
 
 /// No mask beside the row: for [`Work::Row`].
 const PLAIN: Attention =
-    Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
+    Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false, program: None };
 
 fn check(x: &Operands) -> Result<(), TypeError> {
     let (sources, own, q) = (&x[0], &x[1], &x[2]);
