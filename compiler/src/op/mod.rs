@@ -34,6 +34,7 @@ pub mod rope;
 pub mod route;
 pub mod rows;
 pub mod shape;
+pub mod shift;
 pub mod softmax;
 pub mod sources;
 pub mod tokens;
@@ -58,6 +59,7 @@ pub use reduce::{Reduce, Reduction};
 pub use rope::{Positions, Rope, RopeScaling};
 pub use route::Route;
 pub use shape::{Concat, Reshape, Split, Zeros};
+pub use shift::Shift;
 pub use sources::{ReadSources, ReadSourcesGrad};
 pub use tokens::{PutTokens, TopTokens};
 
@@ -469,6 +471,8 @@ operations! {
     CacheWrite in cache,
     Append in cache,
     CacheTake in cache,
+    Shift(Shift) in shift,
+    ShiftState in shift,
     DepthAttention(DepthAttention) in depth,
     DepthAttentionGrad(DepthAttentionGrad) in depth,
 
@@ -550,6 +554,7 @@ kernels! { $
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }
     cache { CacheWrite, Append, CacheTake }
+    shift { Shift, ShiftState }
     embed { Embed, EmbedGrad }
     loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
     memory { Zero, Copy }

@@ -21,6 +21,7 @@ mod memory;
 mod places;
 mod route;
 mod rows;
+mod shift;
 mod sources;
 mod tokens;
 mod update;
