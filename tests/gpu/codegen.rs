@@ -108,24 +108,28 @@ fn shape(text: &str) -> String {
 /// The kernels of all examples, trained and written with: those for every architecture, and those
 /// for Hopper alone. Of those that differ in sizes alone the largest model's, unless `all`.
 fn of_all_examples(all: bool) -> [Vec<Source>; 2] {
-    let mut examples: Vec<_> =
-        std::fs::read_dir(root("examples")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let folders = ["examples", "examples/published"];
+    let mut examples: Vec<String> = folders
+        .into_iter()
+        .flat_map(|folder| {
+            let files = std::fs::read_dir(root(folder)).unwrap();
+            files.map(move |file| format!("{folder}/{}", file.unwrap().file_name().to_string_lossy()))
+        })
+        .collect();
     examples.sort();
     let mut total = 0;
     let mut lists = [BTreeMap::new(), BTreeMap::new()];
-    for example in &examples {
-        let example = example.to_string_lossy();
-        if !example.ends_with(".yaml") || example.ends_with(".suite.yaml") {
+    for path in &examples {
+        if !path.ends_with(".yaml") || path.ends_with(".suite.yaml") {
             continue;
         }
-        let path = format!("examples/{example}");
-        let hidden = load(&path).model.hidden;
+        let hidden = load(path).model.hidden;
         let narrow = |options: Options| Options { narrow: Narrow::Storage, ..options };
         // As many tokens as fill a GPU: what Hopper has kernels of its own for.
-        let full = of_example(&path, &narrow(training(4, 1024)), "sm_90a");
+        let full = of_example(path, &narrow(training(4, 1024)), "sm_90a");
         let own = full.into_iter().filter(|s| s.text.contains("hopper.cuh")).map(|s| (1, s));
         let all_of_them = [training(2, 256), narrow(training(2, 256)), generation(2)];
-        let common = all_of_them.iter().flat_map(|options| of_example(&path, options, "sm_80"));
+        let common = all_of_them.iter().flat_map(|options| of_example(path, options, "sm_80"));
         for (of, source) in common.map(|s| (0, s)).chain(own) {
             total += 1;
             let key = if all { source.text.clone() } else { shape(&source.text) };
