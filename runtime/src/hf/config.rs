@@ -13,8 +13,8 @@ use super::family::{
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
-    Attention, Component, EmbedScale, Exit, Experts, Expr, Item, Known, Mlp, Model, Rope, RopeScaling,
-    Statement,
+    Attention, Balance, BalanceLaw, BalanceTarget, Component, EmbedScale, Exit, Experts, Expr, Item, Known,
+    Looping, Mlp, Model, Rope, RopeScaling, Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};
@@ -1242,7 +1242,7 @@ pub fn recognise(
     kept: &Map<String, Value>,
 ) -> std::result::Result<Config, String> {
     let plain = Plain::new(&spec.model)?;
-    let wanted = lines(spec, &plain.layers);
+    let wanted = meaning(&spec.model, &plain.layers);
     let mut closest: Option<(usize, String)> = None;
     let mut order: Vec<&'static Family> = FAMILIES.iter().collect();
     order.retain(|family| family.form != Form::Recurrent);
@@ -1253,14 +1253,15 @@ pub fn recognise(
         let found = read.ok().and_then(|read| read.spec(&spec.model.name, Some(stored)).ok());
         let Some(found) = found else { continue };
         let Ok(layers) = layers(&found.model) else { continue };
-        let found = lines(&found, &layers);
+        let found = meaning(&found.model, &layers);
         if found == wanted {
             return Ok(config);
         }
+        let (ours, theirs) = (lines(spec, &wanted), lines(spec, &found));
         let differ = |a: &[String], b: &[String]| -> Vec<String> {
-            a.iter().filter(|line| !b.contains(line)).map(|line| line.trim().to_string()).collect()
+            a.iter().filter(|line| !b.contains(line)).cloned().collect()
         };
-        let (ours, theirs) = (differ(&wanted, &found), differ(&found, &wanted));
+        let (ours, theirs) = (differ(&ours, &theirs), differ(&theirs, &ours));
         let distance = ours.len() + theirs.len();
         if closest.as_ref().is_none_or(|(best, _)| distance < *best) {
             let or = |line: Option<&String>| line.map_or("nothing".into(), |line| format!("`{line}`"));
@@ -1272,10 +1273,11 @@ pub fn recognise(
     Err(closest.map_or("it is of no family that transformers has".into(), |(_, why)| why))
 }
 
-/// The lines of a model without names, losses of training, and the grouping of its layers.
-fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
-    let mut spec = spec.clone();
-    let model = &mut spec.model;
+/// A model as a class computes it: without names, the grouping of its layers, and what training
+/// alone reads. Models that are equal so are the same function of the same tensors.
+fn meaning(model: &Model, layers: &[Named]) -> Model {
+    let mut model = model.clone();
+    let loops = matches!(model.body.as_slice(), [Item::Recur { .. }]);
     let old = std::mem::take(&mut model.components);
     let mut body = vec![];
     for layer in layers {
@@ -1285,11 +1287,16 @@ fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
             let Some(mut component) = old.get(name).cloned() else { continue };
             if let Component::Sequence(a) = &mut component {
                 a.scale.get_or_insert(1.0 / (a.head_size as f64).sqrt());
-                a.projection = None;
+                // Layers outside loops do not use it.
+                a.projection = a.projection.take().filter(|_| loops);
                 role = if a.window.is_some() { "local" } else { role };
             }
             if let Component::Experts(e) = &mut component {
                 (e.router.load_balance_loss, e.router.z_loss) = (0.0, 0.0);
+                if let Some(balance) = &mut e.router.balance {
+                    let (target, law) = (BalanceTarget::Mean, BalanceLaw::Sign);
+                    *balance = Balance { rate: 0.0, target, law };
+                }
             }
             model.components.insert(role.into(), component);
             names.push(Expr::Component(role.into()));
@@ -1299,7 +1306,7 @@ fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
     model.components.sort_keys();
     model.body = match model.body.as_slice() {
         [Item::Recur { count, residual_norm, items, looping }] => {
-            let mut looping = looping.clone();
+            let mut looping = Looping { backprop: None, depth: None, ..looping.clone() };
             if let Exit::Gate(entropy) = &mut looping.exit {
                 // The weight of a term of the loss.
                 *entropy = 0.0;
@@ -1316,13 +1323,15 @@ fn lines(spec: &Spec, layers: &[Named]) -> Vec<String> {
     {
         model.embed_scale = Some(EmbedScale::SqrtHidden);
     }
-    let text = dreamc_dsl::show(&spec, Spelling::Yaml);
-    let end = ["\ndata:", "\ntrain:", "\neval:"].iter().filter_map(|k| text.find(k)).min();
-    text[..end.unwrap_or(text.len())]
-        .lines()
-        .filter(|l| !l.starts_with("weights:"))
-        .map(String::from)
-        .collect()
+    model
+}
+
+/// The lines of a model, to say where two differ; `spec` is any specification.
+fn lines(spec: &Spec, model: &Model) -> Vec<String> {
+    let alone = Spec { weights: None, data: None, model: model.clone(), ..spec.clone() };
+    let text = dreamc_dsl::show(&alone, Spelling::Yaml);
+    let model = text.lines().take_while(|line| !line.starts_with("train:"));
+    model.map(|line| line.trim().to_string()).filter(|line| !line.is_empty()).collect()
 }
 
 #[cfg(test)]
