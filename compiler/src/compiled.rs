@@ -243,7 +243,7 @@ pub struct Application {
     pub row: u64,
 }
 
-/// A named tensor (SEMANTICS section 11) and its place.
+/// A named tensor (`docs/dev/semantics.md` section 11) and its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Its name in checkpoints.

@@ -6,7 +6,6 @@
 pub mod architecture;
 mod assemble;
 pub mod autodiff;
-mod beside;
 pub mod bind;
 pub mod build;
 pub mod codegen;
@@ -22,6 +21,7 @@ mod observe;
 pub mod op;
 mod optim;
 pub mod oracle;
+mod overlap;
 mod passes;
 mod pipeline;
 mod plan_text;

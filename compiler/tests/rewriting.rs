@@ -30,7 +30,7 @@ fn report(spec: &Spec) -> Report {
     compile_with_report(spec, &options()).unwrap_or_else(|e| panic!("{}: {e}", spec.model.name)).1
 }
 
-const NAMES: [&str; 6] = ["quickstart", "tiny-eq4", "la-16", "dr-16", "dr-da-16", "gemma-2-2b"];
+const NAMES: [&str; 6] = ["quickstart", "tiny-eq4", "la-16", "dr-16", "dr-da-16", "published/gemma-2-2b"];
 
 #[test]
 fn decisions_are_the_same_twice_within_the_limits() {

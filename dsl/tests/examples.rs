@@ -10,7 +10,8 @@ use dreamc_dsl::{
 };
 
 fn examples() -> Vec<(String, Ast)> {
-    let paths = common::files("../examples");
+    let folders = ["../examples", "../examples/published", "../examples/zoo"];
+    let paths: Vec<_> = folders.into_iter().flat_map(common::files).collect();
     let read =
         |path: &std::path::PathBuf| parse_file(path).unwrap_or_else(|diagnostics| panic!("{diagnostics}"));
     paths.iter().map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), read(path))).collect()
@@ -146,10 +147,10 @@ fn published_models_have_their_published_sizes() {
     // OLMoE:   2·50304·2048 + 16·(4·2048² + 2·2048 + 64·3·1024·2048 + 64·2048 + 2·2048) + 2048
     // Gemma 2: 256000·2304 + 26·(16·256·2304 + 2048·2304 + 3·9216·2304 + 4·2304) + 2304
     let published = [
-        ("llama-3.2-1b.yaml", 1_235_814_400),
-        ("mixtral-8x7b.yaml", 46_702_792_704),
-        ("olmoe-1b-7b.yaml", 6_919_161_856),
-        ("gemma-2-2b.yaml", 2_614_341_888),
+        ("published/llama-3.2-1b.yaml", 1_235_814_400),
+        ("published/mixtral-8x7b.yaml", 46_702_792_704),
+        ("published/olmoe-1b-7b.yaml", 6_919_161_856),
+        ("published/gemma-2-2b.yaml", 2_614_341_888),
     ];
     for (name, total) in published {
         let path = format!("{}/../examples/{name}", env!("CARGO_MANIFEST_DIR"));

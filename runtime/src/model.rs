@@ -2,8 +2,8 @@
 //!
 //! *In*: a [`Compiled`] and a [`Device`]. *Out*: a [`Model`] that takes batches and gives losses,
 //! gradients, logits. *Promise*: all memory is allocated by [`Model::load`]; a tensor is reached by
-//! its name of SEMANTICS section 11, its moments by `{name}.m` and `{name}.v`, its selection counts
-//! by `{name}.counts`, its gradient by [`Model::gradient`].
+//! its name of `docs/dev/semantics.md` section 11, its moments by `{name}.m` and `{name}.v`, its
+//! selection counts by `{name}.counts`, its gradient by [`Model::gradient`].
 
 use crate::checkpoint::safetensors::{Entry, Tensors, View};
 use crate::checkpoint::{CheckpointError, Weights};

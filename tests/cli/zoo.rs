@@ -1,7 +1,8 @@
-//! The zoo: its files, its drawings and its page.
+//! The zoo: its files, its drawings and its page; and published models at their full size.
 //!
 //! `BLESS=1 cargo test --test cli zoo` writes `docs/zoo.md` and `docs/zoo/*.svg` from
-//! `examples/zoo/*.dream`, by `dreamc count` and `dreamc draw`.
+//! `examples/zoo/*.dream`, and `docs/published.md` from `examples/published`, by `dreamc count` and
+//! `dreamc draw`.
 
 use crate::support::root;
 use crate::support::sandbox::Sandbox;
@@ -14,7 +15,7 @@ const PAGE: &str = "\
 # The zoo
 
 Architectures that people compare, each in a file of `examples/zoo` that is small enough to train on a CPU. The first comment of a file names the paper and the code it
-was compared with, and says which of the two it is where they differ. Golden files from an independent implementation hold what each
+was compared with, and every part of it that the file leaves out or says otherwise. [Published models](published.md) are those of full size. Golden files from an independent implementation hold what each
 computes (`tests/reference`), and each passes `dreamc verify`.
 
 `BLESS=1 cargo test --test cli zoo` writes this page and its drawings, from `dreamc count` and `dreamc draw`. Parameters are all there are; FLOPs are
@@ -43,6 +44,115 @@ fn counted(sandbox: &Sandbox, line: &[&str]) -> Counted {
         flops: number(&json["flops_per_token"]["decode"]),
         caches: number(&memory["sequence_cache_context"]) + number(&memory["depth_cache"]),
     }
+}
+
+const PUBLISHED: &str = "\
+# Published models
+
+Models as their authors published them, at full size, each in a file of `examples/published`. The first comment of a file names the paper, the code it was compared
+with, and what it leaves out. Theirs are the parameters that the authors' class has for the published configuration, every weight once; ours are those of
+`dreamc count`. Where the two differ, the last column says by what.
+
+`BLESS=1 cargo test --test cli zoo` writes this page. The test holds both columns.
+
+| file | parameters, ours | theirs | ours less theirs | of which |
+|---|--:|--:|--:|---|
+";
+
+/// A file of `examples/published`, the parameters of its authors' model, and each part of what ours
+/// has more, or less.
+struct Published {
+    file: &'static str,
+    theirs: i64,
+    parts: &'static [(i64, &'static str)],
+}
+
+const fn exact(file: &'static str, theirs: i64) -> Published {
+    Published { file, theirs, parts: &[] }
+}
+
+/// Theirs were counted by making each class on PyTorch's device `meta`, but for Ouro, whose layers
+/// are added up.
+const MODELS: [Published; 15] = [
+    exact("deepseek-v2-lite.dream", 15_706_484_224),
+    // 671,026,419,200 with the biases that choose, 256 in each of 58 layers, which are state here.
+    exact("deepseek-v3.dream", 671_026_419_200 - 58 * 256),
+    exact("gemma-2-2b.yaml", 2_614_341_888),
+    exact("gpt-oss-120b.dream", 116_829_156_672),
+    exact("gpt-oss-20b.dream", 20_914_757_184),
+    Published {
+        file: "huginn-3.5b.dream",
+        theirs: 3_564_976_800,
+        parts: &[(5280, "one gain serves two norms there")],
+    },
+    exact("llama-3.2-1b.yaml", 1_235_814_400),
+    exact("mixtral-8x7b.yaml", 46_702_792_704),
+    Published {
+        file: "moeut-1b.dream",
+        theirs: 1_040_319_296,
+        parts: &[
+            // 4 layers, 2 · 72 experts of 1536 · 128 with rows of a router, for 2 matrices.
+            (-4 * (2 * 72 * (1536 * 128 + 1536) - 2 * 1536 * 768), "experts of values and outputs"),
+            (-(4 * 2 + 1) * 1536, "biases of norms"),
+            (-8000, "the bias of the head"),
+        ],
+    },
+    exact("olmoe-1b-7b.yaml", 6_919_161_856),
+    exact("ouro-1.4b.dream", 1_434_652_673),
+    exact("ouro-2.6b.dream", 2_667_974_657),
+    Published {
+        file: "parcae-1.3b.dream",
+        theirs: 1_338_591_744,
+        parts: &[
+            (-12 * 32768 * 1536, "value embeddings of every second layer"),
+            (-12 * 12 * 32, "their gates"),
+            (24 * 2 * 128, "gains of norms of queries and keys"),
+        ],
+    },
+    exact("qwen1.5-moe-a2.7b.dream", 14_315_784_192),
+    exact("qwen3-30b-a3b.dream", 30_532_122_624),
+];
+
+/// A number with a comma before every three digits.
+fn grouped(n: i64) -> String {
+    let digits = n.unsigned_abs().to_string();
+    let from_the_end = |i: usize| digits.len() - i;
+    let each =
+        digits.chars().enumerate().map(|(i, digit)| match i > 0 && from_the_end(i).is_multiple_of(3) {
+            true => format!(",{digit}"),
+            false => digit.to_string(),
+        });
+    format!("{}{}", if n < 0 { "-" } else { "" }, each.collect::<String>())
+}
+
+/// Every published model has its authors' parameters, or differs by what is said of it, to the
+/// digit.
+#[test]
+fn published_models_have_their_authors_parameters() {
+    let sandbox = Sandbox::with(&[]);
+    let mut page = String::from(PUBLISHED);
+    for Published { file, theirs, parts } in &MODELS {
+        let path = root(&format!("examples/published/{file}")).to_string_lossy().into_owned();
+        let json: Value = serde_json::from_str(&sandbox.good(&["count", "--json", &path])).unwrap();
+        let ours = json["parameters"]["total"].as_i64().unwrap();
+        let more: i64 = parts.iter().map(|(n, _)| n).sum();
+        assert_eq!(ours - theirs, more, "{file} has {ours} parameters, its authors' model {theirs}");
+        let why: Vec<String> = parts.iter().map(|(n, why)| format!("{}: {why}", grouped(*n))).collect();
+        let row = [file.to_string(), grouped(ours), grouped(*theirs), grouped(more), why.join("; ")];
+        let _ = writeln!(page, "| {} |", row.join(" | "));
+    }
+    let mut files: Vec<String> = fs::read_dir(root("examples/published"))
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(files, MODELS.map(|model| model.file), "every file has its authors' number");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(root("docs/published.md"), &page).unwrap();
+    }
+    let there = fs::read_to_string(root("docs/published.md")).unwrap_or_default();
+    assert!(there == page, "docs/published.md is not current: BLESS=1 cargo test --test cli zoo");
 }
 
 /// Thousands, to three digits.

@@ -24,7 +24,7 @@ fn prove(spec: &Spec, seed: u64, only: &[&str], devices: &[(String, &dyn Device)
 #[test]
 fn every_example_keeps_every_promise() {
     let begun = Instant::now();
-    let examples = models([specs("examples"), specs("examples/zoo")].concat());
+    let examples = models([specs("examples"), specs("examples/published"), specs("examples/zoo")].concat());
     for (name, spec) in &examples {
         let report = prove(spec, 1, &[], &[]);
         println!("{name}: {:.1} s", report.seconds);

@@ -108,7 +108,7 @@ def parse(text):
     ("norm", [], number).
 
     The two operators have no precedence over each other here: a mixture of both must be parenthesised, so that no golden
-    file depends on a choice that SEMANTICS leaves open.
+    file depends on a choice that `docs/dev/semantics.md` leaves open.
     """
     tokens = re.findall(r"[\w.]+|\S", text)
     skips = norms = 0

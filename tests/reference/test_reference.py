@@ -170,7 +170,7 @@ class Gradients(unittest.TestCase):
                 self.assertAlmostEqual((ahead - behind) / (2 * step), slope, delta=5e-9, msg=f"{case} {name}")
 
     def test_shared_expert_is_the_sum_of_all_experts(self):
-        """SEMANTICS 5: ∂W_shared = Σ_e ∂W_e."""
+        """`docs/dev/semantics.md` section 5: ∂W_shared = Σ_e ∂W_e."""
         model, weights, ids = load("dr_da")
         _, g = loss_and_gradients(model, weights, ids)
         for which in ("sa.qkv", "sa.out", "da.qkv", "da.out"):

@@ -1,4 +1,5 @@
-//! An architecture as IR: the canonical form, written as the formulas of SEMANTICS are.
+//! An architecture as IR: the canonical form, written as the formulas of
+//! `docs/dev/semantics.md` and `docs/dev/wiring.md` are.
 //!
 //! *In*: an [`Architecture`]. *Out*: a [`Lowered`]: a module with the functions `embed`, one per
 //! distinct body of a layer or statement, and `head`, and a list of the weights each reads. Nothing

@@ -288,7 +288,7 @@ impl Assembly<'_> {
                     (self.plan.buffer(counts).elements(), self.plan.buffer(counts).instances);
                 let instance = Affine { base: 0, terms: vec![(variables, 1)] };
                 let of = Operand::Tensor { buffer: counts, instance, offset: 0, stride: 0 };
-                let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks, beside: false });
+                let sum = Kernel::AllReduce(kernel::AllReduce { elements, ranks, overlap: false });
                 let steps_of = vec![self.launch(sum, vec![of], "selection counts")];
                 steps.push(Step::Loop { variable: variables, count: sets, reverse: false, steps: steps_of });
                 variables += 1;

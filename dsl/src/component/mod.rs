@@ -89,7 +89,7 @@ macro_rules! components {
 }
 
 components! { $
-    /// Attention over the tokens of the sequence (SEMANTICS section 2).
+    /// Attention over the tokens of the sequence (`docs/dev/semantics.md` section 2).
     Sequence(Attention): attention::SEQUENCE, Tokens;
     /// Attention over the earlier depths of the same token (section 3).
     Depth(Attention): attention::DEPTH, Depths;

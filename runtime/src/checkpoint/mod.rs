@@ -2,13 +2,13 @@
 //! away.
 //!
 //! *In*: a [`State`] and tensors, one at a time. *Out*: a folder `step-00000500` of
-//! `model.safetensors` (names of SEMANTICS section 11, the specification in its metadata),
-//! `optimizer.safetensors` (moments as `{name}.m` and `.v`, selection counts as `{name}.counts`),
-//! `state.json` (step, data cursor, counters) and `checksums.txt` (BLAKE3 of the other three, in
-//! the format of `b3sum`). *Promise*: a folder of that name is whole: it is written under a
-//! temporary name, synced, renamed, and only then is an older one removed. Opening verifies every
-//! byte; a damaged checkpoint is refused with what is wrong, and [`Checkpoints::latest`] falls back
-//! to the newest good one.
+//! `model.safetensors` (names of `docs/dev/semantics.md` section 11, the specification in its
+//! metadata), `optimizer.safetensors` (moments as `{name}.m` and `.v`, selection counts as
+//! `{name}.counts`), `state.json` (step, data cursor, counters) and `checksums.txt` (BLAKE3 of the
+//! other three, in the format of `b3sum`). *Promise*: a folder of that name is whole: it is written
+//! under a temporary name, synced, renamed, and only then is an older one removed. Opening verifies
+//! every byte; a damaged checkpoint is refused with what is wrong, and [`Checkpoints::latest`]
+//! falls back to the newest good one.
 
 pub mod folder;
 pub mod safetensors;

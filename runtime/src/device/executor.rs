@@ -13,9 +13,9 @@
 //! collectives are asked for by the host at each replay, so that a rank that fails, ends or hangs
 //! ends the others with its number, whichever way the numbers take.
 //!
-//! Sums that may take place beside the launches behind them, whole or cut over the ranks, are begun
-//! where they stand in the list, by the backend itself or by a thread that has the group meanwhile
-//! ([`Beside`]), and waited for when the program ends.
+//! Sums that may overlap with later launches, whole or sharded over the ranks, begin where they
+//! stand in the list, by the backend itself or by a thread that has the group meanwhile
+//! ([`Overlap`]). The program waits for them at its end.
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
@@ -139,7 +139,7 @@ pub(crate) fn list(plan: &Plan) -> Result<Vec<Program>, DeviceError> {
             launches.len() - 1
         };
         let steps = walk(&program.steps, &mut listed);
-        let collective = launches.iter().any(|l| Together::of(plan.kernel(l.kernel)).is_some());
+        let collective = launches.iter().any(|l| Collective::of(plan.kernel(l.kernel)).is_some());
         Program { steps, launches, variables: program.variables as usize, collective }
     });
     Ok(programs.collect())
@@ -197,7 +197,7 @@ enum Recording<R> {
     Never,
     /// It ran once, so that what it does wrong had a name.
     Once,
-    /// It is recorded, with so many launches.
+    /// It is recorded; the number counts its launches.
     Whole(Vec<Piece<R>>, u64),
     /// It cannot be recorded.
     Refused,
@@ -207,9 +207,9 @@ enum Recording<R> {
 struct Piece<R> {
     /// Absent where one collective follows another.
     launches: Option<R>,
-    /// The collective behind them: its number in the list, and its operands.
-    together: Option<(usize, Vec<Value>)>,
-    /// Launches of the program that are done behind both.
+    /// The collective after them: its number in the list, and its operands.
+    collective: Option<(usize, Vec<Value>)>,
+    /// Launches of the program that are done once both have run.
     done: u64,
 }
 
@@ -238,8 +238,8 @@ pub(crate) struct Executor<B: Backend> {
     group: Group,
     /// Numbers on their way to the group and back.
     numbers: Vec<f32>,
-    /// Where sums take place beside launches.
-    beside: Option<Beside>,
+    /// The thread that sums while launches go on.
+    overlap: Option<Overlap>,
 }
 
 /// Most numbers that go to the group at once.
@@ -254,12 +254,12 @@ impl<B: Backend> Executor<B> {
     ) -> Result<Self, DeviceError> {
         let programs = list(plan)?;
         let all = || programs.iter().flat_map(|program| &program.launches);
-        let (mut most, mut beside) = (0, false);
+        let (mut most, mut overlap) = (0, false);
         for launch in all() {
-            let Some(together) = Together::of(plan.kernel(launch.kernel)) else { continue };
-            together.check(group, &launch.origin)?;
-            most = most.max(together.at_once());
-            beside |= together.beside();
+            let Some(collective) = Collective::of(plan.kernel(launch.kernel)) else { continue };
+            collective.check(group, &launch.origin)?;
+            most = most.max(collective.at_once());
+            overlap |= collective.overlaps();
         }
         let longest = all().map(|launch| launch.operands.len()).max().unwrap_or(0);
         let (backend, codes) = make(&programs)?;
@@ -275,7 +275,7 @@ impl<B: Backend> Executor<B> {
             values: Vec::with_capacity(longest),
             group: group.clone(),
             numbers: vec![0.0; most as usize],
-            beside: if beside && group.any_thread() { Beside::new(group.clone()) } else { None },
+            overlap: if overlap && group.any_thread() { Overlap::new(group.clone()) } else { None },
         })
     }
 
@@ -299,24 +299,24 @@ impl<B: Backend> Executor<B> {
     }
 }
 
-/// An exchange with the group.
+/// A collective of the group.
 #[derive(Clone, Copy)]
-pub(crate) enum Together<'p> {
+pub(crate) enum Collective<'p> {
     Sum(&'p AllReduce),
     /// Of the numbers from this one on.
     Scatter(&'p ReduceScatter, u64),
     Gather(&'p Parts),
 }
 
-impl<'p> Together<'p> {
-    /// That of a kernel; others are a device's.
+impl<'p> Collective<'p> {
+    /// The collective of a kernel; other kernels run on a device.
     pub(crate) fn of(kernel: &'p Kernel) -> Option<Self> {
         if let Kernel::AllReduce(sum) = kernel {
-            Some(Together::Sum(sum))
+            Some(Collective::Sum(sum))
         } else if let Kernel::ReduceScatter(scatter) = kernel {
-            Some(Together::Scatter(scatter, 0))
+            Some(Collective::Scatter(scatter, 0))
         } else if let Kernel::AllGather(gather) = kernel {
-            Some(Together::Gather(&gather.parts))
+            Some(Collective::Gather(&gather.parts))
         } else {
             None
         }
@@ -325,44 +325,44 @@ impl<'p> Together<'p> {
     /// That of a launch with these operands.
     fn with(self, values: &[Value]) -> Self {
         match self {
-            Together::Scatter(scatter, _) => {
-                Together::Scatter(scatter, values.get(1).map_or(0, Value::index))
+            Collective::Scatter(scatter, _) => {
+                Collective::Scatter(scatter, values.get(1).map_or(0, Value::index))
             }
-            Together::Sum(_) | Together::Gather(_) => self,
+            Collective::Sum(_) | Collective::Gather(_) => self,
         }
     }
 
-    /// Whether it may take place beside the launches behind it.
-    fn beside(self) -> bool {
+    /// Whether it may overlap with the launches after it.
+    fn overlaps(self) -> bool {
         match self {
-            Together::Sum(sum) => sum.beside,
-            Together::Scatter(..) => true,
-            Together::Gather(_) => false,
+            Collective::Sum(sum) => sum.overlap,
+            Collective::Scatter(..) => true,
+            Collective::Gather(_) => false,
         }
     }
 
     /// Numbers that take part.
     pub(crate) fn elements(self) -> u64 {
         match self {
-            Together::Sum(sum) => sum.elements,
-            Together::Scatter(scatter, _) => scatter.elements,
-            Together::Gather(parts) => parts.elements(),
+            Collective::Sum(sum) => sum.elements,
+            Collective::Scatter(scatter, _) => scatter.elements,
+            Collective::Gather(parts) => parts.elements(),
         }
     }
 
     /// The parts of a sum that is cut.
     fn cut(self) -> Option<Parts> {
         match self {
-            Together::Scatter(scatter, first) => Some(scatter.parts.within(first, scatter.elements)),
-            Together::Sum(_) | Together::Gather(_) => None,
+            Collective::Scatter(scatter, first) => Some(scatter.parts.within(first, scatter.elements)),
+            Collective::Sum(_) | Collective::Gather(_) => None,
         }
     }
 
     /// Whether the group is the one that the plan was compiled for.
     fn check(self, group: &Group, origin: &str) -> Result<(), DeviceError> {
         let (ranks, rank) = match self {
-            Together::Sum(sum) => (sum.ranks, group.rank()),
-            Together::Scatter(ReduceScatter { parts, .. }, _) | Together::Gather(parts) => {
+            Collective::Sum(sum) => (sum.ranks, group.rank()),
+            Collective::Scatter(ReduceScatter { parts, .. }, _) | Collective::Gather(parts) => {
                 (parts.ranks(), parts.rank)
             }
         };
@@ -380,16 +380,16 @@ impl<'p> Together<'p> {
     /// host has room for them meanwhile.
     fn at_once(self) -> u64 {
         match self {
-            Together::Sum(_) | Together::Scatter(..) => self.elements().min(AT_ONCE),
-            Together::Gather(parts) => {
+            Collective::Sum(_) | Collective::Scatter(..) => self.elements().min(AT_ONCE),
+            Collective::Gather(parts) => {
                 let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max();
                 longest.unwrap_or(0).min((AT_ONCE / parts.ranks().max(1)).max(1))
             }
         }
     }
 
-    /// Does it with the numbers at a place of the arena, through the host and in pieces: a sum of
-    /// many numbers is that of each.
+    /// Runs it on the numbers at a place of the arena, through the host and in pieces: a sum goes
+    /// number by number, so that pieces keep its bits.
     fn run<B: Backend>(
         self,
         backend: &mut B,
@@ -400,7 +400,7 @@ impl<'p> Together<'p> {
         let place = |number: u64| at + number * size_of::<f32>() as u64;
         let each = self.at_once();
         match self {
-            Together::Sum(_) | Together::Scatter(..) => {
+            Collective::Sum(_) | Collective::Scatter(..) => {
                 let cut = self.cut();
                 for first in (0..self.elements()).step_by(each.max(1) as usize) {
                     let piece = &mut numbers[..(self.elements() - first).min(each) as usize];
@@ -411,7 +411,7 @@ impl<'p> Together<'p> {
                     }
                 }
             }
-            Together::Gather(parts) => {
+            Collective::Gather(parts) => {
                 // The piece of a rank's part from a number on: where it begins, and its length.
                 let piece = |rank: u64, first: u64| {
                     let (begins, count) = parts.of(rank);
@@ -442,7 +442,7 @@ impl<'p> Together<'p> {
 }
 
 /// The sum over the ranks of a piece of numbers, whole or this rank's part of it, and the number
-/// that it begins with. `cut`: the parts of all numbers, of which the piece begins with `first`.
+/// that it begins with. `cut`: the parts of all numbers; `first`: the number of the piece's first.
 fn summed<'n>(
     group: &Group,
     cut: Option<&Parts>,
@@ -488,7 +488,7 @@ impl Job {
 type Summed = Result<(u64, Vec<f32>, f64), GroupError>;
 
 /// A thread that sums over the group while others compute.
-struct Beside {
+struct Overlap {
     /// Until the end.
     jobs: Option<Sender<Job>>,
     done: Receiver<Summed>,
@@ -497,7 +497,7 @@ struct Beside {
 }
 
 /// MPI ends in the thread that began it: the thread here gives its group back before.
-impl Drop for Beside {
+impl Drop for Overlap {
     fn drop(&mut self) {
         self.jobs = None;
         // A thread that panicked has its group no more, either.
@@ -505,7 +505,7 @@ impl Drop for Beside {
     }
 }
 
-impl Beside {
+impl Overlap {
     fn new(group: Group) -> Option<Self> {
         let (jobs, todo) = channel::<Job>();
         let (answers, done) = channel();
@@ -521,7 +521,7 @@ impl Beside {
             }
         };
         let thread = std::thread::Builder::new().name("sums over ranks".into()).spawn(work).ok()?;
-        Some(Beside { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
+        Some(Overlap { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
     }
 
     fn begin(&mut self, job: Job) {
@@ -547,7 +547,7 @@ struct Run<'a, B: Backend> {
     values: &'a mut Vec<Value>,
     group: &'a Group,
     numbers: &'a mut [f32],
-    beside: Option<&'a mut Beside>,
+    overlap: Option<&'a mut Overlap>,
     instrument: Instrument,
     /// Every launch is waited for, so that a failure has a name.
     synchronous: bool,
@@ -587,7 +587,7 @@ impl<B: Backend> Run<'_, B> {
                     return Ok(());
                 }
                 (Some(refusal), Graphs::Must) => return Err(refusal),
-                // Nothing of the piece runs, so that it can be launched, and what is behind it.
+                // Nothing of the piece has run: it can be launched, and so can the pieces after it.
                 (Some(_), _) => *recording = Recording::Refused,
             },
             Recording::Never => *recording = Recording::Once,
@@ -608,13 +608,13 @@ impl<B: Backend> Run<'_, B> {
         launched.and(ended).map(|()| pieces)
     }
 
-    /// Ends the piece that is recorded, with the collective behind it.
-    fn end_piece(&mut self, together: Option<(usize, Vec<Value>)>) -> Result<(), DeviceError> {
+    /// Ends the piece that is recorded, with the collective after it.
+    fn end_piece(&mut self, collective: Option<(usize, Vec<Value>)>) -> Result<(), DeviceError> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let under_way = std::mem::replace(&mut recorder.under_way, false);
         let launches = under_way.then(|| self.backend.recorded()).transpose()?;
-        let done = self.stats.launches + u64::from(together.is_some());
-        recorder.pieces.push(Piece { launches, together, done });
+        let done = self.stats.launches + u64::from(collective.is_some());
+        recorder.pieces.push(Piece { launches, collective, done });
         Ok(())
     }
 
@@ -627,7 +627,7 @@ impl<B: Backend> Run<'_, B> {
                 self.done = done;
                 return Ok(Some(refusal));
             }
-            if let Some((number, values)) = &piece.together {
+            if let Some((number, values)) = &piece.collective {
                 self.exchange(*number, values)?;
             }
             done = piece.done;
@@ -635,25 +635,24 @@ impl<B: Backend> Run<'_, B> {
         Ok(None)
     }
 
-    /// Exchanges numbers with the other ranks, or begins to where that takes place beside what
-    /// follows.
+    /// Exchanges numbers with the other ranks; where the collective overlaps, begins to.
     fn exchange(&mut self, number: usize, values: &[Value]) -> Result<(), DeviceError> {
         let kernel = self.plan.kernel(self.program.launches[number].kernel);
-        let Some(together) = Together::of(kernel).map(|together| together.with(values)) else {
+        let Some(collective) = Collective::of(kernel).map(|collective| collective.with(values)) else {
             return Ok(());
         };
         let at = values.first().map_or(0, Value::at);
-        let beside = self.beside.as_mut().filter(|_| together.beside());
-        if self.backend.together(together, at)? {
-            if !together.beside() {
+        let overlap = self.overlap.as_mut().filter(|_| collective.overlaps());
+        if self.backend.collective(collective, at)? {
+            if !collective.overlaps() {
                 self.stats.exchanged += self.backend.joined()?;
             }
-        } else if let Some(beside) = beside {
-            let mut numbers = vec![0.0f32; together.elements() as usize];
+        } else if let Some(overlap) = overlap {
+            let mut numbers = vec![0.0f32; collective.elements() as usize];
             self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
-            beside.begin(Job { at, numbers, cut: together.cut() });
+            overlap.begin(Job { at, numbers, cut: collective.cut() });
         } else {
-            together.run(self.backend, self.group, self.numbers, at)?;
+            collective.run(self.backend, self.group, self.numbers, at)?;
         }
         Ok(())
     }
@@ -679,7 +678,7 @@ impl<B: Backend> Run<'_, B> {
             return Ok(());
         }
         let launch = &self.program.launches[number];
-        if Together::of(self.plan.kernel(launch.kernel)).is_some() {
+        if Collective::of(self.plan.kernel(launch.kernel)).is_some() {
             let values: Vec<Value> = launch.operands.iter().map(|place| place.at(&self.variables)).collect();
             match self.recorder {
                 Some(_) => self.end_piece(Some((number, values)))?,
@@ -741,8 +740,8 @@ impl<B: Backend> Run<'_, B> {
     fn join(&mut self) -> Result<(), DeviceError> {
         let begun = Instant::now();
         self.stats.exchanged += self.backend.joined()?;
-        while let Some(beside) = self.beside.as_mut().filter(|beside| beside.pending > 0) {
-            let (at, numbers, seconds) = beside.next()?;
+        while let Some(overlap) = self.overlap.as_mut().filter(|overlap| overlap.pending > 0) {
+            let (at, numbers, seconds) = overlap.next()?;
             if !numbers.is_empty() {
                 self.backend.write(at, bytemuck::cast_slice(&numbers))?;
             }
@@ -844,7 +843,7 @@ impl<B: Backend> Session for Executor<B> {
             values: &mut self.values,
             group: &self.group,
             numbers: &mut self.numbers,
-            beside: self.beside.as_mut(),
+            overlap: self.overlap.as_mut(),
             instrument,
             synchronous: !B::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],

@@ -1381,7 +1381,7 @@ mod tests {
             let yaml = config.specification(name, Some(Dtype::BF16));
             let ast = dreamc_dsl::parse("config.json", &yaml, Spelling::Yaml).unwrap();
             let found = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{yaml}\n{d}")).0;
-            let path = format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/../examples/published/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
             let mut example = dreamc_dsl::load(path, &[]).unwrap().0.model;
             // The examples train with the losses of their papers; a configuration that leaves
             // router logits out trains with none.

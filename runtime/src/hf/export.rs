@@ -63,18 +63,20 @@ pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, 
         CheckpointError::Io { .. } => error.into(),
         _ => HfError::Exists { path: to.to_path_buf() },
     })?;
-    let dtype = stored(model)?;
     let kept = match model.kept(CONFIG) {
         Some(path) => json(&path)?,
         None => Map::new(),
     };
+    let dtype = stored(model)?;
+    // Training keeps f32; a tuned model leaves in the type in which it came.
+    let family_dtype = model.dtype.or_else(|| typed(&kept)).unwrap_or(dtype);
     let likely = kept.get("model_type").and_then(Value::as_str);
     let family = match native {
-        true => config::recognise(model.spec, dtype, likely, &kept),
+        true => config::recognise(model.spec, family_dtype, likely, &kept),
         false => Err("the package is asked for".into()),
     };
     match family {
-        Ok(config) => as_family(model, &config, dtype, &kept, to),
+        Ok(config) => as_family(model, &config, family_dtype, &kept, to),
         Err(why) => {
             let mut exported = package::write(model, dtype, to)?;
             if native {
@@ -188,6 +190,17 @@ fn stored(model: &Model) -> Result<Dtype, HfError> {
     Ok(dtype)
 }
 
+/// The type of weights that a configuration names.
+fn named_type(kept: &Map<String, Value>) -> Option<&str> {
+    ["torch_dtype", "dtype"].iter().find_map(|name| kept.get(*name)?.as_str())
+}
+
+/// The same as a type of safetensors.
+fn typed(kept: &Map<String, Value>) -> Option<Dtype> {
+    let name = named_type(kept)?;
+    [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|dtype| torch(*dtype) == name)
+}
+
 fn as_family(
     model: &Model,
     config: &Config,
@@ -202,15 +215,14 @@ fn as_family(
             .map_err(|name| {
                 HfError::Export(format!("a {} has no place for the tensor {name}", config.family.title))
             })?;
-    let size = size(model, &entries, model.dtype)?;
+    let size = size(model, &entries, Some(dtype))?;
     let same = model.kept(CONFIG).filter(|path| {
         let read = Config::read(path, kept.clone(), &[]);
         let spec = |config: &Config| config.spec("model", Some(dtype)).ok();
         let packed = kept.contains_key("quantization_config");
         !packed
             && read.is_ok_and(|read| {
-                let dtypes = ["torch_dtype", "dtype"].iter().find_map(|name| kept.get(*name)?.as_str());
-                dtypes.is_none_or(|found| found == torch(dtype))
+                named_type(kept).is_none_or(|found| found == torch(dtype))
                     && read.family == config.family
                     && spec(&read).is_some_and(|read| spec(config) == Some(read))
             })
@@ -237,7 +249,7 @@ fn as_family(
         (CONFIG, Box::new(|out: &mut dyn Write| out.write_all(&text))),
         (
             "model.safetensors",
-            Box::new(|out: &mut dyn Write| write(model, &entries, model.dtype, &metadata, out)),
+            Box::new(|out: &mut dyn Write| write(model, &entries, Some(dtype), &metadata, out)),
         ),
     ];
     for (name, bytes) in &texts {

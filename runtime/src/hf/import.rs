@@ -1,10 +1,10 @@
 //! Models of other programs, made ours.
 //!
 //! *In*: `config.json`, `model.safetensors` or shards with `model.safetensors.index.json`, perhaps
-//! `tokenizer.json`. *Out*: a folder of `spec.yaml`, `model.safetensors` (names of SEMANTICS
-//! section 11, the specification in its metadata), `checksums.txt`, and the folder's own
-//! `config.json`, `generation_config.json` and files of the tokenizer as they were, which every
-//! command opens as it opens a checkpoint, and which are there for the way back.
+//! `tokenizer.json`. *Out*: a folder of `spec.yaml`, `model.safetensors` (names of
+//! `docs/dev/semantics.md` section 11, the specification in its metadata), `checksums.txt`, and the
+//! folder's own `config.json`, `generation_config.json` and files of the tokenizer as they were,
+//! which every command opens as it opens a checkpoint, and which are there for the way back.
 
 use super::config::Config;
 use super::family::Slot;

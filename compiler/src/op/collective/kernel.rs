@@ -10,9 +10,9 @@ pub struct AllReduce {
     pub elements: u64,
     /// Over how many ranks.
     pub ranks: u64,
-    /// Whether nothing else touches them until the program ends, so that it may take place beside
-    /// the launches behind it.
-    pub beside: bool,
+    /// Whether nothing else touches them until the program ends, so that it may overlap with the
+    /// launches after it.
+    pub overlap: bool,
 }
 
 /// The sum over the ranks of a group of some of the numbers that are cut over them, from the one on
@@ -110,8 +110,8 @@ impl KernelKind for AllReduce {
     }
 
     fn summary(&self) -> String {
-        let beside = if self.beside { ", beside what follows" } else { "" };
-        format!("all_reduce {} over {} ranks{beside}", self.elements, self.ranks)
+        let overlap = if self.overlap { ", overlapping what follows" } else { "" };
+        format!("all_reduce {} over {} ranks{overlap}", self.elements, self.ranks)
     }
 
     by_the_group!();
@@ -131,7 +131,7 @@ impl KernelKind for ReduceScatter {
     }
 
     fn summary(&self) -> String {
-        format!("reduce_scatter {} of {}, beside what follows", self.elements, self.parts.summary())
+        format!("reduce_scatter {} of {}, overlapping what follows", self.elements, self.parts.summary())
     }
 
     by_the_group!();

@@ -12,7 +12,7 @@ pub mod cuda;
 pub mod gpu;
 pub mod ptx;
 
-use super::executor::Together;
+use super::executor::Collective;
 use super::{Choice, DeviceError};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Kernel, KernelId};
@@ -125,12 +125,12 @@ pub(crate) trait Backend: Send + 'static {
 
     /// Begins to exchange numbers at a place of the arena with the other ranks by itself, after all
     /// launches before it; false where the host has to.
-    fn together(&mut self, what: Together, at: u64) -> Result<bool, DeviceError> {
+    fn collective(&mut self, what: Collective, at: u64) -> Result<bool, DeviceError> {
         let _ = (what, at);
         Ok(false)
     }
 
-    /// Waits for what [`Backend::together`] began; gives the seconds that it took since the
+    /// Waits for what [`Backend::collective`] began; gives the seconds that it took since the
     /// launches before it were done.
     fn joined(&mut self) -> Result<f64, DeviceError> {
         Ok(0.0)

@@ -24,7 +24,7 @@ mod table;
 mod tests;
 
 use super::{Backend, Call, Value, Work};
-use crate::device::executor::{self, Listed, Place, Program, Together};
+use crate::device::executor::{self, Collective, Listed, Place, Program};
 use crate::device::{Choice, DeviceError, Group, Session};
 use crate::nvrtc::{self, Nvrtc};
 use dreamc_compiler::codegen::{Argument, Base, HEADERS, Limits, Matrices, Source, Variant, generate};
@@ -586,7 +586,7 @@ impl<G: Gpu> Backend for Generated<G> {
         }
     }
 
-    fn together(&mut self, what: Together, at: u64) -> Result<bool, DeviceError> {
+    fn collective(&mut self, what: Collective, at: u64) -> Result<bool, DeviceError> {
         let address = |number: u64| self.loaded.arena + at + number * DType::F32.bytes();
         let of = |parts: &Parts, what: fn(u64) -> Exchanged| {
             let each = (0..parts.ranks()).map(|rank| (rank, parts.of(rank)));
@@ -595,13 +595,13 @@ impl<G: Gpu> Backend for Generated<G> {
                 .collect()
         };
         let list = match what {
-            Together::Sum(sum) => {
+            Collective::Sum(sum) => {
                 vec![Exchange { what: Exchanged::Sum, address: address(0), count: sum.elements }]
             }
-            Together::Scatter(scatter, first) => {
+            Collective::Scatter(scatter, first) => {
                 of(&scatter.parts.within(first, scatter.elements), Exchanged::SumOn)
             }
-            Together::Gather(parts) => of(parts, Exchanged::From),
+            Collective::Gather(parts) => of(parts, Exchanged::From),
         };
         self.loaded.gpu.exchange(list)
     }

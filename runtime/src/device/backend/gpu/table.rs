@@ -9,7 +9,7 @@
 
 use super::machine::{Body, Code, Why, read};
 use super::{Sources, cache, launches};
-use crate::device::executor::Together;
+use crate::device::executor::Collective;
 use crate::device::{DeviceError, executor};
 use dreamc_compiler::codegen::{Limits, Source, Variant};
 use dreamc_compiler::count::CountError;
@@ -116,15 +116,15 @@ pub fn table(
             }
             let source = sources.by_kernel.get(&(own.id, own.variant)).copied().flatten();
             let name = plan.kernel(launch.kernel).to_string();
-            let line = match (source, Together::of(plan.kernel(launch.kernel))) {
+            let line = match (source, Collective::of(plan.kernel(launch.kernel))) {
                 (Some(number), _) => {
                     let mut codes = read[number].clone();
                     recode(&name, &mut codes);
                     let of = &sources.list[number];
                     of_launch(plan, launch, counted, often, (of, &codes), &target, device)
                 }
-                (None, Some(together)) => {
-                    exchanged(together, name, counted.times * u128::from(often), device)
+                (None, Some(collective)) => {
+                    exchanged(collective, name, counted.times * u128::from(often), device)
                 }
                 // Nothing to run.
                 (None, None) => continue,
@@ -140,14 +140,14 @@ pub fn table(
     Ok(Table { device, lines, tokens })
 }
 
-/// The line of something that GPUs do together, by the α–β model.
-fn exchanged(together: Together, kernel: String, launches: u128, device: &Device) -> KernelLine {
+/// The line of a collective, by the α–β model.
+fn exchanged(collective: Collective, kernel: String, launches: u128, device: &Device) -> KernelLine {
     let network = Network::of(device);
     let bytes = |elements: u64| (elements * DType::F32.bytes()) as f64;
-    let bytes = bytes(together.elements());
-    let once = match together {
-        Together::Sum(sum) => network.all_reduce(sum.ranks, bytes),
-        Together::Scatter(ReduceScatter { parts, .. }, _) | Together::Gather(parts) => {
+    let bytes = bytes(collective.elements());
+    let once = match collective {
+        Collective::Sum(sum) => network.all_reduce(sum.ranks, bytes),
+        Collective::Scatter(ReduceScatter { parts, .. }, _) | Collective::Gather(parts) => {
             network.half(parts.ranks(), bytes)
         }
     };

@@ -1,10 +1,10 @@
-//! Sums over ranks that begin while the way back goes on.
+//! Sums over ranks that overlap with the backward.
 //!
 //! *In*: a program that adds to gradients. *Out*: the same launches in the same order, with the sum
-//! of each range of gradients behind the last launch that touches it; where states are cut over the
-//! ranks each gets its part of the range. *Promise*: every trained number is summed once, by all
-//! ranks in the same order; no launch behind a sum touches what it sums, so that a device may do it
-//! beside them; bits are those of sums behind everything.
+//! of each range of gradients after the last launch that touches it; where states are sharded over
+//! the ranks, each rank gets its part of the range. *Promise*: every trained number is summed once,
+//! by all ranks in the same order; no launch after a sum touches the range, so that a device may
+//! overlap the two; the bits equal those of sums at the end of the program.
 //!
 //! A loop over sets of weights sums what each of its rounds is done with. Where rounds add to the
 //! same weights, the last round is taken out of the loop, and looked at by itself.
@@ -39,8 +39,8 @@ impl Assembly<'_> {
         Program { steps, variables: program.variables }
     }
 
-    /// Puts the sums of gradients behind the last steps that touch them; gives those that none
-    /// does. `counts`: how often the loops run that these steps are in.
+    /// Puts each sum of gradients after the last step that touches them; returns the gradients that
+    /// no step touches. `counts`: how often the loops run that these steps are in.
     fn send(&mut self, steps: &mut Vec<Step>, wanted: &[BufferId], counts: &mut Vec<u64>) -> Vec<BufferId> {
         let of = |id: &BufferId| {
             let range = self.bytes_of(*id);
@@ -56,7 +56,7 @@ impl Assembly<'_> {
             if here.is_empty() {
                 continue;
             }
-            let behind = match &mut steps[i] {
+            let after = match &mut steps[i] {
                 Step::Launch(_) => self.sums(&here),
                 Step::Loop { variable, count: 1, steps: inner, .. } => {
                     counts[*variable as usize] = 1;
@@ -72,7 +72,7 @@ impl Assembly<'_> {
                     continue;
                 }
             };
-            steps.splice(i + 1..i + 1, behind);
+            steps.splice(i + 1..i + 1, after);
         }
         at(None)
     }
@@ -103,10 +103,10 @@ impl Assembly<'_> {
         if late.is_empty() {
             return vec![Step::Loop { variable, count, reverse, steps: std::mem::take(inner) }];
         }
-        let (before, behind) = if reverse { (1, 0) } else { (0, count - 1) };
+        let (before, last_round) = if reverse { (1, 0) } else { (0, count - 1) };
         let rounds =
             Step::Loop { variable, count: count - 1, reverse, steps: shifted(inner, variable, before) };
-        let mut last = shifted(inner, variable, behind);
+        let mut last = shifted(inner, variable, last_round);
         let rest = self.send(&mut last, &late, counts);
         let mut all = vec![rounds, Step::Loop { variable, count: 1, reverse, steps: last }];
         all.extend(self.sums(&rest));
@@ -217,7 +217,7 @@ impl Assembly<'_> {
     fn sum(&mut self, buffer: BufferId, instance: Affine, elements: u64) -> Step {
         let operand = Operand::Tensor { buffer, instance: instance.clone(), offset: 0, stride: 0 };
         if !self.options.shard {
-            let kernel = kernel::AllReduce { elements, ranks: self.options.ranks, beside: true };
+            let kernel = kernel::AllReduce { elements, ranks: self.options.ranks, overlap: true };
             return self.launch(Kernel::AllReduce(kernel), vec![operand], "gradients");
         }
         // The number of the range's first among those that are cut.
