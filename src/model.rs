@@ -181,9 +181,7 @@ impl Trained {
         if looks_ahead(&self.spec.model) {
             return Err(CompileError::LooksAhead.into());
         }
-        let mut model = Model::load(device, self.scorer(device, passes, Some(rows))?)?;
-        model.restore(&self.tensors)?;
-        Ok(Box::new(Uncached::new(model)))
+        Ok(Box::new(Uncached::new(self.uncached(device, passes, rows, context)?)))
     }
 
     /// Rows for texts that come and go, and their memory: with caches, which keep so many tokens of
@@ -213,15 +211,56 @@ impl Trained {
         if looks_ahead(&self.spec.model) {
             return Err(CompileError::LooksAhead.into());
         }
-        let mut model = Model::load(device, self.scorer(device, passes, Some(rows))?)?;
-        model.restore(&self.tensors)?;
+        let model = self.uncached(device, passes, rows, context)?;
         let memory = model.memory();
         Ok((Box::new(Uncached::new(model)), memory))
+    }
+
+    /// Loaded to write without caches: texts are as long as with them, whatever the rows were that it
+    /// was trained on.
+    fn uncached(
+        &self,
+        device: &dyn Device,
+        PassArguments { depth, exit }: PassArguments,
+        rows: u64,
+        context: Option<u64>,
+    ) -> Result<Model, Failure> {
+        let mut spec = self.spec.clone();
+        let most = spec.model.context;
+        spec.train.sequence = Some(context.unwrap_or(most).min(most));
+        let narrow = self.narrow(device);
+        let compiled = prepare::scorer(&spec, (depth, exit), Some(rows), &self.rewriting, narrow)?;
+        let compiled = compiled.ok_or_else(|| {
+            Failure::Usage(
+                "without caches a text takes logits of all its tokens, and vocabulary × tokens is too large for that: ask for \
+                 fewer tokens (`--max-tokens`, `--context`)"
+                    .into(),
+            )
+        })?;
+        let mut model = Model::load(device, compiled)?;
+        model.restore(&self.tensors)?;
+        Ok(model)
     }
 
     /// Storage in bf16 by the recipe, on a device.
     pub fn narrow(&self, device: &dyn Device) -> Narrow {
         device.narrow(self.spec.train.precision)
+    }
+
+    /// Loaded to measure losses of whole rows, in the precision and by the program of the run.
+    pub fn measurer(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
+        let compiled = prepare::measurer(&self.spec, depth, &self.rewriting, self.narrow(device))?;
+        let mut model = Model::load(device, compiled)?;
+        model.restore(&self.tensors)?;
+        Ok(model)
+    }
+
+    /// Loaded to score whole rows by their logits.
+    pub fn scoring(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
+        let compiled = self.scorer(device, PassArguments { depth, exit: None }, None)?;
+        let mut model = Model::load(device, compiled)?;
+        model.restore(&self.tensors)?;
+        Ok(model)
     }
 
     /// Compiled to score whole rows, as the run itself does.

@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use clap::Args;
 use dreamc_dsl::spec::{self, Source, Spec, Tokenizer};
 use dreamc_dsl::{Diagnostics, Severity, SourceMap, Spelling};
+use dreamc_runtime::checkpoint::Checkpoints;
 use dreamc_runtime::data::{Dataset, Settings};
 use dreamc_runtime::files::cache_folder;
 use dreamc_runtime::train::prepare;
@@ -34,24 +35,38 @@ impl SpecArguments {
         Ok(spec)
     }
 
-    /// The folder of an imported model that stands in the specification's place: its weights and
-    /// its tokenizer are to be trained further.
-    fn import(&self) -> Option<&Path> {
+    /// The folder of a model that stands in the specification's place: its weights and its
+    /// tokenizer are to be trained further.
+    fn begun(&self) -> Option<Begun> {
         let holds = |name: &str| self.spec.join(name).is_file();
-        (holds("spec.yaml") && holds("model.safetensors") && holds("checksums.txt")).then_some(&*self.spec)
+        let import = holds("model.safetensors") && holds("checksums.txt");
+        match () {
+            _ if !holds("spec.yaml") => None,
+            _ if import => Some(Begun::Import),
+            _ if holds("ledger.json") || self.spec.join("checkpoints").is_dir() => Some(Begun::Run),
+            _ => None,
+        }
     }
 
     /// The checked specification to train, with absolute paths; on `data` in place of its own where
-    /// that is given. Of the folder of an import it begins from that model's weights, and reads
-    /// text with its tokenizer.
+    /// that is given. Of the folder of a run or an import it begins from that model's weights, and
+    /// reads text with its tokenizer.
     pub fn load_to_train(&self, data: Option<&Path>) -> Result<Spec, Failure> {
         let mut spec = self.load()?;
         make_absolute(&mut spec, &self.base());
         let mut tokenizer = None;
-        if let Some(import) = self.import() {
+        if let Some(begun) = self.begun() {
+            let import = &*self.spec;
             let full = import.canonicalize().map_err(|e| dreamc_runtime::files::about(import, e))?;
             let beside = full.join("tokenizer.json");
-            if !beside.is_file() {
+            if begun == Begun::Run && Checkpoints::new(full.join("checkpoints")).steps().is_empty() {
+                let run = import.display();
+                return Err(Failure::Usage(format!(
+                    "{run} has no checkpoint yet, whose weights training would begin from: `dreamc resume {run}` goes on with the run, \
+                     `dreamc train {run}/spec.yaml` begins another from random weights"
+                )));
+            }
+            if begun == Begun::Import && !beside.is_file() {
                 return Err(Failure::Usage(format!(
                     "{} is an imported model without a tokenizer.json, so that it can read no text; import a folder that has one, or \
                      write a specification with `base: {}` and `data: {{tokenizer: FILE}}`",
@@ -60,7 +75,13 @@ impl SpecArguments {
                 )));
             }
             spec.weights = Some(full.to_string_lossy().into_owned());
-            tokenizer = Some(beside);
+            tokenizer = Some(beside).filter(|file| file.is_file());
+            // The copy in the folder, wherever the file went that the run was made with.
+            if let (Some(file), Some(data)) = (&tokenizer, &mut spec.data)
+                && let Tokenizer::File(path) = &mut data.tokenizer
+            {
+                *path = file.to_string_lossy().into_owned();
+            }
         }
         if let Some(file) = data {
             replace_data(&mut spec, file, tokenizer.as_deref())?;
@@ -77,6 +98,13 @@ impl SpecArguments {
     pub fn base(&self) -> PathBuf {
         self.file().parent().map(Path::to_path_buf).unwrap_or_default()
     }
+}
+
+/// A folder that training begins from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    Run,
+    Import,
 }
 
 /// Prints warnings.

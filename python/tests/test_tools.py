@@ -71,6 +71,22 @@ def test_lm_eval_finds_the_accuracy_of_eval(run, tmp_path):
     assert json.loads(report.read_text())["results"]["ranked"]["acc,none"] == right
 
 
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_tracker_that_is_missing_is_named(run, tmp_path, name):
+    # A finder before all others that has no such package.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {name!r}: raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    line = [sys.executable, "-m", f"dreamc.{name}", str(run.path), "--once"]
+    ended = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert f"needs the package {name}: pip install {name}" in ended.stderr
+
+
 def test_wandb_gets_every_step(run, tmp_path):
     pytest.importorskip("wandb", reason="no wandb: pip install wandb")
     where = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}

@@ -4,7 +4,7 @@ mod routing;
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, PassArguments, Trained};
+use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
 use crate::report::analysis::{Analysis, AtDepth};
 use crate::report::{draw, page::Page};
@@ -245,9 +245,7 @@ fn depths(
     let all = counts.len();
     for (i, count) in counts.into_iter().enumerate() {
         progress.phase(&format!("at depth {count}, {} of {all}", i + 1));
-        let passes = PassArguments { depth: Some(count), exit: None };
-        let mut model = Model::load(device, trained.scorer(device, passes, None)?)?;
-        model.restore(&trained.tensors)?;
+        let mut model = trained.measurer(device, Some(count))?;
         let mut at = AtDepth {
             count,
             depth: model.compiled().depth,
@@ -267,7 +265,11 @@ fn depths(
         }
         let mut all = vec![];
         // A model that looks ahead cannot generate.
-        for task in dataset.tasks().filter(|_| !looks_ahead(&spec.model)) {
+        let tasks: Vec<_> = dataset.tasks().filter(|_| !looks_ahead(&spec.model)).collect();
+        if !tasks.is_empty() {
+            model = trained.scoring(device, Some(count))?;
+        }
+        for task in tasks {
             let (mask, seed) = (prepare::masked(spec), spec.train.seed);
             let each = spec.eval.examples;
             all.extend(evaluate::exact_match(&mut model, &dataset.tokenizer, task, seed, mask, each)?);

@@ -24,6 +24,15 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
+    if let Some(path) = &a.output
+        && let Some(other) = path.extension().filter(|e| !e.eq_ignore_ascii_case("svg"))
+    {
+        return Err(Failure::Usage(format!(
+            "-o {}: a drawing is SVG, and there is no other format: name a file that ends in .svg, not .{}",
+            path.display(),
+            other.display()
+        )));
+    }
     let picture = page::alone(&draw::svg(&a.spec.load()?.model));
     match a.output {
         None => Ok(output::write(picture.as_bytes())?),

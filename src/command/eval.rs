@@ -97,6 +97,8 @@ struct Report {
     data: Vec<String>,
     /// How texts begin and rows advance.
     conventions: String,
+    /// The type that it was computed in.
+    precision: &'static str,
     loss: Option<Loss>,
     perplexity: Option<f64>,
     bits_per_byte: Option<f64>,
@@ -172,9 +174,7 @@ fn one(
     let more = if a.depth.is_empty() { &spec.eval.depths } else { &a.depth };
     depths.extend(more.iter().map(|&d| Some(d)));
     for depth in depths {
-        let mut model =
-            Model::load(device, trained.scorer(device, PassArguments { depth, exit: None }, None)?)?;
-        model.restore(&trained.tensors)?;
+        let mut model = trained.measurer(device, depth)?;
         let measure = Measure { a, trained: &trained, tokenizer: &tokenizer, device, depth, stride };
         let report = Report { run: run.clone(), ..measure.measure(dataset.as_ref(), &mut model)? };
         if !a.json {
@@ -216,6 +216,7 @@ impl Measure<'_> {
                 "{begins}; rows of {sequence} tokens, stride {}",
                 stride.unwrap_or(sequence)
             ),
+            precision: trained.narrow(self.device).name(),
             loss: None,
             perplexity: None,
             bits_per_byte: None,
@@ -247,9 +248,14 @@ impl Measure<'_> {
                 return Ok(report);
             }
             let mut all = vec![];
+            let mut scorer = None;
             for task in tasks {
+                let scorer = match &mut scorer {
+                    Some(scorer) => scorer,
+                    none => none.insert(trained.scoring(self.device, self.depth)?),
+                };
                 let mask = prepare::masked(spec);
-                let found = evaluate::exact_match(model, tokenizer, task, spec.train.seed, mask, examples)?;
+                let found = evaluate::exact_match(scorer, tokenizer, task, spec.train.seed, mask, examples)?;
                 all.extend(found.clone());
                 report.by_difficulty.push((task::name(task.kind).to_string(), found));
             }
@@ -350,7 +356,7 @@ fn print(r: &Report) -> Done {
         rows.push(vec![
             "loss".into(),
             format!("{:.4}", loss.mean()),
-            format!("of {} targets", grouped(loss.targets.into())),
+            format!("of {} targets, in {}", grouped(loss.targets.into()), r.precision),
         ]);
         rows.push(vec!["perplexity".into(), format!("{:.3}", loss.perplexity())]);
     }

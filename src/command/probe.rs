@@ -6,6 +6,7 @@ use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::spec::SpecArguments;
 use clap::{Args, value_parser};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
@@ -110,10 +111,10 @@ pub fn run(a: Arguments) -> Done {
     model.begin_step()?;
     let scale = Scale { loss: 1.0 / batch.learned() as f32, auxiliary: 1.0 };
     model.backward(&batch, scale, None)?;
-    write(&a, &model, &batch, logits)
+    write(&a, &model, &batch, logits, narrow)
 }
 
-fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Option<Vec<f32>>) -> Done {
+fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Option<Vec<f32>>, narrow: Narrow) -> Done {
     let (b, n) = (batch.rows() as u64, batch.sequence as u64);
     let mut entries: Vec<Entry> = vec![];
     entries.extend(logits.iter().map(|logits| ("logits".into(), vec![b, n, logits.len() as u64 / (b * n)])));
@@ -143,7 +144,8 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Option<Vec<f32>>) 
             }
         })
     })?;
-    crate::say!("{}: {} tensors, loss {:.6}", a.out.display(), entries.len(), model.loss()?)?;
+    let precision = narrow.name();
+    crate::say!("{}: {} tensors, loss {:.6} in {precision}", a.out.display(), entries.len(), model.loss()?)?;
     Ok(())
 }
 

@@ -30,10 +30,15 @@ use std::path::{Path, PathBuf};
 /// Train a model; leaves a folder with checkpoints, metrics and a ledger
 #[derive(Args)]
 #[command(after_help = "\
+A specification begins from random weights, or from those it names as `base`; the folder of a run or an import begins from the
+weights in it.
+
 Examples:
   dreamc train examples/quickstart.yaml
   dreamc train model.yaml --data book.txt --out runs/book
   dreamc train imports/smollm2 --data book.txt          train an imported model further
+  dreamc train runs/book-001 --data more.txt            a new run from the weights of another
+  dreamc train runs/book-001/spec.yaml                  the same recipe again, from random weights
   dreamc train model.yaml --set train.steps=500 --set train.learning_rate=1e-3
   dreamc train model.yaml --out runs/book --resume      go on after a Ctrl-C or a crash")]
 pub struct Arguments {
@@ -389,7 +394,8 @@ fn report(outcome: &Outcome, folder: &Path, evaluated: bool, counted: bool) -> D
     let of = |n: Option<u64>, what: &str| {
         n.map_or(String::new(), |n| format!("  of {} {what}", grouped(n.into())))
     };
-    row("validation loss", line.validation_loss.map(|x| format!("{x:.4}{}", of(line.targets, "targets"))));
+    let loss = |x: f64| format!("{x:.4}{}, in {}", of(line.targets, "targets"), l.precision);
+    row("validation loss", line.validation_loss.map(loss));
     row("bits per byte", line.bits_per_byte.map(|x| format!("{x:.4}")));
     row(
         "exact match, held out",

@@ -2,6 +2,7 @@
 //! clock, the health of routers.
 
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
+use dreamc_runtime::checkpoint::safetensors::Tensors;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -386,4 +387,77 @@ fn the_next_command_is_one_that_works() {
         err.contains("warning: ") && err.contains("step-00000004") && err.contains("is read instead"),
         "{err}"
     );
+}
+
+/// A run takes losses from logits that are never rounded; so does `eval`, whatever the precision.
+#[test]
+fn a_loss_measured_again_is_that_of_the_ledger() {
+    let sandbox = sandbox();
+    for precision in ["f32", "bf16"] {
+        let set = format!("train.precision={precision}");
+        sandbox.good(&["train", "tiny.yaml", "--out", precision, "--set", &set]);
+        let ledger: Value = serde_json::from_str(&sandbox.read(&format!("{precision}/ledger.json"))).unwrap();
+        let report: Value = serde_json::from_str(&sandbox.good(&["eval", precision, "--json"])).unwrap();
+        let loss = &report[0]["loss"];
+        let mean = loss["nats"].as_f64().unwrap() / loss["targets"].as_f64().unwrap();
+        let apart = (mean - ledger["validation_loss"].as_f64().unwrap()).abs();
+        assert!(apart < 1e-6, "{precision}: {apart}");
+        assert_eq!(report[0]["precision"], ledger["precision"]);
+        let words = format!("targets, in {}", ledger["precision"].as_str().unwrap());
+        assert!(sandbox.good(&["eval", precision]).contains(&words));
+    }
+}
+
+#[test]
+fn the_folder_of_a_run_is_trained_further_and_its_specification_anew() {
+    let sandbox = sandbox();
+    let fast = ["--set", "train.learning_rate=1e-1", "--set", "train.warmup=1"];
+    sandbox.good(&[&["train", "tiny.yaml", "--out", "run"], &fast[..]].concat());
+    sandbox.write("more.txt", &"and then the fox came back\n".repeat(60));
+    let line = ["--data", "more.txt", "--set", "train.learning_rate=1e-12", "--set", "train.steps=1"];
+    let said = sandbox.good(&[&["train", "run", "--out", "further"], &line[..]].concat());
+    assert!(said.contains("begins from the weights of ") && said.contains("/run"), "{said}");
+    let said = sandbox.good(&[&["train", "run/spec.yaml", "--out", "anew"], &line[..]].concat());
+    assert!(!said.contains("begins from"), "{said}");
+    let embed = |run: &str, step: u64| {
+        let file = sandbox.path(&format!("{run}/checkpoints/step-{step:08}/model.safetensors"));
+        Tensors::open(&file).unwrap().get("embed.weight").unwrap().unwrap().1.to_vec()
+    };
+    let apart = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let trained = embed("run", 6);
+    assert!(apart(&trained, &embed("further", 1)) < 1e-6);
+    assert!(apart(&trained, &embed("anew", 1)) > 1e-4);
+
+    // Without a checkpoint there is nothing to begin from.
+    fs::remove_dir_all(sandbox.path("run/checkpoints")).unwrap();
+    let error = sandbox.error(&["train", "run", "--data", "more.txt", "--out", "none"]);
+    assert!(error.contains("run has no checkpoint yet"), "{error}");
+    assert!(!sandbox.path("none").exists());
+}
+
+#[test]
+fn prompts_of_any_length_are_written_after_without_caches() {
+    let sandbox = sandbox();
+    sandbox.good(&["train", "tiny.yaml", "--out", "run"]);
+    let line = ["generate", "run", "a", "the quick", "line 12", "-n", "9", "--greedy", "--json"];
+    let with = sandbox.good(&line);
+    // A row ends before the others, and its place stays empty.
+    let stopped = ["--stop", "e", "--stop", " "];
+    let without = sandbox.good(&[&line[..], &["--no-cache"]].concat());
+    assert_eq!(with, without);
+    let with = sandbox.good(&[&line[..], &stopped].concat());
+    assert_eq!(with, sandbox.good(&[&line[..], &stopped, &["--no-cache"]].concat()));
+    // Texts are longer than the rows of the recipe: as long as the context.
+    let long = "x".repeat(28);
+    let line = ["generate", "run", &long, "the", "qu", "-n", "9", "--greedy", "--json"];
+    assert_eq!(sandbox.good(&line), sandbox.good(&[&line[..], &["--no-cache"]].concat()));
+}
+
+#[test]
+fn a_drawing_has_the_name_of_what_it_is() {
+    let sandbox = sandbox();
+    let error = sandbox.error(&["draw", "tiny.yaml", "-o", "tiny.png"]);
+    assert!(error.contains("a drawing is SVG") && error.contains(".svg, not .png"), "{error}");
+    assert!(!sandbox.path("tiny.png").exists());
+    sandbox.good(&["draw", "tiny.yaml", "-o", "tiny.svg"]);
 }

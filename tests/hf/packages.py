@@ -14,7 +14,7 @@ import sys
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 TOLERANCE = 1e-5
 
@@ -39,7 +39,7 @@ def written(model, prompts, steps, use_cache):
 
 def texts(folder):
     """The tokenizer of a model of bytes is a token a byte, whatever the text; the byte NUL ends it."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     text = "Ā naïve  \n\tline €, 日本 Ġ\x7f."
     ids = tokenizer(text)["input_ids"]
     good = ids == list(text.encode()) and tokenizer.decode(ids) == text and tokenizer.eos_token_id == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Iterator
@@ -51,6 +53,16 @@ def arguments(tool: str):
     parser.add_argument("--project", default="dreamc", help="the project (experiment) there")
     parser.add_argument("--once", action="store_true", help="send what is there and end")
     return parser.parse_args()
+
+
+def tracker(name: str):
+    """The tracker's package, by its absolute name: the module here has it, too. Without it the process ends with a line."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        sys.exit(f"python -m dreamc.{name} needs the package {name}: pip install {name}")
 
 
 def follow(run: Path, once: bool, log) -> None:

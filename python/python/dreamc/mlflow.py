@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
-from .follow import arguments, follow
+from .follow import arguments, follow, tracker
 
 
 def main() -> None:
     """Follows one run until it ends."""
     given = arguments("mlflow")
-    # Absolute: this module has the package's name.
-    mlflow = importlib.import_module("mlflow")
+    mlflow = tracker("mlflow")
     mlflow.set_experiment(given.project)
     with mlflow.start_run(run_name=given.run.name):
         mlflow.log_artifact(str(given.run / "spec.yaml"))

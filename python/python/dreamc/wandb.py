@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
-from .follow import arguments, follow
+from .follow import arguments, follow, tracker
 
 
 def main() -> None:
     """Follows one run until it ends."""
     given = arguments("wandb")
-    # Absolute: this module has the package's name.
-    wandb = importlib.import_module("wandb")
+    wandb = tracker("wandb")
     spec = (given.run / "spec.yaml").read_text(encoding="utf-8")
     session = wandb.init(project=given.project, name=given.run.name, config={"spec": spec})
     follow(given.run, given.once, lambda figures, step: session.log(figures, step=step))

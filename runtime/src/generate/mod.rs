@@ -167,13 +167,15 @@ impl NextLogits for Uncached {
             read.push((n.row, if n.every || from == text.len() { from } else { last }..text.len()));
         }
         let mut batch = Batch::new(sequence);
-        for text in &self.texts {
+        for (row, text) in self.texts.iter().enumerate() {
             let text = text.as_deref().unwrap_or_default();
             batch.ids.extend(text.iter().map(|&t| t as i32));
             batch.targets.extend(text.iter().map(|_| NO_LOSS));
             batch.positions.extend(0..text.len() as i32);
             batch.segments.extend(text.iter().map(|_| 0));
             batch.pad_row(0);
+            // A row that is free has no token to fill up from.
+            batch.pad_rows(row + 1, 0);
         }
         self.model.evaluate(&batch)?;
         let logits = |(row, places): (usize, std::ops::Range<usize>)| -> Result<Vec<f32>, ModelError> {

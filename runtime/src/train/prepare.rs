@@ -103,8 +103,7 @@ fn scoring(
 }
 
 /// Compiles a specification for scoring whole rows: forward alone, logits kept; `most` rows at
-/// once. `narrow` is that of the recipe on the device, so that a loss is that of the run. `passes`
-/// are [`Options::depth`] and [`Options::exit`].
+/// once. Losses are [`measurer`]'s. `passes` are [`Options::depth`] and [`Options::exit`].
 pub fn scorer(
     spec: &Spec,
     passes: (Option<u64>, Option<f64>),
@@ -113,6 +112,21 @@ pub fn scorer(
     narrow: Narrow,
 ) -> Result<Option<Compiled>, TrainError> {
     Ok(scoring(spec, passes, most, rewrite, narrow).map(|options| compile(spec, &options)).transpose()?)
+}
+
+/// Compiles a specification for the losses of whole rows, as the evaluations of its run measure
+/// them: forward alone, a micro-batch of the recipe at once. The compiler chooses by the size of a
+/// batch whether logits are stored, and in bf16 those that are stored are rounded before the loss
+/// is taken: another size would be another loss.
+pub fn measurer(
+    spec: &Spec,
+    depth: Option<u64>,
+    rewrite: &Rewriting,
+    narrow: Narrow,
+) -> Result<Compiled, TrainError> {
+    let rows = (spec.train.batch / spec.train.accumulate.max(1)).max(1);
+    let (segments, rewrite) = (masked(spec), rewrite.clone());
+    Ok(compile(spec, &Options { segments, depth, rewrite, narrow, ..forward(rows, sequence(spec)) })?)
 }
 
 /// Tokens observed at once.

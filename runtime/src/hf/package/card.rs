@@ -19,10 +19,12 @@ pub fn card(model: &Model, parameters: u64, dtype: Dtype) -> String {
     line("---\nlibrary_name: transformers\npipeline_tag: text-generation\nlicense: other\n---\n");
     line(&format!("# {name}\n"));
     line("An attention mixture, trained with dreamc and exported by `dreamc export hf`.\n");
-    line("```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n");
+    line("```python\nfrom transformers import AutoModelForCausalLM, PreTrainedTokenizerFast\n");
     line("model = AutoModelForCausalLM.from_pretrained(\".\", trust_remote_code=True)");
-    line("tokenizer = AutoTokenizer.from_pretrained(\".\")\n```\n");
-    line("`trust_remote_code` runs `modeling_dreamc.py` of this folder; read it first.\n");
+    line("tokenizer = PreTrainedTokenizerFast.from_pretrained(\".\")\n```\n");
+    line(
+        "`trust_remote_code` runs `modeling_dreamc.py` of this folder; read it first. The tokenizer has no code.\n",
+    );
     line("| | |\n|---|---|");
     line(&format!("| parameters | {parameters} |"));
     line(&format!("| stored as | {} |", torch(dtype)));
