@@ -284,6 +284,11 @@ impl Value {
         if let ValueKind::Map(map) = &self.kind { Some(map) } else { None }
     }
 
+    /// Its elements, where it is a list.
+    pub fn as_list(&self) -> Option<&List> {
+        if let ValueKind::List(list) = &self.kind { Some(list) } else { None }
+    }
+
     /// The kind of expression, for a reader.
     pub fn describe(&self) -> String {
         match &self.kind {

@@ -954,8 +954,22 @@ pub static TRAIN: Section = Section {
         ),
         key("sequence", Type::Optional(&SIZE), Rule("the model's `context`"), "Tokens in a sequence."),
         key("learning_rate", POSITIVE, Value("4e-4"), "Peak learning rate."),
-        key("warmup", COUNT, Value("500"), "Steps of linear warm-up."),
-        key("schedule", Type::Section(&SCHEDULE), Value("constant"), "Learning rates after the warm-up."),
+        key(
+            "warmup",
+            Type::Either(&[COUNT, Type::Real(Range::Share)]),
+            Rule("500, or a tenth of `steps` where that is less; none with a `schedule` of points"),
+            "Steps of linear warm-up, or their share of `steps`, such as `10%`.",
+        ),
+        key(
+            "schedule",
+            Type::Either(&[
+                Type::Section(&SCHEDULE),
+                Type::List(&Type::List(&Type::Real(Range::NonNegative))),
+            ]),
+            Value("constant"),
+            "Learning rates after the warm-up. Or points of the whole run, `[[0, 0], [10%, 1], [100%, 0.1]]`: each a step, or its share of `steps`, \
+             and a factor on the learning rate; lines between them.",
+        ),
         key("optimizer", Type::Section(&OPTIMIZER), Value("adamw"), "The law that moves weights."),
         key(
             "transfer",
@@ -1077,7 +1091,12 @@ pub static SCHEDULE: Section = Section {
             "Which.",
         ),
         key("floor", Type::Real(Range::NonNegative), Value("0"), "Final share of the peak, at most 1."),
-        key("decay", SIZE, Rule("required with `wsd`"), "Steps of the decay of `wsd`."),
+        key(
+            "decay",
+            Type::Either(&[SIZE, Type::Real(Range::Share)]),
+            Rule("required with `wsd`"),
+            "Steps of the decay of `wsd`, or their share of `steps`.",
+        ),
     ],
 };
 

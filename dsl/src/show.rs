@@ -555,6 +555,9 @@ fn schedule(schedule: &Schedule) -> ValueKind {
     let mut fields = Fields::inline();
     match *schedule {
         Schedule::Constant => return word("constant"),
+        Schedule::Points(ref points) => {
+            return list(points.iter().map(|(step, factor)| list([int(*step), real(*factor)])));
+        }
         Schedule::Cosine { floor } => {
             fields.put("kind", word("cosine"));
             fields.put("floor", real(floor));

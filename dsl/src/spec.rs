@@ -1009,8 +1009,13 @@ pub struct Matrices {
     pub rate: f64,
 }
 
+/// The steps that a share of a run is: at least one.
+pub fn warmup_steps(share: f64, steps: u64) -> u64 {
+    ((share * steps as f64).round() as u64).max(u64::from(share > 0.0))
+}
+
 /// Learning rates after the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
     /// The peak until the end.
@@ -1032,6 +1037,8 @@ pub enum Schedule {
         /// Final share of the peak.
         floor: f64,
     },
+    /// Lines between these steps and shares of the peak, over the whole run, warm-up included.
+    Points(Vec<(u64, f64)>),
 }
 
 /// Storage and products.

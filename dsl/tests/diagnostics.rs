@@ -149,6 +149,7 @@ fn overrides_change_what_they_name() {
         "ea.count=2 * 512",
         "depth=8",
         "train.steps=10",
+        "train.warmup=10%",
         "sa.rope.base=500",
         "da.rope=none",
         "ea.router.query=64",

@@ -6,7 +6,7 @@
 
 use crate::number::decimals;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule};
+use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule, warmup_steps};
 use dreamc_dsl::suite::Equal;
 
 /// Cost and data of an arm.
@@ -144,6 +144,7 @@ pub fn put(train: &mut Train, field: &str, value: f64) -> bool {
     match field {
         "learning_rate" => train.learning_rate = value,
         "weight_decay" => train.weight_decay = value,
+        "warmup" if value < 1.0 => train.warmup = warmup_steps(value, train.steps),
         "warmup" => train.warmup = value as u64,
         "eps" => train.eps = value,
         "clip" => train.clip = Some(value),
@@ -158,6 +159,15 @@ pub fn put(train: &mut Train, field: &str, value: f64) -> bool {
 
 fn schedule(t: &Train) -> String {
     let then = match t.schedule {
+        Schedule::Points(ref points) => {
+            let each = points.iter().map(|(step, factor)| format!("{factor} at {step}"));
+            return format!(
+                "{} × {}, {} steps",
+                t.learning_rate,
+                each.collect::<Vec<_>>().join(", "),
+                t.steps
+            );
+        }
         Schedule::Constant => "constant".into(),
         Schedule::Cosine { floor } => format!("cosine to {floor}"),
         Schedule::Linear { floor } => format!("linear to {floor}"),

@@ -305,6 +305,16 @@ impl Way<'_> {
         let scaled = |n: u64| (n as f64 * steps as f64 / t.steps as f64).round() as u64;
         let mut set = self.a.set.clone();
         set.push(format!("train.steps={steps}"));
+        if let Schedule::Points(points) = &t.schedule {
+            // Points of a short cell stay one after another.
+            let mut next = 0;
+            let each = points.iter().map(|(step, factor)| {
+                let at = scaled(*step).max(next);
+                next = at + 1;
+                format!("[{at}, {factor}]")
+            });
+            set.push(format!("train.schedule=[{}]", each.collect::<Vec<_>>().join(", ")));
+        }
         set.push(format!("train.warmup={}", scaled(t.warmup)));
         if t.evaluate.every > 0 {
             set.push(format!("train.evaluate.every={}", scaled(t.evaluate.every).max(1)));

@@ -9,6 +9,7 @@ mod looping;
 mod model;
 mod recipe;
 mod router;
+mod schedule;
 mod statement;
 pub(crate) mod suite;
 
@@ -187,6 +188,18 @@ impl Checker {
             }
         }
         self.error("wrong-type", value.span, message, help);
+    }
+
+    /// A warning about a field, at its token.
+    fn warning_at(
+        &mut self,
+        code: &'static str,
+        path: &str,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        let span = self.sources.locate(path).unwrap_or_default();
+        self.warning(code, span, message, help);
     }
 
     /// Refuses a name that files and folders could not be called by, so that none is written

@@ -204,8 +204,8 @@ impl Checker {
             let help = "make `train.sequence` shorter or `model.context` longer";
             self.error_at("out-of-range", &group.path("sequence"), message, help);
         }
-        let (learning_rate, warmup) = (self.real(group, "learning_rate"), self.int(group, "warmup"));
-        let schedule = self.schedule(group, steps, warmup);
+        let learning_rate = self.real(group, "learning_rate");
+        let (warmup, schedule) = self.rates(group, steps);
         let optimizer = self.optimizer(group);
         let transfer = self.section(group, "transfer").map(|section| self.transfer(&section, optimizer));
         let betas = self.betas(group);
@@ -244,6 +244,7 @@ impl Checker {
                 help,
             );
         }
+        self.too_short(group, steps, evaluate.0);
         let (on_nan, spike) = (self.word(group, "on_nan"), self.real_or_none(group, "spike"));
         Some(Train {
             steps: steps?,
@@ -282,53 +283,6 @@ impl Checker {
             on_nan: if on_nan? == "skip" { OnNan::Skip } else { OnNan::Stop },
             spike: spike?,
         })
-    }
-
-    fn schedule(&mut self, owner: &Group, steps: Option<u64>, warmup: Option<u64>) -> Option<Schedule> {
-        if !self.has(owner, "schedule") {
-            return Some(Schedule::Constant);
-        }
-        let group = self.section(owner, "schedule")?;
-        let kind = self.word(&group, "kind");
-        let floor = self.real(&group, "floor");
-        if floor.is_some_and(|floor| floor > 1.0) {
-            let help = "it is a share of the peak, at most 1";
-            self.error_at("out-of-range", &group.path("floor"), "`floor` is above the peak", help);
-        }
-        let kind = kind?;
-        if kind == "constant" {
-            self.misplaced_in_schedule(&group, "floor", "`constant`");
-        }
-        if kind != "wsd" {
-            self.misplaced_in_schedule(&group, "decay", &format!("`{kind}`"));
-        }
-        Some(match kind {
-            "cosine" => Schedule::Cosine { floor: floor? },
-            "linear" => Schedule::Linear { floor: floor? },
-            "wsd" => {
-                if !self.has(&group, "decay") {
-                    let help = "write `schedule: {kind: wsd, decay: 200}`";
-                    self.error("missing-key", group.at, "`decay` is missing in schedule", help);
-                }
-                let decay = self.int(&group, "decay")?;
-                if let (Some(steps), Some(warmup)) = (steps, warmup)
-                    && decay.saturating_add(warmup) > steps
-                {
-                    let message =
-                        format!("{warmup} steps of warm-up and {decay} of decay are more than {steps}");
-                    self.error_at("out-of-range", &group.path("decay"), message, "make one shorter");
-                }
-                Schedule::Wsd { decay, floor: floor? }
-            }
-            _ => Schedule::Constant,
-        })
-    }
-
-    fn misplaced_in_schedule(&mut self, group: &Group, key: &'static str, kind: &str) {
-        if self.has(group, key) {
-            let message = format!("`{key}` does not go with {kind}");
-            self.error_at("unknown-key", &group.path(key), message, "take it away");
-        }
     }
 
     fn optimizer(&mut self, owner: &Group) -> Option<OptimizerKind> {

@@ -48,6 +48,7 @@ pub fn learning_rate(train: &Train, step: u64) -> f64 {
     let toward = |floor: f64, share: f64| peak * (floor + (1.0 - floor) * share);
     match train.schedule {
         Schedule::Constant => peak,
+        Schedule::Points(ref points) => peak * between(points, step),
         Schedule::Cosine { floor } => toward(floor, 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())),
         Schedule::Linear { floor } => toward(floor, 1.0 - progress),
         Schedule::Wsd { decay, floor } => {
@@ -55,6 +56,19 @@ pub fn learning_rate(train: &Train, step: u64) -> f64 {
             let gone = step.saturating_sub(start) as f64 / decay.max(1) as f64;
             toward(floor, 1.0 - gone.min(1.0))
         }
+    }
+}
+
+/// The factor of a schedule by points: on the line between the two around the step, and that of the
+/// nearest before the first and after the last.
+fn between(points: &[(u64, f64)], step: u64) -> f64 {
+    let after = points.partition_point(|(at, _)| *at < step);
+    match (after.checked_sub(1).and_then(|before| points.get(before)), points.get(after)) {
+        (Some((from, low)), Some((to, high))) => {
+            low + (high - low) * (step - from) as f64 / (to - from).max(1) as f64
+        }
+        (Some((_, factor)), None) | (None, Some((_, factor))) => *factor,
+        (None, None) => 1.0,
     }
 }
 
@@ -170,6 +184,26 @@ pub(crate) mod tests {
         assert_eq!(rates(Schedule::Linear { floor: 0.1 }, &steps), [0.1, 0.5, 1.0, 0.55, 0.1, 0.1]);
         let wsd = Schedule::Wsd { decay: 20, floor: 0.0 };
         assert_eq!(rates(wsd, &[1, 80, 90, 100, 101]), [0.1, 1.0, 0.5, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_schedule_of_points_is_lines_between_them() {
+        let rate = |points: &[(u64, f64)], step| {
+            let schedule = Schedule::Points(points.to_vec());
+            learning_rate(&Train { schedule, warmup: 0, learning_rate: 2.0, ..recipe() }, step)
+        };
+        let points = [(0, 0.0), (10, 1.0), (50, 1.0), (100, 0.5)];
+        assert_eq!(
+            [1, 5, 10, 11, 50, 75, 100, 101].map(|s| rate(&points, s)),
+            [0.2, 1.0, 2.0, 2.0, 2.0, 1.5, 1.0, 1.0]
+        );
+        // Before the first point and after the last their factors hold.
+        assert_eq!([1, 20, 30, 90].map(|s| rate(&[(20, 0.25), (40, 1.0)], s)), [0.5, 0.5, 1.25, 2.0]);
+        // It begins as a warm-up does.
+        let warm = |step| learning_rate(&Train { schedule: Schedule::Constant, ..recipe() }, step);
+        for step in 1..=10 {
+            assert!((warm(step) - rate(&[(0, 0.0), (10, 0.5)], step)).abs() < 1e-12, "{step}");
+        }
     }
 
     #[test]
