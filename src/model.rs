@@ -216,8 +216,8 @@ impl Trained {
         Ok((Box::new(Uncached::new(model)), memory))
     }
 
-    /// Loaded to write without caches: texts are as long as with them, whatever the rows were that it
-    /// was trained on.
+    /// Loaded to write without caches: texts are as long as with them, whatever the rows were that
+    /// it was trained on.
     fn uncached(
         &self,
         device: &dyn Device,

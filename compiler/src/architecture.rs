@@ -72,6 +72,8 @@ pub enum Work {
     Exit(Leaving),
     /// The place before a loop where every token chooses how many of its passes it makes.
     Choose(Choosing),
+    /// The place behind such a loop, where what its passes made of a token is weighed.
+    Chosen,
     /// Keeps the stream behind so many layer applications for later statements.
     Remember(u64),
     /// The statement that mixes those streams, and the one that it reads: `body.{k}`.
@@ -392,7 +394,7 @@ impl Architecture {
                     Work::Exit(leaving) => loops.push((leaving.number, key)),
                     Work::Choose(choosing) => loops.push((choosing.number, key)),
                     Work::History(_) => statements.push(key),
-                    Work::Enter | Work::Remember(_) => {}
+                    Work::Enter | Work::Chosen | Work::Remember(_) => {}
                 }
             }
         });
@@ -860,6 +862,7 @@ impl Body {
             | Work::Enter
             | Work::Exit(_)
             | Work::Choose(_)
+            | Work::Chosen
             | Work::History(_) => None,
         }
     }
@@ -873,6 +876,7 @@ impl Body {
             | Work::Enter
             | Work::Exit(_)
             | Work::Choose(_)
+            | Work::Chosen
             | Work::Remember(_)
             | Work::History(_) => None,
         }
@@ -1045,6 +1049,9 @@ impl Walk<'_> {
         }
         (self.now.pass, self.now.detached, self.now.keys) = (before.pass, before.detached, Keys::Own);
         self.now.choices = 0;
+        if depth_choice(all.items).is_some() {
+            blocks.push(Block::Apply(self.apply(Work::Chosen, None)));
+        }
         Ok(blocks)
     }
 
@@ -1243,6 +1250,7 @@ impl Walk<'_> {
                     Work::Enter => (format!("enter{number}"), false),
                     Work::Exit(_) => (format!("exit{number}"), false),
                     Work::Choose(_) => (format!("choose{number}"), false),
+                    Work::Chosen => (format!("chosen{number}"), false),
                     Work::Remember(_) => (format!("remember{number}"), false),
                     Work::History(_) => (format!("history{number}"), false),
                 };

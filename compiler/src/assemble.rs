@@ -721,11 +721,16 @@ impl<'a> Assembly<'a> {
         self.begin_cotangent(self.architecture.label(Owner::Saved(number as u32)), shape, steps)
     }
 
-    /// The same of the factor on the last update of each token, behind the choice of its loop.
+    /// The same of what is kept for the end of a loop whose tokens choose their passes, behind the
+    /// choice.
     fn begin_choice(&mut self, steps: &mut Vec<Step>) -> Result<(), CompileError> {
         let Some(stream) = self.stream_buffer() else { return Ok(()) };
-        let shape = [&self.plan.buffer(stream).shape[..2], &[1]].concat();
-        self.begin_cotangent(self.architecture.name_of(Owner::Choice, Part::ChoiceGate), shape, steps)
+        let stream = self.plan.buffer(stream).shape.clone();
+        let gate = [&stream[..2], &[1]].concat();
+        for (part, shape) in [(Part::ChoiceGate, gate), (Part::ChoiceStart, stream)] {
+            self.begin_cotangent(self.architecture.name_of(Owner::Choice, part), shape, steps)?;
+        }
+        Ok(())
     }
 
     fn begin_cotangent(

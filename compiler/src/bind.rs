@@ -624,8 +624,10 @@ pub enum Part {
     ChoiceCounts,
     /// The last pass of every token: i32.
     ChoiceLast,
-    /// The factor on its update.
+    /// The share of that choice.
     ChoiceGate,
+    /// The stream where the loop begins.
+    ChoiceStart,
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),
 }
@@ -760,6 +762,7 @@ impl Part {
             Part::ChoiceCounts => "counts",
             Part::ChoiceLast => "last",
             Part::ChoiceGate => "gate",
+            Part::ChoiceStart => "start",
             Part::Low(adapted, factor) => match (adapted, factor) {
                 (Adapted::Qkv, Factor::A) => "qkv.lora_a",
                 (Adapted::Qkv, Factor::B) => "qkv.lora_b",

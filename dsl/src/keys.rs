@@ -742,8 +742,9 @@ pub static SKIP: Section = Section {
             "depth_choice",
             Type::Bool,
             FALSE,
-            "Where the `recur` around begins, a token chooses how many of its passes it makes: `z = W x`, passes 0 to `argmax(z + bias)`, the last update times \
-             `softmax(z)` there (Mixture-of-Recursions, token choice). The `skip` is the whole body of a `recur` with `residual_norm false`.",
+            "Where the `recur` around begins, a token chooses how many of its passes it makes: `p = softmax(W x)`, passes 0 to `d = argmax(p + bias)`. Behind the loop \
+             its stream is `x + p_d·y`, `x` that before the loop and `y` that behind pass `d` (Mixture-of-Recursions, token choice). The `skip` is the whole body of a \
+             `recur` with `residual_norm false`.",
         ),
         key(
             "balance",

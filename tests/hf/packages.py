@@ -171,8 +171,8 @@ FAULTS = [
     ("return self.first_pass[self.place - 1]", "return (*self.update(k, v), self.first_pass[self.place - 1][2])"),
     ("alpha[turn], beta[turn], mix[turn]", "alpha[0], beta[0], mix[0]"),
     ("part = at.part & (at.last_turn >= at.turn)", "part = at.part & (at.last_turn > at.turn)"),
-    ("torch.where(at.last_turn == at.turn, at.gate, 1.0)", "torch.where(at.last_turn >= at.turn, at.gate, 1.0)"),
-    ("last = (z + self.bias).argmax(-1)", "last = z.argmax(-1)"),
+    ("at.start + at.gate * x", "at.gate * x"),
+    ("last = (share + self.bias).argmax(-1)", "last = share.argmax(-1)"),
 ]
 
 

@@ -752,16 +752,16 @@ class Forward:
         layer = self.layer_of = self.model.layers[i]
         _, (inside,), _, _ = layer.tree
         assert self.model.stream == "sum" and not layer.residual_norm and not loop.embed and self.taking is None
-        z = self.stream @ self.w[f"{prefix}.weight"].T
-        ranked = jax.lax.stop_gradient(z + self.w[f"{prefix}.bias"])
+        start = self.stream
+        shares = jax.nn.softmax(start @ self.w[f"{prefix}.weight"].T, axis=-1)
+        ranked = jax.lax.stop_gradient(shares + self.w[f"{prefix}.bias"])
         last = jnp.argmax(ranked, axis=-1)  # the lowest of equals
         chosen = self.stop(jax.nn.one_hot(last, loop.passes))
         last = jnp.argmax(chosen, axis=-1)
         ordered = -jnp.sort(-ranked, axis=-1)
         self.gaps.append(jnp.min(ordered[..., 0] - ordered[..., 1]))
         self.counts[f"{prefix}.bias"] = chosen.sum(axis=(0, 1))
-        self.bias_decided += jnp.sum(jnp.argmax(z, axis=-1) != last)
-        gate = jnp.sum(chosen * jax.nn.softmax(z, axis=-1), axis=-1)
+        self.bias_decided += jnp.sum(jnp.argmax(shares, axis=-1) != last)
         for p in range(loop.passes):
             if p == loop.passes - loop.backprop > 0:
                 self.detach({}, set(), len(self.passes))
@@ -770,12 +770,12 @@ class Forward:
             if p:
                 self.shares.append(jnp.mean(self.taking))
             f = self.update(inside, self.stream, self.depth, i)
-            factor = jnp.where(p == last, gate, 1.0)[..., None]
-            self.stream = jnp.where(self.taking[..., None], self.stream + factor * f, self.stream)
+            self.stream = jnp.where(self.taking[..., None], self.stream + f, self.stream)
             self.taking, self.all_keys = None, True
             self.passes.pop()
             self.depth += 1
             self.history.append(self.stream)
+        self.stream = start + jnp.sum(chosen * shares, axis=-1, keepdims=True) * self.stream
 
     # --- Streams
 

@@ -497,7 +497,7 @@ class Wiring(unittest.TestCase):
         x = jnp.asarray(w["embed.weight"])[ids]
         x = x + Forward(model, w).update(model.layers[0].tree, x, 0, 0)
         gate = jax.nn.softmax(x @ w["loops.0.choice.weight"].T, axis=-1)[..., :1]
-        x = x + gate * Forward(model, w).update((">", ["sa", "mlp"]), x, 1, 1)
+        x = x + gate * (x + Forward(model, w).update((">", ["sa", "mlp"]), x, 1, 1))
         x = x + Forward(model, w).update(model.layers[2].tree, x, 2, 2)
         self.same(got, Forward(model, w).head(x))
 

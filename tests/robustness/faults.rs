@@ -658,12 +658,12 @@ const CHOICE: &str = "
     - {recur: 3, residual_norm: false, layers: [\"skip(depth_choice, balance 0.05) { sa > mlp }\"]}
     - mlp";
 
-/// The factor on the last update of a token, in a pass: the product of where it ends and its gate.
-fn ending(f: &Function) -> Option<usize> {
-    let pass = f.params.iter().any(|p| p.name == "choice.last");
-    let columns = nodes(f, |op| matches!(op, Op::PickGrad(_)));
-    let after = columns.first().copied().filter(|_| pass)?;
-    nodes(f, |op| matches!(op, Op::Binary(Binary::Mul))).into_iter().find(|&mul| mul > after)
+/// The product and the sum behind a loop whose tokens choose: what passes made times its share, and
+/// the stream before the loop.
+fn weighed(f: &Function) -> Option<[usize; 2]> {
+    let behind = f.params.iter().any(|p| p.name == "choice.start");
+    let only = |kind| nodes(f, |op| matches!(op, Op::Binary(b) if *b == kind)).first().copied();
+    Some([only(Binary::Mul).filter(|_| behind)?, only(Binary::Add)?])
 }
 
 fn specification(text: &str) -> Spec {
@@ -1715,20 +1715,19 @@ fn faults() -> Vec<Fault> {
             caught: "devices",
             place: ["", ""],
         },
-        lower("a last update without its gate", CHOICE, |_, f| {
-            ending(f).is_some_and(|product| bypass(f, product, 0))
+        lower("passes of a choice without its share", CHOICE, |_, f| {
+            weighed(f).is_some_and(|[product, _]| bypass(f, product, 0))
         }),
-        lower("a gate on updates that are not the last", CHOICE, |_, f| {
-            ending(f).is_some_and(|product| bypass(f, product, 1))
+        lower("passes of a choice that do not return to the stream before them", CHOICE, |_, f| {
+            weighed(f).is_some_and(|[_, sum]| bypass(f, sum, 1))
         }),
         lower("a bias that gates as well as chooses", CHOICE, |_, f| {
-            let biased = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)))
-                .into_iter()
-                .find(|&add| is_param(f, f.nodes[add].inputs[1], "choice.bias"));
-            let softmax = nodes(f, |op| matches!(op, Op::Softmax)).first().copied();
-            let (Some(add), Some(softmax)) = (biased, softmax) else { return false };
-            f.nodes[softmax].inputs[0] = f.nodes[add].first;
-            add < softmax
+            let sums = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)));
+            let biased = |&add: &usize| is_param(f, f.nodes[add].inputs[1], "choice.bias");
+            let pick = nodes(f, |op| matches!(op, Op::Pick)).first().copied();
+            let (Some(add), Some(pick)) = (sums.into_iter().find(biased), pick) else { return false };
+            f.nodes[pick].inputs[0] = f.nodes[add].first;
+            add < pick
         }),
         lower("a token that has made its passes and is a key", CHOICE, |_, f| {
             let mut found = false;

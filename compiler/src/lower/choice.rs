@@ -1,17 +1,18 @@
 //! Tokens that choose how many passes of a loop they make (Mixture-of-Recursions, token choice).
 //!
-//! Before the loop stands a function with the one router. It leaves two states of lifetime
-//! [`Lifetime::Saved`], which all passes read: each token's last pass, an integer without gradient,
-//! and the factor on the update there. A pass is a function of its own, so that it knows its number
-//! and the share of tokens that should reach it; from the choice it takes places, as every `skip`
-//! does.
+//! Before the loop stands a function with the one router. It leaves states of lifetime
+//! [`Lifetime::Saved`]: each token's last pass, an integer without gradient, which all passes read;
+//! the share of that choice, and the stream there, which the function behind the loop reads. A pass
+//! is a function of its own, so that it knows its number and the share of tokens that should reach
+//! it; from the choice it takes places, as every `skip` does. Tokens that have made their passes
+//! keep their stream, so that behind the loop every token has what its own passes made.
 
 use super::*;
 use crate::architecture::Choosing;
 use crate::op::PickGrad;
 
 impl Lower<'_> {
-    /// Before the first pass: `z = W x`, the last pass `argmax(z + b)`, and `softmax(z)` there.
+    /// Before the first pass: `z = W x`, `p = softmax(z)`, and the last pass `argmax(p + b)`.
     pub(super) fn choose(&mut self, choosing: &Choosing) {
         let x = self.stream();
         self.b.result(Port::new("y", Binding::Stream), x);
@@ -20,6 +21,7 @@ impl Lower<'_> {
         let e = self.passes_chosen(choosing.passes);
         let w = self.weight(owner, Part::ChoiceTable, &[e, hidden], TensorKind::Router, None);
         let z = self.b.contract(x, w, &[hidden]);
+        let p = self.b.op(Op::Softmax, &[z]);
         let zero = Some(Init::Constant(0.0));
         let bias = self.weight(owner, Part::ChoiceBias, &[e], TensorKind::Balance, zero);
         let counts = self.architecture.name_of(owner, Part::ChoiceCounts);
@@ -31,12 +33,11 @@ impl Lower<'_> {
         for w in self.weights.iter_mut().filter(|w| w.part == Part::ChoiceBias) {
             w.balancing = Some(Balancing { counts: counts.clone(), law });
         }
-        let selection = self.b.stop_gradient(z);
+        let selection = self.b.stop_gradient(p);
         let selection = self.b.add(selection, bias);
         let last = self.b.op(Route { k: one }, &[selection]);
-        let p = self.b.op(Op::Softmax, &[z]);
         let gate = self.b.op(Op::Pick, &[p, last]);
-        for (part, value) in [(Part::ChoiceLast, last), (Part::ChoiceGate, gate)] {
+        for (part, value) in [(Part::ChoiceLast, last), (Part::ChoiceGate, gate), (Part::ChoiceStart, x)] {
             let port = self.choice_port(part);
             self.b.result(port, value);
         }
@@ -62,6 +63,26 @@ impl Lower<'_> {
         port
     }
 
+    /// Behind the last pass: the stream where the loop began, and what each token's passes made of
+    /// it times the share of its choice.
+    pub(super) fn weigh(&mut self) {
+        let (x, ty) = (self.stream(), self.stream_type());
+        let port = self.choice_port(Part::ChoiceStart);
+        let start = self.b.param(&port.name, port.binding, ty);
+        let gate = self.choice_gate();
+        let made = self.b.mul(x, gate);
+        let y = self.b.add(start, made);
+        self.b.result(Port::new("y", Binding::Stream), y);
+    }
+
+    /// The share of each token's choice.
+    fn choice_gate(&mut self) -> Value {
+        let (rows, one) = (self.stream_rows(), self.one());
+        let port = self.choice_port(Part::ChoiceGate);
+        let gate = self.b.param(&port.name, port.binding, Type::f32(&[&rows[..], &[one]].concat()));
+        self.b.reshape(gate, &rows)
+    }
+
     /// The update of the tokens that make this pass, -0 for all others.
     pub(super) fn chosen(
         &mut self,
@@ -73,48 +94,50 @@ impl Lower<'_> {
         let Some([pass, passes]) = self.body.and_then(|body| body.chosen) else {
             return Err(CompileError::Unsupported("a choice of depth outside a loop"));
         };
-        let (rows, one) = (self.b.rows(x), self.one());
-        let each = [&rows[..], &[one]].concat();
-        let port = self.choice_port(Part::ChoiceLast);
-        let last = self.b.param(&port.name, port.binding, Type::i32(&each));
-        let port = self.choice_port(Part::ChoiceGate);
-        let gate = self.b.param(&port.name, port.binding, Type::f32(&each));
-        let gate = self.b.reshape(gate, &rows);
-        // 1 at the last pass of each token, a column for each pass.
-        let e = self.passes_chosen(passes);
-        let ones = self.ones(&each);
-        let ends = self.b.op(PickGrad { experts: e }, &[ones, last]);
-        let columns = self.b.ops(Split(vec![one; passes as usize]), &[ends]);
-        let columns: Vec<Value> = columns.into_iter().map(|column| self.b.reshape(column, &rows)).collect();
-        let behind =
-            columns[pass as usize + 1..].iter().copied().reduce(|sum, column| self.b.add(sum, column));
-        let ending = columns[pass as usize];
-        let own = self.b.mul(ending, gate);
-        let (running, factor) = match behind {
-            Some(behind) => (self.b.add(behind, ending), self.b.add(behind, own)),
-            None => (ending, own),
-        };
         if pass == 0 {
             // No token chooses to make no pass.
-            self.observe_skip(owner, x, gate, |_, ones| ones);
-            let f = self.expr(inner, x)?;
-            return Ok(self.b.mul(f, factor));
+            self.observe_choice(owner, x, |_, ones| ones);
+            return self.expr(inner, x);
         }
+        let running = self.running(x, pass, passes);
+        let rows = self.b.rows(x);
         if self.form == Form::Declared {
             let tokens = self.b.module.size(rows[1]);
             let index = self.top_tokens(running, capacity, tokens);
             let taken = self.b.op(Op::TakeTokens, &[x, index]);
             let f = self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
-            let factor = self.b.op(Op::TakeTokens, &[factor, index]);
-            let update = self.b.mul(f, factor);
-            return Ok(self.b.op(PutTokens { tokens: rows[1] }, &[update, index]));
+            return Ok(self.b.op(PutTokens { tokens: rows[1] }, &[f, index]));
         }
         let decision = self.b.stop_gradient(running);
         let places = self.b.op(Decide { inclusive: false }, &[decision]);
         let places = self.taking_part(places);
-        self.observe_skip(owner, x, gate, |lower, ones| lower.b.op(Op::Keep, &[ones, places]));
+        self.observe_choice(owner, x, |lower, ones| lower.b.op(Op::Keep, &[ones, places]));
         let f = self.within(self.masked(places, capacity, false), inner, x)?;
-        let update = self.b.mul(f, factor);
-        Ok(self.b.op(Op::Keep, &[update, places]))
+        Ok(self.b.op(Op::Keep, &[f, places]))
+    }
+
+    /// 1 for the tokens whose last pass is this one or a later one, 0 for the others.
+    fn running(&mut self, x: Value, pass: u64, passes: u64) -> Value {
+        let (rows, one) = (self.b.rows(x), self.one());
+        let each = [&rows[..], &[one]].concat();
+        let port = self.choice_port(Part::ChoiceLast);
+        let last = self.b.param(&port.name, port.binding, Type::i32(&each));
+        // 1 at the last pass of each token, a column for each pass.
+        let e = self.passes_chosen(passes);
+        let ones = self.ones(&each);
+        let ends = self.b.op(PickGrad { experts: e }, &[ones, last]);
+        let columns = self.b.ops(Split(vec![one; passes as usize]), &[ends]);
+        let columns = columns.into_iter().skip(pass as usize);
+        let columns: Vec<Value> = columns.map(|column| self.b.reshape(column, &rows)).collect();
+        let running = columns.into_iter().reduce(|sum, column| self.b.add(sum, column));
+        running.unwrap_or_else(|| self.b.zeros(&Type::f32(&rows)))
+    }
+
+    /// Leaves what a pass decided, scored by the share of each token's choice.
+    fn observe_choice(&mut self, owner: Owner, x: Value, taking: impl FnOnce(&mut Self, Value) -> Value) {
+        if self.shape.observe {
+            let gate = self.choice_gate();
+            self.observe_skip(owner, x, gate, taking);
+        }
     }
 }

@@ -283,6 +283,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             Work::Enter => lower.begin_exits(),
             Work::Exit(leaving) => lower.exit(leaving),
             Work::Choose(choosing) => lower.choose(choosing),
+            Work::Chosen => lower.weigh(),
             Work::Remember(depth) => lower.remember(*depth),
             Work::History(depths) => lower.history(depths),
         }
@@ -296,6 +297,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
             | Work::Embed
             | Work::Enter
             | Work::Choose(_)
+            | Work::Chosen
             | Work::Remember(_)
             | Work::History(_) => true,
         });

@@ -229,6 +229,7 @@ fn role(w: &Weight) -> Role {
         | Part::ChoiceCounts
         | Part::ChoiceLast
         | Part::ChoiceGate
+        | Part::ChoiceStart
         | Part::Members => Role::Vector,
     }
 }

@@ -180,6 +180,28 @@ enum Step<'a> {
     Exit,
     /// Before the loop of that number, whose tokens choose how many passes of it they make.
     Choose(usize),
+    /// Behind it.
+    Chosen,
+}
+
+/// The choices of tokens where a loop begins.
+#[derive(Default)]
+struct Chosen {
+    /// The last pass of each.
+    last: Vec<usize>,
+    /// The share of that choice.
+    share: Vec<f64>,
+    /// The stream there.
+    start: Vec<f64>,
+}
+
+impl Chosen {
+    /// The stream behind the loop, of what its passes made.
+    fn weighed(&self, made: &[f64]) -> Vec<f64> {
+        let mut x = times(made, &self.share);
+        add(&mut x, &self.start);
+        x
+    }
 }
 
 /// One application of a layer or a statement.
@@ -250,6 +272,9 @@ fn expand<'a>(
                     if !looping.exit.is_last() && pass + 1 < *count {
                         out.push(Application { step: Step::Exit, ..NOWHERE });
                     }
+                }
+                if depth_choice(items).is_some() {
+                    out.push(Application { step: Step::Chosen, ..NOWHERE });
                 }
             }
         }
@@ -361,9 +386,7 @@ struct Formulas<'a> {
     shares: Vec<f64>,
     /// Which tokens a `skip` processed last.
     members: IndexMap<String, Vec<bool>>,
-    /// The last pass of every token of the loop, where tokens chose, and the factor on its update
-    /// there.
-    chosen: (Vec<usize>, Vec<f64>),
+    chosen: Chosen,
 }
 
 impl<'a> Formulas<'a> {
@@ -402,7 +425,7 @@ impl<'a> Formulas<'a> {
             passes: [vec![], vec![]],
             shares: vec![],
             members: IndexMap::new(),
-            chosen: (vec![], vec![]),
+            chosen: Chosen::default(),
         }
     }
 
@@ -438,7 +461,12 @@ impl<'a> Formulas<'a> {
                 Step::Statement(Statement::History { every }) => {
                     read.extend((0..depth.max(1)).step_by(*every as usize));
                 }
-                Step::Statement(_) | Step::Embed(_) | Step::Enter | Step::Exit | Step::Choose(_) => {}
+                Step::Statement(_)
+                | Step::Embed(_)
+                | Step::Enter
+                | Step::Exit
+                | Step::Choose(_)
+                | Step::Chosen => {}
             }
         }
         // Keeping it is an application that does nothing.
@@ -464,6 +492,11 @@ impl<'a> Formulas<'a> {
                 Step::Choose(number) => {
                     self.choose(number, &before);
                     streams.push(before);
+                    continue;
+                }
+                Step::Chosen => {
+                    stream = self.wired(self.chosen.weighed(&before));
+                    streams.push(self.flat(&stream));
                     continue;
                 }
                 Step::Exit => {
@@ -581,15 +614,15 @@ impl<'a> Formulas<'a> {
         let name = |part: &str| format!("loops.{number}.choice.{part}");
         let (w, bias) = (self.w(&name("weight")), self.w(&name("bias")));
         let z = product(x, w, self.model.hidden as usize);
-        let rows = z.chunks(bias.len().max(1));
-        let biased = rows.clone().map(|z| z.iter().zip(bias).map(|(z, b)| z + b).collect::<Vec<f64>>());
+        let rows: Vec<Vec<f64>> = z.chunks(bias.len().max(1)).map(softmax).collect();
+        let biased = rows.iter().map(|p| p.iter().zip(bias).map(|(p, b)| p + b).collect::<Vec<f64>>());
         let last = self.stop(biased.map(|z| largest_of(&z, 1)[0] as f64).collect());
         let last: Vec<usize> = last.into_iter().map(|pass| pass as usize).collect();
         let mut counts = vec![0.0; bias.len()];
         last.iter().for_each(|&pass| counts[pass] += 1.0);
         self.counts.insert(name("bias"), counts);
-        let gate = rows.zip(&last).map(|(z, &pass)| softmax(z)[pass]).collect();
-        self.chosen = (last, gate);
+        let share = rows.iter().zip(&last).map(|(p, &pass)| p[pass]).collect();
+        self.chosen = Chosen { last, share, start: x.to_vec() };
     }
 
     /// Lets tokens leave behind a pass, of each of which so much is still there.
@@ -1636,17 +1669,11 @@ impl<'a> Formulas<'a> {
             }
             // It has no scores of its own.
             SkipRule::DepthChoice { .. } => {
-                let (last, gate) = self.chosen.clone();
+                let last = &self.chosen.last;
                 let part: Vec<bool> = (0..tokens).map(|i| around.part[i] && last[i] >= self.pass).collect();
-                let factor: Vec<f64> = (0..tokens)
-                    .map(|i| match (part[i], last[i] == self.pass) {
-                        (false, _) => 0.0,
-                        (true, false) => 1.0,
-                        (true, true) => gate[i],
-                    })
-                    .collect();
+                let made: Vec<f64> = part.iter().map(|&part| f64::from(u8::from(part))).collect();
                 let inside = Inside { here: around.here.clone(), part: part.clone(), keys: part };
-                times(&self.expr(inner, x, &inside), &factor)
+                times(&self.expr(inner, x, &inside), &made)
             }
             SkipRule::Threshold { capacity, penalty, pooled } => {
                 let capacity = &own_share(skip, *capacity, self.pass);

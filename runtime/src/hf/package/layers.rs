@@ -411,6 +411,7 @@ impl<'a> Walk<'a> {
                         choice: depth_choice(items).is_some(),
                     };
                     let (leaves, kv_first) = (own.leaves, own.kv_first);
+                    let ends = leaves || kv_first || own.choice;
                     self.count += 1;
                     let inside = Around {
                         recurrent: Some(*residual_norm),
@@ -426,7 +427,7 @@ impl<'a> Walk<'a> {
                     }
                     let count = if free { "config.recur".into() } else { count.to_string() };
                     terms.push(format!("{count} * {}", grouped(&inner)));
-                    terms.extend((leaves || kv_first).then(|| "[\"out\"]".to_string()));
+                    terms.extend(ends.then(|| "[\"out\"]".to_string()));
                 }
             }
         }

@@ -161,7 +161,7 @@ impl<'a> Code<'a> {
             code.add("exit_gate", looping.gate);
             code.add("leaving", looping.leaves);
             code.add("kv_first", looping.kv_first);
-            code.add("out", looping.leaves || looping.kv_first);
+            code.add("out", looping.leaves || looping.kv_first || looping.choice);
             let turns = looping.has_passes() || looping.chooses || looping.leaves || looping.kv_first;
             code.add("turns", turns);
         }

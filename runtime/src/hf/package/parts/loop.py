@@ -6,10 +6,10 @@ class Choice(nn.Module):  #? depth_choice
         self.weight, self.bias = nn.Parameter(torch.zeros(passes, hidden)), nn.Parameter(torch.zeros(passes))  #? depth_choice
 #? depth_choice
     def forward(self, x):  #? depth_choice
-        """Each token's last pass, and the factor on its update there."""  #? depth_choice
-        z = x @ self.weight.T  #? depth_choice
-        last = (z + self.bias).argmax(-1)  #? depth_choice
-        return last, z.softmax(-1).gather(-1, last[..., None])[..., 0]  #? depth_choice
+        """Each token's last pass, and the share of that choice."""  #? depth_choice
+        share = (x @ self.weight.T).softmax(-1)  #? depth_choice
+        last = (share + self.bias).argmax(-1)  #? depth_choice
+        return last, share.gather(-1, last[..., None])  #? depth_choice
 #? depth_choice
 #? depth_choice
 class Gate(nn.Module):  #? exit_gate
@@ -55,7 +55,7 @@ class Loop(nn.Module):
         if at.turn >= self.passes:  #? passes
             raise ValueError(f"this loop has weights for {self.passes} passes")  #? passes
         if self.choice is not None and at.turn == 0:  #? depth_choice
-            at.last_turn, at.gate = self.choice(x)  #? depth_choice
+            at.start, (at.last_turn, at.gate) = x, self.choice(x)  #? depth_choice
         if self.exit is not None and self.share is not None:  #? leaving
             self.exit(x, at, self.share)  #? leaving
         if self.embed is not None:  #? pass_embed

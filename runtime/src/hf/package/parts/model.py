@@ -77,6 +77,8 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
             if i == "out":  #? out
                 at.gone = None  #? leaving
                 at.shares = False  #? kv_first
+                if at.start is not None:  #? depth_choice
+                    x, at.start = at.start + at.gate * x, None  #? depth_choice
                 continue  #? out
             if i in self.loops:  #? turns
                 x = self.loops[i](x, at)  #? turns&!leaving

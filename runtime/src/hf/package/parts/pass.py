@@ -22,7 +22,8 @@ class Pass:
     place: int = 0  # the next of these in a pass  #? kv_first
     first_pass: list = field(default_factory=list)  # keys and values of all tokens in the first pass, and which are keys  #? kv_first
     last_turn: torch.Tensor | None = None  # [b, t], the last pass that each new token makes  #? depth_choice
-    gate: torch.Tensor | None = None  # [b, t], the factor on its update there  #? depth_choice
+    gate: torch.Tensor | None = None  # [b, t, 1], the share of that choice  #? depth_choice
+    start: torch.Tensor | None = None  # the stream where tokens chose  #? depth_choice
     rest: torch.Tensor | None = None  # [b, t], the share of each new token that is still in it  #? leaving
     gone: torch.Tensor | None = None  # [b, t], the new tokens that left it  #? leaving
     last_pass: list = field(default_factory=list)  # keys and values of the new tokens in the pass before  #? leaving

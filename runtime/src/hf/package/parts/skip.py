@@ -27,7 +27,7 @@ class Skip(nn.Module):
         """Which tokens take part, and the factor on their update."""
         if self.rule == "depth_choice":  #? depth_choice
             part = at.part & (at.last_turn >= at.turn)  #? depth_choice
-            return part, torch.where(at.last_turn == at.turn, at.gate, 1.0).to(x.dtype)  #? depth_choice
+            return part, part.to(x.dtype)  #? depth_choice
         r = self.router(x, at)  #? score
         if self.rule == "threshold":  #? threshold
             if self.whole:  #? threshold&whole
