@@ -66,7 +66,7 @@ fn prepared() -> Sandbox {
         fs::create_dir_all(sandbox.path(folder)).unwrap();
     }
     let text = "once upon a time there was a quick brown fox that jumped over a lazy dog\n".repeat(60);
-    for name in ["book.txt", "other.txt", "wiki.txt"] {
+    for name in ["book.txt", "more.txt", "other.txt", "wiki.txt"] {
         sandbox.write(name, &text);
     }
     sandbox.write("prompts.txt", "once upon\na quick\n");
