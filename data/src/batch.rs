@@ -17,6 +17,8 @@ pub struct Batch {
     pub positions: Vec<i32>,
     /// Document of each token, numbered within the row.
     pub segments: Vec<i32>,
+    /// Bytes of text that each target stands for; 0 where no loss is taken.
+    pub bytes: Vec<u32>,
 }
 
 impl Batch {
@@ -57,6 +59,7 @@ impl Batch {
         self.targets.extend(std::iter::repeat_n(NO_LOSS, places));
         self.positions.extend(0..places as i32);
         self.segments.extend(std::iter::repeat_n(segment, places));
+        self.bytes.extend(std::iter::repeat_n(0, places));
     }
 
     /// Rows `from .. from + rows`, as a batch.
@@ -67,7 +70,9 @@ impl Batch {
             ids: self.ids[range.clone()].to_vec(),
             targets: self.targets[range.clone()].to_vec(),
             positions: self.positions[range.clone()].to_vec(),
-            segments: self.segments[range].to_vec(),
+            segments: self.segments[range.clone()].to_vec(),
+            // Batches that are made to be computed alone stand for no text.
+            bytes: self.bytes.get(range).map(<[u32]>::to_vec).unwrap_or_default(),
         }
     }
 }

@@ -8,6 +8,7 @@
 use super::batch::{Batch, NO_LOSS};
 use super::shard::Shard;
 use super::task::Problems;
+use super::tokenizer::Measured;
 use super::{DataError, Tokenizer};
 use crate::rng::{Permutation, Philox};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ const WAITING: usize = 16;
 pub struct Example {
     /// Its tokens, the end token last.
     pub tokens: Vec<i32>,
+    /// Bytes of text that each of them stands for.
+    pub bytes: Vec<u32>,
     /// The first that loss is taken on.
     pub learn: usize,
 }
@@ -120,7 +123,8 @@ impl Examples {
                 let i = order.map_or(i, |philox| Permutation::new(philox, epoch, part.count()).at(i));
                 let place = shard.document(part.at(i))?;
                 let tokens = shard.tokens(place.start..place.end)?;
-                Ok(Example { tokens, learn: (place.learn - place.start) as usize })
+                let bytes = shard.bytes(place.start..place.end)?;
+                Ok(Example { tokens, bytes, learn: (place.learn - place.start) as usize })
             }
             Examples::Problems { problems, tokenizer } => {
                 let problem = problems.at(i)?;
@@ -132,9 +136,10 @@ impl Examples {
 
 /// The tokens of a prompt and its answer.
 pub fn example(tokenizer: &Tokenizer, prompt: &str, answer: &str) -> Result<Example, DataError> {
-    let (mut tokens, learn) = tokenizer.encode_pair(prompt, answer)?;
-    tokens.push(tokenizer.end());
-    Ok(Example { tokens: tokens.into_iter().map(|t| t as i32).collect(), learn })
+    let (Measured { ids, mut bytes }, learn) = tokenizer.measure_pair(prompt, answer)?;
+    bytes.push(0);
+    let tokens = ids.into_iter().chain([tokenizer.end()]).map(|t| t as i32).collect();
+    Ok(Example { tokens, bytes, learn })
 }
 
 /// Adds one example to the row begun last: the begin token and all tokens but the last are inputs.
@@ -147,6 +152,7 @@ pub fn add(example: &Example, begin: u32, mask: bool, space: usize, out: &mut Ba
     for (i, &target) in example.tokens.iter().enumerate().take(space) {
         out.ids.push(if i == 0 { begin as i32 } else { example.tokens[i - 1] });
         out.targets.push(if i >= example.learn { target } else { NO_LOSS });
+        out.bytes.push(if i >= example.learn { example.bytes[i] } else { 0 });
         out.positions.push(first + i as i32);
         out.segments.push(segment);
     }

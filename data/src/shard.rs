@@ -8,10 +8,13 @@
 //!
 //! A shard is a folder of `tokens.bin` (little-endian, 1, 2 or 4 bytes each), `documents.bin` (for
 //! each document where it ends and where loss begins, as two 64-bit token numbers), `shard.json`
-//! and `checksums.txt`. Every byte is verified when it is opened, and a damaged shard is built
-//! anew. Look next at [`super::stream`] and [`super::examples`], which cut shards into rows.
+//! and `checksums.txt`; and of `bytes.bin` where tokens do not tell how many bytes of text they
+//! stand for: those numbers, 32 bits each. Every byte is verified when it is opened, and a damaged
+//! shard is built anew. Look next at [`super::stream`] and [`super::examples`], which cut shards
+//! into rows.
 
 use super::rows::{BadRow, Document, Fields, Lines, TextPieces};
+use super::tokenizer::Measured;
 use super::{DataError, Notice, Tokenizer};
 use crate::files;
 use crate::sums::{Hashed, Sums, SumsError, hash, seal};
@@ -32,6 +35,7 @@ const BATCH: usize = 1 << 20;
 
 const TOKENS: &str = "tokens.bin";
 const DOCUMENTS: &str = "documents.bin";
+const BYTES: &str = "bytes.bin";
 const META: &str = "shard.json";
 
 /// Meaning of a file's rows.
@@ -92,6 +96,15 @@ pub struct Shard {
     folder: PathBuf,
     tokens: File,
     documents: File,
+    lengths: Lengths,
+}
+
+/// Bytes of text that tokens stand for.
+enum Lengths {
+    /// By token.
+    Told(Vec<u8>),
+    /// By place.
+    Measured(File),
 }
 
 /// A document's place in a shard.
@@ -118,14 +131,35 @@ impl Shard {
 
     /// Tokens of a range.
     pub fn tokens(&self, range: Range<u64>) -> Result<Vec<i32>, DataError> {
-        let width = u64::from(self.meta.width);
-        let count = range.end.saturating_sub(range.start);
-        let bytes = self.read(TOKENS, &self.tokens, range.start * width, (count * width) as usize)?;
-        Ok(match width {
+        let bytes = self.stored(&range)?;
+        Ok(match self.meta.width {
             1 => bytes.iter().map(|&b| i32::from(b)).collect(),
             2 => bytes.chunks_exact(2).map(|b| i32::from(u16::from_le_bytes([b[0], b[1]]))).collect(),
             _ => bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
         })
+    }
+
+    /// The bytes in which tokens of a range are stored.
+    fn stored(&self, range: &Range<u64>) -> Result<Vec<u8>, DataError> {
+        let width = u64::from(self.meta.width);
+        let count = range.end.saturating_sub(range.start);
+        self.read(TOKENS, &self.tokens, range.start * width, (count * width) as usize)
+    }
+
+    /// Bytes of text that each token of a range stands for; those of a document add up to its text.
+    pub fn bytes(&self, range: Range<u64>) -> Result<Vec<u32>, DataError> {
+        match &self.lengths {
+            Lengths::Told(lengths) => {
+                let length = |id: i32| lengths.get(id as usize).map_or(0, |&n| u32::from(n));
+                Ok(self.tokens(range)?.into_iter().map(length).collect())
+            }
+            Lengths::Measured(file) => {
+                let count = range.end.saturating_sub(range.start);
+                let words = self.read(BYTES, file, 4 * range.start, 4 * count as usize)?;
+                let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                Ok(words.chunks_exact(4).map(word).collect())
+            }
+        }
     }
 
     /// Document number `i`.
@@ -174,7 +208,7 @@ impl Shard {
     }
 
     /// Opens and verifies a shard; `None` where it is damaged.
-    fn verified(folder: &Path) -> Result<Option<Self>, DataError> {
+    fn verified(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
         let damaged = |error: SumsError| match error {
             SumsError::Io { path, error } if error.kind() != ErrorKind::NotFound => {
                 Err(DataError::io(&path, error))
@@ -187,15 +221,27 @@ impl Shard {
             Ok(files) => files,
             Err(error) => return damaged(error),
         };
+        let lengths = match tokenizer.told() {
+            Some(lengths) => Lengths::Told(lengths.to_vec()),
+            None => match Sums::open(folder).and_then(|s| s.verify(BYTES)) {
+                Ok(file) => Lengths::Measured(file),
+                Err(error) => return damaged(error),
+            },
+        };
         let Ok(meta) = serde_json::from_slice::<Meta>(&meta) else { return Ok(None) };
         let fits = |file: &File, n: u64, bytes: u64| {
             file.metadata().is_ok_and(|m| n.checked_mul(bytes) == Some(m.len()))
         };
-        let shard = Shard { meta, folder: folder.to_path_buf(), tokens, documents };
+        let shard = Shard { meta, folder: folder.to_path_buf(), tokens, documents, lengths };
         let meta = &shard.meta;
+        let measured = match &shard.lengths {
+            Lengths::Told(_) => true,
+            Lengths::Measured(file) => fits(file, meta.tokens, 4),
+        };
         let sizes = matches!(meta.width, 1 | 2 | 4)
             && fits(&shard.tokens, meta.tokens, meta.width.into())
-            && fits(&shard.documents, meta.documents, 16);
+            && fits(&shard.documents, meta.documents, 16)
+            && measured;
         Ok((meta.version == VERSION && sizes && shard.is_ordered()?).then_some(shard))
     }
 
@@ -232,7 +278,7 @@ pub fn open(
     let key = format!("{VERSION}|{source}|{}|{}|{policy}", format.describe(), tokenizer.fingerprint());
     let folder = cache.join("shards").join(&blake3::hash(key.as_bytes()).to_hex()[..32]);
     if folder.is_dir() {
-        if let Some(shard) = Shard::verified(&folder)? {
+        if let Some(shard) = Shard::verified(&folder, tokenizer)? {
             return Ok(shard);
         }
         // A damaged shard is built anew; it is only a cache.
@@ -257,7 +303,7 @@ pub fn open(
     }
     built?;
     files::sync_folder(&parent).map_err(|e| DataError::io(&parent, e))?;
-    Shard::verified(&folder)?.ok_or_else(|| {
+    Shard::verified(&folder, tokenizer)?.ok_or_else(|| {
         DataError::file(&folder, "was damaged while it was opened; try again, and check the disk")
     })
 }
@@ -268,6 +314,10 @@ struct Builder<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Hashed,
     documents: Hashed,
+    /// Where tokens do not tell their bytes.
+    bytes: Option<Hashed>,
+    /// Bytes of text before the next token that no token stands for.
+    carried: u32,
     meta: Meta,
     waiting: Vec<Part>,
     waiting_bytes: usize,
@@ -295,6 +345,8 @@ impl<'a> Builder<'a> {
         Ok(Builder {
             tokens: create(TOKENS)?,
             documents: create(DOCUMENTS)?,
+            bytes: if tokenizer.told().is_none() { Some(create(BYTES)?) } else { None },
+            carried: 0,
             folder: folder.to_path_buf(),
             tokenizer,
             meta: Meta {
@@ -406,11 +458,11 @@ impl<'a> Builder<'a> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let tokenizer = self.tokenizer;
         // Tokens, and how many of them are the prompt's.
-        type Encoded = Vec<(Vec<u32>, usize)>;
+        type Encoded = Vec<(Measured, usize)>;
         let encode = |parts: &[Part]| -> Result<Encoded, DataError> {
             let one = |p: &Part| match p.further {
-                true => Ok((tokenizer.encode_further(&p.document.answer)?, 0)),
-                false => tokenizer.encode_pair(&p.document.prompt, &p.document.answer),
+                true => Ok((tokenizer.measure_further(&p.document.answer)?, 0)),
+                false => tokenizer.measure_pair(&p.document.prompt, &p.document.answer),
             };
             parts.iter().map(one).collect()
         };
@@ -426,11 +478,20 @@ impl<'a> Builder<'a> {
                 })
                 .collect::<Result<Vec<_>, _>>()
         })?;
-        for (part, (tokens, prompt)) in parts.iter().zip(encoded.into_iter().flatten()) {
+        for (part, (mut measured, prompt)) in parts.iter().zip(encoded.into_iter().flatten()) {
             let learn = self.meta.tokens + prompt as u64;
-            self.write(&tokens)?;
+            match measured.bytes.first_mut() {
+                Some(first) => *first += std::mem::take(&mut self.carried),
+                None => {
+                    let length = part.document.prompt.len() + part.document.answer.len();
+                    self.carried += u32::try_from(length).unwrap_or(u32::MAX);
+                }
+            }
+            self.write(&measured)?;
             if part.last {
-                self.write(&[self.tokenizer.end()])?;
+                // A text without any token is its end token's.
+                let bytes = std::mem::take(&mut self.carried);
+                self.write(&Measured { ids: vec![self.tokenizer.end()], bytes: vec![bytes] })?;
                 self.meta.documents += 1;
                 let words = [self.meta.tokens, learn];
                 let io = |e| DataError::io(&self.folder, e);
@@ -440,19 +501,28 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn write(&mut self, ids: &[u32]) -> Result<(), DataError> {
+    fn write(&mut self, measured: &Measured) -> Result<(), DataError> {
+        let Measured { ids, bytes: lengths } = measured;
         self.meta.tokens += ids.len() as u64;
         let width = usize::from(self.meta.width);
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect();
-        self.tokens.write_all(&bytes).map_err(|e| DataError::io(&self.folder, e))
+        let io = |e| DataError::io(&self.folder, e);
+        self.tokens.write_all(&bytes).map_err(io)?;
+        let Some(out) = &mut self.bytes else { return Ok(()) };
+        let lengths: Vec<u8> = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
+        out.write_all(&lengths).map_err(io)
     }
 
     fn finish(self) -> Result<(), DataError> {
-        let Builder { folder, tokens, documents, meta, .. } = self;
+        let Builder { folder, tokens, documents, bytes, meta, .. } = self;
         let write = || {
             let mut file = Hashed::create(&folder.join(META))?;
             serde_json::to_writer_pretty(&mut file, &meta)?;
-            let sums = [(META, file.finish()?), (TOKENS, tokens.finish()?), (DOCUMENTS, documents.finish()?)];
+            let mut sums =
+                vec![(META, file.finish()?), (TOKENS, tokens.finish()?), (DOCUMENTS, documents.finish()?)];
+            if let Some(bytes) = bytes {
+                sums.push((BYTES, bytes.finish()?));
+            }
             seal(&folder, &sums)
         };
         write().map_err(|e| DataError::io(&folder, e))

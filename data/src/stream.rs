@@ -73,6 +73,7 @@ impl Stream {
         // One more than the targets, before the first of them, where there is one.
         let read = (first + from).saturating_sub(1);
         let tokens = self.shard.tokens(read..first + to)?;
+        let bytes = self.shard.bytes(first + from..first + to)?;
         let token = |at: u64| tokens[(at - read) as usize];
         let (mut position, mut segment) = (0, 0);
         for i in from..to {
@@ -87,6 +88,7 @@ impl Stream {
             out.ids.push(id);
             let target = token(first + i);
             out.targets.push(if i >= learn { target } else { NO_LOSS });
+            out.bytes.push(if i >= learn { bytes[(i - from) as usize] } else { 0 });
             out.positions.push(position);
             out.segments.push(segment);
             position += 1;

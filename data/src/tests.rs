@@ -149,6 +149,56 @@ fn a_stride_predicts_every_target_once_from_more_context() {
     assert_eq!(targets, expected);
 }
 
+/// A tokenizer of pieces without bytes to fall back on, whose tokens stand for other bytes each
+/// time: rows of any stride count those of the text, and documents those of their answers.
+#[test]
+fn bytes_of_rows_are_those_of_the_text() {
+    let special = |id: u64, content: &str| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": {"type": "Lowercase"},
+        "added_tokens": [special(0, "<unk>"), special(1, "</s>")], "post_processor": null, "decoder": null,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true},
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+            "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["\u{2581}", -3.0], ["a", -2.0], ["\u{2581}ab", -1.0]]}
+    });
+    let content = "Ab aé  🦀\n".repeat(40);
+    let rows = "{\"q\": \"ab é\", \"a\": \"Ab 🦀\"}\n".repeat(30);
+    let json = tokenizer.to_string();
+    let house = House::new(&[
+        ("t.txt", content.as_bytes()),
+        ("a.jsonl", rows.as_bytes()),
+        ("t.json", json.as_bytes()),
+    ]);
+    let cache = house.folder.path().join("cache");
+    for (source, stride, expected) in [
+        (text("t.txt"), None, content.len()),
+        (text("t.txt"), Some(5), content.len()),
+        (jsonl("a.jsonl"), None, 30 * "Ab 🦀".len()),
+    ] {
+        let path = dataset::path(&source).unwrap();
+        let mut d = data(vec![source]);
+        d.tokenizer = spec::Tokenizer::File("t.json".into());
+        d.validation_file = Some(path.display().to_string());
+        d.begin = Some(true);
+        let settings =
+            Settings { base: house.folder.path(), cache: &cache, sequence: 16, vocab: 64, seed: 5, stride };
+        // Built, and found again.
+        for _ in 0..2 {
+            let set = Dataset::open(&d, &settings, &mut |_| {}).unwrap();
+            let mut held = set.validation().unwrap().unwrap();
+            let mut bytes = 0;
+            while let Some(batch) = held.take(3).unwrap() {
+                assert_eq!(batch.bytes.len(), batch.targets.len());
+                bytes += batch.bytes.iter().map(|&n| n as usize).sum::<usize>();
+            }
+            assert_eq!(bytes, expected, "{} {stride:?}", path.display());
+        }
+    }
+}
+
 #[test]
 fn weights_are_proportions_of_rows() {
     let house = House::new(&[("a.txt", &[b'a'; 4000]), ("b.txt", &[b'b'; 4000])]);

@@ -17,7 +17,7 @@ use std::path::Path;
 use tokenizers::ModelWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, TokenizerBuilder};
+use tokenizers::{AddedToken, PreTokenizerWrapper, TokenizerBuilder};
 
 /// Largest `tokenizer.json` that is read; the largest in the wild are below 40 MB.
 const LARGEST_FILE: u64 = 256 << 20;
@@ -53,11 +53,23 @@ pub struct Tokenizer {
     /// Whether a text's tokens begin with one that the text does not have, such as the `▁` of
     /// SentencePiece.
     prefixes: bool,
+    /// Bytes of text by token, where each stands for the same wherever it comes.
+    told: Option<Vec<u8>>,
 }
 
 enum Kind {
     Bytes,
-    Json { inner: Box<tokenizers::Tokenizer>, text: String, lengths: Vec<u8> },
+    Json { inner: Box<tokenizers::Tokenizer>, text: String },
+}
+
+/// Tokens, and the bytes of the text that each stands for: those of a text add up to its length,
+/// where it has any token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// The bytes of each.
+    pub bytes: Vec<u32>,
 }
 
 impl Tokenizer {
@@ -72,6 +84,8 @@ impl Tokenizer {
             begin: 0,
             begins: false,
             prefixes: false,
+            // The byte NUL ends documents.
+            told: Some((0..256).map(|id| u8::from(id != 0)).collect()),
         }
     }
 
@@ -142,22 +156,23 @@ impl Tokenizer {
                 "its template begins texts with the id {begin}, which is no token; its ids are below {vocab}"
             )));
         }
-        let mut lengths: Vec<u8> = match counts_bytes(&inner) {
-            true => (0..vocab).map(|id| token_bytes(&inner, id as u32)).collect(),
-            false => vec![0; vocab],
-        };
+        let mut told = tells_bytes(&inner)
+            .then(|| (0..vocab).map(|id| token_bytes(&inner, id as u32)).collect::<Vec<u8>>());
         // They stand for the borders of documents. Other special tokens come from text that spells
         // them.
         for id in ends.iter().chain([&end, &begin]) {
-            lengths[*id as usize] = 0;
+            if let Some(length) = told.as_mut().and_then(|told| told.get_mut(*id as usize)) {
+                *length = 0;
+            }
         }
         let mut fingerprint = format!("json-{}", blake3::hash(text.as_bytes()).to_hex());
         if known != Some(end) {
             fingerprint += &format!("-end-{end}");
         }
-        let kind = Kind::Json { inner: Box::new(inner), text, lengths };
+        let kind = Kind::Json { inner: Box::new(inner), text };
+        let begins = own.is_some();
         let mut tokenizer =
-            Tokenizer { kind, fingerprint, vocab, end, ends, begin, begins: own.is_some(), prefixes: false };
+            Tokenizer { kind, fingerprint, vocab, end, ends, begin, begins, prefixes: false, told };
         let (line, both) = (tokenizer.encode("a")?, tokenizer.encode("\na")?);
         tokenizer.prefixes = tokenizer.encode("\n")?.into_iter().chain(line).ne(both);
         Ok(tokenizer)
@@ -237,28 +252,69 @@ impl Tokenizer {
         }
     }
 
+    /// The tokens of a text and their bytes.
+    fn measure(&self, text: &str) -> Result<Measured, DataError> {
+        let Kind::Json { inner, .. } = &self.kind else { return self.told_of(self.encode(text)?) };
+        if self.told.is_some() {
+            return self.told_of(self.encode(text)?);
+        }
+        let encode = || inner.encode(text, false).map_err(|e| e.to_string());
+        let encoding = foreign::call(encode).flatten().map_err(DataError::Tokenizer)?;
+        let mut at = 0;
+        // A token stands for what goes on from the one before to its end: spaces that no token has
+        // are the next one's, and of several tokens of one character the first has its bytes.
+        let length = |(_, end): &(usize, usize)| {
+            let end = (*end).clamp(at, text.len());
+            (end - std::mem::replace(&mut at, end)) as u32
+        };
+        let mut bytes: Vec<u32> = encoding.get_offsets().iter().map(length).collect();
+        if let Some(last) = bytes.last_mut() {
+            *last += (text.len() - at) as u32;
+        }
+        Ok(Measured { ids: encoding.get_ids().to_vec(), bytes })
+    }
+
+    /// Tokens that tell their bytes.
+    fn told_of(&self, ids: Vec<u32>) -> Result<Measured, DataError> {
+        let told = self.told.as_deref().unwrap_or_default();
+        let bytes = ids.iter().map(|&id| told.get(id as usize).map_or(0, |&n| u32::from(n))).collect();
+        Ok(Measured { ids, bytes })
+    }
+
     /// The tokens of a text whose first part is a prompt, and how many of them are the prompt's: as
     /// many as it has alone. The text is encoded as a whole, as `transformers` and lm-eval do.
     pub fn encode_pair(&self, prompt: &str, answer: &str) -> Result<(Vec<u32>, usize), DataError> {
+        self.measure_pair(prompt, answer).map(|(whole, alone)| (whole.ids, alone))
+    }
+
+    /// The same with their bytes.
+    pub fn measure_pair(&self, prompt: &str, answer: &str) -> Result<(Measured, usize), DataError> {
         if prompt.is_empty() {
-            return Ok((self.encode(answer)?, 0));
+            return Ok((self.measure(answer)?, 0));
         }
         let alone = self.encode(prompt)?.len();
-        let whole = self.encode(&format!("{prompt}{answer}"))?;
-        let alone = alone.min(whole.len());
+        let whole = self.measure(&format!("{prompt}{answer}"))?;
+        let alone = alone.min(whole.ids.len());
         Ok((whole, alone))
     }
 
     /// The tokens of lines that others stand before: without the one that only the beginning of a
-    /// text has.
-    pub fn encode_further(&self, text: &str) -> Result<Vec<u32>, DataError> {
+    /// text has. Those of the line break that stands in for what is before are dropped.
+    pub fn measure_further(&self, text: &str) -> Result<Measured, DataError> {
         if self.prefixes {
-            let (before, mut whole) = (self.encode("\n")?, self.encode(&format!("\n{text}"))?);
-            if whole.starts_with(&before) {
-                return Ok(whole.split_off(before.len()));
+            let (before, mut whole) = (self.encode("\n")?, self.measure(&format!("\n{text}"))?);
+            if whole.ids.starts_with(&before) {
+                let dropped: u32 = whole.bytes.iter().take(before.len()).sum();
+                whole.ids.drain(..before.len());
+                whole.bytes.drain(..before.len());
+                // The break is one byte, whichever token it is counted to.
+                if let Some(first) = whole.bytes.first_mut() {
+                    *first = (*first + dropped).saturating_sub(1);
+                }
+                return Ok(whole);
             }
         }
-        self.encode(text)
+        self.measure(text)
     }
 
     /// The text that tokens add to that of the tokens `before`.
@@ -286,14 +342,10 @@ impl Tokenizer {
         }
     }
 
-    /// How many bytes of text a token stands for; 0 for those that are not text, and for all of a
-    /// vocabulary whose tokens do not tell (words, pieces without bytes to fall back on). Bits per
-    /// byte are counted by it.
-    pub fn byte_length(&self, id: u32) -> u64 {
-        match &self.kind {
-            Kind::Bytes => u64::from(id != 0),
-            Kind::Json { lengths, .. } => lengths.get(id as usize).map_or(0, |&n| u64::from(n)),
-        }
+    /// Bytes of text by token, where each stands for the same wherever it comes: bytes, and words
+    /// of bytes of an unchanged text. Others are measured in their text.
+    pub fn told(&self) -> Option<&[u8]> {
+        self.told.as_deref()
     }
 }
 
@@ -399,33 +451,36 @@ fn own_begin(inner: &tokenizers::Tokenizer) -> Option<u32> {
     with.first().copied().filter(|first| with.len() > without.len() && without.first() != Some(first))
 }
 
-/// Bytes a token stands for: byte-level vocabularies write a byte as one character, others a space
-/// as `▁` and single bytes as `<0x0A>`.
+/// Bytes that a token of a byte-level vocabulary stands for, which writes a byte as one character.
 fn token_bytes(inner: &tokenizers::Tokenizer, id: u32) -> u8 {
     let Some(token) = inner.id_to_token(id) else { return 0 };
-    if inner.get_added_vocabulary().is_special_token(&token) {
-        return token.len().min(255) as u8;
-    }
-    let byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-    let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
-    let n = match () {
-        _ if byte => 1,
-        _ if byte_level => token.chars().count(),
-        _ => token.replace('▁', " ").len(),
-    };
-    n.min(255) as u8
+    let added = inner.get_added_vocabulary().get_vocab().contains_key(&token);
+    let n = if added { token.len() } else { token.chars().count() };
+    u8::try_from(n).unwrap_or(u8::MAX)
 }
 
-/// Whether tokens tell how many bytes of text they stand for: those of bytes do, and pieces that
-/// fall back on bytes.
-fn counts_bytes(inner: &tokenizers::Tokenizer) -> bool {
-    let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
-    byte_level
-        || match inner.get_model() {
-            ModelWrapper::BPE(bpe) => bpe.byte_fallback || bpe.unk_token.is_none(),
-            ModelWrapper::Unigram(unigram) => unigram.byte_fallback(),
-            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
+/// Whether tokens tell how many bytes of text they stand for: those of byte-level vocabularies
+/// whose texts are taken as they are.
+fn tells_bytes(inner: &tokenizers::Tokenizer) -> bool {
+    let prefix = |level: &ByteLevel| level.add_prefix_space;
+    let plain = match inner.get_pre_tokenizer() {
+        Some(PreTokenizerWrapper::ByteLevel(level)) => !prefix(level),
+        Some(PreTokenizerWrapper::Sequence(list)) => {
+            !list.as_ref().iter().any(|p| matches!(p, PreTokenizerWrapper::ByteLevel(level) if prefix(level)))
         }
+        _ => false,
+    };
+    let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
+    // A token that takes spaces around it has other bytes each time.
+    let strips = inner.get_added_tokens_decoder().values().any(|t| t.lstrip || t.rstrip);
+    let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(0);
+    let whole = ByteLevel::alphabet().iter().all(|c| inner.token_to_id(&c.to_string()).is_some());
+    byte_level
+        && whole
+        && plain
+        && !strips
+        && inner.get_normalizer().is_none()
+        && longest <= usize::from(u8::MAX)
 }
 
 /// Learns a byte-level BPE vocabulary of `size` from texts and returns its `tokenizer.json`. Texts
@@ -473,7 +528,7 @@ mod tests {
         assert_eq!(ids.len(), 7);
         assert_eq!(t.decode(&ids), "héllo\n");
         assert_eq!(t.decode(&[104, 0, 300, 105]), "hi");
-        assert_eq!(ids.iter().map(|&id| t.byte_length(id)).sum::<u64>(), 7);
+        assert_eq!(t.measure_pair("", "héllo\n").unwrap().0.bytes, [1; 7]);
     }
 
     #[test]
@@ -485,8 +540,9 @@ mod tests {
         let ids = t.encode(&text).unwrap();
         assert!(ids.len() * 3 < text.len(), "{} tokens for {} bytes", ids.len(), text.len());
         assert_eq!(t.decode(&ids), text);
-        assert_eq!(ids.iter().map(|&id| t.byte_length(id)).sum::<u64>(), text.len() as u64);
-        assert_eq!(t.byte_length(t.end()), 0);
+        let told = t.told().unwrap();
+        assert_eq!(bytes_of(&t, &text), text.len());
+        assert_eq!(told[t.end() as usize], 0);
         assert_eq!(t.fingerprint(), Tokenizer::from_json(json, &[]).unwrap().fingerprint());
         let strange = "naïve 🦀\u{7}";
         assert_eq!(t.decode(&t.encode(strange).unwrap()), strange);
@@ -539,15 +595,15 @@ mod tests {
         let (pair, prompt) = t.encode_pair("b\nab", " a").unwrap();
         assert_eq!((pair, prompt), (whole.clone(), t.encode("b\nab").unwrap().len()));
         let first = t.encode("b\n").unwrap();
-        assert_eq!([first, t.encode_further("ab a").unwrap()].concat(), whole);
-        assert_ne!(t.encode("ab a").unwrap(), t.encode_further("ab a").unwrap(), "a text begins with ▁");
+        assert_eq!([first, t.measure_further("ab a").unwrap().ids].concat(), whole);
+        assert_ne!(t.encode("ab a").unwrap(), t.measure_further("ab a").unwrap().ids, "a text begins with ▁");
         // Written text goes on where the prompt ends.
         let written = &whole[whole.len() - 1..];
         assert_eq!(t.decode(written), "a");
         assert_eq!(t.decode_further(&whole[..whole.len() - 1], written), " a");
         assert_eq!(t.decode_further(&[t.begin()], written), "a");
         let bytes = Tokenizer::bytes();
-        assert_eq!(bytes.encode_further("é").unwrap(), bytes.encode("é").unwrap());
+        assert_eq!(bytes.measure_further("é").unwrap().ids, bytes.encode("é").unwrap());
         assert_eq!(bytes.decode_further(&[0xC3], &[0xA9]), "\u{FFFD}");
     }
 
@@ -556,11 +612,77 @@ mod tests {
         let t = pieces(|_| {}).unwrap();
         let ids = t.encode("a <unk> b").unwrap();
         assert!(ids.contains(&0));
-        // Two more for the ▁ before each of the two stretches of text.
-        assert_eq!(ids.iter().map(|&id| t.byte_length(id)).sum::<u64>(), 2 + "a <unk> b".len() as u64);
-        assert_eq!((t.byte_length(t.end()), t.byte_length(t.begin())), (0, 0));
-        let words = pieces(|json| json["model"]["byte_fallback"] = false.into()).unwrap();
-        assert_eq!(words.byte_length(5), 0, "an unknown character may have any number of bytes");
+        assert_eq!(bytes_of(&t, "a <unk> b"), "a <unk> b".len());
+    }
+
+    /// Bytes that the tokens of a text stand for.
+    fn bytes_of(t: &Tokenizer, text: &str) -> usize {
+        t.measure_pair("", text).unwrap().0.bytes.iter().sum::<u32>() as usize
+    }
+
+    /// Every kind of tokenizer counts the bytes of the text, whatever it does to it: pieces with
+    /// and without bytes to fall back on, words in lower case, words without spaces, and texts in
+    /// another normal form.
+    #[test]
+    fn the_bytes_of_a_text_are_those_of_its_tokens() {
+        let json = |model: serde_json::Value, more: serde_json::Value| {
+            let end = serde_json::json!({"id": 1, "content": "</s>", "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true});
+            let mut json = serde_json::json!({"version": "1.0", "truncation": null, "padding": null,
+                "added_tokens": [end], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+                "decoder": null, "model": model});
+            more.as_object().unwrap().iter().for_each(|(key, value)| json[key] = value.clone());
+            Tokenizer::from_json(json.to_string(), &[]).unwrap()
+        };
+        let word_piece = serde_json::json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {"[UNK]": 0, "</s>": 1, "a": 2, "##b": 3, "cafe": 4, "\u{4e2d}": 5}});
+        let bert = serde_json::json!({"normalizer": {"type": "BertNormalizer", "clean_text": true,
+                "handle_chinese_chars": true, "strip_accents": null, "lowercase": true},
+            "pre_tokenizer": {"type": "BertPreTokenizer"}});
+        let unigram = serde_json::json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+            "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["\u{2581}", -3.0], ["a", -2.0], ["\u{2581}ab", -1.0]]});
+        let metaspace = serde_json::json!({"normalizer": {"type": "NFKC"},
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true}});
+        let words = serde_json::json!({"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}});
+        let byte_level = {
+            let text = "the cat sat on the mat, the cat sat on the hat. ".repeat(20);
+            train(std::iter::once(text), 300).unwrap()
+        };
+        let nfc = {
+            let mut json: serde_json::Value = serde_json::from_str(&byte_level).unwrap();
+            json["normalizer"] = serde_json::json!({"type": "NFC"});
+            Tokenizer::from_json(json.to_string(), &[]).unwrap()
+        };
+        let all = [
+            ("BPE with bytes", pieces(|_| {}).unwrap(), false),
+            ("BPE without", pieces(|json| json["model"]["byte_fallback"] = false.into()).unwrap(), false),
+            ("WordPiece", json(word_piece, bert), false),
+            ("Unigram", json(unigram, metaspace), false),
+            ("words", json(words, serde_json::json!({"pre_tokenizer": {"type": "Whitespace"}})), false),
+            ("byte level", Tokenizer::from_json(byte_level, &[]).unwrap(), true),
+            ("byte level in NFC", nfc, false),
+        ];
+        for (name, t, told) in all {
+            assert_eq!(t.told().is_some(), told, "{name}");
+            for text in ["ab", "  ab  a\n", "Café 中 ﬁ e\u{301}", "naïve 🦀 </s> a\u{7}b", "a\t\n\n a"]
+            {
+                assert_eq!(bytes_of(&t, text), text.len(), "{name}: {text:?}");
+                let further = t.measure_further(text).unwrap();
+                assert_eq!(
+                    further.bytes.iter().sum::<u32>() as usize,
+                    text.len(),
+                    "{name}: {text:?} further"
+                );
+                let (pair, _) = t.measure_pair("ab\n", text).unwrap();
+                assert_eq!(
+                    pair.bytes.iter().sum::<u32>() as usize,
+                    3 + text.len(),
+                    "{name}: {text:?} paired"
+                );
+                assert_eq!(pair.ids.len(), pair.bytes.len());
+            }
+        }
     }
 
     #[test]

@@ -10,9 +10,10 @@
 use crate::source::{SourceMap, Span};
 
 /// The two ways to write a specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Spelling {
     /// YAML.
+    #[default]
     Yaml,
     /// `.dream`.
     Dream,

@@ -84,8 +84,9 @@ impl Diagnostic {
             Severity::Error => ("error", "1;31"),
             Severity::Warning => ("warning", "1;33"),
         };
+        let message = source.spelled(&self.message);
         let mut out =
-            format!("{}: {}\n", paint(tint, &format!("{word}[{}]", self.code)), paint("1", &self.message));
+            format!("{}: {}\n", paint(tint, &format!("{word}[{}]", self.code)), paint("1", &message));
         let places =
             [self.span.map(|span| (span, "")), self.related.as_deref().map(|(s, note)| (*s, note.as_str()))];
         let places: Vec<_> =
@@ -108,7 +109,7 @@ impl Diagnostic {
             let note = if note.is_empty() { String::new() } else { format!(" {note}") };
             let _ = writeln!(out, "{number} {bar} {text}\n{pad} {bar} {}{mark}{note}", " ".repeat(offset));
         }
-        if let Some(help) = &self.help {
+        if let Some(help) = self.help.as_deref().map(|help| source.spelled(help)) {
             let pad = " ".repeat(if places.is_empty() { 0 } else { width });
             let _ = writeln!(out, "{pad} {} {}: {help}", paint(blue, "="), paint("1", "help"));
         }
@@ -125,10 +126,10 @@ impl Diagnostic {
         json!({
             "code": self.code,
             "severity": self.severity,
-            "message": self.message,
+            "message": source.spelled(&self.message),
             "at": self.span.map(place),
             "related": self.related.as_deref().map(|(span, note)| json!({"at": place(*span), "message": note})),
-            "help": self.help,
+            "help": self.help.as_deref().map(|help| source.spelled(help)),
         })
     }
 }

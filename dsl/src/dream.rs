@@ -3,7 +3,7 @@
 use crate::ast::*;
 use crate::comments;
 use crate::diagnostic::Diagnostic;
-use crate::grammar::{Lowering, Node, Rule, broken, extent, key_names};
+use crate::grammar::{Lowering, Node, Rule, broken, extent, key_names, short_text};
 use crate::keys::{self, Section, Type};
 use crate::source::{SourceMap, Span};
 
@@ -55,16 +55,33 @@ impl Lowering<'_> {
     }
 
     fn entries(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
-        let open = node.as_rule() == Rule::block || node.as_rule() == Rule::stray_block;
-        let span = self.span(&node);
+        let open = !matches!(node.as_rule(), Rule::file | Rule::open_model | Rule::component_parens);
+        let input = node.get_input();
+        let start = extent(&node).0;
         let mut closed = !open;
-        // Whether the entry before is a key that does not exist: braces behind it are its own.
+        // A `}` too many ends the model early: what follows is the model's all the same.
+        let early = node.as_rule() == Rule::file
+            && node.clone().into_inner().any(|part| part.as_rule() == Rule::brace_stray);
+        // Whether the entry before is a key that does not exist: braces after it are its own.
         let mut unknown = false;
-        for part in node.into_inner() {
+        // Up to there, what cannot be read follows from the error before.
+        let mut slip = 0;
+        let mut parts = node.into_inner().peekable();
+        while let Some(part) = parts.next() {
             let at = self.span(&part);
+            let (from, rule) = (part.as_span().start(), part.as_rule());
             let stranger = std::mem::take(&mut unknown);
-            match part.as_rule() {
+            if early && self.belongs_to_model(&part, map) {
+                continue;
+            }
+            match rule {
                 Rule::pair => {
+                    if is(kind, &keys::MODEL)
+                        && let Some(block) = parts.next_if(|next| is_component(&part, next))
+                    {
+                        self.without_equals(part, block, map);
+                        continue;
+                    }
                     let pair = self.pair(part, kind);
                     if pair.value.kind == ValueKind::Null && is(kind, &keys::MODEL) && defined(map, &pair.key)
                     {
@@ -72,21 +89,34 @@ impl Lowering<'_> {
                         add_to_body(map, at, [Value::new(ValueKind::Layer(layer), at)]);
                         continue;
                     }
-                    unknown = kind.and_then(|k| k.section()).is_some_and(|s| s.key(&pair.key.text).is_none());
+                    let known =
+                        kind.and_then(|k| k.section()).is_none_or(|s| s.key(&pair.key.text).is_some());
+                    if from < slip && (!known || pair.value.kind == ValueKind::Null) {
+                        continue;
+                    }
+                    unknown = !known;
+                    let pair = self.section_in_braces(pair, kind, input, &mut slip);
                     map.items.push(Item::new(pair));
                 }
                 Rule::let_ => self.let_(part, map),
                 Rule::model => self.model(part, kind, map),
                 Rule::definition => self.definition(part, kind, map),
+                Rule::bare | Rule::statement if from < slip => {}
                 Rule::repeat | Rule::recur | Rule::layer | Rule::body | Rule::statement | Rule::bare => {
+                    if has_no_layers(&part) {
+                        slip = line_end(input, from);
+                    }
                     self.body_item(part, kind, map);
                 }
                 Rule::close_brace => closed = true,
+                Rule::hash => self.comment(at),
                 Rule::stray => {
-                    let help = "keys and values alternate: `vocab 256  hidden 64`";
-                    self.error(at, format!("`{}` stands where a key should be", part.as_str()), help);
+                    if from >= slip {
+                        self.stray(&part, kind, map, stranger);
+                    }
+                    slip = line_end(input, from);
                 }
-                Rule::stray_block if stranger => {
+                Rule::stray_block if stranger || from < slip => {
                     let mut ignored = Vec::new();
                     let mut silent = Lowering { at: self.at, found: &mut ignored };
                     silent.entries(part, None, &mut Map::default());
@@ -99,19 +129,137 @@ impl Lowering<'_> {
                     );
                     self.entries(part, None, &mut Map::default());
                 }
-                Rule::brace_stray => self.error(at, "this `}` closes nothing", "take it away"),
+                Rule::brace_stray => self.brace_stray(at, map),
                 _ => {}
             }
         }
         if !closed {
-            self.error(Span::new(span.start, span.start + 1), "this `{` is not closed", "add `}`");
+            self.unclosed(input, start);
         }
     }
 
+    /// A text that stands where a key should be. After a key without a value it is the value's
+    /// mistake, after a key that does not exist it is the key's.
+    fn stray(&mut self, node: &Node, kind: Option<Type>, map: &mut Map, stranger: bool) {
+        let (at, text) = (self.span(node), node.as_str());
+        if stranger {
+            return;
+        }
+        let before = |pair: &Pair| {
+            let between = node.get_input().get(pair.key.span.end..node.as_span().start()).unwrap_or("\n");
+            pair.value.kind == ValueKind::Null && between.chars().all(|c| c == ' ' || c == '\t')
+        };
+        if let Some(key) = value_left_out(kind, map, self.span(node).start) {
+            map.items.push(Item::new(Pair { value: Value::new(ValueKind::Invalid, at), key }));
+            return;
+        }
+        let last = map.items.last_mut().map(|item| &mut item.node).filter(|pair| before(pair));
+        let key = last.as_ref().and_then(|pair| kind?.section()?.key(&pair.key.text));
+        if let (Some(pair), Some(key)) = (last, key) {
+            pair.value.kind = ValueKind::Invalid;
+            let message = format!("`{text}` is not right for `{}`", key.name);
+            self.error(at, message, format!("expected: {}", key.kind.describe()));
+            return;
+        }
+        let help = "keys and values alternate: `vocab 256  hidden 64`";
+        self.error(at, format!("`{text}` stands where a key should be"), help);
+    }
+
+    /// A section such as `train steps 10` without its braces is reported, with the line.
+    fn section_in_braces(&mut self, pair: Pair, kind: Option<Type>, input: &str, slip: &mut usize) -> Pair {
+        let outermost = is(kind, &keys::SPEC) || is(kind, &keys::SUITE);
+        let section = kind.filter(|_| outermost).and_then(|kind| kind.child(&pair.key.text)?.section());
+        let bare = matches!(pair.value.kind, ValueKind::Word(_) | ValueKind::Text(_));
+        let own = |section: &Section, value: &Value| match &value.kind {
+            ValueKind::Word(word) | ValueKind::Text(word) => section.key(word).is_some(),
+            _ => false,
+        };
+        if !section.is_some_and(|section| bare && own(section, &pair.value)) {
+            return pair;
+        }
+        let end = line_end(input, pair.key.span.start);
+        let rest = input.get(pair.value.span.start..end).unwrap_or("").trim_end();
+        let message = format!("the keys of `{}` stand without braces", pair.key.text);
+        self.error(pair.key.span, message, format!("write `{} {{ {rest} }}`", pair.key.text));
+        *slip = end;
+        Pair { value: Value::new(ValueKind::Invalid, pair.value.span), ..pair }
+    }
+
+    /// A component without its `=`.
+    fn without_equals(&mut self, pair: Node, block: Node, map: &mut Map) {
+        let span = self.span(&pair).to(self.span(&block));
+        let mut parts = pair.into_inner();
+        let key = self.key(parts.next());
+        let Some(name) = parts.find(|part| part.as_rule() == Rule::value) else { return };
+        let name = self.key(Some(name));
+        let help = format!("write `{} = {} {{ … }}`", key.text, name.text);
+        self.error(key.span.to(name.span), "a component stands without `=`", help);
+        let value = self.kind_and_keys(name, block);
+        add_to_group(map, "components", key.span, span, Pair { key, value });
+    }
+
+    /// Takes an entry of the file into the model above it, where it belongs; whether it does.
+    fn belongs_to_model(&mut self, node: &Node, map: &mut Map) -> bool {
+        let own = match node.as_rule() {
+            Rule::definition
+            | Rule::repeat
+            | Rule::recur
+            | Rule::layer
+            | Rule::body
+            | Rule::statement
+            | Rule::bare => true,
+            Rule::pair => {
+                let key = node.clone().into_inner().next();
+                key.is_some_and(|key| {
+                    let name = key.as_str().trim_end();
+                    keys::MODEL.key(name).is_some() && keys::SPEC.key(name).is_none()
+                })
+            }
+            _ => false,
+        };
+        let Some(Pair { value: Value { kind: ValueKind::Map(model), .. }, .. }) = map.get_mut("model") else {
+            return false;
+        };
+        if own {
+            self.entry_of_model(node.clone(), model);
+        }
+        own
+    }
+
+    fn entry_of_model(&mut self, node: Node, model: &mut Map) {
+        let kind = Some(Type::Section(&keys::MODEL));
+        match node.as_rule() {
+            Rule::pair => {
+                let pair = self.pair(node, kind);
+                model.items.push(Item::new(pair));
+            }
+            Rule::definition => self.definition(node, kind, model),
+            _ => self.body_item(node, kind, model),
+        }
+    }
+
+    fn brace_stray(&mut self, at: Span, map: &Map) {
+        let error = Diagnostic::error("syntax", "this `}` closes nothing").on(at).help("take one away");
+        let model = map.get("model").filter(|pair| pair.value.as_map().is_some());
+        let end = model.map(|pair| Span::new(pair.value.span.end.saturating_sub(1), pair.value.span.end));
+        self.found.push(match end {
+            Some(end) => error.related(end, "`model` ends here"),
+            None => error,
+        });
+    }
+
+    /// A comment as YAML has it.
+    fn comment(&mut self, at: Span) {
+        self.error(Span::new(at.start, at.start + 1), "`#` begins no comment", "a comment begins with `//`");
+    }
+
     fn pair(&mut self, node: Node, kind: Option<Type>) -> Pair {
-        let mut parts = node.into_inner();
+        let mut parts = node.into_inner().peekable();
         let key = self.key(parts.next());
         let inner = kind.and_then(|kind| kind.child(&key.text));
+        if let Some(colon) = parts.next_if(|part| part.as_rule() == Rule::colon) {
+            self.colon(&colon, &key, parts.peek());
+        }
         let value = match parts.next() {
             Some(part) => self.value(part, inner),
             None => Value::new(ValueKind::Null, key.span),
@@ -146,7 +294,13 @@ impl Lowering<'_> {
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::bare_name => name = Some(self.key(Some(part))),
-                Rule::block => {
+                Rule::open_name => {
+                    let key = self.key(Some(part));
+                    let help = format!("write `model {} {{`", key.text);
+                    self.error(keyword.to(key.span), "`model` stands without its `{`", help);
+                    name = Some(key);
+                }
+                Rule::model_block | Rule::open_model => {
                     let mut model = self.block(part, inner);
                     model.broken = true;
                     if let Some(name) = name.take() {
@@ -165,27 +319,66 @@ impl Lowering<'_> {
 
     fn definition(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
         let span = self.span(&node);
-        let mut parts = node.into_inner();
+        let mut parts = node.into_inner().peekable();
         let key = self.key(parts.next());
+        if let Some(colon) = parts.next_if(|part| part.as_rule() == Rule::colon) {
+            let help = format!("write `{} = …`", key.text);
+            self.error(self.span(&colon), "a component is defined with `=`", help);
+        }
+        let component = parts.peek().is_some_and(|part| part.as_rule() == Rule::kind);
+        let is_key = kind.and_then(|kind| kind.section()).is_some_and(|s| s.key(&key.text).is_some());
+        let in_model = is(kind, &keys::MODEL);
+        if let (false, true, Some(value)) = (component, is_key || !in_model, parts.peek()) {
+            let value = value.clone();
+            self.equals(key, value, kind, map);
+            return;
+        }
         let value = match (parts.next(), parts.next()) {
             (Some(name), Some(block)) if name.as_rule() == Rule::kind => {
                 let name = self.key(Some(name));
-                let whole = name.span.to(self.span(&block));
-                let keys = self.block(block, Type::Component.child(&name.text));
-                let value = Value::new(ValueKind::Map(keys), whole);
-                let pairs = vec![Item::new(Pair { key: name, value })];
-                let map = Map { items: pairs, broken: false, span: whole, ..Map::default() };
-                Value::new(ValueKind::Map(map), whole)
+                self.kind_and_keys(name, block)
             }
             (Some(value), None) => self.value(value, None),
             _ => Value::new(ValueKind::Null, key.span),
         };
-        if !is(kind, &keys::MODEL) {
+        if !in_model {
             let help = format!("write `{} …` without `=`, or define the component inside `model`", key.text);
             self.error(span, "a component is defined outside `model`", help);
             return;
         }
         add_to_group(map, "components", key.span, span, Pair { key, value });
+    }
+
+    /// A component's kind with the keys in its braces.
+    fn kind_and_keys(&mut self, name: Key, block: Node) -> Value {
+        let at = self.span(&block);
+        if block.as_rule() == Rule::component_parens {
+            let help = format!("write `{} {{ … }}`", name.text);
+            self.error(at, "keys of a component stand in braces", help);
+        }
+        let whole = name.span.to(at);
+        let keys = self.block(block, Type::Component.child(&name.text));
+        let value = Value::new(ValueKind::Map(keys), whole);
+        let pairs = vec![Item::new(Pair { key: name, value })];
+        Value::new(ValueKind::Map(Map { items: pairs, broken: false, span: whole, ..Map::default() }), whole)
+    }
+
+    /// A key and its value with `=` between them, or a name for a number without `let`.
+    fn equals(&mut self, key: Key, value: Node, kind: Option<Type>, map: &mut Map) {
+        let (at, text) = (self.span(&value), short_text(&value));
+        let whole = key.span.to(at);
+        let section = kind.and_then(|kind| kind.section());
+        if section.is_some_and(|section| section.key("let").is_some() && section.key(&key.text).is_none()) {
+            let help = format!("write `let {} = {text}`", key.text);
+            self.error(whole, "a number gets its name by `let`", help);
+            let value = self.value(value, Some(Type::Real(keys::Range::Any)));
+            add_to_group(map, "let", key.span, whole, Pair { key, value });
+            return;
+        }
+        let help = format!("write `{} {text}`", key.text);
+        self.error(whole, "a key and its value stand without `=`", help);
+        let value = self.value(value, kind.and_then(|kind| kind.child(&key.text)));
+        map.items.push(Item::new(Pair { key, value }));
     }
 
     fn body_item(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {
@@ -209,6 +402,11 @@ impl Lowering<'_> {
                 let layer = self.statement(node);
                 vec![Value::new(ValueKind::Layer(layer), span)]
             }
+            Rule::body if node.clone().into_inner().any(|part| part.as_rule() == Rule::kw_layers) => {
+                let message = "`layers` is not a key of model";
+                self.error(keyword, message, "did you mean `body`?");
+                vec![Value::new(ValueKind::Invalid, span)]
+            }
             Rule::body => match node.into_inner().find(|part| part.as_rule() == Rule::layers) {
                 Some(layers) => self.layers(layers).items.into_iter().map(|item| item.node).collect(),
                 None => Vec::new(),
@@ -224,11 +422,14 @@ impl Lowering<'_> {
         if node.as_rule() == Rule::layer {
             let layers = node.into_inner().find(|part| part.as_rule() == Rule::layers)?;
             let keyword = Span::new(span.start, span.start + "layer".len());
+            let before = self.found.len();
             let mut list = self.layers(layers);
+            let slipped = self.found.len() > before;
             return match list.items.pop().map(|item| item.node) {
                 Some(Value { kind: ValueKind::Layer(layer), span }) if list.items.is_empty() => {
                     Some(Value::new(ValueKind::Layer(layer), span))
                 }
+                _ if slipped => Some(Value::new(ValueKind::Invalid, span)),
                 Some(_) => {
                     let help = "join the terms with `>` or `|`; `repeat` and `recur` stand outside `layer`";
                     self.error(keyword, "a layer holds one composition", help);
@@ -242,6 +443,11 @@ impl Lowering<'_> {
         }
         let word = if node.as_rule() == Rule::repeat { "repeat" } else { "recur" };
         let keyword = Span::new(span.start, span.start + word.len());
+        if has_no_layers(&node) {
+            let help = format!("write `{word} 2 {{ sa > mlp }}`");
+            self.error(keyword, format!("the layers of `{word}` stand without braces"), help);
+            return Some(Value::new(ValueKind::Invalid, span));
+        }
         let mut map = Map { span, broken: true, ..Map::default() };
         let missing = Value::new(ValueKind::Null, keyword);
         map.items.push(Item::new(Pair { key: Key { text: word.into(), span: keyword }, value: missing }));
@@ -303,9 +509,13 @@ impl Lowering<'_> {
 
     fn layers(&mut self, node: Node) -> List {
         let span = self.span(&node);
+        let input = node.get_input();
+        let start = extent(&node).0;
         let mut list = List { span, broken: broken(node.as_str()), ..List::default() };
         let mut closed = false;
         let mut bare: Option<Span> = None;
+        // Up to there, what cannot be read follows from the error before.
+        let mut slip = 0;
         // Where the composition before ended, and whether a comma follows it: lines and commas part
         // compositions.
         let (mut end, mut comma) = (0, false);
@@ -316,9 +526,10 @@ impl Lowering<'_> {
                     let apart = bare
                         .take_if(|_| comma || part.get_input()[end..part.as_span().start()].contains('\n'));
                     comma = false;
+                    let part_start = part.as_span().start();
                     end = extent(&part).1;
                     let layer = self.mixed(part);
-                    if bare.is_some() && apart.is_none() {
+                    if bare.is_some() && apart.is_none() && part_start >= slip {
                         let help = "join them with `>` or `|`, or write each on a line of its own";
                         self.error(at, "two compositions stand side by side", help);
                     }
@@ -327,6 +538,9 @@ impl Lowering<'_> {
                 }
                 Rule::repeat | Rule::recur | Rule::layer => {
                     bare = None;
+                    if has_no_layers(&part) {
+                        slip = line_end(input, part.as_span().start());
+                    }
                     list.items.extend(self.item(part).map(Item::new));
                 }
                 Rule::statement => {
@@ -336,18 +550,64 @@ impl Lowering<'_> {
                 }
                 Rule::layer_comma => comma = true,
                 Rule::close_brace => closed = true,
+                Rule::hash => self.comment(at),
                 Rule::layer_stray => {
-                    let help = "write a composition such as `(da | sa) > ea`, a statement, `layer`, `repeat` or `recur`";
-                    self.error(at, format!("`{}` does not belong here", part.as_str()), help);
+                    if part.as_span().start() >= slip {
+                        let help = "write a composition such as `(da | sa) > ea`, a statement, `layer`, `repeat` or `recur`";
+                        self.error(at, format!("`{}` does not belong here", part.as_str()), help);
+                    }
+                    slip = line_end(input, part.as_span().start());
                 }
                 _ => {}
             }
         }
         if !closed {
-            self.error(Span::new(span.start, span.start + 1), "this `{` is not closed", "add `}`");
+            self.unclosed(input, start);
         }
         list
     }
+}
+
+/// The key that stands where the value of the last pair should (`heads window 8`): that pair then
+/// has no value.
+fn value_left_out(kind: Option<Type>, map: &mut Map, next: usize) -> Option<Key> {
+    let section = kind?.section()?;
+    let last = &mut map.items.last_mut()?.node;
+    let ValueKind::Word(word) = &last.value.kind else { return None };
+    let words = crate::check::words(&section.key(&last.key.text)?.kind);
+    let is_value = words.is_some_and(|words| words.iter().any(|(name, _)| name == word));
+    if is_value || section.key(word).is_none() || next != last.value.span.end + 1 {
+        return None;
+    }
+    let key = Key { text: word.clone(), span: last.value.span };
+    last.value = Value::new(ValueKind::Null, last.key.span);
+    Some(key)
+}
+
+/// Whether a pair and the braces after it are a component whose `=` is missing: `sa sequence {`.
+fn is_component(pair: &Node, next: &Node) -> bool {
+    let mut parts = pair.clone().into_inner();
+    let (key, value) = (parts.next(), parts.next());
+    let word = |node: &Node| {
+        let text = node.as_str().trim_end();
+        node.as_rule() == Rule::value
+            && !text.starts_with(|first: char| first.is_ascii_digit())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    next.as_rule() == Rule::stray_block
+        && value.is_some_and(|value| word(&value))
+        && key.is_some_and(|key| keys::MODEL.key(key.as_str().trim_end()).is_none())
+}
+
+/// Whether it is a `repeat` or `recur` without braces.
+fn has_no_layers(node: &Node) -> bool {
+    matches!(node.as_rule(), Rule::repeat | Rule::recur)
+        && !node.clone().into_inner().any(|part| matches!(part.as_rule(), Rule::layers | Rule::braced))
+}
+
+/// Where the line that holds a place ends.
+fn line_end(text: &str, from: usize) -> usize {
+    text.get(from..).and_then(|rest| rest.find('\n')).map_or(text.len(), |length| from + length)
 }
 
 type Words = std::iter::Peekable<std::vec::IntoIter<Value>>;

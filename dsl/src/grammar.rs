@@ -31,35 +31,75 @@ pub(crate) struct Lowering<'a> {
 /// A node of the grammar.
 pub(crate) type Node<'i> = Match<'i, Rule>;
 
-/// Where brackets nest too deep, if they do; brackets in strings and comments do not count.
-pub(crate) fn too_deep(text: &str) -> Option<usize> {
+/// The brackets of a text with their places; those in strings and comments do not count.
+fn brackets(text: &str) -> impl Iterator<Item = (usize, u8)> {
     let bytes = text.as_bytes();
-    let (mut depth, mut index) = (0usize, 0);
-    while index < bytes.len() {
-        match bytes[index] {
-            b'(' | b'[' | b'{' => {
-                depth += 1;
-                if depth > MAX_NESTING {
-                    return Some(index);
-                }
-            }
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            b'"' => {
-                index += 1;
-                while index < bytes.len() && !matches!(bytes[index], b'"' | b'\n') {
-                    index += if bytes[index] == b'\\' { 2 } else { 1 };
-                }
-            }
-            b'/' if bytes.get(index + 1) == Some(&b'/') => {
-                while index < bytes.len() && bytes[index] != b'\n' {
+    let mut index = 0;
+    std::iter::from_fn(move || {
+        while index < bytes.len() {
+            let at = index;
+            index += 1;
+            match bytes[at] {
+                byte @ (b'(' | b'[' | b'{' | b')' | b']' | b'}') => return Some((at, byte)),
+                b'"' => {
+                    while index < bytes.len() && !matches!(bytes[index], b'"' | b'\n') {
+                        index += if bytes[index] == b'\\' { 2 } else { 1 };
+                    }
                     index += 1;
                 }
+                b'/' if bytes.get(index) == Some(&b'/') => {
+                    while index < bytes.len() && bytes[index] != b'\n' {
+                        index += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    })
+}
+
+/// Where brackets nest too deep, if they do.
+pub(crate) fn too_deep(text: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    for (index, byte) in brackets(text) {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            _ => depth = depth.saturating_sub(1),
+        }
+        if depth > MAX_NESTING {
+            return Some(index);
+        }
+    }
+    None
+}
+
+/// The brace that a person forgot to close, of one that is not closed: the first whose `}` begins
+/// a line further left than its own.
+fn culprit(text: &str, open: usize) -> usize {
+    let line = |at: usize| text[..at].rfind('\n').map_or(0, |end| end + 1);
+    let indent = |at: usize| text[line(at)..].bytes().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    let mut around: Vec<usize> = Vec::new();
+    for (at, byte) in brackets(text.get(open..).unwrap_or("")).map(|(at, byte)| (open + at, byte)) {
+        match (byte, around.last()) {
+            (b'{', _) => around.push(at),
+            (b'}', Some(&last)) => {
+                if text[line(at)..at].trim().is_empty() && indent(at) < indent(last) {
+                    return last;
+                }
+                around.pop();
             }
             _ => {}
         }
-        index += 1;
     }
-    None
+    open
+}
+
+/// The text of a value for help, where it is short.
+pub(crate) fn short_text(node: &Node) -> String {
+    let (start, end) = extent(node);
+    let text = node.as_str().get(..end - start).unwrap_or("");
+    if text.len() <= 32 && !text.contains('\n') { text.into() } else { "…".into() }
 }
 
 impl Lowering<'_> {
@@ -163,6 +203,7 @@ impl Lowering<'_> {
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::join => joins.push((part.as_str().chars().next().unwrap_or('>'), self.span(&part))),
+                Rule::wrong_join => joins.push((self.wrong_join(&part), self.span(&part))),
                 Rule::missing => {
                     let at = joins.last().map_or(span, |(_, at)| *at);
                     self.error(
@@ -191,6 +232,17 @@ impl Lowering<'_> {
         Layer { kind, span }
     }
 
+    /// The sign that one of other programs stands for.
+    fn wrong_join(&mut self, node: &Node) -> char {
+        let (sign, does) = match node.as_str() {
+            "+" | "&" => ('|', "side by side"),
+            _ => ('>', "one after the other"),
+        };
+        let message = format!("`{}` joins no components", node.as_str());
+        self.error(self.span(node), message, format!("write `{sign}`: {does}"));
+        sign
+    }
+
     /// A statement on the stream, as its words.
     pub(crate) fn statement(&mut self, node: Node) -> Layer {
         let span = self.span(&node);
@@ -211,6 +263,7 @@ impl Lowering<'_> {
 
     fn group(&mut self, node: Node, span: Span) -> LayerKind {
         let (mut inner, mut closed) = (None, false);
+        let before = self.found.len();
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::mixed => inner = Some(self.mixed(part)),
@@ -219,8 +272,11 @@ impl Lowering<'_> {
             }
         }
         if !closed {
+            // Its content is not known, nor its errors.
+            self.found.truncate(before);
             let open = Span::new(span.start, span.start + 1);
             self.error(open, "this `(` is not closed", "add `)`");
+            return LayerKind::Invalid;
         }
         match inner {
             Some(inner) => LayerKind::Group(Box::new(inner)),
@@ -239,6 +295,7 @@ impl Lowering<'_> {
         for part in node.into_inner() {
             match part.as_rule() {
                 Rule::arguments => self.arguments(part, &mut map),
+                Rule::loose => self.loose(&part, &mut map),
                 Rule::wrapped => {
                     has_body = true;
                     let open = (self.at)(part.as_span().start());
@@ -273,6 +330,21 @@ impl Lowering<'_> {
         }
     }
 
+    /// Settings of a `skip` without parentheses, which are reported and read.
+    fn loose(&mut self, node: &Node, map: &mut Map) {
+        let text = node.as_str().trim_end();
+        let span = Span::new(self.span(node).start, (self.at)(node.as_span().start() + text.len()));
+        let help = format!("write `skip({text}) {{ … }}`");
+        self.error(span, "settings of `skip` stand without parentheses", help);
+        let (outer, start) = (self.at, node.as_span().start());
+        let at = |offset: usize| outer(start + offset.saturating_sub(1).min(text.len()));
+        let mut inner = Lowering { at: &at, found: &mut *self.found };
+        let enclosed = format!("({text})");
+        if let Some(arguments) = inner.parse(Rule::arguments, &enclosed) {
+            inner.arguments(arguments, map);
+        }
+    }
+
     fn arguments(&mut self, node: Node, map: &mut Map) {
         let span = self.span(&node);
         map.span = span;
@@ -297,8 +369,11 @@ impl Lowering<'_> {
     }
 
     fn argument(&mut self, node: Node) -> Pair {
-        let mut parts = node.into_inner();
+        let mut parts = node.into_inner().peekable();
         let key = self.key(parts.next());
+        if let Some(sign) = parts.next_if(|part| matches!(part.as_rule(), Rule::colon | Rule::equals)) {
+            self.colon(&sign, &key, parts.peek());
+        }
         let kind = keys::SKIP.key(&key.text).map(|key| key.kind);
         let value = match parts.next() {
             None => Value::new(ValueKind::Bool(true), key.span),
@@ -332,14 +407,29 @@ impl Lowering<'_> {
         Value::new(ValueKind::Map(map), span)
     }
 
+    /// A sign between a key and its value, such as YAML's `:`.
+    pub(crate) fn colon(&mut self, sign: &Node, key: &Key, value: Option<&Node>) {
+        let value = value.map_or("…".into(), short_text);
+        let help = format!("write `{} {value}`", key.text);
+        let message = format!("a key and its value stand without `{}`", sign.as_str().trim_end());
+        self.error(self.span(sign), message, help);
+    }
+
+    /// A `{` that nothing closes. The one that is meant is the first inside it whose `}` stands
+    /// further left than its line.
+    pub(crate) fn unclosed(&mut self, text: &str, open: usize) {
+        let at = (self.at)(culprit(text, open));
+        self.error(Span::new(at, at + 1), "this `{` is not closed", "add `}`");
+    }
+
     pub(crate) fn key(&mut self, node: Option<Node>) -> Key {
         match node {
             None => Key { text: String::new(), span: Span::default() },
             Some(node) => {
                 let span = self.span(&node);
-                let text = match node.as_str().strip_prefix('"') {
-                    Some(_) => self.unquote(node.as_str(), span),
-                    None => node.as_str().trim_end().to_string(),
+                let text = match node.as_str().starts_with(['"', '\'']) {
+                    true => self.unquote(node.as_str(), span),
+                    false => node.as_str().trim_end().to_string(),
                 };
                 self.found.extend(too_long(&text, span));
                 Key { text, span }
@@ -443,6 +533,9 @@ impl Lowering<'_> {
                     list.items.push(Item::new(value));
                 }
                 Rule::close_bracket => closed = true,
+                Rule::hash => {
+                    self.error(self.span(&part), "`#` begins no comment", "a comment begins with `//`");
+                }
                 Rule::list_stray => {
                     let help = "a list is `[a, b, c]`";
                     self.error(self.span(&part), format!("`{}` does not belong here", part.as_str()), help);
@@ -552,6 +645,10 @@ impl Lowering<'_> {
 
     /// The text of a quoted string.
     pub(crate) fn unquote(&mut self, quoted: &str, span: Span) -> String {
+        if let Some(inner) = quoted.trim_end().strip_prefix('\'').and_then(|text| text.strip_suffix('\'')) {
+            self.error(span, "text stands in other quotes", format!("write `\"{inner}\"`"));
+            return inner.to_string();
+        }
         let mut text = String::new();
         let mut closed = false;
         let mut letters = quoted.char_indices().skip(1);

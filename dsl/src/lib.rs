@@ -71,7 +71,7 @@ const MAX_BYTES: usize = 1 << 20;
 /// Reads a text. Slips of syntax that the reader could read over are in the tree ([`Ast::errors`]);
 /// [`check`] reports them with its own, [`format`] refuses.
 pub fn parse(name: &str, text: &str, spelling: Spelling) -> Result<Ast, Diagnostics> {
-    let source = SourceMap::new(name, text);
+    let source = SourceMap { spelling, ..SourceMap::new(name, text) };
     let mut found = Vec::new();
     if text.len() > MAX_BYTES {
         let error = Diagnostic::error("too-large", "the file is larger than 1 MiB");
@@ -136,7 +136,12 @@ fn run<T>(
     let mut checker = check::Checker::new(source);
     checker.found = found;
     let value = read(&mut checker, &root);
-    let diagnostics = Diagnostics::new(checker.sources, checker.found);
+    let mut found = checker.found;
+    // Of a file that is not understood it is not known what nothing uses.
+    if found.iter().any(|d| d.severity == Severity::Error) {
+        found.retain(|d| d.severity == Severity::Error || !d.code.starts_with("unused-"));
+    }
+    let diagnostics = Diagnostics::new(checker.sources, found);
     match value {
         Some(value) if !diagnostics.has_errors() => Ok((value, diagnostics)),
         _ => Err(diagnostics),

@@ -6,6 +6,8 @@
 
 use indexmap::IndexMap;
 
+use crate::ast::Spelling;
+
 /// A range of bytes of a source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Span {
@@ -44,6 +46,8 @@ pub struct SourceMap {
     pub name: String,
     /// Its text.
     pub text: String,
+    /// How it is spelled; hints are spelled as the file is.
+    pub spelling: Spelling,
     /// The `--set` arguments, in order.
     pub arguments: Vec<String>,
     /// Path to the span of the field's value.
@@ -69,6 +73,35 @@ impl SourceMap {
     /// A text without fields.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> SourceMap {
         SourceMap { name: name.into(), text: text.into(), ..SourceMap::default() }
+    }
+
+    /// A message as a person writes this file: what stands in backquotes as YAML has it (`rope:
+    /// none`) is put as `.dream` has it (`rope none`) where the file is one. Of two forms
+    /// (`` `A` (YAML: `B`) ``) the file's is left.
+    pub fn spelled(&self, message: &str) -> String {
+        let parts: Vec<&str> = message.split('`').collect();
+        let mut out = String::with_capacity(message.len());
+        let mut index = 0;
+        // Parts of odd numbers are code.
+        while index < parts.len() {
+            let (text, code) = (parts[index], index % 2 == 1);
+            let other = parts.get(index + 2).filter(|_| code && parts.get(index + 1) == Some(&" (YAML: "));
+            match (other, self.spelling) {
+                (Some(yaml), Spelling::Yaml) => out += &format!("`{yaml}`"),
+                (Some(_), Spelling::Dream) => out += &format!("`{text}`"),
+                (None, Spelling::Dream) if code => out += &format!("`{}`", in_dream(text)),
+                (None, _) if code => out += &format!("`{text}`"),
+                (None, _) => out += text,
+            }
+            if other.is_some() {
+                // The text after the second form goes on after its parenthesis.
+                out += parts.get(index + 3).map_or("", |rest| rest.strip_prefix(')').unwrap_or(rest));
+                index += 4;
+            } else {
+                index += 1;
+            }
+        }
+        out
     }
 
     /// The span of the field, or of the closest enclosing field that has one.
@@ -139,6 +172,75 @@ impl SourceMap {
             column: text[line_start..start].chars().count() + 1,
             text: text[line_start..line_end].trim_end_matches('\r'),
             mark: Span::new(start - line_start, end - line_start),
+        }
+    }
+}
+
+/// Pairs of YAML as `.dream` has them: `equal: {flops: 1%, order: true}` is
+/// `equal { flops 1%  order true }`. Other code stays as it is.
+fn in_dream(code: &str) -> String {
+    let word = |text: &str| {
+        !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.'))
+    };
+    let pair = |text: &str| text.split_once(": ").is_some_and(|(key, _)| word(key));
+    let inside = code.strip_prefix('{').and_then(|code| code.strip_suffix('}'));
+    if !pair(inside.unwrap_or(code)) {
+        return code.to_string();
+    }
+    let mut out = String::with_capacity(code.len() + 8);
+    // Commas part the pairs of a group, and stay in lists.
+    let mut around = Vec::new();
+    let mut letters = code.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '{' => {
+                around.push('{');
+                out.push_str("{ ");
+            }
+            '}' => {
+                around.pop();
+                out.push_str(" }");
+            }
+            '[' | '(' => {
+                around.push(letter);
+                out.push(letter);
+            }
+            ']' | ')' => {
+                around.pop();
+                out.push(letter);
+            }
+            ',' if around.last() == Some(&'{') => out.push(' '),
+            ':' if letters.peek() == Some(&' ') => {}
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_are_in_the_spelling_of_the_file() {
+        let spelled = |spelling, text| SourceMap { spelling, ..SourceMap::default() }.spelled(text);
+        for (text, yaml, dream) in [
+            ("write `rope: none`", "write `rope: none`", "write `rope none`"),
+            (
+                "write `sweep: {train.clip: [1, 2], eps: 3}`, or not",
+                "write `sweep: {train.clip: [1, 2], eps: 3}`, or not",
+                "write `sweep { train.clip [1, 2]  eps 3 }`, or not",
+            ),
+            ("`heads` divides: 1 or `2`", "`heads` divides: 1 or `2`", "`heads` divides: 1 or `2`"),
+            ("write `lanes 4` (YAML: `lanes: 4`) there", "write `lanes: 4` there", "write `lanes 4` there"),
+            (
+                "`skip(capacity 0.5) { a > b }`",
+                "`skip(capacity 0.5) { a > b }`",
+                "`skip(capacity 0.5) { a > b }`",
+            ),
+        ] {
+            assert_eq!(spelled(Spelling::Yaml, text), yaml);
+            assert_eq!(spelled(Spelling::Dream, text), dream);
         }
     }
 }

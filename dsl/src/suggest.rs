@@ -51,8 +51,30 @@ const SYNONYMS: &[(&[&str], &[&str])] = &[
     (&["eval_every", "eval_interval", "eval_steps"], &["evaluate"]),
     (&["save_every", "save_steps", "save_interval"], &["checkpoint"]),
     (&["val", "val_split", "holdout"], &["validation"]),
-    (&["n_layers", "num_layers", "n_layer", "num_hidden_layers", "layers", "depth"], &["repeat"]),
+    (&["n_layers", "num_layers", "n_layer", "num_hidden_layers", "depth"], &["repeat"]),
+    (&["layers", "blocks", "h"], &["body"]),
 ];
+
+/// Values that keys have in other programs, and what there is here.
+const VALUES: &[(&str, &[&str], &str)] = &[
+    (
+        "norm",
+        &["layernorm", "layer_norm", "ln", "rmsnorm", "rms_norm", "rms", "batchnorm"],
+        "every norm is an RMS norm; `norm` holds its `eps` and `unit_offset`",
+    ),
+    (
+        "rope",
+        &["alibi", "learned", "absolute", "sinusoidal", "relative", "rotary", "nope"],
+        "positions are rotary or none: write their base, such as `rope: 10000`, or `rope: none`",
+    ),
+];
+
+/// The help in place of a value that a key has in other programs.
+pub(crate) fn elsewhere(key: &str, word: &str) -> Option<String> {
+    let lower = word.to_lowercase().replace('-', "_");
+    let known = VALUES.iter().find(|(of, words, _)| *of == key && words.contains(&lower.as_str()));
+    known.map(|(.., help)| help.to_string())
+}
 
 /// The name that a word stands for: what it is called elsewhere, else the closest.
 pub(crate) fn meant<'a>(word: &str, names: &[&'a str]) -> Option<&'a str> {

@@ -54,9 +54,9 @@ fn both_spellings_report_the_same_errors_at_the_same_tokens() {
 fn json_names_file_line_and_column() {
     let json = errors(&file("broken.yaml")).to_json();
     let first = &json[0];
-    assert_eq!(first["code"], "unused-name");
+    assert_eq!(first["code"], "unknown-name");
     assert_eq!(first["at"]["file"], "broken.yaml");
-    assert_eq!((&first["at"]["line"], &first["at"]["column"]), (&2.into(), &17.into()));
+    assert_eq!((&first["at"]["line"], &first["at"]["column"]), (&2.into(), &27.into()));
 }
 
 const MODEL: &str = "model:\n  vocab: 256\n  hidden: 64\n  context: 64\n  components:\n    sa: {sequence: {heads: 4}}\n    ea: {experts: {count: 8, active: 2, intermediate: 32}}\n    mlp: {mlp: {intermediate: 64}}\n";

@@ -174,3 +174,30 @@ fn a_sketch_is_short_and_means_the_same() {
     assert!(text.lines().count() < 24 && !text.contains("rope") && !text.contains("eps"), "{text}");
     insta::assert_snapshot!("sketch", text);
 }
+
+/// A value that something else of the suite would take the place of is refused at its token.
+#[test]
+fn what_a_suite_says_twice_is_refused() {
+    let suite = |variant: &str, rest: &str| {
+        let text = format!("name: s\nbaseline: a.yaml\nvariants:\n  - {variant}\n{rest}\n");
+        let found = check_suite(&parse("s", &text, Spelling::Yaml).unwrap(), &[]).err();
+        found.map(|f| {
+            f.list.into_iter().map(|d| (d.span.is_some_and(|s| s.start > 0), d.message)).collect::<Vec<_>>()
+        })
+    };
+    let ladder = "train: {steps: 9, schedule: cosine}\nladder: {sizes: {xs: {h: 8}}, budgets: [1e12]}";
+    let cases = [
+        ("{spec: b.yaml, set: {train.seed: 3}}", "", "seeds"),
+        ("{spec: b.yaml, set: {ea.count: 3}, match: {flops: ea.count}}", "", "`match` of this variant"),
+        ("{spec: b.yaml, set: {train.steps: 3}}", ladder, "budgets of the ladder"),
+        ("{spec: b.yaml, set: {h: 3}}", ladder, "the size `xs`"),
+        ("{spec: b.yaml, set: {train.eps: 3}}", "sweep: {train.eps: [1, 2, 3]}", "the sweep gives"),
+        ("{spec: b.yaml}", "train: {seed: 3}", "the suite's `seeds`"),
+        ("{spec: b.yaml}", &format!("sweep: {{h: [1, 2, 3]}}\n{ladder}"), "sizes of the ladder set `h`"),
+    ];
+    for (variant, rest, words) in cases {
+        let found = suite(variant, rest).unwrap_or_default();
+        assert!(found.len() == 1 && found[0].0 && found[0].1.contains(words), "{variant} {rest}: {found:?}");
+    }
+    assert!(suite("{spec: b.yaml, set: {train.warmup: 3, ea.count: 3}}", ladder).is_none());
+}

@@ -1,5 +1,6 @@
 //! Latent attention: what is not computed with it, and sizes that do not fit, each at its token.
 
+use dreamc_dsl::spec::{Component, QkNorm};
 use dreamc_dsl::{Spelling, check, parse};
 
 /// The diagnostics of an attention with these keys; empty where it is right.
@@ -24,7 +25,7 @@ fn what_latent_attention_has_not_is_refused() {
         (format!("{plain}, {latent}, value_residual: true"), "`value_residual` is not computed with"),
         (format!("{plain}, {latent}, depth_keys: true"), "`depth_keys` is not computed with `latent`"),
         (format!("{plain}, {latent}, kv_heads: 1"), "`latent` makes keys and values for every head"),
-        (format!("heads: 2, head_size: 6, {latent}"), "write `qk_norm: none`"),
+        (format!("heads: 2, head_size: 6, qk_norm: rms, {latent}"), "take `qk_norm` away"),
         (format!("{plain}, latent: {{kv: 7, turned: 3, value: 4}}"), "3 elements of a head of 6 cannot turn"),
         (format!("{plain}, latent: {{kv: 7, turned: 6, value: 4}}"), "6 elements of a head of 6 cannot turn"),
         (
@@ -40,4 +41,19 @@ fn what_latent_attention_has_not_is_refused() {
         assert!(found.contains(message), "{keys}:\n{found}");
     }
     assert_eq!(said(plain), "");
+}
+
+/// A key that it lacks needs no word.
+#[test]
+fn latent_alone_is_right() {
+    let text = "model t { vocab 7 hidden 12 context 4 \
+                a = sequence { heads 2 head_size 6 latent { query 5 kv 7 turned 2 value 4 } } a }";
+    let ast = parse("spec.dream", text, Spelling::Dream).unwrap();
+    let (spec, warnings) = check(&ast, &[]).unwrap();
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let Component::Sequence(a) = &spec.model.components["a"] else { panic!("no attention") };
+    assert_eq!(a.qk_norm, QkNorm::None);
+    let written = text.replace("latent", "qk_norm rms latent");
+    let error = check(&parse("spec.dream", &written, Spelling::Dream).unwrap(), &[]).unwrap_err();
+    assert!(error.list.len() == 1 && error.to_string().contains("take `qk_norm` away"), "{error}");
 }

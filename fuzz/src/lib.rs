@@ -343,7 +343,11 @@ fn tokenizer(data: &[u8]) {
         if let Ok(ids) = tokenizer.encode(text) {
             assert!(ids.iter().all(|&id| u64::from(id) < vocab), "an id beyond the vocabulary");
             let _ = tokenizer.decode(&ids);
-            let _: u64 = ids.iter().map(|&id| tokenizer.byte_length(id)).sum();
+            if let Ok((whole, _)) = tokenizer.measure_pair("", text) {
+                let bytes: u64 = whole.bytes.iter().map(|&n| u64::from(n)).sum();
+                let all = tokenizer.told().is_some() || ids.is_empty() || bytes == text.len() as u64;
+                assert!(all, "tokens stand for {bytes} bytes of {text:?}");
+            }
         }
     }
     let _ = tokenizer.decode(&[0, 1, u32::MAX]);

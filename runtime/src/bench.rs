@@ -9,7 +9,7 @@
 //! so that no launch waits for the host.
 
 use crate::data::Batch;
-use crate::device::{Choice, Device, DeviceError, Group, Instrument, Session};
+use crate::device::{Choice, Device, DeviceError, Group, Instrument, LaunchStats, Session};
 use crate::generate::{Cached, NextLogits, Writing, compile_cached};
 use crate::group::{local, patience};
 use crate::model::{Memory, Model, ModelError, Scale};
@@ -184,7 +184,8 @@ pub fn training(
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
 
-    let launches = launch_times(&mut **model.session(), &["backward", "norm", "update"].map(String::from))?;
+    let programs = ["backward", "norm", "update"].map(String::from);
+    let launches = launch_times(&model, &programs, &|| Ok(()))?;
     let flops = launches.iter().map(|l| l.flops).sum();
     Ok(Training {
         batch,
@@ -202,18 +203,29 @@ pub fn training(
     })
 }
 
-/// The launches of some programs by what they come from, those that take longest first.
-fn launch_times(session: &mut dyn Session, programs: &[String]) -> Result<Vec<LaunchTime>, BenchError> {
+/// The launches of some programs by what they come from, those that take longest first. `rewind`
+/// undoes what an earlier run has left in the state that a program adds to.
+fn launch_times(
+    model: &Model,
+    programs: &[String],
+    rewind: &dyn Fn() -> Result<(), ModelError>,
+) -> Result<Vec<LaunchTime>, BenchError> {
     let mut by_origin: IndexMap<(String, String), LaunchTime> = IndexMap::new();
+    let run = |program: &str, instrument: Instrument| -> Result<Vec<LaunchStats>, BenchError> {
+        rewind()?;
+        let mut session = model.session();
+        session.instrument(instrument);
+        Ok(session.run(program)?.by_launch)
+    };
     for program in programs {
-        session.instrument(Instrument { count: true, time: false });
-        let mut least = session.run(program)?.by_launch;
-        session.instrument(Instrument { count: false, time: true });
+        let mut least = run(program, Instrument { count: true, time: false })?;
         for round in 0..ROUNDS {
-            for (least, launch) in least.iter_mut().zip(session.run(program)?.by_launch) {
+            let launches = run(program, Instrument { count: false, time: true })?;
+            for (least, launch) in least.iter_mut().zip(launches) {
                 least.seconds = if round == 0 { launch.seconds } else { least.seconds.min(launch.seconds) };
             }
         }
+        let session = model.session();
         for (number, launch) in least.into_iter().enumerate() {
             let kernel = describe(session.plan().kernel(launch.kernel));
             let key = (kernel.clone(), launch.origin.clone());
@@ -241,6 +253,7 @@ fn random_rows(spec: &Spec, (batch, sequence): (u64, u64)) -> Batch {
         targets: ids(),
         positions: (0..tokens).map(|i| (i % sequence) as i32).collect(),
         segments: vec![0; tokens as usize],
+        bytes: vec![0; tokens as usize],
     }
 }
 
@@ -361,9 +374,14 @@ pub fn decoding(
     let parts = prompt.div_ceil(decoder.chunk());
     let [decode, prefill] =
         [Entry::Decode, Entry::Prefill].map(|entry| decoder.loaded().compiled().program(entry.name()));
-    let weights = weights_read(&mut **decoder.loaded().session(), &decode)?;
-    let launches = launch_times(&mut **decoder.loaded().session(), &[decode])?;
-    let prompt_launches = launch_times(&mut **decoder.loaded().session(), &[prefill])?;
+    // A program that runs once more takes its tokens in once more: the last, or the prompt's last
+    // part.
+    let (last, part) = (prompt + tokens - 2, (parts - 1) * decoder.chunk());
+    let (model, rewind) = (decoder.loaded(), |from: usize| decoder.forget_from(from));
+    rewind(last)?;
+    let weights = weights_read(model, &decode)?;
+    let launches = launch_times(model, &[decode], &|| rewind(last))?;
+    let prompt_launches = launch_times(model, &[prefill], &|| rewind(part))?;
     let flops: u64 = prompt_launches.iter().map(|launch| launch.flops).sum();
     Ok(Some(Decoding {
         sequences,
@@ -384,7 +402,7 @@ pub fn decoding(
 
 /// Bytes of weights that the products of a program read: one multiply-add for each row and element,
 /// or for each choice of an expert.
-fn weights_read(session: &mut dyn Session, program: &str) -> Result<u64, BenchError> {
+fn weights_read(model: &Model, program: &str) -> Result<u64, BenchError> {
     fn visit(steps: &[Step], each: &mut impl FnMut(&Launch)) {
         for step in steps {
             match step {
@@ -393,6 +411,7 @@ fn weights_read(session: &mut dyn Session, program: &str) -> Result<u64, BenchEr
             }
         }
     }
+    let mut session = model.session();
     session.instrument(Instrument { count: true, time: false });
     let stats = session.run(program)?.by_launch;
     let plan = session.plan();
@@ -410,9 +429,10 @@ fn weights_read(session: &mut dyn Session, program: &str) -> Result<u64, BenchEr
         let operand = slots.iter().position(|slot| slot.name == name);
         let mut size = 0;
         visit(&plan.programs[program].steps, &mut |l| {
-            if let (true, Some(Operand::Tensor { buffer, .. })) =
-                (l.kernel == launch.kernel && l.origin == launch.origin, operand.map(|o| &l.operands[o]))
-            {
+            if l.kernel != launch.kernel || l.origin != launch.origin {
+                return;
+            }
+            if let Some(Operand::Tensor { buffer, .. }) = operand.and_then(|o| l.operands.get(o)) {
                 size = plan.buffer(*buffer).dtype.bytes();
             }
         });

@@ -35,7 +35,8 @@ pub struct Loss {
     pub nats: f64,
     /// Targets, end tokens included.
     pub targets: u64,
-    /// Bytes of text the targets stand for; an end token stands for none.
+    /// Bytes of text the targets stand for; an end token stands for none, as long as its text has
+    /// any other.
     pub bytes: u64,
 }
 
@@ -56,23 +57,21 @@ impl Loss {
     }
 
     /// Adds the losses of a batch.
-    pub fn add(&mut self, batch: &Batch, nll: &[f32], tokenizer: &Tokenizer) {
-        for (&target, &nats) in batch.targets.iter().zip(nll) {
-            if let Ok(id) = u32::try_from(target) {
-                self.nats += f64::from(nats);
-                self.targets += 1;
-                self.bytes += tokenizer.byte_length(id);
-            }
+    pub fn add(&mut self, batch: &Batch, nll: &[f32]) {
+        for (_, &nats) in batch.targets.iter().zip(nll).filter(|(target, _)| **target >= 0) {
+            self.nats += f64::from(nats);
+            self.targets += 1;
         }
+        self.bytes += batch.bytes.iter().map(|&n| u64::from(n)).sum::<u64>();
     }
 }
 
 /// The loss over all rows that these batches give.
-pub fn loss(model: &mut Model, tokenizer: &Tokenizer, mut batches: Batches) -> Result<Loss, EvaluateError> {
+pub fn loss(model: &mut Model, mut batches: Batches) -> Result<Loss, EvaluateError> {
     let mut loss = Loss::default();
     while let Some(batch) = batches.take(model.batch())? {
         let nll = model.evaluate(&batch)?;
-        loss.add(&batch, &nll, tokenizer);
+        loss.add(&batch, &nll);
     }
     Ok(loss)
 }
@@ -104,7 +103,7 @@ pub fn shared(
     while let Some(batch) = held.take(model.batch())? {
         if number % group.size() == group.rank() {
             let nll = model.evaluate(&batch)?;
-            own.add(&batch, &nll, &dataset.tokenizer);
+            own.add(&batch, &nll);
         }
         number += 1;
     }
@@ -326,9 +325,9 @@ mod tests {
 
     #[test]
     fn loss_counts_bytes_of_text_alone() {
-        let batch = Batch { sequence: 3, targets: vec![97, 0, -1], ..Batch::new(3) };
+        let batch = Batch { targets: vec![97, 0, -1], bytes: vec![1, 0, 0], ..Batch::new(3) };
         let mut loss = Loss::default();
-        loss.add(&batch, &[1.0, 2.0, 9.0], &Tokenizer::bytes());
+        loss.add(&batch, &[1.0, 2.0, 9.0]);
         assert_eq!((loss.nats, loss.targets, loss.bytes), (3.0, 2, 1));
         assert!((loss.bits_per_byte().unwrap() - 3.0 / std::f64::consts::LN_2).abs() < 1e-12);
         assert_eq!(Loss::default().bits_per_byte(), None);

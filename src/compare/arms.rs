@@ -3,10 +3,10 @@
 
 use super::agreement;
 use crate::failure::{Done, Failure};
-use crate::spec::{SpecArguments, make_absolute, make_data_absolute, warn};
+use crate::spec::{SpecArguments, make_absolute, make_data_absolute, parse, resolved, warn};
 use dreamc_compiler::matching::{Matched, Measure, Objective, Request, TOKENS, find};
 use dreamc_dsl::suite::{Suite, Variant};
-use dreamc_dsl::{Diagnostic, Diagnostics, Spec};
+use dreamc_dsl::{Diagnostic, Diagnostics, Severity, Spec};
 use std::path::PathBuf;
 
 /// Tolerance where the suite names none.
@@ -55,19 +55,31 @@ pub fn load(
     tell: &mut dyn FnMut(&Arm) -> Done,
 ) -> Result<(Suite, Vec<Arm>), Failure> {
     let base = arguments.base();
-    let (mut suite, warnings) = dreamc_dsl::load_suite(&arguments.spec, &arguments.set)?;
+    let ast = dreamc_dsl::parse_file(&arguments.spec)?;
+    // A field of a section that the suite leaves to its arms is changed in each: a section made of
+    // that field alone would take the place of theirs.
+    let left = |set: &&String| {
+        ["train", "eval"].iter().any(|section| ast.root.get(section).is_none() && changes(set, section))
+    };
+    let (everywhere, of_suite): (Vec<_>, Vec<_>) = arguments.set.iter().partition(left);
+    let of_suite: Vec<String> = of_suite.into_iter().cloned().collect();
+    let (mut suite, warnings) = dreamc_dsl::check_suite(&ast, &of_suite)?;
     warn(&suite.sources, warnings);
     if let Some(data) = &mut suite.data {
         make_data_absolute(data, &base);
     }
     let read = |arm: usize, path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
         let path = base.join(path);
+        let written = set;
         let mut set = set.to_vec();
+        set.extend(everywhere.iter().map(|set| set.to_string()));
         let fields = fields(arm);
         let (recipe, model): (Vec<_>, Vec<_>) = fields.iter().partition(|(f, _)| f.starts_with("train."));
         set.extend(model.iter().map(|(field, value)| format!("{field}={value}")));
         // Defaults of the model that follow the number of steps follow the suite's.
-        set.extend(suite.train.iter().map(|train| format!("train.steps={}", train.steps)));
+        if !written.iter().any(|set| changes(set, "train.steps")) {
+            set.extend(suite.train.iter().map(|train| format!("train.steps={}", train.steps)));
+        }
         let arguments = SpecArguments { spec: path.clone(), set };
         let mut spec = arguments.load()?;
         make_absolute(&mut spec, &arguments.base());
@@ -77,14 +89,25 @@ pub fn load(
         if let Some(train) = &suite.train {
             spec.train.clone_from(train);
         }
+        if let Some(eval) = &suite.eval {
+            spec.eval.clone_from(eval);
+        }
+        let shared = [
+            ("train", suite.train.is_some()),
+            ("data", suite.data.is_some()),
+            ("eval", suite.eval.is_some()),
+        ];
+        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
+        let again: Vec<String> = written.iter().filter(again).cloned().collect();
+        if !again.is_empty() {
+            spec = changed(&suite, arm, &spec, &again)?;
+            make_absolute(&mut spec, &arguments.base());
+        }
         for (field, value) in recipe {
             if !field.strip_prefix("train.").is_some_and(|f| agreement::put(&mut spec.train, f, *value)) {
                 let what = format!("{}: the sweep's `{field}` is no field of its recipe", path.display());
                 return Err(Failure::Usage(what));
             }
-        }
-        if let Some(eval) = &suite.eval {
-            spec.eval.clone_from(eval);
         }
         // The suite says what is matched with what.
         spec.matching = None;
@@ -117,6 +140,28 @@ pub fn load(
         tell(arm)?;
     }
     Ok((suite, arms))
+}
+
+/// Whether a change, as `--set` takes it, is of a field or of one below it.
+fn changes(set: &str, field: &str) -> bool {
+    set.strip_prefix(field).is_some_and(|rest| rest.starts_with(['.', '=']))
+}
+
+/// A variant with its own changes of sections that the suite has for all arms.
+fn changed(suite: &Suite, arm: usize, spec: &Spec, set: &[String]) -> Result<Spec, Diagnostics> {
+    parse(&format!("the recipe of the suite with {}", set.join(", ")), &resolved(spec), set).map_err(
+        |found| {
+            let said = found.list.iter().find(|d| d.severity == Severity::Error).map(|d| d.message.clone());
+            let field = set[0].split_once('=').map_or(&*set[0], |(field, _)| field);
+            let message = format!(
+                "`{field}` does not go with what the suite says of all arms: {}",
+                said.unwrap_or_default()
+            );
+            let at = format!("variants[{}].set.{field}", arm.saturating_sub(1));
+            let error = Diagnostic::error("unreached", message).at(&suite.sources, &at);
+            Diagnostics::new(suite.sources.clone(), vec![error.help("change it there, or take it away here")])
+        },
+    )
 }
 
 /// Refuses a name in a manifest that dreamc would not have written there.

@@ -258,13 +258,14 @@ impl Document {
             .list
             .iter()
             .map(|d| {
-                let help = d.help.as_ref().map_or(String::new(), |help| format!("\nhelp: {help}"));
+                let spelled = |text: &str| found.source.spelled(text);
+                let help = d.help.as_ref().map_or(String::new(), |help| format!("\nhelp: {}", spelled(help)));
                 let mut shown = json!({
                     "range": place(d.span.unwrap_or_default()),
                     "severity": if d.severity == Severity::Error { 1 } else { 2 },
                     "code": d.code,
                     "source": "dreamc",
-                    "message": format!("{}{help}", d.message),
+                    "message": format!("{}{help}", spelled(&d.message)),
                 });
                 if let Some((span, note)) = d.related.as_deref() {
                     shown["relatedInformation"] = related(*span, note);

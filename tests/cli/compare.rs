@@ -221,3 +221,51 @@ fn what_is_no_comparison_is_refused() {
     let (code, error) = sandbox.bad(&["watch", "."]);
     assert!(code == 2 && error.contains("not a run folder"), "{error}");
 }
+
+/// Of two places that say something the nearer one holds: a variant over its suite, and a recipe of
+/// an arm over nothing at all.
+#[test]
+fn what_a_variant_sets_takes_effect() {
+    let sandbox = sandbox();
+    let suite = "\
+name: own
+baseline: la.yaml
+variants:
+  - {name: other, spec: la.yaml, set: {train.warmup: 1, train.schedule: cosine, eval.max_tokens: 5, data.size: 3}}
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 2, batch: 2, sequence: 32, learning_rate: 1e-3, warmup: 2, precision: f32}
+eval: {examples: 2, max_tokens: 8}
+equal: {schedule: false, data: false, order: false}
+";
+    sandbox.write("own.suite.yaml", suite);
+    sandbox.good(&["compare", "own.suite.yaml", "--out", "out"]);
+    let (base, other) = (sandbox.read("out/la.yaml"), sandbox.read("out/other.yaml"));
+    for (line, own) in [
+        ("warmup: 2\n", "warmup: 1\n"),
+        ("schedule: constant\n", "kind: cosine\n"),
+        ("max_tokens: 8\n", "max_tokens: 5\n"),
+        ("size: 4\n", "size: 3\n"),
+    ] {
+        assert!(base.contains(line) && !other.contains(line), "{line}: {base}");
+        assert!(other.contains(own) && !base.contains(own), "{own}: {other}");
+    }
+    // A setting that contradicts the recipe of the suite is refused at its token.
+    sandbox.write("bad.suite.yaml", &suite.replace("train.schedule: cosine", "train.accumulate: 3"));
+    let error = sandbox.error(&["compare", "bad.suite.yaml", "--out", "none"]);
+    assert!(
+        error.contains("bad.suite.yaml:4:") && error.contains("what the suite says of all arms"),
+        "{error}"
+    );
+
+    // A recipe that a suite leaves to its arms is changed in each, not replaced.
+    let recipe = "train: {steps: 3, batch: 4, sequence: 16, warmup: 1, precision: f32}\n";
+    let data = "data: {task: permutation, size: 4, max_steps: 2}\n";
+    sandbox.write("a.yaml", &(LAYERED.to_string() + recipe + data));
+    sandbox.write("each.suite.yaml", "name: each\nbaseline: a.yaml\nvariants: [{name: b, spec: a.yaml}]\n");
+    sandbox.good(&["compare", "each.suite.yaml", "--set", "train.steps=2", "--out", "each"]);
+    let spec = sandbox.read("each/b.yaml");
+    assert!(
+        spec.contains("steps: 2\n") && spec.contains("batch: 4\n") && spec.contains("sequence: 16\n"),
+        "{spec}"
+    );
+}

@@ -23,5 +23,6 @@ mod router_tuning;
 mod serve;
 mod terminal;
 mod training;
+mod whole;
 mod workers;
 mod zoo;

@@ -527,7 +527,7 @@ fn what_does_not_fit_is_refused_before_anything_is_allocated() {
         card.fails(&sandbox, &mut card.command(&sandbox, settings, &train("cuda", "run")))
     };
     let error = refused("memory=4194304");
-    assert!(error.contains("4194304 bytes free") && error.contains("most of it"), "{error}");
+    assert!(error.contains("room for 4194304 bytes") && error.contains("most of it"), "{error}");
     assert!(error.contains("train.batch") || error.contains("smaller model"), "{error}");
     assert_eq!(count(&sandbox, "cuMemAlloc"), 0);
     // Another process was faster.

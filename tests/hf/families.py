@@ -3,6 +3,8 @@
     python tests/hf/families.py make DIR      DIR/NAME/ with config.json, model.safetensors and expected.safetensors, for each
     python tests/hf/families.py faults DIR    another value in the exported config.json gives other logits
     python tests/hf/families.py check DIR     the logits of DIR/NAME-back/ are those of DIR/NAME/, to the bit
+    python tests/hf/families.py tuned DIR     every DIR/NAME-tuned/folder-back/, trained and exported, loads whole as the class that
+                                              it came as; its logits go to DIR/NAME-tuned/said.safetensors
 
 Models are as transformers saves them; fields that it did not write in earlier versions are taken out of some.
 """
@@ -141,6 +143,19 @@ def check(place):
     print(f"{len(MODELS)} models")
 
 
+def tuned(place):
+    for name in MODELS:
+        folder = place / f"{name}-tuned" / "folder-back"
+        ids = load_file(place / name / "expected.safetensors")["ids"]
+        model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        wrong = {key: list(names) for key, names in said.items() if names}
+        before = json.loads((place / name / "config.json").read_text())["architectures"]
+        if wrong or [type(model).__name__] != before:
+            sys.exit(f"{name}: loads as {type(model).__name__} with {wrong}")
+        save_file({"ids": ids, "logits": logits(folder, ids)}, str(place / f"{name}-tuned" / "said.safetensors"))
+    print(f"{len(MODELS)} tuned models")
+
+
 def faults(place):
     """Every quantity of a config.json that was made anew matters: with another value the logits are others."""
     other = {
@@ -180,4 +195,4 @@ def faults(place):
 
 
 if __name__ == "__main__":
-    {"make": make, "check": check, "faults": faults}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    {"make": make, "check": check, "tuned": tuned, "faults": faults}[sys.argv[1]](pathlib.Path(sys.argv[2]))

@@ -338,7 +338,14 @@ fn uses_of_one_set_of_weights_are_as_models_of_their_own() {
         let ids = |rows: usize| {
             let ids: Vec<i32> = (0..rows * n).map(|i| (i * 5 % spec.model.vocab as usize) as i32).collect();
             let positions = (0..rows * n).map(|i| (i % n) as i32).collect();
-            data::Batch { sequence: n, targets: ids.clone(), ids, positions, segments: vec![0; rows * n] }
+            data::Batch {
+                sequence: n,
+                targets: ids.clone(),
+                ids,
+                positions,
+                segments: vec![0; rows * n],
+                bytes: vec![0; rows * n],
+            }
         };
         for step in 0..2 {
             if step > 0 {

@@ -3,6 +3,7 @@
 
 use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
 use crate::support::{cpu, error, models, read, root, specs};
+use crate::tuned::{tune, tuned_leave_as_they_came};
 use dreamc_compiler::{Options, compile, looks_ahead};
 use dreamc_dsl::spec::{Item, Tokenizer, depth_choice, has_passes};
 use dreamc_dsl::{Spec, Spelling};
@@ -22,8 +23,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Every tensor of the safetensors files of a folder: type, shape and bytes.
-fn tensors(folder: &Path) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
+/// Type, shape and bytes of a tensor.
+pub type Found = (String, Vec<u64>, Vec<u8>);
+
+/// Every tensor of the safetensors files of a folder.
+pub fn tensors(folder: &Path) -> BTreeMap<String, Found> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -90,52 +94,6 @@ fn what_is_exported_is_what_was_imported() {
         let again = hugging_face(&at.join("anew"), &at.join("again"), case, false, &[]).unwrap();
         let first = spec_of(&Weights::open(&at.join("model"), None).unwrap());
         assert_eq!(again.spec.model, first.model, "{case}");
-    }
-}
-
-/// A model that was imported, trained and exported is still of its class: the worst fault of a wave
-/// was between these steps, each of which was tested.
-#[test]
-fn tuned_imports_leave_as_they_came() {
-    let recipe =
-        ["--set", "train.steps=2", "--set", "train.batch=2", "--set", "train.sequence=16", "--quiet"];
-    for case in CASES {
-        let place = tempfile::tempdir().unwrap();
-        let at = place.path();
-        let text = "the cat and the hat in the rain, and then again\n".repeat(40);
-        fs::write(at.join("text.txt"), text).unwrap();
-        fs::write(at.join("tuned.yaml"), "base: model\ndata: {text: text.txt}\n").unwrap();
-        // Some cases have no tokenizer; all have the size of vocabulary of this one's.
-        let from = at.join("from");
-        fs::create_dir(&from).unwrap();
-        for entry in fs::read_dir(folder(case)).unwrap().flatten() {
-            fs::copy(entry.path(), from.join(entry.file_name())).unwrap();
-        }
-        fs::copy(folder("gemma2_new").join("tokenizer.json"), from.join("tokenizer.json")).unwrap();
-        hugging_face(&from, &at.join("model"), case, false, &[]).unwrap();
-        let came = tensors(&from);
-        let kinds = |all: &BTreeMap<String, (String, Vec<u64>, Vec<u8>)>| -> Vec<_> {
-            all.iter().map(|(name, (kind, shape, _))| (name.clone(), kind.clone(), shape.clone())).collect()
-        };
-        let config = |at: &Path| -> serde_json::Value {
-            serde_json::from_str(&fs::read_to_string(at.join("config.json")).unwrap()).unwrap()
-        };
-        for (run, line) in [
-            ("folder", ["train", "model", "--data", "text.txt"].as_slice()),
-            ("base", &["train", "tuned.yaml"]),
-        ] {
-            good(at, &[line, &["--out", run], &recipe].concat());
-            let back = format!("{run}-back");
-            let said = good(at, &["export", "hf", run, "-o", &back]);
-            let left = tensors(&at.join(&back));
-            assert!(!said.contains("no class of transformers"), "{case}, {run}: {said}");
-            assert_eq!(kinds(&came), kinds(&left), "{case}, {run}");
-            assert_eq!(config(&from), config(&at.join(&back)), "{case}, {run}");
-            assert!(
-                came.iter().any(|(name, tensor)| left[name] != *tensor),
-                "{case}, {run}: nothing was learned"
-            );
-        }
     }
 }
 
@@ -208,12 +166,25 @@ fn models_of_transformers_come_and_go() {
         fs::copy(to.join("model.safetensors"), at.join(format!("{name}.safetensors"))).unwrap();
         good(at, &["export", "hf", &format!("{name}.safetensors"), "-o", &format!("{name}-new")]);
         assert_eq!(tensors(from), tensors(&at.join(format!("{name}-back"))), "{name}");
+        tuned_leave_as_they_came(from, &at.join(format!("{name}-tuned")));
         count += 1;
     }
     let said = python("families.py", &["check", models]).unwrap();
     assert_eq!(said.trim(), format!("{count} models"));
     let said = python("families.py", &["faults", models]).unwrap();
     assert!(said.contains("faults noticed"), "{said}");
+    let said = python("families.py", &["tuned", models]).unwrap();
+    assert_eq!(said.trim(), format!("{count} tuned models"));
+    for from in folders.iter().filter(|f| f.join("config.json").is_file()) {
+        let name = from.file_name().unwrap().to_str().unwrap();
+        let tuned = at.join(format!("{name}-tuned"));
+        let said = read(tuned.join("said.safetensors").to_str().unwrap());
+        let ids = &said["ids"];
+        let spec = spec_of(&Weights::open(&tuned.join("model"), None).unwrap());
+        let found = logits_of(&tuned.join("folder"), &spec, ids.ints(), ids.dims[1]);
+        let e = error(&found, said["logits"].floats());
+        assert!(e < 1e-5, "{name}: logits of the tuned model differ by {e}");
+    }
 }
 
 /// Experts packed as MXFP4 come in as the numbers that transformers unpacks, and leave as bf16.
@@ -262,6 +233,10 @@ fn looped_models_come_in() {
     // Huginn's class needs a table that is no weight: it leaves as a package.
     let said = good(at, &["export", "hf", "huginn-dreamc", "-o", "huginn-back"]);
     assert!(said.contains("no class of transformers computes it"), "{said}");
+    tuned_leave_as_they_came(&at.join("ouro"), &at.join("ouro-tuned"));
+    for (run, said) in tune(&at.join("huginn"), &at.join("huginn-tuned")) {
+        assert!(said.contains("no class of transformers computes it"), "{run}: {said}");
+    }
 }
 
 /// Tokens of the rows whose logits are compared, and tokens written behind a prompt.
@@ -274,7 +249,7 @@ fn forward(rows: u64, n: u64) -> Options {
 
 /// A model compiled for rows of `n` tokens, its weights drawn so wide that routers, gains and
 /// biases matter, and no wider, since rounding grows with them from layer to layer.
-fn drawn(spec: &Spec, rows: u64, n: u64, depth: Option<u64>) -> Model {
+pub fn drawn(spec: &Spec, rows: u64, n: u64, depth: Option<u64>) -> Model {
     let options = Options { depth, ..forward(rows, n) };
     let mut model = Model::load(&cpu(1), compile(spec, &options).unwrap()).unwrap();
     model.initialise(7).unwrap();
@@ -301,18 +276,18 @@ fn logits(model: &mut Model, ids: &[i32], n: usize) -> Vec<f32> {
 }
 
 /// A tensor to be written: name, shape, type, bytes.
-type Expected = (String, Vec<u64>, Dtype, Vec<u8>);
+pub type Expected = (String, Vec<u64>, Dtype, Vec<u8>);
 
 fn whole(name: &str, values: &[u32]) -> Expected {
     let bytes = values.iter().flat_map(|x| i64::from(*x).to_le_bytes()).collect();
     (name.into(), vec![values.len() as u64], Dtype::I64, bytes)
 }
 
-fn real(name: &str, shape: &[u64], values: &[f32]) -> Expected {
+pub fn real(name: &str, shape: &[u64], values: &[f32]) -> Expected {
     (name.into(), shape.to_vec(), Dtype::F32, values.iter().flat_map(|x| x.to_le_bytes()).collect())
 }
 
-fn write(path: &Path, metadata: &[(&str, &str)], list: &[Expected]) {
+pub fn write(path: &Path, metadata: &[(&str, &str)], list: &[Expected]) {
     let entries: Vec<_> = list.iter().map(|(n, s, d, _)| (n.clone(), s.clone(), *d)).collect();
     let mut file = fs::File::create(path).unwrap();
     tensor_files::write_stored(&mut file, metadata, &entries, |i, out| out.write_all(&list[i].3)).unwrap();

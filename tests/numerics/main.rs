@@ -14,4 +14,5 @@ mod observation;
 mod optimizers;
 mod rewriting;
 mod skipping;
+mod tuned;
 mod verify;

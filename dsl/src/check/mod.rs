@@ -112,7 +112,12 @@ impl Checker {
         }
         let weights = self.text_or_none(&group, "weights");
         self.known.steps = self.peek(&group, "train", "steps");
-        let model = self.section(&group, "model").and_then(|group| self.model(&group));
+        let model = self.section(&group, "model").and_then(|mut model| {
+            // A key of the model that stands outside it is one mistake.
+            let outside = root.items.iter().filter_map(|item| keys::MODEL.key(&item.node.key.text));
+            model.meant.extend(outside.map(|key| key.name).filter(|name| keys::SPEC.key(name).is_none()));
+            self.model(&model)
+        });
         let data = self.section(&group, "data").map(|group| self.data(&group));
         let train = self.section_or_default(&group, "train", &keys::TRAIN);
         let train = self.train(&train);
@@ -230,7 +235,7 @@ impl Checker {
                 self.found.push(error.on(key.span).related(first, "first here").help("take one away"));
             }
             if section.key(&key.text).is_none() {
-                meant.extend(self.unknown_key(section, key));
+                meant.extend(self.unknown_key(section, &item.node));
             }
         }
         let group = Group { section, map: Some(map), short: None, path, at, meant };
@@ -239,7 +244,8 @@ impl Checker {
     }
 
     /// Reports a key that does not exist; gives the key that it seems to stand for.
-    fn unknown_key(&mut self, section: &'static Section, key: &Key) -> Option<&'static str> {
+    fn unknown_key(&mut self, section: &'static Section, pair: &Pair) -> Option<&'static str> {
+        let key = &pair.key;
         let message = format!("`{}` is not a key of {}", key.text, section.name);
         let names: Vec<&'static str> = section.keys.iter().map(|key| key.name).collect();
         // Words that begin a layer are no keys of the model, and stand where keys do.
@@ -251,9 +257,19 @@ impl Checker {
                 let word = meant.unwrap_or_default();
                 match word {
                     "layer" => "did you mean `layer`? Write `layer { sa > mlp }`".to_string(),
-                    _ => format!(
-                        "did you mean `{word}`? Write `{word} 12 {{ sa > mlp }}` (YAML: `body: [{{{word}: 12, layers: [sa > mlp]}}]`)"
-                    ),
+                    _ => {
+                        let count = match &pair.value.kind {
+                            ValueKind::Number(Arith { kind: ArithKind::Literal(count), .. }) => count,
+                            _ => "12",
+                        };
+                        let what = match closest(&key.text, [word]) {
+                            Some(_) => format!("did you mean `{word}`? Write"),
+                            None => "layers are written in the body, and repeated there: write".into(),
+                        };
+                        format!(
+                            "{what} `{word} {count} {{ sa > mlp }}` (YAML: `body: [{{{word}: {count}, layers: [sa > mlp]}}]`)"
+                        )
+                    }
                 }
             }
             Some("betas") if key.text != "betas" => {
@@ -402,8 +418,17 @@ impl Checker {
     fn number(&mut self, key: &str, kind: &Type, value: &Value) -> Option<Number> {
         match &value.kind {
             ValueKind::Number(arith) => number::evaluate(arith, &self.lets, &mut self.found),
-            ValueKind::Word(word) if !word.contains('.') && word != "none" => {
+            ValueKind::Word(word)
+                if !word.contains('.') && word != "none" && self.lets.names().next().is_some() =>
+            {
                 number::named(word, value.span, &self.lets, &mut self.found)
+            }
+            ValueKind::Word(word) if words(kind).is_none() => {
+                let help = crate::suggest::elsewhere(key, word).unwrap_or_else(|| {
+                    format!("expected: {}, or a name that `let` gives a number", kind.describe())
+                });
+                self.error("wrong-type", value.span, format!("`{word}` is not a value of `{key}`"), help);
+                None
             }
             _ => {
                 self.wrong_type(key, kind, value);
@@ -673,7 +698,8 @@ fn range(kind: &Type) -> Range {
     }
 }
 
-fn words(kind: &Type) -> Option<&'static [(&'static str, &'static str)]> {
+/// The words that a value of this type can be.
+pub(crate) fn words(kind: &Type) -> Option<&'static [(&'static str, &'static str)]> {
     match kind {
         Type::Word(words) => Some(words),
         Type::Optional(inner) => words(inner),

@@ -205,7 +205,9 @@ impl Checker {
 
     fn component(&mut self, name: &str, key: &Key, value: &Value, hidden: Option<u64>) -> Option<Component> {
         let path = format!("model.components.{name}");
-        let example = format!("write `{name}: {{sequence: {{heads: 8, head_size: 64}}}}`");
+        let example = format!(
+            "write `{name} = sequence {{ heads 8  head_size 64 }}` (YAML: `{name}: {{sequence: {{heads: 8, head_size: 64}}}}`)"
+        );
         let kinds = crate::suggest::listing(keys::COMPONENTS.iter().map(|kind| kind.name));
         let map = match &value.kind {
             ValueKind::Map(map) => map,

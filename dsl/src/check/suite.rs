@@ -24,7 +24,11 @@ impl Checker {
         self.folder_name(name.as_deref(), "name", "suite");
         let variants = self.variants(&group);
         let data = self.section(&group, "data").map(|group| self.data(&group));
-        let train = self.section(&group, "train").map(|group| self.train(&group));
+        let mut seed = false;
+        let train = self.section(&group, "train").map(|group| {
+            seed = self.has(&group, "seed");
+            self.train(&group)
+        });
         let eval = self.section(&group, "eval").map(|group| self.eval(&group));
         let sweep = self.sweep(&group);
         let sweep_edge = self.word(&group, "sweep_edge").map(|word| word == "allow");
@@ -49,6 +53,11 @@ impl Checker {
                 self.error_at("out-of-range", "sweep", message, help);
             }
         }
+        self.once_said(variants.as_deref(), sweep.as_deref(), flip(ladder.clone()).flatten().as_ref());
+        if seed {
+            let help = "take it away, and write `seeds: [0, 1, 2]`";
+            self.error_at("unreached", "train.seed", "the suite's `seeds` are those of all arms", help);
+        }
         self.unused_lets(&group);
         Some(Suite {
             name: name?,
@@ -64,6 +73,55 @@ impl Checker {
             ladder: flip(ladder)?,
             sources: SourceMap::default(),
         })
+    }
+
+    /// Refuses a field of a variant that something else of the suite gives a value, too: one of the
+    /// two would be lost.
+    fn once_said(
+        &mut self,
+        variants: Option<&[Variant]>,
+        sweep: Option<&[(String, Vec<f64>)]>,
+        ladder: Option<&Ladder>,
+    ) {
+        let sweep = sweep.unwrap_or_default();
+        let sizes = ladder.map_or(&[][..], |ladder| &ladder.sizes);
+        let sized = |field: &str| sizes.iter().find(|s| s.values.iter().any(|(f, _)| f == field));
+        for (field, _) in sweep.iter().filter(|(field, _)| sized(field).is_some()) {
+            let message = format!("the sizes of the ladder set `{field}`, too");
+            self.error_at("duplicate-key", "sweep", message, "take it away in one of the two");
+        }
+        for (i, variant) in variants.unwrap_or_default().iter().enumerate() {
+            let matched = |field: &str| {
+                let each = variant
+                    .matching
+                    .iter()
+                    .flat_map(|m| [Some(&m.flops), m.params.as_ref(), m.memory.as_ref()]);
+                each.flatten().any(|(matched, _)| matched == field)
+            };
+            for set in &variant.set {
+                let field = set.split_once('=').map_or(&**set, |(field, _)| field);
+                let (message, help) = if field == "train.seed" {
+                    ("the suite's `seeds` are those of all arms".into(), "take it away")
+                } else if field == "train.steps" && ladder.is_some() {
+                    ("the budgets of the ladder give every cell its steps".into(), "take it away")
+                } else if sweep.iter().any(|(swept, _)| swept == field) {
+                    (format!("the sweep gives `{field}` its values"), "take it away in one of the two")
+                } else if let Some(size) = sized(field) {
+                    (
+                        format!("the size `{}` of the ladder sets `{field}`", size.name),
+                        "take it away in one of the two",
+                    )
+                } else if matched(field) {
+                    (
+                        format!("`match` of this variant finds the value of `{field}`"),
+                        "take it away in one of the two",
+                    )
+                } else {
+                    continue;
+                };
+                self.error_at("duplicate-key", &format!("variants[{i}].set.{field}"), message, help);
+            }
+        }
     }
 
     fn variants(&mut self, group: &Group) -> Option<Vec<Variant>> {

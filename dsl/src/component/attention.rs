@@ -219,7 +219,7 @@ pub static SEQUENCE: Section = Section {
             "latent",
             Type::Optional(&LATENT_TYPE),
             NONE,
-            "Queries, keys and values come of short vectors, and keys of all heads share the part that turns (multi-head latent attention, DeepSeek V2). Has no `kv_heads`, `qk_norm`, `gate`, `bias` or mixture of projections.",
+            "Queries, keys and values come of short vectors, and keys of all heads share the part that turns (multi-head latent attention, DeepSeek V2). Has no `kv_heads`, `gate`, `bias` or mixture of projections, and `qk_norm` is `none`.",
         ),
         key(
             "value_residual",
@@ -354,11 +354,14 @@ impl Language for Attention {
                 c.odd_share(&group.path("rope"), rope, size);
             }
         }
-        let qk_norm = c.word(group, "qk_norm").map(|word| match word {
-            "rms" => QkNorm::Rms,
-            "rms_all" => QkNorm::RmsAll,
-            _ => QkNorm::None,
-        });
+        let qk_norm = match is_latent && !c.has(group, "qk_norm") {
+            true => Some(QkNorm::None),
+            false => c.word(group, "qk_norm").map(|word| match word {
+                "rms" => QkNorm::Rms,
+                "rms_all" => QkNorm::RmsAll,
+                _ => QkNorm::None,
+            }),
+        };
         let window = if depth { Some(None) } else { c.int_or_none(group, "window") };
         let (softcap, scale) = (c.real_or_none(group, "softcap"), c.real_or_none(group, "scale"));
         let sink = if depth { Some(false) } else { c.bool(group, "sink") };
@@ -481,7 +484,7 @@ fn latent(
     }
     if qk_norm.is_some_and(|norm| norm != QkNorm::None) {
         let message = "`latent` normalises the vectors that queries and keys are made of, and not these";
-        c.error_at("unreached", &owner.path("qk_norm"), message, "write `qk_norm: none`");
+        c.error_at("unreached", &owner.path("qk_norm"), message, "take `qk_norm` away");
     }
     if heads != kv_heads {
         let message = "`latent` makes keys and values for every head";

@@ -328,6 +328,7 @@ mod tests {
             targets: vec![-1, 5, -1, -1, -1, -1, -1, -1],
             positions: vec![0; 8],
             segments: vec![0, 0, 1, 1, 0, 0, 0, 0],
+            bytes: vec![0; 8],
         };
         assert_eq!(real(&batch), [true, true, false, false, false, false, false, false]);
     }

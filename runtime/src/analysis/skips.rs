@@ -277,7 +277,7 @@ pub fn ablate(
 /// The loss over the first rows that are held out, those that [`decisions`] observes.
 pub fn held_out(model: &mut Model, dataset: &Dataset, sequences: u64) -> Result<Loss, EvaluateError> {
     let Some(held) = dataset.validation()? else { return Ok(Loss::default()) };
-    evaluate::loss(model, &dataset.tokenizer, held.at_most(sequences))
+    evaluate::loss(model, held.at_most(sequences))
 }
 
 #[cfg(test)]

@@ -61,14 +61,14 @@ pub enum DeviceError {
     },
     /// A plan is larger than the device, which is known before anything is allocated or compiled.
     #[error(
-        "{device} has {free} bytes free and the plan needs {needed}; most of it, {bytes} bytes, is {category}: {advice}"
+        "{device} has room for {free} bytes and the plan needs {needed}; most of it, {bytes} bytes, is {category}: {advice}"
     )]
     DoesNotFit {
         /// Name of the device.
         device: String,
         /// All of it.
         needed: u64,
-        /// Bytes that are free.
+        /// Bytes that there is room for.
         free: u64,
         /// The largest part.
         category: &'static str,

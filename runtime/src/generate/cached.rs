@@ -269,6 +269,24 @@ impl Cached {
         self.lengths[row].unwrap_or(0)
     }
 
+    /// Takes the tokens from a position on out of the caches of processed tokens, of every row: a
+    /// program that is run once more with the inputs it has finds there what its first run found.
+    pub(crate) fn forget_from(&self, from: usize) -> Result<(), ModelError> {
+        let mut session = self.model.session();
+        for &(buffer, _) in &self.processed {
+            let plan = session.plan().buffer(buffer);
+            let (instances, elements) = (plan.instances, plan.elements() as usize);
+            for instance in 0..instances {
+                let mut positions = vec![0i32; elements];
+                session.read_at(buffer, instance, 0, &mut positions)?;
+                let later = |position: &&mut i32| usize::try_from(**position).is_ok_and(|p| p >= from);
+                positions.iter_mut().filter(later).for_each(|position| *position = -1);
+                session.write_at(buffer, instance, 0, &positions)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Where the tokens of a row from `from` to `to` are in the caches.
     fn span(&self, row: usize, from: usize, to: usize) -> Result<Span, ModelError> {
         let session = self.model.session();

@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod gpu;
 pub mod ptx;
+mod room;
 
 use super::executor::Collective;
 use super::{Choice, DeviceError};

@@ -27,10 +27,10 @@ mod simd;
 #[cfg(test)]
 mod tests;
 
-use super::{Backend, Call, Value, Work};
+use super::{Backend, Call, Value, Work, room};
 use crate::device::check::check;
 use crate::device::executor::{self, Program};
-use crate::device::{Device, DeviceError, Group, Session};
+use crate::device::{Device, DeviceError, Group, Session, machine};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, KernelKind, Plan, Slot, Storage};
@@ -603,8 +603,14 @@ struct Cpu {
 impl Cpu {
     fn new(pool: Arc<Pool>, plan: &Plan, programs: &[Program]) -> Result<Self, DeviceError> {
         let scratch_size = Scratch::of_plan(plan);
+        let scratch = scratch_size.bytes(pool.threads());
+        // Pages are handed out as they are written: a plan that the machine cannot hold would be
+        // killed at some step.
+        if let Some((all, _)) = machine::memory() {
+            room::check("the CPU", plan, scratch, plan.arena.saturating_add(scratch), all)?;
+        }
         let arena = Memory::new(plan.arena, "arena")?;
-        let scratch = Memory::new(scratch_size.bytes(pool.threads()), "scratch of the CPU device")?;
+        let scratch = Memory::new(scratch, "scratch of the CPU device")?;
         let longest = programs.iter().flat_map(|p| &p.launches).map(|l| l.operands.len()).max().unwrap_or(0);
         Ok(Cpu {
             pool,

@@ -18,7 +18,6 @@ mod cache;
 pub(crate) mod launch;
 mod library;
 pub mod machine;
-mod room;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -443,7 +442,7 @@ impl<G: Gpu> Generated<G> {
         // Memory first: what does not fit is known before anything is compiled.
         if let Some(free) = gpu.free()? {
             let pages = [plan.arena, scratch_bytes, STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
-            room::check(gpu.name(), plan, scratch_bytes + STATUS_BYTES, pages.iter().sum(), free)?;
+            super::room::check(gpu.name(), plan, scratch_bytes + STATUS_BYTES, pages.iter().sum(), free)?;
         }
         let arena = gpu.allocate(plan.arena, "arena")?;
         let scratch = gpu.allocate_scratch(scratch_bytes)?;
