@@ -41,6 +41,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("flash_hopper.cuh", include_str!("../../../kernels/flash_hopper.cuh")),
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
     ("sources.cuh", include_str!("../../../kernels/sources.cuh")),
+    ("conv.cuh", include_str!("../../../kernels/conv.cuh")),
+    ("running.cuh", include_str!("../../../kernels/running.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),
     ("embed.cuh", include_str!("../../../kernels/embed.cuh")),

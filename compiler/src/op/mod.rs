@@ -16,6 +16,7 @@ pub mod cache;
 pub mod collective;
 pub mod combine;
 pub mod contract;
+pub mod conv;
 pub mod counts;
 pub mod depth;
 pub mod elementwise;
@@ -33,6 +34,7 @@ pub mod reduce;
 pub mod rope;
 pub mod route;
 pub mod rows;
+pub mod running;
 pub mod shape;
 pub mod softmax;
 pub mod sources;
@@ -45,6 +47,7 @@ pub use attention::{Attention, AttentionGrad, Mask};
 pub use bits::Bits;
 pub use by_head::ByHead;
 pub use contract::Contract;
+pub use conv::{Conv, ConvGrad, Sequence, Tokens};
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
 pub use elementwise::{Binary, Cast, Constant, Unary};
 pub use embed::EmbedGrad;
@@ -57,6 +60,7 @@ pub use places::{Decide, KeepInts, Runs};
 pub use reduce::{Reduce, Reduction};
 pub use rope::{Positions, Rope, RopeScaling};
 pub use route::Route;
+pub use running::Running;
 pub use shape::{Concat, Reshape, Split, Zeros};
 pub use sources::{ReadSources, ReadSourcesGrad};
 pub use tokens::{PutTokens, TopTokens};
@@ -461,6 +465,10 @@ operations! {
     Runs(Runs) in places,
     Admit in places,
 
+    Conv(Conv) in conv,
+    ConvGrad(ConvGrad) in conv,
+    Running(Running) in running,
+
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
     Number in sources,
@@ -546,6 +554,8 @@ kernels! { $
     combine { Combine, CombineGrad, CombineGates }
     tokens { TopTokens, TakeTokens, PutTokens }
     places { Decide, Keep, KeepInts, Runs, Admit }
+    conv { Conv, ConvGrad }
+    running { Running }
     attention { Attention, AttentionGrad }
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }

@@ -957,6 +957,59 @@ fn sources_in_depth() {
     }
 }
 
+/// What the CPU makes of an instance of one operation, and its definition in f64, by results.
+fn check_instance(i: &ir::random::Instance) {
+    use dreamc_compiler::ir::interpret::{Data, interpret};
+    use dreamc_compiler::schedule::{Bind, LocalOperand, Place, View, schedule};
+    let f = &i.function;
+    let scheduled = schedule(&i.module, f, &vec![Bind::Store; f.results.len()])
+        .or_else(|_| schedule(&i.module, f, &vec![Bind::Ignore; f.results.len()]))
+        .unwrap_or_else(|e| panic!("{e}\n{}", i.module));
+    let [launch] = &scheduled.launches[..] else { panic!("one launch\n{}", i.module) };
+    let view = |operand: &LocalOperand| match *operand {
+        LocalOperand::View(View { place, .. }) => place,
+        LocalOperand::Index(_) => panic!("an index\n{}", i.module),
+    };
+    let places: Vec<Place> = launch.operands.iter().map(view).collect();
+    let operand = |(place, slot): (&Place, &Slot)| match *place {
+        Place::Param(p) => match &i.args[p as usize].data {
+            Data::Float(x) => F(x.iter().map(|x| *x as f32).collect()),
+            Data::Int(x) => I(x.clone()),
+        },
+        Place::Result(_) | Place::Temp(_) => F(vec![f32::NAN; slot.elements() as usize]),
+    };
+    let operands: Vec<Value> = places.iter().zip(&launch.kernel.signature()).map(operand).collect();
+    // The numbers that the device sees.
+    let rounded = |t: &ir::Tensor| match &t.data {
+        Data::Float(x) => ir::Tensor::float(&t.dims, x.iter().map(|x| f64::from(*x as f32)).collect()),
+        Data::Int(_) => t.clone(),
+    };
+    let args: Vec<ir::Tensor> = i.args.iter().map(rounded).collect();
+    let expected = interpret(&i.module, f, &args).unwrap();
+    let (out, count) = launch_wide(launch.kernel.clone(), &operands);
+    let work = launch.kernel.work();
+    assert_eq!(u128::from(count), work.fixed.multiply_adds, "{}", i.module);
+    for (k, (name, tensor)) in expected.iter().enumerate() {
+        let own = |p: &Place| match *p {
+            Place::Result(r) => r as usize == k,
+            Place::Param(p) => f.params[p as usize].name == *name,
+            Place::Temp(_) => false,
+        };
+        let at = places.iter().position(own).unwrap_or_else(|| panic!("no place of {name}\n{}", i.module));
+        close(&format!("{name} of {}", i.module), out[at].f(), tensor.floats());
+    }
+}
+
+/// Every case of operations over the sequence: documents, tokens that take no part, states.
+#[test]
+fn operations_over_the_sequence() {
+    for name in ["conv", "conv_grad", "running"] {
+        for entry in ir::random::table().iter().filter(|e| e.name == name) {
+            (0..40).for_each(|seed| check_instance(&entry.instance(seed)));
+        }
+    }
+}
+
 #[test]
 fn caches() {
     let mut r = Random(8);

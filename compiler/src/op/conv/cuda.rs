@@ -1,0 +1,56 @@
+//! The CUDA of convolutions: neighbouring threads have neighbouring channels.
+
+use super::Tokens;
+use super::kernel::{Conv, ConvGrad, ConvShape};
+use crate::codegen::text::{Operands, THREADS, blocks, fits, one, per_thread, times};
+use crate::codegen::{CodegenError, Source, Variant};
+
+type Result<T> = std::result::Result<T, CodegenError>;
+
+/// Channels of a block that sums the gradient of filters.
+const LINE: u64 = 32;
+
+fn constants(s: &ConvShape) -> Result<String> {
+    let [tokens, channels, width] = [("tokens", s.tokens), ("channels", s.channels), ("a filter", s.width)]
+        .map(|(n, size)| fits(n, size));
+    Ok(format!("{}, {}, {}", tokens?, channels?, width?))
+}
+
+pub(super) fn conv(kernel: &Conv, variant: Variant) -> Result<Option<Source>> {
+    let s = &kernel.shape;
+    let list = Operands::of(kernel, variant).all()?;
+    let shape = constants(s)?;
+    let name = |kind: &str| format!("{kind}_{}x{}x{}_{}", s.batch, s.tokens, s.channels, s.width);
+    let later = kernel.reverse;
+    match kernel.tokens {
+        Tokens::All | Tokens::Segments => {
+            let marked = kernel.tokens == Tokens::Segments;
+            let kind = match (marked, later) {
+                (false, false) => "conv",
+                (false, true) => "conv_reverse",
+                (true, false) => "conv_segments",
+                (true, true) => "conv_segments_reverse",
+            };
+            let grid = per_thread(times(&[s.batch, s.tokens, s.channels]))?;
+            let template = if marked { "conv_documents" } else { "conv_rows" };
+            let constants = format!("{}, {shape}, {later}", fits("sequences", s.batch)?);
+            one(name(kind), "conv.cuh", "conv_tokens", grid, list, template, constants)
+        }
+        Tokens::Kept => {
+            let grid = per_thread(times(&[s.batch, s.channels]))?;
+            let constants = format!("{}, {shape}", fits("sequences", s.batch)?);
+            one(name("conv_kept"), "conv.cuh", "conv_channels", grid, list, "conv_continue", constants)
+        }
+    }
+}
+
+pub(super) fn grad(kernel: &ConvGrad, variant: Variant) -> Result<Option<Source>> {
+    let s = &kernel.shape;
+    let list = Operands::of(kernel, variant).all()?;
+    let kind = if kernel.segments { "conv_grad_segments" } else { "conv_grad" };
+    let name = format!("{kind}_{}x{}x{}_{}", s.batch, s.tokens, s.channels, s.width);
+    let grid = blocks(times(&[s.channels.div_ceil(LINE), s.width]))?;
+    let template = if kernel.segments { "conv_filters_of_documents" } else { "conv_filters" };
+    let constants = format!("{}, {}", fits("sequences", s.batch)?, constants(s)?);
+    one(name, "conv.cuh", "conv_filter_sums", (grid, THREADS as u32, 0), list, template, constants)
+}

@@ -1,0 +1,112 @@
+// Causal convolutions over the sequence, a filter of its own for each channel: little arithmetic
+// for each number, so what counts is that neighbouring threads read neighbouring channels. Rows
+// that several tokens need come from the cache.
+#pragma once
+#include "prelude.cuh"
+
+// The token before or after one that takes part; -1 where its document ends.
+template <int TOKENS> DEVICE int following(const int *segments, int token, bool later) {
+    int step = later ? 1 : -1;
+    for (int i = token + step; i >= 0 && i < TOKENS; i += step) {
+        if (segments[i] >= 0) return segments[i] == segments[token] ? i : -1;
+    }
+    return -1;
+}
+
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, bool LATER>
+DEVICE void conv_rows(const float *x, i64 x_stride, const float *w, float *y) {
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= i64(BATCH) * TOKENS * CHANNELS) return;
+    int c = int(at % CHANNELS), i = int(at / CHANNELS % TOKENS);
+    const float *own = x + at / CHANNELS * x_stride + c;
+    int count = LATER ? TOKENS - i : i + 1;
+    if (count > WIDTH) count = WIDTH;
+    i64 step = LATER ? x_stride : -x_stride;
+    float sum = 0.0f;
+    for (int k = 0; k < count; ++k) sum = fmaf(w[i64(k) * CHANNELS + c], own[k * step], sum);
+    y[at] = sum;
+}
+
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, bool LATER>
+DEVICE void conv_documents(const float *x, i64 x_stride, const float *w, const int *segments, float *y) {
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= i64(BATCH) * TOKENS * CHANNELS) return;
+    int c = int(at % CHANNELS), i = int(at / CHANNELS % TOKENS);
+    i64 first = at / (i64(CHANNELS) * TOKENS) * TOKENS;
+    const int *own = segments + first;
+    float sum = 0.0f;
+    int j = own[i] >= 0 ? i : -1;
+    for (int k = 0; k < WIDTH && j >= 0; ++k) {
+        sum = fmaf(w[i64(k) * CHANNELS + c], x[(first + j) * x_stride + c], sum);
+        if (k + 1 < WIDTH) j = following<TOKENS>(own, j, LATER);
+    }
+    y[at] = sum;
+}
+
+// A thread has a channel of a text.
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH>
+DEVICE void conv_continue(const float *x, i64 x_stride, const float *w, const int *slots, float *y, float *history) {
+    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= i64(BATCH) * CHANNELS) return;
+    int c = int(at % CHANNELS);
+    i64 b = at / CHANNELS;
+    float *rows = history + b * (WIDTH - 1) * CHANNELS + c;
+    for (int i = 0; i < TOKENS; ++i) {
+        i64 token = b * TOKENS + i;
+        int slot = slots[token];
+        float next = x[token * x_stride + c], sum = 0.0f;
+        if (slot >= 0) {
+            for (int k = 0; k + 1 < WIDTH; ++k) {
+                float row = slot == 0 ? 0.0f : rows[i64(k) * CHANNELS];
+                sum = fmaf(w[i64(WIDTH - 1 - k) * CHANNELS + c], row, sum);
+                if (k > 0) rows[i64(k - 1) * CHANNELS] = row;
+            }
+            if (WIDTH > 1) rows[i64(WIDTH - 2) * CHANNELS] = next;
+            sum = fmaf(w[c], next, sum);
+        }
+        y[token * CHANNELS + c] = sum;
+    }
+}
+
+// The sum of what eight groups of threads found of 32 channels, in the order of the groups.
+template <int CHANNELS> DEVICE void conv_sum(float sum, float *dw, int entry, int c) {
+    __shared__ float parts[8][32];
+    int lane = int(threadIdx.x % 32), group = int(threadIdx.x / 32);
+    parts[group][lane] = sum;
+    __syncthreads();
+    if (group > 0 || c >= CHANNELS) return;
+    float all = 0.0f;
+    for (int g = 0; g < 8; ++g) all += parts[g][lane];
+    dw[i64(entry) * CHANNELS + c] = all;
+}
+
+// A block has one entry of the filters of 32 channels.
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH>
+DEVICE void conv_filters(const float *x, i64 x_stride, const float *dy, i64 dy_stride, float *dw) {
+    int entry = int(blockIdx.x % WIDTH), c = int(blockIdx.x / WIDTH) * 32 + int(threadIdx.x % 32);
+    float sum = 0.0f;
+    if (c < CHANNELS) {
+        for (i64 token = threadIdx.x / 32; token < i64(BATCH) * TOKENS; token += 8) {
+            if (token % TOKENS < entry) continue;
+            sum = fmaf(dy[token * dy_stride + c], x[(token - entry) * x_stride + c], sum);
+        }
+    }
+    conv_sum<CHANNELS>(sum, dw, entry, c);
+}
+
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH>
+DEVICE void conv_filters_of_documents(const float *x, i64 x_stride, const float *dy, i64 dy_stride, const int *segments,
+                                      float *dw) {
+    int entry = int(blockIdx.x % WIDTH), c = int(blockIdx.x / WIDTH) * 32 + int(threadIdx.x % 32);
+    float sum = 0.0f;
+    if (c < CHANNELS) {
+        for (i64 token = threadIdx.x / 32; token < i64(BATCH) * TOKENS; token += 8) {
+            i64 first = token / TOKENS * TOKENS;
+            const int *own = segments + first;
+            int j = own[token - first] >= 0 ? int(token - first) : -1;
+            for (int k = 0; k < entry && j >= 0; ++k) j = following<TOKENS>(own, j, false);
+            if (j >= 0) sum = fmaf(dy[token * dy_stride + c], x[(first + j) * x_stride + c], sum);
+        }
+    }
+    conv_sum<CHANNELS>(sum, dw, entry, c);
+}
