@@ -53,11 +53,10 @@ DEVICE void conv_continue(const float *x, i64 x_stride, const float *w, const in
     float *rows = history + b * (WIDTH - 1) * CHANNELS + c;
     for (int i = 0; i < TOKENS; ++i) {
         i64 token = b * TOKENS + i;
-        int slot = slots[token];
         float next = x[token * x_stride + c], sum = 0.0f;
-        if (slot >= 0) {
+        if (slots[token] >= 0) {
             for (int k = 0; k + 1 < WIDTH; ++k) {
-                float row = slot == 0 ? 0.0f : rows[i64(k) * CHANNELS];
+                float row = rows[i64(k) * CHANNELS];
                 sum = fmaf(w[i64(WIDTH - 1 - k) * CHANNELS + c], row, sum);
                 if (k > 0) rows[i64(k - 1) * CHANNELS] = row;
             }

@@ -45,12 +45,10 @@ DEVICE void running_continue(const float *x, i64 x_stride, const int *slots, flo
     i64 first = at / CHANNELS * TOKENS, c = at % CHANNELS;
     float sum = state[at];
     for (i64 token = first; token < first + TOKENS; ++token) {
-        int slot = slots[token];
-        if (slot < 0) {
+        if (slots[token] < 0) {
             y[token * CHANNELS + c] = 0.0f;
             continue;
         }
-        if (slot == 0) sum = 0.0f;
         sum += x[token * x_stride + c];
         y[token * CHANNELS + c] = sum;
     }

@@ -9,7 +9,8 @@ use super::*;
 /// `Σ_k w[k] ⊙ x[i+k]` where it is reversed. A sum ends where the [`Sequence`] does.
 ///
 /// With history: `(x, w, history[b, m-1, ..], slots i32[b, t]) -> y, history`. The history has the
-/// last tokens of each text, the oldest first, and stands before `x`.
+/// last tokens of each text, the oldest first, and stands before `x`; of a text that begins it is
+/// zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Conv {
     /// Sums over later tokens.
@@ -76,8 +77,7 @@ impl<'a> Sequence<'a> {
         Sequence { marks: segments, documents: true }
     }
 
-    /// Tokens by their slots, all of one text. One of a negative slot takes no part, and one of
-    /// slot 0 is the first of its text.
+    /// Tokens by their slots, all of one text. One of a negative slot takes no part.
     pub fn of_slots(slots: &'a [i32]) -> Self {
         Sequence { marks: Some(slots), documents: false }
     }
@@ -98,13 +98,7 @@ impl<'a> Sequence<'a> {
     /// second continues the first.
     #[inline(always)]
     pub fn continues(&self, first: usize, second: usize) -> bool {
-        self.marks.is_none_or(|m| if self.documents { m[first] == m[second] } else { m[second] != 0 })
-    }
-
-    /// Whether the first token that takes part, this one, continues a state.
-    #[inline(always)]
-    pub fn resumes(&self, token: usize) -> bool {
-        self.documents || self.marks.is_none_or(|marks| marks[token] != 0)
+        !self.documents || self.marks.is_none_or(|m| m[first] == m[second])
     }
 
     /// The token before a token that takes part.
@@ -153,13 +147,9 @@ pub(super) fn random_segments(case: &mut Case, b: Dim, t: Dim) -> Value {
     })
 }
 
-/// Slots of tokens that follow others, now and then of a first one or of one that takes no part.
+/// Slots of tokens, now and then of one that takes no part.
 pub(super) fn random_slots(case: &mut Case, b: Dim, t: Dim) -> Value {
-    case.ints_from("slots", &[b, t], |rng| match rng.below(6) {
-        0 => -1,
-        1 => 0,
-        n => n as i32,
-    })
+    case.ints_from("slots", &[b, t], |rng| rng.below(6) as i32 - 1)
 }
 
 impl Payload for Conv {
@@ -281,9 +271,6 @@ fn continued(e: &Evaluation, width: usize, channels: usize) -> Vec<Data> {
         let slots = marks(e, 3, b, tokens);
         let history = &mut history[b * (width - 1) * channels..][..(width - 1) * channels];
         for i in (0..tokens).filter(|&i| slots[i] >= 0) {
-            if slots[i] == 0 {
-                history.fill(0.0);
-            }
             let own = (b * tokens + i) * channels..(b * tokens + i + 1) * channels;
             let rows = [&*history, &x[own.clone()]].concat();
             for k in 0..width {

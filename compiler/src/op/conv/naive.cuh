@@ -41,7 +41,7 @@ for (i64 i = 0; i < SEQUENCE; ++i) {
     }
     float next = x[token * x_stride + c], sum = 0.0f;
     for (i64 k = 0; k + 1 < WIDTH; ++k) {
-        float row = slots[token] == 0 ? 0.0f : rows[k * CHANNELS];
+        float row = rows[k * CHANNELS];
         sum = fmaf(w[(WIDTH - 1 - k) * CHANNELS + c], row, sum);
         if (k > 0) rows[(k - 1) * CHANNELS] = row;
     }

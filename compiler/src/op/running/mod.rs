@@ -96,7 +96,7 @@ impl Operation for Running {
                 let goes_on = match last {
                     Some(last) if self.reverse => sequence.continues(i, last),
                     Some(last) => sequence.continues(last, i),
-                    None => sequence.resumes(i),
+                    None => true,
                 };
                 if !goes_on {
                     sum.fill(0.0);

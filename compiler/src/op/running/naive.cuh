@@ -19,7 +19,6 @@ for (i64 n = 0; n < SEQUENCE; ++n) {
         y[token * CHANNELS + c] = 0.0f;
         continue;
     }
-    if (slots[token] == 0) so_far = 0.0f;
 #endif
     so_far += x[token * x_stride + c];
     y[token * CHANNELS + c] = so_far;

@@ -962,9 +962,10 @@ fn check_instance(i: &ir::random::Instance) {
     use dreamc_compiler::ir::interpret::{Data, interpret};
     use dreamc_compiler::schedule::{Bind, LocalOperand, Place, View, schedule};
     let f = &i.function;
-    let scheduled = schedule(&i.module, f, &vec![Bind::Store; f.results.len()])
-        .or_else(|_| schedule(&i.module, f, &vec![Bind::Ignore; f.results.len()]))
-        .unwrap_or_else(|e| panic!("{e}\n{}", i.module));
+    let stored =
+        |(port, _): &(ir::Port, ir::Value)| f.state_of(port).map_or(Bind::Store, |p| Bind::State(p.0));
+    let bind: Vec<Bind> = f.results.iter().map(stored).collect();
+    let scheduled = schedule(&i.module, f, &bind).unwrap_or_else(|e| panic!("{e}\n{}", i.module));
     let [launch] = &scheduled.launches[..] else { panic!("one launch\n{}", i.module) };
     let view = |operand: &LocalOperand| match *operand {
         LocalOperand::View(View { place, .. }) => place,

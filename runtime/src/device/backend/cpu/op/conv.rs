@@ -107,9 +107,6 @@ impl Continue for Conv {
                 if slot < 0 {
                     continue;
                 }
-                if slot == 0 {
-                    history.fill(0.0);
-                }
                 let x = x.row(b * tokens + i);
                 add_product(w.row(0), x, y);
                 for k in 1..width {
