@@ -10,11 +10,12 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 24] = [
+const NONE: [&str; 25] = [
     "append",
     "by_head",
     "constant",
     "conv_grad",
+    "recurrence_grad",
     "zeros",
     "stop_gradient",
     "positive",
@@ -149,7 +150,8 @@ fn every_operation_has_its_derivative() {
                 .iter()
                 .enumerate()
                 .filter(|(i, (_, v))| {
-                    f.ty(*v).dtype.is_float() && (*i == 0 || matches!(instance.op(), Op::Split(_)))
+                    f.ty(*v).dtype.is_float()
+                        && (*i == 0 || matches!(instance.op(), Op::Split(_) | Op::Recurrence(_)))
                 })
                 .map(|(_, (p, _))| p.name.as_str())
                 .collect();

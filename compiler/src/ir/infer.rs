@@ -61,7 +61,7 @@ impl Operands<'_> {
     fn arity(&self, listed: &[&'static str]) -> Result<(), TypeError> {
         let (n, found) = (listed.len(), self.types.len());
         match listed.last() {
-            Some(&"…") => self.check(found > 0, "takes at least one operand"),
+            Some(&"…") => self.check(found + 1 >= n, "has fewer operands than it takes at least"),
             Some(last) if last.ends_with('?') => {
                 let names = Signature::names(listed, n);
                 let (last, others) = names.split_last().map_or(("", &[][..]), |(l, o)| (l.as_str(), o));

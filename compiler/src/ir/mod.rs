@@ -106,7 +106,7 @@ impl Value {
 }
 
 /// One operation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
     /// The operation.
     pub op: Op,
@@ -126,7 +126,7 @@ impl Node {
 }
 
 /// A function in SSA form.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Function {
     /// Its name.
     pub name: String,

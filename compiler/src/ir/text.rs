@@ -77,7 +77,12 @@ fn dims_table(module: &Module) -> String {
 impl Module {
     /// A function as the text form prints it.
     pub fn show_function(&self, function: &Function) -> String {
-        let mut out = format!("func @{} {{\n", name(&function.name));
+        format!("func @{} {{\n{}}}\n", name(&function.name), self.show_body(function))
+    }
+
+    /// What stands between the braces of a function.
+    fn show_body(&self, function: &Function) -> String {
+        let mut out = String::new();
         let names: Vec<String> =
             (0..function.params.len()).map(|i| show_value(function, Value(i as u32))).collect();
         let bindings: Vec<String> = function.params.iter().map(|p| p.binding.words()).collect();
@@ -109,7 +114,7 @@ impl Module {
             let (binding, port) = (show_result_binding(function, port), name(&port.name));
             let _ = write!(out, "{comma} {binding}{port} = {}", show_value(function, *v));
         }
-        out.push_str("\n}\n");
+        out.push('\n');
         out
     }
 
@@ -176,6 +181,8 @@ pub(crate) trait Attributes {
     fn flag(&mut self, word: &'static str, flag: &mut bool) -> Parsed<()>;
     /// One of several words, by its number.
     fn choice(&mut self, words: &[&'static str], chosen: &mut usize) -> Parsed<()>;
+    /// A function in braces, whose name is left out. There is none within it.
+    fn function(&mut self, function: &mut Function) -> Parsed<()>;
 }
 
 struct Printer<'m> {
@@ -226,6 +233,15 @@ impl Attributes for Printer<'_> {
 
     fn choice(&mut self, words: &[&'static str], chosen: &mut usize) -> Parsed<()> {
         self.push(words[*chosen])
+    }
+
+    fn function(&mut self, function: &mut Function) -> Parsed<()> {
+        self.dims.extend(function.types.iter().flat_map(|ty| &ty.dims));
+        self.dims.extend(function.nodes.iter().flat_map(|node| node.op.dims()));
+        let body = self.module.show_body(function);
+        let lines: Vec<String> =
+            body.lines().map(|l| if l.is_empty() { String::new() } else { format!("  {l}") }).collect();
+        self.push(&format!("{{\n{}\n  }}", lines.join("\n")))
     }
 }
 
@@ -278,6 +294,16 @@ impl Attributes for Reader<'_, '_> {
         }
         let words: Vec<String> = words.iter().map(|w| format!("`{w}`")).collect();
         self.parser.expected(&words.join(" or "))
+    }
+
+    fn function(&mut self, function: &mut Function) -> Parsed<()> {
+        if std::mem::replace(&mut self.parser.within, true) {
+            return self.parser.expected("no function within another's operation");
+        }
+        let name = std::mem::take(&mut function.name);
+        *function = self.parser.body(self.module, name)?;
+        self.parser.within = false;
+        Ok(())
     }
 }
 
@@ -430,7 +456,8 @@ impl fmt::Display for Token {
     }
 }
 
-/// One token of look-ahead over the text. No rule of the grammar nests, so nothing recurses.
+/// One token of look-ahead over the text. A function may stand within an operation of another, and
+/// no deeper, so nothing recurses further.
 struct Parser<'a> {
     text: &'a str,
     /// Byte behind the current token.
@@ -438,13 +465,15 @@ struct Parser<'a> {
     /// The current token, and its first byte.
     token: Token,
     start: usize,
+    /// Whether the function under way stands within an operation.
+    within: bool,
 }
 
 pub(crate) type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Parsed<Self> {
-        let mut parser = Parser { text, position: 0, token: Token::End, start: 0 };
+        let mut parser = Parser { text, position: 0, token: Token::End, start: 0, within: false };
         parser.advance()?;
         Ok(parser)
     }
@@ -718,6 +747,11 @@ impl<'a> Parser<'a> {
             return self.expected("the function's `@name`");
         };
         self.advance()?;
+        self.body(module, name)
+    }
+
+    /// A function in braces.
+    fn body(&mut self, module: &Module, name: String) -> Parsed<Function> {
         self.punctuation('{')?;
         let mut function = Function::new(name);
         let mut names = HashMap::new();

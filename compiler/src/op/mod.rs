@@ -30,6 +30,7 @@ pub mod memory;
 pub mod norm;
 pub mod pick;
 pub mod places;
+pub mod recurrence;
 pub mod reduce;
 pub mod rope;
 pub mod route;
@@ -57,6 +58,7 @@ pub use loss::{HeadLoss, HeadLossGrad};
 pub use norm::{Rms, RmsGrad};
 pub use pick::PickGrad;
 pub use places::{Decide, KeepInts, Runs};
+pub use recurrence::{Recurrence, RecurrenceGrad, Step};
 pub use reduce::{Reduce, Reduction};
 pub use rope::{Positions, Rope, RopeScaling};
 pub use route::Route;
@@ -117,7 +119,7 @@ pub(crate) struct Signature<'a> {
     /// Its word in the text form.
     pub name: &'static str,
     /// Operands: a name, then the type where it is not that of floats. One that ends in `?` may be
-    /// absent, and `…` stands for any number more.
+    /// absent, and `…` stands for any number more of the one before it.
     pub operands: &'static [&'static str],
     /// Results, in the same notation. One with the name of an operand stays in that operand's
     /// memory.
@@ -308,19 +310,20 @@ pub(crate) trait Reverse {
 }
 
 impl Signature<'_> {
-    /// Names of results, or of operands: those of the list, and as many after its first as `…`
-    /// stands for.
+    /// Names of results, or of operands: those of the list, and as many more as `…` stands for.
     pub fn names(list: &[&'static str], count: usize) -> Vec<String> {
-        if list.last() != Some(&"…") {
-            return list.iter().take(count).map(|text| name(text).to_string()).collect();
-        }
-        let stem = name(list[0]).trim_end_matches('0');
-        (0..count).map(|i| format!("{stem}{i}")).collect()
+        let named =
+            |list: &[&'static str]| list.iter().take(count).map(|text| name(text).to_string()).collect();
+        let [first @ .., repeated, "…"] = list else { return named(list) };
+        let stem = name(repeated).trim_end_matches('0');
+        let mut names: Vec<String> = named(first);
+        names.extend((0..count.saturating_sub(first.len())).map(|i| format!("{stem}{i}")));
+        names
     }
 
     /// The operand in whose memory a result stays, where it does.
     pub fn in_place(&self, result: usize) -> Option<usize> {
-        let result = name(self.results.get(result)?);
+        let result = name(self.results.get(result).filter(|text| **text != "…")?);
         self.operands.iter().position(|operand| name(operand) == result)
     }
 }
@@ -468,6 +471,8 @@ operations! {
     Conv(Conv) in conv,
     ConvGrad(ConvGrad) in conv,
     Running(Running) in running,
+    Recurrence(Recurrence) in recurrence,
+    RecurrenceGrad(RecurrenceGrad) in recurrence,
 
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
@@ -556,6 +561,7 @@ kernels! { $
     places { Decide, Keep, KeepInts, Runs, Admit }
     conv { Conv, ConvGrad }
     running { Running }
+    recurrence { Recurrence, RecurrenceGrad }
     attention { Attention, AttentionGrad }
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }

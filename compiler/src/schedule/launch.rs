@@ -382,6 +382,10 @@ impl<'a> Select<'_, 'a> {
         self.emit.bug(what)
     }
 
+    pub(crate) fn module(&self) -> &'a Module {
+        self.emit.module
+    }
+
     pub(crate) fn size(&self, d: Dim) -> u64 {
         self.emit.size(d)
     }

@@ -1004,7 +1004,7 @@ fn check_instance(i: &ir::random::Instance) {
 /// Every case of operations over the sequence: documents, tokens that take no part, states.
 #[test]
 fn operations_over_the_sequence() {
-    for name in ["conv", "conv_grad", "running"] {
+    for name in ["conv", "conv_grad", "running", "recurrence", "recurrence_grad"] {
         for entry in ir::random::table().iter().filter(|e| e.name == name) {
             (0..40).for_each(|seed| check_instance(&entry.instance(seed)));
         }

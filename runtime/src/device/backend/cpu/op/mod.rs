@@ -20,6 +20,7 @@ mod grouped;
 mod loss;
 mod memory;
 mod places;
+mod recurrence;
 mod route;
 mod rows;
 mod running;

@@ -775,26 +775,49 @@ fn zip_by<A: Stored, B: Stored>(op: Binary, swapped: bool, a: View<A>, b: View<B
     }
 }
 
+/// Numbers to each of which a function is applied.
+pub(super) trait Each {
+    fn each(self, f: impl Fn(f32) -> f32);
+}
+
+/// Applies the function of an operation.
+#[inline(always)]
+pub(super) fn by_unary<const FMA: bool>(op: Unary, to: impl Each) {
+    match op {
+        Unary::Neg => to.each(|x| -x),
+        Unary::Exp => to.each(exp::<FMA>),
+        Unary::Log => to.each(log::<FMA>),
+        Unary::Sigmoid => to.each(sigmoid::<FMA>),
+        Unary::Tanh => to.each(tanh::<FMA>),
+        Unary::Silu => to.each(silu::<FMA>),
+        Unary::SiluGrad => to.each(silu_grad::<FMA>),
+        Unary::Gelu => to.each(gelu::<FMA>),
+        Unary::GeluGrad => to.each(gelu_grad::<FMA>),
+        Unary::Relu => to.each(|x| if x > 0.0 { x } else { 0.0 }),
+        Unary::Softplus => to.each(softplus::<FMA>),
+        Unary::Rsqrt => to.each(|x| 1.0 / x.sqrt()),
+        Unary::Sqrt => to.each(f32::sqrt),
+        Unary::Recip => to.each(|x| 1.0 / x),
+        Unary::Square => to.each(|x| x * x),
+        Unary::Positive => to.each(|x| if x > 0.0 { 1.0 } else { 0.0 }),
+    }
+}
+
+struct Mapped<'a, T> {
+    x: View<'a, T>,
+    y: View<'a, f32>,
+}
+
+impl<T: Stored> Each for Mapped<'_, T> {
+    #[inline(always)]
+    fn each(self, f: impl Fn(f32) -> f32) {
+        map(self.x, self.y, f);
+    }
+}
+
 #[inline(always)]
 fn map_by<const FMA: bool, T: Stored>(op: Unary, x: View<T>, y: View<f32>) {
-    match op {
-        Unary::Neg => map(x, y, |x| -x),
-        Unary::Exp => map(x, y, exp::<FMA>),
-        Unary::Log => map(x, y, log::<FMA>),
-        Unary::Sigmoid => map(x, y, sigmoid::<FMA>),
-        Unary::Tanh => map(x, y, tanh::<FMA>),
-        Unary::Silu => map(x, y, silu::<FMA>),
-        Unary::SiluGrad => map(x, y, silu_grad::<FMA>),
-        Unary::Gelu => map(x, y, gelu::<FMA>),
-        Unary::GeluGrad => map(x, y, gelu_grad::<FMA>),
-        Unary::Relu => map(x, y, |x| if x > 0.0 { x } else { 0.0 }),
-        Unary::Softplus => map(x, y, softplus::<FMA>),
-        Unary::Rsqrt => map(x, y, |x| 1.0 / x.sqrt()),
-        Unary::Sqrt => map(x, y, f32::sqrt),
-        Unary::Recip => map(x, y, |x| 1.0 / x),
-        Unary::Square => map(x, y, |x| x * x),
-        Unary::Positive => map(x, y, |x| if x > 0.0 { 1.0 } else { 0.0 }),
-    }
+    by_unary::<FMA>(op, Mapped { x, y });
 }
 
 /// `y = f(large, small)`, the small operand spread over `[outer, size, inner]`.
