@@ -8,8 +8,10 @@
 use crate::CompileError;
 use crate::architecture::{Apply, Architecture, Block, Work, continues, run_of};
 use crate::bind::{Owner, Part};
-use crate::compiled::{Compiled, End, Entry, Kept, Observation, Observed, StateBuffer, Tensor};
-use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, Port};
+use crate::compiled::{
+    Compiled, End, Entry, Kept, Observation, Observed, Per, SequenceState, StateBuffer, Tensor,
+};
+use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, PerToken, Port};
 use crate::lower::{Lowered, State};
 use crate::memory::{Counted, Key, Range, Slot, cotangent};
 use crate::pipeline::{Forms, ModelForms, Options};
@@ -55,6 +57,8 @@ pub(crate) struct Assembly<'a> {
     /// The states of layers, and what layers leave for the host, by name.
     pub(crate) states: IndexMap<String, State>,
     pub(crate) left: IndexMap<String, (Owner, Observation)>,
+    /// Buffers of what decoding keeps of sequences.
+    pub(crate) sequence: IndexMap<BufferId, Lifetime>,
     /// Bytes of temporaries that programs share.
     pub(crate) temporary: u64,
     /// Temporaries, whose offsets count from the end of everything else.
@@ -79,6 +83,7 @@ pub(crate) struct Use {
     scope: String,
     trains: bool,
     observed: Vec<Observed>,
+    sequence: Vec<SequenceState>,
     places: Option<u64>,
     own: u64,
     kept: Vec<Kept>,
@@ -111,6 +116,7 @@ impl<'a> Assembly<'a> {
             bound: IndexMap::new(),
             states: IndexMap::new(),
             left: IndexMap::new(),
+            sequence: IndexMap::new(),
             temporary: 0,
             temporaries: vec![],
             kernels: std::collections::HashMap::new(),
@@ -238,7 +244,7 @@ impl<'a> Assembly<'a> {
                 let named = (name.clone(), Space::Io, ty.dtype);
                 (self.bind(Slot::Observed(name), named, shape, depth)?, apply.depth.clone())
             }
-            Binding::Saved | Binding::State(Lifetime::Application) => {
+            Binding::Saved | Binding::State(Lifetime::Token(PerToken::Application) | Lifetime::Text) => {
                 let (Some(b), Some(body), Some(apply)) = (site.body, body, site.apply) else {
                     return bug("outside the layers there is no");
                 };
@@ -287,8 +293,8 @@ impl<'a> Assembly<'a> {
                 let named = (name.clone(), Space::Saved, ty.dtype);
                 (self.bind(Slot::State(name), named, shape, 1)?, Affine::default())
             }
-            Binding::State(Lifetime::Row | Lifetime::Latest | Lifetime::First) => {
-                let latest = port.binding == Binding::State(Lifetime::Latest);
+            Binding::State(Lifetime::Token(which @ (PerToken::Row | PerToken::Latest | PerToken::First))) => {
+                let latest = which == PerToken::Latest;
                 let (Some(&State { owner, part }), Some(apply)) = (self.states.get(&name), site.apply) else {
                     return bug("no component has");
                 };
@@ -333,7 +339,57 @@ impl<'a> Assembly<'a> {
                 return bug("nothing supplies");
             }
         };
+        if let Binding::State(lifetime @ (Lifetime::Token(_) | Lifetime::Text)) = port.binding {
+            self.sequence.insert(id, lifetime);
+        }
         Ok(Operand::Tensor { buffer: id, instance, offset: 0, stride: 0 })
+    }
+
+    /// What the programs of this use keep of sequences.
+    fn sequence(&self) -> Result<Vec<SequenceState>, CompileError> {
+        let places = self.options.cache.map_or(0, |cache| cache.places);
+        let own = self.bound.iter().filter(|(key, _)| key.scope == self.scope.0);
+        let found = own.filter_map(|(key, &buffer)| {
+            let lifetime = *self.sequence.get(&buffer)?;
+            match &key.slot {
+                Slot::OfBody(body, name) => Some((Some(*body), name, buffer, lifetime)),
+                Slot::OfComponent(name) => Some((None, name, buffer, lifetime)),
+                _ => None,
+            }
+        });
+        let found: Vec<_> = found.collect();
+        let state = |name: &str| self.states.get(name);
+        let marks = |name: &str| state(name).is_some_and(|state| state.part == Part::Cached);
+        let of = |&(body, name, buffer, lifetime): &(Option<usize>, &String, BufferId, Lifetime)| {
+            let b = self.plan.buffer(buffer);
+            let wrong = |what| CompileError::Schedule(format!("a state `{}` that is not {what}", b.name));
+            let [rows, row @ ..] = &b.shape[..] else { return Err(wrong("[batch, ..]")) };
+            let (per, shape) = match (lifetime, row) {
+                (Lifetime::Text, _) => (Per::Text, row),
+                (_, &[entries]) if marks(name) => (Per::Position { entries }, &[][..]),
+                (_, [entries, shape @ ..]) => {
+                    // Where bodies share keys each may have positions of its own, or none.
+                    let owner = state(name).map(|state| state.owner);
+                    let own = |other: &(usize, &(Option<usize>, &String, BufferId, Lifetime))| {
+                        let (_, (of, named, ..)) = other;
+                        marks(named)
+                            && state(named).map(|state| state.owner) == owner
+                            && (body.is_none() || *of == body)
+                    };
+                    let positions: Vec<usize> =
+                        found.iter().enumerate().filter(own).map(|(i, _)| i).collect();
+                    let by_place = positions.is_empty() || body.is_none();
+                    if positions.is_empty() && *entries != places {
+                        return Err(wrong("[batch, places, ..]"));
+                    }
+                    (Per::Token { entries: *entries, positions, by_place }, shape)
+                }
+                (_, []) => return Err(wrong("[batch, entries, ..]")),
+            };
+            let (name, shape, rows) = (name.clone(), shape.to_vec(), *rows);
+            Ok(SequenceState { name, buffer, instances: b.instances, rows, dtype: b.dtype, per, shape })
+        };
+        found.iter().map(of).collect()
     }
 
     /// The `skip` of which a state holds the members.
@@ -623,9 +679,7 @@ impl<'a> Assembly<'a> {
                         | Part::HandedValues
                 )
             }),
-            Binding::State(
-                Lifetime::Row | Lifetime::Latest | Lifetime::First | Lifetime::Application | Lifetime::Saved,
-            )
+            Binding::State(Lifetime::Token(_) | Lifetime::Text | Lifetime::Saved)
             | Binding::Output(_)
             | Binding::Value
             | Binding::Observed
@@ -888,15 +942,18 @@ impl<'a> Assembly<'a> {
     }
 
     /// Ends a use.
-    pub(crate) fn end_use(&mut self) {
+    pub(crate) fn end_use(&mut self) -> Result<(), CompileError> {
+        let sequence = self.sequence()?;
         self.uses.push(Use {
             scope: self.scope.1.clone(),
             trains: self.options.train,
             observed: self.observed(),
+            sequence,
             places: self.options.cache.map(|c| c.places),
             own: self.own,
             kept: self.kept.drain(..).map(|(_, kept)| kept).collect(),
         });
+        Ok(())
     }
 
     pub(crate) fn finish(mut self) -> Result<Vec<Compiled>, CompileError> {
@@ -948,6 +1005,7 @@ impl<'a> Assembly<'a> {
             ends,
             streams,
             caches,
+            sequence: u.sequence,
             observed: u.observed,
             cut: u.trains && self.trained_weights.is_some(),
             seed: self.spec.train.seed,

@@ -268,8 +268,9 @@ pub fn head_seeds(f: &Function) -> Vec<(&str, Seed)> {
 pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     match port.binding {
         Binding::Weight | Binding::PassWeight | Binding::TurnWeight => trained(port),
-        Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Application | Lifetime::Saved) => true,
-        Binding::State(Lifetime::Set | Lifetime::Row | Lifetime::Latest | Lifetime::First)
+        Binding::Stream | Binding::State(Lifetime::Depth | Lifetime::Saved) => true,
+        // Nothing is trained through what decoding keeps.
+        Binding::State(Lifetime::Set | Lifetime::Token(_) | Lifetime::Text)
         | Binding::Value
         | Binding::Batch(_)
         | Binding::Buffer

@@ -6,6 +6,7 @@
 //! have the same name are the same thing (a state before and after); across functions a name means
 //! something only together with its binding.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// A parameter or a result of a function.
@@ -92,24 +93,38 @@ pub enum Binding {
 }
 
 /// How many instances of a state there are, and how long they live.
+///
+/// What decoding keeps of a sequence, from program to program, is of one of two kinds. A state *per
+/// token*, `[batch, entries, ..]`, is appended to: an entry belongs to the token whose position is
+/// there, and what has no position is never read. A state *per text*, `[batch, ..]`, is
+/// overwritten: it is zero where a text begins, and tokens that take no part leave it as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lifetime {
     /// One, handed from application to application of a program: a depth cache.
     Depth,
-    /// One for each application of a body, kept from program to program: a sequence cache.
-    Application,
-    /// One for each application of a component, kept from program to program: a sequence cache that
-    /// other components read.
-    Row,
-    /// The one of the latest application of another component; it is read alone.
-    Latest,
-    /// The one that the first pass of a loop left for all of its passes; it is read alone.
-    First,
+    /// Per token: a sequence cache.
+    Token(PerToken),
+    /// Per text, one for each application of a body.
+    Text,
     /// One for each set of weights, kept until the optimizer step: selection counts.
     Set,
     /// One for each time that a stream is saved under a name. A function that returns it saves it,
     /// one that takes it reads the latest.
     Saved,
+}
+
+/// Which of the instances of a state per token a function has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PerToken {
+    /// There is one for each application of a body, and it has its own.
+    Application,
+    /// There is one for each application of a component, which other components read, and it has
+    /// its own.
+    Row,
+    /// That of the latest application of another component; it is read alone.
+    Latest,
+    /// That which the first pass of a loop left for all of its passes; it is read alone.
+    First,
 }
 
 /// An integer that loops supply.
@@ -321,12 +336,13 @@ impl Binding {
 
 impl Lifetime {
     /// All of them.
-    pub const ALL: [Lifetime; 7] = [
+    pub const ALL: [Lifetime; 8] = [
         Lifetime::Depth,
-        Lifetime::Application,
-        Lifetime::Row,
-        Lifetime::Latest,
-        Lifetime::First,
+        Lifetime::Token(PerToken::Application),
+        Lifetime::Token(PerToken::Row),
+        Lifetime::Token(PerToken::Latest),
+        Lifetime::Token(PerToken::First),
+        Lifetime::Text,
         Lifetime::Set,
         Lifetime::Saved,
     ];
@@ -335,10 +351,11 @@ impl Lifetime {
     pub fn name(self) -> &'static str {
         match self {
             Lifetime::Depth => "depth",
-            Lifetime::Application => "application",
-            Lifetime::Row => "row",
-            Lifetime::Latest => "latest",
-            Lifetime::First => "first",
+            Lifetime::Token(PerToken::Application) => "token",
+            Lifetime::Token(PerToken::Row) => "row",
+            Lifetime::Token(PerToken::Latest) => "latest",
+            Lifetime::Token(PerToken::First) => "first",
+            Lifetime::Text => "text",
             Lifetime::Set => "set",
             Lifetime::Saved => "saved",
         }
@@ -628,6 +645,8 @@ pub enum Part {
     ChoiceGate,
     /// The stream where the loop begins.
     ChoiceStart,
+    /// What a component keeps of each text, by its number in the component.
+    Text(u16),
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),
 }
@@ -671,8 +690,17 @@ impl Part {
     }
 
     /// Behind the name of its owner, the name of the tensor.
-    pub fn path(self) -> &'static str {
+    pub fn path(self) -> Cow<'static, str> {
+        if let Part::Text(number) = self {
+            return format!("text{number}").into();
+        }
+        self.word().into()
+    }
+
+    /// The same of a part of which its owner has one.
+    fn word(self) -> &'static str {
         match self {
+            Part::Text(_) => "text",
             Part::Table | Part::Gain => "weight",
             Part::Norm | Part::FinalNorm => "norm.weight",
             Part::PostNorm => "post_norm.weight",

@@ -1,6 +1,7 @@
 //! The result of compilation, for the runtime.
 
 use crate::bind::{Input, Output, Owner, Part};
+use crate::ir::DType;
 use crate::program::{BufferId, Plan};
 
 /// A compiled model: the launch list, and the buffer of every tensor.
@@ -29,6 +30,8 @@ pub struct Compiled {
     pub(crate) streams: Vec<(Entry, BufferId)>,
     /// States of layers that outlive a call.
     pub caches: Vec<StateBuffer>,
+    /// All that decoding keeps of sequences from program to program, in plans with caches.
+    pub sequence: Vec<SequenceState>,
     /// Observations that `evaluate` leaves for the host, in plans that ask for them.
     pub observed: Vec<Observed>,
     /// Whether the optimizer's states are cut over ranks, and this plan is for the part of one.
@@ -125,6 +128,68 @@ pub struct StateBuffer {
     pub body: Option<usize>,
     /// Where it is: one instance, or one for each application of a body.
     pub buffer: BufferId,
+}
+
+/// A state that decoding keeps of sequences from program to program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SequenceState {
+    /// Its name inside its layer.
+    pub name: String,
+    /// Where it is: an instance for each application that has one of its own.
+    pub buffer: BufferId,
+    /// How many instances there are.
+    pub instances: u64,
+    /// Texts at once: each has a row of every instance.
+    pub rows: u64,
+    /// Its type.
+    pub dtype: DType,
+    /// How long its rows are, and what they hold.
+    pub per: Per,
+    /// Sizes of an entry, or of all that a row holds where it is per text.
+    pub shape: Vec<u64>,
+}
+
+/// Whether a state is of tokens or of their text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Per {
+    /// Positions of the tokens that have entries, side by side; -1 behind them. A row of a text
+    /// that begins is -1.
+    Position {
+        /// Entries of a row.
+        entries: u64,
+    },
+    /// An entry is of one token: it is appended, and is read only where something says which token
+    /// it is of.
+    Token {
+        /// Entries of a row.
+        entries: u64,
+        /// The states of positions that say so, by their numbers in [`Compiled::sequence`].
+        positions: Vec<usize>,
+        /// Whether an entry is, in some instance, of the token whose position is its number.
+        by_place: bool,
+    },
+    /// Of the text so far: overwritten. A row of a text that begins is zero.
+    Text,
+}
+
+impl SequenceState {
+    /// Entries of a row; one where it is per text.
+    pub fn entries(&self) -> u64 {
+        match self.per {
+            Per::Position { entries } | Per::Token { entries, .. } => entries,
+            Per::Text => 1,
+        }
+    }
+
+    /// Elements of an entry.
+    pub fn width(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of one text in all instances, with every entry.
+    pub fn bytes(&self) -> u64 {
+        self.entries() * self.width() * self.dtype.bytes() * self.instances
+    }
 }
 
 impl Compiled {

@@ -246,7 +246,7 @@ fn run(
             let others = (spec, &others[..]);
             rows(options, &architecture, others, lowered, &mut assembly, &mut optimiser, passes)?;
         }
-        assembly.end_use();
+        assembly.end_use()?;
         if scope == 0 {
             report = optimiser.report.clone();
         }

@@ -12,7 +12,7 @@
 //! there numbers are f32.
 
 use crate::CompileError;
-use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, Value};
+use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerToken, Value};
 use crate::op::{Bf16, Cast, Class};
 use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
@@ -45,7 +45,10 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
         return Ok(f.clone());
     }
     let cache = |v: Value| {
-        let read = matches!(f.params[v.index()].binding, Binding::State(Lifetime::Latest | Lifetime::First));
+        let read = matches!(
+            f.params[v.index()].binding,
+            Binding::State(Lifetime::Token(PerToken::Latest | PerToken::First))
+        );
         read || f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v)
     };
     let mut caches = HashMap::new();

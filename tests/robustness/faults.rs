@@ -12,7 +12,8 @@ mod support;
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
 use dreamc_compiler::ir::{
-    Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, Port, Positions, Unary, Value, infer,
+    Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, PerToken, Port, Positions, Unary,
+    Value, infer,
 };
 use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::op::{
@@ -81,7 +82,9 @@ impl<'a> Faulty<'a> {
     }
 
     fn watch(&self, rewritten: bool, pass: Pass, module: &mut Module, f: &mut Function) {
-        let read = |p: &Port| matches!(p.binding, Binding::State(Lifetime::Latest | Lifetime::First));
+        let read = |p: &Port| {
+            matches!(p.binding, Binding::State(Lifetime::Token(PerToken::Latest | PerToken::First)))
+        };
         let read = f.params.iter().any(read);
         let caches = read || f.nodes.iter().any(|n| matches!(n.op, Op::Append));
         let edit = match (self.stage, pass) {
@@ -1629,7 +1632,7 @@ fn faults() -> Vec<Fault> {
             "cached values of the first pass that are its keys",
             FIRST,
             |_, f| {
-                let keys = |p: &Port| p.binding == Binding::State(Lifetime::First);
+                let keys = |p: &Port| p.binding == Binding::State(Lifetime::Token(PerToken::First));
                 let reads = f.params.iter().any(keys);
                 let Some(&attention) = nodes(f, |op| matches!(op, Op::Attention(_))).first() else {
                     return false;

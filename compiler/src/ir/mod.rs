@@ -27,7 +27,7 @@ pub use interpret::{InterpretError, Tensor, interpret};
 pub use text::{ParseError, parse};
 pub use verify::{VerifyError, verify, verify_function};
 
-pub use crate::bind::{Binding, Index, Input, Lifetime, Of, Output, Port};
+pub use crate::bind::{Binding, Index, Input, Lifetime, Of, Output, PerToken, Port};
 
 use indexmap::IndexMap;
 use std::sync::Arc;

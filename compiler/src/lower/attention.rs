@@ -418,7 +418,7 @@ impl Lower<'_> {
                 let mut latest = |part: Part| {
                     let name = format!("{}.latest", self.architecture.name_of(source, part));
                     self.facts.states.insert(name.clone(), State { owner: source, part });
-                    self.b.param(&name, Binding::State(Lifetime::Latest), ty.clone())
+                    self.b.param(&name, Binding::State(Lifetime::Token(PerToken::Latest)), ty.clone())
                 };
                 (latest(Part::Keys), latest(Part::Values))
             }
@@ -444,7 +444,7 @@ impl Lower<'_> {
         let mut first = |part: Part| {
             let name = format!("{}.first", self.architecture.name_of(c, part));
             self.facts.states.insert(name.clone(), State { owner: c, part });
-            self.b.param(&name, Binding::State(Lifetime::First), ty.clone())
+            self.b.param(&name, Binding::State(Lifetime::Token(PerToken::First)), ty.clone())
         };
         (first(Part::Keys), first(Part::Values))
     }
@@ -661,7 +661,7 @@ impl Lower<'_> {
                 let entries = places.entries(share);
                 let entries = self.dim(&format!("entries{entries}"), entries);
                 let ty = Type::i32(&[batch, entries]);
-                let (port, cached) = self.state(c, Part::Cached, Lifetime::Application, ty);
+                let (port, cached) = self.state(c, Part::Cached, Lifetime::Token(PerToken::Application), ty);
                 let admitted = self.b.ops(Op::Admit, &[cached, positions, taking]);
                 self.b.result(port, admitted[0]);
                 (entries, admitted[1], admitted[0])
@@ -675,9 +675,9 @@ impl Lower<'_> {
         };
         let ty = Type::f32(&[&[batch, entries], kv].concat());
         let lifetime = if self.is_read(c) || self.architecture.shares_keys(c) {
-            Lifetime::Row
+            Lifetime::Token(PerToken::Row)
         } else {
-            Lifetime::Application
+            Lifetime::Token(PerToken::Application)
         };
         let mut append = |part: Part, rows| {
             let (port, cache) = self.state(c, part, lifetime, ty.clone());

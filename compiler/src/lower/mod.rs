@@ -25,6 +25,8 @@ mod pass;
 mod skip;
 mod statement;
 mod stream;
+#[allow(dead_code, reason = "called by components that are defined by formulas")]
+mod text;
 
 pub(crate) use attention::latent_place;
 
@@ -34,8 +36,8 @@ use crate::bind::{Owner, Part};
 use crate::build::Builder;
 use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{
-    self, Binding, Dim, Function, Index, Input, Lifetime, Mask, Module, Op, Output, Port, Positions, Reduce,
-    Type, Unary, Value,
+    self, Binding, Dim, Function, Index, Input, Lifetime, Mask, Module, Op, Output, PerToken, Port,
+    Positions, Reduce, Type, Unary, Value,
 };
 use crate::op::{
     Concat, Decide, DepthAttention, Group, Grouped, KeepInts, PutTokens, Rms, RoundGroups, Route, Runs,

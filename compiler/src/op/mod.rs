@@ -37,6 +37,7 @@ pub mod route;
 pub mod rows;
 pub mod running;
 pub mod shape;
+pub mod shift;
 pub mod softmax;
 pub mod sources;
 pub mod tokens;
@@ -64,6 +65,7 @@ pub use rope::{Positions, Rope, RopeScaling};
 pub use route::Route;
 pub use running::Running;
 pub use shape::{Concat, Reshape, Split, Zeros};
+pub use shift::Shift;
 pub use sources::{ReadSources, ReadSourcesGrad};
 pub use tokens::{PutTokens, TopTokens};
 
@@ -482,6 +484,8 @@ operations! {
     CacheWrite in cache,
     Append in cache,
     CacheTake in cache,
+    Shift(Shift) in shift,
+    ShiftState in shift,
     DepthAttention(DepthAttention) in depth,
     DepthAttentionGrad(DepthAttentionGrad) in depth,
 
@@ -566,6 +570,7 @@ kernels! { $
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }
     cache { CacheWrite, Append, CacheTake }
+    shift { Shift, ShiftState }
     embed { Embed, EmbedGrad }
     loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
     memory { Zero, Copy }

@@ -222,6 +222,7 @@ fn role(w: &Weight) -> Role {
         | Part::Values
         | Part::Latents
         | Part::Cached
+        | Part::Text(_)
         | Part::Pooled
         | Part::Stream
         | Part::Sources

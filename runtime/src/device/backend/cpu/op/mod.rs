@@ -24,6 +24,7 @@ mod recurrence;
 mod route;
 mod rows;
 mod running;
+mod shift;
 mod sources;
 mod tokens;
 mod update;
