@@ -64,11 +64,9 @@ impl Operands<'_> {
             Some(&"…") => self.check(found + 1 >= n, "has fewer operands than it takes at least"),
             Some(last) if last.ends_with('?') => {
                 let names = Signature::names(listed, n);
-                let needed = n - listed.iter().rev().take_while(|operand| operand.ends_with('?')).count();
-                let (needs, perhaps) = names.split_at(needed);
-                let fits = (needed..=n).contains(&found);
-                let (needs, perhaps) = (needs.join(", "), perhaps.join(", "));
-                self.check(fits, &format!("takes {needs} and perhaps {perhaps}"))
+                let (last, others) = names.split_last().map_or(("", &[][..]), |(l, o)| (l.as_str(), o));
+                let fits = found == n || found + 1 == n;
+                self.check(fits, &format!("takes {} and perhaps {last}", others.join(", ")))
             }
             Some(_) | None if found == n => Ok(()),
             Some(_) | None => self.fail(format!("takes {n} operands, has {found}")),

@@ -9,7 +9,7 @@ use super::{Held, Next, NextLogits};
 use crate::device::Device;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::{Input, Part};
-use dreamc_compiler::compiled::{Entry, StateBuffer};
+use dreamc_compiler::compiled::{Entry, Per, SequenceState, StateBuffer};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{BufferId, Space};
 use dreamc_compiler::rewrite::Rewriting;
@@ -123,6 +123,9 @@ fn states(compiled: &Compiled, rows: usize, places: usize) -> Result<Vec<State>,
     let of = |entry: Entry| compiled.caches.iter().filter(move |c| c.entry == entry);
     // A cache that outlives a call is one buffer for both programs.
     let kept = of(Entry::Prefill).filter(|c| {
+        if compiled.sequence.iter().any(|s| s.buffer == c.buffer && s.per == Per::Text) {
+            return false;
+        }
         let state = compiled.plan.buffer(c.buffer).space == Space::State;
         state && c.part != Part::Cached && of(Entry::Decode).any(|other| other.buffer == c.buffer)
     });
@@ -174,6 +177,8 @@ pub struct Cached {
     processed: Vec<(BufferId, usize)>,
     /// Keys and values of all applications.
     states: Vec<State>,
+    /// What is kept of texts: zero in rows that are free.
+    texts: Vec<SequenceState>,
     /// Tokens of each row that are in the caches; none for a row that is free.
     lengths: Vec<Option<usize>>,
     /// Tokens that a row may yet have before a cache can be full.
@@ -206,10 +211,12 @@ impl Cached {
         let places = compiled.places.filter(|_| !endless).map_or(usize::MAX / 2, |places| places as usize);
         let states = states(compiled, rows, places)?;
         let lengths = vec![None; rows];
-        let mut cached = Cached { model, rows, chunk, places, processed, states, lengths, room: 0 };
+        let texts = compiled.sequence.iter().filter(|state| state.per == Per::Text).cloned().collect();
+        let mut cached = Cached { model, rows, chunk, places, processed, states, texts, lengths, room: 0 };
         for i in 0..cached.processed.len() {
             cached.model.fill_ints(cached.processed[i].0, -1)?;
         }
+        (0..rows).try_for_each(|row| cached.begin_text(row))?;
         Ok(cached)
     }
 
@@ -262,6 +269,18 @@ impl Cached {
             Ok((from..n.tokens.len()).map(cell).collect::<Result<Vec<_>, _>>()?.concat())
         };
         next.iter().map(logits).collect()
+    }
+
+    /// Makes what is kept of the text of a row that of a text that begins.
+    fn begin_text(&mut self, row: usize) -> Result<(), ModelError> {
+        let mut session = self.model.session();
+        for state in &self.texts {
+            let zeros = vec![0; (state.width() * state.dtype.bytes()) as usize];
+            for instance in 0..state.instances {
+                session.write(state.buffer, instance, row as u64 * state.width(), &zeros)?;
+            }
+        }
+        Ok(())
     }
 
     /// Tokens of a row that are in the caches.
@@ -488,6 +507,7 @@ impl NextLogits for Cached {
 
     fn release(&mut self, row: usize) -> Result<(), ModelError> {
         self.lengths[row] = None;
+        self.begin_text(row)?;
         for i in 0..self.processed.len() {
             let (buffer, entries) = self.processed[i];
             let instances = self.loaded().compiled().plan.buffer(buffer).instances;

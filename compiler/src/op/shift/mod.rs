@@ -4,7 +4,7 @@ pub mod kernel;
 
 use super::*;
 
-/// `(v[b, t, ..], places i32[b, t]?, segments i32[b, t]?) -> y`: each token's row is that of the
+/// `(v[b, t, ..], places i32[b, t], segments i32[b, t]) -> y`, the last two where it names them: each token's row is that of the
 /// token `by` before it; zero where the sequence, or the document of `segments`, has no such token.
 ///
 /// With `places`, tokens of negative place take no part: they are not counted, and their own rows
@@ -68,7 +68,12 @@ impl Operation for Shift {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "shift",
-            operands: &["v[b, t, ..]", "places i32[b, t]?", "segments i32[b, t]?"],
+            operands: match (self.places, self.segments) {
+                (false, false) => &["v[b, t, ..]"],
+                (true, false) => &["v[b, t, ..]", "places i32[b, t]"],
+                (false, true) => &["v[b, t, ..]", "segments i32[b, t]"],
+                (true, true) => &["v[b, t, ..]", "places i32[b, t]", "segments i32[b, t]"],
+            },
             results: &["y[b, t, ..]"],
             class: Class::anchored(self),
             rows: Rows::All,
@@ -81,7 +86,6 @@ impl Operation for Shift {
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         x.float(0)?;
         x.check(self.by > 0, "shifts by at least one token")?;
-        x.check(x.len() == self.operands(), "takes an operand for each of `places` and `segments`")?;
         x.check(x[0].dims.len() >= 2, SHAPES)?;
         for k in 1..x.len() {
             x.int(k)?;
