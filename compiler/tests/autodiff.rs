@@ -10,8 +10,9 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 25] = [
+const NONE: [&str; 26] = [
     "append",
+    "shift_state",
     "by_head",
     "constant",
     "conv_grad",
