@@ -7,7 +7,11 @@
 //! something only together with its binding.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use dreamc_dsl::define::graph::Purpose;
 
 /// A parameter or a result of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -649,6 +653,34 @@ pub enum Part {
     Text(u16),
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),
+    /// A weight of a definition.
+    Own(Symbol, Purpose),
+    /// A state or a kept value of a definition.
+    Kept(Symbol),
+}
+
+/// A name that a specification gave: the same text is the same symbol. Texts are kept while the
+/// program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Symbol(&'static str);
+
+impl Symbol {
+    /// The symbol of a name.
+    pub fn new(name: &str) -> Symbol {
+        static KNOWN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&text) = known.get(name) {
+            return Symbol(text);
+        }
+        let text: &'static str = Box::leak(name.into());
+        known.insert(text);
+        Symbol(text)
+    }
+
+    /// Its text.
+    pub fn text(self) -> &'static str {
+        self.0
+    }
 }
 
 /// A matrix to which a pass adds one of low rank.
@@ -664,6 +696,8 @@ pub enum Adapted {
     Up,
     /// Its last.
     Down,
+    /// A matrix of a definition.
+    Own(Symbol, Purpose),
 }
 
 /// A factor of `B A`.
@@ -678,6 +712,9 @@ pub enum Factor {
 impl Part {
     /// The matrix that it is, where a pass may add one of low rank.
     pub fn adapted(self) -> Option<Adapted> {
+        if let Part::Own(name, purpose @ (Purpose::Matrix | Purpose::Output)) = self {
+            return Some(Adapted::Own(name, purpose));
+        }
         [
             (Part::Qkv, Adapted::Qkv),
             (Part::Out, Adapted::Out),
@@ -802,7 +839,12 @@ impl Part {
                 (Adapted::Up, Factor::B) => "up.lora_b",
                 (Adapted::Down, Factor::A) => "down.lora_a",
                 (Adapted::Down, Factor::B) => "down.lora_b",
+                (Adapted::Own(name, _), factor) => {
+                    let to = if factor == Factor::A { "lora_a" } else { "lora_b" };
+                    Symbol::new(&name.0.replacen("weight", to, 1)).0
+                }
             },
+            Part::Own(name, _) | Part::Kept(name) => name.0,
         }
     }
 }

@@ -81,6 +81,6 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 /// The first rule of the language that the sizes of a model break, with the numbers that break it.
 pub fn broken_rule(model: &Model) -> Option<String> {
-    let broken = model.components.iter().find_map(|(name, c)| Some((name, c.broken()?)));
+    let broken = model.components.iter().find_map(|(name, c)| Some((name, c.broken(model)?)));
     broken.map(|(name, rule)| format!("`{name}`: {rule}"))
 }

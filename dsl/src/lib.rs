@@ -16,6 +16,7 @@
 //!   [`schema`] and the reference page ([`reference()`]) are driven by it: a new key is a line
 //!   there and a line where it is read.
 //! - [`component`]: the kinds of components, a file each with its keys, its checks and its facts.
+//! - [`define`]: components that a specification writes itself, as formulas.
 //! - `check`: the meaning. [`spec`] and [`suite`] are its results and the only types that later
 //!   stages see.
 //! - [`diagnostic`], [`source`]: what is said, and about which token. Later stages speak through
@@ -41,6 +42,7 @@ mod base;
 mod check;
 mod comments;
 pub mod component;
+pub mod define;
 pub mod diagnostic;
 mod dream;
 mod format;

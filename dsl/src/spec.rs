@@ -9,8 +9,8 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 pub use crate::component::{
-    Activation, Attention, Bias, Component, Described, Experts, HeadGate, Kind, Known, Latent, Mixes, Mlp,
-    Projection, QkNorm, Small,
+    Activation, Attention, Bias, Component, Defined, Described, Experts, HeadGate, Kind, Known, Latent,
+    Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
 
 /// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever

@@ -121,6 +121,7 @@ fn parameters(spec: &Spec) -> u64 {
                 + hidden * (u64::from(mlp.pre_norm) + u64::from(mlp.post_norm))
         }
         // A linear router has a row for each expert.
+        Component::Defined(_) => panic!("a definition"),
         Component::Experts(e) => e.count * (3 * e.intermediate * hidden + hidden) + hidden,
     };
     let [Item::Repeat { count, items }] = body.as_slice() else { panic!("one `repeat`") };

@@ -84,7 +84,7 @@ fn router(c: &mut Component, edit: impl Fn(&mut Router)) {
             a.projection.iter_mut().for_each(|p| edit(&mut p.router));
         }
         Component::Experts(e) => edit(&mut e.router),
-        Component::Mlp(_) => {}
+        Component::Mlp(_) | Component::Defined(_) => {}
     }
 }
 
@@ -111,6 +111,7 @@ const COMPONENT: [fn(&mut Component); 37] = [
         Component::Sequence(a) | Component::Depth(a) => a.pre_norm = true,
         Component::Experts(e) => e.pre_norm = true,
         Component::Mlp(m) => m.pre_norm = true,
+        Component::Defined(d) => d.pre_norm = true,
     },
     |c| {
         if let Component::Experts(e) = c {

@@ -17,6 +17,7 @@
 
 mod attention;
 mod choice;
+mod define;
 mod ends;
 mod exit;
 mod mixture;

@@ -15,6 +15,7 @@ use crate::architecture::Architecture;
 use crate::bind::{Adapted, Factor, Owner, Part};
 use crate::compiled::Init;
 use crate::lower::Weight;
+use dreamc_dsl::define::graph::Purpose;
 use dreamc_dsl::spec::{Train, TransferRule};
 
 /// Widths that the numbers of a tensor connect.
@@ -124,7 +125,8 @@ fn place(w: &Weight) -> Place {
             | Part::Down
             | Part::DownBias
             | Part::SharedDown
-            | Part::Low(Adapted::Out | Adapted::Down, Factor::B)
+            | Part::Own(_, Purpose::Output)
+            | Part::Low(Adapted::Out | Adapted::Down | Adapted::Own(_, Purpose::Output), Factor::B)
     );
     match (inside, end) {
         (false, _) => Place::Stream,
@@ -151,7 +153,8 @@ fn role(w: &Weight) -> Role {
         | Part::QueryUp
         | Part::KvDown
         | Part::KvUp
-        | Part::Linear => Role::Hidden,
+        | Part::Linear
+        | Part::Own(_, Purpose::Matrix | Purpose::Output) => Role::Hidden,
         // A norm stands behind them, so that their size is that of first values at every width.
         Part::RouterQuery => Role::Hidden,
         // A matrix of the stream, or a number for each application.
@@ -209,6 +212,7 @@ fn role(w: &Weight) -> Role {
         | Part::ReadNorm
         | Part::ExitBias
         | Part::ChoiceBias
+        | Part::Own(_, Purpose::Bias | Purpose::Gain | Purpose::Filter | Purpose::Own)
         // States, which no weight is.
         | Part::RouterCounts
         | Part::FirstValues
@@ -231,6 +235,7 @@ fn role(w: &Weight) -> Role {
         | Part::ChoiceLast
         | Part::ChoiceGate
         | Part::ChoiceStart
-        | Part::Members => Role::Vector,
+        | Part::Members
+        | Part::Kept(_) => Role::Vector,
     }
 }

@@ -235,7 +235,7 @@ impl Checker {
             self.error("unknown-key", extra.node.key.span, format!("`{name}` has more than one kind"), help);
         }
         let of = |kind: &Kind| kind.section().name == first.key.text;
-        let Some(kind) = Kind::ALL.into_iter().find(of) else {
+        let Some(kind) = Kind::BUILT_IN.into_iter().find(of) else {
             let names = keys::COMPONENTS.iter().map(|kind| kind.name);
             let help = match crate::suggest::closest(&first.key.text, names) {
                 Some(known) => format!("did you mean `{known}`?"),

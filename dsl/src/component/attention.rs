@@ -563,7 +563,7 @@ impl Described for Attention {
         self.window.map(|window| format!("window of {window}"))
     }
 
-    fn sizes(&mut self) -> Vec<(&'static str, Option<&mut u64>)> {
+    fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)> {
         let (count, query) = match &mut self.projection {
             Some(p) => (p.count.as_mut(), p.router.query()),
             None => (None, None),
@@ -578,7 +578,7 @@ impl Described for Attention {
         ]
     }
 
-    fn broken(&self) -> Option<String> {
+    fn broken(&self, _: &Model) -> Option<String> {
         if !self.heads.is_multiple_of(self.kv_heads.max(1)) {
             Some(format!("{} heads are no multiple of {} kv_heads", self.heads, self.kv_heads))
         } else if let (Some(rope), Some(latent)) = (self.rope, self.latent)

@@ -168,7 +168,7 @@ impl Described for Experts {
         Some(format!("{} of {} experts", self.active, self.count))
     }
 
-    fn sizes(&mut self) -> Vec<(&'static str, Option<&mut u64>)> {
+    fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)> {
         vec![
             ("count", Some(&mut self.count)),
             ("active", Some(&mut self.active)),
@@ -180,7 +180,7 @@ impl Described for Experts {
         ]
     }
 
-    fn broken(&self) -> Option<String> {
+    fn broken(&self, _: &Model) -> Option<String> {
         let (all, router) = (self.count.saturating_add(self.noop), &self.router);
         let groups = router.groups.max(1);
         if self.active > all {

@@ -118,11 +118,11 @@ impl Described for Mlp {
         Some(format!("{} wide", self.intermediate))
     }
 
-    fn sizes(&mut self) -> Vec<(&'static str, Option<&mut u64>)> {
+    fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)> {
         vec![("intermediate", Some(&mut self.intermediate))]
     }
 
-    fn broken(&self) -> Option<String> {
+    fn broken(&self, _: &Model) -> Option<String> {
         None
     }
 

@@ -6,12 +6,14 @@
 //! [`with_component!`](crate::with_component).
 
 pub mod attention;
+pub mod defined;
 pub mod experts;
 pub mod mlp;
 
 use serde::Serialize;
 
 pub use attention::{Attention, Bias, HeadGate, Latent, Projection, QkNorm};
+pub use defined::{Defined, Setting};
 pub use experts::Experts;
 pub use mlp::{Activation, Mlp};
 
@@ -20,7 +22,7 @@ use crate::check::{Checker, Group};
 use crate::keys::Fallback::{Required, Rule, Value};
 use crate::keys::{FALSE, Key, NONE, SIZE, Section, Type, key};
 use crate::show::{Fields, int, name, real};
-use crate::spec::{Rope, Router, RouterForm};
+use crate::spec::{Model, Rope, Router, RouterForm};
 
 macro_rules! components {
     ($d:tt $($(#[$doc:meta])* $kind:ident($ty:ty): $section:path, $mixes:ident;)*) => {
@@ -29,22 +31,27 @@ macro_rules! components {
         #[serde(rename_all = "snake_case")]
         pub enum Component {
             $($(#[$doc])* $kind($ty),)*
+            /// A component that the specification defines.
+            Defined(Defined),
         }
 
         /// The kinds of components.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kind {
             $($(#[$doc])* $kind,)*
+            /// A component that the specification defines.
+            Defined,
         }
 
         impl Kind {
-            /// All of them.
-            pub const ALL: [Kind; [$(Kind::$kind),*].len()] = [$(Kind::$kind),*];
+            /// Those with a word of the language.
+            pub const BUILT_IN: [Kind; [$(Kind::$kind),*].len()] = [$(Kind::$kind),*];
 
             /// The keys of its components.
             pub const fn section(self) -> &'static Section {
                 match self {
                     $(Kind::$kind => &$section,)*
+                    Kind::Defined => &defined::DEFINED,
                 }
             }
 
@@ -52,25 +59,29 @@ macro_rules! components {
             pub const fn mixes(self) -> Mixes {
                 match self {
                     $(Kind::$kind => Mixes::$mixes,)*
+                    Kind::Defined => Mixes::Tokens,
                 }
             }
 
-            /// A component of it from its keys.
+            /// A component of it from its keys. That of a definition is read with its settings, see
+            /// [`Defined`].
             pub(crate) fn check(self, c: &mut Checker, group: &Group, hidden: Option<u64>) -> Option<Component> {
                 match self {
                     $(Kind::$kind => Language::check(c, group, self, hidden).map(Component::$kind),)*
+                    Kind::Defined => None,
                 }
             }
         }
 
-        /// The sections of all kinds of components.
-        pub static COMPONENTS: [&Section; Kind::ALL.len()] = [$(&$section),*];
+        /// The sections of all kinds of components that have a word of the language.
+        pub static COMPONENTS: [&Section; Kind::BUILT_IN.len()] = [$(&$section),*];
 
         impl Component {
             /// Its kind.
             pub const fn kind(&self) -> Kind {
                 match self {
                     $(Component::$kind(_) => Kind::$kind,)*
+                    Component::Defined(_) => Kind::Defined,
                 }
             }
         }
@@ -82,6 +93,7 @@ macro_rules! components {
             ($d component:expr, $d c:ident => $d body:expr) => {
                 match $d component {
                     $($crate::spec::Component::$kind($d c) => $d body,)*
+                    $crate::spec::Component::Defined($d c) => $d body,
                 }
             };
         }
@@ -148,10 +160,10 @@ pub trait Described {
     fn about(&self) -> Option<String>;
 
     /// Its sizes by their paths, and nothing where one is not set.
-    fn sizes(&mut self) -> Vec<(&'static str, Option<&mut u64>)>;
+    fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)>;
 
-    /// The first rule of the language that its sizes break.
-    fn broken(&self) -> Option<String>;
+    /// The first rule of the language that its sizes break in a model.
+    fn broken(&self, model: &Model) -> Option<String>;
 
     /// Makes its sizes the smallest that keep what matters of them.
     fn shrink(&mut self, to: &mut Small);
@@ -192,9 +204,15 @@ impl Component {
     pub(crate) fn show(&self, recurrent: bool) -> ValueKind {
         let (section, mut keys) = (self.kind().section(), Fields::broken());
         with_component!(self, c => c.show(&mut keys, recurrent));
-        keys.0.items.retain(|item| section.key(&item.node.key.text).is_some());
+        let name = match self {
+            Component::Defined(defined) => defined.name(),
+            _ => {
+                keys.0.items.retain(|item| section.key(&item.node.key.text).is_some());
+                section.name
+            }
+        };
         let mut wrapper = Fields::broken();
-        wrapper.put(section.name, keys.map());
+        wrapper.put(name, keys.map());
         wrapper.map()
     }
 }

@@ -1197,6 +1197,8 @@ impl<'a> Formulas<'a> {
                     ["gate", "up", "down"].map(|which| self.matrix(&format!("{name}.{which}")));
                 self.network(m.activation, &n, [&gate, &up, &down], [&[]; 3])
             }
+            // No number is equal to it: a definition is not proved before its text is evaluated.
+            Component::Defined(_) => vec![f64::NAN; n.len()],
         };
         if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y }
     }

@@ -18,6 +18,7 @@ use super::steps::whole;
 use dreamc_compiler::bind::{Adapted, Factor, Owner, Part};
 use dreamc_compiler::compiled::{Init, Tensor, TensorKind};
 use dreamc_dsl::Spec;
+use dreamc_dsl::define::graph::Purpose;
 use dreamc_dsl::spec::{OptimizerKind, TransferRule};
 
 /// The factor on a tensor's rate by the recipe's `transfer`, in a model of so many applications.
@@ -45,7 +46,8 @@ pub(super) fn rate(spec: &Spec, depth: u64, t: &Tensor) -> f64 {
             | Part::Down
             | Part::DownBias
             | Part::SharedDown
-            | Part::Low(Adapted::Out | Adapted::Down, Factor::B)
+            | Part::Own(_, Purpose::Output)
+            | Part::Low(Adapted::Out | Adapted::Down | Adapted::Own(_, Purpose::Output), Factor::B)
     );
     let inside = matches!(t.owner, Owner::Component(_) | Owner::Skip(_));
     let depth = match (inside, adds) {

@@ -1,0 +1,459 @@
+//! The typed graph of a definition: every value with named dimensions, every size known.
+//!
+//! *Promise*: nodes stand in order, so that a value's operands come before it; every operand of an
+//! element-wise function has dimensions that its result has too; a name of a dimension has one
+//! size.
+
+use crate::component::Component;
+use crate::source::Span;
+
+/// A definition with sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// The dimensions; a name stands once.
+    pub dims: Vec<Dimension>,
+    /// The weights, in the order of the text.
+    pub weights: Vec<Weight>,
+    /// The values. Its one result is what the component returns: per token, `[hidden]`.
+    pub region: Region,
+}
+
+/// Values that are computed together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Region {
+    /// The values, operands first.
+    pub nodes: Vec<Node>,
+    /// The values that it gives.
+    pub results: Vec<ValueId>,
+}
+
+/// A value of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// A dimension of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DimId(pub u32);
+
+/// A weight of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+
+/// A dimension.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dimension {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub size: u64,
+    /// Where it appears first.
+    pub span: Span,
+}
+
+/// A weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weight {
+    /// Its name in the component, of the value that it is written in: `q.weight`, `a.weight2`.
+    pub path: String,
+    /// Its dimensions.
+    pub dims: Vec<DimId>,
+    /// How many of the last dimensions an input is summed over: the fan in of a matrix, 0 of other
+    /// tensors.
+    pub inputs: usize,
+    /// How it begins; nothing is the recipe's for a matrix of that fan in.
+    pub init: Option<Init>,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Its token.
+    pub span: Span,
+}
+
+/// What a weight is for: decay and optimizers treat matrices alone as such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Purpose {
+    /// The matrix of a `linear`.
+    Matrix,
+    /// The matrix of the `linear` that is returned.
+    Output,
+    /// Its bias.
+    Bias,
+    /// The gain of a norm.
+    Gain,
+    /// The filter of a `conv`.
+    Filter,
+    /// What `weight` makes.
+    Own,
+}
+
+/// How a weight begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// The same number everywhere.
+    Constant(f64),
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// Uniform between two numbers.
+    Uniform(f64, f64),
+    /// The logarithm of a number that is uniform between two.
+    LogUniform(f64, f64),
+    /// The inverse softplus of a step size whose logarithm is uniform between those of two numbers.
+    InverseSoftplusUniform(f64, f64),
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// The function that gives it.
+    pub function: Function,
+    /// The values that it is given, of the same region.
+    pub args: Vec<ValueId>,
+    /// Its type.
+    pub ty: Type,
+    /// The name that it is assigned to.
+    pub name: Option<String>,
+    /// Its token.
+    pub span: Span,
+}
+
+/// The type of a value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Type {
+    /// Its dimensions in order, without those of tokens.
+    pub dims: Vec<DimId>,
+    /// Whether each token has its own; else it is made of weights and settings alone.
+    pub per_token: bool,
+    /// The dimension whose places it holds, where it is a choice (`top`).
+    pub places_of: Option<DimId>,
+}
+
+/// What a value is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Function {
+    /// The token's row of the stream, behind the component's norm: `[hidden]`.
+    Input,
+    /// A number.
+    Number(f64),
+    /// A number of the token, or of the application.
+    Fact(Fact),
+    /// Normal numbers of this standard deviation, by seed, step and token.
+    Noise(f64),
+    /// A weight.
+    Weight(WeightId),
+    /// Element by element.
+    Unary(Unary),
+    /// Element by element of two values; the one without a dimension is repeated along it.
+    Binary(Binary),
+    /// `where(c, a, b)`: `a` where `c` is not zero, else `b`.
+    Where,
+    /// A product of elements with the dimensions of both, those that they share once.
+    Outer,
+    /// A reduction over dimensions, which go.
+    Reduce(Reduce, Vec<DimId>),
+    /// The softmax over a dimension.
+    Softmax(DimId),
+    /// A norm over dimensions; a second operand is its gain.
+    Norm {
+        /// Which norm.
+        how: Norm,
+        /// Its dimensions.
+        over: Vec<DimId>,
+        /// What it adds below the root.
+        eps: f64,
+    },
+    /// The sum over dimensions of the product of two values.
+    Dot(Vec<DimId>),
+    /// The product with a weight, the second operand, of which the last dimensions are summed over;
+    /// a third operand is the bias.
+    Linear(Vec<DimId>),
+    /// One dimension as several: the last of them runs fastest.
+    Split(DimId, Vec<DimId>),
+    /// Several adjacent dimensions as one.
+    Merge(Vec<DimId>, DimId),
+    /// Values one after the other along a dimension; of each operand the dimension that becomes
+    /// part of it.
+    Join(DimId, Vec<DimId>),
+    /// The elements of a dimension from a place on, as many as another has.
+    Slice {
+        /// The dimension.
+        of: DimId,
+        /// Its first place.
+        from: u64,
+        /// The dimension in its stead.
+        to: DimId,
+    },
+    /// The places of the largest elements of a dimension, in falling order, along another.
+    Top {
+        /// The dimension that is chosen from.
+        over: DimId,
+        /// The dimension of choices.
+        choices: DimId,
+    },
+    /// The elements of the first operand at the places that the second holds.
+    Pick,
+    /// A rotation of the pairs `(i, i + size / 2)` of a dimension.
+    Rope {
+        /// The base of its frequencies.
+        base: f64,
+        /// The dimension.
+        over: DimId,
+        /// The number that turns it.
+        at: Turn,
+    },
+    /// The value, through which no gradient passes.
+    Stop,
+    /// The value so many tokens before; zero before the start.
+    Shift(u64),
+    /// `Σ_{m<width} w_m ⊙ v[i-m]`; operands are the value, its filter `[…, width]`, and a bias.
+    Conv(DimId),
+    /// The sum over all tokens up to this one.
+    Running,
+    /// Attention over the tokens up to this one: queries, keys, values, and what its score and its
+    /// mask read.
+    Attend(Box<Attend>),
+    /// Statements once a token over a state; operands are the values that they read. It has no
+    /// value itself, see [`Function::Emitted`].
+    Recurrence(Box<Recurrence>),
+    /// That result of a recurrence, at every token.
+    Emitted(u32),
+    /// The softmax over this component's applications to the same token so far: queries, keys,
+    /// values.
+    DepthAttend {
+        /// The factor of scores.
+        scale: f64,
+    },
+    /// A value of this component's last application to the same token.
+    Earlier(String),
+    /// A value of a component applied before to the same token.
+    ValueOf(String, String),
+    /// Another component, applied to a value of `[hidden]`.
+    Apply(Box<Applied>),
+
+    /// In a region: that operand of the node that the region belongs to, at this token.
+    Read(u32),
+    /// In a recurrence: that state, as the last token left it.
+    State(u32),
+    /// In a score or a mask: the scaled product of query and key.
+    Score,
+    /// The token of the query.
+    QueryPlace,
+    /// The token of the key.
+    KeyPlace,
+    /// The number of the head, along its dimension.
+    Head(DimId),
+    /// That operand at the token of the query.
+    AtQuery(u32),
+    /// That operand at the token of the key.
+    AtKey(u32),
+    /// The element of the first operand, which is constant, at places of its dimensions in order;
+    /// a dimension without a place stays.
+    Look(Vec<Option<u32>>),
+}
+
+/// A number of the token or of the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fact {
+    /// Applications of layers before this one.
+    Depth,
+    /// Applications of layers in all.
+    Depths,
+    /// The place of the token in its document.
+    Position,
+    /// Which pass of its loop runs.
+    Pass,
+}
+
+/// A function of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unary {
+    /// `-x`
+    Neg,
+    /// 1 where `x` is 0, else 0.
+    Not,
+    /// `e^x`
+    Exp,
+    /// The natural logarithm.
+    Log,
+    /// The root.
+    Sqrt,
+    /// One over the root.
+    Rsqrt,
+    /// The size without its sign.
+    Abs,
+    /// `x²`
+    Square,
+    /// The sine.
+    Sin,
+    /// The cosine.
+    Cos,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+    /// `x · sigmoid(x)`
+    Silu,
+    /// `x · Φ(x)` by the hyperbolic tangent.
+    Gelu,
+    /// `max(x, 0)`
+    Relu,
+    /// `max(x, 0)²`
+    Relu2,
+    /// `log(1 + e^x)`
+    Softplus,
+    /// `-softplus(-x)`
+    LogSigmoid,
+    /// The largest whole number that is not above.
+    Floor,
+}
+
+/// A function of two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Binary {
+    /// `a + b`
+    Add,
+    /// `a - b`
+    Sub,
+    /// `a · b`
+    Mul,
+    /// `a / b`
+    Div,
+    /// The smaller.
+    Min,
+    /// The larger.
+    Max,
+    /// 1 where `a < b`, else 0; so the others.
+    Less,
+    /// `a <= b`
+    LessEqual,
+    /// `a > b`
+    Greater,
+    /// `a >= b`
+    GreaterEqual,
+    /// `a == b`
+    Equal,
+    /// `a != b`
+    NotEqual,
+    /// 1 where neither is 0.
+    And,
+    /// 1 where one is not 0.
+    Or,
+    /// `a - b · floor(a / b)`
+    Mod,
+}
+
+/// A reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// `Σ`
+    Sum,
+    /// The sum over the number of elements.
+    Mean,
+    /// The largest.
+    Maximum,
+}
+
+/// A norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// `x / sqrt(mean(x²) + eps)`
+    Rms,
+    /// `x / sqrt(sum(x²) + eps)`
+    L2,
+    /// `(x - mean(x)) / sqrt(var(x) + eps)`
+    Layer,
+}
+
+/// The number that turns a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Turn {
+    /// The position of the token.
+    Position,
+    /// The depth of the application.
+    Depth,
+}
+
+/// An attention over tokens. Queries have dimensions of heads and, last, the one that is summed
+/// over; keys the same, or fewer heads, which groups of query heads share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attend {
+    /// A query sees the keys of so many tokens, its own included.
+    pub window: Option<u64>,
+    /// The operand that holds one more logit of every head, of no value.
+    pub sink: Option<u32>,
+    /// The factor of scores.
+    pub scale: f64,
+    /// The probability with which a weight is dropped in training.
+    pub dropout: f64,
+    /// The score of a pair, in place of the scaled product.
+    pub score: Option<Region>,
+    /// Whether a pair is seen: not zero.
+    pub mask: Option<Region>,
+}
+
+/// A recurrence. Results of its body are first the new states, in order, then values that are read
+/// outside.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recurrence {
+    /// Its states.
+    pub states: Vec<State>,
+    /// One step.
+    pub body: Region,
+}
+
+/// A state of a recurrence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Its name.
+    pub name: String,
+    /// Its dimensions.
+    pub dims: Vec<DimId>,
+    /// Its value before the first token.
+    pub from: From,
+}
+
+/// The value of a state before the first token of a document.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum From {
+    /// The same number everywhere.
+    Number(f64),
+    /// That operand of the recurrence, which is constant.
+    Operand(u32),
+}
+
+/// Another component, applied inside a definition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Applied {
+    /// The component with its settings.
+    pub component: Component,
+    /// The name of the value that it gives, with which the names of its weights begin.
+    pub path: String,
+}
+
+impl Graph {
+    /// The size of a dimension.
+    pub fn size(&self, dim: DimId) -> u64 {
+        self.dims.get(dim.0 as usize).map_or(1, |dim| dim.size)
+    }
+
+    /// The name of a dimension.
+    pub fn name(&self, dim: DimId) -> &str {
+        self.dims.get(dim.0 as usize).map_or("", |dim| &dim.name)
+    }
+
+    /// Elements of dimensions together.
+    pub fn elements(&self, dims: &[DimId]) -> u64 {
+        dims.iter().map(|&dim| self.size(dim)).fold(1, u64::saturating_mul)
+    }
+
+    /// The value of that name, assigned last.
+    pub fn value(&self, name: &str) -> Option<ValueId> {
+        let named = |node: &Node| node.name.as_deref() == Some(name);
+        self.region.nodes.iter().rposition(named).map(|place| ValueId(place as u32))
+    }
+}
+
+impl Region {
+    /// A value.
+    pub fn node(&self, value: ValueId) -> &Node {
+        &self.nodes[value.0 as usize]
+    }
+}

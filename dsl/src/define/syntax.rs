@@ -1,0 +1,253 @@
+//! The tree of a definition, as it is written. Nothing is resolved here.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use serde::{Serialize, Serializer};
+
+use crate::source::Span;
+
+/// A definition as it was written.
+#[derive(Clone, Debug)]
+pub struct Definition {
+    /// Its name.
+    pub name: Name,
+    /// Its settings, in order.
+    pub settings: Vec<Setting>,
+    /// Its statements.
+    pub body: Vec<Statement>,
+    /// The lines of its body as they were written, comments included.
+    pub text: String,
+    /// From its name to its last brace.
+    pub span: Span,
+    /// The definitions that it applies, by name.
+    pub uses: IndexMap<String, Arc<Definition>>,
+}
+
+/// Two definitions are equal where their texts are, wherever they stand.
+impl PartialEq for Definition {
+    fn eq(&self, other: &Definition) -> bool {
+        self.name.text == other.name.text
+            && self.settings.len() == other.settings.len()
+            && self.settings.iter().zip(&other.settings).all(|(a, b)| a.name.text == b.name.text)
+            && self.settings.iter().zip(&other.settings).all(|(a, b)| a.text == b.text)
+            && self.text == other.text
+            && self.uses == other.uses
+    }
+}
+
+impl Serialize for Definition {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.name.text)
+    }
+}
+
+/// A name at its token.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Name {
+    /// Its text.
+    pub text: String,
+    /// Its token.
+    pub span: Span,
+}
+
+/// A setting of a definition.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Its name.
+    pub name: Name,
+    /// Its default: arithmetic over settings before it.
+    pub default: Option<Expr>,
+    /// The default as it was written.
+    pub text: String,
+}
+
+/// A statement.
+#[derive(Clone, Debug)]
+pub enum Statement {
+    /// `name = value`
+    Assign(Name, Expr),
+    /// `recurrence S [dims] from 0 { … }`
+    Recurrence(Recurrence),
+    /// `return value`
+    Return(Expr),
+}
+
+/// Statements that run once a token, and the states that they keep.
+#[derive(Clone, Debug)]
+pub struct Recurrence {
+    /// Its states.
+    pub states: Vec<State>,
+    /// Its statements.
+    pub body: Vec<Statement>,
+    /// The word `recurrence`.
+    pub span: Span,
+}
+
+/// A state of a recurrence.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// Its name.
+    pub name: Name,
+    /// Its dimensions.
+    pub dims: Vec<DimExpr>,
+    /// Its value before the first token; zero where nothing is written.
+    pub from: Option<Expr>,
+}
+
+/// An expression.
+#[derive(Clone, Debug)]
+pub struct Expr {
+    /// The expression itself.
+    pub kind: ExprKind,
+    /// Its token.
+    pub span: Span,
+}
+
+/// The kinds of expressions.
+#[derive(Clone, Debug)]
+pub enum ExprKind {
+    /// A number as it was written.
+    Number(String),
+    /// A value, a setting, or a number of the token such as `position`.
+    Name(String),
+    /// `-a`
+    Negate(Box<Expr>),
+    /// `not a`
+    Not(Box<Expr>),
+    /// `a + b`
+    Binary(Operator, Box<Expr>, Box<Expr>),
+    /// `(a)`
+    Group(Box<Expr>),
+    /// A function, or another component, applied: `f(a, over d)`.
+    Call(Call),
+    /// `component.value`
+    Value(Name, Name),
+    /// `c[i]`
+    Index(Box<Expr>, Vec<Expr>),
+    /// Something that was reported when it was read.
+    Invalid,
+}
+
+/// A function applied.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Its name.
+    pub name: Name,
+    /// Its arguments.
+    pub arguments: Vec<Argument>,
+    /// The keys of a component, between braces after the arguments.
+    pub keys: Option<Vec<(Name, Argument)>>,
+}
+
+/// An argument.
+#[derive(Clone, Debug)]
+pub struct Argument {
+    /// The argument itself.
+    pub kind: ArgumentKind,
+    /// Its tokens.
+    pub span: Span,
+}
+
+/// The kinds of arguments.
+#[derive(Clone, Debug)]
+pub enum ArgumentKind {
+    /// An expression; a lone name may be a word of the function, such as `gain`.
+    Value(Expr),
+    /// `name = value`
+    Named(Name, Expr),
+    /// A word and what follows it: `over heads size`, `log_uniform 1 16`.
+    Word(Name, Vec<Expr>),
+    /// `[heads, value: 2 * size]`
+    Dims(Vec<DimExpr>),
+}
+
+/// A dimension where it is named, with its size where it appears first.
+#[derive(Clone, Debug)]
+pub struct DimExpr {
+    /// Its name.
+    pub name: Name,
+    /// Its size.
+    pub size: Option<Expr>,
+}
+
+/// An operator between two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// `or`
+    Or,
+    /// `and`
+    And,
+    /// `<`
+    Less,
+    /// `<=`
+    LessEqual,
+    /// `>`
+    Greater,
+    /// `>=`
+    GreaterEqual,
+    /// `==`
+    Equal,
+    /// `!=`
+    NotEqual,
+    /// `+`
+    Add,
+    /// `-`
+    Subtract,
+    /// `*`
+    Multiply,
+    /// `/`
+    Divide,
+}
+
+impl Operator {
+    /// All of them.
+    pub const ALL: [Operator; 12] = [
+        Operator::Or,
+        Operator::And,
+        Operator::Less,
+        Operator::LessEqual,
+        Operator::Greater,
+        Operator::GreaterEqual,
+        Operator::Equal,
+        Operator::NotEqual,
+        Operator::Add,
+        Operator::Subtract,
+        Operator::Multiply,
+        Operator::Divide,
+    ];
+
+    /// Its sign.
+    pub fn sign(self) -> &'static str {
+        match self {
+            Operator::Or => "or",
+            Operator::And => "and",
+            Operator::Less => "<",
+            Operator::LessEqual => "<=",
+            Operator::Greater => ">",
+            Operator::GreaterEqual => ">=",
+            Operator::Equal => "==",
+            Operator::NotEqual => "!=",
+            Operator::Add => "+",
+            Operator::Subtract => "-",
+            Operator::Multiply => "*",
+            Operator::Divide => "/",
+        }
+    }
+
+    /// How tightly it binds.
+    pub fn strength(self) -> u8 {
+        match self {
+            Operator::Or => 1,
+            Operator::And => 2,
+            Operator::Less
+            | Operator::LessEqual
+            | Operator::Greater
+            | Operator::GreaterEqual
+            | Operator::Equal
+            | Operator::NotEqual => 3,
+            Operator::Add | Operator::Subtract => 4,
+            Operator::Multiply | Operator::Divide => 5,
+        }
+    }
+}
