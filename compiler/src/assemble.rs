@@ -345,7 +345,7 @@ impl<'a> Assembly<'a> {
         Ok(Operand::Tensor { buffer: id, instance, offset: 0, stride: 0 })
     }
 
-    /// What the programs of this use keep of sequences.
+    /// The states of sequences that the programs of this use keep.
     fn sequence(&self) -> Result<Vec<SequenceState>, CompileError> {
         let places = self.options.cache.map_or(0, |cache| cache.places);
         let own = self.bound.iter().filter(|(key, _)| key.scope == self.scope.0);

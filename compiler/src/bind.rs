@@ -98,9 +98,9 @@ pub enum Binding {
 
 /// How many instances of a state there are, and how long they live.
 ///
-/// What decoding keeps of a sequence, from program to program, is of one of two kinds. A state *per
-/// token*, `[batch, entries, ..]`, is appended to: an entry belongs to the token whose position is
-/// there, and what has no position is never read. A state *per text*, `[batch, ..]`, is
+/// A state that decoding keeps of a sequence, from program to program, is of one of two kinds. A
+/// state *per token*, `[batch, entries, ..]`, is appended to: an entry belongs to the token whose
+/// position is there, and what has no position is never read. A state *per text*, `[batch, ..]`, is
 /// overwritten: it is zero where a text begins, and tokens that take no part leave it as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lifetime {
@@ -649,7 +649,7 @@ pub enum Part {
     ChoiceGate,
     /// The stream where the loop begins.
     ChoiceStart,
-    /// What a component keeps of each text, by its number in the component.
+    /// A state that a component keeps of each text, by its number in the component.
     Text(u16),
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),

@@ -80,7 +80,7 @@ impl Module {
         format!("func @{} {{\n{}}}\n", name(&function.name), self.show_body(function))
     }
 
-    /// What stands between the braces of a function.
+    /// The lines between the braces of a function.
     fn show_body(&self, function: &Function) -> String {
         let mut out = String::new();
         let names: Vec<String> =
@@ -181,7 +181,7 @@ pub(crate) trait Attributes {
     fn flag(&mut self, word: &'static str, flag: &mut bool) -> Parsed<()>;
     /// One of several words, by its number.
     fn choice(&mut self, words: &[&'static str], chosen: &mut usize) -> Parsed<()>;
-    /// A function in braces, whose name is left out. There is none within it.
+    /// A function in braces, whose name is left out. It holds no other.
     fn function(&mut self, function: &mut Function) -> Parsed<()>;
 }
 

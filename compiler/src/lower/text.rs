@@ -20,8 +20,8 @@ impl Lower<'_> {
         masked.or_else(|| self.shape.cache.map(|_| self.given(Input::Slots)))
     }
 
-    /// What a component keeps of each text under that number, before this call: `f32[batch, ..]`.
-    /// The function returns its new value under the same port.
+    /// The state that a component keeps of each text under that number, before this call:
+    /// `f32[batch, ..]`. The function returns its new value under the same port.
     pub(super) fn text_state(&mut self, c: Owner, number: u16, dims: &[Dim]) -> (Port, Value) {
         let batch = self.stream_rows()[0];
         let ty = Type::f32(&[&[batch], dims].concat());

@@ -177,7 +177,7 @@ pub struct Cached {
     processed: Vec<(BufferId, usize)>,
     /// Keys and values of all applications.
     states: Vec<State>,
-    /// What is kept of texts: zero in rows that are free.
+    /// The states of texts: zero in rows that are free.
     texts: Vec<SequenceState>,
     /// Tokens of each row that are in the caches; none for a row that is free.
     lengths: Vec<Option<usize>>,

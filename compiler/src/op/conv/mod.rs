@@ -302,7 +302,7 @@ impl Reverse for Conv {
         }
         if at.is_active(1) {
             let grad = ConvGrad { width, segments: self.tokens == Tokens::Segments };
-            // What the result sums over later tokens, the cotangent sums over earlier ones.
+            // The cotangent sums over earlier tokens what the result sums over later ones.
             let pair = if self.reverse { [d, x[0]] } else { [x[0], d] };
             let dw = at.builder().op(grad, &[&pair, segments].concat());
             at.add(1, dw);

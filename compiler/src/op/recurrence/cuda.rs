@@ -58,7 +58,8 @@ impl Text {
         }
     }
 
-    /// A task's numbers: its sequence `b`, and `p0`, `p1` … of the dimensions it has one element of.
+    /// A task's numbers: its sequence `b`, and `p0`, `p1` … of the dimensions it has one element
+    /// of.
     fn task(&mut self, program: &Program, batch: u64) {
         let tasks = program.tasks();
         if self.naive {
@@ -95,7 +96,7 @@ impl Text {
         self.each(port.elements(), &statement);
     }
 
-    /// What a step leaves of its states becomes what the next reads.
+    /// The states that a step leaves are those that the next reads.
     fn keep_states(&mut self, step: &Program, states: usize) {
         let outputs = step.outputs.len() - states;
         for (new, old) in step.outputs[outputs..].iter().zip(&step.inputs) {
@@ -160,8 +161,8 @@ impl Text {
         self.each(code.results(), &format!("{{ {} }}", lines.join(" ")));
     }
 
-    /// Whether token `t` takes part, or else `otherwise` and the next; and whether a document begins
-    /// there.
+    /// Whether token `t` takes part, or else `otherwise` and the next; and whether a document
+    /// begins there.
     fn token(&mut self, segments: bool, tokens: u64, otherwise: &[String]) {
         self.line(format!("i64 token = b * {tokens}ll + t;"));
         if !segments {
@@ -515,7 +516,7 @@ impl Text {
         self.line("}");
     }
 
-    /// What the adjoint reads at a token.
+    /// The rows that the adjoint reads at a token.
     fn feed(&mut self, kernel: &RecurrenceGrad, places: &Places, stretch: u64) {
         let s = &kernel.shape;
         let states = kernel.state_elements();

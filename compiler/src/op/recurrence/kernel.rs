@@ -66,10 +66,10 @@ pub struct RecurrenceGrad {
     pub segments: bool,
     /// States, rows, constants -> states.
     pub step: Program,
-    /// What each input of `back` is: a number of states, rows, constants, cotangents of outputs and
-    /// cotangents of states in one row.
+    /// The origin of each input of `back`: a number of states, rows, constants, cotangents of
+    /// outputs and cotangents of states in one row.
     pub feeds: Vec<usize>,
-    /// What `feeds` says -> cotangents of states, rows, constants.
+    /// Inputs by `feeds` -> cotangents of states, rows, constants.
     pub back: Program,
     /// Element-wise operations of two steps and of the adjoint of one.
     pub work: u64,

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 /// another; where that number is zero the text begins, on the initial states.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Recurrence {
-    /// What is run.
+    /// The step that runs.
     pub step: Step,
     /// Which tokens are of one sequence.
     pub tokens: Tokens,
@@ -35,7 +35,7 @@ pub struct Recurrence {
 /// initial states…`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RecurrenceGrad {
-    /// What was run.
+    /// The step that ran.
     pub step: Step,
     /// Whether the first operand is segments.
     pub segments: bool,

@@ -1,7 +1,7 @@
 //! A step as loops over one workspace: what devices run.
 //!
-//! *In*: the function of a step, or of its adjoint. *Out*: a [`Program`]. *Promise*: each loop reads
-//! what stands before the place it writes to, and every value that leaves the step is dense.
+//! *In*: the function of a step, or of its adjoint. *Out*: a [`Program`]. *Promise*: each loop
+//! reads what stands before the place it writes to, and every value that leaves the step is dense.
 //!
 //! Dimensions along which nothing in the step is joined, as heads mostly are, are taken out: a task
 //! has one element of each of them.
@@ -18,11 +18,11 @@ pub struct Program {
     pub size: u64,
     /// Sizes of the dimensions of which a task has one element.
     pub parallel: Vec<u64>,
-    /// What the step reads.
+    /// The inputs of the step.
     pub inputs: Vec<Port>,
     /// Loops in order.
     pub codes: Vec<Code>,
-    /// What it gives.
+    /// Its results.
     pub outputs: Vec<Port>,
 }
 
@@ -52,7 +52,7 @@ pub struct Axis {
     pub b: u64,
 }
 
-/// What a [`Code`] does with each element.
+/// The operation of a [`Code`] on each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum How {
     /// A number.
@@ -76,7 +76,7 @@ pub enum How {
 pub struct Code {
     /// The loops, the innermost last.
     pub axes: Vec<Axis>,
-    /// What they do.
+    /// Their operation.
     pub how: How,
     /// First element of the result.
     pub to: u64,
@@ -212,7 +212,8 @@ impl<'a> Build<'a> {
             build.node(node)?;
         }
         for (_, v) in &f.results {
-            // A parameter that leaves has a place of its own, as its old place may be written first.
+            // A parameter that leaves has a place of its own, as its old place may be written
+            // first.
             let dims = build.own(&f.ty(*v).dims);
             let fresh = build.dense(*v) && v.index() >= f.params.len();
             let at = if fresh { build.view(*v)?.at } else { build.copied(*v, &dims)?.at };
@@ -302,7 +303,7 @@ impl<'a> Build<'a> {
         to
     }
 
-    /// What is left of `dims` when those of `over` are joined.
+    /// The dimensions that are left of `dims` when those of `over` are joined.
     fn join(&mut self, how: How, dims: &[Dim], over: &[Dim], a: &View, b: Option<&View>) -> View {
         let left: Vec<Dim> = dims.iter().copied().filter(|d| !over.contains(d)).collect();
         let to = self.room(&left);

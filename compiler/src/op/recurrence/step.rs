@@ -89,7 +89,7 @@ impl Step {
         self.states().fold(0, |n: u64, ty| n.saturating_add(module.elements(&ty.dims)))
     }
 
-    /// Element-wise operations of a step; sums of products in it are none of the products that
+    /// Element-wise operations of a step; sums of products in it are not the matmuls that
     /// count.
     pub(super) fn cost(&self, module: &Module) -> Count {
         cost_of(module, &self.0)

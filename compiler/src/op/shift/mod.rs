@@ -4,8 +4,9 @@ pub mod kernel;
 
 use super::*;
 
-/// `(v[b, t, ..], places i32[b, t], segments i32[b, t]) -> y`, the last two where it names them: each token's row is that of the
-/// token `by` before it; zero where the sequence, or the document of `segments`, has no such token.
+/// `(v[b, t, ..], places i32[b, t], segments i32[b, t]) -> y`, the last two where it names them:
+/// each token's row is that of the token `by` before it; zero where the sequence, or the document
+/// of `segments`, has no such token.
 ///
 /// With `places`, tokens of negative place take no part: they are not counted, and their own rows
 /// are zero.
@@ -138,7 +139,7 @@ impl Operation for Shift {
 }
 
 impl Reverse for Shift {
-    /// What a token gave to the one after it comes back to it.
+    /// The cotangent that a token gave to the one after it comes back to it.
     fn reverse(&self, at: &mut Adjoint) -> Result<(), CompileError> {
         let mut operands = vec![at.d()?];
         operands.extend((1..self.operands()).map(|k| at.operand(k)));

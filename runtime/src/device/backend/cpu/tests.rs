@@ -957,7 +957,7 @@ fn sources_in_depth() {
     }
 }
 
-/// What the CPU makes of an instance of one operation, and its definition in f64, by results.
+/// The CPU's results for an instance of one operation, and those of its definition in f64.
 fn check_instance(i: &ir::random::Instance) {
     use dreamc_compiler::ir::interpret::{Data, interpret};
     use dreamc_compiler::schedule::{Bind, LocalOperand, Place, View, schedule};

@@ -252,7 +252,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// A task's part of what is read and written at tokens: pieces of rows that other tasks leave alone.
+/// A task's part of what is read and written at tokens: pieces of rows that other tasks leave
+/// alone.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     x: View<'a, f32>,
@@ -434,7 +435,7 @@ fn lengths(k: &RecurrenceGrad) -> [usize; 6] {
     [k.step.size as usize, k.back.size as usize, states * stretches, states * stretch, states, sums as usize]
 }
 
-/// What a task of a gradient reads and writes.
+/// The memory that a task of a gradient reads and writes.
 struct Gradient<'a> {
     kernel: &'a RecurrenceGrad,
     first: usize,
