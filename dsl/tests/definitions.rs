@@ -2,7 +2,7 @@
 
 use dreamc_dsl::define::graph::{Function, Graph, Reduce};
 use dreamc_dsl::spec::{Component, Defined};
-use dreamc_dsl::{Spec, Spelling, check, parse};
+use dreamc_dsl::{Spec, Spelling, check, format, parse, show, sketch};
 
 /// The example of the page of definitions.
 const GATED_DELTA: &str = "define gated_delta(heads 4, size 16, value = 2 * size, width 4) {
@@ -121,4 +121,92 @@ fn operands_stand_before_what_reads_them() {
     for (place, node) in graph.region.nodes.iter().enumerate() {
         assert!(node.args.iter().all(|arg| (arg.0 as usize) < place), "{node:?}");
     }
+}
+
+const COMMENTED: &str = "// Mixers of our own.
+define scan(
+  heads 4,  // of the state
+  size,  // has no default
+) {
+  // Keys before values.
+  k = linear(x, [heads, size]) // a matrix
+
+  v = linear(x, [heads, size])
+  recurrence S [heads, size] from 0 {
+    S = S + k * v
+  }
+  return linear(S, [hidden])
+}
+
+// Returns what it reads.
+define same {
+  return x
+}
+
+model m {
+  vocab 256
+  hidden 64
+  context 128
+  a = scan { size 8 }
+  b = same {}
+  layer { a > b }
+}
+";
+
+#[test]
+fn both_spellings_hold_a_definition_with_its_comments() {
+    let ast = parse("m.dream", COMMENTED, Spelling::Dream).unwrap();
+    assert_eq!(format(&ast, Spelling::Dream).unwrap(), COMMENTED);
+    let yaml = format(&ast, Spelling::Yaml).unwrap();
+    insta::assert_snapshot!(yaml);
+    let back = parse("m.yaml", &yaml, Spelling::Yaml).unwrap();
+    assert_eq!(format(&back, Spelling::Dream).unwrap(), COMMENTED);
+    assert_eq!(format(&back, Spelling::Yaml).unwrap(), yaml);
+    assert_eq!(check(&ast, &[]).unwrap().0, check(&back, &[]).unwrap().0);
+}
+
+#[test]
+fn a_resolved_specification_keeps_its_definitions() {
+    let spec = spec(&format!("{GATED_DELTA}{MODEL}"), &["gdn.size=8"]);
+    for spelling in [Spelling::Dream, Spelling::Yaml] {
+        let text = show(&spec, spelling);
+        let back = check(&parse("m", &text, spelling).unwrap(), &[])
+            .unwrap_or_else(|found| panic!("{found}\n{text}"))
+            .0;
+        assert_eq!(back, spec, "{text}");
+    }
+    let sketch = sketch(&spec);
+    let back = check(&parse("m", &sketch, Spelling::Dream).unwrap(), &[]).unwrap().0;
+    assert_eq!(back.model, spec.model, "{sketch}");
+}
+
+#[test]
+fn a_mistake_in_yaml_stands_at_its_token_inside_the_block() {
+    let text = "define:
+  d:
+    settings: {heads: 4}
+    code: |
+      q = linear(x, [heads])
+      return linear(qq, [hidden])
+model:
+  vocab: 256
+  hidden: 64
+  context: 128
+  components: {a: {d: {}}}
+  body: [a]
+";
+    let found = check(&parse("m.yaml", text, Spelling::Yaml).unwrap(), &[]).unwrap_err();
+    let error = found.list.iter().find(|d| d.code == "unknown-name").unwrap_or_else(|| panic!("{found}"));
+    let place = found.source.place(error.span.unwrap());
+    assert_eq!((place.line, place.column), (6, 21));
+    assert_eq!(error.help.as_deref(), Some("did you mean `q`?"));
+}
+
+#[test]
+fn a_lone_definition_is_read() {
+    let definitions = dreamc_dsl::define::parse(GATED_DELTA).unwrap();
+    assert_eq!(definitions[0].settings.len(), 4);
+    assert!(dreamc_dsl::define::parse("define a { return b(x) }\ndefine b { return a(x) }").is_err());
+    assert!(dreamc_dsl::define::parse("define a {").is_err());
+    assert!(dreamc_dsl::define::parse("model m {}").is_err());
 }
