@@ -24,6 +24,8 @@ impl Checker {
         };
         let written = read::definitions(map, &self.sources, &mut self.found);
         self.definitions = read::link(written, &mut self.found);
+        let names = map.items.iter().map(|item| item.node.key.text.clone());
+        self.broken = names.filter(|name| !self.definitions.contains_key(name)).collect();
     }
 
     /// The definition of that name: of the file, else of the library.
@@ -39,6 +41,9 @@ impl Checker {
         path: String,
         at: Span,
     ) -> Option<Option<Component>> {
+        if self.broken.contains(kind) {
+            return Some(None);
+        }
         let definition = self.definition(kind)?;
         self.used.insert(kind.to_string());
         Some(self.settings_of(&definition, value, path, at).map(Component::Defined))
@@ -177,9 +182,10 @@ impl Checker {
             let message = format!("in std/{}: {}", defined.name(), mistake.message);
             return Diagnostic { message, span: Some(at), related: Vec::new(), ..mistake };
         }
-        match mistake.severity {
-            Severity::Warning => mistake,
-            Severity::Error => mistake.related(at, format!("with the settings of `{name}`")),
+        // Names and dimensions are wrong with any settings.
+        match matches!(mistake.code, "bad-size" | "sizes" | "division-by-zero" | "too-large") {
+            true => mistake.related(at, format!("with the settings of `{name}`")),
+            false => mistake,
         }
     }
 

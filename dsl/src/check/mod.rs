@@ -59,7 +59,9 @@ pub(crate) struct Checker {
     known: Known,
     /// The definitions of the file.
     definitions: IndexMap<String, Arc<Definition>>,
-    /// Those that components are made by.
+    /// Names of definitions that are wrong, which was reported.
+    broken: HashSet<String>,
+    /// Definitions that components are made by.
     used: HashSet<String>,
 }
 
@@ -104,6 +106,7 @@ impl Checker {
             lets: Lets::default(),
             known: Known::default(),
             definitions: IndexMap::new(),
+            broken: HashSet::new(),
             used: HashSet::new(),
         }
     }

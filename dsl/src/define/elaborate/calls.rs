@@ -69,7 +69,7 @@ impl<'a> Elaborator<'a> {
         let before = self.found.len();
         let mut args = Args::new(call, entry, span);
         let got = self.function(&mut args);
-        if self.found.len() == before {
+        if got.is_some() && self.found.len() == before {
             self.left_over(&args);
         }
         got.filter(|_| self.found.len() == before)
@@ -520,7 +520,7 @@ impl<'a> Elaborator<'a> {
             let help =
                 format!("expected sizes whose product is {}: `{whole}` is split", self.graph.size(dim));
             let at = self.graph.dims[dim.0 as usize].span;
-            let error = Diagnostic::error("dimensions", message).on(args.span).help(help);
+            let error = Diagnostic::error("sizes", message).on(args.span).help(help);
             self.found.push(error.related(at, format!("`{}` appears here", self.graph.name(dim))));
             return None;
         }
@@ -583,7 +583,7 @@ impl<'a> Elaborator<'a> {
         }
         let message = format!("`{}` is {own}, and {of} gives {size}", self.graph.name(dim));
         let at = self.graph.dims[dim.0 as usize].span;
-        let error = Diagnostic::error("dimensions", message).on(span).related(at, format!("{own} here"));
+        let error = Diagnostic::error("sizes", message).on(span).related(at, format!("{own} here"));
         self.found.push(error.help("choose another name, which has the size that it is given"));
         None
     }
@@ -661,7 +661,7 @@ impl<'a> Elaborator<'a> {
                 self.graph.name(of)
             );
             let at = self.graph.dims[of.0 as usize].span;
-            let error = Diagnostic::error("dimensions", message).on(span).related(at, format!("{size} here"));
+            let error = Diagnostic::error("sizes", message).on(span).related(at, format!("{size} here"));
             self.found.push(
                 error.help(format!("`{}` has {part}: begin earlier, or take fewer", self.graph.name(to))),
             );
@@ -686,7 +686,7 @@ impl<'a> Elaborator<'a> {
                 self.graph.name(over),
                 self.graph.size(over)
             );
-            self.error("dimensions", written.span, message, "choose at most as many as there are");
+            self.error("sizes", written.span, message, "choose at most as many as there are");
             return None;
         }
         let choices = self.dim_of_size(written, count, "choices");
@@ -750,7 +750,7 @@ impl<'a> Elaborator<'a> {
                 format!("`rope` turns pairs, and `{}` is {}", self.graph.name(over), self.graph.size(over));
             let at = self.graph.dims[over.0 as usize].span;
             let error =
-                Diagnostic::error("dimensions", message).on(args.span).related(at, "its size appears here");
+                Diagnostic::error("sizes", message).on(args.span).related(at, "its size appears here");
             self.found.push(error.help("choose an even size"));
             return None;
         }

@@ -226,7 +226,7 @@ impl<'a> Elaborator<'a> {
             return match before {
                 Some(Some(other)) if other != own => {
                     let message = format!("`{name}` is {other}, not {own}");
-                    let error = Diagnostic::error("dimensions", message).on(expr.span);
+                    let error = Diagnostic::error("sizes", message).on(expr.span);
                     let first = self.first_of(name);
                     let error =
                         first.into_iter().fold(error, |error, at| error.related(at, format!("{other} here")));
