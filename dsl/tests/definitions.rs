@@ -210,3 +210,20 @@ fn a_lone_definition_is_read() {
     assert!(dreamc_dsl::define::parse("define a {").is_err());
     assert!(dreamc_dsl::define::parse("model m {}").is_err());
 }
+
+#[test]
+fn every_definition_of_the_library_has_a_graph() {
+    for (name, text) in dreamc_dsl::define::library::LIBRARY {
+        assert!(text.starts_with("// "), "{name} names its paper");
+        let text =
+            format!("model m {{ vocab 256  hidden 128  context 32  a = {name} {{}}  repeat 2 {{ a }} }}");
+        let spec = spec(&text, &[]);
+        let graph = graph(&spec, "a");
+        assert!(!graph.weights.is_empty(), "{name}");
+        let shown = show(&spec, Spelling::Yaml);
+        let back = check(&parse("m.yaml", &shown, Spelling::Yaml).unwrap(), &[]).unwrap().0;
+        assert_eq!(back, spec, "{name}");
+        let short = sketch(&spec);
+        assert!(!short.contains("define"), "{short}");
+    }
+}

@@ -117,6 +117,7 @@ impl<'a> Elaborator<'a> {
             Form::Merge => self.merge(args),
             Form::Join => self.join(args),
             Form::Slice => self.slice(args),
+            Form::Places => self.places(args),
             Form::Top => self.top(args),
             Form::Pick => self.pick(args),
             Form::Rope => self.rope(args),
@@ -672,6 +673,17 @@ impl<'a> Elaborator<'a> {
         self.distinct(&dims, args.span)?;
         let ty = Type { dims, ..ty };
         Some(Got::Value(self.push(Function::Slice { of, from, to }, vec![value], ty, args.span)))
+    }
+
+    fn places(&mut self, args: &mut Args) -> Option<Got> {
+        let Some(Expr { kind: ExprKind::Name(name), span }) = args.next() else {
+            self.missing(args, "dimension");
+            return None;
+        };
+        let written = DimExpr { name: Name { text: name.clone(), span: *span }, size: None };
+        let dim = self.dim(&written, None)?;
+        let ty = Type { dims: vec![dim], ..Type::default() };
+        self.outside(Function::Head(dim), ty, args.span).map(Got::Value)
     }
 
     fn top(&mut self, args: &mut Args) -> Option<Got> {
