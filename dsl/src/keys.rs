@@ -262,6 +262,12 @@ pub static SPEC: Section = Section {
             "Names for numbers. Every number of the file may be arithmetic (`+ - * /`, parentheses) over the names defined before it.",
         ),
         key(
+            "include",
+            Type::Either(&[Type::Path, Type::List(&Type::Path)]),
+            Absent,
+            "Files whose definitions this one uses, relative to it and in its folder or below.",
+        ),
+        key(
             "define",
             Type::Names(&Type::Section(&DEFINITION)),
             Absent,

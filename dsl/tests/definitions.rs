@@ -227,3 +227,48 @@ fn every_definition_of_the_library_has_a_graph() {
         assert!(!short.contains("define"), "{short}");
     }
 }
+
+#[test]
+fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
+    let folder = std::env::temp_dir().join(format!("dreamc-include-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("in/mixers")).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    write(
+        "in/mixers/one.dream",
+        "include \"two.yaml\"\ndefine one(heads 4) {\n  return two(linear(linear(x, [heads]), [hidden])) { size 8 }\n}\n",
+    );
+    write(
+        "in/mixers/two.yaml",
+        "define:\n  two:\n    settings: {size: 16}\n    code: |\n      return linear(linear(x, [size]), [hidden])\n",
+    );
+    write("outside.dream", "define three { return x }\n");
+    let model = "model m { vocab 256  hidden 64  context 32  a = one { heads 2 }  repeat 2 { a } }\n";
+    let load = |text: &str| {
+        write("in/m.dream", text);
+        dreamc_dsl::load(folder.join("in/m.dream"), &[])
+    };
+    let (spec, warnings) =
+        load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_or_else(|e| panic!("{e}"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(graph(&spec, "a").weights.len(), 2);
+    // What a run keeps needs the files no more.
+    let shown = show(&spec, Spelling::Yaml);
+    assert_eq!(check(&parse("m.yaml", &shown, Spelling::Yaml).unwrap(), &[]).unwrap().0, spec);
+    for outside in ["../outside.dream", "mixers/../../outside.dream"] {
+        let error = load(&format!("include \"{outside}\"\n{model}")).unwrap_err().to_string();
+        assert!(error.contains("leads out of the folder"), "{error}");
+    }
+    let link = folder.join("in/link.dream");
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(folder.join("outside.dream"), &link).unwrap();
+    #[cfg(unix)]
+    assert!(load(&format!("include \"link.dream\"\n{model}")).unwrap_err().to_string().contains("leads out"));
+    // A mistake of a file stands in it.
+    write(
+        "in/mixers/two.yaml",
+        "define:\n  two:\n    settings: {size: 16}\n    code: |\n      return linear(x, [sise])\n",
+    );
+    let error = load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_err().to_string();
+    assert!(error.contains("mixers/two.yaml:5:25"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
+}

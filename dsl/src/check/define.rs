@@ -17,6 +17,10 @@ use crate::suggest::{closest, listing};
 impl Checker {
     /// Reads the definitions of the file.
     pub(super) fn definitions(&mut self, group: &Group) {
+        if self.has(group, "include") {
+            let message = "`include` is read with the file that names it; this is no file";
+            self.error_at("bad-include", "include", message, "write the definitions here, or a file");
+        }
         let Some(value) = self.written(group, "define") else { return };
         let ValueKind::Map(map) = &value.kind else {
             self.wrong_type("define", &Self::kind(group, "define"), value);
@@ -197,7 +201,10 @@ impl Checker {
             let Some(definition) = self.definitions.get(&name) else { continue };
             open.extend(definition.uses.keys().filter(|name| used.insert((*name).clone())).cloned());
         }
-        let unused = self.definitions.values().filter(|definition| !used.contains(&definition.name.text));
+        // Of a file that is included not all need be used.
+        let own = |definition: &Definition| definition.name.span.start < self.sources.text.len();
+        let unused = self.definitions.values();
+        let unused = unused.filter(|definition| !used.contains(&definition.name.text) && own(definition));
         let unused: Vec<(String, Span)> =
             unused.map(|definition| (definition.name.text.clone(), definition.name.span)).collect();
         for (name, span) in unused {

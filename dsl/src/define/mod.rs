@@ -18,6 +18,7 @@
 pub mod elaborate;
 pub mod functions;
 pub mod graph;
+pub(crate) mod include;
 pub mod library;
 mod parser;
 pub(crate) mod read;
