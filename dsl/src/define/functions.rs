@@ -68,6 +68,8 @@ pub enum Form {
     Join,
     /// `slice(v, over d, from, [dim])`
     Slice,
+    /// `places(d)`
+    Places,
     /// `top(v, n, over d)`
     Top,
     /// `pick(v, places)`
@@ -201,6 +203,7 @@ pub static FUNCTIONS: &[Entry] = &[
         Group::Dimensions,
         Form::Slice,
     ),
+    entry("places", "places(d)", "The numbers 0, 1, … along a dimension.", Group::Dimensions, Form::Places),
     entry(
         "top",
         "top(v, n, over d)",

@@ -8,7 +8,7 @@ use crate::component::Component;
 use crate::source::Span;
 
 /// A definition with sizes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     /// The dimensions; a name stands once.
     pub dims: Vec<Dimension>,
@@ -238,7 +238,8 @@ pub enum Function {
     QueryPlace,
     /// The token of the key.
     KeyPlace,
-    /// The number of the head, along its dimension.
+    /// The number of the head, along its dimension. Outside of scores the numbers 0, 1, … along a
+    /// dimension, a constant: `places`.
     Head(DimId),
     /// That operand at the token of the query.
     AtQuery(u32),
