@@ -582,7 +582,7 @@ fn agree(a: &Arguments, rung: &Rung) -> Done {
     }
     let text = disagreements(&broken);
     Err(Failure::Error(
-        format!("in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}", rung.cell.name)
+        format!("in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{}", rung.cell.name, agreement::advice(broken.iter().map(|(_, c)| c)))
             .into(),
     ))
 }
