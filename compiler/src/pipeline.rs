@@ -110,7 +110,8 @@ impl Options {
         ];
         let broken = pairs.into_iter().find(|(both, _)| *both);
         broken.map_or(Ok(()), |(_, (one, other))| Err(CompileError::Exclude(one, other)))?;
-        let training = [(!self.depths.is_empty(), "depths"), (self.again > 0, "again"), (self.shard, "shard")];
+        let training =
+            [(!self.depths.is_empty(), "depths"), (self.again > 0, "again"), (self.shard, "shard")];
         match training.into_iter().find(|(asked, _)| *asked && !self.train) {
             Some((_, what)) => Err(CompileError::Exclude(what, "train: false")),
             None => Ok(()),

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 The ids are a JSON list of equally long lists. A row of n+1 ids is n positions: the first n are the input, each next one
 the target. The result holds `logits` [rows, n, vocab], `loss` [1], `gradients.NAME` and, with --weights,
-`weights.NAME`, all f32. Where training decides otherwise than evaluation (top-k with `causal`, rounded experts), `logits` and
+`weights.NAME`, all f32. Where training measures otherwise than evaluation (top-k with `causal`, rounded experts, `exit`), `logits` and
 `loss.evaluation` are those of evaluation, `logits.training`, `loss` and gradients those of training.
 
 Examples:
@@ -108,14 +108,15 @@ pub fn run(a: Arguments) -> Done {
     };
     let mut model = load(&Options { train: true, ..evaluating.clone() })?;
     let mut found = Found::default();
-    let two_rules = Architecture::new(&spec.model, a.depth)?.decides_anew();
+    let two_rules = Architecture::new(&spec.model, a.depth)?.measures_otherwise();
     if two_rules || !a.no_logits {
         let losses = model.evaluate(&batch)?;
         if !a.no_logits {
             found.logits.push(("logits", model.all_logits()?));
         }
         if two_rules {
-            let sum: f64 = losses.iter().zip(&batch.targets).filter(|l| *l.1 >= 0).map(|l| f64::from(*l.0)).sum();
+            let sum: f64 =
+                losses.iter().zip(&batch.targets).filter(|l| *l.1 >= 0).map(|l| f64::from(*l.0)).sum();
             found.evaluated = Some((sum / batch.learned().max(1) as f64) as f32);
         }
     }
@@ -175,8 +176,15 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, found: &Found, narrow: Nar
         })
     })?;
     let precision = narrow.name();
-    let also = found.evaluated.map_or(String::new(), |loss| format!(" by the rule of training, {loss:.6} by that of evaluation,"));
-    crate::say!("{}: {} tensors, loss {:.6}{also} in {precision}", a.out.display(), entries.len(), model.loss()?)?;
+    let also = found
+        .evaluated
+        .map_or(String::new(), |loss| format!(" by the rule of training, {loss:.6} by that of evaluation,"));
+    crate::say!(
+        "{}: {} tensors, loss {:.6}{also} in {precision}",
+        a.out.display(),
+        entries.len(),
+        model.loss()?
+    )?;
     Ok(())
 }
 

@@ -209,8 +209,7 @@ impl Health {
         };
         let sequence = model.sequence() as u64;
         let part = |((set, number), found): ((u64, u64), Taken)| {
-            let own: Vec<&Wrapped> =
-                wrapped.iter().filter(|w| (w.set, w.number) == (set, number)).collect();
+            let own: Vec<&Wrapped> = wrapped.iter().filter(|w| (w.set, w.number) == (set, number)).collect();
             let mean = |of: &dyn Fn(&Wrapped) -> f64| {
                 own.iter().map(|w| of(w)).sum::<f64>() / own.len().max(1) as f64
             };
