@@ -282,7 +282,10 @@ impl Health {
             (format!("loss after pass {}", i + 1), words)
         };
         let routers = self.parts.iter().map(part).chain(self.mixtures.iter().map(mixture));
-        routers.chain(self.passes.iter().enumerate().map(pass)).collect()
+        let flops = self.flops_per_token.map(|flops| {
+            ("FLOPs processed per token".into(), format!("{:.4} M at these shares", flops / 1e6))
+        });
+        routers.chain(flops).chain(self.passes.iter().enumerate().map(pass)).collect()
     }
 
     /// Warnings of targets that are missed by a factor of two or more.
