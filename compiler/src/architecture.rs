@@ -550,8 +550,8 @@ impl Architecture {
         self.skips() || self.model.components.values().any(rounds)
     }
 
-    /// Whether the same weights give other losses in evaluation than in training: by another rule of a
-    /// router, or because training takes the loss of every pass.
+    /// Whether the same weights give other losses in evaluation than in training: by another rule
+    /// of a router, or because training takes the loss of every pass.
     pub fn measures_otherwise(&self) -> bool {
         let rounds = |c: &Component| matches!(c, Component::Experts(e) if e.round.is_some());
         let ruled = |(skip, _): (&Skip, &Expr)| match skip.rule {

@@ -38,8 +38,8 @@ pub struct Options {
     pub logits: bool,
     /// Whether attention stops at document boundaries.
     pub segments: bool,
-    /// Whether `evaluate` leaves [`Compiled::observed`] for the host. [`CompileError::Exclude`] with
-    /// `train` or `cache`.
+    /// Whether `evaluate` leaves [`Compiled::observed`] for the host. [`CompileError::Exclude`]
+    /// with `train` or `cache`.
     pub observe: bool,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
@@ -51,9 +51,9 @@ pub struct Options {
     /// A token leaves its loop behind the first pass at which `Σ q` exceeds this, with the `q` of
     /// its `exit gate`; it runs all passes where absent. [`CompileError::Exclude`] with `train`.
     pub exit: Option<f64>,
-    /// Whether `evaluate` decides as training does: top-k looks at the whole sequence, whatever rule
-    /// its router names, and the loss is that of training. [`CompileError::Exclude`] with `cache` or
-    /// `exit`.
+    /// Whether `evaluate` decides as training does: top-k looks at the whole sequence, whatever
+    /// rule its router names, and the loss is that of training. [`CompileError::Exclude`] with
+    /// `cache` or `exit`.
     pub as_trained: bool,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,

@@ -111,7 +111,7 @@ fn every_state_along_depth_ends_before_detached_passes() {
     let options = Options { batch: 2, sequence: 16, train: true, ..Options::default() };
     let mut compiled = 0;
     for text in cases {
-        // What the language refuses, nothing has to end.
+        // A model that the language refuses has nothing to end.
         let Ok((spec, _)) = parse("m.dream", &text, Spelling::Dream).and_then(|ast| check(&ast, &[])) else {
             continue;
         };

@@ -131,7 +131,7 @@ pub fn run(a: Arguments) -> Done {
     write(&a, &model, &batch, &found, narrow)
 }
 
-/// What was found beside loss and gradients.
+/// Findings beside loss and gradients.
 #[derive(Default)]
 struct Found {
     /// Logits by name.

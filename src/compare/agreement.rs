@@ -156,7 +156,7 @@ pub const PROCESSED: &str = "FLOPs processed per token";
 /// The tokens by which a model decides when its loss is measured.
 pub const READ: &str = "tokens read for a loss";
 
-/// What to write in place of an arm whose loss reads other tokens than the baseline's; empty where
+/// The change to an arm whose loss reads other tokens than the baseline's; empty where
 /// all read the same.
 pub fn advice<'a>(mut broken: impl Iterator<Item = &'a Comparison>) -> &'static str {
     match broken.any(|c| c.what == READ) {

@@ -319,7 +319,7 @@ fn a_run_that_goes_on_with_another_recipe_keeps_its_history() {
     assert!(code == 2 && err.contains("has taken 14 steps, more than train.steps=5"), "{err}");
 }
 
-/// What is trained on is opened by --dry-run, too, and says how often it will be read.
+/// The data is opened by --dry-run, too, and says how often it will be read.
 #[test]
 fn a_dry_run_opens_the_data_and_counts_epochs() {
     let sandbox = sandbox();
@@ -339,7 +339,7 @@ fn a_dry_run_opens_the_data_and_counts_epochs() {
     assert!(read > 1.0 && (read / planned - 1.0).abs() < 0.2, "{read} {planned}");
     // A task has no end.
     assert!(!sandbox.good(&["train", "tiny.yaml", "--dry-run"]).contains("epochs"));
-    // What training would refuse, its dry run does.
+    // A dry run refuses as training would.
     sandbox.write("bad.jsonl", "{\"text\": \"a\"}\nno json\n");
     let (_, err) = sandbox.bad(&["train", "tiny.yaml", "--data", "bad.jsonl", "--dry-run"]);
     assert!(err.contains("bad.jsonl") && err.contains("not a JSON object"), "{err}");

@@ -292,7 +292,7 @@ TRAINequal: {schedule: false, parameters: none, flops: none}
         assert!(error.contains(&format!("{file}:3:")), "{error}");
         sandbox.good(&["compare", file, "--set", "train.learning_rate=1e-3", "--dry-run"]);
     }
-    // What an arm's own file says and no suite uses is said.
+    // Fields of an arm's own file that no suite uses are named.
     sandbox.write("la.yaml", &(LAYERED.to_string() + &train.replace("steps", "seed: 7, steps")));
     let output = sandbox.run(&["compare", "each.suite.yaml", "--dry-run"]);
     let (_, err) = crate::support::sandbox::texts(&output);

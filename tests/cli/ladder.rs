@@ -119,7 +119,7 @@ fn unfair_ladders_are_refused() {
     refused("large: {h: 32}", "small: {h: 32}", "`small` is written twice");
     refused("{h: 32}", "{h: 32, h: 48}", "`h` is written twice");
     refused("4e-3]}", "4e-3], train.learning_rate: [2e-3, 3e-3]}", "`train.learning_rate` is written twice");
-    // What two places give a value is refused: one of the two would be lost.
+    // A field with two values is refused: one of the two would be lost.
     refused("4e8]}", "4e8], cooldown: 0.25}", "takes the place of a schedule");
     refused(
         "spec: shared.yaml",

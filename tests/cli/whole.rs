@@ -118,7 +118,7 @@ fn every_specification_is_measured() {
     }
 }
 
-/// What reads a specification and writes files beside, of the tiny ones.
+/// Commands that write files beside the specification they read, on the tiny ones.
 #[test]
 fn tiny_specifications_are_trained_probed_and_read_again() {
     let sandbox = sandbox();

@@ -351,7 +351,7 @@ pub fn figures(model: &Model, precision: Precision, tokens: u64) -> Result<Figur
     })
 }
 
-/// What a model was seen to compute where its routers decide.
+/// Shares that a model was seen to compute where its routers decide.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shares {
     /// Of the tokens that come to a wrapped part, the share that it processes: by body and by the

@@ -312,7 +312,8 @@ impl Checker {
         Some(Ladder { sizes: sizes?, budgets, gate: gate?, cooldown: cooldown?, transfer: transfer? })
     }
 
-    /// Whether the suite's `train` has a schedule that decays; `otherwise` where there is no `train`.
+    /// Whether the suite's `train` has a schedule that decays; `otherwise` where there is no
+    /// `train`.
     fn has_schedule(&mut self, owner: &Group, otherwise: bool) -> bool {
         let Some(Value { kind: ValueKind::Map(train), .. }) = self.written(owner, "train") else {
             return otherwise;
