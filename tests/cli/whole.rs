@@ -118,6 +118,36 @@ fn every_specification_is_measured() {
     }
 }
 
+/// Commands that write files beside the specification they read, on the tiny ones.
+#[test]
+fn tiny_specifications_are_trained_probed_and_read_again() {
+    let sandbox = sandbox();
+    sandbox.write("ids.json", "[[1, 2, 3, 4, 5]]");
+    sandbox.write("book.txt", &"a line of a book, and another one\n".repeat(200));
+    let tiny: Vec<String> = specifications().into_iter().filter(|f| f.contains("examples/tiny-")).collect();
+    assert!(tiny.len() > 6, "{tiny:?}");
+    let mut failed = vec![];
+    for (i, file) in tiny.iter().enumerate() {
+        let lines = [
+            format!("probe {file} --ids ids.json -o probe-{i}.safetensors"),
+            format!("diff {file} {}", tiny[(i + 1) % tiny.len()]),
+            format!("compile {file} --emit plan"),
+            format!(
+                "train {file} --data book.txt --out run-{i} --set train.steps=1 --set train.batch=1 --set train.accumulate=1 --set train.sequence=16 \
+                 --set train.warmup=0"
+            ),
+            format!("eval run-{i}"),
+            format!("resume run-{i} --set train.steps=2"),
+        ];
+        for line in lines {
+            let line = words(&line);
+            let line: Vec<&str> = line.iter().map(String::as_str).collect();
+            failed.extend(wrong(&sandbox, &line, &[]));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
 #[test]
 fn every_suite_is_checked_and_matched() {
     let suites: BTreeSet<String> = files().into_iter().filter(|f| f.contains(".suite.")).collect();

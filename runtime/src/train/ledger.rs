@@ -1,5 +1,6 @@
 //! `ledger.json`: what was run on what, and what it cost. The keys are stable.
 
+use crate::checkpoint::Change;
 use dreamc_compiler::rewrite::Rewriting;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,12 @@ pub struct Ledger {
     pub tokens: u64,
     /// Tokens loss was taken on.
     pub targets: u64,
+    /// How often the source was read that was read most; absent where no source has an end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// Continuations with another recipe, first to last. `spec_hash` is of the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Change>,
     /// Seconds spent in training steps, over all continuations.
     pub train_seconds: f64,
     /// Parameters, balancing biases not counted.
@@ -57,6 +64,10 @@ pub struct Ledger {
     /// [`TOKENS`](dreamc_compiler::matching::TOKENS) or the context.
     #[serde(default)]
     pub decode_flops_per_token: Option<f64>,
+    /// The same where wrapped parts and mixtures with no-op experts process the shares that the
+    /// last evaluation saw; absent where there was none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processed_flops_per_token: Option<f64>,
     /// Bytes of weights and mean caches while such a sequence is generated.
     #[serde(default)]
     pub generation_memory: Option<u64>,

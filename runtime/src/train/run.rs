@@ -36,6 +36,7 @@ use crate::generate::Cached;
 use crate::group::{Group, GroupError};
 use crate::model::{Model, Scale};
 use crate::train::sample;
+use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::count::Counts;
@@ -248,6 +249,13 @@ impl<'a> Runner<'a> {
                 if !setup.allow_changes {
                     changes::refuse(&from, setup.text, &data_hash)?;
                 }
+                let mut all = from.state.changes.clone();
+                if let Some(change) = changes::of(&from, setup.text) {
+                    if let (Some(folder), Some(was)) = (setup.folder, from.model.metadata("spec")) {
+                        folder.keep_earlier(change.after_step, was)?;
+                    }
+                    all.push(change);
+                }
                 model.check_optimizer(&from.optimizer)?;
                 states = Some(from.optimizer);
                 bound = Binding::of(&from.model);
@@ -255,7 +263,7 @@ impl<'a> Runner<'a> {
                     kept.retain(|(name, _)| model.trains(name) || from.model.stored(name).is_some());
                 }
                 model.restore(&Weights::complete(from.model, None)?)?;
-                State { spec_hash, data_hash, ..from.state }
+                State { spec_hash, data_hash, changes: all, ..from.state }
             }
         };
         share(group, &mut model, &mut state, states.as_ref())?;
@@ -763,10 +771,13 @@ impl<'a> Runner<'a> {
             steps: state.step,
             tokens: state.tokens,
             targets: state.targets,
+            epochs: self.batches.epochs(),
+            changes: state.changes.clone(),
             train_seconds: state.train_seconds,
             parameters: self.model.parameters(),
             declared_flops_per_token: declared.map(|c| c.flops_per_token.training.mean()),
             decode_flops_per_token: declared.map(|c| c.flops_per_token.decode.mean()),
+            processed_flops_per_token: self.processed(&line),
             generation_memory: declared.and_then(|c| u64::try_from(c.memory_bytes.generation).ok()),
             executed_flops: 2 * state.multiply_adds,
             peak_memory: memory,
@@ -778,6 +789,19 @@ impl<'a> Runner<'a> {
             exact_match_problems: line.problems,
             best: state.best,
         }
+    }
+
+    /// FLOPs of a generated token at the shares of tokens that an evaluation saw processed; those
+    /// that are declared where nothing is left to routers.
+    fn processed(&self, line: &EvaluationLine) -> Option<f64> {
+        let seen = line.health.as_ref().and_then(|h| h.flops_per_token);
+        let declared = self.declared.as_ref().map(|c| c.flops_per_token.decode.mean());
+        let model = &self.setup.spec.model;
+        let noop = |c: &Component| matches!(c, Component::Experts(e) if e.noop > 0);
+        let routed = self.observer.is_some()
+            && (Architecture::new(model, None).is_ok_and(|a| a.skips())
+                || model.components.values().any(noop));
+        if routed { seen } else { declared }
     }
 
     fn write_ledger(&self, ledger: &Ledger) -> Result<(), TrainError> {
