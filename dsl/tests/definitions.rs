@@ -272,3 +272,110 @@ fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
     assert!(error.contains("mixers/two.yaml:5:25"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// A definition of so many operations.
+fn long(operations: usize) -> String {
+    let mut text = String::from("define long(heads 4, size 16) {\n  v0 = linear(x, [heads, size])\n");
+    for place in 1..operations / 4 {
+        text += &format!("  v{place} = silu(v{0} * 0.5 + v{0}) + v0\n", place - 1);
+    }
+    text + &format!("  return linear(v{}, [hidden])\n}}\n", operations / 4 - 1)
+}
+
+#[test]
+fn a_definition_of_500_operations_is_checked_in_20_milliseconds() {
+    let text = long(500) + "model m { vocab 256  hidden 64  context 32  a = long {}  repeat 2 { a } }\n";
+    let once = || {
+        let start = std::time::Instant::now();
+        check(&parse("m.dream", &text, Spelling::Dream).unwrap(), &[]).unwrap();
+        start.elapsed()
+    };
+    let best = (0..9).map(|_| once()).min().unwrap();
+    // Without optimization it takes some times longer.
+    let bound = if cfg!(debug_assertions) { 100 } else { 20 };
+    assert!(best.as_millis() < bound, "{best:?}");
+}
+
+#[test]
+fn a_definition_of_any_content_is_answered() {
+    let words = [
+        "q",
+        "=",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "over",
+        "heads",
+        "size",
+        "linear",
+        "sum",
+        "recurrence",
+        "S",
+        "from",
+        "0",
+        "return",
+        "x",
+        "attend",
+        "score",
+        "s",
+        "i",
+        "j",
+        "*",
+        "-",
+        "+",
+        ".",
+        ":",
+        "\n",
+        "1e-3",
+        "where",
+        "top",
+        "pick",
+        "é",
+        "//",
+        "<",
+        "not",
+        "and",
+        "earlier",
+        "join",
+        "along",
+        "sequence",
+        "a",
+        "mlp",
+        "\"",
+        "hidden",
+        "/",
+    ];
+    let mut state = 7u64;
+    let mut next = |most: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % most
+    };
+    for _ in 0..200 {
+        let code: Vec<&str> = (0..next(40)).map(|_| words[next(words.len())]).collect();
+        let code = code.join(" ");
+        let text = format!(
+            "define a(heads 4, size 16) {{\n{code}\n}}\nmodel m {{ vocab 9  hidden 64  context 8  a = a {{}}  body {{ a }} }}\n"
+        );
+        if let Ok(ast) = parse("m.dream", &text, Spelling::Dream) {
+            let _ = check(&ast, &[]);
+            if let Ok(once) = format(&ast, Spelling::Dream) {
+                let again = parse("m.dream", &once, Spelling::Dream).unwrap();
+                assert_eq!(format(&again, Spelling::Dream).unwrap(), once, "{text}");
+            }
+        }
+        // The example with some of its words changed.
+        let mut bytes: Vec<String> = GATED_DELTA.split(' ').map(str::to_string).collect();
+        for _ in 0..1 + next(3) {
+            let place = next(bytes.len());
+            bytes[place] = words[next(words.len())].to_string();
+        }
+        let text = bytes.join(" ") + MODEL;
+        if let Ok(ast) = parse("m.dream", &text, Spelling::Dream) {
+            let _ = check(&ast, &[]);
+        }
+    }
+}

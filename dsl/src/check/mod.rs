@@ -61,6 +61,8 @@ pub(crate) struct Checker {
     definitions: IndexMap<String, Arc<Definition>>,
     /// Names of definitions that are wrong, which was reported.
     broken: HashSet<String>,
+    /// The dimensions of values of definitions, at their tokens.
+    pub(crate) hints: Vec<(Span, String)>,
     /// Definitions that components are made by.
     used: HashSet<String>,
 }
@@ -107,6 +109,7 @@ impl Checker {
             known: Known::default(),
             definitions: IndexMap::new(),
             broken: HashSet::new(),
+            hints: Vec::new(),
             used: HashSet::new(),
         }
     }

@@ -69,6 +69,22 @@ pub struct Elaborated {
     pub found: Vec<Diagnostic>,
 }
 
+impl Elaborated {
+    /// The dimensions of values at their tokens, with sizes.
+    pub fn hints(&self) -> Vec<(Span, String)> {
+        let shown = |ty: &Type| {
+            let dim = |dim: &DimId| format!("{} {}", self.graph.name(*dim), self.graph.size(*dim));
+            let dims = ty.dims.iter().map(dim).collect::<Vec<_>>().join(", ");
+            let constant = if ty.per_token { "" } else { ", the same for every token" };
+            match ty.dims.is_empty() {
+                true => format!("a number{constant}"),
+                false => format!("[{dims}]{constant}"),
+            }
+        };
+        self.types.iter().map(|(span, ty)| (*span, shown(ty))).collect()
+    }
+}
+
 /// The graph of a definition with settings.
 pub fn elaborate<'c>(
     definition: &'c Definition,
