@@ -1,6 +1,6 @@
 //! `dreamc show`: a specification with every default filled in.
 
-use crate::failure::Done;
+use crate::failure::{Done, Failure};
 use crate::spec::SpecArguments;
 use crate::{output, show};
 use clap::{Args, ValueEnum};
@@ -65,8 +65,7 @@ fn show_library(name: Option<&str>) -> Done {
     if let Some(name) = name {
         let Some((_, text)) = LIBRARY.iter().find(|(own, _)| *own == name) else {
             let names: Vec<&str> = LIBRARY.iter().map(|(name, _)| *name).collect();
-            let message = format!("std has no `{name}`; it has {}", names.join(", "));
-            return Err(Failure::problem(message));
+            return Err(Failure::Usage(format!("std has no `{name}`; it has {}", names.join(", "))));
         };
         output::write(text.as_bytes())?;
         return Ok(());
