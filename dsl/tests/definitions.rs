@@ -251,7 +251,7 @@ fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
         load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_or_else(|e| panic!("{e}"));
     assert!(warnings.is_empty(), "{warnings:?}");
     assert_eq!(graph(&spec, "a").weights.len(), 2);
-    // What a run keeps needs the files no more.
+    // A specification that a run keeps needs the files no more.
     let shown = show(&spec, Spelling::Yaml);
     assert_eq!(check(&parse("m.yaml", &shown, Spelling::Yaml).unwrap(), &[]).unwrap().0, spec);
     for outside in ["../outside.dream", "mixers/../../outside.dream"] {

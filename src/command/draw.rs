@@ -65,7 +65,9 @@ fn inside(model: &Model, name: &str) -> Result<String, Failure> {
             true => "no component of this model is".to_string(),
             false => format!("those that are: {}", names.join(", ")),
         };
-        return Err(Failure::Usage(format!("--open {name}: this is no component that a definition makes; {help}")));
+        return Err(Failure::Usage(format!(
+            "--open {name}: this is no component that a definition makes; {help}"
+        )));
     };
     let graph = defined.graph(model).map_err(|found| {
         let source = SourceMap::default();

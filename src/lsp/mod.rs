@@ -16,9 +16,9 @@ mod wire;
 
 use crate::command::check;
 use crate::output;
+use dreamc_dsl::component::DEFINED;
 use dreamc_dsl::define::library::LIBRARY;
 use dreamc_dsl::define::{Definition, functions, names};
-use dreamc_dsl::component::DEFINED;
 use dreamc_dsl::keys::{self, Section, Type};
 use dreamc_dsl::{Ast, Diagnostics, FileKind, Severity, Span, Spec, Spelling};
 use serde_json::{Value, json};
@@ -120,7 +120,9 @@ impl Server {
             }),
             "textDocument/prepareRename" => self.at(parameters, |d, at| match d.symbol(at) {
                 Some(s) => Ok(json!({"range": text::range(&d.text, s.span), "placeholder": s.name})),
-                None => Err(Fault::refused("only components, numbers of `let`, and names of definitions are renamed")),
+                None => Err(Fault::refused(
+                    "only components, numbers of `let`, and names of definitions are renamed",
+                )),
             }),
             "textDocument/rename" => {
                 let uri = parameters.pointer("/textDocument/uri").and_then(Value::as_str).unwrap_or_default();
@@ -255,9 +257,10 @@ impl Document {
             Ok(ast) => check::tree(ast, self.folder()),
             Err(found) => found,
         };
-        // What stands in a file that this one includes is shown where it is included.
+        // A mistake of a file that this one includes is shown where it is included.
         let include = || self.parse().ok().and_then(|ast| Some(ast.root.get("include")?.key.span));
-        let own = |span: Span| if span.start <= self.text.len() { span } else { include().unwrap_or_default() };
+        let own =
+            |span: Span| if span.start <= self.text.len() { span } else { include().unwrap_or_default() };
         let place = |span: Span| text::range(&self.text, own(span));
         let related = |(span, note): &(Span, String)| json!({"location": {"uri": format!("file://{}", self.path.display()), "range": place(*span)}, "message": note});
         found
@@ -302,12 +305,18 @@ impl Document {
     fn rename(&self, at: usize, name: &str) -> Result<Vec<Value>, Fault> {
         let uses = self.uses(at);
         let Some(old) = uses.first() else {
-            return Err(Fault::refused("only components, numbers of `let`, and names of definitions are renamed"));
+            return Err(Fault::refused(
+                "only components, numbers of `let`, and names of definitions are renamed",
+            ));
         };
         if !uses.iter().any(|s| s.defines) {
             return Err(Fault::refused(format!("`{}` is not of this file", old.name)));
         }
-        if self.symbols().iter().any(|s| s.defines && s.kind == old.kind && s.name == name && s.name != old.name) {
+        if self
+            .symbols()
+            .iter()
+            .any(|s| s.defines && s.kind == old.kind && s.name == name && s.name != old.name)
+        {
             return Err(Fault::refused(format!("there is a `{name}` already")));
         }
         let mut renamed =
@@ -384,7 +393,12 @@ impl Document {
                     add(&own.name.text, 7, "a definition".into(), page);
                 }
                 for (name, text) in LIBRARY {
-                    add(name, 7, "a definition of std".into(), pages::definition(None, Some(text)).unwrap_or_default());
+                    add(
+                        name,
+                        7,
+                        "a definition of std".into(),
+                        pages::definition(None, Some(text)).unwrap_or_default(),
+                    );
                 }
                 vec![]
             }
@@ -472,9 +486,10 @@ impl Document {
         })
     }
 
-    /// What may stand in the formulas of a definition: functions, values and settings.
+    /// Words that may stand in the formulas of a definition: functions, values and settings.
     fn in_formulas(&self, definition: &Definition, add: &mut dyn FnMut(&str, u8, String, String)) {
-        for own in names::names(definition).into_iter().filter(|own| own.gives && own.of == names::Of::Value) {
+        for own in names::names(definition).into_iter().filter(|own| own.gives && own.of == names::Of::Value)
+        {
             add(&own.name, 6, format!("of `{}`", definition.name.text), String::new());
         }
         for (name, detail) in [("x", "the row of the token"), ("hidden", "the width of the stream")] {

@@ -72,7 +72,8 @@ impl Finder<'_> {
 
     /// The settings of a definition where components set them.
     fn settings(&mut self, components: Option<&Map>, definition: &Definition, kind: Kind) {
-        let maps = components.into_iter().flat_map(|map| &map.items).filter_map(|item| item.node.value.as_map());
+        let maps =
+            components.into_iter().flat_map(|map| &map.items).filter_map(|item| item.node.value.as_map());
         for pair in maps.filter_map(|map| map.items.first()).map(|item| &item.node) {
             let own = pair.key.text == definition.name.text;
             for item in pair.value.as_map().filter(|_| own).into_iter().flat_map(|map| &map.items) {
@@ -86,7 +87,8 @@ impl Finder<'_> {
 
     /// The kinds of components that are definitions.
     fn kinds(&mut self, components: Option<&Map>) {
-        let keys = components.into_iter().flat_map(|map| &map.items).filter_map(|item| item.node.value.as_map());
+        let keys =
+            components.into_iter().flat_map(|map| &map.items).filter_map(|item| item.node.value.as_map());
         for key in keys.filter_map(|map| map.items.first()).map(|item| &item.node.key) {
             if keys::COMPONENTS.iter().all(|kind| kind.name != key.text) {
                 self.add(Kind::Definition, &key.text, key.span, false);

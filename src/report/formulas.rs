@@ -91,7 +91,8 @@ impl Drawn {
         let mut rows: Vec<Vec<usize>> = Vec::new();
         let mut row_of = vec![0; region.nodes.len()];
         for (id, node) in region.nodes.iter().enumerate().filter(|(id, _)| shown(*id)) {
-            let above = node.args.iter().filter(|arg| shown(arg.0 as usize)).map(|arg| row_of[arg.0 as usize] + 1);
+            let above =
+                node.args.iter().filter(|arg| shown(arg.0 as usize)).map(|arg| row_of[arg.0 as usize] + 1);
             row_of[id] = above.max().unwrap_or(0);
             if rows.len() <= row_of[id] {
                 rows.resize(row_of[id] + 1, Vec::new());
@@ -193,7 +194,9 @@ fn about(graph: &Graph, region: &Region, id: ValueId) -> String {
         Function::Number(number) => number.to_string(),
         Function::Fact(fact) => format!("{fact:?}").to_lowercase(),
         Function::Noise(deviation) => format!("noise {deviation}"),
-        Function::Weight(weight) => graph.weights.get(weight.0 as usize).map_or("weight".into(), |w| w.path.clone()),
+        Function::Weight(weight) => {
+            graph.weights.get(weight.0 as usize).map_or("weight".into(), |w| w.path.clone())
+        }
         Function::Unary(f) => format!("{f:?}").to_lowercase(),
         Function::Binary(f) => format!("{f:?}").to_lowercase(),
         Function::Where => "where".into(),

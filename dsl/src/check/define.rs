@@ -37,7 +37,7 @@ impl Checker {
         self.definitions.get(name).cloned().or_else(|| library::definition(name))
     }
 
-    /// A component whose kind is a definition's name; `None` where it is none.
+    /// A component whose kind is a definition's name; `None` where no definition has that name.
     pub(super) fn defined(
         &mut self,
         kind: &str,

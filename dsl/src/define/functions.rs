@@ -14,7 +14,7 @@ pub struct Entry {
     pub call: &'static str,
     /// Its value.
     pub doc: &'static str,
-    /// What it reads: one token or several.
+    /// The tokens that it reads: one or several.
     pub group: Group,
     /// How it is read.
     pub form: Form,

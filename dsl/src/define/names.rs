@@ -4,7 +4,7 @@ use super::syntax::*;
 use crate::ast::{Ast, ValueKind};
 use crate::source::Span;
 
-/// What a name is of.
+/// The things that names are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A value, a setting or a dimension of this definition.
@@ -16,7 +16,7 @@ pub enum Of {
 /// A name where it is given or used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Use {
-    /// What it is of.
+    /// The thing that it names.
     pub of: Of,
     /// The name.
     pub name: String,

@@ -58,7 +58,7 @@ impl<'c> Context<'c> {
     }
 }
 
-/// What elaboration gives.
+/// The result of elaboration.
 #[derive(Debug, Default)]
 pub struct Elaborated {
     /// The graph; where there are errors, a part of it.
@@ -107,7 +107,8 @@ pub fn elaborate<'c>(
     first.finish()
 }
 
-/// What an expression is: a number that is known, or a value of the region that is being written.
+/// The value of an expression: a number that is known, or a value of the region that is being
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Got {
     Number(f64),
@@ -119,7 +120,7 @@ enum Got {
 struct Bound {
     /// Where it is assigned.
     span: Span,
-    /// What it is; `None` where that was reported.
+    /// Its value; `None` where that was reported.
     is: Option<Is>,
     /// Whether something reads it.
     read: bool,
@@ -142,7 +143,7 @@ struct Inner {
     region: Region,
     /// The values outside that it reads.
     operands: Vec<ValueId>,
-    /// What was read already.
+    /// The values that stand for those read already.
     reads: HashMap<(ValueId, u8), ValueId>,
 }
 
