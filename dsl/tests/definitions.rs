@@ -379,3 +379,33 @@ fn a_definition_of_any_content_is_answered() {
         }
     }
 }
+
+#[test]
+fn settings_are_fields_that_match_varies() {
+    let text = format!(
+        "{GATED_DELTA}{MODEL}match {{ baseline \"other.yaml\"  flops mlp.intermediate  params gdn.size }}\n"
+    );
+    assert!(spec(&text, &[]).matching.is_some());
+    let wrong = text.replace("params gdn.size", "params gdn.sise");
+    let found = check(&parse("m.dream", &wrong, Spelling::Dream).unwrap(), &[]).unwrap_err().to_string();
+    assert!(found.contains("did you mean `gdn.size`?"), "{found}");
+}
+
+#[test]
+fn a_small_form_of_every_definition_of_the_library_fits() {
+    for (name, _) in dreamc_dsl::define::library::LIBRARY {
+        let text =
+            format!("model m {{ vocab 256  hidden 128  context 32  a = {name} {{}}  repeat 2 {{ a }} }}");
+        let mut spec = spec(&text, &[]);
+        spec.model.hidden = 12;
+        let mut changed = Vec::new();
+        let mut lower = |path: &str, size: &mut u64, most: u64| {
+            changed.push(path.to_string());
+            *size = most.min(*size);
+        };
+        let mut small = dreamc_dsl::spec::Small { hidden: 12, context: 32, sequence: 8, lower: &mut lower };
+        spec.model.components["a"].shrink(&mut small);
+        assert_eq!(spec.model.components["a"].broken(&spec.model), None, "{name}");
+        assert!(!changed.iter().any(|path| path == "base"), "{name}: {changed:?}");
+    }
+}

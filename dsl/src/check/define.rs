@@ -50,6 +50,9 @@ impl Checker {
         }
         let definition = self.definition(kind)?;
         self.used.insert(kind.to_string());
+        let name = path.rsplit('.').next().unwrap_or_default().to_string();
+        let settings = definition.settings.iter().map(|setting| setting.name.text.clone()).collect();
+        self.known.defined.push((name, settings));
         Some(self.settings_of(&definition, value, path, at).map(Component::Defined))
     }
 

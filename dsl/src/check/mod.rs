@@ -73,6 +73,8 @@ struct Known {
     vocab: Option<u64>,
     context: Option<u64>,
     components: Vec<(String, &'static Section)>,
+    /// Components that definitions make, with their settings.
+    defined: Vec<(String, Vec<String>)>,
     /// Whether the stream is one of sources.
     attends: bool,
     /// Whether it is one of lanes.
