@@ -10,6 +10,8 @@
 //! an odd head, for one), so no legal combination is left out. [`values`] lists values worth trying
 //! where the type allows any; [`UNDRAWN`] lists the keys that name files or other specifications.
 
+pub mod definition;
+
 use crate::ir::random::Rng;
 use dreamc_dsl::keys::{self, Fallback, Key, Range, Section, Type};
 use dreamc_dsl::{Spec, Spelling, check, parse};
@@ -28,11 +30,16 @@ pub struct Drawn {
 }
 
 /// Keys that are not drawn: they name files, other specifications or other components, concern
-/// files alone, or are about several sizes of a model.
-pub const UNDRAWN: [&str; 20] = [
+/// files alone, or are about several sizes of a model. Definitions have a generator of their own,
+/// [`definition`].
+pub const UNDRAWN: [&str; 24] = [
     "sequence.kv_from",
     "train.transfer",
     "spec.let",
+    "spec.include",
+    "spec.define",
+    "define.settings",
+    "define.code",
     "spec.base",
     "spec.weights",
     "spec.match",

@@ -115,6 +115,14 @@ pub fn check_in(
     check(&base::resolve(define::include::resolve(ast, folder)?, folder, 0)?, overrides)
 }
 
+/// The dimensions of values of definitions at their tokens, also where the tree has errors.
+pub fn hints(ast: &Ast, folder: &std::path::Path) -> Vec<(Span, String)> {
+    let Ok(ast) = define::include::resolve(ast.clone(), folder) else { return Vec::new() };
+    let mut checker = check::Checker::new(ast.source.clone());
+    checker.spec(&ast.root);
+    checker.hints
+}
+
 /// The result of a reader of a tree, or every error.
 fn run<T>(
     ast: &Ast,

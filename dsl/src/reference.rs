@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::define::functions::{FACTS, FUNCTIONS, Group, INITS};
+use crate::define::library::LIBRARY;
 use crate::keys::{self, Fallback, Section, Type};
 
 /// The reference page as Markdown.
@@ -29,7 +31,42 @@ pub fn reference() -> String {
         }
         page.push('\n');
     }
+    page.push_str(&definitions());
     page.trim_end().to_string() + "\n"
+}
+
+/// The language of definitions: an introduction, and every function from the one list.
+fn definitions() -> String {
+    let mut page = include_str!("definitions.md").trim_end().to_string() + "\n\n";
+    let groups = [
+        (Group::Elements, "Of elements"),
+        (Group::Dimensions, "Of dimensions"),
+        (Group::Weights, "Of weights"),
+        (Group::Tokens, "Of several tokens"),
+        (Group::Depths, "Of several applications"),
+    ];
+    for (group, title) in groups {
+        let _ = writeln!(page, "### {title}\n\n| function | value |\n|---|---|");
+        for entry in FUNCTIONS.iter().filter(|entry| entry.group == group) {
+            let _ = writeln!(page, "| `{}` | {} |", entry.call, entry.doc);
+        }
+        page.push('\n');
+    }
+    page.push_str("### Numbers with a name\n\n| name | value |\n|---|---|\n");
+    for (name, _, doc) in FACTS {
+        let _ = writeln!(page, "| `{name}` | {doc} |");
+    }
+    page.push_str("\n### Beginnings of weights\n\n| written | value |\n|---|---|\n");
+    for (word, numbers, doc) in INITS {
+        let numbers = [" `a`", " `b`"][..*numbers].concat().replace('`', "");
+        let _ = writeln!(page, "| `{word}{numbers}` | {doc} |");
+    }
+    page.push_str("\n### The library\n\n| definition | source |\n|---|---|\n");
+    for (name, text) in LIBRARY {
+        let about = text.lines().next().unwrap_or("").trim_start_matches("// ").trim_end_matches('.');
+        let _ = writeln!(page, "| `{name}` | {about} |");
+    }
+    page
 }
 
 /// All sections, each after the one that first refers to it.

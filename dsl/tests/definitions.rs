@@ -251,7 +251,7 @@ fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
         load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_or_else(|e| panic!("{e}"));
     assert!(warnings.is_empty(), "{warnings:?}");
     assert_eq!(graph(&spec, "a").weights.len(), 2);
-    // What a run keeps needs the files no more.
+    // A specification that a run keeps needs the files no more.
     let shown = show(&spec, Spelling::Yaml);
     assert_eq!(check(&parse("m.yaml", &shown, Spelling::Yaml).unwrap(), &[]).unwrap().0, spec);
     for outside in ["../outside.dream", "mixers/../../outside.dream"] {
@@ -271,4 +271,141 @@ fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
     let error = load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_err().to_string();
     assert!(error.contains("mixers/two.yaml:5:25"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A definition of so many operations.
+fn long(operations: usize) -> String {
+    let mut text = String::from("define long(heads 4, size 16) {\n  v0 = linear(x, [heads, size])\n");
+    for place in 1..operations / 4 {
+        text += &format!("  v{place} = silu(v{0} * 0.5 + v{0}) + v0\n", place - 1);
+    }
+    text + &format!("  return linear(v{}, [hidden])\n}}\n", operations / 4 - 1)
+}
+
+#[test]
+fn a_definition_of_500_operations_is_checked_in_20_milliseconds() {
+    let text = long(500) + "model m { vocab 256  hidden 64  context 32  a = long {}  repeat 2 { a } }\n";
+    let once = || {
+        let start = std::time::Instant::now();
+        check(&parse("m.dream", &text, Spelling::Dream).unwrap(), &[]).unwrap();
+        start.elapsed()
+    };
+    let best = (0..9).map(|_| once()).min().unwrap();
+    // Without optimization it takes some times longer.
+    let bound = if cfg!(debug_assertions) { 100 } else { 20 };
+    assert!(best.as_millis() < bound, "{best:?}");
+}
+
+#[test]
+fn a_definition_of_any_content_is_answered() {
+    let words = [
+        "q",
+        "=",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "over",
+        "heads",
+        "size",
+        "linear",
+        "sum",
+        "recurrence",
+        "S",
+        "from",
+        "0",
+        "return",
+        "x",
+        "attend",
+        "score",
+        "s",
+        "i",
+        "j",
+        "*",
+        "-",
+        "+",
+        ".",
+        ":",
+        "\n",
+        "1e-3",
+        "where",
+        "top",
+        "pick",
+        "é",
+        "//",
+        "<",
+        "not",
+        "and",
+        "earlier",
+        "join",
+        "along",
+        "sequence",
+        "a",
+        "mlp",
+        "\"",
+        "hidden",
+        "/",
+    ];
+    let mut state = 7u64;
+    let mut next = |most: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % most
+    };
+    for _ in 0..200 {
+        let code: Vec<&str> = (0..next(40)).map(|_| words[next(words.len())]).collect();
+        let code = code.join(" ");
+        let text = format!(
+            "define a(heads 4, size 16) {{\n{code}\n}}\nmodel m {{ vocab 9  hidden 64  context 8  a = a {{}}  body {{ a }} }}\n"
+        );
+        if let Ok(ast) = parse("m.dream", &text, Spelling::Dream) {
+            let _ = check(&ast, &[]);
+            if let Ok(once) = format(&ast, Spelling::Dream) {
+                let again = parse("m.dream", &once, Spelling::Dream).unwrap();
+                assert_eq!(format(&again, Spelling::Dream).unwrap(), once, "{text}");
+            }
+        }
+        // The example with some of its words changed.
+        let mut bytes: Vec<String> = GATED_DELTA.split(' ').map(str::to_string).collect();
+        for _ in 0..1 + next(3) {
+            let place = next(bytes.len());
+            bytes[place] = words[next(words.len())].to_string();
+        }
+        let text = bytes.join(" ") + MODEL;
+        if let Ok(ast) = parse("m.dream", &text, Spelling::Dream) {
+            let _ = check(&ast, &[]);
+        }
+    }
+}
+
+#[test]
+fn settings_are_fields_that_match_varies() {
+    let text = format!(
+        "{GATED_DELTA}{MODEL}match {{ baseline \"other.yaml\"  flops mlp.intermediate  params gdn.size }}\n"
+    );
+    assert!(spec(&text, &[]).matching.is_some());
+    let wrong = text.replace("params gdn.size", "params gdn.sise");
+    let found = check(&parse("m.dream", &wrong, Spelling::Dream).unwrap(), &[]).unwrap_err().to_string();
+    assert!(found.contains("did you mean `gdn.size`?"), "{found}");
+}
+
+#[test]
+fn a_small_form_of_every_definition_of_the_library_fits() {
+    for (name, _) in dreamc_dsl::define::library::LIBRARY {
+        let text =
+            format!("model m {{ vocab 256  hidden 128  context 32  a = {name} {{}}  repeat 2 {{ a }} }}");
+        let mut spec = spec(&text, &[]);
+        spec.model.hidden = 12;
+        let mut changed = Vec::new();
+        let mut lower = |path: &str, size: &mut u64, most: u64| {
+            changed.push(path.to_string());
+            *size = most.min(*size);
+        };
+        let mut small = dreamc_dsl::spec::Small { hidden: 12, context: 32, sequence: 8, lower: &mut lower };
+        spec.model.components["a"].shrink(&mut small);
+        assert_eq!(spec.model.components["a"].broken(&spec.model), None, "{name}");
+        assert!(!changed.iter().any(|path| path == "base"), "{name}: {changed:?}");
+    }
 }

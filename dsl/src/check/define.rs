@@ -37,7 +37,7 @@ impl Checker {
         self.definitions.get(name).cloned().or_else(|| library::definition(name))
     }
 
-    /// A component whose kind is a definition's name; `None` where it is none.
+    /// A component whose kind is a definition's name; `None` where no definition has that name.
     pub(super) fn defined(
         &mut self,
         kind: &str,
@@ -50,6 +50,9 @@ impl Checker {
         }
         let definition = self.definition(kind)?;
         self.used.insert(kind.to_string());
+        let name = path.rsplit('.').next().unwrap_or_default().to_string();
+        let settings = definition.settings.iter().map(|setting| setting.name.text.clone()).collect();
+        self.known.defined.push((name, settings));
         Some(self.settings_of(&definition, value, path, at).map(Component::Defined))
     }
 
@@ -170,13 +173,39 @@ impl Checker {
         for (name, component) in components {
             let Some(Component::Defined(defined)) = component else { continue };
             let at = self.sources.locate(&format!("model.components.{name}")).unwrap_or_default();
-            let found = crate::define::elaborate(&defined.definition, &defined.settings, context).found;
-            for mistake in found {
+            let elaborated = crate::define::elaborate(&defined.definition, &defined.settings, context);
+            if !defined.definition.library {
+                self.hints.extend(elaborated.hints());
+            }
+            for mistake in elaborated.found {
                 let mistake = self.of_definition(mistake, defined, name, at);
                 if !self.found.contains(&mistake) {
                     self.found.push(mistake);
                 }
             }
+        }
+        self.unmade(components, hidden);
+    }
+
+    /// Elaborates definitions that no component is made by, where every setting has a default.
+    fn unmade(&mut self, components: &IndexMap<String, Option<Component>>, hidden: u64) {
+        let made = |name: &str| {
+            components.values().flatten().any(|c| matches!(c, Component::Defined(own) if own.name() == name))
+        };
+        let rest: Vec<Arc<Definition>> =
+            self.definitions.values().filter(|own| !made(&own.name.text)).cloned().collect();
+        let names: Vec<&str> = components.keys().map(String::as_str).collect();
+        let of = |name: &str| components.get(name).and_then(Option::as_ref);
+        let context = Context::new(hidden, &of, &names);
+        for definition in &rest {
+            if definition.settings.iter().any(|setting| setting.default.is_none()) {
+                continue;
+            }
+            let elaborated = crate::define::elaborate(definition, &IndexMap::new(), context);
+            self.hints.extend(elaborated.hints());
+            let new = elaborated.found.into_iter().filter(|mistake| mistake.severity == Severity::Error);
+            let new: Vec<Diagnostic> = new.filter(|mistake| !self.found.contains(mistake)).collect();
+            self.found.extend(new);
         }
     }
 

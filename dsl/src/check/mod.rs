@@ -61,6 +61,8 @@ pub(crate) struct Checker {
     definitions: IndexMap<String, Arc<Definition>>,
     /// Names of definitions that are wrong, which was reported.
     broken: HashSet<String>,
+    /// The dimensions of values of definitions, at their tokens.
+    pub(crate) hints: Vec<(Span, String)>,
     /// Definitions that components are made by.
     used: HashSet<String>,
 }
@@ -71,6 +73,8 @@ struct Known {
     vocab: Option<u64>,
     context: Option<u64>,
     components: Vec<(String, &'static Section)>,
+    /// Components that definitions make, with their settings.
+    defined: Vec<(String, Vec<String>)>,
     /// Whether the stream is one of sources.
     attends: bool,
     /// Whether it is one of lanes.
@@ -107,6 +111,7 @@ impl Checker {
             known: Known::default(),
             definitions: IndexMap::new(),
             broken: HashSet::new(),
+            hints: Vec::new(),
             used: HashSet::new(),
         }
     }

@@ -577,11 +577,16 @@ impl Checker {
     /// Whether a path names a numeric field of the model; reports it where it does not. A suite
     /// knows no model.
     fn field(&mut self, field: &str, span: crate::source::Span) -> bool {
-        if self.known.components.is_empty() {
+        if self.known.components.is_empty() && self.known.defined.is_empty() {
             return true;
         }
         let path = field.strip_prefix("model.").unwrap_or(field);
         let path = path.strip_prefix("components.").unwrap_or(path);
+        let settings = |name: &str| self.known.defined.iter().find(|(own, _)| own == name);
+        let own = path.split_once('.').and_then(|(name, rest)| Some((settings(name)?, rest)));
+        if own.is_some_and(|((_, settings), rest)| settings.iter().any(|setting| setting == rest)) {
+            return true;
+        }
         let component = path.split_once('.').and_then(|(name, rest)| {
             let known = self.known.components.iter().find(|(known, _)| known == name);
             known.map(|(_, section)| (*section, rest))
@@ -600,7 +605,12 @@ impl Checker {
             let own = sizes.into_iter().filter(|key| section.key(key).is_some());
             own.map(move |key| format!("{name}.{key}"))
         });
-        let fields: Vec<String> = fields.chain(["hidden".to_string()]).collect();
+        let settings = self
+            .known
+            .defined
+            .iter()
+            .flat_map(|(name, settings)| settings.iter().map(move |setting| format!("{name}.{setting}")));
+        let fields: Vec<String> = fields.chain(settings).chain(["hidden".to_string()]).collect();
         let help = match crate::suggest::closest(field, fields.iter().map(String::as_str)) {
             Some(known) => format!("did you mean `{known}`?"),
             None => format!("write a numeric field such as `{}`", fields[0]),

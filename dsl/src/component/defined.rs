@@ -13,7 +13,7 @@ use crate::spec::Model;
 /// A component of a `define`, with its settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Defined {
-    /// The formulas that it computes.
+    /// Its formulas.
     #[serde(serialize_with = "by_name")]
     pub definition: Arc<Definition>,
     /// Its settings by name, in the order of the definition.
@@ -67,6 +67,42 @@ impl Defined {
     }
 }
 
+impl Defined {
+    /// Small bounds of sizes with which its formulas still fit, by name.
+    fn small(&self, hidden: u64) -> Vec<(String, u64)> {
+        let sizes = self.definition.sizes();
+        let names: Vec<String> = sizes
+            .into_iter()
+            .filter(|name| matches!(self.settings.get(*name), Some(Setting::Size(size)) if *size > 1))
+            .map(str::to_string)
+            .collect();
+        // Values of other components are not known here.
+        let alone = self.definition.values_of_others().is_empty();
+        let with = |bounds: &[u64]| -> Vec<(String, u64)> {
+            names.iter().cloned().zip(bounds.iter().copied()).collect()
+        };
+        let fits = |bounds: &[u64]| {
+            let mut settings = self.settings.clone();
+            for (name, most) in with(bounds) {
+                if let Some(Setting::Size(size)) = settings.get_mut(&name) {
+                    *size = most.min(*size);
+                }
+            }
+            let none = |_: &str| None;
+            let found =
+                define::elaborate(&self.definition, &settings, Context::new(hidden, &none, &[])).found;
+            found.iter().all(|found| found.severity != Severity::Error)
+        };
+        const BOUNDS: [u64; 4] = [4, 2, 3, 1];
+        let uniform = BOUNDS.map(|bound| vec![bound; names.len()]);
+        let mixed = (0..4usize.pow(names.len().min(4) as u32)).map(|number| {
+            (0..names.len()).map(|place| BOUNDS[(number / 4usize.pow(place.min(3) as u32)) % 4]).collect()
+        });
+        let found = uniform.into_iter().chain(mixed).find(|bounds| !alone || fits(bounds));
+        found.map(|bounds| with(&bounds)).unwrap_or_default()
+    }
+}
+
 impl Described for Defined {
     fn norms(&self) -> (bool, bool) {
         (self.pre_norm, self.post_norm)
@@ -93,14 +129,19 @@ impl Described for Defined {
         self.settings.iter_mut().filter_map(|(name, setting)| Some((name.as_str(), size(setting)?))).collect()
     }
 
-    fn broken(&self, _model: &Model) -> Option<String> {
-        None
+    fn broken(&self, model: &Model) -> Option<String> {
+        self.graph(model)
+            .err()?
+            .into_iter()
+            .find(|found| found.severity == Severity::Error)
+            .map(|found| found.message)
     }
 
     fn shrink(&mut self, to: &mut Small) {
-        for (name, setting) in &mut self.settings {
-            if let Setting::Size(size) = setting {
-                to.less(name, size, 4);
+        let bounds = self.small(to.hidden);
+        for (name, most) in bounds {
+            if let Some(Setting::Size(size)) = self.settings.get_mut(&name) {
+                to.less(&name, size, most);
             }
         }
     }

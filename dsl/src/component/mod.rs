@@ -224,6 +224,8 @@ impl Component {
 
 /// The bounds of a small form.
 pub struct Small<'a> {
+    /// The width of the stream now.
+    pub hidden: u64,
     /// Tokens of a context before.
     pub context: u64,
     /// Tokens of a sequence now.

@@ -81,7 +81,7 @@ pub enum Purpose {
     Gain,
     /// The filter of a `conv`.
     Filter,
-    /// A tensor of `weight`.
+    /// A tensor that `weight` makes.
     Own,
 }
 
@@ -126,7 +126,7 @@ pub struct Type {
     pub places_of: Option<DimId>,
 }
 
-/// The function of a value.
+/// The function that gives a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Function {
     /// The token's row of the stream, behind the component's norm: `[hidden]`.

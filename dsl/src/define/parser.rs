@@ -25,7 +25,7 @@ const SIGNS: [&str; 20] =
 /// Words whose operands follow without a sign, beside those by which weights begin.
 const WORDS: [&str; 3] = ["over", "along", "at"];
 
-/// What can follow a statement.
+/// Help where no statement begins.
 const STATEMENT: &str = "a statement is `name = value`, `recurrence S [dims] { … }` or `return value`";
 
 /// The statements of a definition. `at` turns an offset of the text into one of the source.
@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
 
     fn span(&self, token: Token) -> Span {
         match token.kind {
-            // What is missing at the end is missing behind the last word.
+            // A sign that is missing at the end is missing behind the last word.
             Kind::End => {
                 let end = (self.at)(token.start.saturating_sub(1));
                 Span::new(end, end + 1)
@@ -250,7 +250,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What stands for a statement that cannot be read, so that its name is known below.
+    /// A statement in the place of one that cannot be read, so that its name is known below.
     fn stand_in(&self, token: Token, place: usize) -> Option<Statement> {
         let next = self.tokens.get(place + 1)?;
         let invalid = Expr { kind: ExprKind::Invalid, span: self.span(token) };

@@ -308,6 +308,62 @@ impl Definition {
         found
     }
 
+    /// The settings that sizes of dimensions depend on.
+    pub fn sizes(&self) -> Vec<&str> {
+        fn names<'d>(expr: &'d Expr, found: &mut Vec<&'d str>) {
+            expr.each(&mut |inner| {
+                if let ExprKind::Name(name) = &inner.kind {
+                    found.push(name);
+                }
+            });
+        }
+        let mut found: Vec<&str> = Vec::new();
+        self.each_dim(&mut |dim| {
+            found.push(&dim.name.text);
+            dim.size.iter().for_each(|size| names(size, &mut found));
+        });
+        for call in self.calls() {
+            if matches!(call.name.text.as_str(), "conv" | "top" | "slice" | "shift") {
+                for argument in &call.arguments {
+                    if let ArgumentKind::Value(value) = &argument.kind {
+                        names(value, &mut found);
+                    }
+                }
+            }
+        }
+        // A default that a size depends on depends on settings before it.
+        let mut settings: Vec<&str> = Vec::new();
+        for setting in self.settings.iter().rev() {
+            if found.contains(&setting.name.text.as_str()) {
+                settings.push(&setting.name.text);
+                setting.default.iter().for_each(|default| names(default, &mut found));
+            }
+        }
+        settings
+    }
+
+    /// Every dimension where it is named.
+    fn each_dim<'d>(&'d self, with: &mut dyn FnMut(&'d DimExpr)) {
+        fn states<'d>(body: &'d [Statement], with: &mut dyn FnMut(&'d DimExpr)) {
+            for statement in body {
+                if let Statement::Recurrence(recurrence) = statement {
+                    recurrence.states.iter().flat_map(|state| &state.dims).for_each(&mut *with);
+                    states(&recurrence.body, with);
+                }
+            }
+        }
+        states(&self.body, with);
+        self.each(&mut |expr| {
+            if let ExprKind::Call(call) = &expr.kind {
+                for argument in &call.arguments {
+                    if let ArgumentKind::Dims(dims) = &argument.kind {
+                        dims.iter().for_each(&mut *with);
+                    }
+                }
+            }
+        });
+    }
+
     /// Every call.
     pub fn calls(&self) -> Vec<&Call> {
         let mut found = Vec::new();

@@ -66,10 +66,10 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
             Stream::Attend { block } => less("stream.attend.block", block, 3),
             Stream::Lanes { count, .. } => less("stream.lanes", count, 3),
         }
-        let sequence = SEQUENCE.min(model.context);
+        let (sequence, hidden) = (SEQUENCE.min(model.context), model.hidden);
         for (name, component) in &mut model.components {
             let lower: Less = &mut |path, size, most| less(&format!("{name}.{path}"), size, most);
-            component.shrink(&mut Small { context: spec.model.context, sequence, lower });
+            component.shrink(&mut Small { hidden, context: spec.model.context, sequence, lower });
         }
         let turns = model.has_turns();
         items(&mut model.body, turns, &mut less);

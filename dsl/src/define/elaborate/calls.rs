@@ -802,7 +802,7 @@ impl<'a> Elaborator<'a> {
     }
 }
 
-/// What functions of other programs are here.
+/// The spelling here of functions of other programs.
 fn synonym(name: &str) -> Option<&'static str> {
     Some(match name {
         "einsum" | "matmul" | "bmm" | "mm" => {

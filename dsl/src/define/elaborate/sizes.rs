@@ -272,7 +272,7 @@ impl<'a> Elaborator<'a> {
         setting.map(|setting| setting.name.span).or(dim)
     }
 
-    /// Reports a name of a dimension that is none, of all or of a value's.
+    /// Reports a name that no dimension has, of all or of a value.
     pub(super) fn unknown_dim(&mut self, name: &str, span: Span, of: Option<(&Expr, &[DimId])>) {
         let (message, names): (_, Vec<&str>) = match of {
             Some((value, dims)) => {

@@ -1,0 +1,316 @@
+//! A random definition, well typed by construction.
+//!
+//! *In*: a seed. *Out*: the text of a specification in `.dream` with one definition and components
+//! that it makes. *Promise*: it is accepted, every value is read, and its numbers stay small: no
+//! function of it has a pole or a step where gradients are compared with differences.
+
+use super::Rng;
+
+/// The dimensions that values are drawn over, with their sizes.
+const SIZES: [(&str, u64); 3] = [("heads", 2), ("size", 4), ("value", 6)];
+
+/// A value that was written.
+#[derive(Clone)]
+struct Value {
+    name: String,
+    dims: Vec<&'static str>,
+    read: bool,
+}
+
+struct Writer {
+    r: Rng,
+    lines: Vec<String>,
+    values: Vec<Value>,
+}
+
+/// A specification with a definition of so many statements.
+pub fn specification(seed: u64) -> String {
+    let mut w = Writer { r: Rng::new(seed ^ 0x6465_6669_6e65), lines: vec![], values: vec![] };
+    let text = w.definition();
+    let second = if w.r.once_in(2) {
+        "  b = drawn { value 4 }\n  body { a > b  repeat 2 { a } }\n"
+    } else {
+        "  repeat 2 { a }\n"
+    };
+    format!(
+        "{text}model random-{seed} {{\n  vocab 64\n  hidden 8\n  context 16\n  a = drawn {{}}\n{second}}}\n"
+    )
+}
+
+impl Writer {
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.r.below(of.len() as u64) as usize]
+    }
+
+    fn definition(&mut self) -> String {
+        let first = self.dims();
+        self.push(format!("linear(x, [{}])", first.join(", ")), first);
+        for _ in 0..2 + self.r.below(7) {
+            self.statement();
+        }
+        let unread: Vec<Value> = self.values.iter().filter(|value| !value.read).cloned().collect();
+        let terms: Vec<String> = unread
+            .iter()
+            .map(|value| match value.dims.is_empty() {
+                true => format!("tanh({}) * weight([hidden], normal 0.1)", value.name),
+                false => format!("linear(tanh({}), [hidden])", value.name),
+            })
+            .collect();
+        self.lines.push(format!("  return {}", terms.join(" + ")));
+        let settings: Vec<String> = SIZES.iter().map(|(name, size)| format!("{name} {size}")).collect();
+        format!("define drawn({}) {{\n{}\n}}\n\n", settings.join(", "), self.lines.join("\n"))
+    }
+
+    /// Some dimensions in their order.
+    fn dims(&mut self) -> Vec<&'static str> {
+        loop {
+            let mut dims = vec![];
+            for (name, _) in SIZES {
+                if self.r.once_in(2) {
+                    dims.push(name);
+                }
+            }
+            if !dims.is_empty() {
+                return dims;
+            }
+        }
+    }
+
+    fn push(&mut self, text: String, dims: Vec<&'static str>) {
+        let name = format!("v{}", self.values.len());
+        self.lines.push(format!("  {name} = {text}"));
+        self.values.push(Value { name, dims, read: false });
+    }
+
+    /// A value so far, which is read by that.
+    fn value(&mut self) -> Value {
+        let place = self.r.below(self.values.len() as u64) as usize;
+        self.values[place].read = true;
+        self.values[place].clone()
+    }
+
+    /// A value with a dimension.
+    fn tensor(&mut self) -> Value {
+        for _ in 0..8 {
+            let value = self.value();
+            if !value.dims.is_empty() {
+                return value;
+            }
+        }
+        let dims = self.dims();
+        self.push(format!("linear(x, [{}])", dims.join(", ")), dims);
+        self.values.last_mut().map(|value| value.read = true);
+        self.values[self.values.len() - 1].clone()
+    }
+
+    fn matrix(&mut self, dims: &[&'static str]) -> String {
+        format!("linear(x, [{}])", dims.join(", "))
+    }
+
+    fn statement(&mut self) {
+        match self.r.below(14) {
+            0 => self.element(),
+            1 => self.pair(),
+            2 => self.reduce(),
+            3 => self.norm(),
+            4 => self.product(),
+            5 => self.tokens(),
+            6 => self.attend(),
+            7 => self.recurrence(),
+            8 => self.reshape(),
+            9 => {
+                let (c, dims) = (self.value(), self.dims());
+                let own = self.matrix(&dims);
+                if c.dims.iter().all(|dim| dims.contains(dim)) {
+                    self.push(format!("where(stop({}) > 0, {own}, 0.5)", c.name), dims);
+                } else {
+                    self.push(own, dims);
+                }
+            }
+            10 => {
+                let value = self.tensor();
+                let last = value.dims[value.dims.len() - 1];
+                self.push(format!("rope({}, 100, over {last})", value.name), value.dims);
+            }
+            11 => {
+                let value = self.tensor();
+                let weight = self.pick(&["normal 0.5", "one", "uniform -1 1", "0.3", "log_uniform 1 2"]);
+                self.push(
+                    format!("{} * weight([{}], {weight})", value.name, value.dims.join(", ")),
+                    value.dims,
+                );
+            }
+            12 => {
+                let value = self.tensor();
+                let dims = self.dims();
+                let words = self.pick(&["", ", bias", ", normal 0.2", ", bias, normal 0.2"]);
+                self.push(format!("linear({}, [{}]{words})", value.name, dims.join(", ")), dims);
+            }
+            _ => {
+                let (dims, inner) = (self.dims(), self.pick(&["mlp", "sequence"]));
+                let keys = if inner == "mlp" { "intermediate 8" } else { "heads 2  head_size 4" };
+                self.push(format!("linear({inner}(x) {{ {keys} }}, [{}])", dims.join(", ")), dims);
+            }
+        }
+    }
+
+    fn element(&mut self) {
+        let value = self.value();
+        let f = self.pick(&["tanh", "sigmoid", "silu", "gelu", "softplus", "sin", "cos", "log_sigmoid", "-"]);
+        self.push(format!("{f}({})", value.name), value.dims);
+    }
+
+    /// A sum or product of two values, the second of which has dimensions of the first.
+    fn pair(&mut self) {
+        let a = self.value();
+        let other = self.value();
+        let fits = other.dims.iter().all(|dim| a.dims.contains(dim));
+        let b = if fits { other.name } else { format!("sum({}, over {})", other.name, other.dims.join(" ")) };
+        let text = match self.r.below(4) {
+            0 => format!("{} + {b}", a.name),
+            1 => format!("tanh({}) * {b}", a.name),
+            2 => format!("{} - 0.5 * {b}", a.name),
+            _ => format!("tanh({}) / (1 + square({b}))", a.name),
+        };
+        self.push(text, a.dims);
+    }
+
+    fn reduce(&mut self) {
+        let value = self.tensor();
+        let over = self.pick(&value.dims);
+        let dims: Vec<_> = value.dims.iter().filter(|dim| **dim != over).copied().collect();
+        match self.r.below(3) {
+            0 => self.push(format!("softmax({}, over {over})", value.name), value.dims),
+            1 => self.push(format!("mean({}, over {over})", value.name), dims),
+            _ => self.push(format!("sum({}, over {over})", value.name), dims),
+        }
+    }
+
+    fn norm(&mut self) {
+        let value = self.tensor();
+        let (over, how) = (self.pick(&value.dims), self.pick(&["rms", "l2", "layer_norm"]));
+        let gain = if self.r.once_in(2) { ", gain" } else { "" };
+        self.push(format!("{how}({}, over {over}{gain}, eps = 0.1)", value.name), value.dims);
+    }
+
+    /// A product over a dimension of two values, or one with the dimensions of both.
+    fn product(&mut self) {
+        let (a, b) = (self.tensor(), self.tensor());
+        let mut dims = a.dims.clone();
+        dims.extend(b.dims.iter().filter(|dim| !a.dims.contains(dim)));
+        let shared: Vec<_> = a.dims.iter().filter(|dim| b.dims.contains(dim)).copied().collect();
+        match shared.first() {
+            Some(over) if self.r.once_in(2) => {
+                let dims = dims.into_iter().filter(|dim| dim != over).collect();
+                self.push(format!("dot(tanh({}), {}, over {over})", a.name, b.name), dims);
+            }
+            _ => self.push(format!("outer(tanh({}), {})", a.name, b.name), dims),
+        }
+    }
+
+    fn tokens(&mut self) {
+        let value = self.value();
+        let text = match self.r.below(4) {
+            0 => format!("shift({})", value.name),
+            1 => format!("shift({}, 3)", value.name),
+            2 if !value.dims.is_empty() => format!("conv({}, 3)", value.name),
+            2 => format!("tanh({})", value.name),
+            _ => format!("running(0.1 * tanh({}))", value.name),
+        };
+        self.push(text, value.dims);
+    }
+
+    fn attend(&mut self) {
+        let gate = if self.r.once_in(2) {
+            format!("running(log_sigmoid({}))", self.matrix(&["heads"]))
+        } else {
+            String::new()
+        };
+        let (q, k, v) = (
+            self.matrix(&["heads", "size"]),
+            self.matrix(&["heads", "size"]),
+            self.matrix(&["heads", "value"]),
+        );
+        let mut words = self.pick(&["", ", window = 3", ", scale = 0.5", ", sink"]).to_string();
+        if gate.is_empty() {
+            words += self.pick(&[
+                "",
+                ", score = s - 0.1 * (i - j)",
+                ", score = 2 * tanh(s / 2)",
+                ", mask = i - j < 4 or j == 0",
+                ", score = s * exp(-head), mask = mod(i - j, 2) == 0",
+            ]);
+        } else {
+            let name = format!("v{}", self.values.len());
+            self.push(gate, vec!["heads"]);
+            if let Some(value) = self.values.last_mut() {
+                value.read = true;
+            }
+            words += &format!(", score = s + {name}[i] - {name}[j]");
+        }
+        self.push(format!("attend({q}, {k}, {v}{words})"), vec!["heads", "value"]);
+    }
+
+    fn recurrence(&mut self) {
+        let place = self.lines.len();
+        let (k, v) = (self.matrix(&["heads", "size"]), self.matrix(&["heads", "value"]));
+        let decay = self.pick(&["0.5", "sigmoid(linear(x, [heads]))", "sigmoid(linear(x, [heads, size]))"]);
+        let update = self.pick(&[
+            "a{n} * S{n} + outer(u{n}, k{n})",
+            "a{n} * S{n} + outer(u{n} - sum(S{n} * k{n}, over size), k{n})",
+            "tanh(a{n} * S{n} + outer(u{n}, k{n}))",
+        ]);
+        let n = place.to_string();
+        self.lines.push(format!("  a{n} = {decay}\n  k{n} = l2({k}, over size)\n  u{n} = {v}"));
+        let update = update.replace("{n}", &n);
+        let name = format!("v{}", self.values.len());
+        self.lines.push(format!(
+            "  recurrence S{n} [heads, value, size] {{\n    S{n} = {update}\n    {name} = sum(S{n} * k{n}, over size)\n  }}"
+        ));
+        self.values.push(Value { name, dims: vec!["heads", "value"], read: false });
+    }
+
+    /// Shapes that come back to the dimensions that all have.
+    fn reshape(&mut self) {
+        let own = self.matrix(&["heads", "value"]);
+        let n = self.values.len();
+        let text = match self.r.below(3) {
+            0 => format!(
+                "merge(split({own}, over value, [left: 2, right: value / 2]), over left right, [value])"
+            ),
+            1 => format!(
+                "join(slice({own}, over value, value / 2, [low{n}: value / 2]), slice({own}, over value, 0, [high{n}: value / 2]), along value)"
+            ),
+            _ => format!(
+                "split(merge({own}, over heads value, [all: heads * value]), over all, [heads, value])"
+            ),
+        };
+        self.push(text, vec!["heads", "value"]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dreamc_dsl::spec::Component;
+    use dreamc_dsl::{Spelling, check, format, parse};
+
+    #[test]
+    fn every_random_definition_is_well_typed_in_both_spellings() {
+        for seed in 0..400 {
+            let text = super::specification(seed);
+            let ast = parse("random.dream", &text, Spelling::Dream)
+                .unwrap_or_else(|found| panic!("{found}\n{text}"));
+            let (spec, warnings) =
+                check(&ast, &[]).unwrap_or_else(|found| panic!("seed {seed}: {found}\n{text}"));
+            assert!(warnings.is_empty(), "seed {seed}: {warnings:?}\n{text}");
+            let yaml = format(&ast, Spelling::Yaml).unwrap();
+            let back = parse("random.yaml", &yaml, Spelling::Yaml).unwrap();
+            assert_eq!(check(&back, &[]).unwrap().0, spec, "seed {seed}");
+            for component in spec.model.components.values() {
+                let Component::Defined(defined) = component else { continue };
+                let graph = defined.graph(&spec.model).unwrap();
+                assert_eq!(graph.region.results.len(), 1, "seed {seed}");
+            }
+        }
+    }
+}
