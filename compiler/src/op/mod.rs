@@ -470,6 +470,7 @@ operations! {
     Decide(Decide) in places,
     Keep in places,
     KeepInts(KeepInts) in places,
+    Numbers in places,
     Runs(Runs) in places,
     Admit in places,
 
@@ -566,7 +567,7 @@ kernels! { $
     gather { Gather }
     combine { Combine, CombineGrad, CombineGates }
     tokens { TopTokens, TakeTokens, PutTokens }
-    places { Decide, Keep, KeepInts, Runs, Admit }
+    places { Decide, Keep, KeepInts, Numbers, Runs, Admit }
     conv { Conv, ConvGrad }
     running { Running }
     recurrence { Recurrence, RecurrenceGrad }

@@ -227,7 +227,10 @@ impl Lower<'_> {
         let index = match fact {
             Fact::Depth => self.b.index("depth", Index::Depth),
             Fact::Depths => self.b.index("depths", Index::Depths),
-            Fact::Position => self.given(Input::Positions),
+            Fact::Position => {
+                let positions = self.given(Input::Positions);
+                return Ok(self.b.op(Op::Numbers, &[positions]));
+            }
             Fact::Pass => return Err(CompileError::Unsupported("`pass` in a definition")),
         };
         Ok(self.b.op(Op::Number, &[index]))
