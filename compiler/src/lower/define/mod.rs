@@ -260,7 +260,8 @@ impl Lower<'_> {
 
     /// How a weight begins.
     fn beginning(&self, graph: &Graph, weight: &graph::Weight) -> Option<Init> {
-        let inputs: u64 = graph.elements(&weight.dims[weight.dims.len() - weight.inputs.min(weight.dims.len())..]);
+        let inputs: u64 =
+            graph.elements(&weight.dims[weight.dims.len() - weight.inputs.min(weight.dims.len())..]);
         match weight.init {
             Some(graph::Init::Constant(x)) => Some(Init::Constant(x)),
             Some(graph::Init::Normal(deviation)) => Some(Init::Normal(deviation)),
@@ -299,10 +300,13 @@ impl Lower<'_> {
     /// The ends of a matrix: `[out, in]`.
     fn ends(&mut self, d: &Defining, weight: &graph::Weight) -> [Dim; 2] {
         let (out, sum) = weight.dims.split_at(weight.dims.len() - weight.inputs.min(weight.dims.len()));
-        let sum_dim = self.joint(d, sum, false);
-        let out_dim = self.joint(d, out, false);
-        let out_dim = if out_dim == sum_dim { self.joint(d, out, true) } else { out_dim };
-        [out_dim, sum_dim]
+        let [of_out, of_sum] = [out, sum].map(|dims| self.joint(d, dims, false));
+        match sum {
+            // A dimension of the result, too.
+            _ if of_out == of_sum => [self.joint(d, out, true), of_sum],
+            &[dim] if out.contains(&dim) => [of_out, self.joint(d, sum, true)],
+            _ => [of_out, of_sum],
+        }
     }
 
     /// A weight of a definition; a matrix that products make themselves is left out.
@@ -332,31 +336,45 @@ impl Lower<'_> {
         let x = d.arg(node, 0)?;
         let Some(Of::Weight(id)) = d.made(node, 1).map(|n| &n.function) else { return Err(MALFORMED) };
         let weight = &d.graph.weights[id.0 as usize];
-        let (part, init) = (
-            Part::Own(Symbol::new(&weight.path), weight.purpose),
-            self.beginning(d.graph, weight),
-        );
+        let (part, init) =
+            (Part::Own(Symbol::new(&weight.path), weight.purpose), self.beginning(d.graph, weight));
         let x = self.each_token(d, x);
         let over = d.dims(over);
         let [out, sum] = self.ends(d, weight);
+        let outs = d.dims(&weight.dims[..weight.dims.len() - weight.inputs]);
+        let own = d.own(&node.ty);
         let mut values = self.formulas(&d.rows);
         let x = values.summed_last(x, &over, sum);
-        let y = self.matrix(d.owner, part, x, [out, sum], init);
-        let outs = d.dims(&weight.dims[..weight.dims.len() - weight.inputs]);
+        let each: Vec<Dim> = values.own(x).into_iter().filter(|dim| outs.contains(dim)).collect();
+        let y = if each.is_empty() {
+            let y = self.matrix(d.owner, part, x, [out, sum], init);
+            let mut values = self.formulas(&d.rows);
+            let left = values.own(y);
+            values.reshaped(y, &[&left[..left.len() - 1], &outs].concat())
+        } else {
+            let w = self.weight(d.owner, part, &[out, sum], TensorKind::Matrix, init);
+            self.formulas(&d.rows).product_each(x, w, &each, &outs)
+        };
         let mut values = self.formulas(&d.rows);
-        let left = values.own(y);
-        let y = values.reshaped(y, &[&left[..left.len() - 1], &outs].concat());
-        let own = d.own(&node.ty);
         let y = values.ordered(y, &own);
         match node.args.get(2) {
-            Some(&bias) => Ok(values.binary(ir::Binary::Add, y, d.value(bias), &own)),
+            Some(&bias) => {
+                let bias = d.value(bias);
+                Ok(values.binary(ir::Binary::Add, y, bias, &own))
+            }
             None => Ok(y),
         }
     }
 
     /// Part of a dimension. All parts of a value's dimension that are taken somewhere are cut at
     /// once, where they do not overlap.
-    fn sliced(&mut self, d: &mut Defining, node: &Node, at: ValueId, of: DimId) -> Result<Value, CompileError> {
+    fn sliced(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        at: ValueId,
+        of: DimId,
+    ) -> Result<Value, CompileError> {
         let Of::Slice { from, .. } = node.function else { return Err(MALFORMED) };
         let &source = node.args.first().ok_or(MALFORMED)?;
         let own = d.own(&node.ty);

@@ -195,9 +195,7 @@ impl Lower<'_> {
             .map(|(i, s)| b.param(&format!("s{i}"), state, Type::f32(&d.dims(&s.dims))))
             .collect();
         let mut sources: Vec<(Source, Value)> = vec![];
-        for (kind, binding, list) in
-            [("x", Binding::Value, &rows), ("c", Binding::Weight, &constants)]
-        {
+        for (kind, binding, list) in [("x", Binding::Value, &rows), ("c", Binding::Weight, &constants)] {
             for (i, (source, dims)) in list.iter().enumerate() {
                 sources.push((*source, b.param(&format!("{kind}{i}"), binding, Type::f32(dims))));
             }
@@ -252,11 +250,16 @@ impl Values<'_, '_> {
                 let over: Vec<Dim> = over.iter().map(dim).collect();
                 let sum = self.b.dims(w)[1];
                 let x = self.summed_last(arg(0)?, &over, sum);
-                let y = self.b.contract(x, w, &[sum]);
-                let left = self.own(y);
-                let outs = weight.dims[..weight.dims.len() - weight.inputs].iter().map(dim);
-                let outs: Vec<Dim> = left[..left.len() - 1].iter().copied().chain(outs).collect();
-                let y = self.reshaped(y, &outs);
+                let outs: Vec<Dim> =
+                    weight.dims[..weight.dims.len() - weight.inputs].iter().map(dim).collect();
+                let each: Vec<Dim> = self.own(x).into_iter().filter(|d| outs.contains(d)).collect();
+                let y = if each.is_empty() {
+                    let y = self.b.contract(x, w, &[sum]);
+                    let left = self.own(y);
+                    self.reshaped(y, &[&left[..left.len() - 1], &outs].concat())
+                } else {
+                    self.product_each(x, w, &each, &outs)
+                };
                 let y = self.ordered(y, &own);
                 match n.args.get(2) {
                     Some(_) => Ok(self.binary(ir::Binary::Add, y, arg(2)?, &own)),

@@ -102,11 +102,10 @@ impl Lower<'_> {
         let [q, k, v] = parts[..] else { return Err(MALFORMED) };
         let mut values = self.formulas(&d.rows);
         let [of_q, of_k, of_v] = [q, k, v].map(|x| values.own(x));
-        let (Some((&size, q_heads)), Some((_, k_heads)), Some((&value, _))) =
-            (of_q.split_last(), of_k.split_last(), of_v.split_last())
-        else {
-            return Err(CompileError::Unsupported("`attend` of numbers"));
-        };
+        let Some((&size, q_heads)) = of_q.split_last() else { return Err(MALFORMED) };
+        let k_heads: Vec<Dim> = of_k.into_iter().filter(|dim| *dim != size).collect();
+        let value = of_v.into_iter().find(|dim| !k_heads.contains(dim)).ok_or(MALFORMED)?;
+        let k_heads = &k_heads[..];
         // A group of query heads shares a head of keys: they are adjacent.
         let shared = k_heads.iter().copied().filter(|h| q_heads.contains(h));
         let rest = q_heads.iter().copied().filter(|h| !k_heads.contains(h));

@@ -325,8 +325,10 @@ impl Values<'_, '_> {
     pub(super) fn join(&mut self, parts: &[(Value, Dim)], along: Dim, to: &[Dim]) -> Value {
         let others: Vec<Dim> = to.iter().copied().filter(|d| *d != along).collect();
         let per_token = parts.iter().any(|(x, _)| self.per_token(*x));
-        let parts: Vec<Value> =
-            parts.iter().map(|&(x, part)| self.spread(x, &[&others[..], &[part]].concat(), per_token)).collect();
+        let parts: Vec<Value> = parts
+            .iter()
+            .map(|&(x, part)| self.spread(x, &[&others[..], &[part]].concat(), per_token))
+            .collect();
         let y = self.b.op(Concat(along), &parts);
         self.ordered(y, to)
     }
@@ -372,6 +374,45 @@ impl Values<'_, '_> {
         let others: Vec<Dim> = own.iter().copied().filter(|d| !over.contains(d)).collect();
         let x = self.last(x, over);
         self.reshaped(x, &[&others[..], &[sum]].concat())
+    }
+
+    /// The product of `x[.., in]` with a matrix `[out, in]` of every place of the dimensions `each`,
+    /// which `x` has and `out` is made of.
+    pub(super) fn product_each(&mut self, x: Value, w: Value, each: &[Dim], outs: &[Dim]) -> Value {
+        let sum = self.b.dims(w)[1];
+        let own = self.own(x);
+        let left: Vec<Dim> = own.iter().copied().filter(|d| !each.contains(d) && *d != sum).collect();
+        let rest: Vec<Dim> = outs.iter().copied().filter(|d| !each.contains(d)).collect();
+        let count = self.b.module.elements(each);
+        let size = |v: &Self, dims: &[Dim]| v.b.module.elements(dims);
+        // All places of `x` side by side, and of the matrix one behind another.
+        let x = self.ordered(x, &[&left[..], each, &[sum]].concat());
+        let wide = size(self, &[sum]).saturating_mul(count);
+        let wide = self.b.module.dim(&format!("{wide}wide"), wide);
+        let x = self.reshaped(x, &[&left[..], &[wide]].concat());
+        let of_one = size(self, &rest).saturating_mul(size(self, &[sum]));
+        let [all, part] =
+            [of_one.saturating_mul(count), of_one].map(|n| self.b.module.dim(&format!("{n}wide"), n));
+        let w = self.b.reshape(w, &[outs, &[sum]].concat());
+        let w = self.b.arrange(w, &[each, &rest[..], &[sum]].concat());
+        let w = self.b.reshape(w, &[all]);
+        let xs = self.b.ops(Split(vec![sum; count as usize]), &[x]);
+        let ws = self.b.ops(Split(vec![part; count as usize]), &[w]);
+        let high = size(self, &rest);
+        let high = self.b.module.dim(&format!("{high}high"), high);
+        let mut parts = vec![];
+        for (x, w) in xs.into_iter().zip(ws) {
+            let w = self.b.reshape(w, &[high, sum]);
+            parts.push(self.b.contract(x, w, &[sum]));
+        }
+        let joined = size(self, outs);
+        let joined = self.b.module.dim(&format!("{joined}wide"), joined);
+        let y = if parts.len() == 1 {
+            self.reshaped(parts[0], &[&left[..], &[joined]].concat())
+        } else {
+            self.b.op(Concat(joined), &parts)
+        };
+        self.reshaped(y, &[&left[..], each, &rest].concat())
     }
 
     /// A function of one token; `dims` are those of the graph.
