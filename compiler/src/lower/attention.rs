@@ -376,7 +376,7 @@ impl Lower<'_> {
     }
 
     /// A row of such a state: it is taken out and put back.
-    fn handed_row(&mut self, c: Owner, part: Part, row: &Type, index: Value) -> Value {
+    pub(super) fn handed_row(&mut self, c: Owner, part: Part, row: &Type, index: Value) -> Value {
         let (name, state) = self.handed(c, part, row);
         let taken = self.b.ops(Op::CacheTake, &[state, index]);
         let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], index]);
@@ -384,7 +384,7 @@ impl Lower<'_> {
         taken[0]
     }
 
-    fn hand_row(&mut self, c: Owner, part: Part, value: Value) {
+    pub(super) fn hand_row(&mut self, c: Owner, part: Part, value: Value) {
         let ty = self.b.ty(value).clone();
         let ((name, state), row) = (self.handed(c, part, &ty), self.row(c));
         let state = self.b.op(Op::CacheWrite, &[state, value, row]);

@@ -371,6 +371,8 @@ pub(crate) struct Lower<'a> {
     pooled: Vec<(usize, Value)>,
     /// States that are handed from application to application, as they are by now.
     handed: IndexMap<String, (Port, Value)>,
+    /// Values of definitions in this layer, by component and name.
+    named: HashMap<(String, String), Value>,
     /// Keys and values that components made in this layer, for others to read.
     made: HashMap<String, (Value, Value)>,
     /// Which tokens run this pass, where some have left the loop.
@@ -447,6 +449,7 @@ impl<'a> Lower<'a> {
             ahead: false,
             pooled: vec![],
             handed: IndexMap::new(),
+            named: HashMap::new(),
             made: HashMap::new(),
             staying: None,
         }

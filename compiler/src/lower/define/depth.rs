@@ -78,4 +78,70 @@ impl Lower<'_> {
         }
         Ok(())
     }
+
+    /// Which values of a component others read.
+    fn read_values(&self, of: &str) -> Vec<String> {
+        let model = &self.architecture.model;
+        let mut found: Vec<String> = vec![];
+        for component in model.components.values() {
+            let spec::Component::Defined(defined) = component else { continue };
+            let Ok(graph) = defined.graph(model) else { continue };
+            for node in &graph.region.nodes {
+                if let Of::ValueOf(component, name) = &node.function
+                    && component == of
+                    && !found.contains(name)
+                {
+                    found.push(name.clone());
+                }
+            }
+        }
+        found
+    }
+
+    /// Leaves the values that other components read.
+    pub(super) fn leave_values(&mut self, d: &Defining) -> Result<(), CompileError> {
+        let label = self.architecture.label(d.owner);
+        for name in self.read_values(&label) {
+            if !self.inside.is_empty() {
+                return Err(CompileError::Unsupported("a value of a component that tokens skip"));
+            }
+            let value = d.graph.value(&name).ok_or(MALFORMED)?;
+            let value = self.each_token(d, d.value(value));
+            self.hand_row(d.owner, Part::Kept(Symbol::new(&format!("value.{name}"))), value);
+            self.named.insert((label.clone(), name), value);
+        }
+        Ok(())
+    }
+
+    /// A value of the latest application of another component.
+    pub(super) fn value_of(
+        &mut self,
+        d: &Defining,
+        node: &Node,
+        component: &str,
+        name: &str,
+    ) -> Result<Value, CompileError> {
+        let own = d.own(&node.ty);
+        let dims = [&d.rows[..], &own].concat();
+        if let Some(&value) = self.named.get(&(component.into(), name.into())) {
+            return Ok(self.b.reshape(value, &dims));
+        }
+        if !self.inside.is_empty() {
+            return Err(CompileError::Unsupported("a value of another component in a part that tokens skip"));
+        }
+        let model = &self.architecture.model;
+        let number = model.components.get_index_of(component).ok_or(MALFORMED)?;
+        let source = Owner::Component(number as u32);
+        // Its dimensions are those of the component that made it.
+        let names: Vec<(String, u64)> =
+            node.ty.dims.iter().map(|&dim| (d.graph.name(dim).to_string(), d.graph.size(dim))).collect();
+        let of_source: Vec<Dim> =
+            names.iter().map(|(name, size)| self.own_dim(source, name, *size)).collect();
+        let ty = Type::f32(&[&d.rows[..], &of_source].concat());
+        let latest = Index::Latest(self.cache_number(source));
+        let latest = self.b.index(&format!("{component}.latest"), latest);
+        let part = Part::Kept(Symbol::new(&format!("value.{name}")));
+        let value = self.handed_row(source, part, &ty, latest);
+        Ok(self.b.reshape(value, &dims))
+    }
 }

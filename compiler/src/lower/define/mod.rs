@@ -135,6 +135,7 @@ impl Lower<'_> {
             d.values.push(value);
         }
         self.remember_values(&mut d)?;
+        self.leave_values(&d)?;
         let result = graph.region.results.first().ok_or(MALFORMED)?;
         let hidden = self.hidden();
         let result = d.value(*result);
@@ -188,7 +189,7 @@ impl Lower<'_> {
             }
             Of::DepthAttend { scale } => self.depth_attended(d, node, *scale),
             Of::Earlier(name) => self.earlier(d, node, name),
-            Of::ValueOf(..) => Err(CompileError::Unsupported("a value of another component")),
+            Of::ValueOf(component, name) => self.value_of(d, node, component, name),
             Of::Apply(_) => Err(CompileError::Unsupported("a component in a definition")),
             Of::Number(_)
             | Of::Unary(_)
