@@ -331,52 +331,61 @@ impl Ast {
 impl Map {
     /// Gives every token below one place.
     pub(crate) fn place(&mut self, span: Span) {
-        self.span = span;
+        self.each_span(&|own| *own = span);
+    }
+
+    /// Moves every token.
+    pub(crate) fn shift(&mut self, by: usize) {
+        self.each_span(&|own| *own = Span::new(own.start + by, own.end + by));
+    }
+
+    fn each_span(&mut self, change: &dyn Fn(&mut Span)) {
+        change(&mut self.span);
         for item in &mut self.items {
-            item.node.key.span = span;
-            place_value(&mut item.node.value, span);
+            change(&mut item.node.key.span);
+            each_of_value(&mut item.node.value, change);
         }
     }
 }
 
-fn place_value(value: &mut Value, span: Span) {
-    value.span = span;
+fn each_of_value(value: &mut Value, change: &dyn Fn(&mut Span)) {
+    change(&mut value.span);
     match &mut value.kind {
-        ValueKind::Map(map) => map.place(span),
+        ValueKind::Map(map) => map.each_span(change),
         ValueKind::List(list) => {
-            list.span = span;
-            list.items.iter_mut().for_each(|item| place_value(&mut item.node, span));
+            change(&mut list.span);
+            list.items.iter_mut().for_each(|item| each_of_value(&mut item.node, change));
         }
-        ValueKind::Number(arith) => place_arith(arith, span),
-        ValueKind::Layer(layer) => place_layer(layer, span),
+        ValueKind::Number(arith) => each_of_arith(arith, change),
+        ValueKind::Layer(layer) => each_of_layer(layer, change),
         _ => {}
     }
 }
 
-fn place_arith(arith: &mut Arith, span: Span) {
-    arith.span = span;
+fn each_of_arith(arith: &mut Arith, change: &dyn Fn(&mut Span)) {
+    change(&mut arith.span);
     match &mut arith.kind {
-        ArithKind::Negate(inner) | ArithKind::Group(inner) => place_arith(inner, span),
+        ArithKind::Negate(inner) | ArithKind::Group(inner) => each_of_arith(inner, change),
         ArithKind::Binary(_, left, right) => {
-            place_arith(left, span);
-            place_arith(right, span);
+            each_of_arith(left, change);
+            each_of_arith(right, change);
         }
         _ => {}
     }
 }
 
-fn place_layer(layer: &mut Layer, span: Span) {
-    layer.span = span;
+fn each_of_layer(layer: &mut Layer, change: &dyn Fn(&mut Span)) {
+    change(&mut layer.span);
     match &mut layer.kind {
         LayerKind::Sequential(terms) | LayerKind::Parallel(terms) => {
-            terms.iter_mut().for_each(|term| place_layer(term, span))
+            terms.iter_mut().for_each(|term| each_of_layer(term, change))
         }
-        LayerKind::Group(inner) => place_layer(inner, span),
+        LayerKind::Group(inner) => each_of_layer(inner, change),
         LayerKind::Skip(arguments, inner) => {
-            arguments.place(span);
-            place_layer(inner, span);
+            arguments.each_span(change);
+            each_of_layer(inner, change);
         }
-        LayerKind::Statement(words) => words.iter_mut().for_each(|word| word.span = span),
+        LayerKind::Statement(words) => words.iter_mut().for_each(|word| change(&mut word.span)),
         LayerKind::Component(_) | LayerKind::Invalid => {}
     }
 }

@@ -13,8 +13,8 @@ use std::path::Path;
 /// An overlay of an overlay of … may be so deep.
 const DEEPEST: usize = 8;
 
-/// The sections that are merged; of the others the file's own stands.
-const MERGED: [&str; 3] = ["model", "train", "eval"];
+/// The sections that are merged, `define` by names; of the others the file's own stands.
+const MERGED: [&str; 4] = ["define", "model", "train", "eval"];
 
 /// The tree of a file in `folder` with that of its base below it, `depth` overlays deep.
 pub(crate) fn resolve(mut ast: Ast, folder: &Path, depth: usize) -> Result<Ast, Diagnostics> {
@@ -109,5 +109,7 @@ fn merges(place: &str, low: &Map, high: &Map) -> bool {
     let section = levels.next().unwrap_or_default();
     let kind = |map: &Map| map.items.first().map(|item| item.node.key.text.clone());
     let component = section == "model" && levels.next() == Some("components") && levels.count() == 1;
-    MERGED.contains(&section) && (!component || kind(low) == kind(high))
+    // A definition of the same name is another definition.
+    let definition = section == "define" && place.split('.').count() > 2;
+    MERGED.contains(&section) && !definition && (!component || kind(low) == kind(high))
 }

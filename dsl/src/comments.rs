@@ -271,6 +271,7 @@ fn start<T>(block: &mut Block<T>) {
 
 fn tidy(root: &mut Map) {
     tidy_group::<Pair>(root, "let");
+    tidy_definitions(root);
     tidy_group::<Pair>(root, "define");
     let Some(index) = root.items.iter().position(|item| item.node.key.text == "model") else { return };
     let item = &mut root.items[index];
@@ -291,6 +292,27 @@ fn tidy(root: &mut Map) {
     tidy_group::<Value>(model, "body");
     model.broken = true;
     start(model);
+}
+
+/// A definition is its settings and its formulas: what is said about them is said about it, and
+/// formulas are without what all are indented by.
+fn tidy_definitions(root: &mut Map) {
+    let Some(pair) = root.get_mut("define") else { return };
+    let ValueKind::Map(definitions) = &mut pair.value.kind else { return };
+    for item in &mut definitions.items {
+        let ValueKind::Map(map) = &mut item.node.value.kind else { continue };
+        map.broken = true;
+        map.items.sort_by_key(|item| item.node.key.text == "code");
+        gather(map, &mut item.comments);
+        item.comments.append(&mut map.closing);
+        for key in &mut map.items {
+            match (key.node.key.text.as_str(), &mut key.node.value.kind) {
+                ("code", ValueKind::Text(code)) => *code = crate::define::read::dedent(&format!("\n{code}")),
+                ("settings", ValueKind::Map(settings)) => settings.broken = settings.commented(),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// `name` comes first and has no comments of its own: `.dream` writes it into the head of the

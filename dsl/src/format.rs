@@ -84,6 +84,24 @@ impl Lines {
         self.text.extend(std::iter::repeat_n(' ', 2 * self.indent));
     }
 
+    /// Lines of a text, each at the indentation; empty ones stay empty.
+    fn lines_of(&mut self, text: &str) {
+        for line in text.lines() {
+            match line.is_empty() {
+                true => {
+                    if !self.text.ends_with('\n') {
+                        self.text.push('\n');
+                    }
+                    self.text.push('\n');
+                }
+                false => {
+                    self.begin();
+                    self.push(line);
+                }
+            }
+        }
+    }
+
     fn push(&mut self, text: &str) {
         self.text.push_str(text);
     }

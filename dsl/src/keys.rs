@@ -193,7 +193,7 @@ impl Type {
     pub fn child(&self, key: &str) -> Option<Type> {
         match self {
             Type::Names(inner) => Some(**inner),
-            // A kind that is none of the language's may be a definition, whose settings are numbers.
+            // A kind that the language has not may be a definition, whose settings are numbers.
             Type::Component => match COMPONENTS.iter().find(|kind| kind.name == key) {
                 Some(kind) => Some(Type::Section(kind)),
                 None => crate::ast::is_word(key).then_some(Type::Names(&Type::Real(Range::Any))),
@@ -260,6 +260,12 @@ pub static SPEC: Section = Section {
             Type::Names(&Type::Real(Range::Any)),
             Absent,
             "Names for numbers. Every number of the file may be arithmetic (`+ - * /`, parentheses) over the names defined before it.",
+        ),
+        key(
+            "include",
+            Type::Either(&[Type::Path, Type::List(&Type::Path)]),
+            Absent,
+            "Files whose definitions this one uses, relative to it and in its folder or below.",
         ),
         key(
             "define",

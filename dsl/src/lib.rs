@@ -105,14 +105,22 @@ pub fn check_suite(ast: &Ast, overrides: &[String]) -> Result<(Suite, Vec<Diagno
     Ok((Suite { sources: *diagnostics.source, ..suite }, diagnostics.list))
 }
 
-/// Checks the tree of a specification in `folder`: the one that it names as its `base` is put below
-/// it first.
+/// Checks the tree of a specification in `folder`: definitions that it includes are put beside its
+/// own, and the one that it names as its `base` below it first.
 pub fn check_in(
     ast: Ast,
     folder: &std::path::Path,
     overrides: &[String],
 ) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
-    check(&base::resolve(ast, folder, 0)?, overrides)
+    check(&base::resolve(define::include::resolve(ast, folder)?, folder, 0)?, overrides)
+}
+
+/// The dimensions of values of definitions at their tokens, also where the tree has errors.
+pub fn hints(ast: &Ast, folder: &std::path::Path) -> Vec<(Span, String)> {
+    let Ok(ast) = define::include::resolve(ast.clone(), folder) else { return Vec::new() };
+    let mut checker = check::Checker::new(ast.source.clone());
+    checker.spec(&ast.root);
+    checker.hints
 }
 
 /// The result of a reader of a tree, or every error.
@@ -165,7 +173,8 @@ fn load_below(
     depth: usize,
 ) -> Result<(Spec, Vec<Diagnostic>), Diagnostics> {
     let folder = path.parent().unwrap_or(std::path::Path::new(""));
-    check(&base::resolve(parse_file(path)?, folder, depth)?, overrides)
+    let ast = define::include::resolve(parse_file(path)?, folder)?;
+    check(&base::resolve(ast, folder, depth)?, overrides)
 }
 
 /// Reads and checks a suite file.

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 
 use crate::ast::{Arith, ArithKind, Item as Noted, Key, Layer, LayerKind, List, Map, Pair, Value, ValueKind};
+use crate::define::Definition;
 use crate::source::Span;
 use crate::spec::{self, *};
 
@@ -13,9 +14,13 @@ pub(crate) fn tree(spec: &Spec) -> Map {
     let mut root = Fields::broken();
     if let Some(weights) = &spec.weights {
         root.put("weights", word(weights));
-        root.gap("model", model(&spec.model));
-    } else {
-        root.put("model", model(&spec.model));
+    }
+    if let Some(definitions) = definitions(&spec.model) {
+        root.gap("define", definitions);
+    }
+    root.gap("model", model(&spec.model));
+    if let Some(first) = root.0.items.first_mut() {
+        first.blank = false;
     }
     if let Some(data) = &spec.data {
         root.gap("data", data_tree(data));
@@ -26,6 +31,54 @@ pub(crate) fn tree(spec: &Spec) -> Map {
         root.gap("match", match_tree(matching));
     }
     root.0
+}
+
+/// The definitions that components of a model are made by, each behind those that it applies.
+pub(crate) fn definitions(model: &Model) -> Option<ValueKind> {
+    fn add<'m>(definition: &'m Definition, found: &mut Vec<&'m Definition>) {
+        if found.iter().any(|other| other.name.text == definition.name.text) {
+            return;
+        }
+        definition.uses.values().for_each(|inner| add(inner, found));
+        found.push(definition);
+    }
+    let mut found = Vec::new();
+    for component in model.components.values() {
+        if let Component::Defined(defined) = component {
+            add(&defined.definition, &mut found);
+        }
+    }
+    let mut fields = Fields::broken();
+    for (place, definition) in found.iter().enumerate() {
+        let value = self::definition(definition);
+        if place == 0 {
+            fields.put(&definition.name.text, value)
+        } else {
+            fields.gap(&definition.name.text, value)
+        }
+    }
+    (!found.is_empty()).then(|| fields.map())
+}
+
+/// A definition as it is written.
+fn definition(definition: &Definition) -> ValueKind {
+    let mut fields = Fields::broken();
+    let mut settings = Fields::inline();
+    for setting in &definition.settings {
+        let at = |_| 0;
+        let mut found = Vec::new();
+        let mut reader = crate::grammar::Lowering { at: &at, found: &mut found };
+        let value = match setting.text.as_str() {
+            "" => ValueKind::Null,
+            text => crate::grammar::scalar_kind(reader.arith_text(text, Span::default())),
+        };
+        settings.put(&setting.name.text, value);
+    }
+    if !definition.settings.is_empty() {
+        fields.put("settings", settings.map());
+    }
+    fields.put("code", ValueKind::Text(definition.text.clone()));
+    fields.map()
 }
 
 /// A map being filled.

@@ -16,10 +16,14 @@ const MOST_COMPONENTS: usize = 64;
 /// The text.
 pub(crate) fn sketch(spec: &Spec) -> String {
     let mut root = show::tree(spec);
-    root.items.retain(|item| item.node.key.text == "model");
+    root.items.retain(|item| matches!(item.node.key.text.as_str(), "define" | "model"));
     if spec.model.components.len() <= MOST_COMPONENTS {
-        reduce(&mut root, &mut vec![0], &|root| model(root).is_some_and(|m| m == spec.model));
+        for place in 0..root.items.len() {
+            reduce(&mut root, &mut vec![place], &|root| model(root).is_some_and(|m| m == spec.model));
+        }
     }
+    // A definition of the library needs none.
+    root.items.retain(|item| item.node.value.as_map().is_none_or(|map| !map.items.is_empty()));
     format::print(&root, Spelling::Dream)
 }
 

@@ -1,8 +1,8 @@
 //! Where things stand in a source text.
 //!
 //! A [`Span`] is a range of bytes in one address space: first the file's text, then, each behind a
-//! gap of one byte, the `--set` arguments that changed it. So a diagnostic about an override points
-//! into the argument with no other machinery than a span.
+//! gap of one byte, the files that it includes, and the `--set` arguments that changed it. So a
+//! diagnostic about an override points into the argument with no other machinery than a span.
 
 use indexmap::IndexMap;
 
@@ -48,6 +48,8 @@ pub struct SourceMap {
     pub text: String,
     /// How it is spelled; hints are spelled as the file is.
     pub spelling: Spelling,
+    /// The files that it includes, each with its name.
+    pub included: Vec<(String, String)>,
     /// The `--set` arguments, in order.
     pub arguments: Vec<String>,
     /// Path to the span of the field's value.
@@ -121,6 +123,13 @@ impl SourceMap {
         self.fields.values().filter(holds).min_by_key(|span| span.start).copied()
     }
 
+    /// Appends a file, before any argument; the position of its first byte.
+    pub(crate) fn add_file(&mut self, name: &str, text: &str) -> usize {
+        let base = self.end() + 1;
+        self.included.push((name.to_string(), text.to_string()));
+        base
+    }
+
     /// Appends an argument; the position of its first byte.
     pub(crate) fn add_argument(&mut self, argument: &str) -> usize {
         let base = self.end() + 1;
@@ -129,13 +138,8 @@ impl SourceMap {
     }
 
     fn end(&self) -> usize {
-        self.text.len() + self.arguments.iter().map(|argument| argument.len() + 1).sum::<usize>()
-    }
-
-    /// The bytes from a place to the end of the file or argument that holds it.
-    pub(crate) fn length(&self, from: usize) -> usize {
-        let (_, text, base) = self.piece(from);
-        (base + text.len()).saturating_sub(from)
+        let included = self.included.iter().map(|(_, text)| text.len() + 1).sum::<usize>();
+        self.text.len() + included + self.arguments.iter().map(|argument| argument.len() + 1).sum::<usize>()
     }
 
     /// The text of a span; empty where the span does not fit the source.
@@ -149,6 +153,12 @@ impl SourceMap {
         let mut base = self.text.len() + 1;
         if position < base {
             return (&self.name, &self.text, 0);
+        }
+        for (name, text) in &self.included {
+            if position <= base + text.len() {
+                return (name, text, base);
+            }
+            base += text.len() + 1;
         }
         for argument in &self.arguments {
             if position <= base + argument.len() {

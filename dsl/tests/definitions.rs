@@ -2,7 +2,7 @@
 
 use dreamc_dsl::define::graph::{Function, Graph, Reduce};
 use dreamc_dsl::spec::{Component, Defined};
-use dreamc_dsl::{Spec, Spelling, check, parse};
+use dreamc_dsl::{Spec, Spelling, check, format, parse, show, sketch};
 
 /// The example of the page of definitions.
 const GATED_DELTA: &str = "define gated_delta(heads 4, size 16, value = 2 * size, width 4) {
@@ -120,5 +120,262 @@ fn operands_stand_before_what_reads_them() {
     let graph = graph(&spec, "gdn");
     for (place, node) in graph.region.nodes.iter().enumerate() {
         assert!(node.args.iter().all(|arg| (arg.0 as usize) < place), "{node:?}");
+    }
+}
+
+const COMMENTED: &str = "// Mixers of our own.
+define scan(
+  heads 4,  // of the state
+  size,  // has no default
+) {
+  // Keys before values.
+  k = linear(x, [heads, size]) // a matrix
+
+  v = linear(x, [heads, size])
+  recurrence S [heads, size] from 0 {
+    S = S + k * v
+  }
+  return linear(S, [hidden])
+}
+
+// Returns what it reads.
+define same {
+  return x
+}
+
+model m {
+  vocab 256
+  hidden 64
+  context 128
+  a = scan { size 8 }
+  b = same {}
+  layer { a > b }
+}
+";
+
+#[test]
+fn both_spellings_hold_a_definition_with_its_comments() {
+    let ast = parse("m.dream", COMMENTED, Spelling::Dream).unwrap();
+    assert_eq!(format(&ast, Spelling::Dream).unwrap(), COMMENTED);
+    let yaml = format(&ast, Spelling::Yaml).unwrap();
+    insta::assert_snapshot!(yaml);
+    let back = parse("m.yaml", &yaml, Spelling::Yaml).unwrap();
+    assert_eq!(format(&back, Spelling::Dream).unwrap(), COMMENTED);
+    assert_eq!(format(&back, Spelling::Yaml).unwrap(), yaml);
+    assert_eq!(check(&ast, &[]).unwrap().0, check(&back, &[]).unwrap().0);
+}
+
+#[test]
+fn a_resolved_specification_keeps_its_definitions() {
+    let spec = spec(&format!("{GATED_DELTA}{MODEL}"), &["gdn.size=8"]);
+    for spelling in [Spelling::Dream, Spelling::Yaml] {
+        let text = show(&spec, spelling);
+        let back = check(&parse("m", &text, spelling).unwrap(), &[])
+            .unwrap_or_else(|found| panic!("{found}\n{text}"))
+            .0;
+        assert_eq!(back, spec, "{text}");
+    }
+    let sketch = sketch(&spec);
+    let back = check(&parse("m", &sketch, Spelling::Dream).unwrap(), &[]).unwrap().0;
+    assert_eq!(back.model, spec.model, "{sketch}");
+}
+
+#[test]
+fn a_mistake_in_yaml_stands_at_its_token_inside_the_block() {
+    let text = "define:
+  d:
+    settings: {heads: 4}
+    code: |
+      q = linear(x, [heads])
+      return linear(qq, [hidden])
+model:
+  vocab: 256
+  hidden: 64
+  context: 128
+  components: {a: {d: {}}}
+  body: [a]
+";
+    let found = check(&parse("m.yaml", text, Spelling::Yaml).unwrap(), &[]).unwrap_err();
+    let error = found.list.iter().find(|d| d.code == "unknown-name").unwrap_or_else(|| panic!("{found}"));
+    let place = found.source.place(error.span.unwrap());
+    assert_eq!((place.line, place.column), (6, 21));
+    assert_eq!(error.help.as_deref(), Some("did you mean `q`?"));
+}
+
+#[test]
+fn a_lone_definition_is_read() {
+    let definitions = dreamc_dsl::define::parse(GATED_DELTA).unwrap();
+    assert_eq!(definitions[0].settings.len(), 4);
+    assert!(dreamc_dsl::define::parse("define a { return b(x) }\ndefine b { return a(x) }").is_err());
+    assert!(dreamc_dsl::define::parse("define a {").is_err());
+    assert!(dreamc_dsl::define::parse("model m {}").is_err());
+}
+
+#[test]
+fn every_definition_of_the_library_has_a_graph() {
+    for (name, text) in dreamc_dsl::define::library::LIBRARY {
+        assert!(text.starts_with("// "), "{name} names its paper");
+        let text =
+            format!("model m {{ vocab 256  hidden 128  context 32  a = {name} {{}}  repeat 2 {{ a }} }}");
+        let spec = spec(&text, &[]);
+        let graph = graph(&spec, "a");
+        assert!(!graph.weights.is_empty(), "{name}");
+        let shown = show(&spec, Spelling::Yaml);
+        let back = check(&parse("m.yaml", &shown, Spelling::Yaml).unwrap(), &[]).unwrap().0;
+        assert_eq!(back, spec, "{name}");
+        let short = sketch(&spec);
+        assert!(!short.contains("define"), "{short}");
+    }
+}
+
+#[test]
+fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
+    let folder = std::env::temp_dir().join(format!("dreamc-include-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("in/mixers")).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    write(
+        "in/mixers/one.dream",
+        "include \"two.yaml\"\ndefine one(heads 4) {\n  return two(linear(linear(x, [heads]), [hidden])) { size 8 }\n}\n",
+    );
+    write(
+        "in/mixers/two.yaml",
+        "define:\n  two:\n    settings: {size: 16}\n    code: |\n      return linear(linear(x, [size]), [hidden])\n",
+    );
+    write("outside.dream", "define three { return x }\n");
+    let model = "model m { vocab 256  hidden 64  context 32  a = one { heads 2 }  repeat 2 { a } }\n";
+    let load = |text: &str| {
+        write("in/m.dream", text);
+        dreamc_dsl::load(folder.join("in/m.dream"), &[])
+    };
+    let (spec, warnings) =
+        load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_or_else(|e| panic!("{e}"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(graph(&spec, "a").weights.len(), 2);
+    // A specification that a run keeps needs the files no more.
+    let shown = show(&spec, Spelling::Yaml);
+    assert_eq!(check(&parse("m.yaml", &shown, Spelling::Yaml).unwrap(), &[]).unwrap().0, spec);
+    for outside in ["../outside.dream", "mixers/../../outside.dream"] {
+        let error = load(&format!("include \"{outside}\"\n{model}")).unwrap_err().to_string();
+        assert!(error.contains("leads out of the folder"), "{error}");
+    }
+    let link = folder.join("in/link.dream");
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(folder.join("outside.dream"), &link).unwrap();
+    #[cfg(unix)]
+    assert!(load(&format!("include \"link.dream\"\n{model}")).unwrap_err().to_string().contains("leads out"));
+    // A mistake of a file stands in it.
+    write(
+        "in/mixers/two.yaml",
+        "define:\n  two:\n    settings: {size: 16}\n    code: |\n      return linear(x, [sise])\n",
+    );
+    let error = load(&format!("include \"mixers/one.dream\"\n{model}")).unwrap_err().to_string();
+    assert!(error.contains("mixers/two.yaml:5:25"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A definition of so many operations.
+fn long(operations: usize) -> String {
+    let mut text = String::from("define long(heads 4, size 16) {\n  v0 = linear(x, [heads, size])\n");
+    for place in 1..operations / 4 {
+        text += &format!("  v{place} = silu(v{0} * 0.5 + v{0}) + v0\n", place - 1);
+    }
+    text + &format!("  return linear(v{}, [hidden])\n}}\n", operations / 4 - 1)
+}
+
+#[test]
+fn a_definition_of_500_operations_is_checked_in_20_milliseconds() {
+    let text = long(500) + "model m { vocab 256  hidden 64  context 32  a = long {}  repeat 2 { a } }\n";
+    let once = || {
+        let start = std::time::Instant::now();
+        check(&parse("m.dream", &text, Spelling::Dream).unwrap(), &[]).unwrap();
+        start.elapsed()
+    };
+    let best = (0..9).map(|_| once()).min().unwrap();
+    // Without optimization it takes some times longer.
+    let bound = if cfg!(debug_assertions) { 100 } else { 20 };
+    assert!(best.as_millis() < bound, "{best:?}");
+}
+
+#[test]
+fn a_definition_of_any_content_is_answered() {
+    let words = [
+        "q",
+        "=",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "over",
+        "heads",
+        "size",
+        "linear",
+        "sum",
+        "recurrence",
+        "S",
+        "from",
+        "0",
+        "return",
+        "x",
+        "attend",
+        "score",
+        "s",
+        "i",
+        "j",
+        "*",
+        "-",
+        "+",
+        ".",
+        ":",
+        "\n",
+        "1e-3",
+        "where",
+        "top",
+        "pick",
+        "é",
+        "//",
+        "<",
+        "not",
+        "and",
+        "earlier",
+        "join",
+        "along",
+        "sequence",
+        "a",
+        "mlp",
+        "\"",
+        "hidden",
+        "/",
+    ];
+    let mut state = 7u64;
+    let mut next = |most: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % most
+    };
+    for _ in 0..200 {
+        let code: Vec<&str> = (0..next(40)).map(|_| words[next(words.len())]).collect();
+        let code = code.join(" ");
+        let text = format!(
+            "define a(heads 4, size 16) {{\n{code}\n}}\nmodel m {{ vocab 9  hidden 64  context 8  a = a {{}}  body {{ a }} }}\n"
+        );
+        if let Ok(ast) = parse("m.dream", &text, Spelling::Dream) {
+            let _ = check(&ast, &[]);
+            if let Ok(once) = format(&ast, Spelling::Dream) {
+                let again = parse("m.dream", &once, Spelling::Dream).unwrap();
+                assert_eq!(format(&again, Spelling::Dream).unwrap(), once, "{text}");
+            }
+        }
+        // The example with some of its words changed.
+        let mut bytes: Vec<String> = GATED_DELTA.split(' ').map(str::to_string).collect();
+        for _ in 0..1 + next(3) {
+            let place = next(bytes.len());
+            bytes[place] = words[next(words.len())].to_string();
+        }
+        let text = bytes.join(" ") + MODEL;
+        if let Ok(ast) = parse("m.dream", &text, Spelling::Dream) {
+            let _ = check(&ast, &[]);
+        }
     }
 }

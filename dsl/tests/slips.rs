@@ -1,4 +1,5 @@
-//! One slip of the pen, one error: the likeliest, a file each in `slips`, in both spellings.
+//! One slip of the pen, one error: the likeliest, a file each in `slips`, in both spellings, and in
+//! `definitions` those in formulas.
 //!
 //! Each file ends with its error as comments, which `BLESS=1 cargo test -p dreamc-dsl --test slips`
 //! writes. No file may have a second error, nor a warning that follows from the first.
@@ -18,7 +19,7 @@ fn found(name: &str, text: &str) -> Diagnostics {
 #[test]
 fn one_slip_is_one_error() {
     let mut wrong = Vec::new();
-    for path in common::files("tests/slips") {
+    for path in common::files("tests/slips").into_iter().chain(common::files("tests/definitions")) {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let text = std::fs::read_to_string(&path).unwrap();
         let sign = if name.ends_with(".dream") { "//" } else { "#" };

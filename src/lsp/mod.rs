@@ -16,6 +16,9 @@ mod wire;
 
 use crate::command::check;
 use crate::output;
+use dreamc_dsl::component::DEFINED;
+use dreamc_dsl::define::library::LIBRARY;
+use dreamc_dsl::define::{Definition, functions, names};
 use dreamc_dsl::keys::{self, Section, Type};
 use dreamc_dsl::{Ast, Diagnostics, FileKind, Severity, Span, Spec, Spelling};
 use serde_json::{Value, json};
@@ -117,7 +120,9 @@ impl Server {
             }),
             "textDocument/prepareRename" => self.at(parameters, |d, at| match d.symbol(at) {
                 Some(s) => Ok(json!({"range": text::range(&d.text, s.span), "placeholder": s.name})),
-                None => Err(Fault::refused("only components and numbers of `let` are renamed")),
+                None => Err(Fault::refused(
+                    "only components, numbers of `let`, and names of definitions are renamed",
+                )),
             }),
             "textDocument/rename" => {
                 let uri = parameters.pointer("/textDocument/uri").and_then(Value::as_str).unwrap_or_default();
@@ -252,7 +257,11 @@ impl Document {
             Ok(ast) => check::tree(ast, self.folder()),
             Err(found) => found,
         };
-        let place = |span: Span| text::range(&self.text, span);
+        // A mistake of a file that this one includes is shown where it is included.
+        let include = || self.parse().ok().and_then(|ast| Some(ast.root.get("include")?.key.span));
+        let own =
+            |span: Span| if span.start <= self.text.len() { span } else { include().unwrap_or_default() };
+        let place = |span: Span| text::range(&self.text, own(span));
         let related = |(span, note): &(Span, String)| json!({"location": {"uri": format!("file://{}", self.path.display()), "range": place(*span)}, "message": note});
         found
             .list
@@ -296,9 +305,18 @@ impl Document {
     fn rename(&self, at: usize, name: &str) -> Result<Vec<Value>, Fault> {
         let uses = self.uses(at);
         let Some(old) = uses.first() else {
-            return Err(Fault::refused("only components and numbers of `let` are renamed"));
+            return Err(Fault::refused(
+                "only components, numbers of `let`, and names of definitions are renamed",
+            ));
         };
-        if self.symbols().iter().any(|s| s.defines && s.name == name && s.name != old.name) {
+        if !uses.iter().any(|s| s.defines) {
+            return Err(Fault::refused(format!("`{}` is not of this file", old.name)));
+        }
+        if self
+            .symbols()
+            .iter()
+            .any(|s| s.defines && s.kind == old.kind && s.name == name && s.name != old.name)
+        {
             return Err(Fault::refused(format!("there is a `{name}` already")));
         }
         let mut renamed =
@@ -339,7 +357,11 @@ impl Document {
             items.push(json!({"label": label, "kind": kind, "detail": detail,
                               "documentation": {"kind": "markdown", "value": page}}));
         };
-        // Kinds of the protocol: 5 field, 6 variable, 7 class, 12 value, 14 keyword.
+        // Kinds of the protocol: 3 function, 5 field, 6 variable, 7 class, 12 value, 14 keyword.
+        if let Some(definition) = self.formulas(at) {
+            self.in_formulas(&definition, &mut add);
+            return Value::Array(items);
+        }
         if let Some(key) = place.key.filter(|_| !place.layers) {
             for (word, doc) in pages::words(&key.kind) {
                 add(word, 12, key.name.to_string(), doc.to_string());
@@ -366,6 +388,18 @@ impl Document {
                 keys::COMPONENTS
                     .iter()
                     .for_each(|kind| add(kind.name, 7, "a component".into(), pages::section(kind)));
+                for own in self.definitions() {
+                    let page = pages::definition(Some(&own), None).unwrap_or_default();
+                    add(&own.name.text, 7, "a definition".into(), page);
+                }
+                for (name, text) in LIBRARY {
+                    add(
+                        name,
+                        7,
+                        "a definition of std".into(),
+                        pages::definition(None, Some(text)).unwrap_or_default(),
+                    );
+                }
                 vec![]
             }
             Type::Layers if !dream => keys::ITEMS.to_vec(),
@@ -386,11 +420,20 @@ impl Document {
             return None;
         }
         let shown = |page: String, span: Span| json!({"contents": {"kind": "markdown", "value": page}, "range": text::range(&self.text, span)});
+        if let Some(page) = self.function(name, at) {
+            return Some(shown(page, word));
+        }
         if let Some(symbol) = self.symbol(at) {
             let page = match symbol.kind {
-                Kind::Component => {
-                    pages::component(&symbol.name, self.component(&symbol.name)?, self.spec().as_ref())
+                Kind::Value(_) => self.value(&symbol)?,
+                Kind::Definition => {
+                    let library = LIBRARY.iter().find(|(name, _)| *name == symbol.name);
+                    pages::definition(self.definition(&symbol.name).as_ref(), library.map(|(_, text)| *text))?
                 }
+                Kind::Component => match self.component(&symbol.name) {
+                    Some(kind) => pages::component(&symbol.name, kind, self.spec().as_ref()),
+                    None => pages::component(&symbol.name, &DEFINED, self.spec().as_ref()),
+                },
                 Kind::Number => {
                     let line = self.symbols().into_iter().find(|s| s.defines && s.name == symbol.name)?.span;
                     let rest = self.text[line.end..].lines().next().unwrap_or_default();
@@ -407,6 +450,60 @@ impl Document {
             (None, _) => pages::section(keys::COMPONENTS.iter().find(|kind| kind.name == name)?),
         };
         Some(shown(page, word))
+    }
+
+    /// The definitions of the file.
+    fn definitions(&self) -> Vec<Definition> {
+        self.parse().map(|ast| names::definitions(&ast)).unwrap_or_default()
+    }
+
+    fn definition(&self, name: &str) -> Option<Definition> {
+        self.definitions().into_iter().find(|own| own.name.text == name)
+    }
+
+    /// The definition whose formulas hold a place.
+    fn formulas(&self, at: usize) -> Option<Definition> {
+        self.definitions().into_iter().find(|own| own.name.span.end < at && at <= own.span.end)
+    }
+
+    /// A function of definitions at a place in one.
+    fn function(&self, name: &str, at: usize) -> Option<String> {
+        let entry = functions::function(name).filter(|_| self.formulas(at).is_some())?;
+        let called = self.text[text::word(&self.text, at).end..].trim_start().starts_with('(');
+        called.then(|| pages::function(entry))
+    }
+
+    /// A value of a definition with its dimensions.
+    fn value(&self, symbol: &Symbol) -> Option<String> {
+        let ast = self.parse().ok()?;
+        let hints = dreamc_dsl::hints(&ast, self.folder());
+        let at = |span: Span| hints.iter().find(|(own, _)| *own == span).map(|(_, dims)| dims.clone());
+        let uses = self.symbols().into_iter().filter(|s| s.kind == symbol.kind && s.name == symbol.name);
+        let dims = at(symbol.span).or_else(|| uses.into_iter().find_map(|own| at(own.span)));
+        Some(match dims {
+            Some(dims) => format!("**`{}`** {dims}", symbol.name),
+            None => format!("**`{}`**: a setting or a dimension", symbol.name),
+        })
+    }
+
+    /// Words that may stand in the formulas of a definition: functions, values and settings.
+    fn in_formulas(&self, definition: &Definition, add: &mut dyn FnMut(&str, u8, String, String)) {
+        for own in names::names(definition).into_iter().filter(|own| own.gives && own.of == names::Of::Value)
+        {
+            add(&own.name, 6, format!("of `{}`", definition.name.text), String::new());
+        }
+        for (name, detail) in [("x", "the row of the token"), ("hidden", "the width of the stream")] {
+            add(name, 6, detail.to_string(), String::new());
+        }
+        for (name, _, doc) in functions::FACTS {
+            add(name, 6, doc.to_string(), String::new());
+        }
+        for entry in functions::FUNCTIONS {
+            add(entry.name, 3, entry.call.to_string(), pages::function(entry));
+        }
+        for word in ["recurrence", "return", "over"] {
+            add(word, 14, "definitions".into(), String::new());
+        }
     }
 
     /// The kind of a component.

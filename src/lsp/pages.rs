@@ -4,6 +4,9 @@ use crate::number::{decimals, grouped};
 use dreamc_compiler::count::{Counts, Options, count};
 use dreamc_compiler::matching::TOKENS;
 use dreamc_dsl::Spec;
+use dreamc_dsl::define::Definition;
+use dreamc_dsl::define::functions::Entry;
+use dreamc_dsl::define::syntax::Setting;
 use dreamc_dsl::keys::{Fallback, Key, Section, Type};
 use std::fmt::Write;
 
@@ -91,4 +94,26 @@ fn counted(name: &str, counts: &Counts) -> String {
         );
     }
     page
+}
+
+/// A function of definitions.
+pub fn function(entry: &Entry) -> String {
+    format!("**`{}`**\n\n{}", entry.call, entry.doc)
+}
+
+/// A definition of the file, or one of the library.
+pub fn definition(own: Option<&Definition>, library: Option<&str>) -> Option<String> {
+    let text = match own {
+        Some(own) => {
+            let setting = |setting: &Setting| match setting.text.as_str() {
+                "" => setting.name.text.clone(),
+                default => format!("{} = {default}", setting.name.text),
+            };
+            let settings: Vec<String> = own.settings.iter().map(setting).collect();
+            let code: Vec<String> = own.text.lines().map(|line| format!("  {line}")).collect();
+            format!("define {}({}) {{\n{}\n}}", own.name.text, settings.join(", "), code.join("\n"))
+        }
+        None => library?.trim_end().to_string(),
+    };
+    Some(format!("```dream\n{text}\n```"))
 }

@@ -1,9 +1,11 @@
-//! The names that a file defines, and where they are used: components and numbers of `let`.
+//! The names that a file defines, and where they are used: components, numbers of `let`, and those
+//! of definitions.
 //!
 //! *In*: a tree. *Out*: [`Symbol`]s with their tokens. *Promise*: renaming all symbols of a name
 //! renames everything that the file means by it, but for patterns of tensors.
 
 use dreamc_dsl::ast::{Arith, ArithKind, Ast, Layer, LayerKind, Map, Value, ValueKind};
+use dreamc_dsl::define::{Definition, names};
 use dreamc_dsl::keys::{self, Type};
 use dreamc_dsl::{FileKind, Span};
 
@@ -14,6 +16,10 @@ pub enum Kind {
     Component,
     /// A number of `let`.
     Number,
+    /// A definition.
+    Definition,
+    /// A value, a setting or a dimension of the definition of that number in the file.
+    Value(usize),
 }
 
 /// A name where it is defined or used.
@@ -30,7 +36,19 @@ pub fn of(ast: &Ast) -> Vec<Symbol> {
     let mut found = Finder { text: &ast.source.text, all: vec![] };
     let components = ast.root.get("model").and_then(|pair| pair.value.as_map()?.get("components"));
     found.define(Kind::Number, ast.root.get("let").and_then(|pair| pair.value.as_map()));
-    found.define(Kind::Component, components.and_then(|pair| pair.value.as_map()));
+    found.define(Kind::Component, components.as_ref().and_then(|pair| pair.value.as_map()));
+    let components = components.and_then(|pair| pair.value.as_map());
+    for (place, definition) in names::definitions(ast).iter().enumerate() {
+        for own in names::names(definition) {
+            let kind = match own.of {
+                names::Of::Definition => Kind::Definition,
+                names::Of::Value => Kind::Value(place),
+            };
+            found.add(kind, &own.name, own.span, own.gives);
+        }
+        found.settings(components, definition, Kind::Value(place));
+    }
+    found.kinds(components);
     let root = match ast.kind {
         FileKind::Spec => Type::Section(&keys::SPEC),
         FileKind::Suite => Type::Section(&keys::SUITE),
@@ -52,6 +70,32 @@ impl Finder<'_> {
         }
     }
 
+    /// The settings of a definition where components set them.
+    fn settings(&mut self, components: Option<&Map>, definition: &Definition, kind: Kind) {
+        let maps =
+            components.into_iter().flat_map(|map| &map.items).filter_map(|item| item.node.value.as_map());
+        for pair in maps.filter_map(|map| map.items.first()).map(|item| &item.node) {
+            let own = pair.key.text == definition.name.text;
+            for item in pair.value.as_map().filter(|_| own).into_iter().flat_map(|map| &map.items) {
+                let key = &item.node.key;
+                if definition.settings.iter().any(|setting| setting.name.text == key.text) {
+                    self.add(kind, &key.text, key.span, false);
+                }
+            }
+        }
+    }
+
+    /// The kinds of components that are definitions.
+    fn kinds(&mut self, components: Option<&Map>) {
+        let keys =
+            components.into_iter().flat_map(|map| &map.items).filter_map(|item| item.node.value.as_map());
+        for key in keys.filter_map(|map| map.items.first()).map(|item| &item.node.key) {
+            if keys::COMPONENTS.iter().all(|kind| kind.name != key.text) {
+                self.add(Kind::Definition, &key.text, key.span, false);
+            }
+        }
+    }
+
     /// A name at its token, without its quotes.
     fn add(&mut self, kind: Kind, name: &str, span: Span, defines: bool) {
         let Some(text) = self.text.get(span.start..span.end) else { return };
@@ -63,6 +107,9 @@ impl Finder<'_> {
     fn map(&mut self, map: &Map, kind: Option<Type>) {
         for item in &map.items {
             let pair = &item.node;
+            if pair.key.text == "define" && kind.is_some_and(|kind| kind.child("define").is_some()) {
+                continue;
+            }
             let inner = kind.and_then(|kind| kind.child(&pair.key.text));
             // `{ea.count: 8}` names a field and its step.
             if kind.is_some_and(|kind| field(&kind)) {

@@ -3,6 +3,7 @@
 
 pub mod analysis;
 pub mod draw;
+pub mod formulas;
 pub mod page;
 pub mod plot;
 pub mod routing;

@@ -39,7 +39,7 @@ train: {steps: 8, batch: 4, sequence: 32, precision: f32}
 ";
 
 /// A server with its client's end of the pipes.
-struct Client {
+pub struct Client {
     server: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// With the handshake behind it.
-    fn ready(sandbox: &Sandbox) -> Client {
+    pub fn ready(sandbox: &Sandbox) -> Client {
         let mut client = Client::new(sandbox);
         let answer = client.ask("initialize", json!({"capabilities": {}}));
         assert_eq!(answer["result"]["capabilities"]["hoverProvider"], true);
@@ -99,19 +99,19 @@ impl Client {
         serde_json::from_slice(&body).unwrap()
     }
 
-    fn uri(&self, name: &str) -> String {
+    pub fn uri(&self, name: &str) -> String {
         format!("{}{name}", self.folder)
     }
 
     /// Opens a document; gives its diagnostics.
-    fn open(&mut self, name: &str, text: &str) -> Vec<Value> {
+    pub fn open(&mut self, name: &str, text: &str) -> Vec<Value> {
         let language = if name.ends_with(".dream") { "dream" } else { "yaml" };
         let document = json!({"uri": self.uri(name), "languageId": language, "version": 1, "text": text});
         self.tell("textDocument/didOpen", json!({"textDocument": document}));
         self.diagnostics()
     }
 
-    fn change(&mut self, name: &str, text: &str) -> Vec<Value> {
+    pub fn change(&mut self, name: &str, text: &str) -> Vec<Value> {
         let document = json!({"uri": self.uri(name), "version": 2});
         let changes = json!([{"text": text}]);
         self.tell("textDocument/didChange", json!({"textDocument": document, "contentChanges": changes}));
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// Asks about the place of `^` in a text, which is sent without it.
-    fn about(&mut self, name: &str, marked: &str, method: &str, more: Value) -> Value {
+    pub fn about(&mut self, name: &str, marked: &str, method: &str, more: Value) -> Value {
         let at = marked.find('^').unwrap();
         self.change(name, &marked.replacen('^', "", 1));
         let (line, start) =
@@ -140,19 +140,19 @@ impl Client {
         self.ask(method, parameters)
     }
 
-    fn labels(&mut self, name: &str, marked: &str) -> Vec<String> {
+    pub fn labels(&mut self, name: &str, marked: &str) -> Vec<String> {
         let answer = self.about(name, marked, "textDocument/completion", json!({}));
         let items = answer["result"].as_array().unwrap().clone();
         items.iter().map(|item| item["label"].as_str().unwrap().to_string()).collect()
     }
 
-    fn hover(&mut self, name: &str, marked: &str) -> String {
+    pub fn hover(&mut self, name: &str, marked: &str) -> String {
         let answer = self.about(name, marked, "textDocument/hover", json!({}));
         answer["result"]["contents"]["value"].as_str().unwrap_or_default().to_string()
     }
 
     /// Ends as the protocol wants; gives the exit code.
-    fn end(mut self) -> i32 {
+    pub fn end(mut self) -> i32 {
         assert!(self.ask("shutdown", Value::Null)["error"].is_null());
         self.tell("exit", Value::Null);
         self.server.wait().unwrap().code().unwrap()
@@ -160,13 +160,13 @@ impl Client {
 }
 
 /// The text with `^` before the n-th `word`.
-fn mark(text: &str, word: &str, n: usize) -> String {
+pub fn mark(text: &str, word: &str, n: usize) -> String {
     let at = text.match_indices(word).nth(n).unwrap().0;
     format!("{}^{}", &text[..at], &text[at..])
 }
 
 /// A text with edits applied.
-fn edited(text: &str, edits: &Value) -> String {
+pub fn edited(text: &str, edits: &Value) -> String {
     let offset = |p: &Value| {
         let line = p["line"].as_u64().unwrap() as usize;
         let start: usize = text.split_inclusive('\n').take(line).map(str::len).sum();

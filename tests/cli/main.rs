@@ -9,6 +9,7 @@ mod book;
 mod commands;
 mod compare;
 mod count_and_match;
+mod definitions;
 mod environment;
 mod examples;
 mod first;

@@ -17,6 +17,10 @@ use crate::suggest::{closest, listing};
 impl Checker {
     /// Reads the definitions of the file.
     pub(super) fn definitions(&mut self, group: &Group) {
+        if self.has(group, "include") {
+            let message = "`include` is read with the file that names it; this is no file";
+            self.error_at("bad-include", "include", message, "write the definitions here, or a file");
+        }
         let Some(value) = self.written(group, "define") else { return };
         let ValueKind::Map(map) = &value.kind else {
             self.wrong_type("define", &Self::kind(group, "define"), value);
@@ -24,6 +28,8 @@ impl Checker {
         };
         let written = read::definitions(map, &self.sources, &mut self.found);
         self.definitions = read::link(written, &mut self.found);
+        let names = map.items.iter().map(|item| item.node.key.text.clone());
+        self.broken = names.filter(|name| !self.definitions.contains_key(name)).collect();
     }
 
     /// The definition of that name: of the file, else of the library.
@@ -31,7 +37,7 @@ impl Checker {
         self.definitions.get(name).cloned().or_else(|| library::definition(name))
     }
 
-    /// A component whose kind is a definition's name; `None` where it is none.
+    /// A component whose kind is a definition's name; `None` where no definition has that name.
     pub(super) fn defined(
         &mut self,
         kind: &str,
@@ -39,6 +45,9 @@ impl Checker {
         path: String,
         at: Span,
     ) -> Option<Option<Component>> {
+        if self.broken.contains(kind) {
+            return Some(None);
+        }
         let definition = self.definition(kind)?;
         self.used.insert(kind.to_string());
         Some(self.settings_of(&definition, value, path, at).map(Component::Defined))
@@ -161,13 +170,39 @@ impl Checker {
         for (name, component) in components {
             let Some(Component::Defined(defined)) = component else { continue };
             let at = self.sources.locate(&format!("model.components.{name}")).unwrap_or_default();
-            let found = crate::define::elaborate(&defined.definition, &defined.settings, context).found;
-            for mistake in found {
+            let elaborated = crate::define::elaborate(&defined.definition, &defined.settings, context);
+            if !defined.definition.library {
+                self.hints.extend(elaborated.hints());
+            }
+            for mistake in elaborated.found {
                 let mistake = self.of_definition(mistake, defined, name, at);
                 if !self.found.contains(&mistake) {
                     self.found.push(mistake);
                 }
             }
+        }
+        self.unmade(components, hidden);
+    }
+
+    /// Elaborates definitions that no component is made by, where every setting has a default.
+    fn unmade(&mut self, components: &IndexMap<String, Option<Component>>, hidden: u64) {
+        let made = |name: &str| {
+            components.values().flatten().any(|c| matches!(c, Component::Defined(own) if own.name() == name))
+        };
+        let rest: Vec<Arc<Definition>> =
+            self.definitions.values().filter(|own| !made(&own.name.text)).cloned().collect();
+        let names: Vec<&str> = components.keys().map(String::as_str).collect();
+        let of = |name: &str| components.get(name).and_then(Option::as_ref);
+        let context = Context::new(hidden, &of, &names);
+        for definition in &rest {
+            if definition.settings.iter().any(|setting| setting.default.is_none()) {
+                continue;
+            }
+            let elaborated = crate::define::elaborate(definition, &IndexMap::new(), context);
+            self.hints.extend(elaborated.hints());
+            let new = elaborated.found.into_iter().filter(|mistake| mistake.severity == Severity::Error);
+            let new: Vec<Diagnostic> = new.filter(|mistake| !self.found.contains(mistake)).collect();
+            self.found.extend(new);
         }
     }
 
@@ -177,9 +212,10 @@ impl Checker {
             let message = format!("in std/{}: {}", defined.name(), mistake.message);
             return Diagnostic { message, span: Some(at), related: Vec::new(), ..mistake };
         }
-        match mistake.severity {
-            Severity::Warning => mistake,
-            Severity::Error => mistake.related(at, format!("with the settings of `{name}`")),
+        // Names and dimensions are wrong with any settings.
+        match matches!(mistake.code, "bad-size" | "sizes" | "division-by-zero" | "too-large") {
+            true => mistake.related(at, format!("with the settings of `{name}`")),
+            false => mistake,
         }
     }
 
@@ -191,7 +227,10 @@ impl Checker {
             let Some(definition) = self.definitions.get(&name) else { continue };
             open.extend(definition.uses.keys().filter(|name| used.insert((*name).clone())).cloned());
         }
-        let unused = self.definitions.values().filter(|definition| !used.contains(&definition.name.text));
+        // Of a file that is included not all need be used.
+        let own = |definition: &Definition| definition.name.span.start < self.sources.text.len();
+        let unused = self.definitions.values();
+        let unused = unused.filter(|definition| !used.contains(&definition.name.text) && own(definition));
         let unused: Vec<(String, Span)> =
             unused.map(|definition| (definition.name.text.clone(), definition.name.span)).collect();
         for (name, span) in unused {

@@ -59,7 +59,11 @@ pub(crate) struct Checker {
     known: Known,
     /// The definitions of the file.
     definitions: IndexMap<String, Arc<Definition>>,
-    /// Those that components are made by.
+    /// Names of definitions that are wrong, which was reported.
+    broken: HashSet<String>,
+    /// The dimensions of values of definitions, at their tokens.
+    pub(crate) hints: Vec<(Span, String)>,
+    /// Definitions that components are made by.
     used: HashSet<String>,
 }
 
@@ -104,6 +108,8 @@ impl Checker {
             lets: Lets::default(),
             known: Known::default(),
             definitions: IndexMap::new(),
+            broken: HashSet::new(),
+            hints: Vec::new(),
             used: HashSet::new(),
         }
     }

@@ -13,7 +13,7 @@ use crate::spec::Model;
 /// A component of a `define`, with its settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Defined {
-    /// What it computes.
+    /// Its formulas.
     #[serde(serialize_with = "by_name")]
     pub definition: Arc<Definition>,
     /// Its settings by name, in the order of the definition.
@@ -32,7 +32,7 @@ pub enum Setting {
     Size(u64),
     /// Another number.
     Number(f64),
-    /// What its default gives, which is arithmetic over other settings.
+    /// The value of its default, which is arithmetic over other settings.
     Derived,
 }
 

@@ -14,7 +14,7 @@ pub struct Entry {
     pub call: &'static str,
     /// Its value.
     pub doc: &'static str,
-    /// What it reads: one token or several.
+    /// The tokens that it reads: one or several.
     pub group: Group,
     /// How it is read.
     pub form: Form,
@@ -68,6 +68,8 @@ pub enum Form {
     Join,
     /// `slice(v, over d, from, [dim])`
     Slice,
+    /// `places(d)`
+    Places,
     /// `top(v, n, over d)`
     Top,
     /// `pick(v, places)`
@@ -201,6 +203,7 @@ pub static FUNCTIONS: &[Entry] = &[
         Group::Dimensions,
         Form::Slice,
     ),
+    entry("places", "places(d)", "The numbers 0, 1, … along a dimension.", Group::Dimensions, Form::Places),
     entry(
         "top",
         "top(v, n, over d)",

@@ -62,13 +62,13 @@ pub struct Weight {
     pub inputs: usize,
     /// How it begins; nothing is the recipe's for a matrix of that fan in.
     pub init: Option<Init>,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// Its token.
     pub span: Span,
 }
 
-/// What a weight is for: decay and optimizers treat matrices alone as such.
+/// The purpose of a weight: decay and optimizers treat matrices alone as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// The matrix of a `linear`.
@@ -81,7 +81,7 @@ pub enum Purpose {
     Gain,
     /// The filter of a `conv`.
     Filter,
-    /// What `weight` makes.
+    /// A tensor that `weight` makes.
     Own,
 }
 
@@ -126,7 +126,7 @@ pub struct Type {
     pub places_of: Option<DimId>,
 }
 
-/// What a value is.
+/// The function that gives a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Function {
     /// The token's row of the stream, behind the component's norm: `[hidden]`.
@@ -157,7 +157,7 @@ pub enum Function {
         how: Norm,
         /// Its dimensions.
         over: Vec<DimId>,
-        /// What it adds below the root.
+        /// The number that it adds below the root.
         eps: f64,
     },
     /// The sum over dimensions of the product of two values.
@@ -238,7 +238,8 @@ pub enum Function {
     QueryPlace,
     /// The token of the key.
     KeyPlace,
-    /// The number of the head, along its dimension.
+    /// The number of the head, along its dimension. Outside of scores the numbers 0, 1, … along a
+    /// dimension, a constant: `places`.
     Head(DimId),
     /// That operand at the token of the query.
     AtQuery(u32),

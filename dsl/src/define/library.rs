@@ -7,7 +7,22 @@ use indexmap::IndexMap;
 use super::syntax::Definition;
 
 /// The files of the library by their names: each holds one definition of that name.
-pub static LIBRARY: &[(&str, &str)] = &[];
+pub static LIBRARY: &[(&str, &str)] = &[
+    ("alibi", include_str!("../../std/alibi.dream")),
+    ("canon", include_str!("../../std/canon.dream")),
+    ("deltanet", include_str!("../../std/deltanet.dream")),
+    ("differential", include_str!("../../std/differential.dream")),
+    ("forgetting", include_str!("../../std/forgetting.dream")),
+    ("gated_delta", include_str!("../../std/gated_delta.dream")),
+    ("gla", include_str!("../../std/gla.dream")),
+    ("kda", include_str!("../../std/kda.dream")),
+    ("lightning", include_str!("../../std/lightning.dream")),
+    ("linear_attention", include_str!("../../std/linear_attention.dream")),
+    ("mamba2", include_str!("../../std/mamba2.dream")),
+    ("mlstm", include_str!("../../std/mlstm.dream")),
+    ("retnet", include_str!("../../std/retnet.dream")),
+    ("rwkv7", include_str!("../../std/rwkv7.dream")),
+];
 
 /// The definition of the library of that name.
 pub fn definition(name: &str) -> Option<Arc<Definition>> {

@@ -12,13 +12,16 @@
 //! - [`syntax`]: the tree of a definition, as it is written.
 //! - [`functions`]: every function with its spelling and its meaning, one entry each.
 //! - [`elaborate`]: sizes, dimensions and types; `parser` reads the text before it.
+//! - [`names`]: where each name stands, for editors.
 //! - [`library`]: definitions inside the program.
 //! - [`graph`]: the typed graph that elaboration makes.
 
 pub mod elaborate;
 pub mod functions;
 pub mod graph;
+pub(crate) mod include;
 pub mod library;
+pub mod names;
 mod parser;
 pub(crate) mod read;
 pub mod syntax;

@@ -25,7 +25,7 @@ const SIGNS: [&str; 20] =
 /// Words whose operands follow without a sign, beside those by which weights begin.
 const WORDS: [&str; 3] = ["over", "along", "at"];
 
-/// What can follow a statement.
+/// Help where no statement begins.
 const STATEMENT: &str = "a statement is `name = value`, `recurrence S [dims] { … }` or `return value`";
 
 /// The statements of a definition. `at` turns an offset of the text into one of the source.
@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
 
     fn span(&self, token: Token) -> Span {
         match token.kind {
-            // What is missing at the end is missing behind the last word.
+            // A sign that is missing at the end is missing behind the last word.
             Kind::End => {
                 let end = (self.at)(token.start.saturating_sub(1));
                 Span::new(end, end + 1)
@@ -242,9 +242,23 @@ impl<'a> Parser<'a> {
             let before = self.place;
             match self.statement() {
                 Ok(statement) => statements.push(statement),
-                Err(Slip) => self.recover(before),
+                Err(Slip) => {
+                    self.recover(before);
+                    statements.extend(self.stand_in(token, before));
+                }
             }
         }
+    }
+
+    /// A statement in the place of one that cannot be read, so that its name is known below.
+    fn stand_in(&self, token: Token, place: usize) -> Option<Statement> {
+        let next = self.tokens.get(place + 1)?;
+        let invalid = Expr { kind: ExprKind::Invalid, span: self.span(token) };
+        if token.kind == Kind::Name && token.text == "return" {
+            return Some(Statement::Return(invalid));
+        }
+        let assigns = token.kind == Kind::Name && next.kind == Kind::Sign && next.text == "=";
+        assigns.then(|| Statement::Assign(Name { text: token.text.into(), span: self.span(token) }, invalid))
     }
 
     fn begins_statement(&self) -> bool {
@@ -481,7 +495,11 @@ impl<'a> Parser<'a> {
             }
             Kind::Sign | Kind::Unknown | Kind::End => {
                 let message = format!("{} stands where a value should be", capital(&Self::called(token)));
-                return Err(self.error(token, message, "write a number, a name, or a function of values"));
+                let help = match token.text {
+                    "*" => "a power is `square(v)`, or `exp(p * log(v))`",
+                    _ => "write a number, a name, or a function of values",
+                };
+                return Err(self.error(token, message, help));
             }
         };
         Ok(Expr { kind, span: self.span(token) })
@@ -554,7 +572,8 @@ impl<'a> Parser<'a> {
         } else if token.kind == Kind::Name && Self::is_word(token, next) {
             let name = self.name("a word")?;
             let mut operands = Vec::new();
-            while !self.is(",") && !self.is(")") && !self.is("[") && self.peek().kind != Kind::End {
+            let ends = |own: &Self| own.is(",") || own.is(")") || own.is("[") || own.peek().kind == Kind::End;
+            while !ends(self) && !(self.peek().first && self.begins_statement()) {
                 operands.push(self.operand(true)?);
             }
             ArgumentKind::Word(name, operands)

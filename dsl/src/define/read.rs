@@ -15,7 +15,6 @@ use super::syntax::{Definition, Name, Setting};
 use crate::ast::{Map, Pair, Spelling, Value, ValueKind};
 use crate::component::Kind;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
-use crate::grammar::{Lowering, Rule};
 use crate::source::{SourceMap, Span};
 
 /// Definitions of one file.
@@ -23,47 +22,27 @@ const MAX_DEFINITIONS: usize = 256;
 
 /// Reads a text of nothing but definitions, as files of the library are.
 pub fn parse(text: &str) -> Result<Vec<Arc<Definition>>, Diagnostics> {
-    let source = SourceMap { spelling: Spelling::Dream, ..SourceMap::new("definitions", text) };
-    let mut found = Vec::new();
-    let written = written(&source, 0, &mut found);
+    let ast = crate::parse("definitions", text, Spelling::Dream)?;
+    let mut found = ast.errors;
+    found.extend(only_definitions(&ast.root));
+    let written = match ast.root.get("define").map(|pair| &pair.value.kind) {
+        Some(ValueKind::Map(map)) => definitions(map, &ast.source, &mut found),
+        _ => Vec::new(),
+    };
     let linked = link(written, &mut found);
     if found.iter().any(|d| d.severity == Severity::Error) {
-        return Err(Diagnostics::new(source, found));
+        return Err(Diagnostics::new(ast.source, found));
     }
     Ok(linked.into_values().collect())
 }
 
-/// The definitions of a text of nothing else. Its first byte has that place in the source.
-pub(crate) fn written(source: &SourceMap, base: usize, found: &mut Vec<Diagnostic>) -> Vec<Definition> {
-    let at = |offset: usize| base + offset;
-    let text = source.slice(Span::new(base, base + source.length(base)));
-    let mut root = Map::default();
-    let mut lowering = Lowering { at: &at, found };
-    let Some(file) = lowering.parse(Rule::file, text) else { return Vec::new() };
-    for node in file.into_inner() {
-        match node.as_rule() {
-            Rule::define => lowering.define(node, &mut root),
-            Rule::EOI => {}
-            _ => {
-                let span = lowering.span(&node);
-                let first = Span::new(
-                    span.start,
-                    span.start + node.as_str().split_whitespace().next().unwrap_or("").len().max(1),
-                );
-                lowering.error(
-                    first,
-                    "a file of definitions holds nothing else",
-                    "write `define name(settings) { … }`",
-                );
-                break;
-            }
-        }
-    }
-    let found = lowering.found;
-    match root.get("define").map(|pair| &pair.value.kind) {
-        Some(ValueKind::Map(map)) => definitions(map, source, found),
-        _ => Vec::new(),
-    }
+/// Reports what stands beside definitions in a file of them.
+pub(crate) fn only_definitions(root: &Map) -> Option<Diagnostic> {
+    let other =
+        root.items.iter().find(|item| !matches!(item.node.key.text.as_str(), "define" | "include"))?;
+    let message = format!("`{}` stands in a file of definitions", other.node.key.text);
+    let error = Diagnostic::error("unknown-key", message).on(other.node.key.span);
+    Some(error.help("a file that others include holds `define` and `include` alone"))
 }
 
 /// The definitions of a `define`.

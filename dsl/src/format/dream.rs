@@ -47,6 +47,17 @@ pub(super) fn print(root: &Map) -> String {
                     lines.trailing(item.trailing.as_ref(), MARKER);
                 }
             }
+            ("define", ValueKind::Map(map))
+                if !map.items.is_empty() && map.items.iter().all(is_definition) =>
+            {
+                lines.head(item, MARKER);
+                for item in &map.items {
+                    lines.head(item, MARKER);
+                    lines.begin();
+                    definition(&mut lines, &item.node);
+                    lines.trailing(item.trailing.as_ref(), MARKER);
+                }
+            }
             ("model", ValueKind::Map(map)) => {
                 lines.head(item, MARKER);
                 lines.begin();
@@ -62,6 +73,88 @@ pub(super) fn print(root: &Map) -> String {
 
 fn root_kind(key: &Key) -> Option<Type> {
     keys::SPEC.key(&key.text).or_else(|| keys::SUITE.key(&key.text)).map(|key| key.kind)
+}
+
+/// Whether a pair is a definition as `define` writes it.
+fn is_definition(item: &Item<Pair>) -> bool {
+    let Pair { key, value } = &item.node;
+    let ValueKind::Map(map) = &value.kind else { return false };
+    let setting = |item: &Item<Pair>| {
+        let Pair { key, value } = &item.node;
+        let number = matches!(value.kind, ValueKind::Null | ValueKind::Number(_) | ValueKind::Word(_));
+        is_word(&key.text) && !key.text.contains('.') && number
+    };
+    let right = |item: &Item<Pair>| match (item.node.key.text.as_str(), &item.node.value.kind) {
+        ("settings", ValueKind::Map(map)) => map.items.iter().all(setting),
+        ("code", ValueKind::Text(text) | ValueKind::Word(text)) => balanced(text),
+        _ => false,
+    };
+    is_word(&key.text)
+        && !key.text.contains('.')
+        && map.items.iter().all(right)
+        && map.items.last().is_some_and(|item| item.node.key.text == "code")
+        && map.items.len() <= 2
+        && !map.commented()
+}
+
+/// Whether the braces of formulas close one another.
+fn balanced(code: &str) -> bool {
+    let mut open = 0i64;
+    for line in code.lines() {
+        for letter in line.split("//").next().unwrap_or("").chars() {
+            open += i64::from(letter == '{') - i64::from(letter == '}');
+            if open < 0 {
+                return false;
+            }
+        }
+    }
+    open == 0 && code.chars().all(|c| c == '\n' || !c.is_control())
+}
+
+/// `define name(heads 4, value = 2 * heads) {` and formulas below.
+fn definition(lines: &mut Lines, pair: &Pair) {
+    lines.push(&format!("define {}", pair.key.text));
+    let ValueKind::Map(map) = &pair.value.kind else { return };
+    if let Some(Pair { value: Value { kind: ValueKind::Map(settings), .. }, .. }) = map.get("settings") {
+        let setting = |item: &Item<Pair>| {
+            let Pair { key, value } = &item.node;
+            match &value.kind {
+                ValueKind::Null => key.text.clone(),
+                ValueKind::Number(Arith { kind: ArithKind::Literal(number), .. }) => {
+                    format!("{} {number}", key.text)
+                }
+                _ => format!("{} = {}", key.text, flow(value, None)),
+            }
+        };
+        if settings.commented() {
+            lines.push("(");
+            lines.trailing(settings.opening.as_ref(), MARKER);
+            lines.indent += 1;
+            for item in &settings.items {
+                lines.head(item, MARKER);
+                lines.begin();
+                lines.push(&setting(item));
+                lines.push(",");
+                lines.trailing(item.trailing.as_ref(), MARKER);
+            }
+            lines.comments(&settings.closing, MARKER);
+            lines.indent -= 1;
+            lines.begin();
+            lines.push(")");
+        } else {
+            lines.push(&format!("({})", settings.items.iter().map(setting).collect::<Vec<_>>().join(", ")));
+        }
+    }
+    lines.push(" {");
+    lines.indent += 1;
+    if let Some(Pair { value: Value { kind: ValueKind::Text(code) | ValueKind::Word(code), .. }, .. }) =
+        map.get("code")
+    {
+        lines.lines_of(code);
+    }
+    lines.indent -= 1;
+    lines.begin();
+    lines.push("}");
 }
 
 fn model(lines: &mut Lines, map: &Map) {

@@ -21,10 +21,25 @@ fn pairs(lines: &mut Lines, map: &Map, inline: bool) {
         }
         lines.push(&key(&item.node.key.text));
         lines.push(":");
-        value(lines, &item.node.value);
+        match &item.node.value.kind {
+            ValueKind::Text(code) if item.node.key.text == "code" && is_block(code) => {
+                // A first line that is indented does not say how far the others are.
+                lines.push(if code.starts_with(' ') { " |2" } else { " |" });
+                lines.indent += 1;
+                lines.lines_of(code);
+                lines.indent -= 1;
+            }
+            _ => value(lines, &item.node.value),
+        }
         lines.trailing(item.trailing.as_ref(), MARKER);
     }
     lines.comments(&map.closing, MARKER);
+}
+
+/// Whether a text can stand below its key as it is.
+fn is_block(text: &str) -> bool {
+    let line = |line: &str| !line.ends_with(char::is_whitespace) && !line.contains(hidden);
+    !text.is_empty() && !text.starts_with('\n') && !text.ends_with('\n') && text.split('\n').all(line)
 }
 
 /// The value of a pair, behind its colon.

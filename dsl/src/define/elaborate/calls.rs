@@ -69,7 +69,7 @@ impl<'a> Elaborator<'a> {
         let before = self.found.len();
         let mut args = Args::new(call, entry, span);
         let got = self.function(&mut args);
-        if self.found.len() == before {
+        if got.is_some() && self.found.len() == before {
             self.left_over(&args);
         }
         got.filter(|_| self.found.len() == before)
@@ -117,6 +117,7 @@ impl<'a> Elaborator<'a> {
             Form::Merge => self.merge(args),
             Form::Join => self.join(args),
             Form::Slice => self.slice(args),
+            Form::Places => self.places(args),
             Form::Top => self.top(args),
             Form::Pick => self.pick(args),
             Form::Rope => self.rope(args),
@@ -520,7 +521,7 @@ impl<'a> Elaborator<'a> {
             let help =
                 format!("expected sizes whose product is {}: `{whole}` is split", self.graph.size(dim));
             let at = self.graph.dims[dim.0 as usize].span;
-            let error = Diagnostic::error("dimensions", message).on(args.span).help(help);
+            let error = Diagnostic::error("sizes", message).on(args.span).help(help);
             self.found.push(error.related(at, format!("`{}` appears here", self.graph.name(dim))));
             return None;
         }
@@ -583,7 +584,7 @@ impl<'a> Elaborator<'a> {
         }
         let message = format!("`{}` is {own}, and {of} gives {size}", self.graph.name(dim));
         let at = self.graph.dims[dim.0 as usize].span;
-        let error = Diagnostic::error("dimensions", message).on(span).related(at, format!("{own} here"));
+        let error = Diagnostic::error("sizes", message).on(span).related(at, format!("{own} here"));
         self.found.push(error.help("choose another name, which has the size that it is given"));
         None
     }
@@ -661,7 +662,7 @@ impl<'a> Elaborator<'a> {
                 self.graph.name(of)
             );
             let at = self.graph.dims[of.0 as usize].span;
-            let error = Diagnostic::error("dimensions", message).on(span).related(at, format!("{size} here"));
+            let error = Diagnostic::error("sizes", message).on(span).related(at, format!("{size} here"));
             self.found.push(
                 error.help(format!("`{}` has {part}: begin earlier, or take fewer", self.graph.name(to))),
             );
@@ -672,6 +673,17 @@ impl<'a> Elaborator<'a> {
         self.distinct(&dims, args.span)?;
         let ty = Type { dims, ..ty };
         Some(Got::Value(self.push(Function::Slice { of, from, to }, vec![value], ty, args.span)))
+    }
+
+    fn places(&mut self, args: &mut Args) -> Option<Got> {
+        let Some(Expr { kind: ExprKind::Name(name), span }) = args.next() else {
+            self.missing(args, "dimension");
+            return None;
+        };
+        let written = DimExpr { name: Name { text: name.clone(), span: *span }, size: None };
+        let dim = self.dim(&written, None)?;
+        let ty = Type { dims: vec![dim], ..Type::default() };
+        self.outside(Function::Head(dim), ty, args.span).map(Got::Value)
     }
 
     fn top(&mut self, args: &mut Args) -> Option<Got> {
@@ -686,7 +698,7 @@ impl<'a> Elaborator<'a> {
                 self.graph.name(over),
                 self.graph.size(over)
             );
-            self.error("dimensions", written.span, message, "choose at most as many as there are");
+            self.error("sizes", written.span, message, "choose at most as many as there are");
             return None;
         }
         let choices = self.dim_of_size(written, count, "choices");
@@ -750,7 +762,7 @@ impl<'a> Elaborator<'a> {
                 format!("`rope` turns pairs, and `{}` is {}", self.graph.name(over), self.graph.size(over));
             let at = self.graph.dims[over.0 as usize].span;
             let error =
-                Diagnostic::error("dimensions", message).on(args.span).related(at, "its size appears here");
+                Diagnostic::error("sizes", message).on(args.span).related(at, "its size appears here");
             self.found.push(error.help("choose an even size"));
             return None;
         }
@@ -790,7 +802,7 @@ impl<'a> Elaborator<'a> {
     }
 }
 
-/// What functions of other programs are here.
+/// The spelling here of functions of other programs.
 fn synonym(name: &str) -> Option<&'static str> {
     Some(match name {
         "einsum" | "matmul" | "bmm" | "mm" => {

@@ -58,7 +58,7 @@ impl<'c> Context<'c> {
     }
 }
 
-/// What elaboration gives.
+/// The result of elaboration.
 #[derive(Debug, Default)]
 pub struct Elaborated {
     /// The graph; where there are errors, a part of it.
@@ -67,6 +67,22 @@ pub struct Elaborated {
     pub types: Vec<(Span, Type)>,
     /// Errors and warnings.
     pub found: Vec<Diagnostic>,
+}
+
+impl Elaborated {
+    /// The dimensions of values at their tokens, with sizes.
+    pub fn hints(&self) -> Vec<(Span, String)> {
+        let shown = |ty: &Type| {
+            let dim = |dim: &DimId| format!("{} {}", self.graph.name(*dim), self.graph.size(*dim));
+            let dims = ty.dims.iter().map(dim).collect::<Vec<_>>().join(", ");
+            let constant = if ty.per_token { "" } else { ", the same for every token" };
+            match ty.dims.is_empty() {
+                true => format!("a number{constant}"),
+                false => format!("[{dims}]{constant}"),
+            }
+        };
+        self.types.iter().map(|(span, ty)| (*span, shown(ty))).collect()
+    }
 }
 
 /// The graph of a definition with settings.
@@ -91,7 +107,8 @@ pub fn elaborate<'c>(
     first.finish()
 }
 
-/// What an expression is: a number that is known, or a value of the region that is being written.
+/// The value of an expression: a number that is known, or a value of the region that is being
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Got {
     Number(f64),
@@ -103,7 +120,7 @@ enum Got {
 struct Bound {
     /// Where it is assigned.
     span: Span,
-    /// What it is; `None` where that was reported.
+    /// Its value; `None` where that was reported.
     is: Option<Is>,
     /// Whether something reads it.
     read: bool,
@@ -126,7 +143,7 @@ struct Inner {
     region: Region,
     /// The values outside that it reads.
     operands: Vec<ValueId>,
-    /// What was read already.
+    /// The values that stand for those read already.
     reads: HashMap<(ValueId, u8), ValueId>,
 }
 
@@ -194,7 +211,7 @@ impl<'a> Elaborator<'a> {
     }
 
     fn finish(mut self) -> Elaborated {
-        if self.returned.is_none() {
+        if self.returned.is_none() && !self.full {
             let help = "write `return linear(v, [hidden])`";
             self.error("missing-return", self.definition.name.span, "this definition returns nothing", help);
         }

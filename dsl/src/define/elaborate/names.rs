@@ -127,7 +127,7 @@ impl<'a> Elaborator<'a> {
         id
     }
 
-    /// Reports a name that is none.
+    /// Reports a name without a value.
     fn unknown(&mut self, name: &str, span: Span) {
         let message = format!("`{name}` is no value here");
         if let Some(below) = self.definition.assigned(name) {

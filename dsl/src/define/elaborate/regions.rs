@@ -157,9 +157,8 @@ impl<'a> Elaborator<'a> {
         }
         if let Some(Inner { of: Of::Recurrence { locals, .. }, .. }) = &mut self.inner
             && let Some(bound) = locals.get_mut(&name.text)
-            && (is.is_some() || got.is_none())
         {
-            bound.is = is.or(bound.is);
+            bound.is = is;
         }
     }
 

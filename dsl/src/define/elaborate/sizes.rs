@@ -226,7 +226,7 @@ impl<'a> Elaborator<'a> {
             return match before {
                 Some(Some(other)) if other != own => {
                     let message = format!("`{name}` is {other}, not {own}");
-                    let error = Diagnostic::error("dimensions", message).on(expr.span);
+                    let error = Diagnostic::error("sizes", message).on(expr.span);
                     let first = self.first_of(name);
                     let error =
                         first.into_iter().fold(error, |error, at| error.related(at, format!("{other} here")));
@@ -272,7 +272,7 @@ impl<'a> Elaborator<'a> {
         setting.map(|setting| setting.name.span).or(dim)
     }
 
-    /// Reports a name of a dimension that is none, of all or of a value's.
+    /// Reports a name that no dimension has, of all or of a value.
     pub(super) fn unknown_dim(&mut self, name: &str, span: Span, of: Option<(&Expr, &[DimId])>) {
         let (message, names): (_, Vec<&str>) = match of {
             Some((value, dims)) => {

@@ -213,7 +213,7 @@ impl<'a> Elaborator<'a> {
         let (name, ty) = match known {
             Some(known) => known,
             None if self.definition.assigned(name).is_some() && self.expected.is_empty() => {
-                // What it is combined with says its dimensions in the second reading.
+                // The second reading knows its dimensions from the value that this one names.
                 self.awaited = true;
                 (name.clone(), Type { per_token: true, ..Type::default() })
             }
