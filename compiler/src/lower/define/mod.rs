@@ -232,7 +232,7 @@ impl Lower<'_> {
                 let positions = self.given(Input::Positions);
                 return Ok(self.b.op(Op::Numbers, &[positions]));
             }
-            Fact::Pass => return Err(CompileError::Unsupported("`pass` in a definition")),
+            Fact::Pass => self.b.index("pass", Index::Pass),
         };
         Ok(self.b.op(Op::Number, &[index]))
     }
