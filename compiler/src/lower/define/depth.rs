@@ -18,7 +18,7 @@ impl Lower<'_> {
         }
         let size = self.b.dims(heads.q)[3];
         let row = self.row(c);
-        let depths = self.dim_of(c, "depths", self.architecture.rows_of(c));
+        let depths = self.dim_of(c, ".depths", self.architecture.rows_of(c));
         let parts = [heads.q, heads.k, heads.v];
         let [q, k, v] = if marked { self.mark(c, parts) } else { parts };
         let number = d.text();
@@ -51,7 +51,7 @@ impl Lower<'_> {
         let c = d.owner;
         let own = d.own(&node.ty);
         let row_dims = [&d.rows[..], &own].concat();
-        let depths = self.dim_of(c, "depths_behind", self.architecture.rows_of(c) + 1);
+        let depths = self.dim_of(c, ".depths_behind", self.architecture.rows_of(c) + 1);
         let ty = Type::f32(&[&[depths], &row_dims[..]].concat());
         let part = Part::Kept(Symbol::new(&format!("earlier.{name}")));
         let (port, state) = self.state(c, part, Lifetime::Depth, ty);

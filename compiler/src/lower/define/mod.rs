@@ -292,7 +292,7 @@ impl Lower<'_> {
             &[dim] if !apart => d.dim(dim),
             _ => {
                 let names: Vec<&str> = dims.iter().map(|&dim| d.graph.name(dim)).collect();
-                let name = format!("{}{}", names.join("*"), if apart { "'" } else { "" });
+                let name = format!("{}{}", names.join("."), if apart { ".in" } else { "" });
                 self.dim_of(d.owner, &name, d.graph.elements(dims))
             }
         }
@@ -339,7 +339,6 @@ impl Lower<'_> {
         let weight = &d.graph.weights[id.0 as usize];
         let (part, init) =
             (Part::Own(Symbol::new(&weight.path), weight.purpose), self.beginning(d.graph, weight));
-        let x = self.each_token(d, x);
         let over = d.dims(over);
         let [out, sum] = self.ends(d, weight);
         let outs = d.dims(&weight.dims[..weight.dims.len() - weight.inputs]);
@@ -404,7 +403,7 @@ impl Lower<'_> {
             parts.iter().map(|&(from, to)| (from, Some(to))).chain([(all, None)]).collect();
         for (from, to) in ends {
             if from > reached {
-                dims.push(self.dim(&format!("{}left", from - reached), from - reached));
+                dims.push(self.dim(&format!("left{}", from - reached), from - reached));
                 firsts.push(None);
             }
             if let Some(to) = to {

@@ -67,7 +67,7 @@ impl Lower<'_> {
         let mut results = match tokens {
             crate::op::Tokens::Kept => {
                 let elements = step.state_elements(self.b.module).saturating_add(1);
-                let (number, n) = (d.text(), self.dim_of(d.owner, &format!("state{elements}"), elements));
+                let (number, n) = (d.text(), self.dim_of(d.owner, &format!(".state{elements}"), elements));
                 let (port, state) = self.text_state(d.owner, number, &[n]);
                 let all = [vec![state], marks.into_iter().collect(), read].concat();
                 let mut results = self.b.ops(recurrence, &all);
@@ -274,7 +274,7 @@ impl Values<'_, '_> {
                 for (n, part) in [(*from, None), (size, Some(dim(to))), (rest, None)] {
                     match part {
                         Some(part) => parts.push(part),
-                        None if n > 0 => parts.push(self.b.module.dim(&format!("{n}left"), n)),
+                        None if n > 0 => parts.push(self.b.module.dim(&format!("left{n}"), n)),
                         None => {}
                     }
                 }

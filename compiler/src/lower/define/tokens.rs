@@ -50,7 +50,7 @@ impl Lower<'_> {
                 self.b.mul(v, filter)
             }
             (Tokens::Kept, Some(slots)) => {
-                let before = self.dim_of(d.owner, &format!("before{}", size - 1), size - 1);
+                let before = self.dim_of(d.owner, &format!(".before{}", size - 1), size - 1);
                 let number = d.text();
                 let (port, history) = self.text_state(d.owner, number, &[&[before], &own[..]].concat());
                 let results = self.b.ops(op, &[v, filter, history, slots]);
@@ -115,8 +115,8 @@ impl Lower<'_> {
         let v = values.ordered(v, &[k_heads, &[value]].concat());
         let all = |dims: &[Dim]| values.b.module.elements(dims);
         let (heads, groups, sizes) = (all(&order), all(k_heads), [all(&[size]), all(&[value])]);
-        let heads = self.dim_of(d.owner, &format!("heads{heads}"), heads);
-        let groups = self.dim_of(d.owner, &format!("groups{groups}"), groups);
+        let heads = self.dim_of(d.owner, &format!(".heads{heads}"), heads);
+        let groups = self.dim_of(d.owner, &format!(".groups{groups}"), groups);
         let longest = sizes[0].max(sizes[1]);
         let long = match sizes {
             [a, _] if a == longest => size,
@@ -128,7 +128,7 @@ impl Lower<'_> {
             if size == longest {
                 return self.b.reshape(x, &[&d.rows[..], &[heads, of]].concat());
             }
-            let rest = self.dim(&format!("{}left", longest - size), longest - size);
+            let rest = self.dim(&format!("left{}", longest - size), longest - size);
             let zeros = self.b.zeros(&Type::f32(&[&d.rows[..], &[heads, rest]].concat()));
             self.b.op(crate::op::Concat(of), &[x, zeros])
         };
@@ -144,7 +144,7 @@ impl Lower<'_> {
         let all = self.b.module.size(long);
         let mut o = o;
         if size < all {
-            let rest = self.dim(&format!("{}left", all - size), all - size);
+            let rest = self.dim(&format!("left{}", all - size), all - size);
             o = self.b.ops(Split(vec![heads.value, rest]), &[o])[0];
         }
         let rows = self.b.dims(o)[..2].to_vec();

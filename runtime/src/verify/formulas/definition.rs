@@ -472,7 +472,7 @@ impl Formulas<'_> {
                         .filter(|(_, _, keys)| keys[i])
                         .map(|(k, v, _)| (k.at(i), v.at(i)))
                         .collect();
-                    let kinds = [&q.dims, &all[0].0.dims, &all[0].1.dims];
+                    let kinds: [&[DimId]; 3] = [&q.dims, &all[0].0.dims, &all[0].1.dims];
                     mix(&g, &dims, kinds, q.at(i), &seen, |_, _, s| scale * s, |_| None)
                 });
                 each(rows.collect())
@@ -671,7 +671,7 @@ impl Formulas<'_> {
                 }
                 values[region.results[0].0 as usize].1[0]
             };
-            let kinds = [&q.dims, &k.dims, &v.dims];
+            let kinds: [&[DimId]; 3] = [&q.dims, &k.dims, &v.dims];
             let sink = a.sink.map(|k| d.arg(node, k as usize).clone());
             let mut hidden: Vec<(usize, Places)> = vec![];
             let score = |at: usize, p: &Places, product: f64| {
