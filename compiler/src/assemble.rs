@@ -511,6 +511,7 @@ impl<'a> Assembly<'a> {
         match index {
             Index::Depth => site.apply.map(|apply| apply.depth.clone()).ok_or_else(unknown),
             Index::Depths => Ok(Affine::constant(self.architecture.depth)),
+            Index::Pass => site.apply.map(|apply| apply.pass.clone()).ok_or_else(unknown),
             Index::Row(cache) => row(cache),
             Index::Latest(cache) => {
                 let latest = site.apply.and_then(|apply| self.row(apply, Some(cache as usize), true));

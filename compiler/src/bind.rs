@@ -140,6 +140,8 @@ pub enum Index {
     Depth,
     /// Applications of layers in all.
     Depths,
+    /// Which pass of the outermost loop runs.
+    Pass,
     /// Applications before this one that write a row of that cache: an entry of
     /// [`Architecture::rows`](crate::architecture::Architecture::rows).
     Row(u32),
@@ -296,6 +298,7 @@ impl Binding {
             Binding::Index(Index::Given) => "index".into(),
             Binding::Index(Index::Depth) => "index depth".into(),
             Binding::Index(Index::Depths) => "index depths".into(),
+            Binding::Index(Index::Pass) => "index pass".into(),
             Binding::Index(Index::Row(cache)) => format!("index row {cache}"),
             Binding::Index(Index::Latest(cache)) => format!("index latest {cache}"),
             Binding::Index(Index::Next { cache, by: 1 }) => format!("index next {cache}"),

@@ -636,6 +636,7 @@ impl Oracle {
                     apply.map_or(self.architecture.depth, |a| a.depth.at(variables))
                 }
                 Binding::Index(Index::Depths) => self.architecture.depth,
+                Binding::Index(Index::Pass) => apply.map_or(0, |a| a.pass.at(variables)),
                 Binding::Index(Index::Row(cache)) => row(cache).at(variables),
                 Binding::Index(Index::Latest(cache)) => row(cache).at(variables).saturating_sub(1),
                 Binding::Index(Index::Next { cache, by }) => row(cache).at(variables) + u64::from(by),

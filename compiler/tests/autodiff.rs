@@ -10,7 +10,9 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 26] = [
+const NONE: [&str; 28] = [
+    "floor",
+    "numbers",
     "append",
     "shift_state",
     "by_head",

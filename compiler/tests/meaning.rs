@@ -107,6 +107,41 @@ fn functions_keep_their_range() {
     assert!((of(Unary::Silu)[3] - 0.731_058_578_630_0).abs() < 1e-12);
 }
 
+#[test]
+fn turns_and_whole_numbers() {
+    let mut m = Module::default();
+    let n = m.dim("n", 4);
+    let ty = Type::f32(&[n]);
+    let x = Tensor::float(&[4], vec![-1.5, 0.0, 0.25, 3.0]);
+    let of = |f| apply(&m, Op::Unary(f), &[(&ty, &x)]).remove(0).floats().to_vec();
+    assert_eq!(of(Unary::Floor), [-2.0, 0.0, 0.0, 3.0]);
+    let circle = of(Unary::Sin).into_iter().zip(of(Unary::Cos)).map(|(s, c)| s * s + c * c);
+    assert!(circle.into_iter().all(|r| (r - 1.0).abs() < 1e-15));
+}
+
+/// What is not kept is zero, whatever it was.
+#[test]
+fn where_keeps_what_is_not_zero() {
+    let mut m = Module::default();
+    let n = m.dim("n", 3);
+    let ty = Type::f32(&[n]);
+    let a = Tensor::float(&[3], vec![f64::NAN, 2.0, 3.0]);
+    let b = Tensor::float(&[3], vec![0.0, -0.5, 1.0]);
+    let y = apply(&m, Op::Binary(Binary::Where), &[(&ty, &a), (&ty, &b)]).remove(0);
+    assert_eq!(y.floats(), [0.0, 2.0, 3.0]);
+}
+
+/// Turned around, and repeated along a new dimension in the middle.
+#[test]
+fn arrange_moves_dimensions_by_their_names() {
+    let mut m = Module::default();
+    let (a, b, c) = (m.dim("a", 2), m.dim("b", 3), m.dim("c", 2));
+    let x = Tensor::float(&[2, 3], (0..6).map(f64::from).collect());
+    let to = vec![b, c, a];
+    let y = apply(&m, Op::Arrange(dreamc_compiler::op::Arrange { to }), &[(&Type::f32(&[a, b]), &x)]);
+    assert_eq!(y[0].floats(), [0.0, 3.0, 0.0, 3.0, 1.0, 4.0, 1.0, 4.0, 2.0, 5.0, 2.0, 5.0]);
+}
+
 // --- rows ----------------------------------------------------------------------------------------
 
 #[test]

@@ -228,6 +228,9 @@ fn table(report: &Report) -> String {
     line(&mut t, "bytes, generation", m.generation, &decimal_bytes(m.generation));
     line(&mut t, "    weights", m.weights, &decimal_bytes(m.weights));
     line(&mut t, "    sequence cache, mean", m.sequence_cache, &decimal_bytes(m.sequence_cache));
+    if m.text_state > 0 {
+        line(&mut t, "    text states", m.text_state, "whatever the length");
+    }
     line(&mut t, "    depth cache", m.depth_cache, &decimal_bytes(m.depth_cache));
     line(
         &mut t,

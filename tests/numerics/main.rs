@@ -5,6 +5,7 @@
 mod support;
 
 mod cpu;
+mod definitions;
 mod export;
 mod generate;
 mod goldens;

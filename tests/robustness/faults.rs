@@ -86,7 +86,8 @@ impl<'a> Faulty<'a> {
             matches!(p.binding, Binding::State(Lifetime::Token(PerToken::Latest | PerToken::First)))
         };
         let read = f.params.iter().any(read);
-        let caches = read || f.nodes.iter().any(|n| matches!(n.op, Op::Append));
+        let text = f.params.iter().any(|p| p.binding == Binding::State(Lifetime::Text));
+        let caches = read || text || f.nodes.iter().any(|n| matches!(n.op, Op::Append));
         let edit = match (self.stage, pass) {
             (Some(Stage::Lower(edit)), Pass::Lower) => edit,
             (Some(Stage::Caches(edit)), Pass::Lower) if caches => edit,
@@ -660,6 +661,37 @@ const CHOICE: &str = "
     - sa > mlp
     - {recur: 3, residual_norm: false, layers: [\"skip(depth_choice, balance 0.05) { sa > mlp }\"]}
     - mlp";
+
+/// A mixer that is written as formulas, with states of texts of every kind.
+const WRITTEN: &str = "
+    own: {mixer: {heads: 2}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - own > mlp
+    - own
+define:
+  mixer:
+    settings: {heads: 2, size: 3}
+    code: |
+      k = conv(linear(x, [heads, size]), 3)
+      v = linear(x, [heads, size])
+      a = sigmoid(linear(x, [heads]))
+      recurrence S [heads, size] {
+        S = a * S + k
+        o = S * v
+      }
+      r = running(linear(x, [size])) / (position + 1)
+      return linear(o, [hidden]) + linear(shift(r), [hidden]) + linear(v * sum(k, over size), [hidden])
+train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}
+";
+
+/// The nodes that go through a sequence.
+fn mixers(f: &mut Function) -> impl Iterator<Item = &mut dreamc_compiler::ir::Node> {
+    let mixes = |op: &Op| {
+        matches!(op, Op::Conv(_) | Op::Running(_) | Op::Recurrence(_) | Op::Shift(_) | Op::ShiftState)
+    };
+    f.nodes.iter_mut().filter(move |n| mixes(&n.op))
+}
 
 /// The product and the sum behind a loop whose tokens choose: what passes made times its share, and
 /// the stream before the loop.
@@ -1937,6 +1969,85 @@ fn faults() -> Vec<Fault> {
             "devices",
             ["", ""],
         ),
+        // Components that are written as formulas.
+        lower("a decay that is applied behind the update", WRITTEN, |_, f| {
+            mixers(f).fold(false, |done, node| {
+                let Op::Recurrence(recurrence) = &mut node.op else { return done };
+                let mut step = recurrence.step.function().clone();
+                let state = Value(0);
+                let Some(decays) = step.nodes.iter().position(|n| {
+                    matches!(n.op, Op::Binary(Binary::Mul)) && n.inputs.contains(&state)
+                }) else {
+                    return done;
+                };
+                let (decayed, factor) = {
+                    let n = &step.nodes[decays];
+                    (n.first, n.inputs[usize::from(n.inputs[0] == state)])
+                };
+                for n in &mut step.nodes {
+                    if matches!(n.op, Op::Binary(Binary::Add)) {
+                        n.inputs.iter_mut().filter(|v| **v == decayed).for_each(|v| *v = state);
+                    }
+                }
+                let Some((_, new)) = step.results.last().cloned() else { return done };
+                let (ty, first) = (step.ty(new).clone(), Value(step.types.len() as u32));
+                step.types.push(ty);
+                let inputs = if step.nodes[decays].inputs[0] == state { vec![new, factor] } else { vec![factor, new] };
+                let op = Op::Binary(Binary::Mul);
+                step.nodes.push(dreamc_compiler::ir::Node { op, inputs, first, count: 1 });
+                step.results.iter_mut().filter(|(_, v)| *v == new).for_each(|(_, v)| *v = first);
+                recurrence.step = step.into();
+                true
+            })
+        }),
+        lower("a dimension that is summed twice", WRITTEN, |module, f| {
+            let of = |op: &Op| matches!(op, Op::Reduce(r) if r.how == dreamc_compiler::ir::Reduce::Sum);
+            let Some(&at) = nodes(f, of).first() else { return false };
+            let sum = f.nodes[at].first;
+            let twice = insert(module, f, at + 1, Op::Binary(Binary::Add), vec![sum, sum])[0];
+            redirect(f, at + 2, sum, twice);
+            true
+        }),
+        lower("a state that goes on into the next document", WRITTEN, |_, f| {
+            mixers(f).fold(false, |done, node| match &mut node.op {
+                Op::Running(running) if running.tokens == dreamc_compiler::op::Tokens::Segments => {
+                    running.tokens = dreamc_compiler::op::Tokens::All;
+                    node.inputs.truncate(1);
+                    true
+                }
+                _ => done,
+            })
+        }),
+        caches("a cache without its last row", WRITTEN, |_, f| {
+            let kept = |p: &Port| p.binding == Binding::State(Lifetime::Text);
+            let params = f.params.clone();
+            let before = |port: &Port| params.iter().position(|p| p.name == port.name);
+            let mut results = f.results.iter_mut().filter(|(p, _)| kept(p));
+            let Some((port, value)) = results.next() else { return false };
+            let Some(at) = before(port) else { return false };
+            *value = Value(at as u32);
+            true
+        }, ["layer 0", "own"]),
+        caches("a state that padding moves", WRITTEN, |_, f| {
+            let find = |name: &str| f.params.iter().position(|p| p.name == name).map(|i| Value(i as u32));
+            let (Some(slots), Some(positions)) = (find("slots"), find("positions")) else { return false };
+            mixers(f).fold(false, |done, node| {
+                let reads = node.inputs.contains(&slots);
+                node.inputs.iter_mut().filter(|v| **v == slots).for_each(|v| *v = positions);
+                done || reads
+            })
+        }, ["", ""]),
+        Fault {
+            name: "a state that survives its text",
+            spec: WRITTEN,
+            stage: Stage::Plan(|c| {
+                let all = c.sequence.len();
+                c.sequence.retain(|state| state.per != dreamc_compiler::compiled::Per::Text);
+                c.sequence.len() < all
+            }),
+            caught: "batch",
+            place: ["", ""],
+        },
         Fault {
             name: "another optimizer",
             spec: RECURRENT,
@@ -2215,6 +2326,7 @@ fn main() -> ExitCode {
         sound("passes", PASSES),
         sound("recursions", RECURSIONS),
         sound("choice", CHOICE),
+        sound("written", WRITTEN),
         Trial::test("without a fault: ranks", || {
             for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;

@@ -44,12 +44,13 @@ use crate::ir::{
     Binding, Cost, CostError, DType, Function, Lifetime, Module, Node, Op, Output, Port, Type, Value,
 };
 use crate::lower::{
-    EMBED, HEAD, Lowered, Shape, Weight, latent_place, lower_declared_training, lower_inference,
+    EMBED, HEAD, Lowered, Places, Shape, Weight, latent_place, lower, lower_declared_training,
+    lower_inference,
 };
 use crate::op::{Attention, Work};
 use crate::optim::{Rule, matrix, optimizer, storage};
 use device::{Device, Predicted};
-use dreamc_dsl::spec::{Model, Precision, Spec, Train};
+use dreamc_dsl::spec::{Kind, Model, Precision, Spec, Train};
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -224,12 +225,20 @@ pub struct Memory {
     pub sequence_cache: u128,
     /// The same at the end of the model's context.
     pub sequence_cache_context: u128,
+    /// What is kept of one text and does not grow with it: states of recurrences, the last tokens of
+    /// convolutions.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub text_state: u128,
     /// Keys and values along depth of one token.
     pub depth_cache: u128,
     /// Weights and caches while a sequence is generated.
     pub generation: u128,
     /// Weights, gradients, optimizer and activations.
     pub training: u128,
+}
+
+fn is_zero(bytes: &u128) -> bool {
+    *bytes == 0
 }
 
 /// Quantities that `dreamc match` compares: exact, and quick to have.
@@ -760,8 +769,34 @@ impl<'a> Form<'a> {
             }
         }
         memory.depth_cache = self.depth_caches(bytes, false)? / (tokens * u128::from(self.batch));
-        memory.generation = total("bytes", [memory.weights, memory.sequence_cache, memory.depth_cache])?;
+        memory.text_state = self.text_states()?;
+        memory.generation =
+            total("bytes", [memory.weights, memory.sequence_cache, memory.text_state, memory.depth_cache])?;
         Ok(memory)
+    }
+
+    /// Bytes of the states of one text, as the form with caches has them, in f32.
+    fn text_states(&self) -> Result<u128, CountError> {
+        // Built-in components keep entries of tokens alone.
+        if !self.architecture.model.components.values().any(|c| c.kind() == Kind::Defined) {
+            return Ok(0);
+        }
+        let tokens = self.architecture.model.context;
+        let cache = Some(Places { tokens, slack: f64::INFINITY, more: 0, every: false });
+        let lowered = lower(self.architecture, Shape { cache, ..Shape::default() })?;
+        let mut all = 0;
+        for body in &self.architecture.bodies {
+            for (port, v) in &lowered.module.functions[&body.name].results {
+                if port.binding == Binding::State(Lifetime::Text) {
+                    let ty = lowered.module.functions[&body.name].ty(*v);
+                    let elements = u128::from(lowered.module.elements(&ty.dims));
+                    let one = checked("text states", [elements, u128::from(ty.dtype.bytes())])?;
+                    let each = checked("text states", [one, body.applications.into()])?;
+                    all = total("text states", [all, each])?;
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// Bytes of states that are handed from application to application, of the whole batch. Bodies
@@ -781,7 +816,8 @@ impl<'a> Form<'a> {
                         | Part::FirstValues
                         | Part::DepthKeys
                         | Part::DepthValues
-                        | Part::Sources,
+                        | Part::Sources
+                        | Part::Kept(_),
                     ) => true,
                     Some(Part::HandedKeys | Part::HandedValues) => training,
                     _ => false,

@@ -39,6 +39,7 @@ fn executed(module: &Module, f: &Function, at: Option<(&Architecture, &Apply, &[
                 Index::Next { cache, by } => apply.rows[cache as usize].at(variables) as i32 + by as i32,
                 Index::First => 0,
                 Index::Depth => apply.depth.at(variables) as i32,
+                Index::Pass => apply.pass.at(variables) as i32,
                 Index::Run { cache, offset, block } => {
                     run_of(&apply.rows[cache as usize], offset, block).at(variables) as i32
                 }

@@ -834,6 +834,8 @@ impl<'a> Parser<'a> {
                 Index::Depth
             } else if self.accept("depths")? {
                 Index::Depths
+            } else if self.accept("pass")? {
+                Index::Pass
             } else if self.accept("row")? {
                 Index::Row(self.small()?)
             } else if self.accept("latest")? {

@@ -26,7 +26,6 @@ mod pass;
 mod skip;
 mod statement;
 mod stream;
-#[allow(dead_code, reason = "called by components that are defined by formulas")]
 mod text;
 
 pub(crate) use attention::latent_place;
@@ -372,6 +371,8 @@ pub(crate) struct Lower<'a> {
     pooled: Vec<(usize, Value)>,
     /// States that are handed from application to application, as they are by now.
     handed: IndexMap<String, (Port, Value)>,
+    /// Values of definitions in this layer, by component and name.
+    named: HashMap<(String, String), Value>,
     /// Keys and values that components made in this layer, for others to read.
     made: HashMap<String, (Value, Value)>,
     /// Which tokens run this pass, where some have left the loop.
@@ -448,6 +449,7 @@ impl<'a> Lower<'a> {
             ahead: false,
             pooled: vec![],
             handed: IndexMap::new(),
+            named: HashMap::new(),
             made: HashMap::new(),
             staying: None,
         }

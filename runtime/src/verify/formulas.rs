@@ -11,6 +11,8 @@
 //! recorded on the way and held ([`Formulas::held`]), so that differences give the gradient that
 //! the formulas ask for.
 
+mod definition;
+
 use super::gradients::slope_error;
 use super::subject::Subject;
 use super::{Checks, Place, Proof, VerifyError, blame, difference, error, length};
@@ -387,6 +389,10 @@ struct Formulas<'a> {
     /// Which tokens a `skip` processed last.
     members: IndexMap<String, Vec<bool>>,
     chosen: Chosen,
+    /// Named values of definitions, of the last application of a component.
+    named: IndexMap<(String, String), definition::Value>,
+    /// Keys and values of applications, by component and place in its graph.
+    applied: IndexMap<(String, u32), Vec<definition::Applied>>,
 }
 
 impl<'a> Formulas<'a> {
@@ -426,6 +432,8 @@ impl<'a> Formulas<'a> {
             shares: vec![],
             members: IndexMap::new(),
             chosen: Chosen::default(),
+            named: IndexMap::new(),
+            applied: IndexMap::new(),
         }
     }
 
@@ -771,8 +779,14 @@ impl<'a> Formulas<'a> {
 
     /// A matrix of this application, with what the pass adds to it.
     fn matrix(&self, name: &str) -> Vec<f64> {
-        let mut w = self.own(&format!("{name}.weight")).to_vec();
-        let [a, b] = ["a", "b"].map(|of| self.weights.get(&format!("{}.{name}.lora_{of}", self.prefix)));
+        let [a, b] = ["a", "b"].map(|of| format!("{name}.lora_{of}"));
+        self.adapted(&format!("{name}.weight"), [&a, &b])
+    }
+
+    /// The same by the names of its tensors.
+    fn adapted(&self, name: &str, factors: [&str; 2]) -> Vec<f64> {
+        let mut w = self.own(name).to_vec();
+        let [a, b] = factors.map(|name| self.weights.get(&format!("{}.{name}", self.prefix)));
         let (Some(a), Some(b)) = (a, b) else { return w };
         let (rank, wide, high) = (a.dims[1], a.dims[2], b.dims[1]);
         let a = &a.floats()[self.pass * rank * wide..][..rank * wide];
@@ -1197,8 +1211,11 @@ impl<'a> Formulas<'a> {
                     ["gate", "up", "down"].map(|which| self.matrix(&format!("{name}.{which}")));
                 self.network(m.activation, &n, [&gate, &up, &down], [&[]; 3])
             }
-            // No number is equal to it: a definition is not proved before its text is evaluated.
-            Component::Defined(_) => vec![f64::NAN; n.len()],
+            Component::Defined(defined) => match defined.graph(self.model) {
+                Ok(graph) => self.defined(name, &graph, &n, inside),
+                // No number is equal to it.
+                Err(_) => vec![f64::NAN; n.len()],
+            },
         };
         if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y }
     }

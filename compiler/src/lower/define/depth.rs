@@ -1,0 +1,147 @@
+//! Functions of this component's other applications to the same token.
+
+use super::*;
+
+impl Lower<'_> {
+    /// The softmax over the applications so far.
+    pub(super) fn depth_attended(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        scale: f64,
+    ) -> Result<Value, CompileError> {
+        let c = d.owner;
+        let marked = self.architecture.skipped(c);
+        let mut heads = self.heads(d, node)?;
+        if scale < 0.0 {
+            heads.q = self.b.unary(Unary::Neg, heads.q);
+        }
+        let size = self.b.dims(heads.q)[3];
+        let row = self.row(c);
+        let depths = self.dim_of(c, ".depths", self.architecture.rows_of(c));
+        let parts = [heads.q, heads.k, heads.v];
+        let [q, k, v] = if marked { self.mark(c, parts) } else { parts };
+        let number = d.text();
+        let mut cache = |name: &str, value| {
+            let ty = Type::f32(&[&[depths], &self.b.dims(value)[..]].concat());
+            let part = Part::Kept(Symbol::new(&format!("{name}{number}")));
+            let (port, state) = self.state(c, part, Lifetime::Depth, ty);
+            let written = self.b.op(Op::CacheWrite, &[state, value, row]);
+            self.b.result(port, written);
+            written
+        };
+        let (k, v) = (cache("depth_keys", k), cache("depth_values", v));
+        let op = ir::Attention { scale: scale.abs(), ..ir::Attention::default() };
+        let o = self.b.op(DepthAttention(op), &[q, k, v, row]);
+        let o = if marked { self.unmark(o, size) } else { o };
+        Ok(self.of_heads(d, node, &heads, o))
+    }
+
+    /// A value of the last application; zero at the first. Its rows are those of applications, each
+    /// behind that of the application itself.
+    pub(super) fn earlier(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        name: &str,
+    ) -> Result<Value, CompileError> {
+        if !self.inside.is_empty() {
+            return Err(CompileError::Unsupported("`earlier` in a part that tokens skip"));
+        }
+        let c = d.owner;
+        let own = d.own(&node.ty);
+        let row_dims = [&d.rows[..], &own].concat();
+        let depths = self.dim_of(c, ".depths_behind", self.architecture.rows_of(c) + 1);
+        let ty = Type::f32(&[&[depths], &row_dims[..]].concat());
+        let part = Part::Kept(Symbol::new(&format!("earlier.{name}")));
+        let (port, state) = self.state(c, part, Lifetime::Depth, ty);
+        let first = self.b.index("first", Index::First);
+        let nothing = self.b.zeros(&Type::f32(&row_dims));
+        let state = self.b.op(Op::CacheWrite, &[state, nothing, first]);
+        let row = self.row(c);
+        let taken = self.b.ops(Op::CacheTake, &[state, row]);
+        let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], row]);
+        d.remembered.insert(name.into(), (port, state));
+        Ok(taken[0])
+    }
+
+    /// Leaves the values that the next application reads.
+    pub(super) fn remember_values(&mut self, d: &mut Defining) -> Result<(), CompileError> {
+        let c = d.owner;
+        for (name, (port, state)) in std::mem::take(&mut d.remembered) {
+            let value = d.graph.value(&name).ok_or(MALFORMED)?;
+            let value = self.each_token(d, d.value(value));
+            let next = format!("{}.next", self.architecture.label(c));
+            let next = self.b.index(&next, Index::Next { cache: self.cache_number(c), by: 1 });
+            let state = self.b.op(Op::CacheWrite, &[state, value, next]);
+            self.b.result(port, state);
+        }
+        Ok(())
+    }
+
+    /// Which values of a component others read.
+    fn read_values(&self, of: &str) -> Vec<String> {
+        let model = &self.architecture.model;
+        let mut found: Vec<String> = vec![];
+        for component in model.components.values() {
+            let spec::Component::Defined(defined) = component else { continue };
+            let Ok(graph) = defined.graph(model) else { continue };
+            for node in &graph.region.nodes {
+                if let Of::ValueOf(component, name) = &node.function
+                    && component == of
+                    && !found.contains(name)
+                {
+                    found.push(name.clone());
+                }
+            }
+        }
+        found
+    }
+
+    /// Leaves the values that other components read.
+    pub(super) fn leave_values(&mut self, d: &Defining) -> Result<(), CompileError> {
+        let label = self.architecture.label(d.owner);
+        for name in self.read_values(&label) {
+            if !self.inside.is_empty() {
+                return Err(CompileError::Unsupported("a value of a component that tokens skip"));
+            }
+            let value = d.graph.value(&name).ok_or(MALFORMED)?;
+            let value = self.each_token(d, d.value(value));
+            self.hand_row(d.owner, Part::Kept(Symbol::new(&format!("value.{name}"))), value);
+            self.named.insert((label.clone(), name), value);
+        }
+        Ok(())
+    }
+
+    /// A value of the latest application of another component.
+    pub(super) fn value_of(
+        &mut self,
+        d: &Defining,
+        node: &Node,
+        component: &str,
+        name: &str,
+    ) -> Result<Value, CompileError> {
+        let own = d.own(&node.ty);
+        let dims = [&d.rows[..], &own].concat();
+        if let Some(&value) = self.named.get(&(component.into(), name.into())) {
+            return Ok(self.b.reshape(value, &dims));
+        }
+        if !self.inside.is_empty() {
+            return Err(CompileError::Unsupported("a value of another component in a part that tokens skip"));
+        }
+        let model = &self.architecture.model;
+        let number = model.components.get_index_of(component).ok_or(MALFORMED)?;
+        let source = Owner::Component(number as u32);
+        // Its dimensions are those of the component that made it.
+        let names: Vec<(String, u64)> =
+            node.ty.dims.iter().map(|&dim| (d.graph.name(dim).to_string(), d.graph.size(dim))).collect();
+        let of_source: Vec<Dim> =
+            names.iter().map(|(name, size)| self.own_dim(source, name, *size)).collect();
+        let ty = Type::f32(&[&d.rows[..], &of_source].concat());
+        let latest = Index::Latest(self.cache_number(source));
+        let latest = self.b.index(&format!("{component}.latest"), latest);
+        let part = Part::Kept(Symbol::new(&format!("value.{name}")));
+        let value = self.handed_row(source, part, &ty, latest);
+        Ok(self.b.reshape(value, &dims))
+    }
+}

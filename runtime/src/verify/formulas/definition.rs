@@ -1,0 +1,759 @@
+//! Definitions evaluated from their text: its typed graph, node after node, and recurrences token
+//! after token.
+//!
+//! A value has a list of numbers for each token, or one list where it is the same for all. Which
+//! side of a kink a number is on is a choice, which is held where a derivative is measured.
+
+use super::*;
+use dreamc_dsl::define::graph::{
+    Attend, Binary, DimId, Fact, From as Begins, Function as Of, Graph, Node, Norm, Purpose, Recurrence,
+    Reduce, Region, Turn, Unary, ValueId, WeightId,
+};
+use std::collections::HashMap;
+
+/// A value: for each token, or once.
+#[derive(Clone)]
+pub(super) struct Value {
+    dims: Vec<DimId>,
+    each: Vec<Vec<f64>>,
+}
+
+impl Value {
+    fn at(&self, token: usize) -> &[f64] {
+        &self.each[if self.each.len() == 1 { 0 } else { token }]
+    }
+
+    /// A list for each of so many tokens.
+    fn spread(&self, tokens: usize) -> Value {
+        Value { dims: self.dims.clone(), each: (0..tokens).map(|i| self.at(i).to_vec()).collect() }
+    }
+}
+
+/// Numbers of one token with their dimensions.
+#[derive(Clone, Copy)]
+struct Numbers<'a> {
+    dims: &'a [DimId],
+    of: &'a [f64],
+}
+
+/// Sizes of dimensions.
+struct Sizes<'g>(&'g Graph);
+
+/// Places in dimensions.
+type Places = HashMap<DimId, usize>;
+
+impl Sizes<'_> {
+    fn size(&self, dim: DimId) -> usize {
+        self.0.size(dim) as usize
+    }
+
+    fn elements(&self, dims: &[DimId]) -> usize {
+        dims.iter().map(|&dim| self.size(dim)).product()
+    }
+
+    /// Calls for every place of these dimensions, in order.
+    fn each(&self, dims: &[DimId], mut f: impl FnMut(&Places)) {
+        for at in 0..self.elements(dims) {
+            let mut left = at;
+            let mut places = Places::new();
+            for &dim in dims.iter().rev() {
+                places.insert(dim, left % self.size(dim));
+                left /= self.size(dim);
+            }
+            f(&places);
+        }
+    }
+
+    /// Which element of `dims` stands at places.
+    fn at(&self, dims: &[DimId], places: &Places) -> usize {
+        dims.iter().fold(0, |at, dim| at * self.size(*dim) + places[dim])
+    }
+
+    fn of(&self, x: Numbers, places: &Places) -> f64 {
+        x.of[self.at(x.dims, places)]
+    }
+
+    /// The sum over dimensions of what a function gives, in the places of others.
+    fn sums(&self, to: &[DimId], over: &[DimId], mut f: impl FnMut(&Places) -> f64) -> Vec<f64> {
+        let mut out = vec![0.0; self.elements(to)];
+        self.each(&[to, over].concat(), |places| out[self.at(to, places)] += f(places));
+        out
+    }
+}
+
+/// Choices that are held where a derivative is measured.
+type Hold<'h> = &'h mut dyn FnMut(Vec<f64>) -> Vec<f64>;
+
+fn truth(x: bool) -> f64 {
+    f64::from(u8::from(x))
+}
+
+fn unary(f: Unary, x: &[f64], hold: Hold) -> Vec<f64> {
+    let each = |f: &dyn Fn(f64) -> f64| x.iter().map(|x| f(*x)).collect::<Vec<f64>>();
+    let softplus = |x: f64| lse(&[0.0, x]);
+    match f {
+        Unary::Neg => each(&|x| -x),
+        Unary::Not => hold(each(&|x| truth(x == 0.0))),
+        Unary::Exp => each(&f64::exp),
+        Unary::Log => each(&f64::ln),
+        Unary::Sqrt => each(&f64::sqrt),
+        Unary::Rsqrt => each(&|x| 1.0 / x.sqrt()),
+        Unary::Abs => {
+            let signs = hold(each(&|x| truth(x > 0.0) - truth(x < 0.0)));
+            x.iter().zip(signs).map(|(x, sign)| x * sign).collect()
+        }
+        Unary::Square => each(&|x| x * x),
+        Unary::Sin => each(&f64::sin),
+        Unary::Cos => each(&f64::cos),
+        Unary::Tanh => each(&f64::tanh),
+        Unary::Sigmoid => each(&sigmoid),
+        Unary::Silu => each(&|x| x * sigmoid(x)),
+        Unary::Gelu => each(&gelu),
+        Unary::Relu | Unary::Relu2 => {
+            let on = hold(each(&|x| truth(x > 0.0)));
+            let above = x.iter().zip(on).map(|(x, on)| if on > 0.0 { *x } else { 0.0 });
+            above.map(|x| if f == Unary::Relu { x } else { x * x }).collect()
+        }
+        Unary::Softplus => each(&softplus),
+        Unary::LogSigmoid => each(&|x| -softplus(-x)),
+        Unary::Floor => hold(each(&f64::floor)),
+    }
+}
+
+fn binary(f: Binary, a: &[f64], b: &[f64], hold: Hold) -> Vec<f64> {
+    let each = |f: &dyn Fn(f64, f64) -> f64| a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect::<Vec<f64>>();
+    let mut choice = |f: &dyn Fn(f64, f64) -> bool| hold(each(&|a, b| truth(f(a, b))));
+    match f {
+        Binary::Add => each(&|a, b| a + b),
+        Binary::Sub => each(&|a, b| a - b),
+        Binary::Mul => each(&|a, b| a * b),
+        Binary::Div => each(&|a, b| a / b),
+        Binary::Min | Binary::Max => {
+            let first = if f == Binary::Min { choice(&|a, b| a < b) } else { choice(&|a, b| a > b) };
+            let pairs = a.iter().zip(b).zip(first);
+            pairs.map(|((a, b), first)| if first > 0.0 { *a } else { *b }).collect()
+        }
+        Binary::Less => choice(&|a, b| a < b),
+        Binary::LessEqual => choice(&|a, b| a <= b),
+        Binary::Greater => choice(&|a, b| a > b),
+        Binary::GreaterEqual => choice(&|a, b| a >= b),
+        Binary::Equal => choice(&|a, b| a == b),
+        Binary::NotEqual => choice(&|a, b| a != b),
+        Binary::And => choice(&|a, b| a != 0.0 && b != 0.0),
+        Binary::Or => choice(&|a, b| a != 0.0 || b != 0.0),
+        Binary::Mod => {
+            let whole = hold(each(&|a, b| (a / b).floor()));
+            a.iter().zip(b).zip(whole).map(|((a, b), whole)| a - b * whole).collect()
+        }
+    }
+}
+
+/// A function of one token: its numbers, from those of its operands.
+fn function(g: &Sizes, node: &Node, x: &[Numbers], places_of: Option<DimId>, hold: Hold) -> Vec<f64> {
+    let to = &node.ty.dims[..];
+    let spread = |x: Numbers| {
+        let mut out = vec![];
+        g.each(to, |places| out.push(g.of(x, places)));
+        out
+    };
+    match &node.function {
+        Of::Number(number) => vec![*number],
+        Of::Unary(f) => unary(*f, x[0].of, hold),
+        Of::Binary(f) => binary(*f, &spread(x[0]), &spread(x[1]), hold),
+        Of::Where => {
+            let on = hold(x[0].of.iter().map(|c| truth(*c != 0.0)).collect());
+            let on = spread(Numbers { of: &on, ..x[0] });
+            let pairs = spread(x[1]).into_iter().zip(spread(x[2]));
+            on.iter().zip(pairs).map(|(on, (a, b))| if *on > 0.0 { a } else { b }).collect()
+        }
+        Of::Outer => spread(x[0]).iter().zip(spread(x[1])).map(|(a, b)| a * b).collect(),
+        Of::Reduce(how, over) => {
+            let n = g.elements(over) as f64;
+            match how {
+                Reduce::Sum => g.sums(to, over, |places| g.of(x[0], places)),
+                Reduce::Mean => g.sums(to, over, |places| g.of(x[0], places) / n),
+                Reduce::Maximum => {
+                    let mut most = vec![f64::NEG_INFINITY; g.elements(to)];
+                    g.each(x[0].dims, |places| {
+                        let most = &mut most[g.at(to, places)];
+                        *most = most.max(g.of(x[0], places));
+                    });
+                    let mut here = vec![];
+                    g.each(x[0].dims, |places| {
+                        here.push(truth(g.of(x[0], places) == most[g.at(to, places)]));
+                    });
+                    let here = hold(here);
+                    let here = Numbers { dims: x[0].dims, of: &here };
+                    let sum = g.sums(to, over, |p| if g.of(here, p) > 0.0 { g.of(x[0], p) } else { 0.0 });
+                    let count = g.sums(to, over, |p| g.of(here, p));
+                    sum.iter().zip(count).map(|(sum, n)| sum / n).collect()
+                }
+            }
+        }
+        Of::Softmax(over) => {
+            let rest: Vec<DimId> = x[0].dims.iter().copied().filter(|d| d != over).collect();
+            let mut rows: Vec<Vec<f64>> = vec![vec![]; g.elements(&rest)];
+            g.each(&[&rest[..], &[*over]].concat(), |p| rows[g.at(&rest, p)].push(g.of(x[0], p)));
+            let all: Vec<f64> = rows.iter().map(|row| lse(row)).collect();
+            let mut out = vec![];
+            g.each(to, |p| out.push((g.of(x[0], p) - all[g.at(&rest, p)]).exp()));
+            out
+        }
+        Of::Norm { how, over, eps } => {
+            let rest: Vec<DimId> = x[0].dims.iter().copied().filter(|d| !over.contains(d)).collect();
+            let n = g.elements(over) as f64;
+            let mean = match how {
+                Norm::Layer => g.sums(&rest, over, |p| g.of(x[0], p) / n),
+                Norm::Rms | Norm::L2 => vec![0.0; g.elements(&rest)],
+            };
+            let from = |p: &Places| g.of(x[0], p) - mean[g.at(&rest, p)];
+            let square = g.sums(&rest, over, |p| from(p).powi(2) / if *how == Norm::L2 { 1.0 } else { n });
+            let mut out = vec![];
+            g.each(to, |p| {
+                let gain = x.get(1).map_or(1.0, |gain| g.of(*gain, p));
+                out.push(from(p) / (square[g.at(&rest, p)] + eps).sqrt() * gain);
+            });
+            out
+        }
+        Of::Dot(over) => g.sums(to, over, |p| g.of(x[0], p) * g.of(x[1], p)),
+        Of::Linear(over) => {
+            let outs: Vec<DimId> = x[1].dims[..x[1].dims.len() - over.len()].to_vec();
+            let width = g.elements(over);
+            let mut out = vec![];
+            g.each(to, |p| {
+                let row = g.at(&outs, p) * width;
+                let mut sum = x.get(2).map_or(0.0, |bias| g.of(*bias, p));
+                let mut p = p.clone();
+                let mut k = 0;
+                g.each(over, |inner| {
+                    p.extend(inner);
+                    sum += x[1].of[row + k] * g.of(x[0], &p);
+                    k += 1;
+                });
+                out.push(sum);
+            });
+            out
+        }
+        Of::Split(of, into) => {
+            let mut out = vec![];
+            g.each(to, |p| {
+                let mut p = p.clone();
+                p.insert(*of, g.at(into, &p));
+                out.push(g.of(x[0], &p));
+            });
+            out
+        }
+        Of::Merge(of, into) => {
+            let mut out = vec![];
+            g.each(to, |p| {
+                let (mut p, mut left) = (p.clone(), p[into]);
+                for dim in of.iter().rev() {
+                    p.insert(*dim, left % g.size(*dim));
+                    left /= g.size(*dim);
+                }
+                out.push(g.of(x[0], &p));
+            });
+            out
+        }
+        Of::Join(along, parts) => {
+            let mut out = vec![];
+            g.each(to, |p| {
+                let (mut k, mut place) = (0, p[along]);
+                while place >= g.size(parts[k]) {
+                    place -= g.size(parts[k]);
+                    k += 1;
+                }
+                let mut p = p.clone();
+                p.insert(parts[k], place);
+                out.push(g.of(x[k], &p));
+            });
+            out
+        }
+        Of::Slice { of, from, to: part } => {
+            let mut out = vec![];
+            g.each(to, |p| {
+                let mut p = p.clone();
+                p.insert(*of, *from as usize + p[part]);
+                out.push(g.of(x[0], &p));
+            });
+            out
+        }
+        Of::Top { over, choices } => {
+            let rest: Vec<DimId> = to.iter().copied().filter(|d| d != choices).collect();
+            let mut rows: Vec<Vec<f64>> = vec![vec![]; g.elements(&rest)];
+            g.each(&[&rest[..], &[*over]].concat(), |p| rows[g.at(&rest, p)].push(g.of(x[0], p)));
+            let best: Vec<Vec<usize>> = rows.iter().map(|row| largest_of(row, g.size(*choices))).collect();
+            let mut out = vec![];
+            g.each(to, |p| out.push(best[g.at(&rest, p)][p[choices]] as f64));
+            hold(out)
+        }
+        Of::Pick => {
+            let mut out = vec![];
+            g.each(to, |p| {
+                let mut p = p.clone();
+                let chosen = g.of(x[1], &p) as usize;
+                p.extend(places_of.map(|of| (of, chosen)));
+                out.push(g.of(x[0], &p));
+            });
+            out
+        }
+        Of::Stop => hold(x[0].of.to_vec()),
+        Of::Look(order) => {
+            // The dimensions of the table, at the places that operands give.
+            let mut out = vec![];
+            g.each(to, |p| {
+                let mut p = p.clone();
+                for (dim, place) in x[0].dims.iter().zip(order) {
+                    if let Some(operand) = place {
+                        let place = g.of(x[*operand as usize], &p).max(0.0) as usize;
+                        p.insert(*dim, place.min(g.size(*dim) - 1));
+                    }
+                }
+                out.push(g.of(x[0], &p));
+            });
+            out
+        }
+        Of::Input
+        | Of::Fact(_)
+        | Of::Noise(_)
+        | Of::Weight(_)
+        | Of::Rope { .. }
+        | Of::Shift(_)
+        | Of::Conv(_)
+        | Of::Running
+        | Of::Attend(_)
+        | Of::Recurrence(_)
+        | Of::Emitted(_)
+        | Of::DepthAttend { .. }
+        | Of::Earlier(_)
+        | Of::ValueOf(..)
+        | Of::Apply(_)
+        | Of::Read(_)
+        | Of::State(_)
+        | Of::Score
+        | Of::QueryPlace
+        | Of::KeyPlace
+        | Of::Head(_)
+        | Of::AtQuery(_)
+        | Of::AtKey(_) => vec![f64::NAN; g.elements(to)],
+    }
+}
+
+/// Keys and values of an application, and which tokens have them.
+pub(super) type Applied = (Value, Value, Vec<bool>);
+
+/// A definition while it is evaluated.
+struct Defining<'g> {
+    name: &'g str,
+    graph: &'g Graph,
+    inside: &'g Inside,
+    values: Vec<Value>,
+    /// All results of recurrences.
+    emitted: HashMap<ValueId, Vec<Value>>,
+}
+
+impl Defining<'_> {
+    fn arg(&self, node: &Node, k: usize) -> &Value {
+        &self.values[node.args[k].0 as usize]
+    }
+}
+
+impl Formulas<'_> {
+    /// The output of a defined component for every token.
+    pub(super) fn defined(&mut self, name: &str, graph: &Graph, n: &[f64], inside: &Inside) -> Vec<f64> {
+        let mut d = Defining { name, graph, inside, values: vec![], emitted: HashMap::new() };
+        for (i, node) in graph.region.nodes.iter().enumerate() {
+            let value = self.value(&mut d, node, ValueId(i as u32), n);
+            d.values.push(value);
+        }
+        for node in graph.region.nodes.iter().filter(|n| n.name.is_some()) {
+            let Some(named) = &node.name else { continue };
+            if let Some(id) = graph.value(named) {
+                self.named.insert((name.into(), named.clone()), d.values[id.0 as usize].clone());
+            }
+        }
+        let (tokens, h) = (self.tokens(), self.model.hidden as usize);
+        match graph.region.results.first() {
+            Some(result) => d.values[result.0 as usize].spread(tokens).each.concat(),
+            None => vec![f64::NAN; tokens * h],
+        }
+    }
+
+    /// A weight of this application, with what its pass adds.
+    fn weight_of(&self, d: &Defining, id: WeightId) -> Value {
+        let weight = &d.graph.weights[id.0 as usize];
+        let path = |to: &str| format!("{}.{}", d.name, weight.path.replacen("weight", to, 1));
+        let numbers = match weight.purpose {
+            Purpose::Matrix | Purpose::Output => {
+                self.adapted(&path("weight"), [&path("lora_a"), &path("lora_b")])
+            }
+            Purpose::Bias | Purpose::Gain | Purpose::Filter | Purpose::Own => {
+                self.own(&path("weight")).to_vec()
+            }
+        };
+        Value { dims: weight.dims.clone(), each: vec![numbers] }
+    }
+
+    fn value(&mut self, d: &mut Defining, node: &Node, at: ValueId, n: &[f64]) -> Value {
+        let (tokens, dims) = (self.tokens(), node.ty.dims.clone());
+        let g = Sizes(d.graph);
+        let each = |each: Vec<Vec<f64>>| Value { dims: dims.clone(), each };
+        match &node.function {
+            Of::Input => each(n.chunks(self.model.hidden as usize).map(<[f64]>::to_vec).collect()),
+            Of::Fact(fact) => each(self.fact(*fact)),
+            Of::Noise(deviation) => {
+                let scaled = |row: &[f64]| row.iter().map(|x| x * deviation).collect();
+                each(self.noise.chunks(self.model.hidden as usize).map(scaled).collect())
+            }
+            Of::Weight(id) => self.weight_of(d, *id),
+            Of::Rope { base, over, at } => {
+                let x = d.arg(node, 0).spread(tokens);
+                let turned = x.each.iter().enumerate().map(|(i, row)| {
+                    let place = match at {
+                        Turn::Position => f64::from(self.batch.positions[i]),
+                        Turn::Depth => self.depth as f64,
+                    };
+                    turn(&g, Numbers { dims: &x.dims, of: row }, *over, *base, place)
+                });
+                each(turned.collect())
+            }
+            Of::Shift(by) => {
+                let x = d.arg(node, 0).spread(tokens);
+                let zero = vec![0.0; g.elements(&dims)];
+                let before = |i| self.before_of(i, &d.inside.keys).nth(*by as usize);
+                each((0..tokens).map(|i| before(i).map_or(zero.clone(), |j| x.at(j).to_vec())).collect())
+            }
+            Of::Conv(width) => {
+                let (x, w) = (d.arg(node, 0).spread(tokens), d.arg(node, 1));
+                let bias = node.args.get(2).map(|_| d.arg(node, 2).clone());
+                let rows = (0..tokens).map(|i| {
+                    let mut out = vec![];
+                    let before: Vec<usize> = self.before_of(i, &d.inside.keys).take(g.size(*width)).collect();
+                    g.each(&dims, |p| {
+                        let mut p = p.clone();
+                        let add = |bias: &Value| g.of(Numbers { dims: &bias.dims, of: bias.at(i) }, &p);
+                        let mut sum = bias.as_ref().map_or(0.0, add);
+                        for (m, &j) in before.iter().enumerate() {
+                            p.insert(*width, m);
+                            let of_w = g.of(Numbers { dims: &w.dims, of: w.at(i) }, &p);
+                            sum += of_w * g.of(Numbers { dims: &x.dims, of: x.at(j) }, &p);
+                        }
+                        out.push(sum);
+                    });
+                    out
+                });
+                each(rows.collect())
+            }
+            Of::Running => {
+                let x = d.arg(node, 0).spread(tokens);
+                let sum = |i: usize| {
+                    let mut sum = vec![0.0; g.elements(&dims)];
+                    self.before_of(i, &d.inside.keys).for_each(|j| add(&mut sum, x.at(j)));
+                    sum
+                };
+                each((0..tokens).map(sum).collect())
+            }
+            Of::Attend(a) => each(self.attend(d, node, a)),
+            Of::Recurrence(r) => {
+                let results = self.recurrence(d, node, r, n);
+                d.emitted.insert(at, results);
+                each(vec![vec![]])
+            }
+            Of::Emitted(k) => d.emitted[&node.args[0]][*k as usize].clone(),
+            Of::DepthAttend { scale } => {
+                let [q, k, v] = [0, 1, 2].map(|i| d.arg(node, i).spread(tokens));
+                let key = (d.name.to_string(), at.0);
+                let mut all = self.applied.get(&key).cloned().unwrap_or_default();
+                all.push((k, v, d.inside.keys.clone()));
+                self.applied.insert(key, all.clone());
+                let rows = (0..tokens).map(|i| {
+                    let seen: Vec<(&[f64], &[f64])> = all
+                        .iter()
+                        .filter(|(_, _, keys)| keys[i])
+                        .map(|(k, v, _)| (k.at(i), v.at(i)))
+                        .collect();
+                    let kinds: [&[DimId]; 3] = [&q.dims, &all[0].0.dims, &all[0].1.dims];
+                    mix(&g, &dims, kinds, q.at(i), &seen, |_, _, s| scale * s, |_| None)
+                });
+                each(rows.collect())
+            }
+            Of::Earlier(named) => match self.named.get(&(d.name.to_string(), named.clone())) {
+                Some(value) => value.clone(),
+                None => each(vec![vec![0.0; g.elements(&dims)]; tokens]),
+            },
+            Of::ValueOf(component, named) => match self.named.get(&(component.clone(), named.clone())) {
+                // Dimensions of another graph, in the order of this one's.
+                Some(value) => each(value.each.clone()),
+                None => each(vec![vec![f64::NAN; g.elements(&dims)]]),
+            },
+            Of::Number(_)
+            | Of::Unary(_)
+            | Of::Binary(_)
+            | Of::Where
+            | Of::Outer
+            | Of::Reduce(..)
+            | Of::Softmax(_)
+            | Of::Norm { .. }
+            | Of::Dot(_)
+            | Of::Linear(_)
+            | Of::Split(..)
+            | Of::Merge(..)
+            | Of::Join(..)
+            | Of::Slice { .. }
+            | Of::Top { .. }
+            | Of::Pick
+            | Of::Stop => {
+                let args: Vec<&Value> = node.args.iter().map(|a| &d.values[a.0 as usize]).collect();
+                let of = node.args.get(1).and_then(|a| d.graph.region.node(*a).ty.places_of);
+                let many = if args.iter().any(|x| x.each.len() > 1) { tokens } else { 1 };
+                let row = |i: usize| {
+                    let x: Vec<Numbers> =
+                        args.iter().map(|x| Numbers { dims: &x.dims, of: x.at(i) }).collect();
+                    function(&g, node, &x, of, &mut |held| self.stop(held))
+                };
+                each((0..many).map(row).collect())
+            }
+            Of::Apply(_)
+            | Of::Read(_)
+            | Of::State(_)
+            | Of::Score
+            | Of::QueryPlace
+            | Of::KeyPlace
+            | Of::Head(_)
+            | Of::AtQuery(_)
+            | Of::AtKey(_)
+            | Of::Look(_) => each(vec![vec![f64::NAN; g.elements(&dims)]]),
+        }
+    }
+
+    fn fact(&self, fact: Fact) -> Vec<Vec<f64>> {
+        match fact {
+            Fact::Depth => vec![vec![self.depth as f64]],
+            Fact::Depths => vec![vec![self.depths as f64]],
+            Fact::Position => self.batch.positions.iter().map(|p| vec![f64::from(*p)]).collect(),
+            Fact::Pass => vec![vec![self.pass as f64]],
+        }
+    }
+
+    /// The token, and those before it in its document, the latest first, that take part.
+    fn before_of<'s>(&'s self, i: usize, part: &'s [bool]) -> impl Iterator<Item = usize> + 's {
+        (0..=i).rev().filter(move |&j| self.behind(i, j) && part[j])
+    }
+
+    /// All results of a recurrence at every token.
+    fn recurrence(&mut self, d: &Defining, node: &Node, r: &Recurrence, n: &[f64]) -> Vec<Value> {
+        let (tokens, g, h) = (self.tokens(), Sizes(d.graph), self.model.hidden as usize);
+        let types: Vec<Vec<DimId>> =
+            r.body.results.iter().map(|result| r.body.node(*result).ty.dims.clone()).collect();
+        let mut results: Vec<Vec<Vec<f64>>> =
+            types.iter().map(|dims| vec![vec![0.0; g.elements(dims)]; tokens]).collect();
+        let initial = |i: usize| -> Vec<Vec<f64>> {
+            let state = |s: &dreamc_dsl::define::graph::State| match s.from {
+                Begins::Number(x) => vec![x; g.elements(&s.dims)],
+                Begins::Operand(k) => {
+                    let from = d.arg(node, k as usize);
+                    let mut out = vec![];
+                    g.each(&s.dims, |p| out.push(g.of(Numbers { dims: &from.dims, of: from.at(i) }, p)));
+                    out
+                }
+            };
+            r.states.iter().map(state).collect()
+        };
+        let mut left: HashMap<usize, Vec<Vec<f64>>> = HashMap::new();
+        for i in (0..tokens).filter(|&i| d.inside.keys[i]) {
+            let states = match self.before_of(i, &d.inside.keys).nth(1) {
+                Some(before) => left.remove(&before).unwrap_or_else(|| initial(i)),
+                None => initial(i),
+            };
+            let mut values: Vec<(Vec<DimId>, Vec<f64>)> = vec![];
+            for inner in &r.body.nodes {
+                let numbers = match &inner.function {
+                    Of::State(k) => states[*k as usize].clone(),
+                    Of::Read(k) => d.arg(node, *k as usize).at(i).to_vec(),
+                    Of::Weight(id) => self.weight_of(d, *id).each.concat(),
+                    Of::Fact(fact) => {
+                        let all = self.fact(*fact);
+                        all[if all.len() == 1 { 0 } else { i }].clone()
+                    }
+                    Of::Noise(deviation) => self.noise[i * h..][..h].iter().map(|x| x * deviation).collect(),
+                    Of::Input => n[i * h..][..h].to_vec(),
+                    _ => {
+                        let of = inner.args.get(1).and_then(|a| r.body.node(*a).ty.places_of);
+                        let x: Vec<Numbers> = inner
+                            .args
+                            .iter()
+                            .map(|a| &values[a.0 as usize])
+                            .map(|(dims, of)| Numbers { dims, of })
+                            .collect();
+                        function(&g, inner, &x, of, &mut |held| self.stop(held))
+                    }
+                };
+                let dims = match &inner.function {
+                    Of::Read(k) => d.arg(node, *k as usize).dims.clone(),
+                    Of::Weight(id) => d.graph.weights[id.0 as usize].dims.clone(),
+                    _ => inner.ty.dims.clone(),
+                };
+                values.push((dims, numbers));
+            }
+            let mut after = vec![];
+            for (k, result) in r.body.results.iter().enumerate() {
+                let (dims, of) = &values[result.0 as usize];
+                results[k][i].clone_from(of);
+                if let Some(state) = r.states.get(k) {
+                    let mut ordered = vec![];
+                    g.each(&state.dims, |p| ordered.push(g.of(Numbers { dims, of }, p)));
+                    after.push(ordered);
+                }
+            }
+            left.insert(i, after);
+        }
+        types.into_iter().zip(results).map(|(dims, each)| Value { dims, each }).collect()
+    }
+
+    /// Attention over the tokens so far.
+    fn attend(&mut self, d: &Defining, node: &Node, a: &Attend) -> Vec<Vec<f64>> {
+        let (tokens, g) = (self.tokens(), Sizes(d.graph));
+        let [q, k, v] = [0, 1, 2].map(|i| d.arg(node, i).spread(tokens));
+        let heads = &q.dims[..q.dims.len() - 1];
+        let rows = (0..tokens).map(|i| {
+            let near = |j: &usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
+            let seen: Vec<usize> =
+                (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(near).collect();
+            let pairs: Vec<(&[f64], &[f64])> = seen.iter().map(|&j| (k.at(j), v.at(j))).collect();
+            let mut pair = |region: &Region, j: usize, p: &Places, s: f64| {
+                let place = |i: usize| self.place(i).1 as f64;
+                let mut values: Vec<(Vec<DimId>, Vec<f64>)> = vec![];
+                for inner in &region.nodes {
+                    let numbers = match &inner.function {
+                        Of::Score => vec![s],
+                        Of::QueryPlace => vec![place(i)],
+                        Of::KeyPlace => vec![place(j)],
+                        Of::Head(dim) => vec![p[dim] as f64],
+                        Of::AtQuery(k) => d.arg(node, *k as usize).at(i).to_vec(),
+                        Of::AtKey(k) => d.arg(node, *k as usize).at(j).to_vec(),
+                        Of::Read(k) => d.arg(node, *k as usize).at(i).to_vec(),
+                        Of::Weight(id) => self.weight_of(d, *id).each.concat(),
+                        _ => {
+                            let x: Vec<Numbers> = inner
+                                .args
+                                .iter()
+                                .map(|a| &values[a.0 as usize])
+                                .map(|(dims, of)| Numbers { dims, of })
+                                .collect();
+                            // One head: its dimensions are gone.
+                            let mut inner = inner.clone();
+                            inner.ty.dims.retain(|dim| !heads.contains(dim));
+                            function(&g, &inner, &x, None, &mut |held| held)
+                        }
+                    };
+                    let dims = match &inner.function {
+                        Of::AtQuery(k) | Of::AtKey(k) | Of::Read(k) => d.arg(node, *k as usize).dims.clone(),
+                        Of::Weight(id) => d.graph.weights[id.0 as usize].dims.clone(),
+                        _ => vec![],
+                    };
+                    // The element of this head.
+                    let left: Vec<DimId> = dims.iter().copied().filter(|dim| !heads.contains(dim)).collect();
+                    let looked = matches!(
+                        region.nodes.iter().find(|n| matches!(n.function, Of::Look(_))),
+                        Some(look) if look.args.first() == Some(&ValueId(values.len() as u32))
+                    );
+                    if looked || left.len() == dims.len() {
+                        values.push((dims, numbers));
+                    } else {
+                        let mut own = vec![];
+                        g.each(&left, |inner| {
+                            let mut all = p.clone();
+                            all.extend(inner);
+                            own.push(g.of(Numbers { dims: &dims, of: &numbers }, &all));
+                        });
+                        values.push((left, own));
+                    }
+                }
+                values[region.results[0].0 as usize].1[0]
+            };
+            let kinds: [&[DimId]; 3] = [&q.dims, &k.dims, &v.dims];
+            let sink = a.sink.map(|k| d.arg(node, k as usize).clone());
+            let mut hidden: Vec<(usize, Places)> = vec![];
+            let score = |at: usize, p: &Places, product: f64| {
+                let s = a.scale * product;
+                let j = seen[at];
+                if let Some(mask) = &a.mask
+                    && pair(mask, j, p, s) == 0.0
+                {
+                    hidden.push((j, p.clone()));
+                    return f64::NEG_INFINITY;
+                }
+                a.score.as_ref().map_or(s, |score| pair(score, j, p, s))
+            };
+            mix(&g, &node.ty.dims, kinds, q.at(i), &pairs, score, |p| {
+                sink.as_ref().map(|sink| g.of(Numbers { dims: &sink.dims, of: sink.at(i) }, p))
+            })
+        });
+        rows.collect()
+    }
+}
+
+/// Pairs `(i, i + size / 2)` of a dimension turned by `place · base^(-2i / size)`.
+fn turn(g: &Sizes, x: Numbers, over: DimId, base: f64, place: f64) -> Vec<f64> {
+    let size = g.size(over);
+    let mut out = vec![];
+    g.each(x.dims, |p| {
+        let i = p[&over];
+        let (pair, second) = (i % (size / 2), i >= size / 2);
+        let of = |place: usize| {
+            let mut p = p.clone();
+            p.insert(over, place);
+            g.of(x, &p)
+        };
+        let (sin, cos) = (place * base.powf(-2.0 * pair as f64 / size as f64)).sin_cos();
+        let (a, b) = (of(pair), of(pair + size / 2));
+        out.push(if second { b * cos + a * sin } else { a * cos - b * sin });
+    });
+    out
+}
+
+/// `Σ p v` of every head, `p` the softmax of scores, one more logit among them where there is a
+/// sink; zero where nothing is seen. `score` is given the number of the pair, the place of the
+/// head, and the product of query and key.
+fn mix(
+    g: &Sizes,
+    to: &[DimId],
+    [of_q, of_k, of_v]: [&[DimId]; 3],
+    q: &[f64],
+    seen: &[(&[f64], &[f64])],
+    mut score: impl FnMut(usize, &Places, f64) -> f64,
+    sink: impl Fn(&Places) -> Option<f64>,
+) -> Vec<f64> {
+    let Some((&size, heads)) = of_q.split_last() else { return vec![] };
+    let groups: Vec<DimId> = of_k.iter().copied().filter(|d| *d != size).collect();
+    let value = of_v.iter().copied().find(|d| !groups.contains(d));
+    let mut out = vec![0.0; g.elements(to)];
+    g.each(heads, |head| {
+        let mut head = head.clone();
+        // Groups of queries share a head of keys.
+        if let ([heads], [group]) = (heads, &groups[..])
+            && heads != group
+        {
+            head.insert(*group, head[heads] / (g.size(*heads) / g.size(*group)));
+        }
+        let mut scores = vec![];
+        for (at, (k, _)) in seen.iter().enumerate() {
+            let mut product = 0.0;
+            g.each(&[size], |p| {
+                let mut p = p.clone();
+                p.extend(&head);
+                product += g.of(Numbers { dims: of_q, of: q }, &p) * g.of(Numbers { dims: of_k, of: k }, &p);
+            });
+            scores.push(score(at, &head, product));
+        }
+        let all = lse(&[&scores[..], sink(&head).as_slice()].concat());
+        for (s, (_, v)) in scores.iter().zip(seen).filter(|(s, _)| **s > f64::NEG_INFINITY) {
+            g.each(value.as_slice(), |p| {
+                let mut p = p.clone();
+                p.extend(&head);
+                out[g.at(to, &p)] += (s - all).exp() * g.of(Numbers { dims: of_v, of: v }, &p);
+            });
+        }
+    });
+    out
+}

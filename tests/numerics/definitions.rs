@@ -1,0 +1,366 @@
+//! Components that are written as formulas: every function keeps every promise that `dreamc verify`
+//! proves, and what is written as a built-in component is compiled as one is.
+
+use crate::support::{cpu, error};
+use dreamc_compiler::compiled::{Init, Per};
+use dreamc_compiler::count::{self, count};
+use dreamc_compiler::program::Step;
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::{Spec, Spelling, check, parse};
+use dreamc_runtime::generate::{Cached, Next, NextLogits, Slots, Writing, compile_cached};
+use dreamc_runtime::model::Model;
+use dreamc_runtime::rng::Philox;
+use dreamc_runtime::verify::{Compiler, Task, verify};
+
+/// Where a definition named `own` is applied.
+const MODEL: &str = "
+model m {
+  vocab 32  hidden 8  context 16
+  own = mixer { }
+  sa = sequence { heads 2 }
+  mlp = mlp { intermediate 12 }
+  layer { own > mlp }  layer { sa }  layer { own }
+}
+train { batch 2  sequence 12 }
+";
+
+fn spec(text: &str) -> Spec {
+    let ast = parse("m.dream", text, Spelling::Dream).unwrap_or_else(|found| panic!("{found}"));
+    check(&ast, &[]).unwrap_or_else(|found| panic!("{found}")).0
+}
+
+/// A definition of these statements in a model.
+fn defined(statements: &str) -> Spec {
+    spec(&format!("define mixer(heads 2, size 4) {{\n{statements}\n}}\n{MODEL}"))
+}
+
+/// That proofs hold of a specification: those of its formulas, of decoding, of counts and of
+/// gradients.
+fn prove(spec: &Spec, of: &str) {
+    let only: Vec<String> = match std::env::var("DREAMC_PROOFS") {
+        Ok(names) => names.split(',').map(String::from).collect(),
+        Err(_) => vec![],
+    };
+    let task = Task { spec, weights: None, seed: 1, only: &only, devices: &[], pipeline: &Compiler, ranks: 1 };
+    let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{of}: {e}"));
+    assert!(report.holds(), "{of}\n{report}");
+}
+
+/// Statements of definitions, by what they show.
+const FUNCTIONS: &[(&str, &str)] = &[
+    ("a network", "return linear(silu(linear(x, [wide: 12])) * linear(x, [wide], bias), [hidden])"),
+    (
+        "functions of a number",
+        "a = linear(x, [n: 6])
+         b = exp(-abs(a)) + log(1 + square(a)) + sqrt(1 + square(a)) + rsqrt(1 + square(a))
+         c = sin(a) + cos(a) + tanh(a) + sigmoid(a) + silu(a) + gelu(a) + relu(a) + relu2(a)
+         d = softplus(a) + log_sigmoid(a) + floor(a) + min(a, b) + max(a, c) + mod(a, 2)
+         e = where(a < b, c, d) + where(a == 0 or not (a > c) and a != 1, 1, b) + clip(a, -1, 1)
+         return linear(a + b + c + d + e, [hidden])",
+    ),
+    (
+        "dimensions",
+        "a = linear(x, [heads, size])
+         w = weight([size, heads], normal 0.5)
+         b = softmax(a, over heads) + w * rms(a, over heads size, gain) + l2(a, over heads)
+         c = layer_norm(a, over size, gain) * sum(a, over heads) + mean(a, over heads) - maximum(b, over size)
+         d = outer(sum(a, over heads), weight([wide: 3]))
+         e = dot(d, a, over size)
+         f = merge(a, over heads size, [all: heads * size])
+         g = join(f, merge(outer(e, weight([heads])), over wide heads, [other: 3 * heads]), along both)
+         s = slice(g, over both, 2, [part: 5])
+         t = split(slice(g, over both, 8, [six: 6]), over six, [two: 2, three: 3])
+         return linear(s, [hidden]) + linear(sum(t, over two), [hidden]) + linear(c, [hidden], over heads size)",
+    ),
+    (
+        "a matrix of every head",
+        "a = linear(x, [heads, size])
+         b = linear(a, [heads, wide: 3], over size)
+         return linear(b, [hidden])",
+    ),
+    (
+        "choices",
+        "a = linear(x, [n: 6])
+         best = top(a, 2, over n)
+         v = linear(x, [n, size])
+         return linear(sum(pick(v, best) * softmax(pick(a, best), over choices), over choices), [hidden])",
+    ),
+    (
+        "numbers of tokens and depths",
+        "a = linear(x, [heads, size]) * (position + 1) + depth / depths
+         b = rope(a, 100, over size) + rope(a, 50, over size, at depth) + stop(a)
+         return linear(b, [hidden])",
+    ),
+    ("an earlier token", "return linear(shift(linear(x, [size]), 2) + shift(x, 1) * 0.5, [hidden])"),
+    ("a convolution", "return linear(silu(conv(linear(x, [heads, size]), 3, bias)), [hidden])"),
+    ("a running sum", "return linear(running(linear(x, [size])) / (position + 1), [hidden])"),
+    (
+        "attention",
+        "q = linear(x, [four: 2 * heads, size])
+         k = rope(linear(x, [heads, size]), 100, over size)
+         v = linear(x, [heads, wide: 3])
+         return linear(attend(q, k, v, window = 5, sink), [hidden])",
+    ),
+    (
+        "two attentions",
+        "q = linear(x, [heads, size])
+         k = linear(x, [size])
+         v = linear(x, [wide: 6])
+         a = attend(q, k, v)
+         return linear(a, [hidden]) + linear(attend(shift(q), q, q), [hidden])",
+    ),
+    (
+        "the delta rule",
+        "q = l2(silu(conv(linear(x, [heads, size]), 3)), over size) * rsqrt(size)
+         k = l2(silu(conv(linear(x, [heads, size]), 3)), over size)
+         v = silu(linear(x, [heads, value: 6]))
+         a = exp(-exp(weight([heads], log_uniform 1 16)) * softplus(linear(x, [heads]) + weight([heads], zero)))
+         b = sigmoid(linear(x, [heads]))
+         recurrence S [heads, value, size] {
+           S = a * S
+           S = S + outer(b * (v - sum(S * k, over size)), k)
+           o = sum(S * q, over size)
+         }
+         return linear(rms(o, over value, gain) * silu(linear(x, [heads, value])), [hidden])",
+    ),
+    (
+        "states of any kind",
+        "i = linear(x, [heads])
+         f = log_sigmoid(linear(x, [heads], bias))
+         k = linear(x, [heads, size])
+         w = linear(x, [wide: 3])
+         recurrence C [size, heads] from 0, n [heads] from weight([heads]), m [heads] from -1 {
+           most = max(f + m, i)
+           keep = exp(f + m - most)
+           C = keep * C + exp(i - most) * k
+           n = tanh(linear(n, [heads]) + sum(w, over wide))
+           m = most
+           o = C / max(abs(n), exp(-m)) + where(n > 0, softmax(C, over size), 0.5)
+         }
+         return linear(o * k, [hidden]) + linear(m, [hidden])",
+    ),
+    (
+        "attention along depth",
+        "q = linear(x, [heads, size])
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, size])
+         return linear(depth_attend(q, k, v), [hidden])",
+    ),
+    (
+        "a value of the last application",
+        "v = linear(x, [size])
+         w = v + 0.5 * earlier(v)
+         return linear(w, [hidden])",
+    ),
+];
+
+#[test]
+fn every_function_keeps_every_promise() {
+    let only = std::env::var("DREAMC_DEFINITION").ok();
+    let mut failed = vec![];
+    for (of, statements) in FUNCTIONS.iter().filter(|(of, _)| only.as_ref().is_none_or(|o| of.contains(o.as_str()))) {
+        let found = std::panic::catch_unwind(|| prove(&defined(statements), of));
+        if let Err(why) = found {
+            let text = why.downcast_ref::<String>().cloned().unwrap_or_default();
+            failed.push(format!("{of}: {text}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+// The same plan -----------------------------------------------------------------------------------
+
+/// A plan without the names that people gave.
+fn launches(spec: &Spec, options: &Options) -> String {
+    fn steps(all: &[Step], out: &mut Vec<String>) {
+        for step in all {
+            match step {
+                Step::Launch(l) => out.push(format!("{:?} {:?} {:?}", l.kernel, l.operands, l.places)),
+                Step::Loop { variable, count, reverse, steps: inner } => {
+                    out.push(format!("loop {variable} {count} {reverse}"));
+                    steps(inner, out);
+                    out.push("end".into());
+                }
+            }
+        }
+    }
+    let plan = compile(spec, options).unwrap_or_else(|e| panic!("{e}")).plan;
+    let mut out: Vec<String> = plan.kernels.iter().map(|k| format!("{k:?}")).collect();
+    for b in &plan.buffers {
+        out.push(format!("{:?} {:?} {} {} {}", b.space, b.dtype, b.elements(), b.instances, b.offset));
+    }
+    for (name, program) in &plan.programs {
+        out.push(format!("program {name} {}", program.variables));
+        steps(&program.steps, &mut out);
+    }
+    out.join("\n")
+}
+
+/// The first line that differs.
+fn difference(a: &str, b: &str) -> String {
+    let pairs = a.lines().zip(b.lines()).enumerate().find(|(_, (a, b))| a != b);
+    pairs.map_or_else(|| "one is longer".into(), |(i, (a, b))| format!("line {i}:\n{a}\n{b}"))
+}
+
+/// Pairs of a built-in component and what a definition writes in its place.
+const SAME: &[(&str, &str)] = &[
+    (
+        "mlp { intermediate 12 }",
+        "gate = linear(x, [wide: 12])
+         up = linear(x, [wide])
+         return linear(silu(gate) * up, [hidden])",
+    ),
+    (
+        "mlp { intermediate 12  activation relu2 }",
+        "return linear(relu2(linear(x, [wide: 12])), [hidden])",
+    ),
+    (
+        "sequence { heads 2  head_size 4  kv_heads 1  qk_norm none }",
+        "all = linear(x, [qkv: 16])
+         q = rope(split(slice(all, over qkv, 0, [wide: 8]), over wide, [heads, size]), 10000)
+         k = rope(split(slice(all, over qkv, 8, [narrow: 4]), over narrow, [kv: 1, size]), 10000)
+         v = split(slice(all, over qkv, 12, [narrow]), over narrow, [kv, size])
+         return linear(attend(q, k, v), [hidden])",
+    ),
+];
+
+#[test]
+fn what_is_written_as_a_built_in_component_is_compiled_as_one() {
+    for (component, statements) in SAME {
+        let own = defined(statements);
+        let built = MODEL.replace("mixer { }", component);
+        let built = spec(&built);
+        let training = Options { batch: 2, sequence: 12, train: true, ..Options::default() };
+        let writing = Writing { rows: 2, ..Writing::default() };
+        for options in [training, writing.options(&own)] {
+            let (a, b) = (launches(&built, &options), launches(&own, &options));
+            assert!(a == b, "{component}: {}", difference(&a, &b));
+        }
+    }
+}
+
+// Generation --------------------------------------------------------------------------------------
+
+/// A model with states of texts of every kind, and keys.
+fn stateful() -> Spec {
+    let mut spec = defined(
+        "k = l2(conv(linear(x, [heads, size]), 3), over size)
+         v = shift(linear(x, [heads, size]), 2)
+         recurrence S [heads, size, wide: 4] from weight([heads], normal 1) {
+           S = 0.9 * S + outer(v, weight([wide], normal 1)) * sum(k, over size)
+           o = sum(S, over wide)
+         }
+         r = running(linear(x, [heads, size])) / (position + 1)
+         return linear(o + r + attend(k, k, v), [hidden])",
+    );
+    spec.model.context = 80;
+    spec
+}
+
+fn cached(spec: &Spec, rows: u64, prompt: Option<u64>) -> Cached {
+    let writing = Writing { rows, prompt, ..Writing::default() };
+    let compiled = compile_cached(spec, &writing).unwrap_or_else(|e| panic!("{e}"));
+    let mut cached = Cached::load(&cpu(2), compiled).unwrap();
+    fill(cached.model());
+    cached
+}
+
+/// Weights that any program of the model has.
+fn fill(model: &mut Model) {
+    for (name, shape) in model.entries() {
+        let n = shape.iter().product::<u64>() as usize;
+        let values = dreamc_runtime::init::values(3, &name, Init::Normal(0.3), n);
+        model.set(&name, &values).unwrap();
+    }
+}
+
+fn text(seed: u64, length: usize) -> Vec<u32> {
+    let mut random = Philox::new(seed, "text").stream(0);
+    (0..length).map(|_| random.below(32) as u32).collect()
+}
+
+/// The logits that follow each prefix of a text from `from` on, read anew for each.
+fn alone(spec: &Spec, text: &[u32]) -> Vec<f32> {
+    let mut one = cached(spec, 1, Some(text.len() as u64));
+    one.start(&[text.to_vec()]).unwrap().remove(0)
+}
+
+fn close(a: &[f32], b: &[f32], what: &str) {
+    let widen = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let e = error(&widen(a), &widen(b));
+    assert!(e < 5e-6, "{what}: logits differ by {e:.2e}");
+}
+
+#[test]
+fn texts_of_unequal_length_do_not_see_one_another_and_leave_nothing_behind() {
+    let spec = stateful();
+    let texts = [text(1, 1), text(2, 7), text(3, 70)];
+    let mut all = cached(&spec, 3, None);
+    let logits = all.start(&texts).unwrap();
+    for (i, logits) in logits.iter().enumerate() {
+        close(logits, &alone(&spec, &texts[i]), &format!("text {i}"));
+    }
+    // A token more of the first two; the third is passed over.
+    let next = [Next::written(0, &5), Next::written(1, &9)];
+    for (n, logits) in next.iter().zip(all.step(&next).unwrap()) {
+        let longer = [&texts[n.row][..], n.tokens].concat();
+        close(&logits, &alone(&spec, &longer), &format!("text {}, a token later", n.row));
+    }
+    let third = all.step(&[Next::written(2, &4)]).unwrap().remove(0);
+    close(&third, &alone(&spec, &[&texts[2][..], &[4]].concat()), "a text that padding passed over");
+    // Another text in the row of one that has gone.
+    all.release(1).unwrap();
+    let row = all.admit().unwrap().unwrap();
+    let other = text(4, 9);
+    let logits = all.step(&[Next::prompt(row, &other)]).unwrap().remove(0);
+    close(&logits, &alone(&spec, &other), "a text after another");
+}
+
+#[test]
+fn a_text_goes_on_from_the_last_page_whose_state_is_kept() {
+    let spec = stateful();
+    let writing = Writing { rows: 2, prompt: Some(16), ..Writing::default() };
+    let mut slots = Slots::compile(&cpu(2), &spec, &writing).unwrap();
+    fill(slots.reader().model());
+    slots.keep(1000);
+    let page = slots.chunk();
+    let first = text(5, 3 * page + 3);
+    let slot = slots.admit().unwrap().unwrap();
+    slots.step(&[Next::prompt(slot, &first)]).unwrap();
+    slots.step(&[Next::written(slot, &1)]).unwrap();
+    slots.release(slot).unwrap();
+    // Alike in two pages and a half.
+    let mut second = first.clone();
+    second[2 * page + page / 2] ^= 1;
+    let slot = slots.admit().unwrap().unwrap();
+    let found = slots.adopt(slot, &second).unwrap();
+    assert_eq!(found, 2 * page);
+    let logits = slots.step(&[Next::prompt(slot, &second[found..])]).unwrap().remove(0);
+    close(&logits, &alone(&spec, &second), "a text that begins as another");
+    // One that is in a row yet.
+    let third = first.clone();
+    let slot = slots.admit().unwrap().unwrap();
+    let found = slots.adopt(slot, &third).unwrap();
+    assert!(found >= 2 * page, "{found}");
+    let logits = slots.step(&[Next::prompt(slot, &third[found..])]).unwrap().remove(0);
+    close(&logits, &alone(&spec, &third), "a text that begins as two others");
+}
+
+#[test]
+fn states_of_texts_are_counted_and_do_not_grow() {
+    let spec = stateful();
+    let bytes = |context: u64| {
+        let mut spec = spec.clone();
+        spec.model.context = context;
+        count(&spec, &count::Options::default()).unwrap().memory_bytes
+    };
+    let (short, long) = (bytes(40), bytes(80));
+    assert_eq!(short.text_state, long.text_state);
+    // Of each of two applications, in f32: two tokens of a convolution of 8 channels, two of a
+    // shift, a state of 32 numbers and their count, a sum of 8.
+    assert_eq!(short.text_state, 2 * 4 * (16 + 16 + 33 + 8));
+    // What is kept is what the plan lists.
+    let compiled = compile_cached(&spec, &Writing::default()).unwrap();
+    let texts = compiled.sequence.iter().filter(|s| s.per == Per::Text);
+    assert_eq!(u128::from(texts.map(|s| s.bytes()).sum::<u64>()), short.text_state);
+}
