@@ -1,5 +1,6 @@
 //! Attention along the sequence.
 
+use super::formula::{MOST_READS, Place, Read};
 use crate::CompileError;
 use crate::codegen::naive::{Naive, whole};
 use crate::codegen::text::float;
@@ -33,8 +34,16 @@ pub struct AttentionShape {
 /// would not fit beside the queries.
 pub const LONGEST_SHARED: u64 = 864;
 
+/// Names of what a program reads, and of their cotangents.
+const X: [&str; MOST_READS] =
+    ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15"];
+const DX: [&str; MOST_READS] = [
+    "dx0", "dx1", "dx2", "dx3", "dx4", "dx5", "dx6", "dx7", "dx8", "dx9", "dx10", "dx11", "dx12", "dx13",
+    "dx14", "dx15",
+];
+
 /// `o = softmax(q · kᵀ) · v` for every head, and the logarithm of its denominators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
     /// Sizes.
     pub shape: AttentionShape,
@@ -42,10 +51,12 @@ pub struct Attention {
     pub attention: Scores,
     /// Whether values are the keys: both operands are one place.
     pub shared: bool,
+    /// Lengths of what the program reads: of tables, else 1.
+    pub lengths: Vec<u64>,
 }
 
 /// The gradient of [`Attention`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGrad {
     /// Sizes.
     pub shape: AttentionShape,
@@ -53,6 +64,8 @@ pub struct AttentionGrad {
     pub attention: Scores,
     /// Whether the logarithm of the denominators has a cotangent, too.
     pub log: bool,
+    /// Lengths of what the program reads: of tables, else 1.
+    pub lengths: Vec<u64>,
 }
 
 impl AttentionShape {
@@ -80,7 +93,28 @@ impl AttentionShape {
         list
     }
 
-    fn check(&self, attention: &Scores) -> Result<(), String> {
+    /// What the program reads, by these names; of tables of these lengths.
+    fn reads(&self, attention: &Scores, lengths: &[u64], names: [&'static str; MOST_READS]) -> Vec<Slot> {
+        let slot = |((read, &length), name): ((&Read, &u64), &'static str)| {
+            let heads = if read.heads { &[self.heads][..] } else { &[] };
+            let shape = match read.place {
+                Place::Query => [&[self.batch, self.queries], heads].concat(),
+                Place::Key => [&[self.batch, self.keys], heads].concat(),
+                Place::All => heads.to_vec(),
+                Place::Table => [heads, &[length]].concat(),
+            };
+            input(name, &shape)
+        };
+        attention.read().iter().zip(lengths).zip(names).map(slot).collect()
+    }
+
+    fn check(&self, attention: &Scores, lengths: &[u64]) -> Result<(), String> {
+        if let Some(program) = &attention.program {
+            program.check()?;
+            need(attention.softcap.is_none(), "a program has no soft-cap besides")?;
+        }
+        need(lengths.len() == attention.read().len(), "a length for everything that the program reads")?;
+        need(lengths.iter().all(|&n| n > 0), "a table of no numbers")?;
         divides(self.kv_heads, self.heads, "query heads must be a multiple of key heads")?;
         need(self.size > 0, "heads of size 0")?;
         let square = self.queries == self.keys;
@@ -98,33 +132,32 @@ impl AttentionShape {
     /// `products` products and `elementwise` operations for each pair and head, `outputs` for each
     /// element of `q`; see [`crate::ir::cost()`]. The mask's operands begin at number `masks`.
     fn work(&self, attention: &Scores, masks: usize, products: u64, elementwise: u64, outputs: u64) -> Work {
-        let units = Units::Pairs { shape: *self, attention: *attention, masks };
+        let units = Units::Pairs { shape: *self, attention: attention.clone(), masks };
+        let gradient = masks == super::AttentionGrad::MASK;
+        let program = attention.program.as_ref().map_or(0, |p| p.work(gradient));
+        let (each, elementwise) = (attention.each(self.heads), elementwise + program);
         Work {
             fixed: Amount {
                 multiply_adds: 0,
                 elementwise: wide(&[self.batch, self.queries, self.heads, self.size, outputs]),
             },
             each: Amount {
-                multiply_adds: wide(&[products, self.heads, self.size]),
-                elementwise: wide(&[self.heads, elementwise]),
+                multiply_adds: wide(&[products, each, self.size]),
+                elementwise: wide(&[each, elementwise]),
             },
             units,
         }
     }
 
-    /// Pairs of a query and a key that the mask and the window may leave, over all sequences;
-    /// `None` beyond 128 bits.
+    /// Pairs of a query and a key that the mask and the window may leave, over all sequences, and
+    /// all heads where the program hides other keys from some; `None` beyond 128 bits.
     pub fn most_pairs(&self, attention: &Scores) -> Option<u128> {
         let pairs = match attention.mask {
-            Mask::Causal => {
-                let t = self.queries;
-                let w = attention.window.unwrap_or(t).min(t);
-                let triangle = u128::from(w) * (u128::from(w) + 1) / 2;
-                triangle.checked_add(u128::from(t - w) * u128::from(w))?
-            }
+            Mask::Causal => attention.pairs(self.queries, self.heads),
             Mask::Positions => {
                 let seen = self.keys.min(attention.window.unwrap_or(self.keys));
-                u128::from(seen) * u128::from(self.queries)
+                let pairs = u128::from(seen) * u128::from(self.queries);
+                pairs.checked_mul(attention.times(self.heads).into())?
             }
         };
         pairs.checked_mul(self.batch.into())
@@ -177,7 +210,7 @@ pub fn visible(
     key_positions: &[i32],
     segments: &[i32],
 ) -> Option<u64> {
-    if a.mask == Mask::Causal && !a.segments {
+    if !a.by_operands() {
         return s.most_pairs(a)?.try_into().ok();
     }
     let at = |values: &[i32], b: u64, of: u64, i: u64| {
@@ -213,13 +246,14 @@ impl KernelKind for Attention {
         let s = &self.shape;
         let mut list = vec![s.queries("q"), s.keys("k"), s.keys("v")];
         list.extend(s.masks(&self.attention));
+        list.extend(s.reads(&self.attention, &self.lengths, X));
         list.push(result("o", &[s.batch, s.queries, s.heads, s.size]).float(0));
         list.push(result("lse", &[s.batch, s.queries, s.heads]));
         list
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shape.check(&self.attention)
+        self.shape.check(&self.attention, &self.lengths)
     }
 
     fn summary(&self) -> String {
@@ -249,12 +283,16 @@ impl KernelKind for AttentionGrad {
             vec![s.queries("q"), s.keys("k"), s.keys("v"), s.queries("o"), s.lse("lse"), s.queries("do")];
         list.extend(s.masks(&self.attention));
         list.extend(self.log.then(|| s.lse("dlse")));
+        list.extend(s.reads(&self.attention, &self.lengths, X));
         list.extend([s.queries("dq"), s.keys("dk"), s.keys("dv")].map(Slot::written));
+        let cotangents = s.reads(&self.attention, &self.lengths, DX);
+        let moved = self.attention.moved();
+        list.extend(moved.into_iter().map(|n| cotangents[n].clone().written()));
         list
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shape.check(&self.attention)
+        self.shape.check(&self.attention, &self.lengths)
     }
 
     fn summary(&self) -> String {
@@ -289,17 +327,26 @@ fn shape(s: &Select) -> AttentionShape {
     }
 }
 
+/// Lengths of what a program reads, from operand number `first` on.
+fn lengths(s: &Select, attention: &Scores, first: usize) -> Vec<u64> {
+    let length = |(n, read): (usize, &Read)| match (read.place, s.dims(first + n).last()) {
+        (Place::Table, Some(&dim)) => s.size(dim),
+        (Place::Query | Place::Key | Place::All | Place::Table, _) => 1,
+    };
+    attention.read().iter().enumerate().map(length).collect()
+}
+
 impl Choose for super::Attention {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let attention = *self;
-        Ok(Kernel::Attention(Attention { shape: shape(s), attention, shared: s.same(1, 2) }))
+        let (attention, lengths) = (self.clone(), lengths(s, self, self.reads()));
+        Ok(Kernel::Attention(Attention { shape: shape(s), attention, shared: s.same(1, 2), lengths }))
     }
 }
 
 impl Choose for super::AttentionGrad {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let attention = self.0;
+        let (attention, lengths) = (self.0.clone(), lengths(s, &self.0, self.reads()));
         let log = self.log(s.operands()).is_some();
-        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention, log }))
+        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention, log, lengths }))
     }
 }
