@@ -4,6 +4,10 @@
 //! each token has the dimensions of tokens before them. Weights are named by the value that they
 //! are written in.
 
+// What lowers `attend` reads it.
+#[allow(dead_code)]
+mod attend;
+
 use super::*;
 use dreamc_dsl::define::graph::{DimId, Function as Of, Graph, Node, Region, ValueId};
 

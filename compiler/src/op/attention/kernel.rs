@@ -1,5 +1,6 @@
 //! Attention along the sequence.
 
+use super::formula::code::Sizes;
 use super::formula::{MOST_READS, Place, Read};
 use crate::CompileError;
 use crate::codegen::naive::{Naive, whole};
@@ -34,10 +35,11 @@ pub struct AttentionShape {
 /// would not fit beside the queries.
 pub const LONGEST_SHARED: u64 = 864;
 
-/// Names of what a program reads, and of their cotangents.
-const X: [&str; MOST_READS] =
+/// Names of what a program reads.
+pub const X: [&str; MOST_READS] =
     ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15"];
-const DX: [&str; MOST_READS] = [
+/// Names of their cotangents.
+pub const DX: [&str; MOST_READS] = [
     "dx0", "dx1", "dx2", "dx3", "dx4", "dx5", "dx6", "dx7", "dx8", "dx9", "dx10", "dx11", "dx12", "dx13",
     "dx14", "dx15",
 ];
@@ -89,6 +91,9 @@ impl AttentionShape {
         }
         if attention.segments {
             list.push(ints("segments", &[self.batch, self.queries]));
+        }
+        if attention.dropout.is_some() {
+            list.push(ints("draws", &[self.batch, self.queries]));
         }
         list
     }
@@ -169,10 +174,14 @@ impl AttentionShape {
         &self,
         kernel: &dyn KernelKind,
         attention: &Scores,
-        log: bool,
+        lengths: &[u64],
+        (log, gradient): (bool, bool),
         variant: Variant,
     ) -> Result<Naive, CodegenError> {
         let (s, a) = (self, attention);
+        let program = a.program.as_deref();
+        let reads: String = (0..a.read().len()).map(|n| format!(", x{n}")).collect();
+        let functions = program.map_or(String::new(), |p| p.functions(self.code(lengths), gradient));
         let numbers: &[(&str, &dyn Display)] = &[
             ("QUERIES", &whole(s.queries)),
             ("KEYS", &whole(s.keys)),
@@ -185,9 +194,68 @@ impl AttentionShape {
             ("SOFTCAP", &float(a.softcap.unwrap_or(1.0))),
             ("POSITIONS", &u8::from(a.mask == Mask::Positions)),
             ("SEGMENTS", &u8::from(a.segments)),
+            ("DROPOUT", &u8::from(a.dropout.is_some())),
+            ("DROPPED", &format!("{}u", a.dropout.map_or(0, super::threshold))),
+            ("KEPT", &float(a.dropout.map_or(1.0, |p| 1.0 / (1.0 - p)))),
             ("LOG", &u8::from(log)),
+            ("PROGRAM", &u8::from(program.is_some())),
+            ("READS", &reads),
         ];
-        Naive::new(kernel, variant, include_str!("naive.cuh"), numbers)
+        Naive::with(kernel, variant, include_str!("naive.cuh"), numbers, &functions)
+    }
+
+    fn code<'a>(&self, lengths: &'a [u64]) -> Sizes<'a> {
+        Sizes { queries: self.queries, keys: self.keys, heads: self.heads, lengths }
+    }
+
+    /// The lines that sum the cotangent of an element of what a program reads, and how many of them
+    /// there are.
+    fn cotangents(&self, read: usize, of: Read, length: u64) -> (String, u64) {
+        let heads = if of.heads { self.heads } else { 1 };
+        let (own, count) = match of.place {
+            Place::Query => ("b i", self.batch * self.queries),
+            Place::Key => ("b j", self.batch * self.keys),
+            Place::All => ("", 1),
+            Place::Table => ("n", length),
+        };
+        let mut lines = String::from("float sum = 0.0f;\ni64 n = 0;\n");
+        let heads_last = of.place != Place::Table;
+        let (h, rest) = match heads_last {
+            true => (format!("at % {heads}"), format!("at / {heads}")),
+            false => (format!("at / {length}"), format!("at % {length}")),
+        };
+        lines += &match own {
+            "b i" => format!("i64 b0 = {rest} / QUERIES, i0 = {rest} % QUERIES;\n"),
+            "b j" => format!("i64 b0 = {rest} / KEYS, j0 = {rest} % KEYS;\n"),
+            "n" => format!("n = {rest};\n"),
+            _ => String::new(),
+        };
+        let mut each = |name: &str, fixed: bool, all: &str| {
+            lines += &match fixed {
+                true => format!("for (i64 {name} = {name}0; {name} <= {name}0; ++{name})\n"),
+                false => format!("for (i64 {name} = 0; {name} < {all}; ++{name})\n"),
+            };
+        };
+        each("b", own.contains('b'), &format!("{}ll", self.batch));
+        if of.heads {
+            lines += &format!("for (i64 h = {h}; h <= {h}; ++h)\n");
+        } else {
+            each("h", false, "HEADS");
+        }
+        let mut each = |name: &str, fixed: bool, all: &str| {
+            lines += &match fixed {
+                true => format!("for (i64 {name} = {name}0; {name} <= {name}0; ++{name})\n"),
+                false => format!("for (i64 {name} = 0; {name} < {all}; ++{name})\n"),
+            };
+        };
+        each("i", own.contains('i'), "QUERIES");
+        each("j", own.contains('j'), "KEYS");
+        lines += &format!(
+            "{{\n    if (!SEES(b, i, j, h)) continue;\n    i64 row = (b * QUERIES + i) * HEADS + h;\n    \
+             float s = PRODUCT(b, i, j, h);\n    float ds = OF_SCORE(s, b, i, j, h, row);\n    \
+             sum += through(ds, program_by{read}(s, OF_PAIR(b, i, j, h), n READS));\n}}\ndx{read}[at] = sum;\n"
+        );
+        (lines, count.saturating_mul(heads))
     }
 }
 
@@ -266,12 +334,15 @@ impl KernelKind for Attention {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::forward(self, variant)
+        match slow(&self.attention) {
+            true => self.naive(variant),
+            false => super::cuda::forward(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let naive = s.naive(self, &self.attention, false, variant)?;
+        let naive = s.naive(self, &self.attention, &self.lengths, (false, false), variant)?;
         Ok(naive.pass("forward", times(&[s.batch, s.queries, s.heads, s.size]))?.finish())
     }
 }
@@ -304,15 +375,28 @@ impl KernelKind for AttentionGrad {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::backward(self, variant)
+        match slow(&self.attention) {
+            true => self.naive(variant),
+            false => super::cuda::backward(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let naive = s.naive(self, &self.attention, self.log, variant)?;
+        let naive = s.naive(self, &self.attention, &self.lengths, (self.log, true), variant)?;
         let naive = naive.pass("queries", times(&[s.batch, s.queries, s.heads, s.size]))?;
-        Ok(naive.pass("keys", times(&[s.batch, s.keys, s.kv_heads, s.size]))?.finish())
+        let mut naive = naive.pass("keys", times(&[s.batch, s.keys, s.kv_heads, s.size]))?;
+        for n in self.attention.moved() {
+            let (lines, threads) = s.cotangents(n, self.attention.read()[n], self.lengths[n]);
+            naive = naive.body(&format!("x{n}"), &lines, threads)?;
+        }
+        Ok(naive.finish())
     }
+}
+
+/// Whether the fast kernels of GPUs have no code for it, so that the naive ones run.
+fn slow(attention: &Scores) -> bool {
+    attention.program.is_some() || attention.dropout.is_some()
 }
 
 fn shape(s: &Select) -> AttentionShape {

@@ -143,6 +143,6 @@ fn unary(b: &mut Builder, f: Unary, (x, at): (usize, usize), d: usize) -> Option
             let slope = b.unary(Unary::Neg, sin);
             times(b, d, slope)
         }
-        Unary::Floor => return None,
+        Unary::Floor | Unary::Stop => return None,
     })
 }

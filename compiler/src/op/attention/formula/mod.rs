@@ -8,6 +8,7 @@
 //! list of the same kind ([`Partials`]), and its range over a block of pairs ([`Formula::over`])
 //! contains the value of each.
 
+pub(crate) mod code;
 mod derivative;
 mod range;
 mod text;
@@ -44,6 +45,8 @@ pub enum Unary {
     Cos,
     /// The largest whole number that is not above `x`; no gradient.
     Floor,
+    /// `x`; no gradient.
+    Stop,
 }
 
 /// A function of two numbers. Comparisons give 1 or 0, and have no gradient.
@@ -71,7 +74,7 @@ pub enum Binary {
 
 impl Unary {
     /// All of them.
-    pub const ALL: [Unary; 9] = [
+    pub const ALL: [Unary; 10] = [
         Unary::Neg,
         Unary::Exp,
         Unary::Log,
@@ -81,6 +84,7 @@ impl Unary {
         Unary::Sin,
         Unary::Cos,
         Unary::Floor,
+        Unary::Stop,
     ];
 
     /// Its word in the text form.
@@ -95,6 +99,7 @@ impl Unary {
             Unary::Sin => "sin",
             Unary::Cos => "cos",
             Unary::Floor => "floor",
+            Unary::Stop => "stop",
         }
     }
 
@@ -110,6 +115,7 @@ impl Unary {
             Unary::Sin => x.sin(),
             Unary::Cos => x.cos(),
             Unary::Floor => x.floor(),
+            Unary::Stop => x,
         }
     }
 }
@@ -425,6 +431,37 @@ impl Builder {
     /// One of two steps, by whether a third is above zero.
     pub fn choose(&mut self, c: usize, a: usize, b: usize) -> usize {
         self.step(Step::Where(c, a, b))
+    }
+
+    /// 1 where a step is not zero, else 0.
+    pub fn truth(&mut self, x: usize) -> usize {
+        if self.is_truth(x) {
+            return x;
+        }
+        let (zero, one) = (self.number(0.0), self.number(1.0));
+        let equal = self.binary(Binary::Equal, x, zero);
+        self.binary(Binary::Sub, one, equal)
+    }
+
+    /// Whether a step is 0 or 1 by its making.
+    fn is_truth(&self, x: usize) -> bool {
+        match self.steps[x] {
+            Step::Number(x) => x.0 == 0.0 || x.0 == 1.0,
+            Step::Binary(Binary::Less | Binary::AtMost | Binary::Equal, ..) => true,
+            Step::Binary(Binary::Sub, a, b) => self.constant(a) == Some(1.0) && self.is_truth(b),
+            Step::Binary(Binary::Mul | Binary::Min | Binary::Max, a, b) => {
+                self.is_truth(a) && self.is_truth(b)
+            }
+            Step::Where(_, a, b) => self.is_truth(a) && self.is_truth(b),
+            Step::Binary(Binary::Add | Binary::Div, ..)
+            | Step::Score
+            | Step::Query
+            | Step::Key
+            | Step::Head
+            | Step::Read(_)
+            | Step::Lookup(..)
+            | Step::Unary(..) => false,
+        }
     }
 
     /// The number that a step is, where it is one.

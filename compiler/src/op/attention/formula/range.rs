@@ -72,6 +72,7 @@ impl Range {
     fn unary(self, f: Unary) -> Range {
         let each = |r: Range| Range::new(f.apply(r.low), f.apply(r.high));
         match f {
+            Unary::Stop => self,
             Unary::Neg => Range::new(-self.high, -self.low),
             Unary::Exp | Unary::Tanh | Unary::Floor => each(self),
             Unary::Log | Unary::Sqrt if self.low >= 0.0 => each(self),
