@@ -15,10 +15,20 @@ constexpr int LANES = 32;
 constexpr int EACH = 4, WARPS = 4;
 constexpr int OWN = EACH * WARPS;
 
+// Scores that are scaled products, and no mask besides. Others are generated, with the same members.
+struct Plain {
+    static constexpr bool SCORES = false, MASKS = false;
+    struct Reads {};
+    static DEVICE float score(float s, const Reads &, i64, i64, i64, i64, i64, i64) { return s; }
+    static DEVICE float sees(float, const Reads &, i64, i64, i64, i64, i64, i64) { return 1.0f; }
+};
+
 // Everything about an attention that is known when it is compiled.
 template <int BATCH_, int QUERIES_, int KEYS_, int HEADS_, int KV_HEADS_, int SIZE_, bool POSITIONS_, bool SEGMENTS_,
-          int WINDOW_, bool CAPPED_>
+          int WINDOW_, bool CAPPED_, class Program_ = Plain>
 struct Shape {
+    typedef Program_ Program;
+    typedef typename Program::Reads Reads;
     static constexpr int BATCH = BATCH_, QUERIES = QUERIES_, KEYS = KEYS_, HEADS = HEADS_, KV_HEADS = KV_HEADS_;
     static constexpr int SIZE = SIZE_, GROUP = HEADS / KV_HEADS;
     // Elements of a head for each lane, and a row of a tile: padded with zeros, and odd, so that
@@ -33,17 +43,30 @@ struct Shape {
 // Which keys a query of one sequence sees.
 template <class S> struct Mask {
     const int *query_positions, *key_positions, *segments;
+    int sequence, head;
+    typename S::Reads reads;
 
-    DEVICE Mask(const int *q, const int *k, const int *s, int sequence)
+    DEVICE Mask(const int *q, const int *k, const int *s, int sequence, int head = 0, typename S::Reads reads = {})
         : query_positions(S::POSITIONS ? q + i64(sequence) * S::QUERIES : nullptr),
           key_positions(S::POSITIONS ? k + i64(sequence) * S::KEYS : nullptr),
-          segments(S::SEGMENTS ? s + i64(sequence) * S::QUERIES : nullptr) {}
+          segments(S::SEGMENTS ? s + i64(sequence) * S::QUERIES : nullptr), sequence(sequence), head(head),
+          reads(reads) {}
+
+    // The score of a pair from its scaled product.
+    DEVICE float score(float s, int query, int key) const {
+        int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
+        return S::Program::score(s, reads, sequence, q, k, head, S::POSITIONS ? query_positions[q] : q,
+                                 S::POSITIONS ? key_positions[k] : k);
+    }
 
     // Without a branch: what is read of rows beyond the last is that of the last.
     DEVICE bool sees(int query, int key) const {
         bool seen = (query < S::QUERIES) & (key < S::KEYS);
         int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
         if (S::SEGMENTS) seen &= segments[q] == segments[k];
+        if (S::Program::MASKS)
+            seen &= S::Program::sees(0.0f, reads, sequence, q, k, head, S::POSITIONS ? query_positions[q] : q,
+                                     S::POSITIONS ? key_positions[k] : k) > 0.0f;
         if (!S::POSITIONS) return seen & (key <= query) & (S::WINDOW == 0 || query - key < S::WINDOW);
         q = query_positions[q], k = key_positions[k];
         return seen & (k >= 0) & (k <= q) & (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
@@ -85,7 +108,7 @@ template <class S> struct Mask {
     // of one side, and `PASSING` from `passing` on are those of the other. All lanes of a warp call
     // it.
     template <int COUNT, int TILE, int PASSING> DEVICE bool all(Span span, int first, int key, int passing) const {
-        if (S::POSITIONS || key + TILE > S::KEYS || key + TILE - 1 > first) return false;
+        if (S::POSITIONS || S::Program::MASKS || key + TILE > S::KEYS || key + TILE - 1 > first) return false;
         if (S::WINDOW > 0 && first + COUNT - 1 - key >= S::WINDOW) return false;
         if (!S::SEGMENTS) return true;
         bool same = span.low == span.high;
@@ -209,14 +232,14 @@ template <class S> DEVICE void clear(float (&sums)[EACH][S::PER_LANE]) {
 template <class S, bool SAME = false, class E>
 DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v, i64 v_stride,
                       const int *query_positions, const int *key_positions, const int *segments, E *o, float *lse,
-                      float scale, float cap) {
+                      float scale, float cap, typename S::Reads reads = {}) {
     extern __shared__ __align__(16) float shared[];
     float *own = shared, *keys = own + OWN * S::ROW, *values = SAME ? keys : keys + LANES * S::ROW;
     u32 block = blockIdx.x;
     // The last queries of a causal sequence see most: they come first.
     int first = (S::QUERY_BLOCKS - 1 - int(take(block, S::QUERY_BLOCKS))) * OWN;
     int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, head, reads);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
     int kv = head / S::GROUP * S::SIZE, mine = first + warp * EACH;
 
@@ -240,7 +263,8 @@ DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const 
         rows_by_tile<S>(p, own + warp * EACH * S::ROW, keys);
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            float s = mask.sees(mine + e, key + lane) ? score<S>(p[e], scale, cap) : -infinity();
+            float s = S::Program::SCORES ? mask.score(p[e] * scale, mine + e, key + lane) : score<S>(p[e], scale, cap);
+            if (!mask.sees(mine + e, key + lane)) s = -infinity();
             float high = Largest::join(most[e], lanes<Largest, 32>(s, ALL_LANES));
             bool any = high > -infinity();
             p[e] = any ? expf(s - high) : 0.0f;

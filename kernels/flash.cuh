@@ -195,8 +195,10 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
+            int query = first + row_of<F>(e), column = key + column_of(j, e);
             float x = (S::CAPPED ? tanhf(p[j][e] * scale / cap) : p[j][e]) * factor;
-            p[j][e] = ALL || mask.sees(first + row_of<F>(e), key + column_of(j, e)) ? x : -infinity();
+            if (S::Program::SCORES) x = mask.score(p[j][e] * scale, query, column) * LOG2_E;
+            p[j][e] = ALL || mask.sees(query, column) ? x : -infinity();
         }
 }
 
@@ -219,7 +221,7 @@ template <class S> DEVICE void pair_grad_of(bool seen, float product, float dp, 
 template <class F, class X>
 DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
                   const int *query_positions, const int *key_positions, const int *segments, bf16 *o, float *lse,
-                  float scale, float cap) {
+                  float scale, float cap, typename F::S::Reads reads = {}) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
@@ -230,7 +232,7 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
     constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
     int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
     int head = int(take(block, S::HEADS)), sequence = int(block);
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, head, reads);
     i64 query_row = i64(sequence) * S::QUERIES;
     auto my_q = F::rows(q, q_stride, sequence, S::QUERIES, head * S::SIZE);
     auto my_k = F::rows(k, k_stride, sequence, S::KEYS, head / S::GROUP * S::SIZE);

@@ -1,7 +1,7 @@
 //! The CUDA of attention along the sequence: which form it takes, on the ordinary cores, the tensor
 //! cores or by warpgroups.
 
-use super::kernel::{Attention, AttentionGrad, AttentionShape, window};
+use super::kernel::{Attention, AttentionGrad, AttentionShape, X, window};
 use crate::codegen::text::{Builder, Operands, Param, blocks, fits, float, per_thread, scratch, times};
 use crate::codegen::{Argument, Base, CodegenError, HOPPER_SHARED, Matrices, Source, Variant};
 use crate::ir::{Attention as Scores, Mask};
@@ -181,6 +181,13 @@ fn attention_name(s: &AttentionShape, a: &Scores) -> String {
     if a.segments {
         name += "_segments";
     }
+    if let Some(program) = a.program.as_deref() {
+        let formulas = program.score.iter().chain(&program.mask);
+        let text: String = formulas.map(|f| program.show(f) + ";").collect();
+        // Two programs of one shape are two kernels.
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        name += &format!("_scored{hash:016x}");
+    }
     name
 }
 
@@ -196,7 +203,7 @@ fn attention_shape(s: &AttentionShape, a: &Scores, o: &Operands) -> Result<(Stri
     let positions = a.mask == Mask::Positions;
     let window = window(a)?;
     let line = format!(
-        "typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}> S;",
+        "typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}{}> S;",
         s.batch,
         s.queries,
         s.keys,
@@ -204,7 +211,8 @@ fn attention_shape(s: &AttentionShape, a: &Scores, o: &Operands) -> Result<(Stri
         s.kv_heads,
         s.size,
         a.segments,
-        a.softcap.is_some()
+        a.softcap.is_some(),
+        if a.program.is_some() { ", Scored" } else { "" }
     );
     let mut list = vec![];
     let mut names = ["nullptr"; 3];
@@ -231,14 +239,23 @@ pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Sou
     let form = AttentionForm::of(s, Owner::Queries, kernel.shared, variant);
     let mut builder = Builder::new(name, form.header);
     let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
+    let mut reads = String::new();
+    if let Some(program) = a.program.as_deref() {
+        builder.line(&program.scored(s.code(&kernel.lengths)));
+        let names = X[..a.read().len()].join(", ");
+        reads = format!(", S::Reads{{{names}}}");
+    }
     builder.line(&line);
     let mut list = vec![];
     let operands = ["q", "k", "v"].into_iter().map(|name| form.rows(&mut list, o, name, name == "q", s));
     let operands = operands.collect::<Result<Vec<_>>>()?.join(", ");
     list.extend(mask);
     list.extend(o.list(["o", "lse"])?);
+    for name in &X[..a.read().len()] {
+        list.push(o.get(name)?);
+    }
     let body = format!(
-        "    {}<{}>({operands}, {mask_names}, o, lse, {});\n",
+        "    {}<{}>({operands}, {mask_names}, o, lse, {}{reads});\n",
         form.prefix,
         form.arguments,
         scores(a)

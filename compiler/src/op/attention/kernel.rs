@@ -204,7 +204,7 @@ impl AttentionShape {
         Naive::with(kernel, variant, include_str!("naive.cuh"), numbers, &functions)
     }
 
-    fn code<'a>(&self, lengths: &'a [u64]) -> Sizes<'a> {
+    pub(super) fn code<'a>(&self, lengths: &'a [u64]) -> Sizes<'a> {
         Sizes { queries: self.queries, keys: self.keys, heads: self.heads, lengths }
     }
 
@@ -334,7 +334,8 @@ impl KernelKind for Attention {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        match slow(&self.attention) {
+        // The fast kernels drop no weights.
+        match self.attention.dropout.is_some() {
             true => self.naive(variant),
             false => super::cuda::forward(self, variant),
         }
@@ -394,7 +395,7 @@ impl KernelKind for AttentionGrad {
     }
 }
 
-/// Whether the fast kernels of GPUs have no code for it, so that the naive ones run.
+/// Whether the fast kernels of GPUs have no code for its gradient, so that the naive ones run.
 fn slow(attention: &Scores) -> bool {
     attention.program.is_some() || attention.dropout.is_some()
 }

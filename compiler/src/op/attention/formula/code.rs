@@ -92,6 +92,36 @@ impl Program {
         text
     }
 
+    /// The struct `Scored` of the fast kernels, as `Plain` in `kernels/attention.cuh`.
+    pub(crate) fn scored(&self, sizes: Sizes) -> String {
+        let names: String = (0..self.reads.len()).map(|n| format!(" const float *x{n};")).collect();
+        let (scores, masks) = (self.score.is_some(), self.mask.is_some());
+        let mut text = format!(
+            "{NEAREST}struct Scored {{\n    static constexpr bool SCORES = {scores}, MASKS = {masks};\n    \
+             struct Reads {{{names} }};\n"
+        );
+        let all = [Step::Number(crate::op::Bits(1.0))];
+        for (name, formula, otherwise) in
+            [("score", &self.score, &[Step::Score]), ("sees", &self.mask, &all)]
+        {
+            let steps = formula.as_ref().map_or(&otherwise[..], Formula::steps);
+            text += &format!(
+                "    static DEVICE float {name}(float s, const Reads &reads, i64 b, i64 i, i64 j, i64 h, i64 query, i64 key) {{\n"
+            );
+            let mut read: Vec<usize> = steps.iter().filter_map(|step| step.read()).collect();
+            read.sort_unstable();
+            read.dedup();
+            for n in read {
+                let _ = writeln!(text, "        const float *x{n} = reads.x{n};");
+            }
+            for (n, step) in steps.iter().enumerate() {
+                let _ = writeln!(text, "        float t{n} = {};", step.code(self, sizes));
+            }
+            let _ = writeln!(text, "        return t{};\n    }}", steps.len() - 1);
+        }
+        text + "};"
+    }
+
     /// The functions `program_score`, `program_sees`, and with gradients `program_slope`, the
     /// derivative by the scaled product, and for each operand that has one `program_by0`, …; where
     /// an operand is a table, they have its index as another argument, and are zero at others.
