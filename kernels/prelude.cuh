@@ -137,6 +137,7 @@ struct Sum {
 };
 
 DEVICE float larger(float a, float b) { return b > a ? b : a; }
+DEVICE float kept(float a, float b) { return b != 0.0f ? a : 0.0f; }
 
 // NaN is passed over.
 struct Largest {
@@ -232,6 +233,18 @@ DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }
 DEVICE float positive(float x) { return x > 0.0f ? 1.0f : 0.0f; }
 DEVICE float softplus(float x) { return relu(x) + (x == x ? log1pf(expf(-fabsf(x))) : x); }
 DEVICE float square(float x) { return x * x; }
+// By its series, after whole turns are taken off.
+DEVICE float sine(double x) {
+    const double TURN = 6.283185307179586;
+    x -= TURN * floor(x / TURN + 0.5);
+    double term = x, sum = x;
+    for (int n = 1; n < 14; ++n) {
+        term *= -x * x / double(2 * n * (2 * n + 1));
+        sum += term;
+    }
+    return float(sum);
+}
+DEVICE float cosine(double x) { return sine(x + 1.5707963267948966); }
 
 // --- adjacent elements ---------------------------------------------------------------------------
 
@@ -305,6 +318,11 @@ template <int N> struct Floats {
         for (int i = 0; i < N; ++i) a.x[i] = ::larger(a.x[i], b.x[i]);
         return a;
     }
+    friend DEVICE Floats kept(Floats a, Floats b) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) a.x[i] = ::kept(a.x[i], b.x[i]);
+        return a;
+    }
     friend DEVICE Floats fmaf(Floats a, Floats b, Floats c) {
         FOR_EACH(c.x[i] = ::fmaf(a.x[i], b.x[i], c.x[i]))
         return c;
@@ -320,6 +338,9 @@ template <int N> struct Floats {
     OF_EACH(gelu_grad)
     OF_EACH(relu)
     OF_EACH(positive)
+    OF_EACH(sine)
+    OF_EACH(cosine)
+    OF_EACH(floorf)
     OF_EACH(softplus)
     OF_EACH(square)
 };

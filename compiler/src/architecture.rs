@@ -620,7 +620,12 @@ impl Architecture {
                 let [before, step] = self.units.get(set).copied().unwrap_or_default();
                 Init::Pick { place: before + unit, step, columns }
             }
-            Init::Normal(_) | Init::Constant(_) | Init::Identity { .. } => init,
+            Init::Normal(_)
+            | Init::Constant(_)
+            | Init::Identity { .. }
+            | Init::Uniform(..)
+            | Init::LogUniform(..)
+            | Init::InverseSoftplusUniform(..) => init,
         }
     }
 

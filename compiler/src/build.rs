@@ -5,7 +5,7 @@ use crate::ir::{
     self, Binary, Binding, DType, Dim, Function, Index, Module, Node, Op, Port, Reduce, Type, TypeError,
     Unary, Value,
 };
-use crate::op::{Cast, Constant, Contract, Reduction, Reshape, Zeros};
+use crate::op::{Arrange, Cast, Constant, Contract, Reduction, Reshape, Zeros};
 
 /// Builds one [`Function`] of a module.
 ///
@@ -156,6 +156,11 @@ impl<'m> Builder<'m> {
     /// Same elements, other dimensions.
     pub fn reshape(&mut self, x: Value, dims: &[Dim]) -> Value {
         if self.ty(x).dims == dims { x } else { self.op(Reshape(dims.to_vec()), &[x]) }
+    }
+
+    /// Its elements in this order of dimensions, repeated along those that it lacks.
+    pub fn arrange(&mut self, x: Value, dims: &[Dim]) -> Value {
+        if self.ty(x).dims == dims { x } else { self.op(Arrange { to: dims.to_vec() }, &[x]) }
     }
 
     /// The value with no gradient.

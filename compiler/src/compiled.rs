@@ -395,4 +395,10 @@ pub enum Init {
         /// Elements of a row.
         columns: u64,
     },
+    /// Uniform between two numbers.
+    Uniform(f64, f64),
+    /// The logarithm of a number that is uniform between two.
+    LogUniform(f64, f64),
+    /// The inverse of softplus at a number whose logarithm is uniform between those of two.
+    InverseSoftplusUniform(f64, f64),
 }

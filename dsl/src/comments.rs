@@ -69,6 +69,14 @@ pub(crate) fn in_yaml(text: &str, mut scalars: Vec<Span>) -> Vec<Found> {
     found
 }
 
+/// Where the formulas of definitions stand: their comments are theirs.
+pub(crate) fn code(root: &Map) -> Vec<Span> {
+    let definitions = root.items.iter().filter(|item| item.node.key.text == "define");
+    let definitions = definitions.filter_map(|item| item.node.value.as_map()).flat_map(|map| &map.items);
+    let keys = definitions.filter_map(|item| item.node.value.as_map()).flat_map(|map| &map.items);
+    keys.filter(|item| item.node.key.text == "code").map(|item| item.node.value.span).collect()
+}
+
 /// A comment without what YAML has no place for.
 fn clean(text: &str) -> String {
     let plain = |c: &char| {
@@ -263,6 +271,7 @@ fn start<T>(block: &mut Block<T>) {
 
 fn tidy(root: &mut Map) {
     tidy_group::<Pair>(root, "let");
+    tidy_group::<Pair>(root, "define");
     let Some(index) = root.items.iter().position(|item| item.node.key.text == "model") else { return };
     let item = &mut root.items[index];
     let ValueKind::Map(model) = &mut item.node.value.kind else { return };

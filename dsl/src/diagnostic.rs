@@ -32,8 +32,8 @@ pub struct Diagnostic {
     pub message: String,
     /// The token it is about.
     pub span: Option<Span>,
-    /// Another token that has to do with it, and what.
-    pub related: Option<Box<(Span, String)>>,
+    /// Other tokens that have to do with it, and what.
+    pub related: Vec<(Span, String)>,
     /// The way to mend it.
     pub help: Option<String>,
 }
@@ -42,7 +42,7 @@ impl Diagnostic {
     /// An error.
     pub fn error(code: &'static str, message: impl Into<String>) -> Diagnostic {
         let message = message.into();
-        Diagnostic { code, severity: Severity::Error, message, span: None, related: None, help: None }
+        Diagnostic { code, severity: Severity::Error, message, span: None, related: Vec::new(), help: None }
     }
 
     /// A warning.
@@ -70,7 +70,7 @@ impl Diagnostic {
 
     /// With another token that has to do with it.
     pub fn related(mut self, span: Span, note: impl Into<String>) -> Diagnostic {
-        self.related = Some(Box::new((span, note.into())));
+        self.related.push((span, note.into()));
         self
     }
 
@@ -87,10 +87,9 @@ impl Diagnostic {
         let message = source.spelled(&self.message);
         let mut out =
             format!("{}: {}\n", paint(tint, &format!("{word}[{}]", self.code)), paint("1", &message));
-        let places =
-            [self.span.map(|span| (span, "")), self.related.as_deref().map(|(s, note)| (*s, note.as_str()))];
-        let places: Vec<_> =
-            places.into_iter().flatten().map(|(span, note)| (source.place(span), note)).collect();
+        let related = self.related.iter().map(|(span, note)| (*span, note.as_str()));
+        let places = self.span.map(|span| (span, "")).into_iter().chain(related);
+        let places: Vec<_> = places.map(|(span, note)| (source.place(span), note)).collect();
         let width = places.iter().map(|(place, _)| place.line.to_string().len()).max().unwrap_or(1);
         let blue = "1;34";
         for (index, (place, note)) in places.iter().enumerate() {
@@ -128,7 +127,8 @@ impl Diagnostic {
             "severity": self.severity,
             "message": source.spelled(&self.message),
             "at": self.span.map(place),
-            "related": self.related.as_deref().map(|(span, note)| json!({"at": place(*span), "message": note})),
+            "related": self.related.iter()
+                .map(|(span, note)| json!({"at": place(*span), "message": note})).collect::<Vec<_>>(),
             "help": self.help.as_deref().map(|help| source.spelled(help)),
         })
     }

@@ -24,7 +24,10 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
     };
     let mut map = Map { span: Span::new(0, source.text.len()), broken: true, ..Map::default() };
     lowering.entries(file, Some(Type::Section(section)), &mut map);
-    comments::attach(&mut map, &source.text, Spelling::Dream, comments::in_dream(&source.text));
+    let code = comments::code(&map);
+    let mut comments = comments::in_dream(&source.text);
+    comments.retain(|comment| !code.iter().any(|span| span.contains(comment.at)));
+    comments::attach(&mut map, &source.text, Spelling::Dream, comments);
     Some((kind, map))
 }
 
@@ -39,6 +42,18 @@ pub(crate) fn read_value(text: &str, kind: Option<Type>, found: &mut Vec<Diagnos
         Some(value) => lowering.value(value, kind),
         None => invalid,
     }
+}
+
+/// Reads the keys of a component between braces, as they stand in a definition.
+pub(crate) fn read_keys(
+    text: &str,
+    at: &dyn Fn(usize) -> usize,
+    kind: Option<Type>,
+    found: &mut Vec<Diagnostic>,
+) -> Map {
+    let mut lowering = Lowering { at, found };
+    let block = lowering.parse(Rule::block, text);
+    block.map_or_else(Map::default, |block| lowering.block(block, kind))
 }
 
 fn is(kind: Option<Type>, section: &Section) -> bool {
@@ -98,6 +113,12 @@ impl Lowering<'_> {
                     let pair = self.section_in_braces(pair, kind, input, &mut slip);
                     map.items.push(Item::new(pair));
                 }
+                Rule::define if is(kind, &keys::MODEL) => {
+                    let help = "move it above `model`";
+                    let keyword = Span::new(at.start, at.start + "define".len());
+                    self.error(keyword, "a definition stands in the model", help);
+                }
+                Rule::define => self.define(part, map),
                 Rule::let_ => self.let_(part, map),
                 Rule::model => self.model(part, kind, map),
                 Rule::definition => self.definition(part, kind, map),
@@ -284,6 +305,94 @@ impl Lowering<'_> {
             }
             _ => self.error(span, "this definition is not complete", "write `let depth = 16`"),
         }
+    }
+
+    /// `define name(settings) { … }` as the map that YAML has.
+    pub(crate) fn define(&mut self, node: Node, map: &mut Map) {
+        let span = self.span(&node);
+        let keyword = Span::new(span.start, span.start + "define".len());
+        let input = node.get_input();
+        let (mut name, mut settings, mut code) = (None, None, None);
+        for part in node.into_inner() {
+            match part.as_rule() {
+                Rule::define_name => name = Some(self.key(Some(part))),
+                Rule::define_settings => settings = Some(self.define_settings(part)),
+                Rule::code => code = Some(self.code(part, input)),
+                _ => {}
+            }
+        }
+        let Some(key) = name else { return };
+        let pair =
+            |text: &str, at: Span, value| Item::new(Pair { key: Key { text: text.into(), span: at }, value });
+        let mut items = Vec::new();
+        if let Some(settings) =
+            settings.filter(|settings: &Map| !settings.items.is_empty() || settings.commented())
+        {
+            let at = settings.span;
+            items.push(pair("settings", at, Value::new(ValueKind::Map(settings), at)));
+        }
+        match code {
+            Some(code) => items.push(pair("code", code.span, code)),
+            None => {
+                let help = format!("write `define {}(…) {{ return … }}`", key.text);
+                self.error(keyword.to(key.span), "this definition has no formulas", help);
+                return;
+            }
+        }
+        let value = Value::new(ValueKind::Map(Map { items, span, broken: true, ..Map::default() }), span);
+        add_to_group(map, "define", keyword, span, Pair { key, value });
+    }
+
+    fn define_settings(&mut self, node: Node) -> Map {
+        let span = self.span(&node);
+        let mut map = Map { span, broken: broken(node.as_str()), ..Map::default() };
+        let mut closed = false;
+        for part in node.into_inner() {
+            match part.as_rule() {
+                Rule::define_setting => {
+                    let mut parts = part.into_inner();
+                    let key = self.key(parts.next());
+                    let value = parts
+                        .find(|part| part.as_rule() == Rule::sum)
+                        .map(|part| self.value_part(part, None));
+                    let value = value.unwrap_or(Value::new(ValueKind::Null, key.span));
+                    map.items.push(Item::new(Pair { key, value }));
+                }
+                Rule::close_paren => closed = true,
+                Rule::setting_stray => {
+                    let help = "settings are `(heads 4, size 16, value = 2 * size)`";
+                    self.error(self.span(&part), format!("`{}` does not belong here", part.as_str()), help);
+                }
+                _ => {}
+            }
+        }
+        if !closed {
+            self.error(Span::new(span.start, span.start + 1), "this `(` is not closed", "add `)`");
+        }
+        map
+    }
+
+    /// The formulas of a definition, as text.
+    fn code(&mut self, node: Node, input: &str) -> Value {
+        let start = extent(&node).0;
+        let mut closed = false;
+        let mut code = Value::new(ValueKind::Invalid, self.span(&node));
+        for part in node.into_inner() {
+            match part.as_rule() {
+                Rule::code_text => {
+                    let (from, end) = (part.as_span().start(), part.as_span().end());
+                    let text = crate::define::read::dedent(part.as_str());
+                    code = Value::new(ValueKind::Text(text), Span::new((self.at)(from), (self.at)(end)));
+                }
+                Rule::close_brace => closed = true,
+                _ => {}
+            }
+        }
+        if !closed {
+            self.unclosed(input, start);
+            code.kind = ValueKind::Invalid;
+        }
+        code
     }
 
     fn model(&mut self, node: Node, kind: Option<Type>, map: &mut Map) {

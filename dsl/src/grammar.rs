@@ -112,7 +112,7 @@ impl Lowering<'_> {
         self.found.push(Diagnostic::error("syntax", message).on(span).help(help));
     }
 
-    fn parse<'i>(&mut self, rule: Rule, text: &'i str) -> Option<Node<'i>> {
+    pub(crate) fn parse<'i>(&mut self, rule: Rule, text: &'i str) -> Option<Node<'i>> {
         if let Some(position) = too_deep(text) {
             let at = (self.at)(position);
             let help = format!("at most {MAX_NESTING} levels of brackets are read");

@@ -193,9 +193,11 @@ impl Type {
     pub fn child(&self, key: &str) -> Option<Type> {
         match self {
             Type::Names(inner) => Some(**inner),
-            Type::Component => {
-                COMPONENTS.iter().find(|kind| kind.name == key).map(|kind| Type::Section(kind))
-            }
+            // A kind that is none of the language's may be a definition, whose settings are numbers.
+            Type::Component => match COMPONENTS.iter().find(|kind| kind.name == key) {
+                Some(kind) => Some(Type::Section(kind)),
+                None => crate::ast::is_word(key).then_some(Type::Names(&Type::Real(Range::Any))),
+            },
             Type::Layers => ITEMS.iter().find_map(|item| item.key(key)).map(|key| key.kind),
             Type::Optional(inner) => inner.child(key),
             Type::Either(types) => types.iter().find_map(|kind| kind.child(key)),
@@ -260,6 +262,13 @@ pub static SPEC: Section = Section {
             "Names for numbers. Every number of the file may be arithmetic (`+ - * /`, parentheses) over the names defined before it.",
         ),
         key(
+            "define",
+            Type::Names(&Type::Section(&DEFINITION)),
+            Absent,
+            "Components that are written as formulas, by name: their settings with defaults, and the formulas as text. In `.dream`: \
+             `define name(heads 4, size 16) {…}` before `model`. See *Definitions*.",
+        ),
+        key(
             "base",
             Type::Path,
             Absent,
@@ -289,6 +298,22 @@ pub static SPEC: Section = Section {
         ),
         key("eval", Type::Section(&EVAL), Absent, "Measurements of evaluations."),
         key("match", Type::Section(&MATCH), Absent, "Fields that `dreamc match` varies, and its baseline."),
+    ],
+};
+
+/// A component that is written as formulas.
+pub static DEFINITION: Section = Section {
+    name: "define",
+    doc: "A component that is written as formulas.",
+    short: None,
+    keys: &[
+        key(
+            "settings",
+            Type::Names(&Type::Optional(&Type::Real(Range::Any))),
+            Absent,
+            "Its sizes and numbers by name, each with a default, which may be arithmetic over those before it and `hidden`, or with none.",
+        ),
+        key("code", Type::Text, Required, "Its statements, see *Definitions*."),
     ],
 };
 

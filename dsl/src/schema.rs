@@ -131,8 +131,8 @@ fn component(sections: &mut Vec<&'static Section>) -> Value {
     let kinds =
         keys::COMPONENTS.iter().map(|kind| (kind.name.to_string(), of(&Type::Section(kind), sections)));
     let properties: Map<String, Value> = kinds.collect();
-    json!({"type": "object", "description": "A component: one key, its kind.", "properties": properties,
-           "additionalProperties": false, "minProperties": 1, "maxProperties": 1})
+    json!({"type": "object", "description": "A component: one key, its kind, or the name of a definition.",
+           "properties": properties, "additionalProperties": {"type": ["object", "null"]}, "minProperties": 1, "maxProperties": 1})
 }
 
 fn layers(sections: &mut Vec<&'static Section>) -> Value {

@@ -132,6 +132,12 @@ impl SourceMap {
         self.text.len() + self.arguments.iter().map(|argument| argument.len() + 1).sum::<usize>()
     }
 
+    /// The bytes from a place to the end of the file or argument that holds it.
+    pub(crate) fn length(&self, from: usize) -> usize {
+        let (_, text, base) = self.piece(from);
+        (base + text.len()).saturating_sub(from)
+    }
+
     /// The text of a span; empty where the span does not fit the source.
     pub fn slice(&self, span: Span) -> &str {
         let (_, text, base) = self.piece(span.start);

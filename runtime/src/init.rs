@@ -36,6 +36,16 @@ pub fn fill(seed: u64, name: &str, init: Init, out: &mut [f32]) {
                 values.iter_mut().skip(place as usize).take(1).for_each(|x| *x = 1.0);
             }
         }
+        Init::Uniform(low, high) => uniform(seed, name, out, |u| low + (high - low) * u),
+        Init::LogUniform(low, high) => uniform(seed, name, out, |u| (low + (high - low) * u).ln()),
+        Init::InverseSoftplusUniform(low, high) => {
+            let (low, high) = (low.ln(), high.ln());
+            // `softplus(y) = x` at `y = x + ln(1 - e^-x)`.
+            uniform(seed, name, out, |u| {
+                let x = (low + (high - low) * u).exp();
+                x + (-(-x).exp_m1()).ln()
+            });
+        }
         Init::Normal(deviation) => {
             let philox = Philox::new(seed, name);
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -51,6 +61,18 @@ pub fn fill(seed: u64, name: &str, init: Init, out: &mut [f32]) {
                     }
                 }
             });
+        }
+    }
+}
+
+/// A function of numbers that are uniform in (0, 1]: counter `i` gives elements `2i` and `2i + 1`.
+fn uniform(seed: u64, name: &str, out: &mut [f32], of: impl Fn(f64) -> f64) {
+    let philox = Philox::new(seed, name);
+    for (i, pair) in out.chunks_mut(2).enumerate() {
+        let b = philox.block(0, i as u64);
+        let word = |k: usize| u64::from(b[k]) | u64::from(b[k + 1]) << 32;
+        for (value, k) in pair.iter_mut().zip([0, 2]) {
+            *value = of(unit_open(word(k))) as f32;
         }
     }
 }

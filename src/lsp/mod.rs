@@ -253,7 +253,7 @@ impl Document {
             Err(found) => found,
         };
         let place = |span: Span| text::range(&self.text, span);
-        let related = |span: Span, note: &str| json!([{"location": {"uri": format!("file://{}", self.path.display()), "range": place(span)}, "message": note}]);
+        let related = |(span, note): &(Span, String)| json!({"location": {"uri": format!("file://{}", self.path.display()), "range": place(*span)}, "message": note});
         found
             .list
             .iter()
@@ -267,8 +267,8 @@ impl Document {
                     "source": "dreamc",
                     "message": format!("{}{help}", spelled(&d.message)),
                 });
-                if let Some((span, note)) = d.related.as_deref() {
-                    shown["relatedInformation"] = related(*span, note);
+                if !d.related.is_empty() {
+                    shown["relatedInformation"] = d.related.iter().map(related).collect();
                 }
                 shown
             })

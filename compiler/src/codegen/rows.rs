@@ -137,7 +137,7 @@ fn own_cost(kernel: &RowKernel, op: &RowOp) -> u64 {
         RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros | RowOp::Reduce { .. } => 1,
         RowOp::Load { .. } | RowOp::Slice { .. } | RowOp::Concat { .. } | RowOp::Pick { .. } => 2,
         RowOp::Unary(u, _) => match u {
-            Unary::Neg | Unary::Relu | Unary::Square | Unary::Positive => 1,
+            Unary::Neg | Unary::Relu | Unary::Square | Unary::Positive | Unary::Floor => 1,
             Unary::Rsqrt | Unary::Sqrt | Unary::Recip => 6,
             _ => 12,
         },

@@ -52,6 +52,9 @@ pub(crate) fn unary(op: Unary, x: &str) -> String {
         Unary::Recip => format!("1.0f / {x}"),
         Unary::Square => format!("square({x})"),
         Unary::Positive => format!("positive({x})"),
+        Unary::Sin => format!("sine({x})"),
+        Unary::Cos => format!("cosine({x})"),
+        Unary::Floor => format!("floorf({x})"),
     }
 }
 
@@ -63,6 +66,7 @@ pub(crate) fn binary(op: Binary, a: &str, b: &str) -> String {
         Binary::Mul => format!("{a} * {b}"),
         Binary::Div => format!("{a} / {b}"),
         Binary::Max => format!("larger({a}, {b})"),
+        Binary::Where => format!("kept({a}, {b})"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::op::ByHead;
+use super::define::Admitted;
 use crate::op::attention::kernel::LONGEST_SHARED;
 
 /// The length of a place in the cache of a latent attention, that is the vector that keys and
@@ -634,7 +635,7 @@ impl Lower<'_> {
     }
 
     /// Of rows of every token of the stream, those of the tokens that there are here.
-    fn here_again(&mut self, mut x: Value) -> Value {
+    pub(super) fn here_again(&mut self, mut x: Value) -> Value {
         for i in 0..self.inside.len() {
             if let Inside::Gathered { index, .. } = self.inside[i] {
                 x = self.b.op(Op::TakeTokens, &[x, index]);
@@ -646,6 +647,19 @@ impl Lower<'_> {
     /// Appends keys and values to the caches of this application, latents that are both to one;
     /// positions of the queries and of what is cached.
     pub(super) fn cache(&mut self, c: Owner, operands: &mut [Value], places: Places) -> (Value, Value) {
+        let parts = if operands[1] == operands[2] { [Part::Latents; 2] } else { [Part::Keys, Part::Values] };
+        self.cache_as(c, parts, operands, places, &mut None)
+    }
+
+    /// The same under these names. What is in the caches of processed tokens is admitted once.
+    pub(super) fn cache_as(
+        &mut self,
+        c: Owner,
+        parts: [Part; 2],
+        operands: &mut [Value],
+        places: Places,
+        admitted: &mut Option<Admitted>,
+    ) -> (Value, Value) {
         let dims = self.b.dims(operands[1]);
         let (batch, kv) = (dims[0], &dims[2..]);
         let positions = self.given(Input::Positions);
@@ -658,24 +672,26 @@ impl Lower<'_> {
             Some(asked) => self.b.op(KeepInts { otherwise: -1 }, &[positions, asked]),
             None => positions,
         };
-        let (entries, slots, keys) = match kept {
+        let Admitted { entries, slots, keys } = match (kept, *admitted) {
+            (_, Some(admitted)) => admitted,
             // Tokens that have keys alone, side by side.
-            Some((taking, share)) => {
+            (Some((taking, share)), None) => {
                 let entries = places.entries(share);
                 let entries = self.dim(&format!("entries{entries}"), entries);
                 let ty = Type::i32(&[batch, entries]);
                 let (port, cached) = self.state(c, Part::Cached, Lifetime::Token(PerToken::Application), ty);
                 let admitted = self.b.ops(Op::Admit, &[cached, positions, taking]);
                 self.b.result(port, admitted[0]);
-                (entries, admitted[1], admitted[0])
+                Admitted { entries, slots: admitted[1], keys: admitted[0] }
             }
-            _ => {
+            (None, None) => {
                 let entries = self.dim("places", places.tokens);
                 let (input, ty) = (Input::KeyPositions, Type::i32(&[batch, entries]));
                 let keys = self.b.param(input.name(), Binding::Batch(input), ty);
-                (entries, self.given(Input::Slots), keys)
+                Admitted { entries, slots: self.given(Input::Slots), keys }
             }
         };
+        *admitted = Some(Admitted { entries, slots, keys });
         let ty = Type::f32(&[&[batch, entries], kv].concat());
         let lifetime = if self.is_read(c) || self.architecture.shares_keys(c) {
             Lifetime::Token(PerToken::Row)
@@ -689,11 +705,11 @@ impl Lower<'_> {
             cache
         };
         let [k, v] = [operands[1], operands[2]];
-        if k == v {
-            let latents = append(Part::Latents, k);
+        if parts[0] == parts[1] {
+            let latents = append(parts[0], k);
             (operands[1], operands[2]) = (latents, latents);
         } else {
-            (operands[1], operands[2]) = (append(Part::Keys, k), append(Part::Values, v));
+            (operands[1], operands[2]) = (append(parts[0], k), append(parts[1], v));
         }
         (queries, keys)
     }

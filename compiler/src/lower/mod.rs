@@ -26,7 +26,6 @@ mod pass;
 mod skip;
 mod statement;
 mod stream;
-#[allow(dead_code, reason = "called by components that are defined by formulas")]
 mod text;
 
 pub(crate) use attention::latent_place;

@@ -10,6 +10,7 @@
 //! and returned, which the schedule turns into updates in place. Sums are over the named dimensions
 //! in increasing index order.
 
+pub mod arrange;
 pub mod attention;
 pub mod by_head;
 pub mod cache;
@@ -45,6 +46,7 @@ pub mod update;
 
 mod bits;
 
+pub use arrange::Arrange;
 pub use attention::{Attention, AttentionGrad, Mask};
 pub use bits::Bits;
 pub use by_head::ByHead;
@@ -444,6 +446,7 @@ operations! {
     Split(Split) in shape,
     Concat(Concat) in shape,
     Zeros(Zeros) in shape,
+    Arrange(Arrange) in arrange,
 
     Contract(Contract) in contract,
     ByHead(ByHead) in by_head,
@@ -467,6 +470,7 @@ operations! {
     Decide(Decide) in places,
     Keep in places,
     KeepInts(KeepInts) in places,
+    Numbers in places,
     Runs(Runs) in places,
     Admit in places,
 
@@ -554,6 +558,7 @@ macro_rules! kernels {
 
 kernels! { $
     contract { Product }
+    arrange { Arrange }
     by_head { ByHead }
     grouped { Grouped, GroupedOuter }
     route { Route }
@@ -562,7 +567,7 @@ kernels! { $
     gather { Gather }
     combine { Combine, CombineGrad, CombineGates }
     tokens { TopTokens, TakeTokens, PutTokens }
-    places { Decide, Keep, KeepInts, Runs, Admit }
+    places { Decide, Keep, KeepInts, Numbers, Runs, Admit }
     conv { Conv, ConvGrad }
     running { Running }
     recurrence { Recurrence, RecurrenceGrad }

@@ -96,7 +96,12 @@ pub(crate) fn share(train: &Train, a: &Architecture, w: &Weight, whole: bool) ->
 pub(crate) fn begins(init: Init, share: Share) -> Init {
     match init {
         Init::Normal(deviation) => Init::Normal(deviation * share.init),
-        Init::Constant(_) | Init::Identity { .. } | Init::Pick { .. } => init,
+        Init::Constant(_)
+        | Init::Identity { .. }
+        | Init::Pick { .. }
+        | Init::Uniform(..)
+        | Init::LogUniform(..)
+        | Init::InverseSoftplusUniform(..) => init,
     }
 }
 

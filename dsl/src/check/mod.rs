@@ -5,6 +5,7 @@
 //! hides no other error and causes none.
 
 mod body;
+mod define;
 mod looping;
 mod model;
 mod recipe;
@@ -13,9 +14,13 @@ mod schedule;
 mod statement;
 pub(crate) mod suite;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
 
 use crate::ast::*;
+use crate::define::Definition;
 use crate::diagnostic::Diagnostic;
 use crate::grammar::LONGEST_NAME;
 use crate::keys::{self, Fallback, Range, Section, Type};
@@ -52,6 +57,10 @@ pub(crate) struct Checker {
     pub(crate) found: Vec<Diagnostic>,
     lets: Lets,
     known: Known,
+    /// The definitions of the file.
+    definitions: IndexMap<String, Arc<Definition>>,
+    /// Those that components are made by.
+    used: HashSet<String>,
 }
 
 /// Facts that other sections are checked against, known even where the model has errors elsewhere.
@@ -89,7 +98,14 @@ enum Setting<'a> {
 
 impl Checker {
     pub(crate) fn new(sources: SourceMap) -> Checker {
-        Checker { sources, found: Vec::new(), lets: Lets::default(), known: Known::default() }
+        Checker {
+            sources,
+            found: Vec::new(),
+            lets: Lets::default(),
+            known: Known::default(),
+            definitions: IndexMap::new(),
+            used: HashSet::new(),
+        }
     }
 
     /// The specification; `None` where an error was found.
@@ -97,6 +113,7 @@ impl Checker {
         let at = root.items.first().map_or(Span::new(0, 0), |item| item.node.key.span);
         let group = self.group(&keys::SPEC, root, String::new(), at);
         self.lets(&group);
+        self.definitions(&group);
         if self.has(&group, "base") {
             let help = "write the whole specification, or a file";
             self.error_at(
@@ -125,6 +142,7 @@ impl Checker {
         let eval = self.eval(&eval);
         let matching = self.section(&group, "match").map(|group| self.matching(&group));
         self.unused_lets(&group);
+        self.unused_definitions();
         let spec = Spec {
             weights: weights?,
             model: model?,

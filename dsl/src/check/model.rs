@@ -153,6 +153,7 @@ impl Checker {
             components.insert(key.text.clone(), component);
         }
         self.sources_of_keys(&components);
+        self.graphs(&components, hidden);
         Some(components)
     }
 
@@ -236,8 +237,10 @@ impl Checker {
         }
         let of = |kind: &Kind| kind.section().name == first.key.text;
         let Some(kind) = Kind::BUILT_IN.into_iter().find(of) else {
-            let names = keys::COMPONENTS.iter().map(|kind| kind.name);
-            let help = match crate::suggest::closest(&first.key.text, names) {
+            if let Some(defined) = self.defined(&first.key.text, &first.value, path, key.span) {
+                return defined;
+            }
+            let help = match crate::suggest::closest(&first.key.text, self.kinds()) {
                 Some(known) => format!("did you mean `{known}`?"),
                 None => format!("a component is {kinds}"),
             };

@@ -6,8 +6,8 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::*;
-use crate::define::{Definition, Graph};
-use crate::diagnostic::Diagnostic;
+use crate::define::{self, Context, Definition, Graph};
+use crate::diagnostic::{Diagnostic, Severity};
 use crate::spec::Model;
 
 /// A component of a `define`, with its settings.
@@ -55,8 +55,15 @@ impl Defined {
     }
 
     /// Its typed graph in a model; where its sizes do not fit, every mistake at its token.
-    pub fn graph(&self, _: &Model) -> Result<Graph, Vec<Diagnostic>> {
-        Err(vec![Diagnostic::error("unsupported", "definitions are not elaborated yet")])
+    pub fn graph(&self, model: &Model) -> Result<Graph, Vec<Diagnostic>> {
+        let names: Vec<&str> = model.components.keys().map(String::as_str).collect();
+        let of = |name: &str| model.components.get(name);
+        let context = Context::new(model.hidden, &of, &names);
+        let elaborated = define::elaborate(&self.definition, &self.settings, context);
+        match elaborated.found.iter().any(|found| found.severity == Severity::Error) {
+            true => Err(elaborated.found),
+            false => Ok(elaborated.graph),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub mod mlp;
 use serde::Serialize;
 
 pub use attention::{Attention, Bias, HeadGate, Latent, Projection, QkNorm};
-pub use defined::{Defined, Setting};
+pub use defined::{DEFINED, Defined, Setting};
 pub use experts::Experts;
 pub use mlp::{Activation, Mlp};
 
@@ -198,6 +198,11 @@ impl Component {
             Known::Attention(a) => Some(a),
             Known::Experts(_) | Known::Mlp(_) | Known::Own => None,
         }
+    }
+
+    /// Takes the norm in front of it away.
+    pub(crate) fn without_pre_norm(&mut self) {
+        with_component!(self, c => c.pre_norm = false);
     }
 
     /// It as it is written, all keys filled in.

@@ -8,7 +8,7 @@ use crate::component::Component;
 use crate::source::Span;
 
 /// A definition with sizes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     /// The dimensions; a name stands once.
     pub dims: Vec<Dimension>,

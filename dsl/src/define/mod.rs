@@ -11,11 +11,19 @@
 //!
 //! - [`syntax`]: the tree of a definition, as it is written.
 //! - [`functions`]: every function with its spelling and its meaning, one entry each.
+//! - [`elaborate`]: sizes, dimensions and types; `parser` reads the text before it.
+//! - [`library`]: definitions inside the program.
 //! - [`graph`]: the typed graph that elaboration makes.
 
+pub mod elaborate;
 pub mod functions;
 pub mod graph;
+pub mod library;
+mod parser;
+pub(crate) mod read;
 pub mod syntax;
 
+pub use elaborate::{Context, Elaborated, elaborate};
 pub use graph::Graph;
+pub use read::parse;
 pub use syntax::Definition;

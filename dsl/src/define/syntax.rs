@@ -5,6 +5,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
 
+use crate::ast::Map;
 use crate::source::Span;
 
 /// A definition as it was written.
@@ -22,6 +23,8 @@ pub struct Definition {
     pub span: Span,
     /// The definitions that it applies, by name.
     pub uses: IndexMap<String, Arc<Definition>>,
+    /// Whether it is of the library: its spans are of its own text.
+    pub library: bool,
 }
 
 /// Two definitions are equal where their texts are, wherever they stand.
@@ -137,7 +140,7 @@ pub struct Call {
     /// Its arguments.
     pub arguments: Vec<Argument>,
     /// The keys of a component, between braces after the arguments.
-    pub keys: Option<Vec<(Name, Argument)>>,
+    pub keys: Option<Map>,
 }
 
 /// An argument.
@@ -248,6 +251,130 @@ impl Operator {
             | Operator::NotEqual => 3,
             Operator::Add | Operator::Subtract => 4,
             Operator::Multiply | Operator::Divide => 5,
+        }
+    }
+}
+
+impl Statement {
+    /// Its first token.
+    pub fn span(&self) -> Span {
+        match self {
+            Statement::Assign(name, _) => name.span,
+            Statement::Recurrence(recurrence) => recurrence.span,
+            Statement::Return(value) => value.span,
+        }
+    }
+}
+
+impl Definition {
+    /// Where a value of that name is assigned.
+    pub fn assigned(&self, name: &str) -> Option<Span> {
+        fn find(statements: &[Statement], name: &str) -> Option<Span> {
+            statements.iter().find_map(|statement| match statement {
+                Statement::Assign(own, _) => (own.text == name).then_some(own.span),
+                Statement::Recurrence(r) => {
+                    let state = r.states.iter().find(|state| state.name.text == name);
+                    state.map(|state| state.name.span).or_else(|| find(&r.body, name))
+                }
+                Statement::Return(_) => None,
+            })
+        }
+        find(&self.body, name)
+    }
+
+    /// The values of other components that it reads: `component.value`.
+    pub fn values_of_others(&self) -> Vec<(&Name, &Name)> {
+        let mut found = Vec::new();
+        self.each(&mut |expr| {
+            if let ExprKind::Value(component, value) = &expr.kind {
+                found.push((component, value));
+            }
+        });
+        found
+    }
+
+    /// The values of its last application that it reads: `earlier(value)`.
+    pub fn earlier_values(&self) -> Vec<Name> {
+        let mut found = Vec::new();
+        self.each(&mut |expr| {
+            if let ExprKind::Call(call) = &expr.kind
+                && call.name.text == "earlier"
+                && let Some(Argument { kind: ArgumentKind::Value(value), .. }) = call.arguments.first()
+                && let ExprKind::Name(name) = &value.kind
+            {
+                found.push(Name { text: name.clone(), span: value.span });
+            }
+        });
+        found
+    }
+
+    /// Every call.
+    pub fn calls(&self) -> Vec<&Call> {
+        let mut found = Vec::new();
+        self.each(&mut |expr| {
+            if let ExprKind::Call(call) = &expr.kind {
+                found.push(call);
+            }
+        });
+        found
+    }
+
+    /// Calls with every expression of the body.
+    pub fn each<'d>(&'d self, with: &mut dyn FnMut(&'d Expr)) {
+        fn statements<'d>(body: &'d [Statement], with: &mut dyn FnMut(&'d Expr)) {
+            for statement in body {
+                match statement {
+                    Statement::Assign(_, value) | Statement::Return(value) => value.each(with),
+                    Statement::Recurrence(r) => {
+                        for state in &r.states {
+                            state.from.iter().for_each(|from| from.each(with));
+                            dims(&state.dims, with);
+                        }
+                        statements(&r.body, with);
+                    }
+                }
+            }
+        }
+        statements(&self.body, with);
+    }
+}
+
+fn dims<'d>(dims: &'d [DimExpr], with: &mut dyn FnMut(&'d Expr)) {
+    dims.iter().filter_map(|dim| dim.size.as_ref()).for_each(|size| size.each(with));
+}
+
+impl Expr {
+    /// Calls with it and every expression inside.
+    pub fn each<'d>(&'d self, with: &mut dyn FnMut(&'d Expr)) {
+        with(self);
+        match &self.kind {
+            ExprKind::Number(_) | ExprKind::Name(_) | ExprKind::Value(..) | ExprKind::Invalid => {}
+            ExprKind::Negate(a) | ExprKind::Not(a) | ExprKind::Group(a) => a.each(with),
+            ExprKind::Binary(_, a, b) => {
+                a.each(with);
+                b.each(with);
+            }
+            ExprKind::Index(of, places) => {
+                of.each(with);
+                places.iter().for_each(|place| place.each(with));
+            }
+            ExprKind::Call(call) => {
+                for argument in &call.arguments {
+                    match &argument.kind {
+                        ArgumentKind::Value(value) | ArgumentKind::Named(_, value) => value.each(with),
+                        ArgumentKind::Word(_, values) => values.iter().for_each(|value| value.each(with)),
+                        ArgumentKind::Dims(list) => dims(list, with),
+                    }
+                }
+            }
+        }
+    }
+
+    /// It without parentheses around it.
+    pub fn bare(&self) -> &Expr {
+        match &self.kind {
+            ExprKind::Group(inner) => inner.bare(),
+            _ => self,
         }
     }
 }

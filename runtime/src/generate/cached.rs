@@ -2,19 +2,22 @@
 //!
 //! *In*: a model compiled with a [`Cache`]. *Out*: a [`NextLogits`]. *Promise*: the same logits as
 //! [`super::Uncached`] up to rounding; a token's keys and values are written once, at the place of
-//! its position, and read by all later ones. A part that tokens may skip has a cache of its own for
+//! its position, and read by all later ones; what is kept of texts is overwritten by each of its tokens, and
+//! by no padding. A part that tokens may skip has a cache of its own for
 //! each application, of the tokens that it processed, side by side.
 
 use super::{Held, Next, NextLogits};
 use crate::device::Device;
 use crate::model::{Model, ModelError};
-use dreamc_compiler::bind::{Input, Part};
-use dreamc_compiler::compiled::{Entry, Per, SequenceState, StateBuffer};
+use dreamc_compiler::bind::Input;
+use dreamc_compiler::compiled::{Entry, Per, SequenceState};
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{BufferId, Space};
+use dreamc_compiler::program::BufferId;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::Spec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Tokens of a prompt that are read at once where nobody knows how long prompts are.
 const CHUNK: u64 = 64;
@@ -23,6 +26,9 @@ const CHUNK: u64 = 64;
 const AT_ONCE: u64 = 512;
 /// Chunks are of a multiple of so many tokens.
 const UNIT: u64 = 16;
+
+/// Snapshots of states per text that a row keeps, at most.
+const SNAPSHOTS: usize = 16;
 
 /// Tokens that are copied from row to row at once.
 const COPIED: usize = 1024;
@@ -97,7 +103,7 @@ pub fn compile_cached(spec: &Spec, how: &Writing) -> Result<Compiled, CompileErr
 /// A cache's name and, for each of its instances, the tokens that each row holds there.
 pub type Processed = (String, Vec<Vec<usize>>);
 
-/// A sequence cache of keys or values: in each instance of its buffer `[rows, entries, width]`.
+/// A state per token: in each instance of its buffer `[rows, entries, width]`.
 struct State {
     buffer: BufferId,
     instances: u64,
@@ -105,7 +111,7 @@ struct State {
     width: usize,
     /// Bytes of an element.
     bytes: usize,
-    /// The caches of positions that say whose entries they are, by their numbers.
+    /// The states of positions that say whose entries they are, by their numbers.
     processed: Vec<usize>,
     /// Whether an entry is, in some instance, that of the token of this position.
     by_place: bool,
@@ -118,36 +124,43 @@ impl State {
     }
 }
 
-/// The caches of keys and values of a model.
-fn states(compiled: &Compiled, rows: usize, places: usize) -> Result<Vec<State>, ModelError> {
-    let of = |entry: Entry| compiled.caches.iter().filter(move |c| c.entry == entry);
-    // A cache that outlives a call is one buffer for both programs.
-    let kept = of(Entry::Prefill).filter(|c| {
-        if compiled.sequence.iter().any(|s| s.buffer == c.buffer && s.per == Per::Text) {
-            return false;
-        }
-        let state = compiled.plan.buffer(c.buffer).space == Space::State;
-        state && c.part != Part::Cached && of(Entry::Decode).any(|other| other.buffer == c.buffer)
-    });
-    let state = |c: &StateBuffer| {
-        let b = compiled.plan.buffer(c.buffer);
-        // Where bodies share keys each may have positions of its own, or none.
-        let own = |p: &StateBuffer| p.owner == c.owner && (c.body.is_none() || p.body == c.body);
-        let all = compiled.caches(Entry::Prefill, Part::Cached).enumerate();
-        let processed: Vec<usize> = all.filter(|(_, p)| own(p)).map(|(i, _)| i).collect();
-        let by_place = processed.is_empty() || c.body.is_none();
-        match b.shape[..] {
-            [n, entries, ref width @ ..]
-                if n as usize == rows && (!processed.is_empty() || entries as usize == places) =>
-            {
-                let (entries, width) = (entries as usize, width.iter().product::<u64>() as usize);
-                let (instances, bytes) = (b.instances, b.dtype.bytes() as usize);
-                Ok(State { buffer: c.buffer, instances, entries, width, bytes, processed, by_place })
+/// What decoding keeps, as the compiler lists it: states of positions, states per token, states per
+/// text.
+struct Kept {
+    /// Buffers of the positions of processed tokens, and for how many of each row they have room.
+    processed: Vec<(BufferId, usize)>,
+    states: Vec<State>,
+    texts: Vec<SequenceState>,
+}
+
+impl Kept {
+    fn of(compiled: &Compiled) -> Kept {
+        let mut kept = Kept { processed: vec![], states: vec![], texts: vec![] };
+        // The number among states of positions of each in the list.
+        let mut numbers = vec![usize::MAX; compiled.sequence.len()];
+        for (number, s) in numbers.iter_mut().zip(&compiled.sequence) {
+            if let Per::Position { entries } = s.per {
+                *number = kept.processed.len();
+                kept.processed.push((s.buffer, entries as usize));
             }
-            _ => Err(ModelError::NoBuffer(format!("{} [rows, entries, ..]", b.name))),
         }
-    };
-    kept.map(state).collect()
+        for s in &compiled.sequence {
+            match &s.per {
+                Per::Position { .. } => {}
+                &Per::Token { entries, ref positions, by_place } => kept.states.push(State {
+                    buffer: s.buffer,
+                    instances: s.instances,
+                    entries: entries as usize,
+                    width: s.width() as usize,
+                    bytes: s.dtype.bytes() as usize,
+                    processed: positions.iter().map(|&i| numbers[i]).collect(),
+                    by_place,
+                }),
+                Per::Text => kept.texts.push(s.clone()),
+            }
+        }
+        kept
+    }
 }
 
 /// Where some tokens of a row are in the caches.
@@ -160,12 +173,24 @@ struct Span {
     entries: Vec<(usize, usize)>,
 }
 
-/// The keys and values of some tokens of a text.
+/// What is kept of some tokens of a text.
 pub(super) struct Saved {
     span: Span,
-    /// Cache after cache, instance after instance.
+    /// States per token, one after the other, instance after instance.
     bytes: Vec<u8>,
+    /// States per text behind the last of the tokens, where they are known.
+    texts: Option<Snapshot>,
 }
+
+impl Saved {
+    /// Whether a text may go on behind these tokens.
+    pub(super) fn ends(&self) -> bool {
+        self.texts.is_some()
+    }
+}
+
+/// States per text, one after the other, instance after instance.
+type Snapshot = Arc<[u8]>;
 
 /// A model with sequence caches.
 pub struct Cached {
@@ -175,10 +200,14 @@ pub struct Cached {
     places: usize,
     /// Buffers of the positions of processed tokens, and for how many of each row they have room.
     processed: Vec<(BufferId, usize)>,
-    /// Keys and values of all applications.
+    /// States per token, of all applications.
     states: Vec<State>,
-    /// What is kept of texts: zero in rows that are free.
+    /// States per text: zero in rows that are free.
     texts: Vec<SequenceState>,
+    /// States per text of each row as they were behind so many tokens, whole chunks of them.
+    snapshots: Vec<BTreeMap<usize, Snapshot>>,
+    /// Whether such snapshots are taken while a prompt is read.
+    snaps: bool,
     /// Tokens of each row that are in the caches; none for a row that is free.
     lengths: Vec<Option<usize>>,
     /// Tokens that a row may yet have before a cache can be full.
@@ -203,16 +232,14 @@ impl Cached {
         };
         let ids = compiled.input(Entry::Prefill, Input::Ids);
         let (rows, chunk) = shape(ids.ok_or_else(|| ModelError::NoBuffer("prefill.ids".into()))?)?;
-        // A model without sequence attention has no caches, and texts of any length.
-        let processed =
-            compiled.caches(Entry::Prefill, Part::Cached).map(|c| Ok((c.buffer, shape(c.buffer)?.1)));
-        let processed: Vec<(BufferId, usize)> = processed.collect::<Result<_, ModelError>>()?;
+        // A model that keeps nothing of tokens has texts of any length.
+        let Kept { processed, states, texts } = Kept::of(compiled);
         let endless = processed.is_empty() && compiled.input(Entry::Prefill, Input::KeyPositions).is_none();
         let places = compiled.places.filter(|_| !endless).map_or(usize::MAX / 2, |places| places as usize);
-        let states = states(compiled, rows, places)?;
-        let lengths = vec![None; rows];
-        let texts = compiled.sequence.iter().filter(|state| state.per == Per::Text).cloned().collect();
-        let mut cached = Cached { model, rows, chunk, places, processed, states, texts, lengths, room: 0 };
+        let (lengths, snapshots) = (vec![None; rows], vec![BTreeMap::new(); rows]);
+        let (room, snaps) = (0, false);
+        let mut cached =
+            Cached { model, rows, chunk, places, processed, states, texts, snapshots, snaps, lengths, room };
         for i in 0..cached.processed.len() {
             cached.model.fill_ints(cached.processed[i].0, -1)?;
         }
@@ -261,6 +288,14 @@ impl Cached {
             self.model.give(program, Input::KeyPositions, &keys)?;
         }
         self.model.run_cached(program.name())?;
+        for n in next.iter().filter(|n| n.reads()) {
+            let length = self.length(n.row);
+            if self.snaps && length.is_multiple_of(self.chunk)
+                && let Some(text) = self.text_at(n.row, length)?
+            {
+                self.insert_snapshot(n.row, length, text);
+            }
+        }
         let logits = |n: &Next| -> Result<Vec<f32>, ModelError> {
             let from = if n.every { 0 } else { n.tokens.len().saturating_sub(1) };
             // Of a row that is read for what follows it there are those of one token.
@@ -271,8 +306,72 @@ impl Cached {
         next.iter().map(logits).collect()
     }
 
+    /// Takes snapshots of states per text while prompts are read, at the ends of chunks.
+    pub(super) fn snap(&mut self) {
+        self.snaps = !self.texts.is_empty();
+    }
+
+    /// Keeps a snapshot, and of many every second one: a long prompt has few, further apart.
+    fn insert_snapshot(&mut self, row: usize, length: usize, text: Snapshot) {
+        let kept = &mut self.snapshots[row];
+        if kept.len() >= SNAPSHOTS {
+            let mut number = 0;
+            kept.retain(|_, _| {
+                number += 1;
+                number % 2 == 0
+            });
+        }
+        kept.insert(length, text);
+    }
+
+    /// States per text of a row behind so many tokens, where they are known.
+    fn text_at(&self, row: usize, length: usize) -> Result<Option<Snapshot>, ModelError> {
+        if self.texts.is_empty() {
+            return Ok(Some(Snapshot::default()));
+        }
+        if self.length(row) != length {
+            return Ok(self.snapshots[row].get(&length).cloned());
+        }
+        let session = self.model.session();
+        let mut bytes = vec![];
+        for state in &self.texts {
+            for instance in 0..state.instances {
+                let begun = bytes.len();
+                bytes.resize(begun + (state.width() * state.dtype.bytes()) as usize, 0);
+                session.read(state.buffer, instance, row as u64 * state.width(), &mut bytes[begun..])?;
+            }
+        }
+        Ok(Some(bytes.into()))
+    }
+
+    /// Makes states per text of a row those of a snapshot.
+    fn set_text(&mut self, row: usize, snapshot: &Snapshot) -> Result<(), ModelError> {
+        let mut session = self.model.session();
+        let mut bytes = &snapshot[..];
+        for state in &self.texts {
+            for instance in 0..state.instances {
+                let parts = bytes.split_at_checked((state.width() * state.dtype.bytes()) as usize);
+                let (these, rest) = parts.ok_or_else(|| ModelError::NoBuffer("of states of one shape".into()))?;
+                session.write(state.buffer, instance, row as u64 * state.width(), these)?;
+                bytes = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// The most tokens of a row, whole chunks and not more than so many, behind which another text
+    /// may go on.
+    pub(super) fn shareable(&self, row: usize, most: usize) -> usize {
+        let most = most.min(self.length(row)) / self.chunk * self.chunk;
+        if self.texts.is_empty() || most == self.length(row) {
+            return most;
+        }
+        self.snapshots[row].range(..=most).next_back().map_or(0, |(length, _)| *length)
+    }
+
     /// Makes what is kept of the text of a row that of a text that begins.
     fn begin_text(&mut self, row: usize) -> Result<(), ModelError> {
+        self.snapshots[row].clear();
         let mut session = self.model.session();
         for state in &self.texts {
             let zeros = vec![0; (state.width() * state.dtype.bytes()) as usize];
@@ -290,6 +389,7 @@ impl Cached {
 
     /// Takes the tokens from a position on out of the caches of processed tokens, of every row: a
     /// program that is run once more with the inputs it has finds there what its first run found.
+    /// States per text go on.
     pub(crate) fn forget_from(&self, from: usize) -> Result<(), ModelError> {
         let mut session = self.model.session();
         for &(buffer, _) in &self.processed {
@@ -346,7 +446,7 @@ impl Cached {
                 session.read(state.buffer, instance, state.at(row, first), &mut bytes[begun..])?;
             }
         }
-        Ok(Saved { span, bytes })
+        Ok(Saved { span, bytes, texts: self.text_at(row, to)? })
     }
 
     /// Writes what was saved, of a use of the same plan, into a row that has the tokens before.
@@ -368,7 +468,10 @@ impl Cached {
                 bytes = rest;
             }
         }
-        Ok(())
+        match &saved.texts {
+            Some(texts) => self.set_text(row, texts),
+            None => Ok(()),
+        }
     }
 
     /// Copies the first tokens of a row to a free row of another use of the same plan, which is
@@ -384,6 +487,8 @@ impl Cached {
         for from in (0..length).step_by(COPIED) {
             to.load_saved(there, &self.save(row, from, length.min(from + COPIED))?)?;
         }
+        to.snapshots[there] =
+            self.snapshots[row].range(..=length).map(|(at, text)| (*at, text.clone())).collect();
         to.take(there, length);
         Ok(())
     }

@@ -63,9 +63,11 @@ impl Prefixes {
         path
     }
 
-    /// Tokens of a text that are kept: those of whole pages.
+    /// Tokens of a text that are kept: those of whole pages, up to the last one behind which a text
+    /// may go on.
     pub(super) fn find(&self, text: &[u32]) -> usize {
-        self.path(text).len() * self.page
+        let ends = |number: &Number| self.pages.get(number).is_some_and(|page| page.saved.ends());
+        self.path(text).iter().rposition(ends).map_or(0, |last| (last + 1) * self.page)
     }
 
     /// Writes the kept tokens of a text into a row that holds none.

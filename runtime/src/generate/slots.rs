@@ -117,6 +117,7 @@ impl Slots {
     /// none unless asked. They are beside the caches, in the memory of the host.
     pub fn keep(&mut self, tokens: usize) {
         self.prefixes.keep(tokens);
+        self.reader.snap();
     }
 
     /// The use that reads, to give it weights.
@@ -284,7 +285,9 @@ impl NextLogits for Slots {
     fn adopt(&mut self, slot: usize, text: &[u32]) -> Result<usize, ModelError> {
         self.put_down()?;
         let chunk = self.reader.chunk();
-        let rows = self.rows.iter().enumerate().map(|(i, row)| (shared(text, &row.read, chunk), i));
+        let table = &self.tables[self.table];
+        let rows = self.rows.iter().enumerate();
+        let rows = rows.map(|(i, row)| (table.shareable(i, shared(text, &row.read, chunk)), i));
         let (of_row, row) = rows.max().unwrap_or((0, 0));
         // Something of the text is left to read.
         let kept = self.prefixes.find(&text[..text.len().saturating_sub(1)]);

@@ -45,6 +45,12 @@ pub enum Unary {
     Square,
     /// 1 where `x > 0`, else 0; no gradient.
     Positive,
+    /// `sin x`
+    Sin,
+    /// `cos x`
+    Cos,
+    /// The largest whole number that is not above `x`; no gradient.
+    Floor,
 }
 
 /// `(a, b) -> a or b`: an element-wise function of two operands. The operand that lacks a dimension
@@ -63,6 +69,8 @@ pub enum Binary {
     Div,
     /// `max(a, b)`
     Max,
+    /// `a` where `b` is not 0, else 0, whatever `a` is; no gradient of `b`.
+    Where,
 }
 
 /// `(x) -> x` with the gradient stopped.
@@ -118,7 +126,7 @@ impl Operation for Constant {
 
 impl Unary {
     /// All of them.
-    pub const ALL: [Unary; 16] = [
+    pub const ALL: [Unary; 19] = [
         Unary::Neg,
         Unary::Exp,
         Unary::Log,
@@ -135,6 +143,9 @@ impl Unary {
         Unary::Recip,
         Unary::Square,
         Unary::Positive,
+        Unary::Sin,
+        Unary::Cos,
+        Unary::Floor,
     ];
 
     /// Its word in the text form.
@@ -156,6 +167,9 @@ impl Unary {
             Unary::Recip => "recip",
             Unary::Square => "square",
             Unary::Positive => "positive",
+            Unary::Sin => "sin",
+            Unary::Cos => "cos",
+            Unary::Floor => "floor",
         }
     }
 
@@ -183,6 +197,9 @@ impl Unary {
             Unary::Recip => 1.0 / x,
             Unary::Square => x * x,
             Unary::Positive => f64::from(u8::from(x > 0.0)),
+            Unary::Sin => x.sin(),
+            Unary::Cos => x.cos(),
+            Unary::Floor => x.floor(),
         }
     }
 
@@ -238,7 +255,18 @@ impl Unary {
                 b.scale(scaled, 2.0)
             },
             Unary::SiluGrad | Unary::GeluGrad => return Err(Derivative::SECOND_ORDER),
-            Unary::Positive => return Err(Derivative::Blocked("it is constant but for its step")),
+            Unary::Sin => |b, d, x, _| {
+                let slope = b.unary(Unary::Cos, x);
+                b.mul(d, slope)
+            },
+            Unary::Cos => |b, d, x, _| {
+                let slope = b.unary(Unary::Sin, x);
+                let scaled = b.mul(d, slope);
+                b.unary(Unary::Neg, scaled)
+            },
+            Unary::Positive | Unary::Floor => {
+                return Err(Derivative::Blocked("it is constant but for its steps"));
+            }
         })
     }
 }
@@ -303,7 +331,11 @@ impl Operation for Unary {
             | Unary::Gelu
             | Unary::GeluGrad
             | Unary::Softplus
+            | Unary::Sin
+            | Unary::Cos
             | Unary::Square => |rng: &mut Rng| rng.between(-3.0, 3.0),
+            // Between two steps.
+            Unary::Floor => |rng: &mut Rng| rng.below(5) as f64 - 2.0 + rng.between(0.2, 0.8),
         };
         let x = case.floats_from("x", &dims, element);
         case.finish(*self, &[x])
@@ -331,7 +363,8 @@ impl RowWork for Unary {
 
 impl Binary {
     /// All of them.
-    pub const ALL: [Binary; 5] = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max];
+    pub const ALL: [Binary; 6] =
+        [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max, Binary::Where];
 
     /// Its word in the text form.
     pub fn name(self) -> &'static str {
@@ -341,6 +374,7 @@ impl Binary {
             Binary::Mul => "mul",
             Binary::Div => "div",
             Binary::Max => "max",
+            Binary::Where => "where",
         }
     }
 
@@ -351,6 +385,13 @@ impl Binary {
             Binary::Mul => a * b,
             Binary::Div => a / b,
             Binary::Max => a.max(b),
+            Binary::Where => {
+                if b != 0.0 {
+                    a
+                } else {
+                    0.0
+                }
+            }
         }
     }
 }
@@ -453,6 +494,12 @@ impl Reverse for Binary {
                         let p = b.mul(d, on);
                         at.add_fitted(k, p);
                     }
+                }
+            }
+            Binary::Where => {
+                if at.is_active(0) {
+                    let kept = at.builder().op(Binary::Where, &[d, x[1]]);
+                    at.add_fitted(0, kept);
                 }
             }
         }

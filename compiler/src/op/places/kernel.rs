@@ -40,6 +40,13 @@ pub struct KeepInts {
     pub otherwise: i32,
 }
 
+/// Integers as floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Numbers {
+    /// How many.
+    pub elements: u64,
+}
+
 /// The number of the run that each token is in: a token that takes part begins one, or ends one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Runs {
@@ -153,6 +160,33 @@ impl KernelKind for KeepInts {
     }
 }
 
+impl KernelKind for Numbers {
+    fn signature(&self) -> Vec<Slot> {
+        vec![ints("x", &[self.elements]), result("y", &[self.elements])]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn summary(&self) -> String {
+        format!("numbers {}", self.elements)
+    }
+
+    fn work(&self) -> Work {
+        Work::default()
+    }
+
+    fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        self.naive(variant)
+    }
+
+    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        let naive = Naive::new(self, variant, include_str!("naive.cuh"), &[])?;
+        Ok(naive.pass("numbers", self.elements)?.finish())
+    }
+}
+
 impl KernelKind for Runs {
     fn signature(&self) -> Vec<Slot> {
         let of = [self.batch, self.tokens];
@@ -237,6 +271,12 @@ impl Choose for super::KeepInts {
         let otherwise = self.otherwise;
         let (rows, width) = (s.elements(s.dims(1)), s.elements(&s.dims(0)[2..]));
         Ok(Kernel::KeepInts(KeepInts { rows, width, otherwise }))
+    }
+}
+
+impl Choose for super::Numbers {
+    fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
+        Ok(Kernel::Numbers(Numbers { elements: s.elements(s.dims(0)) }))
     }
 }
 

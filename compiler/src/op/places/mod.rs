@@ -21,6 +21,9 @@ pub struct KeepInts {
     pub otherwise: i32,
 }
 
+/// `(x i32[b, t]) -> y[b, t]`: integers as numbers.
+pub struct Numbers;
+
 /// `(places i32[b, t], documents i32[b, t]) -> runs i32[b, t]`: the number of the run that each
 /// token is in. A token that takes part begins a run, or ends one; so does a change of documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -195,6 +198,37 @@ impl Operation for KeepInts {
         let x = case.ints("x", &dims, 9);
         let places = random_places(&mut case, dims[0], dims[1]);
         case.finish(KeepInts { otherwise: 9 }, &[x, places])
+    }
+}
+
+impl Operation for Numbers {
+    fn signature(&self) -> Signature<'_> {
+        Signature {
+            name: "numbers",
+            operands: &["x i32[b, t]"],
+            results: &["y[b, t]"],
+            class: Class::anchored(self),
+            rows: Rows::All,
+            bf16: Bf16::Own,
+            work: Work::Moves,
+            derivative: Derivative::Blocked("an integer does not change by little"),
+        }
+    }
+
+    fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
+        x.int(0)?;
+        x.check(x[0].dims.len() == 2, "takes x[b, t]")?;
+        Ok(vec![Type::f32(&x[0].dims)])
+    }
+
+    fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {
+        Ok(vec![Data::Float(e.ints(0).iter().map(|&x| f64::from(x)).collect())])
+    }
+
+    fn random(&self, mut case: Case) -> Instance {
+        let (b, t) = (case.dim("b"), case.dim("t"));
+        let x = case.ints("x", &[b, t], 9);
+        case.finish(Op::Numbers, &[x])
     }
 }
 

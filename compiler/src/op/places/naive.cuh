@@ -5,6 +5,8 @@ if (places[at / WIDTH] >= 0) y[at] = x[at];
 else absent(y + at);
 // pass keep_ints: an element of y
 y[at] = places[at / WIDTH] >= 0 ? x[at] : OTHERWISE;
+// pass numbers: an integer
+y[at] = (float)x[at];
 // pass runs: a token, whose run is the number of those that ended before it
 int run = 0;
 for (i64 i = at / TOKENS * TOKENS + 1; i <= at; ++i) {

@@ -1275,6 +1275,7 @@ mod row_kernels {
                                 ir::Binary::Mul => a * b,
                                 ir::Binary::Div => a / b,
                                 ir::Binary::Max => a.max(b),
+                                ir::Binary::Where => a * f64::from(u8::from(b != 0.0)),
                             }
                         })
                         .collect()
@@ -1377,6 +1378,9 @@ mod row_kernels {
             Unary::Recip => 1.0 / x,
             Unary::Square => x * x,
             Unary::Positive => (x > 0.0) as u8 as f64,
+            Unary::Sin => x.sin(),
+            Unary::Cos => x.cos(),
+            Unary::Floor => x.floor(),
         }
     }
 
@@ -1534,7 +1538,7 @@ mod row_kernels {
             let large = b.row(n, 0);
             let small = b.row(size, 1);
             let gain = b.shared(size);
-            for op in [ir::Binary::Add, ir::Binary::Sub, ir::Binary::Mul, ir::Binary::Div, ir::Binary::Max] {
+            for op in ir::Binary::ALL {
                 for (small, small_first) in [(small, false), (small, true), (gain, false)] {
                     let (l, s) = if small_first { (small, large) } else { (large, small) };
                     let y = b.op(RowOp::Binary { op, a: l, b: s, broadcast, small_first }, n);

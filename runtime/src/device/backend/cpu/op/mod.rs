@@ -4,6 +4,7 @@
 //! memory. *Promise*: a kernel of the compiler that has none here does not compile. Integers come
 //! from memory, so each is looked at before it is believed ([`Context::indices_below`]).
 
+mod arrange;
 mod attention;
 mod by_head;
 mod cache;

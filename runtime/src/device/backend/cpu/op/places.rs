@@ -2,7 +2,7 @@
 
 use super::{Run, sizes};
 use crate::device::backend::cpu::{Arguments, Context, Stored};
-use dreamc_compiler::program::kernel::{Admit, Decide, Keep, KeepInts, Runs};
+use dreamc_compiler::program::kernel::{Admit, Decide, Keep, KeepInts, Numbers, Runs};
 
 impl Run for Decide {
     fn run<T: Stored>(&self, _: &Context, args: &Arguments) {
@@ -27,6 +27,13 @@ impl Run for Keep {
                 }
             }
         });
+    }
+}
+
+impl Run for Numbers {
+    fn run<T: Stored>(&self, _: &Context, args: &Arguments) {
+        let (x, y) = (args.ints("x").all(), args.floats("y").all_mut());
+        y.iter_mut().zip(x).for_each(|(y, &x)| *y = x as f32);
     }
 }
 

@@ -95,6 +95,7 @@ fn zip_by(op: Binary, a: Line, b: Line, y: &mut [f32], stride: usize, n: usize) 
         Binary::Mul => zip(a, b, y, stride, n, |a, b| a * b),
         Binary::Div => zip(a, b, y, stride, n, |a, b| a / b),
         Binary::Max => zip(a, b, y, stride, n, larger),
+        Binary::Where => zip(a, b, y, stride, n, super::rows::kept),
     }
 }
 

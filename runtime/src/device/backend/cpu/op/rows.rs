@@ -772,7 +772,15 @@ fn zip_by<A: Stored, B: Stored>(op: Binary, swapped: bool, a: View<A>, b: View<B
         (Binary::Div, false) => zip(a, b, y, |a, b| a / b),
         (Binary::Div, true) => zip(a, b, y, |a, b| b / a),
         (Binary::Max, _) => zip(a, b, y, |a, b| if b > a { b } else { a }),
+        (Binary::Where, false) => zip(a, b, y, kept),
+        (Binary::Where, true) => zip(a, b, y, |a, b| kept(b, a)),
     }
+}
+
+/// `a` where `b` is not 0, else 0.
+#[inline(always)]
+pub(super) fn kept(a: f32, b: f32) -> f32 {
+    if b != 0.0 { a } else { 0.0 }
 }
 
 /// Numbers to each of which a function is applied.
@@ -800,6 +808,9 @@ pub(super) fn by_unary<const FMA: bool>(op: Unary, to: impl Each) {
         Unary::Recip => to.each(|x| 1.0 / x),
         Unary::Square => to.each(|x| x * x),
         Unary::Positive => to.each(|x| if x > 0.0 { 1.0 } else { 0.0 }),
+        Unary::Sin => to.each(|x| f64::from(x).sin() as f32),
+        Unary::Cos => to.each(|x| f64::from(x).cos() as f32),
+        Unary::Floor => to.each(f32::floor),
     }
 }
 
@@ -954,6 +965,8 @@ kernel_fn! {
             (Binary::Div, false) => spread(large, small, b, y, |l, s| l / s),
             (Binary::Div, true) => spread(large, small, b, y, |l, s| s / l),
             (Binary::Max, _) => spread(large, small, b, y, |l, s| if s > l { s } else { l }),
+            (Binary::Where, false) => spread(large, small, b, y, kept),
+            (Binary::Where, true) => spread(large, small, b, y, |l, s| kept(s, l)),
         }
     }
 

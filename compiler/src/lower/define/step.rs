@@ -1,0 +1,334 @@
+//! Recurrences: the statements of a body as the function of one step.
+//!
+//! What a body reads that no token before it made is computed outside, for all tokens at once:
+//! numbers of the token, weights. States, what is read of the token, and what is constant are the
+//! operands of the step.
+
+use super::*;
+use crate::op::{Recurrence, Step};
+use dreamc_dsl::define::graph::From as Begins;
+
+/// The dimensions of a recurrence's body, and its weights.
+struct Inside<'g> {
+    graph: &'g Graph,
+    dims: &'g [Dim],
+    /// The ends of the matrices that the body reads.
+    products: HashMap<ValueId, WeightId>,
+}
+
+/// The operands of a step: values of the function around, by where the body reads them.
+#[derive(Default)]
+struct Operands {
+    /// Of each token.
+    rows: Vec<(Source, Value)>,
+    /// The same for all.
+    constants: Vec<(Source, Value)>,
+}
+
+/// Where a body reads an operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// That operand of the recurrence.
+    Read(u32),
+    /// That value of the body, which is computed outside.
+    Node(ValueId),
+    /// Nowhere: a step has a row.
+    Nothing,
+}
+
+impl Lower<'_> {
+    /// The results of a recurrence that something reads: first the states, then the values.
+    pub(super) fn recurrence(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        r: &graph::Recurrence,
+    ) -> Result<Vec<Value>, CompileError> {
+        let here = d.values.len() as u32;
+        let wanted: Vec<usize> = (0..r.body.results.len())
+            .filter(|k| {
+                let reads = |n: &Node| {
+                    matches!(n.function, Of::Emitted(number) if number as usize == *k)
+                        && n.args.first() == Some(&ValueId(here))
+                };
+                d.graph.region.nodes.iter().any(reads)
+            })
+            .collect();
+        if wanted.is_empty() {
+            return Ok(vec![d.input; r.body.results.len().max(1)]);
+        }
+        let operands = self.step_operands(d, node, &r.body)?;
+        let initial = self.initial_states(d, node, r)?;
+        let step = self.step(d, node, r, &operands, &wanted)?;
+        let rows = operands.rows.iter().chain(&operands.constants).map(|(_, v)| *v);
+        let read: Vec<Value> = rows.chain(initial).collect();
+        let (tokens, marks) = self.sequence(&d.rows);
+        let recurrence = Recurrence { step: step.clone(), tokens };
+        let mut results = match tokens {
+            crate::op::Tokens::Kept => {
+                let elements = step.state_elements(self.b.module).saturating_add(1);
+                let (number, n) = (d.text(), self.dim_of(d.owner, &format!("state{elements}"), elements));
+                let (port, state) = self.text_state(d.owner, number, &[n]);
+                let all = [vec![state], marks.into_iter().collect(), read].concat();
+                let mut results = self.b.ops(recurrence, &all);
+                self.b.result(port, results.remove(0));
+                results
+            }
+            crate::op::Tokens::All | crate::op::Tokens::Segments => {
+                self.b.ops(recurrence, &[marks.into_iter().collect(), read].concat())
+            }
+        };
+        let mut all = vec![d.input; r.body.results.len()];
+        for (k, value) in wanted.into_iter().zip(results.drain(..)) {
+            all[k] = value;
+        }
+        Ok(all)
+    }
+
+    /// What a body reads.
+    fn step_operands(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        body: &Region,
+    ) -> Result<Operands, CompileError> {
+        let mut operands = Operands::default();
+        let mut seen = vec![];
+        for (i, n) in body.nodes.iter().enumerate() {
+            let (source, value, per_token) = match &n.function {
+                Of::Read(k) => {
+                    let ty = d.made(node, *k as usize).map(|made| made.ty.per_token);
+                    (Source::Read(*k), d.arg(node, *k as usize)?, ty.unwrap_or(false))
+                }
+                Of::Weight(weight) => {
+                    (Source::Node(ValueId(i as u32)), self.own_weight(d, *weight, false), false)
+                }
+                Of::Fact(fact) => {
+                    (Source::Node(ValueId(i as u32)), self.fact(*fact)?, *fact == Fact::Position)
+                }
+                Of::Noise(deviation) => {
+                    let dims = [&d.rows[..], &[self.hidden()]].concat();
+                    let noise = self.noise(&dims);
+                    (Source::Node(ValueId(i as u32)), self.b.scale(noise, *deviation), true)
+                }
+                Of::Input => (Source::Node(ValueId(i as u32)), d.input, true),
+                _ => continue,
+            };
+            if seen.contains(&source) {
+                continue;
+            }
+            seen.push(source);
+            if per_token {
+                let value = self.each_token(d, value);
+                operands.rows.push((source, value));
+            } else {
+                operands.constants.push((source, value));
+            }
+        }
+        if operands.rows.is_empty() {
+            let zeros = self.b.zeros(&Type::f32(&d.rows));
+            operands.rows.push((Source::Nothing, zeros));
+        }
+        Ok(operands)
+    }
+
+    /// The states before the first token.
+    fn initial_states(
+        &mut self,
+        d: &Defining,
+        node: &Node,
+        r: &graph::Recurrence,
+    ) -> Result<Vec<Value>, CompileError> {
+        let mut all = vec![];
+        for state in &r.states {
+            let dims = d.dims(&state.dims);
+            let value = match state.from {
+                Begins::Number(x) => self.b.constant(x),
+                Begins::Operand(k) => d.arg(node, k as usize)?,
+            };
+            all.push(self.formulas(&d.rows).spread(value, &dims, false));
+        }
+        // A number is no tensor.
+        let ones = |l: &mut Self, v: Value| match l.b.dims(v).is_empty() {
+            true => {
+                let zeros = l.b.zeros(&Type::f32(&[]));
+                l.b.add(zeros, v)
+            }
+            false => v,
+        };
+        Ok(all.into_iter().map(|v| ones(self, v)).collect())
+    }
+
+    /// The function of one step, whose outputs are these results of the body.
+    fn step(
+        &mut self,
+        d: &Defining,
+        node: &Node,
+        r: &graph::Recurrence,
+        operands: &Operands,
+        wanted: &[usize],
+    ) -> Result<Step, CompileError> {
+        let type_of = |v: Value, rows: usize| self.b.dims(v)[rows..].to_vec();
+        let rows: Vec<(Source, Vec<Dim>)> =
+            operands.rows.iter().map(|&(source, v)| (source, type_of(v, d.rows.len()))).collect();
+        let constants: Vec<(Source, Vec<Dim>)> =
+            operands.constants.iter().map(|&(source, v)| (source, type_of(v, 0))).collect();
+        let mut products = HashMap::new();
+        for (i, n) in r.body.nodes.iter().enumerate() {
+            let weight = match &n.function {
+                Of::Weight(weight) => Some(*weight),
+                Of::Read(k) => match d.made(node, *k as usize).map(|made| &made.function) {
+                    Some(Of::Weight(weight)) => Some(*weight),
+                    _ => None,
+                },
+                _ => None,
+            };
+            products.extend(weight.map(|weight| (ValueId(i as u32), weight)));
+        }
+        let inside = Inside { graph: d.graph, dims: &d.dims, products };
+        let mut b = Builder::new(self.b.module, "step");
+        let state = Binding::State(Lifetime::Depth);
+        let states: Vec<Value> = r
+            .states
+            .iter()
+            .enumerate()
+            .map(|(i, s)| b.param(&format!("s{i}"), state, Type::f32(&d.dims(&s.dims))))
+            .collect();
+        let mut sources: Vec<(Source, Value)> = vec![];
+        for (kind, binding, list) in
+            [("x", Binding::Value, &rows), ("c", Binding::Weight, &constants)]
+        {
+            for (i, (source, dims)) in list.iter().enumerate() {
+                sources.push((*source, b.param(&format!("{kind}{i}"), binding, Type::f32(dims))));
+            }
+        }
+        let mut values = Values { b: &mut b, rows: vec![] };
+        let mut made: Vec<Value> = vec![];
+        for (i, n) in r.body.nodes.iter().enumerate() {
+            let found = |wanted: Source| sources.iter().find(|(s, _)| *s == wanted).map(|(_, v)| *v);
+            let value = match &n.function {
+                Of::State(k) => states.get(*k as usize).copied().ok_or(MALFORMED)?,
+                Of::Read(k) => found(Source::Read(*k)).ok_or(MALFORMED)?,
+                Of::Weight(_) | Of::Fact(_) | Of::Noise(_) | Of::Input => {
+                    found(Source::Node(ValueId(i as u32))).ok_or(MALFORMED)?
+                }
+                _ => values.in_step(n, &made, &r.body, &inside)?,
+            };
+            made.push(value);
+        }
+        let result = |k: usize| r.body.results.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
+        let mut results = vec![];
+        for &k in wanted {
+            results.push((Port::new(format!("y{k}"), Binding::Value), result(k)?));
+        }
+        for (i, s) in r.states.iter().enumerate() {
+            let left = values.spread(result(i)?, &d.dims(&s.dims), true);
+            results.push((Port::new(format!("s{i}"), state), left));
+        }
+        for (port, value) in results {
+            b.result(port, value);
+        }
+        Ok(Step::from(b.finish()?))
+    }
+}
+
+impl Values<'_, '_> {
+    /// A value of a step.
+    fn in_step(
+        &mut self,
+        n: &Node,
+        made: &[Value],
+        body: &Region,
+        inside: &Inside,
+    ) -> Result<Value, CompileError> {
+        let dim = |d: &DimId| inside.dims[d.0 as usize];
+        let arg = |k: usize| n.args.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
+        let own: Vec<Dim> = n.ty.dims.iter().map(dim).collect();
+        match &n.function {
+            Of::Linear(over) => {
+                let weight = n.args.get(1).and_then(|w| inside.products.get(w)).ok_or(MALFORMED)?;
+                let weight = &inside.graph.weights[weight.0 as usize];
+                let w = arg(1)?;
+                let over: Vec<Dim> = over.iter().map(dim).collect();
+                let sum = self.b.dims(w)[1];
+                let x = self.summed_last(arg(0)?, &over, sum);
+                let y = self.b.contract(x, w, &[sum]);
+                let left = self.own(y);
+                let outs = weight.dims[..weight.dims.len() - weight.inputs].iter().map(dim);
+                let outs: Vec<Dim> = left[..left.len() - 1].iter().copied().chain(outs).collect();
+                let y = self.reshaped(y, &outs);
+                let y = self.ordered(y, &own);
+                match n.args.get(2) {
+                    Some(_) => Ok(self.binary(ir::Binary::Add, y, arg(2)?, &own)),
+                    None => Ok(y),
+                }
+            }
+            Of::Slice { of, from, to } => {
+                let (all, size) = (inside.graph.size(*of), inside.graph.size(*to));
+                let x = self.last(arg(0)?, &[dim(of)]);
+                let mut parts = vec![];
+                let rest = all.saturating_sub(from + size);
+                for (n, part) in [(*from, None), (size, Some(dim(to))), (rest, None)] {
+                    match part {
+                        Some(part) => parts.push(part),
+                        None if n > 0 => parts.push(self.b.module.dim(&format!("{n}left"), n)),
+                        None => {}
+                    }
+                }
+                let at = usize::from(*from > 0);
+                let y = if parts.len() == 1 {
+                    let left = self.own(x);
+                    self.reshaped(x, &[&left[..left.len() - 1], &parts].concat())
+                } else {
+                    self.b.ops(Split(parts), &[x])[at]
+                };
+                Ok(self.ordered(y, &own))
+            }
+            Of::Shift(_)
+            | Of::Conv(_)
+            | Of::Running
+            | Of::Attend(_)
+            | Of::Recurrence(_)
+            | Of::Emitted(_)
+            | Of::DepthAttend { .. }
+            | Of::Earlier(_)
+            | Of::ValueOf(..)
+            | Of::Apply(_)
+            | Of::Rope { .. } => {
+                Err(CompileError::Unsupported("a function of other tokens, or of depth, in a recurrence"))
+            }
+            Of::Number(_)
+            | Of::Unary(_)
+            | Of::Binary(_)
+            | Of::Where
+            | Of::Outer
+            | Of::Reduce(..)
+            | Of::Softmax(_)
+            | Of::Norm { .. }
+            | Of::Dot(_)
+            | Of::Split(..)
+            | Of::Merge(..)
+            | Of::Join(..)
+            | Of::Top { .. }
+            | Of::Pick
+            | Of::Stop
+            | Of::Input
+            | Of::Fact(_)
+            | Of::Noise(_)
+            | Of::Weight(_)
+            | Of::Read(_)
+            | Of::State(_)
+            | Of::Score
+            | Of::QueryPlace
+            | Of::KeyPlace
+            | Of::Head(_)
+            | Of::AtQuery(_)
+            | Of::AtKey(_)
+            | Of::Look(_) => {
+                let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();
+                let types: Vec<&Typed> = n.args.iter().map(|v| &body.node(*v).ty).collect();
+                self.node(n, &args, &types, inside.dims)
+            }
+        }
+    }
+}

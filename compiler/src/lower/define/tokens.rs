@@ -1,0 +1,229 @@
+//! Functions of several tokens: what they see of a sequence, and what decoding keeps for them.
+
+use super::*;
+use crate::op::{Conv, Running, Tokens};
+use dreamc_dsl::define::graph::Attend;
+
+impl Lower<'_> {
+    /// Which tokens a mixer goes through, and the integers that say so.
+    pub(super) fn sequence(&mut self, rows: &[Dim]) -> (Tokens, Option<Value>) {
+        let mixed = self.mixed();
+        if self.shape.cache.is_some() {
+            return (Tokens::Kept, Some(mixed.unwrap_or_else(|| self.given(Input::Slots))));
+        }
+        let segments = self.shape.segments.then(|| self.given(Input::Segments));
+        let marks = match (mixed, segments) {
+            (None, None) => return (Tokens::All, None),
+            (None, Some(segments)) => segments,
+            (Some(mixed), segments) => {
+                let segments = segments.unwrap_or_else(|| {
+                    // No token decides, so that all have the number of those that do not.
+                    let zeros = self.b.zeros(&Type::f32(rows));
+                    let none = self.b.op(Decide { inclusive: false }, &[zeros]);
+                    self.b.op(KeepInts { otherwise: 0 }, &[none, none])
+                });
+                self.b.op(KeepInts { otherwise: -1 }, &[segments, mixed])
+            }
+        };
+        (Tokens::Segments, Some(marks))
+    }
+
+    /// A convolution over the tokens so far, a filter for each channel.
+    pub(super) fn convolved(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        width: DimId,
+    ) -> Result<Value, CompileError> {
+        let (v, filter) = (d.arg(node, 0)?, d.arg(node, 1)?);
+        let own = d.own(&node.ty);
+        let v = self.each_token(d, v);
+        let mut values = self.formulas(&d.rows);
+        let v = values.ordered(v, &own);
+        let filter = values.spread(filter, &[&[d.dim(width)], &own[..]].concat(), false);
+        let (tokens, marks) = self.sequence(&d.rows);
+        let op = Conv { reverse: false, tokens };
+        let size = d.graph.size(width);
+        let y = match (tokens, marks) {
+            (Tokens::Kept, Some(_)) if size <= 1 => {
+                let filter = self.b.reshape(filter, &own);
+                self.b.mul(v, filter)
+            }
+            (Tokens::Kept, Some(slots)) => {
+                let before = self.dim_of(d.owner, &format!("before{}", size - 1), size - 1);
+                let number = d.text();
+                let (port, history) = self.text_state(d.owner, number, &[&[before], &own[..]].concat());
+                let results = self.b.ops(op, &[v, filter, history, slots]);
+                self.b.result(port, results[1]);
+                results[0]
+            }
+            (_, marks) => {
+                let operands: Vec<Value> = [v, filter].into_iter().chain(marks).collect();
+                self.b.op(op, &operands)
+            }
+        };
+        match node.args.get(2) {
+            Some(&bias) => {
+                let bias = d.value(bias);
+                Ok(self.formulas(&d.rows).binary(ir::Binary::Add, y, bias, &own))
+            }
+            None => Ok(y),
+        }
+    }
+
+    /// The sum over the tokens so far.
+    pub(super) fn summed(&mut self, d: &mut Defining, v: Value) -> Value {
+        let v = self.each_token(d, v);
+        let (tokens, marks) = self.sequence(&d.rows);
+        let op = Running { reverse: false, tokens };
+        match (tokens, marks) {
+            (Tokens::Kept, Some(slots)) => {
+                let own = self.b.dims(v)[d.rows.len()..].to_vec();
+                let number = d.text();
+                let (port, sum) = self.text_state(d.owner, number, &own);
+                let results = self.b.ops(op, &[v, sum, slots]);
+                self.b.result(port, results[1]);
+                results[0]
+            }
+            (_, marks) => {
+                let operands: Vec<Value> = [v].into_iter().chain(marks).collect();
+                self.b.op(op, &operands)
+            }
+        }
+    }
+
+    /// Queries, keys and values as heads of one size, and the size that values have.
+    pub(super) fn heads(&mut self, d: &Defining, node: &Node) -> Result<Heads, CompileError> {
+        let mut parts = vec![];
+        for k in 0..3 {
+            let v = d.arg(node, k)?;
+            parts.push(self.each_token(d, v));
+        }
+        let [q, k, v] = parts[..] else { return Err(MALFORMED) };
+        let mut values = self.formulas(&d.rows);
+        let [of_q, of_k, of_v] = [q, k, v].map(|x| values.own(x));
+        let (Some((&size, q_heads)), Some((_, k_heads)), Some((&value, _))) =
+            (of_q.split_last(), of_k.split_last(), of_v.split_last())
+        else {
+            return Err(CompileError::Unsupported("`attend` of numbers"));
+        };
+        // A group of query heads shares a head of keys: they are adjacent.
+        let shared = k_heads.iter().copied().filter(|h| q_heads.contains(h));
+        let rest = q_heads.iter().copied().filter(|h| !k_heads.contains(h));
+        let order: Vec<Dim> = shared.chain(rest).collect();
+        let q = values.ordered(q, &[&order[..], &[size]].concat());
+        let k = values.ordered(k, &[k_heads, &[size]].concat());
+        let v = values.ordered(v, &[k_heads, &[value]].concat());
+        let all = |dims: &[Dim]| values.b.module.elements(dims);
+        let (heads, groups, sizes) = (all(&order), all(k_heads), [all(&[size]), all(&[value])]);
+        let heads = self.dim_of(d.owner, &format!("heads{heads}"), heads);
+        let groups = self.dim_of(d.owner, &format!("groups{groups}"), groups);
+        let longest = sizes[0].max(sizes[1]);
+        let long = match sizes {
+            [a, _] if a == longest => size,
+            _ => value,
+        };
+        let mut fit = |x: Value, of: Dim, heads: Dim, own: Dim| {
+            let size = self.b.module.size(own);
+            let x = self.b.reshape(x, &[&d.rows[..], &[heads, own]].concat());
+            if size == longest {
+                return self.b.reshape(x, &[&d.rows[..], &[heads, of]].concat());
+            }
+            let rest = self.dim(&format!("{}left", longest - size), longest - size);
+            let zeros = self.b.zeros(&Type::f32(&[&d.rows[..], &[heads, rest]].concat()));
+            self.b.op(crate::op::Concat(of), &[x, zeros])
+        };
+        let [q, k, v] = [(q, heads, size), (k, groups, size), (v, groups, value)]
+            .map(|(x, heads, own)| fit(x, long, heads, own));
+        Ok(Heads { q, k, v, order, value })
+    }
+
+    /// The heads of an attention's result as the values that they are.
+    pub(super) fn of_heads(&mut self, d: &Defining, node: &Node, heads: &Heads, o: Value) -> Value {
+        let dims = self.b.dims(o);
+        let (long, size) = (dims[dims.len() - 1], self.b.module.size(heads.value));
+        let all = self.b.module.size(long);
+        let mut o = o;
+        if size < all {
+            let rest = self.dim(&format!("{}left", all - size), all - size);
+            o = self.b.ops(Split(vec![heads.value, rest]), &[o])[0];
+        }
+        let rows = self.b.dims(o)[..2].to_vec();
+        let o = self.b.reshape(o, &[&rows[..], &heads.order, &[heads.value]].concat());
+        let own = d.own(&node.ty);
+        self.formulas(&rows).ordered(o, &own)
+    }
+
+    /// Attention over the tokens so far.
+    pub(super) fn attended(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        a: &Attend,
+    ) -> Result<Value, CompileError> {
+        if a.score.is_some() || a.mask.is_some() {
+            return Err(CompileError::Unsupported("`score` and `mask` of `attend`"));
+        }
+        if a.dropout > 0.0 {
+            return Err(CompileError::Unsupported("`dropout` of `attend`"));
+        }
+        let mut heads = self.heads(d, node)?;
+        if a.scale < 0.0 {
+            heads.q = self.b.unary(Unary::Neg, heads.q);
+        }
+        let mut op = ir::Attention {
+            scale: a.scale.abs(),
+            softcap: None,
+            window: a.window,
+            mask: Mask::Causal,
+            segments: self.shape.segments,
+        };
+        let (mut k, mut v) = (heads.k, heads.v);
+        if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
+            (self.inside.last(), self.shape.cache)
+        {
+            k = self.b.op(Op::Keep, &[k, places]);
+            v = self.b.op(Op::Keep, &[v, places]);
+        }
+        let mut operands = vec![heads.q, k, v];
+        let mask = match self.shape.cache {
+            Some(places) => {
+                let number = d.text();
+                let part = |name: &str| Part::Kept(Symbol::new(&format!("{name}{number}")));
+                let parts = [part("keys"), part("values")];
+                Some(self.cache_as(d.owner, parts, &mut operands, places, &mut d.admitted))
+            }
+            None => self.tokens_seen(&d.rows, a.window.is_some()),
+        };
+        if let Some((queries, keys)) = mask {
+            op.mask = Mask::Positions;
+            operands.extend([queries, keys]);
+        }
+        if op.segments {
+            operands.push(self.given(Input::Segments));
+        }
+        let results = self.b.ops(Op::Attention(op), &operands);
+        let (mut o, lse) = (results[0], results[1]);
+        if let Some(sink) = a.sink {
+            let sink = d.arg(node, sink as usize)?;
+            let sink = self.formulas(&d.rows).ordered(sink, &heads.order);
+            let last = self.b.dims(lse)[2];
+            let sink = self.formulas(&d.rows).reshaped(sink, &[last]);
+            let above = self.b.sub(lse, sink);
+            let share = self.b.unary(Unary::Sigmoid, above);
+            o = self.b.mul(o, share);
+        }
+        Ok(self.of_heads(d, node, &heads, o))
+    }
+}
+
+/// Queries, keys and values `[b, t, heads, size]`.
+pub(super) struct Heads {
+    pub(super) q: Value,
+    pub(super) k: Value,
+    pub(super) v: Value,
+    /// The dimensions that heads of queries are made of.
+    pub(super) order: Vec<Dim>,
+    /// The last dimension of a value.
+    pub(super) value: Dim,
+}

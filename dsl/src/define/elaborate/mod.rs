@@ -1,0 +1,449 @@
+//! From the tree of a definition, with its settings, to its typed graph.
+//!
+//! *In*: a [`Definition`], the value of each setting, the width of the stream and the components of
+//! the model. *Out*: a [`Graph`] whose values all have named dimensions with sizes, and every
+//! mistake at its token. *Promise*: a mistake gives one message; what depends on it is `None` from
+//! there on, so that it causes no other.
+
+mod calls;
+mod expr;
+mod names;
+mod prune;
+mod regions;
+mod sizes;
+mod tokens;
+
+use std::collections::HashMap;
+
+use indexmap::IndexMap;
+
+use super::graph::*;
+use super::syntax::{self, Definition, Expr, Name, Statement};
+use crate::component::{self, Component};
+use crate::diagnostic::Diagnostic;
+use crate::number::Number;
+use crate::source::Span;
+use crate::suggest::closest;
+
+/// Dimensions of one value.
+const MAX_DIMS: usize = 8;
+/// Elements of one value, of a token or of a weight.
+const MAX_ELEMENTS: u64 = 1 << 40;
+/// Values of one definition.
+const MAX_VALUES: usize = 4096;
+/// Components that read values of one another.
+const MAX_CHAIN: usize = 8;
+
+/// The model that a definition stands in.
+#[derive(Clone, Copy)]
+pub struct Context<'c> {
+    /// The width of the stream.
+    pub hidden: u64,
+    /// The components of the model by name; `None` where one is wrong.
+    pub components: &'c dyn Fn(&str) -> Option<&'c Component>,
+    /// Their names.
+    pub names: &'c [&'c str],
+    /// Through how many components this one is read.
+    chain: usize,
+}
+
+impl<'c> Context<'c> {
+    /// A model of that width with those components.
+    pub fn new(
+        hidden: u64,
+        components: &'c dyn Fn(&str) -> Option<&'c Component>,
+        names: &'c [&'c str],
+    ) -> Context<'c> {
+        Context { hidden, components, names, chain: 0 }
+    }
+}
+
+/// What elaboration gives.
+#[derive(Debug, Default)]
+pub struct Elaborated {
+    /// The graph; where there are errors, a part of it.
+    pub graph: Graph,
+    /// The types of tokens, for editors.
+    pub types: Vec<(Span, Type)>,
+    /// Errors and warnings.
+    pub found: Vec<Diagnostic>,
+}
+
+/// The graph of a definition with settings.
+pub fn elaborate<'c>(
+    definition: &'c Definition,
+    settings: &IndexMap<String, component::Setting>,
+    context: Context<'c>,
+) -> Elaborated {
+    let mut first = Elaborator::new(definition, context, HashMap::new());
+    first.settings(settings);
+    let sizes = first.settings.clone();
+    first.statements(&definition.body, true);
+    // A value of the last application may be named below its first use: its type is known then.
+    if first.awaited {
+        let mut second = Elaborator::new(definition, context, first.named_types());
+        second.settings = sizes;
+        second.dims = first.dims;
+        second.graph.dims = first.graph.dims;
+        second.statements(&definition.body, true);
+        return second.finish();
+    }
+    first.finish()
+}
+
+/// What an expression is: a number that is known, or a value of the region that is being written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Got {
+    Number(f64),
+    Value(ValueId),
+}
+
+/// A name in the scope of a definition.
+#[derive(Debug)]
+struct Bound {
+    /// Where it is assigned.
+    span: Span,
+    /// What it is; `None` where that was reported.
+    is: Option<Is>,
+    /// Whether something reads it.
+    read: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Is {
+    Got(Got),
+    /// A value of a recurrence, which gives it where it is read.
+    Emitted {
+        recurrence: ValueId,
+        of: ValueId,
+    },
+}
+
+/// A region that is being written inside the definition.
+#[derive(Debug)]
+struct Inner {
+    of: Of,
+    region: Region,
+    /// The values outside that it reads.
+    operands: Vec<ValueId>,
+    /// What was read already.
+    reads: HashMap<(ValueId, u8), ValueId>,
+}
+
+#[derive(Debug)]
+enum Of {
+    Recurrence {
+        /// The values of states and of names, as the last statement left them.
+        locals: IndexMap<String, Bound>,
+        /// How many of the locals are states.
+        states: usize,
+    },
+    /// The score or the mask of an attention with these heads.
+    Score { word: &'static str, heads: Vec<DimId> },
+}
+
+struct Elaborator<'a> {
+    definition: &'a Definition,
+    context: Context<'a>,
+    settings: IndexMap<&'a str, Option<Number>>,
+    /// The types of values that are read before they are named.
+    expected: HashMap<String, (String, Type)>,
+    awaited: bool,
+    graph: Graph,
+    dims: HashMap<String, DimId>,
+    scope: IndexMap<String, Bound>,
+    inner: Option<Inner>,
+    /// The value that is being written, by which weights are named.
+    label: String,
+    /// The `linear` that is returned.
+    output: Option<Span>,
+    /// How many weights have a path.
+    paths: HashMap<String, u32>,
+    types: Vec<(Span, Type)>,
+    found: Vec<Diagnostic>,
+    /// Whether the definition is too large, which was reported.
+    full: bool,
+    /// Where the value is returned.
+    returned: Option<Span>,
+}
+
+impl<'a> Elaborator<'a> {
+    fn new(
+        definition: &'a Definition,
+        context: Context<'a>,
+        expected: HashMap<String, (String, Type)>,
+    ) -> Elaborator<'a> {
+        Elaborator {
+            definition,
+            context,
+            settings: IndexMap::new(),
+            expected,
+            awaited: false,
+            graph: Graph::default(),
+            dims: HashMap::new(),
+            scope: IndexMap::new(),
+            inner: None,
+            label: String::new(),
+            output: None,
+            paths: HashMap::new(),
+            types: Vec::new(),
+            found: Vec::new(),
+            full: false,
+            returned: None,
+        }
+    }
+
+    fn finish(mut self) -> Elaborated {
+        if self.returned.is_none() {
+            let help = "write `return linear(v, [hidden])`";
+            self.error("missing-return", self.definition.name.span, "this definition returns nothing", help);
+        }
+        self.unread();
+        let kept: Vec<ValueId> = self
+            .kept()
+            .iter()
+            .filter_map(|name| match self.outer(name)? {
+                Got::Value(id) => Some(id),
+                Got::Number(_) => None,
+            })
+            .collect();
+        prune::prune(&mut self.graph, &kept);
+        Elaborated { graph: self.graph, types: self.types, found: self.found }
+    }
+
+    fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>, help: impl Into<String>) {
+        self.found.push(Diagnostic::error(code, message).on(span).help(help));
+    }
+
+    // Statements ----------------------------------------------------------------------------------
+
+    fn statements(&mut self, statements: &'a [Statement], outermost: bool) {
+        for statement in statements {
+            if self.full {
+                return;
+            }
+            if let Some(returned) = self.returned.filter(|_| outermost) {
+                let at = statement.span();
+                let error = Diagnostic::error("unreachable", "nothing is computed after `return`").on(at);
+                self.found
+                    .push(error.related(returned, "returned here").help("take it away, or put it before"));
+                return;
+            }
+            match statement {
+                Statement::Assign(name, value) => self.assign(name, value),
+                Statement::Recurrence(recurrence) if outermost => self.recurrence(recurrence),
+                Statement::Recurrence(recurrence) => {
+                    let help =
+                        "write one recurrence with several states: `recurrence S [dims], z [dims] { … }`";
+                    self.error("nested", recurrence.span, "a recurrence stands in another", help);
+                }
+                Statement::Return(value) if outermost => self.give(value),
+                Statement::Return(value) => {
+                    let help = "name the value here, and return what is made of it behind the braces";
+                    self.error("nested", value.span, "a recurrence returns nothing", help);
+                }
+            }
+        }
+    }
+
+    fn assign(&mut self, name: &'a Name, value: &'a Expr) {
+        let free = self.may_name(name);
+        self.label.clone_from(&name.text);
+        let got = self.expr(value);
+        if !free {
+            return;
+        }
+        if let Some(Got::Value(id)) = got {
+            self.types.push((name.span, self.ty(id).clone()));
+            let node = self.node_mut(id);
+            node.name.get_or_insert_with(|| name.text.clone());
+        }
+        let bound = Bound { span: name.span, is: got.map(Is::Got), read: false };
+        match &mut self.inner {
+            Some(Inner { of: Of::Recurrence { locals, states }, .. }) => {
+                let state = locals.get_index_of(&name.text).is_some_and(|place| place < *states);
+                if state {
+                    self.new_state(name, value.span, got);
+                    return;
+                }
+                let read = locals.get(&name.text).is_some_and(|old| old.read);
+                locals.insert(name.text.clone(), Bound { read, ..bound });
+            }
+            _ => {
+                self.scope.insert(name.text.clone(), bound);
+            }
+        }
+    }
+
+    /// Whether a value may have that name; reports it where it may not.
+    fn may_name(&mut self, name: &Name) -> bool {
+        let text = name.text.as_str();
+        let taken = if text == "x" {
+            Some("the row of the token")
+        } else if text == "hidden" {
+            Some("the width of the stream")
+        } else if super::functions::FACTS.iter().any(|(fact, ..)| *fact == text) {
+            Some("a number of the token")
+        } else if matches!(text, "and" | "or" | "not" | "from" | "over" | "along" | "at") {
+            Some("a word of the language")
+        } else {
+            None
+        };
+        if let Some(taken) = taken {
+            self.error("bad-name", name.span, format!("`{text}` is {taken}"), "choose another name");
+            return false;
+        }
+        let setting = self.definition.settings.iter().find(|setting| setting.name.text == text);
+        let before = match (&self.inner, setting) {
+            (_, Some(setting)) => Some((setting.name.span, "a setting has this name")),
+            (_, None) => self.scope.get(text).map(|bound| (bound.span, "first here")),
+        };
+        if let Some((first, note)) = before {
+            let message = format!("`{text}` is assigned twice");
+            let error = Diagnostic::error("duplicate-name", message).on(name.span).related(first, note);
+            self.found
+                .push(error.help("choose another name: only inside `recurrence` is a name assigned again"));
+            return false;
+        }
+        true
+    }
+
+    /// `return value`
+    fn give(&mut self, value: &'a Expr) {
+        self.returned = Some(value.span);
+        self.label = "out".into();
+        self.output = Some(value.span);
+        let got = self.expr(value);
+        self.output = None;
+        let Some(got) = got else { return };
+        let id = self.id(got, value.span);
+        let expected = self.hidden_dim(value.span);
+        let ty = self.ty(id).clone();
+        if ty.dims != [expected] {
+            let message = format!("a definition returns `[hidden]`, not `{}`", self.shown(&ty.dims));
+            let help = format!("write `return linear({}, [hidden])`", short(value));
+            let error = Diagnostic::error("dimensions", message).on(value.span);
+            let origin = self.origin(value, id);
+            self.found.push(error.related(origin.0, origin.1).help(help));
+            return;
+        }
+        if !ty.per_token {
+            let help = "make it of `x`, the row of the token";
+            self.error("constant", value.span, "the result is the same for every token", help);
+            return;
+        }
+        self.graph.region.results = vec![id];
+    }
+
+    // Values --------------------------------------------------------------------------------------
+
+    fn region(&self) -> &Region {
+        self.inner.as_ref().map_or(&self.graph.region, |inner| &inner.region)
+    }
+
+    fn region_mut(&mut self) -> &mut Region {
+        match &mut self.inner {
+            Some(inner) => &mut inner.region,
+            None => &mut self.graph.region,
+        }
+    }
+
+    fn ty(&self, id: ValueId) -> &Type {
+        &self.region().node(id).ty
+    }
+
+    fn node_mut(&mut self, id: ValueId) -> &mut Node {
+        &mut self.region_mut().nodes[id.0 as usize]
+    }
+
+    /// A new value of the region that is being written.
+    fn push(&mut self, function: Function, args: Vec<ValueId>, ty: Type, span: Span) -> ValueId {
+        self.bound(&ty.dims, span);
+        let region = self.region_mut();
+        region.nodes.push(Node { function, args, ty, name: None, span });
+        ValueId(region.nodes.len() as u32 - 1)
+    }
+
+    /// A new value of the definition, outside of any region in it.
+    fn push_outside(&mut self, function: Function, ty: Type, span: Span) -> ValueId {
+        self.bound(&ty.dims, span);
+        self.graph.region.nodes.push(Node { function, args: Vec::new(), ty, name: None, span });
+        ValueId(self.graph.region.nodes.len() as u32 - 1)
+    }
+
+    /// Reports a value, or a definition, that is too large.
+    fn bound(&mut self, dims: &[DimId], span: Span) {
+        let inside = self.inner.as_ref().map_or(0, |inner| inner.region.nodes.len());
+        let (code, message, help) = if self.full {
+            return;
+        } else if dims.len() > MAX_DIMS {
+            let message = format!("this value has {} dimensions: {}", dims.len(), self.shown(dims));
+            ("too-large", message, format!("at most {MAX_DIMS} are possible: `merge` some, or sum over them"))
+        } else if self.graph.elements(dims) > MAX_ELEMENTS {
+            let message = format!("this value has too many elements: {}", self.sized(dims));
+            ("too-large", message, "at most 2^40 are possible".to_string())
+        } else if self.graph.region.nodes.len() + inside >= MAX_VALUES {
+            let message = format!("`{}` computes too many values", self.definition.name.text);
+            ("too-large", message, format!("at most {MAX_VALUES} are possible: make it several definitions"))
+        } else {
+            return;
+        };
+        self.full = true;
+        self.error(code, span, message, help);
+    }
+
+    /// The value of a number or a value.
+    fn id(&mut self, got: Got, span: Span) -> ValueId {
+        match got {
+            Got::Value(id) => id,
+            Got::Number(number) => self.push(Function::Number(number), Vec::new(), Type::default(), span),
+        }
+    }
+
+    /// The token's row, or another value that stands outside of regions.
+    fn outside(&mut self, function: Function, ty: Type, span: Span) -> Option<ValueId> {
+        let same = |node: &Node| node.function == function && node.args.is_empty();
+        let id = match self.graph.region.nodes.iter().position(same) {
+            Some(place) => ValueId(place as u32),
+            None => self.push_outside(function, ty, span),
+        };
+        self.bring(id, span)
+    }
+
+    /// A weight, as a value.
+    fn weight(
+        &mut self,
+        purpose: Purpose,
+        dims: Vec<DimId>,
+        inputs: usize,
+        init: Option<Init>,
+        span: Span,
+    ) -> Option<ValueId> {
+        let kind = match purpose {
+            Purpose::Matrix | Purpose::Output | Purpose::Own => "weight",
+            Purpose::Bias => "bias",
+            Purpose::Gain => "gain",
+            Purpose::Filter => "filter",
+        };
+        let mut path = format!("{}.{kind}", self.label);
+        let count = self.paths.entry(path.clone()).or_insert(0);
+        *count += 1;
+        if *count > 1 {
+            path += &count.to_string();
+        }
+        self.bound(&dims, span);
+        let id = WeightId(self.graph.weights.len() as u32);
+        self.graph.weights.push(Weight { path, dims: dims.clone(), inputs, init, purpose, span });
+        let ty = Type { dims, per_token: false, places_of: None };
+        let value = self.push_outside(Function::Weight(id), ty, span);
+        self.bring(value, span)
+    }
+}
+
+/// An expression as help shows it, where it is short.
+fn short(expr: &Expr) -> String {
+    match &expr.kind {
+        syntax::ExprKind::Name(name) => name.clone(),
+        _ => "…".into(),
+    }
+}

@@ -1,0 +1,366 @@
+//! Functions of several tokens, of several applications, and of other components.
+
+use super::calls::Args;
+use super::*;
+use crate::define::syntax::{Call, ExprKind};
+use crate::spec::{Defined, Kind};
+
+impl<'a> Elaborator<'a> {
+    pub(super) fn shift(&mut self, args: &mut Args) -> Option<Got> {
+        let value = self.tokens(args)?;
+        let many = args.named("n").or_else(|| args.next());
+        let many = match many {
+            Some(expr) => self.size(expr, "how far `shift` reads back", 1)?,
+            None => 1,
+        };
+        let ty = self.ty(value).clone();
+        Some(Got::Value(self.push(Function::Shift(many), vec![value], ty, args.span)))
+    }
+
+    /// The next argument as a value that each token has its own of.
+    fn tokens(&mut self, args: &mut Args) -> Option<ValueId> {
+        let (value, expr) = self.tensor(args, "value")?;
+        self.per_token(value, expr, args)?;
+        Some(value)
+    }
+
+    fn per_token(&mut self, value: ValueId, expr: &Expr, args: &Args) -> Option<()> {
+        if self.ty(value).per_token {
+            return Some(());
+        }
+        let (span, note) = self.origin(expr.bare(), value);
+        let message = format!("`{}` reads tokens, and this is the same for all", args.entry.name);
+        let error = Diagnostic::error("constant", message).on(expr.span).related(span, note);
+        self.found.push(error.help("make it of `x`, the row of the token"));
+        None
+    }
+
+    pub(super) fn running(&mut self, args: &mut Args) -> Option<Got> {
+        let value = self.tokens(args)?;
+        let ty = self.ty(value).clone();
+        Some(Got::Value(self.push(Function::Running, vec![value], ty, args.span)))
+    }
+
+    pub(super) fn conv(&mut self, args: &mut Args) -> Option<Got> {
+        let bias = args.flag("bias");
+        let value = self.tokens(args)?;
+        let (width, expr) = self.size_of(args, "width", 1)?;
+        let width = self.dim_of_size(expr, width, "width");
+        let ty = self.ty(value).clone();
+        let filter = [&ty.dims[..], &[width]].concat();
+        self.distinct(&filter, args.span)?;
+        let mut operands = vec![value, self.weight(Purpose::Filter, filter, 1, None, args.span)?];
+        if let Some(span) = bias {
+            operands.push(self.weight(Purpose::Bias, ty.dims.clone(), 0, Some(Init::Constant(0.0)), span)?);
+        }
+        Some(Got::Value(self.push(Function::Conv(width), operands, ty, args.span)))
+    }
+
+    // Attention -----------------------------------------------------------------------------------
+
+    pub(super) fn attend(&mut self, args: &mut Args) -> Option<Got> {
+        let sink = args.flag("sink");
+        let (mut operands, heads, dims) = self.queries_keys_values(args)?;
+        let summed = *self.ty(operands[0]).dims.last()?;
+        let window = match args.named("window") {
+            Some(expr) => Some(self.size(expr, "the window", 1)?),
+            None => None,
+        };
+        let scale = self.scale(args, summed)?;
+        let dropout = match args.named("dropout") {
+            None => 0.0,
+            Some(expr) => {
+                let share = self.number(expr)?.real();
+                if !(0.0..1.0).contains(&share) {
+                    self.error(
+                        "bad-number",
+                        expr.span,
+                        format!("`dropout` is {share}"),
+                        "it is at least 0 and below 1",
+                    );
+                    return None;
+                }
+                share
+            }
+        };
+        let sink = match sink {
+            None => None,
+            Some(span) => {
+                operands.push(self.weight(
+                    Purpose::Own,
+                    heads.clone(),
+                    0,
+                    Some(Init::Constant(0.0)),
+                    span,
+                )?);
+                Some(operands.len() as u32 - 1)
+            }
+        };
+        let (score, mask) = (args.named("score"), args.named("mask"));
+        let score = match score {
+            Some(expr) => Some(self.score("score", expr, &heads, &mut operands)?),
+            None => None,
+        };
+        let mask = match mask {
+            Some(expr) => Some(self.score("mask", expr, &heads, &mut operands)?),
+            None => None,
+        };
+        let ty = Type { dims, per_token: true, places_of: None };
+        let attend = Attend { window, sink, scale, dropout, score, mask };
+        Some(Got::Value(self.push(Function::Attend(Box::new(attend)), operands, ty, args.span)))
+    }
+
+    pub(super) fn depth_attend(&mut self, args: &mut Args) -> Option<Got> {
+        let (operands, _, dims) = self.queries_keys_values(args)?;
+        let summed = *self.ty(operands[0]).dims.last()?;
+        let scale = self.scale(args, summed)?;
+        let ty = Type { dims, per_token: true, places_of: None };
+        Some(Got::Value(self.push(Function::DepthAttend { scale }, operands, ty, args.span)))
+    }
+
+    fn scale(&mut self, args: &mut Args, summed: DimId) -> Option<f64> {
+        match args.named("scale") {
+            Some(expr) => self.number(expr).map(Number::real),
+            None => Some(1.0 / (self.graph.size(summed) as f64).sqrt()),
+        }
+    }
+
+    /// Queries, keys and values; the dimensions of heads, and those of the result.
+    fn queries_keys_values(&mut self, args: &mut Args) -> Option<(Vec<ValueId>, Vec<DimId>, Vec<DimId>)> {
+        let (q, k, v) =
+            (self.tensor(args, "queries"), self.tensor(args, "keys"), self.tensor(args, "values"));
+        let (q, k, v) = (q?, k?, v?);
+        for (value, expr) in [q, k, v] {
+            self.per_token(value, expr, args)?;
+        }
+        let of = |own: &Self, value: ValueId| own.ty(value).dims.clone();
+        let (of_q, of_k, of_v) = (of(self, q.0), of(self, k.0), of(self, v.0));
+        let refuse =
+            |own: &mut Self, at: (ValueId, &Expr), other: (ValueId, &Expr), message: String, help: String| {
+                let (first, note) = own.origin(other.1.bare(), other.0);
+                let (second, own_note) = own.origin(at.1.bare(), at.0);
+                let error = Diagnostic::error("dimensions", message).on(at.1.span).related(first, note);
+                own.found.push(error.related(second, own_note).help(help));
+            };
+        let (shown_q, shown_k, shown_v) = (self.shown(&of_q), self.shown(&of_k), self.shown(&of_v));
+        let Some((summed, heads)) = of_q.split_last() else {
+            self.error(
+                "dimensions",
+                q.1.span,
+                "queries are numbers without dimensions",
+                "they are `[heads, size]`",
+            );
+            return None;
+        };
+        let name = self.graph.name(*summed).to_string();
+        if !of_k.contains(summed) {
+            let message = format!("keys are `{shown_k}`, without the last dimension of queries, `{shown_q}`");
+            let help = format!(
+                "the product of query and key is summed over `{name}`, the last dimension of queries"
+            );
+            refuse(self, k, q, message, help);
+            return None;
+        }
+        let of_keys: Vec<DimId> = of_k.iter().filter(|dim| *dim != summed).copied().collect();
+        let inside = of_keys.iter().all(|dim| heads.contains(dim));
+        let grouped = match (heads, of_keys.as_slice()) {
+            ([heads], [groups]) => self.graph.size(*heads).is_multiple_of(self.graph.size(*groups)),
+            _ => false,
+        };
+        if !inside && !grouped {
+            let message =
+                format!("keys of `{}` do not fit queries of `{}`", self.sized(&of_keys), self.sized(heads));
+            let help = "keys have the dimensions of heads of queries, some of them, or one whose size divides the number of heads";
+            refuse(self, k, q, message, help.into());
+            return None;
+        }
+        let own: Vec<DimId> = of_v.iter().filter(|dim| !of_keys.contains(dim)).copied().collect();
+        let ([value], true) = (own.as_slice(), of_keys.iter().all(|dim| of_v.contains(dim))) else {
+            let message = format!("values are `{shown_v}`, and keys `{shown_k}`");
+            let help = "values have the dimensions of heads that keys have, and one of their own";
+            refuse(self, v, k, message, help.into());
+            return None;
+        };
+        let dims = [heads, &[*value]].concat();
+        self.distinct(&dims, args.span)?;
+        Some((vec![q.0, k.0, v.0], heads.to_vec(), dims))
+    }
+
+    // Other applications and components -----------------------------------------------------------
+
+    /// `earlier(name)`
+    pub(super) fn earlier(&mut self, args: &mut Args) -> Option<Got> {
+        let Some(Expr { kind: ExprKind::Name(name), span }) = args.next() else {
+            let message = "`earlier` has no name of a value";
+            self.error(
+                "missing-argument",
+                args.call.name.span,
+                message,
+                "write `earlier(v)` with `v = …` in this definition",
+            );
+            return None;
+        };
+        let known = match self.scope.contains_key(name) {
+            true => match self.outer(name)? {
+                Got::Value(id) => {
+                    let node = self.graph.region.node(id);
+                    Some((node.name.clone().unwrap_or_else(|| name.clone()), node.ty.clone()))
+                }
+                Got::Number(_) => None,
+            },
+            false => self.expected.get(name).cloned(),
+        };
+        let (name, ty) = match known {
+            Some(known) => known,
+            None if self.definition.assigned(name).is_some() && self.expected.is_empty() => {
+                // What it is combined with says its dimensions in the second reading.
+                self.awaited = true;
+                (name.clone(), Type { per_token: true, ..Type::default() })
+            }
+            None => {
+                let names: Vec<&str> = self.scope.keys().map(String::as_str).collect();
+                let help = match closest(name, names) {
+                    Some(known) => format!("did you mean `{known}`?"),
+                    None => format!("name a value of this definition: `{name} = …`"),
+                };
+                self.error("unknown-name", *span, format!("`{name}` is no value of this definition"), help);
+                return None;
+            }
+        };
+        let ty = Type { per_token: true, ..ty };
+        Some(Got::Value(self.push(Function::Earlier(name), Vec::new(), ty, args.span)))
+    }
+
+    /// `component.value`
+    pub(super) fn value_of(&mut self, component: &Name, value: &Name, span: Span) -> Option<Got> {
+        let Some(found) = (self.context.components)(&component.text) else {
+            if !self.context.names.contains(&component.text.as_str()) {
+                let help = match closest(&component.text, self.context.names.iter().copied()) {
+                    Some(known) => format!("did you mean `{known}.{}`?", value.text),
+                    None => "name a component of the model that is applied before".into(),
+                };
+                self.error(
+                    "unknown-name",
+                    component.span,
+                    format!("no component is called `{}`", component.text),
+                    help,
+                );
+            }
+            return None;
+        };
+        let Component::Defined(defined) = found else {
+            let kind = found.kind().section().name;
+            let message =
+                format!("`{}` is a component of kind `{kind}`, whose values have no names", component.text);
+            let help = "values of a component that is defined have names: write it as a definition";
+            self.error("unknown-name", component.span, message, help);
+            return None;
+        };
+        if self.context.chain >= MAX_CHAIN {
+            let message = format!("more than {MAX_CHAIN} components read values of one another");
+            self.error("circle", span, message, "does one read its own?");
+            return None;
+        }
+        let context = Context { chain: self.context.chain + 1, ..self.context };
+        let mut other = Elaborator::new(&defined.definition, context, HashMap::new());
+        other.settings(&defined.settings);
+        other.statements(&defined.definition.body, true);
+        let Some(Got::Value(id)) = other.outer(&value.text) else {
+            if other.found.is_empty() {
+                let names: Vec<&str> = other.scope.keys().map(String::as_str).collect();
+                let help = match closest(&value.text, names.iter().copied()) {
+                    Some(known) => format!("did you mean `{}.{known}`?", component.text),
+                    None => format!("its values are {}", crate::suggest::listing(names)),
+                };
+                let message = format!("`{}` has no value `{}`", component.text, value.text);
+                self.error("unknown-name", value.span, message, help);
+            }
+            return None;
+        };
+        let node = other.graph.region.node(id);
+        let name = node.name.clone().unwrap_or_else(|| value.text.clone());
+        let ty = node.ty.clone();
+        let sizes: Vec<(String, u64)> =
+            ty.dims.iter().map(|dim| (other.graph.name(*dim).to_string(), other.graph.size(*dim))).collect();
+        let mut dims = Vec::new();
+        for (dim, size) in sizes {
+            let own = self.dims.get(&dim).map(|own| self.graph.size(*own)).or_else(|| {
+                self.settings
+                    .get(dim.as_str())
+                    .and_then(|own| own.and_then(Number::whole).map(|own| own as u64))
+            });
+            if let Some(own) = own.filter(|own| *own != size) {
+                let message = format!("`{dim}` is {own} here, and {size} in `{}`", component.text);
+                self.error(
+                    "dimensions",
+                    span,
+                    message,
+                    "give the dimension another name in one of the definitions",
+                );
+                return None;
+            }
+            dims.push(self.intern(&dim, size, span));
+        }
+        let ty = Type { dims, ..ty };
+        self.outside(Function::ValueOf(component.text.clone(), name), ty, span).map(Got::Value)
+    }
+
+    /// `sequence(x) { heads 4 }`
+    pub(super) fn apply(&mut self, call: &Call, span: Span) -> Option<Got> {
+        let name = call.name.text.as_str();
+        if name == self.definition.name.text {
+            let help = "a definition applies others, not itself: `recur` applies a component several times";
+            self.error("circle", call.name.span, format!("`{name}` applies itself"), help);
+            return None;
+        }
+        let kind = Kind::BUILT_IN.into_iter().find(|kind| kind.section().name == name);
+        let defined = self.definition.uses.get(name).cloned();
+        if kind.is_none() && defined.is_none() {
+            let kinds = Kind::BUILT_IN.iter().map(|kind| kind.section().name);
+            let kinds: Vec<&str> = kinds.chain(self.definition.uses.keys().map(String::as_str)).collect();
+            self.unknown_function(call, &kinds);
+            return None;
+        }
+        if self.inner.is_some() {
+            let message = format!("`{name}` stands in a recurrence or a score");
+            self.error("nested", call.name.span, message, "apply it above, and read its value");
+            return None;
+        }
+        let [syntax::Argument { kind: syntax::ArgumentKind::Value(argument), .. }] =
+            call.arguments.as_slice()
+        else {
+            let message = format!("`{name}` is a component, and takes one value");
+            self.error("missing-argument", call.name.span, message, format!("write `{name}(x) {{ … }}`"));
+            return None;
+        };
+        let got = self.expr(argument)?;
+        let value = self.id(got, argument.span);
+        let hidden = self.hidden_dim(span);
+        let ty = self.ty(value).clone();
+        if ty.dims != [hidden] || !ty.per_token {
+            let message = format!("a component is given `[hidden]`, not `{}`", self.shown(&ty.dims));
+            let (at, note) = self.origin(argument.bare(), value);
+            let error = Diagnostic::error("dimensions", message).on(argument.span).related(at, note);
+            self.found
+                .push(error.help(format!("write `{name}(linear({}, [hidden]))`", short(argument.bare()))));
+            return None;
+        }
+        let numbers: Vec<(String, Option<Number>)> =
+            self.settings.iter().map(|(name, number)| (name.to_string(), *number)).collect();
+        let keys = call.keys.clone().unwrap_or_default();
+        let (component, found) = match (kind, defined) {
+            (_, Some(definition)) => {
+                Defined::applied(&definition, &keys, call.name.span, numbers, self.context.hidden)
+            }
+            (Some(kind), None) => kind.applied(&keys, call.name.span, numbers, self.context.hidden),
+            (None, None) => return None,
+        };
+        self.found.extend(found);
+        let count = self.paths.entry(self.label.clone()).or_insert(0);
+        *count += 1;
+        let path = if *count > 1 { format!("{}{count}", self.label) } else { self.label.clone() };
+        let ty = Type { dims: vec![hidden], per_token: true, places_of: None };
+        let applied = Applied { component: component?, path };
+        Some(Got::Value(self.push(Function::Apply(Box::new(applied)), vec![value], ty, span)))
+    }
+}
