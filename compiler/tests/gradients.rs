@@ -7,6 +7,7 @@
 use dreamc_compiler::ir::interpret::{Data, evaluate};
 use dreamc_compiler::ir::random::{Entry, Instance, Rng, table};
 use dreamc_compiler::ir::{Binary, Op, Reduce, Rope, Tensor, Type, Unary};
+use dreamc_compiler::op::attention::formula::Place;
 use dreamc_compiler::op::{
     AttentionGrad, Concat, Contract, DepthAttention, DepthAttentionGrad, EmbedGrad, Grouped, GroupedOuter,
     HeadLoss, HeadLossGrad, PickGrad, Reduction, Reshape, Rms, RmsGrad, Split,
@@ -388,6 +389,22 @@ fn attention_gradient(i: &Instance, cotangents: &[Tensor]) -> Vec<(usize, Tensor
     let mut found: Vec<_> = places.zip(found).chain(still).collect();
     found.sort_by_key(|(n, _)| *n);
     found
+}
+
+/// A seeded fault: a derivative that forgets what a score reads at the key.
+#[test]
+fn a_derivative_that_forgets_the_key_is_noticed() {
+    let forgetful: Gradient = |i, cotangents| {
+        let Op::Attention(a) = i.op() else { unreachable!() };
+        let mut found = attention_gradient(i, cotangents);
+        for (n, gradient) in &mut found {
+            if *n >= a.reads() && a.read()[*n - a.reads()].place == Place::Key {
+                *gradient = Tensor::zeros(&i.module, operand(i, *n).0);
+            }
+        }
+        found
+    };
+    assert!(std::panic::catch_unwind(|| check("attention", &[], forgetful)).is_err());
 }
 
 #[test]

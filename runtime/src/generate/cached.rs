@@ -468,6 +468,7 @@ impl Cached {
                 bytes = rest;
             }
         }
+        drop(session);
         match &saved.texts {
             Some(texts) => self.set_text(row, texts),
             None => Ok(()),

@@ -4,6 +4,7 @@
 //! from ([`Source`]). *Promise*: equal regions give equal programs, whatever their spelling: numbers
 //! are folded, and a mask is above zero where the region's value is not zero.
 
+use super::tokens::Heads;
 use super::*;
 use crate::op::attention::formula::{self, Builder, Place, Program, Read, Step};
 use dreamc_dsl::define::graph::{Attend, Binary, Graph, Type as OfValue, Unary, WeightId};
@@ -41,13 +42,11 @@ pub(super) fn program(
         return Ok(None);
     }
     let operand = |number: u32| node.args.get(number as usize).map(|&value| &region.node(value).ty);
-    let queries = operand(0).ok_or(NO_QUERIES)?;
-    let heads = queries.dims.split_last().map_or(&[][..], |(_, heads)| heads);
     let mut sources = vec![];
     let mut formula = |region: &Option<Region>, truth: bool| {
         let Some(region) = region else { return Ok(None) };
         let mut builder =
-            Scoring { graph, heads, operand: &operand, sources: &mut sources, builder: Builder::default() };
+            Scoring { graph, operand: &operand, sources: &mut sources, builder: Builder::default() };
         builder.formula(region, truth).map(Some)
     };
     let (score, mask) = (formula(&attend.score, false)?, formula(&attend.mask, true)?);
@@ -58,13 +57,62 @@ pub(super) fn program(
     Ok(Some((program, sources)))
 }
 
-const NO_QUERIES: CompileError = CompileError::Unsupported("an attention without queries");
+impl Lower<'_> {
+    /// The operands of a program, in order. Of a cache what is read at keys is appended as they are.
+    pub(super) fn read_by_score(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        heads: &Heads,
+        sources: &[Source],
+    ) -> Result<Vec<Value>, CompileError> {
+        let all = self.b.dims(heads.q)[2];
+        let mut operands = vec![];
+        for source in sources {
+            let x = match source.from {
+                From::Operand(operand) => d.arg(node, operand as usize)?,
+                From::Weight(weight) => self.own_weight(d, weight, false),
+            };
+            let order = if source.read.heads { &heads.order[..] } else { &[] };
+            let merged = if source.read.heads { vec![all] } else { vec![] };
+            let at_token = matches!(source.read.place, Place::Query | Place::Key);
+            let x = match source.read.place {
+                Place::Table => {
+                    let table = d.dims(&source.table);
+                    let length: u64 = source.table.iter().map(|&dim| d.graph.size(dim)).product();
+                    let length = self.dim_of(d.owner, &format!("table{length}"), length);
+                    let x = self.formulas(&d.rows).spread(x, &[order, &table].concat(), false);
+                    self.b.reshape(x, &[&merged[..], &[length]].concat())
+                }
+                Place::Query | Place::Key | Place::All => {
+                    let x = self.formulas(&d.rows).spread(x, order, at_token);
+                    let rows = if at_token { &d.rows[..] } else { &[] };
+                    self.b.reshape(x, &[rows, &merged].concat())
+                }
+            };
+            operands.push(match (source.read.place, self.shape.cache, d.admitted) {
+                (Place::Key, Some(_), Some(admitted)) => self.append_read(d, x, admitted),
+                _ => x,
+            });
+        }
+        Ok(operands)
+    }
+
+    /// A cache of what is read at keys.
+    fn append_read(&mut self, d: &mut Defining, x: Value, admitted: Admitted) -> Value {
+        let dims = self.b.dims(x);
+        let ty = Type::f32(&[&[dims[0], admitted.entries], &dims[2..]].concat());
+        let part = Part::Kept(Symbol::new(&format!("read{}", d.text())));
+        let (port, cache) = self.state(d.owner, part, Lifetime::Token(PerToken::Application), ty);
+        let cache = self.b.op(Op::Append, &[cache, x, admitted.slots]);
+        self.b.result(port, cache);
+        cache
+    }
+}
 
 /// A formula while it is built.
 struct Scoring<'g, 'a> {
     graph: &'g Graph,
-    /// Dimensions of heads.
-    heads: &'g [DimId],
     operand: &'a dyn Fn(u32) -> Option<&'g OfValue>,
     sources: &'a mut Vec<Source>,
     builder: Builder,
@@ -207,18 +255,22 @@ impl Scoring<'_, '_> {
         let read = Read { place: Place::Table, heads: dims.iter().any(|dim| !table.contains(dim)) };
         let read = self.source(Source { from, read, table });
         let mut index = None;
-        for (dim, place) in indexed {
-            // Each index is the nearest that its own dimension has.
-            let (size, place) = (self.graph.size(dim), self.builder.unary(formula::Unary::Floor, place));
+        let several = indexed.len() > 1;
+        for (dim, mut place) in indexed {
+            let b = &mut self.builder;
+            if several {
+                // Each index is the nearest of its own dimension, as a lookup finds for one.
+                let (zero, last) = (b.number(0.0), b.number(self.graph.size(dim) as f64 - 1.0));
+                place = b.unary(formula::Unary::Floor, place);
+                place = b.binary(formula::Binary::Max, place, zero);
+                place = b.binary(formula::Binary::Min, place, last);
+            }
             index = Some(match index {
                 None => place,
                 Some(before) => {
-                    let (zero, last) = (self.builder.number(0.0), self.builder.number(size as f64 - 1.0));
-                    let place = self.builder.binary(formula::Binary::Max, place, zero);
-                    let place = self.builder.binary(formula::Binary::Min, place, last);
-                    let size = self.builder.number(size as f64);
-                    let before = self.builder.binary(formula::Binary::Mul, before, size);
-                    self.builder.binary(formula::Binary::Add, before, place)
+                    let size = b.number(self.graph.size(dim) as f64);
+                    let before = b.binary(formula::Binary::Mul, before, size);
+                    b.binary(formula::Binary::Add, before, place)
                 }
             });
         }
@@ -343,4 +395,56 @@ fn softplus(b: &mut Builder, x: usize) -> usize {
     let small = b.unary(U::Log, small);
     let above = b.binary(B::Max, zero, x);
     b.binary(B::Add, above, small)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dreamc_dsl::{Spelling, check, parse};
+
+    /// The program of an `attend` in a definition, as text, and what it reads.
+    fn shown(score: &str) -> (String, String, Vec<Read>) {
+        let text = format!(
+            "define f(heads 4, size 16) {{\n  \
+               q = linear(x, [heads, size])\n  k = linear(x, [heads, size])\n  v = linear(x, [heads, size])\n  \
+               f = running(log_sigmoid(linear(x, [heads])))\n  slope = exp(weight([heads], zero))\n  \
+               T = weight([heads, far: 128], zero)\n  \
+               return linear(attend(q, k, v, {score}) + 0 * f * slope * sum(T, over far), [hidden])\n}}\n\
+             model m {{\n  vocab 256  hidden 64  context 128\n  f = f {{ heads 4 }}\n  repeat 2 {{ layer {{ f }} }}\n}}\n"
+        );
+        let ast = parse("m.dream", &text, Spelling::Dream).unwrap_or_else(|found| panic!("{found}"));
+        let (spec, _) = check(&ast, &[]).unwrap_or_else(|found| panic!("{found}"));
+        let Some(spec::Component::Defined(defined)) = spec.model.components.get("f") else { panic!("no f") };
+        let graph = defined.graph(&spec.model).unwrap();
+        for node in &graph.region.nodes {
+            if let Of::Attend(attend) = &node.function {
+                let (program, _) = program(&graph, &graph.region, node, attend).unwrap().unwrap();
+                let of = |formula: &Option<formula::Formula>| {
+                    formula.as_ref().map_or(String::new(), |formula| program.show(formula))
+                };
+                return (of(&program.score), of(&program.mask), program.reads.clone());
+            }
+        }
+        panic!("no attention")
+    }
+
+    #[test]
+    fn scores_and_masks_are_the_programs_that_they_say() {
+        for (text, score, mask) in [
+            ("score = s - slope * (i - j)", "sub(s, mul(x0[head], sub(i, j)))", ""),
+            ("score = 30 * tanh(s / 30)", "mul(30, tanh(div(s, 30)))", ""),
+            ("score = s + f[i] - f[j]", "sub(add(s, x0[i, head]), x1[j, head])", ""),
+            ("score = s + T[head, clip(i - j, 0, 127)]", "add(s, x0[head, min(max(sub(i, j), 0), 127)])", ""),
+            ("mask = i - j < 8 or j < 4", "", "max(less(sub(i, j), 8), less(j, 4))"),
+            ("mask = i - j", "", "sub(1, equal(sub(i, j), 0))"),
+            (
+                "score = s - slope * (i - j), mask = f[j] > slope",
+                "sub(s, mul(x0[head], sub(i, j)))",
+                "less(x0[head], x1[j, head])",
+            ),
+        ] {
+            let (found_score, found_mask, _) = shown(text);
+            assert_eq!((found_score.as_str(), found_mask.as_str()), (score, mask), "{text}");
+        }
+    }
 }

@@ -231,6 +231,13 @@ pub(crate) fn scores(a: &Scores) -> String {
     format!("{}, {}", float(a.scale), float(a.softcap.unwrap_or(1.0)))
 }
 
+/// Writes a program down, where there is one; how what it reads is passed on.
+fn scored(builder: &mut Builder, s: &AttentionShape, a: &Scores, lengths: &[u64]) -> String {
+    let Some(program) = a.program.as_deref() else { return String::new() };
+    builder.line(&program.scored(s.code(lengths)));
+    format!(", S::Reads{{{}}}", X[..a.read().len()].join(", "))
+}
+
 pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (s, a, o) = (&kernel.shape, &kernel.attention, &Operands::of(kernel, variant));
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
@@ -239,12 +246,7 @@ pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Sou
     let form = AttentionForm::of(s, Owner::Queries, kernel.shared, variant);
     let mut builder = Builder::new(name, form.header);
     let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
-    let mut reads = String::new();
-    if let Some(program) = a.program.as_deref() {
-        builder.line(&program.scored(s.code(&kernel.lengths)));
-        let names = X[..a.read().len()].join(", ");
-        reads = format!(", S::Reads{{{names}}}");
-    }
+    let reads = scored(&mut builder, s, a, &kernel.lengths);
     builder.line(&line);
     let mut list = vec![];
     let operands = ["q", "k", "v"].into_iter().map(|name| form.rows(&mut list, o, name, name == "q", s));
@@ -273,6 +275,7 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     let keys = AttentionForm::of(s, Owner::KeyGradients, false, variant);
     let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
     builder.resident(queries.resident);
+    let reads = scored(&mut builder, s, a, &kernel.lengths);
     builder.line(&line);
     let rows = times(&[s.batch, s.queries, s.heads]);
     let along = builder.scratch(times(&[4, rows]));
@@ -302,8 +305,11 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
             list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
             list.extend(outputs);
             list.push(scratch("const float *", "along", along));
+            for name in &X[..a.read().len()] {
+                list.push(o.get(name)?);
+            }
             let body = format!(
-                "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {});\n",
+                "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {}{reads});\n",
                 form.prefix,
                 form.arguments,
                 scores(a)

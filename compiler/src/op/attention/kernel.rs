@@ -397,7 +397,7 @@ impl KernelKind for AttentionGrad {
 
 /// Whether the fast kernels of GPUs have no code for its gradient, so that the naive ones run.
 fn slow(attention: &Scores) -> bool {
-    attention.program.is_some() || attention.dropout.is_some()
+    !attention.moved().is_empty() || attention.dropout.is_some()
 }
 
 fn shape(s: &Select) -> AttentionShape {

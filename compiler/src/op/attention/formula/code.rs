@@ -100,11 +100,16 @@ impl Program {
             "{NEAREST}struct Scored {{\n    static constexpr bool SCORES = {scores}, MASKS = {masks};\n    \
              struct Reads {{{names} }};\n"
         );
-        let all = [Step::Number(crate::op::Bits(1.0))];
-        for (name, formula, otherwise) in
-            [("score", &self.score, &[Step::Score]), ("sees", &self.mask, &all)]
+        let (score, all) = (vec![Step::Score], vec![Step::Number(crate::op::Bits(1.0))]);
+        let of = |formula: &Option<Formula>, otherwise: &[Step]| {
+            let steps = formula.as_ref().map_or(otherwise, Formula::steps).to_vec();
+            (steps.len() - 1, steps)
+        };
+        let partials = self.score.as_ref().map(Formula::partials);
+        let slope = partials.map_or((0, all.clone()), |partials| (partials.by_score, partials.steps));
+        for (name, (value, steps)) in
+            [("score", of(&self.score, &score)), ("slope", slope), ("sees", of(&self.mask, &all))]
         {
-            let steps = formula.as_ref().map_or(&otherwise[..], Formula::steps);
             text += &format!(
                 "    static DEVICE float {name}(float s, const Reads &reads, i64 b, i64 i, i64 j, i64 h, i64 query, i64 key) {{\n"
             );
@@ -117,7 +122,7 @@ impl Program {
             for (n, step) in steps.iter().enumerate() {
                 let _ = writeln!(text, "        float t{n} = {};", step.code(self, sizes));
             }
-            let _ = writeln!(text, "        return t{};\n    }}", steps.len() - 1);
+            let _ = writeln!(text, "        return t{value};\n    }}");
         }
         text + "};"
     }
