@@ -376,7 +376,7 @@ fn attention_gradient(i: &Instance, cotangents: &[Tensor]) -> Vec<(usize, Tensor
     operands.extend([(&types[0], &forward[0]), (&types[1], &forward[1]), (&types[0], &cotangents[0])]);
     operands.extend((3..a.reads()).map(|n| operand(i, n)));
     let reads = a.reads()..i.node().inputs.len();
-    if !reads.is_empty() {
+    if a.program.is_some() {
         operands.push((&types[1], &cotangents[1]));
     }
     operands.extend(reads.clone().map(|n| operand(i, n)));
