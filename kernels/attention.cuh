@@ -15,10 +15,21 @@ constexpr int LANES = 32;
 constexpr int EACH = 4, WARPS = 4;
 constexpr int OWN = EACH * WARPS;
 
+// Scores that are scaled products, and no mask besides. Others are generated, with the same members.
+struct Plain {
+    static constexpr bool SCORES = false, MASKS = false;
+    struct Reads {};
+    static DEVICE float score(float s, const Reads &, i64, i64, i64, i64, i64, i64) { return s; }
+    static DEVICE float slope(float, const Reads &, i64, i64, i64, i64, i64, i64) { return 1.0f; }
+    static DEVICE float sees(float, const Reads &, i64, i64, i64, i64, i64, i64) { return 1.0f; }
+};
+
 // Everything about an attention that is known when it is compiled.
 template <int BATCH_, int QUERIES_, int KEYS_, int HEADS_, int KV_HEADS_, int SIZE_, bool POSITIONS_, bool SEGMENTS_,
-          int WINDOW_, bool CAPPED_>
+          int WINDOW_, bool CAPPED_, class Program_ = Plain>
 struct Shape {
+    typedef Program_ Program;
+    typedef typename Program::Reads Reads;
     static constexpr int BATCH = BATCH_, QUERIES = QUERIES_, KEYS = KEYS_, HEADS = HEADS_, KV_HEADS = KV_HEADS_;
     static constexpr int SIZE = SIZE_, GROUP = HEADS / KV_HEADS;
     // Elements of a head for each lane, and a row of a tile: padded with zeros, and odd, so that
@@ -33,20 +44,40 @@ struct Shape {
 // Which keys a query of one sequence sees.
 template <class S> struct Mask {
     const int *query_positions, *key_positions, *segments;
+    int sequence, head;
+    typename S::Reads reads;
 
-    DEVICE Mask(const int *q, const int *k, const int *s, int sequence)
+    DEVICE Mask(const int *q, const int *k, const int *s, int sequence, int head = 0, typename S::Reads reads = {})
         : query_positions(S::POSITIONS ? q + i64(sequence) * S::QUERIES : nullptr),
           key_positions(S::POSITIONS ? k + i64(sequence) * S::KEYS : nullptr),
-          segments(S::SEGMENTS ? s + i64(sequence) * S::QUERIES : nullptr) {}
+          segments(S::SEGMENTS ? s + i64(sequence) * S::QUERIES : nullptr), sequence(sequence), head(head),
+          reads(reads) {}
+
+    // The score of a pair from its scaled product.
+    DEVICE float score(float s, int query, int key) const {
+        int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
+        return S::Program::score(s, reads, sequence, q, k, head, S::POSITIONS ? query_positions[q] : q,
+                                 S::POSITIONS ? key_positions[k] : k);
+    }
 
     // Without a branch: what is read of rows beyond the last is that of the last.
     DEVICE bool sees(int query, int key) const {
         bool seen = (query < S::QUERIES) & (key < S::KEYS);
         int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
         if (S::SEGMENTS) seen &= segments[q] == segments[k];
+        if (S::Program::MASKS)
+            seen &= S::Program::sees(0.0f, reads, sequence, q, k, head, S::POSITIONS ? query_positions[q] : q,
+                                     S::POSITIONS ? key_positions[k] : k) > 0.0f;
         if (!S::POSITIONS) return seen & (key <= query) & (S::WINDOW == 0 || query - key < S::WINDOW);
         q = query_positions[q], k = key_positions[k];
         return seen & (k >= 0) & (k <= q) & (S::WINDOW == 0 || i64(q) - k < S::WINDOW);
+    }
+
+    // The derivative of that.
+    DEVICE float slope(float s, int query, int key) const {
+        int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
+        return S::Program::slope(s, reads, sequence, q, k, head, S::POSITIONS ? query_positions[q] : q,
+                                 S::POSITIONS ? key_positions[k] : k);
     }
 
     // Where rows `first..first + COUNT` stand: positions of queries, of which those before all keys
@@ -85,7 +116,7 @@ template <class S> struct Mask {
     // of one side, and `PASSING` from `passing` on are those of the other. All lanes of a warp call
     // it.
     template <int COUNT, int TILE, int PASSING> DEVICE bool all(Span span, int first, int key, int passing) const {
-        if (S::POSITIONS || key + TILE > S::KEYS || key + TILE - 1 > first) return false;
+        if (S::POSITIONS || S::Program::MASKS || key + TILE > S::KEYS || key + TILE - 1 > first) return false;
         if (S::WINDOW > 0 && first + COUNT - 1 - key >= S::WINDOW) return false;
         if (!S::SEGMENTS) return true;
         bool same = span.low == span.high;
@@ -209,14 +240,14 @@ template <class S> DEVICE void clear(float (&sums)[EACH][S::PER_LANE]) {
 template <class S, bool SAME = false, class E>
 DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v, i64 v_stride,
                       const int *query_positions, const int *key_positions, const int *segments, E *o, float *lse,
-                      float scale, float cap) {
+                      float scale, float cap, typename S::Reads reads = {}) {
     extern __shared__ __align__(16) float shared[];
     float *own = shared, *keys = own + OWN * S::ROW, *values = SAME ? keys : keys + LANES * S::ROW;
     u32 block = blockIdx.x;
     // The last queries of a causal sequence see most: they come first.
     int first = (S::QUERY_BLOCKS - 1 - int(take(block, S::QUERY_BLOCKS))) * OWN;
     int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, head, reads);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
     int kv = head / S::GROUP * S::SIZE, mine = first + warp * EACH;
 
@@ -240,7 +271,8 @@ DEVICE void attention(const E *q, i64 q_stride, const E *k, i64 k_stride, const 
         rows_by_tile<S>(p, own + warp * EACH * S::ROW, keys);
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            float s = mask.sees(mine + e, key + lane) ? score<S>(p[e], scale, cap) : -infinity();
+            float s = S::Program::SCORES ? mask.score(p[e] * scale, mine + e, key + lane) : score<S>(p[e], scale, cap);
+            if (!mask.sees(mine + e, key + lane)) s = -infinity();
             float high = Largest::join(most[e], lanes<Largest, 32>(s, ALL_LANES));
             bool any = high > -infinity();
             p[e] = any ? expf(s - high) : 0.0f;
@@ -283,12 +315,18 @@ DEVICE void attention_along(const E *o, i64 o_stride, const E *d, i64 d_stride, 
 
 // The probability of a pair and the cotangent of its product.
 template <class S>
-DEVICE void pair_grad(bool seen, float product, float dp, float lse, float along, float scale, float cap, float &p,
-                      float &ds) {
-    bool any = seen && lse > -infinity();
-    float s = score<S>(product, scale, cap);
+DEVICE void pair_grad(const Mask<S> &mask, int query, int key, float product, float dp, float lse, float along,
+                      float scale, float cap, float &p, float &ds) {
+    bool any = mask.sees(query, key) && lse > -infinity();
+    float s = S::Program::SCORES ? mask.score(product * scale, query, key) : score<S>(product, scale, cap);
     p = any ? expf(s - lse) : 0.0f;
-    ds = any ? p * (dp - along) * slope<S>(s, scale, cap) : 0.0f;
+    if (S::Program::SCORES) {
+        // A pair of no weight gives nothing, whatever the slope is there.
+        ds = p * (dp - along);
+        ds = any && ds != 0.0f ? ds * mask.slope(product * scale, query, key) * scale : 0.0f;
+    } else {
+        ds = any ? p * (dp - along) * slope<S>(s, scale, cap) : 0.0f;
+    }
 }
 
 // Shared memory: `OWN` queries and their cotangents, a tile of keys, a tile of values.
@@ -296,13 +334,14 @@ template <class S, class E>
 DEVICE void attention_grad_queries(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v,
                                    i64 v_stride, const float *lse, const E *d, i64 d_stride,
                                    const int *query_positions, const int *key_positions, const int *segments, E *dq,
-                                   i64 dq_stride, const float *along, float scale, float cap) {
+                                   i64 dq_stride, const float *along, float scale, float cap,
+                                typename S::Reads reads = {}) {
     extern __shared__ __align__(16) float shared[];
     float *own = shared, *own_d = own + OWN * S::ROW, *keys = own_d + OWN * S::ROW, *values = keys + LANES * S::ROW;
     u32 block = blockIdx.x;
     int first = (S::QUERY_BLOCKS - 1 - int(take(block, S::QUERY_BLOCKS))) * OWN;
     int head = int(take(block, S::HEADS)), sequence = int(block), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, head, reads);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
     int kv = head / S::GROUP * S::SIZE, mine = first + warp * EACH;
 
@@ -329,7 +368,7 @@ DEVICE void attention_grad_queries(const E *q, i64 q_stride, const E *k, i64 k_s
         rows_by_tile<S>(dp, own_d + warp * EACH * S::ROW, values);
 #pragma unroll
         for (int e = 0; e < EACH; ++e)
-            pair_grad<S>(mask.sees(mine + e, key + lane), s[e], dp[e], my_lse[e], my_along[e], scale, cap, p, ds[e]);
+            pair_grad<S>(mask, mine + e, key + lane, s[e], dp[e], my_lse[e], my_along[e], scale, cap, p, ds[e]);
         add_tile<S>(result, ds, keys);
     }
     store_rows<S>(result, dq + query_row * dq_stride + head * S::SIZE, dq_stride, mine, S::QUERIES);
@@ -340,14 +379,15 @@ template <class S, class E>
 DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stride, const E *v,
                                 i64 v_stride, const float *lse, const E *d, i64 d_stride,
                                 const int *query_positions, const int *key_positions, const int *segments, E *dk,
-                                i64 dk_stride, E *dv, i64 dv_stride, const float *along, float scale, float cap) {
+                                i64 dk_stride, E *dv, i64 dv_stride, const float *along, float scale, float cap,
+                                typename S::Reads reads = {}) {
     extern __shared__ __align__(16) float shared[];
     float *keys = shared, *values = keys + OWN * S::ROW, *queries = values + OWN * S::ROW;
     float *cotangents = queries + LANES * S::ROW;
     u32 block = blockIdx.x;
     int first = int(take(block, S::KEY_BLOCKS)) * OWN, kv_head = int(take(block, S::KV_HEADS)), sequence = int(block);
     int warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), mine = first + warp * EACH, kv = kv_head * S::SIZE;
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, 0, reads);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
 
     load_rows<S, OWN>(keys, k + key_row * k_stride + kv, k_stride, first, S::KEYS);
@@ -360,6 +400,7 @@ DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stri
     for (int query = begin; query < end; query += LANES) {
         for (int g = 0; g < S::GROUP; ++g) {
             int head = kv_head * S::GROUP + g, at = query + lane;
+            mask.head = head;
             __syncthreads();
             load_rows<S, LANES>(queries, q + query_row * q_stride + head * S::SIZE, q_stride, query, S::QUERIES);
             load_rows<S, LANES>(cotangents, d + query_row * d_stride + head * S::SIZE, d_stride, query, S::QUERIES);
@@ -371,7 +412,7 @@ DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stri
             rows_by_tile<S>(dp, values + warp * EACH * S::ROW, cotangents);
 #pragma unroll
             for (int e = 0; e < EACH; ++e)
-                pair_grad<S>(mask.sees(at, mine + e), s[e], dp[e], my_lse, my_along, scale, cap, p[e], ds[e]);
+                pair_grad<S>(mask, at, mine + e, s[e], dp[e], my_lse, my_along, scale, cap, p[e], ds[e]);
             add_tile<S>(result_k, ds, queries);
             add_tile<S>(result_v, p, cotangents);
         }

@@ -195,8 +195,10 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
+            int query = first + row_of<F>(e), column = key + column_of(j, e);
             float x = (S::CAPPED ? tanhf(p[j][e] * scale / cap) : p[j][e]) * factor;
-            p[j][e] = ALL || mask.sees(first + row_of<F>(e), key + column_of(j, e)) ? x : -infinity();
+            if (S::Program::SCORES) x = mask.score(p[j][e] * scale, query, column) * LOG2_E;
+            p[j][e] = ALL || mask.sees(query, column) ? x : -infinity();
         }
 }
 
@@ -205,13 +207,17 @@ DEVICE float negative_log(float lse) { return fminf(-lse * LOG2_E, 3.402823e38f)
 
 // The weight of a pair and the cotangent of its product but for the scale, both without a branch:
 // what is not seen has an exponent of -inf. `log`: of the query, by `negative_log`.
-template <class S> DEVICE void pair_grad_of(bool seen, float product, float dp, float log, float along, float scale,
-                                            float cap, float &p, float &ds) {
+template <class S>
+DEVICE void pair_grad_of(const Mask<S> &mask, int query, int key, bool seen, float product, float dp, float log,
+                         float along, float scale, float cap, float &p, float &ds) {
     float t = S::CAPPED ? tanhf(product * scale / cap) : product;
     float exponent = fmaf(t, (S::CAPPED ? cap : scale) * LOG2_E, log);
+    if (S::Program::SCORES) exponent = fmaf(mask.score(product * scale, query, key), LOG2_E, log);
     p = power_of_two(seen ? exponent : -infinity());
+    float by = S::Program::SCORES ? mask.slope(product * scale, query, key) : 1.0f;
     ds = p * (dp - along);
     if (S::CAPPED) ds *= 1.0f - t * t;
+    if (S::Program::SCORES) ds = ds == 0.0f ? 0.0f : ds * by;
 }
 
 // Shared memory: the queries, tiles of keys, tiles of values. `X`: an address, or a tensor map of
@@ -219,7 +225,7 @@ template <class S> DEVICE void pair_grad_of(bool seen, float product, float dp, 
 template <class F, class X>
 DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
                   const int *query_positions, const int *key_positions, const int *segments, bf16 *o, float *lse,
-                  float scale, float cap) {
+                  float scale, float cap, typename F::S::Reads reads = {}) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
@@ -230,7 +236,7 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
     constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
     int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
     int head = int(take(block, S::HEADS)), sequence = int(block);
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, head, reads);
     i64 query_row = i64(sequence) * S::QUERIES;
     auto my_q = F::rows(q, q_stride, sequence, S::QUERIES, head * S::SIZE);
     auto my_k = F::rows(k, k_stride, sequence, S::KEYS, head / S::GROUP * S::SIZE);
@@ -313,9 +319,11 @@ DEVICE void query_grads(float (&s)[F::TILE / 8][4], const float (&dp)[F::TILE / 
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            bool seen = ALL || mask.sees(first + row_of<F>(e), key + column_of(j, e));
+            int query = first + row_of<F>(e), column = key + column_of(j, e);
+            bool seen = ALL || mask.sees(query, column);
             float p;
-            pair_grad_of<typename F::S>(seen, s[j][e], dp[j][e], log[e / 2], along[e / 2], scale, cap, p, s[j][e]);
+            pair_grad_of<typename F::S>(mask, query, column, seen, s[j][e], dp[j][e], log[e / 2], along[e / 2], scale, cap,
+                                        p, s[j][e]);
         }
 }
 
@@ -333,8 +341,10 @@ DEVICE void key_grads(float (&s)[F::TILE / 8][4], float (&dp)[F::TILE / 8][4], c
             float my_log = negative_log(lse[column]), my_along = along[column];
 #pragma unroll
             for (int e = side; e < 4; e += 2) {
-                bool seen = ALL || mask.sees(query + column, first + row_of<F>(e));
-                pair_grad_of<typename F::S>(seen, s[j][e], dp[j][e], my_log, my_along, scale, cap, s[j][e], dp[j][e]);
+                int key = first + row_of<F>(e);
+                bool seen = ALL || mask.sees(query + column, key);
+                pair_grad_of<typename F::S>(mask, query + column, key, seen, s[j][e], dp[j][e], my_log, my_along, scale,
+                                            cap, s[j][e], dp[j][e]);
             }
         }
 }
@@ -344,7 +354,7 @@ template <class F, class X>
 DEVICE void flash_grad_queries(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
                                const float *lse, const X &d, i64 d_stride, const int *query_positions,
                                const int *key_positions, const int *segments, bf16 *dq, i64 dq_stride,
-                               const float *along, float scale, float cap) {
+                               const float *along, float scale, float cap, typename F::S::Reads reads = {}) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
@@ -354,7 +364,7 @@ DEVICE void flash_grad_queries(const X &q, i64 q_stride, const X &k, i64 k_strid
     constexpr int BLOCKS = (S::QUERIES + ROWS - 1) / ROWS;
     int first = (BLOCKS - 1 - int(take(block, BLOCKS))) * ROWS;
     int head = int(take(block, S::HEADS)), sequence = int(block);
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, head, reads);
     i64 query_row = i64(sequence) * S::QUERIES;
     auto my_q = F::rows(q, q_stride, sequence, S::QUERIES, head * S::SIZE);
     auto my_d = F::rows(d, d_stride, sequence, S::QUERIES, head * S::SIZE);
@@ -406,7 +416,7 @@ template <class F, class X>
 DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v, i64 v_stride,
                             const float *lse, const X &d, i64 d_stride, const int *query_positions,
                             const int *key_positions, const int *segments, bf16 *dk, i64 dk_stride, bf16 *dv,
-                            i64 dv_stride, const float *along, float scale, float cap) {
+                            i64 dv_stride, const float *along, float scale, float cap, typename F::S::Reads reads = {}) {
     typedef typename F::S S;
     typedef typename F::Place Place;
     constexpr int ROWS = F::ROWS, TILE = F::TILE;
@@ -416,7 +426,7 @@ DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, 
     u32 block = blockIdx.x;
     int first = int(take(block, (S::KEYS + ROWS - 1) / ROWS)) * ROWS, kv_head = int(take(block, S::KV_HEADS));
     int sequence = int(block), kv = kv_head * S::SIZE;
-    Mask<S> mask(query_positions, key_positions, segments, sequence);
+    Mask<S> mask(query_positions, key_positions, segments, sequence, 0, reads);
     i64 query_row = i64(sequence) * S::QUERIES, key_row = i64(sequence) * S::KEYS;
     auto my_k = F::rows(k, k_stride, sequence, S::KEYS, kv), my_v = F::rows(v, v_stride, sequence, S::KEYS, kv);
 
@@ -457,6 +467,7 @@ DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, 
     clear_rows<F>(result_v);
     F::pass(flow, 0, tiles, next, load_own, load, [&](int buffer, int tile) {
         int query = begin + tile / S::GROUP * TILE;
+        mask.head = kv_head * S::GROUP + tile % S::GROUP;
         float s[TILE / 8][4], dp[TILE / 8][4];
         F::multiply(s, own, queries + buffer * F::PASSING);
         F::multiply(dp, own_v, cotangents + buffer * F::PASSING);

@@ -7,6 +7,7 @@
 use dreamc_compiler::ir::interpret::{Data, evaluate};
 use dreamc_compiler::ir::random::{Entry, Instance, Rng, table};
 use dreamc_compiler::ir::{Binary, Op, Reduce, Rope, Tensor, Type, Unary};
+use dreamc_compiler::op::attention::formula::Place;
 use dreamc_compiler::op::{
     AttentionGrad, Concat, Contract, DepthAttention, DepthAttentionGrad, EmbedGrad, Grouped, GroupedOuter,
     HeadLoss, HeadLossGrad, PickGrad, Reduction, Reshape, Rms, RmsGrad, Split,
@@ -368,19 +369,48 @@ fn attention_grad() {
 }
 
 fn attention_gradient(i: &Instance, cotangents: &[Tensor]) -> Vec<(usize, Tensor)> {
-    let Op::Attention(a) = *i.op() else { unreachable!() };
+    let Op::Attention(a) = i.op().clone() else { unreachable!() };
     let types = i.result_types();
     let forward = results(i);
     let mut operands = vec![operand(i, 0), operand(i, 1), operand(i, 2)];
     operands.extend([(&types[0], &forward[0]), (&types[1], &forward[1]), (&types[0], &cotangents[0])]);
-    operands.extend((3..i.node().inputs.len()).map(|n| operand(i, n)));
-    apply(i, Op::AttentionGrad(AttentionGrad(a)), &operands).into_iter().enumerate().collect()
+    operands.extend((3..a.reads()).map(|n| operand(i, n)));
+    let reads = a.reads()..i.node().inputs.len();
+    if a.program.is_some() {
+        operands.push((&types[1], &cotangents[1]));
+    }
+    operands.extend(reads.clone().map(|n| operand(i, n)));
+    // What the mask alone reads has no gradient.
+    let moved = a.moved();
+    let still = reads.filter(|n| !moved.contains(&(n - a.reads())));
+    let still: Vec<_> = still.map(|n| (n, Tensor::zeros(&i.module, operand(i, n).0))).collect();
+    let places = (0..3).chain(moved.iter().map(|n| n + a.reads()));
+    let found = apply(i, Op::AttentionGrad(AttentionGrad(a.clone())), &operands);
+    let mut found: Vec<_> = places.zip(found).chain(still).collect();
+    found.sort_by_key(|(n, _)| *n);
+    found
+}
+
+/// A seeded fault: a derivative that forgets what a score reads at the key.
+#[test]
+fn a_derivative_that_forgets_the_key_is_noticed() {
+    let forgetful: Gradient = |i, cotangents| {
+        let Op::Attention(a) = i.op() else { unreachable!() };
+        let mut found = attention_gradient(i, cotangents);
+        for (n, gradient) in &mut found {
+            if *n >= a.reads() && a.read()[*n - a.reads()].place == Place::Key {
+                *gradient = Tensor::zeros(&i.module, operand(i, *n).0);
+            }
+        }
+        found
+    };
+    assert!(std::panic::catch_unwind(|| check("attention", &[], forgetful)).is_err());
 }
 
 #[test]
 fn depth_attention_grad() {
     check("depth_attention", &[], |i, dy| {
-        let Op::DepthAttention(DepthAttention(a)) = *i.op() else { unreachable!() };
+        let Op::DepthAttention(DepthAttention(a)) = i.op().clone() else { unreachable!() };
         let (q, k, v, row) = (operand(i, 0), operand(i, 1), operand(i, 2), operand(i, 3));
         // The gradient adds to what the caches' cotangents hold.
         let held = Tensor::float(&k.1.dims, (0..k.1.floats().len()).map(|n| n as f64).collect());

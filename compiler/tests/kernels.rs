@@ -97,7 +97,7 @@ fn the_longest_shared_heads_fit_into_shared_memory() {
     let of = |size, shared| {
         let shape = AttentionShape { batch: 1, queries: 1, keys: 64, heads: 4, kv_heads: 1, size };
         let attention = Attention { mask: Mask::Positions, ..Attention::default() };
-        generate(&kernel::Attention { shape, attention, shared }.into(), Variant::default())
+        generate(&kernel::Attention { shape, attention, shared, lengths: vec![] }.into(), Variant::default())
     };
     assert!(of(longest, true).is_ok_and(|source| source.is_some()));
     for (size, shared) in [(longest, false), (longest + 1, true)] {

@@ -8,6 +8,8 @@ use dreamc_compiler::ir::random::{Instance, Rng, table};
 use dreamc_compiler::ir::{
     Attention, Binary, DType, Dim, Mask, Module, Op, Positions, Rope, Tensor, Type, Unary,
 };
+use dreamc_compiler::op::attention::formula::{Pair, Place};
+use dreamc_compiler::op::attention::{kept as kept_weight, threshold};
 use dreamc_compiler::op::{
     ByHead, Contract, DepthAttention, Group, Grouped, HeadLoss, Rms, RoundGroups, Zeros,
 };
@@ -399,11 +401,11 @@ fn add_counts_counts_every_grouped_slot() {
 #[test]
 fn attention_is_a_masked_softmax() {
     for i in instances("attention") {
-        let Op::Attention(a) = *i.op() else { unreachable!() };
+        let Op::Attention(a) = i.op().clone() else { unreachable!() };
         let (q, k, v) = (operand(&i, 0).1, operand(&i, 1).1, operand(&i, 2).1);
         let [b, t, heads, d] = q.dims[..] else { unreachable!() };
         let [_, s, groups, _] = k.dims[..] else { unreachable!() };
-        let mask: Vec<&[i32]> = (3..i.node().inputs.len()).map(|n| operand(&i, n).1.ints()).collect();
+        let mask: Vec<&[i32]> = (3..a.reads()).map(|n| operand(&i, n).1.ints()).collect();
         let mut o = vec![];
         let mut statistics = vec![];
         for row in 0..b * t * heads {
@@ -417,7 +419,7 @@ fn attention_is_a_masked_softmax() {
                 };
                 let distance = query - key;
                 let other_segment = a.segments && {
-                    let segments = mask.last().expect("segments come last");
+                    let segments = mask[a.mask_operands().1.expect("there are segments")];
                     segments[bi * t + ti] != segments[bi * t + j]
                 };
                 if key < 0 || distance < 0 || a.window.is_some_and(|w| distance as u64 >= w) || other_segment
@@ -427,13 +429,43 @@ fn attention_is_a_masked_softmax() {
                 let score: f64 = (0..d)
                     .map(|x| q.floats()[row * d + x] * k.floats()[((bi * s + j) * groups + group) * d + x])
                     .sum();
-                *z = a.softcap.map_or(score * a.scale, |c| c * (score * a.scale / c).tanh());
+                let read = |n: usize, index: Option<f64>| {
+                    let (of, x) = (a.read()[n], operand(&i, a.reads() + n).1);
+                    let (each, own) = if of.heads { (heads, h) } else { (1, 0) };
+                    x.floats()[match of.place {
+                        Place::Query => (bi * t + ti) * each + own,
+                        Place::Key => (bi * s + j) * each + own,
+                        Place::All => own,
+                        Place::Table => {
+                            let last = x.dims[x.dims.len() - 1] - 1;
+                            let index = index.expect("a table is read by index").floor();
+                            own * (last + 1) + index.clamp(0.0, last as f64) as usize
+                        }
+                    }]
+                };
+                let (query, key) = (f64::from(query), f64::from(key));
+                let at = Pair { score: score * a.scale, query, key, head: h as f64, read: &read };
+                let program = a.program.clone().unwrap_or_default();
+                if program.mask.as_ref().is_some_and(|mask| mask.evaluate(&at) <= 0.0) {
+                    continue;
+                }
+                *z = match &program.score {
+                    Some(of) => of.evaluate(&at),
+                    None => a.softcap.map_or(at.score, |c| c * (at.score / c).tanh()),
+                };
             }
             let sum: f64 = z.iter().map(|z| z.exp()).sum();
             statistics.push(sum.ln());
             for x in 0..d {
                 let value = |j: usize| v.floats()[((bi * s + j) * groups + group) * d + x];
-                let dot: f64 = (0..s).map(|j| z[j].exp() * value(j)).sum();
+                let factor = |j: usize| match a.dropout {
+                    Some(p) if kept_weight(mask[a.draws()][bi * t + ti], h, j, threshold(p)) => {
+                        1.0 / (1.0 - p)
+                    }
+                    Some(_) => 0.0,
+                    None => 1.0,
+                };
+                let dot: f64 = (0..s).map(|j| z[j].exp() * factor(j) * value(j)).sum();
                 o.push(if sum == 0.0 { 0.0 } else { dot / sum });
             }
         }
@@ -448,7 +480,7 @@ fn attention_is_a_masked_softmax() {
 #[test]
 fn depth_attention_is_attention_of_one_query_over_depths() {
     for mut i in instances("depth_attention") {
-        let Op::DepthAttention(DepthAttention(a)) = *i.op() else { unreachable!() };
+        let Op::DepthAttention(DepthAttention(a)) = i.op().clone() else { unreachable!() };
         let (q, k, v) = (operand(&i, 0).1.clone(), operand(&i, 1).1.clone(), operand(&i, 2).1.clone());
         let row = operand(&i, 3).1.ints()[0];
         let found = results(&i).remove(0);

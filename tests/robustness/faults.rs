@@ -1317,7 +1317,7 @@ fn faults() -> Vec<Fault> {
             stage: Stage::Derive(|_, f| {
                 let mut found = false;
                 for node in &mut f.nodes {
-                    if let Op::AttentionGrad(a) = node.op
+                    if let Op::AttentionGrad(a) = &node.op
                         && let Some(log) = a.log(node.inputs.len())
                     {
                         node.inputs.truncate(log);

@@ -52,6 +52,17 @@ impl Naive {
         text: &'static str,
         numbers: &[(&str, &dyn Display)],
     ) -> Result<Naive> {
+        Naive::with(kernel, variant, text, numbers, "")
+    }
+
+    /// The same with functions that are generated, which the sections may call.
+    pub(crate) fn with(
+        kernel: &dyn KernelKind,
+        variant: Variant,
+        text: &'static str,
+        numbers: &[(&str, &dyn Display)],
+        functions: &str,
+    ) -> Result<Naive> {
         let mut builder = Builder::new(format!("naive {}", kernel.summary()), "naive.cuh");
         let mut groups: Vec<(u8, bool)> = vec![];
         for (i, slot) in kernel.signature().iter().enumerate() {
@@ -69,6 +80,9 @@ impl Naive {
         }
         let some = kernel.rows().is_some() && variant.places;
         builder.line(&format!("#define SOME {}", u8::from(some)));
+        if !functions.is_empty() {
+            builder.line(functions.trim_end());
+        }
         if let Some(functions) = section(text, "functions") {
             builder.line(functions.trim_end());
         }
@@ -85,9 +99,14 @@ impl Naive {
     }
 
     /// A section for so many threads.
-    pub(crate) fn pass(mut self, name: &str, threads: u64) -> Result<Naive> {
+    pub(crate) fn pass(self, name: &str, threads: u64) -> Result<Naive> {
         let lines = section(self.text, name)
             .ok_or_else(|| CodegenError::Malformed(format!("there is no section `{name}`")))?;
+        self.body(name, lines, threads)
+    }
+
+    /// Lines that are generated, for so many threads.
+    pub(crate) fn body(mut self, name: &str, lines: &str, threads: u64) -> Result<Naive> {
         let mut body = format!("i64 at = thread_number();\nif (at >= {threads}) return;\n{lines}");
         body = body
             .lines()

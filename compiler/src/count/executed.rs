@@ -10,7 +10,7 @@
 
 use super::walk::sum_rows;
 use super::{CountError, total};
-use crate::ir::{CostError, Extents, Mask};
+use crate::ir::{CostError, Extents};
 use crate::op::attention::kernel::visible;
 use crate::op::kernel::{Amount, Units};
 use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
@@ -86,8 +86,9 @@ impl Masks<'_> {
             Operand::Tensor { buffer, .. } => plan.buffer(*buffer).space == Space::Io,
             Operand::Index(_) => false,
         };
-        let count = 2 * usize::from(attention.mask == Mask::Positions) + usize::from(attention.segments);
-        if !launch.operands.iter().skip(masks).take(count).all(fed) {
+        // What a program reads is not fed.
+        let read = attention.program.as_ref().is_some_and(|p| p.masks_by_operands());
+        if read || !launch.operands.iter().skip(masks).take(attention.masks()).all(fed) {
             return Extents::default();
         }
         let pairs = visible(&shape, &attention, self.positions, self.key_positions, self.segments);
@@ -170,23 +171,21 @@ impl Walk<'_> {
         let extents = (self.known)(launch);
         let work = self.plan.kernel(launch.kernel).work();
         let overflow = || CountError::Cost(CostError::Overflow("flops"));
-        let units = match (work.units, work.units.known(&extents)) {
+        let units = match (&work.units, work.units.known(&extents)) {
             (Units::Depth { row, window, rows, .. }, _) if extents.row.is_none() => {
-                self.rows_seen(launch.operands.get(row), window, times)?.checked_mul(rows.into())
+                self.rows_seen(launch.operands.get(*row), *window, times)?.checked_mul((*rows).into())
             }
             (_, units) => units.and_then(|n| n.checked_mul(times)),
         };
         let Amount { multiply_adds, elementwise } =
             units.and_then(|units| work.of(times, units)).ok_or_else(overflow)?;
         let open = work.multiplies() && launch.places.is_some()
-            || match work.units {
+            || match &work.units {
                 Units::Slots { offsets, .. } => {
                     extents.slots.is_none()
-                        && place(launch.operands.get(offsets)).is_none_or(|p| self.partial.contains(&p))
+                        && place(launch.operands.get(*offsets)).is_none_or(|p| self.partial.contains(&p))
                 }
-                Units::Pairs { attention: a, .. } => {
-                    extents.pairs.is_none() && (a.segments || a.mask == Mask::Positions)
-                }
+                Units::Pairs { attention: a, .. } => extents.pairs.is_none() && a.by_operands(),
                 Units::None | Units::Rows { .. } | Units::Depth { .. } => false,
             };
         // A flop is half a multiply-add, and both are counted in 128 bits.

@@ -81,9 +81,10 @@ impl Sum<Cost> for Result<Cost, CostError> {
 pub struct Extents {
     /// Depth attention: the row of the cache, of which rows `0..=row` are seen. Out: the last row.
     pub row: Option<u64>,
-    /// Sequence attention by positions or segments: (query, key) pairs that exist, over the whole
-    /// batch, for one head. Out: what a causal mask and the window would leave, or all pairs within
-    /// the window where only positions are known.
+    /// Sequence attention whose operands decide: (query, key) pairs that exist, over the whole
+    /// batch, for one head, or for all where a program hides other keys from some than from others.
+    /// Out: what a causal mask and the window would leave, or all pairs within the window where only
+    /// positions are known.
     pub pairs: Option<u64>,
     /// Grouped products: slots in some group, that is, the last offset. Out: all slots.
     pub slots: Option<u64>,
@@ -107,8 +108,11 @@ impl Extents {
             Work::Row(_, _, row) => Extents { row: first(row), ..of },
             Work::Pairs(_, a, mask) => {
                 let size = |i: usize, axis: usize| operands[i].dims[axis] as u64;
-                let shape = || [size(0, 0), size(0, 1), size(1, 1)];
-                let pairs = || Visible::pairs_of_batch(a, shape(), |k| ints(mask + k));
+                let shape = || [size(0, 0), size(0, 1), size(1, 1), size(0, 2)];
+                let pairs = || {
+                    let scoring = crate::op::attention::Scoring::new(a, operands, mask, a.reads_at(mask));
+                    Visible::pairs_of_batch(a, shape(), |k| ints(mask + k), scoring.as_ref())
+                };
                 Extents { pairs: a.by_operands().then(pairs), ..of }
             }
             Work::Nothing
@@ -342,15 +346,14 @@ mod tests {
         let [b, t, h, g, d, r] =
             dims(&mut m, [("b", 2), ("t", 10), ("h", 4), ("g", 2), ("d", 8), ("rows", 16)]);
         let (q, k) = (Type::f32(&[b, t, h, d]), Type::f32(&[b, t, g, d]));
-        let mut a =
-            Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
+        let mut a = Attention { scale: 1.0, ..Attention::default() };
         // 2 sequences of 55 pairs, 4 heads, 2 products of size 8.
-        let full = of(&m, &Op::Attention(a), &[&q, &k, &k], Extents::default()).unwrap();
+        let full = of(&m, &Op::Attention(a.clone()), &[&q, &k, &k], Extents::default()).unwrap();
         assert_eq!(full.flops, 2 * 2 * 55 * 4 * 2 * 8);
         assert_eq!(full.read, 4 * (2 * 10 * 4 * 8 + 2 * (2 * 10 * 2 * 8)));
         assert_eq!(full.written, 4 * (2 * 10 * 4 * 8 + 2 * 10 * 4));
         a.window = Some(3);
-        let windowed = of(&m, &Op::Attention(a), &[&q, &k, &k], Extents::default()).unwrap();
+        let windowed = of(&m, &Op::Attention(a.clone()), &[&q, &k, &k], Extents::default()).unwrap();
         assert_eq!(windowed.flops, 2 * 2 * (1 + 2 + 3 * 8) * 4 * 2 * 8);
         a.window = None;
         // Depth attention at row 5: 6 keys for each of 20 positions and 4 heads.
@@ -376,13 +379,7 @@ mod tests {
         let [b, one, s, h, d] = dims(&mut m, [("b", 1), ("one", 1), ("s", 1024), ("h", 2), ("d", 4)]);
         let (q, k) = (Type::f32(&[b, one, h, d]), Type::f32(&[b, s, h, d]));
         let (query, keys) = (Type::i32(&[b, one]), Type::i32(&[b, s]));
-        let op = Op::Attention(Attention {
-            scale: 1.0,
-            softcap: None,
-            window: None,
-            mask: Mask::Positions,
-            segments: false,
-        });
+        let op = Op::Attention(Attention { scale: 1.0, mask: Mask::Positions, ..Attention::default() });
         let operands = [&q, &k, &k, &query, &keys];
         let some = Extents { pairs: Some(7), ..Extents::default() };
         let seven = of(&m, &op, &operands, some).unwrap();

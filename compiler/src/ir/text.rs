@@ -183,6 +183,10 @@ pub(crate) trait Attributes {
     fn choice(&mut self, words: &[&'static str], chosen: &mut usize) -> Parsed<()>;
     /// A function in braces, whose name is left out. It holds no other.
     fn function(&mut self, function: &mut Function) -> Parsed<()>;
+    /// A text in a notation of its own, quoted.
+    fn text(&mut self, text: &mut String) -> Parsed<()>;
+    /// Attributes that do not fit together, for this reason.
+    fn refuse(&mut self, problem: String) -> Parsed<()>;
 }
 
 struct Printer<'m> {
@@ -242,6 +246,15 @@ impl Attributes for Printer<'_> {
         let lines: Vec<String> =
             body.lines().map(|l| if l.is_empty() { String::new() } else { format!("  {l}") }).collect();
         self.push(&format!("{{\n{}\n  }}", lines.join("\n")))
+    }
+
+    fn text(&mut self, text: &mut String) -> Parsed<()> {
+        self.push(&name(text))
+    }
+
+    fn refuse(&mut self, _: String) -> Parsed<()> {
+        // What is printed was built.
+        Ok(())
     }
 }
 
@@ -304,6 +317,15 @@ impl Attributes for Reader<'_, '_> {
         *function = self.parser.body(self.module, name)?;
         self.parser.within = false;
         Ok(())
+    }
+
+    fn text(&mut self, text: &mut String) -> Parsed<()> {
+        *text = self.parser.name("a text in quotes")?;
+        Ok(())
+    }
+
+    fn refuse(&mut self, problem: String) -> Parsed<()> {
+        Err(self.parser.error_at(self.parser.start, problem, "correct the attributes before this place"))
     }
 }
 

@@ -98,6 +98,8 @@ impl Lower<'_> {
             window: a.window,
             mask: Mask::Causal,
             segments: !depth && self.shape.segments,
+            program: None,
+            dropout: None,
         };
         let o = if depth {
             let row = self.row(c);
@@ -157,6 +159,7 @@ impl Lower<'_> {
                 let around = if spread { 0 } else { self.inside.len() };
                 operands.push(self.token_ints_at(Ints::Given(Input::Segments), around));
             }
+            let scale = op.scale;
             let results = self.b.ops(Op::Attention(op), &operands);
             let (o, lse) = match spread {
                 true => (self.here_again(results[0]), self.here_again(results[1])),
@@ -165,7 +168,7 @@ impl Lower<'_> {
             let o = if a.sink { self.sunk(c, o, lse, heads) } else { o };
             if a.depth_keys {
                 let lse = if a.sink { self.with_sink(c, lse, heads) } else { lse };
-                self.with_depth_keys(c, [q, k, v], (o, lse), op.scale)
+                self.with_depth_keys(c, [q, k, v], (o, lse), scale)
             } else {
                 o
             }

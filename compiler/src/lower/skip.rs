@@ -312,7 +312,7 @@ impl Lower<'_> {
         let v = self.b.reshape(x, &[rows, &[heads, size]].concat());
         let zeros = self.b.zeros(&Type::f32(&self.b.dims(v)));
         let op =
-            ir::Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Positions, segments: true };
+            ir::Attention { scale: 1.0, mask: Mask::Positions, segments: true, ..ir::Attention::default() };
         let mean = self.b.ops(Op::Attention(op), &[zeros, zeros, v, queries, keys, runs])[0];
         Ok(self.b.reshape(mean, &dims))
     }

@@ -282,7 +282,7 @@ impl Amount {
 }
 
 /// Work of a launch: something in any case, and as much again for each unit.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
     /// In any case.
     pub fixed: Amount,
@@ -294,7 +294,7 @@ pub struct Work {
 
 /// A number that the work of a launch is proportional to; numbers of operands are those of the
 /// kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Units {
     /// Nothing.
     #[default]
@@ -399,9 +399,9 @@ impl Units {
             Units::None => 0,
             Units::Rows { rows, .. } => rows.into(),
             Units::Slots { slots, .. } => extents.slots.map_or(slots, |n| n.min(slots)).into(),
-            Units::Pairs { shape, attention, .. } => match extents.pairs {
+            Units::Pairs { shape, ref attention, .. } => match extents.pairs {
                 Some(pairs) => pairs.into(),
-                None => shape.most_pairs(&attention)?,
+                None => shape.most_pairs(attention)?,
             },
             Units::Depth { depths, window, rows, .. } => {
                 let seen = extents.row.map_or(depths, |r| r.saturating_add(1).min(depths));
@@ -420,7 +420,7 @@ impl Units {
                 let used = (found.integers)(offsets, entries)?.last().copied().unwrap_or(0);
                 used.max(0) as u64
             }
-            Units::Pairs { shape: s, attention, masks } => {
+            Units::Pairs { shape: s, ref attention, masks } => {
                 let mut at = masks;
                 let mut read = |wanted: bool, each: u64| match wanted {
                     true => {
@@ -432,7 +432,7 @@ impl Units {
                 let positions = attention.mask == Mask::Positions;
                 let (queries, keys) = (read(positions, s.queries)?, read(positions, s.keys)?);
                 let segments = read(attention.segments, s.queries)?;
-                visible(&s, &attention, &queries, &keys, &segments).unwrap_or(0)
+                visible(&s, attention, &queries, &keys, &segments).unwrap_or(0)
             }
             Units::Depth { row, window, rows, some, .. } => {
                 let seen = (found.index)(row) + 1;

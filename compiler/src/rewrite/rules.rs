@@ -374,7 +374,7 @@ fn window(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     // Positions in a cache may be farther apart than there are keys.
     let useless = |a: &Attention, axis: usize| {
         let keys = size(g, *dims(g, x[1])?.get(axis)?);
-        (a.mask == Mask::Causal && a.window? >= keys).then_some(Attention { window: None, ..*a })
+        (a.mask == Mask::Causal && a.window? >= keys).then_some(Attention { window: None, ..a.clone() })
     };
     let mut plain = op.clone();
     if let Op::Attention(a) | Op::AttentionGrad(AttentionGrad(a)) = &mut plain {

@@ -4,6 +4,7 @@
 //! each token has the dimensions of tokens before them. A matrix is `[out, in]`, whatever
 //! dimensions its ends are made of. Weights are named by the value that they are written in.
 
+mod attend;
 mod depth;
 mod step;
 mod tokens;

@@ -160,9 +160,6 @@ impl Lower<'_> {
         node: &Node,
         a: &Attend,
     ) -> Result<Value, CompileError> {
-        if a.score.is_some() || a.mask.is_some() {
-            return Err(CompileError::Unsupported("`score` and `mask` of `attend`"));
-        }
         if a.dropout > 0.0 {
             return Err(CompileError::Unsupported("`dropout` of `attend`"));
         }
@@ -176,7 +173,10 @@ impl Lower<'_> {
             window: a.window,
             mask: Mask::Causal,
             segments: self.shape.segments,
+            program: None,
+            dropout: None,
         };
+        let scored = attend::program(d.graph, &d.graph.region, node, a)?;
         let (mut k, mut v) = (heads.k, heads.v);
         if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
             (self.inside.last(), self.shape.cache)
@@ -200,6 +200,11 @@ impl Lower<'_> {
         }
         if op.segments {
             operands.push(self.given(Input::Segments));
+        }
+        if let Some((program, sources)) = scored {
+            let read = self.read_by_score(d, node, &heads, &sources)?;
+            operands.extend(read);
+            op.program = Some(std::sync::Arc::new(program));
         }
         let results = self.b.ops(Op::Attention(op), &operands);
         let (mut o, lse) = (results[0], results[1]);

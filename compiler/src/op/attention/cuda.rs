@@ -1,7 +1,7 @@
 //! The CUDA of attention along the sequence: which form it takes, on the ordinary cores, the tensor
 //! cores or by warpgroups.
 
-use super::kernel::{Attention, AttentionGrad, AttentionShape, window};
+use super::kernel::{Attention, AttentionGrad, AttentionShape, X, window};
 use crate::codegen::text::{Builder, Operands, Param, blocks, fits, float, per_thread, scratch, times};
 use crate::codegen::{Argument, Base, CodegenError, HOPPER_SHARED, Matrices, Source, Variant};
 use crate::ir::{Attention as Scores, Mask};
@@ -181,6 +181,13 @@ fn attention_name(s: &AttentionShape, a: &Scores) -> String {
     if a.segments {
         name += "_segments";
     }
+    if let Some(program) = a.program.as_deref() {
+        let formulas = program.score.iter().chain(&program.mask);
+        let text: String = formulas.map(|f| program.show(f) + ";").collect();
+        // Two programs of one shape are two kernels.
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        name += &format!("_scored{hash:016x}");
+    }
     name
 }
 
@@ -196,7 +203,7 @@ fn attention_shape(s: &AttentionShape, a: &Scores, o: &Operands) -> Result<(Stri
     let positions = a.mask == Mask::Positions;
     let window = window(a)?;
     let line = format!(
-        "typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}> S;",
+        "typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}{}> S;",
         s.batch,
         s.queries,
         s.keys,
@@ -204,7 +211,8 @@ fn attention_shape(s: &AttentionShape, a: &Scores, o: &Operands) -> Result<(Stri
         s.kv_heads,
         s.size,
         a.segments,
-        a.softcap.is_some()
+        a.softcap.is_some(),
+        if a.program.is_some() { ", Scored" } else { "" }
     );
     let mut list = vec![];
     let mut names = ["nullptr"; 3];
@@ -223,6 +231,13 @@ pub(crate) fn scores(a: &Scores) -> String {
     format!("{}, {}", float(a.scale), float(a.softcap.unwrap_or(1.0)))
 }
 
+/// Writes a program down, where there is one; how what it reads is passed on.
+fn scored(builder: &mut Builder, s: &AttentionShape, a: &Scores, lengths: &[u64]) -> String {
+    let Some(program) = a.program.as_deref() else { return String::new() };
+    builder.line(&program.scored(s.code(lengths)));
+    format!(", S::Reads{{{}}}", X[..a.read().len()].join(", "))
+}
+
 pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Source>> {
     let (s, a, o) = (&kernel.shape, &kernel.attention, &Operands::of(kernel, variant));
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
@@ -231,14 +246,18 @@ pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Sou
     let form = AttentionForm::of(s, Owner::Queries, kernel.shared, variant);
     let mut builder = Builder::new(name, form.header);
     let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
+    let reads = scored(&mut builder, s, a, &kernel.lengths);
     builder.line(&line);
     let mut list = vec![];
     let operands = ["q", "k", "v"].into_iter().map(|name| form.rows(&mut list, o, name, name == "q", s));
     let operands = operands.collect::<Result<Vec<_>>>()?.join(", ");
     list.extend(mask);
     list.extend(o.list(["o", "lse"])?);
+    for name in &X[..a.read().len()] {
+        list.push(o.get(name)?);
+    }
     let body = format!(
-        "    {}<{}>({operands}, {mask_names}, o, lse, {});\n",
+        "    {}<{}>({operands}, {mask_names}, o, lse, {}{reads});\n",
         form.prefix,
         form.arguments,
         scores(a)
@@ -256,6 +275,7 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     let keys = AttentionForm::of(s, Owner::KeyGradients, false, variant);
     let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
     builder.resident(queries.resident);
+    let reads = scored(&mut builder, s, a, &kernel.lengths);
     builder.line(&line);
     let rows = times(&[s.batch, s.queries, s.heads]);
     let along = builder.scratch(times(&[4, rows]));
@@ -285,8 +305,11 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
             list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
             list.extend(outputs);
             list.push(scratch("const float *", "along", along));
+            for name in &X[..a.read().len()] {
+                list.push(o.get(name)?);
+            }
             let body = format!(
-                "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {});\n",
+                "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {}{reads});\n",
                 form.prefix,
                 form.arguments,
                 scores(a)

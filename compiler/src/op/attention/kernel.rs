@@ -1,5 +1,7 @@
 //! Attention along the sequence.
 
+use super::formula::code::Sizes;
+use super::formula::{MOST_READS, Place, Read};
 use crate::CompileError;
 use crate::codegen::naive::{Naive, whole};
 use crate::codegen::text::float;
@@ -33,8 +35,17 @@ pub struct AttentionShape {
 /// would not fit beside the queries.
 pub const LONGEST_SHARED: u64 = 864;
 
+/// Names of what a program reads.
+pub const X: [&str; MOST_READS] =
+    ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15"];
+/// Names of their cotangents.
+pub const DX: [&str; MOST_READS] = [
+    "dx0", "dx1", "dx2", "dx3", "dx4", "dx5", "dx6", "dx7", "dx8", "dx9", "dx10", "dx11", "dx12", "dx13",
+    "dx14", "dx15",
+];
+
 /// `o = softmax(q · kᵀ) · v` for every head, and the logarithm of its denominators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
     /// Sizes.
     pub shape: AttentionShape,
@@ -42,10 +53,12 @@ pub struct Attention {
     pub attention: Scores,
     /// Whether values are the keys: both operands are one place.
     pub shared: bool,
+    /// Lengths of what the program reads: of tables, else 1.
+    pub lengths: Vec<u64>,
 }
 
 /// The gradient of [`Attention`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGrad {
     /// Sizes.
     pub shape: AttentionShape,
@@ -53,6 +66,8 @@ pub struct AttentionGrad {
     pub attention: Scores,
     /// Whether the logarithm of the denominators has a cotangent, too.
     pub log: bool,
+    /// Lengths of what the program reads: of tables, else 1.
+    pub lengths: Vec<u64>,
 }
 
 impl AttentionShape {
@@ -77,10 +92,34 @@ impl AttentionShape {
         if attention.segments {
             list.push(ints("segments", &[self.batch, self.queries]));
         }
+        if attention.dropout.is_some() {
+            list.push(ints("draws", &[self.batch, self.queries]));
+        }
         list
     }
 
-    fn check(&self, attention: &Scores) -> Result<(), String> {
+    /// What the program reads, by these names; of tables of these lengths.
+    fn reads(&self, attention: &Scores, lengths: &[u64], names: [&'static str; MOST_READS]) -> Vec<Slot> {
+        let slot = |((read, &length), name): ((&Read, &u64), &'static str)| {
+            let heads = if read.heads { &[self.heads][..] } else { &[] };
+            let shape = match read.place {
+                Place::Query => [&[self.batch, self.queries], heads].concat(),
+                Place::Key => [&[self.batch, self.keys], heads].concat(),
+                Place::All => heads.to_vec(),
+                Place::Table => [heads, &[length]].concat(),
+            };
+            input(name, &shape)
+        };
+        attention.read().iter().zip(lengths).zip(names).map(slot).collect()
+    }
+
+    fn check(&self, attention: &Scores, lengths: &[u64]) -> Result<(), String> {
+        if let Some(program) = &attention.program {
+            program.check()?;
+            need(attention.softcap.is_none(), "a program has no soft-cap besides")?;
+        }
+        need(lengths.len() == attention.read().len(), "a length for everything that the program reads")?;
+        need(lengths.iter().all(|&n| n > 0), "a table of no numbers")?;
         divides(self.kv_heads, self.heads, "query heads must be a multiple of key heads")?;
         need(self.size > 0, "heads of size 0")?;
         let square = self.queries == self.keys;
@@ -98,33 +137,32 @@ impl AttentionShape {
     /// `products` products and `elementwise` operations for each pair and head, `outputs` for each
     /// element of `q`; see [`crate::ir::cost()`]. The mask's operands begin at number `masks`.
     fn work(&self, attention: &Scores, masks: usize, products: u64, elementwise: u64, outputs: u64) -> Work {
-        let units = Units::Pairs { shape: *self, attention: *attention, masks };
+        let units = Units::Pairs { shape: *self, attention: attention.clone(), masks };
+        let gradient = masks == super::AttentionGrad::MASK;
+        let program = attention.program.as_ref().map_or(0, |p| p.work(gradient));
+        let (each, elementwise) = (attention.each(self.heads), elementwise + program);
         Work {
             fixed: Amount {
                 multiply_adds: 0,
                 elementwise: wide(&[self.batch, self.queries, self.heads, self.size, outputs]),
             },
             each: Amount {
-                multiply_adds: wide(&[products, self.heads, self.size]),
-                elementwise: wide(&[self.heads, elementwise]),
+                multiply_adds: wide(&[products, each, self.size]),
+                elementwise: wide(&[each, elementwise]),
             },
             units,
         }
     }
 
-    /// Pairs of a query and a key that the mask and the window may leave, over all sequences;
-    /// `None` beyond 128 bits.
+    /// Pairs of a query and a key that the mask and the window may leave, over all sequences, and
+    /// all heads where the program hides other keys from some; `None` beyond 128 bits.
     pub fn most_pairs(&self, attention: &Scores) -> Option<u128> {
         let pairs = match attention.mask {
-            Mask::Causal => {
-                let t = self.queries;
-                let w = attention.window.unwrap_or(t).min(t);
-                let triangle = u128::from(w) * (u128::from(w) + 1) / 2;
-                triangle.checked_add(u128::from(t - w) * u128::from(w))?
-            }
+            Mask::Causal => attention.pairs(self.queries, self.heads),
             Mask::Positions => {
                 let seen = self.keys.min(attention.window.unwrap_or(self.keys));
-                u128::from(seen) * u128::from(self.queries)
+                let pairs = u128::from(seen) * u128::from(self.queries);
+                pairs.checked_mul(attention.times(self.heads).into())?
             }
         };
         pairs.checked_mul(self.batch.into())
@@ -136,10 +174,14 @@ impl AttentionShape {
         &self,
         kernel: &dyn KernelKind,
         attention: &Scores,
-        log: bool,
+        lengths: &[u64],
+        (log, gradient): (bool, bool),
         variant: Variant,
     ) -> Result<Naive, CodegenError> {
         let (s, a) = (self, attention);
+        let program = a.program.as_deref();
+        let reads: String = (0..a.read().len()).map(|n| format!(", x{n}")).collect();
+        let functions = program.map_or(String::new(), |p| p.functions(self.code(lengths), gradient));
         let numbers: &[(&str, &dyn Display)] = &[
             ("QUERIES", &whole(s.queries)),
             ("KEYS", &whole(s.keys)),
@@ -152,9 +194,68 @@ impl AttentionShape {
             ("SOFTCAP", &float(a.softcap.unwrap_or(1.0))),
             ("POSITIONS", &u8::from(a.mask == Mask::Positions)),
             ("SEGMENTS", &u8::from(a.segments)),
+            ("DROPOUT", &u8::from(a.dropout.is_some())),
+            ("DROPPED", &format!("{}u", a.dropout.map_or(0, super::threshold))),
+            ("KEPT", &float(a.dropout.map_or(1.0, |p| 1.0 / (1.0 - p)))),
             ("LOG", &u8::from(log)),
+            ("PROGRAM", &u8::from(program.is_some())),
+            ("READS", &reads),
         ];
-        Naive::new(kernel, variant, include_str!("naive.cuh"), numbers)
+        Naive::with(kernel, variant, include_str!("naive.cuh"), numbers, &functions)
+    }
+
+    pub(super) fn code<'a>(&self, lengths: &'a [u64]) -> Sizes<'a> {
+        Sizes { queries: self.queries, keys: self.keys, heads: self.heads, lengths }
+    }
+
+    /// The lines that sum the cotangent of an element of what a program reads, and how many of them
+    /// there are.
+    fn cotangents(&self, read: usize, of: Read, length: u64) -> (String, u64) {
+        let heads = if of.heads { self.heads } else { 1 };
+        let (own, count) = match of.place {
+            Place::Query => ("b i", self.batch * self.queries),
+            Place::Key => ("b j", self.batch * self.keys),
+            Place::All => ("", 1),
+            Place::Table => ("n", length),
+        };
+        let mut lines = String::from("float sum = 0.0f;\ni64 n = 0;\n");
+        let heads_last = of.place != Place::Table;
+        let (h, rest) = match heads_last {
+            true => (format!("at % {heads}"), format!("at / {heads}")),
+            false => (format!("at / {length}"), format!("at % {length}")),
+        };
+        lines += &match own {
+            "b i" => format!("i64 b0 = {rest} / QUERIES, i0 = {rest} % QUERIES;\n"),
+            "b j" => format!("i64 b0 = {rest} / KEYS, j0 = {rest} % KEYS;\n"),
+            "n" => format!("n = {rest};\n"),
+            _ => String::new(),
+        };
+        let mut each = |name: &str, fixed: bool, all: &str| {
+            lines += &match fixed {
+                true => format!("for (i64 {name} = {name}0; {name} <= {name}0; ++{name})\n"),
+                false => format!("for (i64 {name} = 0; {name} < {all}; ++{name})\n"),
+            };
+        };
+        each("b", own.contains('b'), &format!("{}ll", self.batch));
+        if of.heads {
+            lines += &format!("for (i64 h = {h}; h <= {h}; ++h)\n");
+        } else {
+            each("h", false, "HEADS");
+        }
+        let mut each = |name: &str, fixed: bool, all: &str| {
+            lines += &match fixed {
+                true => format!("for (i64 {name} = {name}0; {name} <= {name}0; ++{name})\n"),
+                false => format!("for (i64 {name} = 0; {name} < {all}; ++{name})\n"),
+            };
+        };
+        each("i", own.contains('i'), "QUERIES");
+        each("j", own.contains('j'), "KEYS");
+        lines += &format!(
+            "{{\n    if (!SEES(b, i, j, h)) continue;\n    i64 row = (b * QUERIES + i) * HEADS + h;\n    \
+             float s = PRODUCT(b, i, j, h);\n    float ds = OF_SCORE(s, b, i, j, h, row);\n    \
+             sum += through(ds, program_by{read}(s, OF_PAIR(b, i, j, h), n READS));\n}}\ndx{read}[at] = sum;\n"
+        );
+        (lines, count.saturating_mul(heads))
     }
 }
 
@@ -177,7 +278,7 @@ pub fn visible(
     key_positions: &[i32],
     segments: &[i32],
 ) -> Option<u64> {
-    if a.mask == Mask::Causal && !a.segments {
+    if !a.by_operands() {
         return s.most_pairs(a)?.try_into().ok();
     }
     let at = |values: &[i32], b: u64, of: u64, i: u64| {
@@ -213,13 +314,14 @@ impl KernelKind for Attention {
         let s = &self.shape;
         let mut list = vec![s.queries("q"), s.keys("k"), s.keys("v")];
         list.extend(s.masks(&self.attention));
+        list.extend(s.reads(&self.attention, &self.lengths, X));
         list.push(result("o", &[s.batch, s.queries, s.heads, s.size]).float(0));
         list.push(result("lse", &[s.batch, s.queries, s.heads]));
         list
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shape.check(&self.attention)
+        self.shape.check(&self.attention, &self.lengths)
     }
 
     fn summary(&self) -> String {
@@ -232,12 +334,16 @@ impl KernelKind for Attention {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::forward(self, variant)
+        // The fast kernels drop no weights.
+        match self.attention.dropout.is_some() {
+            true => self.naive(variant),
+            false => super::cuda::forward(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let naive = s.naive(self, &self.attention, false, variant)?;
+        let naive = s.naive(self, &self.attention, &self.lengths, (false, false), variant)?;
         Ok(naive.pass("forward", times(&[s.batch, s.queries, s.heads, s.size]))?.finish())
     }
 }
@@ -249,12 +355,16 @@ impl KernelKind for AttentionGrad {
             vec![s.queries("q"), s.keys("k"), s.keys("v"), s.queries("o"), s.lse("lse"), s.queries("do")];
         list.extend(s.masks(&self.attention));
         list.extend(self.log.then(|| s.lse("dlse")));
+        list.extend(s.reads(&self.attention, &self.lengths, X));
         list.extend([s.queries("dq"), s.keys("dk"), s.keys("dv")].map(Slot::written));
+        let cotangents = s.reads(&self.attention, &self.lengths, DX);
+        let moved = self.attention.moved();
+        list.extend(moved.into_iter().map(|n| cotangents[n].clone().written()));
         list
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shape.check(&self.attention)
+        self.shape.check(&self.attention, &self.lengths)
     }
 
     fn summary(&self) -> String {
@@ -266,15 +376,28 @@ impl KernelKind for AttentionGrad {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::backward(self, variant)
+        match slow(&self.attention) {
+            true => self.naive(variant),
+            false => super::cuda::backward(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let naive = s.naive(self, &self.attention, self.log, variant)?;
+        let naive = s.naive(self, &self.attention, &self.lengths, (self.log, true), variant)?;
         let naive = naive.pass("queries", times(&[s.batch, s.queries, s.heads, s.size]))?;
-        Ok(naive.pass("keys", times(&[s.batch, s.keys, s.kv_heads, s.size]))?.finish())
+        let mut naive = naive.pass("keys", times(&[s.batch, s.keys, s.kv_heads, s.size]))?;
+        for n in self.attention.moved() {
+            let (lines, threads) = s.cotangents(n, self.attention.read()[n], self.lengths[n]);
+            naive = naive.body(&format!("x{n}"), &lines, threads)?;
+        }
+        Ok(naive.finish())
     }
+}
+
+/// Whether the fast kernels of GPUs have no code for its gradient, so that the naive ones run.
+fn slow(attention: &Scores) -> bool {
+    !attention.moved().is_empty() || attention.dropout.is_some()
 }
 
 fn shape(s: &Select) -> AttentionShape {
@@ -289,17 +412,26 @@ fn shape(s: &Select) -> AttentionShape {
     }
 }
 
+/// Lengths of what a program reads, from operand number `first` on.
+fn lengths(s: &Select, attention: &Scores, first: usize) -> Vec<u64> {
+    let length = |(n, read): (usize, &Read)| match (read.place, s.dims(first + n).last()) {
+        (Place::Table, Some(&dim)) => s.size(dim),
+        (Place::Query | Place::Key | Place::All | Place::Table, _) => 1,
+    };
+    attention.read().iter().enumerate().map(length).collect()
+}
+
 impl Choose for super::Attention {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let attention = *self;
-        Ok(Kernel::Attention(Attention { shape: shape(s), attention, shared: s.same(1, 2) }))
+        let (attention, lengths) = (self.clone(), lengths(s, self, self.reads()));
+        Ok(Kernel::Attention(Attention { shape: shape(s), attention, shared: s.same(1, 2), lengths }))
     }
 }
 
 impl Choose for super::AttentionGrad {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let attention = self.0;
+        let (attention, lengths) = (self.0.clone(), lengths(s, &self.0, self.reads()));
         let log = self.log(s.operands()).is_some();
-        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention, log }))
+        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention, log, lengths }))
     }
 }

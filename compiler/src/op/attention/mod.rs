@@ -1,9 +1,14 @@
 //! Attention along the sequence.
 
 pub(crate) mod cuda;
+pub mod formula;
 pub mod kernel;
+mod scored;
 
 use super::*;
+use formula::{Place, Program, Read};
+pub(crate) use scored::{Scored, Scoring};
+use std::sync::{Arc, LazyLock};
 
 /// Which keys a query sees, before the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,10 +21,18 @@ pub enum Mask {
     Positions,
 }
 
-/// `(q[b, t, H, d], k[b, s, G, d], v[b, s, G, d], mask operands) -> o[b, t, H, d], lse[b, t, H]`.
-/// Query head `i` reads key head `i / (H/G)`. A query that sees nothing gives zero, and -inf as
-/// `lse`.
-#[derive(Clone, Copy, Debug, Default)]
+/// `(q[b, t, H, d], k[b, s, G, d], v[b, s, G, d], mask operands, x0, …) -> o[b, t, H, d], lse[b, t,
+/// H]`. Query head `i` reads key head `i / (H/G)`. A query that sees nothing gives zero, and -inf
+/// as `lse`.
+///
+/// Operands of the mask stand in this order, those that there are: `query_positions i32[b, t]` and
+/// `key_positions i32[b, s]` of [`Mask::Positions`], `segments i32[b, t]`, `draws i32[b, t]` of
+/// dropout. What the program reads follows in the order of [`Program::reads`], f32:
+/// `[b, t]` or `[b, t, H]` of [`Place::Query`], `[b, s]` or `[b, s, H]` of [`Place::Key`], `[]` or
+/// `[H]` of [`Place::All`], `[n]` or `[H, n]` of [`Place::Table`]. What is read at the query and at
+/// the key is two operands; where keys are cached, those of [`Place::Key`] are cached as keys are.
+/// `i` and `j` of a program are positions where the mask has them.
+#[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Factor on `q·k`.
     pub scale: f64,
@@ -31,17 +44,25 @@ pub struct Attention {
     pub mask: Mask,
     /// Whether the last operand is `segments[b, t]`: only keys of the query's own segment are seen.
     pub segments: bool,
+    /// A score in the place of the scaled product, and a mask besides; they read the operands after
+    /// those of the mask.
+    pub program: Option<Arc<Program>>,
+    /// The probability with which a weight is zero, the others being greater for it; the mask's
+    /// last operand is `draws[b, t]`, a random number of every query, of which [`kept`] is made.
+    pub dropout: Option<f64>,
 }
 
 by_bits!(
     Attention,
-    Attention { scale, softcap, window, mask, segments } =>
-        (Bits(scale), softcap.map(Bits), window, mask, segments)
+    Attention { scale, softcap, window, mask, segments, ref program, dropout } =>
+        (Bits(scale), softcap.map(Bits), window, mask, segments, program, dropout.map(Bits))
 );
 
 /// `(q, k, v, o, lse, do, mask operands, dlse) -> dq, dk, dv`; without a last operand nothing
-/// follows from the logarithm of the denominators.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// follows from the logarithm of the denominators. With a program `dlse` is always there, its
+/// operands follow, and results are the cotangents, too, of those of which the score has
+/// derivatives ([`Program::moved`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttentionGrad(pub Attention);
 
 const Q: &str = "q[b, t, H, d]";
@@ -53,7 +74,32 @@ const DO: &str = "do[b, t, H, d]";
 const QUERIES: &str = "query_positions i32[b, t]";
 const KEYS: &str = "key_positions i32[b, s]";
 const SEGMENTS: &str = "segments i32[b, t]";
+const DRAWS: &str = "draws i32[b, t]";
 const DLSE: &str = "dlse[b, t, H]?";
+const ALWAYS: &str = "dlse[b, t, H]";
+const X: &str = "x0";
+const DQ: &str = "dq[b, t, H, d]";
+const DK: &str = "dk[b, s, G, d]";
+const DV: &str = "dv[b, s, G, d]";
+
+/// Lists of operands by [`Attention::list`]: some, those of the mask, some, and those of the
+/// program.
+fn lists(first: &[&'static str], last: [&[&'static str]; 2]) -> Vec<Vec<&'static str>> {
+    let list = |number: usize| {
+        let [positions, segments, draws, reads] = [1, 2, 4, 8].map(|bit| number & bit != 0);
+        let mut list = first.to_vec();
+        list.extend(if positions { &[QUERIES, KEYS][..] } else { &[] });
+        list.extend(segments.then_some(SEGMENTS));
+        list.extend(draws.then_some(DRAWS));
+        list.extend(last[usize::from(reads)]);
+        list
+    };
+    (0..16).map(list).collect()
+}
+
+static FORWARD: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K, V], [&[], &[X, "…"]]));
+static BACKWARD: LazyLock<Vec<Vec<&'static str>>> =
+    LazyLock::new(|| lists(&[Q, K, V, O, LSE, DO], [&[DLSE], &[ALWAYS, X, "…"]]));
 
 impl AttentionGrad {
     /// The first operand of the mask.
@@ -61,15 +107,26 @@ impl AttentionGrad {
 
     /// Which of so many operands is the cotangent of the logarithm of the denominators.
     pub fn log(&self, operands: usize) -> Option<usize> {
-        let positions = 2 * usize::from(self.0.mask == Mask::Positions);
-        let log = AttentionGrad::MASK + positions + usize::from(self.0.segments);
+        let log = AttentionGrad::MASK + self.0.masks();
         (log < operands).then_some(log)
+    }
+
+    /// The first operand of the program.
+    pub fn reads(&self) -> usize {
+        self.0.reads_at(AttentionGrad::MASK)
     }
 }
 
 impl Attention {
     /// The first operand of the mask.
     pub const MASK: usize = 3;
+
+    /// Which list of operands it has.
+    fn list(&self) -> usize {
+        let flags =
+            [self.mask == Mask::Positions, self.segments, self.dropout.is_some(), !self.read().is_empty()];
+        flags.iter().rev().fold(0, |number, &flag| 2 * number + usize::from(flag))
+    }
 
     /// The mask's operands by their numbers among themselves: positions of queries and of keys,
     /// segments.
@@ -78,9 +135,64 @@ impl Attention {
         (positioned.then_some([0, 1]), self.segments.then_some(2 * usize::from(positioned)))
     }
 
-    /// Whether the mask's operands decide which pairs of a query and a key exist.
+    /// How many operands the mask has.
+    pub fn masks(&self) -> usize {
+        self.draws() + usize::from(self.dropout.is_some())
+    }
+
+    /// The number of the random numbers among the operands of the mask.
+    pub fn draws(&self) -> usize {
+        2 * usize::from(self.mask == Mask::Positions) + usize::from(self.segments)
+    }
+
+    /// The first operand of the program.
+    pub fn reads(&self) -> usize {
+        self.reads_at(Attention::MASK)
+    }
+
+    /// The same where the mask's begin at number `mask`: the gradient's have a cotangent between.
+    pub(crate) fn reads_at(&self, mask: usize) -> usize {
+        mask + self.masks() + usize::from(mask == AttentionGrad::MASK)
+    }
+
+    /// The operands of the program.
+    pub fn read(&self) -> &[Read] {
+        self.program.as_ref().map_or(&[], |p| &p.reads)
+    }
+
+    /// The operands of the program of which the score has derivatives, in order.
+    pub fn moved(&self) -> Vec<usize> {
+        self.program.as_ref().map_or(vec![], |p| p.moved())
+    }
+
+    /// Whether operands decide which pairs of a query and a key exist.
     pub fn by_operands(&self) -> bool {
-        self.mask == Mask::Positions || self.segments
+        let program = self.program.as_ref().is_some_and(|p| p.masks_by_operands());
+        self.mask == Mask::Positions || self.segments || program
+    }
+
+    /// Whether the program hides other keys from some heads than from others: pairs are then counted
+    /// over all heads, else for one.
+    pub fn by_head(&self) -> bool {
+        self.program.as_ref().is_some_and(|p| p.masks_by_head())
+    }
+
+    /// How often a pair is counted that all of so many heads see.
+    pub fn times(&self, heads: u64) -> u64 {
+        if self.by_head() { heads } else { 1 }
+    }
+
+    /// For how many of so many heads a counted pair stands.
+    pub fn each(&self, heads: u64) -> u64 {
+        if self.by_head() { 1 } else { heads }
+    }
+
+    /// Pairs of one sequence that order, window and a mask of positions leave, which no operand
+    /// decides; the most there can be where operands of the program do.
+    pub fn pairs(&self, tokens: u64, heads: u64) -> u128 {
+        let all = Attention::causal_pairs(tokens, self.window) * u128::from(self.times(heads));
+        let Some(program) = self.program.as_ref().filter(|p| !p.masks_by_operands()) else { return all };
+        program.pairs(tokens, self.window, self.times(heads)).unwrap_or(all)
     }
 
     /// Pairs of a query and a key it sees where no operand decides, of one sequence:
@@ -95,27 +207,35 @@ impl Attention {
         self.softcap.filter(|_| score >= ABSENT)
     }
 
-    /// Capped scores of a query with its keys.
-    fn scores(&self, e: &mut Evaluation, at: &Query) -> Vec<f64> {
-        let score = |&key: &usize| {
-            let score = self.scale * e.dot(at.q, &at.k[key..key + at.q.len()]);
-            softcap(self.cap(score), score)
+    /// Scaled products of a query with its keys.
+    fn products(&self, e: &mut Evaluation, at: &Query) -> Vec<f64> {
+        let product = |&key: &usize| self.scale * e.dot(at.q, &at.k[key..key + at.q.len()]);
+        at.keys.iter().map(product).collect()
+    }
+
+    /// Scores from them: capped, or as the program says.
+    fn scores(&self, at: &Query, products: &[f64]) -> Vec<f64> {
+        let of = |(n, &s): (usize, &f64)| match &at.scored {
+            Some(scored) => scored.score(n, s),
+            None => softcap(self.cap(s), s),
         };
-        at.keys.iter().map(score).collect()
+        products.iter().enumerate().map(of).collect()
     }
 
     /// Adds one query's output to `out`; its log-sum-exp.
     pub(super) fn attend(&self, e: &mut Evaluation, at: &Query, out: &mut [f64]) -> f64 {
-        let scores = self.scores(e, at);
+        let products = self.products(e, at);
+        let scores = self.scores(at, &products);
         let lse = log_sum_exp(&scores);
-        for (s, &key) in scores.iter().zip(&at.keys) {
-            e.add_scaled(out, (s - lse).exp(), &at.v[key..key + at.q.len()]);
+        for (n, (s, &key)) in scores.iter().zip(&at.keys).enumerate() {
+            e.add_scaled(out, (s - lse).exp() * at.factor(n), &at.v[key..key + at.q.len()]);
         }
         lse
     }
 
-    /// Adds one query's gradients to `dq` (its own), `dk` and `dv` (whole). `kept` has its output
-    /// and log-sum-exp, where the forward operation gave them; cotangents are of both.
+    /// Adds one query's gradients to `dq` (its own), `dk` and `dv` (whole), and to those of what the
+    /// program reads. `kept` has its output and log-sum-exp, where the forward operation gave them;
+    /// cotangents are of both.
     pub(super) fn attend_grad(
         &self,
         e: &mut Evaluation,
@@ -123,32 +243,53 @@ impl Attention {
         kept: Option<(&[f64], f64)>,
         (dout, dlse): (&[f64], f64),
         [dq, dk, dv]: [&mut [f64]; 3],
+        dx: &mut [Vec<f64>],
     ) {
         let d = at.q.len();
-        let scores = self.scores(e, at);
+        let products = self.products(e, at);
+        let scores = self.scores(at, &products);
         let lse = kept.map_or_else(|| log_sum_exp(&scores), |(_, lse)| lse);
         let p: Vec<f64> = scores.iter().map(|s| (s - lse).exp()).collect();
-        let dp: Vec<f64> = at.keys.iter().map(|&key| e.dot(dout, &at.v[key..key + d])).collect();
+        let of_value = |(n, &key): (usize, &usize)| at.factor(n) * e.dot(dout, &at.v[key..key + d]);
+        let dp: Vec<f64> = at.keys.iter().enumerate().map(of_value).collect();
         let mean = kept.map_or_else(|| inner_product(&p, &dp), |(out, _)| inner_product(out, dout));
         for (j, &key) in at.keys.iter().enumerate() {
-            let slope = softcap_slope(self.cap(scores[j]), scores[j]);
-            let ds = p[j] * (dp[j] - mean + dlse) * slope * self.scale;
-            e.add_scaled(&mut dv[key..key + d], p[j], dout);
+            let of_score = p[j] * (dp[j] - mean + dlse);
+            let slope = match &at.scored {
+                Some(scored) => scored.back(j, products[j], of_score, dx),
+                None => softcap_slope(self.cap(scores[j]), scores[j]),
+            };
+            let ds = of_score * slope * self.scale;
+            e.add_scaled(&mut dv[key..key + d], p[j] * at.factor(j), dout);
             e.add_scaled(dq, ds, &at.k[key..key + d]);
             e.add_scaled(&mut dk[key..key + d], ds, at.q);
         }
     }
 
-    /// Where the keys begin that a query of sequence attention sees; `row` numbers the queries in
-    /// the order of `q`'s rows, and `mask` is the number of the first mask operand.
-    fn keys(&self, e: &Evaluation, mask: usize, row: usize) -> Vec<usize> {
-        let [_, t, heads, d] = *e.sizes(0) else { return vec![] };
-        let [_, s, groups, _] = *e.sizes(1) else { return vec![] };
+    /// The query of sequence attention that `row` numbers, in the order of `q`'s rows, with the keys
+    /// that it sees; `mask` is the number of the first mask operand.
+    fn query<'a>(
+        &self,
+        e: &Evaluation<'a>,
+        scoring: Option<&'a Scoring<'a>>,
+        mask: usize,
+        row: usize,
+    ) -> Query<'a> {
+        let (q, k, v, d) = (e.floats(0), e.floats(1), e.floats(2), e.last(0));
+        let [t, heads, s, groups] = [e.sizes(0)[1], e.sizes(0)[2], e.sizes(1)[1], e.sizes(1)[2]];
         let (b, i, h) = (row / heads / t, row / heads % t, row % heads);
         let visible = Visible::new(self, [t, s], |k, n| &e.ints(mask + k)[b * n..][..n]);
         let group = h / (heads / groups);
-        let keys = (0..s).filter(|&j| visible.sees(i, j));
-        keys.map(|j| ((b * s + j) * groups + group) * d).collect()
+        let sees = |j: &usize| visible.sees(i, *j) && scoring.is_none_or(|s| s.sees([b, i, *j, h]));
+        let numbers: Vec<usize> = (0..s).filter(sees).collect();
+        let keys = numbers.iter().map(|j| ((b * s + j) * groups + group) * d).collect();
+        let factors = self.dropout.map(|p| {
+            let draw = e.ints(mask + self.draws())[b * t + i];
+            let of = |&j: &usize| if kept(draw, h, j, threshold(p)) { 1.0 / (1.0 - p) } else { 0.0 };
+            numbers.iter().map(of).collect()
+        });
+        let scored = scoring.map(|scoring| Scored::new(scoring, [b, i, h], numbers));
+        Query { q: &q[row * d..][..d], k, v, keys, scored, factors }
     }
 
     /// Counts of products for so many pairs of a query and a key, each of size `d`, all heads
@@ -162,6 +303,7 @@ impl Attention {
         // output and cotangent. A cap is a quotient, a tanh and a product, and its slope a product
         // each of three.
         let (work, each_output) = if gradient { (6 + 6 * capped, 2) } else { (5 + 3 * capped, 1) };
+        let work = work + self.program.as_ref().map_or(0, |p| p.work(gradient));
         Counts {
             multiply_adds: product * if gradient { 5 } else { 2 },
             repeated: if gradient { product } else { Count::ZERO },
@@ -170,13 +312,14 @@ impl Attention {
     }
 
     fn counts(&self, s: &Shapes, extents: &Extents, gradient: bool) -> Counts {
-        let (batch, queries, keys) = (s.size(0, 0), s.size(0, 1), s.size(1, 1));
+        let (batch, queries, keys, heads) = (s.size(0, 0), s.size(0, 1), s.size(1, 1), s.size(0, 2));
         let pairs = match extents.pairs {
             Some(pairs) => Count::from(pairs),
-            None if self.mask == Mask::Causal => {
-                Count(Some(Attention::causal_pairs(queries, self.window))) * batch
+            None if self.mask == Mask::Causal => Count(Some(self.pairs(queries, heads))) * batch,
+            None => {
+                let seen = Count::from(keys.min(self.window.unwrap_or(keys))) * queries * batch;
+                seen * self.times(heads)
             }
-            None => Count::from(keys.min(self.window.unwrap_or(keys))) * queries * batch,
         };
         // A key that no query sees is not read: with one query a key and a pair are the same thing.
         let key_vectors = (Count::from(keys) * batch).min(pairs);
@@ -185,7 +328,41 @@ impl Attention {
         for i in (0..s.operands.len()).filter(|i| !(1..3).contains(i)) {
             read = read + s.operand_bytes(i, s.operand(i));
         }
-        Counts { read, ..self.pairwise(s, pairs * s.size(0, 2), gradient) }
+        Counts { read, ..self.pairwise(s, pairs * self.each(heads), gradient) }
+    }
+
+    /// The type of what the program reads, the `n`th; tables are as long as they are.
+    fn read_type(&self, x: &Operands, read: Read, operand: usize) -> Type {
+        let (q, k) = (&x[0].dims, &x[1].dims);
+        let head = if read.heads { &q[2..3] } else { &[] };
+        let table = x[operand].dims.last().into_iter().copied().collect::<Vec<Dim>>();
+        let dims = match read.place {
+            Place::Query => [&q[..2], head].concat(),
+            Place::Key => [&k[..2], head].concat(),
+            Place::All => head.to_vec(),
+            Place::Table => [head, &table].concat(),
+        };
+        Type::f32(&dims)
+    }
+
+    /// The operands of the program, from number `first` on, which are the last ones.
+    fn check_reads(&self, x: &Operands, first: usize) -> Result<(), TypeError> {
+        if let Some(program) = &self.program {
+            program.check().or_else(|problem| x.fail(problem))?;
+            x.check(self.softcap.is_none(), "a program has no soft-cap besides: its score says it")?;
+        }
+        let expected = first + self.read().len();
+        if self.program.is_some() && x.len() != expected {
+            return x.fail(format!("takes {expected} operands, has {}", x.len()));
+        }
+        for (n, &read) in self.read().iter().enumerate() {
+            let expected = self.read_type(x, read, first + n);
+            let table = read.place != Place::Table || !x[first + n].dims.is_empty();
+            if x[first + n] != expected || !table {
+                return x.fail(format!("x{n} must be {}", x.module.show(&expected)));
+            }
+        }
+        Ok(())
     }
 
     fn check(&self, x: &Operands, mask: usize) -> Result<(), TypeError> {
@@ -211,6 +388,10 @@ impl Attention {
             expected.extend([of_queries.clone(), of_keys]);
         }
         if segments.is_some() {
+            expected.push(of_queries.clone());
+        }
+        if let Some(p) = self.dropout {
+            x.check((0.0..1.0).contains(&p), "drops weights with a probability from 0 to 1, not 1")?;
             expected.push(of_queries);
         }
         if (mask..).zip(&expected).any(|(k, expected)| x[k] != *expected) {
@@ -232,8 +413,25 @@ impl Attention {
             window: case.rng.once_in(2).then_some(1 + case.rng.below(4)),
             mask,
             segments,
+            program: None,
+            dropout: None,
         }
     }
+}
+
+/// Whether dropout keeps the weight of a query and a key for one head: a hash of the query's random
+/// number, the head and the key's number against `p · 2³²` ([`threshold`]).
+pub fn kept(draw: i32, head: usize, key: usize, threshold: u32) -> bool {
+    let mut x = draw as u32 ^ (head as u32).wrapping_mul(0x9e37_79b9);
+    x = x.wrapping_add((key as u32).wrapping_mul(0x85eb_ca6b));
+    x = (x ^ x >> 16).wrapping_mul(0x7feb_352d);
+    x = (x ^ x >> 15).wrapping_mul(0x846c_a68b);
+    x ^ x >> 16 >= threshold
+}
+
+/// What a hash must reach at a probability of being dropped.
+pub fn threshold(dropout: f64) -> u32 {
+    (dropout * 4_294_967_296.0) as u32
 }
 
 /// Visits a soft-cap.
@@ -251,6 +449,16 @@ pub(super) struct Query<'a> {
     pub v: &'a [f64],
     /// Offsets in them of those that the query sees.
     pub keys: Vec<usize>,
+    /// What the program computes of them.
+    pub scored: Option<Scored<'a>>,
+    /// What dropout multiplies the weights with.
+    pub factors: Option<Vec<f64>>,
+}
+
+impl Query<'_> {
+    fn factor(&self, n: usize) -> f64 {
+        self.factors.as_ref().map_or(1.0, |factors| factors[n])
+    }
 }
 
 /// Which pairs of a query and a key of one sequence exist.
@@ -306,15 +514,24 @@ impl<'a> Visible<'a> {
         (0..queries).map(seen).sum()
     }
 
-    /// Pairs of a whole batch; `mask` gives the integers of a mask operand for all of it.
-    pub fn pairs_of_batch(
+    /// Pairs of a whole batch, of all heads where the program's mask differs by head; `mask` gives
+    /// the integers of a mask operand for all of it.
+    pub(crate) fn pairs_of_batch(
         attention: &Attention,
-        [batch, queries, keys]: [u64; 3],
+        [batch, queries, keys, heads]: [u64; 4],
         mask: impl Fn(usize) -> &'a [i32],
+        scoring: Option<&Scoring>,
     ) -> u64 {
         let of = |b: usize| {
             let tokens = [queries as usize, keys as usize];
-            Visible::new(attention, tokens, |k, n| &mask(k)[b * n..][..n]).pairs(queries, keys)
+            let visible = Visible::new(attention, tokens, |k, n| &mask(k)[b * n..][..n]);
+            let Some(scoring) = scoring else { return visible.pairs(queries, keys) };
+            let of_head = |h: u64| {
+                let sees = |i: usize, j: usize| visible.sees(i, j) && scoring.sees([b, i, j, h as usize]);
+                let seen = |i: usize| (0..tokens[1]).filter(|&j| sees(i, j)).count() as u64;
+                (0..tokens[0]).map(seen).sum::<u64>()
+            };
+            (0..attention.times(heads)).map(of_head).sum()
         };
         (0..batch as usize).map(of).sum()
     }
@@ -334,17 +551,23 @@ struct Random {
     qkv: [Value; 3],
     q: Vec<Dim>,
     masks: Vec<(String, Type, Tensor)>,
+    reads: Vec<(String, Type, Tensor)>,
     forward: Vec<Tensor>,
 }
 
-fn random(case: &mut Case) -> Random {
+/// An instance with a program where the blank has one.
+fn random(case: &mut Case, blank: &Attention) -> Random {
     let mask = if case.rng.once_in(2) { Mask::Causal } else { Mask::Positions };
     let segments = case.rng.once_in(3);
     let (b, t) = (case.dim("b"), case.dim("t"));
     let s = if mask == Mask::Causal || segments { t } else { case.dim("s") };
     let (heads, groups) = random_heads(case);
     let d = case.dim("d");
-    let a = Attention::random_options(case, mask, segments);
+    let mut a = Attention::random_options(case, mask, segments);
+    if blank.program.is_some() {
+        (a.softcap, a.program) = (None, Some(Arc::new(scored::random(&mut case.rng))));
+        a.dropout = case.rng.once_in(3).then_some(0.25);
+    }
     let q = vec![b, t, heads, d];
     let qkv = [("q", q.clone()), ("k", vec![b, s, groups, d]), ("v", vec![b, s, groups, d])]
         .map(|(name, dims)| case.floats(name, &dims));
@@ -357,17 +580,38 @@ fn random(case: &mut Case) -> Random {
     if segments {
         masks.push(forward.ints("segments", &[b, t], 2));
     }
-    let results = forward.forward(&Op::Attention(a), &[&qkv[..], &masks].concat());
+    if a.dropout.is_some() {
+        masks.push(forward.ints_from("draws", &[b, t], |rng| rng.below(1 << 32) as u32 as i32));
+    }
+    let mut reads = vec![];
+    for (n, read) in a.read().iter().enumerate() {
+        let head = if read.heads { &[heads][..] } else { &[] };
+        let dims = match read.place {
+            Place::Query => [&[b, t], head].concat(),
+            Place::Key => [&[b, s], head].concat(),
+            Place::All => head.to_vec(),
+            Place::Table => [head, &[forward.dim(&format!("n{n}"))]].concat(),
+        };
+        reads.push(forward.floats(&format!("x{n}"), &dims));
+    }
+    case.module = forward.module.clone();
+    let results = forward.forward(&Op::Attention(a.clone()), &[&qkv[..], &masks, &reads].concat());
     // The random numbers go on behind those of the mask.
     case.rng = forward.rng.clone();
     let mask = |v: &Value| {
         let name = forward.function.params[v.index()].name.clone();
         (name, forward.function.ty(*v).clone(), forward.args[v.index()].clone())
     };
-    Random { a, qkv, q, masks: masks.iter().map(mask).collect(), forward: results }
+    let [masks, reads] = [masks, reads].map(|list| list.iter().map(mask).collect());
+    Random { a, qkv, q, masks, reads, forward: results }
 }
 
 impl Payload for Attention {
+    fn blanks() -> Vec<Self> {
+        let scored = Attention { program: Some(Arc::default()), ..Attention::default() };
+        vec![Attention::default(), scored]
+    }
+
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
         let (mut windowed, mut mask) = (self.window.is_some(), usize::from(self.mask == Mask::Positions));
         a.word("scale")?;
@@ -380,7 +624,13 @@ impl Payload for Attention {
         a.word("mask")?;
         a.choice(&["causal", "positions"], &mut mask)?;
         self.mask = [Mask::Causal, Mask::Positions][mask];
-        a.flag("segments", &mut self.segments)
+        a.flag("segments", &mut self.segments)?;
+        let mut dropped = self.dropout.is_some();
+        a.flag("dropout", &mut dropped)?;
+        if dropped {
+            a.float(self.dropout.get_or_insert_default())?;
+        }
+        scored::visit(&mut self.program, a)
     }
 }
 
@@ -388,12 +638,7 @@ impl Operation for Attention {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "attention",
-            operands: match (self.mask, self.segments) {
-                (Mask::Causal, false) => &[Q, K, V],
-                (Mask::Causal, true) => &[Q, K, V, SEGMENTS],
-                (Mask::Positions, false) => &[Q, K, V, QUERIES, KEYS],
-                (Mask::Positions, true) => &[Q, K, V, QUERIES, KEYS, SEGMENTS],
-            },
+            operands: &FORWARD[self.list()],
             results: &["o[b, t, H, d]", "lse[b, t, H]"],
             class: Class::anchored(self),
             rows: if self.mask == Mask::Positions { Rows::Of(rows) } else { Rows::All },
@@ -405,25 +650,27 @@ impl Operation for Attention {
 
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         self.check(x, Attention::MASK)?;
+        self.check_reads(x, self.reads())?;
         Ok(vec![x[0].clone(), Type::f32(&x[0].dims[..3])])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {
-        let (q, k, v, d) = (e.floats(0), e.floats(1), e.floats(2), e.last(0));
-        let mut out = vec![0.0; q.len()];
+        let d = e.last(0);
+        let mut out = vec![0.0; e.floats(0).len()];
         let mut lse = vec![];
-        for (row, (q, out)) in q.chunks(d).zip(out.chunks_mut(d)).enumerate() {
-            let keys = self.keys(e, Attention::MASK, row);
-            lse.push(self.attend(e, &Query { q, k, v, keys }, out));
+        let scoring = Scoring::new(self, e.operands, Attention::MASK, self.reads());
+        for (row, out) in out.chunks_mut(d).enumerate() {
+            let query = self.query(e, scoring.as_ref(), Attention::MASK, row);
+            lse.push(self.attend(e, &query, out));
         }
         Ok(vec![Data::Float(out), Data::Float(lse)])
     }
 
     fn random(&self, mut case: Case) -> Instance {
-        let random = random(&mut case);
+        let random = random(&mut case, self);
         let mut inputs = random.qkv.to_vec();
-        for (name, ty, mask) in random.masks {
-            inputs.push(case.tensor(&name, Binding::Value, ty, mask));
+        for (name, ty, tensor) in random.masks.into_iter().chain(random.reads) {
+            inputs.push(case.tensor(&name, Binding::Value, ty, tensor));
         }
         case.finish(random.a, &inputs)
     }
@@ -439,10 +686,18 @@ impl Reverse for Attention {
     fn reverse(&self, at: &mut Adjoint) -> Result<(), CompileError> {
         let (d, x) = (at.d()?, at.operands());
         let kept = [at.result(0), at.result(1), d];
-        let log = at.cotangent(1);
-        let operands = [&x[..Attention::MASK], &kept, &x[Attention::MASK..], log.as_slice()].concat();
-        let grads = at.builder().ops(AttentionGrad(*self), &operands);
-        for (k, grad) in grads.into_iter().enumerate().take(3) {
+        let mut log = at.cotangent(1);
+        if self.program.is_some() && log.is_none() {
+            let lse = at.result(1);
+            let ty = Type::f32(&at.builder().dims(lse));
+            log = Some(at.builder().zeros(&ty));
+        }
+        let (masks, reads) = x[Attention::MASK..].split_at(self.masks());
+        let operands = [&x[..Attention::MASK], &kept, masks, log.as_slice(), reads].concat();
+        let grads = at.builder().ops(AttentionGrad(self.clone()), &operands);
+        let moved = self.moved();
+        let read = |n: usize| self.reads() + n;
+        for (k, grad) in (0..Attention::MASK).chain(moved.into_iter().map(read)).zip(grads) {
             at.add(k, grad);
         }
         Ok(())
@@ -462,6 +717,10 @@ fn rows(at: &Asked, k: usize) -> Need {
 }
 
 impl Payload for AttentionGrad {
+    fn blanks() -> Vec<Self> {
+        Attention::blanks().into_iter().map(AttentionGrad).collect()
+    }
+
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
         self.0.attributes(a)
     }
@@ -471,13 +730,11 @@ impl Operation for AttentionGrad {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "attention_grad",
-            operands: match (self.0.mask, self.0.segments) {
-                (Mask::Causal, false) => &[Q, K, V, O, LSE, DO, DLSE],
-                (Mask::Causal, true) => &[Q, K, V, O, LSE, DO, SEGMENTS, DLSE],
-                (Mask::Positions, false) => &[Q, K, V, O, LSE, DO, QUERIES, KEYS, DLSE],
-                (Mask::Positions, true) => &[Q, K, V, O, LSE, DO, QUERIES, KEYS, SEGMENTS, DLSE],
+            operands: &BACKWARD[self.0.list()],
+            results: match self.0.moved().is_empty() {
+                true => &[DQ, DK, DV],
+                false => &[DQ, DK, DV, "dx0", "…"],
             },
-            results: &["dq[b, t, H, d]", "dk[b, s, G, d]", "dv[b, s, G, d]"],
             class: Class::anchored(self),
             rows: Rows::All,
             bf16: Bf16::Reads(&[0, 1, 2, 3, 5]),
@@ -494,27 +751,34 @@ impl Operation for AttentionGrad {
         if let Some(log) = self.log(x.len()) {
             x.check(x[log] == x[4], "dlse has the type of lse")?;
         }
-        Ok(vec![x[0].clone(), x[1].clone(), x[2].clone()])
+        self.0.check_reads(x, self.reads())?;
+        let moved = self.0.moved();
+        let moved = moved.into_iter().map(|n| x[self.reads() + n].clone());
+        Ok((0..3).map(|k| x[k].clone()).chain(moved).collect())
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {
         let (q, k, v, d) = (e.floats(0), e.floats(1), e.floats(2), e.last(0));
         let (out, lse, dout) = (e.floats(3), e.floats(4), e.floats(5));
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
+        let reads = self.reads().min(e.operands.len());
+        let mut dx: Vec<Vec<f64>> = e.operands[reads..].iter().map(|x| vec![0.0; x.floats().len()]).collect();
+        let scoring = Scoring::new(&self.0, e.operands, AttentionGrad::MASK, reads);
         for (row, &lse) in lse.iter().enumerate() {
-            let keys = self.0.keys(e, AttentionGrad::MASK, row);
+            let query = self.0.query(e, scoring.as_ref(), AttentionGrad::MASK, row);
             let own = row * d..(row + 1) * d;
             let kept = Some((&out[own.clone()], lse));
             let log = self.log(e.operands.len()).map_or(0.0, |k| e.floats(k)[row]);
-            let (dq, dout, q) = (&mut dq[own.clone()], &dout[own.clone()], &q[own]);
-            let query = Query { q, k, v, keys };
-            self.0.attend_grad(e, &query, kept, (dout, log), [dq, &mut dk, &mut dv]);
+            let (dq, dout) = (&mut dq[own.clone()], &dout[own]);
+            self.0.attend_grad(e, &query, kept, (dout, log), [dq, &mut dk, &mut dv], &mut dx);
         }
-        Ok(vec![Data::Float(dq), Data::Float(dk), Data::Float(dv)])
+        let moved = self.0.moved();
+        let moved = moved.into_iter().map(|n| std::mem::take(&mut dx[n]));
+        Ok([dq, dk, dv].into_iter().chain(moved).map(Data::Float).collect())
     }
 
     fn random(&self, mut case: Case) -> Instance {
-        let mut random = random(&mut case);
+        let mut random = random(&mut case, &self.0);
         let mut inputs = random.qkv.to_vec();
         let lse = random.forward.remove(1);
         let o = random.forward.remove(0);
@@ -524,8 +788,11 @@ impl Operation for AttentionGrad {
         for (name, ty, mask) in random.masks {
             inputs.push(case.tensor(&name, Binding::Value, ty, mask));
         }
-        if case.rng.once_in(2) {
+        if self.0.program.is_some() || case.rng.once_in(2) {
             inputs.push(case.floats("dlse", &random.q[..3]));
+        }
+        for (name, ty, read) in random.reads {
+            inputs.push(case.tensor(&name, Binding::Value, ty, read));
         }
         case.finish(AttentionGrad(random.a), &inputs)
     }
@@ -549,7 +816,7 @@ mod tests {
         for window in [None, Some(1), Some(3), Some(9)] {
             let a = Attention { window, ..Attention::default() };
             let causal = Visible::new(&a, [7, 7], |_, _| unreachable!("no mask operands"));
-            let positioned = Attention { mask: Mask::Positions, ..a };
+            let positioned = Attention { mask: Mask::Positions, ..a.clone() };
             let numbered = Visible::new(&positioned, [7, 7], |_, n| &numbers[..n]);
             let seen = (0..7).flat_map(|q| (0..7).map(move |k| (q, k))).filter(|&(q, k)| causal.sees(q, k));
             assert_eq!(seen.count() as u64, causal.pairs(7, 7), "{window:?}");

@@ -29,7 +29,7 @@ pub struct DepthShape {
 }
 
 /// Every token attends to rows `0..=row` of itself in the caches `k` and `v`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DepthAttention {
     /// Sizes.
     pub shape: DepthShape,
@@ -38,7 +38,7 @@ pub struct DepthAttention {
 }
 
 /// The gradient of [`DepthAttention`]; `dk` and `dv` are added to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DepthAttentionGrad {
     /// Sizes.
     pub shape: DepthShape,
@@ -202,14 +202,14 @@ fn shape(s: &Select) -> DepthShape {
 
 impl Choose for super::DepthAttention {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let attention = self.0;
+        let attention = self.0.clone();
         Ok(Kernel::DepthAttention(DepthAttention { shape: shape(s), attention }))
     }
 }
 
 impl Choose for super::DepthAttentionGrad {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let attention = self.0;
+        let attention = self.0.clone();
         Ok(Kernel::DepthAttentionGrad(DepthAttentionGrad { shape: shape(s), attention }))
     }
 }

@@ -12,11 +12,11 @@ pub const ABSENT: f64 = -1e20;
 /// `(q[.., H, d], k[D, .., G, d], v[D, .., G, d], row[]) -> o[.., H, d]`: each position attends to
 /// rows `0..=row` of itself. A scaled score below [`ABSENT`] is that of a key which is not there:
 /// no soft-cap raises it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DepthAttention(pub Attention);
 
 /// `(q, k, v, row[], do, dk, dv) -> dq, dk, dv`: adds to the cotangents of the caches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DepthAttentionGrad(pub Attention);
 
 /// Rows of the cache that a query of row `row` sees.
@@ -36,8 +36,8 @@ fn check(a: &Attention, x: &Operands) -> Result<(), TypeError> {
         && q.dims[..n - 2] == k.dims[1..m - 2]
         && q.dims[n - 1] == k.dims[m - 1];
     x.check(fits, "takes q[.., heads, d], k[depths, .., kv_heads, d], v of k's type")?;
-    let plain = a.mask == Mask::Causal && !a.segments;
-    x.check(plain, "depths are seen causally and have neither positions nor segments")?;
+    let plain = a.mask == Mask::Causal && !a.segments && a.program.is_none() && a.dropout.is_none();
+    x.check(plain, "depths are seen causally and have neither positions, segments, dropout nor a program")?;
     a.check_heads(x, q.dims[n - 2], k.dims[m - 2])?;
     x.scalar(3)
 }
@@ -118,7 +118,7 @@ impl Operation for DepthAttention {
         let mut out = vec![0.0; q.len()];
         for (row, (q, out)) in q.chunks(d).zip(out.chunks_mut(d)).enumerate() {
             let keys = keys(&self.0, e, row)?;
-            self.0.attend(e, &Query { q, k, v, keys }, out);
+            self.0.attend(e, &Query { q, k, v, keys, scored: None, factors: None }, out);
         }
         Ok(vec![Data::Float(out)])
     }
@@ -141,7 +141,7 @@ impl Reverse for DepthAttention {
         // The cotangents of the caches so far go through the operation, which adds to them.
         let (dk, dv) = (at.so_far(1), at.so_far(2));
         let operands = [x[0], x[1], x[2], x[3], d, dk, dv];
-        let grads = at.builder().ops(DepthAttentionGrad(self.0), &operands);
+        let grads = at.builder().ops(DepthAttentionGrad(self.0.clone()), &operands);
         at.add(0, grads[0]);
         for k in [1, 2] {
             at.replace(k, grads[k]);
@@ -203,7 +203,8 @@ impl Operation for DepthAttentionGrad {
             let keys = keys(&self.0, e, row)?;
             let own = row * d..(row + 1) * d;
             let (dq, dout, q) = (&mut dq[own.clone()], &dout[own.clone()], &q[own]);
-            self.0.attend_grad(e, &Query { q, k, v, keys }, None, (dout, 0.0), [dq, &mut dk, &mut dv]);
+            let query = Query { q, k, v, keys, scored: None, factors: None };
+            self.0.attend_grad(e, &query, None, (dout, 0.0), [dq, &mut dk, &mut dv], &mut []);
         }
         Ok(vec![Data::Float(dq), Data::Float(dk), Data::Float(dv)])
     }

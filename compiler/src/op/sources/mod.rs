@@ -31,8 +31,15 @@ by_bits!(ReadSourcesGrad, ReadSourcesGrad { eps } => Bits(eps));
 pub struct Number;
 
 /// No mask beside the row: for [`Work::Row`].
-const PLAIN: Attention =
-    Attention { scale: 1.0, softcap: None, window: None, mask: Mask::Causal, segments: false };
+const PLAIN: Attention = Attention {
+    scale: 1.0,
+    softcap: None,
+    window: None,
+    mask: Mask::Causal,
+    segments: false,
+    program: None,
+    dropout: None,
+};
 
 fn check(x: &Operands) -> Result<(), TypeError> {
     let (sources, own, q) = (&x[0], &x[1], &x[2]);

@@ -709,7 +709,8 @@ fn attention() {
             if mask == Mask::Causal && queries != keys {
                 continue;
             }
-            let a = Attention { scale: 1.0 / (size as f64).sqrt(), softcap, window, mask, segments };
+            let scale = 1.0 / (size as f64).sqrt();
+            let a = Attention { scale, softcap, window, mask, segments, ..Attention::default() };
             let shape = AttentionShape {
                 batch: batch as u64,
                 queries: queries as u64,
@@ -758,7 +759,12 @@ fn attention() {
             operands.extend(mask_operands.clone());
             operands.extend([F(vec![7.0; batch * queries * qn]), F(vec![7.0; batch * queries * heads])]);
             let (out, count) = launch(
-                Kernel::Attention(kernel::Attention { shape, attention: a, shared: false }),
+                Kernel::Attention(kernel::Attention {
+                    shape,
+                    attention: a.clone(),
+                    shared: false,
+                    lengths: vec![],
+                }),
                 &operands,
             );
             let (o, lse) = (out[out.len() - 2].f(), out[out.len() - 1].f());
@@ -814,7 +820,10 @@ fn attention() {
                 operands.push(Strided(vec![7.0; batch * n * s], s as u64));
             }
             let (out, count) =
-                launch(Kernel::AttentionGrad(kernel::AttentionGrad { shape, attention: a, log }), &operands);
+                launch(
+                    Kernel::AttentionGrad(kernel::AttentionGrad { shape, attention: a, log, lengths: vec![] }),
+                    &operands,
+                );
             assert_eq!(count, (5 * pairs * size) as u64);
             for (i, (mut exact, n, s)) in [(dq, qn, qs), (dk, kn, ks), (dv, kn, ks)].into_iter().enumerate() {
                 exact.chunks_exact_mut(s).for_each(|row| row[n..].fill(7.0));
@@ -832,7 +841,7 @@ fn depth_attention() {
     {
         for (row, softcap) in [(0, None), (depths - 1, None), (depths / 2, Some(1.5))] {
             let scale = 1.0 / (size as f64).sqrt();
-            let a = Attention { scale, softcap, window: None, mask: Mask::Causal, segments: false };
+            let a = Attention { scale, softcap, ..Attention::default() };
             let shape = DepthShape {
                 depths: depths as u64,
                 rows: rows as u64,
@@ -846,7 +855,7 @@ fn depth_attention() {
             let index = Index(row as u64);
             let operands = [q.clone(), F(k.clone()), F(v.clone()), index.clone(), F(vec![0.0; d.len()])];
             let (out, count) =
-                launch(Kernel::DepthAttention(kernel::DepthAttention { shape, attention: a }), &operands);
+                launch(Kernel::DepthAttention(kernel::DepthAttention { shape, attention: a.clone() }), &operands);
             assert_eq!(count, (2 * (row + 1) * d.len()) as u64);
             let (dk0, dv0) = (r.floats(cache), r.floats(cache));
             let (mut o, mut dq) = (vec![0.0; d.len()], vec![0.0; rows * qs]);

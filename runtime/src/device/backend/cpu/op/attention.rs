@@ -14,6 +14,7 @@
 //! operand is.
 
 mod few;
+mod scored;
 
 use super::Run;
 use crate::device::backend::cpu::product::{
@@ -22,9 +23,11 @@ use crate::device::backend::cpu::product::{
 use crate::device::backend::cpu::simd::{exp, fma, interleave, kernel_fn, largest, narrow, sum, tanh};
 use crate::device::backend::cpu::{Arguments, Context, Pointer, Scratch, Stored, View};
 use dreamc_compiler::ir::{Attention as Scoring, Mask};
+use dreamc_compiler::op::attention::formula::Part;
 use dreamc_compiler::program::AttentionShape;
 use dreamc_compiler::program::kernel::{Attention, AttentionGrad};
 use half::bf16;
+use scored::{Dropout, Scored};
 use std::ops::Range;
 
 /// Queries, and keys, of a block.
@@ -161,6 +164,18 @@ impl<'a> Visible<'a> {
     }
 }
 
+/// Pairs of queries and keys of a launch that see each other, over all heads.
+fn pairs(s: &Sizes, attention: &Scoring, args: &Arguments, scored: Option<&Scored>) -> u64 {
+    let of = |sequence: usize| {
+        let visible = Visible::new(s, attention, args, sequence);
+        match scored {
+            Some(scored) => scored.pairs(&visible, sequence),
+            None => visible.pairs(s) * s.heads as u64,
+        }
+    };
+    (0..s.batch).map(of).sum()
+}
+
 /// How scores become probabilities.
 struct Scores {
     scale: f32,
@@ -170,6 +185,14 @@ struct Scores {
 impl Scores {
     fn new(attention: &Scoring) -> Self {
         Scores { scale: attention.scale as f32, softcap: attention.softcap.map(|c| c as f32) }
+    }
+
+    /// Of tiles that a program has made scores of, where it has a score.
+    fn of(attention: &Scoring, scored: Option<&Scored>) -> Self {
+        match scored {
+            Some(scored) if scored.scores() => Scores { scale: 1.0, softcap: None },
+            _ => Scores::new(attention),
+        }
     }
 
     /// Factor that makes a product a score; capped ones are scores already: a multiplication that
@@ -412,22 +435,23 @@ fn parts(queries: usize, keys: usize, triangle: bool) -> impl Iterator<Item = (R
 impl Run for Attention {
     fn scratch(&self) -> Scratch {
         let s = Sizes::new(&self.shape);
-        if few::suits(&s, &self.attention) { few::scratch(&s) } else { scratch(&self.shape, false) }
+        let few = few::suits(&s, &self.attention);
+        let scratch = if few { few::scratch(&s) } else { scratch(&self.shape, false) };
+        Scratch { local: scratch.local + scored::room(&self.attention, false), ..scratch }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let s = Sizes::new(&self.shape);
-        cx.count(|| {
-            let pairs: u64 = (0..s.batch).map(|b| Visible::new(&s, &self.attention, args, b).pairs(&s)).sum();
-            2 * pairs * (s.heads * s.size) as u64
-        });
+        let scored = Scored::new(&s, &self.attention, &self.lengths, args, false);
+        let dropout = Dropout::new(&self.attention, args);
+        cx.count(|| 2 * pairs(&s, &self.attention, args, scored.as_ref()) * s.size as u64);
         if few::suits(&s, &self.attention) {
-            return few::run::<T>(&s, &self.attention, cx, args);
+            return few::run::<T>(&s, &self.attention, (scored, dropout), cx, args);
         }
         let [q, k, v] = ["q", "k", "v"].map(|name| args.view::<T>(name));
         let o = args.view::<T>("o").rows_of(s.heads * s.size);
         let lse = args.floats("lse").rows_of(s.heads);
-        let scores = Scores::new(&self.attention);
+        let scores = Scores::of(&self.attention, scored.as_ref());
         let (chunks, query_blocks) = (s.group.div_ceil(HEADS), s.queries.div_ceil(QUERIES * BLOCK));
         cx.parallel(s.batch * s.kv_heads * chunks * query_blocks, |task, mut scratch| {
             // The last queries of a causal sequence see most: they come first.
@@ -450,6 +474,7 @@ impl Run for Attention {
             let sums = take(&mut scratch, heads.len() * count * SUMS);
             let right = take(&mut scratch, panels(BLOCK, size, panel.columns));
             let values = take(&mut scratch, panels(size, BLOCK, panel.columns));
+            let steps = take(&mut scratch, scored::room(&self.attention, false));
             results.fill(0.0);
             most.fill(f32::NEG_INFINITY);
             sums.fill(0.0);
@@ -464,6 +489,12 @@ impl Run for Attention {
                     let (right, values) = (Right::new::<T>(right, size), Right::new::<T>(values, n));
                     let triangle = visible.triangle(&queries, &keys);
                     for (i, head) in heads.clone().enumerate() {
+                        let pair = [sequence, head];
+                        let part_of =
+                            scored.as_ref().map_or(Part::Full, |s| s.part(&visible, pair, &queries, &keys));
+                        if part_of == Part::Empty {
+                            continue;
+                        }
                         let at = i * count + queries.start - first;
                         let tile_of = &mut tiles[..queries.len() * n];
                         let result = &mut results[at * size..][..queries.len() * size];
@@ -475,6 +506,20 @@ impl Run for Attention {
                             // SAFETY: `tile_of` is `queries` by `n`, and this task's.
                             unsafe { tile::<T>((part.len(), n_seen, size), query, right, c, n, false) };
                         }
+                        if let Some(scored) = &scored {
+                            let scale = self.attention.scale as f32;
+                            scored.block(&visible, pair, &keys, steps);
+                            scored.tile(
+                                &visible,
+                                pair,
+                                queries.clone(),
+                                &keys,
+                                part_of,
+                                scale,
+                                steps,
+                                tile_of,
+                            );
+                        }
                         soften(
                             &scores,
                             &visible,
@@ -485,6 +530,9 @@ impl Run for Attention {
                             &mut sums[range.start * SUMS..range.end * SUMS],
                             result,
                         );
+                        if let Some(dropout) = &dropout {
+                            dropout.apply(&s, pair, queries.clone(), &keys, tile_of);
+                        }
                         let p = Rows::new::<T>(tile_of, n, words);
                         for (part, n_seen) in parts(queries.len(), n, triangle) {
                             let p = p.left(&mut lines, &part, n_seen, rows);
@@ -509,7 +557,9 @@ impl Run for Attention {
 
 impl Run for AttentionGrad {
     fn scratch(&self) -> Scratch {
-        scratch(&self.shape, true)
+        let local = scratch(&self.shape, true).local + scored::room(&self.attention, true);
+        let shared = scored::shared(&self.attention, &Sizes::new(&self.shape), &self.lengths);
+        Scratch { local, shared }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
@@ -518,11 +568,11 @@ impl Run for AttentionGrad {
         let lse = args.floats("lse").rows_of(s.heads);
         let dlse = self.log.then(|| args.floats("dlse").rows_of(s.heads));
         let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| args.view::<T>(name));
-        let scores = Scores::new(&self.attention);
-        cx.count(|| {
-            let pairs: u64 = (0..s.batch).map(|b| Visible::new(&s, &self.attention, args, b).pairs(&s)).sum();
-            5 * pairs * (s.heads * s.size) as u64
-        });
+        let scored = Scored::new(&s, &self.attention, &self.lengths, args, true);
+        let dropout = Dropout::new(&self.attention, args);
+        let scores = Scores::of(&self.attention, None);
+        let shared = cx.shared();
+        cx.count(|| 5 * pairs(&s, &self.attention, args, scored.as_ref()) * s.size as u64);
         cx.parallel(s.batch * s.kv_heads, |task, mut scratch| {
             let (sequence, kv_head) = (task / s.kv_heads, task % s.kv_heads);
             let visible = Visible::new(&s, &self.attention, args, sequence);
@@ -546,6 +596,10 @@ impl Run for AttentionGrad {
             let mut lines = Lines::room();
             let [p, dp, words] = std::array::from_fn(|_| take(&mut scratch, BLOCK * BLOCK));
             let (dk_sums, dv_sums) = (take(&mut scratch, BLOCK * size), take(&mut scratch, BLOCK * size));
+            let steps = take(&mut scratch, scored::room(&self.attention, true));
+            if let Some(scored) = &scored {
+                heads.clone().for_each(|head| scored.sums(shared, sequence, head).fill(0.0));
+            }
 
             for (i, head) in heads.clone().enumerate() {
                 for (b, queries) in blocks(0..s.queries).enumerate() {
@@ -587,6 +641,12 @@ impl Run for AttentionGrad {
                     }
                     let triangle = visible.triangle(&queries, &keys);
                     for (i, head) in heads.clone().enumerate() {
+                        let pair = [sequence, head];
+                        let part_of =
+                            scored.as_ref().map_or(Part::Full, |s| s.part(&visible, pair, &queries, &keys));
+                        if part_of == Part::Empty {
+                            continue;
+                        }
                         let (row, count) = (first_row + queries.start, queries.len());
                         let (p, dp) = (&mut p[..count * n], &mut dp[..count * n]);
                         let (query, cotangent) =
@@ -610,7 +670,44 @@ impl Run for AttentionGrad {
                         }
                         let at = i * s.queries + queries.start;
                         let (lse, along) = (&lse_of[at..][..count], &along[at..][..count]);
-                        harden(&scores, &visible, queries.clone(), keys.clone(), p, dp, lse, along);
+                        if let Some(dropout) = &dropout {
+                            dropout.apply(&s, pair, queries.clone(), &keys, dp);
+                        }
+                        if let Some(scored) = &scored {
+                            scored.block(&visible, pair, &keys, steps);
+                        }
+                        match &scored {
+                            Some(scored) if scored.scores() => scored.harden(
+                                &visible,
+                                pair,
+                                queries.clone(),
+                                &keys,
+                                part_of,
+                                self.attention.scale as f32,
+                                steps,
+                                [&mut *p, &mut *dp],
+                                [lse, along],
+                                scored.sums(shared, sequence, head),
+                            ),
+                            masked => {
+                                if let Some(scored) = masked {
+                                    scored.tile(
+                                        &visible,
+                                        pair,
+                                        queries.clone(),
+                                        &keys,
+                                        part_of,
+                                        1.0,
+                                        steps,
+                                        p,
+                                    );
+                                }
+                                harden(&scores, &visible, queries.clone(), keys.clone(), p, dp, lse, along);
+                            }
+                        }
+                        if let Some(dropout) = &dropout {
+                            dropout.apply(&s, pair, queries.clone(), &keys, p);
+                        }
 
                         let panels = (i * query_blocks + b) * columns;
                         for (tile_of, right, sums) in
@@ -651,5 +748,8 @@ impl Run for AttentionGrad {
                 }
             }
         });
+        if let Some(scored) = &scored {
+            scored.finish(cx, args, shared);
+        }
     }
 }

@@ -8,11 +8,13 @@
 //! [`PIECE`], and what pieces found is brought to one scale in their order. Cuts follow from the
 //! shape of the cache alone, so neither threads nor the other rows of a batch change any bits.
 
+use super::scored::{self, Dropout, Scored};
 use super::{BLOCK, SUMS, Scores, Sizes, Visible, blocks, finish, soften, take};
 use crate::device::backend::cpu::product::{self, FEW, Side};
 use crate::device::backend::cpu::simd::{exp, fma, kernel_fn, sum};
 use crate::device::backend::cpu::{Arguments, Context, Pointer, Scratch, Stored, View};
 use dreamc_compiler::ir::{Attention as Scoring, Mask};
+use dreamc_compiler::op::attention::formula::Part;
 use half::bf16;
 
 /// Keys of a piece where there are fewer key heads than [`HEADS`].
@@ -148,11 +150,17 @@ fn ask<T>(x: View<T>, row: usize, rows: usize, element: usize, size: usize) {
 }
 
 /// One launch. Operands are where the views say.
-pub(super) fn run<T: Stored>(s: &Sizes, attention: &Scoring, cx: &Context, args: &Arguments) {
+pub(super) fn run<T: Stored>(
+    s: &Sizes,
+    attention: &Scoring,
+    (scored, dropout): (Option<Scored>, Option<Dropout>),
+    cx: &Context,
+    args: &Arguments,
+) {
     let [q, k, v] = ["q", "k", "v"].map(|name| args.view::<T>(name));
     let o = args.view::<T>("o").rows_of(s.heads * s.size);
     let lse = args.floats("lse").rows_of(s.heads);
-    let scores = Scores::new(attention);
+    let scores = Scores::of(attention, scored.as_ref());
     let (size, pieces, lines) = (s.size, pieces(s), s.group * s.queries);
     let add = |weights: &[f32], row: usize, element: usize, sums: &mut [f32]| match T::NARROW {
         false => add_rows(weights, v.same(), row, element, sums),
@@ -168,6 +176,7 @@ pub(super) fn run<T: Stored>(s: &Sizes, attention: &Scoring, cx: &Context, args:
         let most = take(&mut scratch, lines);
         let sums = take(&mut scratch, lines * SUMS);
         let tile = take(&mut scratch, FEW * BLOCK);
+        let steps = take(&mut scratch, scored::room(attention, false));
         results.fill(0.0);
         most.fill(f32::NEG_INFINITY);
         sums.fill(0.0);
@@ -196,6 +205,25 @@ pub(super) fn run<T: Stored>(s: &Sizes, attention: &Scoring, cx: &Context, args:
                     }
                     for (line, tile) in (i * inner + j..).zip(tile.chunks_exact_mut(n)) {
                         let query = if s.queries == 1 { 0 } else { line - i * inner };
+                        let pair = [sequence, kv_head * s.group + line / s.queries];
+                        if let Some(scored) = &scored {
+                            let queries = query..query + 1;
+                            let part = scored.part(&visible, pair, &queries, &keys);
+                            if part == Part::Empty {
+                                continue;
+                            }
+                            scored.block(&visible, pair, &keys, steps);
+                            scored.tile(
+                                &visible,
+                                pair,
+                                queries,
+                                &keys,
+                                part,
+                                attention.scale as f32,
+                                steps,
+                                tile,
+                            );
+                        }
                         soften(
                             &scores,
                             &visible,
@@ -206,6 +234,9 @@ pub(super) fn run<T: Stored>(s: &Sizes, attention: &Scoring, cx: &Context, args:
                             &mut sums[line * SUMS..][..SUMS],
                             &mut results[line * size..][..size],
                         );
+                        if let Some(dropout) = &dropout {
+                            dropout.apply(s, pair, query..query + 1, &keys, tile);
+                        }
                         add(tile, row, kv_head * size, &mut results[line * size..][..size]);
                     }
                 }
