@@ -10,13 +10,14 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 26] = [
+const NONE: [&str; 27] = [
     "append",
     "shift_state",
     "by_head",
     "constant",
     "conv_grad",
     "recurrence_grad",
+    "linear_attention_grad",
     "zeros",
     "stop_gradient",
     "positive",

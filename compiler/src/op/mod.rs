@@ -25,6 +25,7 @@ pub mod gather;
 pub mod group;
 pub mod grouped;
 pub mod kernel;
+pub mod linear_attention;
 pub mod loss;
 pub mod memory;
 pub mod norm;
@@ -55,6 +56,7 @@ pub use elementwise::{Binary, Cast, Constant, Unary};
 pub use embed::EmbedGrad;
 pub use group::{Group, RoundGroups};
 pub use grouped::{Grouped, GroupedOuter};
+pub use linear_attention::{Decay, Delta, LinearAttention, LinearAttentionGrad};
 pub use loss::{HeadLoss, HeadLossGrad};
 pub use norm::{Rms, RmsGrad};
 pub use pick::PickGrad;
@@ -475,6 +477,8 @@ operations! {
     Running(Running) in running,
     Recurrence(Recurrence) in recurrence,
     RecurrenceGrad(RecurrenceGrad) in recurrence,
+    LinearAttention(LinearAttention) in linear_attention,
+    LinearAttentionGrad(LinearAttentionGrad) in linear_attention,
 
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
@@ -566,6 +570,7 @@ kernels! { $
     conv { Conv, ConvGrad }
     running { Running }
     recurrence { Recurrence, RecurrenceGrad }
+    linear_attention { LinearAttention, LinearAttentionGrad }
     attention { Attention, AttentionGrad }
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }

@@ -17,6 +17,7 @@ mod embed;
 mod gather;
 mod group;
 mod grouped;
+mod linear_attention;
 mod loss;
 mod memory;
 mod places;
