@@ -47,7 +47,8 @@ fn numbers(shape: &LinearShape, delta: Delta, before: bool) -> Numbers {
     };
     let small = [("DECAYS", decays), ("DELTA", delta.operands()), ("BEFORE", usize::from(before))];
     list.extend(small.map(|(name, n)| (name.into(), n.to_string())));
-    for (letter, part) in LETTERS.iter().zip(&shape.parts).chain(shape.decay.as_ref().map(|p| (&"DECAY", p))) {
+    for (letter, part) in LETTERS.iter().zip(&shape.parts).chain(shape.decay.as_ref().map(|p| (&"DECAY", p)))
+    {
         list.push((format!("FIRST_{letter}(h)"), first(shape, part)));
         list.push((format!("ROW_{letter}"), whole(part.row)));
     }
@@ -91,8 +92,11 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
     list.push(("STRETCHES".into(), whole(stretches)));
     // What several heads read is the sum of what each gives, which they leave beside.
     let mut joins = vec![];
-    for (letter, (_, gradient, part)) in
-        LETTERS.into_iter().take(s.parts.len()).chain(s.decay.as_ref().map(|_| "DECAY")).zip(kernel.operands())
+    for (letter, (_, gradient, part)) in LETTERS
+        .into_iter()
+        .take(s.parts.len())
+        .chain(s.decay.as_ref().map(|_| "DECAY"))
+        .zip(kernel.operands())
     {
         let width = if letter == "V" { s.value } else { s.size };
         let of_head = letter == "DECAY" && s.decay_kind() == Decay::Head;

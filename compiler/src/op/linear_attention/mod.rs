@@ -2,6 +2,9 @@
 
 pub(crate) mod cuda;
 pub mod kernel;
+mod recognise;
+
+pub use recognise::{Found, Obstacle, Term, recognise};
 
 use super::conv::{SEGMENTS, SLOTS, marks, random_segments, random_slots};
 use super::*;
@@ -191,7 +194,10 @@ impl Form {
             return x.fail("the state has at least two dimensions, of which the last are of values and keys");
         };
         let keys = self.state[self.state.len() - 2..].contains(&self.size) && value != self.size;
-        x.check(keys && repeated(&self.state).is_none(), "the last two dimensions of the state are of values and keys")?;
+        x.check(
+            keys && repeated(&self.state).is_none(),
+            "the last two dimensions of the state are of values and keys",
+        )?;
         x.check(x[0].dims.len() >= 3 && x[0].dtype.is_float(), "takes q[b, t, heads.., d]")?;
         let (dtype, size) = (x[0].dtype, Some(self.size));
         for k in [0, 1].into_iter().chain(3..3 + self.delta.operands()) {
@@ -224,22 +230,23 @@ impl Form {
     /// A form of some sizes and its operands, with the cotangent of the output where it is wanted.
     fn random(&self, case: &mut Case, gradient: bool) -> (Form, Vec<Value>) {
         let (b, t) = (case.dim("b"), case.dim("t"));
-        let heads: Vec<Dim> =
-            ["g", "h"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
+        let heads: Vec<Dim> = ["g", "h"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
         let (e, d) = (case.dim("e"), case.dim("d"));
         let last = if case.rng.once_in(3) { [d, e] } else { [e, d] };
-        let form = Form { state: [&heads[..], &last].concat(), size: d, before: case.rng.once_in(3), ..self.clone() };
+        let form = Form {
+            state: [&heads[..], &last].concat(),
+            size: d,
+            before: case.rng.once_in(3),
+            ..self.clone()
+        };
         let mut part = |name: &str, last: Option<Dim>, low: f64, high: f64| {
             let every = name == "do";
             let own: Vec<Dim> = heads.iter().copied().filter(|_| every || !case.rng.once_in(4)).collect();
             let dims: Vec<Dim> = [b, t].into_iter().chain(own).chain(last).collect();
             case.floats_from(name, &dims, |rng| rng.between(low, high))
         };
-        let mut inputs = vec![
-            part("q", Some(d), -1.0, 1.0),
-            part("k", Some(d), -1.0, 1.0),
-            part("v", Some(e), -1.5, 1.5),
-        ];
+        let mut inputs =
+            vec![part("q", Some(d), -1.0, 1.0), part("k", Some(d), -1.0, 1.0), part("v", Some(e), -1.5, 1.5)];
         for name in ["u", "w"].into_iter().take(self.delta.operands()) {
             inputs.push(part(name, Some(d), -0.7, 0.7));
         }

@@ -24,9 +24,30 @@ pub(super) const CHUNK: usize = 64;
 /// solved row by row.
 pub(super) const PART: usize = 16;
 
+/// A fault that a test puts into chunks.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    None,
+    /// What a token adds decays with the state before it.
+    LateDecay,
+    /// The state before a chunk is zero.
+    LostState,
+    /// A document goes on behind its end.
+    OpenDocument,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The fault of kernels that this thread launches.
+    pub(super) static FAULT: std::cell::Cell<Fault> = const { std::cell::Cell::new(Fault::None) };
+}
+
 /// Sizes as indices.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
+    #[cfg(test)]
+    pub fault: Fault,
     pub batch: usize,
     pub tokens: usize,
     pub heads: usize,
@@ -58,6 +79,8 @@ impl Sizes {
         let panel = product::shape().columns;
         let chunk = (s.tokens as usize).clamp(1, CHUNK);
         Sizes {
+            #[cfg(test)]
+            fault: FAULT.get(),
             batch: s.batch as usize,
             tokens: s.tokens as usize,
             heads: s.head_count() as usize,
@@ -403,7 +426,13 @@ impl<'s> Chunk<'s> {
         self.decays.whole(s, state);
         s.multiply_panels((s.size, n), Lines::Columns(self.decayed[1], s.line), self.values[0], state, true);
         if s.with_w() {
-            s.multiply_panels((s.size, n), Lines::Columns(self.decayed[3], s.line), self.values[1], state, true);
+            s.multiply_panels(
+                (s.size, n),
+                Lines::Columns(self.decayed[3], s.line),
+                self.values[1],
+                state,
+                true,
+            );
         }
     }
 }

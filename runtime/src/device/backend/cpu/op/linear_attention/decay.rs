@@ -422,14 +422,10 @@ impl Decays<'_> {
 
     /// Cotangents of the logarithms of the factors of a head: what passes each token, from tokens
     /// before it, or the state before the chunk, to tokens behind it, or the state behind.
-    fn back_factors(
-        &self,
-        s: &Sizes,
-        n: usize,
-        (decayed, scores): ([&[f32]; 4], [&[f32]; 4]),
-        d: &mut Back,
-    ) {
-        let of = |k: usize, i: usize| inner(at(decayed[k], i, s.line, s.size), at(d.decayed[k], i, s.line, s.size));
+    fn back_factors(&self, s: &Sizes, n: usize, (decayed, scores): ([&[f32]; 4], [&[f32]; 4]), d: &mut Back) {
+        let of = |k: usize, i: usize| {
+            inner(at(decayed[k], i, s.line, s.size), at(d.decayed[k], i, s.line, s.size))
+        };
         let whole = self.total[0] * d.flow.iter().sum::<f32>();
         let mut from_begin = 0.0;
         for i in (0..n).rev() {
@@ -603,7 +599,14 @@ impl Decays<'_> {
 
     /// The cotangents of one row of the right operand and of the rows from it to the end of its part,
     /// from their scores.
-    fn back_column(&mut self, s: &Sizes, column: Range<usize>, rows: [&[f32]; 4], right: usize, d: &mut Back) {
+    fn back_column(
+        &mut self,
+        s: &Sizes,
+        column: Range<usize>,
+        rows: [&[f32]; 4],
+        right: usize,
+        d: &mut Back,
+    ) {
         let l = column.start;
         // The row at each token.
         for (m, i) in column.clone().enumerate() {

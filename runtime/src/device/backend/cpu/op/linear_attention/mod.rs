@@ -9,17 +9,19 @@ mod back;
 mod chunk;
 mod decay;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use super::Run;
 use crate::device::backend::cpu::simd::{add, exp, kernel_fn};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored, View};
 use back::Backward;
 use chunk::{Chunk, Sizes, take, widen};
-use step::Token;
-use dreamc_compiler::op::{Sequence, Tokens};
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
+use dreamc_compiler::op::{Sequence, Tokens};
 use dreamc_compiler::program::KernelKind;
 use dreamc_compiler::program::kernel::{LinearAttention, LinearAttentionGrad};
+use step::Token;
 
 /// Tokens of a text up to which it takes them one by one.
 const FEW: usize = 4;
@@ -42,7 +44,13 @@ struct Source<'a, T> {
 }
 
 impl<'a, T: Stored> Source<'a, T> {
-    fn new(s: &LinearShape, sizes: Sizes, args: &Arguments<'a>, sequence: Sequence<'a>, at: [usize; 2]) -> Self {
+    fn new(
+        s: &LinearShape,
+        sizes: Sizes,
+        args: &Arguments<'a>,
+        sequence: Sequence<'a>,
+        at: [usize; 2],
+    ) -> Self {
         let names = ["q", "k", "v", "u", "w"];
         let part = |k: usize| s.parts.get(k).map(|part| (args.view(names[k]), part.first(&s.heads, at[1])));
         let decay = s.decay.as_ref().map(|part| (args.floats("decay"), part.first(&s.heads, at[1])));
@@ -91,6 +99,26 @@ impl<'a, T: Stored> Source<'a, T> {
         before.is_some_and(|before| !self.sequence.continues(before, i))
     }
 
+    /// The fault of a test.
+    #[cfg(test)]
+    fn mistake(&self, token: usize, i: usize, chunk: &mut Chunk) {
+        let s = self.sizes;
+        let factors = chunk.decays.factor_mut(&s, i);
+        match s.fault {
+            chunk::Fault::None | chunk::Fault::LostState => {}
+            chunk::Fault::LateDecay => {
+                let key = chunk.rows[1][i * s.line..][..s.size].iter_mut().enumerate();
+                key.for_each(|(c, k)| *k *= factors[if factors.len() == 1 { 0 } else { c }]);
+            }
+            chunk::Fault::OpenDocument => {
+                if chunk.takes[i] {
+                    self.factors(token, factors);
+                }
+                chunk.decays.begins[i] = false;
+            }
+        }
+    }
+
     /// Brings the rows of a chunk that begins at a token.
     fn load(&self, first: usize, chunk: &mut Chunk) {
         let s = self.sizes;
@@ -116,6 +144,8 @@ impl<'a, T: Stored> Source<'a, T> {
             if takes && let Some(row) = self.row(2, first + i, s.value) {
                 into_panels(&s, chunk.n, i, row, chunk.values[0]);
             }
+            #[cfg(test)]
+            self.mistake(first + i, i, chunk);
         }
     }
 }
@@ -201,6 +231,10 @@ impl Forward for LinearAttention {
             }
             for first in (0..s.tokens).step_by(s.chunk) {
                 source.load(first, &mut chunk);
+                #[cfg(test)]
+                if s.fault == chunk::Fault::LostState {
+                    state.fill(0.0);
+                }
                 chunk.prepare(true);
                 chunk.enter(state);
                 chunk.read(state, out);
@@ -226,7 +260,8 @@ impl Forward for LinearAttention {
         let o = args.view::<T>("o").rows_of(s.value);
         cx.parallel(s.batch * s.heads, |task, mut scratch| {
             let at = [task / s.heads, task % s.heads];
-            let source = Source::<T>::new(&self.shape, *s, args, sequence(args, self.tokens, at[0], s.tokens), at);
+            let source =
+                Source::<T>::new(&self.shape, *s, args, sequence(args, self.tokens, at[0], s.tokens), at);
             let [row_q, row_k, row_u, row_w] = [(); 4].map(|()| &mut take(&mut scratch, s.line)[..s.size]);
             let decay = &mut take(&mut scratch, s.line)[..if s.decays() == 1 { 1 } else { s.size }];
             let [row_v, out, x, p] = [(); 4].map(|()| &mut take(&mut scratch, s.wide)[..s.value]);
@@ -268,7 +303,15 @@ impl Run for LinearAttentionGrad {
         let s = Sizes::new(&self.shape, self.delta, self.before);
         let row = self.operands().map(|(_, _, part)| part.row as usize).max().unwrap_or(0);
         let local = (s.floats() + Backward::floats(&s) + kept_floats(&s).iter().sum::<usize>()).max(row);
-        Scratch { local, shared: self.shared().iter().flatten().map(|(_, width)| width * s.batch * s.tokens * s.heads).sum() }
+        Scratch {
+            local,
+            shared: self
+                .shared()
+                .iter()
+                .flatten()
+                .map(|(_, width)| width * s.batch * s.tokens * s.heads)
+                .sum(),
+        }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
@@ -307,7 +350,14 @@ impl Run for LinearAttentionGrad {
                 let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at(s.state());
                 back.run(&mut chunk, before, behind);
                 for i in 0..chunk.n {
-                    give.token(source.token(c * s.chunk + i), at[1], [i, chunk.n], chunk.takes[i], &back, row);
+                    give.token(
+                        source.token(c * s.chunk + i),
+                        at[1],
+                        [i, chunk.n],
+                        chunk.takes[i],
+                        &back,
+                        row,
+                    );
                 }
             }
         });
@@ -386,7 +436,10 @@ impl<'a, T: Stored> Give<'a, T> {
                 Some(beside) => beside.row_mut(token * s.heads + head).copy_from_slice(room),
                 None => {
                     let first = part.first(&self.shape.heads, head);
-                    T::store(room, &mut to.part_of_flat(token * part.row as usize + first, width).all_mut()[..]);
+                    T::store(
+                        room,
+                        &mut to.part_of_flat(token * part.row as usize + first, width).all_mut()[..],
+                    );
                 }
             }
         }
@@ -395,7 +448,9 @@ impl<'a, T: Stored> Give<'a, T> {
         let from = &back.parts.decay[i * s.decays()..][..width];
         let to = match self.beside[5] {
             Some(beside) => beside.row_mut(token * s.heads + head),
-            None => to.part_of_flat(token * part.row as usize + part.first(&self.shape.heads, head), width).all_mut(),
+            None => to
+                .part_of_flat(token * part.row as usize + part.first(&self.shape.heads, head), width)
+                .all_mut(),
         };
         if takes { to.copy_from_slice(from) } else { to.fill(0.0) }
     }
