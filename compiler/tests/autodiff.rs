@@ -10,7 +10,7 @@ use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 28] = [
+const NONE: [&str; 29] = [
     "floor",
     "numbers",
     "append",
@@ -19,6 +19,7 @@ const NONE: [&str; 28] = [
     "constant",
     "conv_grad",
     "recurrence_grad",
+    "linear_attention_grad",
     "zeros",
     "stop_gradient",
     "positive",

@@ -26,6 +26,7 @@ pub mod gather;
 pub mod group;
 pub mod grouped;
 pub mod kernel;
+pub mod linear_attention;
 pub mod loss;
 pub mod memory;
 pub mod norm;
@@ -57,6 +58,7 @@ pub use elementwise::{Binary, Cast, Constant, Unary};
 pub use embed::EmbedGrad;
 pub use group::{Group, RoundGroups};
 pub use grouped::{Grouped, GroupedOuter};
+pub use linear_attention::{Decay, Delta, LinearAttention, LinearAttentionGrad};
 pub use loss::{HeadLoss, HeadLossGrad};
 pub use norm::{Rms, RmsGrad};
 pub use pick::PickGrad;
@@ -479,6 +481,8 @@ operations! {
     Running(Running) in running,
     Recurrence(Recurrence) in recurrence,
     RecurrenceGrad(RecurrenceGrad) in recurrence,
+    LinearAttention(LinearAttention) in linear_attention,
+    LinearAttentionGrad(LinearAttentionGrad) in linear_attention,
 
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
@@ -571,6 +575,7 @@ kernels! { $
     conv { Conv, ConvGrad }
     running { Running }
     recurrence { Recurrence, RecurrenceGrad }
+    linear_attention { LinearAttention, LinearAttentionGrad }
     attention { Attention, AttentionGrad }
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }

@@ -131,6 +131,68 @@ func @f {
   weight %w : f32[vocab, hidden]
 ";
 
+/// A gated delta rule; `{update}` stands for the last lines of its step.
+const STEPS: &str = "dims { batch {a} seq {b} h {c} v {d} k {e} }
+func @f {
+  input %q : f32[batch, seq, h, k]
+  input %key : f32[batch, seq, h, k]
+  input %val : f32[batch, seq, h, v]
+  input %g : f32[batch, seq, h]
+  input %rate : f32[batch, seq, h]
+  weight %c : f32[h]
+  %0 = sigmoid %g : f32[batch, seq, h]
+  %1 = {begin} : f32[h, v, k]
+  %2 = recurrence %q, %key, %val, %0, %rate, %c, %1 step {
+    state %S : f32[h, v, k]
+    input %q : f32[h, k]
+    input %key : f32[h, k]
+    input %val : f32[h, v]
+    input %a : f32[h]
+    input %rate : f32[h]
+    weight %c : f32[h]
+    %0 = mul %S, %a : f32[h, v, k]
+    %1 = mul %0, %key : f32[h, v, k]
+    %2 = sum %1 over [k] : f32[h, v]
+    %3 = zeros [h, v, k] : f32[h, v, k]
+    {update}
+  } : f32[batch, seq, h, v]
+  return y = %2
+";
+
+/// The step of [`STEPS`] from its own lines.
+fn steps(begin: &str, update: &str) -> String {
+    STEPS.replace("{begin}", begin).replace("{update}", update)
+}
+
+/// A delta rule with what is read of the new state.
+const DELTA: &str = "%4 = sub %val, %2 : f32[h, v]
+    %5 = mul %4, %rate : f32[h, v]
+    %6 = add %3, %5 : f32[h, v, k]
+    %7 = mul %6, %key : f32[h, v, k]
+    %8 = add %0, %7 : f32[h, v, k]
+    %9 = mul %8, %q : f32[h, v, k]
+    %10 = sum %9 over [k] : f32[h, v]
+    %11 = mul %10, %c : f32[h, v]
+    %12 = add %11, %val : f32[h, v]
+    return o = %12, S = %8";
+
+/// Linear attention that reads the state before the token.
+const BEFORE: &str = "%4 = add %3, %val : f32[h, v, k]
+    %5 = mul %4, %key : f32[h, v, k]
+    %6 = add %0, %5 : f32[h, v, k]
+    %7 = mul %S, %q : f32[h, v, k]
+    %8 = sum %7 over [k] : f32[h, v]
+    return o = %8, S = %6";
+
+/// A state that goes through a function.
+const BENT: &str = "%4 = add %3, %val : f32[h, v, k]
+    %5 = mul %4, %key : f32[h, v, k]
+    %6 = add %0, %5 : f32[h, v, k]
+    %7 = tanh %6 : f32[h, v, k]
+    %8 = mul %7, %q : f32[h, v, k]
+    %9 = sum %8 over [k] : f32[h, v]
+    return o = %9, S = %7";
+
 pub(super) fn cases() -> Vec<Case> {
     let case = |rule, with, start: &str, rest: &str, fires| Case {
         rule,
@@ -158,6 +220,12 @@ pub(super) fn cases() -> Vec<Case> {
         // Positions may be farther apart than there are keys.
         off("window", ATTENTION, "%0, %1 = attention %q, %k, %v, %positions, %positions scale 0.5 window 5 mask positions : f32[batch, seq, heads, size], f32[batch, seq, heads] return o = %0 }"),
         off("window", &ATTENTION.replace("seq {b}", "seq 6"), "%0, %1 = attention %q, %k, %v scale 0.5 window 5 mask causal : f32[batch, seq, heads, size], f32[batch, seq, heads] return o = %0 }"),
+        // --- linear-attention ---
+        on("linear-attention", &steps("zeros [h, v, k]", DELTA), "}"),
+        on("linear-attention", &steps("zeros [h, v, k]", BEFORE), "}"),
+        off("linear-attention", &steps("zeros [h, v, k]", BENT), "}"),
+        // A decay of any sign.
+        off("linear-attention", &steps("zeros [h, v, k]", BEFORE).replace("sigmoid %g", "tanh %g"), "}"),
         // --- depth-zero ---
         on("depth-zero", DEPTH, "%0 = cache_write %keys, %k, %zero : f32[rows, batch, seq, kv, size] %1 = cache_write %values, %v, %zero : f32[rows, batch, seq, kv, size]
             %2 = depth_attention %q, %0, %1, %zero scale 0.5 mask causal : f32[batch, seq, heads, size] return o = %2, keys = %0, values = %1 }"),

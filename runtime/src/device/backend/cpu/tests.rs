@@ -36,7 +36,7 @@ impl Random {
 
 /// An operand and its contents, a buffer of its own.
 #[derive(Clone, Debug)]
-enum Value {
+pub(super) enum Value {
     F(Vec<f32>),
     /// Rows so many elements apart, the first some elements into the buffer.
     Strided(Vec<f32>, u64),
@@ -74,7 +74,7 @@ fn buffer(name: &str, dtype: DType, elements: usize, offset: &mut u64) -> Buffer
 }
 
 /// A plan of one launch.
-fn plan_of(kernel: &Kernel, operands: &[Value]) -> Plan {
+pub(super) fn plan_of(kernel: &Kernel, operands: &[Value]) -> Plan {
     let mut plan = Plan { kernels: vec![kernel.clone()], ..Plan::default() };
     let mut list = vec![];
     for (i, value) in operands.iter().enumerate() {
@@ -96,7 +96,7 @@ fn plan_of(kernel: &Kernel, operands: &[Value]) -> Plan {
     plan
 }
 
-fn session(plan: &Plan, threads: usize) -> Box<dyn Session> {
+pub(super) fn session(plan: &Plan, threads: usize) -> Box<dyn Session> {
     let device = CpuDevice::new(CpuOptions { threads: Some(threads) });
     let session = device.load(plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(session.scratch_bytes(), device.scratch_bytes(plan).unwrap());
@@ -967,7 +967,7 @@ fn sources_in_depth() {
 }
 
 /// The CPU's results for an instance of one operation, and those of its definition in f64.
-fn check_instance(i: &ir::random::Instance) {
+pub(super) fn check_instance(i: &ir::random::Instance) {
     use dreamc_compiler::ir::interpret::{Data, interpret};
     use dreamc_compiler::schedule::{Bind, LocalOperand, Place, View, schedule};
     let f = &i.function;
@@ -1013,7 +1013,8 @@ fn check_instance(i: &ir::random::Instance) {
 /// Every case of operations over the sequence: documents, tokens that take no part, states.
 #[test]
 fn operations_over_the_sequence() {
-    for name in ["conv", "conv_grad", "running", "recurrence", "recurrence_grad"] {
+    let names = ["conv", "conv_grad", "running", "recurrence", "recurrence_grad"];
+    for name in [&names[..], &["linear_attention", "linear_attention_grad"]].concat() {
         for entry in ir::random::table().iter().filter(|e| e.name == name) {
             (0..40).for_each(|seed| check_instance(&entry.instance(seed)));
         }

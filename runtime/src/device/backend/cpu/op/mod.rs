@@ -18,6 +18,7 @@ mod embed;
 mod gather;
 mod group;
 mod grouped;
+mod linear_attention;
 mod loss;
 mod memory;
 mod places;

@@ -1,0 +1,482 @@
+//! Linear attention: chunks of tokens as products, a token alone as the step that it is.
+//!
+//! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). Backward it
+//! goes forward once more, keeps the state before each chunk and what enters it, and then comes back
+//! ([`back`]); of operands that several heads read, each head leaves its cotangent beside, and they
+//! are added in the order of heads. States and sums are f32.
+
+mod back;
+mod chunk;
+mod decay;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use super::Run;
+use crate::device::backend::cpu::simd::{add, exp, kernel_fn};
+use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored, View};
+use back::Backward;
+use chunk::{Chunk, Sizes, take, widen};
+use dreamc_compiler::op::linear_attention::kernel::LinearShape;
+use dreamc_compiler::op::{Sequence, Tokens};
+use dreamc_compiler::program::KernelKind;
+use dreamc_compiler::program::kernel::{LinearAttention, LinearAttentionGrad};
+use step::Token;
+
+/// Tokens of a text up to which it takes them one by one.
+const FEW: usize = 4;
+
+kernel_fn! {
+    fn exponentials(x: &[f32], y: &mut [f32]) {
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = exp::<FMA>(*x));
+    }
+}
+
+/// Operands of a kernel, one head of one sequence.
+struct Source<'a, T> {
+    sizes: Sizes,
+    /// `q`, `k`, `v`, `u`, `w`, and where the head begins in their rows.
+    parts: [Option<(View<'a, T>, usize)>; 5],
+    decay: Option<(View<'a, f32>, usize)>,
+    sequence: Sequence<'a>,
+    /// Its number, and that of the head.
+    at: [usize; 2],
+}
+
+impl<'a, T: Stored> Source<'a, T> {
+    fn new(
+        s: &LinearShape,
+        sizes: Sizes,
+        args: &Arguments<'a>,
+        sequence: Sequence<'a>,
+        at: [usize; 2],
+    ) -> Self {
+        let names = ["q", "k", "v", "u", "w"];
+        let part = |k: usize| s.parts.get(k).map(|part| (args.view(names[k]), part.first(&s.heads, at[1])));
+        let decay = s.decay.as_ref().map(|part| (args.floats("decay"), part.first(&s.heads, at[1])));
+        Source { sizes, parts: std::array::from_fn(part), decay, sequence, at }
+    }
+
+    fn token(&self, i: usize) -> usize {
+        self.at[0] * self.sizes.tokens + i
+    }
+
+    /// Operand `k` at a token.
+    fn row(&self, k: usize, i: usize, width: usize) -> Option<&'a [T]> {
+        let (view, first) = self.parts[k]?;
+        Some(&view.row(self.token(i))[first..first + width])
+    }
+
+    /// The same as f32, in `room` where it is not; nothing where it is absent.
+    fn wide<'r>(&self, k: usize, i: usize, width: usize, room: &'r mut [f32]) -> &'r [f32]
+    where
+        'a: 'r,
+    {
+        self.row(k, i, width).map_or(&[], |row| T::wide(row, room))
+    }
+
+    /// Brings the cotangents of outputs of a chunk into panels.
+    fn cotangents(&self, first: usize, chunk: &Chunk, from: View<T>, to: &mut [f32]) {
+        let s = &self.sizes;
+        to[..chunk.n * s.wide].fill(0.0);
+        for i in (0..chunk.n).filter(|&i| chunk.takes[i]) {
+            let row = &from.row(self.token(first + i))[self.at[1] * s.value..][..s.value];
+            into_panels(s, chunk.n, i, row, to);
+        }
+    }
+
+    /// The factors of a token: one, or one of each channel.
+    fn factors(&self, i: usize, to: &mut [f32]) {
+        match self.decay {
+            None => to.fill(1.0),
+            Some((view, first)) => exponentials(&view.row(self.token(i))[first..first + to.len()], to),
+        }
+    }
+
+    /// Whether a token that takes part is the first of its document, but not of the sequence.
+    fn begins(&self, i: usize) -> bool {
+        let before = (0..i).rev().find(|&j| self.sequence.takes_part(j));
+        before.is_some_and(|before| !self.sequence.continues(before, i))
+    }
+
+    /// The fault of a test.
+    #[cfg(test)]
+    fn mistake(&self, token: usize, i: usize, chunk: &mut Chunk) {
+        let s = self.sizes;
+        let factors = chunk.decays.factor_mut(&s, i);
+        match s.fault {
+            chunk::Fault::None | chunk::Fault::LostState => {}
+            chunk::Fault::LateDecay => {
+                let key = chunk.rows[1][i * s.line..][..s.size].iter_mut().enumerate();
+                key.for_each(|(c, k)| *k *= factors[if factors.len() == 1 { 0 } else { c }]);
+            }
+            chunk::Fault::OpenDocument => {
+                if chunk.takes[i] {
+                    self.factors(token, factors);
+                }
+                chunk.decays.begins[i] = false;
+            }
+        }
+    }
+
+    /// Brings the rows of a chunk that begins at a token.
+    fn load(&self, first: usize, chunk: &mut Chunk) {
+        let s = self.sizes;
+        chunk.n = s.chunk.min(s.tokens - first);
+        chunk.values[0][..chunk.n * s.wide].fill(0.0);
+        for i in 0..chunk.n {
+            let takes = self.sequence.takes_part(first + i);
+            chunk.takes[i] = takes;
+            chunk.decays.begins[i] = takes && self.begins(first + i);
+            for (to, k) in chunk.rows.iter_mut().zip([0, 1, 3, 4]) {
+                if let Some(row) = self.row(k, first + i, s.size) {
+                    let to = &mut to[i * s.line..][..s.size];
+                    if takes { widen(row, to) } else { to.fill(0.0) }
+                }
+            }
+            let begins = chunk.decays.begins[i];
+            let factors = chunk.decays.factor_mut(&s, i);
+            match (takes, begins) {
+                (false, _) => factors.fill(1.0),
+                (true, true) => factors.fill(0.0),
+                (true, false) => self.factors(first + i, factors),
+            }
+            if takes && let Some(row) = self.row(2, first + i, s.value) {
+                into_panels(&s, chunk.n, i, row, chunk.values[0]);
+            }
+            #[cfg(test)]
+            self.mistake(first + i, i, chunk);
+        }
+    }
+}
+
+/// A row of values into panels of `n` rows.
+fn into_panels<T: Stored>(s: &Sizes, n: usize, i: usize, row: &[T], to: &mut [f32]) {
+    for (row, to) in row.chunks(s.panel).zip(to.chunks_exact_mut(n * s.panel)) {
+        widen(row, &mut to[i * s.panel..][..row.len()]);
+    }
+}
+
+/// A row of values from panels of `n` rows.
+fn from_panels(s: &Sizes, n: usize, i: usize, from: &[f32], row: &mut [f32]) {
+    for (row, from) in row.chunks_mut(s.panel).zip(from.chunks_exact(n * s.panel)) {
+        row.copy_from_slice(&from[i * s.panel..][..row.len()]);
+    }
+}
+
+/// The sequences of a kernel: by segments, by slots, or all tokens.
+fn sequence<'a>(args: &Arguments<'a>, tokens: Tokens, b: usize, n: usize) -> Sequence<'a> {
+    match tokens {
+        Tokens::All => Sequence::default(),
+        Tokens::Segments => Sequence::of_segments(Some(args.ints("segments").rows_of(n).row(b))),
+        Tokens::Kept => Sequence::of_slots(args.ints("slots").rows_of(n).row(b)),
+    }
+}
+
+impl Run for LinearAttention {
+    fn scratch(&self) -> Scratch {
+        let s = Sizes::new(&self.shape, self.delta, self.before);
+        let alone = 5 * s.line + 5 * s.wide;
+        Scratch::local((s.floats() + s.state() + s.values() + s.wide).max(alone))
+    }
+
+    fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
+        let s = Sizes::new(&self.shape, self.delta, self.before);
+        cx.count(|| self.work().fixed.multiply_adds as u64);
+        if self.tokens == Tokens::Kept && s.tokens <= FEW {
+            self.steps::<T>(&s, cx, args);
+        } else {
+            self.chunks::<T>(&s, cx, args);
+        }
+        if self.tokens == Tokens::Kept {
+            // Behind all tasks, which read it.
+            for b in 0..s.batch {
+                let sequence = sequence(args, self.tokens, b, s.tokens);
+                let taken = (0..s.tokens).filter(|&i| sequence.takes_part(i)).count();
+                args.floats("state").part_mut(b * self.kept() as usize, 1)[0] += taken as f32;
+            }
+        }
+    }
+}
+
+trait Forward {
+    fn chunks<T: Stored>(&self, s: &Sizes, cx: &Context, args: &Arguments);
+    fn steps<T: Stored>(&self, s: &Sizes, cx: &Context, args: &Arguments);
+    fn own<'a>(&self, s: &Sizes, args: &Arguments<'a>, at: [usize; 2]) -> (bool, &'a mut [f32]);
+}
+
+impl Forward for LinearAttention {
+    /// Whether the text of a state has begun, and a head's part of it.
+    fn own<'a>(&self, s: &Sizes, args: &Arguments<'a>, [b, h]: [usize; 2]) -> (bool, &'a mut [f32]) {
+        let (state, first, each) = (args.floats("state"), b * self.kept() as usize, s.size * s.value);
+        (state.part(first, 1)[0] > 0.0, state.part_mut(first + 1 + h * each, each))
+    }
+
+    fn chunks<T: Stored>(&self, s: &Sizes, cx: &Context, args: &Arguments) {
+        let o = args.view::<T>("o").rows_of(s.value);
+        cx.parallel(s.batch * s.heads, |task, mut scratch| {
+            let at = [task / s.heads, task % s.heads];
+            let sequence = sequence(args, self.tokens, at[0], s.tokens);
+            let source = Source::<T>::new(&self.shape, *s, args, sequence, at);
+            let mut chunk = Chunk::new(*s, &mut scratch);
+            let (state, out) = (take(&mut scratch, s.state()), take(&mut scratch, s.values()));
+            let row = &mut take(&mut scratch, s.wide)[..s.value];
+            state.fill(0.0);
+            let kept = (self.tokens == Tokens::Kept).then(|| self.own(s, args, at));
+            let place = |c: usize, i: usize| if self.size_first { c * s.value + i } else { i * s.size + c };
+            let panel = |c: usize, i: usize| i / s.panel * s.size * s.panel + c * s.panel + i % s.panel;
+            let places = || (0..s.size).flat_map(|c| (0..s.value).map(move |i| (c, i)));
+            if let Some((true, own)) = &kept {
+                places().for_each(|(c, i)| state[panel(c, i)] = own[place(c, i)]);
+            }
+            for first in (0..s.tokens).step_by(s.chunk) {
+                source.load(first, &mut chunk);
+                #[cfg(test)]
+                if s.fault == chunk::Fault::LostState {
+                    state.fill(0.0);
+                }
+                chunk.prepare(true);
+                chunk.enter(state);
+                chunk.read(state, out);
+                chunk.leave(state);
+                for i in 0..chunk.n {
+                    from_panels(s, chunk.n, i, out, row);
+                    if !chunk.takes[i] {
+                        row.fill(0.0);
+                    }
+                    T::store(row, o.row_mut(source.token(first + i) * s.heads + at[1]));
+                }
+            }
+            if let Some((_, own)) = kept
+                && (0..s.tokens).any(|i| sequence.takes_part(i))
+            {
+                places().for_each(|(c, i)| own[place(c, i)] = state[panel(c, i)]);
+            }
+        });
+    }
+
+    /// A task takes a head of a text.
+    fn steps<T: Stored>(&self, s: &Sizes, cx: &Context, args: &Arguments) {
+        let o = args.view::<T>("o").rows_of(s.value);
+        cx.parallel(s.batch * s.heads, |task, mut scratch| {
+            let at = [task / s.heads, task % s.heads];
+            let source =
+                Source::<T>::new(&self.shape, *s, args, sequence(args, self.tokens, at[0], s.tokens), at);
+            let [row_q, row_k, row_u, row_w] = [(); 4].map(|()| &mut take(&mut scratch, s.line)[..s.size]);
+            let decay = &mut take(&mut scratch, s.line)[..if s.decays() == 1 { 1 } else { s.size }];
+            let [row_v, out, x, p] = [(); 4].map(|()| &mut take(&mut scratch, s.wide)[..s.value]);
+            let (mut begun, state) = self.own(s, args, at);
+            for i in 0..s.tokens {
+                out.fill(0.0);
+                if source.sequence.takes_part(i) {
+                    if !begun {
+                        state.fill(0.0);
+                    }
+                    begun = true;
+                    source.factors(i, decay);
+                    let q = source.wide(0, i, s.size, row_q);
+                    let k = source.wide(1, i, s.size, row_k);
+                    let u = source.wide(3, i, s.size, row_u);
+                    let w = source.wide(4, i, s.size, row_w);
+                    let v = source.wide(2, i, s.value, row_v);
+                    let token = Token { q, k, u, w, decay, v, before: s.before };
+                    match self.size_first {
+                        false => step::by_values(&token, state, out),
+                        true => step::by_keys(&token, state, out, x, p),
+                    }
+                }
+                T::store(out, o.row_mut(source.token(i) * s.heads + at[1]));
+            }
+        });
+    }
+}
+
+/// Floats of a head's way forward and back besides buffers of chunks: its states and what enters
+/// them, and a row.
+fn kept_floats(s: &Sizes) -> [usize; 3] {
+    let values = if s.with_u() { s.chunks() * s.values() } else { 0 };
+    [(s.chunks() + 1) * s.state(), values, s.wide.max(s.line)]
+}
+
+impl Run for LinearAttentionGrad {
+    fn scratch(&self) -> Scratch {
+        let s = Sizes::new(&self.shape, self.delta, self.before);
+        let row = self.operands().map(|(_, _, part)| part.row as usize).max().unwrap_or(0);
+        let local = (s.floats() + Backward::floats(&s) + kept_floats(&s).iter().sum::<usize>()).max(row);
+        Scratch {
+            local,
+            shared: self
+                .shared()
+                .iter()
+                .flatten()
+                .map(|(_, width)| width * s.batch * s.tokens * s.heads)
+                .sum(),
+        }
+    }
+
+    fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
+        let s = Sizes::new(&self.shape, self.delta, self.before);
+        cx.count(|| self.work().fixed.multiply_adds as u64);
+        let give = Give::<T>::new(self, &s, cx, args);
+        let tokens = if self.segments { Tokens::Segments } else { Tokens::All };
+        cx.parallel(s.batch * s.heads, |task, mut scratch| {
+            let at = [task / s.heads, task % s.heads];
+            let sequence = sequence(args, tokens, at[0], s.tokens);
+            let source = Source::<T>::new(&self.shape, s, args, sequence, at);
+            let mut chunk = Chunk::new(s, &mut scratch);
+            let mut back = Backward::new(&s, &mut scratch);
+            let [states, values, row] = kept_floats(&s).map(|n| take(&mut scratch, n));
+            let (entered, each) = (usize::from(s.with_w()), s.values());
+            states[..s.state()].fill(0.0);
+            for c in 0..s.chunks() {
+                source.load(c * s.chunk, &mut chunk);
+                chunk.prepare(false);
+                let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at_mut(s.state());
+                chunk.enter(before);
+                if s.with_u() {
+                    values[c * each..][..each].copy_from_slice(chunk.values[entered]);
+                }
+                behind.copy_from_slice(before);
+                chunk.leave(behind);
+            }
+            back.state.fill(0.0);
+            for c in (0..s.chunks()).rev() {
+                source.load(c * s.chunk, &mut chunk);
+                chunk.prepare(true);
+                if s.with_u() {
+                    chunk.values[entered].copy_from_slice(&values[c * each..][..each]);
+                }
+                source.cotangents(c * s.chunk, &chunk, args.view("do"), back.out);
+                let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at(s.state());
+                back.run(&mut chunk, before, behind);
+                for i in 0..chunk.n {
+                    give.token(
+                        source.token(c * s.chunk + i),
+                        at[1],
+                        [i, chunk.n],
+                        chunk.takes[i],
+                        &back,
+                        row,
+                    );
+                }
+            }
+        });
+        give.join(cx);
+    }
+}
+
+trait Shared {
+    /// For each operand, decay last, the floats that a head leaves of its cotangent, where several
+    /// read it, and where they begin among those of all heads.
+    fn shared(&self) -> [Option<(usize, usize)>; 6];
+}
+
+impl Shared for LinearAttentionGrad {
+    fn shared(&self) -> [Option<(usize, usize)>; 6] {
+        let s = &self.shape;
+        let all = (s.batch * s.tokens * s.head_count()) as usize;
+        let mut at = 0;
+        std::array::from_fn(|k| {
+            let part = if k == 5 { s.decay.as_ref() } else { s.parts.get(k) };
+            part.filter(|part| s.is_shared(part)).map(|part| {
+                let first = at;
+                at += all * part.width as usize;
+                (first, part.width as usize)
+            })
+        })
+    }
+}
+
+/// Where cotangents go.
+struct Give<'a, T> {
+    sizes: Sizes,
+    shape: &'a LinearShape,
+    /// Of `q`, `k`, `v`, `u`, `w`.
+    to: [Option<View<'a, T>>; 5],
+    decay: Option<View<'a, f32>>,
+    /// Of heads that share an operand, a row of each token and head.
+    beside: [Option<View<'a, f32>>; 6],
+}
+
+impl<'a, T: Stored> Give<'a, T> {
+    fn new(kernel: &'a LinearAttentionGrad, s: &Sizes, cx: &Context<'a>, args: &Arguments<'a>) -> Self {
+        let shape = &kernel.shape;
+        let names = ["dq", "dk", "dv", "du", "dw"];
+        let to = |k: usize| shape.parts.get(k).map(|part| args.view(names[k]).rows_of(part.row as usize));
+        let decay = shape.decay.as_ref().map(|part| args.floats("ddecay").rows_of(part.row as usize));
+        let beside = kernel.shared().map(|place| {
+            let (first, width) = place?;
+            let rows = s.batch * s.tokens * s.heads;
+            Some(cx.shared().part_of_flat(first, rows * width).rows_of(width))
+        });
+        Give { sizes: *s, shape, to: std::array::from_fn(to), decay, beside }
+    }
+
+    /// Stores the cotangents of token `i` of a chunk of `n`.
+    fn token(
+        &self,
+        token: usize,
+        head: usize,
+        [i, n]: [usize; 2],
+        takes: bool,
+        back: &Backward,
+        row: &mut [f32],
+    ) {
+        let s = &self.sizes;
+        for (k, of) in [Some(0), Some(1), None, Some(2), Some(3)].into_iter().enumerate() {
+            let (Some(to), Some(part)) = (self.to[k], self.shape.parts.get(k)) else { continue };
+            let width = part.width as usize;
+            let room = &mut row[..width];
+            match of {
+                _ if !takes => room.fill(0.0),
+                Some(of) => room.copy_from_slice(&back.parts.rows[of][i * s.line..][..width]),
+                None => from_panels(s, n, i, back.values[0], room),
+            }
+            match self.beside[k] {
+                Some(beside) => beside.row_mut(token * s.heads + head).copy_from_slice(room),
+                None => {
+                    let first = part.first(&self.shape.heads, head);
+                    T::store(
+                        room,
+                        &mut to.part_of_flat(token * part.row as usize + first, width).all_mut()[..],
+                    );
+                }
+            }
+        }
+        let (Some(to), Some(part)) = (self.decay, &self.shape.decay) else { return };
+        let width = part.width as usize;
+        let from = &back.parts.decay[i * s.decays()..][..width];
+        let to = match self.beside[5] {
+            Some(beside) => beside.row_mut(token * s.heads + head),
+            None => to
+                .part_of_flat(token * part.row as usize + part.first(&self.shape.heads, head), width)
+                .all_mut(),
+        };
+        if takes { to.copy_from_slice(from) } else { to.fill(0.0) }
+    }
+
+    /// Adds what heads left beside.
+    fn join(&self, cx: &Context) {
+        let s = &self.sizes;
+        let (parts, heads) = (&self.shape.parts, &self.shape.heads);
+        for (k, beside) in self.beside.iter().enumerate() {
+            let part = if k == 5 { self.shape.decay.as_ref() } else { parts.get(k) };
+            let (Some(beside), Some(part)) = (beside, part) else { continue };
+            let (row, width) = (part.row as usize, part.width as usize);
+            cx.pieces(s.batch * s.tokens, s.heads * width, |tokens, scratch| {
+                let sum = &mut scratch[..row];
+                for token in tokens {
+                    sum.fill(0.0);
+                    for h in 0..s.heads {
+                        add(beside.row(token * s.heads + h), &mut sum[part.first(heads, h)..][..width]);
+                    }
+                    match (k, self.to.get(k).copied().flatten(), self.decay) {
+                        (5, _, Some(to)) => to.row_mut(token).copy_from_slice(sum),
+                        (_, Some(to), _) => T::store(sum, to.row_mut(token)),
+                        _ => {}
+                    }
+                }
+            });
+        }
+    }
+}
