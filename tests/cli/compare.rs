@@ -242,7 +242,7 @@ equal: {schedule: false, data: false, order: false}
     let (base, other) = (sandbox.read("out/la.yaml"), sandbox.read("out/other.yaml"));
     for (line, own) in [
         ("warmup: 2\n", "warmup: 1\n"),
-        ("schedule: constant\n", "kind: cosine\n"),
+        ("schedule: constant\n", "kind: cosine"),
         ("max_tokens: 8\n", "max_tokens: 5\n"),
         ("size: 4\n", "size: 3\n"),
     ] {
