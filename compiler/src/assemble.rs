@@ -1074,3 +1074,19 @@ fn rows_of(part: Part) -> Option<Rows> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No layout is guessed: of a part that is not named none is known.
+    #[test]
+    fn a_state_along_depth_has_a_known_layout_or_none() {
+        assert_eq!(rows_of(Part::DepthKeys), Some(Rows::Each { before: 1 }));
+        assert_eq!(rows_of(Part::FirstValues), Some(Rows::Each { before: 0 }));
+        assert_eq!(rows_of(Part::Sources), Some(Rows::Whole { every: true }));
+        for part in [Part::Text(0), Part::Latents, Part::Cached, Part::ChoiceLast] {
+            assert_eq!(rows_of(part), None, "{part:?}");
+        }
+    }
+}

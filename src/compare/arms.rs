@@ -73,7 +73,16 @@ pub fn load(
     let read = |arm: usize, path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
         let path = base.join(path);
         let written = set;
-        let mut set = set.to_vec();
+        let shared = [
+            ("train", suite.train.is_some()),
+            ("data", suite.data.is_some()),
+            ("eval", suite.eval.is_some()),
+        ];
+        // Changes of a section that the suite has for all arms are changes of the suite's.
+        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
+        let (again, own): (Vec<String>, Vec<String>) = written.iter().cloned().partition(|set| again(&set));
+        let mut set = own;
+        set.extend(again.iter().filter(|set| changes(set, "train.steps")).cloned());
         set.extend(everywhere.iter().map(|set| set.to_string()));
         let fields = fields(arm);
         let (recipe, model): (Vec<_>, Vec<_>) = fields.iter().partition(|(f, _)| f.starts_with("train."));
@@ -94,13 +103,6 @@ pub fn load(
         if let Some(eval) = &suite.eval {
             spec.eval.clone_from(eval);
         }
-        let shared = [
-            ("train", suite.train.is_some()),
-            ("data", suite.data.is_some()),
-            ("eval", suite.eval.is_some()),
-        ];
-        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
-        let again: Vec<String> = written.iter().filter(again).cloned().collect();
         if !again.is_empty() {
             spec = changed(&suite, arm, &spec, &again)?;
             make_absolute(&mut spec, &arguments.base());

@@ -438,6 +438,8 @@ fn agreement(page: &mut Page, study: &Study) {
             let c = &arm.agreement[i];
             let value = match c.difference {
                 Some(d) => format!("{:+.3} %", 100.0 * d),
+                // Of what is not known yet nothing is equal.
+                None if c.what == PROCESSED => NONE.into(),
                 None if c.arm == c.baseline => "equal".into(),
                 None => c.arm.clone(),
             };

@@ -89,7 +89,7 @@ impl Checker {
     }
 
     /// Refuses a field of a variant that something else of the suite gives a value, too: one of the
-    /// two would be lost.
+    /// two would be lost. A field that `match` moves begins at the value that is set.
     fn once_said(
         &mut self,
         variants: Option<&[Variant]>,
@@ -104,13 +104,6 @@ impl Checker {
             self.error_at("duplicate-key", "sweep", message, "take it away in one of the two");
         }
         for (i, variant) in variants.unwrap_or_default().iter().enumerate() {
-            let matched = |field: &str| {
-                let each = variant
-                    .matching
-                    .iter()
-                    .flat_map(|m| [Some(&m.flops), m.params.as_ref(), m.memory.as_ref()]);
-                each.flatten().any(|(matched, _)| matched == field)
-            };
             for set in &variant.set {
                 let field = set.split_once('=').map_or(&**set, |(field, _)| field);
                 let (message, help) = if field == "train.seed" {
@@ -127,11 +120,6 @@ impl Checker {
                 } else if let Some(size) = sized(field) {
                     (
                         format!("the size `{}` of the ladder sets `{field}`", size.name),
-                        "take it away in one of the two",
-                    )
-                } else if matched(field) {
-                    (
-                        format!("`match` of this variant finds the value of `{field}`"),
                         "take it away in one of the two",
                     )
                 } else {
