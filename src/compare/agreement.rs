@@ -4,7 +4,7 @@
 //! from ledgers after it. *Out*: every disagreement with the baseline, with both values. The same
 //! rule serves `dreamc compare`, which refuses to train, and the report, which looks again.
 
-use crate::number::decimals;
+use crate::number::{decimals, many};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule, warmup_steps};
 use dreamc_dsl::suite::Equal;
@@ -14,6 +14,8 @@ use dreamc_dsl::suite::Equal;
 pub struct Facts {
     /// FLOPs of a generated token.
     pub flops: Option<f64>,
+    /// FLOPs of a trained token.
+    pub training: Option<f64>,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Bytes while generating.
@@ -32,6 +34,7 @@ pub struct Facts {
 #[derive(Clone, Debug, PartialEq)]
 struct Fact {
     what: &'static str,
+    key: &'static str,
     value: Value,
     /// Largest relative difference; `None` where it need not be equal.
     limit: Option<f64>,
@@ -58,6 +61,8 @@ impl Value {
 pub struct Comparison {
     /// Name of the quantity.
     pub what: &'static str,
+    /// Its key in `equal`.
+    pub key: &'static str,
     /// The baseline's.
     pub baseline: String,
     /// The arm's.
@@ -68,6 +73,33 @@ pub struct Comparison {
     pub limit: Option<f64>,
     /// Whether the suite is content.
     pub agrees: bool,
+}
+
+impl Comparison {
+    /// The pair of `equal` with which these two would agree.
+    pub fn allowance(&self) -> String {
+        match (self.limit, self.difference) {
+            (Some(limit), Some(difference)) if limit > 0.0 && difference.is_finite() => {
+                format!("{}: {}", self.key, share_above(difference.abs()))
+            }
+            _ if NUMBERS.contains(&self.key) => format!("{}: none", self.key),
+            _ => format!("{}: false", self.key),
+        }
+    }
+}
+
+/// Keys of `equal` that take a share.
+const NUMBERS: [&str; 4] = ["flops", "training", "parameters", "memory"];
+
+/// The least percentage of two digits that a share is within.
+pub fn share_above(share: f64) -> String {
+    let percent = 100.0 * share;
+    let unit = if percent > 0.0 { 10f64.powf(percent.log10().floor() - 1.0) } else { 0.01 };
+    let digits = (-unit.log10()).round().max(0.0) as usize;
+    let above = (percent / unit - 1e-6).ceil().max(1.0) * unit;
+    let text = format!("{above:.digits$}");
+    let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}%")
 }
 
 /// Compares an arm with the baseline, in everything a suite can name.
@@ -85,6 +117,7 @@ pub fn compare(equal: &Equal, baseline: (&Spec, &Facts), arm: (&Spec, &Facts)) -
         };
         Comparison {
             what: b.what,
+            key: b.key,
             baseline: b.value.show(),
             arm: a.value.show(),
             difference,
@@ -105,9 +138,10 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     }
     let t = &alike;
     let sequence = t.sequence.unwrap_or(spec.model.context);
-    let number = |what, value, limit| Fact { what, value: Value::Number(value), limit };
-    let text = |what, value: String, asked: bool| Fact {
+    let number = |what, key, value, limit| Fact { what, key, value: Value::Number(value), limit };
+    let text = |what, key, value: String, asked: bool| Fact {
         what,
+        key,
         value: Value::Text(value),
         limit: asked.then_some(0.0),
     };
@@ -124,18 +158,19 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     let order = blake3::hash(order.as_bytes()).to_hex().as_str().chars().take(12).collect();
     let seeds: Vec<String> = facts.seeds.iter().map(u64::to_string).collect();
     vec![
-        number("FLOPs per token", facts.flops, equal.flops),
-        number("parameters", facts.parameters, equal.parameters),
-        number("memory of generation", facts.memory, equal.memory),
-        text("training tokens", tokens.join(", "), equal.tokens),
-        text("data", short(&facts.data), equal.data),
-        text("order", order, equal.order),
-        text("tokenizer", short(&facts.tokenizer), equal.tokenizer),
-        text("schedule", schedule(t), equal.schedule),
-        text("optimizer", optimizer(t), equal.optimizer),
-        text("batch", format!("{} × {sequence}", t.batch), equal.batch),
-        text("precision", format!("{:?}", t.precision).to_lowercase(), equal.precision),
-        text("seeds", seeds.join(", "), equal.seeds),
+        number("FLOPs per token", "flops", facts.flops, equal.flops),
+        number("training FLOPs per token", "training", facts.training, equal.training),
+        number("parameters", "parameters", facts.parameters, equal.parameters),
+        number("memory of generation", "memory", facts.memory, equal.memory),
+        text("training tokens", "tokens", tokens.join(", "), equal.tokens),
+        text("data", "data", short(&facts.data), equal.data),
+        text("order", "order", order, equal.order),
+        text("tokenizer", "tokenizer", short(&facts.tokenizer), equal.tokenizer),
+        text("schedule", "schedule", schedule(t), equal.schedule),
+        text("optimizer", "optimizer", optimizer(t), equal.optimizer),
+        text("batch", "batch", format!("{} × {sequence}", t.batch), equal.batch),
+        text("precision", "precision", format!("{:?}", t.precision).to_lowercase(), equal.precision),
+        text("seeds", "seeds", seeds.join(", "), equal.seeds),
     ]
 }
 
@@ -162,10 +197,10 @@ fn schedule(t: &Train) -> String {
         Schedule::Points(ref points) => {
             let each = points.iter().map(|(step, factor)| format!("{factor} at {step}"));
             return format!(
-                "{} × {}, {} steps",
+                "{} × {}, {}",
                 t.learning_rate,
                 each.collect::<Vec<_>>().join(", "),
-                t.steps
+                many(t.steps.into(), "step")
             );
         }
         Schedule::Constant => "constant".into(),
@@ -173,7 +208,8 @@ fn schedule(t: &Train) -> String {
         Schedule::Linear { floor } => format!("linear to {floor}"),
         Schedule::Wsd { decay, floor } => format!("constant, last {decay} linear to {floor}"),
     };
-    format!("{} after {} steps, {then}, {} steps", t.learning_rate, t.warmup, t.steps)
+    let [warmup, steps] = [t.warmup, t.steps].map(|n| many(n.into(), "step"));
+    format!("{} after {warmup}, {then}, {steps}", t.learning_rate)
 }
 
 fn optimizer(t: &Train) -> String {
@@ -229,6 +265,7 @@ mod tests {
     fn equal(flops: Option<f64>) -> Equal {
         Equal {
             flops,
+            training: None,
             parameters: Some(0.001),
             memory: None,
             tuned: vec![],
@@ -247,6 +284,7 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             flops: Some(1000.0),
+            training: Some(3000.0),
             parameters: Some(5000.0),
             memory: Some(10.0),
             tokens: vec![640],
@@ -282,5 +320,29 @@ mod tests {
         assert_eq!(found, expected);
         let seeds = Facts { seeds: vec![0, 2], ..facts() };
         assert_eq!(broken(&all, (&s, &base), (&s, &seeds)), ["order", "seeds"]);
+        let dearer = Facts { training: Some(3100.0), ..facts() };
+        assert_eq!(broken(&all, (&s, &base), (&s, &dearer)), [""; 0]);
+        let asked = Equal { training: Some(0.01), ..equal(Some(0.005)) };
+        assert_eq!(broken(&asked, (&s, &base), (&s, &dearer)), ["training FLOPs per token"]);
+    }
+
+    /// The pairs that a refusal advises are enough.
+    #[test]
+    fn the_advice_of_a_refusal_is_enough() {
+        for (share, advice) in [
+            (0.0012, "0.12%"),
+            (0.00501, "0.51%"),
+            (0.005, "0.5%"),
+            (0.0451, "4.6%"),
+            (0.123, "13%"),
+            (2.0, "200%"),
+        ] {
+            assert_eq!(share_above(share), advice);
+        }
+        let (a, b) = (spec("{steps: 10, batch: 4}"), spec("{steps: 10, batch: 4, learning_rate: 1e-3}"));
+        let near = Facts { flops: Some(1234.5), parameters: None, ..facts() };
+        let found = compare(&equal(Some(0.005)), (&a, &facts()), (&b, &near));
+        let advice: Vec<String> = found.iter().filter(|c| !c.agrees).map(Comparison::allowance).collect();
+        assert_eq!(advice, ["flops: 24%", "parameters: none", "schedule: false"]);
     }
 }

@@ -210,6 +210,7 @@ impl Arm {
         let first = runs.first().map(|r| &r.ledger);
         Facts {
             flops: first.and_then(|l| l.decode_flops_per_token),
+            training: first.and_then(|l| l.declared_flops_per_token),
             parameters: first.map(|l| l.parameters as f64),
             memory: first.and_then(|l| l.generation_memory.map(|m| m as f64)),
             // A run that is not at its end has yet to read the rest.

@@ -92,11 +92,7 @@ impl Checker {
         }
         for (i, variant) in variants.unwrap_or_default().iter().enumerate() {
             let matched = |field: &str| {
-                let each = variant
-                    .matching
-                    .iter()
-                    .flat_map(|m| [Some(&m.flops), m.params.as_ref(), m.memory.as_ref()]);
-                each.flatten().any(|(matched, _)| matched == field)
+                variant.matching.iter().flat_map(|m| m.each()).any(|(_, (matched, _))| matched == field)
             };
             for set in &variant.set {
                 let field = set.split_once('=').map_or(&**set, |(field, _)| field);
@@ -126,11 +122,6 @@ impl Checker {
 
     fn variants(&mut self, group: &Group) -> Option<Vec<Variant>> {
         let elements = self.elements(group, "variants")?;
-        if elements.is_empty() && self.has(group, "variants") {
-            let help = "write at least one: `- {name: dr, spec: dr-16.yaml}`";
-            self.error_at("empty", "variants", "`variants` is empty", help);
-            return None;
-        }
         let mut names = HashSet::new();
         let mut variants = Vec::new();
         for (value, path) in elements {
@@ -160,7 +151,7 @@ impl Checker {
                 None
             }
         };
-        let matching = self.section(group, "match").map(|group| self.variant_match(&group));
+        let matching = self.section(group, "match").map(|group| self.match_fields(&group));
         Some(Variant { name: name?, spec: spec?, set: set?, matching: flip(matching)? })
     }
 
@@ -184,13 +175,6 @@ impl Checker {
             });
         }
         settings
-    }
-
-    fn variant_match(&mut self, group: &Group) -> Option<VariantMatch> {
-        let flops = self.field_step(group, "flops");
-        let (params, memory) =
-            (self.field_step_or_none(group, "params"), self.field_step_or_none(group, "memory"));
-        Some(VariantMatch { flops: flops?, params: params?, memory: memory? })
     }
 
     /// Fields and the values that every arm tries, least first.
@@ -377,13 +361,14 @@ impl Checker {
         let tuned = tuning.map(|on| sweep.iter().filter(|_| on).map(|(field, _)| field.clone()).collect());
         let (flops, parameters) =
             (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
-        let memory = self.real_or_none(&group, "memory");
+        let [training, memory] = ["training", "memory"].map(|key| self.real_or_none(&group, key));
         let names =
             ["tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision", "seeds"];
         let [tokens, data, order, tokenizer, schedule, optimizer, batch, precision, seeds] =
             names.map(|key| self.bool(&group, key));
         Some(Equal {
             flops: flops?,
+            training: training?,
             parameters: parameters?,
             memory: memory?,
             tuned: tuned?,

@@ -257,16 +257,20 @@ impl Health {
     pub fn warnings(&self) -> Vec<String> {
         let parts = self.parts.iter().filter(|p| p.missed()).map(|p| {
             format!(
-                "{} processes {:.1} % of its tokens, its capacity asks for {:.1} %: what it was trained for is not what it does",
+                "{} processes {:.1} % of its tokens in evaluation, and {:.1} %, its capacity, in training",
                 p.name,
                 100.0 * p.processed,
                 100.0 * p.asked
             )
         });
         let mixtures = self.mixtures.iter().filter(|m| m.busiest >= MISSED).map(|m| {
+            let never = match m.dead {
+                0 => String::new(),
+                dead => format!(", and {dead} of {} experts are never chosen", m.experts),
+            };
             format!(
-                "the busiest expert of {} takes {:.1} × the mean, and {} of {} are never chosen: a larger `balance` or `load_balance_loss` evens them out",
-                m.name, m.busiest, m.dead, m.experts
+                "the busiest expert of {} takes {:.1} × the mean{never}: a larger `balance` or `load_balance_loss` evens them out",
+                m.name, m.busiest
             )
         });
         parts.chain(mixtures).collect()
