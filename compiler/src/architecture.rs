@@ -55,6 +55,10 @@ pub struct Architecture {
     pub final_norm: bool,
     /// Number of attention dimensions `n` of the initialisation: 3 with depth attention, else 2.
     pub attention_dimensions: u64,
+    /// See [`Architecture::caches`].
+    caches: Vec<Owner>,
+    /// The place of each among them.
+    cache_numbers: HashMap<Owner, usize>,
 }
 
 /// The computation of a body.
@@ -424,7 +428,10 @@ impl Architecture {
             let parts = bodies.iter().try_fold(0u64, |sum, b| sum.checked_add(of(b)?));
             pool.parts = parts.ok_or(CompileError::Overflow("depth"))?;
         }
+        let caches = caches_of(model, pools.len(), saved.len(), exit);
         Ok(Architecture {
+            cache_numbers: caches.iter().enumerate().map(|(number, owner)| (*owner, number)).collect(),
+            caches,
             model: model.clone(),
             depth,
             rows,
@@ -460,24 +467,15 @@ impl Architecture {
         let Some(first) = found.first() else { return vec![] };
         let same =
             |i: usize| first.rows[i].terms.is_empty() && found.iter().all(|a| a.rows[i] == first.rows[i]);
-        let caches = self.caches().enumerate().filter(|(i, _)| same(*i));
-        caches.map(|(i, owner)| (format!("{}.row", self.label(owner)), first.rows[i].base)).collect()
+        let caches = self.caches.iter().enumerate().filter(|(i, _)| same(*i));
+        caches.map(|(i, owner)| (format!("{}.row", self.label(*owner)), first.rows[i].base)).collect()
     }
 
     /// Parts with a cache row for each application: components, then pools, then saved streams,
     /// then the exit, then choices of nested `skip`s, then those of numbers of passes, then
     /// sources.
-    pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
-        let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
-        let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
-        let saved = (0..self.saved.len()).map(|i| Owner::Saved(i as u32));
-        let gated = self.exit.is_some_and(|leaving| matches!(leaving.how, Exit::Gate(_)));
-        let gated = gated.then_some(Owner::Exit);
-        let nested = layers_of(&self.model.body).into_iter().any(|expr| nested(expr).next().is_some());
-        let members = nested.then_some(Owner::Members);
-        let sources = matches!(self.model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
-        let choices = self.model.body.iter().any(is_chosen).then_some(Owner::Choice);
-        components.chain(pools).chain(saved).chain(gated).chain(members).chain(choices).chain(sources)
+    pub fn caches(&self) -> &[Owner] {
+        &self.caches
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -596,7 +594,7 @@ impl Architecture {
 
     /// Which of [`Architecture::rows`] counts those of a component's or a pool's cache.
     pub fn cache_of(&self, owner: Owner) -> Option<usize> {
-        self.caches().position(|cache| cache == owner)
+        self.cache_numbers.get(&owner).copied()
     }
 
     /// Row count of the cache of a component or a pool.
@@ -629,6 +627,20 @@ impl Architecture {
         let own = pooled_of(skip)?;
         self.pools.iter().position(|p| (p.capacity, p.penalty) == own)
     }
+}
+
+/// The parts that [`Architecture::caches`] lists.
+fn caches_of(model: &Model, pools: usize, saved: usize, exit: Option<Leaving>) -> Vec<Owner> {
+    let components = (0..model.components.len()).map(|i| Owner::Component(i as u32));
+    let pools = (0..pools).map(|i| Owner::Pool(i as u32));
+    let saved = (0..saved).map(|i| Owner::Saved(i as u32));
+    let gated = exit.is_some_and(|leaving| matches!(leaving.how, Exit::Gate(_)));
+    let gated = gated.then_some(Owner::Exit);
+    let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
+    let members = nested.then_some(Owner::Members);
+    let sources = matches!(model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
+    let choices = model.body.iter().any(is_chosen).then_some(Owner::Choice);
+    components.chain(pools).chain(saved).chain(gated).chain(members).chain(choices).chain(sources).collect()
 }
 
 /// Calls `f` for every application in order with the loop variables' values. Takes time in
