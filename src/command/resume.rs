@@ -134,7 +134,7 @@ pub fn latest(
     match steps_from(&checkpoint) {
         Some(all) if step >= all => note!(
             "{found}: the run is at its end, after {}; `dreamc resume {} --set train.steps=N` trains it longer",
-            many(all.into(), "step"),
+            many(step.into(), "step"),
             folder.path().display()
         ),
         _ => note!("{found}: going on after step {step}{again}"),
