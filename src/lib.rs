@@ -5,7 +5,8 @@
 //! command fails and with which exit code, [`output`] writes all that is said, [`show`] prints
 //! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
 //! live line, [`rewriting`] picks rules, [`ranks`] finds the other ranks of a training, [`compare`]
-//! is the way of a suite, [`report`] what reports are made of, [`lsp`] the server of editors.
+//! is the way of a suite, [`unknown`] answers options that a command lacks, [`report`] what reports
+//! are made of, [`lsp`] the server of editors.
 
 mod command;
 mod compare;
@@ -21,8 +22,9 @@ mod report;
 mod rewriting;
 mod show;
 pub mod spec;
+mod unknown;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 
 /// A declarative architecture compiler for attention mixtures.
@@ -105,9 +107,11 @@ enum Command {
 /// `dreamc --help` documents.
 pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     dreamc_runtime::train::signal::ignore_limits();
-    let arguments = match Arguments::try_parse_from(arguments) {
+    let line: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let arguments = match Arguments::try_parse_from(&line) {
         Ok(arguments) => arguments,
         Err(error) => {
+            let error = unknown::advise(error, &Arguments::command(), &line);
             // Nobody is left to hear of a stream that is closed.
             let _ = error.print();
             return error.exit_code() as u8;

@@ -13,6 +13,11 @@ pub fn grouped(n: u128) -> String {
     out
 }
 
+/// A number of things by the name of one: `1 step`, `1,500 steps`.
+pub fn many(n: u128, one: &str) -> String {
+    format!("{} {one}{}", grouped(n), if n == 1 { "" } else { "s" })
+}
+
 /// Four decimals and a unit, as papers print them: `1.1708 B`.
 pub fn decimals(n: f64) -> String {
     let units = [(1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")];
@@ -48,6 +53,7 @@ mod tests {
     #[test]
     fn to_the_last_digit_that_matters() {
         assert_eq!([0, 999, 1000, 1_170_842_624].map(grouped), ["0", "999", "1,000", "1,170,842,624"]);
+        assert_eq!([0, 1, 1500].map(|n| many(n, "step")), ["0 steps", "1 step", "1,500 steps"]);
         assert_eq!([1_170_842_624.0, 938_147_840.0, 12.0].map(decimals), ["1.1708 B", "0.9381 B", "12.0"]);
         assert_eq!([2_375_274_496, 12].map(decimal_bytes), ["2.375 GB", "12 B"]);
         assert_eq!([2.5, 0.000_71, 1e-9].map(instant), ["2.500 s", "710.000 µs", "1.000 ns"]);

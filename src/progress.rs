@@ -165,7 +165,7 @@ impl Watcher for Progress {
             Event::Evaluated(line) => {
                 let words = line.words();
                 if !words.is_empty() {
-                    let of = if line.complete { ", all that is held out" } else { "" };
+                    let of = if line.complete { ", the concluding evaluation" } else { "" };
                     self.stay(&format!("step {}{of}: {words}", line.step));
                 }
             }

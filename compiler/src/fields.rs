@@ -61,6 +61,17 @@ pub fn field<'m>(model: &'m mut Model, path: &str) -> Result<&'m mut u64, FieldE
     pick(path, &place, name, found.sizes())
 }
 
+/// Paths of the sizes that a model has a number for, without its vocabulary and its context, which
+/// are those of the data.
+pub fn sizes(model: &mut Model) -> Vec<String> {
+    let mut found = vec!["hidden".to_string()];
+    for (name, component) in &mut model.components {
+        let set = component.sizes().into_iter().filter(|(_, value)| value.as_ref().is_some_and(|v| **v > 0));
+        found.extend(set.map(|(size, _)| format!("{name}.{size}")));
+    }
+    found
+}
+
 fn pick<'m>(
     path: &str,
     place: &str,

@@ -9,10 +9,13 @@
 //! This is the bivariate coordinate descent of the paper (section 3.8): FLOPs by a binary search of
 //! one field, parameters by one of another, and again until nothing changes. Each search begins
 //! where the field stands, so the last rounds are short.
+//!
+//! Where no fields are named, or those named do not do, [`candidates`], [`pair`] and [`remedies`]
+//! try all sizes of the model.
 
-use crate::count::{CountError, Figures, figures};
-use crate::fields::{FieldError, broken_rule, field};
-use dreamc_dsl::spec::{Match, Model, Precision, Spec};
+use crate::count::{CountError, Figures, figures, training_flops};
+use crate::fields::{FieldError, broken_rule, field, sizes};
+use dreamc_dsl::spec::{Match, MatchFields, Model, Spec, Train};
 use indexmap::IndexMap;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -25,6 +28,8 @@ use thiserror::Error;
 pub enum Measure {
     /// Decoding FLOPs per token.
     FlopsPerToken,
+    /// FLOPs of a trained token, forward and backward.
+    TrainingFlopsPerToken,
     /// Parameters in total.
     Parameters,
     /// Bytes while generating.
@@ -36,16 +41,46 @@ impl Measure {
         match self {
             // Both models are counted for as many tokens.
             Measure::FlopsPerToken => f.flops_per_token.total,
+            // Each model has micro-batches of its own: the mean, to the FLOP.
+            Measure::TrainingFlopsPerToken => {
+                f.training_flops_per_token.map_or(0, |t| t.total / t.tokens.max(1))
+            }
             Measure::Parameters => f.parameters,
             Measure::MemoryBytes => f.memory_bytes,
         }
     }
+
+    /// The measure behind a key of `match`.
+    pub fn keyed(key: &str) -> Option<Self> {
+        match key {
+            "flops" => Some(Measure::FlopsPerToken),
+            "training" => Some(Measure::TrainingFlopsPerToken),
+            "params" => Some(Measure::Parameters),
+            "memory" => Some(Measure::MemoryBytes),
+            _ => None,
+        }
+    }
+}
+
+/// The figures of a model, those of training where a measure is of them.
+fn figures_of(
+    model: &Model,
+    train: &Train,
+    tokens: u64,
+    objectives: &[Objective],
+) -> Result<Figures, CountError> {
+    let mut found = figures(model, train.precision, tokens)?;
+    if objectives.iter().any(|o| o.measure == Measure::TrainingFlopsPerToken) {
+        found.training_flops_per_token = Some(training_flops(model, train)?);
+    }
+    Ok(found)
 }
 
 impl fmt::Display for Measure {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
             Measure::FlopsPerToken => "FLOPs per token",
+            Measure::TrainingFlopsPerToken => "training FLOPs per token",
             Measure::Parameters => "parameters",
             Measure::MemoryBytes => "memory",
         })
@@ -79,16 +114,18 @@ pub const TOKENS: u64 = 1024;
 
 impl From<&Match> for Request {
     fn from(m: &Match) -> Self {
-        let objective = |measure, (field, step): &(String, u64)| Objective {
-            measure,
-            field: field.clone(),
-            step: *step,
-            tolerance: m.tolerance,
+        Request::new(&m.fields, &|_| m.tolerance)
+    }
+}
+
+impl Request {
+    /// Of the fields that a file names, with the tolerance of each measure.
+    pub fn new(fields: &MatchFields, tolerance: &dyn Fn(Measure) -> f64) -> Self {
+        let objective = |(key, (field, step)): (&str, &(String, u64))| {
+            let measure = Measure::keyed(key)?;
+            Some(Objective { measure, field: field.clone(), step: *step, tolerance: tolerance(measure) })
         };
-        let mut objectives = vec![objective(Measure::FlopsPerToken, &m.flops)];
-        objectives.extend(m.params.as_ref().map(|f| objective(Measure::Parameters, f)));
-        objectives.extend(m.memory.as_ref().map(|f| objective(Measure::MemoryBytes, f)));
-        Request { objectives, tokens: TOKENS }
+        Request { objectives: fields.each().filter_map(objective).collect(), tokens: TOKENS }
     }
 }
 
@@ -136,7 +173,7 @@ impl fmt::Display for Matched {
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum MatchError {
     /// There is nothing to meet.
-    #[error("nothing to match: name a field for FLOPs, parameters or memory")]
+    #[error("nothing to match: name a field for FLOPs, training FLOPs, parameters or memory")]
     NoObjective,
     /// A path leads nowhere.
     #[error(transparent)]
@@ -210,8 +247,7 @@ const LARGEST: u64 = (1 << 48) - 1;
 
 /// Moves the fields of `spec` until it costs what `baseline` costs.
 pub fn find(spec: &Spec, baseline: &Spec, request: &Request) -> Result<Matched, MatchError> {
-    let precision = spec.train.precision;
-    let goal = figures(&baseline.model, baseline.train.precision, request.tokens)
+    let goal = figures_of(&baseline.model, &baseline.train, request.tokens, &request.objectives)
         .map_err(|error| MatchError::Count { model: baseline.model.name.clone(), error })?;
     let objectives = &request.objectives;
     if objectives.is_empty() {
@@ -230,8 +266,9 @@ pub fn find(spec: &Spec, baseline: &Spec, request: &Request) -> Result<Matched, 
     }
     let mut search = Search {
         model,
-        precision,
+        train: &spec.train,
         tokens: request.tokens,
+        objectives,
         goal,
         known: HashMap::new(),
         limits: IndexMap::new(),
@@ -272,16 +309,167 @@ pub fn find(spec: &Spec, baseline: &Spec, request: &Request) -> Result<Matched, 
     Err(MatchError::NoObjective)
 }
 
+/// A size that could meet a measure, and the model with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The measure and the size.
+    pub objective: Objective,
+    /// The size at which the measure is closest to the baseline's, however close that is.
+    pub matched: Matched,
+}
+
+impl Candidate {
+    /// The relative difference that is left of its measure.
+    pub fn residual(&self) -> f64 {
+        self.matched.residual.get(&self.objective.measure).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Whether that is within the tolerance.
+    pub fn meets(&self) -> bool {
+        self.residual().abs() <= self.objective.tolerance
+    }
+}
+
+/// Steps that a size is tried with: a width in eights where that is close enough, and otherwise in
+/// the least steps that no rule refuses.
+const STEPS: [u64; 8] = [8, 1, 2, 4, 8, 16, 32, 64];
+
+/// The place of a size among those that a person would move for a measure, least first.
+fn unlikely(measure: Measure, field: &str) -> usize {
+    let ends = |of: &[&str]| of.iter().position(|end| field == *end || field.ends_with(end));
+    let order: [&str; 4] = match measure {
+        Measure::FlopsPerToken | Measure::TrainingFlopsPerToken | Measure::MemoryBytes => {
+            [".intermediate", "hidden", ".head_size", ".heads"]
+        }
+        Measure::Parameters => [".count", ".intermediate", "hidden", ".head_size"],
+    };
+    // Experts of a projection are no experts of a mixture.
+    if field.ends_with("projection.count") { order.len() } else { ends(&order).unwrap_or(order.len()) }
+}
+
+/// Every size that a measure depends on, with the value at which it is closest to the baseline's:
+/// first those that meet it, and of these those that a person would move.
+pub fn candidates(
+    spec: &Spec,
+    baseline: &Spec,
+    (measure, tolerance): (Measure, f64),
+    tokens: u64,
+) -> Result<Vec<Candidate>, MatchError> {
+    let mut found = vec![];
+    for field in sizes(&mut spec.model.clone()) {
+        let steps = if field.ends_with(".intermediate") { &STEPS[..] } else { &STEPS[1..] };
+        let mut best: Option<Candidate> = None;
+        for &step in steps {
+            let objective = Objective { measure, field: field.clone(), step, tolerance };
+            let any = Objective { tolerance: f64::INFINITY, ..objective.clone() };
+            let matched = match find(spec, baseline, &Request { objectives: vec![any], tokens }) {
+                Ok(matched) => matched,
+                Err(error @ MatchError::Count { .. }) => return Err(error),
+                Err(MatchError::Rule { .. }) => continue,
+                Err(_) => break,
+            };
+            let candidate = Candidate { objective, matched };
+            let closer = |b: &Candidate| candidate.residual().abs() < b.residual().abs();
+            if best.as_ref().is_none_or(closer) {
+                best = Some(candidate);
+            }
+            if step == 1 || best.as_ref().is_some_and(Candidate::meets) {
+                break;
+            }
+        }
+        found.extend(best);
+    }
+    let key = |c: &Candidate| (!c.meets(), unlikely(measure, &c.objective.field));
+    found.sort_by(|a, b| key(a).cmp(&key(b)).then(a.residual().abs().total_cmp(&b.residual().abs())));
+    Ok(found)
+}
+
+/// Pairs of sizes that are tried before none is found.
+const PAIRS: usize = 32;
+
+/// The first two sizes, of those that a person would move, that meet both of two measures together;
+/// otherwise the closest that was found.
+pub fn pair(
+    spec: &Spec,
+    baseline: &Spec,
+    [first, second]: [(Measure, f64); 2],
+    tokens: u64,
+) -> Result<Result<(Request, Matched), Option<Matched>>, MatchError> {
+    let [ours, theirs] = [first, second].map(|of| candidates(spec, baseline, of, tokens));
+    let (ours, theirs) = (ours?, theirs?);
+    let mut pairs: Vec<(&Candidate, &Candidate)> =
+        ours.iter().flat_map(|a| theirs.iter().map(move |b| (a, b))).collect();
+    pairs.retain(|(a, b)| a.objective.field != b.objective.field);
+    let likely = |c: &Candidate| unlikely(c.objective.measure, &c.objective.field);
+    pairs.sort_by_key(|(a, b)| likely(a) + likely(b));
+    let mut closest: Option<Matched> = None;
+    for (a, b) in pairs.into_iter().take(PAIRS) {
+        // Together a width in eights may miss what it meets alone.
+        for fine in [false, true] {
+            let step = |o: &Objective| if fine && o.step == 8 { 1 } else { o.step };
+            let objectives = [a, b].map(|c| Objective { step: step(&c.objective), ..c.objective.clone() });
+            let request = Request { objectives: objectives.to_vec(), tokens };
+            match find(spec, baseline, &request) {
+                Ok(matched) => return Ok(Ok((request, matched))),
+                Err(
+                    MatchError::Tolerance { closest: c, .. } | MatchError::Contradictory { closest: c, .. },
+                ) => {
+                    if closest.as_ref().is_none_or(|b| c.worst() < b.worst()) {
+                        closest = Some(*c);
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(Err(closest))
+}
+
+/// Requests in place of one that failed: the measure that it missed, and objectives of it
+/// with which all are met, at most three.
+pub fn remedies(
+    spec: &Spec,
+    baseline: &Spec,
+    request: &Request,
+    error: &MatchError,
+) -> Option<(Objective, f64, Vec<(Objective, Matched)>)> {
+    let (MatchError::Tolerance { closest, .. } | MatchError::Contradictory { closest, .. }) = error else {
+        return None;
+    };
+    let missed = closest.missed(&request.objectives)?.clone();
+    let left = closest.residual.get(&missed.measure)?.abs();
+    let mut tried: Vec<Objective> = vec![];
+    if missed.step > 1 {
+        tried.push(Objective { step: 1, ..missed.clone() });
+    }
+    let others = candidates(spec, baseline, (missed.measure, missed.tolerance), request.tokens).ok()?;
+    let used = |c: &Candidate| request.objectives.iter().any(|o| short(&o.field) == c.objective.field);
+    tried.extend(others.into_iter().filter(|c| !used(c)).map(|c| c.objective));
+    let mut found = vec![];
+    for objective in tried {
+        let mut objectives = request.objectives.clone();
+        objectives.iter_mut().filter(|o| o.measure == missed.measure).for_each(|o| *o = objective.clone());
+        if let Ok(matched) = find(spec, baseline, &Request { objectives, tokens: request.tokens }) {
+            found.push((objective, matched));
+        }
+        if found.len() == 3 {
+            break;
+        }
+    }
+    Some((missed, left, found))
+}
+
 /// Paths that mean the same field are equal in this form.
 fn short(path: &str) -> &str {
     let path = path.strip_prefix("model.").unwrap_or(path);
     path.strip_prefix("components.").unwrap_or(path)
 }
 
-struct Search {
+struct Search<'a> {
     model: Model,
-    precision: Precision,
+    train: &'a Train,
     tokens: u64,
+    objectives: &'a [Objective],
     goal: Figures,
     /// Figures by field and value, while the other fields stay.
     known: HashMap<u64, Figures>,
@@ -296,13 +484,13 @@ enum Probe {
     Beyond(String),
 }
 
-impl Search {
+impl Search<'_> {
     fn values(&mut self, objectives: &[Objective]) -> Result<Vec<u64>, MatchError> {
         objectives.iter().map(|o| Ok(*field(&mut self.model, &o.field)?)).collect()
     }
 
     fn figures(&self) -> Result<Figures, MatchError> {
-        figures(&self.model, self.precision, self.tokens)
+        figures_of(&self.model, self.train, self.tokens, self.objectives)
             .map_err(|error| MatchError::Count { model: self.model.name.clone(), error })
     }
 
@@ -343,7 +531,7 @@ impl Search {
         if let Some(rule) = broken_rule(&self.model) {
             return Ok(Probe::Beyond(rule));
         }
-        match figures(&self.model, self.precision, self.tokens) {
+        match figures_of(&self.model, self.train, self.tokens, self.objectives) {
             Ok(f) => {
                 self.known.insert(n, f);
                 Ok(Probe::Value(o.measure.of(&f)))
@@ -438,7 +626,11 @@ impl Search {
                 // Smaller strides up to the edge of what there is.
                 Probe::Beyond(rule) => {
                     if next.abs_diff(at) == 1 {
-                        self.limits.insert(o.field.clone(), format!("`{}` ends there: {rule}", o.field));
+                        let (last, refused) = (at * o.step, next * o.step);
+                        let bound = if up { "most" } else { "least" };
+                        let limit =
+                            format!("`{}` is at {bound} {last}: {refused} is refused ({rule})", o.field);
+                        self.limits.insert(o.field.clone(), limit);
                         return Ok(at);
                     }
                     stride = next.abs_diff(at) / 2;

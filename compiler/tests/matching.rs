@@ -1,8 +1,8 @@
 //! Matching: the paper's pairs, the search against trying everything, and what cannot be matched.
 
-use dreamc_compiler::count::figures;
+use dreamc_compiler::count::{figures, training_flops};
 use dreamc_compiler::fields::field;
-use dreamc_compiler::matching::{MatchError, Measure, Objective, Request, find};
+use dreamc_compiler::matching::{MatchError, Measure, Objective, Request, candidates, find, pair, remedies};
 use dreamc_dsl::Spec;
 use std::time::Instant;
 
@@ -58,6 +58,9 @@ fn by_trying(spec: &Spec, baseline: &Spec, o: &Objective, most: u64) -> u64 {
         let f = figures(&spec.model, spec.train.precision, 16).unwrap();
         match o.measure {
             Measure::FlopsPerToken => f.flops_per_token.total,
+            Measure::TrainingFlopsPerToken => {
+                training_flops(&spec.model, &spec.train).unwrap().mean() as u128
+            }
             Measure::Parameters => f.parameters,
             Measure::MemoryBytes => f.memory_bytes,
         }
@@ -81,6 +84,7 @@ fn by_trying(spec: &Spec, baseline: &Spec, o: &Objective, most: u64) -> u64 {
 fn the_search_finds_what_trying_everything_finds() {
     let spec = example("tiny-dr-da");
     let cases = [
+        (Measure::TrainingFlopsPerToken, "ea.intermediate", 8, 160),
         (Measure::Parameters, "ea.count", 1, 60),
         (Measure::Parameters, "ea.count", 3, 60),
         (Measure::FlopsPerToken, "ea.intermediate", 1, 160),
@@ -140,7 +144,7 @@ fn what_cannot_be_matched_is_said() {
         |objectives: &[Objective]| find(&spec, &baseline, &request(objectives)).unwrap_err().to_string();
     let (flops, params) = (Measure::FlopsPerToken, Measure::Parameters);
     let cases: [(&[Objective], &str); 9] = [
-        (&[], "nothing to match: name a field for FLOPs, parameters or memory"),
+        (&[], "nothing to match: name a field for FLOPs, training FLOPs, parameters or memory"),
         (
             &[objective(flops, "ea.count", 1), objective(params, "model.ea.count", 1)],
             "contradictory objectives: FLOPs per token and parameters would both set `model.ea.count`",
@@ -177,8 +181,72 @@ fn what_cannot_be_matched_is_said() {
     set(&mut small, "ea.count", 2);
     set(&mut small, "vocab", 2);
     let found = find(&spec, &small, &request(&[objective(params, "ea.count", 1)])).unwrap_err().to_string();
+    assert!(found.contains("closest"), "{found}");
+    let mut smaller = spec.clone();
+    set(&mut smaller, "ea.count", 1);
+    set(&mut smaller, "ea.active", 1);
+    let found = find(&spec, &smaller, &request(&[objective(params, "ea.count", 1)])).unwrap_err().to_string();
     assert!(
-        found.contains("`ea.count` ends there: `ea`: 1 active experts of") || found.contains("closest"),
+        found.contains("`ea.count` is at least 2: 1 is refused (`ea`: 2 active experts of 1)"),
         "{found}"
     );
+}
+
+/// The sizes that could meet a measure are those that one would find by hand, the likeliest first,
+/// and the pair of the paper is the one that is taken.
+#[test]
+fn sizes_are_proposed() {
+    let (mut spec, baseline) = (example("dr-da-16"), example("la-16"));
+    set(&mut spec, "ea.intermediate", 512);
+    set(&mut spec, "ea.count", 512);
+    let of = |measure| {
+        let found = candidates(&spec, &baseline, (measure, 0.005), 1024).unwrap();
+        assert!(found.iter().all(|c| c.objective.field != "vocab" && c.objective.field != "context"));
+        let unmet = found.iter().position(|c| !c.meets()).unwrap_or(found.len());
+        assert!(found[unmet..].iter().all(|c| !c.meets()));
+        found[0].objective.field.clone()
+    };
+    assert_eq!(of(Measure::FlopsPerToken), "ea.intermediate");
+    assert_eq!(of(Measure::Parameters), "ea.count");
+    let both = [Measure::FlopsPerToken, Measure::Parameters].map(|measure| (measure, 0.005));
+    let (asked, matched) = pair(&spec, &baseline, both, 1024).unwrap().expect("a pair");
+    let fields: Vec<(&str, u64)> = matched.fields.iter().map(|(f, v)| (f.as_str(), *v)).collect();
+    assert_eq!(fields, [("ea.intermediate", 480), ("ea.count", 537)]);
+    assert_eq!(asked.objectives[0].step, 8);
+    // Of a model that no size brings so close, the closest is given.
+    let none = both.map(|(measure, _)| (measure, 0.0));
+    let closest = pair(&spec, &baseline, none, 1024).unwrap().expect_err("too close").expect("a closest");
+    assert!(closest.residual.values().all(|r| r.abs() < 0.01), "{closest}");
+}
+
+/// A step that is too coarse and a field that ends are helped by what meets the baseline.
+#[test]
+fn what_would_help_is_found() {
+    let spec = example("tiny-dr-da");
+    let mut baseline = spec.clone();
+    set(&mut baseline, "ea.count", 23);
+    let coarse = request(&[objective(Measure::Parameters, "ea.count", 16)]);
+    let error = find(&spec, &baseline, &coarse).unwrap_err();
+    let (missed, left, found) = remedies(&spec, &baseline, &coarse, &error).expect("a help");
+    assert_eq!(missed.field, "ea.count");
+    assert!(left > 0.005);
+    let (finer, matched) = &found[0];
+    assert_eq!((finer.field.as_str(), finer.step, matched.fields["ea.count"]), ("ea.count", 1, 23));
+    assert!(found.len() <= 3 && found.iter().all(|(o, m)| m.residual[&o.measure].abs() <= 0.005));
+    assert!(remedies(&spec, &baseline, &coarse, &MatchError::NoObjective).is_none());
+}
+
+/// FLOPs of training are met as those of generation are, and are another figure.
+#[test]
+fn training_is_matched() {
+    let spec = example("tiny-dr-da");
+    let mut baseline = spec.clone();
+    set(&mut baseline, "ea.intermediate", 77);
+    let o = objective(Measure::TrainingFlopsPerToken, "ea.intermediate", 1);
+    let found = find(&spec, &baseline, &request(&[o])).unwrap();
+    assert_eq!(found.fields["ea.intermediate"], 77);
+    let counted = dreamc_compiler::count::count(&baseline, &Default::default()).unwrap();
+    let trained = found.matched.training_flops_per_token.expect("counted");
+    assert_eq!(trained.mean(), counted.flops_per_token.training.mean());
+    assert!(trained.mean() > 2.0 * found.matched.flops_per_token.mean());
 }

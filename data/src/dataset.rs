@@ -302,11 +302,15 @@ impl Opener<'_> {
         let path = self.settings.base.join(path(source).unwrap_or_default());
         let shard = Arc::new(self.shard(&path, &format, notice)?);
         let meta = &shard.meta;
-        let mut description =
-            format!("{}: {} documents, {} tokens", path.display(), meta.documents, meta.tokens);
+        let mut description = format!(
+            "{}: {}, {}",
+            path.display(),
+            many(meta.documents, "document"),
+            many(meta.tokens, "token")
+        );
         if meta.skipped > 0 {
             let first = meta.first_skipped.as_deref().unwrap_or_default();
-            description += &format!(", {} bad rows left out ({first})", meta.skipped);
+            description += &format!(", {} left out ({first})", many(meta.skipped, "bad row"));
         }
         let hash = hash(&[meta.source.clone(), format!("{format:?}"), self.data.validation.to_string()]);
         let own = self.data.validation_file.is_none() && self.data.validation > 0.0;
@@ -394,11 +398,10 @@ impl Opener<'_> {
             }
         }
         let description = format!(
-            "task {}: size {}, {} to {} steps, problems without end, one in {} held out",
+            "task {}: size {}, {}, problems without end, one in {} held out",
             task::name(task.kind),
             task.size,
-            task.min_steps,
-            task.max_steps,
+            task::steps(task),
             task::HELD_OUT
         );
         Ok(Mixed {
@@ -581,4 +584,9 @@ impl Batches {
         };
         self.readers.iter().map(count).sum()
     }
+}
+
+/// A number of things by the name of one.
+fn many(n: u64, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
 }

@@ -425,7 +425,7 @@ pub static ATTEND: Section = Section {
         "block",
         SIZE,
         Value("1"),
-        "Outputs that one source sums: sources are the embedding, completed runs of so many outputs, and the run so far.",
+        "Outputs that one source sums: sources are the embedding, completed runs of this many outputs, and the run so far.",
     )],
 };
 
@@ -660,7 +660,7 @@ pub static RECUR: Section = Section {
             "backprop",
             SIZE,
             Rule("all passes"),
-            "Gradients flow through so many last passes alone; earlier ones keep nothing for the way back. Of a `recur` that is an item of the body.",
+            "Number of last passes that gradients flow through; earlier passes keep nothing for the backward. Of a `recur` that is an item of the body.",
         ),
         key(
             "depth",
@@ -673,8 +673,8 @@ pub static RECUR: Section = Section {
             "lora",
             SIZE,
             Rule("none"),
-            "Pass `p` uses `W + B_p A_p` for every matrix of an attention or an MLP inside, with `A_p` of so many rows. \
-             Mixtures and routers are as they are. Of a `recur` that is an item of the body, which then runs at most the count that is written.",
+            "Pass `p` uses `W + B_p A_p` for every matrix of an attention or an MLP inside, where `A_p` has this many rows. \
+             Mixtures and routers have none. Of a `recur` that is an item of the body, which then runs at most the count that is written.",
         ),
         key(
             "embed",
@@ -697,9 +697,9 @@ pub static RECUR: Section = Section {
             ]),
             Rule("`last`"),
             "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
-             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. It does not go with `backprop`, \
-             before whose passes a loss would reach the head and no layer. \
-             With lanes or sources, what a pass is left by is what the final norm would read behind it.",
+             Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. Such a loss is refused \
+             beside `backprop`: gradients of the passes before its last ones would reach the head alone. \
+             With lanes or sources, the stream of a pass is the one that the final norm would read after it.",
         ),
         key(
             "kv",
@@ -717,7 +717,7 @@ pub static RECUR: Section = Section {
 /// The loss of a loop that may be left at every pass.
 pub static EXIT: Section = Section {
     name: "exit",
-    doc: "A gate says after every pass how much of the loss is of that pass (Ouro).",
+    doc: "A gate gives each pass its share of the loss (Ouro).",
     short: None,
     keys: &[key(
         "gate",
@@ -730,10 +730,15 @@ pub static EXIT: Section = Section {
 /// A distribution of depths.
 pub static DEPTHS: Section = Section {
     name: "depths",
-    doc: "A distribution of the number of passes; it has one of the three laws.",
+    doc: "A distribution of the number of passes; it has one of the three laws. Training compiles a program for each number, at most 256.",
     short: None,
     keys: &[
-        key("uniform", Type::List(&SIZE), Absent, "Every number from the first to the second as often."),
+        key(
+            "uniform",
+            Type::List(&SIZE),
+            Absent,
+            "Least and largest number of passes; all numbers between them are equally likely.",
+        ),
         key("poisson", POSITIVE, Absent, "Poisson with this mean."),
         key(
             "lognormal_poisson",
@@ -741,8 +746,13 @@ pub static DEPTHS: Section = Section {
             Absent,
             "One more than Poisson, whose rate is `exp(N(ln mean - sigma²/2, sigma))` (Huginn).",
         ),
-        key("min", SIZE, Value("1"), "The least; fewer are so many."),
-        key("max", SIZE, Rule("twice the count of the `recur`"), "The most; more are so many."),
+        key("min", SIZE, Value("1"), "Least number of passes; a smaller draw is raised to it."),
+        key(
+            "max",
+            SIZE,
+            Rule("twice the count of the `recur`"),
+            "Largest number of passes; a larger draw is lowered to it.",
+        ),
     ],
 };
 
@@ -1085,7 +1095,7 @@ pub static TRAIN: Section = Section {
             "patience",
             Type::Optional(&SIZE),
             NONE,
-            "Stop when the validation loss has not improved for so many evaluations.",
+            "Stop when the validation loss has not improved for this many evaluations.",
         ),
         key(
             "on_nan",
@@ -1100,7 +1110,7 @@ pub static TRAIN: Section = Section {
             "spike",
             Type::Optional(&POSITIVE),
             NONE,
-            "Leave out, and count, a step whose loss or gradient norm is more than so many standard deviations above the mean of the last 128 steps; 6 is usual.",
+            "Leave out, and count, a step whose loss or gradient norm is more than this many standard deviations above the mean of the last 128 steps; 6 is usual.",
         ),
     ],
 };
@@ -1246,7 +1256,7 @@ pub static PARALLEL: Section = Section {
 /// Recurrent depth drawn anew each step.
 pub static RANDOM_DEPTH: Section = Section {
     name: "random_depth",
-    doc: "Bounds of the recurrent depth drawn at each step.",
+    doc: "Bounds of the recurrent depth drawn at each step. Training compiles a program for each depth between them, at most 256.",
     short: None,
     keys: &[key("min", SIZE, Required, "Least depth."), key("max", SIZE, Required, "Greatest depth.")],
 };
@@ -1337,9 +1347,15 @@ pub static EVAL: Section = Section {
 const FIELD_STEP: Type = Type::Either(&[Type::Field, Type::Names(&SIZE)]);
 const MATCH_FLOPS: Key = key(
     "flops",
-    FIELD_STEP,
-    Required,
-    "Field that meets the FLOPs, with its step: `{ea.intermediate: 8}`, or `ea.intermediate` for steps of 1.",
+    Type::Optional(&FIELD_STEP),
+    NONE,
+    "Field that meets the FLOPs of a generated token, with its step: `{ea.intermediate: 8}`, or `ea.intermediate` for steps of 1.",
+);
+const MATCH_TRAINING: Key = key(
+    "training",
+    Type::Optional(&FIELD_STEP),
+    NONE,
+    "Field that meets the FLOPs of a trained token, forward and backward, with its step.",
 );
 const MATCH_PARAMS: Key =
     key("params", Type::Optional(&FIELD_STEP), NONE, "Field that meets the parameters, with its step.");
@@ -1354,6 +1370,7 @@ pub static MATCH: Section = Section {
     keys: &[
         key("baseline", Type::Path, Required, "The baseline's spec."),
         MATCH_FLOPS,
+        MATCH_TRAINING,
         MATCH_PARAMS,
         MATCH_MEMORY,
         key("tolerance", POSITIVE, Value("0.5%"), "Largest relative difference that counts as matched."),
@@ -1369,7 +1386,12 @@ pub static SUITE: Section = Section {
         key("let", Type::Names(&Type::Real(Range::Any)), Absent, "Names for numbers."),
         key("name", Type::Text, Value("suite"), "Name of the suite."),
         key("baseline", Type::Path, Required, "The baseline's spec."),
-        key("variants", Type::List(&Type::Section(&VARIANT)), Required, "Arms that are compared with it."),
+        key(
+            "variants",
+            Type::List(&Type::Section(&VARIANT)),
+            Value("[]"),
+            "Arms that are compared with it; without any, the baseline is trained alone with every seed.",
+        ),
         key("data", Type::Section(&DATA), Absent, "Data of all arms, in place of their own."),
         key("train", Type::Section(&TRAIN), Absent, "Recipe of all arms, in place of their own."),
         key("eval", Type::Section(&EVAL), Absent, "Evaluation of all arms, in place of their own."),
@@ -1463,7 +1485,7 @@ pub static VARIANT_MATCH: Section = Section {
     name: "match of a variant",
     doc: "Fields that vary until an arm meets the baseline.",
     short: None,
-    keys: &[MATCH_FLOPS, MATCH_PARAMS, MATCH_MEMORY],
+    keys: &[MATCH_FLOPS, MATCH_TRAINING, MATCH_PARAMS, MATCH_MEMORY],
 };
 
 /// Quantities that must be equal between arms.
@@ -1476,7 +1498,13 @@ pub static EQUAL: Section = Section {
             "flops",
             Type::Optional(&POSITIVE),
             Value("0.5%"),
-            "Largest relative difference in FLOPs per token.",
+            "Largest relative difference in FLOPs of a generated token.",
+        ),
+        key(
+            "training",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Largest relative difference in FLOPs of a trained token, forward and backward.",
         ),
         key(
             "flops_processed",

@@ -65,6 +65,7 @@ pub use reference::reference;
 pub use schema::schema;
 pub use source::{SourceMap, Span};
 pub use spec::Spec;
+pub use suggest::field_called;
 pub use suite::Suite;
 
 /// A file may have so many bytes.

@@ -648,9 +648,10 @@ fn match_tree(matching: &Match) -> ValueKind {
     };
     let mut fields = Fields::broken();
     fields.put("baseline", word(&matching.baseline));
-    fields.put("flops", field(&matching.flops));
-    fields.put("params", or_none(matching.params.as_ref(), field));
-    fields.put("memory", or_none(matching.memory.as_ref(), field));
+    fields.put("flops", or_none(matching.fields.flops.as_ref(), field));
+    fields.put("training", or_none(matching.fields.training.as_ref(), field));
+    fields.put("params", or_none(matching.fields.params.as_ref(), field));
+    fields.put("memory", or_none(matching.fields.memory.as_ref(), field));
     fields.put("tolerance", real(matching.tolerance));
     fields.map()
 }

@@ -466,9 +466,9 @@ impl Looping {
 pub struct Depths {
     /// Its form.
     pub law: DepthLaw,
-    /// The least; fewer are so many.
+    /// Least number; a smaller draw is raised to it.
     pub min: u64,
-    /// The most; more are so many.
+    /// Largest number; a larger draw is lowered to it.
     pub max: u64,
 }
 
@@ -1111,12 +1111,35 @@ pub struct Eval {
 pub struct Match {
     /// The baseline's spec.
     pub baseline: String,
-    /// Field that meets the FLOPs, and its step.
-    pub flops: (String, u64),
-    /// Field that meets the parameters, and its step.
-    pub params: Option<(String, u64)>,
-    /// Field that meets the memory, and its step.
-    pub memory: Option<(String, u64)>,
+    /// The fields that vary.
+    #[serde(flatten)]
+    pub fields: MatchFields,
     /// Largest relative difference that counts as matched.
     pub tolerance: f64,
+}
+
+/// Fields that vary until a model meets its baseline, each with its step; at least one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct MatchFields {
+    /// Meets the FLOPs of a generated token.
+    pub flops: Option<(String, u64)>,
+    /// Meets the FLOPs of a trained token.
+    pub training: Option<(String, u64)>,
+    /// Meets the parameters.
+    pub params: Option<(String, u64)>,
+    /// Meets the memory of generation.
+    pub memory: Option<(String, u64)>,
+}
+
+impl MatchFields {
+    /// Those there are, with their keys, in the order of the search.
+    pub fn each(&self) -> impl Iterator<Item = (&'static str, &(String, u64))> {
+        let all = [
+            ("flops", &self.flops),
+            ("training", &self.training),
+            ("params", &self.params),
+            ("memory", &self.memory),
+        ];
+        all.into_iter().filter_map(|(key, field)| Some((key, field.as_ref()?)))
+    }
 }

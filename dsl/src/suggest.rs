@@ -1,5 +1,7 @@
 //! "Did you mean": the closest known name.
 
+use crate::keys;
+
 /// The candidate closest to `word`, where it is close enough to be a slip: at most a third of the
 /// letters differ, or one is the beginning of the other.
 pub(crate) fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -82,6 +84,19 @@ pub(crate) fn meant<'a>(word: &str, names: &[&'a str]) -> Option<&'a str> {
     let known = SYNONYMS.iter().filter(|(words, _)| words.contains(&lower.as_str()));
     let known = known.flat_map(|(_, here)| *here).find_map(|name| names.iter().find(|n| *n == name));
     known.copied().or_else(|| closest(word, names.iter().copied()))
+}
+
+/// The field of a specification that a word names, as it is called here or in other programs:
+/// `train.learning_rate` for `lr`.
+pub fn field_called(word: &str) -> Option<String> {
+    let lower = word.to_lowercase().replace('-', "_");
+    let sections =
+        [("train", &keys::TRAIN), ("model", &keys::MODEL), ("eval", &keys::EVAL), ("data", &keys::DATA)];
+    let known = |name: &str| {
+        sections.iter().find(|(_, section)| section.key(name).is_some()).map(|(of, _)| format!("{of}.{name}"))
+    };
+    let synonyms = SYNONYMS.iter().filter(|(words, _)| words.contains(&lower.as_str()));
+    known(&lower).or_else(|| synonyms.flat_map(|(_, here)| *here).find_map(|name| known(name)))
 }
 
 /// The names as a list for a reader: `a`, `b` or `c`.

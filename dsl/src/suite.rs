@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::source::SourceMap;
-use crate::spec::{Data, Eval, Train, TransferRule};
+use crate::spec::{Data, Eval, MatchFields, Train, TransferRule};
 
 /// A suite file, defaults filled in.
 #[derive(Clone, Debug, Serialize)]
@@ -12,7 +12,7 @@ pub struct Suite {
     pub name: String,
     /// The baseline's spec. Paths are relative to the suite's folder.
     pub baseline: String,
-    /// The arm that the others are compared with.
+    /// The arms that are compared with it; with none, the baseline is trained alone.
     pub variants: Vec<Variant>,
     /// Data of all arms, in place of their own.
     pub data: Option<Data>,
@@ -101,18 +101,7 @@ pub struct Variant {
     pub set: Vec<String>,
     /// Fields that vary until the arm meets the baseline.
     #[serde(rename = "match")]
-    pub matching: Option<VariantMatch>,
-}
-
-/// Fields that vary until an arm meets the baseline.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct VariantMatch {
-    /// Field that meets the FLOPs, and its step.
-    pub flops: (String, u64),
-    /// Field that meets the parameters, and its step.
-    pub params: Option<(String, u64)>,
-    /// Field that meets the memory, and its step.
-    pub memory: Option<(String, u64)>,
+    pub matching: Option<MatchFields>,
 }
 
 /// Quantities that must be equal between the arms. A number is the largest relative difference.
@@ -122,6 +111,8 @@ pub struct Equal {
     pub flops: Option<f64>,
     /// FLOPs per token at the shares of tokens that routers let through after training.
     pub flops_processed: Option<f64>,
+    /// Training FLOPs per token.
+    pub training: Option<f64>,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Memory of generation.

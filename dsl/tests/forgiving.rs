@@ -130,6 +130,14 @@ fn depths_have_bounds_and_need_a_recur() {
     assert!(read(&with("train { steps 1 random_depth { min 1 max 4 } }"), Spelling::Dream).is_ok());
     let found = errors(&with("train { steps 1 random_depth { min 1 max 1000000000 } }"), Spelling::Dream);
     assert!(found[0].0.contains("layer applications"), "{found:?}");
+    // Each depth has a program, so that a compilation of very many never ends.
+    let found = errors(&with("train { steps 1 random_depth { min 3 max 65536 } }"), Spelling::Dream);
+    assert!(found.len() == 1 && found[0].0.contains("from 3 to 65536 these are 65534"), "{found:?}");
+    assert!(read(&with("train { steps 1 random_depth { min 3 max 258 } }"), Spelling::Dream).is_ok());
+    for law in ["uniform 1 257", "poisson 4 max 257"] {
+        let found = errors(&recurrent.replace("recur 2", &format!("recur 2 depth {law}")), Spelling::Dream);
+        assert!(found.len() == 1 && found[0].0.contains("these are 257, and 256 are the most"), "{found:?}");
+    }
     let two =
         with("train { steps 1 random_depth { min 1 max 4 } }").replace("recur 2", "recur 3 { mlp } recur 2");
     let found = errors(&two, Spelling::Dream);
@@ -172,6 +180,8 @@ fn a_sketch_is_short_and_means_the_same() {
     let text = sketch(&spec);
     assert_eq!(read(&text, Spelling::Dream).unwrap().model, spec.model, "{text}");
     assert!(text.lines().count() < 24 && !text.contains("rope") && !text.contains("eps"), "{text}");
+    // Of wrappers inside repeats, too.
+    assert!(!text.contains("merge") && !text.contains("into_input"), "{text}");
     insta::assert_snapshot!("sketch", text);
 }
 

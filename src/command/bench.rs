@@ -50,8 +50,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["batch", "sequence", "steps", "ranks"])]
     decode: bool,
 
-    /// Also train by so many ranks, in threads, and say how much of their sums is hidden behind the
-    /// backward
+    /// Also train by this many ranks, in threads, and say how much of their sums is hidden behind
+    /// the backward
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = value_parser!(u64).range(1..=64))]
     ranks: u64,
 

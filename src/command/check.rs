@@ -5,11 +5,13 @@
 //! tokenizer that has more tokens than the vocabulary is an error. Of a suite, its specifications
 //! are checked too, with the changes that it makes in them.
 
+use crate::compare::arms::no_fields;
 use crate::failure::{Done, Failure};
 use crate::output::Stream;
 use crate::{output, say, show};
 use clap::Args;
 use dreamc_dsl::spec::Tokenizer as Named;
+use dreamc_dsl::suite::{Suite, Variant};
 use dreamc_dsl::{Ast, Diagnostic, Diagnostics, FileKind, Severity, Spec};
 use dreamc_runtime::data::Tokenizer;
 use serde_json::json;
@@ -91,7 +93,8 @@ fn file(path: &Path, set: &[String]) -> Vec<(String, Diagnostics)> {
             arms.push(arm);
         }
     }
-    let mut all = vec![(name, Diagnostics::new(suite.sources, warnings))];
+    let found = [warnings, unmatched(&suite, base)].concat();
+    let mut all = vec![(name, Diagnostics::new(suite.sources, found))];
     all.extend(arms.iter().map(|(path, set)| {
         let with = if set.is_empty() { String::new() } else { format!(" with {}", set.join(", ")) };
         let mut found = specification(path, set);
@@ -102,6 +105,17 @@ fn file(path: &Path, set: &[String]) -> Vec<(String, Diagnostics)> {
         (format!("{}{with}", path.display()), found)
     }));
     all
+}
+
+/// Fields of the variants' `match` that their models do not have.
+fn unmatched(suite: &Suite, base: &Path) -> Vec<Diagnostic> {
+    let of = |(i, variant): (usize, &Variant)| match dreamc_dsl::load(base.join(&variant.spec), &variant.set)
+    {
+        Ok((spec, _)) => no_fields(suite, i, &spec),
+        // The errors of the specification are said of it.
+        Err(_) => vec![],
+    };
+    suite.variants.iter().enumerate().flat_map(of).collect()
 }
 
 fn specification(path: &Path, set: &[String]) -> Diagnostics {
@@ -124,7 +138,10 @@ pub fn tree(ast: Ast, folder: &Path) -> Diagnostics {
     match ast.kind {
         FileKind::Spec => found(dreamc_dsl::check_in(ast, folder, &[]), folder),
         FileKind::Suite => match dreamc_dsl::check_suite(&ast, &[]) {
-            Ok((suite, warnings)) => Diagnostics::new(suite.sources, warnings),
+            Ok((suite, warnings)) => {
+                let found = [warnings, unmatched(&suite, folder)].concat();
+                Diagnostics::new(suite.sources, found)
+            }
             Err(found) => found,
         },
     }

@@ -2,18 +2,20 @@
 
 use crate::compare::agreement::{self, Comparison, Facts};
 use crate::compare::arms::{self, Arm, Matching};
+use crate::compare::made::{self, Made};
 use crate::compare::study::{Manifest, Study, spec_file};
 use crate::compare::{ladder, page, training};
 use crate::device::{DeviceArguments, Kind};
 use crate::failure::{Done, Failure};
-use crate::number::{decimal_bytes, decimals, grouped};
+use crate::number::{decimal_bytes, decimals, grouped, many};
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{SpecArguments, open_data, resolved};
 use crate::{note, say};
 use clap::Args;
-use dreamc_compiler::count::figures;
-use dreamc_dsl::Spec;
+use dreamc_compiler::count::{figures, training_flops};
+use dreamc_dsl::suite::Suite;
+use dreamc_dsl::{FileKind, Spec, Spelling};
 use dreamc_runtime::files;
 use std::path::{Path, PathBuf};
 
@@ -22,18 +24,29 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 Matches the variants, checks that all arms agree in what the suite says must be equal, trains every arm with every seed, and
 writes report.html and report.md. Run it again to go on: what is trained already is left as it is.
+Of specifications, the first is the baseline; the suite that compares the others with it is made, and left beside you as
+A-against-B.suite.yaml.
 
 Examples:
   dreamc compare examples/reasoning.suite.yaml
+  dreamc compare la.yaml dr.yaml --seeds 3                              make the suite, and run it
   dreamc compare my.suite.yaml --out runs/mine --jobs 2
   dreamc compare my.suite.yaml --dry-run                                match and check, train nothing
   dreamc compare my.suite.yaml --worker                                 one of several, on any machines
   dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch     a job array of 16 workers
   dreamc compare my.suite.yaml --set train.steps=100 --out runs/short   a short one first")]
 pub struct Arguments {
-    /// The suite, YAML or .dream
-    #[arg(value_name = "SUITE")]
+    /// The suite, YAML or .dream; or specifications, the baseline first
+    #[arg(value_name = "SUITE", required = true)]
+    files: Vec<PathBuf>,
+
+    /// The suite.
+    #[arg(skip)]
     pub suite: PathBuf,
+
+    /// Of specifications: train every arm with the seeds 0 to N - 1; 1 by default
+    #[arg(long, value_name = "N", value_parser = jobs)]
+    seeds: Option<usize>,
 
     /// Change a field of the suite: `--set train.steps=100`; may be given several times
     #[arg(long, value_name = "FIELD=VALUE")]
@@ -56,7 +69,7 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["force", "dry_run"])]
     pub worker: bool,
 
-    /// Print a job script for SLURM with so many workers, and stop
+    /// Print a job script for SLURM with this many workers, and stop
     #[arg(long, value_name = "WORKERS", value_parser = jobs, conflicts_with = "dry_run")]
     pub slurm: Option<usize>,
 
@@ -117,7 +130,7 @@ impl Arguments {
         if self.devices.is_empty() { self.jobs } else { self.devices.len() }
     }
 
-    /// A job script in which so many workers share the comparison.
+    /// A job script in which this many workers share the comparison.
     fn script(&self, workers: usize, name: &str, folder: &Path) -> Result<String, Failure> {
         let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
         let here = |path: &Path| std::path::absolute(path).map(|p| quoted(&p.display().to_string()));
@@ -143,42 +156,55 @@ fn jobs(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| "write a number from 1 to 1024".into())
 }
 
-pub fn run(a: Arguments) -> Done {
-    let (suite, _) = dreamc_dsl::load_suite(&a.suite, &a.set)?;
+impl Arguments {
+    /// The suite that the specifications of the command line make; `None` where it names a suite.
+    fn made(&mut self) -> Result<Option<Made>, Failure> {
+        self.suite.clone_from(&self.files[0]);
+        let folder = self.suite.is_dir();
+        if !folder && dreamc_dsl::parse_file(&self.suite)?.kind == FileKind::Suite {
+            return match (self.files.len(), self.seeds) {
+                (1, None) => Ok(None),
+                (1, Some(n)) => {
+                    let seeds = list(&(0..n as u64).collect::<Vec<_>>());
+                    Err(Failure::Usage(format!(
+                        "a suite says its seeds itself: write `--set 'seeds=[{seeds}]'`"
+                    )))
+                }
+                _ => Err(Failure::Usage("name one suite, or specifications".into())),
+            };
+        }
+        if self.files.len() == 1 {
+            let path = self.suite.display();
+            return Err(Failure::Usage(format!(
+                "{path} is one specification and not a suite: name those that are compared with it, too; `dreamc train {path} --seeds 3` \
+                 trains it alone"
+            )));
+        }
+        let made = made::suite(&self.files, self.seeds.unwrap_or(1) as u64, !self.allow_unequal)?;
+        self.suite.clone_from(&made.path);
+        Ok(Some(made))
+    }
+}
+
+pub fn run(mut a: Arguments) -> Done {
+    let made = a.made()?;
+    let ast = match &made {
+        Some(made) => dreamc_dsl::parse(&made.path.to_string_lossy(), &made.text, Spelling::Yaml)?,
+        None => dreamc_dsl::parse_file(&a.suite)?,
+    };
+    let (suite, _) = dreamc_dsl::check_suite(&ast, &a.set)?;
     if let Some(workers) = a.slurm {
+        made.iter().try_for_each(Made::write)?;
         let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
         return Ok(say!("{}", a.script(workers, &suite.name, &folder)?.trim_end())?);
     }
     if ladder::climbs(&suite) {
         return ladder::run(&a, suite);
     }
-    let spec = SpecArguments { spec: a.suite.clone(), set: a.set.clone() };
-    let (suite, arms) = arms::load(&spec, Matching::default(), &|_| vec![], &mut |_| Ok(()))?;
-    let mut facts = vec![];
-    for arm in &arms {
-        facts.push(before(arm, &arms[0].spec, &suite.seeds)?);
-    }
-    say!("{}: {} arms, seeds {}", suite.name, arms.len(), list(&suite.seeds))?;
-    say!("{}", resources(&arms, &facts))?;
-    let mut broken = vec![];
-    for (arm, facts_of) in arms.iter().zip(&facts).skip(1) {
-        let found = agreement::compare(&suite.equal, (&arms[0].spec, &facts[0]), (&arm.spec, facts_of));
-        broken.extend(found.into_iter().filter(|c| !c.agrees).map(|c| (arm.name.as_str(), c)));
-    }
-    if !broken.is_empty() {
-        let text = disagreements(&broken);
-        if !a.allow_unequal {
-            return Err(Failure::Error(
-                format!(
-                    "the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{}\nMatch them (`match:` of a \
-                     variant), take the keys out of the suite's `equal`, or train them all the same with --allow-unequal",
-                    agreement::advice(broken.iter().map(|(_, c)| c))
-                )
-                .into(),
-            ));
-        }
-        note!("the arms do not agree; they will be marked\n\n{text}");
-    }
+    let base = SpecArguments { spec: a.suite.clone(), set: vec![] }.base();
+    let none: &arms::Fields = &|_| vec![];
+    let (suite, arms) = arms::load_tree(&ast, &base, &a.set, (Matching::default(), none), &mut |_| Ok(()))?;
+    agree(&a, &suite, &arms)?;
     let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
     let plan = training::Plan {
         folder: &folder,
@@ -194,6 +220,13 @@ pub fn run(a: Arguments) -> Done {
         trunk: None,
     };
     training::check(&arms, &plan)?;
+    if let Some(made) = &made {
+        if a.dry_run {
+            return Ok(say!("\n{} would be\n{}", made.path.display(), made.text.trim_end())?);
+        }
+        made.write()?;
+        say!("the suite is {}", made.path.display())?;
+    }
     if a.dry_run {
         return Ok(());
     }
@@ -224,19 +257,75 @@ pub fn run(a: Arguments) -> Done {
     let study = Study::read(&folder)?;
     page::page(&study).write(&folder, "report")?;
     say!("\n{}\n", page::summary(&study))?;
+    let runs = |n: usize| many(n as u128, "run");
     if found.skipped > 0 {
-        say!("{} runs were trained before", found.skipped)?;
+        let were = if found.skipped == 1 { "was" } else { "were" };
+        say!("{} {were} trained before", runs(found.skipped))?;
     }
-    say!("{} runs trained; the report is {}", found.trained, folder.join("report.html").display())?;
+    say!("{} trained; the report is {}", runs(found.trained), folder.join("report.html").display())?;
     if let Some(signal) = found.stopped {
         say!("{signal}: stopped; the same command goes on")?;
         return Err(Failure::Stopped(signal));
     }
     if !found.failed.is_empty() {
         let names: Vec<&str> = found.failed.iter().map(|(name, _)| name.as_str()).collect();
-        return Err(Failure::Error(format!("{} runs failed: {}", names.len(), names.join("; ")).into()));
+        return Err(Failure::Error(format!("{} failed: {}", runs(names.len()), names.join("; ")).into()));
     }
     Ok(())
+}
+
+/// Shows what the arms cost; refuses those that do not agree in what the suite says must be equal.
+fn agree(a: &Arguments, suite: &Suite, arms: &[Arm]) -> Done {
+    let mut facts = vec![];
+    for arm in arms {
+        facts.push(before(arm, &arms[0].spec, &suite.seeds)?);
+    }
+    say!("{}: {}, seeds {}", suite.name, many(arms.len() as u128, "arm"), list(&suite.seeds))?;
+    say!("{}", resources(arms, &facts))?;
+    let mut broken = vec![];
+    for (arm, facts_of) in arms.iter().zip(&facts).skip(1) {
+        let found = agreement::compare(&suite.equal, (&arms[0].spec, &facts[0]), (&arm.spec, facts_of));
+        broken.extend(found.into_iter().filter(|c| !c.agrees).map(|c| (arm.name.as_str(), c)));
+    }
+    if !broken.is_empty() {
+        let text = disagreements(&broken);
+        if !a.allow_unequal {
+            return Err(Failure::Error(
+                format!(
+                    "the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{}\n\
+                     --allow-unequal trains them as they are",
+                    remedies(&broken)
+                )
+                .into(),
+            ));
+        }
+        note!("the arms do not agree; they will be marked\n\n{text}");
+    }
+    Ok(())
+}
+
+/// Changes with which arms that do not agree would: to an arm, or `equal: {…}` of the suite; of
+/// several pairs for one key, the widest.
+pub fn remedies(broken: &[(&str, Comparison)]) -> String {
+    let mut widest: Vec<&Comparison> = vec![];
+    for (_, c) in broken {
+        let size = |c: &Comparison| c.difference.map_or(f64::INFINITY, f64::abs);
+        match widest.iter_mut().find(|w| w.key == c.key) {
+            Some(w) if size(w) < size(c) => *w = c,
+            Some(_) => {}
+            None => widest.push(c),
+        }
+    }
+    let pairs: Vec<String> = widest.iter().map(|c| c.allowance()).filter(|pair| !pair.is_empty()).collect();
+    let advice = agreement::advice(broken.iter().map(|(_, c)| c));
+    if pairs.is_empty() {
+        return advice.into();
+    }
+    format!(
+        "{advice}\nMatch them (`match` of a variant), or write `equal: {{{}}}` in the suite: a key that is not there is enforced by its \
+         default.",
+        pairs.join(", ")
+    )
 }
 
 fn list(numbers: &[u64]) -> String {
@@ -252,6 +341,7 @@ pub fn before(arm: &Arm, baseline: &Spec, seeds: &[u64]) -> Result<Facts, Failur
     let tokens = t.steps * t.batch * t.sequence.unwrap_or(spec.model.context);
     let mut facts = Facts {
         flops: Some(counted.flops_per_token.mean()),
+        training: Some(training_flops(&spec.model, t)?.mean()),
         parameters: Some(counted.parameters as f64),
         memory: Some(counted.memory_bytes as f64),
         tokens: vec![tokens; seeds.len()],

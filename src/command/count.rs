@@ -43,7 +43,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", value_parser = target)]
     target: Option<&'static Device>,
 
-    /// With --target: predict a step whose batch so many of these GPUs share
+    /// With --target: predict a step whose batch this many of these GPUs share
     #[arg(long, value_name = "N", requires = "target", value_parser = value_parser!(u64).range(1..=1 << 20))]
     gpus: Option<u64>,
 

@@ -1,6 +1,7 @@
 //! `dreamc data`: look at what a model would be trained on.
 
 use crate::failure::{Done, Failure};
+use crate::number::many;
 use crate::progress::Progress;
 use crate::spec::SpecArguments;
 use crate::{output, say, show};
@@ -103,11 +104,11 @@ pub fn run(a: Arguments) -> Done {
         let last = one.segments.last().copied().unwrap_or(0);
         let unused = one.targets.iter().rev().take_while(|&&t| t < 0).count();
         say!(
-            "\nrow {}: {} tokens, loss on {}, {} documents, {unused} unused",
+            "\nrow {}: {} tokens, loss on {}, {}, {unused} unused",
             r + 1,
             batch.sequence,
             one.learned(),
-            last + 1
+            many(u128::from(last.unsigned_abs()) + 1, "document")
         )?;
         say!("{}", masked_text(&one, &dataset.tokenizer, color))?;
     }

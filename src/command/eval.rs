@@ -4,7 +4,7 @@ use crate::compare::study;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, PassArguments, Texts, Trained};
-use crate::number::grouped;
+use crate::number::{grouped, many};
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
@@ -375,7 +375,7 @@ fn print(r: &Report) -> Done {
         ]);
         for d in difficulties {
             rows.push(vec![
-                format!("  {} steps", d.steps),
+                format!("  {}", many(d.steps.into(), "step")),
                 percent(d.right, d.asked),
                 format!("of {}", d.asked),
             ]);

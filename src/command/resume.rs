@@ -3,6 +3,7 @@
 use crate::command::train::Job;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::number::many;
 use crate::rewriting::RewriteArguments;
 use crate::{note, ranks, spec};
 use clap::Args;
@@ -58,7 +59,7 @@ fn resume(a: &Arguments, group: &Group) -> Done {
     // The other ranks need not see the folder.
     let begins = ranks::from_first(group, || {
         let folder = RunFolder::open(&a.run)?;
-        let (text, from) = text(&folder)?;
+        let (text, from) = text(&folder, &a.set)?;
         let rewriting = a.rewriting.continued(&folder, a.allow_changes)?;
         begun = Some((folder, from));
         Ok(serde_json::to_string(&(text, rewriting))?)
@@ -108,10 +109,14 @@ fn tell_of_changes(a: &Arguments, was: &str, spec: &Spec, from: &Checkpoint) -> 
 }
 
 /// The specification that a run was trained with, and its newest good checkpoint.
-fn text(folder: &RunFolder) -> Result<(String, Option<Checkpoint>), Failure> {
+fn text(folder: &RunFolder, set: &[String]) -> Result<(String, Option<Checkpoint>), Failure> {
     let path = folder.spec();
     let written = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
-    let from = latest(folder)?;
+    let steps = |from: &Checkpoint| {
+        let text = from.model.metadata("spec").unwrap_or(&written);
+        spec::parse("spec.yaml", text, set).ok().map(|spec| spec.train.steps)
+    };
+    let from = latest(folder, &steps)?;
     // The checkpoint knows what it was trained with, even where a run with changes was killed
     // between its checkpoint and this file.
     let text = match from.as_ref().and_then(|c| c.model.metadata("spec")) {
@@ -127,8 +132,11 @@ fn text(folder: &RunFolder) -> Result<(String, Option<Checkpoint>), Failure> {
 }
 
 /// The newest good checkpoint of a run; `None` where the run was stopped before its first. Says
-/// what was found.
-pub fn latest(folder: &RunFolder) -> Result<Option<Checkpoint>, Failure> {
+/// what was found; `steps` are all those that a run takes which goes on from it.
+pub fn latest(
+    folder: &RunFolder,
+    steps_from: &dyn Fn(&Checkpoint) -> Option<u64>,
+) -> Result<Option<Checkpoint>, Failure> {
     let checkpoints = folder.checkpoints();
     let metrics = Metrics::read(&folder.metrics())?;
     let came = metrics.steps.last().map_or(0, |s| s.step).max(metrics.skipped.last().map_or(0, |s| s.step));
@@ -156,6 +164,17 @@ pub fn latest(folder: &RunFolder) -> Result<Option<Checkpoint>, Failure> {
         n => format!(", and takes {n} steps again"),
     };
     let of: Vec<String> = steps.iter().map(u64::to_string).collect();
-    note!("found checkpoints of steps {}: going on after step {step}{again}", of.join(", "));
+    let found = match &of[..] {
+        [one] => format!("found the checkpoint of step {one}"),
+        several => format!("found checkpoints of steps {}", several.join(", ")),
+    };
+    match steps_from(&checkpoint) {
+        Some(all) if step >= all => note!(
+            "{found}: the run is at its end, after {}; `dreamc resume {} --set train.steps=N` trains it longer",
+            many(step.into(), "step"),
+            folder.path().display()
+        ),
+        _ => note!("{found}: going on after step {step}{again}"),
+    }
     Ok(Some(checkpoint))
 }

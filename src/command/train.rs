@@ -1,10 +1,11 @@
 //! `dreamc train`: from a specification to a trained model in a folder.
 
-use crate::command::resume;
+use crate::command::{resume, runs};
+use crate::compare::study;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::beginning;
-use crate::number::grouped;
+use crate::number::{grouped, many};
 use crate::output::{self, Stream};
 use crate::progress::Progress;
 use crate::ranks;
@@ -12,7 +13,7 @@ use crate::rewriting::RewriteArguments;
 use crate::show::{bytes, duration, short, table, times};
 use crate::spec::{SpecArguments, open_data, resolved};
 use crate::{note, say, show};
-use clap::Args;
+use clap::{Args, value_parser};
 use dreamc_compiler::looks_ahead;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
@@ -39,6 +40,7 @@ Examples:
   dreamc train imports/smollm2 --data book.txt          train an imported model further
   dreamc train runs/book-001 --data more.txt            a new run from the weights of another
   dreamc train runs/book-001/spec.yaml                  the same recipe again, from random weights
+  dreamc train model.yaml --seeds 3                     three runs that differ in their seed, and their mean
   dreamc train model.yaml --set train.steps=500 --set train.learning_rate=1e-3
   dreamc train model.yaml --out runs/book --resume      go on after a Ctrl-C or a crash")]
 pub struct Arguments {
@@ -53,12 +55,17 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
+    /// Train this many runs, with the specification's seed and those after it, in OUT-seed0,
+    /// OUT-seed1 …; OUT is `runs/NAME` by default
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1024), conflicts_with = "json")]
+    seeds: Option<u64>,
+
     /// Replace the run that is in --out
-    #[arg(long, requires = "out", conflicts_with = "resume")]
+    #[arg(long, conflicts_with = "resume")]
     force: bool,
 
-    /// Go on with the run in --out
-    #[arg(long, requires = "out")]
+    /// Go on with the run in --out; with --seeds, with those that are not at their end
+    #[arg(long)]
     resume: bool,
 
     /// With --resume: go on even though the specification, the data or the rewriting rules have
@@ -88,15 +95,70 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    ranks::together(|group| train(&a, group))
+    for (flag, given) in [("--force", a.force), ("--resume", a.resume)] {
+        if given && a.out.is_none() && a.seeds.is_none() {
+            return Err(Failure::Usage(format!("{flag} needs --out, the folder of the run")));
+        }
+    }
+    ranks::together(|group| {
+        let spec = a.spec.load_to_train(a.data.as_deref())?;
+        match a.seeds {
+            None => train(&a, spec, a.out.as_deref(), group),
+            Some(seeds) => train_seeds(&a, &spec, seeds, group),
+        }
+    })
 }
 
-fn train(a: &Arguments, group: &Group) -> Done {
-    let spec = a.spec.load_to_train(a.data.as_deref())?;
+/// Trains runs that differ in their seed, one after another, and says their mean.
+fn train_seeds(a: &Arguments, spec: &Spec, seeds: u64, group: &Group) -> Done {
+    let out = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&spec.model.name));
+    let mut folders = vec![];
+    for seed in (spec.train.seed..).take(seeds as usize) {
+        let mut name = out.clone().into_os_string();
+        name.push(format!("-seed{seed}"));
+        folders.push((seed, PathBuf::from(name)));
+    }
+    // Of runs that are there already nothing is lost, and none of the others is begun.
+    for (_, folder) in folders.iter().filter(|_| group.leads() && !a.resume && !a.force && !a.dry_run) {
+        if folder.exists() {
+            return Err(Failure::Usage(format!(
+                "{} exists already: go on with --resume, choose another --out, or replace it with --force",
+                folder.display()
+            )));
+        }
+    }
+    for (seed, folder) in &folders {
+        let ended = group.leads() && a.resume && study::ledger(folder)?.is_some_and(|l| study::ended(&l));
+        let ended = ranks::from_first(group, || Ok(ended.to_string()))? == "true";
+        if ended {
+            note!("{}: trained already", folder.display());
+            continue;
+        }
+        let mut spec = spec.clone();
+        spec.train.seed = *seed;
+        train(a, spec, Some(folder), group)?;
+        if a.dry_run {
+            return Ok(());
+        }
+    }
+    if !group.leads() {
+        return Ok(());
+    }
+    let mut ledgers = vec![];
+    for (_, folder) in &folders {
+        ledgers.extend(study::ledger(folder)?);
+    }
+    Ok(say!("\n{}", runs::over_seeds(&[(spec.model.name.clone(), ledgers.iter().collect())]))?)
+}
+
+fn train(a: &Arguments, spec: Spec, out: Option<&Path>, group: &Group) -> Done {
     let device = a.device.open()?;
     let job = Job { spec: &spec, device: device.as_ref(), group, json: a.json, count: a.count };
-    let begun = match (&a.out, a.resume && group.leads()) {
-        (Some(out), true) => Some(RunFolder::open(out)?),
+    let begun = match out {
+        // Of several runs the last are not begun yet.
+        Some(out) if a.resume && group.leads() && (a.seeds.is_none() || out.exists()) => {
+            Some(RunFolder::open(out)?)
+        }
         _ => None,
     };
     let rewriting = ranks::from_first(group, || {
@@ -115,12 +177,12 @@ fn train(a: &Arguments, group: &Group) -> Done {
     let (folder, from) = match begun {
         _ if !group.leads() => (None, None),
         Some(folder) => {
-            let from = resume::latest(&folder)?;
+            let from = resume::latest(&folder, &|_| Some(spec.train.steps))?;
             (Some(folder), from)
         }
         None => {
-            let place = match &a.out {
-                Some(path) => Place::At { path: path.clone(), force: a.force },
+            let place = match out {
+                Some(path) => Place::At { path: path.into(), force: a.force },
                 None => Place::Numbered { runs: "runs".into(), name: spec.model.name.clone() },
             };
             (Some(RunFolder::create(&place)?), None)
@@ -315,7 +377,8 @@ impl Job<'_> {
         let outcome = train::run(prepared, setup, &mut progress);
         progress.clear();
         let outcome = outcome.inspect_err(|_| {
-            if let Some(step) = folder.checkpoints().steps().last() {
+            let last = folder.checkpoints().steps().last().copied();
+            if let Some(step) = last.filter(|step| *step < self.spec.train.steps) {
                 let folder = folder.path().display();
                 note!("the run stopped: `dreamc resume {folder}` goes on after step {step}");
             }
@@ -383,8 +446,10 @@ fn report(outcome: &Outcome, folder: &Path, evaluated: bool, counted: bool) -> D
     let l = &outcome.ledger;
     let folder = folder.display();
     match outcome.stop {
-        Stop::Finished => say!("\nfinished after {} steps", l.steps)?,
-        Stop::Early => say!("\nstopped after {} steps: the validation loss no longer improves", l.steps)?,
+        Stop::Finished => say!("\nfinished after {}", many(l.steps.into(), "step"))?,
+        Stop::Early => {
+            say!("\nstopped after {}: the validation loss no longer improves", many(l.steps.into(), "step"))?;
+        }
         Stop::Interrupted(signal) => {
             say!("\n{signal}: stopped after step {}, nothing is lost", l.steps)?;
             say!("go on with:  dreamc resume {folder}")?;
@@ -407,7 +472,7 @@ fn report(outcome: &Outcome, folder: &Path, evaluated: bool, counted: bool) -> D
         line.exact_match.map(|x| format!("{:.1} %{}", 100.0 * x, of(line.problems, "problems"))),
     );
     for (steps, share) in &line.by_difficulty {
-        row(&format!("  {steps} steps"), Some(format!("{:.1} %", 100.0 * share)));
+        row(&format!("  {}", many((*steps).into(), "step")), Some(format!("{:.1} %", 100.0 * share)));
     }
     for (name, words) in line.health.iter().flat_map(|h| h.words()) {
         row(&name, Some(words));

@@ -40,7 +40,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Also train by so many ranks, in threads, and compare with one
+    /// Also train by this many ranks, in threads, and compare with one
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     ranks: u64,
 

@@ -4,7 +4,7 @@
 //! from ledgers after it. *Out*: every disagreement with the baseline, with both values. The same
 //! rule serves `dreamc compare`, which refuses to train, and the report, which looks again.
 
-use crate::number::decimals;
+use crate::number::{decimals, many};
 use dreamc_compiler::looks_ahead;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule, warmup_steps};
@@ -19,6 +19,8 @@ pub struct Facts {
     pub flops_processed: Option<f64>,
     /// Whether runs have ended, so that these are known.
     pub ended: bool,
+    /// FLOPs of a trained token.
+    pub training: Option<f64>,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Bytes while generating.
@@ -37,6 +39,7 @@ pub struct Facts {
 #[derive(Clone, Debug, PartialEq)]
 struct Fact {
     what: &'static str,
+    key: &'static str,
     value: Value,
     /// Largest relative difference; `None` where it need not be equal.
     limit: Option<f64>,
@@ -63,6 +66,8 @@ impl Value {
 pub struct Comparison {
     /// Name of the quantity.
     pub what: &'static str,
+    /// Its key in `equal`; empty where no key allows a difference.
+    pub key: &'static str,
     /// The baseline's.
     pub baseline: String,
     /// The arm's.
@@ -73,6 +78,37 @@ pub struct Comparison {
     pub limit: Option<f64>,
     /// Whether the suite is content.
     pub agrees: bool,
+}
+
+impl Comparison {
+    /// The pair of `equal` with which these two would agree; empty where no pair would do.
+    pub fn allowance(&self) -> String {
+        match (self.limit, self.difference) {
+            _ if self.key == UNWRITTEN => String::new(),
+            (Some(limit), Some(difference)) if limit > 0.0 && difference.is_finite() => {
+                format!("{}: {}", self.key, share_above(difference.abs()))
+            }
+            _ if NUMBERS.contains(&self.key) => format!("{}: none", self.key),
+            _ => format!("{}: false", self.key),
+        }
+    }
+}
+
+/// Keys of `equal` that take a share.
+const NUMBERS: [&str; 5] = ["flops", "flops_processed", "training", "parameters", "memory"];
+
+/// The key of a quantity that no suite can leave unequal.
+const UNWRITTEN: &str = "";
+
+/// The least percentage of two digits that a share is within.
+pub fn share_above(share: f64) -> String {
+    let percent = 100.0 * share;
+    let unit = if percent > 0.0 { 10f64.powf(percent.log10().floor() - 1.0) } else { 0.01 };
+    let digits = (-unit.log10()).round().max(0.0) as usize;
+    let above = (percent / unit - 1e-6).ceil().max(1.0) * unit;
+    let text = format!("{above:.digits$}");
+    let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}%")
 }
 
 /// Compares an arm with the baseline, in everything a suite can name.
@@ -90,6 +126,7 @@ pub fn compare(equal: &Equal, baseline: (&Spec, &Facts), arm: (&Spec, &Facts)) -
         };
         Comparison {
             what: b.what,
+            key: b.key,
             baseline: b.value.show(),
             arm: a.value.show(),
             difference,
@@ -110,9 +147,10 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     }
     let t = &alike;
     let sequence = t.sequence.unwrap_or(spec.model.context);
-    let number = |what, value, limit| Fact { what, value: Value::Number(value), limit };
-    let text = |what, value: String, asked: bool| Fact {
+    let number = |what, key, value, limit| Fact { what, key, value: Value::Number(value), limit };
+    let text = |what, key, value: String, asked: bool| Fact {
         what,
+        key,
         value: Value::Text(value),
         limit: asked.then_some(0.0),
     };
@@ -128,22 +166,29 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     let order = format!("{} {:?} {} {sequence}", whole(&facts.data), facts.seeds, t.batch);
     let order = blake3::hash(order.as_bytes()).to_hex().as_str().chars().take(12).collect();
     let seeds: Vec<String> = facts.seeds.iter().map(u64::to_string).collect();
+    let processed = equal.flops_processed.filter(|_| facts.ended);
     vec![
-        number(FLOPS, facts.flops, equal.flops),
-        number(PROCESSED, facts.flops_processed, equal.flops_processed.filter(|_| facts.ended)),
-        number("parameters", facts.parameters, equal.parameters),
-        number("memory of generation", facts.memory, equal.memory),
-        text("training tokens", tokens.join(", "), equal.tokens),
-        text("data", short(&facts.data), equal.data),
-        text("order", order, equal.order),
-        text("tokenizer", short(&facts.tokenizer), equal.tokenizer),
-        text("schedule", schedule(t), equal.schedule),
-        text("optimizer", optimizer(t), equal.optimizer),
-        text("batch", format!("{} × {sequence}", t.batch), equal.batch),
-        text("precision", format!("{:?}", t.precision).to_lowercase(), equal.precision),
-        text("seeds", seeds.join(", "), equal.seeds),
+        number(FLOPS, "flops", facts.flops, equal.flops),
+        number(PROCESSED, "flops_processed", facts.flops_processed, processed),
+        number("training FLOPs per token", "training", facts.training, equal.training),
+        number("parameters", "parameters", facts.parameters, equal.parameters),
+        number("memory of generation", "memory", facts.memory, equal.memory),
+        text("training tokens", "tokens", tokens.join(", "), equal.tokens),
+        text("data", "data", short(&facts.data), equal.data),
+        text("order", "order", order, equal.order),
+        text("tokenizer", "tokenizer", short(&facts.tokenizer), equal.tokenizer),
+        text("schedule", "schedule", schedule(t), equal.schedule),
+        text("optimizer", "optimizer", optimizer(t), equal.optimizer),
+        text("batch", "batch", format!("{} × {sequence}", t.batch), equal.batch),
+        text("precision", "precision", format!("{:?}", t.precision).to_lowercase(), equal.precision),
+        text("seeds", "seeds", seeds.join(", "), equal.seeds),
         // No suite can ask for less: losses of different questions do not compare.
-        text(READ, if looks_ahead(&spec.model) { "later ones, too" } else { "earlier ones" }.into(), true),
+        text(
+            READ,
+            UNWRITTEN,
+            if looks_ahead(&spec.model) { "later ones, too" } else { "earlier ones" }.into(),
+            true,
+        ),
     ]
 }
 
@@ -191,10 +236,10 @@ fn schedule(t: &Train) -> String {
         Schedule::Points(ref points) => {
             let each = points.iter().map(|(step, factor)| format!("{factor} at {step}"));
             return format!(
-                "{} × {}, {} steps",
+                "{} × {}, {}",
                 t.learning_rate,
                 each.collect::<Vec<_>>().join(", "),
-                t.steps
+                many(t.steps.into(), "step")
             );
         }
         Schedule::Constant => "constant".into(),
@@ -202,7 +247,8 @@ fn schedule(t: &Train) -> String {
         Schedule::Linear { floor } => format!("linear to {floor}"),
         Schedule::Wsd { decay, floor } => format!("constant, last {decay} linear to {floor}"),
     };
-    format!("{} after {} steps, {then}, {} steps", t.learning_rate, t.warmup, t.steps)
+    let [warmup, steps] = [t.warmup, t.steps].map(|n| many(n.into(), "step"));
+    format!("{} after {warmup}, {then}, {steps}", t.learning_rate)
 }
 
 fn optimizer(t: &Train) -> String {
@@ -259,6 +305,7 @@ mod tests {
         Equal {
             flops,
             flops_processed: Some(0.01),
+            training: None,
             parameters: Some(0.001),
             memory: None,
             tuned: vec![],
@@ -279,6 +326,7 @@ mod tests {
             flops: Some(1000.0),
             flops_processed: Some(1000.0),
             ended: true,
+            training: Some(3000.0),
             parameters: Some(5000.0),
             memory: Some(10.0),
             tokens: vec![640],
@@ -320,5 +368,29 @@ mod tests {
         assert_eq!(broken(&all, (&s, &untrained), (&s, &untrained)), [""; 0]);
         let seeds = Facts { seeds: vec![0, 2], ..facts() };
         assert_eq!(broken(&all, (&s, &base), (&s, &seeds)), ["order", "seeds"]);
+        let dearer = Facts { training: Some(3100.0), ..facts() };
+        assert_eq!(broken(&all, (&s, &base), (&s, &dearer)), [""; 0]);
+        let asked = Equal { training: Some(0.01), ..equal(Some(0.005)) };
+        assert_eq!(broken(&asked, (&s, &base), (&s, &dearer)), ["training FLOPs per token"]);
+    }
+
+    /// The pairs that a refusal advises are enough.
+    #[test]
+    fn the_advice_of_a_refusal_is_enough() {
+        for (share, advice) in [
+            (0.0012, "0.12%"),
+            (0.00501, "0.51%"),
+            (0.005, "0.5%"),
+            (0.0451, "4.6%"),
+            (0.123, "13%"),
+            (2.0, "200%"),
+        ] {
+            assert_eq!(share_above(share), advice);
+        }
+        let (a, b) = (spec("{steps: 10, batch: 4}"), spec("{steps: 10, batch: 4, learning_rate: 1e-3}"));
+        let near = Facts { flops: Some(1234.5), parameters: None, ..facts() };
+        let found = compare(&equal(Some(0.005)), (&a, &facts()), (&b, &near));
+        let advice: Vec<String> = found.iter().filter(|c| !c.agrees).map(Comparison::allowance).collect();
+        assert_eq!(advice, ["flops: 24%", "parameters: none", "schedule: false"]);
     }
 }

@@ -5,9 +5,10 @@ use super::agreement;
 use crate::failure::{Done, Failure};
 use crate::note;
 use crate::spec::{SpecArguments, make_absolute, make_data_absolute, parse, resolved, warn};
-use dreamc_compiler::matching::{Matched, Measure, Objective, Request, TOKENS, find};
+use dreamc_compiler::fields::field;
+use dreamc_compiler::matching::{MatchError, Matched, Measure, Request, TOKENS, find, remedies};
 use dreamc_dsl::suite::{Suite, Variant};
-use dreamc_dsl::{Diagnostic, Diagnostics, Severity, Spec};
+use dreamc_dsl::{Ast, Diagnostic, Diagnostics, Severity, Spec};
 use std::path::{Path, PathBuf};
 
 /// Tolerance where the suite names none.
@@ -55,20 +56,30 @@ pub fn load(
     fields: &Fields,
     tell: &mut dyn FnMut(&Arm) -> Done,
 ) -> Result<(Suite, Vec<Arm>), Failure> {
-    let base = arguments.base();
     let ast = dreamc_dsl::parse_file(&arguments.spec)?;
+    load_tree(&ast, &arguments.base(), &arguments.set, (matching, fields), tell)
+}
+
+/// The same of the tree of a suite that stands in `base`.
+pub fn load_tree(
+    ast: &Ast,
+    base: &Path,
+    set: &[String],
+    (matching, fields): (Matching, &Fields),
+    tell: &mut dyn FnMut(&Arm) -> Done,
+) -> Result<(Suite, Vec<Arm>), Failure> {
     // A field of a section that the suite leaves to its arms is changed in each: a section made of
     // that field alone would take the place of theirs.
     let left = |set: &&String| {
         ["train", "eval"].iter().any(|section| ast.root.get(section).is_none() && changes(set, section))
     };
-    let (everywhere, of_suite): (Vec<_>, Vec<_>) = arguments.set.iter().partition(left);
+    let (everywhere, of_suite): (Vec<_>, Vec<_>) = set.iter().partition(left);
     let of_suite: Vec<String> = of_suite.into_iter().cloned().collect();
-    let (mut suite, warnings) = dreamc_dsl::check_suite(&ast, &of_suite)?;
+    let (mut suite, warnings) = dreamc_dsl::check_suite(ast, &of_suite)?;
     warn(&suite.sources, warnings);
-    said_once(&suite, &arguments.set)?;
+    said_once(&suite, set)?;
     if let Some(data) = &mut suite.data {
-        make_data_absolute(data, &base);
+        make_data_absolute(data, base);
     }
     let read = |arm: usize, path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
         let path = base.join(path);
@@ -136,11 +147,17 @@ pub fn load(
     }
     let (baseline, variants) = arms.split_at_mut(1);
     tell(&baseline[0])?;
-    for (arm, variant) in variants.iter_mut().zip(&suite.variants) {
-        if let Some(mut request) = request(matching, &suite, variant) {
+    for (i, arm) in variants.iter_mut().enumerate() {
+        let unknown = no_fields(&suite, i, &arm.spec);
+        if !unknown.is_empty() {
+            return Err(Diagnostics::new(suite.sources.clone(), unknown).into());
+        }
+        if let Some(mut request) = request(matching, &suite, &suite.variants[i]) {
             request.tokens = matching.tokens(&arm.spec, &baseline[0].spec);
-            let found = find(&arm.spec, &baseline[0].spec, &request)
-                .map_err(|error| Failure::Error(format!("{}: {error}", arm.name).into()))?;
+            let found = find(&arm.spec, &baseline[0].spec, &request).map_err(|error| {
+                let help = help(&arm.spec, &baseline[0].spec, &request, &error, Place::Suite);
+                Failure::Error(format!("{}: {error}{help}", arm.name).into())
+            })?;
             arm.spec.model = found.model.clone();
             arm.matched = Some(found);
         }
@@ -224,18 +241,67 @@ pub fn check_name(name: &str) -> Done {
     Err(Failure::Usage(what))
 }
 
+/// Fields of a variant's `match` that its model does not have, each at its token.
+pub fn no_fields(suite: &Suite, variant: usize, spec: &Spec) -> Vec<Diagnostic> {
+    let mut found = vec![];
+    let mut model = spec.model.clone();
+    for (key, (path, _)) in suite.variants[variant].matching.iter().flat_map(|m| m.each()) {
+        if let Err(error) = field(&mut model, path) {
+            let at = format!("variants[{variant}].match.{key}");
+            let error = Diagnostic::error("unknown-field", error.to_string()).at(&suite.sources, &at);
+            found.push(error.help("name one of these, or another of its components"));
+        }
+    }
+    found
+}
+
+/// Where a person writes what helps a match that failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// `match` of a variant, `equal` of the suite.
+    Suite,
+    /// Options of `dreamc match`.
+    Options,
+}
+
+/// Help for a match that failed, a line each: other fields, or another tolerance.
+pub fn help(spec: &Spec, baseline: &Spec, request: &Request, error: &MatchError, place: Place) -> String {
+    let Some((missed, left, found)) = remedies(spec, baseline, request, error) else {
+        return String::new();
+    };
+    let (key, equal) = match missed.measure {
+        Measure::FlopsPerToken => ("flops", "flops"),
+        Measure::TrainingFlopsPerToken => ("training", "training"),
+        Measure::Parameters => ("params", "parameters"),
+        Measure::MemoryBytes => ("memory", "memory"),
+    };
+    let mut lines = vec![];
+    for (objective, matched) in found {
+        let (field, step) = (&objective.field, objective.step);
+        lines.push(match place {
+            Place::Suite => format!("`{key}: {{{field}: {step}}}` meets it: {matched}"),
+            Place::Options => format!("`--{key} {field}:{step}` meets it: {matched}"),
+        });
+    }
+    let within = agreement::share_above(left);
+    lines.push(match place {
+        Place::Suite => format!("`equal: {{{equal}: {within}}}` of the suite allows what came closest"),
+        Place::Options => format!("`--tolerance {within}` allows what came closest"),
+    });
+    lines.iter().map(|line| format!("\n  {line}")).collect()
+}
+
 /// The request of a suite for a variant.
 fn request(matching: Matching, suite: &Suite, variant: &Variant) -> Option<Request> {
-    let fields = variant.matching.as_ref()?;
     let equal = &suite.equal;
-    let objective = |measure, (field, step): &(String, u64), tolerance: Option<f64>| Objective {
-        measure,
-        field: field.clone(),
-        step: *step,
-        tolerance: matching.tolerance.or(tolerance).unwrap_or(TOLERANCE),
+    let tolerance = |measure| {
+        let asked = match measure {
+            Measure::FlopsPerToken => equal.flops,
+            Measure::TrainingFlopsPerToken => equal.training,
+            Measure::Parameters => equal.parameters,
+            Measure::MemoryBytes => equal.memory,
+        };
+        matching.tolerance.or(asked).unwrap_or(TOLERANCE)
     };
-    let mut objectives = vec![objective(Measure::FlopsPerToken, &fields.flops, equal.flops)];
-    objectives.extend(fields.params.as_ref().map(|f| objective(Measure::Parameters, f, equal.parameters)));
-    objectives.extend(fields.memory.as_ref().map(|f| objective(Measure::MemoryBytes, f, equal.memory)));
-    Some(Request { objectives, tokens: TOKENS })
+    Some(Request::new(variant.matching.as_ref()?, &tolerance))
 }

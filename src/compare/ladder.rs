@@ -18,9 +18,9 @@ use super::agreement;
 use super::arms::{self, Arm, Matching};
 use super::study::{self, Listed, ledger, run_folder, spec_file};
 use super::{page, rungs, training};
-use crate::command::compare::{Arguments, before, disagreements};
+use crate::command::compare::{Arguments, before, disagreements, remedies};
 use crate::failure::{Done, Failure};
-use crate::number::grouped;
+use crate::number::{grouped, many};
 use crate::show::{duration, short, table};
 use crate::spec::{SpecArguments, resolved};
 use crate::{note, say};
@@ -419,7 +419,8 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
         manifest.cells.push(rung.cell.clone());
         rungs.push(rung);
     }
-    say!("{}: {} arms, {} cells, seeds {seeds:?}", manifest.suite, names.len(), cells.len())?;
+    let (arms, all) = (many(names.len() as u128, "arm"), many(cells.len() as u128, "cell"));
+    say!("{}: {arms}, {all}, seeds {seeds:?}", manifest.suite)?;
     say!("{}", costs(&way, &rungs, &manifest.cells[0].name, grid.len())?)?;
     for rung in &rungs {
         agree(a, rung)?;
@@ -548,7 +549,9 @@ fn train(
     // A trial at too high a rate may fail: it is the worst of its arm.
     if !found.failed.is_empty() && !folder.ends_with(SWEEP) {
         let names: Vec<&str> = found.failed.iter().map(|(name, _)| name.as_str()).collect();
-        return Err(Failure::Error(format!("{} runs failed: {}", names.len(), names.join("; ")).into()));
+        return Err(Failure::Error(
+            format!("{} failed: {}", many(names.len() as u128, "run"), names.join("; ")).into(),
+        ));
     }
     Ok(())
 }
@@ -584,8 +587,12 @@ fn agree(a: &Arguments, rung: &Rung) -> Done {
     }
     let text = disagreements(&broken);
     Err(Failure::Error(
-        format!("in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{advice}", rung.cell.name)
-            .into(),
+        format!(
+            "in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{}",
+            rung.cell.name,
+            remedies(&broken)
+        )
+        .into(),
     ))
 }
 
@@ -643,10 +650,12 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
         }
     }
     Ok(format!(
-        "{}\n{runs} runs, {flops:.3e} FLOPs, {} at the rate{} ({trials} trials an arm in the first cell)",
+        "{}\n{}, {flops:.3e} FLOPs, {} at the rate{} ({} an arm in the first cell)",
         table(&rows),
+        many(runs as u128, "run"),
         duration(3600.0 * hours),
-        if way.a.rate.is_some() { " given" } else { "s measured here" }
+        if way.a.rate.is_some() { " given" } else { "s measured here" },
+        many(trials as u128, "trial")
     ))
 }
 
@@ -667,9 +676,10 @@ pub fn noise(losses: &[f64], arms: usize) -> Option<String> {
         return Some("one seed of the baseline shows no noise: no difference can be told from it".into());
     };
     let least = detectable(deviation, s.n, arms.max(1))?;
+    let over = if arms > 1 { format!(" over {arms} arms") } else { String::new() };
     Some(format!(
-        "the baseline's {} seeds deviate by {deviation:.4} nats: a difference of {least:.4} is found four times in five ({arms} arms, \
-         5 % in all)",
+        "the losses of the baseline's {} seeds have a standard deviation of {deviation:.4} nats: a test at 5 %{over} detects a difference of \
+         {least:.4} nats with probability 0.8",
         s.n
     ))
 }

@@ -10,6 +10,7 @@ pub mod agreement;
 pub mod arms;
 pub mod claims;
 pub mod ladder;
+pub mod made;
 pub mod page;
 pub mod rungs;
 pub mod study;

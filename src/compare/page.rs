@@ -6,7 +6,7 @@
 
 use super::agreement::{FLOPS, PROCESSED};
 use super::study::{Arm, Study};
-use crate::number::{decimal_bytes, decimals, grouped};
+use crate::number::{decimal_bytes, decimals, grouped, many};
 use crate::report::draw;
 use crate::report::page::{Block, Cell, Figure, Page, Rank, Table};
 use crate::report::plot::{Axis, Color, Format, Mark, Plot, Series};
@@ -186,12 +186,11 @@ fn name(arm: &Arm) -> String {
 
 fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
     let baseline = &study.arms[0];
-    let s = if study.seeds.len() == 1 { "" } else { "s" };
+    let arms = many(study.arms.len() as u128, "arm");
     page.text(format!(
-        "{} arms, {} seed{s}; the baseline is `{}`. Every figure is computed from the ledgers and metrics of the run folders; \
+        "{arms}, {}; the baseline is `{}`. Every figure is computed from the ledgers and metrics of the run folders; \
          `dreamc report` makes this page anew from them.",
-        study.arms.len(),
-        study.seeds.len(),
+        many(study.seeds.len() as u128, "seed"),
         baseline.name
     ));
     let all = study.arms.len() * study.seeds.len();
@@ -245,9 +244,7 @@ fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
         if let Some(target) = best(&base, metric).filter(known) {
             text += &match reach(&c, metric, target.mean) {
                 Some(p) => {
-                    let ratio = target.tokens / p.tokens;
-                    let (ratio, word) = if ratio < 1.0 { (1.0 / ratio, "more") } else { (ratio, "fewer") };
-                    format!("; reaches the baseline's best with {ratio:.2} × {word} tokens")
+                    format!("; reaches the baseline's best with {}", tokens_than(target.tokens / p.tokens))
                 }
                 None => "; does not reach the baseline's best".into(),
             };
@@ -269,6 +266,14 @@ fn missed(study: &Study, arm: &Arm) -> Option<f64> {
     (by.abs() > limit && !demanded).then_some(by)
 }
 
+/// Tokens of an arm of which the baseline takes `ratio` times as many, in words: what two digits do
+/// not tell apart is as many.
+fn tokens_than(ratio: f64) -> String {
+    let (ratio, word) = if ratio < 1.0 { (1.0 / ratio, "more") } else { (ratio, "fewer") };
+    let written = format!("{ratio:.2}");
+    if written == "1.00" { "as many tokens".into() } else { format!("{written} × {word} tokens") }
+}
+
 /// Fewer seeds than this have no test: the deviation of two differences says nothing.
 const FEWEST_TESTED: usize = 3;
 /// Fewer seeds than this decide nothing, whatever the test says.
@@ -283,7 +288,7 @@ fn test(a: &[f64], b: &[f64]) -> Option<TTest> {
 fn tested(a: &[f64], b: &[f64]) -> String {
     match (test(a, b), a.len()) {
         (None, n) if n < FEWEST_TESTED => {
-            format!("{n} seed{}: too few to test", if n == 1 { "" } else { "s" })
+            format!("{}: too few to test", many(n as u128, "seed"))
         }
         (None, _) => "the difference does not vary: no test".into(),
         (Some(t), n) => {
@@ -508,15 +513,22 @@ fn results(page: &mut Page, study: &Study, metrics: &[Metric]) {
     }
     if decays {
         page.text(
-            "‡ Read from points inside a schedule that had not decayed there: a run that ends at such a point is better. A ladder compares ends.",
+            "‡ Read while the learning rate was still high. A run that ends after so many tokens decays its rate by then, and is better: a \
+             ladder compares such runs.",
         );
     }
-    let note = "Means over seeds ± standard deviation, of the evaluation after the last step, over all that is held out; the best and the second \
-                best are set off.";
-    let efficiency = "DE, data efficiency: tokens after which the baseline's mean over seeds was at its best, over those after which the arm's \
-                      mean first was as good; its resolution is that of the evaluations, which before the last score at most 32 problems of \
-                      each difficulty.";
-    page.note(if efficient { format!("{note} {efficiency}") } else { note.into() });
+    let mut note = String::from(
+        "Means over seeds ± standard deviation, of the evaluation after the last step; the best and the second best are set off.",
+    );
+    if efficient {
+        note += " DE, data efficiency: tokens after which the baseline's mean over seeds was at its best, over those after which the arm's \
+                 mean first was as good; its resolution is that of the evaluations";
+        note += match metrics.contains(&Metric::ExactMatch) {
+            true => ", which before the last score at most 32 problems of each difficulty.",
+            false => ".",
+        };
+    }
+    page.note(note);
 }
 
 fn rank(study: &Study, metric: Metric, mean: f64) -> Rank {
@@ -812,7 +824,7 @@ fn difficulty(page: &mut Page, study: &Study) {
     page.heading("By difficulty");
     let mut table = Table { caption: "Exact match, held out, by composed steps".into(), ..Table::default() };
     table.head = vec!["model".into()];
-    table.head.extend(all.iter().map(|s| format!("{s} step{}", if *s == 1 { "" } else { "s" })));
+    table.head.extend(all.iter().map(|s| many((*s).into(), "step")));
     let mut series = vec![];
     for (i, arm) in study.arms.iter().enumerate() {
         let mut row: Vec<Cell> = vec![name(arm).into()];
@@ -959,4 +971,22 @@ fn environment(page: &mut Page, study: &Study) {
         rows,
         text: vec![1],
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_gain_is_no_factor() {
+        for (ratio, words) in [
+            (1.0, "as many tokens"),
+            (1.004, "as many tokens"),
+            (0.997, "as many tokens"),
+            (2.0, "2.00 × fewer tokens"),
+            (0.5, "2.00 × more tokens"),
+        ] {
+            assert_eq!(tokens_than(ratio), words);
+        }
+    }
 }

@@ -7,7 +7,7 @@
 use super::ladder::{Manifest, SWEEP, losses, noise};
 use super::study::{self, ledger, run_folder, spec_file};
 use crate::failure::{Done, Failure};
-use crate::number::grouped;
+use crate::number::{grouped, many};
 use crate::report::draw;
 use crate::report::page::{Block, Figure, Page, Table};
 use crate::report::plot::{Axis, Color, Mark, Plot, Series};
@@ -313,10 +313,10 @@ pub fn page(climb: &Climb) -> Page {
     let mut page = Page { title: format!("{}: a ladder", m.suite), blocks: vec![] };
     let all = m.cells.len() * m.seeds.len() * (m.arms.len() - m.stopped.len());
     page.text(format!(
-        "{} arms at {} cells with {} seeds; the baseline is `{}`. Every loss is that of a run at the end of its schedule.",
-        m.arms.len(),
-        m.cells.len(),
-        m.seeds.len(),
+        "{} at {} with {}; the baseline is `{}`. Every loss is that of a run at the end of its schedule.",
+        many(m.arms.len() as u128, "arm"),
+        many(m.cells.len() as u128, "cell"),
+        many(m.seeds.len() as u128, "seed"),
         m.arms[0]
     ));
     if climb.runs.len() < all {

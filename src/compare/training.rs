@@ -256,7 +256,8 @@ fn one(
     let dataset = open_data(&spec, data, spec.eval.stride)?;
     let (folder, own, rewriting) = if begun.is_some() {
         let folder = RunFolder::open(&path)?;
-        let (from, rewriting) = (latest(&folder)?, plan.rewriting.continued(&folder, false)?);
+        let (from, rewriting) =
+            (latest(&folder, &|_| Some(spec.train.steps))?, plan.rewriting.continued(&folder, false)?);
         (folder, from, rewriting)
     } else {
         (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.on(device.as_ref())?)

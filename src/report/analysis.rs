@@ -2,7 +2,7 @@
 
 use super::page::{Block, Cell, Figure, Page, Table};
 use super::plot::{Axis, Color, Format, Map, Mark, Plot, Series, Stack};
-use crate::number::grouped;
+use crate::number::{grouped, many};
 use dreamc_runtime::analysis::experts::ExpertUse;
 use dreamc_runtime::analysis::streams::Streams;
 use dreamc_runtime::analysis::{DepthAttention, Observations};
@@ -51,7 +51,7 @@ impl Analysis {
     pub fn page(&self, wiring: Figure) -> Page {
         let mut page = Page { title: format!("{}: what it does inside", self.model), blocks: vec![] };
         let o = &self.observations;
-        let step = self.step.map_or(String::new(), |s| format!(" after {} steps", grouped(s.into())));
+        let step = self.step.map_or(String::new(), |s| format!(" after {}", many(s.into(), "step")));
         page.text(format!(
             "`{}`{step}, depth {}, over {} tokens of {} held-out sequences. Routing indices are those the model used.",
             self.model,

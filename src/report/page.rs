@@ -1,8 +1,9 @@
 //! A report as one HTML page and as Markdown.
 //!
 //! *In*: a [`Page`]: headings, text, tables, figures. *Out*: `report.html`, which needs nothing
-//! else, and `report.md` with its figures in `figures/`. *Promise*: both say the same, and all text
-//! that comes from elsewhere is escaped.
+//! else (its one script shows values below the pointer, and says nothing that the page lacks), and
+//! `report.md` with its figures in `figures/`. *Promise*: both say the same, and all text that
+//! comes from elsewhere is escaped.
 
 use super::plot::escape;
 use dreamc_runtime::files;
@@ -13,6 +14,7 @@ use std::path::Path;
 const COLORS: &str = include_str!("style.css");
 const LAYOUT: &str = include_str!("page.css");
 const PLOTS: &str = include_str!("svg.css");
+const SCRIPT: &str = include_str!("page.js");
 
 /// A report.
 #[derive(Clone, Debug, Default)]
@@ -175,6 +177,9 @@ impl Page {
                     out += "</div>\n";
                 }
             }
+        }
+        if out.contains(" data-points=") {
+            let _ = writeln!(out, "<script>\n{SCRIPT}</script>");
         }
         out + "</body>\n</html>\n"
     }

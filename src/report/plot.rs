@@ -2,7 +2,8 @@
 //!
 //! *In*: numbers. *Out*: SVG that takes its colours from the variables of `style.css`, so that one
 //! file is legible on light and dark screens and on paper. *Promise*: deterministic text; NaN and
-//! infinities are left out; no script and nothing from elsewhere.
+//! infinities are left out; no script and nothing from elsewhere. A page's script finds by
+//! `data-series` what belongs to a series: its lines, and its name in the legend.
 
 use std::fmt::Write;
 
@@ -270,14 +271,16 @@ fn dot(out: &mut String, color: Color, x: f64, y: f64) {
 }
 
 /// Names with a stroke of their colours, in as many lines as they need; gives their height.
-fn legend(out: &mut String, left: f64, entries: &[(&str, Color, Mark)]) -> f64 {
+/// `key` numbers a name that a script may switch.
+fn legend(out: &mut String, left: f64, entries: &[(usize, &str, Color, Mark)]) -> f64 {
     let (mut x, mut y) = (left, 14.0);
-    for (name, color, mark) in entries {
+    for (key, name, color, mark) in entries {
         let width = 34.0 + text_width(name) + 14.0;
         if x > left && x + width > WIDTH {
             (x, y) = (left, y + 18.0);
         }
         let (of, color) = (*color, color.css());
+        let _ = writeln!(out, "<g class=\"key\" data-series=\"{key}\">");
         if *mark == Mark::Bars {
             let _ = writeln!(
                 out,
@@ -297,23 +300,40 @@ fn legend(out: &mut String, left: f64, entries: &[(&str, Color, Mark)]) -> f64 {
         if matches!(mark, Mark::Dots | Mark::Points) {
             dot(out, of, x + 12.0, y - 4.0);
         }
-        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{y:.1}\">{}</text>", x + 30.0, escape(name));
+        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{y:.1}\">{}</text></g>", x + 30.0, escape(name));
         x += width;
     }
     if entries.is_empty() { 8.0 } else { y + 12.0 }
 }
 
+/// A tick of an axis as it is written.
+fn written(axis: &Axis, ticks: &[f64], t: f64) -> String {
+    let step = ticks.windows(2).map(|w| w[1] - w[0]).fold(f64::INFINITY, f64::min);
+    if axis.log || !step.is_finite() {
+        return tick(t, axis.format, t.abs(), t.abs());
+    }
+    let largest = ticks.iter().fold(0.0, |m: f64, t| m.max(t.abs()));
+    tick(t, axis.format, step, largest)
+}
+
+/// A value as a reader of a plot gets it: exact where it is whole, else to five digits.
+fn reading(v: f64, format: Format) -> String {
+    if format == Format::Percent {
+        return format!("{:.1} %", 100.0 * v);
+    }
+    if v.fract() == 0.0 && v.abs() < 1e15 {
+        let sign = if v < 0.0 { "-" } else { "" };
+        return format!("{sign}{}", crate::number::grouped(v.abs() as u128));
+    }
+    match v.abs() {
+        a if a >= 1e6 || a < 1e-3 => format!("{v:.4e}"),
+        a => format!("{v:.*}", (4 - a.log10().floor() as i32).max(0) as usize),
+    }
+}
+
 /// Ticks, grid and labels.
 fn axes(out: &mut String, f: &Frame, x: (&Axis, &Scale, &[f64]), y: (&Axis, &Scale, &[f64])) {
     let bottom = f.top + f.height;
-    let step = |ticks: &[f64]| ticks.windows(2).map(|w| w[1] - w[0]).fold(f64::INFINITY, f64::min);
-    let written = |axis: &Axis, ticks: &[f64], t: f64| {
-        if axis.log || !step(ticks).is_finite() {
-            return tick(t, axis.format, t.abs(), t.abs());
-        }
-        let largest = ticks.iter().fold(0.0, |m: f64, t| m.max(t.abs()));
-        tick(t, axis.format, step(ticks), largest)
-    };
     for &t in y.2 {
         let at = bottom - y.1.at(t) * f.height;
         let _ = writeln!(
@@ -369,12 +389,11 @@ impl Plot {
     pub fn svg(&self) -> String {
         let bars: Vec<usize> =
             (0..self.series.len()).filter(|&i| self.series[i].mark == Mark::Bars).collect();
-        let entries: Vec<_> =
-            self.series.iter().filter(|s| !s.name.is_empty()).map(|s| (&*s.name, s.color, s.mark)).collect();
+        let named = self.series.iter().enumerate().filter(|(_, s)| !s.name.is_empty());
+        let entries: Vec<_> = named.map(|(i, s)| (i, &*s.name, s.color, s.mark)).collect();
         let mut legends = String::new();
         let left = 62.0;
         let top = legend(&mut legends, left, &entries);
-        let f = Frame { left, top: top + 4.0, width: WIDTH - left - 14.0, height: 240.0 };
         let xs =
             self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)));
         let ys = self
@@ -395,6 +414,11 @@ impl Plot {
         let (x, x_ticks) = Scale::new(&x_axis, xs.into_iter());
         let y_axis = Axis { zero: self.y.zero || !bars.is_empty(), ..self.y.clone() };
         let (y, y_ticks) = Scale::new(&y_axis, ys);
+        // The last tick stands in the middle below its place, which may be the edge of the frame.
+        let outside =
+            |t: &f64| (x.at(*t) - 1.0) * (WIDTH - left) + text_width(&written(&self.x, &x_ticks, *t)) / 2.0;
+        let right = x_ticks.iter().map(outside).fold(14.0, f64::max);
+        let f = Frame { left, top: top + 4.0, width: WIDTH - left - right, height: 240.0 };
         let mut out = open(&self.title, WIDTH, f.top + f.height + 46.0);
         out += &legends;
         axes(&mut out, &f, (&self.x, &x, &x_ticks), (&self.y, &y, &y_ticks));
@@ -408,19 +432,21 @@ impl Plot {
                 )
             })
         };
-        for s in self.series.iter().filter(|s| !s.band.is_empty()) {
+        for (i, s) in self.series.iter().enumerate().filter(|(_, s)| !s.band.is_empty()) {
             let upper = s.band.iter().filter_map(|b| place((b.0, b.2)));
             let lower = s.band.iter().rev().filter_map(|b| place((b.0, b.1)));
             let points: Vec<_> = upper.chain(lower).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             let _ = writeln!(
                 out,
-                "<polygon class=\"band\" fill=\"{}\" points=\"{}\"/>",
+                "<polygon class=\"band\" data-series=\"{i}\" fill=\"{}\" points=\"{}\"/>",
                 s.color.css(),
                 points.join(" ")
             );
         }
         for (i, s) in self.series.iter().enumerate() {
             let color = s.color.css();
+            let readings = self.readings(s, &|p| place(p).map(|(x, _)| x));
+            let _ = writeln!(out, "<g class=\"series\" data-series=\"{i}\"{readings}>");
             let title =
                 if s.name.is_empty() { String::new() } else { format!("<title>{}</title>", escape(&s.name)) };
             if s.mark == Mark::Bars {
@@ -438,7 +464,7 @@ impl Plot {
                         low - high
                     );
                 }
-                out += "</g>\n";
+                out += "</g>\n</g>\n";
                 continue;
             }
             let points: Vec<_> = s.points.iter().filter_map(|p| place(*p)).collect();
@@ -457,8 +483,27 @@ impl Plot {
                     dot(&mut out, s.color, x, y);
                 }
             }
+            out += "</g>\n";
         }
         out + "</svg>\n"
+    }
+
+    /// Attributes from which a script reads a series: its name, and of each point its place, its
+    /// position and its value.
+    fn readings(&self, s: &Series, place: &dyn Fn((f64, f64)) -> Option<f64>) -> String {
+        if s.name.is_empty() {
+            return String::new();
+        }
+        let point = |p: &(f64, f64)| {
+            let (x, y) = (reading(p.0, self.x.format), reading(p.1, self.y.format));
+            Some(format!("[{:.1},\"{x}\",\"{y}\"]", place(*p)?))
+        };
+        let points: Vec<String> = s.points.iter().filter_map(point).collect();
+        format!(
+            " data-name=\"{}\" data-points=\"{}\"",
+            escape(&s.name),
+            escape(&format!("[{}]", points.join(",")))
+        )
     }
 
     /// The least distance of bars.
@@ -682,6 +727,42 @@ mod tests {
         assert_eq!(labels(-0.2, 0.2, Format::Number), ["-0.2", "-0.1", "0", "0.1", "0.2"]);
         assert_eq!(labels(3.0, 3.0, Format::Number), ["2.6", "2.8", "3", "3.2", "3.4"]);
         assert_eq!(log_ticks(1.0, 100.0), [1.0, 3.0, 10.0, 30.0, 100.0]);
+    }
+
+    /// The last tick, and the reading of a point.
+    #[test]
+    fn what_stands_at_the_edge_is_not_cut() {
+        let series = |points: Vec<(f64, f64)>| Series {
+            name: "a \"b\"".into(),
+            points,
+            band: vec![],
+            color: Color::Series(0),
+            mark: Mark::Line,
+        };
+        let x = Axis { format: Format::Percent, range: Some((0.0, 1.0)), ..Axis::default() };
+        let plot = Plot {
+            title: "t".into(),
+            x,
+            y: Axis::default(),
+            series: vec![series(vec![(0.0, 0.0), (1.0, 2.71828)])],
+        };
+        let svg = plot.svg();
+        let line = svg.lines().find(|line| line.contains(">100 %<")).expect("a last tick");
+        let at: f64 = line.split("<text").nth(1).and_then(|t| t.split('"').nth(3)).unwrap().parse().unwrap();
+        assert!(at + text_width("100 %") / 2.0 <= WIDTH, "{line}");
+        let place = svg.split("data-points=").nth(1).expect("points");
+        assert!(place.contains("&quot;100.0 %&quot;,&quot;2.7183&quot;]]"), "{place}");
+        assert!(svg.contains("data-name=\"a &quot;b&quot;\""), "{svg}");
+        assert_eq!(
+            ["1,234,567", "0", "-3", "0.50000", "1.2345e-4"],
+            [
+                reading(1_234_567.0, Format::Number),
+                reading(0.0, Format::Number),
+                reading(-3.0, Format::Number),
+                reading(0.5, Format::Number),
+                reading(1.2345e-4, Format::Number),
+            ]
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::page::{Block, Cell, Figure, Page, Table};
 use super::plot::{Axis, Color, Format, Mark, Plot, Series};
-use crate::number::grouped;
+use crate::number::{grouped, many};
 use crate::show::table;
 use dreamc_runtime::analysis::routing::{Ablation, Changes, FEWEST, Kinds, PartRate, Recursion};
 use dreamc_runtime::statistics::TTest;
@@ -37,7 +37,7 @@ impl Routing {
     /// The page.
     pub fn page(&self) -> Page {
         let mut page = Page { title: format!("{}: what tokens skip", self.model), blocks: vec![] };
-        let step = self.step.map_or(String::new(), |s| format!(" after {} steps", grouped(s.into())));
+        let step = self.step.map_or(String::new(), |s| format!(" after {}", many(s.into(), "step")));
         let first = match self.first {
             0 => String::new(),
             n => format!(" The first {n} tokens of each row do not count."),

@@ -207,3 +207,20 @@ fn tidy(sandbox: &Sandbox, out: &str) -> String {
     let here = sandbox.path("").display().to_string();
     out.replace(here.trim_end_matches('/'), ".").lines().map(|l| format!("{}\n", l.trim_end())).collect()
 }
+
+/// The figure that leads the README is of a comparison that five seeds decide, and its sentence is
+/// that of the page with the result.
+#[test]
+fn the_first_figure_is_of_five_seeds() {
+    let readme = fs::read_to_string(root("README.md")).unwrap();
+    let figure = readme.split("](").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+    let folder = figure.strip_prefix("docs/results/").and_then(|rest| rest.split('/').next()).unwrap();
+    let result = page(&format!("results/{folder}.md"));
+    assert!(result.contains("five seeds") && result.contains(&figure["docs/results/".len()..]), "{folder}");
+    let said = readme.split(figure).nth(1).and_then(|rest| rest.split("## ").next()).unwrap();
+    let shown: Vec<&str> = said.split("p = ").skip(1).map(|rest| rest.split(')').next().unwrap()).collect();
+    assert!(!shown.is_empty());
+    for p in shown {
+        assert!(result.contains(&format!("*p* = {p})")), "{p}");
+    }
+}

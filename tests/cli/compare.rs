@@ -96,7 +96,19 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
     insta::assert_snapshot!("report", redacted(&report));
     let html = sandbox.read("out/report.html");
     assert!(html.contains("prefers-color-scheme: dark") && html.contains("@media print"));
-    assert!(!html.contains("<script") && !html.contains("src=") && !html.contains("@import"));
+    // Its one script asks for nothing, and finds the points of three curves of two arms at least.
+    assert_eq!(html.matches("<script").count(), 1);
+    for outside in ["src=", "@import", "fetch(", "XMLHttpRequest", "import(", "url("] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+    assert!(!html.replace("http://www.w3.org/2000/svg", "").contains("http"), "an address");
+    assert!(html.matches("data-points=").count() >= 6);
+    // Without it the page is whole: all that it shows is in the text that it reads.
+    let (page, _) = html.split_once("<script").unwrap();
+    assert!(!page.contains("hidden") && page.contains("</svg>"));
+    for svg in fs::read_dir(sandbox.path("out/figures")).unwrap() {
+        assert!(!fs::read_to_string(svg.unwrap().path()).unwrap().contains("<script"));
+    }
     assert!(sandbox.read("out/figures/validation-loss.svg").starts_with("<svg"));
 
     // Made anew from what the runs left: the same, to the byte.
@@ -113,7 +125,7 @@ fn two_arms_are_trained_alike_gone_on_with_and_reported() {
     fs::remove_dir_all(newest(&run)).unwrap();
     assert!(sandbox.good(&["report", "out", "--markdown"]).contains("3 of 4 runs have come to their end"));
     let out = sandbox.good(&["compare", "pair.suite.yaml", "--out", "out"]);
-    assert!(out.contains("3 runs were trained before") && out.contains("1 runs trained"), "{out}");
+    assert!(out.contains("3 runs were trained before") && out.contains("1 run trained"), "{out}");
     assert_eq!(metrics(&run), before);
     assert_eq!(redacted(&sandbox.read("out/report.md")), redacted(&report));
 
@@ -207,7 +219,11 @@ fn what_is_no_comparison_is_refused() {
     let (code, error) = sandbox.bad(&["report", "."]);
     assert!(code == 2 && error.contains("compare.json"), "{error}");
     let (code, error) = sandbox.bad(&["compare", "la.yaml"]);
-    assert!(code == 2 && error.contains("not a suite"), "{error}");
+    assert!(code == 2 && error.contains("not a suite") && error.contains("--seeds 3"), "{error}");
+    let (code, error) = sandbox.bad(&["compare", "pair.suite.yaml", "--seeds", "3"]);
+    assert!(code == 2 && error.contains("`--set 'seeds=[0, 1, 2]'`"), "{error}");
+    let (code, error) = sandbox.bad(&["compare", "pair.suite.yaml", "la.yaml"]);
+    assert!(code == 2 && error.contains("name one suite, or specifications"), "{error}");
     sandbox
         .write("twice.suite.yaml", &SUITE.replace("- spec: dr-da.yaml", "- spec: dr-da.yaml\n    name: la"));
     let (code, error) = sandbox.bad(&["compare", "twice.suite.yaml"]);
@@ -215,7 +231,19 @@ fn what_is_no_comparison_is_refused() {
     sandbox.write("tight.suite.yaml", &SUITE.replace("4%", "0.0001%"));
     let (code, error) = sandbox.bad(&["compare", "tight.suite.yaml", "--out", "out"]);
     assert!(code == 1 && error.contains("no match within"), "{error}");
+    // A help is named, and is enough.
+    let allowed = error.split("`equal: {flops: ").nth(1).and_then(|rest| rest.split('}').next());
+    let allowed = allowed.unwrap_or_else(|| panic!("{error}"));
+    sandbox.write("wider.suite.yaml", &SUITE.replace("4%", allowed));
+    sandbox.good(&["compare", "wider.suite.yaml", "--out", "out", "--dry-run"]);
     assert!(!sandbox.path("out").exists());
+    // A field of `match` that the model lacks is refused at its token, by `check` too.
+    sandbox.write("field.suite.yaml", &SUITE.replace("params: ea.count", "params: eb.count"));
+    for command in ["compare", "check"] {
+        let error = sandbox.error(&[command, "field.suite.yaml"]);
+        assert!(error.contains("field.suite.yaml:5:"), "{error}");
+        assert!(error.contains("the model has no component `eb`; it has `sa`, `da`, `ea`"), "{error}");
+    }
     let (code, error) = sandbox.bad(&["analyze", "."]);
     assert!(code != 0 && !error.is_empty());
     let (code, error) = sandbox.bad(&["watch", "."]);
@@ -397,4 +425,144 @@ fn what_skip_arms_process_is_shown_and_may_be_asked_for() {
     sandbox.write("free.suite.yaml", SKIPS);
     sandbox.good(&["compare", "free.suite.yaml", "--out", "free"]);
     assert!(!sandbox.read("free/report.md").contains('†'));
+}
+
+/// A refusal says what would be written to allow it, and that is enough.
+#[test]
+fn what_a_refusal_advises_is_enough() {
+    let sandbox = sandbox();
+    let suite = "\
+name: own
+baseline: la.yaml
+variants: [{name: other, spec: la.yaml, set: {ea.count: 6, train.warmup: 1}}]
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 2, batch: 2, sequence: 32, learning_rate: 1e-3, warmup: 2, precision: f32}
+";
+    sandbox.write("own.suite.yaml", suite);
+    let error = sandbox.error(&["compare", "own.suite.yaml", "--dry-run"]);
+    assert!(error.contains("a key that is not there is enforced by its default"), "{error}");
+    let advice = error.split('`').find(|part| part.starts_with("equal: {")).expect("advice");
+    assert!(advice.contains("parameters: ") && advice.contains("schedule: false"), "{error}");
+    sandbox.write("own.suite.yaml", &format!("{suite}{advice}\n"));
+    sandbox.good(&["compare", "own.suite.yaml", "--dry-run"]);
+}
+
+/// Two specifications make a suite, which is shown, left in a file, and run; a file that says
+/// something else stays as it is.
+#[test]
+fn specifications_are_compared_without_a_suite() {
+    let recipe = "\
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 2, batch: 2, sequence: 32, learning_rate: 1e-3, warmup: 1, precision: f32}
+eval: {examples: 2, max_tokens: 8}
+";
+    let sandbox = Sandbox::with(&[("la.yaml", &format!("{LAYERED}{recipe}")), ("dr-da.yaml", RECURRENT)]);
+    let asked = ["compare", "la.yaml", "dr-da.yaml", "--seeds", "2"];
+    let out = sandbox.good(&[&asked[..], &["--dry-run"]].concat());
+    assert!(
+        out.contains("la-against-dr-da.suite.yaml would be") && out.contains("2 arms, seeds 0, 1"),
+        "{out}"
+    );
+    assert!(!sandbox.path("la-against-dr-da.suite.yaml").exists() && !sandbox.path("runs").exists());
+    let out = sandbox.good(&asked);
+    assert!(out.contains("4 runs trained"), "{out}");
+    let made = sandbox.read("la-against-dr-da.suite.yaml");
+    for part in [
+        "baseline: la.yaml",
+        "spec: dr-da.yaml",
+        "match: {flops: {",
+        "params: {ea.count: 1}",
+        "seeds: [0, 1]",
+    ] {
+        assert!(made.contains(part), "{part}: {made}");
+    }
+    // The arm that had no data has the baseline's, and both the same recipe.
+    assert!(made.contains("\ndata:\n") && made.contains("\ntrain:\n") && !made.contains("seed:"), "{made}");
+    // It is a suite of its own, whose runs are those that were trained.
+    let again = ["compare", "la-against-dr-da.suite.yaml", "--out", "runs/la-against-dr-da"];
+    assert!(sandbox.good(&again).contains("4 runs were trained before"));
+    assert!(sandbox.good(&asked).contains("4 runs were trained before"));
+    sandbox.write("la-against-dr-da.suite.yaml", &made.replace("[0, 1]", "[0]"));
+    let error = sandbox.error(&asked);
+    assert!(error.contains("is left alone"), "{error}");
+    assert!(sandbox.read("la-against-dr-da.suite.yaml").contains("[0]"));
+}
+
+/// A suite of the baseline alone trains it with every seed, and so does `train --seeds`; both are
+/// added up.
+#[test]
+fn one_arm_with_several_seeds() {
+    let sandbox = sandbox();
+    let suite: String = SUITE
+        .lines()
+        .filter(|l| !l.contains("variants") && !l.contains("dr-da") && !l.contains("match"))
+        .fold(String::new(), |text, line| text + line + "\n");
+    sandbox.write("one.suite.yaml", &suite.replace("steps: 12", "steps: 2"));
+    let out = sandbox.good(&["compare", "one.suite.yaml", "--out", "one"]);
+    assert!(out.contains("1 arm, seeds 0, 1") && out.contains("2 runs trained"), "{out}");
+    assert!(sandbox.read("one/report.md").contains("1 arm, 2 seeds; the baseline is `la`"));
+
+    let recipe = "\
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 2, batch: 2, sequence: 32, warmup: 1, precision: f32, seed: 3}
+eval: {examples: 2, max_tokens: 8}
+";
+    sandbox.write("a.yaml", &format!("{LAYERED}{recipe}"));
+    let out = sandbox.good(&["train", "a.yaml", "--seeds", "2", "--out", "runs/a"]);
+    assert!(out.contains("over seeds") && out.contains("2 of 2") && out.contains(" ± "), "{out}");
+    let loss = |seed: u64| -> f64 {
+        let ledger: Value =
+            serde_json::from_str(&sandbox.read(&format!("runs/a-seed{seed}/ledger.json"))).unwrap();
+        assert_eq!(ledger["seed"], seed);
+        ledger["validation_loss"].as_f64().unwrap()
+    };
+    let mean = format!("{:.4} ±", (loss(3) + loss(4)) / 2.0);
+    assert!(out.contains(&mean), "{mean}: {out}");
+    // One seed after another is the same as by hand.
+    sandbox.good(&["train", "a.yaml", "--set", "train.seed=4", "--out", "runs/b"]);
+    assert_eq!(metrics(&sandbox.path("runs/b")), metrics(&sandbox.path("runs/a-seed4")));
+    let out = sandbox.good(&["runs"]);
+    assert!(out.contains(&mean) && out.contains("2 of 3"), "{out}");
+    let runs: Value = serde_json::from_str(&sandbox.good(&["runs", "--json"])).unwrap();
+    assert_eq!(runs[0]["recipe"], runs[1]["recipe"]);
+
+    // Nothing is overwritten; what is trained is left as it is, what is missing is trained.
+    let error = sandbox.error(&["train", "a.yaml", "--seeds", "2", "--out", "runs/a"]);
+    assert!(error.contains("runs/a-seed3 exists already: go on with --resume"), "{error}");
+    fs::remove_dir_all(sandbox.path("runs/a-seed4")).unwrap();
+    let out = sandbox.good(&["train", "a.yaml", "--seeds", "2", "--out", "runs/a", "--resume"]);
+    assert!(out.contains(&mean), "{out}");
+    let error = sandbox.error(&["train", "a.yaml", "--resume"]);
+    assert!(error.contains("--resume needs --out"), "{error}");
+}
+
+/// FLOPs of training are matched, demanded and shown.
+#[test]
+fn training_flops_are_a_quantity() {
+    let sandbox = sandbox();
+    let suite = SUITE
+        .replace("flops: {ea.intermediate: 1}, params", "training: {ea.intermediate: 1}, params")
+        .replace("flops: 4%,", "flops: none, training: 4%,");
+    sandbox.write("training.suite.yaml", &suite);
+    let out = sandbox.good(&["match", "training.suite.yaml"]);
+    assert!(out.contains("training FLOPs per token"), "{out}");
+    sandbox.good(&["compare", "training.suite.yaml", "--dry-run"]);
+    // An arm that is matched on the FLOPs of generation alone is refused where training's are
+    // asked.
+    sandbox.write("other.suite.yaml", &SUITE.replace("flops: 4%,", "flops: 4%, training: 0.01%,"));
+    let error = sandbox.error(&["compare", "other.suite.yaml", "--dry-run"]);
+    assert!(error.contains("training FLOPs per token") && error.contains("equal: {training: "), "{error}");
+    sandbox.write(
+        "none.suite.yaml",
+        &SUITE.replace("match: {flops: {ea.intermediate: 1}, params: ea.count}", "match: {}"),
+    );
+    let error = sandbox.error(&["check", "none.suite.yaml"]);
+    assert!(error.contains("`match` names no field"), "{error}");
+    sandbox.write("twice.suite.yaml", &SUITE.replace("params: ea.count", "params: model.ea.intermediate"));
+    let error = sandbox.error(&["check", "twice.suite.yaml"]);
+    assert!(
+        error.contains("twice.suite.yaml:5:")
+            && error.contains("`flops` varies `model.ea.intermediate` already"),
+        "{error}"
+    );
 }

@@ -188,9 +188,14 @@ fn both_spellings_count_alike() {
 
 #[test]
 fn what_cannot_be_done_is_said() {
-    let cases: [(&[&str], i32, &str); 7] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["match", "la-16.yaml"], 2, "nothing to compare with"),
-        (&["match", "la-16.yaml", "--baseline", "dr-16.yaml"], 2, "nothing to change"),
+        (&["match", "dr-16.yaml", "--tolerance", "1e-9"], 1, "`--tolerance 0.0"),
+        (
+            &["match", "dr-16.yaml", "--baseline", "la-16.yaml", "--auto", "--tolerance", "0"],
+            1,
+            "no two sizes meet FLOPs and parameters within 0 %; closest: ",
+        ),
         (&["match", "dr-16.yaml", "--flops", "ea.intermediate:0"], 2, "write a field and its step"),
         (&["match", "dr-16.yaml", "--tolerance", "1e-9"], 1, "closest: ea.intermediate 504, ea.count 517"),
         (&["match", "dr-16.yaml", "--flops", "context"], 1, "no effect on FLOPs per token"),
@@ -204,6 +209,33 @@ fn what_cannot_be_done_is_said() {
     // A thousand million experts are counted.
     let counts = json(&["count", "dr-16.yaml", "--set", "ea.count=1000000000"]);
     assert!(counts["parameters"]["total"].as_u64() > Some(1_548_000_000_000_000));
+}
+
+/// Without fields, the sizes that could meet each figure are shown with what each would reach, and
+/// the pair that meets both, which `--auto` takes.
+#[test]
+fn sizes_are_proposed() {
+    let start = ["--set", "ea.count=512", "--set", "ea.intermediate=512"];
+    let asked = [&["match", "dr-da-16.dream", "--baseline", "la-16.yaml"][..], &start].concat();
+    let text = dreamc(&asked, 0);
+    assert!(
+        text.contains("Both within 0.5 %: --flops ea.intermediate:8 --params ea.count:1, or --auto"),
+        "{text}"
+    );
+    for part in ["FLOPs per token by", "parameters by", "--flops hidden:", "--params hidden:", "reaches"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let shown = json(&asked);
+    assert_eq!(shown["pair"]["fields"], serde_json::json!({"ea.intermediate": 480, "ea.count": 537}));
+    let sizes = shown["params"].as_array().expect("sizes");
+    assert_eq!((&sizes[0]["field"], &sizes[0]["meets"]), (&"ea.count".into(), &true.into()));
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("matched.dream");
+    let taken = dreamc(&[&asked[..], &["--auto", "--write", out.to_str().expect("text")]].concat(), 0);
+    assert!(taken.starts_with("dr-da-16: ea.intermediate 480, ea.count 537"), "{taken}");
+    let original = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/dr-da-16.dream");
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("reads");
+    assert_eq!(read(&out), read(original.as_ref()));
 }
 
 /// Documents are masked in this data, so how many keys a query sees is known only from the batch.

@@ -1,6 +1,6 @@
 //! A command that refuses has changed nothing, and files of a person stay as they are.
 
-use crate::support::sandbox::Sandbox;
+use crate::support::sandbox::{Sandbox, texts};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -197,5 +197,58 @@ fn an_export_replaces_nothing_and_does_not_say_otherwise() {
         let (code, err) = refused(&sandbox, &line);
         assert!(code == 2 && err.contains("exists already; choose another -o"), "{err}");
         assert!(!err.contains("--force"), "{err}");
+    }
+}
+
+/// An option that a command lacks is answered by the place where it is, not by one of like letters.
+#[test]
+fn an_option_of_elsewhere_is_answered_by_its_place() {
+    let sandbox = sandbox();
+    let cases: [(&[&str], &str); 9] = [
+        (&["train", "la.yaml", "--lr", "1e-3"], "`--set train.learning_rate=VALUE`"),
+        (&["train", "la.yaml", "--steps", "3"], "`--set train.steps=VALUE`"),
+        (&["train", "la.yaml", "--batch-size=3"], "`--set train.batch=VALUE`"),
+        (&["train", "la.yaml", "--d-model", "3"], "`--set model.hidden=VALUE`"),
+        (&["resume", "run", "--steps", "3"], "`--set train.steps=VALUE`"),
+        (&["resume", "run", "--data", "a.txt"], "`dreamc train RUN --data FILE` begins another"),
+        (&["resume", "run", "--seeds", "3"], "`dreamc train` and `dreamc compare` have `--seeds`"),
+        (&["check", "la.yaml", "--slurm", "3"], "`dreamc compare` has `--slurm`; `dreamc check` does not"),
+        (&["train", "la.yaml", "--dry-rum"], "a similar argument exists: '--dry-run'"),
+    ];
+    for (line, advice) in cases {
+        let (code, error) = sandbox.bad(line);
+        assert_eq!(code, 2, "{line:?}: {error}");
+        assert!(error.contains(advice), "{line:?}: {error}");
+        assert!(!error.contains("as a value") && !error.contains("'--set'"), "{line:?}: {error}");
+    }
+    // The advice names a field.
+    sandbox.good(&[
+        "train",
+        "pair.yaml",
+        "--set",
+        "train.learning_rate=1e-3",
+        "--set",
+        "model.hidden=16",
+        "--dry-run",
+    ]);
+}
+
+/// A run at its end is said to be there, and says how it is trained longer.
+#[test]
+fn a_run_at_its_end_is_not_said_to_go_on() {
+    let sandbox = sandbox();
+    let small = &["--set", "train.steps=1"][..];
+    let out = sandbox.good(&[&["train", "pair.yaml", "--out", "run"], small].concat());
+    assert!(out.contains("finished after 1 step\n") && !out.contains("all that is held out"), "{out}");
+    for line in
+        [&["resume", "run"][..], &[&["train", "pair.yaml", "--out", "run", "--resume"], small].concat()]
+    {
+        let output = sandbox.run(line);
+        let (out, said) = texts(&output);
+        assert!(
+            output.status.success() && said.contains("is at its end, after 1 step; `dreamc resume"),
+            "{out}{said}"
+        );
+        assert!(!said.contains("going on") && !said.contains("goes on after"), "{said}");
     }
 }

@@ -187,7 +187,7 @@ fn routers_health_is_a_metric() {
     // A router that was hardly trained keeps far more than a twentieth.
     assert!(processed > 0.1, "{processed}");
     let words = format!(
-        "layers.1.skip.0 processes {:.1} % of its tokens, its capacity asks for 5.0 %",
+        "layers.1.skip.0 processes {:.1} % of its tokens in evaluation, and 5.0 %, its capacity, in training",
         100.0 * processed
     );
     assert!(err.contains(&format!("warning: {words}")), "{err}");
@@ -276,7 +276,7 @@ fn a_checkpoint_by_the_clock_is_there_after_a_kill() {
     child.kill().unwrap();
     child.wait().unwrap();
     let (_, err) = texts(&sandbox.run(&["resume", "run", "--set", "train.steps=1"]));
-    assert!(err.contains("found checkpoints of steps ") && err.contains("going on after step "), "{err}");
+    assert!(err.contains("found ") && err.contains("the run is at its end, after "), "{err}");
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn a_run_that_failed_is_not_tried_by_other_workers() {
         let output = worker_with(&s, &["--allow-unequal"]).wait_with_output().unwrap();
         let (out, error) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "{out}{error}");
-        assert!(error.contains("1 runs failed"), "{error}");
+        assert!(error.contains("1 run failed"), "{error}");
         assert_eq!(out.contains("0 runs trained"), again, "{out}");
     }
     assert!(s.read("out/wide-seed0.claim-1").starts_with("failed: "));

@@ -1,7 +1,7 @@
 //! Naive kernels against fast ones, both interpreted: random instances of every kernel.
 
-use dreamc_compiler::ir::random::{Instance, table};
 use dreamc_compiler::ir::interpret::{Data, interpret};
+use dreamc_compiler::ir::random::{Instance, table};
 use dreamc_compiler::ir::{DType, Type, Value};
 use dreamc_compiler::op::Bits;
 use dreamc_compiler::program::{
@@ -246,7 +246,9 @@ fn linear_attention_is_its_definition() {
         let case = Case::of(&instance).expect("one launch");
         let found = case.results(&device).unwrap_or_else(|e| panic!("{e}\n{}", case.plan));
         let expected = interpret(&instance.module, &instance.function, &instance.args).unwrap();
-        let Some(Step::Launch(launch)) = case.plan.programs["main"].steps.first() else { panic!("one launch") };
+        let Some(Step::Launch(launch)) = case.plan.programs["main"].steps.first() else {
+            panic!("one launch")
+        };
         let slots = case.plan.kernel(launch.kernel).signature();
         for (name, tensor) in expected {
             let at = slots.iter().position(|slot| slot.name == name).expect("an operand of that name");

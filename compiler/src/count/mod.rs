@@ -53,7 +53,7 @@ use device::{Device, Predicted};
 use dreamc_dsl::spec::{Kind, Model, Precision, Spec, Train};
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use thiserror::Error;
 
 /// Why something could not be counted.
@@ -250,6 +250,9 @@ pub struct Figures {
     pub flops_per_token: PerToken,
     /// Bytes while generating: weights and mean caches.
     pub memory_bytes: u128,
+    /// FLOPs of a trained token, where they were asked for: they take a derivative of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub training_flops_per_token: Option<PerToken>,
 }
 
 /// Counts a spec.
@@ -267,8 +270,7 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let mut prefill = sum(decode.iter().filter(|p| p.owner != "head").map(|p| p.cost))?;
     prefill = prefill.plus(head(&single)?)?;
 
-    let sequence = train.sequence.unwrap_or(model.context);
-    let micro_batch = (train.batch / train.accumulate.max(1)).max(1);
+    let (micro_batch, sequence) = micro_batch(model, train);
     let training = Form::of_training(&architecture, train, micro_batch, sequence)?.training(train, bytes)?;
     let trained = checked("training tokens", [micro_batch.into(), sequence.into()])?;
 
@@ -347,7 +349,25 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     })
 }
 
-/// The three figures that matching compares.
+/// Sequences of a micro-batch of training, and their tokens.
+fn micro_batch(model: &Model, train: &Train) -> (u64, u64) {
+    let sequence = train.sequence.unwrap_or(model.context);
+    ((train.batch / train.accumulate.max(1)).max(1), sequence)
+}
+
+/// FLOPs of a trained token, forward and backward.
+pub fn training_flops(model: &Model, train: &Train) -> Result<PerToken, CountError> {
+    let architecture = Architecture::new(model, None)?;
+    let (rows, sequence) = micro_batch(model, train);
+    let form = Form::of_training(&architecture, train, rows, sequence)?;
+    let counted = form.training(train, Bytes(train.precision))?;
+    Ok(PerToken {
+        total: total("training FLOPs", [counted.forward.flops, counted.backward.flops])?,
+        tokens: checked("training tokens", [rows.into(), sequence.into()])?,
+    })
+}
+
+/// The figures that matching compares, without those of training.
 pub fn figures(model: &Model, precision: Precision, tokens: u64) -> Result<Figures, CountError> {
     let architecture = Architecture::new(model, None)?;
     let form = Form::new(&architecture, 1, tokens)?;
@@ -357,6 +377,7 @@ pub fn figures(model: &Model, precision: Precision, tokens: u64) -> Result<Figur
         parameters: parameters.total,
         flops_per_token: PerToken { total: flops, tokens: tokens.max(1).into() },
         memory_bytes: form.generation(&parameters, Bytes(precision))?.generation,
+        training_flops_per_token: None,
     })
 }
 
@@ -618,11 +639,11 @@ impl<'a> Form<'a> {
             trained: 0,
             states: 0,
         };
-        let mut trained: Vec<(Option<usize>, String)> = vec![];
+        let mut trained: HashSet<(Option<usize>, String)> = HashSet::new();
         for (body, sets, w) in self.weights() {
             let of = self.trained_sets(train, body, sets, w);
             if of > 0 {
-                trained.push((body, w.name.clone()));
+                trained.insert((body, w.name.clone()));
                 let one = elements(&module, &Type::f32(&w.dims))?;
                 let all = checked("parameters", [one, of.into(), w.instances().into()])?;
                 result.trained = total("parameters", [result.trained, all])?;
@@ -638,7 +659,7 @@ impl<'a> Form<'a> {
             let foreign = body.map_or(&[][..], |b| self.lowered.foreign[b].as_slice());
             let others = |p: &Port| foreign.iter().any(|w| w.name == p.name && self.trains(train, w));
             let leader = body.map(|b| self.architecture.leader(b));
-            let trains = |p: &Port| trained.iter().any(|(b, n)| *b == leader && *n == p.name) || others(p);
+            let trains = |p: &Port| trained.contains(&(leader, p.name.clone())) || others(p);
             let wanted = |p: &Port| has_derivative(p, trains);
             let seeds: Vec<(&str, Seed)> = match (body, name) {
                 (None, HEAD) => head_seeds(&f),

@@ -124,6 +124,15 @@ impl Problems {
     }
 }
 
+/// The steps that the problems of a task compose, in words.
+pub(crate) fn steps(task: &Task) -> String {
+    match (task.min_steps, task.max_steps) {
+        (1, 1) => "1 step".into(),
+        (least, most) if least == most => format!("{most} steps"),
+        (least, most) => format!("{least} to {most} steps"),
+    }
+}
+
 /// A task's name in specifications.
 pub fn name(kind: TaskKind) -> &'static str {
     match kind {

@@ -17,6 +17,9 @@ use crate::suggest::closest;
 /// Layer applications of a model.
 pub(super) const MAX_APPLICATIONS: u64 = 65_536;
 
+/// Depths that a recipe draws from: training compiles a program for each.
+const MOST_DEPTHS: u64 = 256;
+
 /// Components by name; `None` for one whose definition is wrong.
 pub(super) type Components = IndexMap<String, Option<Component>>;
 
@@ -371,6 +374,18 @@ impl Checker {
     pub(super) fn too_deep(&mut self, span: Span) {
         let message = format!("these are more than {MAX_APPLICATIONS} layer applications");
         self.error("out-of-range", span, message, "make the model less deep");
+    }
+
+    /// Refuses depths to draw from of which training would compile more programs than it ends with.
+    pub(super) fn too_many_depths(&mut self, min: u64, max: u64, span: Span) {
+        let all = max.saturating_sub(min) + 1;
+        if all > MOST_DEPTHS {
+            let message = format!(
+                "training compiles a program for each depth that is drawn: from {min} to {max} these are {all}, and {MOST_DEPTHS} are the most"
+            );
+            let help = format!("write a smaller `max`, such as {}", min.saturating_add(MOST_DEPTHS - 1));
+            self.error("out-of-range", span, message, help);
+        }
     }
 
     /// A layer or a statement, and how many layer applications it is.

@@ -187,6 +187,8 @@ impl Checker {
             self.too_deep(self.sources.locate(&group.path("max")).unwrap_or(group.at));
             return None;
         }
+        let most = if self.has(group, "max") { "max" } else { at };
+        self.too_many_depths(min, max, self.sources.locate(&group.path(most)).unwrap_or(group.at));
         debug_assert!(std::ptr::eq(group.section, &keys::DEPTHS));
         Some(Some(Depths { law, min, max }))
     }

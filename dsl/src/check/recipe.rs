@@ -443,8 +443,11 @@ impl Checker {
             let message = format!("`min` ({min}) is above `max` ({max})");
             self.error_at("out-of-range", &group.path("min"), message, "swap them");
         }
+        let at = self.sources.locate(&group.path("max")).unwrap_or(group.at);
         if max > MAX_APPLICATIONS {
-            self.too_deep(self.sources.locate(&group.path("max")).unwrap_or(group.at));
+            self.too_deep(at);
+        } else {
+            self.too_many_depths(min, max, at);
         }
         self.passes(max, self.sources.locate(&group.path("max")).unwrap_or(group.at));
         Some(varies.then_some((min, max)))
@@ -531,32 +534,46 @@ impl Checker {
 
     pub(super) fn matching(&mut self, group: &Group) -> Option<Match> {
         let baseline = self.text(group, "baseline");
-        let flops = self.field_step(group, "flops");
-        let (params, memory) =
-            (self.field_step_or_none(group, "params"), self.field_step_or_none(group, "memory"));
+        let fields = self.match_fields(group);
         let tolerance = self.real(group, "tolerance");
-        Some(Match {
-            baseline: baseline?,
-            flops: flops?,
-            params: params?,
-            memory: memory?,
-            tolerance: tolerance?,
-        })
+        Some(Match { baseline: baseline?, fields: fields?, tolerance: tolerance? })
+    }
+
+    /// Fields that vary, of which there is one at least.
+    pub(super) fn match_fields(&mut self, group: &Group) -> Option<MatchFields> {
+        let [flops, training, params, memory] =
+            ["flops", "training", "params", "memory"].map(|key| self.field_step_or_none(group, key));
+        let fields = MatchFields { flops: flops?, training: training?, params: params?, memory: memory? };
+        if fields.each().next().is_none() {
+            let help =
+                "name the field that varies, such as `flops: {ea.intermediate: 8}` or `params: ea.count`";
+            self.error("missing-key", group.at, "`match` names no field", help);
+        }
+        let mut seen: Vec<(&str, &str)> = vec![];
+        for (key, (path, _)) in fields.each() {
+            let short = path.strip_prefix("model.").unwrap_or(path);
+            let short = short.strip_prefix("components.").unwrap_or(short);
+            match seen.iter().find(|(_, other)| *other == short) {
+                Some((first, _)) => {
+                    let message = format!("`{first}` varies `{path}` already");
+                    let help = "name another field: one cannot meet two figures";
+                    self.error_at("duplicate-key", &group.path(key), message, help);
+                }
+                None => seen.push((key, short)),
+            }
+        }
+        Some(fields)
     }
 
     /// A field and its step: `{ea.intermediate: 8}`, or `ea.intermediate`.
-    pub(super) fn field_step_or_none(
-        &mut self,
-        group: &Group,
-        key: &'static str,
-    ) -> Option<Option<(String, u64)>> {
+    fn field_step_or_none(&mut self, group: &Group, key: &'static str) -> Option<Option<(String, u64)>> {
         match self.has(group, key) && !self.is_none(group, key) {
             true => self.field_step(group, key).map(Some),
             false => Some(None),
         }
     }
 
-    pub(super) fn field_step(&mut self, group: &Group, key: &'static str) -> Option<(String, u64)> {
+    fn field_step(&mut self, group: &Group, key: &'static str) -> Option<(String, u64)> {
         self.setting(group, key)?;
         let value = self.written(group, key)?;
         let (field, span, step) = match &value.kind {

@@ -132,11 +132,6 @@ impl Checker {
 
     fn variants(&mut self, group: &Group) -> Option<Vec<Variant>> {
         let elements = self.elements(group, "variants")?;
-        if elements.is_empty() && self.has(group, "variants") {
-            let help = "write at least one: `- {name: dr, spec: dr-16.yaml}`";
-            self.error_at("empty", "variants", "`variants` is empty", help);
-            return None;
-        }
         let mut names = HashSet::new();
         let mut variants = Vec::new();
         for (value, path) in elements {
@@ -166,7 +161,7 @@ impl Checker {
                 None
             }
         };
-        let matching = self.section(group, "match").map(|group| self.variant_match(&group));
+        let matching = self.section(group, "match").map(|group| self.match_fields(&group));
         Some(Variant { name: name?, spec: spec?, set: set?, matching: flip(matching)? })
     }
 
@@ -190,13 +185,6 @@ impl Checker {
             });
         }
         settings
-    }
-
-    fn variant_match(&mut self, group: &Group) -> Option<VariantMatch> {
-        let flops = self.field_step(group, "flops");
-        let (params, memory) =
-            (self.field_step_or_none(group, "params"), self.field_step_or_none(group, "memory"));
-        Some(VariantMatch { flops: flops?, params: params?, memory: memory? })
     }
 
     /// Fields and the values that every arm tries, least first.
@@ -384,8 +372,8 @@ impl Checker {
         let tuned = tuning.map(|on| sweep.iter().filter(|_| on).map(|(field, _)| field.clone()).collect());
         let (flops, parameters) =
             (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
-        let memory = self.real_or_none(&group, "memory");
-        let processed = self.real_or_none(&group, "flops_processed");
+        let [training, memory, processed] =
+            ["training", "memory", "flops_processed"].map(|key| self.real_or_none(&group, key));
         let names =
             ["tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision", "seeds"];
         let [tokens, data, order, tokenizer, schedule, optimizer, batch, precision, seeds] =
@@ -393,6 +381,7 @@ impl Checker {
         Some(Equal {
             flops: flops?,
             flops_processed: processed?,
+            training: training?,
             parameters: parameters?,
             memory: memory?,
             tuned: tuned?,

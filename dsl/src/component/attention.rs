@@ -219,7 +219,7 @@ pub static SEQUENCE: Section = Section {
             "latent",
             Type::Optional(&LATENT_TYPE),
             NONE,
-            "Queries, keys and values come of short vectors, and keys of all heads share the part that turns (multi-head latent attention, DeepSeek V2). Has no `kv_heads`, `gate`, `bias` or mixture of projections, and `qk_norm` is `none`.",
+            "Queries, keys and values are projected from short vectors, and all heads share the rotated part of the keys (multi-head latent attention, DeepSeek V2). Has no `kv_heads`, `gate`, `bias` or mixture of projections, and `qk_norm` is `none`.",
         ),
         key(
             "value_residual",

@@ -292,16 +292,20 @@ impl Health {
     pub fn warnings(&self) -> Vec<String> {
         let parts = self.parts.iter().filter(|p| p.missed()).map(|p| {
             format!(
-                "{} processes {:.1} % of its tokens, its capacity asks for {:.1} %: what it was trained for is not what it does",
+                "{} processes {:.1} % of its tokens in evaluation, and {:.1} %, its capacity, in training",
                 p.name,
                 100.0 * p.processed,
                 100.0 * p.asked
             )
         });
         let mixtures = self.mixtures.iter().filter(|m| m.busiest >= MISSED).map(|m| {
+            let never = match m.dead {
+                0 => String::new(),
+                dead => format!(", and {dead} of {} experts are never chosen", m.experts),
+            };
             format!(
-                "the busiest expert of {} takes {:.1} × the mean, and {} of {} are never chosen: a larger `balance` or `load_balance_loss` evens them out",
-                m.name, m.busiest, m.dead, m.experts
+                "the busiest expert of {} takes {:.1} × the mean{never}: a larger `balance` or `load_balance_loss` evens them out",
+                m.name, m.busiest
             )
         });
         parts.chain(mixtures).collect()
@@ -418,7 +422,19 @@ mod tests {
         };
         let warnings = health.warnings();
         assert_eq!(warnings.len(), 4, "{warnings:?}");
-        assert!(warnings[0].starts_with("layers.1.skip.0 processes 1.5 % of its tokens"), "{warnings:?}");
+        let said = "layers.1.skip.0 processes 1.5 % of its tokens in evaluation, and 50.0 %, its capacity, in training";
+        assert_eq!(warnings[0], said);
+        assert!(
+            warnings[3].contains("2.0 × the mean, and 1 of 8 experts are never chosen: a larger"),
+            "{warnings:?}"
+        );
+        let even =
+            Health { mixtures: vec![Mixture { dead: 0, ..mixture(2.5) }], parts: vec![], ..health.clone() };
+        assert!(
+            even.warnings()[0].contains("takes 2.5 × the mean: a larger `balance`"),
+            "{:?}",
+            even.warnings()
+        );
         assert_eq!(health.words().len(), 9);
         assert_eq!(health.figures().len(), 13);
     }

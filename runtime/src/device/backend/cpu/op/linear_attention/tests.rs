@@ -210,8 +210,13 @@ fn kernels([tokens, heads, size, value]: [u64; 4], kind: &str) -> [Kernel; 2] {
         let shape = AttentionShape { batch: 1, queries: tokens, keys: tokens, heads, kv_heads: heads, size };
         let attention = Scoring { scale: 0.125, ..Scoring::default() };
         return [
-            Kernel::Attention(Attention { shape, attention, shared: false }),
-            Kernel::AttentionGrad(AttentionGrad { shape, attention, log: false }),
+            Kernel::Attention(Attention {
+                shape,
+                attention: attention.clone(),
+                lengths: vec![],
+                shared: false,
+            }),
+            Kernel::AttentionGrad(AttentionGrad { shape, attention, lengths: vec![], log: false }),
         ];
     }
     let part = |width: u64, own: bool| match own {
