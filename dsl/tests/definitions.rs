@@ -409,3 +409,28 @@ fn a_small_form_of_every_definition_of_the_library_fits() {
         assert!(!changed.iter().any(|path| path == "base"), "{name}: {changed:?}");
     }
 }
+
+#[test]
+fn values_of_components_before_and_of_applications_before_have_dimensions() {
+    let text = "define writer(heads 4) {
+  v = linear(x, [heads])
+  return linear(v, [hidden])
+}
+define reader(heads 4) {
+  w = 0.5 * linear(x, [heads]) + maker.v + earlier(w)
+  return linear(w, [hidden])
+}
+model m {
+  vocab 256  hidden 64  context 128
+  maker = writer {}
+  reader = reader {}
+  repeat 2 { layer { maker > reader } }
+}
+";
+    let spec = spec(text, &[]);
+    let graph = graph(&spec, "reader");
+    assert_eq!(dims(&graph, "w"), named(&[("heads", 4)]));
+    let has = |function: &Function| graph.region.nodes.iter().any(|node| node.function == *function);
+    assert!(has(&Function::ValueOf("maker".into(), "v".into())));
+    assert!(has(&Function::Earlier("w".into())));
+}

@@ -1,17 +1,19 @@
 //! Definitions of a specification, and components that are made by them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 
 use super::{Checker, Group};
-use crate::ast::*;
+use crate::ast::{Key, Map, Pair, Value, ValueKind};
 use crate::component::{Component, DEFINED, Defined, Kind, Setting};
 use crate::define::{Context, Definition, library, read};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::keys::{self, Range, Type};
 use crate::number::Number;
 use crate::source::{SourceMap, Span};
+use crate::spec::{Expr, Item};
 use crate::suggest::{closest, listing};
 
 impl Checker {
@@ -222,6 +224,31 @@ impl Checker {
         }
     }
 
+    /// Reports values of components that are not applied before the component that reads them.
+    pub(super) fn values_before(&mut self, components: &IndexMap<String, Option<Component>>, body: &[Item]) {
+        let mut walk =
+            Before { components, applied: HashSet::new(), seen: HashSet::new(), found: Vec::new() };
+        walk.items(body);
+        for (reader, read, value, at) in walk.found {
+            let (message, help) = if reader == read {
+                (
+                    format!("`{reader}` reads its own `{value}`"),
+                    format!("the value of its last application is `earlier({value})`"),
+                )
+            } else {
+                (
+                    format!("`{reader}` reads `{read}.{value}`, and `{read}` is not applied before it"),
+                    format!("put `{read}` before `{reader}` in the body: `{read} > {reader}`"),
+                )
+            };
+            let place = self.sources.locate(&format!("model.components.{reader}")).unwrap_or_default();
+            let error = Diagnostic::error("unreached", message).on(at.unwrap_or(place));
+            let error =
+                if at.is_some() { error.related(place, format!("`{reader}` is made here")) } else { error };
+            self.found.push(error.help(help));
+        }
+    }
+
     /// Warns of definitions that nothing uses.
     pub(super) fn unused_definitions(&mut self) {
         let mut used = self.used.clone();
@@ -240,6 +267,61 @@ impl Checker {
             let help = format!("take it away, or use it: `gd = {name} {{ }}` (YAML: `gd: {{{name}: {{}}}}`)");
             self.warning("unused-definition", span, format!("no component is made by `{name}`"), help);
         }
+    }
+}
+
+/// The components that are applied so far, in the order of the body.
+struct Before<'c> {
+    components: &'c IndexMap<String, Option<Component>>,
+    applied: HashSet<String>,
+    seen: HashSet<String>,
+    /// Reader, component, value, and its token where that is of this file.
+    found: Vec<(String, String, String, Option<Span>)>,
+}
+
+impl Before<'_> {
+    fn items(&mut self, items: &[Item]) {
+        for item in items {
+            match item {
+                Item::Layer(expr) => self.expr(expr),
+                Item::Statement(_) => {}
+                Item::Repeat { items, .. } | Item::Recur { items, .. } => self.items(items),
+            }
+        }
+    }
+
+    fn expr(&mut self, expr: &Expr) {
+        match expr {
+            Expr::Component(name) => self.component(name),
+            Expr::Norm => {}
+            Expr::Skip(_, inner) => self.expr(inner),
+            Expr::Sequential(terms) => terms.iter().for_each(|term| self.expr(term)),
+            // Terms side by side know nothing of one another.
+            Expr::Parallel(terms) => {
+                let before = self.applied.clone();
+                let mut after = before.clone();
+                for term in terms {
+                    self.applied.clone_from(&before);
+                    self.expr(term);
+                    after.extend(self.applied.drain());
+                }
+                self.applied = after;
+            }
+        }
+    }
+
+    fn component(&mut self, name: &str) {
+        if self.seen.insert(name.to_string())
+            && let Some(Some(Component::Defined(defined))) = self.components.get(name)
+        {
+            for (read, value) in defined.definition.values_of_others() {
+                if !self.applied.contains(&read.text) && self.components.contains_key(&read.text) {
+                    let at = (!defined.definition.library).then_some(read.span.to(value.span));
+                    self.found.push((name.to_string(), read.text.clone(), value.text.clone(), at));
+                }
+            }
+        }
+        self.applied.insert(name.to_string());
     }
 }
 
