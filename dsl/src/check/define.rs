@@ -205,7 +205,14 @@ impl Checker {
             }
             let elaborated = crate::define::elaborate(definition, &IndexMap::new(), context);
             self.hints.extend(elaborated.hints());
-            let new = elaborated.found.into_iter().filter(|mistake| mistake.severity == Severity::Error);
+            // Its sizes, and the components around it, are those of another model.
+            let of_model =
+                |code: &str| matches!(code, "bad-size" | "sizes" | "division-by-zero" | "too-large");
+            if !definition.values_of_others().is_empty() {
+                continue;
+            }
+            let new = elaborated.found.into_iter();
+            let new = new.filter(|own| own.severity == Severity::Error && !of_model(own.code));
             let new: Vec<Diagnostic> = new.filter(|mistake| !self.found.contains(mistake)).collect();
             self.found.extend(new);
         }
@@ -388,12 +395,12 @@ impl Kind {
 
 impl Defined {
     /// A component of a definition inside another.
-    pub(crate) fn applied(
-        definition: &Arc<Definition>,
+    pub(crate) fn applied<'c>(
+        definition: &'c Arc<Definition>,
         keys: &Map,
         at: Span,
         settings: Vec<(String, Option<Number>)>,
-        hidden: u64,
+        context: Context<'c>,
     ) -> (Option<Component>, Vec<Diagnostic>) {
         let mut checker = inner(settings);
         let value = Value::new(ValueKind::Map(keys.clone()), keys.span);
@@ -403,8 +410,6 @@ impl Defined {
         if keys.get("pre_norm").is_none() {
             component.pre_norm = false;
         }
-        let none = |_: &str| None;
-        let context = Context::new(hidden, &none, &[]);
         let inside = crate::define::elaborate(definition, &component.settings, context).found;
         let errors = inside.into_iter().filter(|mistake| mistake.severity == Severity::Error);
         found.extend(errors.map(|mistake| match definition.library {
