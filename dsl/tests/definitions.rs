@@ -409,3 +409,61 @@ fn a_small_form_of_every_definition_of_the_library_fits() {
         assert!(!changed.iter().any(|path| path == "base"), "{name}: {changed:?}");
     }
 }
+
+#[test]
+fn values_of_components_before_and_of_applications_before_have_dimensions() {
+    let text = "define writer(heads 4) {
+  v = linear(x, [heads])
+  return linear(v, [hidden])
+}
+define reader(heads 4) {
+  w = 0.5 * linear(x, [heads]) + maker.v + earlier(w)
+  return linear(w, [hidden])
+}
+model m {
+  vocab 256  hidden 64  context 128
+  maker = writer {}
+  reader = reader {}
+  repeat 2 { layer { maker > reader } }
+}
+";
+    let spec = spec(text, &[]);
+    let graph = graph(&spec, "reader");
+    assert_eq!(dims(&graph, "w"), named(&[("heads", 4)]));
+    let has = |function: &Function| graph.region.nodes.iter().any(|node| node.function == *function);
+    assert!(has(&Function::ValueOf("maker".into(), "v".into())));
+    assert!(has(&Function::Earlier("w".into())));
+}
+
+#[test]
+fn definitions_that_apply_one_another_too_often_are_refused_at_once() {
+    let mut text = String::from("define d0(heads 4) {\n  return linear(linear(x, [heads]), [hidden])\n}\n");
+    for place in 1..40 {
+        let inner = place - 1;
+        text += &format!("define d{place} {{\n  return d{inner}(d{inner}(x) {{}}) {{}}\n}}\n");
+    }
+    for (last, whole) in [(3, true), (7, true), (8, false), (9, false), (39, false)] {
+        let text =
+            format!("{text}model m {{ vocab 9  hidden 64  context 8  a = d{last} {{}}  layer {{ a }} }}\n");
+        let start = std::time::Instant::now();
+        let found = check(&parse("m.dream", &text, Spelling::Dream).unwrap(), &[]);
+        assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+        let own =
+            |found: &dreamc_dsl::Diagnostics| found.list.iter().filter(|d| d.code == "too-large").count();
+        match found {
+            Ok(_) => assert!(whole, "{last}"),
+            Err(found) => assert!(!whole && own(&found) > 0, "{last}: {found}"),
+        }
+    }
+}
+
+#[test]
+fn a_definition_of_another_model_is_not_blamed() {
+    let text = "define odd(heads 5, size = hidden / heads) {
+  return linear(linear(x, [heads, size]) + other.value, [hidden])
+}
+model m { vocab 9  hidden 64  context 8  mlp = mlp { intermediate 8 }  layer { mlp } }
+";
+    let (_, warnings) = check(&parse("m.dream", text, Spelling::Dream).unwrap(), &[]).unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+}

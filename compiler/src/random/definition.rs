@@ -89,18 +89,13 @@ impl Writer {
         self.values[place].clone()
     }
 
-    /// A value with a dimension.
+    /// A value with a dimension, which is read by that; the first one has some.
     fn tensor(&mut self) -> Value {
-        for _ in 0..8 {
-            let value = self.value();
-            if !value.dims.is_empty() {
-                return value;
-            }
-        }
-        let dims = self.dims();
-        self.push(format!("linear(x, [{}])", dims.join(", ")), dims);
-        self.values.last_mut().map(|value| value.read = true);
-        self.values[self.values.len() - 1].clone()
+        let shaped: Vec<usize> =
+            (0..self.values.len()).filter(|&place| !self.values[place].dims.is_empty()).collect();
+        let place = self.pick(&shaped);
+        self.values[place].read = true;
+        self.values[place].clone()
     }
 
     fn matrix(&mut self, dims: &[&'static str]) -> String {
@@ -119,13 +114,10 @@ impl Writer {
             7 => self.recurrence(),
             8 => self.reshape(),
             9 => {
-                let (c, dims) = (self.value(), self.dims());
+                let (c, dims) = (self.tensor(), self.dims());
                 let own = self.matrix(&dims);
-                if c.dims.iter().all(|dim| dims.contains(dim)) {
-                    self.push(format!("where(stop({}) > 0, {own}, 0.5)", c.name), dims);
-                } else {
-                    self.push(own, dims);
-                }
+                let over = c.dims.join(" ");
+                self.push(format!("where(stop(sum({}, over {over})) > 0, {own}, 0.5)", c.name), dims);
             }
             10 => {
                 let value = self.tensor();

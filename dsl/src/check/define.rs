@@ -1,17 +1,19 @@
 //! Definitions of a specification, and components that are made by them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 
 use super::{Checker, Group};
-use crate::ast::*;
+use crate::ast::{Key, Map, Pair, Value, ValueKind};
 use crate::component::{Component, DEFINED, Defined, Kind, Setting};
 use crate::define::{Context, Definition, library, read};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::keys::{self, Range, Type};
 use crate::number::Number;
 use crate::source::{SourceMap, Span};
+use crate::spec::{Expr, Item};
 use crate::suggest::{closest, listing};
 
 impl Checker {
@@ -203,7 +205,14 @@ impl Checker {
             }
             let elaborated = crate::define::elaborate(definition, &IndexMap::new(), context);
             self.hints.extend(elaborated.hints());
-            let new = elaborated.found.into_iter().filter(|mistake| mistake.severity == Severity::Error);
+            // Its sizes, and the components around it, are those of another model.
+            let of_model =
+                |code: &str| matches!(code, "bad-size" | "sizes" | "division-by-zero" | "too-large");
+            if !definition.values_of_others().is_empty() {
+                continue;
+            }
+            let new = elaborated.found.into_iter();
+            let new = new.filter(|own| own.severity == Severity::Error && !of_model(own.code));
             let new: Vec<Diagnostic> = new.filter(|mistake| !self.found.contains(mistake)).collect();
             self.found.extend(new);
         }
@@ -219,6 +228,31 @@ impl Checker {
         match matches!(mistake.code, "bad-size" | "sizes" | "division-by-zero" | "too-large") {
             true => mistake.related(at, format!("with the settings of `{name}`")),
             false => mistake,
+        }
+    }
+
+    /// Reports values of components that are not applied before the component that reads them.
+    pub(super) fn values_before(&mut self, components: &IndexMap<String, Option<Component>>, body: &[Item]) {
+        let mut walk =
+            Before { components, applied: HashSet::new(), seen: HashSet::new(), found: Vec::new() };
+        walk.items(body);
+        for (reader, read, value, at) in walk.found {
+            let (message, help) = if reader == read {
+                (
+                    format!("`{reader}` reads its own `{value}`"),
+                    format!("the value of its last application is `earlier({value})`"),
+                )
+            } else {
+                (
+                    format!("`{reader}` reads `{read}.{value}`, and `{read}` is not applied before it"),
+                    format!("put `{read}` before `{reader}` in the body: `{read} > {reader}`"),
+                )
+            };
+            let place = self.sources.locate(&format!("model.components.{reader}")).unwrap_or_default();
+            let error = Diagnostic::error("unreached", message).on(at.unwrap_or(place));
+            let error =
+                if at.is_some() { error.related(place, format!("`{reader}` is made here")) } else { error };
+            self.found.push(error.help(help));
         }
     }
 
@@ -240,6 +274,61 @@ impl Checker {
             let help = format!("take it away, or use it: `gd = {name} {{ }}` (YAML: `gd: {{{name}: {{}}}}`)");
             self.warning("unused-definition", span, format!("no component is made by `{name}`"), help);
         }
+    }
+}
+
+/// The components that are applied so far, in the order of the body.
+struct Before<'c> {
+    components: &'c IndexMap<String, Option<Component>>,
+    applied: HashSet<String>,
+    seen: HashSet<String>,
+    /// Reader, component, value, and its token where that is of this file.
+    found: Vec<(String, String, String, Option<Span>)>,
+}
+
+impl Before<'_> {
+    fn items(&mut self, items: &[Item]) {
+        for item in items {
+            match item {
+                Item::Layer(expr) => self.expr(expr),
+                Item::Statement(_) => {}
+                Item::Repeat { items, .. } | Item::Recur { items, .. } => self.items(items),
+            }
+        }
+    }
+
+    fn expr(&mut self, expr: &Expr) {
+        match expr {
+            Expr::Component(name) => self.component(name),
+            Expr::Norm => {}
+            Expr::Skip(_, inner) => self.expr(inner),
+            Expr::Sequential(terms) => terms.iter().for_each(|term| self.expr(term)),
+            // Terms side by side know nothing of one another.
+            Expr::Parallel(terms) => {
+                let before = self.applied.clone();
+                let mut after = before.clone();
+                for term in terms {
+                    self.applied.clone_from(&before);
+                    self.expr(term);
+                    after.extend(self.applied.drain());
+                }
+                self.applied = after;
+            }
+        }
+    }
+
+    fn component(&mut self, name: &str) {
+        if self.seen.insert(name.to_string())
+            && let Some(Some(Component::Defined(defined))) = self.components.get(name)
+        {
+            for (read, value) in defined.definition.values_of_others() {
+                if !self.applied.contains(&read.text) && self.components.contains_key(&read.text) {
+                    let at = (!defined.definition.library).then_some(read.span.to(value.span));
+                    self.found.push((name.to_string(), read.text.clone(), value.text.clone(), at));
+                }
+            }
+        }
+        self.applied.insert(name.to_string());
     }
 }
 
@@ -306,12 +395,12 @@ impl Kind {
 
 impl Defined {
     /// A component of a definition inside another.
-    pub(crate) fn applied(
-        definition: &Arc<Definition>,
+    pub(crate) fn applied<'c>(
+        definition: &'c Arc<Definition>,
         keys: &Map,
         at: Span,
         settings: Vec<(String, Option<Number>)>,
-        hidden: u64,
+        context: Context<'c>,
     ) -> (Option<Component>, Vec<Diagnostic>) {
         let mut checker = inner(settings);
         let value = Value::new(ValueKind::Map(keys.clone()), keys.span);
@@ -321,8 +410,6 @@ impl Defined {
         if keys.get("pre_norm").is_none() {
             component.pre_norm = false;
         }
-        let none = |_: &str| None;
-        let context = Context::new(hidden, &none, &[]);
         let inside = crate::define::elaborate(definition, &component.settings, context).found;
         let errors = inside.into_iter().filter(|mistake| mistake.severity == Severity::Error);
         found.extend(errors.map(|mistake| match definition.library {

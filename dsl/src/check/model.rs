@@ -29,6 +29,9 @@ impl Checker {
         self.known.lanes = matches!(stream, Some(Stream::Lanes { .. }));
         let components = self.components(group, hidden);
         let body = self.body(group, components.as_ref());
+        if let (Some(components), Some(body)) = (&components, &body) {
+            self.values_before(components, body);
+        }
         Some(Model {
             name: name?,
             vocab: vocab?,

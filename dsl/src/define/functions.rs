@@ -267,7 +267,7 @@ pub static FUNCTIONS: &[Entry] = &[
     entry(
         "earlier",
         "earlier(name)",
-        "A named value of this component's last application to the token.",
+        "A named value of this component's last application to the token; zero at the first.",
         Group::Depths,
         Form::Earlier,
     ),

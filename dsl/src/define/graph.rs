@@ -55,7 +55,8 @@ pub struct Dimension {
 pub struct Weight {
     /// Its name in the component, of the value that it is written in: `q.weight`, `a.weight2`.
     pub path: String,
-    /// Its dimensions.
+    /// Its dimensions; of a matrix those of its result, then those of its input, which may be the
+    /// same (`hidden` to `hidden`).
     pub dims: Vec<DimId>,
     /// How many of the last dimensions an input is summed over: the fan in of a matrix, 0 of other
     /// tensors.
@@ -163,7 +164,8 @@ pub enum Function {
     /// The sum over dimensions of the product of two values.
     Dot(Vec<DimId>),
     /// The product with a weight, the second operand, of which the last dimensions are summed over;
-    /// a third operand is the bias.
+    /// a third operand is the bias. A dimension that both the value and the result of the weight
+    /// have, and that is not summed over, has a matrix for each of its places.
     Linear(Vec<DimId>),
     /// One dimension as several: the last of them runs fastest.
     Split(DimId, Vec<DimId>),

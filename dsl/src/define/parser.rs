@@ -572,8 +572,11 @@ impl<'a> Parser<'a> {
         } else if token.kind == Kind::Name && Self::is_word(token, next) {
             let name = self.name("a word")?;
             let mut operands = Vec::new();
-            let ends = |own: &Self| own.is(",") || own.is(")") || own.is("[") || own.peek().kind == Kind::End;
-            while !ends(self) && !(self.peek().first && self.begins_statement()) {
+            let ends = |own: &Self| {
+                let begins = own.peek().first && own.begins_statement();
+                begins || own.is(",") || own.is(")") || own.is("[") || own.peek().kind == Kind::End
+            };
+            while !ends(self) {
                 operands.push(self.operand(true)?);
             }
             ArgumentKind::Word(name, operands)

@@ -347,13 +347,13 @@ impl<'a> Elaborator<'a> {
 
     fn reduce(&mut self, how: Reduce, args: &mut Args) -> Option<Got> {
         if let (Reduce::Sum, Some(expr)) = (how, args.values.first())
-            && let Some((a, b)) = product(expr)
+            && let Some((outer, left, right)) = product(expr)
         {
-            let ((a, left), (b, right), whole) = (a, b, *expr);
+            let whole = *expr;
             args.next();
             let (x, y) = (self.expr(left), self.expr(right));
             let (x, y) = (self.id(x?, left.span), self.id(y?, right.span));
-            let dims = match a || b {
+            let dims = match outer {
                 true => expr::union(&self.ty(x).dims, &self.ty(y).dims),
                 false => self.fit("*", (x, left), (y, right), whole.bare().span)?.dims,
             };
@@ -831,15 +831,15 @@ fn synonym(name: &str) -> Option<&'static str> {
     })
 }
 
-/// The two factors of a product, and whether one of them is an `outer`.
-fn product(expr: &Expr) -> Option<((bool, &Expr), (bool, &Expr))> {
+/// The two factors of a product, and whether it is an `outer`.
+fn product(expr: &Expr) -> Option<(bool, &Expr, &Expr)> {
     match &expr.bare().kind {
-        ExprKind::Binary(Operator::Multiply, a, b) => Some(((false, a), (false, b))),
+        ExprKind::Binary(Operator::Multiply, a, b) => Some((false, a, b)),
         ExprKind::Call(call) if call.name.text == "outer" => match call.arguments.as_slice() {
             [
                 Argument { kind: ArgumentKind::Value(a), .. },
                 Argument { kind: ArgumentKind::Value(b), .. },
-            ] => Some(((true, a), (true, b))),
+            ] => Some((true, a, b)),
             _ => None,
         },
         _ => None,

@@ -13,6 +13,7 @@ mod regions;
 mod sizes;
 mod tokens;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
@@ -31,8 +32,15 @@ const MAX_DIMS: usize = 8;
 const MAX_ELEMENTS: u64 = 1 << 40;
 /// Values of one definition.
 const MAX_VALUES: usize = 4096;
-/// Components that read values of one another.
+/// Components that read values of one another, or apply one another.
 const MAX_CHAIN: usize = 8;
+/// Definitions that are elaborated for one, those that they apply and read included.
+const MAX_NESTED: u32 = 256;
+
+thread_local! {
+    /// The definitions elaborated so far for the outermost.
+    static NESTED: Cell<u32> = const { Cell::new(0) };
+}
 
 /// The model that a definition stands in.
 #[derive(Clone, Copy)]
@@ -91,6 +99,9 @@ pub fn elaborate<'c>(
     settings: &IndexMap<String, component::Setting>,
     context: Context<'c>,
 ) -> Elaborated {
+    if context.chain == 0 {
+        NESTED.set(0);
+    }
     let mut first = Elaborator::new(definition, context, HashMap::new());
     first.settings(settings);
     let sizes = first.settings.clone();
@@ -226,6 +237,30 @@ impl<'a> Elaborator<'a> {
             .collect();
         prune::prune(&mut self.graph, &kept);
         Elaborated { graph: self.graph, types: self.types, found: self.found }
+    }
+
+    /// The context of a definition that this one applies or reads; reports where there are too many.
+    fn inside(&mut self, span: Span) -> Option<Context<'a>> {
+        NESTED.set(NESTED.get() + 1);
+        let (message, help) = if self.context.chain >= MAX_CHAIN {
+            (
+                format!("more than {MAX_CHAIN} definitions stand inside or read one another"),
+                "write some of them as one",
+            )
+        } else if NESTED.get() > MAX_NESTED {
+            (
+                format!("more than {MAX_NESTED} definitions stand inside or read one another"),
+                "apply fewer: each application is a component of its own",
+            )
+        } else {
+            return Some(Context { chain: self.context.chain + 1, ..self.context });
+        };
+        // One message: all around it are too deep for the same reason.
+        if NESTED.get() <= MAX_NESTED + 1 {
+            self.error("too-large", span, message, help);
+        }
+        self.full = true;
+        None
     }
 
     fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>, help: impl Into<String>) {

@@ -256,12 +256,7 @@ impl<'a> Elaborator<'a> {
             self.error("unknown-name", component.span, message, help);
             return None;
         };
-        if self.context.chain >= MAX_CHAIN {
-            let message = format!("more than {MAX_CHAIN} components read values of one another");
-            self.error("circle", span, message, "does one read its own?");
-            return None;
-        }
-        let context = Context { chain: self.context.chain + 1, ..self.context };
+        let context = self.inside(span)?;
         let mut other = Elaborator::new(&defined.definition, context, HashMap::new());
         other.settings(&defined.settings);
         other.statements(&defined.definition.body, true);
@@ -314,7 +309,8 @@ impl<'a> Elaborator<'a> {
             return None;
         }
         let kind = Kind::BUILT_IN.into_iter().find(|kind| kind.section().name == name);
-        let defined = self.definition.uses.get(name).cloned();
+        let own: &'a syntax::Definition = self.definition;
+        let defined = own.uses.get(name);
         if kind.is_none() && defined.is_none() {
             let kinds = Kind::BUILT_IN.iter().map(|kind| kind.section().name);
             let kinds: Vec<&str> = kinds.chain(self.definition.uses.keys().map(String::as_str)).collect();
@@ -350,7 +346,8 @@ impl<'a> Elaborator<'a> {
         let keys = call.keys.clone().unwrap_or_default();
         let (component, found) = match (kind, defined) {
             (_, Some(definition)) => {
-                Defined::applied(&definition, &keys, call.name.span, numbers, self.context.hidden)
+                let context = self.inside(call.name.span)?;
+                Defined::applied(definition, &keys, call.name.span, numbers, context)
             }
             (Some(kind), None) => kind.applied(&keys, call.name.span, numbers, self.context.hidden),
             (None, None) => return None,
