@@ -92,7 +92,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
          b = rope(a, 100, over size) + rope(a, 50, over size, at depth) + stop(a)
          return linear(b, [hidden])",
     ),
-    ("an earlier token", "return linear(shift(linear(x, [size]), 2) + shift(x, 1) * 0.5, [hidden])"),
+    ("an earlier token", "return linear(shift(linear(x, [size]), 2), [hidden]) + shift(x, 1) * 0.5"),
     ("a convolution", "return linear(silu(conv(linear(x, [heads, size]), 3, bias)), [hidden])"),
     ("a running sum", "return linear(running(linear(x, [size])) / (position + 1), [hidden])"),
     (

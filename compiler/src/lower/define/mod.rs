@@ -346,7 +346,8 @@ impl Lower<'_> {
         let own = d.own(&node.ty);
         let mut values = self.formulas(&d.rows);
         let x = values.summed_last(x, &over, sum);
-        let each: Vec<Dim> = values.own(x).into_iter().filter(|dim| outs.contains(dim)).collect();
+        let each = values.own(x).into_iter().filter(|dim| *dim != sum && outs.contains(dim));
+        let each: Vec<Dim> = each.collect();
         let y = if each.is_empty() {
             let y = self.matrix(d.owner, part, x, [out, sum], init);
             let mut values = self.formulas(&d.rows);

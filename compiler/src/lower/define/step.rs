@@ -252,7 +252,8 @@ impl Values<'_, '_> {
                 let x = self.summed_last(arg(0)?, &over, sum);
                 let outs: Vec<Dim> =
                     weight.dims[..weight.dims.len() - weight.inputs].iter().map(dim).collect();
-                let each: Vec<Dim> = self.own(x).into_iter().filter(|d| outs.contains(d)).collect();
+                let each = self.own(x).into_iter().filter(|d| *d != sum && outs.contains(d));
+                let each: Vec<Dim> = each.collect();
                 let y = if each.is_empty() {
                     let y = self.b.contract(x, w, &[sum]);
                     let left = self.own(y);

@@ -63,7 +63,8 @@ impl Values<'_, '_> {
         let ordered: Vec<Dim> = to.iter().copied().filter(|d| own.contains(d)).collect();
         let x = self.ordered(x, &ordered);
         // A step takes any dimensions in order.
-        if ordered.is_empty() || self.rows.is_empty() || to.windows(ordered.len()).any(|w| w == ordered) {
+        // A row kernel takes those at an end, whose gradient is a sum over neighbours.
+        if ordered.is_empty() || self.rows.is_empty() || to.starts_with(&ordered) || to.ends_with(&ordered) {
             return x;
         }
         self.ordered(x, to)
@@ -232,6 +233,10 @@ impl Values<'_, '_> {
             let own = self.own(x);
             let Some(first) = own.iter().position(|d| over.contains(d)) else { return x };
             let run: Vec<Dim> = own[first..].iter().copied().take_while(|d| over.contains(d)).collect();
+            // Its gradient is repeated along them, which a row kernel does at an end.
+            if first > 0 && !own.ends_with(&run) {
+                x = self.last(x, &run);
+            }
             x = self.b.reduce(how, x, &run);
         }
     }
