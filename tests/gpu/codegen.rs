@@ -174,7 +174,12 @@ fn kernels_of_latents_compile_without_spilling() {
     let mut kernels = vec![];
     for size in [576, LONGEST_SHARED] {
         let shape = AttentionShape { batch: 4, queries: 1, keys: 4096, heads: 16, kv_heads: 1, size };
-        kernels.push(Kernel::Attention(kernel::Attention { shape, attention, shared: true, lengths: vec![] }));
+        kernels.push(Kernel::Attention(kernel::Attention {
+            shape,
+            attention,
+            shared: true,
+            lengths: vec![],
+        }));
     }
     for rows in [1, 64, 1024] {
         for (first, transposed) in [(0, true), (128, false)] {

@@ -1157,7 +1157,12 @@ fn elements_beyond_two_thousand_million_are_reached() {
     };
     let plain = Attention { scale: 1.0, ..Attention::default() };
     let shape = AttentionShape { batch: 1, queries: 2, keys: 2, heads: 1, kv_heads: 1, size: 16 };
-    let attention = Kernel::Attention(kernel::Attention { shape, attention: plain.clone(), shared: false, lengths: vec![] });
+    let attention = Kernel::Attention(kernel::Attention {
+        shape,
+        attention: plain.clone(),
+        shared: false,
+        lengths: vec![],
+    });
     let depth = DepthShape { depths: FAR / 64 + 100, rows: 4, heads: 1, kv_heads: 1, size: 16 };
     let depth = Kernel::DepthAttention(kernel::DepthAttention {
         shape: depth,
@@ -1405,12 +1410,21 @@ fn large_attention(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), 
     };
     let causal = Attention { scale: 0.7, ..Attention::default() };
     let mut cases = vec![
-        (shape(17, 149, 149, 4, 4, 128), Attention { window: Some(70), softcap: Some(3.0), ..causal.clone() }),
+        (
+            shape(17, 149, 149, 4, 4, 128),
+            Attention { window: Some(70), softcap: Some(3.0), ..causal.clone() },
+        ),
         (shape(22, 203, 203, 6, 3, 64), causal.clone()),
-        (shape(17, 140, 333, 4, 4, 64), Attention { mask: Mask::Positions, window: Some(200), ..causal.clone() }),
+        (
+            shape(17, 140, 333, 4, 4, 64),
+            Attention { mask: Mask::Positions, window: Some(200), ..causal.clone() },
+        ),
         (shape(34, 130, 130, 2, 2, 128), Attention { segments: true, ..causal.clone() }),
         (shape(11, 300, 300, 4, 4, 64), Attention { window: Some(16), ..causal.clone() }),
-        (shape(34, 150, 150, 2, 1, 256), Attention { window: Some(140), softcap: Some(3.0), ..causal.clone() }),
+        (
+            shape(34, 150, 150, 2, 1, 256),
+            Attention { window: Some(140), softcap: Some(3.0), ..causal.clone() },
+        ),
     ];
     if few {
         cases.truncate(1);
@@ -1462,13 +1476,19 @@ fn attention_of(
         let dlse = log.then(|| buffer("dlse", F32, queries, s.heads));
         let back = operands.iter().chain([&o, &lse, &cotangent]).chain(&masks).chain(&dlse);
         let back = back.chain(&gradients).cloned().collect();
-        launches.push((Kernel::Attention(kernel::Attention {
-            shape: s,
-            attention: attention.clone(),
-            shared: false,
-            lengths: vec![],
-        }), forward));
-        launches.push((Kernel::AttentionGrad(kernel::AttentionGrad { shape: s, attention, log, lengths: vec![] }), back));
+        launches.push((
+            Kernel::Attention(kernel::Attention {
+                shape: s,
+                attention: attention.clone(),
+                shared: false,
+                lengths: vec![],
+            }),
+            forward,
+        ));
+        launches.push((
+            Kernel::AttentionGrad(kernel::AttentionGrad { shape: s, attention, log, lengths: vec![] }),
+            back,
+        ));
     }
     let buffers: Vec<_> = buffers.iter().map(|(n, d, s)| (n.as_str(), *d, s.as_slice())).collect();
     let launches = launches.iter().map(|(k, l)| (k.clone(), l.iter().map(String::as_str).collect(), None));
@@ -1706,8 +1726,7 @@ fn latents_are_right_and_clean() {
             Kernel::ByHead(kernel::ByHead { rows, heads, out, inner, first, part, transposed })
         };
         let shape = AttentionShape { batch: 2, queries: rows / 2, keys: places, heads, kv_heads: 1, size };
-        let attention =
-            Attention { scale: 0.3, mask: Mask::Positions, ..Attention::default() };
+        let attention = Attention { scale: 0.3, mask: Mask::Positions, ..Attention::default() };
         let buffers: &[(&str, DType, &[u64])] = &[
             ("x", dtype, &[rows, heads * part]),
             ("c", dtype, &[rows, heads * inner]),
@@ -1732,7 +1751,16 @@ fn latents_are_right_and_clean() {
                 (by_head(0, part, true), vec!["x", "w", "some"], Some("places")),
                 (by_head(part, out - part, false), vec!["c", "w", "values"], None),
                 (by_head(7, 3, false), vec!["c", "w", "odd"], Some("places")),
-                (Kernel::Attention(kernel::Attention { shape, attention: attention.clone(), shared: true, lengths: vec![] }), operands, None),
+                (
+                    Kernel::Attention(kernel::Attention {
+                        shape,
+                        attention: attention.clone(),
+                        shared: true,
+                        lengths: vec![],
+                    }),
+                    operands,
+                    None,
+                ),
             ],
         );
         let fill = |session: &mut dyn Session| {

@@ -1,8 +1,8 @@
 //! Attention over the sequence and over depth, with its caches.
 
+use super::define::Admitted;
 use super::*;
 use crate::op::ByHead;
-use super::define::Admitted;
 use crate::op::attention::kernel::LONGEST_SHARED;
 
 /// The length of a place in the cache of a latent attention, that is the vector that keys and

@@ -290,7 +290,8 @@ impl Cached {
         self.model.run_cached(program.name())?;
         for n in next.iter().filter(|n| n.reads()) {
             let length = self.length(n.row);
-            if self.snaps && length.is_multiple_of(self.chunk)
+            if self.snaps
+                && length.is_multiple_of(self.chunk)
                 && let Some(text) = self.text_at(n.row, length)?
             {
                 self.insert_snapshot(n.row, length, text);
@@ -351,7 +352,8 @@ impl Cached {
         for state in &self.texts {
             for instance in 0..state.instances {
                 let parts = bytes.split_at_checked((state.width() * state.dtype.bytes()) as usize);
-                let (these, rest) = parts.ok_or_else(|| ModelError::NoBuffer("of states of one shape".into()))?;
+                let (these, rest) =
+                    parts.ok_or_else(|| ModelError::NoBuffer("of states of one shape".into()))?;
                 session.write(state.buffer, instance, row as u64 * state.width(), these)?;
                 bytes = rest;
             }

@@ -261,7 +261,8 @@ impl Lower<'_> {
 
     /// How a weight begins.
     fn beginning(&self, graph: &Graph, weight: &graph::Weight) -> Option<Init> {
-        let inputs: u64 = graph.elements(&weight.dims[weight.dims.len() - weight.inputs.min(weight.dims.len())..]);
+        let inputs: u64 =
+            graph.elements(&weight.dims[weight.dims.len() - weight.inputs.min(weight.dims.len())..]);
         match weight.init {
             Some(graph::Init::Constant(x)) => Some(Init::Constant(x)),
             Some(graph::Init::Normal(deviation)) => Some(Init::Normal(deviation)),
@@ -333,10 +334,8 @@ impl Lower<'_> {
         let x = d.arg(node, 0)?;
         let Some(Of::Weight(id)) = d.made(node, 1).map(|n| &n.function) else { return Err(MALFORMED) };
         let weight = &d.graph.weights[id.0 as usize];
-        let (part, init) = (
-            Part::Own(Symbol::new(&weight.path), weight.purpose),
-            self.beginning(d.graph, weight),
-        );
+        let (part, init) =
+            (Part::Own(Symbol::new(&weight.path), weight.purpose), self.beginning(d.graph, weight));
         let x = self.each_token(d, x);
         let over = d.dims(over);
         let [out, sum] = self.ends(d, weight);
@@ -357,7 +356,13 @@ impl Lower<'_> {
 
     /// Part of a dimension. All parts of a value's dimension that are taken somewhere are cut at
     /// once, where they do not overlap.
-    fn sliced(&mut self, d: &mut Defining, node: &Node, at: ValueId, of: DimId) -> Result<Value, CompileError> {
+    fn sliced(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        at: ValueId,
+        of: DimId,
+    ) -> Result<Value, CompileError> {
         let Of::Slice { from, .. } = node.function else { return Err(MALFORMED) };
         let &source = node.args.first().ok_or(MALFORMED)?;
         let own = d.own(&node.ty);

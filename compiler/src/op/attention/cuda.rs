@@ -185,7 +185,9 @@ fn attention_name(s: &AttentionShape, a: &Scores) -> String {
         let formulas = program.score.iter().chain(&program.mask);
         let text: String = formulas.map(|f| program.show(f) + ";").collect();
         // Two programs of one shape are two kernels.
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let hash = text
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
         name += &format!("_scored{hash:016x}");
     }
     name

@@ -819,11 +819,10 @@ fn attention() {
             for (n, s) in [(queries, qs), (keys, ks), (keys, ks)] {
                 operands.push(Strided(vec![7.0; batch * n * s], s as u64));
             }
-            let (out, count) =
-                launch(
-                    Kernel::AttentionGrad(kernel::AttentionGrad { shape, attention: a, log, lengths: vec![] }),
-                    &operands,
-                );
+            let (out, count) = launch(
+                Kernel::AttentionGrad(kernel::AttentionGrad { shape, attention: a, log, lengths: vec![] }),
+                &operands,
+            );
             assert_eq!(count, (5 * pairs * size) as u64);
             for (i, (mut exact, n, s)) in [(dq, qn, qs), (dk, kn, ks), (dv, kn, ks)].into_iter().enumerate() {
                 exact.chunks_exact_mut(s).for_each(|row| row[n..].fill(7.0));
@@ -854,8 +853,10 @@ fn depth_attention() {
             let (k, v, d) = (r.floats(cache), r.floats(cache), r.floats(rows * heads * size));
             let index = Index(row as u64);
             let operands = [q.clone(), F(k.clone()), F(v.clone()), index.clone(), F(vec![0.0; d.len()])];
-            let (out, count) =
-                launch(Kernel::DepthAttention(kernel::DepthAttention { shape, attention: a.clone() }), &operands);
+            let (out, count) = launch(
+                Kernel::DepthAttention(kernel::DepthAttention { shape, attention: a.clone() }),
+                &operands,
+            );
             assert_eq!(count, (2 * (row + 1) * d.len()) as u64);
             let (dk0, dv0) = (r.floats(cache), r.floats(cache));
             let (mut o, mut dq) = (vec![0.0; d.len()], vec![0.0; rows * qs]);
