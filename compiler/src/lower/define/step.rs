@@ -195,7 +195,9 @@ impl Lower<'_> {
             .map(|(i, s)| b.param(&format!("s{i}"), state, Type::f32(&d.dims(&s.dims))))
             .collect();
         let mut sources: Vec<(Source, Value)> = vec![];
-        for (kind, binding, list) in [("x", Binding::Value, &rows), ("c", Binding::Weight, &constants)] {
+        for (kind, binding, list) in
+            [("x", Binding::Value, &rows), ("c", Binding::Weight, &constants)]
+        {
             for (i, (source, dims)) in list.iter().enumerate() {
                 sources.push((*source, b.param(&format!("{kind}{i}"), binding, Type::f32(dims))));
             }

@@ -325,10 +325,8 @@ impl Values<'_, '_> {
     pub(super) fn join(&mut self, parts: &[(Value, Dim)], along: Dim, to: &[Dim]) -> Value {
         let others: Vec<Dim> = to.iter().copied().filter(|d| *d != along).collect();
         let per_token = parts.iter().any(|(x, _)| self.per_token(*x));
-        let parts: Vec<Value> = parts
-            .iter()
-            .map(|&(x, part)| self.spread(x, &[&others[..], &[part]].concat(), per_token))
-            .collect();
+        let parts: Vec<Value> =
+            parts.iter().map(|&(x, part)| self.spread(x, &[&others[..], &[part]].concat(), per_token)).collect();
         let y = self.b.op(Concat(along), &parts);
         self.ordered(y, to)
     }

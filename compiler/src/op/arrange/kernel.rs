@@ -26,9 +26,7 @@ impl Arrange {
     /// The last element of `x` that is read, and one more.
     fn reach(&self) -> u64 {
         let steps = self.sizes.iter().zip(&self.strides);
-        steps.fold(1, |n: u64, (size, stride)| {
-            n.saturating_add(size.saturating_sub(1).saturating_mul(*stride))
-        })
+        steps.fold(1, |n: u64, (size, stride)| n.saturating_add(size.saturating_sub(1).saturating_mul(*stride)))
     }
 }
 
@@ -60,7 +58,8 @@ impl KernelKind for Arrange {
             format!("{{{}}}", numbers.join(", "))
         };
         let (sizes, strides) = (list(&self.sizes), list(&self.strides));
-        let numbers: &[(&str, &dyn Display)] = &[("LOOPS", &LOOPS), ("SIZES", &sizes), ("STRIDES", &strides)];
+        let numbers: &[(&str, &dyn Display)] =
+            &[("LOOPS", &LOOPS), ("SIZES", &sizes), ("STRIDES", &strides)];
         let naive = Naive::new(self, variant, include_str!("naive.cuh"), numbers)?;
         Ok(naive.pass("arrange", times(&self.sizes))?.finish())
     }

@@ -104,7 +104,8 @@ pub(super) struct Scored<'a> {
     score: Option<Steps>,
     mask: Option<Steps>,
     partials: Option<(Steps, Partials)>,
-    /// Operands of which the score has derivatives, and where the sums of each begin among those of a head.
+    /// Operands of which the score has derivatives, and where the sums of each begin among those of
+    /// a head.
     moved: Vec<(usize, usize)>,
 }
 
