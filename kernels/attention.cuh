@@ -15,7 +15,8 @@ constexpr int LANES = 32;
 constexpr int EACH = 4, WARPS = 4;
 constexpr int OWN = EACH * WARPS;
 
-// Scores that are scaled products, and no mask besides. Others are generated, with the same members.
+// Scores that are scaled products, and no mask besides. Others are generated, with the same
+// members.
 struct Plain {
     static constexpr bool SCORES = false, MASKS = false;
     struct Reads {};

@@ -1,6 +1,7 @@
 //! Attention with scores and masks that are programs: devices against the interpreter in f64, and
 //! what users of FlexAttention report.
 
+use dreamc_compiler::codegen::Limits;
 use dreamc_compiler::ir::{DType, Function, Module, Tensor, interpret, parse};
 use dreamc_compiler::program::{
     ALIGNMENT, Affine, Buffer, BufferId, KernelId, Launch, Operand, Plan, Program, Space, Step,
@@ -356,6 +357,29 @@ fn the_kernels_of_gpus_compute_scores_and_masks() {
     }
 }
 
+/// The same on the tensor cores, and by warpgroups, in bf16: formulas are inlined forward, and
+/// backward where the score reads nothing.
+#[test]
+fn the_tensor_cores_compute_scores_and_masks() {
+    let options = Options { checks: Checks::NONE, ..Options::default() };
+    let Some(device) = dreamc_skip::need(PtxDevice::new(options)) else { return };
+    let few = Limits { processors: 2, ..Limits::default() };
+    let hopper = PtxDevice::hopper(options).unwrap().with_limits(few);
+    let narrow = |case: Case, sizes| Case { sizes, dtype: "bf16", ..case };
+    let cases = [soft_cap(), Case { mask: Some("less(sub(i, j), 20)"), ..soft_cap() }];
+    for case in cases
+        .into_iter()
+        .chain([Case { mask: Some("max(less(j, 9), less(sub(i, j), 20))"), ..Case::default() }])
+    {
+        holds(&device, &narrow(case.clone(), [1, 67, 2, 1, 16]));
+        holds(&hopper, &narrow(case, [1, 131, 2, 1, 64]));
+    }
+    for case in [alibi(), forgetting()] {
+        let case = narrow(case, [1, 40, 2, 1, 16]);
+        holds(&device, &case);
+    }
+}
+
 /// A length that changes with every batch needs nothing built ahead.
 #[test]
 fn every_length_is_right() {
@@ -398,8 +422,8 @@ fn hidden_rows_are_zero() {
     }
 }
 
-/// Ninety-six thousand tokens with a narrow mask: no mask, and no scores, in memory, and blocks that
-/// the mask hides are not computed.
+/// Ninety-six thousand tokens with a narrow mask: no mask, and no scores, in memory, and blocks
+/// that the mask hides are not computed.
 #[test]
 fn long_sequences_keep_no_mask_in_memory() {
     let tokens = 96 << 10;
@@ -430,8 +454,9 @@ fn long_sequences_keep_no_mask_in_memory() {
     }
 }
 
-/// Prints how much longer scores take than plain attention, forward and back, at 1,024 tokens; sides
-/// alternate. `cargo test --release -p dreamc-runtime --test attend -- --ignored --nocapture ratios`
+/// Prints how much longer scores take than plain attention, forward and back, at 1,024 tokens;
+/// sides alternate.
+/// `cargo test --release -p dreamc-runtime --test attend -- --ignored --nocapture ratios`
 #[test]
 #[ignore = "a measurement"]
 fn ratios_to_plain_attention() {
@@ -453,7 +478,7 @@ fn ratios_to_plain_attention() {
         (name, session, f64::INFINITY)
     })
     .collect();
-    for _ in 0..40 {
+    for _ in 0..20 {
         for (_, session, best) in &mut sides {
             let started = Instant::now();
             session.run("run").unwrap();

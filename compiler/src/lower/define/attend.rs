@@ -1,15 +1,15 @@
 //! Scores and masks of a definition's attentions as the programs of [`ir::Attention`].
 //!
 //! *In*: the regions of an `attend`. *Out*: a [`Program`], and what each of its operands is made
-//! from ([`Source`]). *Promise*: equal regions give equal programs, whatever their spelling: numbers
-//! are folded, and a mask is above zero where the region's value is not zero.
+//! from ([`Source`]). *Promise*: equal regions give equal programs, whatever their spelling:
+//! numbers are folded, and a mask is above zero where the region's value is not zero.
 
 use super::tokens::Heads;
 use super::*;
 use crate::op::attention::formula::{self, Builder, Place, Program, Read, Step};
 use dreamc_dsl::define::graph::{Attend, Binary, Graph, Type as OfValue, Unary, WeightId};
 
-/// What an operand of a program is made from.
+/// The value that an operand of a program is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     /// The value.
@@ -58,7 +58,8 @@ pub(super) fn program(
 }
 
 impl Lower<'_> {
-    /// The operands of a program, in order. Of a cache what is read at keys is appended as they are.
+    /// The operands of a program, in order. Of a cache what is read at keys is appended as they
+    /// are.
     pub(super) fn read_by_score(
         &mut self,
         d: &mut Defining,
@@ -223,7 +224,7 @@ impl Scoring<'_, '_> {
         })
     }
 
-    /// What is read at a token, or the same for all.
+    /// A value read at a token, or the same for all.
     fn value(&mut self, from: From, place: Place) -> Result<usize, CompileError> {
         let read = Read { place, heads: !self.dims(from)?.is_empty() };
         let read = self.source(Source { from, read, table: vec![] });

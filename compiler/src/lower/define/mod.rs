@@ -340,6 +340,7 @@ impl Lower<'_> {
         let weight = &d.graph.weights[id.0 as usize];
         let (part, init) =
             (Part::Own(Symbol::new(&weight.path), weight.purpose), self.beginning(d.graph, weight));
+        let x = self.each_token(d, x);
         let over = d.dims(over);
         let [out, sum] = self.ends(d, weight);
         let outs = d.dims(&weight.dims[..weight.dims.len() - weight.inputs]);

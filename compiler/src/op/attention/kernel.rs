@@ -98,7 +98,7 @@ impl AttentionShape {
         list
     }
 
-    /// What the program reads, by these names; of tables of these lengths.
+    /// Slots of the program's operands, by these names; of tables of these lengths.
     fn reads(&self, attention: &Scores, lengths: &[u64], names: [&'static str; MOST_READS]) -> Vec<Slot> {
         let slot = |((read, &length), name): ((&Read, &u64), &'static str)| {
             let heads = if read.heads { &[self.heads][..] } else { &[] };

@@ -27,9 +27,9 @@ pub enum Mask {
 ///
 /// Operands of the mask stand in this order, those that there are: `query_positions i32[b, t]` and
 /// `key_positions i32[b, s]` of [`Mask::Positions`], `segments i32[b, t]`, `draws i32[b, t]` of
-/// dropout. What the program reads follows in the order of [`Program::reads`], f32:
+/// dropout. Operands of the program follow in the order of [`Program::reads`], f32:
 /// `[b, t]` or `[b, t, H]` of [`Place::Query`], `[b, s]` or `[b, s, H]` of [`Place::Key`], `[]` or
-/// `[H]` of [`Place::All`], `[n]` or `[H, n]` of [`Place::Table`]. What is read at the query and at
+/// `[H]` of [`Place::All`], `[n]` or `[H, n]` of [`Place::Table`]. A value read at the query and at
 /// the key is two operands; where keys are cached, those of [`Place::Key`] are cached as keys are.
 /// `i` and `j` of a program are positions where the mask has them.
 #[derive(Clone, Debug, Default)]
@@ -171,8 +171,8 @@ impl Attention {
         self.mask == Mask::Positions || self.segments || program
     }
 
-    /// Whether the program hides other keys from some heads than from others: pairs are then counted
-    /// over all heads, else for one.
+    /// Whether the program hides other keys from some heads than from others: pairs are then
+    /// counted over all heads, else for one.
     pub fn by_head(&self) -> bool {
         self.program.as_ref().is_some_and(|p| p.masks_by_head())
     }
@@ -233,9 +233,9 @@ impl Attention {
         lse
     }
 
-    /// Adds one query's gradients to `dq` (its own), `dk` and `dv` (whole), and to those of what the
-    /// program reads. `kept` has its output and log-sum-exp, where the forward operation gave them;
-    /// cotangents are of both.
+    /// Adds one query's gradients to `dq` (its own), `dk` and `dv` (whole), and to those of what
+    /// the program reads. `kept` has its output and log-sum-exp, where the forward operation gave
+    /// them; cotangents are of both.
     pub(super) fn attend_grad(
         &self,
         e: &mut Evaluation,
@@ -266,8 +266,8 @@ impl Attention {
         }
     }
 
-    /// The query of sequence attention that `row` numbers, in the order of `q`'s rows, with the keys
-    /// that it sees; `mask` is the number of the first mask operand.
+    /// The query of sequence attention that `row` numbers, in the order of `q`'s rows, with the
+    /// keys that it sees; `mask` is the number of the first mask operand.
     fn query<'a>(
         &self,
         e: &Evaluation<'a>,
@@ -429,7 +429,7 @@ pub fn kept(draw: i32, head: usize, key: usize, threshold: u32) -> bool {
     x ^ x >> 16 >= threshold
 }
 
-/// What a hash must reach at a probability of being dropped.
+/// The least hash that is kept, for a probability of being dropped.
 pub fn threshold(dropout: f64) -> u32 {
     (dropout * 4_294_967_296.0) as u32
 }
@@ -449,9 +449,9 @@ pub(super) struct Query<'a> {
     pub v: &'a [f64],
     /// Offsets in them of those that the query sees.
     pub keys: Vec<usize>,
-    /// What the program computes of them.
+    /// Scores of them by the program.
     pub scored: Option<Scored<'a>>,
-    /// What dropout multiplies the weights with.
+    /// Factors of the weights by dropout.
     pub factors: Option<Vec<f64>>,
 }
 

@@ -43,7 +43,7 @@ DEVICE float capped_slope(float s) {
 #define LEAVES(b, i, j, h) true
 #endif
 #define SEES(b, i, j, h) (near(QUERY(b, i), KEY(b, j)) && TOGETHER(b, i, j) && LEAVES(b, i, j, h))
-// What dropout multiplies a weight with.
+// The factor of a weight by dropout.
 DEVICE float kept(int draw, i64 h, i64 j) {
     u32 x = (u32)draw ^ (u32)h * 0x9e3779b9u;
     x += (u32)j * 0x85ebca6bu;

@@ -78,7 +78,7 @@ fn through(b: &mut Builder, d: usize, f: &mut dyn FnMut(&mut Builder, usize) -> 
     if b.constant(d) == Some(0.0) { d } else { f(b, d) }
 }
 
-/// What a step with this cotangent gives to the steps that it names.
+/// Cotangents that a step with this one gives to the steps that it names.
 fn parts(b: &mut Builder, at: usize, d: usize) -> Vec<(usize, usize)> {
     let zero = b.number(0.0);
     match b.steps[at] {

@@ -1,12 +1,12 @@
 //! Formulas of scores and masks: what attention computes of a pair of a query and a key between its
 //! two products.
 //!
-//! *In*: numbers, the scaled product `s`, the positions `i` and `j`, the head, and operands that are
-//! read at the query, at the key, by head or by index. *Out*: a score, or whether the pair exists.
-//! *Promise*: a formula is a list of steps in one canonical order, so that equal formulas are equal;
-//! every device and [`interpret`](crate::ir::interpret()) run the same steps, its derivative is a
-//! list of the same kind ([`Partials`]), and its range over a block of pairs ([`Formula::over`])
-//! contains the value of each.
+//! *In*: numbers, the scaled product `s`, the positions `i` and `j`, the head, and operands that
+//! are read at the query, at the key, by head or by index. *Out*: a score, or whether the pair
+//! exists. *Promise*: a formula is a list of steps in one canonical order, so that equal formulas
+//! are equal; every device and [`interpret`](crate::ir::interpret()) run the same steps, its
+//! derivative is a list of the same kind ([`Partials`]), and its range over a block of pairs
+//! ([`Formula::over`]) contains the value of each.
 
 pub(crate) mod code;
 mod derivative;
@@ -314,7 +314,7 @@ impl Formula {
     }
 }
 
-/// What attention computes of pairs: a score in the place of the scaled product, and which pairs
+/// The formulas of pairs: a score in the place of the scaled product, and which pairs
 /// exist of those that are left by order, window, positions and segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Program {

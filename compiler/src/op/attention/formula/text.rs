@@ -241,7 +241,7 @@ impl<'t> Reader<'t> {
         Err(format!("`{word}` is no function of a formula"))
     }
 
-    /// What is in the brackets of an operand.
+    /// The brackets of an operand.
     fn operand(&mut self, number: usize) -> Result<usize, String> {
         let (mut place, mut heads, mut index) = (Place::All, false, None);
         if self.accept('[') {

@@ -17,7 +17,7 @@ use dreamc_compiler::op::attention::kernel::{DX, X};
 use dreamc_compiler::op::attention::{kept, threshold};
 use std::ops::Range;
 
-/// What a step depends on.
+/// Arguments that a step depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     /// The head alone.
@@ -38,15 +38,16 @@ impl Of {
             _ => Of::Pair,
         }
     }
-
-    /// Whether it is one number for a row of a tile.
-    fn one(self) -> bool {
-        matches!(self, Of::Head | Of::Query)
-    }
 }
 
-/// The steps of a formula. Each has [`BLOCK`] numbers of scratch, of which one is used where that is
-/// all.
+/// Rows of a tile that a step is computed for at once: choosing what a step does takes as long as a
+/// row of it.
+const ROWS: usize = 4;
+/// Numbers of scratch that a step has.
+const ROOM: usize = ROWS * BLOCK;
+
+/// The steps of a formula. Each has [`ROOM`] numbers of scratch: a row of [`BLOCK`] for each row of
+/// the tile, one number for each, or one row or number for all.
 struct Steps {
     list: Vec<(Step, Of)>,
 }
@@ -73,7 +74,7 @@ impl Steps {
     }
 
     fn room(&self) -> usize {
-        self.list.len() * BLOCK
+        self.list.len() * ROOM
     }
 }
 
@@ -103,7 +104,8 @@ pub(super) struct Scored<'a> {
     score: Option<Steps>,
     mask: Option<Steps>,
     partials: Option<(Steps, Partials)>,
-    /// What the score has derivatives of, and where the sums of each begin among those of a head.
+    /// Operands of which the score has derivatives, and where the sums of each begin among those of
+    /// a head.
     moved: Vec<(usize, usize)>,
 }
 
@@ -114,11 +116,9 @@ pub(super) struct Dropout<'a> {
     factor: f32,
 }
 
-/// Where a row of a tile is.
-struct Row<'r> {
-    query: usize,
-    /// Number of the query's position.
-    position: f32,
+/// Where some rows of a tile are.
+struct Rows<'r> {
+    queries: Range<usize>,
     keys: Range<usize>,
     products: &'r [f32],
     scale: f32,
@@ -132,7 +132,7 @@ pub(super) fn room(attention: &Scoring, backward: bool) -> usize {
         (Some(score), true) => score.partials().steps.len() + 1,
         (score, _) => steps(score),
     };
-    (score + steps(&program.mask)) * BLOCK
+    (score + steps(&program.mask)) * ROOM
 }
 
 /// How many sums a head of a sequence has of an operand: two for one number, with what rounding
@@ -280,20 +280,20 @@ impl<'a> Scored<'a> {
 
     /// Computes what changes with the head and the block of keys; `values` are [`room`].
     pub fn block(&self, visible: &Visible, at: [usize; 2], keys: &Range<usize>, values: &mut [f32]) {
-        let row = Row { query: 0, position: 0.0, keys: keys.clone(), products: &[], scale: 1.0 };
+        let rows = Rows { queries: 0..0, keys: keys.clone(), products: &[], scale: 1.0 };
         let steps = self.partials.as_ref().map(|(steps, _)| steps).or(self.score.as_ref());
         let (of_score, of_mask) = values.split_at_mut(steps.map_or(0, |s| s.room() + self.spare()));
         if let Some(steps) = steps {
-            evaluate(self, steps, visible, at, [Of::Head, Of::Key], &row, of_score);
+            evaluate(self, steps, visible, at, [Of::Head, Of::Key], &rows, of_score);
         }
         if let Some(steps) = &self.mask {
-            evaluate(self, steps, visible, at, [Of::Head, Of::Key], &row, of_mask);
+            evaluate(self, steps, visible, at, [Of::Head, Of::Key], &rows, of_mask);
         }
     }
 
     /// Room behind the steps of a score in the backward.
     fn spare(&self) -> usize {
-        if self.partials.is_some() { BLOCK } else { 0 }
+        if self.partials.is_some() { ROOM } else { 0 }
     }
 
     /// Turns products of some queries with the keys of the last [`Scored::block`] into scores; the
@@ -313,17 +313,20 @@ impl<'a> Scored<'a> {
     ) {
         let steps = self.score.as_ref();
         let (of_score, of_mask) = values.split_at_mut(steps.map_or(0, |s| s.room() + self.spare()));
-        for (query, tile) in queries.zip(tile.chunks_exact_mut(keys.len())) {
-            let position = visible.positions.map_or(query as f32, |(q, _)| q[query] as f32);
+        let n = keys.len();
+        for (first, tile) in queries.clone().step_by(ROWS).zip(tile.chunks_mut(ROWS * n)) {
+            let queries = first..(first + ROWS).min(queries.end);
             if let Some(steps) = steps {
-                let row = Row { query, position, keys: keys.clone(), products: tile, scale };
-                evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &row, of_score);
-                result(steps, of_score, tile);
+                let rows = Rows { queries: queries.clone(), keys: keys.clone(), products: tile, scale };
+                evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &rows, of_score);
+                tile.chunks_exact_mut(n)
+                    .enumerate()
+                    .for_each(|(row, tile)| result(steps, of_score, row, tile));
             }
             if let (Some(steps), Part::Mixed) = (&self.mask, part) {
-                let row = Row { query, position, keys: keys.clone(), products: &[], scale };
-                evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &row, of_mask);
-                hide(steps, of_mask, tile);
+                let rows = Rows { queries, keys: keys.clone(), products: &[], scale };
+                evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &rows, of_mask);
+                tile.chunks_exact_mut(n).enumerate().for_each(|(row, tile)| hide(steps, of_mask, row, tile));
             }
         }
     }
@@ -345,38 +348,43 @@ impl<'a> Scored<'a> {
         sums: &mut [f32],
     ) {
         let Some((steps, partials)) = &self.partials else { return };
-        let (of_score, of_mask) = values.split_at_mut(steps.room() + BLOCK);
+        let (of_score, of_mask) = values.split_at_mut(steps.room() + ROOM);
         let n = keys.len();
-        let rows = tile.chunks_exact_mut(n).zip(dtile.chunks_exact_mut(n)).zip(lse.iter().zip(along));
-        for (query, ((x, d), (&lse, &along))) in queries.zip(rows) {
-            if lse == f32::NEG_INFINITY {
-                x.fill(0.0);
-                d.fill(0.0);
-                continue;
+        let parts = tile.chunks_mut(ROWS * n).zip(dtile.chunks_mut(ROWS * n));
+        for (first, (tile, dtile)) in queries.clone().step_by(ROWS).zip(parts) {
+            let some = first..(first + ROWS).min(queries.end);
+            let rows = Rows { queries: some.clone(), keys: keys.clone(), products: tile, scale };
+            evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &rows, of_score);
+            let mask = self.mask.as_ref().filter(|_| part == Part::Mixed);
+            if let Some(steps) = mask {
+                let rows = Rows { queries: some.clone(), keys: keys.clone(), products: &[], scale };
+                evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &rows, of_mask);
             }
-            let position = visible.positions.map_or(query as f32, |(q, _)| q[query] as f32);
-            let row = Row { query, position, keys: keys.clone(), products: x, scale };
-            evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &row, of_score);
-            if let (Some(steps), Part::Mixed) = (&self.mask, part) {
-                let row = Row { query, position, keys: keys.clone(), products: &[], scale };
-                evaluate(self, steps, visible, at, [Of::Query, Of::Pair], &row, of_mask);
+            let (values, spare) = of_score.split_at_mut(steps.room());
+            for (row, query) in some.enumerate() {
+                let (lse, along) = (lse[query - queries.start], along[query - queries.start]);
+                let (x, d) = (&mut tile[row * n..][..n], &mut dtile[row * n..][..n]);
+                if lse == f32::NEG_INFINITY {
+                    x.fill(0.0);
+                    d.fill(0.0);
+                    continue;
+                }
+                let mask = mask.map(|steps| (steps, &*of_mask));
+                weigh(
+                    steps,
+                    partials,
+                    values,
+                    mask,
+                    visible,
+                    [query, row],
+                    keys,
+                    [lse, along, scale],
+                    x,
+                    d,
+                    spare,
+                );
+                self.gather(steps, partials, values, &spare[..n], [query, row], keys, sums);
             }
-            let mask = self.mask.as_ref().filter(|_| part == Part::Mixed).map(|steps| (steps, &*of_mask));
-            let (steps_values, spare) = of_score.split_at_mut(steps.room());
-            weigh(
-                steps,
-                partials,
-                steps_values,
-                mask,
-                visible,
-                query,
-                keys,
-                [lse, along, scale],
-                x,
-                d,
-                spare,
-            );
-            self.gather(steps, partials, steps_values, spare, at, query, keys, sums);
         }
     }
 
@@ -386,10 +394,9 @@ impl<'a> Scored<'a> {
         &self,
         steps: &Steps,
         partials: &Partials,
-        values: &mut [f32],
-        ds: &mut [f32],
-        _at: [usize; 2],
-        query: usize,
+        values: &[f32],
+        ds: &[f32],
+        [query, row]: [usize; 2],
         keys: &Range<usize>,
         sums: &mut [f32],
     ) {
@@ -399,9 +406,9 @@ impl<'a> Scored<'a> {
                 continue;
             };
             match self.program.reads[partial.read].place {
-                Place::Query => sums[first + query] += inner(value(steps, values, partial.by, n), &ds[..n]),
+                Place::Query => sums[first + query] += inner(value(steps, values, partial.by, row, n), ds),
                 Place::All => {
-                    let x = inner(value(steps, values, partial.by, n), &ds[..n]);
+                    let x = inner(value(steps, values, partial.by, row, n), ds);
                     // The exact sum of the two is `total + lost`.
                     let (sum, lost) = (sums[first], &mut 0.0);
                     let total = sum + x;
@@ -411,13 +418,14 @@ impl<'a> Scored<'a> {
                 }
                 Place::Key => {
                     let sums = &mut sums[first + keys.start..][..n];
-                    add_products(value(steps, values, partial.by, n), &ds[..n], sums);
+                    add_products(value(steps, values, partial.by, row, n), ds, sums);
                 }
                 Place::Table => {
                     let Step::Lookup(read, at) = partials.steps[partial.leaf] else { continue };
-                    let (by, at) = (value(steps, values, partial.by, n), value(steps, values, at, n));
+                    let (by, at) =
+                        (value(steps, values, partial.by, row, n), value(steps, values, at, row, n));
                     let length = self.lengths[read];
-                    for (j, &ds) in ds[..n].iter().enumerate() {
+                    for (j, &ds) in ds.iter().enumerate() {
                         if ds != 0.0 {
                             sums[first + index(at.at(j).into(), length)] += ds * by.at(j);
                         }
@@ -504,10 +512,16 @@ impl<'a> Dropout<'a> {
     }
 }
 
+/// The value of a step in the row `row` of those at work.
 #[inline(always)]
-fn value<'v>(steps: &Steps, values: &'v [f32], step: usize, n: usize) -> Value<'v> {
-    let own = &values[step * BLOCK..];
-    if steps.list[step].1.one() { Value::One(own[0]) } else { Value::Many(&own[..n]) }
+fn value<'v>(steps: &Steps, values: &'v [f32], step: usize, row: usize, n: usize) -> Value<'v> {
+    let own = &values[step * ROOM..][..ROOM];
+    match steps.list[step].1 {
+        Of::Head => Value::One(own[0]),
+        Of::Query => Value::One(own[row]),
+        Of::Key => Value::Many(&own[..n]),
+        Of::Pair => Value::Many(&own[row * BLOCK..][..n]),
+    }
 }
 
 /// A function of one value, at each key.
@@ -532,6 +546,24 @@ fn both(a: Value, b: Value, out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
     }
 }
 
+/// The second where the first is above zero, else the third.
+#[inline(always)]
+fn choose(c: Value, a: Value, b: Value, out: &mut [f32]) {
+    match (c, a, b) {
+        (Value::Many(c), Value::Many(a), Value::Many(b)) => {
+            for (o, (&c, (&a, &b))) in out.iter_mut().zip(c.iter().zip(a.iter().zip(b))) {
+                *o = if c > 0.0 { a } else { b };
+            }
+        }
+        (Value::One(c), a, b) => each(if c > 0.0 { a } else { b }, out, |x| x),
+        (c, a, b) => {
+            for (j, o) in out.iter_mut().enumerate() {
+                *o = if c.at(j) > 0.0 { a.at(j) } else { b.at(j) };
+            }
+        }
+    }
+}
+
 #[inline(always)]
 fn truth(x: bool) -> f32 {
     if x { 1.0 } else { 0.0 }
@@ -545,106 +577,110 @@ kernel_fn! {
         visible: &Visible,
         at: [usize; 2],
         kinds: [Of; 2],
-        row: &Row,
+        rows: &Rows,
         values: &mut [f32],
     ) {
         let [sequence, head] = at;
-        let n = row.keys.len();
+        let n = rows.keys.len();
         for (k, &(step, kind)) in steps.list.iter().enumerate() {
             if !kinds.contains(&kind) {
                 continue;
             }
-            let (before, out) = values.split_at_mut(k * BLOCK);
-            let out = &mut out[..if kind.one() { 1 } else { n }];
-            let operand = |x: usize| value(steps, before, x, n);
+            let (before, own) = values.split_at_mut(k * ROOM);
+            let operand = |x: usize, row: usize| value(steps, before, x, row, n);
+            let rows_of = rows.queries.len();
+            // The function of a step is chosen once for all rows.
+            macro_rules! rows {
+                (|$row:ident, $out:ident| $does:expr) => {
+                    match kind {
+                        Of::Head => { let ($row, $out) = (0, &mut own[..1]); let _ = $row; $does; }
+                        Of::Key => { let ($row, $out) = (0, &mut own[..n]); let _ = $row; $does; }
+                        Of::Query => for $row in 0..rows_of { let _ = $row; let $out = &mut own[$row..$row + 1]; $does; },
+                        Of::Pair => for $row in 0..rows_of { let _ = $row; let $out = &mut own[$row * BLOCK..][..n]; $does; },
+                    }
+                };
+            }
             match step {
-                Step::Number(x) => out.fill(x.0 as f32),
-                Step::Score => each(Value::Many(row.products), out, |x| x * row.scale),
-                Step::Query => out.fill(row.position),
+                Step::Number(x) => rows!(|row, out| out.fill(x.0 as f32)),
+                Step::Score => rows!(|row, out| {
+                    each(Value::Many(&rows.products[row * n..][..n]), out, |x| x * rows.scale)
+                }),
+                Step::Query => rows!(|row, out| out.fill({
+                    let query = rows.queries.start + row;
+                    visible.positions.map_or(query as f32, |(q, _)| q[query] as f32)
+                })),
                 Step::Key => match visible.positions {
-                    None => out.iter_mut().zip(row.keys.clone()).for_each(|(o, j)| *o = j as f32),
-                    Some((_, k)) => out.iter_mut().zip(&k[row.keys.clone()]).for_each(|(o, &j)| *o = j as f32),
+                    None => rows!(|row, out| out.iter_mut().zip(rows.keys.clone()).for_each(|(o, j)| *o = j as f32)),
+                    Some((_, k)) => {
+                        let k = &k[rows.keys.clone()];
+                        rows!(|row, out| out.iter_mut().zip(k).for_each(|(o, &j)| *o = j as f32));
+                    }
                 },
-                Step::Head => out.fill(head as f32),
+                Step::Head => rows!(|row, out| out.fill(head as f32)),
                 Step::Read(read) => {
                     let (first, step) = of.place(read, sequence, head);
+                    let list = of.reads[read];
                     match of.program.reads[read].place {
-                        Place::Query => out.fill(of.reads[read][first + row.query * step]),
+                        Place::Query => rows!(|row, out| out.fill(list[first + (rows.queries.start + row) * step])),
                         Place::Key => {
-                            let own = &of.reads[read][first + row.keys.start * step..];
-                            out.iter_mut().zip(own.iter().step_by(step)).for_each(|(o, &x)| *o = x);
+                            let list = &list[first + rows.keys.start * step..];
+                            rows!(|row, out| out.iter_mut().zip(list.iter().step_by(step)).for_each(|(o, &x)| *o = x));
                         }
-                        Place::All | Place::Table => out.fill(of.reads[read][first]),
+                        Place::All | Place::Table => rows!(|row, out| out.fill(list[first])),
                     }
                 }
                 Step::Lookup(read, x) => {
                     let (first, length) = (of.place(read, sequence, head).0, of.lengths[read]);
                     let table = &of.reads[read][first..first + length];
                     let last = (length - 1) as f32;
-                    each(operand(x), out, |x| {
+                    rows!(|row, out| each(operand(x, row), out, |x| {
                         // NaN is 0, as everywhere.
                         let x = if x > 0.0 { if x < last { x } else { last } } else { 0.0 };
                         table[(x as i32 as usize).min(length - 1)]
-                    });
+                    }));
                 }
-                Step::Unary(f, x) => {
-                    let x = operand(x);
-                    match f {
-                        Unary::Neg => each(x, out, |x| -x),
-                        Unary::Exp => each(x, out, exp::<FMA>),
-                        Unary::Log => each(x, out, log::<FMA>),
-                        Unary::Sqrt => each(x, out, f32::sqrt),
-                        Unary::Abs => each(x, out, f32::abs),
-                        Unary::Tanh => each(x, out, tanh::<FMA>),
-                        Unary::Sin => each(x, out, |x| sin_cos::<FMA>(x.into()).0),
-                        Unary::Cos => each(x, out, |x| sin_cos::<FMA>(x.into()).1),
-                        Unary::Floor => each(x, out, f32::floor),
-                        Unary::Stop => each(x, out, |x| x),
-                    }
-                }
+                Step::Unary(f, x) => match f {
+                    Unary::Neg => rows!(|row, out| each(operand(x, row), out, |x| -x)),
+                    Unary::Exp => rows!(|row, out| each(operand(x, row), out, exp::<FMA>)),
+                    Unary::Log => rows!(|row, out| each(operand(x, row), out, log::<FMA>)),
+                    Unary::Sqrt => rows!(|row, out| each(operand(x, row), out, f32::sqrt)),
+                    Unary::Abs => rows!(|row, out| each(operand(x, row), out, f32::abs)),
+                    Unary::Tanh => rows!(|row, out| each(operand(x, row), out, tanh::<FMA>)),
+                    Unary::Sin => rows!(|row, out| each(operand(x, row), out, |x| sin_cos::<FMA>(x.into()).0)),
+                    Unary::Cos => rows!(|row, out| each(operand(x, row), out, |x| sin_cos::<FMA>(x.into()).1)),
+                    Unary::Floor => rows!(|row, out| each(operand(x, row), out, f32::floor)),
+                    Unary::Stop => rows!(|row, out| each(operand(x, row), out, |x| x)),
+                },
                 Step::Binary(f, a, b) => {
-                    let (a, b) = (operand(a), operand(b));
+                    macro_rules! both {
+                        ($f:expr) => { rows!(|row, out| both(operand(a, row), operand(b, row), out, $f)) };
+                    }
                     match f {
-                        Binary::Add => both(a, b, out, |a, b| a + b),
-                        Binary::Sub => both(a, b, out, |a, b| a - b),
-                        Binary::Mul => both(a, b, out, |a, b| a * b),
-                        Binary::Div => both(a, b, out, |a, b| a / b),
-                        Binary::Min => both(a, b, out, |a, b| if b < a { b } else { a }),
-                        Binary::Max => both(a, b, out, |a, b| if b > a { b } else { a }),
-                        Binary::Less => both(a, b, out, |a, b| truth(a < b)),
-                        Binary::AtMost => both(a, b, out, |a, b| truth(a <= b)),
-                        Binary::Equal => both(a, b, out, |a, b| truth(a == b)),
+                        Binary::Add => both!(|a, b| a + b),
+                        Binary::Sub => both!(|a, b| a - b),
+                        Binary::Mul => both!(|a, b| a * b),
+                        Binary::Div => both!(|a, b| a / b),
+                        Binary::Min => both!(|a, b| if b < a { b } else { a }),
+                        Binary::Max => both!(|a, b| if b > a { b } else { a }),
+                        Binary::Less => both!(|a, b| truth(a < b)),
+                        Binary::AtMost => both!(|a, b| truth(a <= b)),
+                        Binary::Equal => both!(|a, b| truth(a == b)),
                     }
                 }
-                Step::Where(c, a, b) => {
-                    let (c, a, b) = (operand(c), operand(a), operand(b));
-                    match (c, a, b) {
-                        (Value::Many(c), Value::Many(a), Value::Many(b)) => {
-                            for (o, (&c, (&a, &b))) in out.iter_mut().zip(c.iter().zip(a.iter().zip(b))) {
-                                *o = if c > 0.0 { a } else { b };
-                            }
-                        }
-                        (Value::One(c), a, b) => each(if c > 0.0 { a } else { b }, out, |x| x),
-                        (c, a, b) => {
-                            for (j, o) in out.iter_mut().enumerate() {
-                                *o = if c.at(j) > 0.0 { a.at(j) } else { b.at(j) };
-                            }
-                        }
-                    }
-                }
+                Step::Where(c, a, b) => rows!(|row, out| choose(operand(c, row), operand(a, row), operand(b, row), out)),
             }
         }
     }
 
     /// The value of the last step.
-    fn result(steps: &Steps, values: &[f32], out: &mut [f32]) {
+    fn result(steps: &Steps, values: &[f32], row: usize, out: &mut [f32]) {
         let n = out.len();
-        each(value(steps, values, steps.list.len() - 1, n), out, |x| x);
+        each(value(steps, values, steps.list.len() - 1, row, n), out, |x| x);
     }
 
     /// `-inf` where the last step is not above zero.
-    fn hide(steps: &Steps, values: &[f32], out: &mut [f32]) {
-        match value(steps, values, steps.list.len() - 1, out.len()) {
+    fn hide(steps: &Steps, values: &[f32], row: usize, out: &mut [f32]) {
+        match value(steps, values, steps.list.len() - 1, row, out.len()) {
             Value::One(x) if x > 0.0 => {}
             Value::One(_) => out.fill(f32::NEG_INFINITY),
             Value::Many(x) => out.iter_mut().zip(x).for_each(|(o, &x)| *o = if x > 0.0 { *o } else { f32::NEG_INFINITY }),
@@ -659,18 +695,18 @@ kernel_fn! {
         values: &[f32],
         mask: Option<(&Steps, &[f32])>,
         visible: &Visible,
-        query: usize,
+        at: [usize; 2],
         keys: &Range<usize>,
         numbers: [f32; 3],
         x: &mut [f32],
         d: &mut [f32],
         ds: &mut [f32],
     ) {
-        let [lse, along, scale] = numbers;
+        let ([lse, along, scale], [query, row]) = (numbers, at);
         let n = keys.len();
-        each(value(steps, values, partials.value, n), x, |x| x);
+        each(value(steps, values, partials.value, row, n), x, |x| x);
         if let Some((steps, values)) = mask {
-            match value(steps, values, steps.list.len() - 1, n) {
+            match value(steps, values, steps.list.len() - 1, row, n) {
                 Value::One(m) if m > 0.0 => {}
                 Value::One(_) => x.fill(f32::NEG_INFINITY),
                 Value::Many(m) => {
@@ -696,7 +732,7 @@ kernel_fn! {
             *ds = *x * (*d - along);
         }
         // A pair of no weight gives nothing, whatever the slope is there.
-        match value(steps, values, partials.by_score, n) {
+        match value(steps, values, partials.by_score, row, n) {
             Value::One(by) => {
                 let by = by * scale;
                 d.iter_mut().zip(&*ds).for_each(|(d, &ds)| *d = if ds == 0.0 { 0.0 } else { ds * by });
