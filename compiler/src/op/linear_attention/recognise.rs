@@ -584,8 +584,7 @@ mod tests {
 
     #[test]
     fn a_decay_and_a_product() {
-        let found =
-            found(&format!("%4 = add %0, %3 : f32[h, v, k] {READ} return o = %6, S = %4")).unwrap();
+        let found = found(&format!("%4 = add %0, %3 : f32[h, v, k] {READ} return o = %6, S = %4")).unwrap();
         let own = |k: u32| Term::Own(Value(k));
         assert_eq!((found.q, found.k, found.v), (own(1), own(2), own(3)));
         assert_eq!((found.u, found.w, found.decay, found.before), (None, None, vec![own(4)], false));
