@@ -617,6 +617,9 @@ impl<'a> Form<'a> {
     fn product_kind(&self, f: &Function, node: &Node) -> Option<&'static str> {
         let routing = |v: &Value| f.ty(*v).dims.iter().any(|d| self.lowered.facts.routing.contains(d));
         match node.op.signature().work {
+            Work::Counted(_) if matches!(node.op, Op::LinearAttention(_) | Op::LinearAttentionGrad(_)) => {
+                Some("linear_attention")
+            }
             Work::Nothing | Work::Moves | Work::Operand(..) | Work::Result(_) | Work::Counted(_) => None,
             Work::Dense(_) if matches!(node.op, Op::Contract(_)) && node.inputs.iter().any(routing) => {
                 Some("router")

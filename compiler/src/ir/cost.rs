@@ -327,6 +327,8 @@ mod tests {
             let instance = entry.instance(0);
             let work = instance.op().signature().work;
             let product = matches!(work, Work::Dense(_) | Work::Groups(..) | Work::Row(..) | Work::Pairs(..));
+            // Its work says no more than that it counts for itself.
+            let product = product || entry.name.starts_with("linear_attention");
             assert_eq!(most > 0, product, "{} has flops", entry.name);
         }
     }

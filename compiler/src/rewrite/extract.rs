@@ -48,6 +48,8 @@ struct Choice {
     sums: bool,
     /// The operand whose rows it may read through an order.
     through: Option<usize>,
+    /// Whether its element-wise operations are all it does, one token after another.
+    stepwise: bool,
     flops: f64,
     elementwise: f64,
     moved: f64,
@@ -188,6 +190,7 @@ impl<'g> Extractor<'g> {
             returns: matches!(term, Term::Return(_)),
             sums: term.op().is_some_and(sums),
             through: term.op().and_then(|op| op.class().anchor()).and_then(|anchor| anchor.through),
+            stepwise: term.op().is_some_and(|op| matches!(op, Op::Recurrence(_) | Op::RecurrenceGrad(_))),
             flops: 0.0,
             elementwise: 0.0,
             moved: 0.0,
@@ -356,6 +359,9 @@ impl<'g> Extractor<'g> {
                 }
                 Kind::Gather | Kind::Anchor => c.moved,
             };
+            if c.stepwise {
+                into.seconds += c.elementwise / rates.elementwise;
+            }
             if stored && !c.still && self.bytes[class] > t.large {
                 // Added to everything: memory costs the same however long its computation is.
                 into.seconds += work * Target::SPILL / rates.bandwidth;

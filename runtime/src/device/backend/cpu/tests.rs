@@ -969,6 +969,14 @@ fn sources_in_depth() {
 
 /// The CPU's results for an instance of one operation, and those of its definition in f64.
 pub(super) fn check_instance(i: &ir::random::Instance) {
+    check_instance_by(i, &|kernel, operands| launch_wide(kernel, operands));
+}
+
+/// The same of another launch, which gives what operands hold then, and multiply-adds.
+pub(super) fn check_instance_by(
+    i: &ir::random::Instance,
+    run: &dyn Fn(Kernel, &[Value]) -> (Vec<Value>, u64),
+) {
     use dreamc_compiler::ir::interpret::{Data, interpret};
     use dreamc_compiler::schedule::{Bind, LocalOperand, Place, View, schedule};
     let f = &i.function;
@@ -997,7 +1005,7 @@ pub(super) fn check_instance(i: &ir::random::Instance) {
     };
     let args: Vec<ir::Tensor> = i.args.iter().map(rounded).collect();
     let expected = interpret(&i.module, f, &args).unwrap();
-    let (out, count) = launch_wide(launch.kernel.clone(), &operands);
+    let (out, count) = run(launch.kernel.clone(), &operands);
     let work = launch.kernel.work();
     assert_eq!(u128::from(count), work.fixed.multiply_adds, "{}", i.module);
     for (k, (name, tensor)) in expected.iter().enumerate() {

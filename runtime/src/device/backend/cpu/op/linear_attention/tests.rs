@@ -1,8 +1,10 @@
 //! Chunks against the sequential form in f64, at the edges, and faults in chunks.
 
 use super::chunk::{CHUNK, FAULT, Fault};
-use crate::device::backend::cpu::tests::Value::{self, F};
-use crate::device::backend::cpu::tests::{check_instance, plan_of, session};
+use crate::device::backend::cpu::tests::Value::{self, F, I};
+use crate::device::backend::cpu::tests::{check_instance, check_instance_by, plan_of, session};
+use crate::device::ptx::{Checks, Options, PtxDevice};
+use crate::device::{Device, Group};
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::ir::random::{Instance, Rng};
 use dreamc_compiler::ir::{Attention as Scoring, DType, Type, parse};
@@ -141,6 +143,35 @@ fn chunks_backward_are_the_sequential_form() {
     for seed in 0..96 {
         println!("seed {seed}");
         check_instance(&instance(seed, TOKENS[seed as usize % 12], true));
+    }
+}
+
+/// The kernels of GPUs, interpreted, against the same.
+#[test]
+fn gpus_take_the_sequential_form() {
+    let options = Options { checks: Checks::NONE, ..Options::default() };
+    let Some(device) = dreamc_skip::need(PtxDevice::new(options)) else { return };
+    let run = |kernel: Kernel, operands: &[Value]| {
+        let plan = plan_of(&kernel, operands);
+        let mut session = device.load(&plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
+        for (i, value) in operands.iter().enumerate() {
+            match value {
+                F(x) => session.write_at(BufferId(i as u32), 0, 0, x).unwrap(),
+                I(x) => session.write_at(BufferId(i as u32), 0, 0, x).unwrap(),
+                other => panic!("{other:?}"),
+            }
+        }
+        session.run("main").unwrap();
+        let read = |(i, value): (usize, &Value)| match value {
+            F(_) => F(session.read_all(BufferId(i as u32)).unwrap()),
+            other => other.clone(),
+        };
+        let found = operands.iter().enumerate().map(read).collect();
+        (found, kernel.work().fixed.multiply_adds as u64)
+    };
+    for seed in 0..16 {
+        println!("seed {seed}");
+        check_instance_by(&instance(seed, [1, 6, 17][seed as usize % 3], seed % 2 == 1), &run);
     }
 }
 
