@@ -84,7 +84,7 @@ fn specifications_of_a_model_that_is_not_there_name_it() {
     let files: Vec<String> = files().into_iter().filter(|f| begins_elsewhere(f)).collect();
     assert!(files.len() > 4 && files.len() < 10, "{files:?}");
     for file in files {
-        let error = sandbox.error(&["check", &file]);
+        let error = sandbox.error(&["count", &file]);
         assert!(error.contains("bad-base") && error.contains("there is no `examples/"), "{file}: {error}");
     }
 }
