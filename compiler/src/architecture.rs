@@ -44,10 +44,10 @@ pub struct Architecture {
     pub saved: Vec<String>,
     /// The loop whose loss sees every pass.
     pub exit: Option<Leaving>,
-    /// For each component, then for each pool, then for each saved stream, and for the exit, how
-    /// many applications contain it, or save it: rows of its cache; last, where the stream is one
-    /// of sources, outputs.
+    /// How many applications contain each part that has a cache, or save it, in the order of
+    /// [`Architecture::caches`]; of sources, outputs.
     pub rows: Vec<u64>,
+    caches: Caches,
     /// Wrapped parts whose capacity penalty is of their common mean.
     pub pools: Vec<Pool>,
     /// Whether a final norm follows: the last application leaves the stream unnormalised, or what
@@ -223,6 +223,36 @@ pub struct Apply {
     pub rows: Vec<Affine>,
 }
 
+/// Parts with a cache row for each application, in the order of their rows: components, then pools,
+/// then saved streams, then the exit, then choices of nested `skip`s, then those of numbers of
+/// passes, then sources. Rows are found by it alone.
+#[derive(Clone, Debug, PartialEq)]
+struct Caches {
+    order: Vec<Owner>,
+    rows: HashMap<Owner, usize>,
+}
+
+impl Caches {
+    /// Those of a model that pools so many means and saves so many streams.
+    fn of(model: &Model, pools: usize, saved: usize) -> Self {
+        let gated = model.body.iter().any(is_gated).then_some(Owner::Exit);
+        let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
+        let chosen = model.body.iter().any(is_chosen).then_some(Owner::Choice);
+        let sources = matches!(model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
+        let mut order: Vec<Owner> = (0..model.components.len() as u32).map(Owner::Component).collect();
+        order.extend((0..pools as u32).map(Owner::Pool));
+        order.extend((0..saved as u32).map(Owner::Saved));
+        order.extend([gated, nested.then_some(Owner::Members), chosen, sources].into_iter().flatten());
+        let rows = order.iter().enumerate().map(|(row, owner)| (*owner, row)).collect();
+        Caches { order, rows }
+    }
+
+    /// The row of a part; none where it has no cache.
+    fn row(&self, owner: Owner) -> Option<usize> {
+        self.rows.get(&owner).copied()
+    }
+}
+
 /// Running numbers of the walk over the body.
 #[derive(Clone)]
 struct Counters {
@@ -295,12 +325,7 @@ struct Walk<'a> {
     depth_override: Option<u64>,
     pools: &'a [Pool],
     saved: &'a [String],
-    /// Which cache counts choices of nested `skip`s, where there are any.
-    members: Option<usize>,
-    /// Which cache counts choices of numbers of passes, where there are any.
-    choices: Option<usize>,
-    /// Outputs of a source, where the stream is one of sources.
-    block: Option<u64>,
+    caches: &'a Caches,
     /// Depths of streams that later statements read, and the depth of the last such statement.
     remembered: &'a [u64],
     remembers: u64,
@@ -323,18 +348,7 @@ impl Architecture {
         let (mut saved, mut remembered, mut depth) = (saved(&model.body), vec![], 0);
         let remembers = remember(&model.body, &mut depth, &mut remembered);
         saved.extend(remembered.iter().map(|depth| remembered_as(*depth)));
-        let gated = model.body.iter().any(is_gated);
-        let block = match model.stream {
-            Stream::Attend { block } => Some(block),
-            Stream::Sum | Stream::Lanes { .. } => None,
-        };
-        let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
-        let caches = model.components.len() + pools.len() + saved.len() + usize::from(gated);
-        let members = nested.then_some(caches);
-        let caches = caches + usize::from(nested);
-        let chooses = model.body.iter().any(is_chosen);
-        let choices = chooses.then_some(caches);
-        let caches = caches + usize::from(chooses) + usize::from(block.is_some());
+        let caches = Caches::of(model, pools.len(), saved.len());
         let mut walk = Walk {
             model,
             bodies: vec![],
@@ -347,7 +361,7 @@ impl Architecture {
                 sets: vec![],
                 applications: vec![],
                 kept: vec![],
-                rows: vec![0; caches],
+                rows: vec![0; caches.order.len()],
                 loops: 0,
                 pass: 0,
                 detached: false,
@@ -356,9 +370,7 @@ impl Architecture {
             },
             pools: &pools,
             saved: &saved,
-            members,
-            choices,
-            block,
+            caches: &caches,
             remembered: &remembered,
             remembers,
             depth_override: recurrence,
@@ -428,6 +440,7 @@ impl Architecture {
             model: model.clone(),
             depth,
             rows,
+            caches,
             variables,
             bodies,
             pools,
@@ -464,20 +477,9 @@ impl Architecture {
         caches.map(|(i, owner)| (format!("{}.row", self.label(owner)), first.rows[i].base)).collect()
     }
 
-    /// Parts with a cache row for each application: components, then pools, then saved streams,
-    /// then the exit, then choices of nested `skip`s, then those of numbers of passes, then
-    /// sources.
-    pub fn caches(&self) -> impl Iterator<Item = Owner> + use<> {
-        let components = (0..self.model.components.len()).map(|i| Owner::Component(i as u32));
-        let pools = (0..self.pools.len()).map(|i| Owner::Pool(i as u32));
-        let saved = (0..self.saved.len()).map(|i| Owner::Saved(i as u32));
-        let gated = self.exit.is_some_and(|leaving| matches!(leaving.how, Exit::Gate(_)));
-        let gated = gated.then_some(Owner::Exit);
-        let nested = layers_of(&self.model.body).into_iter().any(|expr| nested(expr).next().is_some());
-        let members = nested.then_some(Owner::Members);
-        let sources = matches!(self.model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
-        let choices = self.model.body.iter().any(is_chosen).then_some(Owner::Choice);
-        components.chain(pools).chain(saved).chain(gated).chain(members).chain(choices).chain(sources)
+    /// Parts with a cache row for each application, in the order of [`Architecture::rows`].
+    pub fn caches(&self) -> impl Iterator<Item = Owner> {
+        self.caches.order.iter().copied()
     }
 
     /// Name of a part of the model: the first words of the names of its tensors.
@@ -596,7 +598,7 @@ impl Architecture {
 
     /// Which of [`Architecture::rows`] counts those of a component's or a pool's cache.
     pub fn cache_of(&self, owner: Owner) -> Option<usize> {
-        self.caches().position(|cache| cache == owner)
+        self.caches.row(owner)
     }
 
     /// Row count of the cache of a component or a pool.
@@ -1013,7 +1015,7 @@ impl Walk<'_> {
         for pass in tried {
             (self.now.keys, self.now.pass) = (keys(pass), pass);
             let found = self.tried(all)?;
-            if let (Some(members), 0) = (self.members, pass) {
+            if let (Some(members), 0) = (self.caches.row(Owner::Members), pass) {
                 self.now.choices = found.rows[members] - first.rows[members];
             }
         }
@@ -1178,8 +1180,12 @@ impl Walk<'_> {
         }
         // Where runs of outputs do not end with iterations, as many iterations stand side by side
         // as begin at different places of a run: everything stays affine.
-        let outputs = if self.block.is_some() { step.rows.last().copied().unwrap_or(0) } else { 0 };
-        let period = self.block.map_or(1, |block| block / gcd(block, outputs)).min(count);
+        let outputs = self.caches.row(Owner::Sources).map_or(0, |row| step.rows[row]);
+        let period = match self.model.stream {
+            Stream::Attend { block } => block / gcd(block, outputs),
+            Stream::Sum | Stream::Lanes { .. } => 1,
+        };
+        let period = period.min(count);
         let detached = iterations == Iterations::Detached;
         if period <= 1 {
             return Ok(vec![Block::Loop { variable, count, blocks, detached }]);
@@ -1294,33 +1300,30 @@ impl Walk<'_> {
         now.places += 1;
         now.depth += u64::from(matches!(work, Work::Layer(_)));
         let body = &self.bodies[body];
-        for name in body.names() {
-            if let Some(i) = self.model.components.get_index_of(name) {
-                now.rows[i] += 1;
+        let caches = self.caches;
+        let mut more = |owner, rows| {
+            if let Some(row) = caches.row(owner) {
+                now.rows[row] += rows;
             }
+        };
+        for i in body.names().into_iter().filter_map(|name| self.model.components.get_index_of(name)) {
+            more(Owner::Component(i as u32), 1);
         }
-        if let Some(name) = body.saves()
-            && let Some(i) = self.saved.iter().position(|s| *s == name)
-        {
-            now.rows[self.model.components.len() + self.pools.len() + i] += 1;
+        if let Some(i) = body.saves().and_then(|name| self.saved.iter().position(|s| *s == name)) {
+            more(Owner::Saved(i as u32), 1);
         }
         if let Work::Enter | Work::Exit(Leaving { how: Exit::Gate(_), .. }) = body.work {
-            now.rows[self.model.components.len() + self.pools.len() + self.saved.len()] += 1;
+            more(Owner::Exit, 1);
         }
-        if let Some(members) = self.members {
-            now.rows[members] += body.nested().count() as u64;
+        if let Work::Choose(_) = body.work {
+            more(Owner::Choice, 1);
         }
-        if let (Some(choices), Work::Choose(_)) = (self.choices, &body.work) {
-            now.rows[choices] += 1;
-        }
+        more(Owner::Members, body.nested().count() as u64);
         let own = body.pooled();
         for (i, pool) in self.pools.iter().enumerate() {
-            let contains = own.contains(&(pool.capacity, pool.penalty));
-            now.rows[self.model.components.len() + i] += u64::from(contains);
+            more(Owner::Pool(i as u32), u64::from(own.contains(&(pool.capacity, pool.penalty))));
         }
-        if self.block.is_some() {
-            *now.rows.last_mut().unwrap_or(&mut 0) += body.outputs();
-        }
+        more(Owner::Sources, body.outputs());
         apply
     }
 }

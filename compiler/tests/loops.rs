@@ -1,5 +1,7 @@
 //! Loops whose gradients flow through their last passes alone: what is kept, and what is counted.
 
+use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::bind::Owner;
 use dreamc_compiler::count::{self, Counts};
 use dreamc_compiler::program::{Space, Step};
 use dreamc_compiler::{Options, compile};
@@ -84,4 +86,68 @@ fn statements_have_tensors_of_their_own() {
     assert_eq!(shape("body.1.mix.weight"), [16, 32]);
     assert_eq!(shape("body.2.norm.weight"), [16]);
     assert_eq!(compiled.depth, 10);
+}
+
+/// Gradients end before detached passes in every state along depth that has one, each in a known
+/// layout: a state that is not named is an error, and none of these is.
+#[test]
+fn every_state_along_depth_ends_before_detached_passes() {
+    let model = |stream: &str, settings: &str, body: &str| {
+        format!(
+            "model m {{\n vocab 31 hidden 16 context 16 {stream}\n sa = sequence {{ heads 2 projection none }}\n vr = sequence {{ heads 2 \
+             projection none value_residual }}\n da = depth {{ heads 1 head_size 8 projection none }}\n mlp = mlp {{ intermediate 24 }}\n \
+             layer {{ (sa | vr | da) > mlp }}\n recur 4 residual_norm false {settings} backprop 1 {{\n layer {{ {body} }}\n }}\n}}\n\
+             train {{ precision f32 }}\n"
+        )
+    };
+    let options = Options { batch: 2, sequence: 16, train: true, ..Options::default() };
+    for text in [
+        model("", "", "(sa | da) > mlp"),
+        model("", "", "vr > mlp"),
+        model("", "kv first", "sa > mlp"),
+        model("", "", "skip(threshold, capacity 0.5, penalty 0.1, pooled) { sa > mlp }"),
+        model("", "", "skip(depth_choice) { sa > mlp }"),
+        model("stream attend", "", "sa > mlp"),
+        model("stream lanes 2", "", "sa > mlp"),
+    ] {
+        let ast = parse("m.dream", &text, Spelling::Dream).unwrap_or_else(|e| panic!("{text}\n{e}"));
+        let spec = check(&ast, &[]).unwrap_or_else(|e| panic!("{text}\n{e}")).0;
+        compile(&spec, &options).unwrap_or_else(|e| panic!("{text}\n{e}"));
+    }
+}
+
+/// Every part with a cache has the rows that its own applications write, whichever others are there.
+#[test]
+fn every_part_finds_its_own_cache_rows() {
+    let text = "model m {\n vocab 31 hidden 16 context 16\n sa = sequence { heads 2 projection none }\n da = depth { heads 1 head_size 8 }\n \
+                mlp = mlp { intermediate 24 }\n layer { sa > mlp }\n save e\n save f\n \
+                repeat 2 { layer { skip(threshold, capacity 0.5, penalty 0.1, pooled) { mlp } } }\n mix e linear identity\n mix f linear identity\n \
+                recur 3 residual_norm false { layer { skip(depth_choice) { (sa | da) > mlp } } }\n}\n";
+    let ast = parse("m.dream", text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));
+    let spec = check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0;
+    let architecture = Architecture::new(&spec.model, None).unwrap_or_else(|e| panic!("{e}"));
+    let component = |name: &str| {
+        Owner::Component(
+            spec.model.components.get_index_of(name).unwrap_or_else(|| panic!("no {name}")) as u32
+        )
+    };
+    let expected = [
+        (component("sa"), 1 + 3),
+        (component("da"), 3),
+        (component("mlp"), 1 + 2 + 3),
+        (Owner::Pool(0), 2),
+        (Owner::Saved(0), 1),
+        (Owner::Saved(1), 1),
+        (Owner::Choice, 1),
+    ];
+    for (owner, rows) in expected {
+        assert_eq!(architecture.rows_of(owner), rows, "{owner:?}");
+    }
+    for absent in [Owner::Exit, Owner::Members, Owner::Sources, Owner::Pool(1), Owner::Saved(2)] {
+        assert_eq!(architecture.cache_of(absent), None, "{absent:?}");
+    }
+    assert_eq!(architecture.caches().count(), expected.len());
+    for (row, owner) in architecture.caches().enumerate() {
+        assert_eq!(architecture.cache_of(owner), Some(row));
+    }
 }
