@@ -603,20 +603,26 @@ impl<'a> Assembly<'a> {
             let rows = applies.iter().map(|a| steps_of(&a.rows[cache])).max().unwrap_or(0);
             let first = applies.first().map_or(0, |a| a.rows[cache].base);
             let all = self.architecture.rows[cache];
-            match state.part {
+            match rows_of(state.part) {
                 // A source is a sum of outputs before a pass and in it: all before its end are.
-                Part::Sources => ended.push((buffer, 0, elements)),
-                Part::Stream if rows > 0 => ended.push((buffer, 0, elements)),
-                Part::Stream => {}
-                Part::DepthKeys | Part::DepthValues if rows > 0 => {
-                    let row = elements / (all + 1);
-                    ended.push((buffer, (first + 1) * row, rows * count * row));
+                Some(Rows::Whole { every: true }) => ended.push((buffer, 0, elements)),
+                Some(Rows::Whole { every: false }) if rows > 0 => ended.push((buffer, 0, elements)),
+                Some(Rows::Each { before }) if rows > 0 => {
+                    let each = all + before;
+                    if each == 0 || !elements.is_multiple_of(each) {
+                        let what = format!("{elements} elements of `{name}` are not {each} rows");
+                        return Err(CompileError::Schedule(what));
+                    }
+                    let row = elements / each;
+                    ended.push((buffer, (first + before) * row, rows * count * row));
                 }
-                _ if rows > 0 && all > 0 => {
-                    let row = elements / all;
-                    ended.push((buffer, first * row, rows * count * row));
+                // No application of the passes writes it.
+                Some(Rows::Whole { .. } | Rows::Each { .. }) => {}
+                None => {
+                    let what =
+                        format!("the gradient of `{name}` ends at detached passes, in no known layout");
+                    return Err(CompileError::Schedule(what));
                 }
-                _ => {}
             }
         }
         for (buffer, offset, elements) in ended {
@@ -1033,4 +1039,53 @@ fn loops(blocks: &[Block]) -> Vec<(u32, u64)> {
         Block::Loop { variable, count, blocks, .. } => Some((*variable, *count, blocks)),
     });
     inside.flat_map(|(variable, count, blocks)| [vec![(variable, count)], loops(blocks)].concat()).collect()
+}
+
+/// How the applications that write a state along depth have their rows in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// One after another, behind so many rows that no application writes.
+    Each { before: u64 },
+    /// All in one value; of sources, applications before the passes have added to it, too.
+    Whole { every: bool },
+}
+
+/// The layout of a state along depth; none of a part that no gradient is known to reach through
+/// passes.
+fn rows_of(part: Part) -> Option<Rows> {
+    match part {
+        Part::Sources => Some(Rows::Whole { every: true }),
+        Part::Stream => Some(Rows::Whole { every: false }),
+        // The first row is the embedding's.
+        Part::DepthKeys | Part::DepthValues => Some(Rows::Each { before: 1 }),
+        Part::Keys
+        | Part::Values
+        | Part::FirstValues
+        | Part::HandedKeys
+        | Part::HandedValues
+        | Part::PassKeys
+        | Part::PassValues
+        | Part::Pooled
+        | Part::Left
+        | Part::ChoiceGate
+        | Part::ChoiceStart => Some(Rows::Each { before: 0 }),
+        // Nothing is known of another part: an error where its gradient ends, never a guess.
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No layout is guessed: of a part that is not named none is known.
+    #[test]
+    fn a_state_along_depth_has_a_known_layout_or_none() {
+        assert_eq!(rows_of(Part::DepthKeys), Some(Rows::Each { before: 1 }));
+        assert_eq!(rows_of(Part::FirstValues), Some(Rows::Each { before: 0 }));
+        assert_eq!(rows_of(Part::Sources), Some(Rows::Whole { every: true }));
+        for part in [Part::Text(0), Part::Latents, Part::Cached, Part::ChoiceLast] {
+            assert_eq!(rows_of(part), None, "{part:?}");
+        }
+    }
 }
