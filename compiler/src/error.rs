@@ -15,6 +15,9 @@ pub enum CompileError {
          router an inference rule, such as `causal bce 0.01`, and let a threshold decide by `level token`"
     )]
     LooksAhead,
+    /// Options of one use that exclude one another.
+    #[error("`{0}` does not go with `{1}` in one use of a model: compile two uses together")]
+    Exclude(&'static str, &'static str),
     /// Another depth was asked of a model that has no single outermost `recur`.
     #[error("only a model with exactly one outermost `recur` can be run at another depth")]
     Depth,

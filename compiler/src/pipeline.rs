@@ -38,7 +38,8 @@ pub struct Options {
     pub logits: bool,
     /// Whether attention stops at document boundaries.
     pub segments: bool,
-    /// Whether `evaluate` leaves [`Compiled::observed`] for the host. Not with `train` or `cache`.
+    /// Whether `evaluate` leaves [`Compiled::observed`] for the host. [`CompileError::Exclude`]
+    /// with `train` or `cache`.
     pub observe: bool,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
@@ -48,8 +49,12 @@ pub struct Options {
     /// Programs `prefill` (and `prefill_every`) and `decode` over sequence caches, and [`PREPARE`].
     pub cache: Option<Cache>,
     /// A token leaves its loop behind the first pass at which `Σ q` exceeds this, with the `q` of
-    /// its `exit gate`; it runs all passes where absent. Not with `train`.
+    /// its `exit gate`; it runs all passes where absent. [`CompileError::Exclude`] with `train`.
     pub exit: Option<f64>,
+    /// Whether `evaluate` decides as training does: top-k looks at the whole sequence, whatever
+    /// rule its router names, and the loss is that of training. [`CompileError::Exclude`] with
+    /// `cache` or `exit`.
+    pub as_trained: bool,
     /// Which rewriting rules are used, and for which device.
     pub rewrite: Rewriting,
     /// Values stored in bf16.
@@ -80,12 +85,36 @@ impl Default for Options {
             depths: vec![],
             cache: None,
             exit: None,
+            as_trained: false,
             rewrite: Rewriting::default(),
             narrow: Narrow::Nothing,
             ranks: 1,
             rank: 0,
             shard: false,
             again: 0,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses options of which one would be ignored.
+    fn consistent(&self) -> Result<(), CompileError> {
+        let (cached, leaves) = (self.cache.is_some(), self.exit.is_some());
+        let pairs = [
+            (self.train && cached, ("train", "cache")),
+            (self.train && leaves, ("train", "exit")),
+            (self.observe && self.train, ("observe", "train")),
+            (self.observe && cached, ("observe", "cache")),
+            (self.as_trained && cached, ("as_trained", "cache")),
+            (self.as_trained && leaves, ("as_trained", "exit")),
+        ];
+        let broken = pairs.into_iter().find(|(both, _)| *both);
+        broken.map_or(Ok(()), |(_, (one, other))| Err(CompileError::Exclude(one, other)))?;
+        let training =
+            [(!self.depths.is_empty(), "depths"), (self.again > 0, "again"), (self.shard, "shard")];
+        match training.into_iter().find(|(asked, _)| *asked && !self.train) {
+            Some((_, what)) => Err(CompileError::Exclude(what, "train: false")),
+            None => Ok(()),
         }
     }
 }
@@ -220,6 +249,7 @@ fn run(
     if !uses.iter().skip(1).all(|(_, options)| alike(options)) {
         return Err(CompileError::Unsupported("a model of several depths, rewritings or trainings"));
     }
+    uses.iter().try_for_each(|(_, options)| options.consistent())?;
     let resolve = |depth| passes.run(Pass::Resolve, || Architecture::new(&spec.model, depth));
     let architecture = resolve(first.depth)?;
     uses.iter().filter_map(|(_, options)| options.exit).try_for_each(|share| architecture.leavable(share))?;
@@ -262,8 +292,7 @@ fn trained(options: &Options, spec: &Spec) -> Shape {
 
 fn shape(options: &Options, sequence: u64, cache: Option<lower::Places>) -> Shape {
     let Options { batch, segments, exit, .. } = *options;
-    let observe = options.observe && !options.train && options.cache.is_none();
-    Shape { batch, sequence, segments, cache, observe, z_loss: 0.0, exit }
+    Shape { batch, sequence, segments, cache, observe: options.observe, z_loss: 0.0, exit }
 }
 
 /// The programs over caches.
@@ -347,8 +376,9 @@ fn rows<'a>(
         assembly.add("update", program);
     }
     // Routers that look ahead in training decide without in evaluation, whose loss is that of the
-    // stream that leaves.
-    let deciding = if architecture.decides_anew() || architecture.exit.is_some() {
+    // stream that leaves; unless the rule of training was asked for.
+    let anew = architecture.decides_anew() || architecture.exit.is_some();
+    let deciding = if anew && !options.as_trained {
         let make = || lower_evaluation(architecture, shape(options, options.sequence, None));
         let mut deciding = lowered(passes, make)?;
         assembly.know(&deciding);

@@ -326,3 +326,25 @@ fn logits_of_large_heads_are_not_stored() {
         }
     }
 }
+
+/// Of two options that exclude one another none is ignored: the use is refused.
+#[test]
+fn options_that_exclude_one_another_are_refused() {
+    let spec = example("tiny-la.yaml");
+    let plain = Options { batch: 1, sequence: 8, ..Options::default() };
+    let cache = Some(Cache { places: 8, chunk: 4, slack: 1.0, every: false });
+    let train = Options { train: true, ..plain.clone() };
+    for (options, pair) in [
+        (Options { observe: true, ..train.clone() }, ("observe", "train")),
+        (Options { observe: true, cache, ..plain.clone() }, ("observe", "cache")),
+        (Options { cache, ..train.clone() }, ("train", "cache")),
+        (Options { exit: Some(0.5), ..train.clone() }, ("train", "exit")),
+        (Options { as_trained: true, cache, ..plain.clone() }, ("as_trained", "cache")),
+        (Options { depths: vec![2], ..plain.clone() }, ("depths", "train: false")),
+        (Options { again: 1, ..plain.clone() }, ("again", "train: false")),
+        (Options { shard: true, ..plain.clone() }, ("shard", "train: false")),
+    ] {
+        assert_eq!(compile(&spec, &options).err(), Some(CompileError::Exclude(pair.0, pair.1)));
+    }
+    assert!(compile(&spec, &train).is_ok() && compile(&spec, &plain).is_ok());
+}
