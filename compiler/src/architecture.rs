@@ -550,6 +550,19 @@ impl Architecture {
         self.skips() || self.model.components.values().any(rounds)
     }
 
+    /// Whether the same weights give other losses in evaluation than in training: by another rule
+    /// of a router, or because training takes the loss of every pass.
+    pub fn measures_otherwise(&self) -> bool {
+        let rounds = |c: &Component| matches!(c, Component::Experts(e) if e.round.is_some());
+        let ruled = |(skip, _): (&Skip, &Expr)| match skip.rule {
+            SkipRule::TopK { capacity, ref causal } => causal.is_some() && capacity < 1.0,
+            SkipRule::Threshold { .. } | SkipRule::DepthChoice { .. } => false,
+        };
+        self.exit.is_some()
+            || self.bodies.iter().flat_map(Body::skips).any(ruled)
+            || self.model.components.values().any(rounds)
+    }
+
     /// Whether tokens skip the component somewhere and leave no keys there.
     pub fn skipped(&self, component: Owner) -> bool {
         let component = self.label(component);

@@ -6,12 +6,12 @@ use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
 use crate::spec::SpecArguments;
 use clap::{Args, value_parser};
+use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::safetensors::{self, Entry};
-
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::files::write_named;
 use dreamc_runtime::model::{Model, Scale};
@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 The ids are a JSON list of equally long lists. A row of n+1 ids is n positions: the first n are the input, each next one
 the target. The result holds `logits` [rows, n, vocab], `loss` [1], `gradients.NAME` and, with --weights,
-`weights.NAME`, all f32.
+`weights.NAME`, all f32. Where training measures otherwise than evaluation (top-k with `causal`, rounded experts, `exit`), `logits` and
+`loss.evaluation` are those of evaluation, `logits.training`, `loss` and gradients those of training.
 
 Examples:
   echo '[[1, 2, 3, 4], [5, 6, 7, 8]]' > ids.json
@@ -96,29 +97,56 @@ pub fn run(a: Arguments) -> Done {
         Some(Arithmetic::Bf16) => Precision::Bf16,
         Some(Arithmetic::F32) | None => Precision::F32,
     });
-    let options = Options { train: true, logits: !a.no_logits, depth: a.depth, rewrite, narrow, ..shape };
-    let mut model = Model::load(device.as_ref(), compile(&spec, &options)?)?;
-    match &tensors {
-        Some(tensors) => model.restore(tensors)?,
-        None => model.initialise(a.seed.unwrap_or(spec.train.seed))?,
-    }
-    let logits = if a.no_logits {
-        None
-    } else {
-        model.evaluate(&batch)?;
-        Some(model.all_logits()?)
+    let evaluating = Options { logits: !a.no_logits, depth: a.depth, rewrite, narrow, ..shape };
+    let load = |options: &Options| -> Result<Model, Failure> {
+        let mut model = Model::load(device.as_ref(), compile(&spec, options)?)?;
+        match &tensors {
+            Some(tensors) => model.restore(tensors)?,
+            None => model.initialise(a.seed.unwrap_or(spec.train.seed))?,
+        }
+        Ok(model)
     };
+    let mut model = load(&Options { train: true, ..evaluating.clone() })?;
+    let mut found = Found::default();
+    let two_rules = Architecture::new(&spec.model, a.depth)?.measures_otherwise();
+    if two_rules || !a.no_logits {
+        let losses = model.evaluate(&batch)?;
+        if !a.no_logits {
+            found.logits.push(("logits", model.all_logits()?));
+        }
+        if two_rules {
+            let sum: f64 =
+                losses.iter().zip(&batch.targets).filter(|l| *l.1 >= 0).map(|l| f64::from(*l.0)).sum();
+            found.evaluated = Some((sum / batch.learned().max(1) as f64) as f32);
+        }
+    }
+    if two_rules && !a.no_logits {
+        let mut trained = load(&Options { as_trained: true, ..evaluating })?;
+        trained.evaluate(&batch)?;
+        found.logits.push(("logits.training", trained.all_logits()?));
+    }
     model.begin_step()?;
     let scale = Scale { loss: 1.0 / batch.learned() as f32, auxiliary: 1.0 };
     model.backward(&batch, scale, None)?;
-    write(&a, &model, &batch, logits, narrow)
+    write(&a, &model, &batch, &found, narrow)
 }
 
-fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Option<Vec<f32>>, narrow: Narrow) -> Done {
+/// Findings beside loss and gradients.
+#[derive(Default)]
+struct Found {
+    /// Logits by name.
+    logits: Vec<(&'static str, Vec<f32>)>,
+    /// The loss of evaluation, where it decides otherwise than training.
+    evaluated: Option<f32>,
+}
+
+fn write(a: &Arguments, model: &Model, batch: &Batch, found: &Found, narrow: Narrow) -> Done {
     let (b, n) = (batch.rows() as u64, batch.sequence as u64);
     let mut entries: Vec<Entry> = vec![];
-    entries.extend(logits.iter().map(|logits| ("logits".into(), vec![b, n, logits.len() as u64 / (b * n)])));
+    let of = |logits: &[f32]| vec![b, n, logits.len() as u64 / (b * n)];
+    entries.extend(found.logits.iter().map(|(name, logits)| (name.to_string(), of(logits))));
     entries.push(("loss".into(), vec![1]));
+    entries.extend(found.evaluated.map(|_| ("loss.evaluation".into(), vec![1])));
     let tensors = &model.compiled().tensors;
     let with_gradient = tensors.iter().filter(|t| t.gradient.is_some());
     entries.extend(with_gradient.map(|t| (format!("gradients.{}", t.name), t.shape.clone())));
@@ -139,13 +167,24 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, logits: Option<Vec<f32>>, 
                 model.get(name).map_err(std::io::Error::other)
             } else if name == "loss" {
                 Ok(vec![model.loss().map_err(std::io::Error::other)?])
+            } else if name == "loss.evaluation" {
+                Ok(found.evaluated.into_iter().collect())
             } else {
-                Ok(logits.clone().unwrap_or_default())
+                let own = found.logits.iter().find(|(own, _)| *own == name);
+                Ok(own.map(|(_, logits)| logits.clone()).unwrap_or_default())
             }
         })
     })?;
     let precision = narrow.name();
-    crate::say!("{}: {} tensors, loss {:.6} in {precision}", a.out.display(), entries.len(), model.loss()?)?;
+    let also = found
+        .evaluated
+        .map_or(String::new(), |loss| format!(" by the rule of training, {loss:.6} by that of evaluation,"));
+    crate::say!(
+        "{}: {} tensors, loss {:.6}{also} in {precision}",
+        a.out.display(),
+        entries.len(),
+        model.loss()?
+    )?;
     Ok(())
 }
 
