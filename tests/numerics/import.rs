@@ -131,6 +131,30 @@ fn refusal(from: &Path) -> String {
     error
 }
 
+/// Weights in another format are refused with what makes tensors of them; a pickle is never loaded.
+#[test]
+fn weights_of_other_formats_are_refused_with_the_way_to_convert_them() {
+    let cases = [
+        ("pytorch_model.bin", "is a pickle, which is a program"),
+        ("pytorch_model.bin.index.json", "save_pretrained"),
+        ("consolidated.00.pth", "save_pretrained"),
+        ("model-Q4_K_M.gguf", "quantised for llama.cpp"),
+        ("flax_model.msgpack", "import the PyTorch weights"),
+        ("notes.txt", "its weights are missing"),
+    ];
+    for (file, words) in cases {
+        let (from, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for name in ["config.json", "tokenizer.json"] {
+            let _ = std::fs::copy(folder("llama3_old").join(name), from.path().join(name));
+        }
+        std::fs::write(from.path().join(file), "anything").unwrap();
+        let error =
+            hugging_face(from.path(), &out.path().join("m"), "m", false, &[]).unwrap_err().to_string();
+        assert!(error.contains(words), "{file}: {error}");
+        assert!(!out.path().join("m").exists());
+    }
+}
+
 #[test]
 fn what_is_not_known_is_refused_by_its_name() {
     let cases: [(&str, &str, serde_json::Value, &str); 25] = [

@@ -112,14 +112,46 @@ pub struct Assembled {
     pub notes: Vec<String>,
 }
 
+/// Says of a folder without tensors what it has in their place, and what makes tensors of it.
+fn lacking(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let of = |ends: &[&str]| names.iter().find(|name| ends.iter().any(|end| name.ends_with(end)));
+    let old = names
+        .iter()
+        .find(|n| n.starts_with("pytorch_model") && (n.ends_with(".bin") || n.ends_with(".bin.index.json")));
+    if let Some(name) = old.or_else(|| of(&[".pt", ".pth", ".ckpt"])) {
+        let (from, to) = (folder.display(), format!("{}-safe", folder.display()));
+        return format!(
+            "has no {SINGLE}, and {name} is a pickle, which is a program: loading one runs it, so dreamc reads none. Where you trust it, convert it \
+             once with transformers and import {to}:\n  python -c 'import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
+             a, b = sys.argv[1:]; M.from_pretrained(a, dtype=\"auto\").save_pretrained(b); T.from_pretrained(a).save_pretrained(b)' {from} {to}"
+        );
+    }
+    if let Some(name) = of(&[".gguf"]) {
+        return format!(
+            "has no {SINGLE}, and {name} is quantised for llama.cpp: its weights are not those of training; download the folder that it was made \
+             from, with `hf download NAME --local-dir DIR`"
+        );
+    }
+    if let Some(name) = of(&[".h5", ".msgpack", ".onnx"]) {
+        return format!(
+            "has {name} and no {SINGLE}; import the PyTorch weights of the model, as safetensors"
+        );
+    }
+    format!(
+        "has neither {SINGLE} nor {INDEX}: its weights are missing; download them with `hf download NAME --local-dir DIR`"
+    )
+}
+
 impl Shards {
     /// Maps `model.safetensors`, or the files that `model.safetensors.index.json` names.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         let (index, single) = (folder.join(INDEX), folder.join(SINGLE));
         if !index.is_file() {
             if !single.is_file() {
-                let problem = format!("has neither {SINGLE} nor {INDEX}; older `.bin` files are not read");
-                return Err(HfError::refused(folder, problem));
+                return Err(HfError::refused(folder, lacking(folder)));
             }
             let file = Tensors::open(&single)?;
             let places = file.entries().map(|(name, _)| (name.to_string(), 0)).collect();
