@@ -70,6 +70,15 @@ pub fn table(rows: &[Vec<String>]) -> String {
     out
 }
 
+/// A count of epochs.
+pub fn times(epochs: f64) -> String {
+    match epochs {
+        ..0.01 => format!("{epochs:.1e}"),
+        ..10.0 => format!("{epochs:.2}"),
+        _ => format!("{epochs:.1}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

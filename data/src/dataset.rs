@@ -143,6 +143,24 @@ impl Dataset {
         self.sources.iter().map(|s| s.description.clone()).collect()
     }
 
+    /// How often training with so many tokens reads the source that it repeats most; `None` where
+    /// no source has an end. Of rows packed with examples it is an estimate.
+    pub fn epochs(&self, tokens: u64) -> Option<f64> {
+        let all: f64 = self.sources.iter().map(|s| s.weight).sum();
+        let of = |s: &Mixed| {
+            let has = match &s.train {
+                Rows::Stream(stream) => stream.range.end - stream.range.start,
+                Rows::Examples(Examples::Documents { shard, part, .. }) => {
+                    let share = part.count() as f64 / shard.meta.documents.max(1) as f64;
+                    (shard.meta.tokens as f64 * share) as u64
+                }
+                Rows::Examples(Examples::Problems { .. }) => return None,
+            };
+            Some(tokens as f64 * s.weight / all / has.max(1) as f64)
+        };
+        self.sources.iter().filter_map(of).reduce(f64::max)
+    }
+
     /// The generated tasks among the sources.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
         self.sources.iter().filter_map(|s| s.task.as_ref())
@@ -538,13 +556,21 @@ impl Batches {
         Cursor { sources: sources.collect() }
     }
 
-    /// Times the source gone through most often has been.
-    pub fn epoch(&self) -> u64 {
-        let epoch = |r: &Reader| match &r.from {
-            Supply::Stream(_, cursor) => cursor.epoch,
-            Supply::Packer(packer) => packer.cursor().epoch,
+    /// How often the source was read that was read most, the part of the last time included; `None`
+    /// where no source has an end.
+    pub fn epochs(&self) -> Option<f64> {
+        let of = |r: &Reader| {
+            let (epoch, next, all) = match &r.from {
+                Supply::Stream(stream, c) => (c.epoch, c.next as f64, stream.rows(c.epoch)),
+                // Those that wait for a row are not read yet.
+                Supply::Packer(packer) => {
+                    let c = packer.cursor();
+                    (c.epoch, c.next as f64 - c.waiting.len() as f64, packer.count()?)
+                }
+            };
+            Some(epoch as f64 + next / all.max(1) as f64)
         };
-        self.readers.iter().map(epoch).max().unwrap_or(0)
+        self.readers.iter().filter_map(of).reduce(f64::max)
     }
 
     /// Examples longer than a row so far.

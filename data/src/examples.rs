@@ -196,6 +196,11 @@ impl Packer {
         Ok(Packer { examples, begin, end, mask, repeat, cursor, waiting, too_long: 0 })
     }
 
+    /// How many examples an epoch has; `None` where there is no end.
+    pub fn count(&self) -> Option<u64> {
+        self.examples.count()
+    }
+
     /// The position.
     pub fn cursor(&self) -> &Cursor {
         &self.cursor

@@ -67,7 +67,7 @@ fn an_epoch_of_text_visits_every_token_once_in_another_order() {
     let mut orders: Vec<Vec<Batch>> = vec![];
     while orders.len() < 3 {
         let batch = batches.take(1).unwrap().unwrap();
-        if orders.len() as u64 <= batches.epoch() {
+        if (orders.len() as f64) < batches.epochs().unwrap().ceil() {
             orders.push(vec![]);
         }
         orders.last_mut().unwrap().push(batch);

@@ -7,10 +7,12 @@ use crate::rewriting::RewriteArguments;
 use crate::{note, ranks, spec};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::group::Group;
 use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::metrics::Metrics;
+use dreamc_runtime::train::schedule::learning_rate;
 use std::path::PathBuf;
 
 /// Go on with a run, from its last good checkpoint, to the same bits
@@ -18,7 +20,10 @@ use std::path::PathBuf;
 #[command(after_help = "\
 Examples:
   dreamc resume runs/quickstart-001
-  dreamc resume runs/quickstart-001 --set train.steps=4000     train longer than was planned")]
+  dreamc resume runs/quickstart-001 --set train.steps=4000     train longer than was planned
+
+A changed recipe holds from the next step on: `changes` of ledger.json says what changed after which step, earlier/ has the
+specifications of the steps before.")]
 pub struct Arguments {
     /// The folder of the run
     #[arg(value_name = "RUN")]
@@ -60,6 +65,9 @@ fn resume(a: &Arguments, group: &Group) -> Done {
     })?;
     let (text, rewriting): (String, Rewriting) = serde_json::from_str(&begins)?;
     let spec = spec::parse(&a.run.join("spec.yaml").display().to_string(), &text, &a.set)?;
+    if let Some((_, Some(from))) = &begun {
+        tell_of_changes(a, &text, &spec, from)?;
+    }
     let allow_changes = a.allow_changes || !a.set.is_empty();
     let device = a.device.open()?;
     let job = Job { spec: &spec, device: device.as_ref(), group, json: a.json, count: false };
@@ -68,6 +76,35 @@ fn resume(a: &Arguments, group: &Group) -> Done {
     job.agree(&dataset, &rewriting)?;
     let (folder, from) = begun.unzip();
     job.train(prepared, &dataset, folder.as_ref(), from.flatten(), allow_changes)
+}
+
+/// Says what goes on with another recipe, and from which step; refuses fewer steps than were taken.
+fn tell_of_changes(a: &Arguments, was: &str, spec: &Spec, from: &Checkpoint) -> Done {
+    let step = from.state.step;
+    if spec.train.steps < step {
+        return Err(Failure::Usage(format!(
+            "the run has taken {step} steps, more than train.steps={}: a shorter run begins anew, `dreamc train {} --set train.steps={}`",
+            spec.train.steps,
+            a.run.join("spec.yaml").display(),
+            spec.train.steps
+        )));
+    }
+    if a.set.is_empty() {
+        return Ok(());
+    }
+    let earlier = spec::parse("spec.yaml", was, &[])?;
+    let rate = |spec: &Spec| learning_rate(&spec.train, step + 1);
+    let (before, now) = (rate(&earlier), rate(spec));
+    let rates = match (before - now).abs() > 1e-6 * before.abs() {
+        true => format!("; the learning rate of step {} is {now:.3e}, and was to be {before:.3e}", step + 1),
+        false => String::new(),
+    };
+    note!(
+        "from step {} on the run has another recipe ({}){rates}; ledger.json and earlier/ keep what the steps before were trained with",
+        step + 1,
+        a.set.join(", ")
+    );
+    Ok(())
 }
 
 /// The specification that a run was trained with, and its newest good checkpoint.

@@ -9,7 +9,7 @@ use crate::output::{self, Stream};
 use crate::progress::Progress;
 use crate::ranks;
 use crate::rewriting::RewriteArguments;
-use crate::show::{bytes, duration, short, table};
+use crate::show::{bytes, duration, short, table, times};
 use crate::spec::{SpecArguments, open_data, resolved};
 use crate::{note, say, show};
 use clap::Args;
@@ -107,10 +107,10 @@ fn train(a: &Arguments, group: &Group) -> Done {
     })?;
     let rewriting: Rewriting = serde_json::from_str(&rewriting)?;
     let prepared = job.prepare(&rewriting)?;
+    let dataset = job.dataset()?;
     if a.dry_run {
         return Ok(());
     }
-    let dataset = job.dataset()?;
     job.agree(&dataset, &rewriting)?;
     let (folder, from) = match begun {
         _ if !group.leads() => (None, None),
@@ -268,6 +268,11 @@ impl Job<'_> {
         for line in dataset.describe() {
             self.tell(&format!("  data  {line}"));
         }
+        let t = &self.spec.train;
+        if let Some(epochs) = dataset.epochs(t.steps * t.batch * prepare::sequence(self.spec)) {
+            let again = if epochs > 1.0 { ": the data is repeated" } else { "" };
+            self.tell(&format!("  epochs  {}{again}", times(epochs)));
+        }
         Ok(dataset)
     }
 
@@ -408,6 +413,11 @@ fn report(outcome: &Outcome, folder: &Path, evaluated: bool, counted: bool) -> D
         row(&name, Some(words));
     }
     row("tokens", Some(short(l.tokens as f64)));
+    row("epochs", l.epochs.map(times));
+    for change in &l.changes {
+        let name = format!("changed after step {}", change.after_step);
+        row(&name, Some(change.difference.lines().map(str::trim).collect::<Vec<_>>().join(", ")));
+    }
     row("training time", Some(duration(l.train_seconds)));
     row("tokens/s", Some(short(l.tokens as f64 / l.train_seconds.max(1e-9))));
     row("FLOP/s", Some(short(l.executed_flops as f64 / l.train_seconds.max(1e-9))));

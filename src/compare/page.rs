@@ -9,7 +9,8 @@ use crate::number::{decimal_bytes, decimals, grouped};
 use crate::report::draw;
 use crate::report::page::{Block, Cell, Figure, Page, Rank, Table};
 use crate::report::plot::{Axis, Color, Format, Mark, Plot, Series};
-use crate::show::{duration, short, table};
+use crate::show::{duration, short, table, times};
+use dreamc_compiler::looks_ahead;
 use dreamc_dsl::spec::Schedule;
 use dreamc_runtime::statistics::{Summary, TTest, bonferroni, paired};
 use dreamc_runtime::train::metrics::EvaluationLine;
@@ -826,6 +827,7 @@ fn runs(page: &mut Page, study: &Study) {
         "status",
         "steps",
         "tokens",
+        "epochs",
         "validation loss, nats",
         "exact match",
         "FLOPs executed",
@@ -839,7 +841,7 @@ fn runs(page: &mut Page, study: &Study) {
             match run {
                 None => {
                     row.push("not begun".into());
-                    row.extend((0..7).map(|_| Cell::from(NONE)));
+                    row.extend((0..8).map(|_| Cell::from(NONE)));
                 }
                 Some(run) => {
                     let l = &run.ledger;
@@ -847,6 +849,7 @@ fn runs(page: &mut Page, study: &Study) {
                         l.status.clone().into(),
                         l.steps.to_string().into(),
                         grouped(l.tokens.into()).into(),
+                        l.epochs.map_or(NONE.into(), times).into(),
                         l.validation_loss.map_or(NONE.into(), |v| Metric::Loss.show(v)).into(),
                         l.exact_match.map_or(NONE.into(), |v| Metric::ExactMatch.show(v)).into(),
                         decimals(l.executed_flops as f64).into(),

@@ -280,6 +280,117 @@ fn a_changed_specification_is_refused_with_the_difference() {
     assert!(out.contains("finished after 10 steps"), "{out}");
 }
 
+/// A run that goes on with another recipe says from which step on, and what the steps before were
+/// trained with stays in its folder.
+#[test]
+fn a_run_that_goes_on_with_another_recipe_keeps_its_history() {
+    let sandbox = sandbox();
+    let line =
+        ["train", "tiny.yaml", "--out", "run", "--set", "train.schedule=cosine", "--set", "train.warmup=1"];
+    sandbox.good(&line);
+    let (old, lines) = (sandbox.read("run/spec.yaml"), metrics(&sandbox.path("run")));
+    let json = |name: &str| -> serde_json::Value { serde_json::from_str(&sandbox.read(name)).unwrap() };
+    assert!(json("run/ledger.json").get("changes").is_none());
+    let output = sandbox.run(&["resume", "run", "--set", "train.steps=12"]);
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains("from step 9 on the run has another recipe (train.steps=12)"), "{err}");
+    assert!(err.contains("the learning rate of step 9 is"), "{err}");
+    assert!(out.contains("changed after step 8"), "{out}");
+    let changes = json("run/ledger.json")["changes"].clone();
+    assert_eq!(changes.as_array().unwrap().len(), 1);
+    assert_eq!(changes[0]["after_step"], 8);
+    let difference = changes[0]["difference"].as_str().unwrap();
+    assert!(difference.contains("- ") && difference.contains("steps: 8") && difference.contains("steps: 12"));
+    assert_eq!(changes[0]["spec_hash"], blake3::hash(old.as_bytes()).to_hex().as_str());
+    assert_eq!(sandbox.read("run/earlier/spec-to-00000008.yaml"), old);
+    assert!(sandbox.read("run/spec.yaml").contains("steps: 12"));
+    // Steps before have the rates they were taken with.
+    let steps = |all: &[serde_json::Value]| -> Vec<serde_json::Value> {
+        all.iter().filter(|l| l["step"].as_u64() <= Some(8) && l.get("loss").is_some()).cloned().collect()
+    };
+    assert_eq!(steps(&metrics(&sandbox.path("run"))), steps(&lines));
+    // The account goes on with the run, through checkpoints that know nothing of another change.
+    sandbox.good(&["resume", "run", "--set", "train.steps=14"]);
+    assert_eq!(json("run/ledger.json")["changes"].as_array().unwrap().len(), 2);
+    sandbox.good(&["resume", "run"]);
+    assert_eq!(json("run/ledger.json")["changes"].as_array().unwrap().len(), 2);
+    let (code, err) = sandbox.bad(&["resume", "run", "--set", "train.steps=5"]);
+    assert!(code == 2 && err.contains("has taken 14 steps, more than train.steps=5"), "{err}");
+}
+
+/// The data is opened by --dry-run, too, and says how often it will be read.
+#[test]
+fn a_dry_run_opens_the_data_and_counts_epochs() {
+    let sandbox = sandbox();
+    sandbox.write("short.txt", &"a line of a short text\n".repeat(20));
+    let line = ["train", "tiny.yaml", "--data", "short.txt", "--out", "run"];
+    let out = sandbox.good(&[&line[..], &["--dry-run"]].concat());
+    assert!(out.contains("short.txt: 1 documents") && out.contains(": the data is repeated"), "{out}");
+    assert!(!sandbox.path("run").exists());
+    let planned: f64 = {
+        let words = out.lines().find_map(|l| l.trim().strip_prefix("epochs")).unwrap().trim();
+        words.split(':').next().unwrap().parse().unwrap()
+    };
+    let out = sandbox.good(&line);
+    assert!(out.lines().filter(|l| l.trim_start().starts_with("epochs")).count() == 2, "{out}");
+    let ledger: serde_json::Value = serde_json::from_str(&sandbox.read("run/ledger.json")).unwrap();
+    let read = ledger["epochs"].as_f64().unwrap();
+    assert!(read > 1.0 && (read / planned - 1.0).abs() < 0.2, "{read} {planned}");
+    // A task has no end.
+    assert!(!sandbox.good(&["train", "tiny.yaml", "--dry-run"]).contains("epochs"));
+    // A dry run refuses as training would.
+    sandbox.write("bad.jsonl", "{\"text\": \"a\"}\nno json\n");
+    let (_, err) = sandbox.bad(&["train", "tiny.yaml", "--data", "bad.jsonl", "--dry-run"]);
+    assert!(err.contains("bad.jsonl") && err.contains("not a JSON object"), "{err}");
+    sandbox.write("bare.yaml", TINY.split("data:").next().unwrap());
+    let (code, err) = sandbox.bad(&["train", "bare.yaml", "--dry-run"]);
+    assert!(code == 2 && err.contains("has no data"), "{err}");
+}
+
+/// Where training decides by another rule than evaluation, both losses and both logits are given.
+#[test]
+fn probe_gives_both_rules_by_name() {
+    let sandbox = sandbox();
+    sandbox.write("ids.json", "[[1, 2, 3, 4, 9, 8, 7, 6, 5], [5, 6, 7, 8, 1, 2, 3, 4, 9]]");
+    let model = |rule: &str| {
+        format!(
+            "model m {{\n vocab 32 hidden 16 context 32\n sa = sequence {{ heads 2 }}\n mlp = mlp {{ intermediate 24 }}\n layer {{ sa > mlp }}\n \
+             layer {{ skip(capacity 0.5{rule}) {{ sa > mlp }} }}\n}}\ntrain {{ precision f32 }}\n"
+        )
+    };
+    let found = |rule: &str, name: &str| {
+        let (spec, out) = (format!("{name}.dream"), format!("{name}.safetensors"));
+        sandbox.write(&spec, &model(rule));
+        let said = sandbox.good(&["probe", &spec, "--ids", "ids.json", "-o", &out, "--seed", "3"]);
+        let tensors = dreamc_runtime::checkpoint::safetensors::Tensors::open(&sandbox.path(&out)).unwrap();
+        let values = move |name: &str| tensors.get(name).unwrap().map(|(_, values)| values);
+        (said, values)
+    };
+    let (said, causal) = found(", causal bce 0.01", "causal");
+    assert!(said.contains("by the rule of training") && said.contains("by that of evaluation"), "{said}");
+    let of = |name: &str| causal(name).unwrap_or_else(|| panic!("{name}"));
+    // Each loss is the one of its own logits.
+    let ids: Vec<Vec<u64>> = serde_json::from_str(&sandbox.read("ids.json")).unwrap();
+    let targets: Vec<u64> = ids.iter().flat_map(|row| row[1..].to_vec()).collect();
+    let loss = |logits: &[f32]| {
+        let one = |(row, target): (&[f32], &u64)| {
+            let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
+            sum.ln() - f64::from(row[*target as usize])
+        };
+        logits.chunks(32).zip(&targets).map(one).sum::<f64>() / targets.len() as f64
+    };
+    let (evaluated, trained) = (loss(&of("logits")), loss(&of("logits.training")));
+    assert!((evaluated - trained).abs() > 1e-5, "{evaluated} {trained}");
+    assert!((evaluated - f64::from(of("loss.evaluation")[0])).abs() < 1e-5);
+    assert!((trained - f64::from(of("loss")[0])).abs() < 1e-5);
+    // A model of one rule has one of each: that of training, of the same weights.
+    let (said, plain) = found("", "plain");
+    assert!(!said.contains("rule"), "{said}");
+    assert!(plain("logits.training").is_none_or(|same| Some(same) == plain("logits")));
+    assert_eq!(plain("logits"), causal("logits.training"));
+}
+
 #[test]
 fn damaged_checkpoints_fall_back_to_the_last_good_one() {
     let sandbox = sandbox();

@@ -162,6 +162,20 @@ pub struct State {
     /// Step of the evaluation that concluded the run, once the metrics hold it.
     #[serde(default)]
     pub concluded: Option<u64>,
+    /// Continuations with another specification, first to last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Change>,
+}
+
+/// A continuation of a run with another specification.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// Steps that were taken before it.
+    pub after_step: u64,
+    /// Hash of the specification of these steps, since the change before.
+    pub spec_hash: String,
+    /// Lines that were taken away and added, with the section that each is in.
+    pub difference: String,
 }
 
 /// Content of a checkpoint to be written.

@@ -1,7 +1,7 @@
 //! A run is continued with what it began with.
 
 use super::error::TrainError;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Change, Checkpoint};
 use dreamc_dsl::{Spelling, check, parse, show};
 
 /// Refuses another specification or other data than the checkpoint's.
@@ -15,6 +15,17 @@ pub fn refuse(from: &Checkpoint, text: &str, data_hash: &str) -> Result<(), Trai
         return Err(TrainError::Changed { what: "the data", difference });
     }
     Ok(())
+}
+
+/// A continuation with another specification than the checkpoint's.
+pub fn of(from: &Checkpoint, text: &str) -> Option<Change> {
+    let was = from.model.metadata("spec").unwrap_or_default();
+    let same = was == text || as_now(was).as_deref() == Some(text);
+    (!same).then(|| Change {
+        after_step: from.state.step,
+        spec_hash: from.state.spec_hash.clone(),
+        difference: difference(was, text),
+    })
 }
 
 /// A specification as it is written today: an older dreamc knew fewer keys.

@@ -15,6 +15,7 @@
 //! | `checkpoints/` | see [`crate::checkpoint`] |
 //! | `samples.jsonl` | what the model wrote at evaluations |
 //! | `ledger.json` | what was run on what, and what it cost |
+//! | `earlier/` | specifications that the run went on from with another, by the last step of each |
 //! | `run.lock` | locked while a process trains here |
 
 use super::ledger::Ledger;
@@ -80,7 +81,7 @@ pub enum FolderError {
 }
 
 /// Files of a run folder; nothing else is ever removed.
-const OURS: [&str; 9] = [
+const OURS: [&str; 10] = [
     "spec.yaml",
     "tokenizer.json",
     "generation_config.json",
@@ -89,6 +90,7 @@ const OURS: [&str; 9] = [
     "checkpoints",
     "samples.jsonl",
     "ledger.json",
+    "earlier",
     "run.lock",
 ];
 
@@ -278,6 +280,13 @@ impl RunFolder {
             self.write("tokenizer.json", json)?;
         }
         self.write("spec.yaml", spec)
+    }
+
+    /// Keeps the specification of the steps up to this one, which goes on with another.
+    pub fn keep_earlier(&self, step: u64, spec: &str) -> Result<(), FolderError> {
+        let folder = self.path.join("earlier");
+        fs::create_dir_all(&folder).map_err(|e| io_error(&folder, e))?;
+        self.write(&format!("earlier/spec-to-{step:08}.yaml"), spec)
     }
 
     /// Writes one of its files as a whole.

@@ -1,5 +1,6 @@
 //! `ledger.json`: what was run on what, and what it cost. The keys are stable.
 
+use crate::checkpoint::Change;
 use dreamc_compiler::rewrite::Rewriting;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,12 @@ pub struct Ledger {
     pub tokens: u64,
     /// Tokens loss was taken on.
     pub targets: u64,
+    /// How often the source was read that was read most; absent where no source has an end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// Continuations with another recipe, first to last. `spec_hash` is of the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Change>,
     /// Seconds spent in training steps, over all continuations.
     pub train_seconds: f64,
     /// Parameters, balancing biases not counted.

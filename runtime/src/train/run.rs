@@ -248,6 +248,13 @@ impl<'a> Runner<'a> {
                 if !setup.allow_changes {
                     changes::refuse(&from, setup.text, &data_hash)?;
                 }
+                let mut all = from.state.changes.clone();
+                if let Some(change) = changes::of(&from, setup.text) {
+                    if let (Some(folder), Some(was)) = (setup.folder, from.model.metadata("spec")) {
+                        folder.keep_earlier(change.after_step, was)?;
+                    }
+                    all.push(change);
+                }
                 model.check_optimizer(&from.optimizer)?;
                 states = Some(from.optimizer);
                 bound = Binding::of(&from.model);
@@ -255,7 +262,7 @@ impl<'a> Runner<'a> {
                     kept.retain(|(name, _)| model.trains(name) || from.model.stored(name).is_some());
                 }
                 model.restore(&Weights::complete(from.model, None)?)?;
-                State { spec_hash, data_hash, ..from.state }
+                State { spec_hash, data_hash, changes: all, ..from.state }
             }
         };
         share(group, &mut model, &mut state, states.as_ref())?;
@@ -763,6 +770,8 @@ impl<'a> Runner<'a> {
             steps: state.step,
             tokens: state.tokens,
             targets: state.targets,
+            epochs: self.batches.epochs(),
+            changes: state.changes.clone(),
             train_seconds: state.train_seconds,
             parameters: self.model.parameters(),
             declared_flops_per_token: declared.map(|c| c.flops_per_token.training.mean()),
