@@ -3,11 +3,12 @@
 
 use super::agreement;
 use crate::failure::{Done, Failure};
+use crate::note;
 use crate::spec::{SpecArguments, make_absolute, make_data_absolute, parse, resolved, warn};
 use dreamc_compiler::matching::{Matched, Measure, Objective, Request, TOKENS, find};
 use dreamc_dsl::suite::{Suite, Variant};
 use dreamc_dsl::{Diagnostic, Diagnostics, Severity, Spec};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tolerance where the suite names none.
 pub const TOLERANCE: f64 = 0.005;
@@ -65,13 +66,23 @@ pub fn load(
     let of_suite: Vec<String> = of_suite.into_iter().cloned().collect();
     let (mut suite, warnings) = dreamc_dsl::check_suite(&ast, &of_suite)?;
     warn(&suite.sources, warnings);
+    said_once(&suite, &arguments.set)?;
     if let Some(data) = &mut suite.data {
         make_data_absolute(data, &base);
     }
     let read = |arm: usize, path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
         let path = base.join(path);
         let written = set;
-        let mut set = set.to_vec();
+        let shared = [
+            ("train", suite.train.is_some()),
+            ("data", suite.data.is_some()),
+            ("eval", suite.eval.is_some()),
+        ];
+        // Changes of a section that the suite has for all arms are changes of the suite's.
+        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
+        let (again, own): (Vec<String>, Vec<String>) = written.iter().cloned().partition(|set| again(&set));
+        let mut set = own;
+        set.extend(again.iter().filter(|set| changes(set, "train.steps")).cloned());
         set.extend(everywhere.iter().map(|set| set.to_string()));
         let fields = fields(arm);
         let (recipe, model): (Vec<_>, Vec<_>) = fields.iter().partition(|(f, _)| f.starts_with("train."));
@@ -92,13 +103,6 @@ pub fn load(
         if let Some(eval) = &suite.eval {
             spec.eval.clone_from(eval);
         }
-        let shared = [
-            ("train", suite.train.is_some()),
-            ("data", suite.data.is_some()),
-            ("eval", suite.eval.is_some()),
-        ];
-        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
-        let again: Vec<String> = written.iter().filter(again).cloned().collect();
         if !again.is_empty() {
             spec = changed(&suite, arm, &spec, &again)?;
             make_absolute(&mut spec, &arguments.base());
@@ -110,6 +114,9 @@ pub fn load(
             }
         }
         // The suite says what is matched with what.
+        if fields.is_empty() {
+            unused(&suite, arm, &path, &spec);
+        }
         spec.matching = None;
         Ok((spec, path))
     };
@@ -140,6 +147,49 @@ pub fn load(
         tell(arm)?;
     }
     Ok((suite, arms))
+}
+
+/// Refuses a field that `--set` gives all arms where the suite gives it a value of its own: one of
+/// the two would be lost.
+fn said_once(suite: &Suite, set: &[String]) -> Result<(), Diagnostics> {
+    let field = |set: &str| set.split_once('=').map_or(set, |(field, _)| field).to_string();
+    let both = |a: &str, b: &str| changes(&format!("{a}="), b) || changes(&format!("{b}="), a);
+    let mut found = vec![];
+    for set in set {
+        let given = field(set);
+        for (i, variant) in suite.variants.iter().enumerate() {
+            for own in variant.set.iter().map(|own| field(own)).filter(|own| both(own, &given)) {
+                let message = format!("`--set {set}` is of all arms, and this variant sets `{own}`, too");
+                let error = Diagnostic::error("duplicate-key", message)
+                    .at(&suite.sources, &format!("variants[{i}].set.{own}"));
+                found.push(error.help("take one of the two away"));
+            }
+        }
+        if suite.sweep.iter().any(|(swept, _)| both(swept, &given)) {
+            let message = format!("`--set {set}` is of all arms, and the sweep gives `{given}` its values");
+            let error = Diagnostic::error("duplicate-key", message).at(&suite.sources, "sweep");
+            found.push(error.help(format!("write `--set sweep.{given}=[…]`, or take one of the two away")));
+        }
+    }
+    if found.is_empty() { Ok(()) } else { Err(Diagnostics::new(suite.sources.clone(), found)) }
+}
+
+/// Says what of an arm's own file a suite does not use.
+fn unused(suite: &Suite, arm: usize, path: &Path, spec: &Spec) {
+    let variant = arm.checked_sub(1).and_then(|i| suite.variants.get(i));
+    if spec.matching.is_some() && variant.is_none_or(|v| v.matching.is_none()) {
+        note!(
+            "`match` of {} is not used here: a suite matches by the `match` of its variants",
+            path.display()
+        );
+    }
+    let seed = spec.train.seed;
+    if suite.train.is_none() && seed != 0 && suite.seeds != [seed] {
+        note!(
+            "`train.seed` {seed} of {} is not used here: the suite's `seeds` are those of all arms",
+            path.display()
+        );
+    }
 }
 
 /// Whether a change, as `--set` takes it, is of a field or of one below it.

@@ -119,6 +119,19 @@ fn unfair_ladders_are_refused() {
     refused("large: {h: 32}", "small: {h: 32}", "`small` is written twice");
     refused("{h: 32}", "{h: 32, h: 48}", "`h` is written twice");
     refused("4e-3]}", "4e-3], train.learning_rate: [2e-3, 3e-3]}", "`train.learning_rate` is written twice");
+    // A field with two values is refused: one of the two would be lost.
+    refused("4e8]}", "4e8], cooldown: 0.25}", "takes the place of a schedule");
+    refused(
+        "spec: shared.yaml",
+        "{spec: shared.yaml, set: {train.warmup: 3}}",
+        "the ladder scales `train.warmup`",
+    );
+    let error = sandbox.error(&["compare", "rise.suite.yaml", "--set", "train.learning_rate=1e-3"]);
+    assert!(error.contains("the sweep gives `train.learning_rate` its values"), "{error}");
+    assert!(
+        error.contains("rise.suite.yaml:") && error.contains("--set sweep.train.learning_rate"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -151,6 +164,7 @@ fn branches_of_a_trunk_end_as_runs_trained_alone() {
     let sandbox = sandbox();
     let suite = SUITE.replace("sweep: {", "# {").replace("sweep_edge: allow\n", "");
     let suite = suite.replace("2e8, 4e8]}", "2e8, 4e8], cooldown: 0.25}").replace("[0, 1]", "[0]");
+    let suite = suite.replace("schedule: cosine, ", "");
     sandbox.write("cool.suite.yaml", &suite);
     sandbox.good(&["compare", "cool.suite.yaml", "--out", "out"]);
     let ledger = |run: &str| -> serde_json::Value {

@@ -14,6 +14,14 @@ use crate::suite::*;
 pub const TUNED: [&str; 6] =
     ["learning_rate", "weight_decay", "warmup", "eps", "clip", "optimizer.matrix_rate"];
 
+/// Fields of the recipe that a ladder scales with the steps of its cells.
+const SCALED: [&str; 3] = ["train.warmup", "train.schedule", "train.evaluate.every"];
+
+/// Whether a field is this one or one below it.
+fn under(field: &str, above: &str) -> bool {
+    field.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 impl Checker {
     /// The suite; `None` where an error was found.
     pub(crate) fn suite(&mut self, root: &Map) -> Option<Suite> {
@@ -44,6 +52,11 @@ impl Checker {
                 let message = "two rules: the ladder has one, too";
                 self.error_at("duplicate-key", "train.transfer", message, "take one of them away");
             }
+        }
+        let cools = flip(ladder.clone()).flatten().is_some_and(|ladder| ladder.cooldown.is_some());
+        if cools && self.has_schedule(&group, false) {
+            let message = "`cooldown` of the ladder takes the place of a schedule";
+            self.error_at("duplicate-key", "train.schedule", message, "take one of them away");
         }
         if let (Some(sweep), Some(false)) = (&sweep, sweep_edge) {
             for (field, _) in sweep.iter().filter(|(_, values)| values.len() < 3) {
@@ -76,7 +89,7 @@ impl Checker {
     }
 
     /// Refuses a field of a variant that something else of the suite gives a value, too: one of the
-    /// two would be lost.
+    /// two would be lost. A field that `match` moves begins at the value that is set.
     fn once_said(
         &mut self,
         variants: Option<&[Variant]>,
@@ -91,29 +104,22 @@ impl Checker {
             self.error_at("duplicate-key", "sweep", message, "take it away in one of the two");
         }
         for (i, variant) in variants.unwrap_or_default().iter().enumerate() {
-            let matched = |field: &str| {
-                let each = variant
-                    .matching
-                    .iter()
-                    .flat_map(|m| [Some(&m.flops), m.params.as_ref(), m.memory.as_ref()]);
-                each.flatten().any(|(matched, _)| matched == field)
-            };
             for set in &variant.set {
                 let field = set.split_once('=').map_or(&**set, |(field, _)| field);
                 let (message, help) = if field == "train.seed" {
                     ("the suite's `seeds` are those of all arms".into(), "take it away")
                 } else if field == "train.steps" && ladder.is_some() {
                     ("the budgets of the ladder give every cell its steps".into(), "take it away")
+                } else if ladder.is_some() && SCALED.iter().any(|scaled| under(field, scaled)) {
+                    (
+                        format!("the ladder scales `{field}` of the suite with the steps of a cell"),
+                        "write it in the suite's `train`, for all arms",
+                    )
                 } else if sweep.iter().any(|(swept, _)| swept == field) {
                     (format!("the sweep gives `{field}` its values"), "take it away in one of the two")
                 } else if let Some(size) = sized(field) {
                     (
                         format!("the size `{}` of the ladder sets `{field}`", size.name),
-                        "take it away in one of the two",
-                    )
-                } else if matched(field) {
-                    (
-                        format!("`match` of this variant finds the value of `{field}`"),
                         "take it away in one of the two",
                     )
                 } else {
@@ -286,7 +292,7 @@ impl Checker {
         if !self.has(owner, "train") {
             let help = "give the suite a `train` section: the steps of its cells follow from the budgets";
             self.error("missing-key", group.at, "a ladder without `train`", help);
-        } else if !self.has(group, "cooldown") && !self.has_schedule(owner) {
+        } else if !self.has(group, "cooldown") && !self.has_schedule(owner, true) {
             let help = "write `schedule: cosine`, `linear` or `{kind: wsd, decay: 200}` in `train`";
             let message = "a ladder compares the ends of runs, and a constant rate never decays to one";
             self.error("constant-rate", group.at, message, help);
@@ -294,10 +300,11 @@ impl Checker {
         Some(Ladder { sizes: sizes?, budgets, gate: gate?, cooldown: cooldown?, transfer: transfer? })
     }
 
-    /// Whether the suite's `train` has a schedule that decays.
-    fn has_schedule(&mut self, owner: &Group) -> bool {
+    /// Whether the suite's `train` has a schedule that decays; `otherwise` where there is no
+    /// `train`.
+    fn has_schedule(&mut self, owner: &Group, otherwise: bool) -> bool {
         let Some(Value { kind: ValueKind::Map(train), .. }) = self.written(owner, "train") else {
-            return true;
+            return otherwise;
         };
         match train.get("schedule").map(|pair| &pair.value.kind) {
             None => false,
