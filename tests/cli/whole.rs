@@ -61,10 +61,32 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(String::from).collect()
 }
 
+/// Specifications that begin from nothing of a reader's own.
 fn specifications() -> Vec<String> {
-    let specs: Vec<String> = files().into_iter().filter(|f| !f.contains(".suite.")).collect();
+    let specs = files().into_iter().filter(|f| !f.contains(".suite.") && !begins_elsewhere(f));
+    let specs: Vec<String> = specs.collect();
     assert!(specs.len() > 60, "{specs:?}");
     specs
+}
+
+/// Whether a file names a model that its reader makes or downloads first: tests/cli/router_tuning.rs
+/// does.
+fn begins_elsewhere(file: &str) -> bool {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    text.lines().any(|line| {
+        line.starts_with("base: ../../") || line == "base: strict.yaml" || line == "base: small-strict.yaml"
+    })
+}
+
+#[test]
+fn specifications_of_a_model_that_is_not_there_name_it() {
+    let sandbox = sandbox();
+    let files: Vec<String> = files().into_iter().filter(|f| begins_elsewhere(f)).collect();
+    assert!(files.len() > 4 && files.len() < 10, "{files:?}");
+    for file in files {
+        let error = sandbox.error(&["count", &file]);
+        assert!(error.contains("bad-base") && error.contains("there is no `examples/"), "{file}: {error}");
+    }
 }
 
 /// Parameters of a model that a debug build measures in seconds.
@@ -86,8 +108,13 @@ fn every_specification_compiles_and_explains_itself() {
 }
 
 /// A file of a reader's own is not there, and a model may be larger than the machine.
-const LACKING: [&str; 4] =
-    ["No such file", "the plan needs", "has no data; give", "the specification has no data"];
+const LACKING: [&str; 5] = [
+    "No such file",
+    "the plan needs",
+    "has no data; give",
+    "the specification has no data",
+    "there is no `examples/router-tuning/",
+];
 
 #[test]
 fn every_specification_says_what_training_would_be() {
@@ -118,12 +145,43 @@ fn every_specification_is_measured() {
     }
 }
 
+/// Commands that write files beside the specification they read, on the tiny ones.
+#[test]
+fn tiny_specifications_are_trained_probed_and_read_again() {
+    let sandbox = sandbox();
+    sandbox.write("ids.json", "[[1, 2, 3, 4, 5]]");
+    sandbox.write("book.txt", &"a line of a book, and another one\n".repeat(200));
+    let tiny: Vec<String> = specifications().into_iter().filter(|f| f.contains("examples/tiny-")).collect();
+    assert!(tiny.len() > 6, "{tiny:?}");
+    let mut failed = vec![];
+    for (i, file) in tiny.iter().enumerate() {
+        let lines = [
+            format!("probe {file} --ids ids.json -o probe-{i}.safetensors"),
+            format!("diff {file} {}", tiny[(i + 1) % tiny.len()]),
+            format!("compile {file} --emit plan"),
+            format!(
+                "train {file} --data book.txt --out run-{i} --set train.steps=1 --set train.batch=1 --set train.accumulate=1 --set train.sequence=16 \
+                 --set train.warmup=0"
+            ),
+            format!("eval run-{i}"),
+            format!("resume run-{i} --set train.steps=2"),
+        ];
+        for line in lines {
+            let line = words(&line);
+            let line: Vec<&str> = line.iter().map(String::as_str).collect();
+            failed.extend(wrong(&sandbox, &line, &[]));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
 #[test]
 fn every_suite_is_checked_and_matched() {
     let suites: BTreeSet<String> = files().into_iter().filter(|f| f.contains(".suite.")).collect();
     assert!(suites.len() > 8, "{suites:?}");
     let suites: Vec<String> = suites.into_iter().collect();
-    every(&suites, &["no variant of the suite has a `match`"], |file| {
+    let lacking = ["no variant of the suite has a `match`", LACKING[4]];
+    every(&suites, &lacking, |file| {
         ["check", "fmt --check", "match"].iter().map(|command| words(&format!("{command} {file}"))).collect()
     });
     every(&suites, &LACKING, |file| {
