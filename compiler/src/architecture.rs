@@ -693,6 +693,24 @@ pub fn skips(expr: &Expr) -> Vec<(&Skip, &Expr)> {
     expr.skips()
 }
 
+/// Gives the wrapped parts of a composition other capacities, by the numbers that [`skips`] has
+/// them under; those without stay as they are.
+fn set_capacities(expr: &mut Expr, next: &mut u64, share: &dyn Fn(u64) -> Option<f64>) {
+    match expr {
+        Expr::Component(_) | Expr::Norm => {}
+        Expr::Sequential(terms) | Expr::Parallel(terms) => {
+            terms.iter_mut().for_each(|term| set_capacities(term, next, share));
+        }
+        Expr::Skip(skip, inner) => {
+            if let Some(share) = share(*next) {
+                skip.rule.set_capacity(share);
+            }
+            *next += 1;
+            set_capacities(inner, next, share);
+        }
+    }
+}
+
 /// Numbers of the `skip`s that choose among the tokens of the pass before.
 fn nested(expr: &Expr) -> impl Iterator<Item = u32> {
     let all = (0u32..).zip(skips(expr));
@@ -905,6 +923,13 @@ impl Body {
     /// The wrapped parts of its composition, as [`skips`] gives them.
     pub fn skips(&self) -> Vec<(&Skip, &Expr)> {
         self.composition().map_or(vec![], skips)
+    }
+
+    /// Gives its wrapped parts other capacities, by number.
+    pub(crate) fn set_capacities(&mut self, share: &dyn Fn(u64) -> Option<f64>) {
+        if let Work::Layer(expr) = &mut self.work {
+            set_capacities(expr, &mut 0, share);
+        }
     }
 
     /// The units of its composition.

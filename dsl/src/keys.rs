@@ -1448,6 +1448,13 @@ pub static EQUAL: Section = Section {
             "Largest relative difference in FLOPs per token.",
         ),
         key(
+            "flops_processed",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Largest relative difference in FLOPs per token at the shares of tokens that `skip` and no-op experts process in the evaluation after the \
+             last step. Known after training: an arm that misses it is marked in the report.",
+        ),
+        key(
             "parameters",
             Type::Optional(&POSITIVE),
             Value("0.1%"),

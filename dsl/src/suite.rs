@@ -120,6 +120,8 @@ pub struct VariantMatch {
 pub struct Equal {
     /// FLOPs per token.
     pub flops: Option<f64>,
+    /// FLOPs per token at the shares of tokens that routers let through after training.
+    pub flops_processed: Option<f64>,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Memory of generation.

@@ -170,8 +170,9 @@ pub fn run(a: Arguments) -> Done {
         if !a.allow_unequal {
             return Err(Failure::Error(
                 format!(
-                    "the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}\nMatch them (`match:` of a \
-                     variant), take the keys out of the suite's `equal`, or train them all the same with --allow-unequal"
+                    "the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{}\nMatch them (`match:` of a \
+                     variant), take the keys out of the suite's `equal`, or train them all the same with --allow-unequal",
+                    agreement::advice(broken.iter().map(|(_, c)| c))
                 )
                 .into(),
             ));

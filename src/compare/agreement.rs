@@ -5,6 +5,7 @@
 //! rule serves `dreamc compare`, which refuses to train, and the report, which looks again.
 
 use crate::number::decimals;
+use dreamc_compiler::looks_ahead;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule, warmup_steps};
 use dreamc_dsl::suite::Equal;
@@ -14,6 +15,10 @@ use dreamc_dsl::suite::Equal;
 pub struct Facts {
     /// FLOPs of a generated token.
     pub flops: Option<f64>,
+    /// The same at the shares of tokens that its routers let through, where runs have ended.
+    pub flops_processed: Option<f64>,
+    /// Whether runs have ended, so that these are known.
+    pub ended: bool,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Bytes while generating.
@@ -124,7 +129,8 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
     let order = blake3::hash(order.as_bytes()).to_hex().as_str().chars().take(12).collect();
     let seeds: Vec<String> = facts.seeds.iter().map(u64::to_string).collect();
     vec![
-        number("FLOPs per token", facts.flops, equal.flops),
+        number(FLOPS, facts.flops, equal.flops),
+        number(PROCESSED, facts.flops_processed, equal.flops_processed.filter(|_| facts.ended)),
         number("parameters", facts.parameters, equal.parameters),
         number("memory of generation", facts.memory, equal.memory),
         text("training tokens", tokens.join(", "), equal.tokens),
@@ -136,7 +142,30 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
         text("batch", format!("{} × {sequence}", t.batch), equal.batch),
         text("precision", format!("{:?}", t.precision).to_lowercase(), equal.precision),
         text("seeds", seeds.join(", "), equal.seeds),
+        // No suite can ask for less: losses of different questions do not compare.
+        text(READ, if looks_ahead(&spec.model) { "later ones, too" } else { "earlier ones" }.into(), true),
     ]
+}
+
+/// FLOPs of a generated token as they are declared.
+pub const FLOPS: &str = "FLOPs per token";
+
+/// FLOPs of a generated token at the shares of tokens that routers let through.
+pub const PROCESSED: &str = "FLOPs processed per token";
+
+/// The tokens by which a model decides when its loss is measured.
+pub const READ: &str = "tokens read for a loss";
+
+/// The change to an arm whose loss reads other tokens than the baseline's; empty where
+/// all read the same.
+pub fn advice<'a>(mut broken: impl Iterator<Item = &'a Comparison>) -> &'static str {
+    match broken.any(|c| c.what == READ) {
+        true => {
+            "\nA top-k `skip` without `causal`, or one with `level sequence`, chooses by later tokens, and its loss is no loss of predicting \
+             them: give it a rule by which it is evaluated and sampled, such as `causal bce 0.01` in `skip(…)`\n"
+        }
+        false => "",
+    }
 }
 
 /// Sets a field of a recipe that a sweep may tune; whether there is one of that name.
@@ -229,6 +258,7 @@ mod tests {
     fn equal(flops: Option<f64>) -> Equal {
         Equal {
             flops,
+            flops_processed: Some(0.01),
             parameters: Some(0.001),
             memory: None,
             tuned: vec![],
@@ -247,6 +277,8 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             flops: Some(1000.0),
+            flops_processed: Some(1000.0),
+            ended: true,
             parameters: Some(5000.0),
             memory: Some(10.0),
             tokens: vec![640],
@@ -280,6 +312,12 @@ mod tests {
         let expected =
             ["training tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision"];
         assert_eq!(found, expected);
+        let skipping = Facts { flops_processed: Some(927.0), ..facts() };
+        assert_eq!(broken(&all, (&s, &base), (&s, &skipping)), [PROCESSED]);
+        let unseen = Facts { flops_processed: None, ..facts() };
+        assert_eq!(broken(&all, (&s, &base), (&s, &unseen)), [PROCESSED]);
+        let untrained = Facts { ended: false, ..unseen };
+        assert_eq!(broken(&all, (&s, &untrained), (&s, &untrained)), [""; 0]);
         let seeds = Facts { seeds: vec![0, 2], ..facts() };
         assert_eq!(broken(&all, (&s, &base), (&s, &seeds)), ["order", "seeds"]);
     }

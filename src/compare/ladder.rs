@@ -577,12 +577,14 @@ fn agree(a: &Arguments, rung: &Rung) -> Done {
         let found = agreement::compare(&rung.suite.equal, base, (&arm.spec, of));
         broken.extend(found.into_iter().filter(|c| !c.agrees).map(|c| (arm.name.as_str(), c)));
     }
-    if broken.is_empty() || a.allow_unequal {
+    // The report of a ladder marks no arm, so that losses of other questions are never in it.
+    let advice = agreement::advice(broken.iter().map(|(_, c)| c));
+    if broken.is_empty() || (a.allow_unequal && advice.is_empty()) {
         return Ok(());
     }
     let text = disagreements(&broken);
     Err(Failure::Error(
-        format!("in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}", rung.cell.name)
+        format!("in the cell {} the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{advice}", rung.cell.name)
             .into(),
     ))
 }

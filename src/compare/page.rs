@@ -4,6 +4,7 @@
 //! dash, never a guess; an arm that does not agree with the baseline carries a dagger wherever it
 //! stands.
 
+use super::agreement::{FLOPS, PROCESSED};
 use super::study::{Arm, Study};
 use crate::number::{decimal_bytes, decimals, grouped};
 use crate::report::draw;
@@ -164,6 +165,7 @@ pub fn page(study: &Study) -> Page {
     let metrics = measured(study);
     opening(&mut page, study, &metrics);
     resources(&mut page, study);
+    processed(&mut page, study);
     agreement(&mut page, study);
     results(&mut page, study, &metrics);
     tests(&mut page, study, &metrics);
@@ -208,6 +210,20 @@ fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
             broken.join(", ")
         ));
     }
+    for arm in study.arms.iter().filter(|a| looks_ahead(&a.spec.model)) {
+        page.text(format!(
+            "`{}` reads later tokens where its loss is measured (top-k without `causal`): its loss is not that of predicting them.",
+            name(arm)
+        ));
+    }
+    for (arm, by) in study.arms[1..].iter().filter_map(|a| Some((a, missed(study, a)?))) {
+        page.text(format!(
+            "`{}` is matched to the baseline in the FLOPs that are declared, and processes {:+.1} % of the baseline's FLOPs per token: \
+             its routers let through another share of the tokens than their capacity (`equal: {{flops_processed: 1%}}` asks for it).",
+            name(arm),
+            100.0 * by
+        ));
+    }
     let Some(&metric) = metrics.first() else { return };
     let ours = finals(baseline, metric);
     let mut items = vec![];
@@ -241,6 +257,16 @@ fn opening(page: &mut Page, study: &Study, metrics: &[Metric]) {
     if !items.is_empty() {
         page.add(Block::List(items));
     }
+}
+
+/// By how much an arm that agrees in declared FLOPs misses the baseline in those it processes,
+/// where the difference is beyond what the suite allows of declared ones.
+fn missed(study: &Study, arm: &Arm) -> Option<f64> {
+    let by = arm.flops_processed()? / study.arms[0].flops_processed()? - 1.0;
+    let declared = arm.agreement.iter().find(|c| c.what == FLOPS)?;
+    let limit = declared.limit.filter(|_| declared.agrees)?;
+    let demanded = arm.agreement.iter().any(|c| c.what == PROCESSED && c.limit.is_some());
+    (by.abs() > limit && !demanded).then_some(by)
 }
 
 /// Fewer seeds than this have no test: the deviation of two differences says nothing.
@@ -317,6 +343,8 @@ fn resources(page: &mut Page, study: &Study) {
         "Δ parameters",
         "FLOPs/token",
         "Δ FLOPs",
+        "processed",
+        "Δ processed",
         "training FLOPs/token",
         "memory, bytes",
         "training memory, bytes",
@@ -339,6 +367,8 @@ fn resources(page: &mut Page, study: &Study) {
             relative(params, b_params),
             number(flops),
             relative(flops, b_flops),
+            number(arm.flops_processed()),
+            relative(arm.flops_processed(), study.arms[0].flops_processed()),
             number(l.as_ref().and_then(|l| l.declared_flops_per_token)),
             bytes(l.as_ref().and_then(|l| l.generation_memory)),
             bytes(l.as_ref().map(|l| l.peak_memory)),
@@ -348,8 +378,45 @@ fn resources(page: &mut Page, study: &Study) {
     page.add(Block::Table(table));
     page.note(
         "FLOPs per token and memory are those of generation: means over a sequence of 1024 tokens, or the context where that is \
-         shorter. A FLOP is one multiply or one add of a matrix product. Memory is weights and mean caches; training memory \
+         shorter. Processed are FLOPs per token at the shares of tokens that routers let through in the evaluation after the last step, the mean over \
+         seeds. A FLOP is one multiply or one add of a matrix product. Memory is weights and mean caches; training memory \
          is the whole plan of a micro-batch, scoring included. Δ is against the baseline.",
+    );
+}
+
+/// The share of tokens that each wrapped part processes, and by which rule.
+fn processed(page: &mut Page, study: &Study) {
+    let head = ["model", "part", "capacity", "training", "evaluation", "generation"];
+    let mut table = Table { head: head.map(String::from).to_vec(), text: vec![1], ..Table::default() };
+    for arm in &study.arms {
+        let seen: Vec<_> =
+            arm.ended().filter_map(|r| r.metrics.last()?.health.as_ref()).map(|h| &h.parts).collect();
+        for part in seen.first().into_iter().copied().flatten() {
+            let own: Vec<_> =
+                seen.iter().filter_map(|parts| parts.iter().find(|p| p.name == part.name)).collect();
+            let mean = own.iter().map(|p| p.processed).sum::<f64>() / own.len() as f64;
+            let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+            let writes = !looks_ahead(&arm.spec.model);
+            let row = [
+                name(arm),
+                format!("`{}`", part.name),
+                percent(part.asked),
+                part.training.map_or(NONE.into(), percent),
+                percent(mean),
+                if writes { percent(mean) } else { NONE.into() },
+            ];
+            table.rows.push(row.map(Cell::from).to_vec());
+        }
+    }
+    if table.rows.is_empty() {
+        return;
+    }
+    page.heading("Tokens processed");
+    page.add(Block::Table(table));
+    page.note(
+        "Shares of the tokens that come to a wrapped part. Training computes what top-k chooses, or all where every token decides by itself; \
+         evaluation and generation follow one rule, `causal` of top-k, and their share is that of held-out text after the last step, \
+         the mean over seeds. A model without such a rule is evaluated by top-k and generates nothing.",
     );
 }
 
@@ -371,6 +438,8 @@ fn agreement(page: &mut Page, study: &Study) {
             let c = &arm.agreement[i];
             let value = match c.difference {
                 Some(d) => format!("{:+.3} %", 100.0 * d),
+                // Of what is not known yet nothing is equal.
+                None if c.what == PROCESSED => NONE.into(),
                 None if c.arm == c.baseline => "equal".into(),
                 None => c.arm.clone(),
             };

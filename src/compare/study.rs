@@ -202,6 +202,13 @@ impl Arm {
         self.agreement.iter().all(|c| c.agrees)
     }
 
+    /// FLOPs of a generated token at the shares of tokens that its routers let through: the mean
+    /// over the runs that came to their end.
+    pub fn flops_processed(&self) -> Option<f64> {
+        let all: Option<Vec<f64>> = self.ended().map(|r| r.ledger.processed_flops_per_token).collect();
+        all.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64)
+    }
+
     /// Quantities that must be equal, from the ledgers of the runs with these numbers.
     fn facts(&self, runs: &[usize]) -> Facts {
         let t = &self.spec.train;
@@ -210,6 +217,8 @@ impl Arm {
         let first = runs.first().map(|r| &r.ledger);
         Facts {
             flops: first.and_then(|l| l.decode_flops_per_token),
+            flops_processed: self.flops_processed(),
+            ended: !runs.is_empty() && runs.iter().all(|r| r.ended()),
             parameters: first.map(|l| l.parameters as f64),
             memory: first.and_then(|l| l.generation_memory.map(|m| m as f64)),
             // A run that is not at its end has yet to read the rest.

@@ -242,7 +242,7 @@ equal: {schedule: false, data: false, order: false}
     let (base, other) = (sandbox.read("out/la.yaml"), sandbox.read("out/other.yaml"));
     for (line, own) in [
         ("warmup: 2\n", "warmup: 1\n"),
-        ("schedule: constant\n", "kind: cosine\n"),
+        ("schedule: constant\n", "kind: cosine"),
         ("max_tokens: 8\n", "max_tokens: 5\n"),
         ("size: 4\n", "size: 3\n"),
     ] {
@@ -268,4 +268,133 @@ equal: {schedule: false, data: false, order: false}
         spec.contains("steps: 2\n") && spec.contains("batch: 4\n") && spec.contains("sequence: 16\n"),
         "{spec}"
     );
+}
+
+/// A field that the command line gives all arms and a variant gives itself is refused, whichever
+/// section it is of.
+#[test]
+fn a_flag_does_not_take_the_place_of_what_a_variant_sets() {
+    let sandbox = sandbox();
+    let suite = "\
+name: own
+baseline: la.yaml
+variants: [{name: other, spec: la.yaml, set: {train.warmup: 5, ea.count: 8}}]
+data: {task: permutation, size: 4, max_steps: 2}
+TRAINequal: {schedule: false, parameters: none, flops: none}
+";
+    let train = "train: {steps: 2, batch: 2, sequence: 32, precision: f32}\n";
+    sandbox.write("shared.suite.yaml", &suite.replace("TRAIN", train));
+    sandbox.write("each.suite.yaml", &suite.replace("TRAIN", ""));
+    sandbox.write("la.yaml", &(LAYERED.to_string() + train));
+    for file in ["shared.suite.yaml", "each.suite.yaml"] {
+        let error = sandbox.error(&["compare", file, "--set", "train.warmup=1", "--dry-run"]);
+        assert!(error.contains("this variant sets `train.warmup`, too"), "{error}");
+        assert!(error.contains(&format!("{file}:3:")), "{error}");
+        sandbox.good(&["compare", file, "--set", "train.learning_rate=1e-3", "--dry-run"]);
+    }
+    // Fields of an arm's own file that no suite uses are named.
+    sandbox.write("la.yaml", &(LAYERED.to_string() + &train.replace("steps", "seed: 7, steps")));
+    let output = sandbox.run(&["compare", "each.suite.yaml", "--dry-run"]);
+    let (_, err) = crate::support::sandbox::texts(&output);
+    assert!(err.contains("`train.seed` 7") && err.contains("the suite's `seeds`"), "{err}");
+}
+
+const SKIPS: &str = "\
+name: skips
+baseline: la.yaml
+variants: [{spec: mod.yaml}]
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 4, batch: 4, sequence: 32, learning_rate: 1e-3, warmup: 1, precision: f32}
+eval: {examples: 4, max_tokens: 8}
+equal: {flops: 60%, parameters: 60%}
+";
+
+/// The layered model with a part that half of the tokens skip.
+fn skipping(rule: &str) -> String {
+    let body = format!("\"skip(capacity 0.5{rule}) {{ sa > ea }}\"");
+    LAYERED.replace("name: la", "name: mod").replace("\"sa > ea\"", &body)
+}
+
+#[test]
+fn an_arm_that_reads_later_tokens_is_refused_or_marked() {
+    let sandbox = sandbox();
+    sandbox.write("mod.yaml", &skipping(""));
+    sandbox.write("skips.suite.yaml", SKIPS);
+    let (code, error) = sandbox.bad(&["compare", "skips.suite.yaml", "--out", "out"]);
+    assert_eq!(code, 1);
+    for part in [
+        "tokens read for a loss",
+        "earlier ones",
+        "later ones, too",
+        "causal bce 0.01",
+        "nothing was trained",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(!sandbox.path("out").exists());
+    let out = sandbox.good(&["compare", "skips.suite.yaml", "--out", "out", "--allow-unequal"]);
+    assert!(out.contains("mod †"), "{out}");
+    let report = sandbox.read("out/report.md");
+    assert!(report.contains("`mod †` reads later tokens where its loss is measured"), "{report}");
+    assert!(report.contains("| mod † |") && !report.contains("| mod |"), "{report}");
+    // Two arms of which both do are alike, and their losses are still said to be none.
+    sandbox.write(
+        "both.suite.yaml",
+        &SKIPS.replace("la.yaml", "mod.yaml").replace("{spec:", "{name: two, spec:"),
+    );
+    sandbox.good(&["compare", "both.suite.yaml", "--out", "both"]);
+    let report = sandbox.read("both/report.md");
+    assert!(report.contains("`two` reads later tokens where") && !report.contains('†'), "{report}");
+}
+
+/// An arm is matched on the FLOPs that its capacity declares, and its router lets through another
+/// share: the report shows it, and a suite may ask for it.
+#[test]
+fn what_skip_arms_process_is_shown_and_may_be_asked_for() {
+    let sandbox = sandbox();
+    sandbox.write("mod.yaml", &skipping(", causal bce 0.01"));
+    sandbox.write("skips.suite.yaml", &SKIPS.replace("flops: 60%", "flops: 60%, flops_processed: 0.01%"));
+    let out = sandbox.good(&["compare", "skips.suite.yaml", "--out", "out"]);
+    assert!(out.contains("mod †"), "{out}");
+    let report = sandbox.read("out/report.md");
+    for part in [
+        "| FLOPs processed per token | within 0.01 % |",
+        "## Tokens processed",
+        "| mod † | `layers.0.skip.0` | 50.0 % | 50.0 % |",
+        "| processed | Δ processed |",
+    ] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    // The count is that of a model whose capacity is what was processed.
+    let ledger = |run: &str| -> Value {
+        serde_json::from_str(&sandbox.read(&format!("out/{run}/ledger.json"))).unwrap()
+    };
+    let (base, own) = (ledger("la-seed0"), ledger("mod-seed0"));
+    let number = |ledger: &Value, key: &str| ledger[key].as_f64().unwrap();
+    let [declared, processed] =
+        ["decode_flops_per_token", "processed_flops_per_token"].map(|key| number(&own, key));
+    assert_eq!(number(&base, "processed_flops_per_token"), number(&base, "decode_flops_per_token"));
+    let parts = metrics(&sandbox.path("out/mod-seed0")).pop().unwrap()["health"]["parts"].clone();
+    let shares: Vec<f64> =
+        parts.as_array().unwrap().iter().map(|p| p["processed"].as_f64().unwrap()).collect();
+    assert_eq!(shares.len(), 3);
+    let mean = shares.iter().sum::<f64>() / 3.0;
+    let counted = |capacity: f64| {
+        let field = skipping(", causal bce 0.01").replace("capacity 0.5", &format!("capacity {capacity:.6}"));
+        sandbox.write("at.yaml", &field);
+        let json: Value =
+            serde_json::from_str(&sandbox.good(&["count", "at.yaml", "--tokens", "64", "--json"])).unwrap();
+        json["flops_per_token"]["decode"].as_f64().unwrap()
+    };
+    assert!((counted(0.5) - declared).abs() < 1.0);
+    if mean > 0.02 {
+        let expected = counted(mean);
+        assert!((processed / expected - 1.0).abs() < 0.02, "{processed} {expected} {shares:?}");
+    } else {
+        assert!(processed < declared, "{processed} {declared}");
+    }
+    // A suite that does not ask marks nobody.
+    sandbox.write("free.suite.yaml", SKIPS);
+    sandbox.good(&["compare", "free.suite.yaml", "--out", "free"]);
+    assert!(!sandbox.read("free/report.md").contains('†'));
 }

@@ -52,6 +52,7 @@ use device::{Device, Predicted};
 use dreamc_dsl::spec::{Model, Precision, Spec, Train};
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// Why something could not be counted.
@@ -350,6 +351,34 @@ pub fn figures(model: &Model, precision: Precision, tokens: u64) -> Result<Figur
     })
 }
 
+/// Shares that a model was seen to compute where its routers decide.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shares {
+    /// Of the tokens that come to a wrapped part, the share that it processes: by body and by the
+    /// number of the part in it.
+    pub parts: BTreeMap<(usize, u64), f64>,
+    /// Of the choices of a mixture with no-op experts, the share that falls on the others.
+    pub experts: BTreeMap<String, f64>,
+}
+
+/// FLOPs of a generated token where wrapped parts and mixtures process these shares in place of
+/// those that are declared; `passes` replaces the count of the outermost `recur`.
+pub fn flops_at(
+    model: &Model,
+    passes: Option<u64>,
+    tokens: u64,
+    shares: &Shares,
+) -> Result<PerToken, CountError> {
+    let mut architecture = Architecture::new(model, passes)?;
+    for (i, body) in architecture.bodies.iter_mut().enumerate() {
+        body.set_capacities(&|part| shares.parts.get(&(i, part)).copied());
+    }
+    let mut form = Form::new(&architecture, 1, tokens)?;
+    form.route(&shares.experts);
+    let flops = sum(form.forward()?.iter().map(|p| p.cost))?.flops;
+    Ok(PerToken { total: flops, tokens: tokens.max(1).into() })
+}
+
 /// How values are stored.
 #[derive(Clone, Copy)]
 struct Bytes(Precision);
@@ -422,6 +451,20 @@ impl<'a> Form<'a> {
 
     fn function(&self, name: &str) -> &Function {
         &self.lowered.module.functions[name]
+    }
+
+    /// Routes these shares of the choices of mixtures to experts that compute.
+    fn route(&mut self, shares: &BTreeMap<String, f64>) {
+        /// Shares are counted in parts of this.
+        const ALL: u64 = 1 << 32;
+        let facts = &mut self.lowered.facts;
+        for (dim, taken) in &mut facts.taken {
+            let Some(Owner::Component(i)) = facts.owners.get(dim) else { continue };
+            let Some((name, _)) = self.architecture.component(*i) else { continue };
+            if let Some(share) = shares.get(name) {
+                *taken = ((share.clamp(0.0, 1.0) * ALL as f64).round() as u64, ALL);
+            }
+        }
     }
 
     /// Weights with the body they belong to and the number of sets there are of them.

@@ -240,3 +240,43 @@ fn what_does_not_fit_is_refused_and_never_wrapped() {
     let error = count(&spec, &Options::default()).unwrap_err().to_string();
     assert!(error.contains("too large") || error.contains("exceeds"), "{error}");
 }
+
+/// FLOPs at shares are those of a model that declares them: as it declares, and at any other.
+#[test]
+fn flops_at_shares_are_those_of_models_that_declare_them() {
+    let text = |capacity: f64| {
+        let text = format!(
+            "model m {{\n vocab 31 hidden 16 context 64\n sa = sequence {{ heads 2 }}\n mlp = mlp {{ intermediate 24 }}\n layer {{ mlp }}\n \
+             repeat 3 {{ layer {{ skip(capacity {capacity}, causal bce 0.01) {{ sa > mlp }} }} }}\n}}\n"
+        );
+        let ast = dreamc_dsl::parse("m.dream", &text, dreamc_dsl::Spelling::Dream).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap().0.model
+    };
+    let declared = |capacity: f64| figures(&text(capacity), Precision::F32, 64).unwrap().flops_per_token;
+    let model = text(0.5);
+    let body =
+        Architecture::new(&model, None).unwrap().bodies.iter().position(|b| !b.skips().is_empty()).unwrap();
+    for capacity in [0.5, 0.25, 1.0, 0.125] {
+        let shares = Shares { parts: [((body, 0), capacity)].into(), ..Shares::default() };
+        assert_eq!(flops_at(&model, None, 64, &shares).unwrap(), declared(capacity), "{capacity}");
+    }
+    assert_eq!(flops_at(&model, None, 64, &Shares::default()).unwrap(), declared(0.5));
+    // None at all leaves what is around.
+    let none = Shares { parts: [((body, 0), 0.0)].into(), ..Shares::default() };
+    assert!(flops_at(&model, None, 64, &none).unwrap().total < declared(0.125).total);
+}
+
+/// No-op experts take the share of choices that is declared, or the one that was seen.
+#[test]
+fn flops_of_no_op_experts_follow_their_share() {
+    let text = "model m {\n vocab 31 hidden 16 context 32\n ea = experts { count 6  active 2  intermediate 24  noop 2 }\n layer { ea }\n}\n";
+    let ast = dreamc_dsl::parse("m.dream", text, dreamc_dsl::Spelling::Dream).unwrap();
+    let model = dreamc_dsl::check(&ast, &[]).unwrap().0.model;
+    let at = |share: f64| {
+        let shares = Shares { experts: [("ea".to_string(), share)].into(), ..Shares::default() };
+        flops_at(&model, None, 32, &shares).unwrap().total
+    };
+    assert_eq!(at(0.75), figures(&model, Precision::F32, 32).unwrap().flops_per_token.total);
+    assert_eq!(at(1.0) - at(0.5), at(0.5) - at(0.0));
+    assert!(at(0.5) < at(0.75));
+}

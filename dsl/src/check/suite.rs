@@ -385,12 +385,14 @@ impl Checker {
         let (flops, parameters) =
             (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
         let memory = self.real_or_none(&group, "memory");
+        let processed = self.real_or_none(&group, "flops_processed");
         let names =
             ["tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision", "seeds"];
         let [tokens, data, order, tokenizer, schedule, optimizer, batch, precision, seeds] =
             names.map(|key| self.bool(&group, key));
         Some(Equal {
             flops: flops?,
+            flops_processed: processed?,
             parameters: parameters?,
             memory: memory?,
             tuned: tuned?,

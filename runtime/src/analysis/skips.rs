@@ -14,7 +14,7 @@ use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, Work, for_each_application, names, skips};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
-use dreamc_dsl::spec::{self, Expr};
+use dreamc_dsl::spec::{self, Expr, SkipRule};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -53,8 +53,12 @@ pub(crate) struct Wrapped {
     pub depth: u64,
     /// The set of weights: `layers.{set}`.
     pub set: u64,
+    /// The body that is applied.
+    pub body: usize,
     /// Which of the layer's wrapped parts.
     pub number: u64,
+    /// How it chooses its tokens.
+    pub rule: SkipRule,
     /// The share of tokens that it is to process.
     pub asked: f64,
     /// The wrapped composition as it is written.
@@ -78,7 +82,9 @@ pub(crate) fn wrapped(model: &spec::Model, passes: Option<u64>) -> Result<Vec<Wr
             all.push(Wrapped {
                 depth: apply.depth.at(variables),
                 set,
+                body: apply.body,
                 number: number as u64,
+                rule: skip.rule.clone(),
                 asked: skip.rule.capacity(),
                 text: text(inner),
                 others: others.collect(),

@@ -6,14 +6,16 @@
 //! read from the device; a token that never comes to a part, because it skips what is around it,
 //! does not count there.
 
-use crate::analysis::skips::wrapped;
+use crate::analysis::skips::{Wrapped, wrapped};
 use crate::analysis::{candidates, real};
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
-use dreamc_dsl::spec::Model as Spec;
+use dreamc_compiler::count::{PerToken, Shares, flops_at};
+use dreamc_compiler::matching::TOKENS as TOKENS_OF_MEAN;
+use dreamc_dsl::spec::{Component, Model as Spec, SkipRule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -31,6 +33,12 @@ const MISSED: f64 = 2.0;
 pub struct Health {
     /// Tokens that were looked at.
     pub tokens: u64,
+    /// FLOPs of a generated token where wrapped parts and mixtures with no-op experts process what
+    /// they were seen to process; the mean over a sequence of
+    /// [`TOKENS`](dreamc_compiler::matching::TOKENS) or the context. Absent where every token takes
+    /// the FLOPs that are declared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flops_per_token: Option<f64>,
     /// Every wrapped part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
@@ -64,6 +72,11 @@ pub struct Part {
     pub processed: f64,
     /// The share that its `capacity` asks for; the mean over passes that have one each.
     pub asked: f64,
+    /// The share that training computes: of top-k what it chooses, of a rule that each token
+    /// follows by itself all, since its gradient asks for what is skipped. Absent in files of
+    /// earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<f64>,
     /// Shares of all tokens that none, one, two … of its applications process: recursion depths.
     /// Empty where there is one application.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -123,6 +136,8 @@ impl Health {
         let wrapped = wrapped(spec, passes).map_err(ModelError::from)?;
         let mut parts: BTreeMap<(u64, u64), Taken> = BTreeMap::new();
         let mut mixtures: BTreeMap<(u64, String), Vec<u64>> = BTreeMap::new();
+        let mut by_body: BTreeMap<(usize, u64), [u64; 2]> = BTreeMap::new();
+        let count_passes = passes;
         let mut passes = Passes::default();
         let mut tokens = 0;
         while let Some(batch) = batches.take(model.batch())? {
@@ -142,10 +157,13 @@ impl Health {
                                 .map_err(ModelError::from)?;
                             let found = parts.entry((w.set, w.number)).or_default();
                             found.depths.resize(real.len(), 0);
+                            let [came, taken] = by_body.entry((w.body, w.number)).or_default();
                             let tokens = real.iter().zip(&taking).zip(&mut found.depths);
                             for ((_, t), depth) in tokens.filter(|((r, _), _)| **r) {
                                 found.came += u64::from(*t > 0.5);
                                 found.taken += u64::from(*t > 1.5);
+                                *came += u64::from(*t > 0.5);
+                                *taken += u64::from(*t > 1.5);
                                 *depth += usize::from(*t > 1.5);
                             }
                         }
@@ -180,14 +198,27 @@ impl Health {
             }
             parts.values_mut().for_each(|found| found.count(&real));
         }
+        let shares = Shares {
+            parts: by_body.into_iter().map(|(part, [came, taken])| (part, share_of(taken, came))).collect(),
+            experts: computing(spec, &mixtures),
+        };
+        let known = shares.parts.is_empty() && shares.experts.is_empty();
+        let flops = match known {
+            true => None,
+            false => flops_at(spec, count_passes, TOKENS_OF_MEAN.min(spec.context), &shares).ok(),
+        };
+        let sequence = model.sequence() as u64;
         let part = |((set, number), found): ((u64, u64), Taken)| {
-            let own: Vec<f64> =
-                wrapped.iter().filter(|w| (w.set, w.number) == (set, number)).map(|w| w.asked).collect();
+            let own: Vec<&Wrapped> = wrapped.iter().filter(|w| (w.set, w.number) == (set, number)).collect();
+            let mean = |of: &dyn Fn(&Wrapped) -> f64| {
+                own.iter().map(|w| of(w)).sum::<f64>() / own.len().max(1) as f64
+            };
             let share = |depth| found.by_depth.get(depth).copied().unwrap_or(0) as f64 / tokens.max(1) as f64;
             Part {
                 name: format!("layers.{set}.skip.{number}"),
-                processed: found.taken as f64 / found.came.max(1) as f64,
-                asked: own.iter().sum::<f64>() / own.len().max(1) as f64,
+                processed: share_of(found.taken, found.came),
+                asked: mean(&|w| w.asked),
+                training: Some(mean(&|w| trained_share(&w.rule, sequence))),
                 depths: if own.len() > 1 { (0..=own.len()).map(share).collect() } else { vec![] },
             }
         };
@@ -202,6 +233,7 @@ impl Health {
         };
         let health = Health {
             tokens,
+            flops_per_token: flops.map(PerToken::mean),
             parts: parts.into_iter().map(part).collect(),
             mixtures: mixtures.into_iter().map(mixture).collect(),
             passes: passes.finish(),
@@ -250,7 +282,10 @@ impl Health {
             (format!("loss after pass {}", i + 1), words)
         };
         let routers = self.parts.iter().map(part).chain(self.mixtures.iter().map(mixture));
-        routers.chain(self.passes.iter().enumerate().map(pass)).collect()
+        let flops = self.flops_per_token.map(|flops| {
+            ("FLOPs processed per token".into(), format!("{:.4} M at these shares", flops / 1e6))
+        });
+        routers.chain(flops).chain(self.passes.iter().enumerate().map(pass)).collect()
     }
 
     /// Warnings of targets that are missed by a factor of two or more.
@@ -271,6 +306,38 @@ impl Health {
         });
         parts.chain(mixtures).collect()
     }
+}
+
+fn share_of(some: u64, all: u64) -> f64 {
+    some as f64 / all.max(1) as f64
+}
+
+/// The share of the tokens of a sequence that training computes.
+fn trained_share(rule: &SkipRule, sequence: u64) -> f64 {
+    match rule {
+        // Rounding errors of the product are below this.
+        SkipRule::TopK { capacity, .. } => {
+            let chosen = (capacity * sequence as f64 + 1e-9).floor() as u64;
+            share_of(chosen.clamp(1, sequence.max(1)), sequence)
+        }
+        SkipRule::Threshold { .. } | SkipRule::DepthChoice { .. } => 1.0,
+    }
+}
+
+/// Of each mixture with no-op experts, the share of its choices that falls on the others, which
+/// come first.
+fn computing(spec: &Spec, mixtures: &BTreeMap<(u64, String), Vec<u64>>) -> BTreeMap<String, f64> {
+    let mut sums: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+    for ((_, component), counts) in mixtures {
+        let Some(Component::Experts(experts)) = spec.components.get(component) else { continue };
+        if experts.noop == 0 {
+            continue;
+        }
+        let [some, all] = sums.entry(component.clone()).or_default();
+        *some += counts.iter().take(experts.count as usize).sum::<u64>();
+        *all += counts.iter().sum::<u64>();
+    }
+    sums.into_iter().map(|(component, [some, all])| (component, share_of(some, all))).collect()
 }
 
 /// Sums over targets of what passes are worth: losses, then shares.
@@ -337,11 +404,12 @@ mod tests {
     fn what_misses_its_target_by_half_is_warned_of() {
         let part = |processed: f64, asked: f64| {
             let depths = if asked == 0.5 { vec![] } else { vec![0.25, 0.5, 0.25] };
-            Part { name: "layers.1.skip.0".into(), processed, asked, depths }
+            Part { name: "layers.1.skip.0".into(), processed, asked, training: Some(asked), depths }
         };
         let mixture = |busiest: f64| Mixture { name: "layers.0.ea".into(), busiest, dead: 1, experts: 8 };
         let health = Health {
             tokens: 100,
+            flops_per_token: None,
             parts: vec![part(0.015, 0.5), part(0.3, 0.5), part(0.25, 0.5), part(1.0, 0.5), part(0.9, 0.5)],
             mixtures: vec![mixture(1.9), mixture(2.0)],
             passes: [(2.0, 0.25), (1.0, 0.75)]

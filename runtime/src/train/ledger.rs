@@ -64,6 +64,10 @@ pub struct Ledger {
     /// [`TOKENS`](dreamc_compiler::matching::TOKENS) or the context.
     #[serde(default)]
     pub decode_flops_per_token: Option<f64>,
+    /// The same where wrapped parts and mixtures with no-op experts process the shares that the
+    /// last evaluation saw; absent where there was none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processed_flops_per_token: Option<f64>,
     /// Bytes of weights and mean caches while such a sequence is generated.
     #[serde(default)]
     pub generation_memory: Option<u64>,

@@ -36,6 +36,7 @@ use crate::generate::Cached;
 use crate::group::{Group, GroupError};
 use crate::model::{Model, Scale};
 use crate::train::sample;
+use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::count::Counts;
@@ -776,6 +777,7 @@ impl<'a> Runner<'a> {
             parameters: self.model.parameters(),
             declared_flops_per_token: declared.map(|c| c.flops_per_token.training.mean()),
             decode_flops_per_token: declared.map(|c| c.flops_per_token.decode.mean()),
+            processed_flops_per_token: self.processed(&line),
             generation_memory: declared.and_then(|c| u64::try_from(c.memory_bytes.generation).ok()),
             executed_flops: 2 * state.multiply_adds,
             peak_memory: memory,
@@ -787,6 +789,19 @@ impl<'a> Runner<'a> {
             exact_match_problems: line.problems,
             best: state.best,
         }
+    }
+
+    /// FLOPs of a generated token at the shares of tokens that an evaluation saw processed; those
+    /// that are declared where nothing is left to routers.
+    fn processed(&self, line: &EvaluationLine) -> Option<f64> {
+        let seen = line.health.as_ref().and_then(|h| h.flops_per_token);
+        let declared = self.declared.as_ref().map(|c| c.flops_per_token.decode.mean());
+        let model = &self.setup.spec.model;
+        let noop = |c: &Component| matches!(c, Component::Experts(e) if e.noop > 0);
+        let routed = self.observer.is_some()
+            && (Architecture::new(model, None).is_ok_and(|a| a.skips())
+                || model.components.values().any(noop));
+        if routed { seen } else { declared }
     }
 
     fn write_ledger(&self, ledger: &Ledger) -> Result<(), TrainError> {
