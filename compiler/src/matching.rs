@@ -425,19 +425,18 @@ pub fn pair(
     Ok(Err(closest))
 }
 
-/// Requests in place of one that failed: the measure that it missed, and objectives of it
-/// with which all are met, at most three.
+/// Requests in place of one that failed: the measure that it missed first, what came closest, and
+/// objectives of that measure with which all are met, at most three.
 pub fn remedies(
     spec: &Spec,
     baseline: &Spec,
     request: &Request,
     error: &MatchError,
-) -> Option<(Objective, f64, Vec<(Objective, Matched)>)> {
+) -> Option<(Objective, Matched, Vec<(Objective, Matched)>)> {
     let (MatchError::Tolerance { closest, .. } | MatchError::Contradictory { closest, .. }) = error else {
         return None;
     };
     let missed = closest.missed(&request.objectives)?.clone();
-    let left = closest.residual.get(&missed.measure)?.abs();
     let mut tried: Vec<Objective> = vec![];
     if missed.step > 1 {
         tried.push(Objective { step: 1, ..missed.clone() });
@@ -456,7 +455,7 @@ pub fn remedies(
             break;
         }
     }
-    Some((missed, left, found))
+    Some((missed, (**closest).clone(), found))
 }
 
 /// Paths that mean the same field are equal in this form.
