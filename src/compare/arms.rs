@@ -82,7 +82,18 @@ pub fn load_tree(
     let read = |arm: usize, path: &str, set: &[String]| -> Result<(Spec, PathBuf), Failure> {
         let path = base.join(path);
         let written = set;
-        let mut set = set.to_vec();
+        let shared = [
+            ("train", suite.train.is_some()),
+            ("data", suite.data.is_some()),
+            ("eval", suite.eval.is_some()),
+        ];
+        // Changes of a section that the suite has are made in the suite's: the arm's own may be
+        // absent.
+        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
+        let (again, own): (Vec<&String>, Vec<&String>) = written.iter().partition(again);
+        let steps = again.iter().filter(|set| changes(set, "train.steps"));
+        let mut set: Vec<String> = own.iter().chain(steps).map(|set| set.to_string()).collect();
+        let again: Vec<String> = again.iter().map(|set| set.to_string()).collect();
         set.extend(everywhere.iter().map(|set| set.to_string()));
         let fields = fields(arm);
         let (recipe, model): (Vec<_>, Vec<_>) = fields.iter().partition(|(f, _)| f.starts_with("train."));
@@ -103,13 +114,6 @@ pub fn load_tree(
         if let Some(eval) = &suite.eval {
             spec.eval.clone_from(eval);
         }
-        let shared = [
-            ("train", suite.train.is_some()),
-            ("data", suite.data.is_some()),
-            ("eval", suite.eval.is_some()),
-        ];
-        let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
-        let again: Vec<String> = written.iter().filter(again).cloned().collect();
         if !again.is_empty() {
             spec = changed(&suite, arm, &spec, &again)?;
             make_absolute(&mut spec, &arguments.base());

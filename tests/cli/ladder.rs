@@ -52,8 +52,7 @@ fn a_ladder_is_tuned_climbed_and_reported_once() {
 
     let line = ["compare", "rise.suite.yaml", "--out", "out", "--threads", "2"];
     let out = sandbox.good(&line);
-    for part in ["layered goes on with learning_rate", "detects a difference of", "against the baseline"]
-    {
+    for part in ["layered goes on with learning_rate", "detects a difference of", "against the baseline"] {
         assert!(out.contains(part), "{part} is missing:\n{out}");
     }
     let report = sandbox.read("out/report.md");

@@ -356,9 +356,17 @@ mod tests {
         assert_eq!(warnings.len(), 4, "{warnings:?}");
         let said = "layers.1.skip.0 processes 1.5 % of its tokens in evaluation, and 50.0 %, its capacity, in training";
         assert_eq!(warnings[0], said);
-        assert!(warnings[3].contains("2.0 × the mean, and 1 of 8 experts are never chosen: a larger"), "{warnings:?}");
-        let even = Health { mixtures: vec![Mixture { dead: 0, ..mixture(2.5) }], parts: vec![], ..health.clone() };
-        assert!(even.warnings()[0].contains("takes 2.5 × the mean: a larger `balance`"), "{:?}", even.warnings());
+        assert!(
+            warnings[3].contains("2.0 × the mean, and 1 of 8 experts are never chosen: a larger"),
+            "{warnings:?}"
+        );
+        let even =
+            Health { mixtures: vec![Mixture { dead: 0, ..mixture(2.5) }], parts: vec![], ..health.clone() };
+        assert!(
+            even.warnings()[0].contains("takes 2.5 × the mean: a larger `balance`"),
+            "{:?}",
+            even.warnings()
+        );
         assert_eq!(health.words().len(), 9);
         assert_eq!(health.figures().len(), 13);
     }
