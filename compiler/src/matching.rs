@@ -385,7 +385,7 @@ pub fn candidates(
 }
 
 /// Pairs of sizes that are tried before none is found.
-const PAIRS: usize = 32;
+const PAIRS: usize = 12;
 
 /// The first two sizes, of those that a person would move, that meet both of two measures together;
 /// otherwise the closest that was found.
@@ -405,8 +405,9 @@ pub fn pair(
     let mut closest: Option<Matched> = None;
     for (a, b) in pairs.into_iter().take(PAIRS) {
         // Together a width in eights may miss what it meets alone.
-        for fine in [false, true] {
-            let step = |o: &Objective| if fine && o.step == 8 { 1 } else { o.step };
+        let coarse = [a, b].iter().any(|c| c.objective.step == STEPS[0]);
+        for fine in [false, true].into_iter().filter(|fine| coarse || !fine) {
+            let step = |o: &Objective| if fine && o.step == STEPS[0] { 1 } else { o.step };
             let objectives = [a, b].map(|c| Objective { step: step(&c.objective), ..c.objective.clone() });
             let request = Request { objectives: objectives.to_vec(), tokens };
             match find(spec, baseline, &request) {
@@ -425,19 +426,18 @@ pub fn pair(
     Ok(Err(closest))
 }
 
-/// Requests in place of one that failed: the measure that it missed, and objectives of it
-/// with which all are met, at most three.
+/// Requests in place of one that failed: the measure that it missed first, what came closest, and
+/// objectives of that measure with which all are met, at most three.
 pub fn remedies(
     spec: &Spec,
     baseline: &Spec,
     request: &Request,
     error: &MatchError,
-) -> Option<(Objective, f64, Vec<(Objective, Matched)>)> {
+) -> Option<(Objective, Matched, Vec<(Objective, Matched)>)> {
     let (MatchError::Tolerance { closest, .. } | MatchError::Contradictory { closest, .. }) = error else {
         return None;
     };
     let missed = closest.missed(&request.objectives)?.clone();
-    let left = closest.residual.get(&missed.measure)?.abs();
     let mut tried: Vec<Objective> = vec![];
     if missed.step > 1 {
         tried.push(Objective { step: 1, ..missed.clone() });
@@ -456,7 +456,7 @@ pub fn remedies(
             break;
         }
     }
-    Some((missed, left, found))
+    Some((missed, (**closest).clone(), found))
 }
 
 /// Paths that mean the same field are equal in this form.

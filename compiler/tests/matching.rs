@@ -227,9 +227,9 @@ fn what_would_help_is_found() {
     set(&mut baseline, "ea.count", 23);
     let coarse = request(&[objective(Measure::Parameters, "ea.count", 16)]);
     let error = find(&spec, &baseline, &coarse).unwrap_err();
-    let (missed, left, found) = remedies(&spec, &baseline, &coarse, &error).expect("a help");
+    let (missed, closest, found) = remedies(&spec, &baseline, &coarse, &error).expect("a help");
     assert_eq!(missed.field, "ea.count");
-    assert!(left > 0.005);
+    assert!(closest.residual[&Measure::Parameters].abs() > 0.005);
     let (finer, matched) = &found[0];
     assert_eq!((finer.field.as_str(), finer.step, matched.fields["ea.count"]), ("ea.count", 1, 23));
     assert!(found.len() <= 3 && found.iter().all(|(o, m)| m.residual[&o.measure].abs() <= 0.005));

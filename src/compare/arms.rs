@@ -6,7 +6,7 @@ use crate::failure::{Done, Failure};
 use crate::note;
 use crate::spec::{SpecArguments, make_absolute, make_data_absolute, parse, resolved, warn};
 use dreamc_compiler::fields::field;
-use dreamc_compiler::matching::{MatchError, Matched, Measure, Request, TOKENS, find, remedies};
+use dreamc_compiler::matching::{MatchError, Matched, Measure, Objective, Request, TOKENS, find, remedies};
 use dreamc_dsl::suite::{Suite, Variant};
 use dreamc_dsl::{Ast, Diagnostic, Diagnostics, Severity, Spec};
 use std::path::{Path, PathBuf};
@@ -89,11 +89,13 @@ pub fn load_tree(
             ("data", suite.data.is_some()),
             ("eval", suite.eval.is_some()),
         ];
-        // Changes of a section that the suite has for all arms are changes of the suite's.
+        // Changes of a section that the suite has are made in the suite's: the arm's own may be
+        // absent.
         let again = |set: &&String| shared.iter().any(|(section, shared)| *shared && changes(set, section));
-        let (again, own): (Vec<String>, Vec<String>) = written.iter().cloned().partition(|set| again(&set));
-        let mut set = own;
-        set.extend(again.iter().filter(|set| changes(set, "train.steps")).cloned());
+        let (again, own): (Vec<&String>, Vec<&String>) = written.iter().partition(again);
+        let steps = again.iter().filter(|set| changes(set, "train.steps"));
+        let mut set: Vec<String> = own.iter().chain(steps).map(|set| set.to_string()).collect();
+        let again: Vec<String> = again.iter().map(|set| set.to_string()).collect();
         set.extend(everywhere.iter().map(|set| set.to_string()));
         let fields = fields(arm);
         let (recipe, model): (Vec<_>, Vec<_>) = fields.iter().partition(|(f, _)| f.starts_with("train."));
@@ -266,15 +268,16 @@ pub enum Place {
 
 /// Help for a match that failed, a line each: other fields, or another tolerance.
 pub fn help(spec: &Spec, baseline: &Spec, request: &Request, error: &MatchError, place: Place) -> String {
-    let Some((missed, left, found)) = remedies(spec, baseline, request, error) else {
+    let Some((missed, closest, found)) = remedies(spec, baseline, request, error) else {
         return String::new();
     };
-    let (key, equal) = match missed.measure {
+    let keys = |measure| match measure {
         Measure::FlopsPerToken => ("flops", "flops"),
         Measure::TrainingFlopsPerToken => ("training", "training"),
         Measure::Parameters => ("params", "parameters"),
         Measure::MemoryBytes => ("memory", "memory"),
     };
+    let (key, _) = keys(missed.measure);
     let mut lines = vec![];
     for (objective, matched) in found {
         let (field, step) = (&objective.field, objective.step);
@@ -283,10 +286,19 @@ pub fn help(spec: &Spec, baseline: &Spec, request: &Request, error: &MatchError,
             Place::Options => format!("`--{key} {field}:{step}` meets it: {matched}"),
         });
     }
-    let within = agreement::share_above(left);
+    let left = |o: &Objective| closest.residual.get(&o.measure).map_or(f64::INFINITY, |r| r.abs());
     lines.push(match place {
-        Place::Suite => format!("`equal: {{{equal}: {within}}}` of the suite allows what came closest"),
-        Place::Options => format!("`--tolerance {within}` allows what came closest"),
+        Place::Suite => {
+            let missed = request.objectives.iter().filter(|o| left(o) > o.tolerance);
+            let pairs: Vec<String> = missed
+                .map(|o| format!("{}: {}", keys(o.measure).1, agreement::share_above(left(o))))
+                .collect();
+            format!("`equal: {{{}}}` of the suite allows what came closest", pairs.join(", "))
+        }
+        Place::Options => {
+            let most = request.objectives.iter().map(left).fold(0.0, f64::max);
+            format!("`--tolerance {}` allows what came closest", agreement::share_above(most))
+        }
     });
     lines.iter().map(|line| format!("\n  {line}")).collect()
 }

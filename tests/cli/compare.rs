@@ -1,7 +1,7 @@
 //! Comparisons as their users meet them: suites trained, refused, gone on with, reported and
 //! analysed.
 
-use crate::support::sandbox::{Sandbox, metrics, newest};
+use crate::support::sandbox::{Sandbox, metrics, newest, texts};
 use serde_json::Value;
 use std::fs;
 
@@ -50,6 +50,14 @@ seeds: [0, 1]
 
 fn sandbox() -> Sandbox {
     Sandbox::with(&[("la.yaml", LAYERED), ("dr-da.yaml", RECURRENT), ("pair.suite.yaml", SUITE)])
+}
+
+/// All that a command says which fails.
+fn said(sandbox: &Sandbox, line: &[&str]) -> String {
+    let output = sandbox.run(line);
+    assert!(!output.status.success(), "{line:?}");
+    let (out, error) = texts(&output);
+    out + &error
 }
 
 /// A report without what differs from machine to machine.
@@ -240,7 +248,7 @@ fn what_is_no_comparison_is_refused() {
     // A field of `match` that the model lacks is refused at its token, by `check` too.
     sandbox.write("field.suite.yaml", &SUITE.replace("params: ea.count", "params: eb.count"));
     for command in ["compare", "check"] {
-        let error = sandbox.error(&[command, "field.suite.yaml"]);
+        let error = said(&sandbox, &[command, "field.suite.yaml"]);
         assert!(error.contains("field.suite.yaml:5:"), "{error}");
         assert!(error.contains("the model has no component `eb`; it has `sa`, `da`, `ea`"), "{error}");
     }
@@ -556,10 +564,10 @@ fn training_flops_are_a_quantity() {
         "none.suite.yaml",
         &SUITE.replace("match: {flops: {ea.intermediate: 1}, params: ea.count}", "match: {}"),
     );
-    let error = sandbox.error(&["check", "none.suite.yaml"]);
+    let error = said(&sandbox, &["check", "none.suite.yaml"]);
     assert!(error.contains("`match` names no field"), "{error}");
     sandbox.write("twice.suite.yaml", &SUITE.replace("params: ea.count", "params: model.ea.intermediate"));
-    let error = sandbox.error(&["check", "twice.suite.yaml"]);
+    let error = said(&sandbox, &["check", "twice.suite.yaml"]);
     assert!(
         error.contains("twice.suite.yaml:5:")
             && error.contains("`flops` varies `model.ea.intermediate` already"),
