@@ -383,8 +383,8 @@ impl<'s> Chunk<'s> {
         if s.with_w() {
             d.to_end(s, n, w, ws);
         }
-        let of_u = |to| s.with_u().then_some(Left { rows: &**u, before: true, to });
-        let of_q = |to| queries.then_some(Left { rows: &**q, before: s.before, to });
+        let of_u = |to| s.with_u().then_some(Left { rows: u, before: true, to });
+        let of_q = |to| queries.then_some(Left { rows: q, before: s.before, to });
         d.scores(s, n, k, [of_u(&mut **a), of_q(&mut **b)], self.packed);
         if s.with_w() {
             d.scores(s, n, w, [of_u(&mut **aw), of_q(&mut **bw)], self.packed);
