@@ -41,7 +41,8 @@ fn prove(spec: &Spec, of: &str) {
         Ok(names) => names.split(',').map(String::from).collect(),
         Err(_) => vec![],
     };
-    let task = Task { spec, weights: None, seed: 1, only: &only, devices: &[], pipeline: &Compiler, ranks: 1 };
+    let task =
+        Task { spec, weights: None, seed: 1, only: &only, devices: &[], pipeline: &Compiler, ranks: 1 };
     let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{of}: {e}"));
     assert!(report.holds(), "{of}\n{report}");
 }
@@ -158,7 +159,9 @@ const FUNCTIONS: &[(&str, &str)] = &[
 fn every_function_keeps_every_promise() {
     let only = std::env::var("DREAMC_DEFINITION").ok();
     let mut failed = vec![];
-    for (of, statements) in FUNCTIONS.iter().filter(|(of, _)| only.as_ref().is_none_or(|o| of.contains(o.as_str()))) {
+    for (of, statements) in
+        FUNCTIONS.iter().filter(|(of, _)| only.as_ref().is_none_or(|o| of.contains(o.as_str())))
+    {
         let found = std::panic::catch_unwind(|| prove(&defined(statements), of));
         if let Err(why) = found {
             let text = why.downcast_ref::<String>().cloned().unwrap_or_default();
@@ -210,10 +213,7 @@ const SAME: &[(&str, &str)] = &[
          up = linear(x, [wide])
          return linear(silu(gate) * up, [hidden])",
     ),
-    (
-        "mlp { intermediate 12  activation relu2 }",
-        "return linear(relu2(linear(x, [wide: 12])), [hidden])",
-    ),
+    ("mlp { intermediate 12  activation relu2 }", "return linear(relu2(linear(x, [wide: 12])), [hidden])"),
     (
         "sequence { heads 2  head_size 4  kv_heads 1  qk_norm none }",
         "all = linear(x, [qkv: 16])
@@ -359,7 +359,7 @@ fn states_of_texts_are_counted_and_do_not_grow() {
     // Of each of two applications, in f32: two tokens of a convolution of 8 channels, two of a
     // shift, a state of 32 numbers and their count, a sum of 8.
     assert_eq!(short.text_state, 2 * 4 * (16 + 16 + 33 + 8));
-    // What is kept is what the plan lists.
+    // The plan lists the same.
     let compiled = compile_cached(&spec, &Writing::default()).unwrap();
     let texts = compiled.sequence.iter().filter(|s| s.per == Per::Text);
     assert_eq!(u128::from(texts.map(|s| s.bytes()).sum::<u64>()), short.text_state);

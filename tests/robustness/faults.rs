@@ -1975,9 +1975,11 @@ fn faults() -> Vec<Fault> {
                 let Op::Recurrence(recurrence) = &mut node.op else { return done };
                 let mut step = recurrence.step.function().clone();
                 let state = Value(0);
-                let Some(decays) = step.nodes.iter().position(|n| {
-                    matches!(n.op, Op::Binary(Binary::Mul)) && n.inputs.contains(&state)
-                }) else {
+                let Some(decays) = step
+                    .nodes
+                    .iter()
+                    .position(|n| matches!(n.op, Op::Binary(Binary::Mul)) && n.inputs.contains(&state))
+                else {
                     return done;
                 };
                 let (decayed, factor) = {
@@ -1992,7 +1994,8 @@ fn faults() -> Vec<Fault> {
                 let Some((_, new)) = step.results.last().cloned() else { return done };
                 let (ty, first) = (step.ty(new).clone(), Value(step.types.len() as u32));
                 step.types.push(ty);
-                let inputs = if step.nodes[decays].inputs[0] == state { vec![new, factor] } else { vec![factor, new] };
+                let inputs =
+                    if step.nodes[decays].inputs[0] == state { vec![new, factor] } else { vec![factor, new] };
                 let op = Op::Binary(Binary::Mul);
                 step.nodes.push(dreamc_compiler::ir::Node { op, inputs, first, count: 1 });
                 step.results.iter_mut().filter(|(_, v)| *v == new).for_each(|(_, v)| *v = first);
@@ -2018,25 +2021,35 @@ fn faults() -> Vec<Fault> {
                 _ => done,
             })
         }),
-        caches("a cache without its last row", WRITTEN, |_, f| {
-            let kept = |p: &Port| p.binding == Binding::State(Lifetime::Text);
-            let params = f.params.clone();
-            let before = |port: &Port| params.iter().position(|p| p.name == port.name);
-            let mut results = f.results.iter_mut().filter(|(p, _)| kept(p));
-            let Some((port, value)) = results.next() else { return false };
-            let Some(at) = before(port) else { return false };
-            *value = Value(at as u32);
-            true
-        }, ["layer 0", "own"]),
-        caches("a state that padding moves", WRITTEN, |_, f| {
-            let find = |name: &str| f.params.iter().position(|p| p.name == name).map(|i| Value(i as u32));
-            let (Some(slots), Some(positions)) = (find("slots"), find("positions")) else { return false };
-            mixers(f).fold(false, |done, node| {
-                let reads = node.inputs.contains(&slots);
-                node.inputs.iter_mut().filter(|v| **v == slots).for_each(|v| *v = positions);
-                done || reads
-            })
-        }, ["", ""]),
+        caches(
+            "a cache without its last row",
+            WRITTEN,
+            |_, f| {
+                let kept = |p: &Port| p.binding == Binding::State(Lifetime::Text);
+                let params = f.params.clone();
+                let before = |port: &Port| params.iter().position(|p| p.name == port.name);
+                let mut results = f.results.iter_mut().filter(|(p, _)| kept(p));
+                let Some((port, value)) = results.next() else { return false };
+                let Some(at) = before(port) else { return false };
+                *value = Value(at as u32);
+                true
+            },
+            ["layer 0", "own"],
+        ),
+        caches(
+            "a state that padding moves",
+            WRITTEN,
+            |_, f| {
+                let find = |name: &str| f.params.iter().position(|p| p.name == name).map(|i| Value(i as u32));
+                let (Some(slots), Some(positions)) = (find("slots"), find("positions")) else { return false };
+                mixers(f).fold(false, |done, node| {
+                    let reads = node.inputs.contains(&slots);
+                    node.inputs.iter_mut().filter(|v| **v == slots).for_each(|v| *v = positions);
+                    done || reads
+                })
+            },
+            ["", ""],
+        ),
         Fault {
             name: "a state that survives its text",
             spec: WRITTEN,

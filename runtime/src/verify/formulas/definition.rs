@@ -620,7 +620,7 @@ impl Formulas<'_> {
             let seen: Vec<usize> =
                 (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(near).collect();
             let pairs: Vec<(&[f64], &[f64])> = seen.iter().map(|&j| (k.at(j), v.at(j))).collect();
-            let mut pair = |region: &Region, j: usize, p: &Places, s: f64| {
+            let pair = |region: &Region, j: usize, p: &Places, s: f64| {
                 let place = |i: usize| self.place(i).1 as f64;
                 let mut values: Vec<(Vec<DimId>, Vec<f64>)> = vec![];
                 for inner in &region.nodes {
