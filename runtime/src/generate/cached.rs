@@ -448,6 +448,7 @@ impl Cached {
                 session.read(state.buffer, instance, state.at(row, first), &mut bytes[begun..])?;
             }
         }
+        drop(session);
         Ok(Saved { span, bytes, texts: self.text_at(row, to)? })
     }
 
