@@ -359,7 +359,7 @@ fn states_of_texts_are_counted_and_do_not_grow() {
     // Of each of two applications, in f32: two tokens of a convolution of 8 channels, two of a
     // shift, a state of 32 numbers and their count, a sum of 8.
     assert_eq!(short.text_state, 2 * 4 * (16 + 16 + 33 + 8));
-    // What is kept is what the plan lists.
+    // The plan lists the same.
     let compiled = compile_cached(&spec, &Writing::default()).unwrap();
     let texts = compiled.sequence.iter().filter(|s| s.per == Per::Text);
     assert_eq!(u128::from(texts.map(|s| s.bytes()).sum::<u64>()), short.text_state);

@@ -651,7 +651,7 @@ impl Lower<'_> {
         self.cache_as(c, parts, operands, places, &mut None)
     }
 
-    /// The same under these names. What is in the caches of processed tokens is admitted once.
+    /// The same under these names. Keys of processed tokens are admitted once.
     pub(super) fn cache_as(
         &mut self,
         c: Owner,

@@ -124,7 +124,7 @@ impl State {
     }
 }
 
-/// What decoding keeps, as the compiler lists it: states of positions, states per token, states per
+/// The states that decoding keeps, as the compiler lists them: states of positions, states per token, states per
 /// text.
 struct Kept {
     /// Buffers of the positions of processed tokens, and for how many of each row they have room.
@@ -173,7 +173,7 @@ struct Span {
     entries: Vec<(usize, usize)>,
 }
 
-/// What is kept of some tokens of a text.
+/// The states of some tokens of a text.
 pub(super) struct Saved {
     span: Span,
     /// States per token, one after the other, instance after instance.
@@ -448,6 +448,7 @@ impl Cached {
                 session.read(state.buffer, instance, state.at(row, first), &mut bytes[begun..])?;
             }
         }
+        drop(session);
         Ok(Saved { span, bytes, texts: self.text_at(row, to)? })
     }
 

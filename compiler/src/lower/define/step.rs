@@ -1,6 +1,6 @@
 //! Recurrences: the statements of a body as the function of one step.
 //!
-//! What a body reads that no token before it made is computed outside, for all tokens at once:
+//! Operands of a body that no token before it made are computed outside, for all tokens at once:
 //! numbers of the token, weights. States, what is read of the token, and what is constant are the
 //! operands of the step.
 
@@ -85,7 +85,7 @@ impl Lower<'_> {
         Ok(all)
     }
 
-    /// What a body reads.
+    /// The operands that a body reads.
     fn step_operands(
         &mut self,
         d: &mut Defining,

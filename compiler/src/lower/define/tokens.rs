@@ -115,8 +115,15 @@ impl Lower<'_> {
         let v = values.ordered(v, &[k_heads, &[value]].concat());
         let all = |dims: &[Dim]| values.b.module.elements(dims);
         let (heads, groups, sizes) = (all(&order), all(k_heads), [all(&[size]), all(&[value])]);
-        let heads = self.dim_of(d.owner, &format!(".heads{heads}"), heads);
-        let groups = self.dim_of(d.owner, &format!(".groups{groups}"), groups);
+        // One dimension is that of the heads themselves, as long as keys have another.
+        let heads = match order[..] {
+            [one] => one,
+            _ => self.dim_of(d.owner, &format!(".heads{heads}"), heads),
+        };
+        let groups = match *k_heads {
+            [one] if one != heads => one,
+            _ => self.dim_of(d.owner, &format!(".groups{groups}"), groups),
+        };
         let longest = sizes[0].max(sizes[1]);
         let long = match sizes {
             [a, _] if a == longest => size,

@@ -59,7 +59,9 @@ impl Run for ShiftState {
                         }
                     }
                 }
-                for row in 0..by.saturating_sub(count) {
+                // A text of no tokens keeps its history where it is.
+                let moved = if count > 0 { by.saturating_sub(count) } else { 0 };
+                for row in 0..moved {
                     history.row_mut(text * by + row).copy_from_slice(history.row(text * by + row + count));
                 }
                 for (k, i) in taking().enumerate().skip(count.saturating_sub(by)) {
