@@ -957,7 +957,7 @@ fn sources_in_depth() {
     }
 }
 
-/// What the CPU makes of an instance of one operation, and its definition in f64, by results.
+/// The results of the CPU for an instance of one operation against its definition in f64.
 pub(super) fn check_instance(i: &ir::random::Instance) {
     check_instance_by(i, &|kernel, operands| launch_wide(kernel, operands));
 }
