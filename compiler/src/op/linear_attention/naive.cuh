@@ -9,7 +9,7 @@
 #endif
 // The first number of a head at a token, of what all heads have.
 #define OF_HEAD(width) ((token * HEADS + h) * (width))
-// What all heads gave to a number.
+// The sum of a number over heads.
 #define JOIN(name, NAME, width) \
     float sum = 0.0f; \
     i64 token = at / ROW_##NAME, place = at % ROW_##NAME; \
@@ -193,7 +193,7 @@ for (i64 t = SEQUENCE - 1; t >= 0; --t) {
     backs[OF_HEAD(VALUE) + i] = dp;
 #endif
 }
-// pass keys: a column of the cotangent of a head's state, from the last token; states are made again
+// pass keys: a column of the cotangent of a head's state, from the last token; states recomputed
 i64 c = at % SIZE, h = at / SIZE % HEADS, b = at / (SIZE * HEADS);
 const i64 step = BATCH * HEADS * SIZE;
 float *ds = spare + at, *near = held + STRETCHES * VALUE * step + at;
