@@ -90,7 +90,7 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
     list.push(("MARKS".into(), u64::from(kernel.segments).to_string()));
     list.push(("STRETCH".into(), whole(kernel.stretch())));
     list.push(("STRETCHES".into(), whole(stretches)));
-    // What several heads read is the sum of what each gives, which they leave beside.
+    // The cotangent of an operand of several heads is the sum of theirs, which they leave beside.
     let mut joins = vec![];
     for (letter, (_, gradient, part)) in LETTERS
         .into_iter()

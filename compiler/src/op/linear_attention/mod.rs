@@ -17,22 +17,22 @@ use std::ops::Range;
 ///
 /// `S_t = S_{t-1} (diag(exp(decay_t)) + u_t w_tᵀ) + v_t k_tᵀ`, `o_t = S_t q_t`, or `S_{t-1} q_t`.
 ///
-/// `u` is there with a delta. Of [`Delta::Key`] `w` is `k`, of [`Delta::Pair`] it is an operand: the
-/// delta rule that takes `β (S k)` from `β v` is `k: β k`, `u: -exp(decay) k`. Logarithms of decays
-/// are f32, at most 0, and may be -inf, for a head and token or for a channel (`d` last).
+/// `u` is there with a delta. Of [`Delta::Key`] `w` is `k`, of [`Delta::Pair`] it is an operand:
+/// the delta rule that takes `β (S k)` from `β v` is `k: β k`, `u: -exp(decay) k`. Logarithms of
+/// decays are f32, at most 0, and may be -inf, for a head and token or for a channel (`d` last).
 ///
 /// Heads are the dimensions of the state but its last two. Operands have those of them that they
 /// have, in the state's order, and are the same for all heads along one that they lack. `q`, `k`,
 /// `v`, `u`, `w` and `o` are all f32 or all bf16.
 ///
-/// With a state: `(q, k, v, u?, w?, decay?, state[b, n], slots i32[b, t]) -> o, state`. The state of
-/// a text is the number of its tokens so far and then `S`, as that of [`Recurrence`] is; where that
-/// number is zero the text begins.
+/// With a state: `(q, k, v, u?, w?, decay?, state[b, n], slots i32[b, t]) -> o, state`. The state
+/// of a text is the number of its tokens so far and then `S`, as that of [`Recurrence`] is; where
+/// that number is zero the text begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LinearAttention(pub Form);
 
-/// `(q, k, v, u?, w?, do[b, t, heads.., e], decay?, segments?) -> dq, dk, dv, du?, dw?, ddecay?`, of
-/// the types of the operands.
+/// `(q, k, v, u?, w?, do[b, t, heads.., e], decay?, segments?) -> dq, dk, dv, du?, dw?, ddecay?`,
+/// of the types of the operands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LinearAttentionGrad(pub Form);
 
@@ -146,8 +146,8 @@ impl Form {
         self.state.len() >= 2 && self.state[self.state.len() - 2] == self.size
     }
 
-    /// Products of `d` and `e` for each token and head, and element-wise operations. Backward, states
-    /// are made again.
+    /// Products of `d` and `e` for each token and head, and element-wise operations. Backward,
+    /// states are made again.
     fn amounts(&self, gradient: bool) -> (u64, u64) {
         let (delta, decay) = (self.delta.operands() as u64, u64::from(self.decay != Decay::None));
         match gradient {
@@ -308,7 +308,7 @@ struct Heads<'e> {
     decay: Option<(&'e [f64], Part)>,
 }
 
-/// What a head's step reads at a token.
+/// The operands of a head at a token.
 struct At<'e> {
     q: &'e [f64],
     k: &'e [f64],

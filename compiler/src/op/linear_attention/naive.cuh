@@ -9,7 +9,7 @@
 #endif
 // The first number of a head at a token, of what all heads have.
 #define OF_HEAD(width) ((token * HEADS + h) * (width))
-// What all heads gave to a number.
+// The sum of a number over heads.
 #define JOIN(name, NAME, width) \
     float sum = 0.0f; \
     i64 token = at / ROW_##NAME, place = at % ROW_##NAME; \
@@ -165,19 +165,19 @@ for (i64 t = SEQUENCE - 1; t >= 0; --t) {
     }
     bool begins = BEGINS;
     PASSED;
-    float dy = value(d[token * d_stride + h * VALUE + i]), dv = 0.0f, dp = 0.0f;
+    float dy = value(d[token * d_stride + h * VALUE + i]), of_v = 0.0f, dp = 0.0f;
     for (i64 c = 0; c < SIZE; ++c) {
         float x = begins ? 0.0f : ds[c * step];
 #if !BEFORE
         x = fmaf(dy, READ(q, Q, c), x);
 #endif
         ds[c * step] = x;
-        dv = fmaf(x, READ(k, K, c), dv);
+        of_v = fmaf(x, READ(k, K, c), of_v);
 #if DELTA == 2
         dp = fmaf(x, READ(w, W, c), dp);
 #endif
     }
-    if (DELTA == 1) dp = dv;
+    if (DELTA == 1) dp = of_v;
     for (i64 c = 0; c < SIZE; ++c) {
         float x = ds[c * step] * DECAY_OF(c);
 #if DELTA > 0
@@ -188,12 +188,12 @@ for (i64 t = SEQUENCE - 1; t >= 0; --t) {
 #endif
         ds[c * step] = x;
     }
-    GIVE_V(i, dv);
+    GIVE_V(i, of_v);
 #if DELTA > 0
     backs[OF_HEAD(VALUE) + i] = dp;
 #endif
 }
-// pass keys: a column of the cotangent of a head's state, from the last token; states are made again
+// pass keys: a column of the cotangent of a head's state, from the last token; states recomputed
 i64 c = at % SIZE, h = at / SIZE % HEADS, b = at / (SIZE * HEADS);
 const i64 step = BATCH * HEADS * SIZE;
 float *ds = spare + at, *near = held + STRETCHES * VALUE * step + at;
@@ -239,7 +239,7 @@ for (i64 n = STRETCHES - 1; n >= 0; --n) {
     for (i64 t = end - 1; t >= n * STRETCH; --t) {
         i64 token = b * SEQUENCE + t;
         const float *s = near + (t - n * STRETCH) * VALUE * step;
-        float dk = 0.0f, du = 0.0f, dw = 0.0f, da = 0.0f;
+        float of_k = 0.0f, of_u = 0.0f, of_w = 0.0f, da = 0.0f;
         if (!(ABSENT)) {
             bool begins = BEGINS;
             PASSED;
@@ -256,14 +256,14 @@ for (i64 n = STRETCHES - 1; n >= 0; --n) {
 #if DELTA == 1
                 v_i += products[OF_HEAD(VALUE) + i];
 #elif DELTA == 2
-                dw = fmaf(x, products[OF_HEAD(VALUE) + i], dw);
+                of_w = fmaf(x, products[OF_HEAD(VALUE) + i], of_w);
 #endif
-                dk = fmaf(x, v_i, dk);
+                of_k = fmaf(x, v_i, of_k);
                 x *= a;
                 da = fmaf(x, s[i * step], da);
 #if DELTA > 0
                 float dp = backs[OF_HEAD(VALUE) + i];
-                du = fmaf(dp, s[i * step], du);
+                of_u = fmaf(dp, s[i * step], of_u);
                 x = fmaf(dp, own, x);
 #endif
 #if BEFORE
@@ -272,12 +272,12 @@ for (i64 n = STRETCHES - 1; n >= 0; --n) {
                 ds[i * step] = x;
             }
         }
-        GIVE_K(c, dk);
+        GIVE_K(c, of_k);
 #if DELTA > 0
-        GIVE_U(c, du);
+        GIVE_U(c, of_u);
 #endif
 #if DELTA == 2
-        GIVE_W(c, dw);
+        GIVE_W(c, of_w);
 #endif
 #if DECAYS > 0
         GIVE_DECAY(c, da);

@@ -3,18 +3,18 @@
 //! *In*: a [`Step`]. *Out*: the operands of [`LinearAttention`](super::LinearAttention) as terms of
 //! what the step reads, or an [`Obstacle`]. *Promise*: a step that is found computes what the
 //! operation does, given that its state begins at zero and that its decays are not negative, which
-//! who knows the operands has to see.
+//! the rewriting rule proves of the operands.
 //!
 //! The nodes of a step are read as functions of its state `S[.., e, d]`: a *matrix* is `a ⊙ S` and
-//! products of a vector of values and one of keys, a *vector* is sums of `c ⊙ (S x)` and what does not
-//! depend on the state.
+//! products of a vector of values and one of keys, a *vector* is sums of `c ⊙ (S x)` and what does
+//! not depend on the state.
 
 use crate::ir::{Binary, Dim, Function, Node, Op, Reduce, Type, Unary, Value};
 use crate::op::recurrence::Step;
 use crate::op::{Contract, Reduction};
 use std::collections::HashMap;
 
-/// What a step computes that reads no state.
+/// A value of a step that reads no state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Term {
     /// A value of the step.
@@ -44,9 +44,9 @@ pub struct Found {
     pub k: Term,
     /// Values.
     pub v: Term,
-    /// What a delta reads the state with.
+    /// The vector with which a delta reads the state.
     pub u: Option<Term>,
-    /// What it writes with, where that is not `k`.
+    /// The vector with which it writes, where that is not `k`.
     pub w: Option<Term>,
     /// Factors of the decay; none where there is none.
     pub decay: Vec<Term>,
@@ -559,7 +559,7 @@ mod tests {
     use super::*;
     use crate::ir::parse;
 
-    /// What is found of a step with these last lines, `%0` being the state with its decay.
+    /// The form of a step with these last lines, `%0` being the state with its decay.
     fn found(lines: &str) -> Result<Found> {
         let text = format!(
             "dims {{ h 2  v 3  k 4 }}

@@ -1,7 +1,7 @@
 //! Some tokens of one head at a time, as products.
 //!
-//! With `x_j = v_j + S_{j-1} u_j` (of a delta rule; `v_j` where there is none), `D_{l→i}` the decays
-//! of the tokens behind `l` up to `i`, and `S` the state before the chunk:
+//! With `x_j = v_j + S_{j-1} u_j` (of a delta rule; `v_j` where there is none), `D_{l→i}` the
+//! decays of the tokens behind `l` up to `i`, and `S` the state before the chunk:
 //!
 //! - `X = V + Ũ S + A X`, `A` below its diagonal `u_j · D_{l→j-1} k_l`: a triangle to solve (the WY
 //!   form; Yang et al. 2406.06484, 2412.06464),
@@ -20,8 +20,8 @@ use dreamc_compiler::op::{Decay, Delta};
 
 /// Most tokens of a chunk.
 pub(super) const CHUNK: usize = 64;
-/// Tokens of a part of it within which decays of channels are multiplied pair by pair, and triangles
-/// solved row by row.
+/// Tokens of a part of it within which decays of channels are multiplied pair by pair, and
+/// triangles solved row by row.
 pub(super) const PART: usize = 16;
 
 /// A fault that a test puts into chunks.
@@ -29,7 +29,7 @@ pub(super) const PART: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
-    /// What a token adds decays with the state before it.
+    /// The product that a token adds decays with the state before it.
     LateDecay,
     /// The state before a chunk is zero.
     LostState,
@@ -346,7 +346,7 @@ pub(super) struct Chunk<'s> {
     pub decayed: [&'s mut [f32]; 4],
     /// Products with decays: of `u` with `k` and `w`, of `q` with `k` and `w`.
     pub scores: [&'s mut [f32]; 4],
-    /// What enters the state with `k`, and with `w`, in panels.
+    /// Values that enter the state with `k`, and with `w`, in panels.
     pub values: [&'s mut [f32]; 2],
     pub decays: decay::Decays<'s>,
     pub packed: &'s mut [f32],

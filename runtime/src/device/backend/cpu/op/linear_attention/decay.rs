@@ -2,8 +2,8 @@
 //!
 //! All are products of the factors of single tokens, none a quotient: nothing overflows, and a
 //! factor of 0, as the first token of a document has one, hides what is before it. Of heads the
-//! decays of all pairs of tokens are a matrix. Of channels they are factors of rows, to and from the
-//! begins of parts of [`PART`] tokens, and within a part row after row.
+//! decays of all pairs of tokens are a matrix. Of channels they are factors of rows, to and from
+//! the begins of parts of [`PART`] tokens, and within a part row after row.
 
 use super::chunk::{CHUNK, Left, Lines, PART, Sizes, multiply, pack_lines, pack_steps, take};
 use crate::device::backend::cpu::simd::{add, add_scaled, dot, fma, inner, kernel_fn, scale, sum};
@@ -18,8 +18,8 @@ pub(super) struct Decays<'s> {
     pub begins: [bool; CHUNK],
     /// Of all tokens so far; of heads.
     so_far: [f32; CHUNK],
-    /// Of heads, decays of pairs of tokens. Of channels, rows of a right operand with the decays up to
-    /// the begin of a part.
+    /// Of heads, decays of pairs of tokens. Of channels, rows of a right operand with the decays up
+    /// to the begin of a part.
     near: &'s mut [f32],
     /// Of the whole chunk.
     total: &'s mut [f32],
@@ -47,7 +47,7 @@ kernel_fn! {
         }
     }
 
-    /// Decays from each token to each later one. What is too small for a normal number is 0:
+    /// Decays from each token to each later one. Decays too small for a normal number are 0:
     /// others are slow.
     fn pairs(factors: &[f32], stride: usize, to: &mut [f32]) {
         for (i, &a) in factors.iter().enumerate() {
@@ -123,18 +123,18 @@ fn parts(n: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     (0..n.div_ceil(PART)).map(move |p| p * PART..((p + 1) * PART).min(n))
 }
 
-/// Cotangents of a chunk: of `q`, `k`, `u`, `w` and of the same with their decays, of scores, and of
-/// the logarithms of factors.
+/// Cotangents of a chunk: of `q`, `k`, `u`, `w` and of the same with their decays, of scores, and
+/// of the logarithms of factors.
 pub(super) struct Back<'s> {
     pub rows: [&'s mut [f32]; 4],
     pub decayed: [&'s mut [f32]; 4],
     pub scores: [&'s mut [f32]; 4],
     pub decay: &'s mut [f32],
-    /// Of channels, the inner products of the state behind the chunk and its cotangent; of heads, of
-    /// the state before the chunk and its cotangent from behind.
+    /// Of channels, the inner products of the state behind the chunk and its cotangent; of heads,
+    /// of the state before the chunk and its cotangent from behind.
     pub flow: &'s mut [f32],
-    /// Of channels: cotangents that cross begins of parts, those that read the state of their token,
-    /// those that read the state before it, and those of what enters it.
+    /// Of channels: cotangents that cross begins of parts, those that read the state of their
+    /// token, those that read the state before it, and those of what enters it.
     pub across: [&'s mut [f32]; 3],
 }
 
@@ -166,7 +166,7 @@ impl<'s> Decays<'s> {
         at(self.factors, i, s.line, s.size)
     }
 
-    /// What follows from the factors.
+    /// Follows from the factors: decays of the chunk and, of a head, of pairs of tokens.
     pub(super) fn prepare(&mut self, s: &Sizes, n: usize) {
         if Self::by_channel(s) {
             let total = &mut self.total[..s.size];
@@ -224,8 +224,8 @@ impl<'s> Decays<'s> {
         }
     }
 
-    /// Rows of a part with the decays of channels to its end; the decay of the whole part is left in
-    /// the first row of the room.
+    /// Rows of a part with the decays of channels to its end; the decay of the whole part is left
+    /// in the first row of the room.
     fn to_end_of(&mut self, s: &Sizes, part: Range<usize>, x: &[f32], to: &mut [f32]) {
         let room = &mut self.room[..s.size];
         room.fill(1.0);
@@ -367,8 +367,8 @@ impl<'s> Decays<'s> {
 
 /// Backward.
 impl Decays<'_> {
-    /// Cotangents of rows and factors from those of decayed rows and of scores. `rows`, `decayed` and
-    /// `scores` are the chunk's.
+    /// Cotangents of rows and factors from those of decayed rows and of scores. `rows`, `decayed`
+    /// and `scores` are the chunk's.
     pub(super) fn back(
         &mut self,
         s: &Sizes,
@@ -576,7 +576,7 @@ impl Decays<'_> {
         let [later, before, right] = &d.across;
         let flow = &mut d.flow[..s.size];
         for part in parts(n).rev() {
-            // What passes the whole part.
+            // The flow that passes the whole part.
             for l in part.clone() {
                 add_scaled(-1.0, at(right, l, s.line, s.size), flow);
             }
@@ -597,8 +597,8 @@ impl Decays<'_> {
         }
     }
 
-    /// The cotangents of one row of the right operand and of the rows from it to the end of its part,
-    /// from their scores.
+    /// The cotangents of one row of the right operand and of the rows from it to the end of its
+    /// part, from their scores.
     fn back_column(
         &mut self,
         s: &Sizes,
@@ -648,7 +648,7 @@ impl Decays<'_> {
         self.near = near;
     }
 
-    /// What a state and a cotangent give the factors that both pass, by channels.
+    /// Inner products of a state and its cotangent, by channels.
     pub(super) fn flow(s: &Sizes, state: &[f32], cotangent: &[f32], to: &mut [f32]) {
         let to = &mut to[..s.size];
         to.fill(0.0);

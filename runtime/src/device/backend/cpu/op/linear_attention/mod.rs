@@ -1,9 +1,9 @@
 //! Linear attention: chunks of tokens as products, a token alone as the step that it is.
 //!
-//! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). Backward it
-//! goes forward once more, keeps the state before each chunk and what enters it, and then comes back
-//! ([`back`]); of operands that several heads read, each head leaves its cotangent beside, and they
-//! are added in the order of heads. States and sums are f32.
+//! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). Backward
+//! it goes forward once more, keeps the state before each chunk and what enters it, and then comes
+//! back ([`back`]); of operands that several heads read, each head leaves its cotangent beside, and
+//! they are added in the order of heads. States and sums are f32.
 
 mod back;
 mod chunk;

@@ -2,7 +2,7 @@
 
 use crate::device::backend::cpu::simd::{dot, fma, kernel_fn};
 
-/// What a token reads, of as many numbers as keys have, and values; what there is none of is empty.
+/// The operands of a token, of as many numbers as keys or values have; absent ones are empty.
 pub(super) struct Token<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
