@@ -116,7 +116,8 @@ fn every_state_along_depth_ends_before_detached_passes() {
     }
 }
 
-/// Every part with a cache has the rows that its own applications write, whichever others are there.
+/// Every part with a cache has the rows that its own applications write, whichever others are
+/// there.
 #[test]
 fn every_part_finds_its_own_cache_rows() {
     let text = "model m {\n vocab 31 hidden 16 context 16\n sa = sequence { heads 2 projection none }\n da = depth { heads 1 head_size 8 }\n \

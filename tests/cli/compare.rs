@@ -294,14 +294,14 @@ equal: {schedule: false, data: false, order: false}
     );
 
     // A recipe that a suite leaves to its arms is changed in each, not replaced.
-    let recipe = "train: {steps: 3, batch: 4, sequence: 16, warmup: 1, precision: f32}\n";
+    let recipe = "train: {steps: 3, batch: 4, sequence: 24, warmup: 1, precision: f32}\n";
     let data = "data: {task: permutation, size: 4, max_steps: 2}\n";
     sandbox.write("a.yaml", &(LAYERED.to_string() + recipe + data));
     sandbox.write("each.suite.yaml", "name: each\nbaseline: a.yaml\nvariants: [{name: b, spec: a.yaml}]\n");
     sandbox.good(&["compare", "each.suite.yaml", "--set", "train.steps=2", "--out", "each"]);
     let spec = sandbox.read("each/b.yaml");
     assert!(
-        spec.contains("steps: 2\n") && spec.contains("batch: 4\n") && spec.contains("sequence: 16\n"),
+        spec.contains("steps: 2\n") && spec.contains("batch: 4\n") && spec.contains("sequence: 24\n"),
         "{spec}"
     );
 }

@@ -69,8 +69,8 @@ fn specifications() -> Vec<String> {
     specs
 }
 
-/// Whether a file names a model that its reader makes or downloads first: tests/cli/router_tuning.rs
-/// does.
+/// Whether a file names a model that its reader makes or downloads first:
+/// tests/cli/router_tuning.rs does.
 fn begins_elsewhere(file: &str) -> bool {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     text.lines().any(|line| {
