@@ -326,7 +326,7 @@ fn reading(v: f64, format: Format) -> String {
         return format!("{sign}{}", crate::number::grouped(v.abs() as u128));
     }
     match v.abs() {
-        a if a >= 1e6 || a < 1e-3 => format!("{v:.4e}"),
+        a if !(1e-3..1e6).contains(&a) => format!("{v:.4e}"),
         a => format!("{v:.*}", (4 - a.log10().floor() as i32).max(0) as usize),
     }
 }
