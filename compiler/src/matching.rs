@@ -426,14 +426,12 @@ pub fn pair(
     Ok(Err(closest))
 }
 
+/// The objective that was missed, what came closest, and objectives that do in its place.
+pub type Remedies = (Objective, Matched, Vec<(Objective, Matched)>);
+
 /// Requests in place of one that failed: the measure that it missed first, what came closest, and
 /// objectives of that measure with which all are met, at most three.
-pub fn remedies(
-    spec: &Spec,
-    baseline: &Spec,
-    request: &Request,
-    error: &MatchError,
-) -> Option<(Objective, Matched, Vec<(Objective, Matched)>)> {
+pub fn remedies(spec: &Spec, baseline: &Spec, request: &Request, error: &MatchError) -> Option<Remedies> {
     let (MatchError::Tolerance { closest, .. } | MatchError::Contradictory { closest, .. }) = error else {
         return None;
     };

@@ -380,7 +380,7 @@ fn attention_gradient(i: &Instance, cotangents: &[Tensor]) -> Vec<(usize, Tensor
         operands.push((&types[1], &cotangents[1]));
     }
     operands.extend(reads.clone().map(|n| operand(i, n)));
-    // What the mask alone reads has no gradient.
+    // Operands that the mask alone reads have no gradient.
     let moved = a.moved();
     let still = reads.filter(|n| !moved.contains(&(n - a.reads())));
     let still: Vec<_> = still.map(|n| (n, Tensor::zeros(&i.module, operand(i, n).0))).collect();

@@ -121,7 +121,7 @@ fn turns_and_whole_numbers() {
     assert!(circle.into_iter().all(|r| (r - 1.0).abs() < 1e-15));
 }
 
-/// What is not kept is zero, whatever it was.
+/// A value that is not kept is zero, whatever it was.
 #[test]
 fn where_keeps_what_is_not_zero() {
     let mut m = Module::default();

@@ -247,7 +247,7 @@ fn propose(a: &Arguments, spec: &Spec, baseline: &Spec) -> Done {
     {
         say!("{}\n", alone(list, option, other))?;
     }
-    let _: () = match both {
+    match both {
         Ok((request, matched)) => {
             let [f, p] =
                 [0, 1].map(|i| format!("{}:{}", request.objectives[i].field, request.objectives[i].step));
@@ -258,7 +258,7 @@ fn propose(a: &Arguments, spec: &Spec, baseline: &Spec) -> Done {
         }
         Err(Some(closest)) => say!("No two sizes meet both within {percent} %; closest: {closest}")?,
         Err(None) => say!("No two sizes meet both.")?,
-    };
+    }
     Ok(())
 }
 

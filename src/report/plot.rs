@@ -744,14 +744,14 @@ mod tests {
             title: "t".into(),
             x,
             y: Axis::default(),
-            series: vec![series(vec![(0.0, 0.0), (1.0, 2.71828)])],
+            series: vec![series(vec![(0.0, 0.0), (1.0, 2.5)])],
         };
         let svg = plot.svg();
         let line = svg.lines().find(|line| line.contains(">100 %<")).expect("a last tick");
         let at: f64 = line.split("<text").nth(1).and_then(|t| t.split('"').nth(3)).unwrap().parse().unwrap();
         assert!(at + text_width("100 %") / 2.0 <= WIDTH, "{line}");
         let place = svg.split("data-points=").nth(1).expect("points");
-        assert!(place.contains("&quot;100.0 %&quot;,&quot;2.7183&quot;]]"), "{place}");
+        assert!(place.contains("&quot;100.0 %&quot;,&quot;2.5000&quot;]]"), "{place}");
         assert!(svg.contains("data-name=\"a &quot;b&quot;\""), "{svg}");
         assert_eq!(
             ["1,234,567", "0", "-3", "0.50000", "1.2345e-4"],

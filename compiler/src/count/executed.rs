@@ -86,7 +86,7 @@ impl Masks<'_> {
             Operand::Tensor { buffer, .. } => plan.buffer(*buffer).space == Space::Io,
             Operand::Index(_) => false,
         };
-        // What a program reads is not fed.
+        // Inputs of a program are not fed.
         let read = attention.program.as_ref().is_some_and(|p| p.masks_by_operands());
         if read || !launch.operands.iter().skip(masks).take(attention.masks()).all(fed) {
             return Extents::default();

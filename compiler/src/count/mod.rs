@@ -225,7 +225,7 @@ pub struct Memory {
     pub sequence_cache: u128,
     /// The same at the end of the model's context.
     pub sequence_cache_context: u128,
-    /// What is kept of one text and does not grow with it: states of recurrences, the last tokens of
+    /// States of one text that do not grow with it: states of recurrences, the last tokens of
     /// convolutions.
     #[serde(skip_serializing_if = "is_zero")]
     pub text_state: u128,

@@ -83,8 +83,8 @@ pub struct Extents {
     pub row: Option<u64>,
     /// Sequence attention whose operands decide: (query, key) pairs that exist, over the whole
     /// batch, for one head, or for all where a program hides other keys from some than from others.
-    /// Out: what a causal mask and the window would leave, or all pairs within the window where only
-    /// positions are known.
+    /// Out: what a causal mask and the window would leave, or all pairs within the window where
+    /// only positions are known.
     pub pairs: Option<u64>,
     /// Grouped products: slots in some group, that is, the last offset. Out: all slots.
     pub slots: Option<u64>,

@@ -253,7 +253,7 @@ impl Attributes for Printer<'_> {
     }
 
     fn refuse(&mut self, _: String) -> Parsed<()> {
-        // What is printed was built.
+        // A function that is printed was built.
         Ok(())
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! *In*: a model compiled with a [`Cache`]. *Out*: a [`NextLogits`]. *Promise*: the same logits as
 //! [`super::Uncached`] up to rounding; a token's keys and values are written once, at the place of
-//! its position, and read by all later ones; what is kept of texts is overwritten by each of its tokens, and
-//! by no padding. A part that tokens may skip has a cache of its own for
-//! each application, of the tokens that it processed, side by side.
+//! its position, and read by all later ones; what is kept of texts is overwritten by each of its
+//! tokens, and by no padding. A part that tokens may skip has a cache of its own for each
+//! application, of the tokens that it processed, side by side.
 
 use super::{Held, Next, NextLogits};
 use crate::device::Device;
@@ -124,8 +124,8 @@ impl State {
     }
 }
 
-/// The states that decoding keeps, as the compiler lists them: states of positions, states per token, states per
-/// text.
+/// The states that decoding keeps, as the compiler lists them: states of positions, states per
+/// token, states per text.
 struct Kept {
     /// Buffers of the positions of processed tokens, and for how many of each row they have room.
     processed: Vec<(BufferId, usize)>,

@@ -275,7 +275,7 @@ impl Values<'_, '_> {
                 for (n, part) in [(*from, None), (size, Some(dim(to))), (rest, None)] {
                     match part {
                         Some(part) => parts.push(part),
-                        None if n > 0 => parts.push(self.b.module.dim(&format!("left{n}"), n)),
+                        None if n > 0 => parts.push(self.b.module.dim(format!("left{n}"), n)),
                         None => {}
                     }
                 }

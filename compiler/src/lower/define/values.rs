@@ -381,8 +381,8 @@ impl Values<'_, '_> {
         self.reshaped(x, &[&others[..], &[sum]].concat())
     }
 
-    /// The product of `x[.., in]` with a matrix `[out, in]` of every place of the dimensions `each`,
-    /// which `x` has and `out` is made of.
+    /// The product of `x[.., in]` with a matrix `[out, in]` of every place of the dimensions
+    /// `each`, which `x` has and `out` is made of.
     pub(super) fn product_each(&mut self, x: Value, w: Value, each: &[Dim], outs: &[Dim]) -> Value {
         let sum = self.b.dims(w)[1];
         let own = self.own(x);
@@ -393,25 +393,25 @@ impl Values<'_, '_> {
         // All places of `x` side by side, and of the matrix one behind another.
         let x = self.ordered(x, &[&left[..], each, &[sum]].concat());
         let wide = size(self, &[sum]).saturating_mul(count);
-        let wide = self.b.module.dim(&format!("wide{wide}"), wide);
+        let wide = self.b.module.dim(format!("wide{wide}"), wide);
         let x = self.reshaped(x, &[&left[..], &[wide]].concat());
         let of_one = size(self, &rest).saturating_mul(size(self, &[sum]));
         let [all, part] =
-            [of_one.saturating_mul(count), of_one].map(|n| self.b.module.dim(&format!("wide{n}"), n));
+            [of_one.saturating_mul(count), of_one].map(|n| self.b.module.dim(format!("wide{n}"), n));
         let w = self.b.reshape(w, &[outs, &[sum]].concat());
         let w = self.b.arrange(w, &[each, &rest[..], &[sum]].concat());
         let w = self.b.reshape(w, &[all]);
         let xs = self.b.ops(Split(vec![sum; count as usize]), &[x]);
         let ws = self.b.ops(Split(vec![part; count as usize]), &[w]);
         let high = size(self, &rest);
-        let high = self.b.module.dim(&format!("high{high}"), high);
+        let high = self.b.module.dim(format!("high{high}"), high);
         let mut parts = vec![];
         for (x, w) in xs.into_iter().zip(ws) {
             let w = self.b.reshape(w, &[high, sum]);
             parts.push(self.b.contract(x, w, &[sum]));
         }
         let joined = size(self, outs);
-        let joined = self.b.module.dim(&format!("wide{joined}"), joined);
+        let joined = self.b.module.dim(format!("wide{joined}"), joined);
         let y = if parts.len() == 1 {
             self.reshaped(parts[0], &[&left[..], &[joined]].concat())
         } else {

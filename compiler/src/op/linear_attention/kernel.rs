@@ -110,9 +110,9 @@ impl LinearShape {
     fn check(&self, delta: Delta) -> Result<(), String> {
         need(self.size > 0 && self.value > 0, "heads of size 0")?;
         need(self.parts.len() == 3 + delta.operands(), "as many operands as the delta has")?;
-        let widths = self.parts.iter().enumerate();
+        let mut widths = self.parts.iter().enumerate();
         let fits = |(k, part): (usize, &Part)| part.width == if k == 2 { self.value } else { self.size };
-        need(widths.map(fits).all(|fits| fits), "operands of the sizes of keys and values")?;
+        need(widths.all(fits), "operands of the sizes of keys and values")?;
         need([0, 1, self.size].contains(&self.decays()), "a decay of each head or of each channel")
     }
 

@@ -239,7 +239,8 @@ impl<'a> Elaborator<'a> {
         Elaborated { graph: self.graph, types: self.types, found: self.found }
     }
 
-    /// The context of a definition that this one applies or reads; reports where there are too many.
+    /// The context of a definition that this one applies or reads; reports where there are too
+    /// many.
     fn inside(&mut self, span: Span) -> Option<Context<'a>> {
         NESTED.set(NESTED.get() + 1);
         let (message, help) = if self.context.chain >= MAX_CHAIN {

@@ -972,11 +972,11 @@ pub(super) fn check_instance(i: &ir::random::Instance) {
     check_instance_by(i, &|kernel, operands| launch_wide(kernel, operands));
 }
 
-/// The same of another launch, which gives what operands hold then, and multiply-adds.
-pub(super) fn check_instance_by(
-    i: &ir::random::Instance,
-    run: &dyn Fn(Kernel, &[Value]) -> (Vec<Value>, u64),
-) {
+/// A launch, which gives the operands after it, and its multiply-adds.
+pub(super) type Launching<'a> = dyn Fn(Kernel, &[Value]) -> (Vec<Value>, u64) + 'a;
+
+/// The same of another launch.
+pub(super) fn check_instance_by(i: &ir::random::Instance, run: &Launching) {
     use dreamc_compiler::ir::interpret::{Data, interpret};
     use dreamc_compiler::schedule::{Bind, LocalOperand, Place, View, schedule};
     let f = &i.function;

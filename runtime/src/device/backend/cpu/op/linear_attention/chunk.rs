@@ -374,14 +374,14 @@ impl<'s> Chunk<'s> {
         let d = &mut self.decays;
         d.prepare(s, n);
         if queries {
-            d.from_begin(s, n, q, qs, s.before);
+            d.scaled_since_begin(s, n, q, qs, s.before);
         }
-        d.to_end(s, n, k, ks);
+        d.scaled_until_end(s, n, k, ks);
         if s.with_u() {
-            d.from_begin(s, n, u, us, true);
+            d.scaled_since_begin(s, n, u, us, true);
         }
         if s.with_w() {
-            d.to_end(s, n, w, ws);
+            d.scaled_until_end(s, n, w, ws);
         }
         let of_u = |to| s.with_u().then_some(Left { rows: u, before: true, to });
         let of_q = |to| queries.then_some(Left { rows: q, before: s.before, to });

@@ -138,6 +138,9 @@ pub(super) struct Back<'s> {
     pub across: [&'s mut [f32]; 3],
 }
 
+/// A chunk's numbers of `q`, `k`, `u` and `w`.
+type Rows<'a> = [&'a [f32]; 4];
+
 impl<'s> Decays<'s> {
     pub(super) fn new(s: &Sizes, near: &'s mut [f32], mut factors: &'s mut [f32]) -> Self {
         Decays {
@@ -194,9 +197,16 @@ impl<'s> Decays<'s> {
     }
 
     /// Rows with the decays from the begin of the chunk.
-    pub(super) fn from_begin(&mut self, s: &Sizes, n: usize, x: &[f32], to: &mut [f32], before: bool) {
+    pub(super) fn scaled_since_begin(
+        &mut self,
+        s: &Sizes,
+        n: usize,
+        x: &[f32],
+        to: &mut [f32],
+        before: bool,
+    ) {
         if Self::by_channel(s) {
-            return self.from_begin_of(s, 0..n, x, to, before);
+            return self.since_begin_of(s, 0..n, x, to, before);
         }
         for i in 0..n {
             let from = at(x, i, s.line, s.size);
@@ -205,7 +215,7 @@ impl<'s> Decays<'s> {
     }
 
     /// Rows of a part with the decays of channels since its begin.
-    fn from_begin_of(&mut self, s: &Sizes, part: Range<usize>, x: &[f32], to: &mut [f32], before: bool) {
+    fn since_begin_of(&mut self, s: &Sizes, part: Range<usize>, x: &[f32], to: &mut [f32], before: bool) {
         // The product so far stands in the first row of the room.
         let room = &mut self.room[..s.size];
         room.fill(1.0);
@@ -226,7 +236,7 @@ impl<'s> Decays<'s> {
 
     /// Rows of a part with the decays of channels to its end; the decay of the whole part is left
     /// in the first row of the room.
-    fn to_end_of(&mut self, s: &Sizes, part: Range<usize>, x: &[f32], to: &mut [f32]) {
+    fn until_end_of(&mut self, s: &Sizes, part: Range<usize>, x: &[f32], to: &mut [f32]) {
         let room = &mut self.room[..s.size];
         room.fill(1.0);
         for i in part.rev() {
@@ -236,9 +246,9 @@ impl<'s> Decays<'s> {
     }
 
     /// Rows with the decays to the end of the chunk.
-    pub(super) fn to_end(&mut self, s: &Sizes, n: usize, x: &[f32], to: &mut [f32]) {
+    pub(super) fn scaled_until_end(&mut self, s: &Sizes, n: usize, x: &[f32], to: &mut [f32]) {
         if Self::by_channel(s) {
-            return self.to_end_of(s, 0..n, x, to);
+            return self.until_end_of(s, 0..n, x, to);
         }
         for i in 0..n {
             let decay = self.near[(n - 1) * s.stride + i];
@@ -302,7 +312,7 @@ impl<'s> Decays<'s> {
     fn approach(&mut self, s: &Sizes, part: &Range<usize>, right: &[f32]) {
         let near = std::mem::take(&mut self.near);
         let last = part.start - PART..part.start;
-        self.to_end_of(s, last.clone(), right, near);
+        self.until_end_of(s, last.clone(), right, near);
         (0..last.start).for_each(|l| times(&self.room[..s.size], at_mut(near, l, s.line, s.size)));
         self.near = near;
     }
@@ -340,7 +350,7 @@ impl<'s> Decays<'s> {
     /// Rows of a part with the decays since its begin, behind those of the right operand.
     fn rows_of_part(&mut self, s: &Sizes, part: &Range<usize>, rows: &[f32], before: bool) {
         let near = std::mem::take(&mut self.near);
-        self.from_begin_of(s, part.clone(), rows, near, before);
+        self.since_begin_of(s, part.clone(), rows, near, before);
         self.near = near;
     }
 
@@ -373,7 +383,7 @@ impl Decays<'_> {
         &mut self,
         s: &Sizes,
         n: usize,
-        (rows, decayed, scores): ([&[f32]; 4], [&[f32]; 4], [&[f32]; 4]),
+        (rows, decayed, scores): (Rows, Rows, Rows),
         d: &mut Back,
         packed: &mut [f32],
     ) {
@@ -387,7 +397,7 @@ impl Decays<'_> {
         &mut self,
         s: &Sizes,
         n: usize,
-        (rows, decayed, scores): ([&[f32]; 4], [&[f32]; 4], [&[f32]; 4]),
+        (rows, decayed, scores): (Rows, Rows, Rows),
         d: &mut Back,
         packed: &mut [f32],
     ) {
@@ -427,25 +437,25 @@ impl Decays<'_> {
             inner(at(decayed[k], i, s.line, s.size), at(d.decayed[k], i, s.line, s.size))
         };
         let whole = self.total[0] * d.flow.iter().sum::<f32>();
-        let mut from_begin = 0.0;
+        let mut since_begin = 0.0;
         for i in (0..n).rev() {
             if !s.before {
-                from_begin += of(0, i);
+                since_begin += of(0, i);
             }
-            d.decay[i] = whole + from_begin;
+            d.decay[i] = whole + since_begin;
             if s.before {
-                from_begin += of(0, i);
+                since_begin += of(0, i);
             }
             if s.with_u() {
-                from_begin += of(2, i);
+                since_begin += of(2, i);
             }
         }
-        let mut to_end = 0.0;
+        let mut until_end = 0.0;
         for i in 0..n {
-            d.decay[i] += to_end;
-            to_end += of(1, i);
+            d.decay[i] += until_end;
+            until_end += of(1, i);
             if s.with_w() {
-                to_end += of(3, i);
+                until_end += of(3, i);
             }
         }
         let pair = |k: usize, there: bool| -> [&[f32]; 2] {
@@ -468,7 +478,7 @@ impl Decays<'_> {
         let before = [s.before, false, true, false];
         // From the state before the chunk, and from rows before each part.
         for left in [0, 2].into_iter().filter(|k| there[*k]) {
-            self.from_begin(s, n, d.decayed[left], d.rows[left], before[left]);
+            self.scaled_since_begin(s, n, d.decayed[left], d.rows[left], before[left]);
         }
         for right in [1, 3].into_iter().filter(|k| there[*k]) {
             self.back_to_lefts(s, n, rows[right], right, d, packed);
@@ -555,7 +565,7 @@ impl Decays<'_> {
     ) {
         let own = std::mem::take(&mut d.decayed[right]);
         for part in parts(n).rev() {
-            self.to_end_of(s, part.clone(), own, d.rows[right]);
+            self.until_end_of(s, part.clone(), own, d.rows[right]);
             (0..part.start).for_each(|l| times(&self.room[..s.size], at_mut(own, l, s.line, s.size)));
             for (left, before) in [(0, s.before), (2, true)] {
                 if part.start == 0 || (left == 2 && !s.with_u()) {
