@@ -256,7 +256,7 @@ fn holds(device: &dyn Device, case: &Case) -> Vec<(String, Vec<f64>)> {
 }
 
 fn cpu() -> CpuDevice {
-    CpuDevice::new(CpuOptions { threads: Some(2), ..CpuOptions::default() })
+    CpuDevice::new(CpuOptions { threads: Some(2) })
 }
 
 fn alibi() -> Case {
@@ -397,7 +397,7 @@ fn sums_have_one_order() {
         let module = case.module();
         let (plan, args) = (plan_of(&module, &module.functions["f"]), case.args(&module));
         let of = |threads| {
-            run(&CpuDevice::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }), &plan, &args)
+            run(&CpuDevice::new(CpuOptions { threads: Some(threads) }), &plan, &args)
         };
         assert_eq!(of(1), of(3));
     }
