@@ -396,9 +396,7 @@ fn sums_have_one_order() {
     for case in [alibi(), relative(), forgetting()] {
         let module = case.module();
         let (plan, args) = (plan_of(&module, &module.functions["f"]), case.args(&module));
-        let of = |threads| {
-            run(&CpuDevice::new(CpuOptions { threads: Some(threads) }), &plan, &args)
-        };
+        let of = |threads| run(&CpuDevice::new(CpuOptions { threads: Some(threads) }), &plan, &args);
         assert_eq!(of(1), of(3));
     }
 }
