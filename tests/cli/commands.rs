@@ -326,7 +326,7 @@ fn a_dry_run_opens_the_data_and_counts_epochs() {
     sandbox.write("short.txt", &"a line of a short text\n".repeat(20));
     let line = ["train", "tiny.yaml", "--data", "short.txt", "--out", "run"];
     let out = sandbox.good(&[&line[..], &["--dry-run"]].concat());
-    assert!(out.contains("short.txt: 1 documents") && out.contains(": the data is repeated"), "{out}");
+    assert!(out.contains("short.txt: 1 document,") && out.contains(": the data is repeated"), "{out}");
     assert!(!sandbox.path("run").exists());
     let planned: f64 = {
         let words = out.lines().find_map(|l| l.trim().strip_prefix("epochs")).unwrap().trim();

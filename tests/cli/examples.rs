@@ -28,6 +28,14 @@ train: {steps: 2, batch: 1, sequence: 48, precision: f32}
 eval: {examples: 2, max_tokens: 4}
 ";
 
+const DREAM: &str = "\
+model mini {
+  vocab 256  hidden 8  context 64
+  gdn = gated_delta { heads 2  size 4 }
+  repeat 2 { gdn }
+}
+";
+
 const SUITE: &str = "\
 name: mine
 baseline: model.yaml
@@ -53,7 +61,10 @@ fn commands(help: &str) -> Vec<String> {
 
 /// A folder that has everything the examples name.
 fn prepared() -> Sandbox {
-    let sandbox = Sandbox::with(&[("model.yaml", MINI), ("my.suite.yaml", SUITE)]);
+    let sandbox = Sandbox::with(&[("model.yaml", MINI), ("model.dream", DREAM), ("my.suite.yaml", SUITE)]);
+    for name in ["la", "dr"] {
+        sandbox.write(&format!("{name}.yaml"), &MINI.replace("name: mini", &format!("name: {name}")));
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     symlink(root.join("examples"), sandbox.path("examples")).unwrap();
     symlink(root.join("benches"), sandbox.path("benches")).unwrap();
@@ -175,7 +186,10 @@ fn every_example_runs() {
         let trains = line.starts_with("dreamc train ") && !line.contains("--resume");
         let compares = line.starts_with("dreamc compare examples/") && !line.contains("--dry-run");
         let line = match line.split_once(" | ") {
-            _ if trains || compares => format!("{line} --dry-run"),
+            _ if trains || compares => match line.split_once("; ") {
+                Some((first, rest)) => format!("{first} --dry-run; {rest}"),
+                None => format!("{line} --dry-run"),
+            },
             Some((bench, rest)) if bench.starts_with("dreamc bench ") => {
                 format!("{bench} --steps 1 --tokens 0 | {rest}")
             }
