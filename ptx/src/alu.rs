@@ -344,8 +344,25 @@ fn words(text: &str) -> Option<Alu> {
             }
             sum
         }),
+        // Halves of `a` with the two low or the two high bytes of `b`.
+        "dp2a.lo.u32.u32" => alu!(w; a: w, b: w, c: w => pairs(a, b).wrapping_add(c)),
+        "dp2a.hi.u32.u32" => alu!(w; a: w, b: w, c: w => pairs(a, b >> 16).wrapping_add(c)),
+        "dp2a.lo.s32.s32" => alu!(w; a: w, b: w, c: w => signed_pairs(a, b).wrapping_add(c)),
+        "dp2a.hi.s32.s32" => alu!(w; a: w, b: w, c: w => signed_pairs(a, b >> 16).wrapping_add(c)),
         _ => return None,
     })
+}
+
+/// The halves of `a` times the two low bytes of `b`, added up.
+fn pairs(a: u32, b: u32) -> u32 {
+    ((a & 0xffff) * (b & 0xff)).wrapping_add((a >> 16) * (b >> 8 & 0xff))
+}
+
+/// The same with signs.
+fn signed_pairs(a: u32, b: u32) -> u32 {
+    let low = i32::from(a as i16) * i32::from(b as i8);
+    let high = i32::from((a >> 16) as i16) * i32::from((b >> 8) as i8);
+    low.wrapping_add(high) as u32
 }
 
 /// Integers of 64 bits.
