@@ -208,9 +208,8 @@ impl Lower<'_> {
             | Of::Pick
             | Of::Stop => {
                 let args: Vec<Value> = node.args.iter().map(|&arg| d.value(arg)).collect();
-                let types: Vec<&Typed> = node.args.iter().map(|&arg| &d.graph.region.node(arg).ty).collect();
                 let mut values = Values { b: &mut self.b, rows: d.rows.clone() };
-                values.node(node, &args, &types, &d.dims)
+                values.node(node, &args, &d.dims)
             }
             Of::Read(_)
             | Of::State(_)

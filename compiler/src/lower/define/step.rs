@@ -5,6 +5,7 @@
 //! operands of the step.
 
 use super::*;
+use crate::op::recurrence::Program;
 use crate::op::{Recurrence, Step};
 use dreamc_dsl::define::graph::From as Begins;
 
@@ -60,6 +61,11 @@ impl Lower<'_> {
         let operands = self.step_operands(d, node, &r.body)?;
         let initial = self.initial_states(d, node, r)?;
         let step = self.step(d, node, r, &operands, &wanted)?;
+        Program::forward(self.b.module, &step).map_err(|_| {
+            CompileError::Unsupported(
+                "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape",
+            )
+        })?;
         let rows = operands.rows.iter().chain(&operands.constants).map(|(_, v)| *v);
         let read: Vec<Value> = rows.chain(initial).collect();
         let (tokens, marks) = self.sequence(&d.rows);
@@ -210,7 +216,7 @@ impl Lower<'_> {
                 Of::Weight(_) | Of::Fact(_) | Of::Noise(_) | Of::Input => {
                     found(Source::Node(ValueId(i as u32))).ok_or(MALFORMED)?
                 }
-                _ => values.in_step(n, &made, &r.body, &inside)?,
+                _ => values.in_step(n, &made, &inside)?,
             };
             made.push(value);
         }
@@ -232,13 +238,7 @@ impl Lower<'_> {
 
 impl Values<'_, '_> {
     /// A value of a step.
-    fn in_step(
-        &mut self,
-        n: &Node,
-        made: &[Value],
-        body: &Region,
-        inside: &Inside,
-    ) -> Result<Value, CompileError> {
+    fn in_step(&mut self, n: &Node, made: &[Value], inside: &Inside) -> Result<Value, CompileError> {
         let dim = |d: &DimId| inside.dims[d.0 as usize];
         let arg = |k: usize| n.args.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
         let own: Vec<Dim> = n.ty.dims.iter().map(dim).collect();
@@ -330,8 +330,7 @@ impl Values<'_, '_> {
             | Of::AtKey(_)
             | Of::Look(_) => {
                 let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();
-                let types: Vec<&Typed> = n.args.iter().map(|v| &body.node(*v).ty).collect();
-                self.node(n, &args, &types, inside.dims)
+                self.node(n, &args, inside.dims)
             }
         }
     }

@@ -4,11 +4,11 @@
 //! dimensions. *Promise*: every operation made has operands that row kernels take: the dimensions
 //! of the smaller operand are adjacent in the larger one, and what is joined is last.
 
-use super::{MALFORMED, Typed};
+use super::MALFORMED;
 use crate::CompileError;
 use crate::build::Builder;
 use crate::ir::{Binary, Dim, Op, Reduce, Type, Unary, Value};
-use crate::op::{Concat, PickGrad, Rms, Route, Split};
+use crate::op::{Concat, Rms, Split};
 use dreamc_dsl::define::graph::{self, DimId, Function as Of, Node, Norm};
 
 /// A builder of values with the dimensions of tokens before their own; of one step there are none.
@@ -343,33 +343,6 @@ impl Values<'_, '_> {
         let x = self.last(x, &[of]);
         self.b.ops(Split(parts.to_vec()), &[x])
     }
-
-    /// Places of the largest elements.
-    pub(super) fn top(&mut self, x: Value, over: Dim, choices: Dim) -> Value {
-        let x = self.last(x, &[over]);
-        let x = self.b.stop_gradient(x);
-        self.b.op(Route { k: choices }, &[x])
-    }
-
-    /// The elements of `x` along a dimension at places that another value holds in its last one.
-    pub(super) fn pick(&mut self, x: Value, places: Value, of: Dim, to: &[Dim]) -> Value {
-        let (own, chosen) = (self.own(x), self.own(places));
-        let Some((&choices, others)) = chosen.split_last() else { return x };
-        if own.iter().filter(|d| **d != of).all(|d| others.contains(d)) {
-            let x = self.spread(x, &[others, &[of]].concat(), true);
-            let y = self.b.op(Op::Pick, &[x, places]);
-            return self.ordered(y, to);
-        }
-        // A number of 1 at every place that is chosen, for a sum of products.
-        let one = self.b.module.dim("one", 1);
-        let each = [others, &[choices, one]].concat();
-        let places = self.reshaped(places, &each);
-        let zeros = self.b.zeros(&Type::f32(&[&self.rows[..], &each].concat()));
-        let full = self.b.constant(1.0);
-        let ones = self.b.add(zeros, full);
-        let marks = self.b.op(PickGrad { experts: of }, &[ones, places]);
-        self.dot(marks, x, &[of], to)
-    }
 }
 
 impl Values<'_, '_> {
@@ -421,13 +394,7 @@ impl Values<'_, '_> {
     }
 
     /// A function of one token; `dims` are those of the graph.
-    pub(super) fn node(
-        &mut self,
-        node: &Node,
-        args: &[Value],
-        types: &[&Typed],
-        dims: &[Dim],
-    ) -> Result<Value, CompileError> {
+    pub(super) fn node(&mut self, node: &Node, args: &[Value], dims: &[Dim]) -> Result<Value, CompileError> {
         let dim = |d: &DimId| dims[d.0 as usize];
         let all = |list: &[DimId]| list.iter().map(dim).collect::<Vec<Dim>>();
         let own = all(&node.ty.dims);
@@ -457,10 +424,8 @@ impl Values<'_, '_> {
                 let parts: Vec<(Value, Dim)> = args.iter().copied().zip(all(parts)).collect();
                 self.join(&parts, dim(along), &own)
             }
-            Of::Top { over, choices } => self.top(arg(0)?, dim(over), dim(choices)),
-            Of::Pick => {
-                let of = types.get(1).and_then(|ty| ty.places_of).ok_or(MALFORMED)?;
-                self.pick(arg(0)?, arg(1)?, dim(&of), &own)
+            Of::Top { .. } | Of::Pick => {
+                return Err(CompileError::Unsupported("`top` or `pick` in a definition"));
             }
             Of::Stop => self.b.stop_gradient(arg(0)?),
             Of::Input
