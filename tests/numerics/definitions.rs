@@ -123,7 +123,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
          f = log_sigmoid(linear(x, [heads], bias))
          k = linear(x, [heads, size])
          w = linear(x, [wide: 3])
-         recurrence C [size, heads] from 0, n [heads] from weight([heads]), m [heads] from -1 {
+         recurrence C [heads, size] from 0, n [heads] from weight([heads]), m [heads] from -1 {
            most = max(f + m, i)
            keep = exp(f + m - most)
            C = keep * C + exp(i - most) * k
@@ -175,6 +175,15 @@ fn functions_that_are_not_lowered_are_refused() {
                n = tanh(linear(n, [heads]) + w)
              }
              return linear(n, [hidden])",
+            "a matrix over a state",
+        ),
+        (
+            "k = linear(x, [heads, size])
+             recurrence C [size, heads] {
+               C = 0.5 * C + k
+               o = softmax(C, over size)
+             }
+             return linear(o, [hidden])",
             "a function in a recurrence",
         ),
     ] {

@@ -9,12 +9,10 @@ use crate::op::recurrence::Program;
 use crate::op::{Recurrence, Step};
 use dreamc_dsl::define::graph::From as Begins;
 
-/// The dimensions of a recurrence's body, and its weights.
+/// The dimensions of a recurrence's body.
 struct Inside<'g> {
     graph: &'g Graph,
     dims: &'g [Dim],
-    /// The ends of the matrices that the body reads.
-    products: HashMap<ValueId, WeightId>,
 }
 
 /// The operands of a step: values of the function around, by where the body reads them.
@@ -60,7 +58,7 @@ impl Lower<'_> {
         }
         let operands = self.step_operands(d, node, &r.body)?;
         let initial = self.initial_states(d, node, r)?;
-        let step = self.step(d, node, r, &operands, &wanted)?;
+        let step = self.step(d, r, &operands, &wanted)?;
         Program::forward(self.b.module, &step).map_err(|_| {
             CompileError::Unsupported(
                 "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape",
@@ -169,7 +167,6 @@ impl Lower<'_> {
     fn step(
         &mut self,
         d: &Defining,
-        node: &Node,
         r: &graph::Recurrence,
         operands: &Operands,
         wanted: &[usize],
@@ -179,19 +176,7 @@ impl Lower<'_> {
             operands.rows.iter().map(|&(source, v)| (source, type_of(v, d.rows.len()))).collect();
         let constants: Vec<(Source, Vec<Dim>)> =
             operands.constants.iter().map(|&(source, v)| (source, type_of(v, 0))).collect();
-        let mut products = HashMap::new();
-        for (i, n) in r.body.nodes.iter().enumerate() {
-            let weight = match &n.function {
-                Of::Weight(weight) => Some(*weight),
-                Of::Read(k) => match d.made(node, *k as usize).map(|made| &made.function) {
-                    Some(Of::Weight(weight)) => Some(*weight),
-                    _ => None,
-                },
-                _ => None,
-            };
-            products.extend(weight.map(|weight| (ValueId(i as u32), weight)));
-        }
-        let inside = Inside { graph: d.graph, dims: &d.dims, products };
+        let inside = Inside { graph: d.graph, dims: &d.dims };
         let mut b = Builder::new(self.b.module, "step");
         let state = Binding::State(Lifetime::Depth);
         let states: Vec<Value> = r
@@ -243,30 +228,7 @@ impl Values<'_, '_> {
         let arg = |k: usize| n.args.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
         let own: Vec<Dim> = n.ty.dims.iter().map(dim).collect();
         match &n.function {
-            Of::Linear(over) => {
-                let weight = n.args.get(1).and_then(|w| inside.products.get(w)).ok_or(MALFORMED)?;
-                let weight = &inside.graph.weights[weight.0 as usize];
-                let w = arg(1)?;
-                let over: Vec<Dim> = over.iter().map(dim).collect();
-                let sum = self.b.dims(w)[1];
-                let x = self.summed_last(arg(0)?, &over, sum);
-                let outs: Vec<Dim> =
-                    weight.dims[..weight.dims.len() - weight.inputs].iter().map(dim).collect();
-                let each = self.own(x).into_iter().filter(|d| *d != sum && outs.contains(d));
-                let each: Vec<Dim> = each.collect();
-                let y = if each.is_empty() {
-                    let y = self.b.contract(x, w, &[sum]);
-                    let left = self.own(y);
-                    self.reshaped(y, &[&left[..left.len() - 1], &outs].concat())
-                } else {
-                    self.product_each(x, w, &each, &outs)
-                };
-                let y = self.ordered(y, &own);
-                match n.args.get(2) {
-                    Some(_) => Ok(self.binary(ir::Binary::Add, y, arg(2)?, &own)),
-                    None => Ok(y),
-                }
-            }
+            Of::Linear(_) => Err(CompileError::Unsupported("a matrix over a state in a recurrence")),
             Of::Slice { of, from, to } => {
                 let (all, size) = (inside.graph.size(*of), inside.graph.size(*to));
                 let x = self.last(arg(0)?, &[dim(of)]);
