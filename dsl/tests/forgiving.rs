@@ -198,7 +198,6 @@ fn what_a_suite_says_twice_is_refused() {
     let ladder = "train: {steps: 9, schedule: cosine}\nladder: {sizes: {xs: {h: 8}}, budgets: [1e12]}";
     let cases = [
         ("{spec: b.yaml, set: {train.seed: 3}}", "", "seeds"),
-        ("{spec: b.yaml, set: {ea.count: 3}, match: {flops: ea.count}}", "", "`match` of this variant"),
         ("{spec: b.yaml, set: {train.steps: 3}}", ladder, "budgets of the ladder"),
         ("{spec: b.yaml, set: {h: 3}}", ladder, "the size `xs`"),
         ("{spec: b.yaml, set: {train.eps: 3}}", "sweep: {train.eps: [1, 2, 3]}", "the sweep gives"),
