@@ -200,6 +200,7 @@ fn what_a_suite_says_twice_is_refused() {
         ("{spec: b.yaml, set: {train.seed: 3}}", "", "seeds"),
         ("{spec: b.yaml, set: {train.steps: 3}}", ladder, "budgets of the ladder"),
         ("{spec: b.yaml, set: {h: 3}}", ladder, "the size `xs`"),
+        ("{spec: b.yaml, set: {train.warmup: 3}}", ladder, "the ladder scales `train.warmup`"),
         ("{spec: b.yaml, set: {train.eps: 3}}", "sweep: {train.eps: [1, 2, 3]}", "the sweep gives"),
         ("{spec: b.yaml}", "train: {seed: 3}", "the suite's `seeds`"),
         ("{spec: b.yaml}", &format!("sweep: {{h: [1, 2, 3]}}\n{ladder}"), "sizes of the ladder set `h`"),
@@ -208,5 +209,7 @@ fn what_a_suite_says_twice_is_refused() {
         let found = suite(variant, rest).unwrap_or_default();
         assert!(found.len() == 1 && found[0].0 && found[0].1.contains(words), "{variant} {rest}: {found:?}");
     }
-    assert!(suite("{spec: b.yaml, set: {train.warmup: 3, ea.count: 3}}", ladder).is_none());
+    assert!(suite("{spec: b.yaml, set: {ea.count: 3}}", ladder).is_none());
+    // Matching begins at the value that is set.
+    assert!(suite("{spec: b.yaml, set: {ea.count: 3}, match: {flops: ea.count}}", "").is_none());
 }
