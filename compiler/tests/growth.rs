@@ -51,3 +51,14 @@ fn counting_grows_with_the_text() {
     assert!(more < 8 * less, "{less:?} and {more:?}");
     assert!(more < Duration::from_secs(30), "{more:?}");
 }
+
+#[test]
+fn compiling_grows_with_the_text() {
+    for side in [16, 32, 64] {
+        let spec = many(side);
+        let start = Instant::now();
+        let options = dreamc_compiler::Options { batch: 2, sequence: 32, train: true, ..Default::default() };
+        dreamc_compiler::compile(&spec, &options).unwrap_or_else(|e| panic!("{e}"));
+        println!("{side}: {:?}", start.elapsed());
+    }
+}

@@ -2,28 +2,25 @@
 //! once.
 //!
 //! egg's extractors charge a value for each of its users; in a deep graph that hides every gain
-//! from sharing. Here a [`Selection`] is priced whole: operands are walked once, element-wise
-//! chains pay for what leaves their kernel, weights that are prepared once are charged to all calls
-//! they serve. The search begins with the original function and takes what a rule made, or a single
-//! e-node, or gives it up again, for as long as the price falls; it is a local search, measured
-//! against all selections on small graphs in `tests.rs`. Nothing in it depends on hash order or
-//! time.
+//! from sharing. Here a [`Selection`] is priced whole ([`price`](super::price)). The search begins
+//! with the original function and takes what a rule made, or a single e-node, or gives it up again,
+//! for as long as the price falls; it is a local search, measured against all selections on small
+//! graphs in `tests.rs`. Nothing in it depends on hash order or time.
 
 use super::language::{Graph, Source, Term};
+use super::price::Standing;
 use super::target::Target;
 use super::{Context, Stage};
-use crate::count::roofline::Demand;
 use crate::ir::{Dim, Extents, Op, Type, cost};
 use crate::op::{Class, Reduction, Work};
-use crate::schedule::{reader_level, row_dims};
+use crate::schedule::row_dims;
 use egg::{Id, Language};
 use indexmap::IndexSet;
-use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// The kernel of an e-node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// Nothing: parameters, numbers, views.
     Free,
     /// Part of a row kernel.
@@ -36,36 +33,23 @@ enum Kind {
 }
 
 /// An e-node with its price.
-struct Choice {
-    term: Term,
-    children: Vec<usize>,
-    kind: Kind,
+pub(super) struct Choice {
+    pub(super) term: Term,
+    pub(super) children: Vec<usize>,
+    pub(super) kind: Kind,
     /// Depends on no data, so that it can be prepared once.
-    still: bool,
+    pub(super) still: bool,
     /// Is what the function returns.
-    returns: bool,
+    pub(super) returns: bool,
     /// Sums over one dimension.
-    sums: bool,
+    pub(super) sums: bool,
     /// The operand whose rows it may read through an order.
-    through: Option<usize>,
+    pub(super) through: Option<usize>,
     /// Whether its element-wise operations are all it does, one token after another.
-    stepwise: bool,
-    flops: f64,
-    elementwise: f64,
-    moved: f64,
-}
-
-/// The cost of a selection in one call.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Total {
-    /// Predicted time.
-    pub seconds: f64,
-    /// Multiplies and adds of products.
-    pub flops: f64,
-    /// Bytes moved.
-    pub bytes: f64,
-    /// Launches.
-    pub launches: f64,
+    pub(super) stepwise: bool,
+    pub(super) flops: f64,
+    pub(super) elementwise: f64,
+    pub(super) moved: f64,
 }
 
 /// One e-node for every class.
@@ -74,71 +58,29 @@ pub type Selection = Vec<usize>;
 /// How long the search may go on: sweeps over all moves.
 const SWEEPS: usize = 6;
 
-/// How much the search may do in all: classes walked over while pricing. Each of many moves is
-/// priced by a walk over the whole function, which is quadratic; functions of a thousand classes
-/// are searched whole, and larger ones as far as a second or two goes. Work is counted, not time,
+/// How much the search may do in all: classes looked at while moves are priced. A move is priced by
+/// what it changes, and all functions of all examples stay far below it. Work is counted, not time,
 /// so that every machine finds the same.
 const BUDGET: usize = 40_000_000;
 
 /// The e-graph laid out for pricing.
 pub struct Extractor<'g> {
     graph: &'g Graph,
-    target: Target,
+    pub(super) target: Target,
     /// Whether products read bf16.
-    narrow: bool,
+    pub(super) narrow: bool,
     /// Calls that one preparation serves.
-    uses: f64,
+    pub(super) uses: f64,
     /// Whether a derivative follows, which costs twice what a product does.
     differentiated: bool,
-    classes: Vec<Id>,
+    pub(super) classes: Vec<Id>,
     index: HashMap<Id, usize>,
-    choices: Vec<Vec<Choice>>,
+    pub(super) choices: Vec<Vec<Choice>>,
     /// Bytes of the first result of a class.
-    bytes: Vec<f64>,
+    pub(super) bytes: Vec<f64>,
     /// Number of the row dimensions of a class, none where it has none.
-    rows: Vec<Option<usize>>,
-    root: usize,
-    /// The memory of pricing, kept so that thousands of prices ask for memory once.
-    scratch: RefCell<Scratch>,
-}
-
-/// Results of pricing a selection, by class.
-#[derive(Default)]
-struct Scratch {
-    walk: Walk,
-    marks: Vec<Marks>,
-    /// Level and row dimensions of the row kernels.
-    groups: Vec<(u32, Option<usize>)>,
-}
-
-/// A walk over the classes that a selection reaches.
-#[derive(Default)]
-struct Walk {
-    state: Vec<Visit>,
-    stack: Vec<(usize, bool)>,
-    /// Classes reached, operands first.
-    order: Vec<usize>,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Visit {
-    #[default]
-    New,
-    Open,
-    Done,
-}
-
-/// Marks of a class while a selection is priced.
-#[derive(Clone, Copy, Default)]
-struct Marks {
-    /// Something reads it from memory.
-    stored: bool,
-    /// A row kernel reads it there.
-    row_read: bool,
-    /// The function returns it.
-    returned: bool,
-    /// Row kernels before its own.
-    level: u32,
+    pub(super) rows: Vec<Option<usize>>,
+    pub(super) root: usize,
 }
 
 impl<'g> Extractor<'g> {
@@ -159,7 +101,6 @@ impl<'g> Extractor<'g> {
             bytes: vec![],
             rows: vec![],
             root: 0,
-            scratch: RefCell::default(),
             classes,
         };
         let mut rows: IndexSet<&[Dim]> = IndexSet::new();
@@ -248,213 +189,48 @@ impl<'g> Extractor<'g> {
         (class, self.choices[class].iter().position(|c| c.term == term))
     }
 
-    /// Walks over what a selection reaches, operands first; `false` where it turns in a circle.
-    fn walk(&self, selection: &Selection, walk: &mut Walk) -> bool {
-        let Walk { state, stack, order } = walk;
-        state.clear();
-        state.resize(self.classes.len(), Visit::New);
-        stack.clear();
-        order.clear();
-        stack.push((self.root, false));
-        while let Some((class, ready)) = stack.pop() {
-            match (state[class], ready) {
-                (_, true) => {
-                    state[class] = Visit::Done;
-                    order.push(class);
-                }
-                (Visit::New, _) => {
-                    state[class] = Visit::Open;
-                    stack.push((class, true));
-                    for &c in &self.choices[class][selection[class]].children {
-                        match state[c] {
-                            Visit::Open => return false,
-                            Visit::New => stack.push((c, false)),
-                            Visit::Done => {}
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        true
-    }
-
-    /// Classes that a selection reaches, operands first; `None` where it turns in a circle.
-    pub fn live(&self, selection: &Selection) -> Option<Vec<usize>> {
-        let walk = &mut self.scratch.borrow_mut().walk;
-        self.walk(selection, walk).then(|| walk.order.clone())
-    }
-
-    /// Whether a selection turns in no circle.
-    pub fn is_sound(&self, selection: &Selection) -> bool {
-        self.walk(selection, &mut self.scratch.borrow_mut().walk)
-    }
-
-    /// The cost of a selection; `None` where it turns in a circle.
-    pub fn price(&self, selection: &Selection) -> Option<Total> {
-        let Scratch { walk, marks, groups } = &mut *self.scratch.borrow_mut();
-        if !self.walk(selection, walk) {
-            return None;
-        }
-        let live = &walk.order;
-        let (t, rates) = (&self.target, &self.target.rates);
-        marks.clear();
-        marks.resize(self.classes.len(), Marks::default());
-        groups.clear();
-        for &class in live.iter().rev() {
-            let c = &self.choices[class][selection[class]];
-            let chosen = |i: usize| &self.choices[i][selection[i]];
-            let of = marks[class];
-            for (k, &child) in c.children.iter().enumerate() {
-                let mark = &mut marks[child];
-                match c.kind {
-                    Kind::Free if c.returns => {
-                        mark.stored = true;
-                        mark.returned = true;
-                    }
-                    Kind::Free => {
-                        mark.stored |= of.stored;
-                        mark.row_read |= of.row_read;
-                    }
-                    Kind::Row => {
-                        mark.row_read = true;
-                        mark.stored |= self.rows[child] != self.rows[class] && self.rows[child].is_some();
-                    }
-                    // Only what reads a gather through its order reads no copy of it.
-                    Kind::Anchor if chosen(child).kind == Kind::Gather && c.through == Some(k) => {}
-                    Kind::Anchor | Kind::Gather => mark.stored = true,
-                }
-            }
-        }
-        let mut total = Total::default();
-        let mut once = Total::default();
-        for &class in live {
-            let c = &self.choices[class][selection[class]];
-            for &child in &c.children {
-                let below = self.choices[child][selection[child]].kind;
-                let same = self.rows[child] == self.rows[class];
-                let above = reader_level(
-                    marks[child].level,
-                    c.kind == Kind::Row && !c.still,
-                    below == Kind::Row && same,
-                );
-                marks[class].level = marks[class].level.max(above);
-            }
-            // The gradient of a shared expert is summed after all calls.
-            let later = c.sums && c.children.iter().all(|&x| marks[x].returned);
-            let into = if later || c.still { &mut once } else { &mut total };
-            let Marks { stored, row_read, level, .. } = marks[class];
-            let kind = c.kind;
-            let work = match kind {
-                Kind::Free => continue,
-                Kind::Gather if !stored => continue,
-                // Weights are prepared by kernels of their own.
-                _ if c.still => c.moved.max(c.elementwise * rates.bandwidth / rates.elementwise),
-                Kind::Row => {
-                    if !c.still {
-                        groups.push((level, self.rows[class]));
-                    }
-                    into.seconds += c.elementwise / rates.elementwise;
-                    if stored { self.bytes[class] } else { 0.0 }
-                }
-                Kind::Gather | Kind::Anchor => c.moved,
-            };
-            if c.stepwise {
-                into.seconds += c.elementwise / rates.elementwise;
-            }
-            if stored && !c.still && self.bytes[class] > t.large {
-                // Added to everything: memory costs the same however long its computation is.
-                into.seconds += work * Target::SPILL / rates.bandwidth;
-            }
-            into.flops += c.flops;
-            into.bytes += work;
-            into.seconds += rates.time(self.demand(c.flops, work)).seconds;
-            if kind != Kind::Row || c.still {
-                into.launches += 1.0;
-                into.seconds += t.launch;
-            }
-            // A row kernel reads each operand once.
-            if row_read && !matches!(kind, Kind::Row) {
-                total.bytes += self.bytes[class];
-                total.seconds += self.bytes[class] / rates.bandwidth;
-            }
-        }
-        groups.sort_unstable();
-        groups.dedup();
-        total.launches += groups.len() as f64;
-        total.seconds += groups.len() as f64 * t.launch;
-        let share = |all: f64, once: f64| all + once / self.uses;
-        Some(Total {
-            seconds: share(total.seconds, once.seconds),
-            flops: share(total.flops, once.flops),
-            bytes: share(total.bytes, once.bytes),
-            launches: share(total.launches, once.launches),
-        })
-    }
-
     /// The cheapest selection that the search finds from `start`. A move sets several classes at
     /// once.
     pub fn search(&self, start: &Selection, moves: &[Vec<(usize, usize)>]) -> Selection {
         let mut all: Vec<Vec<(usize, usize)>> = moves.to_vec();
         all.extend(moves.iter().map(|m| m.iter().map(|&(c, _)| (c, start[c])).collect()));
-        for (class, choices) in self.choices.iter().enumerate().filter(|(_, c)| c.len() > 1) {
-            all.extend((0..choices.len()).map(|k| vec![(class, k)]));
-        }
-        let mut best: Option<(f64, Selection)> = None;
-        let mut left = BUDGET / self.classes.len().max(1);
-        for eager in [false, true] {
-            let mut now = start.clone();
-            if eager {
-                for m in moves {
-                    left = left.saturating_sub(1);
-                    let undo = set(&mut now, m);
-                    if left == 0 || !self.is_sound(&now) {
-                        set(&mut now, &undo);
-                    }
-                }
-            }
-            let Some(mut price) = self.price(&now).map(|t| t.seconds) else { continue };
-            let mut live = self.is_live(&now);
-            for _ in 0..SWEEPS {
-                let before = price;
-                for m in &all {
-                    // A class that is not reached has no price.
-                    if m.iter().all(|&(c, k)| now[c] == k || !live[c]) {
-                        continue;
-                    }
-                    if left == 0 {
-                        break;
-                    }
-                    left -= 1;
-                    let undo = set(&mut now, m);
-                    match self.price(&now) {
-                        // A gain in the last bits is noise.
-                        Some(t) if t.seconds < price * (1.0 - 1e-12) => {
-                            price = t.seconds;
-                            live = self.is_live(&now);
-                        }
-                        _ => {
-                            set(&mut now, &undo);
-                        }
-                    }
-                }
-                if price == before {
-                    break;
-                }
-            }
-            if best.as_ref().is_none_or(|(p, _)| price < *p) {
-                best = Some((price, now));
+        all.extend(self.singles().map(|one| vec![one]));
+        let mut left = BUDGET;
+        let stands = Standing::new(self, start.clone());
+        let eager = stands.clone().map(|mut s| {
+            moves.iter().for_each(|m| s.settle(m, &mut left));
+            s
+        });
+        let mut best: Option<Standing> = None;
+        for mut now in [stands, eager].into_iter().flatten() {
+            self.descend(&mut now, &all, &mut left);
+            if best.as_ref().is_none_or(|b| now.total().seconds < b.total().seconds) {
+                best = Some(now);
             }
         }
-        best.map_or_else(|| start.clone(), |(_, s)| s)
+        best.map_or_else(|| start.clone(), Standing::into_selection)
     }
 
-    fn is_live(&self, selection: &Selection) -> Vec<bool> {
-        let mut live = vec![false; self.classes.len()];
-        for class in self.live(selection).unwrap_or_default() {
-            live[class] = true;
+    /// Every e-node of every class that has several.
+    pub fn singles(&self) -> impl Iterator<Item = (usize, usize)> {
+        let several = self.choices.iter().enumerate().filter(|(_, c)| c.len() > 1);
+        several.flat_map(|(class, choices)| (0..choices.len()).map(move |k| (class, k)))
+    }
+
+    /// Takes moves for as long as the price falls.
+    fn descend(&self, now: &mut Standing, all: &[Vec<(usize, usize)>], left: &mut usize) {
+        for _ in 0..SWEEPS {
+            let mut fell = false;
+            for m in all {
+                if *left == 0 {
+                    return;
+                }
+                fell |= now.improve(m, left);
+            }
+            if !fell {
+                return;
+            }
         }
-        live
     }
 
     /// The cheapest of all selections, by trying every one; `None` where there are more than
@@ -481,24 +257,6 @@ impl<'g> Extractor<'g> {
         best.map(|(_, s)| s)
     }
 
-    /// Products and traffic of a kernel; element-wise work is charged beside them.
-    fn demand(&self, flops: f64, bytes: f64) -> Demand {
-        Demand { flops, narrow: self.narrow, bytes, elementwise: 0.0 }
-    }
-
-    /// The cost of an e-node by itself.
-    pub fn alone(&self, node: Id) -> Total {
-        let (class, k) = self.locate(node, node);
-        let Some(c) = k.map(|k| &self.choices[class][k]) else { return Total::default() };
-        let launches = if matches!(c.kind, Kind::Anchor) { 1.0 } else { 0.0 };
-        let (flops, bytes) = (c.flops, if launches > 0.0 { c.moved } else { 0.0 });
-        let rates = &self.target.rates;
-        let seconds = rates.time(self.demand(flops, bytes)).seconds
-            + c.elementwise / rates.elementwise
-            + launches * self.target.launch;
-        Total { seconds, flops, bytes, launches }
-    }
-
     /// The chosen term of a class.
     pub fn term(&self, selection: &Selection, class: Id) -> Option<Term> {
         let class = *self.index.get(&self.graph.find(class))?;
@@ -509,15 +267,6 @@ impl<'g> Extractor<'g> {
     pub fn reached(&self, selection: &Selection) -> Option<Vec<Id>> {
         Some(self.live(selection)?.into_iter().map(|c| self.classes[c]).collect())
     }
-}
-
-/// Sets classes; what to set them back to.
-fn set(selection: &mut Selection, to: &[(usize, usize)]) -> Vec<(usize, usize)> {
-    let undo = to.iter().map(|&(c, _)| (c, selection[c])).collect();
-    for &(c, k) in to {
-        selection[c] = k;
-    }
-    undo
 }
 
 fn sums(op: &Op) -> bool {

@@ -11,12 +11,14 @@
 //! 1. [`language`] puts a function into an e-graph, where equal subexpressions are one, with facts
 //!    about each class;
 //! 2. [`rules`] is the table of directed rules that add equal expressions;
-//! 3. [`extract`] chooses, by the roofline of a [`target`], with shared work counted once;
+//! 3. [`extract`] chooses, by [prices](price) from the roofline of a [`target`], with shared work
+//!    counted once;
 //! 4. [`hoist`] moves what needs no data before the calls, and sums of gradients behind them.
 
 pub mod extract;
 pub mod hoist;
 pub mod language;
+pub mod price;
 pub mod report;
 pub mod rules;
 pub mod target;
@@ -443,7 +445,7 @@ fn rewrite_eagerly(
     for m in explored.moves(&extractor) {
         let before = now.clone();
         m.iter().for_each(|&(class, node)| now[class] = node);
-        if !extractor.is_sound(&now) {
+        if extractor.live(&now).is_none() {
             now = before;
         }
     }

@@ -1,12 +1,14 @@
 //! The report of rewriting: which rule fired where, what each saved, and why it stopped.
 
 use super::Stage;
-use super::extract::{Extractor, Selection, Total};
+use super::extract::{Extractor, Selection};
 use super::language::Graph;
+use super::price::{Standing, Total};
 use crate::ir::{Extents, Function, Module, cost};
 use crate::op::{Class, Moved};
 use egg::{Id, StopReason};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::fmt;
 
 /// The fate of all functions of a model, in order.
@@ -174,9 +176,10 @@ pub(super) fn used(
     fired: &[super::Fired],
     moves: &[Vec<(usize, usize)>],
 ) -> Vec<(bool, Saving)> {
-    let live = extractor.live(chosen).unwrap_or_default();
-    let mut now = original.clone();
-    let mut price = extractor.price(&now);
+    let live: HashSet<usize> = extractor.live(chosen).unwrap_or_default().into_iter().collect();
+    let mut now = Standing::new(extractor, original.clone());
+    // Firings that turn in a circle until a later one is taken, too.
+    let mut waiting = vec![];
     let step = |(fired, to): (&super::Fired, &Vec<(usize, usize)>)| {
         if !to.iter().any(|&(class, node)| chosen[class] == node && live.contains(&class)) {
             return (false, Saving::default());
@@ -186,25 +189,22 @@ pub(super) fn used(
             let gone = fired.pairs.iter().map(|&(old, _)| extractor.alone(old));
             return (true, gone.fold(Saving::default(), more));
         }
-        for &(class, node) in to {
-            if chosen[class] == node {
-                now[class] = node;
-            }
+        waiting.extend(to.iter().filter(|&&(class, node)| chosen[class] == node));
+        let change = now.as_mut().and_then(|now| now.step(&waiting));
+        if change.is_some() {
+            waiting.clear();
         }
-        let after = extractor.price(&now);
-        let saved = price.zip(after).map_or(Saving::default(), |(before, after)| less(before, after));
-        price = after.or(price);
-        (true, saved)
+        (true, change.map_or(Saving::default(), saved))
     };
     fired.iter().zip(moves).map(step).collect()
 }
 
-fn less(a: Total, b: Total) -> Saving {
+fn saved(change: Total) -> Saving {
     Saving {
-        micros: (a.seconds - b.seconds) * 1e6,
-        flops: a.flops - b.flops,
-        bytes: a.bytes - b.bytes,
-        launches: a.launches - b.launches,
+        micros: (0.0 - change.seconds) * 1e6,
+        flops: 0.0 - change.flops,
+        bytes: 0.0 - change.bytes,
+        launches: 0.0 - change.launches,
     }
 }
 

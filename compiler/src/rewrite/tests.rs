@@ -4,7 +4,8 @@
 
 use super::extract::Extractor;
 use super::language::convert;
-use super::{Context, RULES, Rewriting, Stage, Target, rewrite};
+use super::price::Standing;
+use super::{Context, RULES, Rewriting, Stage, Target, explore, rewrite};
 use crate::autodiff::{Seed, differentiate};
 use crate::ir::interpret::{Data, Tensor, interpret};
 use crate::ir::random::Rng;
@@ -266,4 +267,70 @@ fn sharing_is_counted_once() {
     let price = x.price(&x.original(&c.order)).unwrap();
     assert_eq!(price.launches, 1.0);
     assert!(price.seconds < 1e-5, "{price:?}");
+}
+
+/// The price of a move by what it changes is the difference of two whole prices, whether the move
+/// is kept or taken back.
+#[test]
+fn moves_are_priced_as_whole_selections_are() {
+    let mut rng = Rng::new(11);
+    let mut modules: Vec<(Module, Function)> = vec![];
+    for case in cases() {
+        let module = parse(&fill(&case.text, &mut rng, 1)).unwrap();
+        modules.push((module.clone(), module.functions[0].clone()));
+    }
+    modules.extend(functions_of("tiny-mod-dr.yaml"));
+    let mut kept = 0;
+    for (module, f) in &modules {
+        let context = Context { uses: 3.0, ..context(Stage::Differentiable) };
+        let explored = explore(module, f, &context, &Rewriting::default()).unwrap();
+        let x = Extractor::new(&explored.graph, explored.root, Target::CPU, &context);
+        let mut moves = explored.moves(&x);
+        moves.extend(x.singles().map(|one| vec![one]));
+        let mut selection = x.original(&explored.order);
+        let mut now = Standing::new(&x, selection.clone()).unwrap();
+        for round in 0..100.min(4 * moves.len()) {
+            let mut to = vec![];
+            for _ in 0..1 + rng.below(3) {
+                to.extend(&moves[rng.below(moves.len() as u64) as usize]);
+            }
+            let mut moved = selection.clone();
+            to.iter().for_each(|&(class, node)| moved[class] = node);
+            let (before, after) = (x.price(&selection).unwrap(), x.price(&moved));
+            let change = now.clone().step(&to);
+            assert_eq!(change.is_some(), after.is_some(), "{}, move {round}: {to:?}", f.name);
+            let (Some(change), Some(after)) = (change, after) else { continue };
+            let near = |a: f64, b: f64, of: f64| (a - b).abs() <= 1e-9 * of.abs();
+            let context = || format!("{}, move {round}: {change:?} of {before:?} to {after:?}", f.name);
+            assert!(near(change.seconds, after.seconds - before.seconds, before.seconds), "{}", context());
+            assert!(near(change.flops, after.flops - before.flops, before.flops), "{}", context());
+            assert!(near(change.bytes, after.bytes - before.bytes, before.bytes), "{}", context());
+            assert!(near(change.launches, after.launches - before.launches, before.launches), "{}", context());
+            if rng.once_in(3) {
+                now.step(&to);
+                selection = moved;
+                kept += 1;
+            } else if now.improve(&to, &mut usize::MAX.clone()) {
+                selection = moved;
+                kept += 1;
+            }
+            assert_eq!(now.clone().into_selection(), selection, "{}, move {round}", f.name);
+        }
+    }
+    assert!(kept > 100, "{kept}");
+}
+
+/// The differentiated functions of an example.
+fn functions_of(example: &str) -> Vec<(Module, Function)> {
+    let path = format!("{}/../examples/{example}", env!("CARGO_MANIFEST_DIR"));
+    let spec = dreamc_dsl::load(&path, &[]).unwrap_or_else(|e| panic!("{e}")).0;
+    let options = crate::Options { batch: 2, sequence: 64, train: true, ..Default::default() };
+    let found = std::cell::RefCell::new(vec![]);
+    let watch = |pass, module: &mut Module, f: &mut Function| {
+        if pass == crate::Pass::Differentiate {
+            found.borrow_mut().push((module.clone(), f.clone()));
+        }
+    };
+    crate::compile_watched(&spec, &options, &watch).unwrap();
+    found.into_inner()
 }

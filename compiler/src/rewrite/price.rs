@@ -1,0 +1,651 @@
+//! Prices of selections: of a whole one, and of a move by what it changes.
+//!
+//! *In*: the choices of an [`Extractor`], and one e-node for each class. *Out*: a [`Total`].
+//! Operands are walked once, element-wise chains pay for what leaves their kernel, weights that are
+//! prepared once are charged to all calls they serve. A class is charged by its e-node and by its
+//! [`Marks`], which are what its readers do with it; so a move changes the charges of the classes
+//! that it sets, brings in or drops, and of those whose marks change with them. [`Standing`] keeps
+//! marks and readers of a selection and prices a move by these, which does not grow with the
+//! function; `tests.rs` compares it with the price of the whole.
+
+use super::extract::{Choice, Extractor, Kind, Selection};
+use super::target::Target;
+use crate::count::roofline::Demand;
+use crate::schedule::reader_level;
+use egg::Id;
+use std::collections::{HashMap, VecDeque};
+use std::ops::{AddAssign, SubAssign};
+
+/// The cost of a selection in one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Total {
+    /// Predicted time.
+    pub seconds: f64,
+    /// Multiplies and adds of products.
+    pub flops: f64,
+    /// Bytes moved.
+    pub bytes: f64,
+    /// Launches.
+    pub launches: f64,
+}
+
+impl Total {
+    /// The same work for a share of the price.
+    fn share(self, of: f64) -> Total {
+        Total {
+            seconds: self.seconds * of,
+            flops: self.flops * of,
+            bytes: self.bytes * of,
+            launches: self.launches * of,
+        }
+    }
+}
+
+impl AddAssign for Total {
+    fn add_assign(&mut self, other: Total) {
+        self.seconds += other.seconds;
+        self.flops += other.flops;
+        self.bytes += other.bytes;
+        self.launches += other.launches;
+    }
+}
+
+impl SubAssign for Total {
+    fn sub_assign(&mut self, other: Total) {
+        *self += other.share(-1.0);
+    }
+}
+
+/// Marks of a class in a selection.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Marks {
+    /// Something reads it from memory.
+    stored: bool,
+    /// A row kernel reads it there.
+    row_read: bool,
+    /// The function returns it.
+    returned: bool,
+    /// Row kernels before its own.
+    level: u32,
+}
+
+/// Level and row dimensions of a row kernel.
+type Group = (u32, Option<usize>);
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Visit {
+    #[default]
+    New,
+    Open,
+    Done,
+}
+
+impl Extractor<'_> {
+    /// Classes that a selection reaches, operands first; `None` where it turns in a circle.
+    pub fn live(&self, selection: &Selection) -> Option<Vec<usize>> {
+        let mut state = vec![Visit::New; self.classes.len()];
+        let mut order = vec![];
+        let mut stack = vec![(self.root, false)];
+        while let Some((class, ready)) = stack.pop() {
+            match (state[class], ready) {
+                (_, true) => {
+                    state[class] = Visit::Done;
+                    order.push(class);
+                }
+                (Visit::New, _) => {
+                    state[class] = Visit::Open;
+                    stack.push((class, true));
+                    for &c in &self.choices[class][selection[class]].children {
+                        match state[c] {
+                            Visit::Open => return None,
+                            Visit::New => stack.push((c, false)),
+                            Visit::Done => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Some(order)
+    }
+
+    /// The cost of a selection; `None` where it turns in a circle.
+    pub fn price(&self, selection: &Selection) -> Option<Total> {
+        Standing::new(self, selection.clone()).map(|s| s.total)
+    }
+
+    /// What `reader`, with marks `of` its own, does with the class that is its operand `k`.
+    fn reads(&self, reader: usize, c: &Choice, of: Marks, k: usize, below: Kind) -> Marks {
+        let child = c.children[k];
+        let stored = Marks { stored: true, ..Marks::default() };
+        match c.kind {
+            Kind::Free if c.returns => Marks { returned: true, ..stored },
+            Kind::Free => Marks { stored: of.stored, row_read: of.row_read, ..Marks::default() },
+            Kind::Row => Marks {
+                row_read: true,
+                stored: self.rows[child] != self.rows[reader] && self.rows[child].is_some(),
+                ..Marks::default()
+            },
+            // Only what reads a gather through its order reads no copy of it.
+            Kind::Anchor if below == Kind::Gather && c.through == Some(k) => Marks::default(),
+            Kind::Anchor | Kind::Gather => stored,
+        }
+    }
+
+    /// The price of a class by itself; row kernels are launched by group, which is charged apart.
+    fn charge(&self, class: usize, c: &Choice, of: Marks, later: bool) -> Total {
+        let (t, rates) = (&self.target, &self.target.rates);
+        let Marks { stored, row_read, .. } = of;
+        let mut own = Total::default();
+        let work = match c.kind {
+            Kind::Free => return own,
+            Kind::Gather if !stored => return own,
+            // Weights are prepared by kernels of their own.
+            _ if c.still => c.moved.max(c.elementwise * rates.bandwidth / rates.elementwise),
+            Kind::Row => {
+                own.seconds += c.elementwise / rates.elementwise;
+                if stored { self.bytes[class] } else { 0.0 }
+            }
+            Kind::Gather | Kind::Anchor => c.moved,
+        };
+        if c.stepwise {
+            own.seconds += c.elementwise / rates.elementwise;
+        }
+        if stored && !c.still && self.bytes[class] > t.large {
+            // Added to everything: memory costs the same however long its computation is.
+            own.seconds += work * Target::SPILL / rates.bandwidth;
+        }
+        own.flops += c.flops;
+        own.bytes += work;
+        own.seconds += rates.time(self.demand(c.flops, work)).seconds;
+        if c.kind != Kind::Row || c.still {
+            own.launches += 1.0;
+            own.seconds += t.launch;
+        }
+        // The gradient of a shared expert is summed after all calls.
+        let mut total = if later || c.still { own.share(1.0 / self.uses) } else { own };
+        // A row kernel reads each operand once.
+        if row_read && c.kind != Kind::Row {
+            total.bytes += self.bytes[class];
+            total.seconds += self.bytes[class] / rates.bandwidth;
+        }
+        total
+    }
+
+    /// Products and traffic of a kernel; element-wise work is charged beside them.
+    fn demand(&self, flops: f64, bytes: f64) -> Demand {
+        Demand { flops, narrow: self.narrow, bytes, elementwise: 0.0 }
+    }
+
+    /// The cost of an e-node by itself.
+    pub fn alone(&self, node: Id) -> Total {
+        let (class, k) = self.locate(node, node);
+        let Some(c) = k.map(|k| &self.choices[class][k]) else { return Total::default() };
+        let launches = if matches!(c.kind, Kind::Anchor) { 1.0 } else { 0.0 };
+        let (flops, bytes) = (c.flops, if launches > 0.0 { c.moved } else { 0.0 });
+        let rates = &self.target.rates;
+        let seconds = rates.time(self.demand(flops, bytes)).seconds
+            + c.elementwise / rates.elementwise
+            + launches * self.target.launch;
+        Total { seconds, flops, bytes, launches }
+    }
+}
+
+/// A class in a selection.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    /// The function needs it.
+    live: bool,
+    marks: Marks,
+    /// The price that it was charged.
+    charge: Total,
+    /// The kernel it is in, if that is a row kernel.
+    group: Option<Group>,
+}
+
+/// A selection with everything that its price is made of.
+#[derive(Clone)]
+pub struct Standing<'x> {
+    x: &'x Extractor<'x>,
+    selection: Selection,
+    total: Total,
+    places: Vec<Place>,
+    /// Number of a class in an order that has operands first; kept only for classes that are live.
+    order: Vec<usize>,
+    /// Live readers of a class, and the operand that it is to them.
+    readers: Vec<Vec<(usize, usize)>>,
+    /// Classes in each row kernel.
+    groups: HashMap<Group, usize>,
+    trial: Trial,
+}
+
+/// A move on trial: what it changed, so that it can be taken back.
+#[derive(Clone, Default)]
+struct Trial {
+    /// Choices before.
+    set: Vec<(usize, usize)>,
+    /// Classes before, in the order in which they were touched.
+    places: Vec<(usize, Place)>,
+    touched: Vec<bool>,
+    /// Readers added or dropped: class, reader, operand, whether added.
+    readers: Vec<(usize, (usize, usize), bool)>,
+    /// Classes looked at.
+    work: usize,
+    /// Classes to look at, each once at a time.
+    queue: VecDeque<usize>,
+    queued: Vec<bool>,
+}
+
+impl Trial {
+    fn push(&mut self, class: usize) {
+        if !std::mem::replace(&mut self.queued[class], true) {
+            self.queue.push_back(class);
+        }
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        let class = self.queue.pop_front()?;
+        self.queued[class] = false;
+        self.work += 1;
+        Some(class)
+    }
+}
+
+impl<'x> Standing<'x> {
+    /// Prices a selection whole; `None` where it turns in a circle.
+    pub fn new(x: &'x Extractor<'x>, selection: Selection) -> Option<Self> {
+        let count = x.classes.len();
+        let mut s = Standing {
+            x,
+            selection,
+            total: Total::default(),
+            places: vec![Place::default(); count],
+            order: vec![0; count],
+            readers: vec![vec![]; count],
+            groups: HashMap::new(),
+            trial: Trial { touched: vec![false; count], queued: vec![false; count], ..Trial::default() },
+        };
+        s.renew().then_some(s)
+    }
+
+    /// The price of the selection.
+    pub fn total(&self) -> Total {
+        self.total
+    }
+
+    /// The selection by itself.
+    pub fn into_selection(self) -> Selection {
+        self.selection
+    }
+
+    /// Takes a move where it turns in no circle, whatever it costs; uses up `left`.
+    pub fn settle(&mut self, to: &[(usize, usize)], left: &mut usize) {
+        let sound = self.set(to) && *left > 0;
+        *left = left.saturating_sub(self.trial.work);
+        if !sound {
+            self.take_back();
+        } else if self.trial.places.is_empty() {
+            self.trial.set.clear();
+        } else {
+            self.keep(left);
+        }
+    }
+
+    /// Takes a move where the price falls, and says whether it did; uses up `left`.
+    pub fn improve(&mut self, to: &[(usize, usize)], left: &mut usize) -> bool {
+        // A class that is not reached has no price.
+        if to.iter().all(|&(c, k)| self.selection[c] == k || !self.places[c].live) {
+            return false;
+        }
+        let change = self.set(to).then(|| self.change());
+        *left = left.saturating_sub(self.trial.work);
+        // A gain in the last bits is noise.
+        let falls = change.is_some_and(|c| c.seconds < -1e-12 * self.total.seconds);
+        if falls {
+            self.keep(left);
+        } else {
+            self.take_back();
+        }
+        falls
+    }
+
+    /// Takes a move and gives the change in price; `None`, and nothing taken, where it turns in a
+    /// circle.
+    pub fn step(&mut self, to: &[(usize, usize)]) -> Option<Total> {
+        if !self.set(to) {
+            self.take_back();
+            return None;
+        }
+        let change = self.change();
+        self.keep(&mut 0);
+        Some(change)
+    }
+
+    fn choice(&self, class: usize) -> &'x Choice {
+        let x: &'x Extractor<'x> = self.x;
+        &x.choices[class][self.selection[class]]
+    }
+
+    /// Everything anew from the selection; `false`, with nothing changed, where it turns in a
+    /// circle.
+    fn renew(&mut self) -> bool {
+        let Some(live) = self.x.live(&self.selection) else { return false };
+        self.places.iter_mut().for_each(|p| *p = Place::default());
+        self.readers.iter_mut().for_each(Vec::clear);
+        self.groups.clear();
+        for (n, &class) in live.iter().enumerate() {
+            self.order[class] = n;
+            self.places[class].live = true;
+            for (k, &child) in self.choice(class).children.iter().enumerate() {
+                self.readers[child].push((class, k));
+            }
+        }
+        for &class in live.iter().rev() {
+            self.places[class].marks = self.marks(class);
+        }
+        self.total = Total::default();
+        for &class in &live {
+            self.places[class].marks.level = self.level(class);
+        }
+        for &class in &live {
+            let charge = self.charge(class);
+            self.places[class].charge = charge;
+            self.total += charge;
+            if let Some(group) = self.group(class) {
+                self.places[class].group = Some(group);
+                *self.groups.entry(group).or_default() += 1;
+            }
+        }
+        self.total += self.launches(self.groups.len() as f64);
+        true
+    }
+
+    fn launches(&self, count: f64) -> Total {
+        Total { launches: count, seconds: count * self.x.target.launch, ..Total::default() }
+    }
+
+    /// What the readers of a class do with it; its level as it is.
+    fn marks(&self, class: usize) -> Marks {
+        let kind = self.choice(class).kind;
+        let mut marks = Marks { level: self.places[class].marks.level, ..Marks::default() };
+        for &(reader, k) in &self.readers[class] {
+            let c = self.choice(reader);
+            let read = self.x.reads(reader, c, self.places[reader].marks, k, kind);
+            marks.stored |= read.stored;
+            marks.row_read |= read.row_read;
+            marks.returned |= read.returned;
+        }
+        marks
+    }
+
+    /// Row kernels before that of a class.
+    fn level(&self, class: usize) -> u32 {
+        let c = self.choice(class);
+        let row = c.kind == Kind::Row && !c.still;
+        let above = c.children.iter().map(|&child| {
+            let same = self.x.rows[child] == self.x.rows[class];
+            let joins = self.choice(child).kind == Kind::Row && same;
+            reader_level(self.places[child].marks.level, row, joins)
+        });
+        above.max().unwrap_or(0)
+    }
+
+    fn charge(&self, class: usize) -> Total {
+        let c = self.choice(class);
+        let later = c.sums && c.children.iter().all(|&child| self.places[child].marks.returned);
+        self.x.charge(class, c, self.places[class].marks, later)
+    }
+
+    fn group(&self, class: usize) -> Option<Group> {
+        let c = self.choice(class);
+        let row = c.kind == Kind::Row && !c.still;
+        row.then(|| (self.places[class].marks.level, self.x.rows[class]))
+    }
+
+    /// Remembers a class before it changes.
+    fn touch(&mut self, class: usize) {
+        if !std::mem::replace(&mut self.trial.touched[class], true) {
+            self.trial.places.push((class, self.places[class].clone()));
+        }
+    }
+
+    /// Sets classes, and makes their operands live and others not; `false` where it turns in a
+    /// circle.
+    fn set(&mut self, to: &[(usize, usize)]) -> bool {
+        self.trial.work = 0;
+        let mut dropped = vec![];
+        let mut changed = vec![];
+        for &(class, k) in to {
+            let before = std::mem::replace(&mut self.selection[class], k);
+            if before == k {
+                continue;
+            }
+            self.trial.set.push((class, before));
+            // A class set twice is changed once: its operands are those of the first choice.
+            if self.places[class].live && !changed.contains(&class) {
+                changed.push(class);
+                let x: &'x Extractor<'x> = self.x;
+                dropped.push((class, &x.choices[class][before]));
+            }
+        }
+        if !self.turns_in_no_circle(&changed) {
+            return false;
+        }
+        for &class in &changed {
+            self.touch(class);
+            self.attach(class);
+        }
+        let mut idle = vec![];
+        for &(class, before) in &dropped {
+            self.detach(class, before, &mut idle);
+        }
+        while let Some(class) = idle.pop() {
+            if self.readers[class].is_empty() && self.places[class].live {
+                self.touch(class);
+                self.places[class].live = false;
+                let c = self.choice(class);
+                self.detach(class, c, &mut idle);
+            }
+        }
+        true
+    }
+
+    /// Whether no class that was changed reads itself. A circle leads through one of these, and
+    /// over classes that stand after the first of them or were not live.
+    fn turns_in_no_circle(&mut self, changed: &[usize]) -> bool {
+        let Some(first) = changed.iter().map(|&c| self.order[c]).min() else { return true };
+        let mut state: HashMap<usize, Visit> = HashMap::new();
+        let mut stack: Vec<(usize, bool)> = changed.iter().map(|&c| (c, false)).collect();
+        while let Some((class, ready)) = stack.pop() {
+            if ready {
+                state.insert(class, Visit::Done);
+                continue;
+            }
+            if state.get(&class).is_some() {
+                continue;
+            }
+            self.trial.work += 1;
+            state.insert(class, Visit::Open);
+            stack.push((class, true));
+            for &c in &self.choice(class).children {
+                match state.get(&c).copied().unwrap_or_default() {
+                    Visit::Open => return false,
+                    Visit::New if !self.places[c].live || self.order[c] >= first => stack.push((c, false)),
+                    Visit::New | Visit::Done => {}
+                }
+            }
+        }
+        true
+    }
+
+    /// Enters a class with the operands of its choice, and makes these live.
+    fn attach(&mut self, class: usize) {
+        let mut stack = vec![class];
+        while let Some(class) = stack.pop() {
+            for (k, &child) in self.choice(class).children.iter().enumerate() {
+                self.touch(child);
+                self.readers[child].push((class, k));
+                self.trial.readers.push((child, (class, k), true));
+                if !std::mem::replace(&mut self.places[child].live, true) {
+                    stack.push(child);
+                }
+            }
+        }
+    }
+
+    /// Takes a class out of the readers of its operands; adds those to `idle` that may have none.
+    fn detach(&mut self, class: usize, before: &Choice, idle: &mut Vec<usize>) {
+        for (k, &child) in before.children.iter().enumerate() {
+            self.touch(child);
+            let readers = &mut self.readers[child];
+            if let Some(at) = readers.iter().position(|&r| r == (class, k)) {
+                readers.swap_remove(at);
+                self.trial.readers.push((child, (class, k), false));
+            }
+            if readers.is_empty() {
+                idle.push(child);
+            }
+        }
+    }
+
+    /// The change in price of the move that was set.
+    fn change(&mut self) -> Total {
+        self.settle_marks();
+        self.settle_levels();
+        let mut change = Total::default();
+        let mut groups = 0.0;
+        for n in 0..self.trial.places.len() {
+            let (class, ref before) = self.trial.places[n];
+            let (charge, group) = (before.charge, before.group);
+            let live = self.places[class].live;
+            let now = if live { self.charge(class) } else { Total::default() };
+            let joins = if live { self.group(class) } else { None };
+            change += now;
+            change -= charge;
+            if group != joins {
+                groups += self.leave(group) + self.join(joins);
+            }
+            self.places[class].charge = now;
+            self.places[class].group = joins;
+        }
+        self.trial.work += self.trial.places.len();
+        change += self.launches(groups);
+        change
+    }
+
+    /// Counts a class into a row kernel; the change in the number of kernels.
+    fn join(&mut self, group: Option<Group>) -> f64 {
+        let Some(group) = group else { return 0.0 };
+        let count = self.groups.entry(group).or_default();
+        *count += 1;
+        if *count == 1 { 1.0 } else { 0.0 }
+    }
+
+    /// Counts a class out of a row kernel; the change in the number of kernels.
+    fn leave(&mut self, group: Option<Group>) -> f64 {
+        let Some(group) = group else { return 0.0 };
+        let count = self.groups.entry(group).or_default();
+        *count -= 1;
+        if *count > 0 {
+            return 0.0;
+        }
+        self.groups.remove(&group);
+        -1.0
+    }
+
+    /// Marks of the classes touched, and of what they pass them on to.
+    fn settle_marks(&mut self) {
+        for n in 0..self.trial.places.len() {
+            self.trial.push(self.trial.places[n].0);
+        }
+        while let Some(class) = self.trial.pop() {
+            if !self.places[class].live {
+                continue;
+            }
+            let marks = self.marks(class);
+            let before = self.places[class].marks;
+            if marks == before {
+                continue;
+            }
+            self.touch(class);
+            self.places[class].marks = marks;
+            let c = self.choice(class);
+            if c.kind == Kind::Free && !c.returns {
+                c.children.iter().for_each(|&child| self.trial.push(child));
+            }
+            // Whether a sum waits for all calls depends on what else reads its operands.
+            if marks.returned != before.returned {
+                for n in 0..self.readers[class].len() {
+                    self.touch(self.readers[class][n].0);
+                }
+            }
+        }
+    }
+
+    /// Levels of the classes touched, of their readers, and of what reads those.
+    fn settle_levels(&mut self) {
+        for n in 0..self.trial.places.len() {
+            let class = self.trial.places[n].0;
+            self.trial.push(class);
+            self.push_readers(class);
+        }
+        while let Some(class) = self.trial.pop() {
+            if !self.places[class].live {
+                continue;
+            }
+            let level = self.level(class);
+            if level != self.places[class].marks.level {
+                self.touch(class);
+                self.places[class].marks.level = level;
+                self.push_readers(class);
+            }
+        }
+    }
+
+    fn push_readers(&mut self, class: usize) {
+        for &(reader, _) in &self.readers[class] {
+            self.trial.push(reader);
+        }
+    }
+
+    /// Keeps the move that was set. The price is summed anew, so that no rounding adds up.
+    fn keep(&mut self, left: &mut usize) {
+        self.forget();
+        self.renew();
+        *left = left.saturating_sub(self.x.classes.len());
+    }
+
+    /// Takes the move back that was set.
+    fn take_back(&mut self) {
+        let trial = std::mem::take(&mut self.trial);
+        for &(class, (reader, k), added) in trial.readers.iter().rev() {
+            let readers = &mut self.readers[class];
+            if !added {
+                readers.push((reader, k));
+            } else if let Some(at) = readers.iter().rposition(|&r| r == (reader, k)) {
+                readers.swap_remove(at);
+            }
+        }
+        for (class, _) in &trial.places {
+            let now = std::mem::take(&mut self.places[*class]);
+            self.leave(now.group);
+        }
+        for (class, before) in &trial.places {
+            self.places[*class] = before.clone();
+            self.join(before.group);
+        }
+        for &(class, before) in trial.set.iter().rev() {
+            self.selection[class] = before;
+        }
+        self.trial = trial;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        for (class, _) in self.trial.places.drain(..) {
+            self.trial.touched[class] = false;
+        }
+        self.trial.set.clear();
+        self.trial.readers.clear();
+    }
+}
