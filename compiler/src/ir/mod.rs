@@ -197,6 +197,19 @@ impl Function {
         }
         defined
     }
+
+    /// Indices of the nodes that read each value, each once, in order.
+    pub fn readers(&self) -> Vec<Vec<usize>> {
+        let mut readers: Vec<Vec<usize>> = vec![vec![]; self.types.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            for v in &node.inputs {
+                if readers[v.index()].last() != Some(&i) {
+                    readers[v.index()].push(i);
+                }
+            }
+        }
+        readers
+    }
 }
 
 /// Functions over one table of dimensions.

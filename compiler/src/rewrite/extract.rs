@@ -198,7 +198,7 @@ impl<'g> Extractor<'g> {
         let mut left = BUDGET;
         let stands = Standing::new(self, start.clone());
         let eager = stands.clone().map(|mut s| {
-            moves.iter().for_each(|m| s.settle(m, &mut left));
+            s.settle(moves, &mut left);
             s
         });
         let mut best: Option<Standing> = None;

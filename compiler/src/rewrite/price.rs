@@ -69,6 +69,10 @@ struct Marks {
     level: u32,
 }
 
+/// Heights between two classes of a selection that is priced whole: what a move brings in stands
+/// there, and nothing above it has to rise.
+const GAP: usize = 1 << 16;
+
 /// Level and row dimensions of a row kernel.
 type Group = (u32, Option<usize>);
 
@@ -210,8 +214,8 @@ pub struct Standing<'x> {
     selection: Selection,
     total: Total,
     places: Vec<Place>,
-    /// Number of a class in an order that has operands first; kept only for classes that are live.
-    order: Vec<usize>,
+    /// Height of a class, above those of its operands; kept for classes that are live.
+    height: Vec<usize>,
     /// Live readers of a class, and the operand that it is to them.
     readers: Vec<Vec<(usize, usize)>>,
     /// Classes in each row kernel.
@@ -234,6 +238,11 @@ struct Trial {
     /// Classes to look at, each once at a time.
     queue: VecDeque<usize>,
     queued: Vec<bool>,
+    /// Heights of classes that a move makes live, 0 for others; those that have one.
+    heights: Vec<usize>,
+    raised: Vec<usize>,
+    /// Marks of a search for circles, all `New` between searches.
+    visits: Vec<Visit>,
 }
 
 impl Trial {
@@ -260,10 +269,16 @@ impl<'x> Standing<'x> {
             selection,
             total: Total::default(),
             places: vec![Place::default(); count],
-            order: vec![0; count],
+            height: vec![0; count],
             readers: vec![vec![]; count],
             groups: HashMap::new(),
-            trial: Trial { touched: vec![false; count], queued: vec![false; count], ..Trial::default() },
+            trial: Trial {
+                touched: vec![false; count],
+                queued: vec![false; count],
+                heights: vec![0; count],
+                visits: vec![Visit::New; count],
+                ..Trial::default()
+            },
         };
         s.renew().then_some(s)
     }
@@ -278,17 +293,19 @@ impl<'x> Standing<'x> {
         self.selection
     }
 
-    /// Takes a move where it turns in no circle, whatever it costs; uses up `left`.
-    pub fn settle(&mut self, to: &[(usize, usize)], left: &mut usize) {
-        let sound = self.set(to) && *left > 0;
-        *left = left.saturating_sub(self.trial.work);
-        if !sound {
-            self.take_back();
-        } else if self.trial.places.is_empty() {
-            self.trial.set.clear();
-        } else {
-            self.keep(left);
+    /// Takes moves that turn in no circle, whatever they cost; uses up `left`.
+    pub fn settle(&mut self, moves: &[Vec<(usize, usize)>], left: &mut usize) {
+        for to in moves {
+            let sound = self.set(to) && *left > 0;
+            if sound {
+                self.settle_heights();
+                self.forget();
+            } else {
+                self.take_back();
+            }
+            *left = left.saturating_sub(self.trial.work);
         }
+        self.renew();
     }
 
     /// Takes a move where the price falls, and says whether it did; uses up `left`.
@@ -298,15 +315,14 @@ impl<'x> Standing<'x> {
             return false;
         }
         let change = self.set(to).then(|| self.change());
-        *left = left.saturating_sub(self.trial.work);
         // A gain in the last bits is noise.
-        let falls = change.is_some_and(|c| c.seconds < -1e-12 * self.total.seconds);
-        if falls {
-            self.keep(left);
-        } else {
-            self.take_back();
+        let gain = change.filter(|c| c.seconds < -1e-12 * self.total.seconds);
+        match gain {
+            Some(change) => self.keep(change),
+            None => self.take_back(),
         }
-        falls
+        *left = left.saturating_sub(self.trial.work);
+        gain.is_some()
     }
 
     /// Takes a move and gives the change in price; `None`, and nothing taken, where it turns in a
@@ -317,7 +333,7 @@ impl<'x> Standing<'x> {
             return None;
         }
         let change = self.change();
-        self.keep(&mut 0);
+        self.keep(change);
         Some(change)
     }
 
@@ -334,7 +350,7 @@ impl<'x> Standing<'x> {
         self.readers.iter_mut().for_each(Vec::clear);
         self.groups.clear();
         for (n, &class) in live.iter().enumerate() {
-            self.order[class] = n;
+            self.height[class] = (n + 1) * GAP;
             self.places[class].live = true;
             for (k, &child) in self.choice(class).children.iter().enumerate() {
                 self.readers[child].push((class, k));
@@ -344,7 +360,8 @@ impl<'x> Standing<'x> {
             self.places[class].marks = self.marks(class);
         }
         self.total = Total::default();
-        for &class in &live {
+        self.height[self.x.root] = usize::MAX;
+        for &class in live.iter().filter(|&&class| class != self.x.root) {
             self.places[class].marks.level = self.level(class);
         }
         for &class in &live {
@@ -450,32 +467,87 @@ impl<'x> Standing<'x> {
         true
     }
 
-    /// Whether no class that was changed reads itself. A circle leads through one of these, and
-    /// over classes that stand after the first of them or were not live.
-    fn turns_in_no_circle(&mut self, changed: &[usize]) -> bool {
-        let Some(first) = changed.iter().map(|&c| self.order[c]).min() else { return true };
-        let mut state: HashMap<usize, Visit> = HashMap::new();
-        let mut stack: Vec<(usize, bool)> = changed.iter().map(|&c| (c, false)).collect();
+    /// Whether the classes that were changed stand above their operands, whose heights then show
+    /// that nothing turns in a circle.
+    fn stand_above(&mut self, changed: &[usize]) -> bool {
+        let holds = self.raise_new(changed) && {
+            let of = |c: usize| if self.places[c].live { self.height[c] } else { self.trial.heights[c] };
+            changed.iter().all(|&c| self.choice(c).children.iter().all(|&child| of(child) < self.height[c]))
+        };
+        for class in self.trial.raised.drain(..) {
+            self.trial.heights[class] = 0;
+        }
+        holds
+    }
+
+    /// Heights of the operands that were not live; `false` where these turn in a circle.
+    fn raise_new(&mut self, changed: &[usize]) -> bool {
+        let mut stack: Vec<(usize, bool)> = vec![];
+        for &class in changed {
+            stack.extend(self.choice(class).children.iter().map(|&c| (c, false)));
+        }
         while let Some((class, ready)) = stack.pop() {
+            if self.places[class].live {
+                continue;
+            }
+            let children = &self.choice(class).children;
             if ready {
-                state.insert(class, Visit::Done);
-                continue;
-            }
-            if state.get(&class).is_some() {
-                continue;
-            }
-            self.trial.work += 1;
-            state.insert(class, Visit::Open);
-            stack.push((class, true));
-            for &c in &self.choice(class).children {
-                match state.get(&c).copied().unwrap_or_default() {
-                    Visit::Open => return false,
-                    Visit::New if !self.places[c].live || self.order[c] >= first => stack.push((c, false)),
-                    Visit::New | Visit::Done => {}
+                let of = |c: usize| if self.places[c].live { self.height[c] } else { self.trial.heights[c] };
+                self.trial.heights[class] = children.iter().map(|&c| of(c)).max().unwrap_or(0) + 1;
+            } else if self.trial.heights[class] == 0 {
+                self.trial.work += 1;
+                self.trial.heights[class] = usize::MAX;
+                self.trial.raised.push(class);
+                stack.push((class, true));
+                for &c in children {
+                    if self.trial.heights[c] == usize::MAX {
+                        return false;
+                    }
+                    stack.push((c, false));
                 }
             }
         }
         true
+    }
+
+    /// Whether no class that was changed reads itself. A circle leads through one of these, and
+    /// over classes that are no lower than the lowest of them or were not live.
+    fn turns_in_no_circle(&mut self, changed: &[usize]) -> bool {
+        if self.stand_above(changed) {
+            return true;
+        }
+        let Some(lowest) = changed.iter().map(|&c| self.height[c]).min() else { return true };
+        let mut state = std::mem::take(&mut self.trial.visits);
+        let mut seen = vec![];
+        let mut stack: Vec<(usize, bool)> = changed.iter().map(|&c| (c, false)).collect();
+        let mut sound = true;
+        'all: while let Some((class, ready)) = stack.pop() {
+            match (state[class], ready) {
+                (_, true) => state[class] = Visit::Done,
+                (Visit::New, _) => {
+                    seen.push(class);
+                    state[class] = Visit::Open;
+                    stack.push((class, true));
+                    for &c in &self.choice(class).children {
+                        match state[c] {
+                            Visit::Open => {
+                                sound = false;
+                                break 'all;
+                            }
+                            Visit::New if !self.places[c].live || self.height[c] >= lowest => {
+                                stack.push((c, false));
+                            }
+                            Visit::New | Visit::Done => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.trial.work += seen.len();
+        seen.into_iter().for_each(|class| state[class] = Visit::New);
+        self.trial.visits = state;
+        sound
     }
 
     /// Enters a class with the operands of its choice, and makes these live.
@@ -602,17 +674,48 @@ impl<'x> Standing<'x> {
         }
     }
 
+    /// The readers of a class, but for what the function returns: it has no level and no height.
     fn push_readers(&mut self, class: usize) {
         for &(reader, _) in &self.readers[class] {
-            self.trial.push(reader);
+            if reader != self.x.root {
+                self.trial.push(reader);
+            }
         }
     }
 
-    /// Keeps the move that was set. The price is summed anew, so that no rounding adds up.
-    fn keep(&mut self, left: &mut usize) {
+    /// Heights of the classes touched, and of what reads them.
+    fn settle_heights(&mut self) {
+        for n in 0..self.trial.places.len() {
+            let (class, ref before) = self.trial.places[n];
+            if !before.live {
+                self.height[class] = 0;
+            }
+            self.trial.push(class);
+        }
+        while let Some(class) = self.trial.pop() {
+            if !self.places[class].live {
+                continue;
+            }
+            let operands = self.choice(class).children.iter().map(|&c| self.height[c]).max();
+            let least = operands.unwrap_or(0) + 1;
+            if least > self.height[class] {
+                self.height[class] = least;
+                self.push_readers(class);
+            }
+        }
+    }
+
+    /// Keeps the move that was set and changes the price.
+    fn keep(&mut self, change: Total) {
+        self.settle_heights();
+        self.total += change;
+        for n in 0..self.trial.places.len() {
+            let class = self.trial.places[n].0;
+            if !self.places[class].live {
+                self.places[class] = Place::default();
+            }
+        }
         self.forget();
-        self.renew();
-        *left = left.saturating_sub(self.x.classes.len());
     }
 
     /// Takes the move back that was set.

@@ -305,7 +305,11 @@ fn moves_are_priced_as_whole_selections_are() {
             assert!(near(change.seconds, after.seconds - before.seconds, before.seconds), "{}", context());
             assert!(near(change.flops, after.flops - before.flops, before.flops), "{}", context());
             assert!(near(change.bytes, after.bytes - before.bytes, before.bytes), "{}", context());
-            assert!(near(change.launches, after.launches - before.launches, before.launches), "{}", context());
+            assert!(
+                near(change.launches, after.launches - before.launches, before.launches),
+                "{}",
+                context()
+            );
             if rng.once_in(3) {
                 now.step(&to);
                 selection = moved;

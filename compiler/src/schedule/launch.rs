@@ -21,6 +21,8 @@ pub(super) struct Emit<'a> {
     pub levels: &'a [u32],
     needs: &'a [Need],
     pub defined: Vec<Option<usize>>,
+    /// Nodes that read a value.
+    readers: Vec<Vec<usize>>,
     bind: &'a [Bind],
     /// Memory of values that have some.
     memory: HashMap<Value, View>,
@@ -33,6 +35,8 @@ pub(super) struct Emit<'a> {
 pub(super) fn emit(module: &Module, placed: &Placed, bind: &[Bind]) -> Result<Scheduled, CompileError> {
     let Placed { f, needs, kinds, levels } = placed;
     let memory = (0..f.params.len() as u32).map(|i| (Value(i), View::whole(Place::Param(i)))).collect();
+    let mut at_level = vec![vec![]; levels.iter().max().map_or(0, |&most| most as usize + 1)];
+    levels.iter().enumerate().for_each(|(i, &level)| at_level[level as usize].push(i));
     let mut emit = Emit {
         module,
         f,
@@ -40,17 +44,18 @@ pub(super) fn emit(module: &Module, placed: &Placed, bind: &[Bind]) -> Result<Sc
         levels,
         needs,
         defined: f.definitions(),
+        readers: f.readers(),
         bind,
         memory,
         temps: vec![],
         launches: vec![],
         done: vec![false; bind.len()],
     };
-    for level in 0..=levels.iter().copied().max().unwrap_or(0) {
-        emit.row_kernels(level)?;
-        for (i, node) in f.nodes.iter().enumerate() {
-            if kinds[i] == Kind::Anchor && levels[i] == level {
-                emit.anchor(i, node)?;
+    for nodes in at_level {
+        emit.row_kernels(&nodes)?;
+        for i in nodes {
+            if kinds[i] == Kind::Anchor {
+                emit.anchor(i, &f.nodes[i])?;
             }
         }
     }
@@ -88,7 +93,7 @@ impl<'a> Emit<'a> {
     /// is several results, as the gradient of two biases of one sum, is read for the others.
     fn result(&self, v: Value, may_add: bool) -> Option<(usize, bool)> {
         let twice = self.f.results.iter().filter(|(_, r)| *r == v).count() > 1;
-        let used = twice || self.f.nodes.iter().any(|n| n.inputs.contains(&v));
+        let used = twice || !self.readers[v.index()].is_empty();
         let results = self.f.results.iter().zip(self.bind).enumerate();
         results.filter(|(i, ((_, r), _))| *r == v && !self.done[*i]).find_map(|(i, (_, bind))| match bind {
             Bind::Store => Some((i, false)),
@@ -226,18 +231,18 @@ impl<'a> Emit<'a> {
         Ok(())
     }
 
-    fn row_kernels(&mut self, level: u32) -> Result<(), CompileError> {
-        let mut domains: Vec<&Kind> = vec![];
-        for (kind, at) in self.kinds.iter().zip(self.levels) {
-            if matches!(kind, Kind::Row(..)) && *at == level && !domains.contains(&kind) {
-                domains.push(kind);
+    /// The row kernels of a level, whose nodes these are.
+    fn row_kernels(&mut self, nodes: &[usize]) -> Result<(), CompileError> {
+        let kinds = self.kinds;
+        let mut domains: Vec<(&Kind, Vec<usize>)> = vec![];
+        for &i in nodes {
+            match domains.iter_mut().find(|(kind, _)| **kind == kinds[i]) {
+                Some((_, nodes)) => nodes.push(i),
+                None => domains.push((&kinds[i], vec![i])),
             }
         }
-        for kind in domains {
+        for (kind, nodes) in domains {
             let Kind::Row(rows, need) = kind else { continue };
-            let nodes: Vec<usize> = (0..self.f.nodes.len())
-                .filter(|&i| self.levels[i] == level && self.kinds[i] == *kind)
-                .collect();
             RowBuilder::new(self, rows, &nodes).build(*need)?;
         }
         Ok(())
@@ -246,20 +251,20 @@ impl<'a> Emit<'a> {
     /// Whether anything but the row nodes of the same kernel reads the value.
     pub(super) fn leaves_kernel(&self, v: Value, node: usize) -> bool {
         let inside = |i: usize| self.levels[i] == self.levels[node] && self.kinds[i] == self.kinds[node];
-        self.f.nodes.iter().enumerate().any(|(i, n)| n.inputs.contains(&v) && !inside(i))
+        self.readers[v.index()].iter().any(|&i| !inside(i))
             || self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
     }
 
     /// The value that a product is stored as: itself, or what it is cast to.
     fn stored(&self, v: Value) -> Value {
-        let cast = |(i, n): &(usize, &Node)| self.kinds[*i] == Kind::Stored && n.inputs[0] == v;
-        self.f.nodes.iter().enumerate().find(cast).map_or(v, |(_, n)| n.first)
+        let cast = |&&i: &&usize| self.kinds[i] == Kind::Stored && self.f.nodes[i].inputs[0] == v;
+        self.readers[v.index()].iter().find(cast).map_or(v, |&i| self.f.nodes[i].first)
     }
 
     /// The result stays in the memory of an operand.
     fn in_place(&mut self, i: usize, v: Value, operand: Value) -> Result<View, CompileError> {
         let view = self.in_memory(operand)?;
-        if self.f.nodes.iter().enumerate().any(|(j, n)| j > i && n.inputs.contains(&operand)) {
+        if self.readers[operand.index()].iter().any(|&reader| reader > i) {
             return self.bug("a state is read after it was updated in place");
         }
         self.memory.insert(v, view);

@@ -24,7 +24,7 @@ use crate::program::Kernel;
 pub(crate) use launch::{Choose, Select};
 use need::Need;
 use recompute::{Placed, recompute};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// The place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -150,14 +150,15 @@ pub(crate) fn row_dims(dims: &[Dim]) -> &[Dim] {
 }
 
 fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
-    let defined = f.definitions();
+    let (defined, readers) = (f.definitions(), f.readers());
+    let returned: HashSet<Value> = f.results.iter().map(|(_, v)| *v).collect();
     let mut kinds: Vec<Kind> = Vec::with_capacity(f.nodes.len());
     // A product that only a cast reads is stored as what it is cast to.
     let stored = |product: Value| {
         let made = defined[product.index()].and_then(|n| f.nodes[n].op.class().anchor());
         made.is_some_and(|anchor| anchor.casts)
-            && f.nodes.iter().filter(|n| n.inputs.contains(&product)).count() == 1
-            && f.results.iter().all(|(_, v)| *v != product)
+            && readers[product.index()].len() == 1
+            && !returned.contains(&product)
     };
     for node in &f.nodes {
         // All results of an operation on rows have the same rows.
@@ -191,13 +192,13 @@ fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
         if !matches!(node.op.class(), Class::Gather(_)) {
             continue;
         }
-        let wanted = |n: &Node| {
+        let wanted = |&reader: &usize| {
+            let n = &f.nodes[reader];
             let through = n.op.class().anchor().and_then(|anchor| anchor.through);
             n.inputs.iter().enumerate().all(|(k, &v)| (v == node.first) == (Some(k) == through))
         };
-        let users = f.nodes.iter().filter(|n| n.inputs.contains(&node.first));
-        let returned = f.results.iter().any(|(_, v)| *v == node.first);
-        if !returned && users.clone().next().is_some() && users.clone().all(wanted) {
+        let readers = &readers[node.first.index()];
+        if !returned.contains(&node.first) && !readers.is_empty() && readers.iter().all(wanted) {
             kinds[i] = Kind::Gathered;
         }
     }

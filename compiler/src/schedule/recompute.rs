@@ -60,10 +60,14 @@ struct Kernels<'a> {
     bind: &'a [Bind],
     defined: Vec<Option<usize>>,
     /// Which nodes read a value.
-    readers: BTreeMap<Value, Vec<usize>>,
+    readers: Vec<Vec<usize>>,
     groups: Vec<RowGroup>,
     /// The group of a row node.
     group: Vec<Option<usize>>,
+    /// The nodes of each group, copies not among them.
+    members: Vec<Vec<usize>>,
+    /// Groups with a copy of a node that reads the value.
+    copies_read: BTreeMap<Value, BTreeSet<usize>>,
     /// Anchors that read a copy, and whose: by node and value.
     instead: BTreeMap<(usize, Value), usize>,
 }
@@ -71,14 +75,9 @@ struct Kernels<'a> {
 impl<'a> Kernels<'a> {
     fn new(module: &'a Module, placed: &'a Placed, bind: &'a [Bind]) -> Self {
         let Placed { f, needs, kinds, levels } = placed;
-        let mut readers: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
-        for (i, node) in f.nodes.iter().enumerate() {
-            for v in &node.inputs {
-                readers.entry(*v).or_default().push(i);
-            }
-        }
         let mut groups: Vec<RowGroup> = vec![];
         let mut group = vec![None; f.nodes.len()];
+        let mut members: Vec<Vec<usize>> = vec![];
         for (i, node) in f.nodes.iter().enumerate() {
             let Kind::Row(rows, need) = &kinds[i] else { continue };
             let same = |g: &RowGroup| g.level == levels[i] && g.rows == *rows && g.need == *need;
@@ -91,14 +90,29 @@ impl<'a> Kernels<'a> {
                     copies: BTreeSet::new(),
                     there: HashSet::new(),
                 });
+                members.push(vec![]);
                 groups.len() - 1
             });
             group[i] = Some(at);
+            members[at].push(i);
             groups[at].there.extend(node.inputs.iter().copied().chain(node.results()));
         }
         let (levels, defined) = (levels.clone(), f.definitions());
-        let instead = BTreeMap::new();
-        Kernels { module, f, needs, kinds, levels, bind, defined, readers, groups, group, instead }
+        Kernels {
+            module,
+            f,
+            needs,
+            kinds,
+            levels,
+            bind,
+            defined,
+            readers: f.readers(),
+            groups,
+            group,
+            members,
+            copies_read: BTreeMap::new(),
+            instead: BTreeMap::new(),
+        }
     }
 
     /// Bytes of a value in each row, and 0 for what is the same in all.
@@ -153,13 +167,8 @@ impl<'a> Kernels<'a> {
         };
         own.is_none()
             || self.returned(v)
-            || self.readers.get(&v).is_some_and(|readers| readers.iter().any(reads))
-            || self.groups.iter().enumerate().any(|(at, group)| {
-                // Operands of a copy.
-                at != g
-                    && group.copies.iter().any(|&c| self.f.nodes[c].inputs.contains(&v))
-                    && !self.makes(at, v)
-            })
+            || self.readers[v.index()].iter().any(reads)
+            || self.copies_read.get(&v).is_some_and(|at| at.iter().any(|&at| at != g && !self.makes(at, v)))
     }
 
     fn returned(&self, v: Value) -> bool {
@@ -220,6 +229,9 @@ impl<'a> Kernels<'a> {
         for &n in nodes {
             let node = &self.f.nodes[n];
             self.groups[g].copies.insert(n);
+            for &v in &node.inputs {
+                self.copies_read.entry(v).or_default().insert(g);
+            }
             let values: Vec<Value> = node.inputs.iter().copied().chain(node.results()).collect();
             self.groups[g].there.extend(values);
         }
@@ -231,8 +243,7 @@ impl<'a> Kernels<'a> {
         let mut any = false;
         for g in 0..self.groups.len() {
             let mut read: BTreeMap<usize, Vec<Value>> = BTreeMap::new();
-            let nodes = (0..self.f.nodes.len()).filter(|&i| self.group[i] == Some(g));
-            for i in nodes.chain(self.groups[g].copies.iter().copied()) {
+            for &i in self.members[g].iter().chain(&self.groups[g].copies) {
                 for &v in &self.f.nodes[i].inputs {
                     if let Some(n) = self.defined[v.index()]
                         && !self.makes(g, v)
@@ -275,12 +286,12 @@ impl<'a> Kernels<'a> {
                 continue;
             }
             let v = node.first;
-            let direct = self.readers.get(&v).cloned().unwrap_or_default();
+            let direct = &self.readers[v.index()];
             // A gather is done by whoever reads it.
             let readers: Vec<usize> = direct
                 .iter()
                 .flat_map(|&r| match self.kinds[r] {
-                    Kind::Gathered => self.readers.get(&self.f.nodes[r].first).cloned().unwrap_or_default(),
+                    Kind::Gathered => self.readers[self.f.nodes[r].first.index()].clone(),
                     _ => vec![r],
                 })
                 .collect();
@@ -289,7 +300,7 @@ impl<'a> Kernels<'a> {
             }
             let last = |&r: &usize| {
                 let node = &self.f.nodes[r];
-                node.results().all(|v| !self.readers.contains_key(&v) && !in_place(node, v))
+                node.results().all(|v| self.readers[v.index()].is_empty() && !in_place(node, v))
                     && node.inputs.iter().all(|&v| self.lasts(v))
             };
             let first = readers.iter().map(|&r| self.levels[r]).min().unwrap_or(0);
@@ -310,7 +321,7 @@ impl<'a> Kernels<'a> {
                 for r in readers {
                     self.levels[r] = self.levels[r].max(self.groups[g].level);
                 }
-                self.instead.extend(direct.into_iter().map(|r| ((r, v), g)));
+                self.instead.extend(self.readers[v.index()].iter().map(|&r| ((r, v), g)));
             }
         }
     }
@@ -338,6 +349,10 @@ impl<'a> Kernels<'a> {
                 first
             };
         let wanted = self.wanted();
+        let mut with_copy: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (g, group) in self.groups.iter().enumerate() {
+            group.copies.iter().for_each(|&n| with_copy.entry(n).or_default().push(g));
+        }
         for (i, node) in self.f.nodes.iter().enumerate() {
             if wanted[i] {
                 let inputs = node.inputs.iter().map(|v| {
@@ -350,7 +365,8 @@ impl<'a> Kernels<'a> {
                     own[r.index()] = Value(first.0 + k as u32);
                 }
             }
-            for (g, group) in self.groups.iter().enumerate().filter(|(_, group)| group.copies.contains(&i)) {
+            for &g in with_copy.get(&i).into_iter().flatten() {
+                let group = &self.groups[g];
                 let inputs =
                     node.inputs.iter().map(|v| copies.get(&(g, *v)).copied().unwrap_or(own[v.index()]));
                 let inputs = inputs.collect();
