@@ -13,7 +13,8 @@ use super::target::Target;
 use crate::count::roofline::Demand;
 use crate::schedule::reader_level;
 use egg::Id;
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::ops::{AddAssign, SubAssign};
 
 /// The cost of a selection in one call.
@@ -683,24 +684,29 @@ impl<'x> Standing<'x> {
         }
     }
 
-    /// Heights of the classes touched, and of what reads them.
+    /// Heights of the classes touched, and of what reads them: the lowest first, so that a class
+    /// rises once.
     fn settle_heights(&mut self) {
+        let mut queue = BinaryHeap::new();
         for n in 0..self.trial.places.len() {
             let (class, ref before) = self.trial.places[n];
             if !before.live {
                 self.height[class] = 0;
             }
-            self.trial.push(class);
+            queue.push(Reverse((self.height[class], class)));
         }
-        while let Some(class) = self.trial.pop() {
-            if !self.places[class].live {
+        while let Some(Reverse((at, class))) = queue.pop() {
+            // Heights only rise: a class that stands elsewhere now was looked at since.
+            if !self.places[class].live || self.height[class] != at {
                 continue;
             }
+            self.trial.work += 1;
             let operands = self.choice(class).children.iter().map(|&c| self.height[c]).max();
             let least = operands.unwrap_or(0) + 1;
-            if least > self.height[class] {
+            if least > at {
                 self.height[class] = least;
-                self.push_readers(class);
+                let readers = self.readers[class].iter().filter(|(reader, _)| self.height[*reader] <= least);
+                queue.extend(readers.map(|&(reader, _)| Reverse((self.height[reader], reader))));
             }
         }
     }
