@@ -10,7 +10,9 @@ use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Cache, CompileError, Options, PREPARE, Pass, compile, compile_watched};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Item;
-use std::time::Duration;
+
+mod clock;
+use clock::thread_time;
 
 fn example(name: &str) -> Spec {
     let path = format!("{}/../examples/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -39,15 +41,6 @@ fn launches(steps: &[Step]) -> usize {
 /// Launches of all programs.
 fn length(plan: &Plan) -> usize {
     plan.programs.values().map(|p| launches(&p.steps)).sum()
-}
-
-/// Time that this thread was running, which other work on the machine does not lengthen.
-fn thread_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes a timespec to the address that it gets.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    assert_eq!(failed, 0, "no clock of the thread");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Two biases of one sum have one gradient, which is added to both.

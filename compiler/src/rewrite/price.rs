@@ -14,7 +14,7 @@ use crate::count::roofline::Demand;
 use crate::schedule::reader_level;
 use egg::Id;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::ops::{AddAssign, SubAssign};
 
 /// The cost of a selection in one call.
@@ -76,6 +76,44 @@ const GAP: usize = 1 << 16;
 
 /// Level and row dimensions of a row kernel.
 type Group = (u32, Option<usize>);
+
+/// How many classes each row kernel has, by row dimensions and level.
+#[derive(Clone, Default)]
+struct Groups {
+    members: Vec<Vec<u32>>,
+    /// Kernels that have any.
+    kernels: usize,
+}
+
+impl Groups {
+    fn members(&mut self, (level, rows): Group) -> &mut u32 {
+        let rows = rows.map_or(0, |rows| rows + 1);
+        if rows >= self.members.len() {
+            self.members.resize(rows + 1, vec![]);
+        }
+        let levels = &mut self.members[rows];
+        if level as usize >= levels.len() {
+            levels.resize(level as usize + 1, 0);
+        }
+        &mut levels[level as usize]
+    }
+
+    /// Counts a class into a kernel.
+    fn join(&mut self, group: Option<Group>) {
+        let Some(group) = group else { return };
+        let members = self.members(group);
+        *members += 1;
+        self.kernels += usize::from(*members == 1);
+    }
+
+    /// Counts a class out of a kernel.
+    fn leave(&mut self, group: Option<Group>) {
+        let Some(group) = group else { return };
+        let members = self.members(group);
+        *members -= 1;
+        self.kernels -= usize::from(*members == 0);
+    }
+}
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Visit {
@@ -219,8 +257,7 @@ pub struct Standing<'x> {
     height: Vec<usize>,
     /// Live readers of a class, and the operand that it is to them.
     readers: Vec<Vec<(usize, usize)>>,
-    /// Classes in each row kernel.
-    groups: HashMap<Group, usize>,
+    groups: Groups,
     trial: Trial,
 }
 
@@ -272,7 +309,7 @@ impl<'x> Standing<'x> {
             places: vec![Place::default(); count],
             height: vec![0; count],
             readers: vec![vec![]; count],
-            groups: HashMap::new(),
+            groups: Groups::default(),
             trial: Trial {
                 touched: vec![false; count],
                 queued: vec![false; count],
@@ -349,7 +386,7 @@ impl<'x> Standing<'x> {
         let Some(live) = self.x.live(&self.selection) else { return false };
         self.places.iter_mut().for_each(|p| *p = Place::default());
         self.readers.iter_mut().for_each(Vec::clear);
-        self.groups.clear();
+        self.groups = Groups::default();
         for (n, &class) in live.iter().enumerate() {
             self.height[class] = (n + 1) * GAP;
             self.places[class].live = true;
@@ -369,12 +406,11 @@ impl<'x> Standing<'x> {
             let charge = self.charge(class);
             self.places[class].charge = charge;
             self.total += charge;
-            if let Some(group) = self.group(class) {
-                self.places[class].group = Some(group);
-                *self.groups.entry(group).or_default() += 1;
-            }
+            let group = self.group(class);
+            self.places[class].group = group;
+            self.groups.join(group);
         }
-        self.total += self.launches(self.groups.len() as f64);
+        self.total += self.launches(self.groups.kernels as f64);
         true
     }
 
@@ -586,7 +622,7 @@ impl<'x> Standing<'x> {
         self.settle_marks();
         self.settle_levels();
         let mut change = Total::default();
-        let mut groups = 0.0;
+        let kernels = self.groups.kernels as f64;
         for n in 0..self.trial.places.len() {
             let (class, ref before) = self.trial.places[n];
             let (charge, group) = (before.charge, before.group);
@@ -596,34 +632,15 @@ impl<'x> Standing<'x> {
             change += now;
             change -= charge;
             if group != joins {
-                groups += self.leave(group) + self.join(joins);
+                self.groups.leave(group);
+                self.groups.join(joins);
             }
             self.places[class].charge = now;
             self.places[class].group = joins;
         }
         self.trial.work += self.trial.places.len();
-        change += self.launches(groups);
+        change += self.launches(self.groups.kernels as f64 - kernels);
         change
-    }
-
-    /// Counts a class into a row kernel; the change in the number of kernels.
-    fn join(&mut self, group: Option<Group>) -> f64 {
-        let Some(group) = group else { return 0.0 };
-        let count = self.groups.entry(group).or_default();
-        *count += 1;
-        if *count == 1 { 1.0 } else { 0.0 }
-    }
-
-    /// Counts a class out of a row kernel; the change in the number of kernels.
-    fn leave(&mut self, group: Option<Group>) -> f64 {
-        let Some(group) = group else { return 0.0 };
-        let count = self.groups.entry(group).or_default();
-        *count -= 1;
-        if *count > 0 {
-            return 0.0;
-        }
-        self.groups.remove(&group);
-        -1.0
     }
 
     /// Marks of the classes touched, and of what they pass them on to.
@@ -737,11 +754,11 @@ impl<'x> Standing<'x> {
         }
         for (class, _) in &trial.places {
             let now = std::mem::take(&mut self.places[*class]);
-            self.leave(now.group);
+            self.groups.leave(now.group);
         }
         for (class, before) in &trial.places {
             self.places[*class] = before.clone();
-            self.join(before.group);
+            self.groups.join(before.group);
         }
         for &(class, before) in trial.set.iter().rev() {
             self.selection[class] = before;
