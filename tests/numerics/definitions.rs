@@ -146,6 +146,16 @@ const FUNCTIONS: &[(&str, &str)] = &[
          w = v + 0.5 * earlier(v)
          return linear(w, [hidden])",
     ),
+    (
+        "components inside",
+        "far = sequence(x) { heads 2 }
+         near = sequence(far + x) { heads 2  kv_heads 1  window 4 }
+         pace = sigmoid(linear(x, [hidden]))
+         y = mlp(pace * far + (1 - pace) * near) { intermediate 12 }
+         z = depth(y) { heads 2 }
+         e = experts(z) { count 4  active 2  intermediate 4 }
+         return linear(e + shift(z), [hidden]) + mlp(y) { intermediate 6  pre_norm true }",
+    ),
 ];
 
 #[test]
@@ -162,6 +172,49 @@ fn every_function_keeps_every_promise() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+/// A definition inside another, with values of every kind, in a model that skips and repeats.
+#[test]
+fn definitions_inside_others_keep_every_promise() {
+    let text = |body: &str| {
+        format!(
+            "define inner(size 4) {{
+               v = linear(x, [size])
+               k = l2(linear(x, [size]), over size)
+               recurrence S [value: size, size] {{
+                 S = 0.9 * S + outer(linear_of, k)
+                 o = sum(S * k, over size)
+               }}
+               return linear(o + shift(v) + earlier(v), [hidden])
+             }}
+             define outer_one(heads 2) {{
+               a = inner(x) {{ size 3 }}
+               b = sequence(a) {{ heads heads }}
+               return inner(b + x) {{ size 5 }} + b
+             }}
+             model m {{
+               vocab 32  hidden 8  context 16
+               own = outer_one {{ }}
+               sa = sequence {{ heads 2 }}
+               mlp = mlp {{ intermediate 12 }}
+               {body}
+             }}
+             train {{ batch 2  sequence 12 }}"
+        )
+        .replace("linear_of", "linear(x, [value])")
+    };
+    for body in [
+        "layer { own > mlp }  layer { sa }  layer { own }",
+        "recur 3 { own > mlp }  layer { sa }",
+        "layer { sa }  recur 2 backprop 1 { own > mlp }",
+        "layer { sa }  layer { skip(threshold capacity 0.5) { own > mlp } }  layer { own }",
+        "layer { sa }  layer { skip(threshold capacity 0.5  kv all) { own } }",
+        "layer { sa }  layer { skip(topk capacity 0.5) { own > mlp } }",
+        "recur 2 kv first { own > mlp }",
+    ] {
+        prove(&spec(&text(body)), body);
+    }
 }
 
 /// Functions that nothing lowers yet are refused by name.

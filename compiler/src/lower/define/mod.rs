@@ -23,9 +23,7 @@ impl Lowering for spec::Defined {
     }
 
     fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
-        let graph = self.graph(&l.architecture.model).map_err(|_| {
-            CompileError::Unsupported("a definition whose sizes do not fit: `dreamc check` says where")
-        })?;
+        let graph = self.graph(&l.architecture.model).map_err(|_| crate::architecture::UNFIT)?;
         l.defined(c, &graph, n)
     }
 }
@@ -102,6 +100,56 @@ impl Defining<'_> {
     }
 }
 
+/// Whether a value is made of those of other tokens, or of other applications.
+fn mixes_tokens(node: &Node) -> bool {
+    match &node.function {
+        Of::Shift(_)
+        | Of::Conv(_)
+        | Of::Running
+        | Of::Attend(_)
+        | Of::Recurrence(_)
+        | Of::DepthAttend { .. }
+        | Of::Earlier(_) => true,
+        Of::Apply(applied) => match applied.component.kind().mixes() {
+            spec::Mixes::Tokens | spec::Mixes::Depths => true,
+            spec::Mixes::Features => false,
+        },
+        Of::Input
+        | Of::Number(_)
+        | Of::Fact(_)
+        | Of::Noise(_)
+        | Of::Weight(_)
+        | Of::Unary(_)
+        | Of::Binary(_)
+        | Of::Where
+        | Of::Outer
+        | Of::Reduce(..)
+        | Of::Softmax(_)
+        | Of::Norm { .. }
+        | Of::Dot(_)
+        | Of::Linear(_)
+        | Of::Split(..)
+        | Of::Merge(..)
+        | Of::Join(..)
+        | Of::Slice { .. }
+        | Of::Top { .. }
+        | Of::Pick
+        | Of::Rope { .. }
+        | Of::Stop
+        | Of::Emitted(_)
+        | Of::ValueOf(..)
+        | Of::Read(_)
+        | Of::State(_)
+        | Of::Score
+        | Of::QueryPlace
+        | Of::KeyPlace
+        | Of::Head(_)
+        | Of::AtQuery(_)
+        | Of::AtKey(_)
+        | Of::Look(_) => false,
+    }
+}
+
 /// A graph that elaboration does not make.
 const MALFORMED: CompileError = CompileError::Unsupported("a graph of a definition without its operands");
 
@@ -116,6 +164,9 @@ impl Lower<'_> {
     /// The value that a definition returns.
     pub(super) fn defined(&mut self, c: Owner, graph: &Graph, n: Value) -> Result<Value, CompileError> {
         let asking = self.asking.take();
+        // What mixes tokens behind another such function reads rows of it that nobody else does.
+        let behind = self.ahead;
+        self.ahead |= graph.region.nodes.iter().filter(|node| mixes_tokens(node)).count() > 1;
         let rows = self.b.rows(n);
         let dims = graph.dims.iter().map(|dim| self.own_dim(c, &dim.name, dim.size)).collect();
         let mut d = Defining {
@@ -135,6 +186,7 @@ impl Lower<'_> {
             let value = self.defined_node(&mut d, node, ValueId(i as u32))?;
             d.values.push(value);
         }
+        self.ahead = behind;
         self.remember_values(&mut d)?;
         self.leave_values(&d)?;
         let result = graph.region.results.first().ok_or(MALFORMED)?;
@@ -191,7 +243,13 @@ impl Lower<'_> {
             Of::DepthAttend { scale } => self.depth_attended(d, node, *scale),
             Of::Earlier(name) => self.earlier(d, node, name),
             Of::ValueOf(component, name) => self.value_of(d, node, component, name),
-            Of::Apply(_) => Err(CompileError::Unsupported("a component in a definition")),
+            Of::Apply(applied) => {
+                let architecture = self.architecture;
+                let (c, component) = architecture.applied(d.owner, &applied.path).ok_or(MALFORMED)?;
+                let v = arg(0)?;
+                let v = self.each_token(d, v);
+                self.output_of(c, component, v)
+            }
             Of::Number(_)
             | Of::Unary(_)
             | Of::Binary(_)

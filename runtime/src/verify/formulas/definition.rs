@@ -513,8 +513,13 @@ impl Formulas<'_> {
                 };
                 each((0..many).map(row).collect())
             }
-            Of::Apply(_)
-            | Of::Read(_)
+            Of::Apply(applied) => {
+                let x = d.arg(node, 0).spread(tokens).each.concat();
+                let name = format!("{}.{}", d.name, applied.path);
+                let y = self.output_of(&name, &applied.component, &x, d.inside);
+                each(y.chunks(self.model.hidden as usize).map(<[f64]>::to_vec).collect())
+            }
+            Of::Read(_)
             | Of::State(_)
             | Of::Score
             | Of::QueryPlace
