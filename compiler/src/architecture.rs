@@ -272,7 +272,8 @@ impl Applied {
     /// Those of a model, which are added to it.
     fn of(model: &mut Model) -> Result<Self, CompileError> {
         let text = model.clone();
-        let mut found = Applied { outermost: (0..model.components.len() as u32).collect(), ..Self::default() };
+        let mut found =
+            Applied { outermost: (0..model.components.len() as u32).collect(), ..Self::default() };
         let mut number = 0;
         while let Some((name, component)) = model.components.get_index(number) {
             let (name, component) = (name.clone(), component.clone());

@@ -158,8 +158,7 @@ pub fn observe(
                     counts: w.counts[i].clone(),
                     token_entropy: entropy.map_or(0.0, |e| e.entropy[i] / routed(i)),
                 });
-                let projection =
-                    !matches!(known.get(&component), Some(Component::Experts(_)));
+                let projection = !matches!(known.get(&component), Some(Component::Experts(_)));
                 found.routers.push(Router { projection, depths: depths.collect(), component });
             }
             Observation::Queries => found.depth_attention.push(DepthAttention {
@@ -244,7 +243,8 @@ impl Watched {
                 let (keys, shape) = (keys.ok_or_else(missing)?, heads.ok_or_else(missing)?);
                 let [_, _, _, kv_heads, size] = shape[..] else { return Err(missing()) };
                 let keys: Vec<f32> = model.session().read_all(keys)?;
-                let Some(Component::Depth(attention)) = components(&spec.model).swap_remove(&self.observed.component)
+                let Some(Component::Depth(attention)) =
+                    components(&spec.model).swap_remove(&self.observed.component)
                 else {
                     return Err(missing());
                 };

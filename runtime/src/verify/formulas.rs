@@ -736,6 +736,7 @@ impl<'a> Formulas<'a> {
             }
             self.caches[name].push((keys, values, own));
         }
+        self.detach_definitions(&|name| names(expr).iter().any(|of| applied(name, of)));
         let added = self.stop(vec![self.auxiliary - auxiliary])[0];
         self.auxiliary = auxiliary + added;
         for i in 0..self.pools.len() {

@@ -13,7 +13,8 @@ mod values;
 use super::*;
 use crate::bind::Symbol;
 use dreamc_dsl::define::graph::{
-    self, DimId, Fact, Function as Of, Graph, Node, Purpose, Region, Turn, Type as Typed, ValueId, WeightId,
+    self, DimId, Fact, Function as Of, Graph, Node, Purpose, Reads, Region, Turn, Type as Typed, ValueId,
+    WeightId,
 };
 use values::Values;
 
@@ -46,8 +47,8 @@ struct Defining<'g> {
     emitted: HashMap<ValueId, Vec<Value>>,
     /// How many states of texts there are.
     texts: u16,
-    /// Values that the next application reads, and the states that hold them.
-    remembered: IndexMap<String, (Port, Value)>,
+    /// Values that the next application reads: the states that hold them, and what they were.
+    remembered: IndexMap<String, (Port, Value, Value)>,
     /// The cache of processed tokens: entries, slots of the tokens here, positions of all.
     admitted: Option<Admitted>,
 }
@@ -100,56 +101,6 @@ impl Defining<'_> {
     }
 }
 
-/// Whether a value is made of those of other tokens, or of other applications.
-fn mixes_tokens(node: &Node) -> bool {
-    match &node.function {
-        Of::Shift(_)
-        | Of::Conv(_)
-        | Of::Running
-        | Of::Attend(_)
-        | Of::Recurrence(_)
-        | Of::DepthAttend { .. }
-        | Of::Earlier(_) => true,
-        Of::Apply(applied) => match applied.component.kind().mixes() {
-            spec::Mixes::Tokens | spec::Mixes::Depths => true,
-            spec::Mixes::Features => false,
-        },
-        Of::Input
-        | Of::Number(_)
-        | Of::Fact(_)
-        | Of::Noise(_)
-        | Of::Weight(_)
-        | Of::Unary(_)
-        | Of::Binary(_)
-        | Of::Where
-        | Of::Outer
-        | Of::Reduce(..)
-        | Of::Softmax(_)
-        | Of::Norm { .. }
-        | Of::Dot(_)
-        | Of::Linear(_)
-        | Of::Split(..)
-        | Of::Merge(..)
-        | Of::Join(..)
-        | Of::Slice { .. }
-        | Of::Top { .. }
-        | Of::Pick
-        | Of::Rope { .. }
-        | Of::Stop
-        | Of::Emitted(_)
-        | Of::ValueOf(..)
-        | Of::Read(_)
-        | Of::State(_)
-        | Of::Score
-        | Of::QueryPlace
-        | Of::KeyPlace
-        | Of::Head(_)
-        | Of::AtQuery(_)
-        | Of::AtKey(_)
-        | Of::Look(_) => false,
-    }
-}
-
 /// A graph that elaboration does not make.
 const MALFORMED: CompileError = CompileError::Unsupported("a graph of a definition without its operands");
 
@@ -166,7 +117,12 @@ impl Lower<'_> {
         let asking = self.asking.take();
         // What mixes tokens behind another such function reads rows of it that nobody else does.
         let behind = self.ahead;
-        self.ahead |= graph.region.nodes.iter().filter(|node| mixes_tokens(node)).count() > 1;
+        let left = !self.read_values(&self.architecture.label(c)).is_empty();
+        let mixes = |node: &&Node| match node.function.reads() {
+            Reads::Tokens | Reads::Depths => true,
+            Reads::Nothing | Reads::Token | Reads::Place | Reads::Region => false,
+        };
+        self.ahead |= left || graph.region.nodes.iter().filter(mixes).count() > 1;
         let rows = self.b.rows(n);
         let dims = graph.dims.iter().map(|dim| self.own_dim(c, &dim.name, dim.size)).collect();
         let mut d = Defining {
@@ -250,34 +206,19 @@ impl Lower<'_> {
                 let v = self.each_token(d, v);
                 self.output_of(c, component, v)
             }
-            Of::Number(_)
-            | Of::Unary(_)
-            | Of::Binary(_)
-            | Of::Where
-            | Of::Outer
-            | Of::Reduce(..)
-            | Of::Softmax(_)
-            | Of::Norm { .. }
-            | Of::Dot(_)
-            | Of::Split(..)
-            | Of::Merge(..)
-            | Of::Join(..)
-            | Of::Top { .. }
-            | Of::Pick
-            | Of::Stop => {
-                let args: Vec<Value> = node.args.iter().map(|&arg| d.value(arg)).collect();
-                let mut values = Values { b: &mut self.b, rows: d.rows.clone() };
-                values.node(node, &args, &d.dims)
+            Of::Head(dim) => {
+                let dim = d.dim(*dim);
+                Ok(self.formulas(&d.rows).places(dim))
             }
-            Of::Read(_)
-            | Of::State(_)
-            | Of::Score
-            | Of::QueryPlace
-            | Of::KeyPlace
-            | Of::Head(_)
-            | Of::AtQuery(_)
-            | Of::AtKey(_)
-            | Of::Look(_) => Err(CompileError::Unsupported("a value of a region outside it")),
+            function => match function.reads() {
+                Reads::Nothing | Reads::Token => {
+                    let args: Vec<Value> = node.args.iter().map(|&arg| d.value(arg)).collect();
+                    let mut values = Values { b: &mut self.b, rows: d.rows.clone() };
+                    values.node(node, &args, &d.graph.region, &d.dims)
+                }
+                Reads::Place | Reads::Tokens | Reads::Depths => Err(MALFORMED),
+                Reads::Region => Err(CompileError::Unsupported("a value of a region outside it")),
+            },
         }
     }
 
@@ -377,7 +318,7 @@ impl Lower<'_> {
             Purpose::Matrix | Purpose::Output if left_out => d.input,
             Purpose::Matrix | Purpose::Output => {
                 let ends = self.ends(d, weight);
-                self.weight(d.owner, part, &ends, TensorKind::Matrix, init)
+                self.whole_matrix(d.owner, part, ends, init)
             }
             Purpose::Bias | Purpose::Gain | Purpose::Filter | Purpose::Own => {
                 let dims = d.dims(&weight.dims);
