@@ -258,8 +258,8 @@ impl Caches {
     }
 }
 
-/// Components that definitions apply. Each is a component of the model behind its own, called as the
-/// one that applies it, a dot, and the value that it gives; no component of a text has a dot.
+/// Components that definitions apply. Each is a component of the model behind its own, called as
+/// the one that applies it, a dot, and the value that it gives; no component of a text has a dot.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Applied {
     /// The component, by the number of the one that applies it and the name of the value.

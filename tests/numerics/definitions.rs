@@ -88,7 +88,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
          w = weight([n, size], normal 1)
          p = sum(pick(v, best) * softmax(pick(a, best), over choices), over choices)
          q = sum(pick(w, best), over choices) + sum(best, over choices) * maximum(p, over size)
-         r = sum(pick(outer(a, v), each), over choices2) + sum(places(n) * a, over n)
+         r = sum(pick(outer(a, v), each), over choices3) + sum(places(n) * a, over n)
          return linear(p + q, [hidden]) + linear(r, [hidden])",
     ),
     (
@@ -210,7 +210,7 @@ fn definitions_inside_others_keep_every_promise() {
                  S = 0.9 * S + outer(linear_of, k)
                  o = sum(S * k, over size)
                }}
-               return linear(o + shift(v) + earlier(v), [hidden])
+               return linear(o, [hidden]) + linear(shift(v) + earlier(v), [hidden])
              }}
              define outer_one(heads 2) {{
                a = inner(x) {{ size 3 }}
@@ -342,24 +342,28 @@ const SAME: &[(&str, &str)] = &[
          q = split(slice(all, over all, 0, [wide: 8]), over wide, [heads, size])
          k = split(slice(all, over all, 8, [key: 4]), over key, [kv: 1, size])
          v = split(slice(all, over all, 12, [value: 4]), over value, [kv, size])
-         return linear(attend(rope(q, 10000), rope(k, 10000), v), [hidden])",
+         return linear(attend(rope(rms(q, over size, gain), 10000), rope(rms(k, over size, gain), 10000), v), [hidden])",
     ),
     (
         "sequence { heads 2  head_size 4  gate head  sink true  window 5 }",
         "all = linear(x, [all: 24])
          q = split(slice(all, over all, 0, [wide: 8]), over wide, [heads, size])
-         k = split(slice(all, over all, 8, [wide]), over wide, [kv: 2, size])
-         v = split(slice(all, over all, 16, [wide]), over wide, [kv, size])
-         o = attend(rope(q, 10000), rope(k, 10000), v, window = 5, sink)
+         k = split(slice(all, over all, 8, [key: 8]), over key, [kv: 2, size])
+         v = split(slice(all, over all, 16, [value: 8]), over value, [kv, size])
+         a = rms(q, over size, gain)
+         b = rms(k, over size, gain)
+         o = attend(rope(a, 10000), rope(b, 10000), v, window = 5, sink)
          return linear(o * sigmoid(linear(x, [heads])), [hidden])",
     ),
     (
-        "depth { heads 2  head_size 4 }",
+        "depth { heads 2  head_size 4  rope 500 }",
         "all = linear(x, [all: 24])
          q = split(slice(all, over all, 0, [wide: 8]), over wide, [heads, size])
-         k = split(slice(all, over all, 8, [wide]), over wide, [kv: 2, size])
-         v = split(slice(all, over all, 16, [wide]), over wide, [kv, size])
-         o = depth_attend(rope(q, 10000, at depth), rope(k, 10000, at depth), v)
+         k = split(slice(all, over all, 8, [key: 8]), over key, [kv: 2, size])
+         v = split(slice(all, over all, 16, [value: 8]), over value, [kv, size])
+         a = rms(q, over size, gain)
+         b = rms(k, over size, gain)
+         o = depth_attend(rope(a, 500, at depth), rope(b, 500, at depth), v)
          return linear(o, [hidden])",
     ),
 ];

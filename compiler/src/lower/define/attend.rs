@@ -81,7 +81,7 @@ impl Lower<'_> {
                 Place::Table => {
                     let table = d.dims(&source.table);
                     let length: u64 = source.table.iter().map(|&dim| d.graph.size(dim)).product();
-                    let length = self.dim_of(d.owner, &format!("table{length}"), length);
+                    let length = self.dim_of(d.owner, &format!(".table{length}"), length);
                     let x = self.formulas(&d.rows).spread(x, &[order, &table].concat(), false);
                     self.b.reshape(x, &[&merged[..], &[length]].concat())
                 }

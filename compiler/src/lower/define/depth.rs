@@ -37,8 +37,8 @@ impl Lower<'_> {
         Ok(self.of_heads(d, node, &heads, o))
     }
 
-    /// A value of the last application to the token; zero where there is none. Its rows are those of
-    /// applications, each behind that of the application itself.
+    /// A value of the last application to the token; zero where there is none. Its rows are those
+    /// of applications, each behind that of the application itself.
     pub(super) fn earlier(
         &mut self,
         d: &mut Defining,

@@ -115,7 +115,7 @@ impl Lower<'_> {
     /// The value that a definition returns.
     pub(super) fn defined(&mut self, c: Owner, graph: &Graph, n: Value) -> Result<Value, CompileError> {
         let asking = self.asking.take();
-        // What mixes tokens behind another such function reads rows of it that nobody else does.
+        // A function of tokens behind another one reads rows of it that nobody else does.
         let behind = self.ahead;
         let left = !self.read_values(&self.architecture.label(c)).is_empty();
         let mixes = |node: &&Node| match node.function.reads() {
@@ -291,7 +291,8 @@ impl Lower<'_> {
             &[dim] if !apart => d.dim(dim),
             _ => {
                 let names: Vec<&str> = dims.iter().map(|&dim| d.graph.name(dim)).collect();
-                let name = format!("{}{}", names.join("."), if apart { ".in" } else { "" });
+                // No dimension of a text, nor of a component inside this one, is called so.
+                let name = format!(".{}{}", names.join("."), if apart { ".in" } else { "" });
                 self.dim_of(d.owner, &name, d.graph.elements(dims))
             }
         }

@@ -12,8 +12,24 @@ use dreamc_dsl::define::graph::From as Begins;
 /// The dimensions of a recurrence's body.
 struct Inside<'g> {
     graph: &'g Graph,
+    /// The recurrence.
+    node: &'g Node,
     body: &'g Region,
     dims: &'g [Dim],
+}
+
+impl Inside<'_> {
+    /// The weight that a value of the body is: written in it, or read of the operands.
+    fn weight(&self, value: ValueId) -> Option<&graph::Weight> {
+        let found = match &self.body.node(value).function {
+            Of::Read(k) => &self.graph.region.node(*self.node.args.get(*k as usize)?).function,
+            function => function,
+        };
+        match found {
+            Of::Weight(id) => self.graph.weights.get(id.0 as usize),
+            _ => None,
+        }
+    }
 }
 
 /// The operands of a step: values of the function around, by where the body reads them.
@@ -59,7 +75,7 @@ impl Lower<'_> {
         }
         let operands = self.step_operands(d, node, &r.body)?;
         let initial = self.initial_states(d, node, r)?;
-        let step = self.step(d, r, &operands, &wanted)?;
+        let step = self.step(d, (node, r), &operands, &wanted)?;
         Program::forward(self.b.module, &step).map_err(|_| {
             CompileError::Unsupported(
                 "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape or order",
@@ -168,7 +184,7 @@ impl Lower<'_> {
     fn step(
         &mut self,
         d: &Defining,
-        r: &graph::Recurrence,
+        (node, r): (&Node, &graph::Recurrence),
         operands: &Operands,
         wanted: &[usize],
     ) -> Result<Step, CompileError> {
@@ -177,7 +193,7 @@ impl Lower<'_> {
             operands.rows.iter().map(|&(source, v)| (source, type_of(v, d.rows.len()))).collect();
         let constants: Vec<(Source, Vec<Dim>)> =
             operands.constants.iter().map(|&(source, v)| (source, type_of(v, 0))).collect();
-        let inside = Inside { graph: d.graph, body: &r.body, dims: &d.dims };
+        let inside = Inside { graph: d.graph, node, body: &r.body, dims: &d.dims };
         let mut b = Builder::new(self.b.module, "step");
         let state = Binding::State(Lifetime::Depth);
         let states: Vec<Value> = r
@@ -231,13 +247,8 @@ impl Values<'_, '_> {
         match &n.function {
             Of::Linear(over) => {
                 let over: Vec<Dim> = over.iter().map(dim).collect();
-                let outs = match n.args.get(1).map(|w| &inside.body.node(*w).function) {
-                    Some(Of::Weight(id)) => {
-                        let weight = &inside.graph.weights[id.0 as usize];
-                        &weight.dims[..weight.dims.len() - weight.inputs]
-                    }
-                    _ => return Err(MALFORMED),
-                };
+                let weight = n.args.get(1).and_then(|&w| inside.weight(w)).ok_or(MALFORMED)?;
+                let outs = &weight.dims[..weight.dims.len() - weight.inputs];
                 let outs: Vec<Dim> = outs.iter().map(dim).collect();
                 let y = self.product(arg(0)?, arg(1)?, &over, (&outs, &own));
                 Ok(match n.args.get(2) {

@@ -382,9 +382,9 @@ impl Values<'_, '_> {
         self.reshaped(x, &[&others[..], &[sum]].concat())
     }
 
-    /// The product of `x` with a matrix `[out, in]`, as a sum of products of elements: a step has no
-    /// rows that a matmul would be of. The dimensions `over` of `x` are those of the input, `outs`
-    /// those of the result, which has all of `to`.
+    /// The product of `x` with a matrix `[out, in]`, as a sum of products of elements: a step has
+    /// no rows that a matmul would be of. The dimensions `over` of `x` are those of the input,
+    /// `outs` those of the result, which has all of `to`.
     pub(super) fn product(
         &mut self,
         x: Value,
@@ -488,7 +488,7 @@ impl Values<'_, '_> {
                 self.pick(arg(0)?, arg(1)?, dim(&of), &own)
             }
             Of::Stop => self.b.stop_gradient(arg(0)?),
-            // What a place that formulas stand in does not take is refused there.
+            // Others are lowered, or refused, by the place that formulas stand in.
             _ => return Err(MALFORMED),
         })
     }
