@@ -342,7 +342,9 @@ const SAME: &[(&str, &str)] = &[
          q = split(slice(all, over all, 0, [wide: 8]), over wide, [heads, size])
          k = split(slice(all, over all, 8, [key: 4]), over key, [kv: 1, size])
          v = split(slice(all, over all, 12, [value: 4]), over value, [kv, size])
-         return linear(attend(rope(rms(q, over size, gain), 10000), rope(rms(k, over size, gain), 10000), v), [hidden])",
+         a = rms(q, over size, gain)
+         b = rms(k, over size, gain)
+         return linear(attend(rope(a, 10000), rope(b, 10000), v), [hidden])",
     ),
     (
         "sequence { heads 2  head_size 4  gate head  sink true  window 5 }",

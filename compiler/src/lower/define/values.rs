@@ -290,8 +290,9 @@ impl Values<'_, '_> {
         let (a, b) = (self.own(x), self.own(y));
         let shared = a.iter().filter(|d| b.contains(d)).count();
         let constant = self.per_token(x) != self.per_token(y);
-        if !self.rows.is_empty() && constant && shared == over.len() {
-            // A product of matrices.
+        let all_summed = if self.per_token(x) { b.len() } else { a.len() } == over.len();
+        if !self.rows.is_empty() && constant && shared == over.len() && !all_summed {
+            // A product of matrices; that of a vector would have a gradient that sums nothing.
             let (x, y) = if self.per_token(x) { (x, y) } else { (y, x) };
             let (x, y) = (self.last(x, over), self.last(y, over));
             let z = self.b.contract(x, y, over);
