@@ -9,16 +9,18 @@ use crate::CompileError;
 use crate::bind::{Owner, Part};
 use crate::compiled::Init;
 use crate::program::Affine;
+use dreamc_dsl::define::graph::Function;
 use dreamc_dsl::spec::{
     Component, Exit, Expr, Item, Looping, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream,
     depth_choice, has_passes,
 };
+use indexmap::IndexMap;
 use std::collections::HashMap;
 
 /// A resolved model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
-    /// The model it comes from.
+    /// The model it comes from; components that its definitions apply stand behind its own.
     pub model: Model,
     /// The distinct layer bodies.
     pub bodies: Vec<Body>,
@@ -48,6 +50,7 @@ pub struct Architecture {
     /// [`Architecture::caches`]; of sources, outputs.
     pub rows: Vec<u64>,
     caches: Caches,
+    applied: Applied,
     /// Wrapped parts whose capacity penalty is of their common mean.
     pub pools: Vec<Pool>,
     /// Whether a final norm follows: the last application leaves the stream unnormalised, or what
@@ -152,6 +155,8 @@ pub struct Body {
     pub chosen: Option<[u64; 2]>,
     /// Whether the stream is normalised after each application.
     pub residual_norm: bool,
+    /// The components of its composition, in order, each with those that it applies.
+    pub components: Vec<String>,
     /// How many sets of weights it has.
     pub sets: u64,
     /// How often it is applied in all.
@@ -253,6 +258,63 @@ impl Caches {
     }
 }
 
+/// Components that definitions apply. Each is a component of the model behind its own, called as
+/// the one that applies it, a dot, and the value that it gives; no component of a text has a dot.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Applied {
+    /// The component, by the number of the one that applies it and the name of the value.
+    numbers: HashMap<(u32, String), u32>,
+    /// The component of the text that each component stands in, itself if it is one.
+    outermost: Vec<u32>,
+}
+
+impl Applied {
+    /// Those of a model, which are added to it.
+    fn of(model: &mut Model) -> Result<Self, CompileError> {
+        let text = model.clone();
+        let mut found =
+            Applied { outermost: (0..model.components.len() as u32).collect(), ..Self::default() };
+        let mut number = 0;
+        while let Some((name, component)) = model.components.get_index(number) {
+            let (name, component) = (name.clone(), component.clone());
+            if let Component::Defined(defined) = &component {
+                let graph = defined.graph(&text).map_err(|_| UNFIT)?;
+                for node in graph.region.nodes {
+                    let Function::Apply(applied) = node.function else { continue };
+                    let own = (number as u32, applied.path.clone());
+                    found.numbers.insert(own, model.components.len() as u32);
+                    found.outermost.push(found.outermost[number]);
+                    model.components.insert(format!("{name}.{}", applied.path), applied.component);
+                }
+            }
+            number += 1;
+        }
+        Ok(found)
+    }
+
+    /// The components of a composition, in order, each with those that it applies.
+    fn within<'m>(&self, model: &'m Model, expr: &Expr) -> Vec<&'m str> {
+        let numbers = names(expr).into_iter().filter_map(|name| model.components.get_index_of(name));
+        let with = numbers.flat_map(|number| {
+            let own = self.outermost.iter().enumerate().filter(move |(_, of)| **of == number as u32);
+            own.filter_map(|(i, _)| model.components.get_index(i).map(|(name, _)| name.as_str()))
+        });
+        with.collect()
+    }
+}
+
+/// A definition that the checker refuses.
+pub(crate) const UNFIT: CompileError =
+    CompileError::Unsupported("a definition whose sizes do not fit: `dreamc check` says where");
+
+/// The components of a model and those that its definitions apply, by name.
+pub fn components(model: &Model) -> IndexMap<String, Component> {
+    let mut all = model.clone();
+    // Of one that does not fit nothing is compiled.
+    let _ = Applied::of(&mut all);
+    all.components
+}
+
 /// Running numbers of the walk over the body.
 #[derive(Clone)]
 struct Counters {
@@ -326,6 +388,7 @@ struct Walk<'a> {
     pools: &'a [Pool],
     saved: &'a [String],
     caches: &'a Caches,
+    applied: &'a Applied,
     /// Depths of streams that later statements read, and the depth of the last such statement.
     remembered: &'a [u64],
     remembers: u64,
@@ -339,6 +402,9 @@ impl Architecture {
         {
             return Err(CompileError::Depth);
         }
+        let mut all = model.clone();
+        let applied = Applied::of(&mut all)?;
+        let model = &all;
         let mut pools: Vec<Pool> = vec![];
         for (capacity, penalty) in pooled_items(&model.body) {
             if !pools.iter().any(|p| (p.capacity, p.penalty) == (capacity, penalty)) {
@@ -371,6 +437,7 @@ impl Architecture {
             pools: &pools,
             saved: &saved,
             caches: &caches,
+            applied: &applied,
             remembered: &remembered,
             remembers,
             depth_override: recurrence,
@@ -426,7 +493,7 @@ impl Architecture {
         let uses_depth = walk
             .bodies
             .iter()
-            .any(|b| b.names().iter().any(|c| matches!(model.components.get(*c), Some(Component::Depth(_)))));
+            .any(|b| b.components.iter().any(|c| model.components.get(c).is_some_and(attends_depth)));
         let Walk { now: Counters { depth, places, rows, .. }, variables, bodies, .. } = walk;
         for pool in &mut pools {
             let of = |b: &Body| {
@@ -437,10 +504,10 @@ impl Architecture {
             pool.parts = parts.ok_or(CompileError::Overflow("depth"))?;
         }
         Ok(Architecture {
-            model: model.clone(),
             depth,
             rows,
             caches,
+            applied,
             variables,
             bodies,
             pools,
@@ -454,6 +521,7 @@ impl Architecture {
             exit,
             final_norm,
             attention_dimensions: if uses_depth { 3 } else { 2 },
+            model: all,
         })
     }
 
@@ -527,6 +595,23 @@ impl Architecture {
         self.model.components.get_index(number as usize).map(|(name, c)| (name.as_str(), c))
     }
 
+    /// The component that a definition applies under this name.
+    pub(crate) fn applied(&self, by: Owner, path: &str) -> Option<(Owner, &Component)> {
+        let Owner::Component(by) = by else { return None };
+        let number = *self.applied.numbers.get(&(by, path.to_string()))?;
+        Some((Owner::Component(number), self.component(number)?.1))
+    }
+
+    /// The part of the text that a part stands in: itself, if no definition applies it.
+    pub fn outermost(&self, owner: Owner) -> Owner {
+        match owner {
+            Owner::Component(i) => {
+                Owner::Component(self.applied.outermost.get(i as usize).copied().unwrap_or(i))
+            }
+            owner => owner,
+        }
+    }
+
     /// The body whose weights a body reads.
     pub fn leader(&self, body: usize) -> usize {
         self.bodies[body].leader
@@ -535,7 +620,7 @@ impl Architecture {
     /// Whether passes of some loop share the keys and values of a component.
     pub fn shares_keys(&self, component: Owner) -> bool {
         let component = self.label(component);
-        self.bodies.iter().any(|b| b.keys == Keys::Makes && b.names().contains(&component.as_str()))
+        self.bodies.iter().any(|b| b.keys == Keys::Makes && b.components.contains(&component))
     }
 
     /// Whether some tokens skip something.
@@ -568,7 +653,7 @@ impl Architecture {
         let component = self.label(component);
         let leaves_none = |(skip, inner): &(&Skip, &Expr)| {
             let all = matches!(skip.rule, SkipRule::Threshold { .. }) && skip.kv == SkipKv::All;
-            !all && names(inner).contains(&component.as_str())
+            !all && self.applied.within(&self.model, inner).contains(&component.as_str())
         };
         self.bodies.iter().any(|b| b.skips().iter().any(leaves_none))
     }
@@ -592,12 +677,13 @@ impl Architecture {
 
     /// How often a pass of the loop that tokens may leave applies a component.
     pub fn in_a_pass(&self, component: &str) -> u64 {
-        fn applied(items: &[Item], component: &str) -> u64 {
+        let within = |expr: &Expr| self.applied.within(&self.model, expr);
+        fn applied<'m>(items: &[Item], component: &str, within: &dyn Fn(&Expr) -> Vec<&'m str>) -> u64 {
             let each = items.iter().map(|item| match item {
-                Item::Layer(expr) => names(expr).iter().filter(|name| **name == component).count() as u64,
+                Item::Layer(expr) => within(expr).iter().filter(|name| **name == component).count() as u64,
                 Item::Statement(_) => 0,
                 Item::Repeat { count, items } | Item::Recur { count, items, .. } => {
-                    count * applied(items, component)
+                    count * applied(items, component, within)
                 }
             });
             each.sum()
@@ -606,7 +692,7 @@ impl Architecture {
             Item::Recur { items, .. } if is_gated(item) => Some(items),
             _ => None,
         });
-        inside.map_or(0, |items| applied(items, component))
+        inside.map_or(0, |items| applied(items, component, &within))
     }
 
     /// Which of [`Architecture::rows`] counts those of a component's or a pool's cache.
@@ -787,6 +873,11 @@ pub fn names(expr: &Expr) -> Vec<&str> {
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter().flat_map(names).collect(),
         Expr::Skip(_, inner) => names(inner),
     }
+}
+
+/// Whether a component attends to earlier depths.
+fn attends_depth(component: &Component) -> bool {
+    matches!(component, Component::Depth(_))
 }
 
 /// Whether a component makes keys and values of the sequence.
@@ -1102,7 +1193,8 @@ impl Walk<'_> {
 
     /// Caches of the components whose keys and values all passes of a loop share.
     fn shared_rows(&self, items: &[Item]) -> Vec<usize> {
-        let inside: Vec<&str> = layers_of(items).into_iter().flat_map(names).collect();
+        let layers = layers_of(items).into_iter();
+        let inside: Vec<&str> = layers.flat_map(|expr| self.applied.within(self.model, expr)).collect();
         let components = self.model.components.iter().enumerate();
         let own = components.filter(|(_, (name, c))| makes_keys(c) && inside.contains(&name.as_str()));
         own.map(|(i, _)| i).collect()
@@ -1258,7 +1350,8 @@ impl Walk<'_> {
     /// Whether a sequence attention of it makes keys and values.
     fn makes_keys(&self, work: &Work) -> bool {
         let Work::Layer(expr) = work else { return false };
-        names(expr).into_iter().any(|name| self.model.components.get(name).is_some_and(makes_keys))
+        let mut all = self.applied.within(self.model, expr).into_iter();
+        all.any(|name| self.model.components.get(name).is_some_and(makes_keys))
     }
 
     /// Keeps the stream here, where a later statement reads it.
@@ -1314,6 +1407,20 @@ impl Walk<'_> {
                     among,
                     chosen,
                     residual_norm: norm,
+                    components: match &work {
+                        Work::Layer(expr) => {
+                            let all = self.applied.within(self.model, expr);
+                            all.into_iter().map(String::from).collect()
+                        }
+                        Work::Statement(_)
+                        | Work::Embed
+                        | Work::Enter
+                        | Work::Exit(_)
+                        | Work::Choose(_)
+                        | Work::Chosen
+                        | Work::Remember(_)
+                        | Work::History(_) => vec![],
+                    },
                     sets: 0,
                     applications: 0,
                     kept: 0,
@@ -1349,7 +1456,7 @@ impl Walk<'_> {
                 now.rows[row] += rows;
             }
         };
-        for i in body.names().into_iter().filter_map(|name| self.model.components.get_index_of(name)) {
+        for i in body.components.iter().filter_map(|name| self.model.components.get_index_of(name)) {
             more(Owner::Component(i as u32), 1);
         }
         if let Some(i) = body.saves().and_then(|name| self.saved.iter().position(|s| *s == name)) {

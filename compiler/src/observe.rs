@@ -18,7 +18,7 @@ impl Assembly<'_> {
         for (i, component) in a.model.components.keys().enumerate() {
             let mut applications = vec![];
             for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
-                if a.bodies[apply.body].names().contains(&component.as_str()) {
+                if a.bodies[apply.body].components.contains(component) {
                     let set = (a.leader(apply.body), apply.set.at(variables));
                     applications.push(Application {
                         depth: apply.depth.at(variables),

@@ -467,3 +467,21 @@ model m { vocab 9  hidden 64  context 8  mlp = mlp { intermediate 8 }  layer { m
     let (_, warnings) = check(&parse("m.dream", text, Spelling::Dream).unwrap(), &[]).unwrap();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
 }
+
+#[test]
+fn a_component_inside_a_definition_has_keys_of_its_own() {
+    let text = "define mixer() {
+  return sequence(x) { heads 4  kv_from sa }
+}
+model m {
+  vocab 256  hidden 64  context 128
+  sa = sequence { heads 4 }
+  own = mixer {}
+  layer { sa > own }
+}
+";
+    let ast = parse("m.dream", text, Spelling::Dream).unwrap();
+    let found = check(&ast, &[]).unwrap_err().to_string();
+    assert!(found.contains("`kv_from` is one of the model's"), "{found}");
+    assert!(found.contains("m.dream:2:33"), "{found}");
+}

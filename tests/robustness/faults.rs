@@ -686,6 +686,31 @@ data: {text: read.txt, tokenizer: read.json}
 train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01}
 ";
 
+/// A mixer that applies another, chooses, keeps a value for a later application, and has a matrix
+/// over a state.
+const INNER: &str = "
+    own: {mixer: {heads: 2}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - own > mlp
+    - \"skip(threshold, capacity 0.5, penalty 0.1) { own }\"
+    - own
+define:
+  mixer:
+    settings: {heads: 2, size: 3}
+    code: |
+      y = sequence(x) { heads 2 }
+      a = linear(y, [n: 5])
+      best = top(a, 2, over n)
+      w = sum(pick(linear(y, [n, size]), best) * softmax(pick(a, best), over choices), over choices)
+      k = linear(x, [heads, size]) + 0.5 * earlier(k)
+      recurrence S [heads, size] {
+        S = tanh(linear(S, [heads, size]) + k)
+        o = S * w
+      }
+      return linear(o, [hidden])
+";
+
 /// The nodes that go through a sequence.
 fn mixers(f: &mut Function) -> impl Iterator<Item = &mut dreamc_compiler::ir::Node> {
     let mixes = |op: &Op| {
@@ -2020,6 +2045,44 @@ fn faults() -> Vec<Fault> {
                     true
                 }
                 _ => done,
+            })
+        }),
+        lower("an inner component that reads the stream past the norm", INNER, |_, f| {
+            let find = |name: &str| f.params.iter().position(|p| p.name == name).map(|i| Value(i as u32));
+            let (Some(weight), Some(x)) = (find("own.y.qkv.weight"), find("x")) else { return false };
+            let reader = f.nodes.iter_mut().find(|n| n.inputs.get(1) == Some(&weight));
+            reader.is_some_and(|n| std::mem::replace(&mut n.inputs[0], x) != x)
+        }),
+        lower("choices from the smallest on", INNER, |module, f| {
+            let Some(&at) = nodes(f, |op| matches!(op, Op::Route(_))).first() else { return false };
+            let scores = f.nodes[at].inputs[0];
+            let turned = insert(module, f, at, Op::Unary(Unary::Neg), vec![scores])[0];
+            f.nodes[at + 1].inputs[0] = turned;
+            true
+        }),
+        lower("a value of a skipped application beside the one before", INNER, |_, f| {
+            let taken: Vec<Value> =
+                f.nodes.iter().filter(|n| matches!(n.op, Op::CacheTake)).map(|n| n.first).collect();
+            let kept = f.nodes.iter_mut().find(|n| {
+                matches!(n.op, Op::Binary(Binary::Mul)) && n.inputs.iter().any(|v| taken.contains(v))
+            });
+            kept.is_some_and(|n| {
+                n.op = Op::Binary(Binary::Sub);
+                true
+            })
+        }),
+        lower("a matrix over a state that is a mean", INNER, |_, f| {
+            mixers(f).fold(false, |done, node| {
+                let Op::Recurrence(recurrence) = &mut node.op else { return done };
+                let mut step = recurrence.step.function().clone();
+                let sum = step.nodes.iter_mut().find_map(|n| match &mut n.op {
+                    Op::Reduce(r) => Some(&mut r.how),
+                    _ => None,
+                });
+                let Some(how) = sum else { return done };
+                *how = dreamc_compiler::ir::Reduce::Mean;
+                recurrence.step = step.into();
+                true
             })
         }),
         caches(

@@ -574,7 +574,10 @@ impl<'a> Form<'a> {
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => PARTS[2].into(),
-            Owner::Component(_) => counted_as(&self.architecture.label(owner)),
+            Owner::Component(_) => {
+                let outermost = self.architecture.outermost(owner);
+                counted_as(&self.architecture.label(outermost))
+            }
         }
     }
 

@@ -365,7 +365,11 @@ impl Lower<'_> {
         if let Some((_, value)) = self.handed.get(&name) {
             return (name, *value);
         }
-        let depths = self.dim_of(c, "depths", self.architecture.rows_of(c));
+        let rows = self.architecture.rows_of(c);
+        let depths = match part {
+            Part::Kept(_) if self.architecture.skipped(c) => self.dim_of(c, ".depths_behind", rows + 1),
+            _ => self.dim_of(c, "depths", rows),
+        };
         let ty = Type::f32(&[&[depths], &row.dims[..]].concat());
         let (port, state) = self.state(c, part, Lifetime::Depth, ty);
         self.handed.insert(name.clone(), (port, state));
@@ -389,7 +393,15 @@ impl Lower<'_> {
 
     pub(super) fn hand_row(&mut self, c: Owner, part: Part, value: Value) {
         let ty = self.b.ty(value).clone();
-        let ((name, state), row) = (self.handed(c, part, &ty), self.row(c));
+        self.handed(c, part, &ty);
+        let row = self.row(c);
+        self.hand_at(c, part, value, row);
+    }
+
+    /// Writes a row of such a state.
+    pub(super) fn hand_at(&mut self, c: Owner, part: Part, value: Value, row: Value) {
+        let ty = self.b.ty(value).clone();
+        let (name, state) = self.handed(c, part, &ty);
         let state = self.b.op(Op::CacheWrite, &[state, value, row]);
         self.hand(&name, state);
     }

@@ -667,7 +667,11 @@ impl<'a> Lower<'a> {
             .components
             .get_full(name)
             .ok_or(CompileError::Unsupported("a component without definition"))?;
-        let c = Owner::Component(number as u32);
+        self.output_of(Owner::Component(number as u32), component, x)
+    }
+
+    /// The output of a component of what it is given.
+    fn output_of(&mut self, c: Owner, component: &spec::Component, x: Value) -> Result<Value, CompileError> {
         let (pre_norm, post_norm) = component.norms();
         let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
         let y = with_component!(component, keys => keys.lower(self, c, component.kind(), n))?;

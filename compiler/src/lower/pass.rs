@@ -71,8 +71,24 @@ impl Lower<'_> {
     ) -> Value {
         let w = self.weight(c, part, &[out, over], TensorKind::Matrix, init);
         let y = self.b.contract(x, w, &[over]);
-        let own = self.passes().and_then(|passes| Some((passes.count, passes.lora?)));
-        let (Some((passes, rank)), Some(adapted)) = (own, part.adapted()) else { return y };
+        let Some((a, b, rank)) = self.factors(c, part, [out, over]) else { return y };
+        let low = self.b.contract(x, a, &[over]);
+        let low = self.b.contract(low, b, &[rank]);
+        self.b.add(y, low)
+    }
+
+    /// `W + B_p A_p`: the matrix itself, for what multiplies by it elsewhere.
+    pub(super) fn whole_matrix(&mut self, c: Owner, part: Part, ends: [Dim; 2], init: Option<Init>) -> Value {
+        let w = self.weight(c, part, &ends, TensorKind::Matrix, init);
+        let Some((a, b, rank)) = self.factors(c, part, ends) else { return w };
+        let low = self.b.contract(b, a, &[rank]);
+        self.b.add(w, low)
+    }
+
+    /// `A_p`, `B_p` and their rank, where passes add to a matrix.
+    fn factors(&mut self, c: Owner, part: Part, [out, over]: [Dim; 2]) -> Option<(Value, Value, Dim)> {
+        let (passes, rank) = self.passes().and_then(|passes| Some((passes.count, passes.lora?)))?;
+        let adapted = part.adapted()?;
         // A component may stand in two loops with adapters of two ranks.
         let rank = self.dim_of(c, &format!("rank{rank}"), rank);
         let bound = (Binding::PassWeight, Some(passes));
@@ -80,8 +96,6 @@ impl Lower<'_> {
         let a = self.bound_weight(c, Part::Low(adapted, Factor::A), &[rank, over], kind, None, bound);
         let zero = Some(Init::Constant(0.0));
         let b = self.bound_weight(c, Part::Low(adapted, Factor::B), &[out, rank], kind, zero, bound);
-        let low = self.b.contract(x, a, &[over]);
-        let low = self.b.contract(low, b, &[rank]);
-        self.b.add(y, low)
+        Some((a, b, rank))
     }
 }

@@ -389,6 +389,17 @@ impl Kind {
             }
             component
         });
+        if let Some(pair) = keys.get("kv_from")
+            && component.as_ref().and_then(Component::attention).is_some_and(|a| a.kv_from.is_some())
+        {
+            let message =
+                "a component inside a definition has keys of its own: `kv_from` is one of the model's";
+            let error = Diagnostic::error("nested", message).on(pair.key.span);
+            checker
+                .found
+                .push(error.help("leave `kv_from` out, or read values of another component: `NAME.value`"));
+            return (None, checker.found);
+        }
         (component, checker.found)
     }
 }

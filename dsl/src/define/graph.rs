@@ -4,7 +4,7 @@
 //! element-wise function has dimensions that its result has too; a name of a dimension has one
 //! size.
 
-use crate::component::Component;
+use crate::component::{Component, Mixes};
 use crate::source::Span;
 
 /// A definition with sizes.
@@ -250,6 +250,75 @@ pub enum Function {
     /// The element of the first operand, which is constant, at places of its dimensions in order;
     /// a dimension without a place stays.
     Look(Vec<Option<u32>>),
+}
+
+/// The values that a function is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// None: it is a number, a weight, or given.
+    Nothing,
+    /// Those of its own token, element by element or over dimensions.
+    Token,
+    /// The same, turned by the place of the token or of the application.
+    Place,
+    /// Those of several tokens.
+    Tokens,
+    /// Those of other applications.
+    Depths,
+    /// Those of the region that it stands in: of a recurrence, a score or a mask.
+    Region,
+}
+
+impl Function {
+    /// The values that it is made of: the one list, by which each place where formulas stand takes
+    /// functions or refuses them.
+    pub fn reads(&self) -> Reads {
+        match self {
+            Function::Input
+            | Function::Number(_)
+            | Function::Fact(_)
+            | Function::Noise(_)
+            | Function::Weight(_)
+            | Function::Head(_) => Reads::Nothing,
+            Function::Unary(_)
+            | Function::Binary(_)
+            | Function::Where
+            | Function::Outer
+            | Function::Reduce(..)
+            | Function::Softmax(_)
+            | Function::Norm { .. }
+            | Function::Dot(_)
+            | Function::Linear(_)
+            | Function::Split(..)
+            | Function::Merge(..)
+            | Function::Join(..)
+            | Function::Slice { .. }
+            | Function::Top { .. }
+            | Function::Pick
+            | Function::Stop
+            | Function::Emitted(_) => Reads::Token,
+            Function::Rope { .. } => Reads::Place,
+            Function::Shift(_)
+            | Function::Conv(_)
+            | Function::Running
+            | Function::Attend(_)
+            | Function::Recurrence(_) => Reads::Tokens,
+            Function::DepthAttend { .. } | Function::Earlier(_) | Function::ValueOf(..) => Reads::Depths,
+            Function::Apply(applied) => match applied.component.kind().mixes() {
+                Mixes::Tokens => Reads::Tokens,
+                Mixes::Depths => Reads::Depths,
+                Mixes::Features => Reads::Token,
+            },
+            Function::Read(_)
+            | Function::State(_)
+            | Function::Score
+            | Function::QueryPlace
+            | Function::KeyPlace
+            | Function::AtQuery(_)
+            | Function::AtKey(_)
+            | Function::Look(_) => Reads::Region,
+        }
+    }
 }
 
 /// A number of the token or of the application.

@@ -17,6 +17,7 @@ use crate::evaluate::EvaluateError;
 use crate::model::{Model, ModelError};
 use crate::train::health::{Pass, Passes};
 use dreamc_compiler::Compiled;
+use dreamc_compiler::architecture::components;
 use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Application, Entry, Observation, Observed};
 use dreamc_dsl::spec::{Component, Spec};
@@ -141,6 +142,7 @@ pub fn observe(
     let entropies = |component: &str| {
         watched.iter().find(|w| w.observed.component == component && w.observed.what == Observation::Entropy)
     };
+    let known = components(&spec.model);
     for w in &watched {
         let component = w.observed.component.clone();
         let applications = w.observed.applications.iter().enumerate();
@@ -156,8 +158,7 @@ pub fn observe(
                     counts: w.counts[i].clone(),
                     token_entropy: entropy.map_or(0.0, |e| e.entropy[i] / routed(i)),
                 });
-                let projection =
-                    !matches!(spec.model.components.get(&component), Some(Component::Experts(_)));
+                let projection = !matches!(known.get(&component), Some(Component::Experts(_)));
                 found.routers.push(Router { projection, depths: depths.collect(), component });
             }
             Observation::Queries => found.depth_attention.push(DepthAttention {
@@ -242,7 +243,8 @@ impl Watched {
                 let (keys, shape) = (keys.ok_or_else(missing)?, heads.ok_or_else(missing)?);
                 let [_, _, _, kv_heads, size] = shape[..] else { return Err(missing()) };
                 let keys: Vec<f32> = model.session().read_all(keys)?;
-                let Some(Component::Depth(attention)) = spec.model.components.get(&self.observed.component)
+                let Some(Component::Depth(attention)) =
+                    components(&spec.model).swap_remove(&self.observed.component)
                 else {
                     return Err(missing());
                 };

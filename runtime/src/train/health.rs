@@ -11,6 +11,7 @@ use crate::analysis::{candidates, real};
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
 use crate::model::{Model, ModelError};
+use dreamc_compiler::architecture::components;
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
 use dreamc_compiler::count::{PerToken, Shares, flops_at};
@@ -332,8 +333,9 @@ fn trained_share(rule: &SkipRule, sequence: u64) -> f64 {
 /// come first.
 fn computing(spec: &Spec, mixtures: &BTreeMap<(u64, String), Vec<u64>>) -> BTreeMap<String, f64> {
     let mut sums: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+    let known = components(spec);
     for ((_, component), counts) in mixtures {
-        let Some(Component::Experts(experts)) = spec.components.get(component) else { continue };
+        let Some(Component::Experts(experts)) = known.get(component) else { continue };
         if experts.noop == 0 {
             continue;
         }

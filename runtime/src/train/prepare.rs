@@ -5,7 +5,7 @@ use crate::device::{Device, Group};
 use crate::generate::Writing;
 use crate::model::{Memory, parameters};
 use crate::train::{health, sample};
-use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::architecture::{Architecture, components};
 use dreamc_compiler::count::{self, Counts, count};
 use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::precision::Narrow;
@@ -164,7 +164,7 @@ fn observing(spec: &Spec, rewriting: &Rewriting, narrow: Narrow, tokens: u64) ->
 /// loss sees every pass.
 fn looked_at(spec: &Spec) -> bool {
     let own = Architecture::new(&spec.model, None).is_ok_and(|a| a.skips() || a.exit.is_some());
-    own || spec.model.components.values().any(|component| component.router().is_some())
+    own || components(&spec.model).values().any(|component| component.router().is_some())
 }
 
 /// Compiles a specification for training on a device, in the recipe's precision where the device

@@ -36,7 +36,7 @@ use crate::generate::Cached;
 use crate::group::{Group, GroupError};
 use crate::model::{Model, Scale};
 use crate::train::sample;
-use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::architecture::{Architecture, components};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::count::Counts;
@@ -481,7 +481,11 @@ impl<'a> Runner<'a> {
 
     /// How evenly the experts were chosen in this step, in the mixture where it is least even.
     fn balance(&self) -> Result<Option<Balance>, TrainError> {
-        let components = &self.setup.spec.model.components;
+        let tensors = &self.model.compiled().tensors;
+        if tensors.iter().all(|t| t.counts.is_none()) {
+            return Ok(None);
+        }
+        let components = components(&self.setup.spec.model);
         let experts = |t: &Tensor| match t.owner {
             Owner::Component(i) => {
                 matches!(components.get_index(i as usize), Some((_, Component::Experts(_))))
@@ -489,7 +493,7 @@ impl<'a> Runner<'a> {
             _ => false,
         };
         let mut worst: Option<Balance> = None;
-        for t in self.model.compiled().tensors.iter().filter(|t| t.counts.is_some() && experts(t)) {
+        for t in tensors.iter().filter(|t| t.counts.is_some() && experts(t)) {
             if let Some(found) = Balance::of(&self.model.get(&format!("{}.counts", t.name))?) {
                 worst = worst.filter(|w| w.violation >= found.violation).or(Some(found));
             }
@@ -800,7 +804,7 @@ impl<'a> Runner<'a> {
         let noop = |c: &Component| matches!(c, Component::Experts(e) if e.noop > 0);
         let routed = self.observer.is_some()
             && (Architecture::new(model, None).is_ok_and(|a| a.skips())
-                || model.components.values().any(noop));
+                || components(model).values().any(noop));
         if routed { seen } else { declared }
     }
 

@@ -4,7 +4,7 @@ use super::decoding::any_skip;
 use super::subject::{ROWS, Subject, of};
 use super::{Checks, Place, Proof, VerifyError, blame};
 use crate::device::{Group, Instrument, RunStats};
-use dreamc_compiler::architecture::names;
+use dreamc_compiler::architecture::{Architecture, names};
 use dreamc_compiler::bind::{Owner, Part};
 use dreamc_compiler::compiled::{Entry, TensorKind};
 use dreamc_compiler::count::executed::{Executed, Masks, executed};
@@ -132,9 +132,10 @@ impl Proof for Counts {
             counts.parameters.balance,
             Place::default(),
         );
+        let architecture = Architecture::new(&s.spec.model, None)?;
         for (i, component) in s.spec.model.components.keys().enumerate() {
             let Some(counted) = counts.parameters.by_component.get(&counted_as(component)) else { continue };
-            let of = |owner: Owner| owner == Owner::Component(i as u32);
+            let of = |owner: Owner| architecture.outermost(owner) == Owner::Component(i as u32);
             let found = tensors.iter().filter(|t| t.kind != TensorKind::Balance && of(t.owner));
             let found = found.map(|t| u128::from(t.shape.iter().product::<u64>())).sum::<u128>();
             let place = Place { layer: None, component: Some(component.clone()) };

@@ -6,6 +6,7 @@ use super::{Checks, Place, Proof, VerifyError, blame, difference, error, largest
 use crate::generate::NextLogits;
 use crate::model::Scale;
 use dreamc_compiler::Options;
+use dreamc_compiler::architecture::components;
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
@@ -190,7 +191,7 @@ impl Proof for Batches {
 /// Whether training chooses an expert's tokens among those of all rows.
 fn rounds(s: &Subject) -> bool {
     let component = |c: &Component| matches!(c, Component::Experts(e) if e.round.is_some());
-    s.spec.model.components.values().any(component)
+    components(&s.spec.model).values().any(component)
 }
 
 /// Whether rows have a part in one another's losses, by means or by experts' numbers of tokens.
@@ -198,7 +199,7 @@ fn means_of_routers(s: &Subject) -> bool {
     let component = |c: &Component| c.router().is_some_and(|r| r.load_balance_loss != 0.0);
     rounds(s)
         || any_skip(s, &|skip, _| matches!(skip.rule, SkipRule::Threshold { .. }))
-        || s.spec.model.components.values().any(component)
+        || components(&s.spec.model).values().any(component)
 }
 
 /// No later token changes a logit.

@@ -10,6 +10,7 @@ use crate::device::{Device, DeviceError, Session};
 use crate::generate::NextLogits;
 use crate::model::{Model, Scale};
 use crate::train::schedule;
+use dreamc_compiler::architecture::components;
 use dreamc_compiler::bind::{Input, Output, Owner, Part};
 use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
@@ -282,7 +283,7 @@ fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
 fn balance(s: &Subject, t: &Tensor) -> Option<Balance> {
     let model = &s.spec.model;
     if let Owner::Component(i) = t.owner {
-        return model.components.get_index(i as usize)?.1.router()?.balance;
+        return components(model).get_index(i as usize)?.1.router()?.balance;
     }
     // Of the choices of a loop: the one of that number.
     let chosen = model.body.iter().enumerate().find_map(|(i, item)| match item {

@@ -724,15 +724,19 @@ impl<'a> Formulas<'a> {
             let first = std::mem::take(&mut self.firsts[i]);
             self.firsts[i] = self.stop(first);
         }
-        for name in names(expr) {
+        // A component inside a definition is called as that, a dot, and the value that it gives.
+        let applied = |name: &str, of: &str| name.split('.').next() == Some(of);
+        let known: Vec<String> = self.caches.keys().cloned().collect();
+        for name in known.iter().filter(|name| names(expr).iter().any(|of| applied(name, of))) {
             let Some((keys, values, own)) = self.caches.get_mut(name).and_then(Vec::pop) else { continue };
             let (keys, values) = (self.stop(keys), self.stop(values));
-            let first = self.shared.and_then(|at| self.first_keys.get_mut(&(at, name.into())));
+            let first = self.shared.and_then(|at| self.first_keys.get_mut(&(at, name.clone())));
             if let Some(first) = first {
                 *first = (keys.clone(), values.clone(), own.clone());
             }
             self.caches[name].push((keys, values, own));
         }
+        self.detach_definitions(&|name| names(expr).iter().any(|of| applied(name, of)));
         let added = self.stop(vec![self.auxiliary - auxiliary])[0];
         self.auxiliary = auxiliary + added;
         for i in 0..self.pools.len() {
@@ -1198,8 +1202,13 @@ impl<'a> Formulas<'a> {
     }
 
     fn component(&mut self, name: &str, x: &[f64], inside: &Inside) -> Vec<f64> {
+        let model = self.model;
+        self.output_of(name, &model.components[name], x, inside)
+    }
+
+    /// The output of a component whose tensors have this name.
+    fn output_of(&mut self, name: &str, component: &Component, x: &[f64], inside: &Inside) -> Vec<f64> {
         let prefix = format!("{}.{name}", self.prefix);
-        let component = &self.model.components[name];
         let (pre_norm, post_norm) = component.norms();
         let n = if pre_norm { self.norm(x, &format!("{prefix}.norm.weight")) } else { x.to_vec() };
         let y = match component {

@@ -5,6 +5,7 @@ use super::{Checks, Place, Proof, VerifyError};
 use crate::generate::NextLogits;
 use crate::train::schedule;
 use dreamc_compiler::Options;
+use dreamc_compiler::architecture::components;
 use dreamc_compiler::count::{self, Counts, counted_as};
 use dreamc_compiler::ir::random::Rng;
 use dreamc_compiler::rewrite::Rewriting;
@@ -74,6 +75,13 @@ impl Proof for Names {
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
+        let reads = |component: &Component| match component {
+            Component::Defined(defined) => !defined.definition.values_of_others().is_empty(),
+            Component::Sequence(_) | Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
+        };
+        if components(&s.spec.model).values().any(reads) {
+            return Ok(Some("a definition reads values of a component by its name".into()));
+        }
         // Patterns are of names, and choose what is trained.
         let mut spec = s.spec.clone();
         (spec.train.only, spec.train.freeze, spec.train.groups) = (vec![], vec![], vec![]);

@@ -18,6 +18,7 @@ use crate::group::Group;
 use crate::model::{Model, Scale};
 use crate::rng::Philox;
 use crate::train::prepare::masked;
+use dreamc_compiler::architecture::components;
 use dreamc_compiler::compiled::{Entry, Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
 use dreamc_compiler::ir::interpret::Tensor;
@@ -467,7 +468,7 @@ impl<'a> Subject<'a> {
         };
         let component =
             |c: &Component| c.attention().is_some_and(attention) || c.router().is_some_and(router);
-        self.spec.model.hidden == 1 || self.spec.model.components.values().any(component)
+        self.spec.model.hidden == 1 || components(&self.spec.model).values().any(component)
     }
 
     // Devices -------------------------------------------------------------------------------------

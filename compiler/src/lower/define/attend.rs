@@ -81,7 +81,7 @@ impl Lower<'_> {
                 Place::Table => {
                     let table = d.dims(&source.table);
                     let length: u64 = source.table.iter().map(|&dim| d.graph.size(dim)).product();
-                    let length = self.dim_of(d.owner, &format!("table{length}"), length);
+                    let length = self.dim_of(d.owner, &format!(".table{length}"), length);
                     let x = self.formulas(&d.rows).spread(x, &[order, &table].concat(), false);
                     self.b.reshape(x, &[&merged[..], &[length]].concat())
                 }
@@ -163,32 +163,7 @@ impl Scoring<'_, '_> {
                     "a number of the application or the token in a score: name its value above, and read that",
                 ));
             }
-            Of::Input
-            | Of::Noise(_)
-            | Of::Outer
-            | Of::Reduce(..)
-            | Of::Softmax(_)
-            | Of::Norm { .. }
-            | Of::Dot(_)
-            | Of::Linear(_)
-            | Of::Split(..)
-            | Of::Merge(..)
-            | Of::Join(..)
-            | Of::Slice { .. }
-            | Of::Top { .. }
-            | Of::Pick
-            | Of::Rope { .. }
-            | Of::Shift(_)
-            | Of::Conv(_)
-            | Of::Running
-            | Of::Attend(_)
-            | Of::Recurrence(_)
-            | Of::Emitted(_)
-            | Of::DepthAttend { .. }
-            | Of::Earlier(_)
-            | Of::ValueOf(..)
-            | Of::Apply(_)
-            | Of::State(_) => {
+            _ => {
                 return Err(CompileError::Unsupported(
                     "a function in a score that is not element by element",
                 ));

@@ -37,20 +37,16 @@ impl Lower<'_> {
         Ok(self.of_heads(d, node, &heads, o))
     }
 
-    /// A value of the last application; zero at the first. Its rows are those of applications, each
-    /// behind that of the application itself.
+    /// A value of the last application to the token; zero where there is none. Its rows are those
+    /// of applications, each behind that of the application itself.
     pub(super) fn earlier(
         &mut self,
         d: &mut Defining,
         node: &Node,
         name: &str,
     ) -> Result<Value, CompileError> {
-        if !self.inside.is_empty() {
-            return Err(CompileError::Unsupported("`earlier` in a part that tokens skip"));
-        }
         let c = d.owner;
-        let own = d.own(&node.ty);
-        let row_dims = [&d.rows[..], &own].concat();
+        let row_dims = [self.stream_rows(), d.own(&node.ty)].concat();
         let depths = self.dim_of(c, ".depths_behind", self.architecture.rows_of(c) + 1);
         let ty = Type::f32(&[&[depths], &row_dims[..]].concat());
         let part = Part::Kept(Symbol::new(&format!("earlier.{name}")));
@@ -61,26 +57,46 @@ impl Lower<'_> {
         let row = self.row(c);
         let taken = self.b.ops(Op::CacheTake, &[state, row]);
         let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], row]);
-        d.remembered.insert(name.into(), (port, state));
-        Ok(taken[0])
+        d.remembered.insert(name.into(), (port, state, taken[0]));
+        Ok(self.here_again(taken[0]))
     }
 
     /// Leaves the values that the next application reads.
     pub(super) fn remember_values(&mut self, d: &mut Defining) -> Result<(), CompileError> {
-        let c = d.owner;
-        for (name, (port, state)) in std::mem::take(&mut d.remembered) {
+        for (name, (port, state, before)) in std::mem::take(&mut d.remembered) {
             let value = d.graph.value(&name).ok_or(MALFORMED)?;
             let value = self.each_token(d, d.value(value));
-            let next = format!("{}.next", self.architecture.label(c));
-            let next = self.b.index(&next, Index::Next { cache: self.cache_number(c), by: 1 });
+            let value = self.instead(value, before);
+            let next = self.next_row(d.owner);
             let state = self.b.op(Op::CacheWrite, &[state, value, next]);
             self.b.result(port, state);
         }
         Ok(())
     }
 
+    /// The row behind that of this application.
+    fn next_row(&mut self, c: Owner) -> Value {
+        let next = format!("{}.next", self.architecture.label(c));
+        self.b.index(&next, Index::Next { cache: self.cache_number(c), by: 1 })
+    }
+
+    /// A value of every token of the stream: that of the tokens which take part here, and of the
+    /// others the one before.
+    fn instead(&mut self, value: Value, before: Value) -> Value {
+        if self.inside.is_empty() {
+            return value;
+        }
+        let rows = self.b.dims(value)[..2].to_vec();
+        let ones = self.ones(&rows);
+        let taking = self.every(ones, Row::Key);
+        let one = self.b.constant(1.0);
+        let others = self.b.sub(one, taking);
+        let (value, before) = (self.every(value, Row::Key), self.b.mul(before, others));
+        self.b.add(value, before)
+    }
+
     /// Which values of a component others read.
-    fn read_values(&self, of: &str) -> Vec<String> {
+    pub(super) fn read_values(&self, of: &str) -> Vec<String> {
         let model = &self.architecture.model;
         let mut found: Vec<String> = vec![];
         for component in model.components.values() {
@@ -102,15 +118,32 @@ impl Lower<'_> {
     pub(super) fn leave_values(&mut self, d: &Defining) -> Result<(), CompileError> {
         let label = self.architecture.label(d.owner);
         for name in self.read_values(&label) {
-            if !self.inside.is_empty() {
-                return Err(CompileError::Unsupported("a value of a component that tokens skip"));
-            }
             let value = d.graph.value(&name).ok_or(MALFORMED)?;
-            let value = self.each_token(d, d.value(value));
-            self.hand_row(d.owner, Part::Kept(Symbol::new(&format!("value.{name}"))), value);
+            let mut value = self.each_token(d, d.value(value));
+            let part = Part::Kept(Symbol::new(&format!("value.{name}")));
+            if self.architecture.skipped(d.owner) {
+                let dims = [self.stream_rows(), self.b.dims(value)[2..].to_vec()].concat();
+                let before = self.latest_row(d.owner, part, &dims);
+                value = self.instead(value, before);
+                let next = self.next_row(d.owner);
+                self.hand_at(d.owner, part, value, next);
+            } else {
+                self.hand_row(d.owner, part, value);
+            }
             self.named.insert((label.clone(), name), value);
         }
         Ok(())
+    }
+
+    /// The row of the latest application, of a component that some tokens skip: rows stand behind
+    /// those of their applications, and the first is zero.
+    fn latest_row(&mut self, c: Owner, part: Part, dims: &[Dim]) -> Value {
+        let ty = Type::f32(dims);
+        let first = self.b.index("first", Index::First);
+        let nothing = self.b.zeros(&ty);
+        self.hand_at(c, part, nothing, first);
+        let row = self.row(c);
+        self.handed_row(c, part, &ty, row)
     }
 
     /// A value of the latest application of another component.
@@ -124,10 +157,8 @@ impl Lower<'_> {
         let own = d.own(&node.ty);
         let dims = [&d.rows[..], &own].concat();
         if let Some(&value) = self.named.get(&(component.into(), name.into())) {
+            let value = self.here_again(value);
             return Ok(self.b.reshape(value, &dims));
-        }
-        if !self.inside.is_empty() {
-            return Err(CompileError::Unsupported("a value of another component in a part that tokens skip"));
         }
         let model = &self.architecture.model;
         let number = model.components.get_index_of(component).ok_or(MALFORMED)?;
@@ -137,11 +168,16 @@ impl Lower<'_> {
             node.ty.dims.iter().map(|&dim| (d.graph.name(dim).to_string(), d.graph.size(dim))).collect();
         let of_source: Vec<Dim> =
             names.iter().map(|(name, size)| self.own_dim(source, name, *size)).collect();
-        let ty = Type::f32(&[&d.rows[..], &of_source].concat());
-        let latest = Index::Latest(self.cache_number(source));
-        let latest = self.b.index(&format!("{component}.latest"), latest);
+        let of_source = [self.stream_rows(), of_source].concat();
         let part = Part::Kept(Symbol::new(&format!("value.{name}")));
-        let value = self.handed_row(source, part, &ty, latest);
+        let value = if self.architecture.skipped(source) {
+            self.latest_row(source, part, &of_source)
+        } else {
+            let latest = Index::Latest(self.cache_number(source));
+            let latest = self.b.index(&format!("{component}.latest"), latest);
+            self.handed_row(source, part, &Type::f32(&of_source), latest)
+        };
+        let value = self.here_again(value);
         Ok(self.b.reshape(value, &dims))
     }
 }

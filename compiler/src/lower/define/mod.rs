@@ -13,7 +13,8 @@ mod values;
 use super::*;
 use crate::bind::Symbol;
 use dreamc_dsl::define::graph::{
-    self, DimId, Fact, Function as Of, Graph, Node, Purpose, Region, Turn, Type as Typed, ValueId, WeightId,
+    self, DimId, Fact, Function as Of, Graph, Node, Purpose, Reads, Region, Turn, Type as Typed, ValueId,
+    WeightId,
 };
 use values::Values;
 
@@ -23,9 +24,7 @@ impl Lowering for spec::Defined {
     }
 
     fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
-        let graph = self.graph(&l.architecture.model).map_err(|_| {
-            CompileError::Unsupported("a definition whose sizes do not fit: `dreamc check` says where")
-        })?;
+        let graph = self.graph(&l.architecture.model).map_err(|_| crate::architecture::UNFIT)?;
         l.defined(c, &graph, n)
     }
 }
@@ -48,8 +47,8 @@ struct Defining<'g> {
     emitted: HashMap<ValueId, Vec<Value>>,
     /// How many states of texts there are.
     texts: u16,
-    /// Values that the next application reads, and the states that hold them.
-    remembered: IndexMap<String, (Port, Value)>,
+    /// Values that the next application reads: the states that hold them, and what they were.
+    remembered: IndexMap<String, (Port, Value, Value)>,
     /// The cache of processed tokens: entries, slots of the tokens here, positions of all.
     admitted: Option<Admitted>,
 }
@@ -116,6 +115,14 @@ impl Lower<'_> {
     /// The value that a definition returns.
     pub(super) fn defined(&mut self, c: Owner, graph: &Graph, n: Value) -> Result<Value, CompileError> {
         let asking = self.asking.take();
+        // A function of tokens behind another one reads rows of it that nobody else does.
+        let behind = self.ahead;
+        let left = !self.read_values(&self.architecture.label(c)).is_empty();
+        let mixes = |node: &&Node| match node.function.reads() {
+            Reads::Tokens | Reads::Depths => true,
+            Reads::Nothing | Reads::Token | Reads::Place | Reads::Region => false,
+        };
+        self.ahead |= left || graph.region.nodes.iter().filter(mixes).count() > 1;
         let rows = self.b.rows(n);
         let dims = graph.dims.iter().map(|dim| self.own_dim(c, &dim.name, dim.size)).collect();
         let mut d = Defining {
@@ -135,6 +142,7 @@ impl Lower<'_> {
             let value = self.defined_node(&mut d, node, ValueId(i as u32))?;
             d.values.push(value);
         }
+        self.ahead = behind;
         self.remember_values(&mut d)?;
         self.leave_values(&d)?;
         let result = graph.region.results.first().ok_or(MALFORMED)?;
@@ -191,35 +199,26 @@ impl Lower<'_> {
             Of::DepthAttend { scale } => self.depth_attended(d, node, *scale),
             Of::Earlier(name) => self.earlier(d, node, name),
             Of::ValueOf(component, name) => self.value_of(d, node, component, name),
-            Of::Apply(_) => Err(CompileError::Unsupported("a component in a definition")),
-            Of::Number(_)
-            | Of::Unary(_)
-            | Of::Binary(_)
-            | Of::Where
-            | Of::Outer
-            | Of::Reduce(..)
-            | Of::Softmax(_)
-            | Of::Norm { .. }
-            | Of::Dot(_)
-            | Of::Split(..)
-            | Of::Merge(..)
-            | Of::Join(..)
-            | Of::Top { .. }
-            | Of::Pick
-            | Of::Stop => {
-                let args: Vec<Value> = node.args.iter().map(|&arg| d.value(arg)).collect();
-                let mut values = Values { b: &mut self.b, rows: d.rows.clone() };
-                values.node(node, &args, &d.dims)
+            Of::Apply(applied) => {
+                let architecture = self.architecture;
+                let (c, component) = architecture.applied(d.owner, &applied.path).ok_or(MALFORMED)?;
+                let v = arg(0)?;
+                let v = self.each_token(d, v);
+                self.output_of(c, component, v)
             }
-            Of::Read(_)
-            | Of::State(_)
-            | Of::Score
-            | Of::QueryPlace
-            | Of::KeyPlace
-            | Of::Head(_)
-            | Of::AtQuery(_)
-            | Of::AtKey(_)
-            | Of::Look(_) => Err(CompileError::Unsupported("a value of a region outside it")),
+            Of::Head(dim) => {
+                let dim = d.dim(*dim);
+                Ok(self.formulas(&d.rows).places(dim))
+            }
+            function => match function.reads() {
+                Reads::Nothing | Reads::Token => {
+                    let args: Vec<Value> = node.args.iter().map(|&arg| d.value(arg)).collect();
+                    let mut values = Values { b: &mut self.b, rows: d.rows.clone() };
+                    values.node(node, &args, &d.graph.region, &d.dims)
+                }
+                Reads::Place | Reads::Tokens | Reads::Depths => Err(MALFORMED),
+                Reads::Region => Err(CompileError::Unsupported("a value of a region outside it")),
+            },
         }
     }
 
@@ -292,7 +291,8 @@ impl Lower<'_> {
             &[dim] if !apart => d.dim(dim),
             _ => {
                 let names: Vec<&str> = dims.iter().map(|&dim| d.graph.name(dim)).collect();
-                let name = format!("{}{}", names.join("."), if apart { ".in" } else { "" });
+                // No dimension of a text, nor of a component inside this one, is called so.
+                let name = format!(".{}{}", names.join("."), if apart { ".in" } else { "" });
                 self.dim_of(d.owner, &name, d.graph.elements(dims))
             }
         }
@@ -319,7 +319,7 @@ impl Lower<'_> {
             Purpose::Matrix | Purpose::Output if left_out => d.input,
             Purpose::Matrix | Purpose::Output => {
                 let ends = self.ends(d, weight);
-                self.weight(d.owner, part, &ends, TensorKind::Matrix, init)
+                self.whole_matrix(d.owner, part, ends, init)
             }
             Purpose::Bias | Purpose::Gain | Purpose::Filter | Purpose::Own => {
                 let dims = d.dims(&weight.dims);

@@ -12,7 +12,24 @@ use dreamc_dsl::define::graph::From as Begins;
 /// The dimensions of a recurrence's body.
 struct Inside<'g> {
     graph: &'g Graph,
+    /// The recurrence.
+    node: &'g Node,
+    body: &'g Region,
     dims: &'g [Dim],
+}
+
+impl Inside<'_> {
+    /// The weight that a value of the body is: written in it, or read of the operands.
+    fn weight(&self, value: ValueId) -> Option<&graph::Weight> {
+        let found = match &self.body.node(value).function {
+            Of::Read(k) => &self.graph.region.node(*self.node.args.get(*k as usize)?).function,
+            function => function,
+        };
+        match found {
+            Of::Weight(id) => self.graph.weights.get(id.0 as usize),
+            _ => None,
+        }
+    }
 }
 
 /// The operands of a step: values of the function around, by where the body reads them.
@@ -58,10 +75,10 @@ impl Lower<'_> {
         }
         let operands = self.step_operands(d, node, &r.body)?;
         let initial = self.initial_states(d, node, r)?;
-        let step = self.step(d, r, &operands, &wanted)?;
+        let step = self.step(d, (node, r), &operands, &wanted)?;
         Program::forward(self.b.module, &step).map_err(|_| {
             CompileError::Unsupported(
-                "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape",
+                "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape or order",
             )
         })?;
         let rows = operands.rows.iter().chain(&operands.constants).map(|(_, v)| *v);
@@ -167,7 +184,7 @@ impl Lower<'_> {
     fn step(
         &mut self,
         d: &Defining,
-        r: &graph::Recurrence,
+        (node, r): (&Node, &graph::Recurrence),
         operands: &Operands,
         wanted: &[usize],
     ) -> Result<Step, CompileError> {
@@ -176,7 +193,7 @@ impl Lower<'_> {
             operands.rows.iter().map(|&(source, v)| (source, type_of(v, d.rows.len()))).collect();
         let constants: Vec<(Source, Vec<Dim>)> =
             operands.constants.iter().map(|&(source, v)| (source, type_of(v, 0))).collect();
-        let inside = Inside { graph: d.graph, dims: &d.dims };
+        let inside = Inside { graph: d.graph, node, body: &r.body, dims: &d.dims };
         let mut b = Builder::new(self.b.module, "step");
         let state = Binding::State(Lifetime::Depth);
         let states: Vec<Value> = r
@@ -228,7 +245,17 @@ impl Values<'_, '_> {
         let arg = |k: usize| n.args.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
         let own: Vec<Dim> = n.ty.dims.iter().map(dim).collect();
         match &n.function {
-            Of::Linear(_) => Err(CompileError::Unsupported("a matrix over a state in a recurrence")),
+            Of::Linear(over) => {
+                let over: Vec<Dim> = over.iter().map(dim).collect();
+                let weight = n.args.get(1).and_then(|&w| inside.weight(w)).ok_or(MALFORMED)?;
+                let outs = &weight.dims[..weight.dims.len() - weight.inputs];
+                let outs: Vec<Dim> = outs.iter().map(dim).collect();
+                let y = self.product(arg(0)?, arg(1)?, &over, (&outs, &own));
+                Ok(match n.args.get(2) {
+                    Some(_) => self.binary(ir::Binary::Add, y, arg(2)?, &own),
+                    None => y,
+                })
+            }
             Of::Slice { of, from, to } => {
                 let (all, size) = (inside.graph.size(*of), inside.graph.size(*to));
                 let x = self.last(arg(0)?, &[dim(of)]);
@@ -250,50 +277,16 @@ impl Values<'_, '_> {
                 };
                 Ok(self.ordered(y, &own))
             }
-            Of::Shift(_)
-            | Of::Conv(_)
-            | Of::Running
-            | Of::Attend(_)
-            | Of::Recurrence(_)
-            | Of::Emitted(_)
-            | Of::DepthAttend { .. }
-            | Of::Earlier(_)
-            | Of::ValueOf(..)
-            | Of::Apply(_)
-            | Of::Rope { .. } => {
-                Err(CompileError::Unsupported("a function of other tokens, or of depth, in a recurrence"))
-            }
-            Of::Number(_)
-            | Of::Unary(_)
-            | Of::Binary(_)
-            | Of::Where
-            | Of::Outer
-            | Of::Reduce(..)
-            | Of::Softmax(_)
-            | Of::Norm { .. }
-            | Of::Dot(_)
-            | Of::Split(..)
-            | Of::Merge(..)
-            | Of::Join(..)
-            | Of::Top { .. }
-            | Of::Pick
-            | Of::Stop
-            | Of::Input
-            | Of::Fact(_)
-            | Of::Noise(_)
-            | Of::Weight(_)
-            | Of::Read(_)
-            | Of::State(_)
-            | Of::Score
-            | Of::QueryPlace
-            | Of::KeyPlace
-            | Of::Head(_)
-            | Of::AtQuery(_)
-            | Of::AtKey(_)
-            | Of::Look(_) => {
-                let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();
-                self.node(n, &args, inside.dims)
-            }
+            function => match function.reads() {
+                Reads::Nothing | Reads::Token => {
+                    let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();
+                    self.node(n, &args, inside.body, inside.dims)
+                }
+                Reads::Place | Reads::Tokens | Reads::Depths => {
+                    Err(CompileError::Unsupported("a function of other tokens, or of depth, in a recurrence"))
+                }
+                Reads::Region => Err(MALFORMED),
+            },
         }
     }
 }

@@ -8,8 +8,8 @@ use super::MALFORMED;
 use crate::CompileError;
 use crate::build::Builder;
 use crate::ir::{Binary, Dim, Op, Reduce, Type, Unary, Value};
-use crate::op::{Concat, Rms, Split};
-use dreamc_dsl::define::graph::{self, DimId, Function as Of, Node, Norm};
+use crate::op::{Concat, Decide, Rms, Route, Split};
+use dreamc_dsl::define::graph::{self, DimId, Function as Of, Node, Norm, Region};
 
 /// A builder of values with the dimensions of tokens before their own; of one step there are none.
 pub(super) struct Values<'b, 'm> {
@@ -290,8 +290,9 @@ impl Values<'_, '_> {
         let (a, b) = (self.own(x), self.own(y));
         let shared = a.iter().filter(|d| b.contains(d)).count();
         let constant = self.per_token(x) != self.per_token(y);
-        if !self.rows.is_empty() && constant && shared == over.len() {
-            // A product of matrices.
+        let all_summed = if self.per_token(x) { b.len() } else { a.len() } == over.len();
+        if !self.rows.is_empty() && constant && shared == over.len() && !all_summed {
+            // A product of matrices; that of a vector would have a gradient that sums nothing.
             let (x, y) = if self.per_token(x) { (x, y) } else { (y, x) };
             let (x, y) = (self.last(x, over), self.last(y, over));
             let z = self.b.contract(x, y, over);
@@ -304,6 +305,34 @@ impl Values<'_, '_> {
         let product = self.binary(Binary::Mul, x, y, &all);
         let z = self.joined(Reduce::Sum, product, over);
         self.ordered(z, to)
+    }
+
+    /// Places of the largest elements along a dimension, in falling order, the first of equal ones.
+    fn top(&mut self, x: Value, over: Dim, choices: Dim) -> Value {
+        let x = self.last(x, &[over]);
+        let x = self.b.stop_gradient(x);
+        let chosen = self.b.op(Route { k: choices }, &[x]);
+        self.b.op(Op::Numbers, &[chosen])
+    }
+
+    /// The elements of `x` along a dimension at places: a sum of products with 1 there and 0
+    /// elsewhere, which has a gradient for any dimensions of either.
+    fn pick(&mut self, x: Value, places: Value, of: Dim, to: &[Dim]) -> Value {
+        let all = [self.own(places), vec![of]].concat();
+        let here = self.places(of);
+        let (below, above) = (self.less(places, here, &all), self.less(here, places, &all));
+        let differ = self.b.add(below, above);
+        let chosen = self.rest(differ);
+        self.dot(chosen, x, &[of], to)
+    }
+
+    /// The numbers 0, 1, … along a dimension.
+    pub(super) fn places(&mut self, of: Dim) -> Value {
+        let one = self.b.module.dim("one", 1);
+        let zeros = self.b.zeros(&Type::f32(&[one, of]));
+        let places = self.b.op(Decide { inclusive: true }, &[zeros]);
+        let numbers = self.b.op(Op::Numbers, &[places]);
+        self.b.reshape(numbers, &[of])
     }
 
     /// One dimension as several.
@@ -354,6 +383,26 @@ impl Values<'_, '_> {
         self.reshaped(x, &[&others[..], &[sum]].concat())
     }
 
+    /// The product of `x` with a matrix `[out, in]`, as a sum of products of elements: a step has
+    /// no rows that a matmul would be of. The dimensions `over` of `x` are those of the input,
+    /// `outs` those of the result, which has all of `to`.
+    pub(super) fn product(
+        &mut self,
+        x: Value,
+        w: Value,
+        over: &[Dim],
+        (outs, to): (&[Dim], &[Dim]),
+    ) -> Value {
+        let [out, sum] = self.b.dims(w)[..] else { return x };
+        // A dimension that the result has, too, is there under another name.
+        let sum = if outs.contains(&sum) { out } else { sum };
+        let w = self.b.reshape(w, &[outs, &[sum]].concat());
+        let x = self.summed_last(x, over, sum);
+        let y = self.binary(Binary::Mul, x, w, &[to, &[sum]].concat());
+        let y = self.b.reduce(Reduce::Sum, y, &[sum]);
+        self.ordered(y, to)
+    }
+
     /// The product of `x[.., in]` with a matrix `[out, in]` of every place of the dimensions
     /// `each`, which `x` has and `out` is made of.
     pub(super) fn product_each(&mut self, x: Value, w: Value, each: &[Dim], outs: &[Dim]) -> Value {
@@ -393,8 +442,14 @@ impl Values<'_, '_> {
         self.reshaped(y, &[&left[..], each, &rest].concat())
     }
 
-    /// A function of one token; `dims` are those of the graph.
-    pub(super) fn node(&mut self, node: &Node, args: &[Value], dims: &[Dim]) -> Result<Value, CompileError> {
+    /// A function of one token of a region; `dims` are those of the graph.
+    pub(super) fn node(
+        &mut self,
+        node: &Node,
+        args: &[Value],
+        region: &Region,
+        dims: &[Dim],
+    ) -> Result<Value, CompileError> {
         let dim = |d: &DimId| dims[d.0 as usize];
         let all = |list: &[DimId]| list.iter().map(dim).collect::<Vec<Dim>>();
         let own = all(&node.ty.dims);
@@ -424,36 +479,18 @@ impl Values<'_, '_> {
                 let parts: Vec<(Value, Dim)> = args.iter().copied().zip(all(parts)).collect();
                 self.join(&parts, dim(along), &own)
             }
-            Of::Top { .. } | Of::Pick => {
-                return Err(CompileError::Unsupported("`top` or `pick` in a definition"));
+            Of::Top { over, choices } => {
+                let y = self.top(arg(0)?, dim(over), dim(choices));
+                self.ordered(y, &own)
+            }
+            Of::Pick => {
+                let places = node.args.get(1).map(|&places| &region.node(places).ty);
+                let of = places.and_then(|ty| ty.places_of).ok_or(MALFORMED)?;
+                self.pick(arg(0)?, arg(1)?, dim(&of), &own)
             }
             Of::Stop => self.b.stop_gradient(arg(0)?),
-            Of::Input
-            | Of::Fact(_)
-            | Of::Noise(_)
-            | Of::Weight(_)
-            | Of::Linear(_)
-            | Of::Slice { .. }
-            | Of::Rope { .. }
-            | Of::Shift(_)
-            | Of::Conv(_)
-            | Of::Running
-            | Of::Attend(_)
-            | Of::Recurrence(_)
-            | Of::Emitted(_)
-            | Of::DepthAttend { .. }
-            | Of::Earlier(_)
-            | Of::ValueOf(..)
-            | Of::Apply(_)
-            | Of::Read(_)
-            | Of::State(_)
-            | Of::Score
-            | Of::QueryPlace
-            | Of::KeyPlace
-            | Of::Head(_)
-            | Of::AtQuery(_)
-            | Of::AtKey(_)
-            | Of::Look(_) => return Err(MALFORMED),
+            // Others are lowered, or refused, by the place that formulas stand in.
+            _ => return Err(MALFORMED),
         })
     }
 }

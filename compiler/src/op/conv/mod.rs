@@ -60,6 +60,22 @@ impl Tokens {
 
     /// All of them.
     pub const ALL: [Tokens; 3] = [Tokens::All, Tokens::Segments, Tokens::Kept];
+
+    /// The shape rule of all operations over a sequence: operand `k`, where tokens are marked, has
+    /// an integer for each of them, and what has a state goes forward.
+    pub(super) fn check(
+        self,
+        x: &Operands,
+        k: usize,
+        tokens: &[Dim],
+        reverse: bool,
+    ) -> Result<(), TypeError> {
+        x.check(!(reverse && self == Tokens::Kept), "what has a state is not reversed")?;
+        match self {
+            Tokens::All => Ok(()),
+            Tokens::Segments | Tokens::Kept => check_marks(x, k, tokens),
+        }
+    }
 }
 
 /// The order of a sequence's tokens.
@@ -128,9 +144,9 @@ pub(super) const SLOTS: &str = "slots i32[b, t]";
 const X: &str = "x[b, t, ..]";
 const W: &str = "w[m, ..]";
 
-/// That operand `k` has an integer for each token of operand 0.
-pub(super) fn check_marks(x: &Operands, k: usize) -> Result<(), TypeError> {
-    x.check(x[k] == Type::i32(&x[0].dims[..2]), "segments and slots are i32[b, t]")
+/// That operand `k` has an integer for each token.
+pub(super) fn check_marks(x: &Operands, k: usize, tokens: &[Dim]) -> Result<(), TypeError> {
+    x.check(x[k] == Type::i32(tokens), "segments and slots are i32[b, t]")
 }
 
 /// The integers of a sequence among those of operand `k`.
@@ -193,10 +209,10 @@ impl Operation for Conv {
         let fits = v.dims.len() >= 2 && !w.dims.is_empty() && v.dims[2..] == w.dims[1..];
         x.check(fits, "takes x[b, t, ..] and w[m, ..], the channels in the same order")?;
         x.check(v.dtype == DType::F32 && w.dtype == DType::F32, "x and w are f32")?;
-        let y = v.clone();
+        let (y, marks) = (v.clone(), 2 + usize::from(self.tokens == Tokens::Kept));
+        self.tokens.check(x, marks, &v.dims[..2], self.reverse)?;
         match self.tokens {
-            Tokens::All => Ok(vec![y]),
-            Tokens::Segments => check_marks(x, 2).map(|()| vec![y]),
+            Tokens::All | Tokens::Segments => Ok(vec![y]),
             Tokens::Kept => {
                 let history = &x[2];
                 let fits = history.dims.len() == v.dims.len()
@@ -205,8 +221,6 @@ impl Operation for Conv {
                     && history.dims[2..] == v.dims[2..]
                     && x.size(history.dims[1]).checked_add(1) == Some(x.size(w.dims[0]));
                 x.check(fits, "history is f32[b, n, ..] with one row fewer than the filters have")?;
-                x.check(!self.reverse, "what has a history is not reversed")?;
-                check_marks(x, 3)?;
                 Ok(vec![y, history.clone()])
             }
         }
@@ -341,7 +355,7 @@ impl Operation for ConvGrad {
         let fits = x[0].dims.len() >= 2 && x[0] == x[1] && x[0].dtype == DType::F32;
         x.check(fits, "takes f32 x[b, t, ..], and dy of its type")?;
         if self.segments {
-            check_marks(x, 2)?;
+            check_marks(x, 2, &x[0].dims[..2])?;
         }
         Ok(vec![Type::f32(&[&[self.width], &x[0].dims[2..]].concat())])
     }

@@ -21,7 +21,7 @@ pub struct KeepInts {
     pub otherwise: i32,
 }
 
-/// `(x i32[b, t]) -> y[b, t]`: integers as numbers.
+/// `(x i32[..]) -> y[..]`: integers as numbers.
 pub struct Numbers;
 
 /// `(places i32[b, t], documents i32[b, t]) -> runs i32[b, t]`: the number of the run that each
@@ -205,8 +205,8 @@ impl Operation for Numbers {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "numbers",
-            operands: &["x i32[b, t]"],
-            results: &["y[b, t]"],
+            operands: &["x i32[..]"],
+            results: &["y[..]"],
             class: Class::anchored(self),
             rows: Rows::All,
             bf16: Bf16::Own,
@@ -217,7 +217,6 @@ impl Operation for Numbers {
 
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         x.int(0)?;
-        x.check(x[0].dims.len() == 2, "takes x[b, t]")?;
         Ok(vec![Type::f32(&x[0].dims)])
     }
 
@@ -226,8 +225,8 @@ impl Operation for Numbers {
     }
 
     fn random(&self, mut case: Case) -> Instance {
-        let (b, t) = (case.dim("b"), case.dim("t"));
-        let x = case.ints("x", &[b, t], 9);
+        let dims = random_dims(&mut case);
+        let x = case.ints("x", &dims, 9);
         case.finish(Op::Numbers, &[x])
     }
 }

@@ -8,7 +8,7 @@ mod step;
 pub use program::{Axis, Code, How, Port as Slice, Program};
 pub use step::Step;
 
-use super::conv::{SEGMENTS, SLOTS, marks, random_segments, random_slots};
+use super::conv::{SEGMENTS, SLOTS, check_marks, marks, random_segments, random_slots};
 use super::*;
 use crate::ir::{self, Module};
 use std::collections::HashMap;
@@ -74,11 +74,6 @@ fn check_operands<'a>(
         x.check(x[at] == *ty, "constants and initial states have the types of the step's")?;
     }
     Ok(tokens)
-}
-
-/// That the operand has an integer for each token.
-fn check_integers(x: &Operands, k: usize, tokens: &[Dim]) -> Result<(), TypeError> {
-    x.check(x[k] == Type::i32(tokens), "segments and slots are i32[b, t]")
 }
 
 impl Recurrence {
@@ -177,14 +172,10 @@ impl Operation for Recurrence {
         x.check(x.len() > first, "takes at least one row")?;
         let tokens = check_operands(x, &self.step, first, 0)?;
         let outputs = self.step.outputs().map(|ty| Type::f32(&[tokens, &ty.dims].concat()));
+        self.tokens.check(x, usize::from(self.tokens == Tokens::Kept), tokens, false)?;
         match self.tokens {
-            Tokens::All => Ok(outputs.collect()),
-            Tokens::Segments => {
-                check_integers(x, 0, tokens)?;
-                Ok(outputs.collect())
-            }
+            Tokens::All | Tokens::Segments => Ok(outputs.collect()),
             Tokens::Kept => {
-                check_integers(x, 1, tokens)?;
                 let state = &x[0];
                 let fits = state.dtype == DType::F32
                     && state.dims.len() == 2
@@ -345,7 +336,7 @@ impl Operation for RecurrenceGrad {
         let outputs = self.step.outputs().count();
         let tokens = check_operands(x, &self.step, first, outputs)?;
         if self.segments {
-            check_integers(x, 0, tokens)?;
+            check_marks(x, 0, tokens)?;
         }
         self.step.adjoint(x.module).or_else(|e| x.fail(e.to_string()))?;
         let last = first + self.step.operands();

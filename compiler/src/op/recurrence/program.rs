@@ -367,6 +367,9 @@ impl<'a> Build<'a> {
             let (a, b) = (self.view(node.inputs[0])?, self.view(node.inputs[1])?);
             let loops = [&dims[..], over].concat();
             self.join(How::Product, &loops, over, &a, Some(&b))
+        } else if let Op::Arrange(_) = node.op {
+            let view = self.view(node.inputs[0])?;
+            View { at: view.at, axes: dims.iter().map(|&d| (d, view.stride(d))).collect() }
         } else if let Op::Reshape(_) = node.op {
             let x = node.inputs[0];
             let from = self.own_of(x);
@@ -474,7 +477,7 @@ impl<'a> Build<'a> {
             return Ok(self.binary(Binary::Mul, dims, &y, &difference));
         }
         Err(format!(
-            "a step has no `{}`: it takes element-wise functions, sums, products, norms, softmax and changes of shape",
+            "a step has no `{}`: it takes element-wise functions, sums, products, norms, softmax and changes of shape and order",
             node.op.name()
         ))
     }

@@ -3,7 +3,7 @@
 pub(crate) mod cuda;
 pub mod kernel;
 
-use super::conv::{SEGMENTS, SLOTS, check_marks, marks, random_segments, random_slots};
+use super::conv::{SEGMENTS, SLOTS, marks, random_segments, random_slots};
 use super::*;
 
 /// `(x[b, t, ..], segments i32[b, t]?) -> y[b, t, ..]`: `y[i] = Σ_{j≤i} x[j]`, or over `j ≥ i`
@@ -58,15 +58,13 @@ impl Operation for Running {
 
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         x.check(x[0].dims.len() >= 2 && x[0].dtype == DType::F32, "takes f32 x[b, t, ..]")?;
-        let y = x[0].clone();
+        let (y, marks) = (x[0].clone(), 1 + usize::from(self.tokens == Tokens::Kept));
+        self.tokens.check(x, marks, &y.dims[..2], self.reverse)?;
         match self.tokens {
-            Tokens::All => Ok(vec![y]),
-            Tokens::Segments => check_marks(x, 1).map(|()| vec![y]),
+            Tokens::All | Tokens::Segments => Ok(vec![y]),
             Tokens::Kept => {
                 let dims = [&y.dims[..1], &y.dims[2..]].concat();
                 x.check(x[1] == Type::f32(&dims), "the sum is f32[b, ..], one row of x for each text")?;
-                x.check(!self.reverse, "what has a state is not reversed")?;
-                check_marks(x, 2)?;
                 Ok(vec![y, x[1].clone()])
             }
         }

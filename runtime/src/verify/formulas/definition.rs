@@ -368,14 +368,44 @@ impl Formulas<'_> {
         }
         for node in graph.region.nodes.iter().filter(|n| n.name.is_some()) {
             let Some(named) = &node.name else { continue };
-            if let Some(id) = graph.value(named) {
-                self.named.insert((name.into(), named.clone()), d.values[id.0 as usize].clone());
+            let Some(id) = graph.value(named) else { continue };
+            // A token that skips this application has the value of the one before.
+            let mut value = d.values[id.0 as usize].spread(self.tokens());
+            let key = (name.to_string(), named.clone());
+            for i in (0..self.tokens()).filter(|&i| !inside.keys[i]) {
+                value.each[i] = match self.named.get(&key) {
+                    Some(before) => before.at(i).to_vec(),
+                    None => vec![0.0; value.each[i].len()],
+                };
             }
+            self.named.insert(key, value);
         }
         let (tokens, h) = (self.tokens(), self.model.hidden as usize);
         match graph.region.results.first() {
             Some(result) => d.values[result.0 as usize].spread(tokens).each.concat(),
             None => vec![f64::NAN; tokens * h],
+        }
+    }
+
+    /// Stops what components left for later applications and for others.
+    pub(super) fn detach_definitions(&mut self, of: &dyn Fn(&str) -> bool) {
+        let stopped = |this: &mut Self, value: &Value| {
+            let width = value.each.first().map_or(0, Vec::len).max(1);
+            let all = this.stop(value.each.concat());
+            Value { dims: value.dims.clone(), each: all.chunks(width).map(<[f64]>::to_vec).collect() }
+        };
+        let named: Vec<(String, String)> = self.named.keys().filter(|(c, _)| of(c)).cloned().collect();
+        for key in named {
+            let value = self.named[&key].clone();
+            self.named[&key] = stopped(self, &value);
+        }
+        let applied: Vec<(String, u32)> = self.applied.keys().filter(|(c, _)| of(c)).cloned().collect();
+        for key in applied {
+            let Some((k, v, keys)) = self.applied[&key].last().cloned() else { continue };
+            let last = (stopped(self, &k), stopped(self, &v), keys);
+            if let Some(place) = self.applied[&key].last_mut() {
+                *place = last;
+            }
         }
     }
 
@@ -513,8 +543,13 @@ impl Formulas<'_> {
                 };
                 each((0..many).map(row).collect())
             }
-            Of::Apply(_)
-            | Of::Read(_)
+            Of::Apply(applied) => {
+                let x = d.arg(node, 0).spread(tokens).each.concat();
+                let name = format!("{}.{}", d.name, applied.path);
+                let y = self.output_of(&name, &applied.component, &x, d.inside);
+                each(y.chunks(self.model.hidden as usize).map(<[f64]>::to_vec).collect())
+            }
+            Of::Read(_)
             | Of::State(_)
             | Of::Score
             | Of::QueryPlace
