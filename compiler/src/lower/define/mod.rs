@@ -173,6 +173,7 @@ impl Lower<'_> {
                 Ok(self.shifted(d.owner, number, v, *by))
             }
             Of::Conv(width) => self.convolved(d, node, *width),
+            Of::Head(dim) => Ok(self.places(d, *dim)),
             Of::Running => {
                 let v = arg(0)?;
                 Ok(self.summed(d, v))
@@ -216,7 +217,6 @@ impl Lower<'_> {
             | Of::Score
             | Of::QueryPlace
             | Of::KeyPlace
-            | Of::Head(_)
             | Of::AtQuery(_)
             | Of::AtKey(_)
             | Of::Look(_) => Err(CompileError::Unsupported("a value of a region outside it")),

@@ -92,6 +92,17 @@ impl Lower<'_> {
         }
     }
 
+    /// The numbers 0, 1, … along a dimension: a running sum of ones, less one.
+    pub(super) fn places(&mut self, d: &Defining, dim: DimId) -> Value {
+        let (one, dim) = (self.dim_of(d.owner, ".one", 1), d.dim(dim));
+        let zeros = self.b.zeros(&Type::f32(&[one, dim]));
+        let unit = self.b.constant(1.0);
+        let ones = self.b.add(zeros, unit);
+        let counted = self.b.op(Running { reverse: false, tokens: Tokens::All }, &[ones]);
+        let places = self.b.sub(counted, unit);
+        self.b.reshape(places, &[dim])
+    }
+
     /// Queries, keys and values as heads of one size, and the size that values have.
     pub(super) fn heads(&mut self, d: &Defining, node: &Node) -> Result<Heads, CompileError> {
         let mut parts = vec![];
