@@ -164,6 +164,162 @@ fn every_function_keeps_every_promise() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
+// Every way ---------------------------------------------------------------------------------------
+
+/// A model whose `own` has states of every kind of function of several tokens: components before
+/// the body, then what else the specification has.
+fn within(body: &str, more: &str) -> Spec {
+    let text = format!(
+        "model:
+  name: within
+  vocab: 17
+  hidden: 8
+  context: 12
+{more}  components:
+    own: {{mixer: {{}}}}
+    sa: {{sequence: {{heads: 2, head_size: 4, projection: none}}}}
+    mlp: {{mlp: {{intermediate: 7}}}}
+  body:
+{body}
+define:
+  mixer:
+    settings: {{heads: 2, size: 3}}
+    code: |
+      k = l2(conv(linear(x, [heads, size]), 3), over size, eps = 0.1)
+      v = linear(x, [heads, wide: 4])
+      a = sigmoid(linear(x, [heads]))
+      f = running(log_sigmoid(linear(x, [heads])))
+      recurrence S [heads, wide, size] {{
+        S = a * S
+        S = S + outer(v - sum(S * k, over size), k)
+        o = sum(S * k, over size)
+      }}
+      y = attend(k, shift(k), v, score = s + f[i] - f[j], mask = i - j < 5 or j == 0)
+      return linear(o, [hidden]) + linear(y, [hidden])
+"
+    );
+    let ast = parse("within.yaml", &text, Spelling::Yaml).unwrap_or_else(|found| panic!("{found}"));
+    check(&ast, &[]).unwrap_or_else(|found| panic!("{found}")).0
+}
+
+const TRAIN: &str = "train: {steps: 6, batch: 2, sequence: 8, learning_rate: 0.01";
+
+/// Bodies of a definition, with keys of the model before and those of the recipe behind them.
+const WAYS: &[(&str, &str, &str, &str)] = &[
+    ("a loop", "    - {recur: 3, layers: [\"own > mlp\"]}", "", ""),
+    (
+        "a loop with matrices of each pass",
+        "    - {recur: 3, residual_norm: false, lora: 2, layers: [\"own > mlp\"]}",
+        "",
+        "",
+    ),
+    (
+        "a loop of random depth whose last passes have a gradient",
+        "    - {recur: 3, residual_norm: false, backprop: 2, layers: [\"own > mlp\"]}",
+        "",
+        ", random_depth: {min: 1, max: 3}",
+    ),
+    (
+        "a loop that tokens leave",
+        "    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"own > mlp\", norm]}",
+        "",
+        "",
+    ),
+    ("tokens that skip", "    - \"skip(capacity 0.6, causal bce 0.2) { own > mlp }\"\n    - own", "", ""),
+    (
+        "tokens that skip by a threshold",
+        "    - \"skip(threshold, capacity 0.5, penalty 0.3) { own } > mlp\"",
+        "",
+        "",
+    ),
+    (
+        "passes of fewer and fewer tokens",
+        "    - {recur: 3, residual_norm: false, layers: [\"skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], \
+         nested, causal bce 0.2) { own > mlp }\"]}",
+        "",
+        "",
+    ),
+    ("side by side", "    - own | mlp\n    - own | sa", "", ""),
+    ("lanes", "    - own > mlp\n    - own", "  stream: {lanes: 2, kind: dynamic}\n", ""),
+    (
+        "lanes that are mixed to sums of one",
+        "    - own > mlp\n    - own",
+        "  stream: {lanes: 2, kind: mhc}\n",
+        "",
+    ),
+    ("attention over layers", "    - own > mlp\n    - own | sa", "  stream: attend\n", ""),
+    ("statements", "    - own\n    - save e\n    - mlp\n    - mix e linear\n    - own", "", ""),
+    ("halves", "    - own > mlp", "", ", precision: bf16"),
+    ("a penalty and Muon", "    - own > mlp", "", ", optimizer: muon, z_loss: 0.01"),
+];
+
+#[test]
+fn a_definition_goes_wherever_a_component_goes() {
+    let only = std::env::var("DREAMC_DEFINITION").ok();
+    let mut failed = vec![];
+    for &(of, body, model, train) in
+        WAYS.iter().filter(|(of, ..)| only.as_ref().is_none_or(|o| of.contains(o.as_str())))
+    {
+        let begun = std::time::Instant::now();
+        let spec = within(&format!("{body}\n{TRAIN}{train}}}"), model);
+        if let Err(why) = std::panic::catch_unwind(|| prove(&spec, of)) {
+            failed.push(why.downcast_ref::<String>().cloned().unwrap_or_default());
+        }
+        println!("{of}: {:.1} s", begun.elapsed().as_secs_f64());
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+/// Documents behind one another in a row do not see each other, on one rank or several.
+#[test]
+fn ranks_and_packed_documents_train_what_one_trains() {
+    let body = format!("    - own > mlp\n{TRAIN}}}\ndata: {{text: read.txt, tokenizer: read.json}}");
+    let spec = within(&body, "");
+    let only = ["formulas", "gradients", "ranks"].map(String::from);
+    let task = Task {
+        spec: &spec,
+        weights: None,
+        seed: 1,
+        only: &only,
+        devices: &[],
+        pipeline: &Compiler,
+        ranks: 2,
+    };
+    let report = verify(&task, &mut |_| {}).unwrap();
+    assert!(report.holds(), "{report}");
+}
+
+/// Every mixer of the library is the one of its formulas, and decodes as it reads.
+#[test]
+fn every_mixer_of_the_library_keeps_its_promises() {
+    let mut failed = vec![];
+    for (name, _) in dreamc_dsl::define::library::LIBRARY {
+        let text = format!(
+            "model m {{ vocab 17  hidden 16  context 12  own = {name} {{ }}  mlp = mlp {{ intermediate 12 }}  layer {{ own > mlp }} }}\n\
+             train {{ batch 2  sequence 8 }}"
+        );
+        let proofs = ["formulas", "cached", "counts"].map(String::from);
+        let found = std::panic::catch_unwind(|| {
+            let spec = spec(&text);
+            let task = Task {
+                spec: &spec,
+                weights: None,
+                seed: 1,
+                only: &proofs,
+                devices: &[],
+                pipeline: &Compiler,
+                ranks: 1,
+            };
+            let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(report.holds(), "{name}\n{report}");
+        });
+        if let Err(why) = found {
+            failed.push(format!("{name}: {}", why.downcast_ref::<String>().cloned().unwrap_or_default()));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
 /// Functions that nothing lowers yet are refused by name.
 #[test]
 fn functions_that_are_not_lowered_are_refused() {
