@@ -121,6 +121,7 @@ fn the_example_is_proved_counted_matched_and_compared() {
     };
     // Settings are sizes, and those that are made of them follow.
     assert!(count(&["--set", "gdn.size=8"]) > count(&[]));
+    assert_eq!(count(&["--set", "gdn.gated_delta.size=8"]), count(&["--set", "gdn.size=8"]));
     assert_eq!(count(&["--set", "gdn.size=8", "--set", "gdn.value=16"]), count(&["--set", "gdn.size=8"]));
     let baseline = fs::read_to_string(sandbox.path("gdn.dream")).unwrap();
     let baseline = baseline
@@ -185,5 +186,31 @@ fn editors_see_dimensions_functions_and_names() {
     let after = edited(DREAM, &answer["result"]["changes"][client.uri("m.dream")]);
     assert!(after.contains("gated_delta { groups 4 }") && after.contains("sequence { heads 4 }"), "{after}");
     assert!(client.change("m.dream", &after).is_empty());
+    assert_eq!(client.end(), 0);
+}
+
+/// Forty keystrokes in a definition of 500 operations: `cargo test --test cli keystroke --
+/// --nocapture` prints the time of one.
+#[test]
+fn an_answer_follows_a_keystroke_in_50_ms() {
+    let sandbox = Sandbox::with(&[]);
+    let mut client = Client::ready(&sandbox);
+    let line = |n: usize| format!("  v{} = tanh(v{n}) * 0.5 + sigmoid(v{n}) * v{n}\n", n + 1);
+    let lines: String = (0..100).map(line).collect();
+    let text = format!(
+        "define long(size 16) {{\n  v0 = linear(x, [size])\n{lines}  return linear(v100, [hidden])\n}}\n\n\
+         model m {{\n  vocab 256\n  hidden 64\n  context 128\n  w = long {{}}\n  repeat 4 {{ w }}\n}}\n"
+    );
+    assert!(client.open("m.dream", &text).is_empty());
+    let before = client.ticks();
+    for n in 0..20 {
+        let typed = text.replace("v50 = tanh", &format!("v50 = tan{} * tanh", "h".repeat(n)));
+        client.change("m.dream", &typed);
+        let page = client.hover("m.dream", &mark(&text, "v70 = ", 0));
+        assert!(page.contains("size 16"), "{page}");
+    }
+    let each = (client.ticks() - before) as f64 * 10.0 / 40.0;
+    println!("{each:.1} ms a keystroke");
+    assert!(each < 50.0, "{each} ms");
     assert_eq!(client.end(), 0);
 }
