@@ -166,7 +166,7 @@ fn every_function_keeps_every_promise() {
 
 // Parts of authors' models ------------------------------------------------------------------------
 
-/// What no component of the language said, and a definition does: docs/dev/definitions.md lists
+/// Parts that no component of the language said, and a definition says: docs/dev/definitions.md lists
 /// them. Each is of a component with `pre_norm false`, where it has a norm of its own.
 const SAID: &[(&str, &str)] = &[
     (
