@@ -374,6 +374,17 @@ fn a_definition_goes_wherever_a_component_goes() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
+/// Where tokens leave their loop as they are written, states of texts would need theirs.
+#[test]
+fn states_of_texts_in_a_loop_that_tokens_leave_are_refused() {
+    let body = "    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"own > mlp\", norm]}";
+    let spec = within(&format!("{body}\n{TRAIN}}}"), "");
+    compile(&spec, &Options::default()).map(|_| ()).unwrap();
+    let leaving = Options { exit: Some(0.5), logits: true, ..Options::default() };
+    let error = compile(&spec, &leaving).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("a state of a text in a loop that tokens leave"), "{error}");
+}
+
 /// Documents behind one another in a row do not see each other, on one rank or several.
 #[test]
 fn ranks_and_packed_documents_train_what_one_trains() {

@@ -155,6 +155,9 @@ impl Lower<'_> {
     /// One value of a definition.
     fn defined_node(&mut self, d: &mut Defining, node: &Node, at: ValueId) -> Result<Value, CompileError> {
         let arg = |k: usize| d.arg(node, k);
+        if node.function.keeps_states() && self.may_leave() {
+            return Err(CompileError::Unsupported("a state of a text in a loop that tokens leave"));
+        }
         match &node.function {
             Of::Input => Ok(d.input),
             Of::Fact(fact) => self.fact(*fact),
