@@ -410,7 +410,7 @@ fn every_mixer_of_the_library_keeps_its_promises() {
     let mut failed = vec![];
     for (name, _) in dreamc_dsl::define::library::LIBRARY {
         let text = format!(
-            "model m {{ vocab 17  hidden 16  context 12  own = {name} {{ }}  mlp = mlp {{ intermediate 12 }}  layer {{ own > mlp }} }}\n\
+            "model m {{ vocab 17  hidden 128  context 12  own = {name} {{ }}  mlp = mlp {{ intermediate 12 }}  layer {{ own > mlp }} }}\n\
              train {{ batch 2  sequence 8 }}"
         );
         let proofs = ["formulas", "cached", "counts"].map(String::from);
