@@ -60,6 +60,7 @@ fn random_specifications_keep_every_promise() {
 /// The same of specifications with a random definition:
 /// `DREAMC_SPECS=500 DREAMC_SEED=1000 cargo test --test numerics verify::random_definitions`.
 #[test]
+#[ignore = "minutes"]
 fn random_definitions_keep_every_promise() {
     let (specs, first) = (from_environment("DREAMC_SPECS", 12), from_environment("DREAMC_SEED", 0));
     random_ones(specs, first, specs / 3, &random::definition::spec);

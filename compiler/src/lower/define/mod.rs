@@ -330,7 +330,9 @@ impl Lower<'_> {
                     let init = init.unwrap_or(Init::Constant(0.0));
                     return self.number(d.owner, part, init);
                 }
-                self.weight(d.owner, part, &dims, TensorKind::Gain, init)
+                // Matrices of products decay, whatever dimensions others have.
+                let kind = if dims.len() < 2 { TensorKind::Gain } else { TensorKind::Steady };
+                self.weight(d.owner, part, &dims, kind, init)
             }
         }
     }
