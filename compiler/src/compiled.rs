@@ -365,7 +365,7 @@ pub enum TensorKind {
     /// A vector beside the products: a norm's gain, a bias, the sinks of a softmax; and the numbers
     /// by which the stream is wired.
     Gain,
-    /// A tensor of a statement that does not decay.
+    /// A tensor of a statement, or one of a definition that no product reads: it does not decay.
     Steady,
     /// A balancing bias: no gradient, moved by balancing.
     Balance,

@@ -76,6 +76,47 @@ fn every_example_compiles_in_under_50_ms() {
     }
 }
 
+/// A model with a definition of so many operations.
+fn long_definition(operations: usize) -> String {
+    let line = |n: usize| {
+        let [a, b, c] = [1, 2, 3].map(|back: usize| n.saturating_sub(back));
+        format!("  v{n} = tanh(v{a}) * 0.5 + sigmoid(v{c}) * v{b}\n")
+    };
+    let lines: String = (1..=operations / 5).map(line).collect();
+    format!(
+        "define long(heads 4, size 16) {{\n  v0 = linear(x, [heads, size])\n{lines}  \
+         return linear(v{}, [hidden])\n}}\n\
+         model m {{ vocab 256  hidden 64  context 128  w = long {{ }}  repeat 4 {{ w }} }}\n",
+        operations / 5
+    )
+}
+
+/// The least time of some runs.
+fn least(mut f: impl FnMut()) -> Duration {
+    let once = |_| {
+        let start = thread_time();
+        f();
+        thread_time() - start
+    };
+    (0..5).map(once).min().unwrap_or_default()
+}
+
+/// `cargo test -p dreamc-compiler --test compile 500_operations -- --nocapture` prints the times.
+#[test]
+fn a_definition_of_500_operations_is_checked_in_20_ms_and_compiled_in_2_s() {
+    let text = long_definition(500);
+    let read = || {
+        let ast = dreamc_dsl::parse("m.dream", &text, dreamc_dsl::Spelling::Dream).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0
+    };
+    let spec = read();
+    let checked = least(|| drop(read()));
+    let compiled = least(|| drop(compile(&spec, &options()).unwrap_or_else(|e| panic!("{e}"))));
+    println!("checked in {checked:?}, compiled in {compiled:?}");
+    assert!(checked < Duration::from_millis(20), "{checked:?}");
+    assert!(compiled < Duration::from_secs(2), "{compiled:?}");
+}
+
 #[test]
 fn the_launch_list_does_not_grow_with_depth() {
     for name in ["la-16.yaml", "dr-da-16.yaml"] {

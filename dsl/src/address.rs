@@ -278,9 +278,9 @@ fn through_component(components: Option<&Map>, steps: &mut Vec<Step>) -> Result<
     let Some(pair) = component.and_then(|component| component.items.first()).map(|item| &item.node) else {
         return Err(Diagnostic::error("unknown-field", format!("no component is called `{name}`")));
     };
-    if steps[3] != Step::Key(pair.key.text.clone())
-        || keys::COMPONENTS.iter().all(|kind| kind.name != pair.key.text)
-    {
+    // A definition may have a setting of its own name.
+    let defined = keys::COMPONENTS.iter().all(|kind| kind.name != pair.key.text);
+    if steps[3] != Step::Key(pair.key.text.clone()) || defined && steps.len() == 4 {
         steps.insert(3, Step::Key(pair.key.text.clone()));
     }
     // `query` and `balance` may be written beside the router or in it.

@@ -7,6 +7,9 @@ const FLAGS = [
   "sink", "shared_gate", "biased", "truncate", "value_residual", "depth_keys", "nested", "depth_choice",
 ];
 
+// Words of formulas before operands without commas.
+const WORDS = ["over", "along", "at", "normal", "uniform", "log_uniform", "inverse_softplus_uniform"];
+
 module.exports = grammar({
   name: "dream",
   word: ($) => $.identifier,
@@ -18,10 +21,11 @@ module.exports = grammar({
     source_file: ($) => repeat($._entry),
 
     _entry: ($) =>
-      choice($.let, $.model, $.loop, $.layer, $.definition, $.flag, $.pair, $._joined, ","),
+      choice($.let, $.model, $.define, $.include, $.loop, $.layer, $.definition, $.flag, $.pair, $._joined, ","),
 
     let: ($) => seq("let", field("name", $.identifier), "=", field("value", $._value)),
     model: ($) => seq("model", optional(field("name", choice($.identifier, $.name, $.string))), $.block),
+    include: ($) => seq("include", field("path", choice($.string, $.list))),
     definition: ($) =>
       seq(field("name", $.identifier), "=", field("kind", $.identifier), field("keys", $.block)),
 
@@ -45,6 +49,42 @@ module.exports = grammar({
     group: ($) => seq("(", $._composition, ")"),
     skip: ($) => seq("skip", "(", repeat(choice($.pair, $.flag, ",")), ")", "{", $._composition, "}"),
     component: ($) => $.identifier,
+
+    // Formulas
+    define: ($) =>
+      seq("define", field("name", $.identifier), optional($.settings), "{", repeat($._statement), "}"),
+    settings: ($) => seq("(", repeat(choice($.setting, ",")), ")"),
+    setting: ($) => prec.right(seq(field("name", $.identifier), optional("="), optional($._sum))),
+    _statement: ($) => choice($.assignment, $.recurrence, $.return),
+    assignment: ($) => seq(field("name", $.identifier), "=", $._formula),
+    return: ($) => seq("return", $._formula),
+    recurrence: ($) => seq("recurrence", $.state, repeat(seq(",", $.state)), "{", repeat($._statement), "}"),
+    state: ($) => seq(field("name", $.identifier), optional($.dimensions), optional(seq("from", $._beginning))),
+    // Behind a call there a brace is that of the statements.
+    _beginning: ($) =>
+      choice($.number, seq("-", $.number), $.identifier, alias($._plain_call, $.call)),
+    dimensions: ($) => seq("[", repeat(choice($.dimension, ",")), "]"),
+    dimension: ($) => seq(field("name", $.identifier), optional(seq(":", $._formula))),
+
+    _formula: ($) => choice($._term, $.operation),
+    operation: ($) =>
+      choice(
+        prec.left(1, seq($._formula, "or", $._formula)),
+        prec.left(2, seq($._formula, "and", $._formula)),
+        prec.left(3, seq($._formula, choice("<", "<=", ">", ">=", "==", "!="), $._formula)),
+        prec.left(4, seq($._formula, choice("+", "-"), $._formula)),
+        prec.left(5, seq($._formula, choice("*", "/"), $._formula)),
+        prec(6, seq(choice("-", "not"), $._formula)),
+      ),
+    _term: ($) => choice($.number, $.identifier, $.dotted, $.call, $.index, seq("(", $._formula, ")")),
+    call: ($) => prec.right(seq($._plain_call, optional($.block))),
+    _plain_call: ($) =>
+      seq(field("function", $.identifier), "(", optional(seq($._argument, repeat(seq(",", $._argument)))), ")"),
+    _argument: ($) => choice($._formula, $.dimensions, $.named, $.words),
+    named: ($) => seq(field("name", $.identifier), "=", $._formula),
+    words: ($) => seq(choice(...WORDS), repeat1($._operand)),
+    _operand: ($) => choice($.number, $.identifier, seq("-", $.number)),
+    index: ($) => seq(field("value", $.identifier), "[", $._formula, repeat(seq(",", $._formula)), "]"),
 
     // Values
     _value: ($) => choice($.block, $.list, $.string, $.path, $._sum),

@@ -147,12 +147,21 @@ fn every_command_of_the_page_exists() {
 /// The tutorial by its own text alone.
 #[test]
 fn the_tutorial_runs_as_it_is_printed() {
+    runs_as_printed("tutorial.md");
+}
+
+#[test]
+fn the_page_of_a_mixer_runs_as_it_is_printed() {
+    runs_as_printed("mixer.md");
+}
+
+fn runs_as_printed(name: &str) {
     let bless = std::env::var_os("BLESS").is_some();
     let sandbox = Sandbox::with(&[]);
     symlink(root("docs"), sandbox.path("docs")).unwrap();
     let bin = Path::new(env!("CARGO_BIN_EXE_dreamc")).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let text = page("tutorial.md");
+    let text = page(name);
     let found = blocks(&text);
     let mut lines: Vec<String> = text.lines().map(str::to_string).collect();
     let (mut written, mut times) = (vec![], String::new());
@@ -169,15 +178,15 @@ fn the_tutorial_runs_as_it_is_printed() {
         let (out, _) = texts(&output);
         let last = block.text.lines().rfind(|line| line.starts_with("dreamc ")).unwrap_or_default();
         times += &format!("{:7.1} s  {last}\n", begun.elapsed().as_secs_f64());
-        assert!(output.status.success(), "docs/tutorial.md:{}\n{script}\n{out}", block.line);
+        assert!(output.status.success(), "docs/{name}:{}\n{script}\n{out}", block.line);
         let Some(shown) = found.get(i + 1).filter(|next| next.language == "text") else { continue };
         if bless {
             written.push((shown.line, shown.text.lines().count(), tidy(&sandbox, &out)));
-        } else if !["train", "tokenizer", "generate", "analyze", "compare", "watch"]
+        } else if !["train", "tokenizer", "generate", "analyze", "compare", "watch", "verify"]
             .iter()
             .any(|c| block.text.contains(&format!("dreamc {c} ")))
         {
-            assert_eq!(tidy(&sandbox, &out), shown.text, "docs/tutorial.md:{}", shown.line);
+            assert_eq!(tidy(&sandbox, &out), shown.text, "docs/{name}:{}", shown.line);
         }
     }
     println!("{times}");
@@ -185,7 +194,7 @@ fn the_tutorial_runs_as_it_is_printed() {
         lines.splice(line - 1..line - 1 + count, out.lines().map(str::to_string));
     }
     if bless {
-        fs::write(root("docs/tutorial.md"), lines.join("\n") + "\n").unwrap();
+        fs::write(root(&format!("docs/{name}")), lines.join("\n") + "\n").unwrap();
     }
 }
 

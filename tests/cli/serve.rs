@@ -30,7 +30,7 @@ fn trained() -> Sandbox {
 }
 
 /// A server that ends with its test.
-struct Server {
+pub struct Server {
     child: Child,
     address: SocketAddr,
 }
@@ -49,7 +49,8 @@ impl Reply {
 }
 
 impl Server {
-    fn start(sandbox: &Sandbox, more: &[&str]) -> Self {
+    /// Serves the run in the folder `served`.
+    pub fn start(sandbox: &Sandbox, more: &[&str]) -> Self {
         let mut command = sandbox.command(&[&["serve", "served", "--port", "0"], more].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -93,7 +94,7 @@ impl Server {
         self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string())
     }
 
-    fn complete(&self, body: Value) -> Value {
+    pub fn complete(&self, body: Value) -> Value {
         let reply = self.post("/v1/completions", &body);
         assert_eq!(reply.status, 200, "{body}: {}", reply.body);
         reply.json()

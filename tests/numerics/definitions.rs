@@ -276,6 +276,277 @@ fn values_outlast_the_applications_that_a_token_skips() {
     }
 }
 
+// Parts of authors' models ------------------------------------------------------------------------
+
+/// Parts that no component of the language said, and a definition says: docs/dev/definitions.md lists
+/// them. Each is of a component with `pre_norm false`, where it has a norm of its own.
+const SAID: &[(&str, &str)] = &[
+    (
+        "LayerNorm with gain and bias",
+        "n = layer_norm(x, over hidden, gain, eps = 1e-5) + weight([hidden], zero)
+         return linear(gelu(linear(n, [wide: 12], bias)), [hidden], bias)",
+    ),
+    (
+        // Abramowitz and Stegun, 7.1.26: within 1.5e-7 of the error function.
+        "GELU by the error function",
+        "a = linear(x, [wide: 12])
+         z = abs(a) * rsqrt(2)
+         t = 1 / (1 + 0.3275911 * z)
+         p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+         e = 1 - p * exp(-z * z)
+         return linear(0.5 * (a + abs(a) * e), [hidden])",
+    ),
+    ("a norm without a gain", "return linear(relu2(linear(rms(x, over hidden), [wide: 12])), [hidden])"),
+    (
+        "one gain of two norms",
+        "g = weight([hidden], one)
+         a = linear(rms(x, over hidden) * g, [hidden])
+         return rms(x + a, over hidden) * g - x",
+    ),
+    (
+        "rotation by frequencies of one's own",
+        "q = linear(x, [heads, size])
+         k = linear(x, [heads, size])
+         q1 = slice(q, over size, 0, [half: size / 2])
+         turn = position * exp(-log(100) * places(half))
+         c = cos(turn)
+         s = sin(turn)
+         q2 = slice(q, over size, size / 2, [half])
+         k1 = slice(k, over size, 0, [half])
+         k2 = slice(k, over size, size / 2, [half])
+         qr = join(q1 * c - q2 * s, q2 * c + q1 * s, along size)
+         kr = join(k1 * c - k2 * s, k2 * c + k1 * s, along size)
+         return linear(attend(qr, kr, linear(x, [heads, value: size])), [hidden])",
+    ),
+    (
+        "the smear of the token before",
+        "part = slice(x, over hidden, 0, [few: 3])
+         return sigmoid(linear(part, [])) * weight([], zero) * shift(x)",
+    ),
+    (
+        "value residuals whose share each token chooses",
+        "own = linear(x, [heads, value: size])
+         first = where(depth == 0, own, earlier(first))
+         share = sigmoid(linear(x, [heads], bias))
+         v = own + share * (first - own)
+         return linear(attend(linear(x, [heads, size]), linear(x, [heads, size]), v), [hidden])",
+    ),
+    (
+        "queries and keys that are normed alone",
+        "n = rms(x, over hidden, gain)
+         y = attend(linear(n, [heads, size]), linear(n, [heads, size]), linear(x, [heads, value: size]))
+         return linear(y, [hidden])",
+    ),
+    (
+        "gated retention",
+        "n = rms(x, over hidden, gain)
+         q = linear(n, [heads, size])
+         k = linear(n, [heads, size])
+         v = linear(n, [heads, value: size])
+         keep = exp(log_sigmoid(linear(n, [heads])) / 16)
+         recurrence S [heads, value, size] {
+           S = keep * S + outer(v, k)
+           o = sum(S * q, over size)
+         }
+         return linear(rms(o, over value) * silu(linear(n, [heads, value])), [hidden])",
+    ),
+];
+
+#[test]
+fn parts_of_authors_models_are_said() {
+    let mut failed = vec![];
+    for (of, statements) in SAID {
+        let model = MODEL.replace("mixer { }", "mixer { pre_norm false }");
+        let text = format!("define mixer(heads 2, size 4) {{\n{statements}\n}}\n{model}");
+        let only = ["formulas", "cached", "gradients"].map(String::from);
+        let found = std::panic::catch_unwind(|| {
+            let spec = spec(&text);
+            let task = Task {
+                spec: &spec,
+                weights: None,
+                seed: 1,
+                only: &only,
+                devices: &[],
+                pipeline: &Compiler,
+                ranks: 1,
+            };
+            let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
+            assert!(report.holds(), "{report}");
+        });
+        if let Err(why) = found {
+            failed.push(format!("{of}: {}", why.downcast_ref::<String>().cloned().unwrap_or_default()));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+// Every way ---------------------------------------------------------------------------------------
+
+/// A model whose `own` has states of every kind of function of several tokens: components before
+/// the body, then what else the specification has.
+fn within(body: &str, more: &str) -> Spec {
+    let text = format!(
+        "model:
+  name: within
+  vocab: 17
+  hidden: 8
+  context: 12
+{more}  components:
+    own: {{mixer: {{}}}}
+    sa: {{sequence: {{heads: 2, head_size: 4, projection: none}}}}
+    mlp: {{mlp: {{intermediate: 7}}}}
+  body:
+{body}
+define:
+  mixer:
+    settings: {{heads: 2, size: 3}}
+    code: |
+      k = l2(conv(linear(x, [heads, size]), 3), over size, eps = 0.1)
+      v = linear(x, [heads, wide: 4])
+      a = sigmoid(linear(x, [heads]))
+      f = running(log_sigmoid(linear(x, [heads])))
+      recurrence S [heads, wide, size] {{
+        S = a * S
+        S = S + outer(v - sum(S * k, over size), k)
+        o = sum(S * k, over size)
+      }}
+      y = attend(k, shift(k), v, score = s + f[i] - f[j], mask = i - j < 5 or j == 0)
+      return linear(o, [hidden]) + linear(y, [hidden])
+"
+    );
+    let ast = parse("within.yaml", &text, Spelling::Yaml).unwrap_or_else(|found| panic!("{found}"));
+    check(&ast, &[]).unwrap_or_else(|found| panic!("{found}")).0
+}
+
+const TRAIN: &str = "train: {steps: 6, batch: 2, sequence: 8, learning_rate: 0.01";
+
+/// Bodies of a definition, with keys of the model before and those of the recipe behind them.
+const WAYS: &[(&str, &str, &str, &str)] = &[
+    ("a loop", "    - {recur: 3, layers: [\"own > mlp\"]}", "", ""),
+    (
+        "a loop with matrices of each pass",
+        "    - {recur: 3, residual_norm: false, lora: 2, layers: [\"own > mlp\"]}",
+        "",
+        "",
+    ),
+    (
+        "a loop of random depth whose last passes have a gradient",
+        "    - {recur: 3, residual_norm: false, backprop: 2, layers: [\"own > mlp\"]}",
+        "",
+        ", random_depth: {min: 1, max: 3}",
+    ),
+    (
+        "a loop that tokens leave",
+        "    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"own > mlp\", norm]}",
+        "",
+        "",
+    ),
+    ("tokens that skip", "    - \"skip(capacity 0.6, causal bce 0.2) { own > mlp }\"\n    - own", "", ""),
+    (
+        "tokens that skip by a threshold",
+        "    - \"skip(threshold, capacity 0.5, penalty 0.3) { own } > mlp\"",
+        "",
+        "",
+    ),
+    (
+        "passes of fewer and fewer tokens",
+        "    - {recur: 3, residual_norm: false, layers: [\"skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], \
+         nested, causal bce 0.2) { own > mlp }\"]}",
+        "",
+        "",
+    ),
+    ("side by side", "    - own | mlp\n    - own | sa", "", ""),
+    ("lanes", "    - own > mlp\n    - own", "  stream: {lanes: 2, kind: dynamic}\n", ""),
+    (
+        "lanes that are mixed to sums of one",
+        "    - own > mlp\n    - own",
+        "  stream: {lanes: 2, kind: mhc}\n",
+        "",
+    ),
+    ("attention over layers", "    - own > mlp\n    - own | sa", "  stream: attend\n", ""),
+    ("statements", "    - own\n    - save e\n    - mlp\n    - mix e linear\n    - own", "", ""),
+    ("halves", "    - own > mlp", "", ", precision: bf16"),
+    ("a penalty and Muon", "    - own > mlp", "", ", optimizer: muon, z_loss: 0.01"),
+];
+
+#[test]
+fn a_definition_goes_wherever_a_component_goes() {
+    let only = std::env::var("DREAMC_DEFINITION").ok();
+    let mut failed = vec![];
+    for &(of, body, model, train) in
+        WAYS.iter().filter(|(of, ..)| only.as_ref().is_none_or(|o| of.contains(o.as_str())))
+    {
+        let begun = std::time::Instant::now();
+        let spec = within(&format!("{body}\n{TRAIN}{train}}}"), model);
+        if let Err(why) = std::panic::catch_unwind(|| prove(&spec, of)) {
+            failed.push(why.downcast_ref::<String>().cloned().unwrap_or_default());
+        }
+        println!("{of}: {:.1} s", begun.elapsed().as_secs_f64());
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+/// Where tokens leave their loop as they are written, states of texts would need theirs.
+#[test]
+fn states_of_texts_in_a_loop_that_tokens_leave_are_refused() {
+    let body = "    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"own > mlp\", norm]}";
+    let spec = within(&format!("{body}\n{TRAIN}}}"), "");
+    compile(&spec, &Options::default()).map(|_| ()).unwrap();
+    let leaving = Options { exit: Some(0.5), logits: true, ..Options::default() };
+    let error = compile(&spec, &leaving).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("a state of a text in a loop that tokens leave"), "{error}");
+}
+
+/// Documents behind one another in a row do not see each other, on one rank or several.
+#[test]
+fn ranks_and_packed_documents_train_what_one_trains() {
+    let body = format!("    - own > mlp\n{TRAIN}}}\ndata: {{text: read.txt, tokenizer: read.json}}");
+    let spec = within(&body, "");
+    let only = ["formulas", "gradients", "ranks"].map(String::from);
+    let task = Task {
+        spec: &spec,
+        weights: None,
+        seed: 1,
+        only: &only,
+        devices: &[],
+        pipeline: &Compiler,
+        ranks: 2,
+    };
+    let report = verify(&task, &mut |_| {}).unwrap();
+    assert!(report.holds(), "{report}");
+}
+
+/// Every mixer of the library is the one of its formulas, and decodes as it reads.
+#[test]
+fn every_mixer_of_the_library_keeps_its_promises() {
+    let mut failed = vec![];
+    for (name, _) in dreamc_dsl::define::library::LIBRARY {
+        let text = format!(
+            "model m {{ vocab 17  hidden 128  context 12  own = {name} {{ }}  mlp = mlp {{ intermediate 12 }}  layer {{ own > mlp }} }}\n\
+             train {{ batch 2  sequence 8 }}"
+        );
+        let proofs = ["formulas", "cached", "counts"].map(String::from);
+        let found = std::panic::catch_unwind(|| {
+            let spec = spec(&text);
+            let task = Task {
+                spec: &spec,
+                weights: None,
+                seed: 1,
+                only: &proofs,
+                devices: &[],
+                pipeline: &Compiler,
+                ranks: 1,
+            };
+            let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(report.holds(), "{name}\n{report}");
+        });
+        if let Err(why) = found {
+            failed.push(format!("{name}: {}", why.downcast_ref::<String>().cloned().unwrap_or_default()));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
 /// Functions that nothing lowers yet are refused by name.
 #[test]
 fn functions_that_are_not_lowered_are_refused() {

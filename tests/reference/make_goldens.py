@@ -351,6 +351,83 @@ CASES |= {
         "router: {form: linear, score: softmax, normalise: true}}}",
     ], ['"sa > ea"', '"sa > eb"']),
 }  # fmt: skip
+
+
+def define(name, settings, code):
+    """`define:` of a specification."""
+    lines = "".join(f"      {line.strip()}\n" for line in code.strip().splitlines())
+    return f"define:\n  {name}:\n    settings: {settings}\n    code: |\n{lines}"
+
+
+# The library, and definitions that have every function.
+CASES |= {
+    "std_states": zoo("std-states", [
+        "la: {linear_attention: {heads: 2}}", "rn: {retnet: {heads: 2, value: 6}}", "li: {lightning: {heads: 2}}",
+        "ga: {gla: {heads: 2, rank: 3, normalizer: 4}}",
+    ], ['"la > rn"', '"li > ga"']),
+    "std_delta": zoo("std-delta", [
+        "dn: {deltanet: {heads: 2, width: 3}}", "gd: {gated_delta: {heads: 2, size: 3, value: 4, width: 2}}",
+        "ka: {kda: {heads: 2, size: 3, value: 4, width: 2}}",
+    ], ['"dn > gd"', '"ka"']),
+    "std_rwkv7": zoo("std-rwkv7", [
+        "rw: {rwkv7: {size: 4, decay_rank: 3, rate_rank: 2, value_rank: 2, gate_rank: 3}}", MLP,
+    ], ['{repeat: 2, layers: ["rw > mlp"]}']),
+    "std_steps": zoo("std-steps", [
+        "mb: {mamba2: {size: 2, groups: 2, members: 2, state: 3, width: 3}}", "ml: {mlstm: {heads: 2, size: 3}}",
+    ], ['"mb"', '"ml"']),
+    "std_scores": zoo("std-scores", [
+        "al: {alibi: {heads: 2}}", "fo: {forgetting: {heads: 2}}", "di: {differential: {heads: 2, size: 2}}",
+        "ca: {canon: {width: 3}}",
+    ], ['"ca > al"', '"ca > fo"', '"di"']),
+    "define_elements": zoo("define-elements", ["own: {mixer: {heads: 2}}", sequence()], ['"sa > own"']) + define(
+        "mixer", "{heads: 2, size: 4}", """
+            a = linear(x, [heads, size], bias)
+            w = weight([size, heads], normal 0.5)
+            b = exp(-abs(a)) + log(1 + square(a)) + sqrt(1 + square(a)) + rsqrt(1 + square(a))
+            c = sin(a) + cos(a) + tanh(a) + sigmoid(a) + silu(a) + gelu(a) + relu(a) + relu2(a)
+            d = softplus(a) + log_sigmoid(a) + min(a, b) + max(a, c) + mod(a, 2) + where(a < b, c, a) + clip(a, -1, 1)
+            e = softmax(d, over heads) + w * rms(a, over heads size, gain) + l2(c, over heads, eps = 0.1)
+            f = layer_norm(e, over size, gain) * sum(a, over heads) + mean(a, over heads) - maximum(b, over size)
+            g = dot(outer(sum(a, over heads), weight([wide: 3], one)), f, over size)
+            h = merge(f, over heads size, [all: heads * size])
+            m = join(h, merge(g, over wide heads, [other: 3 * heads]), along both)
+            n = split(slice(m, over both, 8, [six: 6]), over six, [two: 2, three: 3])
+            p = linear(e, [heads, three], over size) + stop(sum(f, over size) * position) * places(heads)
+            return linear(slice(m, over both, 2, [part: 5]), [hidden]) + linear(p, [hidden]) + linear(n, [hidden]) + linear(f, [hidden])
+        """),
+    "define_tokens": zoo("define-tokens", ["own: {mixer: {heads: 2}}", sequence()], ['"own > sa"', '"own"']) + define(
+        "mixer", "{heads: 2, size: 4}", """
+            q = rope(conv(linear(x, [four: 2 * heads, size]), 3, bias), 100)
+            k = rope(linear(x, [heads, size]), 100)
+            v = linear(x, [heads, wide: 3]) + shift(linear(x, [wide]), 2)
+            f = running(log_sigmoid(linear(x, [four], bias)))
+            near = weight([four, span: 5], normal 0.5)
+            a = attend(q, k, v, window = 6, sink, scale = 0.4)
+            b = attend(q, k, v, score = 3 * tanh(s / 3) + f[i] - f[j] + near[head, clip(i - j, 0, 4)], mask = i - j < 4 or j == 0)
+            i = linear(x, [heads])
+            g = log_sigmoid(linear(x, [heads], bias))
+            recurrence C [heads, size] from 0, n [heads] from weight([heads], zero), m [heads] from -1 {
+              most = max(g + m, i)
+              keep = exp(g + m - most)
+              C = keep * C + exp(i - most) * k
+              n = tanh(0.5 * n + sum(v, over wide) * weight([heads], one))
+              m = most
+              o = C / max(abs(n), exp(-m)) + where(n > 0, softmax(C, over size), 0.5)
+            }
+            return linear(a, [hidden]) + linear(b, [hidden]) + linear(o * k, [hidden]) + linear(m, [hidden])
+        """),
+    "define_depths": zoo("define-depths", ["own: {mixer: {heads: 2}}", "two: {reader: {}}", sequence(", projection: none")], [
+        '"own > two"', '{recur: 3, lora: 2, layers: ["sa > own", "(two | own) > sa"]}',
+    ]) + define("mixer", "{heads: 2, size: 4}", """
+        q = rope(linear(x, [heads, size]), 50, at depth)
+        k = rope(linear(x, [heads, size]), 50, at depth)
+        v = linear(x, [heads, size]) * (1 + pass) / depths
+        w = v + 0.5 * earlier(w)
+        return linear(depth_attend(q, k, w), [hidden])
+    """) + define("reader", "{}", """
+        return linear(own.v + sum(own.k, over size) * depth, [hidden])
+    """).removeprefix("define:\n"),
+}  # fmt: skip
 # A small share of the loss would hide whether it is there.
 Z_LOSS = TRAIN.replace("}", ", z_loss: 1e-2}")
 # Embeddings are small where lanes are (see `draw`): longer steps magnify rounding.
@@ -367,7 +444,9 @@ def draw(model, shapes, rng):
     """Weights that hide nothing: no gain is 1 and no bias 0, and branches are about as large as the stream."""
     weights = {}
     for name, shape in shapes.items():
-        if name.endswith("router.bias"):
+        if model.beginnings.get(name):
+            weights[name] = begun(model.beginnings[name], shape, rng)
+        elif name.endswith("router.bias"):
             weights[name] = 0.2 * rng.standard_normal(shape)  # next to logits of about 1: selects, now and then, another
         elif name.endswith("router.offset.weight"):
             weights[name] = -2.5 * weights[name.replace("offset", "scale")] + 0.2 * rng.standard_normal(shape)
@@ -390,10 +469,28 @@ def draw(model, shapes, rng):
     return weights
 
 
+def begun(init, shape, rng):
+    """As a definition says; a constant with a difference for every element."""
+    how, *numbers = init
+    if how == "constant":
+        return numbers[0] + 0.2 * rng.standard_normal(shape)
+    if how == "normal":
+        return numbers[0] * rng.standard_normal(shape)
+    if how == "filter":
+        return rng.uniform(-1, 1, shape) / shape[-1] ** 0.5
+    if how == "uniform":
+        return rng.uniform(*numbers, shape)
+    if how == "log_uniform":
+        return np.log(rng.uniform(*numbers, shape))
+    assert how == "inverse_softplus_uniform"
+    step = np.exp(rng.uniform(np.log(numbers[0]), np.log(numbers[1]), shape))
+    return step + np.log(-np.expm1(-step))
+
+
 def compute(case):
     """Everything the case's safetensors file holds."""
     spec = read_spec(text(case))
-    model, t = Model(spec["model"], spec["train"].get("z_loss", 0.0)), spec["train"]
+    model, t = Model(spec["model"], spec["train"].get("z_loss", 0.0), spec.get("define")), spec["train"]
     # A choice between two experts that are nearly equal could fall otherwise in another order of summation, and then no
     # comparison means anything. Such draws are thrown away.
     for seed in range(zlib.crc32(case.encode()), zlib.crc32(case.encode()) + 100):

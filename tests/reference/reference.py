@@ -12,15 +12,19 @@ Matrices are `[out, in]`. `x` is always `[b, t, h]`.
 
 import re
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import yaml
 
+import definitions
+
 jax.config.update("jax_enable_x64", True)  # before any array exists: float32 would hide errors below 1e-7
 
 EPS = 1e-6  # of every RMSNorm
+LIBRARY = Path(__file__).resolve().parent.parent.parent / "dsl" / "std"
 
 
 # --- The language: what a spec says, with every default filled in -------------------------------------------------------
@@ -78,9 +82,16 @@ def fill(defaults, given, where):
     return defaults | given
 
 
-def component(name, given):
-    """`{sequence: {...}}` -> a flat dictionary with its `kind` and all its fields."""
+def component(name, given, hidden=None, own=None):
+    """`{sequence: {...}}` -> a flat dictionary with its `kind` and all its fields. `own`: the definitions of the specification."""
     ((kind, fields),) = given.items()
+    if kind not in DEFAULTS:
+        known = own or {}
+        if kind not in known:
+            known = definitions.library((LIBRARY / f"{kind}.dream").read_text())
+        settings = {key: value for key, value in fields.items() if key not in ("pre_norm", "post_norm")}
+        bound = known[kind].bind(settings, hidden)
+        return dict(kind="defined", bound=bound, pre_norm=fields.get("pre_norm", True), post_norm=fields.get("post_norm", False))
     c = fill(DEFAULTS[kind], fields, name) | {"kind": kind}
     if kind in ("sequence", "depth"):
         c["kv_heads"] = c["kv_heads"] or c["heads"]
@@ -242,11 +253,14 @@ STATEMENTS = ("norm", "linear", "save", "mix", "start")
 class Model:
     """`program` is the body as it runs: ("layer", index), ("statement", number, words) and ("loop", loop, program)."""
 
-    def __init__(self, given, z_loss=0.0):
+    def __init__(self, given, z_loss=0.0, defined=None):
         m = fill(MODEL_DEFAULTS, given, "model")
+        self.own = {}  # tensors of definitions that are no matrices, which do not decay
+        self.beginnings = {}  # how tensors of definitions begin
         self.z_loss = z_loss
         self.vocab, self.hidden, self.tie = m["vocab"], m["hidden"], m["tie"]
-        self.components = {name: component(name, c) for name, c in m["components"].items()}
+        own = definitions.of_yaml(defined or {})
+        self.components = {name: component(name, c, self.hidden, own) for name, c in m["components"].items()}
         assert m["embed_scale"] in (None, "sqrt_hidden")
         self.embed_scale = self.hidden**0.5 if m["embed_scale"] else 1.0
         self.logit_softcap = m["logit_softcap"]
@@ -414,7 +428,9 @@ class Model:
                     shapes[f"{prefix}.norm.weight"] = (h,)
                 if c["post_norm"]:
                     shapes[f"{prefix}.post_norm.weight"] = (h,)
-                if c["kind"] in ("sequence", "depth"):
+                if c["kind"] == "defined":
+                    self.defined_shapes(c, prefix, shapes, layer.lora())
+                elif c["kind"] in ("sequence", "depth"):
                     d, own = c["head_size"], not c.get("kv_from")
                     qkv, out = ((c["heads"] + 2 * c["kv_heads"] * own) * d, h), (h, c["heads"] * d)
                     mixed = layer.recurrent and c["projection"] != "none"
@@ -481,6 +497,36 @@ class Model:
                             shapes[f"{prefix}.shared_gate.weight"] = (h,)
         return shapes
 
+    def defined_shapes(self, c, prefix, shapes, lora):
+        """The tensors that a definition asks for, of one token that is zero."""
+
+        def ask(path, purpose, shape, init):
+            name = f"{prefix}.{path}"
+            shapes[name], self.beginnings[name] = shape, init
+            if purpose != "matrix":
+                self.own[name] = purpose
+            elif lora:
+                adapted = name.replace(".weight", ".lora_a")
+                shapes[adapted] = (lora.passes, lora.lora, shape[1])
+                shapes[adapted.replace("lora_a", "lora_b")] = (lora.passes, shape[0], lora.lora)
+            return jnp.zeros(shape)
+
+        context = definitions.Context(others=self.values_of_others())
+        definitions.Evaluation(c["bound"], ask, context).run(jnp.zeros((1, 1, self.hidden)))
+
+    def values_of_others(self):
+        """Values of every component that is defined, by name, of a token that is zero."""
+
+        class Others(dict):
+            def __missing__(others, name):
+                ask = lambda path, purpose, shape, init: jnp.zeros(shape)
+                one = definitions.Evaluation(self.components[name]["bound"], ask, definitions.Context(others=others))
+                one.run(jnp.zeros((1, 1, self.hidden)))
+                others[name] = one.names
+                return one.names
+
+        return Others()
+
     def lane_shapes(self, prefix, layer, shapes):
         n, h = self.lanes, self.hidden
         if self.lanes_kind == "mhc":
@@ -504,7 +550,7 @@ class Model:
                 c = self.components[name]
                 if c["kind"] == "experts":
                     rates[f"layers.{i}.{name}.router.bias"] = c["balance"]
-                elif c["kind"] != "mlp" and layer.recurrent and c["projection"] != "none":
+                elif c["kind"] in ("sequence", "depth") and layer.recurrent and c["projection"] != "none":
                     rates[f"layers.{i}.{name}.router.bias"] = c["projection"]["balance"]
         return rates | {f"loops.{loop.number}.choice.bias": 1e-3 for loop in self.loops if loop.choice}
 
@@ -577,6 +623,8 @@ class Forward:
     """One forward pass. It exists for what crosses depth: the depth caches, and the record of all routing."""
 
     def __init__(self, model, weights, replay=None, inference=False):
+        self.defined = {}  # component name -> {value's name: of its latest application}
+        self.along_depth = {}  # component name -> what each `depth_attend` of it has seen
         self.passes = []  # the pass of every loop around what is being computed
         self.layer_of = None  # the layer that is being computed
         self.names = {}  # saved streams
@@ -951,9 +999,32 @@ class Forward:
             y = self.attention(name, c, prefix, x_hat, l, self.model.layers[i])
         elif c["kind"] == "experts":
             y = self.experts(c, prefix, x_hat, l)
+        elif c["kind"] == "defined":
+            y = self.definition(name, c, prefix, x_hat, l)
         else:
             y = self.network(c, prefix, x_hat)
         return self.norm(y, f"{prefix}.post_norm.weight") if c["post_norm"] else y
+
+    def definition(self, name, c, prefix, x_hat, l):
+        """A component that is written as formulas."""
+        assert self.taking is None, "a definition in a skip"
+
+        def ask(path, purpose, shape, init):
+            weight = self.w[f"{prefix}.{path}"]
+            adapted = f"{prefix}.{path}".replace(".weight", ".lora_a")
+            if purpose == "matrix" and adapted in self.w:
+                p = self.passes[self.layer_of.loops.index(self.layer_of.lora())]
+                weight = weight + self.w[adapted.replace("lora_a", "lora_b")][p] @ self.w[adapted][p]
+            return weight
+
+        context = definitions.Context(
+            depth=l, depths=self.model.depth, passing=self.passes[-1] if self.passes else 0, stop=self.stop,
+            earlier=self.defined.get(name, {}), others=self.defined, along_depth=self.along_depth.setdefault(name, {}),
+        )  # fmt: skip
+        evaluation = definitions.Evaluation(c["bound"], ask, context)
+        y = evaluation.run(x_hat)
+        self.defined[name] = evaluation.names
+        return y
 
     def matrix(self, name):
         """A matrix of a component, with what this pass adds to it."""
@@ -1287,8 +1358,8 @@ def loss_and_gradients(model, weights, ids):
 
 
 def decays(model, name, weight):
-    """Matrices, but not embeddings, nor anything of a diagonal mix."""
-    if weight.ndim < 2 or name.endswith("embed.weight"):
+    """Matrices, but not embeddings, nor anything of a diagonal mix, nor tensors of definitions that no product reads."""
+    if weight.ndim < 2 or name.endswith("embed.weight") or name in model.own:
         return False
     statement = re.fullmatch(r"body\.(\d+)\.mix\.weight", name)
     return not (statement and model.statements[int(statement[1])][2] == "diagonal")

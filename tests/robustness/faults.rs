@@ -9,13 +9,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-use dreamc_compiler::compiled::{Init, TensorKind};
+use dreamc_compiler::compiled::{Init, SequenceState, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
 use dreamc_compiler::ir::{
     Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, PerToken, Port, Positions, Unary,
     Value, infer,
 };
 use dreamc_compiler::lower::{Form, Shape};
+use dreamc_compiler::op::attention::formula::Place;
 use dreamc_compiler::op::{
     AttentionGrad, ByHead, Concat, Constant, Decide, KeepInts, Reshape, Rms, RoundGroups, Split, Zeros,
 };
@@ -711,6 +712,39 @@ define:
       return linear(o, [hidden])
 ";
 
+const SCORED: &str = "
+    own: {mixer: {heads: 2}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - mlp > own
+define:
+  mixer:
+    settings: {heads: 2, size: 3}
+    code: |
+      q = linear(x, [heads, size])
+      k = linear(x, [heads, size])
+      v = linear(x, [heads, wide: 4])
+      f = running(log_sigmoid(linear(x, [heads])))
+      near = weight([heads, span: 4], normal 0.5)
+      y = attend(q, k, v, score = s + f[i] - f[j] + near[head, clip(i - j, 0, 3)])
+      return linear(y, [hidden])
+";
+
+/// The gradients of a score's operands that are read at such a place are zero.
+fn forgotten(module: &mut Module, f: &mut Function, place: Place) -> bool {
+    for at in nodes(f, |op| matches!(op, Op::AttentionGrad(_))) {
+        let Op::AttentionGrad(AttentionGrad(a)) = &f.nodes[at].op else { continue };
+        let Some(program) = &a.program else { continue };
+        let moved = a.moved();
+        let Some(n) = moved.iter().position(|&read| program.reads[read].place == place) else { continue };
+        let gradient = Value(f.nodes[at].first.0 + 3 + n as u32);
+        let none = insert(module, f, at + 1, Op::Binary(Binary::Sub), vec![gradient, gradient])[0];
+        redirect(f, at + 2, gradient, none);
+        return true;
+    }
+    false
+}
+
 /// The nodes that go through a sequence.
 fn mixers(f: &mut Function) -> impl Iterator<Item = &mut dreamc_compiler::ir::Node> {
     let mixes = |op: &Op| {
@@ -743,6 +777,10 @@ fn lower(name: &'static str, spec: &'static str, edit: Edit) -> Fault {
 
 fn caches(name: &'static str, spec: &'static str, edit: Edit, place: [&'static str; 2]) -> Fault {
     Fault { name, spec, stage: Stage::Caches(edit), caught: "cached", place }
+}
+
+fn scored(name: &'static str, edit: Edit) -> Fault {
+    Fault { name, spec: SCORED, stage: Stage::Derive(edit), caught: "gradients", place: ["0", "own"] }
 }
 
 fn derive(name: &'static str, edit: Edit, place: [&'static str; 2]) -> Fault {
@@ -2123,6 +2161,21 @@ fn faults() -> Vec<Fault> {
             place: ["", ""],
         },
         Fault {
+            name: "a state of several that survives its text",
+            spec: WRITTEN,
+            stage: Stage::Plan(|c| {
+                let text = |s: &SequenceState| s.per == dreamc_compiler::compiled::Per::Text;
+                let Some(last) = c.sequence.iter().rposition(text) else { return false };
+                c.sequence.remove(last);
+                true
+            }),
+            caught: "batch",
+            place: ["", ""],
+        },
+        scored("a score whose derivative forgets c[j]", |m, f| forgotten(m, f, Place::Key)),
+        scored("a score whose derivative forgets c[i]", |m, f| forgotten(m, f, Place::Query)),
+        scored("a score whose derivative forgets its table", |m, f| forgotten(m, f, Place::Table)),
+        Fault {
             name: "another optimizer",
             spec: RECURRENT,
             stage: Stage::Read(|spec| spec.train.optimizer = OptimizerKind::Lion),
@@ -2401,6 +2454,7 @@ fn main() -> ExitCode {
         sound("recursions", RECURSIONS),
         sound("choice", CHOICE),
         sound("written", WRITTEN),
+        sound("scored", SCORED),
         Trial::test("without a fault: ranks", || {
             for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;

@@ -52,6 +52,11 @@ impl Lower<'_> {
         self.shape.exit.filter(|_| gated && self.form == Form::Inference)
     }
 
+    /// Whether tokens leave the loop around what is lowered.
+    pub(super) fn may_leave(&self) -> bool {
+        self.shares().is_some() && self.body.is_some_and(|body| body.leaves)
+    }
+
     /// The tokens that run this pass of a loop, and those that left it.
     pub(super) fn tokens_staying(&mut self) -> Option<Staying> {
         let share = self.shares().filter(|_| self.body.is_some_and(|body| body.leaves))?;

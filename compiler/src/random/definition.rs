@@ -1,10 +1,12 @@
 //! A random definition, well typed by construction.
 //!
 //! *In*: a seed. *Out*: the text of a specification in `.dream` with one definition and components
-//! that it makes. *Promise*: it is accepted, every value is read, and its numbers stay small: no
-//! function of it has a pole or a step where gradients are compared with differences.
+//! that it makes, or a random specification in one of whose components' place the definition
+//! stands. *Promise*: it is accepted, every value is read, and its numbers stay small: no function
+//! of it has a pole or a step where gradients are compared with differences.
 
-use super::Rng;
+use super::{Drawn, Rng, drawn, read};
+use dreamc_dsl::{Spec, Spelling, check, parse};
 
 /// The dimensions that values are drawn over, with their sizes.
 const SIZES: [(&str, u64); 3] = [("heads", 2), ("size", 4), ("value", 6)];
@@ -23,9 +25,46 @@ struct Writer {
     values: Vec<Value>,
 }
 
+/// The specification of that seed: every second one is a random specification with the definition
+/// in a component's place, so that it stands in loops, skips, lanes and recipes of every kind.
+pub fn spec(seed: u64) -> Spec {
+    let within = if seed.is_multiple_of(2) { None } else { within(seed) };
+    within.unwrap_or_else(|| {
+        let text = specification(seed);
+        let ast = parse("random.dream", &text, Spelling::Dream).ok();
+        let checked = ast.and_then(|ast| check(&ast, &[]).ok());
+        // The tests of this module read these.
+        checked.map_or_else(|| drawn(seed).spec, |(spec, _)| spec)
+    })
+}
+
+/// A random specification with a random definition in the place of a component, of the first that
+/// the checker lets go.
+pub fn within(seed: u64) -> Option<Spec> {
+    let Drawn { text, spec, .. } = drawn(seed);
+    let mut w = Writer::new(seed);
+    w.definition();
+    let code: String =
+        w.lines.iter().flat_map(|line| line.lines()).map(|line| format!("    {line}\n")).collect();
+    let settings: Vec<String> = SIZES.iter().map(|(name, size)| format!("{name}: {size}")).collect();
+    let defined =
+        format!("define:\n  drawn:\n    settings: {{{}}}\n    code: |\n{code}", settings.join(", "));
+    spec.model.components.keys().find_map(|name| {
+        let start = format!("    {name}: {{");
+        let line = |line: &str| match line.starts_with(&start) {
+            true => format!("    {name}: {{drawn: {{}}}}\n"),
+            false => format!("{line}\n"),
+        };
+        let text: String = text.lines().map(line).collect();
+        let found = read(&format!("{text}{defined}"))?;
+        let kept = found.model.components.get(name)?;
+        matches!(kept, dreamc_dsl::spec::Component::Defined(_)).then_some(found)
+    })
+}
+
 /// A specification with a definition of so many statements.
 pub fn specification(seed: u64) -> String {
-    let mut w = Writer { r: Rng::new(seed ^ 0x6465_6669_6e65), lines: vec![], values: vec![] };
+    let mut w = Writer::new(seed);
     let text = w.definition();
     let second = if w.r.once_in(2) {
         "  b = drawn { value 4 }\n  body { a > b  repeat 2 { a } }\n"
@@ -38,6 +77,10 @@ pub fn specification(seed: u64) -> String {
 }
 
 impl Writer {
+    fn new(seed: u64) -> Writer {
+        Writer { r: Rng::new(seed ^ 0x6465_6669_6e65), lines: vec![], values: vec![] }
+    }
+
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.r.below(of.len() as u64) as usize]
     }
@@ -285,6 +328,13 @@ impl Writer {
 mod tests {
     use dreamc_dsl::spec::Component;
     use dreamc_dsl::{Spelling, check, format, parse};
+
+    /// Most random specifications take a definition in a component's place.
+    #[test]
+    fn definitions_stand_in_random_specifications() {
+        let found = (0..100).filter(|seed| super::within(*seed).is_some()).count();
+        assert!(found > 70, "{found} of 100");
+    }
 
     #[test]
     fn every_random_definition_is_well_typed_in_both_spellings() {

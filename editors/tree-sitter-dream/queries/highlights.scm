@@ -3,7 +3,8 @@
 (path) @string.special.path
 (number) @number
 (boolean) @boolean
-["let" "model"] @keyword
+["let" "model" "define" "include" "recurrence" "return" "from"] @keyword
+["and" "or" "not"] @keyword.operator
 ["repeat" "recur" "layer" "body" "skip"] @keyword.repeat
 ["=" ">" "|" "+" "-" "*" "/"] @operator
 ["{" "}" "(" ")" "[" "]"] @punctuation.bracket
@@ -15,3 +16,11 @@
 (key) @property
 (pair value: (identifier) @constant.builtin)
 (tagged (identifier) @constant.builtin)
+(define name: (identifier) @type)
+(setting name: (identifier) @variable.parameter)
+(assignment name: (identifier) @variable)
+(state name: (identifier) @variable)
+(dimension name: (identifier) @property)
+(call function: (identifier) @function)
+(named name: (identifier) @property)
+["over" "along" "at" "normal" "uniform" "log_uniform" "inverse_softplus_uniform"] @keyword

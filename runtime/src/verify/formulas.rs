@@ -136,6 +136,17 @@ fn undecided(items: &[Item]) -> bool {
     })
 }
 
+/// Whether a definition has states of texts, which tokens that leave their loop would have to leave
+/// behind: nothing compiles it.
+fn keeps_states(s: &Subject) -> bool {
+    let model = &s.spec.model;
+    model.components.values().any(|component| {
+        let Component::Defined(defined) = component else { return false };
+        let graph = defined.graph(model);
+        graph.is_ok_and(|graph| graph.region.nodes.iter().any(|node| node.function.keeps_states()))
+    })
+}
+
 /// A share of tokens by which some leave their loop and none by a hair: the middle of the widest
 /// gap among the shares that have left, those at the ends left out. `None` where there is no gate,
 /// or where tokens cannot leave by it.
@@ -144,7 +155,7 @@ pub(super) fn share_to_leave(s: &Subject) -> Option<f64> {
         |item: &Item| matches!(item, Item::Recur { looping, .. } if matches!(looping.exit, Exit::Gate(_)));
     let sources = matches!(s.spec.model.stream, Stream::Attend { .. });
     let skips = super::decoding::any_skip(s, &|_, _| true);
-    if sources || skips || !s.spec.model.body.iter().any(exits) {
+    if sources || skips || keeps_states(s) || !s.spec.model.body.iter().any(exits) {
         return None;
     }
     let mut shares = Formulas::new(s, &s.weights, false, None).run().shares;

@@ -163,6 +163,9 @@ impl Lower<'_> {
     /// One value of a definition.
     fn defined_node(&mut self, d: &mut Defining, node: &Node, at: ValueId) -> Result<Value, CompileError> {
         let arg = |k: usize| d.arg(node, k);
+        if node.function.keeps_states() && self.may_leave() {
+            return Err(CompileError::Unsupported("a state of a text in a loop that tokens leave"));
+        }
         match &node.function {
             Of::Input => Ok(d.input),
             Of::Fact(fact) => self.fact(*fact),
@@ -327,7 +330,9 @@ impl Lower<'_> {
                     let init = init.unwrap_or(Init::Constant(0.0));
                     return self.number(d.owner, part, init);
                 }
-                self.weight(d.owner, part, &dims, TensorKind::Gain, init)
+                // Matrices of products decay, whatever dimensions others have.
+                let kind = if dims.len() < 2 { TensorKind::Gain } else { TensorKind::Steady };
+                self.weight(d.owner, part, &dims, kind, init)
             }
         }
     }

@@ -199,7 +199,7 @@ impl Lower<'_> {
                 let parts = [part("keys"), part("values")];
                 Some(self.cache_as(d.owner, parts, &mut operands, places, &mut d.admitted))
             }
-            None => self.tokens_seen(&d.rows, a.window.is_some()),
+            None => self.tokens_seen(&d.rows, a.window.is_some() || reads_places(a)),
         };
         if let Some((queries, keys)) = mask {
             op.mask = Mask::Positions;
@@ -226,6 +226,13 @@ impl Lower<'_> {
         }
         Ok(self.of_heads(d, node, &heads, o))
     }
+}
+
+/// Whether a score or a mask reads where query and key stand: those of the whole sequence, whoever
+/// takes part.
+fn reads_places(a: &Attend) -> bool {
+    let place = |n: &Node| matches!(n.function, Of::QueryPlace | Of::KeyPlace);
+    [&a.score, &a.mask].into_iter().flatten().any(|region| region.nodes.iter().any(place))
 }
 
 /// Queries, keys and values `[b, t, heads, size]`.
