@@ -382,7 +382,7 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
     let number = number.parse::<usize>().ok()?;
     let layer = layers.get(number)?;
     let (role, rest) = if component == layer.attention {
-        (Role::Attention, rest.to_string())
+        (if layer.mixer { Role::Mixer } else { Role::Attention }, rest.to_string())
     } else if component == layer.network {
         (layer.role, rest.to_string())
     } else {
@@ -456,6 +456,22 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
             part.range = (which * all, all);
             part.order = Some(Order { blocks: heads, offset: 0, sizes: vec![(2, 1), (size / 2, 2)] });
             Some(vec![part])
+        }
+        Source::Flat(stem) => Some(vec![Part::whole(theirs(stem), vec![shape.iter().product()])]),
+        Source::Mamba(stem, [from, to], which) => {
+            let [heads, size, groups, state] =
+                [Slot::MixerHeads, Slot::MixerSize, Slot::MixerGroups, Slot::MixerState]
+                    .map(|slot| config.whole(slot));
+            let rows = [heads * size, heads * size, groups * state, groups * state, heads];
+            let (all, before) = (rows[from..to].iter().sum::<u64>(), rows[from..which].iter().sum::<u64>());
+            let elements = shape.iter().product::<u64>();
+            let each = elements.checked_div(rows[which])?;
+            let whole = match stem {
+                "mamba.conv1d.weight" => vec![all, 1, each],
+                "mamba.conv1d.bias" => vec![all],
+                _ => vec![all, each],
+            };
+            Some(vec![Part { range: (before * each, elements), ..Part::whole(theirs(stem), whole) }])
         }
         Source::Among(stem, of, which) => {
             let &[experts, out] = shape else { return None };
