@@ -257,7 +257,8 @@ MIXERS = [alibi, canon, deltanet, differential, forgetting, gated_delta, gla, kd
 def model(weights, ids, mixer):
     x, memo = weights["embed.weight"][ids], {}
     for i in range(LAYERS):
-        own = lambda name: weights[f"layers.{i}.own.{name}"]
+        # A filter begins with the token itself, theirs ends with it.
+        own = lambda name, i=i: weights[f"layers.{i}.own.{name}"].flip([-1] if name.endswith(".filter") else [])
         x = x + mixer(own, rms(x, own("norm.weight")), i, memo)
     return linear(rms(x, weights["norm.weight"]), weights["head.weight"])
 
