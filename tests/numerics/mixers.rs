@@ -68,7 +68,7 @@ fn fill(model: &mut Model) {
     model.initialise(7).unwrap();
     for (name, shape) in model.entries() {
         let mut random = Philox::new(7, &name).stream(1);
-        let width = if shape.len() > 1 { 1.0 / (*shape.last().unwrap() as f64).sqrt() } else { 0.6 };
+        let width = if shape.len() > 1 { 0.6 / (*shape.last().unwrap() as f64).sqrt() } else { 0.6 };
         // Input gates of an mLSTM that are not near zero, so that its running maximum moves.
         let more = if name.ends_with(".i.weight2") { 8.0 } else { 0.0 };
         let near = |x: &f32| x + more + (width * (random.unit() - 0.5)) as f32;
