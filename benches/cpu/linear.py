@@ -166,8 +166,9 @@ def bench(a, kind, batch, tokens, precision, *more):
     with tempfile.TemporaryDirectory() as place:
         spec = pathlib.Path(place) / "m.dream"
         spec.write_text(specification(kind, batch, tokens, tokens + 128))
-        command = [a.dreamc, "bench", str(spec), "--json", "--threads", "2", "--steps", "3", "--batch", str(batch), "--sequence", str(tokens)]
-        out = subprocess.run([*command, "--set", f"train.precision={precision}", *more], capture_output=True, text=True, check=True).stdout
+        command = [a.dreamc, "bench", str(spec), "--json", "--threads", "2", "--set", f"train.precision={precision}"]
+        train = ["--steps", "3", "--batch", str(batch), "--sequence", str(tokens), "--tokens", "0"]
+        out = subprocess.run([*command, *(more or train)], capture_output=True, text=True, check=True).stdout
     return json.loads(out)
 
 
