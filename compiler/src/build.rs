@@ -5,6 +5,7 @@ use crate::ir::{
     self, Binary, Binding, DType, Dim, Function, Index, Module, Node, Op, Port, Reduce, Type, TypeError,
     Unary, Value,
 };
+use crate::op::linear_attention::outside::Place;
 use crate::op::{Arrange, Cast, Constant, Contract, Reduction, Reshape, Zeros};
 
 /// Builds one [`Function`] of a module.
@@ -54,6 +55,12 @@ impl<'m> Builder<'m> {
         self.param(name, Binding::Index(index), Type::i32(&[]))
     }
 
+    /// The operation whose first result a value is.
+    fn node(&self, v: Value) -> Option<&Node> {
+        let at = self.nodes.binary_search_by_key(&v.0, |n| n.first.0).ok()?;
+        self.nodes.get(at)
+    }
+
     /// Type of a value.
     pub fn ty(&self, v: Value) -> &Type {
         if v.0 & PARAM != 0 { &self.params[(v.0 & !PARAM) as usize].1 } else { &self.types[v.index()] }
@@ -89,6 +96,17 @@ impl<'m> Builder<'m> {
         self.types.extend(types);
         self.nodes.push(Node { op, inputs: inputs.to_vec(), first, count });
         (first.0..first.0 + count).map(Value).collect()
+    }
+
+    /// The value of `make`; where it makes none, no operation of it is left.
+    pub fn attempt<T>(&mut self, make: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        let (nodes, types) = (self.nodes.len(), self.types.len());
+        let made = make(self);
+        if made.is_none() {
+            self.nodes.truncate(nodes);
+            self.types.truncate(types);
+        }
+        made
     }
 
     /// Adds an operation with one result.
@@ -195,5 +213,31 @@ impl<'m> Builder<'m> {
             .collect();
         let results = self.results.into_iter().map(|(n, v)| (n, number(v))).collect();
         Ok(Function { name: self.name, params, types, nodes, results })
+    }
+}
+
+impl Place for Builder<'_> {
+    type Value = Value;
+
+    fn make(&mut self, op: Op, inputs: &[Value]) -> Option<Value> {
+        let operands: Vec<&Type> = inputs.iter().map(|&v| self.ty(v)).collect();
+        ir::infer(self.module, &op, &operands).ok()?;
+        Some(self.op(op, inputs))
+    }
+
+    fn dims(&self, of: Value) -> Option<Vec<Dim>> {
+        Some(Builder::dims(self, of))
+    }
+
+    fn number(&self, of: Value) -> Option<f64> {
+        match self.node(of).map(|n| &n.op) {
+            Some(Op::Constant(Constant(x))) => Some(*x),
+            Some(Op::Zeros(_)) => Some(0.0),
+            _ => None,
+        }
+    }
+
+    fn operands(&self, of: Value, op: &Op) -> Option<Vec<Value>> {
+        self.node(of).filter(|n| n.op == *op).map(|n| n.inputs.clone())
     }
 }

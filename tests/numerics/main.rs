@@ -10,6 +10,7 @@ mod export;
 mod generate;
 mod goldens;
 mod import;
+mod mixers;
 mod multiply_adds;
 mod observation;
 mod optimizers;

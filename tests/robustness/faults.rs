@@ -745,6 +745,30 @@ fn forgotten(module: &mut Module, f: &mut Function, place: Place) -> bool {
     false
 }
 
+/// A mixer whose recurrence is linear attention, of texts as well.
+const LINEAR: &str = "
+    own: {mixer: {heads: 2}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - own > mlp
+    - own
+define:
+  mixer:
+    settings: {heads: 2, size: 3}
+    code: |
+      k = l2(linear(x, [heads, size]), over size)
+      q = linear(x, [heads, size])
+      v = linear(x, [heads, value: 4])
+      a = sigmoid(linear(x, [heads]))
+      b = sigmoid(linear(x, [heads]))
+      recurrence S [heads, value, size] {
+        S = a * S
+        S = S + outer(b * (v - sum(S * k, over size)), k)
+        o = sum(S * q, over size)
+      }
+      return linear(o, [hidden])
+";
+
 /// The nodes that go through a sequence.
 fn mixers(f: &mut Function) -> impl Iterator<Item = &mut dreamc_compiler::ir::Node> {
     let mixes = |op: &Op| {
@@ -2145,6 +2169,20 @@ fn faults() -> Vec<Fault> {
                     let reads = node.inputs.contains(&slots);
                     node.inputs.iter_mut().filter(|v| **v == slots).for_each(|v| *v = positions);
                     done || reads
+                })
+            },
+            ["", ""],
+        ),
+        caches(
+            "linear attention of texts that reads the state before its token",
+            LINEAR,
+            |_, f| {
+                f.nodes.iter_mut().fold(false, |done, node| match &mut node.op {
+                    Op::LinearAttention(attention) => {
+                        attention.0.before = true;
+                        true
+                    }
+                    _ => done,
                 })
             },
             ["", ""],

@@ -157,7 +157,7 @@ impl Extractor<'_> {
         Standing::new(self, selection.clone()).map(|s| s.total)
     }
 
-    /// What `reader`, with marks `of` its own, does with the class that is its operand `k`.
+    /// Use that `reader`, with marks `of` its own, makes of the class that is its operand `k`.
     fn reads(&self, reader: usize, c: &Choice, of: Marks, k: usize, below: Kind) -> Marks {
         let child = c.children[k];
         let stored = Marks { stored: true, ..Marks::default() };
@@ -418,7 +418,7 @@ impl<'x> Standing<'x> {
         Total { launches: count, seconds: count * self.x.target.launch, ..Total::default() }
     }
 
-    /// What the readers of a class do with it; its level as it is.
+    /// Uses that the readers of a class make of it; its level as it is.
     fn marks(&self, class: usize) -> Marks {
         let kind = self.choice(class).kind;
         let mut marks = Marks { level: self.places[class].marks.level, ..Marks::default() };

@@ -7,15 +7,15 @@
 //! `tests.rs` proves each on random tensors and shows where it must refuse.
 
 use super::language::{Graph, Source, Term};
-use crate::ir::{Attention, Binary, Dim, Function, Mask, Op, Reduce, Type, Unary, Value, infer};
-use crate::op::linear_attention::{Form as LinearForm, Term as StepTerm, recognise};
+use crate::ir::{Attention, Binary, Dim, Mask, Op, Reduce, Type, Unary, infer};
+use crate::op::linear_attention::outside::{self, Place};
+use crate::op::linear_attention::recognise;
 use crate::op::{
-    AttentionGrad, Concat, Constant, Contract, Decay, Delta, DepthAttention, DepthAttentionGrad, Group,
-    Grouped, GroupedOuter, HeadLoss, LinearAttention, Recurrence, Reduction, Reshape, Rms, Rope, Route,
-    Split, Tokens, TopTokens, Zeros,
+    AttentionGrad, Concat, Constant, Contract, DepthAttention, DepthAttentionGrad, Group, Grouped,
+    GroupedOuter, HeadLoss, LinearAttention, Recurrence, Reduction, Reshape, Rms, Rope, Route, Split, Tokens,
+    TopTokens, Zeros,
 };
 use egg::Id;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Where a rule may be used.
@@ -873,186 +873,48 @@ fn low_rank(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
 
 // --- recurrences ---------------------------------------------------------------------------------
 
-/// A step's values outside of it, for all tokens.
-struct Outside<'f> {
-    f: &'f Function,
-    /// Batch and sequence.
-    tokens: Vec<Dim>,
-    /// Dimensions of the state.
-    state: Vec<Dim>,
-    values: HashMap<Value, Id>,
-}
-
-impl Outside<'_> {
-    fn value(&mut self, g: &mut Graph, v: Value) -> Option<Id> {
-        if let Some(&id) = self.values.get(&v) {
-            return Some(id);
-        }
-        let node = self.f.nodes.iter().find(|n| n.first == v)?;
-        let inputs: Option<Vec<Id>> = node.inputs.iter().map(|v| self.value(g, *v)).collect();
-        let id = make(g, node.op.clone(), &inputs?)?;
-        self.values.insert(v, id);
-        Some(id)
-    }
-
-    /// Dimensions of the tokens and then of the state, of those that any has.
-    fn joined(&self, g: &Graph, ids: &[Id]) -> Option<Vec<Dim>> {
-        let all: Vec<Vec<Dim>> = ids.iter().map(|id| dims(g, *id)).collect::<Option<_>>()?;
-        let order = self.tokens.iter().chain(&self.state);
-        let joined: Vec<Dim> = order.filter(|d| all.iter().any(|dims| dims.contains(d))).copied().collect();
-        all.iter().flatten().all(|d| joined.contains(d)).then_some(joined)
-    }
-
-    /// A value with at least these dimensions.
-    fn spread(&self, g: &mut Graph, id: Id, wanted: &[Dim]) -> Option<Id> {
-        if dims(g, id)? == wanted {
-            return Some(id);
-        }
-        let zeros = filled(g, wanted, 0.0)?;
-        make(g, Binary::Add, &[zeros, id])
-    }
-
-    fn both(&mut self, g: &mut Graph, op: Binary, a: Id, b: Id) -> Option<Id> {
-        match make(g, op, &[a, b]) {
-            Some(id) => Some(id),
-            None => {
-                let wanted = self.joined(g, &[a, b])?;
-                let a = self.spread(g, a, &wanted)?;
-                make(g, op, &[a, b])
-            }
-        }
-    }
-
-    fn term(&mut self, g: &mut Graph, term: &StepTerm) -> Option<Id> {
-        let (list, op) = match term {
-            StepTerm::Own(v) => return self.value(g, *v),
-            StepTerm::Number(x) => return make(g, Constant(*x), &[]),
-            StepTerm::Inverse(x) => {
-                let x = self.term(g, x)?;
-                return make(g, Unary::Recip, &[x]);
-            }
-            StepTerm::Over(x, d) => {
-                let x = self.term(g, x)?;
-                let wanted = with_dim(self.joined(g, &[x])?, *d, &self.tokens, &self.state);
-                let x = self.spread(g, x, &wanted)?;
-                return make(g, Reduction { how: Reduce::Sum, over: vec![*d] }, &[x]);
-            }
-            StepTerm::Product(list) => (list, Binary::Mul),
-            StepTerm::Sum(list) => (list, Binary::Add),
-        };
-        let Some((first, rest)) = list.split_first() else {
-            return make(g, Constant(if op == Binary::Mul { 1.0 } else { 0.0 }), &[]);
-        };
-        let mut sum = self.term(g, first)?;
-        for term in rest {
-            let next = self.term(g, term)?;
-            sum = self.both(g, op, sum, next)?;
-        }
-        Some(sum)
-    }
-
-    /// A term as an operand of linear attention, whose last dimension is `last`.
-    fn operand(&mut self, g: &mut Graph, term: &StepTerm, last: Option<Dim>) -> Option<Id> {
-        let id = self.term(g, term)?;
-        self.as_operand(g, id, last)
-    }
-
-    fn as_operand(&self, g: &mut Graph, id: Id, last: Option<Dim>) -> Option<Id> {
-        let own = dims(g, id)?;
-        let heads = &self.state[..self.state.len() - 2];
-        let heads = heads.iter().filter(|d| own.contains(d));
-        let wanted: Vec<Dim> = self.tokens.iter().chain(heads).copied().chain(last).collect();
-        own.iter().all(|d| wanted.contains(d)).then_some(())?;
-        self.spread(g, id, &wanted)
-    }
-}
-
-/// Dimensions with one more in its place.
-fn with_dim(dims: Vec<Dim>, d: Dim, tokens: &[Dim], state: &[Dim]) -> Vec<Dim> {
-    tokens.iter().chain(state).copied().filter(|x| *x == d || dims.contains(x)).collect()
-}
-
-/// The logarithm of a class whose values are not negative by what it is: of an exponential, a
-/// sigmoid, a number, or products of those.
-fn logarithm(g: &mut Graph, outside: &mut Outside, id: Id) -> Option<Id> {
-    if let Some(x) = operands(g, id, &Op::Unary(Unary::Exp)).map(|x| x[0]) {
-        return Some(x);
-    }
-    if let Some(x) = operands(g, id, &Op::Unary(Unary::Sigmoid)).map(|x| x[0]) {
-        let x = make(g, Unary::Neg, &[x])?;
-        let x = make(g, Unary::Softplus, &[x])?;
-        return make(g, Unary::Neg, &[x]);
-    }
-    if let Some(x) = number(g, id) {
-        return if x > 0.0 { make(g, Constant(x.ln()), &[]) } else { None };
-    }
-    let (a, b) = binary(g, id, Binary::Mul)?;
-    let (a, b) = (logarithm(g, outside, a)?, logarithm(g, outside, b)?);
-    outside.both(g, Binary::Add, a, b)
-}
-
 fn linear_attention(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     let Op::Recurrence(Recurrence { step, tokens }) = op else { return None };
     let first = match tokens {
         Tokens::All => 0,
         Tokens::Segments => 1,
-        // Nothing here makes an operation with state.
+        // Nothing here makes an operation with state: lowering does.
         Tokens::Kept => return None,
     };
     let found = recognise(step).ok()?;
-    let f = step.function();
-    // The step's first parameter is its state, which must begin at zero.
+    // The last operand is the state, which must begin at zero.
     if number(g, *x.last()?) != Some(0.0) {
         return None;
     }
-    let values = (1..f.params.len()).map(|k| (Value(k as u32), x[first + k - 1])).collect();
-    let tokens_of = dims(g, x[first])?.get(..2)?.to_vec();
-    let mut outside = Outside { f, tokens: tokens_of, state: found.state.clone(), values };
-    let o = &mut outside;
-    let size = Some(found.size);
-    let value = found.state[found.state.len() - 2..].iter().copied().find(|d| *d != found.size);
-    let mut inputs =
-        vec![o.operand(g, &found.q, size)?, o.operand(g, &found.k, size)?, o.operand(g, &found.v, value)?];
-    for term in found.u.iter().chain(&found.w) {
-        inputs.push(o.operand(g, term, size)?);
-    }
-    let mut decay = Decay::None;
-    let mut logs: Option<Id> = None;
-    for term in &found.decay {
-        let factor = o.term(g, term)?;
-        let log = logarithm(g, o, factor)?;
-        logs = Some(logs.map_or(Some(log), |sum| o.both(g, Binary::Add, sum, log))?);
-    }
-    if let Some(log) = logs {
-        let of_channels = dims(g, log)?.contains(&found.size);
-        decay = if of_channels { Decay::Channel } else { Decay::Head };
-        inputs.push(o.as_operand(g, log, size.filter(|_| of_channels))?);
-    }
-    inputs.extend(&x[..first]);
-    let delta = match (&found.u, &found.w) {
-        (None, _) => Delta::None,
-        (Some(_), None) => Delta::Key,
-        (Some(_), Some(_)) => Delta::Pair,
-    };
-    let form = LinearForm {
-        state: found.state.clone(),
-        size: found.size,
-        decay,
-        delta,
-        before: found.before,
-        tokens: *tokens,
-    };
-    let made = make(g, LinearAttention(form), &inputs)?;
-    o.values.insert(found.read, made);
-    let outputs: Vec<Value> =
-        f.results.iter().filter(|(p, _)| !p.binding.is_state()).map(|(_, v)| *v).collect();
+    let given = &x[first..x.len() - 1];
+    let moved = outside::operands(g, step, &found, *tokens, given)?;
+    let inputs = [&moved.inputs[..], &x[..first]].concat();
+    let read = make(g, LinearAttention(moved.form.clone()), &inputs)?;
+    let outputs = moved.outputs(g, read)?;
     let mut equal = vec![];
-    for (k, v) in outputs.iter().enumerate() {
-        let own = o.value(g, *v)?;
-        let wanted = [&o.tokens[..], &f.ty(*v).dims].concat();
-        let own = o.spread(g, own, &wanted)?;
+    for (k, own) in outputs.iter().enumerate() {
         let old = if outputs.len() == 1 { id } else { result(g, k as u32, id) };
-        equal.push((old, own));
+        equal.push((old, *own));
     }
     Some(equal)
+}
+
+impl Place for Graph {
+    type Value = Id;
+
+    fn make(&mut self, op: Op, inputs: &[Id]) -> Option<Id> {
+        make(self, op, inputs)
+    }
+
+    fn dims(&self, of: Id) -> Option<Vec<Dim>> {
+        dims(self, of)
+    }
+
+    fn number(&self, of: Id) -> Option<f64> {
+        number(self, of)
+    }
+
+    fn operands(&self, of: Id, op: &Op) -> Option<Vec<Id>> {
+        operands(self, of, op).map(<[Id]>::to_vec)
+    }
 }

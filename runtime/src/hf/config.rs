@@ -13,8 +13,8 @@ use super::family::{
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
-    Attention, Balance, BalanceLaw, BalanceTarget, Component, EmbedScale, Exit, Experts, Expr, Item, Known,
-    Looping, Mlp, Model, Rope, RopeScaling, Statement,
+    Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts, Expr, Item,
+    Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};
@@ -47,6 +47,8 @@ pub struct Config {
 struct Layer {
     windowed: bool,
     sparse: bool,
+    /// Whether its tokens are mixed by Mamba-2.
+    mixer: bool,
 }
 
 /// A rotation: its base, and how its frequencies are lowered.
@@ -96,6 +98,9 @@ impl Config {
         if family.latent {
             latent(&f, &mut values)?;
         }
+        if family.mixer {
+            mixer(&f, &mut values)?;
+        }
         let get = |slot| values.get(&slot).copied().unwrap_or(0.0);
         let (hidden, heads) = (get(Slot::Hidden), get(Slot::Heads));
         if family.qk_norm == "rms_all" && get(Slot::HeadSize) * heads != hidden {
@@ -125,8 +130,13 @@ impl Config {
         }
         let (window, windowed) = windows(&f, family, count as usize, &mut notes)?;
         let sparse = sparse(&f, family.sparse, count as usize, get(Slot::Dense) as usize)?;
-        let layers: Vec<Layer> =
-            windowed.into_iter().zip(sparse).map(|(windowed, sparse)| Layer { windowed, sparse }).collect();
+        let mixers = mixers(&f, family, count as usize)?;
+        let layers: Vec<Layer> = windowed
+            .into_iter()
+            .zip(sparse)
+            .zip(mixers)
+            .map(|((windowed, sparse), mixer)| Layer { windowed, sparse, mixer })
+            .collect();
         let load_balance_loss = load_balance_loss(&f, family, get(Slot::Active), &layers, &mut notes)?;
         f.finish()?;
         Ok(Config { family, notes, values, layers, window, rotations, load_balance_loss })
@@ -191,8 +201,11 @@ impl Config {
         line(format!("  norm: {{eps: {eps:?}, unit_offset: {gemma}}}"));
         line("  components:".into());
         let names = self.attentions();
+        if self.layers.iter().any(|l| l.mixer) {
+            line(format!("    mixer: {{mamba2: {{{}}}}}", self.mixer()));
+        }
         for (&name, windowed) in names.iter().zip([false, true]) {
-            if self.layers.iter().any(|l| l.windowed == windowed) {
+            if self.layers.iter().any(|l| !l.mixer && l.windowed == windowed) {
                 line(format!("    {name}: {{sequence: {{{}}}}}", self.attention(windowed)));
             }
         }
@@ -246,9 +259,14 @@ impl Config {
 
     fn attention(&self, windowed: bool) -> String {
         let Turn { base, scaling } = self.rotations[usize::from(windowed)];
+        let share = self.family.share;
         let rope = match scaling {
-            None => format!("{base:?}"),
-            Some(scaling) => format!("{{base: {base:?}, scaling: {{{}}}}}", said(scaling)),
+            None if share == 1.0 => format!("{base:?}"),
+            None => format!("{{base: {base:?}, share: {share:?}}}"),
+            Some(scaling) if share == 1.0 => format!("{{base: {base:?}, scaling: {{{}}}}}", said(scaling)),
+            Some(scaling) => {
+                format!("{{base: {base:?}, share: {share:?}, scaling: {{{}}}}}", said(scaling))
+            }
         };
         let mut text = format!(
             "heads: {}, kv_heads: {}, head_size: {}, rope: {rope}, qk_norm: {}",
@@ -282,6 +300,20 @@ impl Config {
         text
     }
 
+    /// The settings of `std/mamba2`.
+    fn mixer(&self) -> String {
+        let of = |slot| self.whole(slot);
+        let members = of(Slot::MixerHeads) / of(Slot::MixerGroups).max(1);
+        format!(
+            "size: {}, groups: {}, members: {members}, state: {}, width: {}, eps: {:?}",
+            of(Slot::MixerSize),
+            of(Slot::MixerGroups),
+            of(Slot::MixerState),
+            of(Slot::MixerWidth),
+            self.real(Slot::Eps).unwrap_or_default()
+        )
+    }
+
     /// The beginning of the names of a layer's tensors.
     pub fn place(&self, number: usize) -> String {
         let each = self.family.ends[3];
@@ -299,7 +331,7 @@ impl Config {
         let names = self.attentions();
         let layer = |l: &Layer| {
             let network = if l.sparse { "ea" } else { "mlp" };
-            let attention = names[usize::from(l.windowed)];
+            let attention = if l.mixer { "mixer" } else { names[usize::from(l.windowed)] };
             match self.family.form {
                 Form::Straight | Form::Looped => format!("{attention} > {network}"),
                 Form::Recurrent => format!("{attention} > norm > {network} > norm"),
@@ -393,6 +425,10 @@ impl Config {
         }
         for &(name, value) in family.words {
             put(name, json!(value));
+        }
+        if family.mixer {
+            let attentions = (0..self.layers.len()).filter(|i| !self.layers[*i].mixer);
+            put("attn_layer_indices", attentions.collect());
         }
         let [full, local] = self.rotations;
         let kind = |turn: Turn| {
@@ -617,6 +653,46 @@ fn latent(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
     Ok(())
 }
 
+/// The size of Mamba-2's heads, and fields of which it has one value.
+fn mixer(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
+    if !f.flag("mamba_conv_bias", true)? {
+        return f.wrong("mamba_conv_bias", &Value::from(false), "true");
+    }
+    // As later versions of `transformers` write that there is no limit.
+    let free = [json!([0.0, {"__float__": "Infinity"}]), Value::Null];
+    if let Some(limit) = f.get("time_step_limit").filter(|limit| !free.contains(limit)) {
+        return f.wrong("time_step_limit", limit, "[0.0, Infinity], no limit");
+    }
+    let of = |values: &BTreeMap<Slot, f64>, slot: Slot| values.get(&slot).copied().unwrap_or(0.0);
+    let (heads, wide) =
+        (of(values, Slot::MixerHeads), of(values, Slot::MixerExpand) * of(values, Slot::Hidden));
+    let size = *values.entry(Slot::MixerSize).or_insert((wide / heads).floor());
+    if size * heads != wide {
+        let right = format!("mamba_expand * hidden_size / mamba_n_heads, {}", wide / heads);
+        return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
+    }
+    let groups = of(values, Slot::MixerGroups);
+    if heads % groups != 0.0 {
+        return f.wrong("mamba_n_groups", &Value::from(groups as u64), "a divisor of mamba_n_heads");
+    }
+    Ok(())
+}
+
+/// Which layers have a mixer in the place of an attention.
+fn mixers(f: &Fields, family: &Family, layers: usize) -> Result<Vec<bool>> {
+    let mut found = vec![family.mixer; layers];
+    let Some(list) = f.get("attn_layer_indices").filter(|_| family.mixer) else { return Ok(found) };
+    let right = "a list of numbers of layers";
+    let Some(numbers) = list.as_array() else { return f.wrong("attn_layer_indices", list, right) };
+    for number in numbers {
+        match number.as_u64().and_then(|i| found.get_mut(usize::try_from(i).ok()?)) {
+            Some(mixer) => *mixer = false,
+            None => return f.wrong("attn_layer_indices", list, right),
+        }
+    }
+    Ok(found)
+}
+
 /// `yarn_get_mscale` of `modeling_deepseek_v3.py`.
 fn mscale(factor: f64, weight: f64) -> f64 {
     if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 }
@@ -740,7 +816,14 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
     let (full, local_default) = match rotation {
         Rotation::Full(base) | Rotation::Base(base) => (base, base),
         Rotation::One(base) => {
-            let one = turn(&Fields::new(f.path, place, map, f.ignore), around(outer), base)?;
+            let r = Fields::new(f.path, place, map, f.ignore);
+            if family.share != 1.0
+                && let Some(share) = r.real_or_none("partial_rotary_factor")?
+                && share != family.share
+            {
+                return r.wrong("partial_rotary_factor", &Value::from(share), &family.share.to_string());
+            }
+            let one = turn(&r, around(outer), base)?;
             return Ok([one, one]);
         }
         Rotation::Two(full, local) => (full, local),
@@ -785,7 +868,7 @@ fn turn(r: &Fields, around: Around, default: Option<f64>) -> Result<Turn> {
     let (kind, old) = (r.word("rope_type")?, r.word("type")?);
     let known = "\"default\", \"linear\", \"llama3\" and \"yarn\"";
     let scaling = match kind.or(old) {
-        None if r.map.is_empty() || r.map.keys().all(|k| k == "rope_theta") => None,
+        None if r.map.keys().all(|k| ["rope_theta", "partial_rotary_factor"].contains(&k.as_str())) => None,
         Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear { factor: r.real("factor")? }),
         Some("llama3") => {
@@ -1008,8 +1091,10 @@ fn load_balance_loss(
 /// The names of the components of a layer, and the role of the second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The attention.
+    /// The attention, or the mixer in its place.
     pub attention: String,
+    /// Whether it is a mixer.
+    pub mixer: bool,
     /// The network.
     pub network: String,
     /// Whether that has experts.
@@ -1026,6 +1111,7 @@ struct Plain<'a> {
     attentions: [Option<&'a Attention>; 2],
     mlp: Option<&'a Mlp>,
     experts: Option<&'a Experts>,
+    mixer: Option<&'a Defined>,
 }
 
 /// The layers of a model, each with weights of its own, in the order in which they are first
@@ -1073,8 +1159,11 @@ fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
         format!("the layer `{layer}` is not a sequence attention and a network behind it")
     };
     let [Expr::Component(attention), Expr::Component(network)] = terms[..] else { return Err(other()) };
-    let (Some(Component::Sequence(_)), Some(second)) = (of(attention), of(network)) else {
-        return Err(other());
+    let (Some(first), Some(second)) = (of(attention), of(network)) else { return Err(other()) };
+    let mixer = match first {
+        Component::Sequence(_) => false,
+        Component::Defined(own) if is_mixer(own) => true,
+        _ => return Err(other()),
     };
     let role = match second.known() {
         Known::Mlp(_) => Role::Mlp,
@@ -1083,13 +1172,26 @@ fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
             return Err(format!("`{network}` is no network, where one stands"));
         }
     };
-    Ok(Named { attention: attention.clone(), network: network.clone(), role })
+    Ok(Named { attention: attention.clone(), mixer, network: network.clone(), role })
+}
+
+/// Whether a definition is the library's Mamba-2, of which there are families.
+fn is_mixer(own: &Defined) -> bool {
+    let library = dreamc_dsl::define::library::definition("mamba2");
+    library.is_some_and(|library| own.definition == library)
 }
 
 impl<'a> Plain<'a> {
     fn new(model: &'a Model) -> std::result::Result<Self, String> {
-        let mut plain =
-            Plain { model, layers: vec![], passes: None, attentions: [None; 2], mlp: None, experts: None };
+        let mut plain = Plain {
+            model,
+            layers: vec![],
+            passes: None,
+            attentions: [None; 2],
+            mlp: None,
+            experts: None,
+            mixer: None,
+        };
         let mut items = model.body.as_slice();
         if let [Item::Recur { count, items: inner, .. }] = items
             && let [inner @ .., Item::Statement(Statement::Norm)] = inner.as_slice()
@@ -1114,6 +1216,9 @@ impl<'a> Plain<'a> {
         }
         if let Some(Component::Sequence(a)) = components.get(&found.attention) {
             same(&mut self.attentions[usize::from(a.window.is_some())], a, &found.attention)?;
+        }
+        if let Some(Component::Defined(own)) = components.get(&found.attention) {
+            same(&mut self.mixer, own, &found.attention)?;
         }
         self.layers.push(found);
         Ok(())
@@ -1174,7 +1279,32 @@ impl<'a> Plain<'a> {
             Slot::Still => Some((a.head_size - a.latent?.turned) as f64),
             Slot::Value => Some(a.latent?.value as f64),
             Slot::Bias => Some(flag(a.bias.is_some())),
+            Slot::MixerHeads => Some((self.setting("groups")? * self.setting("members")?) as f64),
+            Slot::MixerSize => Some(self.setting("size")? as f64),
+            Slot::MixerGroups => Some(self.setting("groups")? as f64),
+            Slot::MixerState => Some(self.setting("state")? as f64),
+            Slot::MixerWidth => Some(self.setting("width")? as f64),
+            Slot::MixerExpand => {
+                let wide = self.setting("groups")? * self.setting("members")? * self.setting("size")?;
+                wide.is_multiple_of(self.model.hidden).then(|| (wide / self.model.hidden) as f64)
+            }
         }
+    }
+
+    /// A size of the mixer, small enough that products of three are.
+    fn setting(&self, name: &str) -> Option<u64> {
+        let of = |name: &str| match self.mixer?.settings.get(name)? {
+            Setting::Size(size) => Some(*size),
+            Setting::Number(_) | Setting::Derived => None,
+        };
+        let size = match (name, of(name)) {
+            // As the library has it.
+            ("members", None) => {
+                2 * self.model.hidden.checked_div(of("size")?)?.checked_div(of("groups")?)?
+            }
+            (_, size) => size?,
+        };
+        (size < 1 << 20).then_some(size)
     }
 
     /// The configuration that it would be of this family.
@@ -1196,7 +1326,11 @@ impl<'a> Plain<'a> {
             let component = self.model.components.get(&named.attention);
             matches!(component, Some(Component::Sequence(a)) if a.window.is_some())
         };
-        let layer = |named: &Named| Layer { windowed: windowed(named), sparse: named.role == Role::Experts };
+        let layer = |named: &Named| Layer {
+            windowed: windowed(named),
+            sparse: named.role == Role::Experts,
+            mixer: named.mixer,
+        };
         Some(Config {
             family,
             notes: vec![],
@@ -1283,7 +1417,8 @@ fn meaning(model: &Model, layers: &[Named]) -> Model {
     for layer in layers {
         let mut names = vec![];
         let network = if layer.role == Role::Experts { "ea" } else { "mlp" };
-        for (name, mut role) in [(&layer.attention, "global"), (&layer.network, network)] {
+        let first = if layer.mixer { "mixer" } else { "global" };
+        for (name, mut role) in [(&layer.attention, first), (&layer.network, network)] {
             let Some(mut component) = old.get(name).cloned() else { continue };
             if let Component::Sequence(a) = &mut component {
                 a.scale.get_or_insert(1.0 / (a.head_size as f64).sqrt());

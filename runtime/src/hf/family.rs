@@ -82,6 +82,18 @@ pub enum Slot {
     Value,
     /// Whether projections of attentions have biases.
     Bias,
+    /// Heads of a mixer.
+    MixerHeads,
+    /// Size of a head of a mixer.
+    MixerSize,
+    /// Groups of heads of a mixer.
+    MixerGroups,
+    /// Size of the state of a mixer.
+    MixerState,
+    /// Tokens of a mixer's convolution.
+    MixerWidth,
+    /// Elements of all heads of a mixer by the hidden size.
+    MixerExpand,
 }
 
 /// The kind of number a quantity is.
@@ -110,6 +122,8 @@ impl Slot {
             Slot::Experts | Slot::Active | Slot::ExpertIntermediate | Slot::Shared => Kind::Whole,
             Slot::Groups | Slot::ActiveGroups => Kind::Whole,
             Slot::Passes | Slot::Backprop => Kind::Whole,
+            Slot::MixerHeads | Slot::MixerSize | Slot::MixerGroups => Kind::Whole,
+            Slot::MixerState | Slot::MixerWidth | Slot::MixerExpand => Kind::Whole,
             Slot::Prelude | Slot::Core | Slot::Coda => Kind::Whole,
             Slot::EmbedScale | Slot::Noise => Kind::Real,
             Slot::KvRank | Slot::Turned | Slot::Still | Slot::Value => Kind::Whole,
@@ -225,6 +239,8 @@ pub enum Role {
     Layer,
     /// The attention.
     Attention,
+    /// The mixer of a layer without one.
+    Mixer,
     /// A dense network.
     Mlp,
     /// Experts.
@@ -258,6 +274,11 @@ pub enum Source {
     LatentPairs(&'static str),
     /// Of vectors added to queries and keys, in the same order, those of queries (0) or keys (1).
     PairsOf(&'static str, u64),
+    /// One that is a vector there, whatever its dimensions are here.
+    Flat(&'static str),
+    /// Of Mamba-2's gate, values, keys, queries and steps, whose rows stand one behind another from
+    /// the first of these on and up to the second, those of the third.
+    Mamba(&'static str, [usize; 2], usize),
 }
 
 /// A kind of model.
@@ -289,6 +310,10 @@ pub struct Family {
     pub biased: bool,
     /// Whether attentions are latent.
     pub latent: bool,
+    /// Whether layers mix tokens by Mamba-2, but for those that `attn_layer_indices` names.
+    pub mixer: bool,
+    /// Share of a head that turns.
+    pub share: f64,
     /// Normalisation of queries and keys, in the language's word.
     pub qk_norm: &'static str,
     /// Projections that have biases, in the language's word: always, or where [`Slot::Bias`] is a
@@ -447,6 +472,25 @@ impl Usual {
     }
 }
 
+/// Of a layer whose mixer is Mamba-2, in the names of `std/mamba2`.
+const MAMBA: [(Role, &str, Source); 15] = [
+    (Role::Mixer, "norm", Source::One("input_layernorm")),
+    (Role::Mixer, "z.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 0)),
+    (Role::Mixer, "v.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 1)),
+    (Role::Mixer, "B.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 2)),
+    (Role::Mixer, "C.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 3)),
+    (Role::Mixer, "step.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 4)),
+    (Role::Mixer, "v.filter", Source::Mamba("mamba.conv1d.weight", [1, 4], 1)),
+    (Role::Mixer, "B.filter", Source::Mamba("mamba.conv1d.weight", [1, 4], 2)),
+    (Role::Mixer, "C.filter", Source::Mamba("mamba.conv1d.weight", [1, 4], 3)),
+    (Role::Mixer, "v.bias", Source::Mamba("mamba.conv1d.bias", [1, 4], 1)),
+    (Role::Mixer, "B.bias", Source::Mamba("mamba.conv1d.bias", [1, 4], 2)),
+    (Role::Mixer, "C.bias", Source::Mamba("mamba.conv1d.bias", [1, 4], 3)),
+    (Role::Mixer, "step.weight2", Source::Flat("mamba.dt_bias")),
+    (Role::Mixer, "a.weight", Source::Flat("mamba.A_log")),
+    (Role::Mixer, "y.weight", Source::Flat("mamba.D")),
+];
+
 const BIAS: Field = ("attention_bias", S::Bias, Flag(false));
 
 /// The values that most families have.
@@ -464,6 +508,8 @@ const PLAIN: Family = Family {
     sinks: false,
     biased: false,
     latent: false,
+    mixer: false,
+    share: 1.0,
     qk_norm: "none",
     bias: "none",
     windows: Windows::Never,
@@ -495,7 +541,7 @@ const DEEPSEEK: Family = Family {
 };
 
 /// The families. Where a specification could be of several, the first is taken.
-pub static FAMILIES: [Family; 20] = [
+pub static FAMILIES: [Family; 21] = [
     Family {
         kind: "gemma2",
         class: "Gemma2ForCausalLM",
@@ -836,6 +882,44 @@ pub static FAMILIES: [Family; 20] = [
             &EXPERTS,
             &SHARED_EXPERTS,
             &[(Role::Experts, "router.bias", Source::One("mlp.gate.e_score_correction_bias"))],
+        ],
+        ..PLAIN
+    },
+    Family {
+        kind: "bamba",
+        class: "BambaForCausalLM",
+        title: "Bamba",
+        fields: &[
+            &Usual { context: 262_144, kv_heads: Whole(8), eps: 1e-5, ..USUAL }.fields(),
+            &[
+                BIAS,
+                ("mamba_n_heads", S::MixerHeads, Whole(128)),
+                ("mamba_d_head", S::MixerSize, Nothing),
+                ("mamba_n_groups", S::MixerGroups, Whole(1)),
+                ("mamba_d_state", S::MixerState, Whole(256)),
+                ("mamba_d_conv", S::MixerWidth, Whole(4)),
+                ("mamba_expand", S::MixerExpand, Whole(2)),
+            ],
+        ],
+        off: &["mlp_bias", "mamba_proj_bias"],
+        // How its kernels and its training go.
+        harmless: &["mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"],
+        bias: "all",
+        mixer: true,
+        share: 0.5,
+        ends: ["model.embed_tokens.weight", "lm_head.weight", "model.final_layernorm.weight", "model.layers"],
+        tensors: &[
+            &ATTENTION,
+            &MAMBA,
+            &[
+                (Role::Mixer, "out.weight", Source::Flat("mamba.norm.weight")),
+                (Role::Mixer, "out.weight2", Source::One("mamba.out_proj.weight")),
+                (Role::Attention, "norm", Source::One("input_layernorm")),
+                (Role::Mlp, "norm", Source::One("pre_ff_layernorm")),
+                (Role::Mlp, "gate", Source::One("feed_forward.gate_proj")),
+                (Role::Mlp, "up", Source::One("feed_forward.up_proj")),
+                (Role::Mlp, "down", Source::One("feed_forward.down_proj")),
+            ],
         ],
         ..PLAIN
     },

@@ -64,8 +64,8 @@ pub struct Order {
     pub blocks: u64,
     /// The place of a block's first element.
     pub offset: u64,
-    /// Sizes of a block of ours, each with its stride there.
-    pub sizes: Vec<(u64, u64)>,
+    /// Sizes of a block of ours, each with its stride there, below zero where it goes backwards.
+    pub sizes: Vec<(u64, i64)>,
 }
 
 impl Order {
@@ -78,7 +78,9 @@ impl Order {
     fn places(&self) -> Vec<usize> {
         let mut places = vec![self.offset as usize];
         for &(size, stride) in &self.sizes {
-            let along = |place: usize| (0..size as usize).map(move |i| place + i * stride as usize);
+            let along = |place: usize| {
+                (0..size as usize).map(move |i| place.wrapping_add_signed(i as isize * stride as isize))
+            };
             places = places.into_iter().flat_map(along).collect();
         }
         places
@@ -248,7 +250,7 @@ impl Shards {
         let there: u64 = blocks.shape.get(1).copied().unwrap_or(0);
         for block in 0..order.blocks {
             for row in 0..rows {
-                let at = block * there + order.offset + row * step;
+                let at = block * there + order.offset + row * step.unsigned_abs();
                 let (mut packed, mut exponents, mut values) = (vec![], vec![], vec![]);
                 blocks.copy_elements(at * columns / 2, columns / 2, &mut packed)?;
                 scales.copy_elements(at * columns / 32, columns / 32, &mut exponents)?;
@@ -382,7 +384,7 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
     let number = number.parse::<usize>().ok()?;
     let layer = layers.get(number)?;
     let (role, rest) = if component == layer.attention {
-        (Role::Attention, rest.to_string())
+        (if layer.mixer { Role::Mixer } else { Role::Attention }, rest.to_string())
     } else if component == layer.network {
         (layer.role, rest.to_string())
     } else {
@@ -422,7 +424,7 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
         Source::Turned(stem, of, which) => {
             let &[experts, out, inner] = shape else { return None };
             let mut part = Part::whole(theirs(stem), vec![experts, inner, of * out]);
-            let sizes = vec![(out, of), (inner, of * out)];
+            let sizes = vec![(out, of as i64), (inner, (of * out) as i64)];
             part.order = Some(Order { blocks: experts, offset: which, sizes });
             Some(vec![part])
         }
@@ -436,7 +438,7 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
                 order,
                 ..Part::whole(theirs(stem), shape.to_vec())
             };
-            let sizes = vec![(2, wide), (size / 2, 2 * wide), (wide, 1)];
+            let sizes = vec![(2, wide as i64), (size / 2, 2 * wide as i64), (wide, 1)];
             let order = Some(Order { blocks: heads + kv, offset: 0, sizes });
             Some(vec![part(0, turning, order), part(turning, rows.checked_sub(turning)?, None)])
         }
@@ -457,10 +459,32 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
             part.order = Some(Order { blocks: heads, offset: 0, sizes: vec![(2, 1), (size / 2, 2)] });
             Some(vec![part])
         }
+        Source::Flat(stem) => Some(vec![Part::whole(theirs(stem), vec![shape.iter().product()])]),
+        Source::Mamba(stem, [from, to], which) => {
+            let [heads, size, groups, state] =
+                [Slot::MixerHeads, Slot::MixerSize, Slot::MixerGroups, Slot::MixerState]
+                    .map(|slot| config.whole(slot));
+            let rows = [heads * size, heads * size, groups * state, groups * state, heads];
+            let (all, before) = (rows[from..to].iter().sum::<u64>(), rows[from..which].iter().sum::<u64>());
+            let elements = shape.iter().product::<u64>();
+            let each = elements.checked_div(rows[which])?;
+            let whole = match stem {
+                "mamba.conv1d.weight" => vec![all, 1, each],
+                "mamba.conv1d.bias" => vec![all],
+                _ => vec![all, each],
+            };
+            // Filters of theirs end with the token itself.
+            let order = (whole.len() == 3).then(|| Order {
+                blocks: rows[which],
+                offset: each.saturating_sub(1),
+                sizes: vec![(each, -1)],
+            });
+            Some(vec![Part { range: (before * each, elements), order, ..Part::whole(theirs(stem), whole) }])
+        }
         Source::Among(stem, of, which) => {
             let &[experts, out] = shape else { return None };
             let mut part = Part::whole(theirs(stem), vec![experts, of * out]);
-            part.order = Some(Order { blocks: experts, offset: which, sizes: vec![(out, of)] });
+            part.order = Some(Order { blocks: experts, offset: which, sizes: vec![(out, of as i64)] });
             Some(vec![part])
         }
     }
@@ -478,7 +502,7 @@ fn last_pairs(name: String, shape: &[u64], heads: u64, [still, turned]: [u64; 2]
         order,
         ..Part::whole(name.clone(), shape.to_vec())
     };
-    let sizes = || vec![(2, wide), (turned / 2, 2 * wide), (wide, 1)];
+    let sizes = || vec![(2, wide as i64), (turned / 2, 2 * wide as i64), (wide, 1)];
     let head = |h: u64| {
         let first = h * (still + turned);
         let order = Some(Order { blocks: 1, offset: 0, sizes: sizes() });

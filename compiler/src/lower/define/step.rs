@@ -5,8 +5,10 @@
 //! operands of the step.
 
 use super::*;
+use crate::op::linear_attention::outside::{self, Place};
+use crate::op::linear_attention::recognise;
 use crate::op::recurrence::Program;
-use crate::op::{Recurrence, Step};
+use crate::op::{LinearAttention, Recurrence, Step, Tokens};
 use dreamc_dsl::define::graph::From as Begins;
 
 /// The dimensions of a recurrence's body.
@@ -74,29 +76,19 @@ impl Lower<'_> {
             return Ok(vec![d.input; r.body.results.len().max(1)]);
         }
         let operands = self.step_operands(d, node, &r.body)?;
-        let initial = self.initial_states(d, node, r)?;
         let step = self.step(d, (node, r), &operands, &wanted)?;
         Program::forward(self.b.module, &step).map_err(|_| {
             CompileError::Unsupported(
                 "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape or order",
             )
         })?;
-        let rows = operands.rows.iter().chain(&operands.constants).map(|(_, v)| *v);
-        let read: Vec<Value> = rows.chain(initial).collect();
-        let (tokens, marks) = self.sequence(&d.rows);
-        let recurrence = Recurrence { step: step.clone(), tokens };
-        let mut results = match tokens {
-            crate::op::Tokens::Kept => {
-                let elements = step.state_elements(self.b.module).saturating_add(1);
-                let (number, n) = (d.text(), self.dim_of(d.owner, &format!(".state{elements}"), elements));
-                let (port, state) = self.text_state(d.owner, number, &[n]);
-                let all = [vec![state], marks.into_iter().collect(), read].concat();
-                let mut results = self.b.ops(recurrence, &all);
-                self.b.result(port, results.remove(0));
-                results
-            }
-            crate::op::Tokens::All | crate::op::Tokens::Segments => {
-                self.b.ops(recurrence, &[marks.into_iter().collect(), read].concat())
+        let given = operands.rows.iter().chain(&operands.constants).map(|(_, v)| *v).collect();
+        let mut results = match self.sequence(&d.rows) {
+            (Tokens::Kept, Some(slots)) => self.of_texts(d, node, r, (&step, given), slots)?,
+            (tokens, marks) => {
+                let initial = self.initial_states(d, node, r)?;
+                let all = [marks.into_iter().collect(), given, initial].concat();
+                self.b.ops(Recurrence { step, tokens }, &all)
             }
         };
         let mut all = vec![d.input; r.body.results.len()];
@@ -104,6 +96,39 @@ impl Lower<'_> {
             all[k] = value;
         }
         Ok(all)
+    }
+
+    /// The results of a step on the states of texts. Where it is linear attention it runs as that:
+    /// no rule of rewriting makes an operation with state.
+    fn of_texts(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        r: &graph::Recurrence,
+        (step, given): (&Step, Vec<Value>),
+        slots: Value,
+    ) -> Result<Vec<Value>, CompileError> {
+        let elements = step.state_elements(self.b.module).saturating_add(1);
+        let (number, n) = (d.text(), self.dim_of(d.owner, &format!(".state{elements}"), elements));
+        let (port, state) = self.text_state(d.owner, number, &[n]);
+        let from_zero = r.states.iter().all(|s| matches!(s.from, Begins::Number(0.0)));
+        if let Some(found) = recognise(step).ok().filter(|_| from_zero) {
+            let made = self.b.attempt(|b| {
+                let moved = outside::operands(b, step, &found, Tokens::Kept, &given)?;
+                let inputs = [&moved.inputs[..], &[state, slots]].concat();
+                let read = b.make(LinearAttention(moved.form.clone()).into(), &inputs)?;
+                Some((moved.outputs(b, read)?, Value(read.0 + 1)))
+            });
+            if let Some((results, state)) = made {
+                self.b.result(port, state);
+                return Ok(results);
+            }
+        }
+        let initial = self.initial_states(d, node, r)?;
+        let recurrence = Recurrence { step: step.clone(), tokens: Tokens::Kept };
+        let mut results = self.b.ops(recurrence, &[vec![state, slots], given, initial].concat());
+        self.b.result(port, results.remove(0));
+        Ok(results)
     }
 
     /// The operands that a body reads.

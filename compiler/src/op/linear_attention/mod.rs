@@ -2,6 +2,7 @@
 
 pub(crate) mod cuda;
 pub mod kernel;
+pub mod outside;
 mod recognise;
 
 pub use recognise::{Found, Obstacle, Term, recognise};

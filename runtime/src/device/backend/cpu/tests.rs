@@ -105,7 +105,7 @@ pub(super) fn session(plan: &Plan, threads: usize) -> Box<dyn Session> {
 
 /// Runs one launch and returns what its operands hold then, and its multiply-adds. Operands that
 /// may be bf16 are tried so, too.
-fn launch(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
+pub(super) fn launch(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
     if kernel.signature().iter().any(|slot| matches!(slot.storage, Storage::Float(_))) {
         launch_narrow(&kernel, operands);
     }

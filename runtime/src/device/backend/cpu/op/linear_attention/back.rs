@@ -73,16 +73,16 @@ impl<'s> Backward<'s> {
         let [qs, ks, us, ws] = chunk.decayed.each_ref().map(|x| &**x);
         let [a, aw, b, bw] = chunk.scores.each_ref().map(|x| &**x);
         let [x, p] = chunk.values.each_ref().map(|x| &**x);
-        s.multiply_panels((n, n), Lines::Columns(b, s.stride), out, dx, false);
+        s.multiply_lower_panels(n, Lines::Columns(b, s.stride), out, dx, false);
         s.multiply_panels((n, s.size), Lines::Rows(ks, s.line), state, dx, true);
         match s.delta {
             Delta::None => {}
             Delta::Key => s.solve_back(n, a, dx),
             Delta::Pair => {
-                s.multiply_panels((n, n), Lines::Columns(bw, s.stride), out, dp, false);
+                s.multiply_lower_panels(n, Lines::Columns(bw, s.stride), out, dp, false);
                 s.multiply_panels((n, s.size), Lines::Rows(ws, s.line), state, dp, true);
                 s.solve_back(n, aw, dp);
-                s.multiply_panels((n, n), Lines::Columns(a, s.stride), dp, dx, true);
+                s.multiply_lower_panels(n, Lines::Columns(a, s.stride), dp, dx, true);
             }
         }
         // The cotangent of the triangle's right side.
@@ -90,13 +90,11 @@ impl<'s> Backward<'s> {
         let (packed, parts) = (&mut *chunk.packed, &mut self.parts);
         let [da, daw, db, dbw] = &mut parts.scores;
         match s.delta {
-            Delta::None => s.multiply_values(n, x, &mut [(n, out, db, s.stride)], packed),
-            Delta::Key => {
-                s.multiply_values(n, x, &mut [(n, out, db, s.stride), (n, side, da, s.stride)], packed);
-            }
+            Delta::None => s.multiply_values_lower(n, x, &mut [(out, db)], packed),
+            Delta::Key => s.multiply_values_lower(n, x, &mut [(out, db), (side, da)], packed),
             Delta::Pair => {
-                s.multiply_values(n, x, &mut [(n, out, db, s.stride), (n, side, da, s.stride)], packed);
-                s.multiply_values(n, p, &mut [(n, out, dbw, s.stride), (n, side, daw, s.stride)], packed);
+                s.multiply_values_lower(n, x, &mut [(out, db), (side, da)], packed);
+                s.multiply_values_lower(n, p, &mut [(out, dbw), (side, daw)], packed);
             }
         }
         let [dqs, dks, dus, dws] = &mut parts.decayed;

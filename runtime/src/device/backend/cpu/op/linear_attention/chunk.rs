@@ -35,6 +35,10 @@ pub(super) enum Fault {
     LostState,
     /// A document goes on behind its end.
     OpenDocument,
+    /// A triangle lacks its last row.
+    OpenTriangle,
+    /// Products of the first group of heads are taken for all.
+    OtherHead,
 }
 
 #[cfg(test)]
@@ -199,16 +203,28 @@ pub(super) fn multiply(
     stride: usize,
     accumulate: bool,
 ) {
+    multiply_by((m, n, k), a, Right::new::<f32>(b, k), c, stride, accumulate);
+}
+
+/// The same, `b` panels of at least `k` steps.
+fn multiply_by(
+    (m, n, k): (usize, usize, usize),
+    a: Lines,
+    right: Right,
+    c: &mut [f32],
+    stride: usize,
+    accumulate: bool,
+) {
     if m == 0 || n == 0 || (k == 0 && accumulate) {
         return;
     }
     assert!(c.len() >= (m - 1) * stride + n);
-    let (right, to) = (Right::new::<f32>(b, k), Pointer::to(c));
+    let to = Pointer::to(c);
     match a {
         Lines::Rows(a, step) => {
             assert!(m <= CHUNK && a.len() >= (m - 1) * step + k);
             let start = Pointer(a.as_ptr().cast_mut());
-            let lines: [Pointer<f32>; CHUNK] = std::array::from_fn(|i| start.add(i * step));
+            let lines: [Pointer<f32>; CHUNK] = std::array::from_fn(|i| start.add(i.min(m - 1) * step));
             // SAFETY: `m` lines of `k` steps are in `a`, and `c` has been measured.
             unsafe { tile::<f32>((m, n, k), Operand::Lines(&lines[..m]), right, to, stride, accumulate) }
         }
@@ -217,6 +233,35 @@ pub(super) fn multiply(
             let left = Operand::Steps(Pointer(a.as_ptr().cast_mut()), step);
             // SAFETY: likewise.
             unsafe { tile::<f32>((m, n, k), left, right, to, stride, accumulate) }
+        }
+    }
+}
+
+/// `c = a · b` or `c += a · b` of an `a` of `n` lines with nothing above its diagonal, or of its
+/// transpose, its columns as lines: bands of rows, each with the steps that it has. `b` is panels
+/// of `n` steps.
+pub(super) fn multiply_lower(
+    (n, columns): (usize, usize),
+    a: Lines,
+    b: &[f32],
+    c: &mut [f32],
+    stride: usize,
+    accumulate: bool,
+) {
+    let (band, right) = (2 * product::shape().rows, Right::new::<f32>(b, n));
+    for first in (0..n).step_by(band) {
+        let end = (first + band).min(n);
+        let (rows, to) = (end - first, &mut c[first * stride..]);
+        match a {
+            Lines::Rows(a, step) => {
+                let a = Lines::Rows(&a[first * step..], step);
+                multiply_by((rows, columns, end), a, right, to, stride, accumulate);
+            }
+            Lines::Columns(a, step) => {
+                let a = Lines::Columns(&a[first * step + first..], step);
+                let right = right.from::<f32>(first);
+                multiply_by((rows, columns, n - first), a, right, to, stride, accumulate);
+            }
         }
     }
 }
@@ -257,6 +302,46 @@ impl Sizes {
         for p in 0..self.wide / self.panel {
             let to = self.panel_mut(c, m, p);
             multiply((m, self.panel, k), a, self.panel_of(b, k, p), to, self.panel, accumulate);
+        }
+    }
+
+    /// `c = a · b` or `c += a · b` of values in panels, with nothing of `a` above its diagonal.
+    pub(super) fn multiply_lower_panels(
+        &self,
+        n: usize,
+        a: Lines,
+        b: &[f32],
+        c: &mut [f32],
+        accumulate: bool,
+    ) {
+        for p in 0..self.wide / self.panel {
+            let (b, c) = (self.panel_of(b, n, p), self.panel_mut(c, n, p));
+            #[cfg(test)]
+            let n = n - usize::from(self.fault == Fault::OpenTriangle);
+            multiply_lower((n, self.panel), a, b, c, self.panel, accumulate);
+        }
+    }
+
+    /// Products over values: of `n` rows of each left operand with `n` rows `b`, up to the diagonal
+    /// and, of whole panels, somewhat above it.
+    pub(super) fn multiply_values_lower(
+        &self,
+        n: usize,
+        b: &[f32],
+        results: &mut [(&[f32], &mut [f32])],
+        packed: &mut [f32],
+    ) {
+        for p in 0..self.wide / self.panel {
+            pack_lines(self.panel_of(b, n, p), self.panel, n, self.panel, packed);
+            for (a, c) in results.iter_mut() {
+                let a = self.panel_of(a, n, p);
+                let columns = (0..n).step_by(self.panel);
+                for (first, right) in columns.zip(packed.chunks_exact(self.panel * self.panel)) {
+                    let rows = Lines::Rows(&a[first * self.panel..], self.panel);
+                    let size = (n - first, self.panel.min(n - first), self.panel);
+                    multiply(size, rows, right, &mut c[first * self.stride + first..], self.stride, p > 0);
+                }
+            }
         }
     }
 
@@ -365,8 +450,16 @@ impl<'s> Chunk<'s> {
         Chunk { sizes, n: 0, rows, decayed, scores, values, decays, packed: next(), takes: [false; CHUNK] }
     }
 
-    /// Decayed rows and scores; without those of queries where outputs are not wanted.
-    pub(super) fn prepare(&mut self, queries: bool) {
+    /// Products of queries and keys without decays, up to the diagonal.
+    pub(super) fn products(&mut self, to: &mut [f32]) {
+        let (s, n) = (&self.sizes, self.n);
+        pack_lines(self.rows[1], s.line, n, s.size, self.packed);
+        decay::products(s, n, self.rows[0], self.packed, to);
+    }
+
+    /// Decayed rows and scores; without those of queries where outputs are not wanted. Products of
+    /// queries and keys that several heads have are given.
+    pub(super) fn prepare(&mut self, queries: bool, products: Option<&[f32]>) {
         let (s, n) = (&self.sizes, self.n);
         let [q, k, u, w] = &self.rows;
         let [qs, ks, us, ws] = &mut self.decayed;
@@ -385,6 +478,12 @@ impl<'s> Chunk<'s> {
         }
         let of_u = |to| s.with_u().then_some(Left { rows: u, before: true, to });
         let of_q = |to| queries.then_some(Left { rows: q, before: s.before, to });
+        if let (Some(products), Delta::None) = (products, s.delta) {
+            if let Some(left) = of_q(&mut **b) {
+                d.scores_of(s, n, products, left);
+            }
+            return;
+        }
         d.scores(s, n, k, [of_u(&mut **a), of_q(&mut **b)], self.packed);
         if s.with_w() {
             d.scores(s, n, w, [of_u(&mut **aw), of_q(&mut **bw)], self.packed);
@@ -404,7 +503,7 @@ impl<'s> Chunk<'s> {
             }
             Delta::Pair => {
                 s.multiply_panels((n, s.size), Lines::Rows(us, s.line), state, p, false);
-                s.multiply_panels((n, n), Lines::Rows(a, s.stride), x, p, true);
+                s.multiply_lower_panels(n, Lines::Rows(a, s.stride), x, p, true);
                 s.solve(n, aw, p);
             }
         }
@@ -414,9 +513,9 @@ impl<'s> Chunk<'s> {
     pub(super) fn read(&self, state: &[f32], o: &mut [f32]) {
         let (s, n) = (&self.sizes, self.n);
         s.multiply_panels((n, s.size), Lines::Rows(self.decayed[0], s.line), state, o, false);
-        s.multiply_panels((n, n), Lines::Rows(self.scores[2], s.stride), self.values[0], o, true);
+        s.multiply_lower_panels(n, Lines::Rows(self.scores[2], s.stride), self.values[0], o, true);
         if s.with_w() {
-            s.multiply_panels((n, n), Lines::Rows(self.scores[3], s.stride), self.values[1], o, true);
+            s.multiply_lower_panels(n, Lines::Rows(self.scores[3], s.stride), self.values[1], o, true);
         }
     }
 

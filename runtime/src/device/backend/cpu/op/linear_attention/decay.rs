@@ -5,7 +5,7 @@
 //! decays of all pairs of tokens are a matrix. Of channels they are factors of rows, to and from
 //! the begins of parts of [`PART`] tokens, and within a part row after row.
 
-use super::chunk::{CHUNK, Left, Lines, PART, Sizes, multiply, pack_lines, pack_steps, take};
+use super::chunk::{CHUNK, Left, Lines, PART, Sizes, multiply, multiply_lower, pack_lines, pack_steps, take};
 use crate::device::backend::cpu::simd::{add, add_scaled, dot, fma, inner, kernel_fn, scale, sum};
 use dreamc_compiler::op::Decay;
 use std::ops::Range;
@@ -106,6 +106,15 @@ kernel_fn! {
         for ((to, x), y) in to.iter_mut().zip(x.chunks_exact(panel)).zip(y.chunks_exact(panel)) {
             *to += dot::<FMA>(x, y);
         }
+    }
+}
+
+/// Products of rows with packed lines, up to the diagonal and somewhat above it.
+pub(super) fn products(s: &Sizes, n: usize, rows: &[f32], packed: &[f32], to: &mut [f32]) {
+    for (first, panel) in (0..n).step_by(s.panel).zip(packed.chunks_exact(s.panel * s.size)) {
+        let rows = Lines::Rows(&rows[first * s.line..], s.line);
+        let size = (n - first, s.panel.min(n - first), s.size);
+        multiply(size, rows, panel, &mut to[first * s.stride + first..], s.stride, false);
     }
 }
 
@@ -270,6 +279,14 @@ impl<'s> Decays<'s> {
         }
     }
 
+    /// Scores of one left operand, from its products without decays, up to the diagonal.
+    pub(super) fn scores_of(&self, s: &Sizes, n: usize, products: &[f32], left: Left) {
+        for i in 0..n {
+            at_mut(left.to, i, s.stride, i + 1).copy_from_slice(at(products, i, s.stride, i + 1));
+        }
+        self.weigh(s, n, left.to, left.before);
+    }
+
     /// Scores of left operands with a right one, with their decays.
     pub(super) fn scores(
         &mut self,
@@ -284,11 +301,7 @@ impl<'s> Decays<'s> {
         }
         pack_lines(right, s.line, n, s.size, packed);
         for left in lefts.iter_mut().flatten() {
-            for (first, panel) in (0..n).step_by(s.panel).zip(packed.chunks_exact(s.panel * s.size)) {
-                let rows = Lines::Rows(&left.rows[first * s.line..], s.line);
-                let size = (n - first, s.panel.min(n - first), s.size);
-                multiply(size, rows, panel, &mut left.to[first * s.stride + first..], s.stride, false);
-            }
+            products(s, n, left.rows, packed, left.to);
             self.weigh(s, n, left.to, left.before);
         }
     }
@@ -424,9 +437,9 @@ impl Decays<'_> {
             self.weigh(s, n, d.scores[score], before[left]);
             let of = &d.scores[score];
             pack_steps(rows[right], s.line, n, s.size, packed);
-            multiply((n, s.size, n), Lines::Rows(of, s.stride), packed, d.rows[left], s.line, true);
+            multiply_lower((n, s.size), Lines::Rows(of, s.stride), packed, d.rows[left], s.line, true);
             pack_steps(rows[left], s.line, n, s.size, packed);
-            multiply((n, s.size, n), Lines::Columns(of, s.stride), packed, d.rows[right], s.line, true);
+            multiply_lower((n, s.size), Lines::Columns(of, s.stride), packed, d.rows[right], s.line, true);
         }
     }
 

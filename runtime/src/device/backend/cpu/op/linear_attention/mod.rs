@@ -18,7 +18,7 @@ use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored, View};
 use back::Backward;
 use chunk::{Chunk, Sizes, take, widen};
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
-use dreamc_compiler::op::{Sequence, Tokens};
+use dreamc_compiler::op::{Decay, Sequence, Tokens};
 use dreamc_compiler::program::KernelKind;
 use dreamc_compiler::program::kernel::{LinearAttention, LinearAttentionGrad};
 use step::Token;
@@ -105,7 +105,10 @@ impl<'a, T: Stored> Source<'a, T> {
         let s = self.sizes;
         let factors = chunk.decays.factor_mut(&s, i);
         match s.fault {
-            chunk::Fault::None | chunk::Fault::LostState => {}
+            chunk::Fault::None
+            | chunk::Fault::LostState
+            | chunk::Fault::OpenTriangle
+            | chunk::Fault::OtherHead => {}
             chunk::Fault::LateDecay => {
                 let key = chunk.rows[1][i * s.line..][..s.size].iter_mut().enumerate();
                 key.for_each(|(c, k)| *k *= factors[if factors.len() == 1 { 0 } else { c }]);
@@ -173,11 +176,79 @@ fn sequence<'a>(args: &Arguments<'a>, tokens: Tokens, b: usize, n: usize) -> Seq
     }
 }
 
+/// Products of queries and keys that several heads have, made once for each chunk.
+struct Common<'a> {
+    /// The first head of each group.
+    heads: Vec<usize>,
+    /// The group of each head.
+    groups: Vec<usize>,
+    chunks: usize,
+    products: View<'a, f32>,
+}
+
+/// The first head of each group of heads whose queries and keys are the same, and the group of each
+/// head; nothing where no two are or where products have other uses.
+fn common(shape: &LinearShape, s: &Sizes) -> Option<(Vec<usize>, Vec<usize>)> {
+    let [q, k, _] = &shape.parts[..] else { return None };
+    if !(shape.is_shared(q) && shape.is_shared(k)) || s.decay == Decay::Channel {
+        return None;
+    }
+    let (mut heads, mut groups) = (vec![], vec![]);
+    let place = |h: usize| [q, k].map(|part| part.first(&shape.heads, h));
+    for h in 0..s.heads {
+        let group = heads.iter().position(|&first| place(first) == place(h));
+        groups.push(group.unwrap_or(heads.len()));
+        if group.is_none() {
+            heads.push(h);
+        }
+    }
+    (heads.len() < s.heads).then_some((heads, groups))
+}
+
+/// Floats of all products of [`Common`].
+fn common_floats(shape: &LinearShape, s: &Sizes) -> usize {
+    common(shape, s).map_or(0, |(heads, _)| s.batch * heads.len() * s.chunks() * s.square())
+}
+
+impl<'a> Common<'a> {
+    /// Makes them, in shared floats from a place on.
+    fn new<T: Stored>(
+        (shape, s): (&LinearShape, &Sizes),
+        tokens: Tokens,
+        at: usize,
+        cx: &Context<'a>,
+        args: &Arguments<'a>,
+    ) -> Option<Self> {
+        let (heads, groups) = common(shape, s)?;
+        let tasks = s.batch * heads.len() * s.chunks();
+        let products = cx.shared().part_of_flat(at, tasks * s.square()).rows_of(s.square());
+        cx.parallel(tasks, |task, mut scratch| {
+            let (c, of) = (task % s.chunks(), task / s.chunks());
+            let place = [of / heads.len(), heads[of % heads.len()]];
+            let sequence = sequence(args, tokens, place[0], s.tokens);
+            let source = Source::<T>::new(shape, *s, args, sequence, place);
+            let mut chunk = Chunk::new(*s, &mut scratch);
+            source.load(c * s.chunk, &mut chunk);
+            chunk.products(products.row_mut(task));
+        });
+        #[cfg(test)]
+        let groups = if s.fault == chunk::Fault::OtherHead { vec![0; groups.len()] } else { groups };
+        Some(Common { heads, groups, chunks: s.chunks(), products })
+    }
+
+    fn of(&self, [b, h]: [usize; 2], chunk: usize) -> &[f32] {
+        self.products.row((b * self.heads.len() + self.groups[h]) * self.chunks + chunk)
+    }
+}
+
 impl Run for LinearAttention {
     fn scratch(&self) -> Scratch {
         let s = Sizes::new(&self.shape, self.delta, self.before);
         let alone = 5 * s.line + 5 * s.wide;
-        Scratch::local((s.floats() + s.state() + s.values() + s.wide).max(alone))
+        Scratch {
+            local: (s.floats() + s.state() + s.values() + s.wide).max(alone),
+            shared: common_floats(&self.shape, &s),
+        }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
@@ -214,6 +285,7 @@ impl Forward for LinearAttention {
 
     fn chunks<T: Stored>(&self, s: &Sizes, cx: &Context, args: &Arguments) {
         let o = args.view::<T>("o").rows_of(s.value);
+        let common = Common::new::<T>((&self.shape, s), self.tokens, 0, cx, args);
         cx.parallel(s.batch * s.heads, |task, mut scratch| {
             let at = [task / s.heads, task % s.heads];
             let sequence = sequence(args, self.tokens, at[0], s.tokens);
@@ -235,7 +307,7 @@ impl Forward for LinearAttention {
                 if s.fault == chunk::Fault::LostState {
                     state.fill(0.0);
                 }
-                chunk.prepare(true);
+                chunk.prepare(true, common.as_ref().map(|common| common.of(at, first / s.chunk)));
                 chunk.enter(state);
                 chunk.read(state, out);
                 chunk.leave(state);
@@ -303,15 +375,7 @@ impl Run for LinearAttentionGrad {
         let s = Sizes::new(&self.shape, self.delta, self.before);
         let row = self.operands().map(|(_, _, part)| part.row as usize).max().unwrap_or(0);
         let local = (s.floats() + Backward::floats(&s) + kept_floats(&s).iter().sum::<usize>()).max(row);
-        Scratch {
-            local,
-            shared: self
-                .shared()
-                .iter()
-                .flatten()
-                .map(|(_, width)| width * s.batch * s.tokens * s.heads)
-                .sum(),
-        }
+        Scratch { local, shared: self.beside(&s) + common_floats(&self.shape, &s) }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
@@ -319,6 +383,7 @@ impl Run for LinearAttentionGrad {
         cx.count(|| self.work().fixed.multiply_adds as u64);
         let give = Give::<T>::new(self, &s, cx, args);
         let tokens = if self.segments { Tokens::Segments } else { Tokens::All };
+        let common = Common::new::<T>((&self.shape, &s), tokens, self.beside(&s), cx, args);
         cx.parallel(s.batch * s.heads, |task, mut scratch| {
             let at = [task / s.heads, task % s.heads];
             let sequence = sequence(args, tokens, at[0], s.tokens);
@@ -330,7 +395,7 @@ impl Run for LinearAttentionGrad {
             states[..s.state()].fill(0.0);
             for c in 0..s.chunks() {
                 source.load(c * s.chunk, &mut chunk);
-                chunk.prepare(false);
+                chunk.prepare(false, None);
                 let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at_mut(s.state());
                 chunk.enter(before);
                 if s.with_u() {
@@ -342,7 +407,7 @@ impl Run for LinearAttentionGrad {
             back.state.fill(0.0);
             for c in (0..s.chunks()).rev() {
                 source.load(c * s.chunk, &mut chunk);
-                chunk.prepare(true);
+                chunk.prepare(true, common.as_ref().map(|common| common.of(at, c)));
                 if s.with_u() {
                     chunk.values[entered].copy_from_slice(&values[c * each..][..each]);
                 }
@@ -369,9 +434,15 @@ trait Shared {
     /// For each operand, decay last, the floats that a head leaves of its cotangent, where several
     /// read it, and where they begin among those of all heads.
     fn shared(&self) -> [Option<(usize, usize)>; 6];
+    /// Floats of all of them.
+    fn beside(&self, s: &Sizes) -> usize;
 }
 
 impl Shared for LinearAttentionGrad {
+    fn beside(&self, s: &Sizes) -> usize {
+        self.shared().iter().flatten().map(|(_, width)| width * s.batch * s.tokens * s.heads).sum()
+    }
+
     fn shared(&self) -> [Option<(usize, usize)>; 6] {
         let s = &self.shape;
         let all = (s.batch * s.tokens * s.head_count()) as usize;

@@ -2,7 +2,7 @@
 
 use super::chunk::{CHUNK, FAULT, Fault};
 use crate::device::backend::cpu::tests::Value::{self, F, I};
-use crate::device::backend::cpu::tests::{check_instance, check_instance_by, plan_of, session};
+use crate::device::backend::cpu::tests::{check_instance, check_instance_by, launch, plan_of, session};
 use crate::device::ptx::{Checks, Options, PtxDevice};
 use crate::device::{Device, Group};
 use dreamc_compiler::ir::interpret::Tensor;
@@ -146,6 +146,41 @@ fn chunks_backward_are_the_sequential_form() {
     }
 }
 
+/// The same in bf16, forward and backward: states and sums stay f32, so that the only error is that
+/// of what is stored.
+#[test]
+fn chunks_in_bf16() {
+    for seed in 0..24 {
+        println!("seed {seed}");
+        let case = instance(seed, TOKENS[(seed as usize / 2 + 6) % 12], seed % 2 == 1);
+        check_instance_by(&case, &|kernel, operands| launch(kernel, operands));
+    }
+}
+
+/// A state grows beyond what bf16 counts to: a text of ones, whose sum is its length.
+#[test]
+fn states_in_bf16_count_on() {
+    let text = "dims { b 1 t 600 d 1 e 1 }
+        func @f {
+          input %q : f32[b, t, d]
+          input %k : f32[b, t, d]
+          input %v : f32[b, t, e]
+          %0 = linear_attention %q, %k, %v [e, d] over d decay none delta none : f32[b, t, e]
+          return o = %0
+        }";
+    let module = parse(text).unwrap();
+    let function = module.functions["f"].clone();
+    let ones = || Tensor::float(&[1, 600, 1], vec![1.0; 600]);
+    let args = vec![ones(), ones(), ones()];
+    let last = std::cell::Cell::new(0.0);
+    check_instance_by(&Instance { module, function, args }, &|kernel, operands| {
+        let found = launch(kernel, operands);
+        last.set(found.0.iter().map(|value| value.f().last().copied().unwrap_or(0.0)).fold(0.0, f32::max));
+        found
+    });
+    assert_eq!(last.get(), 600.0);
+}
+
 /// The kernels of GPUs, interpreted, against the same.
 #[test]
 fn gpus_take_the_sequential_form() {
@@ -181,7 +216,9 @@ fn faults_in_chunks() {
     let silent = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = vec![];
-    for fault in [Fault::LateDecay, Fault::LostState, Fault::OpenDocument] {
+    for fault in
+        [Fault::LateDecay, Fault::LostState, Fault::OpenDocument, Fault::OpenTriangle, Fault::OtherHead]
+    {
         FAULT.set(fault);
         let noticed = (0..24).any(|seed| {
             let case = instance(seed, CHUNK as u64 + 20, false);
