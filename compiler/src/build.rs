@@ -6,6 +6,8 @@ use crate::ir::{
     Unary, Value,
 };
 use crate::op::{Arrange, Cast, Constant, Contract, Reduction, Reshape, Zeros};
+use indexmap::IndexMap;
+use std::ops::Range;
 
 /// Builds one [`Function`] of a module.
 ///
@@ -21,10 +23,26 @@ pub struct Builder<'m> {
     types: Vec<Type>,
     results: Vec<(Port, Value)>,
     error: Option<TypeError>,
+    marks: Marks,
+}
+
+/// Facts about a function for those who read it: nothing is decided by them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Marks {
+    /// Names that values have in the text.
+    pub names: IndexMap<Value, String>,
+    /// Ranges of nodes that a part of the text became, and its name; a part inside another stands
+    /// before it.
+    pub parts: Vec<(Range<usize>, String)>,
 }
 
 /// Marks values that stand for parameters until `finish` numbers them.
 const PARAM: u32 = 1 << 31;
+
+/// The number that a value has in a function of so many parameters.
+fn numbered(v: Value, params: u32) -> Value {
+    if v.0 & PARAM != 0 { Value(v.0 & !PARAM) } else { Value(v.0 + params) }
+}
 
 impl<'m> Builder<'m> {
     /// A builder of a function of that name.
@@ -37,7 +55,30 @@ impl<'m> Builder<'m> {
             types: vec![],
             results: vec![],
             error: None,
+            marks: Marks::default(),
         }
+    }
+
+    /// Calls a value by the name that the text gives it, unless it has one.
+    pub fn call(&mut self, v: Value, name: &str) {
+        self.marks.names.entry(v).or_insert_with(|| name.to_string());
+    }
+
+    /// How many nodes there are.
+    pub fn place(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Says that the nodes from that place on are what a part of the text became.
+    pub fn part(&mut self, from: usize, name: &str) {
+        self.marks.parts.push((from..self.nodes.len(), name.to_string()));
+    }
+
+    /// What was said of values and nodes, with the values as [`Builder::finish`] numbers them.
+    pub fn marks(&self) -> Marks {
+        let number = |v: Value| numbered(v, self.params.len() as u32);
+        let names = self.marks.names.iter().map(|(v, name)| (number(*v), name.clone())).collect();
+        Marks { names, parts: self.marks.parts.clone() }
     }
 
     /// The parameter of that name, made where it is new.
@@ -185,7 +226,7 @@ impl<'m> Builder<'m> {
             return Err(e);
         }
         let shift = self.params.len() as u32;
-        let number = |v: Value| if v.0 & PARAM != 0 { Value(v.0 & !PARAM) } else { Value(v.0 + shift) };
+        let number = |v: Value| numbered(v, shift);
         let (params, mut types): (Vec<_>, Vec<_>) = self.params.into_iter().unzip();
         types.extend(self.types);
         let nodes = self

@@ -33,7 +33,7 @@ pub(crate) use attention::latent_place;
 use crate::CompileError;
 use crate::architecture::{Architecture, Body, Keys, Work, remembered_as};
 use crate::bind::{Owner, Part};
-use crate::build::Builder;
+use crate::build::{Builder, Marks};
 use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{
     self, Binding, Dim, Function, Index, Input, Lifetime, Mask, Module, Op, Output, PerToken, Port,
@@ -133,6 +133,8 @@ pub struct Facts {
     pub states: IndexMap<String, State>,
     /// Observations for the host, by name.
     pub observed: IndexMap<String, (Owner, Observation)>,
+    /// The text that nodes and values of each function come from.
+    pub marks: IndexMap<String, Marks>,
 }
 
 /// A state of a layer.
@@ -151,6 +153,7 @@ impl Facts {
         self.taken.extend(more.taken);
         self.states.extend(more.states);
         self.observed.extend(more.observed);
+        self.marks.extend(more.marks);
     }
 }
 
@@ -455,8 +458,11 @@ impl<'a> Lower<'a> {
         }
     }
 
-    fn finish(self) -> Result<(Function, Vec<Weight>, Facts), CompileError> {
-        Ok((self.b.finish()?, self.weights, self.facts))
+    fn finish(mut self) -> Result<(Function, Vec<Weight>, Facts), CompileError> {
+        let marks = self.b.marks();
+        let function = self.b.finish()?;
+        self.facts.marks.insert(function.name.clone(), marks);
+        Ok((function, self.weights, self.facts))
     }
 
     pub(crate) fn dim(&mut self, name: &str, size: u64) -> Dim {
@@ -669,8 +675,11 @@ impl<'a> Lower<'a> {
             .ok_or(CompileError::Unsupported("a component without definition"))?;
         let c = Owner::Component(number as u32);
         let (pre_norm, post_norm) = component.norms();
+        let from = self.b.place();
         let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
         let y = with_component!(component, keys => keys.lower(self, c, component.kind(), n))?;
-        Ok(if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y })
+        let y = if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y };
+        self.b.part(from, name);
+        Ok(y)
     }
 }
