@@ -26,7 +26,7 @@ pub struct Builder<'m> {
     marks: Marks,
 }
 
-/// Facts about a function for those who read it: nothing is decided by them.
+/// Facts about a function for people: no pass decides by them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Marks {
     /// Names that values have in the text.
@@ -34,6 +34,8 @@ pub struct Marks {
     /// Ranges of nodes that a part of the text became, and its name; a part inside another stands
     /// before it.
     pub parts: Vec<(Range<usize>, String)>,
+    /// The same of the step of a recurrence, by its first result.
+    pub steps: IndexMap<Value, Marks>,
 }
 
 /// Marks values that stand for parameters until `finish` numbers them.
@@ -74,11 +76,17 @@ impl<'m> Builder<'m> {
         self.marks.parts.push((from..self.nodes.len(), name.to_string()));
     }
 
-    /// What was said of values and nodes, with the values as [`Builder::finish`] numbers them.
+    /// What is known of the step of the recurrence that gives a value.
+    pub fn explain(&mut self, v: Value, step: Marks) {
+        self.marks.steps.insert(v, step);
+    }
+
+    /// Everything known of values and nodes, with the values as [`Builder::finish`] numbers them.
     pub fn marks(&self) -> Marks {
         let number = |v: Value| numbered(v, self.params.len() as u32);
         let names = self.marks.names.iter().map(|(v, name)| (number(*v), name.clone())).collect();
-        Marks { names, parts: self.marks.parts.clone() }
+        let steps = self.marks.steps.iter().map(|(v, marks)| (number(*v), marks.clone())).collect();
+        Marks { names, parts: self.marks.parts.clone(), steps }
     }
 
     /// The parameter of that name, made where it is new.

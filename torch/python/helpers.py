@@ -1,0 +1,264 @@
+class Weight(nn.Module):
+    """A tensor under a name; a bias or a shared tensor beside it is another attribute."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+
+def rms(x, eps, inner=1):
+    """x / sqrt(mean(x²) + eps), the mean over the last `inner` dimensions (RMSNorm, 1910.07467)."""
+    over = tuple(range(-inner, 0))
+    return x * torch.rsqrt(x.square().mean(over, keepdim=True) + eps)
+
+
+def turn(x, angle):
+    """Pairs (i, i + d/2) of the last dimension turned by `angle` (RoPE, 2104.09864)."""
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def frequencies(pairs, base, device):
+    return base ** (-torch.arange(pairs, dtype=torch.float64, device=device) / pairs)
+
+
+def linear_frequencies(f, base, factor):
+    return f / factor
+
+
+def llama3_frequencies(f, base, factor, low, high, context):
+    """Long wavelengths divided by `factor`, short ones kept, those between mixed (Llama 3.1)."""
+    ratio = context * f / (2 * math.pi)
+    smooth = ((ratio - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * f / factor + smooth * f
+
+
+def yarn_frequencies(f, base, factor, fast, slow, context, truncate):
+    """Pairs that turn rarely divided by `factor` (YaRN, 2309.00071)."""
+    pairs = len(f)
+    turning = lambda times: pairs * math.log(context / times / (2 * math.pi)) / math.log(base)
+    low, high = turning(fast), turning(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    wide = 1e-3 if low == high else high - low
+    divided = ((torch.arange(pairs, dtype=f.dtype, device=f.device) - low) / wide).clamp(0, 1)
+    return f / factor * divided + f * (1 - divided)
+
+
+def rope(x, position, base, scaled=None):
+    """Turns each row by the position of its token."""
+    f = frequencies(x.shape[-1] // 2, base, x.device)
+    f = f if scaled is None else scaled(f, base)
+    position = position.reshape(position.shape + (1,) * (x.dim() - position.dim()))
+    return turn(x, position * f)
+
+
+def rope_depth(x, depth, depths, base, half_reversed, scaled=None):
+    """Turns by depth; where `half_reversed`, odd pairs count backwards from the last depth."""
+    f = frequencies(x.shape[-1] // 2, base, x.device)
+    f = f if scaled is None else scaled(f, base)
+    position = torch.full_like(f, depth)
+    if half_reversed:
+        position[1::2] = depths - 1 - depth
+    return turn(x, position * f)
+
+
+def causal(q, k, window=None, segments=None, positions=None):
+    """Which keys a query sees: [batch or 1, 1, queries, keys]."""
+    if positions is None:
+        i = torch.arange(q.shape[1], device=q.device)[None, :, None]
+        j = torch.arange(k.shape[1], device=q.device)[None, None, :]
+        seen = j <= i
+    else:
+        i, j = positions[0][:, :, None], positions[1][:, None, :]
+        seen = (j <= i) & (j >= 0)
+    if window is not None:
+        seen = seen & (i - j < window)
+    if segments is not None:
+        seen = seen & (segments[:, :, None] == segments[:, None, :])
+    return seen[:, None]
+
+
+def attention(q, k, v, scale, seen=None):
+    """softmax(q k^T scale) v of the keys `seen`, or all up to the query; [batch, seq, heads, size]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, is_causal=seen is None, scale=scale, enable_gqa=True
+    )
+    return o.transpose(1, 2)
+
+
+def scored_attention(q, k, v, scale, seen, score=None, mask=None, positions=None):
+    """Attention with a score and a mask of each pair; the result, and the log of the softmax's sum."""
+    each = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    if positions is None:
+        i = torch.arange(q.shape[1], device=q.device)[:, None]
+        j = torch.arange(k.shape[1], device=q.device)[None, :]
+    else:
+        i, j = positions[0][:, None, :, None], positions[1][:, None, None, :]
+    head = torch.arange(q.shape[2], device=q.device)[:, None, None]
+    if score is not None:
+        s = score(s, i, j, head)
+    if mask is not None:
+        seen = seen & (mask(i, j, head) > 0)
+    s = torch.where(seen, s, -1e30)
+    lse = s.logsumexp(-1)
+    p = torch.where(seen, torch.exp(s - lse[..., None]), 0)
+    lse = torch.where(seen.any(-1).expand(lse.shape), lse, -math.inf)
+    return torch.einsum("bhij,bjhd->bihd", p, v), lse.transpose(1, 2)
+
+
+def at_query(x):
+    """Numbers of tokens, and of heads, where a score is of the query."""
+    return x[:, None, :, None] if x.dim() == 2 else x.transpose(1, 2)[..., None]
+
+
+def at_key(x):
+    """Numbers of tokens, and of heads, where a score is of the key."""
+    return x[:, None, None, :] if x.dim() == 2 else x.transpose(1, 2)[:, :, None, :]
+
+
+def look_up(table, index, head=None):
+    """The entry of a table at an index, or the nearest that there is."""
+    index = index.floor().long().clamp(0, table.shape[-1] - 1)
+    return table[index] if head is None else table[head, index]
+
+
+def truth(x):
+    """1 where it holds, else 0."""
+    return x.to(torch.get_default_dtype())
+
+
+def depth_attention(q, k, v, row, scale, softcap=None, window=None):
+    """For one token, attention to rows 0..row of a cache [depth, ..., heads, size]."""
+    first = 0 if window is None else max(0, row + 1 - window)
+    each = q.shape[-2] // k.shape[-2]
+    k, v = (x[first : row + 1].repeat_interleave(each, -2) for x in (k, v))
+    s = (q * k).sum(-1) * scale
+    if softcap is not None:
+        s = torch.where(s < -1e20, s, softcap * torch.tanh(s / softcap))
+    return (s.softmax(0)[..., None] * v).sum(0)
+
+
+def read_sources(sources, x, q, row, eps):
+    """softmax_j(q · RMSNorm(v_j)) v_j over rows 0..row of the sources, and x (Attention Residuals)."""
+    v = torch.cat([sources[:row], x[None]])
+    p = (rms(v, eps) * q).sum(-1).softmax(0)
+    return (p[..., None] * v).sum(0)
+
+
+def write(cache, value, row):
+    """The cache with that row replaced."""
+    return torch.cat([cache[:row], value[None], cache[row + 1 :]])
+
+
+def route(z, k):
+    """The k largest, the largest first, ties to the lowest index."""
+    return z.argsort(-1, descending=True, stable=True)[..., :k]
+
+
+def group(chosen, experts):
+    """Slots sorted by expert; where each expert's begin; where each slot went."""
+    of = chosen.flatten().clamp(max=experts)
+    order = of.argsort(stable=True)
+    sizes = torch.bincount(of, minlength=experts + 1)[:experts]
+    offsets = F.pad(sizes.cumsum(0), (1, 0))
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return order, offsets, inverse.reshape(chosen.shape)
+
+
+def gather(x, order):
+    """Rows of tokens in the order of slots."""
+    x = x.reshape(-1, x.shape[-1])
+    return x[order // (len(order) // len(x))]
+
+
+def grouped(x, w, offsets):
+    """Each row times the matrix [out, in] of its expert; rows of no expert are zero."""
+    ends = offsets.tolist()
+    parts = [F.linear(x[a:b], w[e]) for e, (a, b) in enumerate(zip(ends, ends[1:]))]
+    return F.pad(torch.cat(parts), (0, 0, 0, len(x) - ends[-1]))
+
+
+def combine(y, inverse, gates=None):
+    """The sum over a token's slots, each times its gate."""
+    y = y[inverse]
+    return (y if gates is None else y * gates[..., None]).sum(-2)
+
+
+def round_groups(score, chosen, order, offsets, tile, spare, none):
+    """Choices with as many of each expert as fill tiles; all others are `none`."""
+    k, experts = chosen.shape[-1], len(offsets) - 1
+    score, flat = score.flatten(), chosen.flatten()
+    kept = torch.where(flat < experts, none, flat)
+    for e in range(experts):
+        slots = order[offsets[e] : offsets[e + 1]].sort().values
+        slots = slots[score[slots].argsort(descending=True, stable=True)]
+        is_spare = slots % k + spare >= k
+        own, others = slots[~is_spare], slots[is_spare]
+        over = len(own) % tile
+        missing = tile - over
+        if over > 0 and missing <= over and missing <= len(others):
+            own = torch.cat([own, others[:missing]])
+        else:
+            own = own[: len(own) - over]
+        kept[own] = e
+    return kept.reshape(chosen.shape)
+
+
+def top_tokens(r, capacity):
+    """Places of the largest share of each sequence, in order (expert choice, 2404.02258)."""
+    k = max(1, int(capacity * r.shape[1]))
+    return r.argsort(1, descending=True, stable=True)[:, :k].sort(1).values
+
+
+def take_tokens(x, index):
+    return x[torch.arange(len(x), device=x.device)[:, None], index]
+
+
+def put_tokens(x, index, tokens):
+    """Rows put at those places; zero elsewhere, -1 of integers."""
+    rows = x.new_full((x.shape[0], tokens) + x.shape[2:], 0 if x.is_floating_point() else -1)
+    return rows.index_put((torch.arange(len(x), device=x.device)[:, None], index), x)
+
+
+def decide(z, inclusive):
+    """Each token's own place where z is above zero; -1 elsewhere."""
+    place = torch.arange(z.shape[1], device=z.device)
+    return torch.where(z >= 0 if inclusive else z > 0, place, -1)
+
+
+def keep(x, places, otherwise=0):
+    """Rows of tokens that take part; `otherwise` in all others."""
+    taking = (places >= 0).reshape(places.shape + (1,) * (x.dim() - 2))
+    return torch.where(taking, x, otherwise)
+
+
+def runs(places, documents, begins):
+    """The number of the run that each token is in; a token that takes part begins or ends one."""
+    cut = places >= 0
+    cut = cut if begins else F.pad(cut[:, :-1], (1, 0))
+    cut = cut | F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    return F.pad(cut[:, 1:], (1, 0)).cumsum(1)
+
+
+def conv(x, w):
+    """y[i] = Σ_m w[m] ⊙ x[i - m], a weight of each channel."""
+    rows = [F.pad(x, (0, 0) * (x.dim() - 2) + (m, 0))[:, : x.shape[1]] for m in range(len(w))]
+    return sum(w[m] * row for m, row in enumerate(rows))
+
+
+def shift(x, by):
+    """The row of the token `by` before; zero before the start."""
+    return F.pad(x, (0, 0) * (x.dim() - 2) + (by, 0))[:, : x.shape[1]]
+
+
+def cross_entropy(logits, targets):
+    """The loss of each token; 0 where its target is negative."""
+    nll = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction="none")
+    return nll.reshape(targets.shape)
