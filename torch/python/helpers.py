@@ -262,3 +262,26 @@ def cross_entropy(logits, targets):
     """The loss of each token; 0 where its target is negative."""
     nll = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction="none")
     return nll.reshape(targets.shape)
+
+
+def smaller(a, b):
+    """The smaller of two, either of which may be a number."""
+    return torch.minimum(*as_tensors(a, b))
+
+
+def larger(a, b):
+    """The larger of two, either of which may be a number."""
+    return torch.maximum(*as_tensors(a, b))
+
+
+def as_tensors(a, b):
+    like = a if torch.is_tensor(a) else b
+    make = lambda x: x if torch.is_tensor(x) else torch.tensor(x, device=like.device)
+    a, b = make(a), make(b)
+    both = torch.promote_types(a.dtype, b.dtype)
+    return a.to(both), b.to(both)
+
+
+def softplus(x):
+    """ln(1 + e^x)"""
+    return torch.logaddexp(x, torch.zeros_like(x))
