@@ -158,7 +158,7 @@ def write(cache, value, row):
 
 def route(z, k):
     """The k largest, the largest first, ties to the lowest index."""
-    return z.argsort(-1, descending=True, stable=True)[..., :k]
+    return z.argsort(dim=-1, descending=True, stable=True)[..., :k]
 
 
 def group(chosen, experts):
@@ -214,7 +214,7 @@ def round_groups(score, chosen, order, offsets, tile, spare, none):
 def top_tokens(r, capacity):
     """Places of the largest share of each sequence, in order (expert choice, 2404.02258)."""
     k = max(1, int(capacity * r.shape[1]))
-    return r.argsort(1, descending=True, stable=True)[:, :k].sort(1).values
+    return r.argsort(dim=1, descending=True, stable=True)[:, :k].sort(1).values
 
 
 def take_tokens(x, index):

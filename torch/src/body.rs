@@ -6,12 +6,12 @@
 use crate::TorchError;
 use crate::ops;
 use crate::scope::{Item, Made, Names, Writer, identifier, statements};
-use crate::shape::{Varies, aligned, listed};
+use crate::shape::{Varies, listed};
 use crate::tree::{Expr, Stmt};
 use dreamc_compiler::build::Marks;
 use dreamc_compiler::ir::{Binding, Dim, Function, Module, Op, Type, Value};
 use dreamc_compiler::op::{Recurrence, Tokens};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 /// A function whose statements are written.
 pub struct Body<'a> {
@@ -23,8 +23,6 @@ pub struct Body<'a> {
     pub like: (&'a str, &'a [Dim]),
     /// Shares of tokens that `skip`s take.
     pub capacities: &'a [f64],
-    /// Sizes of the batch that the function is lowered for.
-    pub tokens: u64,
 }
 
 /// An operation in its function.
@@ -50,11 +48,6 @@ impl At<'_> {
     /// Whether something reads a result.
     pub fn is_read(&self, k: usize) -> bool {
         self.read.get(k).copied().unwrap_or(false)
-    }
-
-    /// Its first result.
-    pub fn value(&self) -> Value {
-        self.first
     }
 }
 
@@ -91,14 +84,21 @@ pub fn live(f: &Function, wanted: &[Value]) -> Vec<bool> {
 impl<'a> Body<'a> {
     fn at(&self, node: usize, gives: &[Option<Value>]) -> At<'a> {
         let n = &self.f.nodes[node];
-        At { op: &n.op, f: self.f, inputs: &n.inputs, first: n.first, read: gives.iter().map(Option::is_some).collect() }
+        let read = n.results().map(|v| gives.contains(&Some(v))).collect();
+        At { op: &n.op, f: self.f, inputs: &n.inputs, first: n.first, read }
     }
 
     /// The items of nodes, of which `read` are read by others or returned.
     pub fn items(&self, nodes: impl Iterator<Item = usize>, read: &HashSet<Value>) -> Vec<Item<What>> {
         let item = |n: usize| {
             let node = &self.f.nodes[n];
-            let gives = node.results().map(|v| read.contains(&v).then_some(v)).collect();
+            let mut gives: Vec<Option<Value>> =
+                node.results().map(|v| read.contains(&v).then_some(v)).collect();
+            // Their text is that of the one result that something reads.
+            let one = matches!(node.op, Op::Split(_) | Op::Attention(_) | Op::CrossEntropy);
+            if one && gives.iter().flatten().count() == 1 {
+                gives.retain(Option::is_some);
+            }
             Item { reads: self.reads(n), gives, what: What::Node(n) }
         };
         nodes.map(item).collect()
@@ -262,8 +262,9 @@ impl Writer<What> for Method<'_, '_> {
             What::Node(n) => {
                 let at = self.body.at(*n, &item.gives);
                 let k = (value.0 - at.first.0) as usize;
-                let written = match ops::written(self.body, &at, args) {
-                    Ok(Made::Expr(e)) if args.len() == item.reads.len() => Some(e),
+                let known = args.len() == item.reads.len() && !matches!(at.op, Op::Recurrence(_));
+                let written = match known.then(|| ops::written(self.body, &at, args)) {
+                    Some(Ok(Made::Expr(e))) => Some(e),
                     _ => None,
                 };
                 (ops::hint(self.body, &at, k, written.as_ref()), false)

@@ -54,17 +54,26 @@ impl Class {
     }
 }
 
-/// A docstring of a class.
+/// A docstring of a class, in lines that fit.
 fn docstring(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace("\"\"\"", "'''");
-    match text.lines().count() {
-        0 | 1 => format!("    \"\"\"{}\"\"\"\n\n", text.trim()),
-        _ => {
-            let each: Vec<String> =
-                text.lines().map(|l| if l.is_empty() { String::new() } else { format!("    {l}") }).collect();
-            format!("    \"\"\"{}\n    \"\"\"\n\n", each.join("\n").trim())
+    let mut out: Vec<String> = vec![];
+    for line in text.trim().lines() {
+        let indent: String = line.chars().take_while(|c| *c == ' ').collect();
+        let mut own = indent.clone();
+        for word in line.split_whitespace() {
+            if own.chars().count() + word.chars().count() > 92 {
+                out.push(std::mem::replace(&mut own, indent.clone()));
+            }
+            own.push_str(if own.trim().is_empty() { "" } else { " " });
+            own.push_str(word);
         }
+        out.push(own);
     }
+    let end = if out.len() > 1 { "\n    " } else { "" };
+    let each: Vec<String> =
+        out.iter().map(|l| if l.is_empty() { String::new() } else { format!("    {l}") }).collect();
+    format!("    \"\"\"{}{end}\"\"\"\n\n", each.join("\n").trim())
 }
 
 /// An argument of a method, and the value of the function that it is.
@@ -330,7 +339,6 @@ impl<'a> Writing<'a> {
             varies: self.source.varies,
             like: (&like.name, &dims),
             capacities: &self.source.capacities,
-            tokens: 0,
         };
         let mut names = Names::default();
         for (name, _) in numbers {
@@ -366,7 +374,6 @@ impl<'a> Writing<'a> {
             varies: self.source.varies,
             like: ("x", &[]),
             capacities: &self.source.capacities,
-            tokens: 0,
         }
     }
 

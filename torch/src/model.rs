@@ -319,7 +319,6 @@ impl Writer<'_> {
             varies: self.source.varies,
             like: ("x", &dims),
             capacities: &[],
-            tokens: 0,
         };
         let items = body.items(nodes.iter().copied(), &read_in(f, nodes.iter().copied(), &wanted));
         statements(&items, &params, Names::default(), &wanted, &mut Method { body: &body })
