@@ -185,6 +185,11 @@ def grouped(x, w, offsets):
     return F.pad(torch.cat(parts), (0, 0, 0, len(x) - ends[-1]))
 
 
+def scatter(d, chosen, n):
+    """Values at the chosen of n entries, zero elsewhere."""
+    return d.new_zeros(d.shape[:-1] + (n,)).scatter_add(-1, chosen, d)
+
+
 def combine(y, inverse, gates=None):
     """The sum over a token's slots, each times its gate."""
     y = y[inverse]
@@ -213,8 +218,13 @@ def round_groups(score, chosen, order, offsets, tile, spare, none):
 
 def top_tokens(r, capacity):
     """Places of the largest share of each sequence, in order (expert choice, 2404.02258)."""
-    k = max(1, int(capacity * r.shape[1]))
-    return r.argsort(dim=1, descending=True, stable=True)[:, :k].sort(1).values
+    best = r.argsort(dim=1, descending=True, stable=True)
+    return best[:, : share(capacity, r.shape[1])].sort(1).values
+
+
+def share(capacity, tokens):
+    """How many of so many tokens take part."""
+    return max(1, int(capacity * tokens + 1e-9))
 
 
 def take_tokens(x, index):

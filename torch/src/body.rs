@@ -112,16 +112,37 @@ impl<'a> Body<'a> {
     /// The share of tokens that the operation takes.
     pub fn capacity(&self, at: &At) -> Result<f64, TorchError> {
         let (k, n) = (self.module.size(at.result(0)[1]), self.module.size(at.input(0)[1]));
-        let takes = |c: &&f64| ((**c * n as f64 + 1e-9).floor() as u64).clamp(1, n.max(1)) == k;
-        self.capacities.iter().find(takes).copied().ok_or(TorchError::Unsupported("a number of tokens"))
+        self.share(k, n).ok_or(TorchError::Unsupported("a number of tokens"))
     }
 
-    /// The size of a dimension that varies.
+    /// The size of a dimension.
     pub fn size_of(&self, dim: Dim) -> String {
-        match self.like.1.iter().position(|d| *d == dim) {
-            Some(k) => format!("{}.shape[{k}]", self.like.0),
-            None => self.module.size(dim).to_string(),
+        let (own, like) = (self.module.size(dim), self.like.0);
+        if !(self.varies)(dim) {
+            return own.to_string();
         }
+        if let Some(k) = self.like.1.iter().position(|d| *d == dim) {
+            return format!("{like}.shape[{k}]");
+        }
+        // A share of the tokens that a `skip` takes.
+        let takes = |n: &dreamc_compiler::ir::Node| matches!(&n.op, Op::TopTokens(top) if top.k == dim);
+        if let Some(top) = self.f.nodes.iter().find(|n| takes(n)) {
+            let of = self.f.ty(top.inputs[0]).dims[1];
+            let share = self.share(own, self.module.size(of));
+            return format!("share({:?}, {})", share.unwrap_or(1.0), self.size_of(of));
+        }
+        // So many slots for each token.
+        let all: Vec<(usize, u64)> = self.like.1.iter().enumerate().take(2).map(|(k, d)| (k, self.module.size(*d))).collect();
+        let each = own / all.iter().map(|(_, n)| n).product::<u64>().max(1);
+        let mut factors: Vec<String> = all.iter().map(|(k, _)| format!("{like}.shape[{k}]")).collect();
+        factors.extend((each > 1).then(|| each.to_string()));
+        factors.join(" * ")
+    }
+
+    /// The share of so many tokens that is this many.
+    fn share(&self, k: u64, n: u64) -> Option<f64> {
+        let takes = |c: &&f64| ((**c * n as f64 + 1e-9).floor() as u64).clamp(1, n.max(1)) == k;
+        self.capacities.iter().find(takes).copied()
     }
 
     /// How many tokens a sequence has.

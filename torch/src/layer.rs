@@ -20,6 +20,20 @@ pub struct Source<'a> {
     pub capacities: Vec<f64>,
 }
 
+impl Source<'_> {
+    /// The dimensions of the stream.
+    pub fn stream(&self) -> Vec<dreamc_compiler::ir::Dim> {
+        let dims = &self.lowered.module.dims;
+        let number = |name: &&str| dims.get_index_of(*name).map(|k| dreamc_compiler::ir::Dim(k as u32));
+        ["batch", "seq", "hidden"].iter().filter_map(number).collect()
+    }
+
+    /// The first words of the names of the tensors of a body's first set; none where it has none.
+    pub fn prefix(&self, leader: usize) -> Option<String> {
+        self.architecture.prefixes().find(|(_, (body, _))| *body == leader).map(|(prefix, _)| prefix)
+    }
+}
+
 /// A class of the module.
 #[derive(Clone, Debug)]
 pub struct Class {
@@ -100,7 +114,14 @@ pub struct Calls {
 /// Results that a body is asked for: counts of choices and observations are left.
 pub fn wanted(f: &Function) -> Vec<(Port, Value)> {
     let left = |p: &Port| !matches!(p.binding, Binding::State(Lifetime::Set) | Binding::Observed);
-    f.results.iter().filter(|(p, _)| left(p)).cloned().collect()
+    let mut all: Vec<(Port, Value)> = f.results.iter().filter(|(p, _)| left(p)).cloned().collect();
+    // The stream first, then losses, then states.
+    all.sort_by_key(|(p, _)| match p.binding {
+        Binding::Stream => 0,
+        binding if binding.is_state() => 2,
+        _ => 1,
+    });
+    all
 }
 
 /// The name of a number that weights of passes are found by.
@@ -331,7 +352,7 @@ impl<'a> Writing<'a> {
         let like = args.iter().find(floats).or(args.first());
         let none = Argument { name: "x".into(), value: None };
         let like = like.unwrap_or(&none);
-        let dims = like.value.and_then(ty).map_or(vec![], |ty| ty.dims.clone());
+        let dims = like.value.and_then(ty).map_or_else(|| self.source.stream(), |ty| ty.dims.clone());
         let body = Body {
             module: &self.source.lowered.module,
             f: self.f,
@@ -407,13 +428,17 @@ impl<'a> Writing<'a> {
             let method = (!leads).then(|| self.method(false));
             items.push(Item { reads: args, gives, what: What::Call(Call { part: attribute(&part), method }) });
         }
-        let mut reads: Vec<Value> = vec![];
+        let stream = self.f.params.iter().position(|p| p.binding == Binding::Stream);
+        let mut reads: Vec<Value> = stream.map(|k| Value(k as u32)).into_iter().collect();
         for v in items.iter().flat_map(|i| &i.reads).chain(&results) {
             if v.index() < self.f.params.len() && !reads.contains(v) {
                 reads.push(*v);
             }
         }
-        let (args, more) = self.arguments(&reads, None);
+        let (mut args, more) = self.arguments(&reads, None);
+        if stream.is_none() {
+            args.insert(0, Argument { name: "x".into(), value: None });
+        }
         for (name, binding) in more {
             if !numbers.iter().any(|(n, _)| *n == name) {
                 numbers.push((name, binding));
@@ -423,9 +448,12 @@ impl<'a> Writing<'a> {
         all_args.extend(numbers.iter().map(|(name, b)| Argument { name: name.clone(), value: Some(self.number_value(*b)) }));
         let (list, mut stmts, values) = self.layer_written(&items, &args, &numbers, &reads, &results)?;
         stmts.push(Stmt::Return(values));
-        let port = |a: &Argument| a.value.map(|v| (a.name.clone(), self.f.params[v.index()].clone()));
+        let port = |a: &Argument| match a.value {
+            Some(v) => (a.name.clone(), self.f.params[v.index()].clone()),
+            None => (a.name.clone(), Port::new("x", Binding::Stream)),
+        };
         let call = Calls {
-            args: args.iter().filter_map(port).collect(),
+            args: args.iter().map(port).collect(),
             numbers,
             results: returned.into_iter().map(|(p, _)| p).collect(),
             method: (!leads).then(|| self.method(false)),

@@ -80,17 +80,36 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
         Source { architecture: &architecture, lowered: &lowered, varies: &varies, capacities: capacities(&architecture) };
     let mut classes: Vec<Class> = vec![];
     let mut calls = BTreeMap::new();
+    let mut homes: Vec<(String, String)> = vec![];
     let leaders: Vec<usize> =
         (0..architecture.bodies.len()).filter(|&b| architecture.leader(b) == b).collect();
     for leader in leaders {
-        let (parts, mut layer, called) = layer::classes(&source, leader)?;
+        let (parts, mut layer, mut called) = layer::classes(&source, leader)?;
         for part in parts {
             let name = add(&mut classes, part.clone());
             if name != part.name {
                 rename(&mut layer, &part.name, &name);
             }
         }
-        classes.push(layer);
+        // Bodies of one loop have one set of tensors: they are methods of one class.
+        let prefix = source.prefix(leader);
+        let same = homes.iter().find(|(p, _)| prefix.as_ref() == Some(p)).map(|(_, name)| name.clone());
+        match same.and_then(|name| classes.iter_mut().find(|c| c.name == name)) {
+            Some(home) => {
+                home.init.extend(layer.init);
+                for (name, args, body) in layer.methods {
+                    let name = if name == "forward" { architecture.bodies[leader].name.clone() } else { name };
+                    home.methods.push((name, args, body));
+                }
+                for (_, call) in &mut called {
+                    call.method.get_or_insert_with(|| architecture.bodies[leader].name.clone());
+                }
+            }
+            None => {
+                homes.extend(prefix.map(|prefix| (prefix, layer.name.clone())));
+                classes.push(layer);
+            }
+        }
         calls.extend(called);
     }
     classes.push(model::Writer { source: &source, calls }.class()?);

@@ -57,6 +57,10 @@ impl Writer<'_> {
         let mut lists: BTreeMap<String, Vec<(String, usize)>> = BTreeMap::new();
         for (prefix, (body, _)) in self.source.architecture.prefixes() {
             let (list, number) = prefix.split_once('.').unwrap_or((&prefix, ""));
+            // Bodies of one loop are one class.
+            if lists.get(list).is_some_and(|known: &Vec<(String, usize)>| known.iter().any(|(n, _)| n == number)) {
+                continue;
+            }
             lists.entry(list.into()).or_default().push((number.into(), body));
         }
         for (list, each) in lists {
@@ -77,6 +81,12 @@ impl Writer<'_> {
                 }
             };
             stmts.push(Stmt::Assign(vec![format!("self.{list}")], Expr::name(value), String::new()));
+        }
+        for (k, body) in self.source.architecture.bodies.iter().enumerate() {
+            if self.source.architecture.leader(k) == k && self.source.prefix(k).is_none() {
+                let value = Expr::call(&capitalised(&body.name), vec![]);
+                stmts.push(Stmt::Assign(vec![format!("self.{}", body.name)], value, String::new()));
+            }
         }
         stmts
     }
@@ -103,6 +113,12 @@ impl Writer<'_> {
         out.push(Stmt::Assign(vec!["x".into()], x[0].clone(), String::new()));
         out.retain(|s| !matches!(s, Stmt::Assign(to, x, _) if to.len() == 1 && x.text() == to[0]));
         out.extend(self.states(&out));
+        // The losses of passes are of tokens that have targets.
+        let early = self.calls.values().flat_map(|c| &c.args).any(|(_, p)| p.binding == Binding::Batch(Input::Targets));
+        if early {
+            out.push(Stmt::Block("if targets is None".into(), vec![line("targets = torch.full_like(ids, -1)")]));
+            out.push(line("loss_scale = 1 / (targets >= 0).sum().clamp(min=1)"));
+        }
         out.push(line("extra = 0.0"));
         self.blocks(&self.source.architecture.blocks, 0, &mut out)?;
         if self.source.lowered.module.functions.contains_key(POOL) {
@@ -114,8 +130,12 @@ impl Writer<'_> {
         }
         let head = self.head_args(&[Output::Logits], None);
         out.push(Stmt::Line(format!("logits = self.logits({})", head.join(", "))));
-        out.push(Stmt::Block("if targets is None".into(), vec![line("return logits")]));
-        out.push(line("loss_scale = 1 / (targets >= 0).sum().clamp(min=1)"));
+        if early {
+            out.push(Stmt::Block("if not (targets >= 0).any()".into(), vec![line("return logits")]));
+        } else {
+            out.push(Stmt::Block("if targets is None".into(), vec![line("return logits")]));
+            out.push(line("loss_scale = 1 / (targets >= 0).sum().clamp(min=1)"));
+        }
         let head = self.head_args(&[Output::Loss], Some(Output::Logits));
         let extra = if used { " + extra" } else { "" };
         out.push(Stmt::Line(format!("return logits, self.loss({}){extra}", head.join(", "))));
@@ -126,18 +146,18 @@ impl Writer<'_> {
     fn states(&self, _: &[Stmt]) -> Vec<Stmt> {
         let mut made: BTreeMap<String, Stmt> = BTreeMap::new();
         let module = &self.source.lowered.module;
-        let rows: Vec<_> = ["batch", "seq", "hidden"]
-            .iter()
-            .filter_map(|d| module.dims.get_index_of(*d))
-            .map(|k| dreamc_compiler::ir::Dim(k as u32))
-            .collect();
+        let names = ["batch", "seq"];
+        let size = |d: dreamc_compiler::ir::Dim| match names.iter().find(|name| **name == module.name(d)) {
+            Some(name) => name.to_string(),
+            None => module.size(d).to_string(),
+        };
         for (body, calls) in &self.calls {
             let f = self.function(*body);
             for (_, port) in calls.args.iter().filter(|(_, p)| p.binding.is_state()) {
                 let name = self.handed(&port.name, None);
                 let Some(v) = f.find_param(&port.name) else { continue };
                 let ty = f.ty(v);
-                let value = zeros(("x", &rows), &ty.dims, module, self.source.varies);
+                let value = zeros("x", &ty.dims, &size);
                 let value = if ty.dtype.is_float() { value } else { value.method("long", vec![]) };
                 made.entry(name.clone())
                     .or_insert_with(|| Stmt::Assign(vec![name], value, listed(&ty.dims, module)));
@@ -240,12 +260,15 @@ impl Writer<'_> {
     fn layer(&self, apply: &Apply) -> Expr {
         let architecture = self.source.architecture;
         let leader = architecture.leader(apply.body);
+        let Some(prefix) = self.source.prefix(leader) else {
+            return Expr::name("self").attribute(&architecture.bodies[leader].name);
+        };
         let own: Vec<(String, u64)> = architecture
             .prefixes()
             .filter(|(_, (body, _))| *body == leader)
             .map(|(prefix, (_, set))| (prefix, set))
             .collect();
-        let (list, _) = own.first().and_then(|(p, _)| p.split_once('.')).unwrap_or(("layers", ""));
+        let list = prefix.split_once('.').map_or("layers", |(list, _)| list);
         let mut numbers: Vec<(u64, u64)> =
             own.iter().filter_map(|(p, set)| Some((*set, p.rsplit_once('.')?.1.parse().ok()?))).collect();
         numbers.sort_unstable();

@@ -33,7 +33,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
         Op::Reshape(_) => one(reshaped(arg(0), at.input(0), at.result(0), body.module, body.varies)),
         Op::Split(s) => one(split(body, at, &s.0, arg(0))),
         Op::Concat(_) => one(Expr::call("torch.cat", vec![list(x), integer(-1)])),
-        Op::Zeros(_) => one(zeros(body.like, at.result(0), body.module, body.varies)),
+        Op::Zeros(_) => one(zeros(body.like.0, at.result(0), &|d| body.size_of(d))),
         Op::Arrange(_) => one(arranged(body, at, arg(0))),
         Op::Contract(c) => one(product((arg(0), at.input(0)), (arg(1), at.input(1)), &c.over, at.result(0), body.module)),
         Op::ByHead(by) => one(by_head(body, at, by.over, by.part, by.first, x)),
@@ -78,12 +78,13 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
         Op::Recurrence(r) => body.recurrence(at, r, x),
         Op::LinearAttention(_) => refused("a recurrence in chunks"),
         Op::AddCounts => refused("counts of choices"),
+        Op::CacheTake if !at.is_read(1) => one(arg(0).index(x[1].text())),
         Op::Admit | Op::Append | Op::CacheTake | Op::ShiftState => refused("a cache"),
         Op::HeadLoss(_) => refused("a loss that holds the head"),
+        Op::PickGrad(p) => one(Expr::call("scatter", vec![arg(0), arg(1), size(body, p.experts)])),
         Op::RmsGrad(_)
         | Op::SoftmaxGrad
         | Op::GroupedOuter(_)
-        | Op::PickGrad(_)
         | Op::CombineGrad
         | Op::CombineGates
         | Op::ConvGrad(_)
@@ -238,8 +239,7 @@ fn arranged(body: &Body, at: &At, x: Expr) -> Expr {
     }
     let sizes = to.iter().map(|d| match from.contains(d) {
         true => integer(-1),
-        false if (body.varies)(*d) => Expr::name(body.size_of(*d)),
-        false => size(body, *d),
+        false => Expr::name(body.size_of(*d)),
     });
     let sizes = sizes.collect();
     // Dimensions of one in front have to be there for those that follow to have their places.

@@ -122,6 +122,12 @@ pub fn statements<T, W: Writer<T>>(
     for (at, item) in items.iter().enumerate() {
         scope.item(at, item, &inlined, writer)?;
     }
+    let long = |scope: &Scope| wanted.iter().map(|v| scope.exprs[v].text().len() + 2).sum::<usize>() > 80;
+    for v in wanted {
+        if wanted.len() > 1 && long(&scope) {
+            scope.bind_operand(*v, usize::MAX);
+        }
+    }
     let results = wanted.iter().map(|v| scope.exprs[v].clone()).collect();
     Ok((scope.stmts, results))
 }

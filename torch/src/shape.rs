@@ -130,13 +130,9 @@ pub fn reshaped(x: Expr, from: &[Dim], to: &[Dim], module: &Module, varies: Vari
     }
 }
 
-/// Zeros of a shape beside `like`, whose dimensions say where sizes that vary are.
-pub fn zeros(like: (&str, &[Dim]), dims: &[Dim], module: &Module, varies: Varies) -> Expr {
-    let size = |d: &Dim| match like.1.iter().position(|e| e == d) {
-        Some(k) if varies(*d) => format!("{}.shape[{k}]", like.0),
-        _ => module.size(*d).to_string(),
-    };
-    let sizes: Vec<String> = dims.iter().map(size).collect();
+/// Zeros of a shape beside `like`; `size` gives the text of a size.
+pub fn zeros(like: &str, dims: &[Dim], size: &dyn Fn(Dim) -> String) -> Expr {
+    let sizes: Vec<String> = dims.iter().map(|d| size(*d)).collect();
     let shape = if sizes.len() == 1 { format!("({},)", sizes[0]) } else { format!("({})", sizes.join(", ")) };
-    Expr::name(like.0).method("new_zeros", vec![Expr::name(shape)])
+    Expr::name(like).method("new_zeros", vec![Expr::name(shape)])
 }

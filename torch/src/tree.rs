@@ -160,9 +160,13 @@ pub fn lines(stmts: &[Stmt], indent: usize, out: &mut String) {
 
 /// A line, or a call with its arguments in a line of their own where it is too long.
 fn broken(head: &str, x: &Expr, comment: &str, indent: usize) -> String {
-    let whole = format!("{head}{}{comment}\n", x.text());
+    let plain = format!("{head}{}", x.text());
+    // A comment that does not fit is left out.
+    let comment = if plain.chars().count() + comment.chars().count() > WIDTH { "" } else { comment };
+    let whole = format!("{plain}{comment}\n");
     let Expr::Call(f, args) = x else { return whole };
-    if whole.chars().count() <= WIDTH + 1 || args.is_empty() {
+    let chained = args.len() < 2 && matches!(**f, Expr::Attribute(..));
+    if whole.chars().count() <= WIDTH + 1 || args.is_empty() || chained {
         return whole;
     }
     let pad = " ".repeat(indent);
@@ -172,5 +176,5 @@ fn broken(head: &str, x: &Expr, comment: &str, indent: usize) -> String {
         true => inner,
         false => each.iter().map(|arg| format!("{pad}    {arg},")).collect::<Vec<_>>().join("\n"),
     };
-    format!("{head}{}({comment}\n{body}\n{pad})\n", f.text())
+    format!("{head}{}(\n{body}\n{pad})\n", f.text())
 }
