@@ -23,6 +23,8 @@ pub struct Body<'a> {
     pub like: (&'a str, &'a [Dim]),
     /// Shares of tokens that `skip`s take.
     pub capacities: &'a [f64],
+    /// Other arguments, which keep their names, and their dimensions.
+    pub sized: &'a [(String, Vec<Dim>)],
 }
 
 /// An operation in its function.
@@ -95,7 +97,7 @@ impl<'a> Body<'a> {
             let mut gives: Vec<Option<Value>> =
                 node.results().map(|v| read.contains(&v).then_some(v)).collect();
             // Their text is that of the one result that something reads.
-            let one = matches!(node.op, Op::Split(_) | Op::Attention(_) | Op::CrossEntropy);
+            let one = matches!(node.op, Op::Split(_) | Op::Attention(_) | Op::CrossEntropy | Op::CacheTake);
             if one && gives.iter().flatten().count() == 1 {
                 gives.retain(Option::is_some);
             }
@@ -124,6 +126,10 @@ impl<'a> Body<'a> {
         if let Some(k) = self.like.1.iter().position(|d| *d == dim) {
             return format!("{like}.shape[{k}]");
         }
+        let sized = self.sized.iter().find_map(|(name, dims)| Some((name, dims.iter().position(|d| *d == dim)?)));
+        if let Some((name, k)) = sized {
+            return format!("{name}.shape[{k}]");
+        }
         // A share of the tokens that a `skip` takes.
         let takes = |n: &dreamc_compiler::ir::Node| matches!(&n.op, Op::TopTokens(top) if top.k == dim);
         if let Some(top) = self.f.nodes.iter().find(|n| takes(n)) {
@@ -143,11 +149,6 @@ impl<'a> Body<'a> {
     fn share(&self, k: u64, n: u64) -> Option<f64> {
         let takes = |c: &&f64| ((**c * n as f64 + 1e-9).floor() as u64).clamp(1, n.max(1)) == k;
         self.capacities.iter().find(takes).copied()
-    }
-
-    /// How many tokens a sequence has.
-    pub fn tokens(&self) -> String {
-        format!("{}.shape[1]", self.like.0)
     }
 
     fn maker(&self, v: Value) -> Option<&Op> {

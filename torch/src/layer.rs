@@ -7,7 +7,7 @@ use crate::scope::{Item, Names, identifier, statements};
 use crate::shape::Varies;
 use crate::tree::{Expr, Stmt, lines};
 use dreamc_compiler::architecture::Architecture;
-use dreamc_compiler::ir::{Binding, Function, Lifetime, Port, Value};
+use dreamc_compiler::ir::{Binding, Dim, Function, Lifetime, Op, Port, Value};
 use dreamc_compiler::lower::{Lowered, Weight};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,9 +22,9 @@ pub struct Source<'a> {
 
 impl Source<'_> {
     /// The dimensions of the stream.
-    pub fn stream(&self) -> Vec<dreamc_compiler::ir::Dim> {
+    pub fn stream(&self) -> Vec<Dim> {
         let dims = &self.lowered.module.dims;
-        let number = |name: &&str| dims.get_index_of(*name).map(|k| dreamc_compiler::ir::Dim(k as u32));
+        let number = |name: &&str| dims.get_index_of(*name).map(|k| Dim(k as u32));
         ["batch", "seq", "hidden"].iter().filter_map(number).collect()
     }
 
@@ -353,6 +353,14 @@ impl<'a> Writing<'a> {
         let none = Argument { name: "x".into(), value: None };
         let like = like.unwrap_or(&none);
         let dims = like.value.and_then(ty).map_or_else(|| self.source.stream(), |ty| ty.dims.clone());
+        // Tokens that are put back among all of a sequence: some argument has all.
+        let puts = items.iter().any(|i| matches!(i.what, What::Node(n) if matches!(self.f.nodes[n].op, Op::PutTokens(_))));
+        let whole: Vec<&Argument> =
+            args.iter().filter(|a| puts && a.value.and_then(ty).is_some_and(|ty| ty.dims.len() > 1)).collect();
+        let sized: Vec<(String, Vec<Dim>)> = whole
+            .iter()
+            .filter_map(|a| Some((a.name.clone(), a.value.and_then(ty)?.dims.clone())))
+            .collect();
         let body = Body {
             module: &self.source.lowered.module,
             f: self.f,
@@ -360,13 +368,15 @@ impl<'a> Writing<'a> {
             varies: self.source.varies,
             like: (&like.name, &dims),
             capacities: &self.source.capacities,
+            sized: &sized,
         };
         let mut names = Names::default();
         for (name, _) in numbers {
             names.take(name);
         }
         // Zeros are made beside an argument, whose name stays its own.
-        let all: Vec<Value> = results.iter().copied().chain(like.value).collect();
+        let kept = whole.iter().filter_map(|a| a.value);
+        let all: Vec<Value> = results.iter().copied().chain(like.value).chain(kept).collect();
         let (stmts, mut values) = statements(items, &params, names, &all, &mut Method { body: &body })?;
         values.truncate(results.len());
         let mut list = vec!["self".to_string()];
@@ -395,6 +405,7 @@ impl<'a> Writing<'a> {
             varies: self.source.varies,
             like: ("x", &[]),
             capacities: &self.source.capacities,
+            sized: &[],
         }
     }
 

@@ -19,7 +19,7 @@ mod tree;
 
 use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, skips};
-use dreamc_compiler::ir::Dim;
+use dreamc_compiler::ir::{Dim, Function, Op, Value};
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_dsl::spec::{Model, SkipRule};
 use layer::{Class, Source};
@@ -69,8 +69,9 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
         ..Shape::default()
     };
     let sequence = model.context.clamp(2, 1 << 16);
-    let lowered = lower(&architecture, shape(3, sequence))?;
-    let other = lower(&architecture, shape(2, sequence - 1))?;
+    let mut lowered = lower(&architecture, shape(3, sequence))?;
+    lowered.module.functions.values_mut().for_each(put_back);
+    let other = lower(&architecture, shape(2, sequence / 2))?;
     let dims = lowered.module.dims.clone();
     let sizes = other.module.dims.clone();
     let varies = move |d: Dim| {
@@ -125,6 +126,27 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
         }
     }
     Ok(Module { text: text(model, &classes, &renamed), renamed })
+}
+
+/// A row of a cache that is taken and put back is read: the cache is what it was.
+fn put_back(f: &mut Function) {
+    let taken = |f: &Function, v: Value| f.nodes.iter().find(|n| n.op == Op::CacheTake && n.results().any(|r| r == v)).cloned();
+    for k in 0..f.nodes.len() {
+        let write = f.nodes[k].clone();
+        let [cache, value, row] = write.inputs[..] else { continue };
+        let Some(take) = taken(f, cache).filter(|_| write.op == Op::CacheWrite) else { continue };
+        let same = take.first == value && take.inputs[1] == row && cache.0 == take.first.0 + 1;
+        if !same {
+            continue;
+        }
+        let rename = |v: &mut Value| {
+            if *v == write.first {
+                *v = take.inputs[0];
+            }
+        };
+        f.nodes.iter_mut().flat_map(|n| &mut n.inputs).for_each(rename);
+        f.results.iter_mut().map(|(_, v)| v).for_each(rename);
+    }
 }
 
 /// Adds a class, unless it is there; its name, which differs where another class has it.

@@ -342,6 +342,7 @@ impl Writer<'_> {
             varies: self.source.varies,
             like: ("x", &dims),
             capacities: &[],
+            sized: &[],
         };
         let items = body.items(nodes.iter().copied(), &read_in(f, nodes.iter().copied(), &wanted));
         statements(&items, &params, Names::default(), &wanted, &mut Method { body: &body })

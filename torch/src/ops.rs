@@ -53,7 +53,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
         Op::Combine => call("combine"),
         Op::TopTokens(_) => one(Expr::call("top_tokens", vec![arg(0), Expr::number(body.capacity(at)?)])),
         Op::TakeTokens => call("take_tokens"),
-        Op::PutTokens(_) => one(Expr::call("put_tokens", vec![arg(0), arg(1), Expr::name(body.tokens())])),
+        Op::PutTokens(_) => one(Expr::call("put_tokens", vec![arg(0), arg(1), Expr::name(body.size_of(at.result(0)[1]))])),
         Op::Decide(d) => one(Expr::call("decide", vec![arg(0), truth(d.inclusive)])),
         Op::Keep => call("keep"),
         Op::KeepInts(k) => one(Expr::call("keep", vec![arg(0), arg(1), integer(k.otherwise.into())])),
@@ -318,6 +318,8 @@ pub fn hint(body: &Body, at: &At, k: usize, written: Option<&Expr>) -> String {
     let last = |d: &[Dim]| d.last().map_or("h".into(), |d| short(body.module.name(*d)));
     match at.op {
         Op::Group(_) => ["order", "offsets", "inverse"][k].into(),
+        // Keys and values have one size.
+        Op::Split(s) if k == 2 && s.0.len() == 3 && s.0[1] == s.0[2] => "v".into(),
         Op::Split(s) => short(body.module.name(s.0[k])),
         Op::Attention(_) => ["o", "lse"][k.min(1)].into(),
         Op::DepthAttention(_) => "o".into(),
