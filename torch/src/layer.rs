@@ -7,6 +7,7 @@ use crate::scope::{Item, Names, identifier, statements};
 use crate::shape::Varies;
 use crate::tree::{Expr, Stmt, lines};
 use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::bind::Part;
 use dreamc_compiler::ir::{Binding, Dim, Function, Lifetime, Op, Port, Value};
 use dreamc_compiler::lower::{Lowered, Weight};
 use std::collections::HashSet;
@@ -21,6 +22,20 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// The variable of a state: what a pass leaves is what the next one reads, and tokens that a
+    /// `skip` processed are those of its layer.
+    pub fn handed(&self, name: &str, leader: Option<usize>) -> String {
+        let members = self.lowered.facts.states.get(name).filter(|state| state.part == Part::Members);
+        match (name, members, leader) {
+            ("exit.next", ..) => state_name("exit.left"),
+            (_, Some(state), Some(leader)) => {
+                let label = self.architecture.label(state.owner);
+                state_name(&format!("{}.{label}.members", self.architecture.bodies[leader].name))
+            }
+            (name, ..) => state_name(name),
+        }
+    }
+
     /// The dimensions of the stream.
     pub fn stream(&self) -> Vec<Dim> {
         let dims = &self.lowered.module.dims;
@@ -308,7 +323,11 @@ impl<'a> Writing<'a> {
                 None => match marks.names.get(&v) {
                     Some(name) => identifier(name),
                     None if self.f.ty(v).dims.len() == 3 && args.iter().all(|a| a.name != "x") => "x".into(),
-                    None => "given".into(),
+                    None => match self.f.nodes.iter().find(|n| n.results().any(|r| r == v)).map(|n| &n.op) {
+                        Some(Op::TopTokens(_)) => "index".into(),
+                        Some(Op::Decide(_) | Op::KeepInts(_)) => "places".into(),
+                        Some(_) | None => "given".into(),
+                    },
                 },
             };
             let mut own = name.clone();
@@ -354,7 +373,14 @@ impl<'a> Writing<'a> {
         let like = like.unwrap_or(&none);
         let dims = like.value.and_then(ty).map_or_else(|| self.source.stream(), |ty| ty.dims.clone());
         // Tokens that are put back among all of a sequence: some argument has all.
-        let puts = items.iter().any(|i| matches!(i.what, What::Node(n) if matches!(self.f.nodes[n].op, Op::PutTokens(_))));
+        let puts = items.iter().any(|i| match i.what {
+            What::Node(n) => match &self.f.nodes[n].op {
+                Op::PutTokens(_) => true,
+                Op::Zeros(z) => z.0.iter().any(|d| (self.source.varies)(*d) && !dims.contains(d)),
+                _ => false,
+            },
+            What::Call(_) => false,
+        });
         let whole: Vec<&Argument> =
             args.iter().filter(|a| puts && a.value.and_then(ty).is_some_and(|ty| ty.dims.len() > 1)).collect();
         let sized: Vec<(String, Vec<Dim>)> = whole

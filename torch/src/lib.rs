@@ -19,7 +19,7 @@ mod tree;
 
 use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, skips};
-use dreamc_compiler::ir::{Dim, Function, Op, Value};
+use dreamc_compiler::ir::{Dim, Function, Node, Op, Value};
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_dsl::spec::{Model, SkipRule};
 use layer::{Class, Source};
@@ -74,8 +74,10 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
     let other = lower(&architecture, shape(2, sequence / 2))?;
     let dims = lowered.module.dims.clone();
     let sizes = other.module.dims.clone();
+    // Of a share of the tokens there may be as many of both.
+    let shares: Vec<Dim> = lowered.module.functions.values().flat_map(|f| &f.nodes).filter_map(share).collect();
     let varies = move |d: Dim| {
-        dims.get_index(d.0 as usize).is_none_or(|(name, size)| sizes.get(name) != Some(size))
+        shares.contains(&d) || dims.get_index(d.0 as usize).is_none_or(|(name, size)| sizes.get(name) != Some(size))
     };
     let source =
         Source { architecture: &architecture, lowered: &lowered, varies: &varies, capacities: capacities(&architecture) };
@@ -128,6 +130,11 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
     Ok(Module { text: text(model, &classes, &renamed), renamed })
 }
 
+/// The dimension of the tokens that a choice of them gives.
+fn share(node: &Node) -> Option<Dim> {
+    if let Op::TopTokens(top) = &node.op { Some(top.k) } else { None }
+}
+
 /// A row of a cache that is taken and put back is read: the cache is what it was.
 fn put_back(f: &mut Function) {
     let taken = |f: &Function, v: Value| f.nodes.iter().find(|n| n.op == Op::CacheTake && n.results().any(|r| r == v)).cloned();
@@ -147,6 +154,24 @@ fn put_back(f: &mut Function) {
         f.nodes.iter_mut().flat_map(|n| &mut n.inputs).for_each(rename);
         f.results.iter_mut().map(|(_, v)| v).for_each(rename);
     }
+}
+
+/// The README of an exported folder.
+pub fn readme(model: &Model, weights: bool) -> String {
+    let load = match weights {
+        true => "    model = load(\".\")                    # with the weights of model.safetensors\n",
+        false => "    model = Model()                      # all tensors are zero: initialise them\n",
+    };
+    let import = if weights { "load" } else { "Model" };
+    format!(
+        "# {}\n\n`dreamc export torch` wrote `model.py` from `spec.yaml`. It needs `torch`{}.\n\n    from model import {import}\n\n{load}    \
+         logits = model(ids)                  # ids [batch, seq] -> [batch, seq, {}]\n    \
+         logits, loss = model(ids, targets)   # a negative target is none\n    \
+         text = model.generate(ids, 20)       # greedy, without a cache\n",
+        model.name,
+        if weights { " and `safetensors`" } else { "" },
+        model.vocab
+    )
 }
 
 /// Adds a class, unless it is there; its name, which differs where another class has it.

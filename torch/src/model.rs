@@ -154,7 +154,7 @@ impl Writer<'_> {
         for (body, calls) in &self.calls {
             let f = self.function(*body);
             for (_, port) in calls.args.iter().filter(|(_, p)| p.binding.is_state()) {
-                let name = self.handed(&port.name, None);
+                let name = self.source.handed(&port.name, Some(self.source.architecture.leader(*body)));
                 let Some(v) = f.find_param(&port.name) else { continue };
                 let ty = f.ty(v);
                 let value = zeros("x", &ty.dims, &size);
@@ -168,14 +168,6 @@ impl Writer<'_> {
 
     fn function(&self, body: usize) -> &Function {
         &self.source.lowered.module.functions[&self.source.architecture.bodies[body].name]
-    }
-
-    /// The variable of a state: what a pass leaves is what the next one reads.
-    fn handed(&self, name: &str, _layer: Option<&str>) -> String {
-        match name {
-            "exit.next" => state_name("exit.left"),
-            name => state_name(name),
-        }
     }
 
     fn blocks(&self, blocks: &[Block], depth: usize, out: &mut Vec<Stmt>) -> Result<(), TorchError> {
@@ -194,11 +186,12 @@ impl Writer<'_> {
 
     fn apply(&self, apply: &Apply, out: &mut Vec<Stmt>) -> Result<(), TorchError> {
         let calls = &self.calls[&apply.body];
+        let leader = Some(self.source.architecture.leader(apply.body));
         let mut args = vec![];
         for (name, port) in &calls.args {
             args.push(match port.binding {
                 Binding::Stream => Expr::name("x"),
-                Binding::State(_) => Expr::name(self.handed(&port.name, None)),
+                Binding::State(_) => Expr::name(self.source.handed(&port.name, leader)),
                 Binding::Batch(input) => Expr::name(input.name()),
                 Binding::Index(index) => self.index(index, Some(apply))?,
                 Binding::Weight | Binding::Buffer => path(&port.name),
@@ -222,7 +215,7 @@ impl Writer<'_> {
                 after.push(Stmt::Line(format!("extra = extra + {}{more}", output.name())));
                 output.name().to_string()
             }
-            _ => self.handed(&port.name, None),
+            _ => self.source.handed(&port.name, leader),
         });
         let targets: Vec<String> = targets.collect();
         out.push(Stmt::Assign(targets, call, String::new()));
@@ -235,9 +228,10 @@ impl Writer<'_> {
 
     /// Ends gradients of what an application leaves.
     fn detach(&self, apply: &Apply, calls: &Calls, out: &mut Vec<Stmt>) {
+        let leader = Some(self.source.architecture.leader(apply.body));
         out.push(Stmt::Line("x = x.detach()".into()));
         for port in calls.results.iter().filter(|p| p.binding.is_state()) {
-            let name = self.handed(&port.name, None);
+            let name = self.source.handed(&port.name, leader);
             let state = self.source.lowered.facts.states.get(&port.name);
             let whole = port.binding == Binding::State(Lifetime::Saved)
                 || state.is_some_and(|s| s.part == Part::Sources);
@@ -329,7 +323,7 @@ impl Writer<'_> {
                 Binding::Batch(input) => Expr::name(input.name()),
                 Binding::Stream => Expr::name("x"),
                 Binding::Index(index) => self.index(index, None)?,
-                _ => Expr::name(self.handed(&port.name, None)),
+                _ => Expr::name(self.source.handed(&port.name, None)),
             };
             params.push((Value(k as u32), expr));
         }
@@ -367,7 +361,7 @@ impl Writer<'_> {
         let port = |p: &Port| match p.binding {
             Binding::Stream => Some("x".to_string()),
             Binding::Batch(input) => Some(input.name().to_string()),
-            Binding::State(_) => Some(self.handed(&p.name, None)),
+            Binding::State(_) => Some(self.source.handed(&p.name, None)),
             _ => None,
         };
         let mut args: Vec<String> = known.filter(|v| read.contains(v)).map(|_| "logits".to_string()).into_iter().collect();
@@ -385,7 +379,7 @@ impl Writer<'_> {
 
     fn pool_args(&self) -> Vec<String> {
         let f = &self.source.lowered.module.functions[POOL];
-        f.params.iter().map(|p| self.handed(&p.name, None)).collect()
+        f.params.iter().map(|p| self.source.handed(&p.name, None)).collect()
     }
 
     /// The penalty of pooled thresholds.

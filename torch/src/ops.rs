@@ -77,7 +77,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
         Op::CrossEntropy => one(Expr::call("cross_entropy", vec![arg(0), arg(1)])),
         Op::Recurrence(r) => body.recurrence(at, r, x),
         Op::LinearAttention(_) => refused("a recurrence in chunks"),
-        Op::AddCounts => refused("counts of choices"),
+        Op::AddCounts => one(Expr::infix("+", arg(0), arg(1).method("diff", vec![]))),
         Op::CacheTake if !at.is_read(1) => one(arg(0).index(x[1].text())),
         Op::Admit | Op::Append | Op::CacheTake | Op::ShiftState => refused("a cache"),
         Op::HeadLoss(_) => refused("a loss that holds the head"),
