@@ -1,7 +1,7 @@
 //! The class of the whole model: its loops, and the values that applications hand on.
 
 use crate::TorchError;
-use crate::body::{Body, Method, live, read_in, state_name};
+use crate::body::{Body, Method, live, read_in};
 use crate::classes::{declared, path};
 use crate::layer::{Calls, Class, Source, capitalised};
 use crate::scope::{Names, statements};
