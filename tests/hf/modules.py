@@ -7,6 +7,7 @@ DIR/NAME.py is a module; DIR/NAME.safetensors holds `ids` [b, n + 1] (the last n
 """
 
 import importlib.util
+import inspect
 import pathlib
 import sys
 
@@ -43,7 +44,8 @@ def problems(place, name):
     ids, targets = tensors["ids"], tensors.get("targets")
     if targets is None:
         ids, targets = ids[:, :-1], ids[:, 1:]
-    more = {k: tensors[k] for k in ["noise", "positions", "segments"] if k in tensors}
+    takes = inspect.signature(model.forward).parameters
+    more = {k: tensors[k] for k in ["noise", "positions", "segments"] if k in tensors and k in takes}
     logits, loss = model(ids, targets, **more)
     found = []
     if not apart(logits, tensors["logits"]) < LOGITS:

@@ -23,6 +23,9 @@ pub struct Body<'a> {
     pub like: (&'a str, &'a [Dim]),
     /// Shares of tokens that `skip`s take.
     pub capacities: &'a [f64],
+    /// The function lowered for a batch of another size, and `like`'s dimensions there.
+    pub other: Option<(&'a Module, &'a Function)>,
+    pub like_there: &'a [Dim],
     /// Other arguments, which keep their names, and their dimensions.
     pub sized: &'a [(String, Vec<Dim>)],
 }
@@ -145,6 +148,26 @@ impl<'a> Body<'a> {
         factors.join(" * ")
     }
 
+    /// A number, which may be so much for each token of the batch, or one over that.
+    pub fn number(&self, at: &At, own: f64) -> Result<Expr, TorchError> {
+        let Some((module, f)) = self.other else { return Ok(Expr::number(own)) };
+        let same = f.types.len() == self.f.types.len();
+        let other = f.nodes.iter().find(|n| same && n.first == at.first).map(|n| &n.op);
+        let Some(Op::Constant(other)) = other else { return Ok(Expr::number(own)) };
+        if other.0 == own {
+            return Ok(Expr::number(own));
+        }
+        let rows = |module: &Module, dims: &[Dim]| dims.iter().take(2).map(|d| module.size(*d) as f64).product::<f64>();
+        let (here, there) = (rows(self.module, self.like.1), rows(module, self.like_there));
+        let tokens = Expr::infix("*", Expr::name(format!("{}.shape[0]", self.like.0)), Expr::name(format!("{}.shape[1]", self.like.0)));
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs();
+        match () {
+            () if near(own * here, other.0 * there) => Ok(Expr::infix("/", Expr::number(own * here), tokens)),
+            () if near(own / here, other.0 / there) => Ok(Expr::infix("*", Expr::number(own / here), tokens)),
+            () => Err(TorchError::Unsupported("a number that depends on the size of the batch")),
+        }
+    }
+
     /// The share of so many tokens that is this many.
     fn share(&self, k: u64, n: u64) -> Option<f64> {
         let takes = |c: &&f64| ((**c * n as f64 + 1e-9).floor() as u64).clamp(1, n.max(1)) == k;
@@ -212,7 +235,7 @@ impl<'a> Body<'a> {
         let lists: Vec<String> = (0..outputs).map(|k| names.take(if k == 0 { "o" } else { "more" })).collect();
         stmts.extend(lists.iter().map(|list| Stmt::Assign(vec![list.clone()], Expr::name("[]"), String::new())));
         let wanted: Vec<Value> = step.results.iter().map(|(_, v)| *v).collect();
-        let inner = Body { f: &step, marks, like: self.like, ..*self };
+        let inner = Body { f: &step, marks, other: None, ..*self };
         let items = inner.items(0..step.nodes.len(), &read_in(&step, 0..step.nodes.len(), &wanted));
         let (mut body, results) = statements(&items, &params, names, &wanted, &mut Method { body: &inner })?;
         let (given, left) = results.split_at(outputs);

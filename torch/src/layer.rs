@@ -17,6 +17,8 @@ use std::ops::Range;
 pub struct Source<'a> {
     pub architecture: &'a Architecture,
     pub lowered: &'a Lowered,
+    /// The same for a batch of another size.
+    pub other: &'a Lowered,
     pub varies: Varies<'a>,
     pub capacities: Vec<f64>,
 }
@@ -34,6 +36,11 @@ impl Source<'_> {
             }
             (name, ..) => state_name(name),
         }
+    }
+
+    /// A function lowered for a batch of another size.
+    pub fn other_of(&self, name: &str) -> Option<(&dreamc_compiler::ir::Module, &Function)> {
+        self.other.module.functions.get(name).map(|f| (&self.other.module, f))
     }
 
     /// The dimensions of the stream.
@@ -75,7 +82,11 @@ impl Class {
             out.push('\n');
         }
         for (name, args, body) in &self.methods {
-            out.push_str(&format!("    def {name}({}):\n", args.join(", ")));
+            let head = format!("    def {name}({}):\n", args.join(", "));
+            match head.chars().count() > crate::tree::WIDTH {
+                true => out.push_str(&format!("    def {name}(\n        {}\n    ):\n", args.join(", "))),
+                false => out.push_str(&head),
+            }
             lines(body, 8, &mut out);
             out.push('\n');
         }
@@ -372,6 +383,11 @@ impl<'a> Writing<'a> {
         let none = Argument { name: "x".into(), value: None };
         let like = like.unwrap_or(&none);
         let dims = like.value.and_then(ty).map_or_else(|| self.source.stream(), |ty| ty.dims.clone());
+        let other = self.source.other_of(&self.f.name);
+        let there = match (other, like.value) {
+            (Some((_, f)), Some(v)) => f.types.get(v.index()).map_or(vec![], |ty| ty.dims.clone()),
+            _ => dims.clone(),
+        };
         // Tokens that are put back among all of a sequence: some argument has all.
         let puts = items.iter().any(|i| match i.what {
             What::Node(n) => match &self.f.nodes[n].op {
@@ -394,6 +410,8 @@ impl<'a> Writing<'a> {
             varies: self.source.varies,
             like: (&like.name, &dims),
             capacities: &self.source.capacities,
+            other: self.source.other_of(&self.f.name),
+            like_there: &there,
             sized: &sized,
         };
         let mut names = Names::default();
@@ -431,6 +449,8 @@ impl<'a> Writing<'a> {
             varies: self.source.varies,
             like: ("x", &[]),
             capacities: &self.source.capacities,
+            other: None,
+            like_there: &[],
             sized: &[],
         }
     }

@@ -71,7 +71,8 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
     let sequence = model.context.clamp(2, 1 << 16);
     let mut lowered = lower(&architecture, shape(3, sequence))?;
     lowered.module.functions.values_mut().for_each(put_back);
-    let other = lower(&architecture, shape(2, sequence / 2))?;
+    let mut other = lower(&architecture, shape(2, sequence / 2))?;
+    other.module.functions.values_mut().for_each(put_back);
     let dims = lowered.module.dims.clone();
     let sizes = other.module.dims.clone();
     // Of a share of the tokens there may be as many of both.
@@ -80,7 +81,7 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
         shares.contains(&d) || dims.get_index(d.0 as usize).is_none_or(|(name, size)| sizes.get(name) != Some(size))
     };
     let source =
-        Source { architecture: &architecture, lowered: &lowered, varies: &varies, capacities: capacities(&architecture) };
+        Source { architecture: &architecture, lowered: &lowered, other: &other, varies: &varies, capacities: capacities(&architecture) };
     let mut classes: Vec<Class> = vec![];
     let mut calls = BTreeMap::new();
     let mut homes: Vec<(String, String)> = vec![];

@@ -336,6 +336,8 @@ impl Writer<'_> {
             varies: self.source.varies,
             like: ("x", &dims),
             capacities: &[],
+            other: self.source.other_of(name),
+            like_there: &dims,
             sized: &[],
         };
         let items = body.items(nodes.iter().copied(), &read_in(f, nodes.iter().copied(), &wanted));

@@ -15,7 +15,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
     let arg = |k: usize| x[k].clone();
     let call = |name: &str| Ok(Made::Expr(Expr::call(name, x.to_vec())));
     match at.op {
-        Op::Constant(c) => one(Expr::number(c.0)),
+        Op::Constant(c) => one(body.number(at, c.0)?),
         Op::Unary(f) => one(unary(*f, arg(0))?),
         Op::Binary(f) => one(binary(body, at, *f, x)),
         Op::StopGradient => one(arg(0).method("detach", vec![])),

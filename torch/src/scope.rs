@@ -218,7 +218,8 @@ impl Scope {
         let expr = self.exprs[&value].clone();
         if !expr.is_atom() {
             let name = name_of(&expr);
-            self.assign(&[Some(value)], vec![name], expr, String::new(), at);
+            // What the item reads besides keeps its name.
+            self.assign(&[Some(value)], vec![name], expr, String::new(), at.saturating_sub(1));
         }
     }
 
@@ -264,6 +265,7 @@ pub fn name_of(expr: &Expr) -> String {
             Expr::Atom(f) if f == "route" => "chosen".into(),
             Expr::Atom(f) if f.ends_with("attention") => "o".into(),
             Expr::Atom(_) => args.first().map_or("h".into(), name_of),
+            Expr::Attribute(x, part) if **x == Expr::name("self") => part.clone(),
             Expr::Attribute(x, f) if f == "softmax" || f == "sigmoid" => match name_of(x) {
                 name if name == "h" => "p".into(),
                 name => name,

@@ -164,7 +164,14 @@ fn broken(head: &str, x: &Expr, comment: &str, indent: usize) -> String {
     // A comment that does not fit is left out.
     let comment = if plain.chars().count() + comment.chars().count() > WIDTH { "" } else { comment };
     let whole = format!("{plain}{comment}\n");
-    let Expr::Call(f, args) = x else { return whole };
+    let (f, args, rest) = match x {
+        Expr::Call(f, args) => (f, args, String::new()),
+        Expr::Index(x, at) => match &**x {
+            Expr::Call(f, args) => (f, args, format!("[{at}]")),
+            _ => return whole,
+        },
+        _ => return whole,
+    };
     let chained = args.len() < 2 && matches!(**f, Expr::Attribute(..));
     if whole.chars().count() <= WIDTH + 1 || args.is_empty() || chained {
         return whole;
@@ -176,5 +183,5 @@ fn broken(head: &str, x: &Expr, comment: &str, indent: usize) -> String {
         true => inner,
         false => each.iter().map(|arg| format!("{pad}    {arg},")).collect::<Vec<_>>().join("\n"),
     };
-    format!("{head}{}(\n{body}\n{pad})\n", f.text())
+    format!("{head}{}(\n{body}\n{pad}){rest}\n", f.text())
 }

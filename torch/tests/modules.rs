@@ -167,7 +167,7 @@ fn mixer(name: &str) -> Spec {
         "model m {{\n  vocab 19  hidden 16  context 16\n  a = {name} {{}}\n  mlp = mlp {{ intermediate 8 }}\n  \
          repeat 2 {{ layer {{ a > mlp }} }}\n}}\n"
     );
-    let ast = dreamc_dsl::parse(&text, name, Spelling::Dream).unwrap();
+    let ast = dreamc_dsl::parse(name, &text, Spelling::Dream).unwrap();
     dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{name}: {e}")).0
 }
 
