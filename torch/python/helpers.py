@@ -257,15 +257,58 @@ def runs(places, documents, begins):
     return F.pad(cut[:, 1:], (1, 0)).cumsum(1)
 
 
-def conv(x, w):
+def before(segments, by):
+    """The token so many before of those that take part, of the same document; -1 for none."""
+    taking = segments >= 0
+    place = torch.arange(segments.shape[1], device=segments.device)
+    rank = taking.cumsum(1) - 1
+    # The place of the token of each rank, and back.
+    order = torch.where(taking, place, segments.shape[1]).sort(1).values
+    wanted = (rank - by).clamp(min=0)
+    at = order.gather(1, wanted).clamp(max=segments.shape[1] - 1)
+    same = segments.gather(1, at) == segments
+    # Documents are contiguous: the one between is of the same where both ends are.
+    return torch.where(taking & (rank >= by) & same, at, -1)
+
+
+def at_places(x, places):
+    """Rows at places of their own sequence; zero where there is none."""
+    return keep(take_tokens(x, places.clamp(min=0)), places)
+
+
+def conv(x, w, segments=None):
     """y[i] = Σ_m w[m] ⊙ x[i - m], a weight of each channel."""
-    rows = [F.pad(x, (0, 0) * (x.dim() - 2) + (m, 0))[:, : x.shape[1]] for m in range(len(w))]
-    return sum(w[m] * row for m, row in enumerate(rows))
+    return sum(w[m] * shift(x, m, segments=segments) for m in range(len(w)))
 
 
-def shift(x, by):
-    """The row of the token `by` before; zero before the start."""
-    return F.pad(x, (0, 0) * (x.dim() - 2) + (by, 0))[:, : x.shape[1]]
+def shift(x, by, places=None, segments=None):
+    """The row of the token `by` before; zero before the start, and before a document's."""
+    if places is None and segments is None:
+        return F.pad(x, (0, 0) * (x.dim() - 2) + (by, 0))[:, : x.shape[1]]
+    if segments is None:
+        segments = torch.zeros_like(places)
+    if places is not None:
+        segments = torch.where(places >= 0, segments, -1)
+    return at_places(x, before(segments, by))
+
+
+def running(x, segments):
+    """Σ_{j≤i} x[j] over tokens of the same document."""
+    same = (segments[:, :, None] == segments[:, None, :]) & (segments >= 0)[:, :, None]
+    return torch.einsum("bij,bj...->bi...", same.tril().to(x.dtype), x)
+
+
+class document_marks:
+    """Which tokens take part, and which of those begin a document."""
+
+    def __init__(self, segments):
+        self.taking = segments >= 0
+        self.begins = self.taking & (before(segments, 1) < 0)
+
+
+def choose(condition, a, b):
+    """Rows of `a` where it holds, else of `b`."""
+    return torch.where(condition.reshape((-1,) + (1,) * (b.dim() - 1)), a, b)
 
 
 def cross_entropy(logits, targets):

@@ -202,16 +202,19 @@ impl<'a> Body<'a> {
     }
 
     /// A loop over tokens.
-    pub fn recurrence(&self, at: &At, r: &Recurrence, x: &[Expr]) -> Result<Made, TorchError> {
-        if r.tokens != Tokens::All {
-            return Err(TorchError::Unsupported("a recurrence of which some tokens take no part"));
-        }
+    pub fn recurrence(&self, at: &At, r: &Recurrence, x: &[Expr], outside: &Names) -> Result<Made, TorchError> {
+        let marks_first = match r.tokens {
+            Tokens::All => 0,
+            Tokens::Segments => 1,
+            Tokens::Kept => return Err(TorchError::Unsupported("a recurrence that goes on from a state")),
+        };
+        let (segments, x) = (x.first().filter(|_| marks_first == 1), &x[marks_first..]);
         let unnamed = Marks::default();
         let marks = self.marks.steps.get(&at.first).unwrap_or(&unnamed);
-        let step = batched(r.step.function(), at.input(0)[0]);
+        let step = batched(r.step.function(), at.input(marks_first)[0]);
         let (states, rows) = (r.step.states().count(), r.step.row_count());
         let outputs = r.step.outputs().count();
-        let mut names = Names::default();
+        let mut names = outside.held();
         let t = names.take("t");
         // Rows stand first among the operands, states last; of the step states stand first.
         let name = |k: usize| x[k].text();
@@ -221,14 +224,19 @@ impl<'a> Body<'a> {
         for k in 0..rows + constants {
             let value = Value((states + k) as u32);
             params.push((value, if k < rows { x[k].clone().index(format!(":, {t}")) } else { x[k].clone() }));
-            names.take(&name(k));
         }
         let mut held = vec![];
         for k in 0..states {
             let initial = &x[rows + constants + k];
             let hint = marks.names.get(&Value(k as u32)).cloned().unwrap_or_else(|| format!("state{}", k + 1));
-            let own = names.take(&if states > 1 || initial.is_atom() { hint } else { "S".into() });
-            stmts.push(Stmt::Assign(vec![own.clone()], initial.clone(), listed(&step.types[k].dims, self.module)));
+            let uses = self.f.nodes.iter().flat_map(|n| &n.inputs).filter(|v| **v == at.inputs[marks_first + rows + constants + k]);
+            if matches!(initial, Expr::Atom(_)) && uses.count() == 1 {
+                params.push((Value(k as u32), initial.clone()));
+                held.push(initial.text());
+                continue;
+            }
+            let own = names.take(&hint);
+            stmts.push(Stmt::Assign(vec![own.clone()], initial.clone(), listed(&step.types[k].dims[1..], self.module)));
             params.push((Value(k as u32), Expr::name(own.clone())));
             held.push(own);
         }
@@ -237,11 +245,34 @@ impl<'a> Body<'a> {
         let wanted: Vec<Value> = step.results.iter().map(|(_, v)| *v).collect();
         let inner = Body { f: &step, marks, other: None, ..*self };
         let items = inner.items(0..step.nodes.len(), &read_in(&step, 0..step.nodes.len(), &wanted));
+        let begin: Vec<String> = held.iter().map(|own| names.take(&format!("{own}0"))).collect();
+        let mark = names.take("marks");
         let (mut body, results) = statements(&items, &params, names, &wanted, &mut Method { body: &inner })?;
         let (given, left) = results.split_at(outputs);
         for (list, value) in lists.iter().zip(given) {
             body.push(Stmt::Line(format!("{list}.append({})", value.text())));
         }
+        let left: Vec<Expr> = match segments {
+            None => left.to_vec(),
+            Some(segments) => {
+                // A document begins on the initial states; tokens of none pass them by.
+                let first = Expr::call("document_marks", vec![segments.clone()]);
+                stmts.push(Stmt::Assign(vec![mark.clone()], first, String::new()));
+                for (own, begin) in held.iter().zip(&begin) {
+                    stmts.push(Stmt::Assign(vec![begin.clone()], Expr::name(own.clone()), String::new()));
+                }
+                let begins = held.iter().zip(&begin).rev().map(|(own, begin)| {
+                    let args = [&format!("{mark}.begins[:, {t}]"), begin, own].map(Expr::name).to_vec();
+                    Stmt::Assign(vec![own.clone()], Expr::call("choose", args), String::new())
+                });
+                begins.for_each(|s| body.insert(0, s));
+                let takes = |(own, value): (&String, &Expr)| {
+                    let args = vec![Expr::name(format!("{mark}.taking[:, {t}]")), value.clone(), Expr::name(own)];
+                    Expr::call("choose", args)
+                };
+                held.iter().zip(left).map(takes).collect()
+            }
+        };
         let moved: Vec<(&String, String)> =
             held.iter().zip(left.iter().map(Expr::text)).filter(|(own, value)| **own != value.as_str()).collect();
         if !moved.is_empty() {
@@ -250,7 +281,11 @@ impl<'a> Body<'a> {
             body.push(Stmt::Line(format!("{} = {}", to.join(", "), from.join(", "))));
         }
         stmts.push(Stmt::Block(format!("for {t} in range({}.shape[1])", name(0)), body));
-        let stacked = lists.iter().map(|list| Expr::call("torch.stack", vec![Expr::name(list), crate::shape::integer(1)]));
+        let stack = |list: &String| Expr::call("torch.stack", vec![Expr::name(list), crate::shape::integer(1)]);
+        let stacked = lists.iter().map(|list| match segments {
+            None => stack(list),
+            Some(segments) => Expr::call("keep", vec![stack(list), segments.clone()]),
+        });
         Ok(Made::Block(stmts, stacked.collect()))
     }
 }
@@ -282,9 +317,9 @@ pub struct Method<'a, 'b> {
 }
 
 impl Writer<What> for Method<'_, '_> {
-    fn write(&mut self, item: &Item<What>, args: &[Expr], _: &mut Names) -> Result<Made, TorchError> {
+    fn write(&mut self, item: &Item<What>, args: &[Expr], names: &Names) -> Result<Made, TorchError> {
         match &item.what {
-            What::Node(n) => ops::written(self.body, &self.body.at(*n, &item.gives), args),
+            What::Node(n) => ops::written(self.body, &self.body.at(*n, &item.gives), args, names),
             What::Call(call) => {
                 let part = Expr::name("self").attribute(&call.part);
                 Ok(Made::Expr(match &call.method {
@@ -308,7 +343,7 @@ impl Writer<What> for Method<'_, '_> {
                 let at = self.body.at(*n, &item.gives);
                 let k = (value.0 - at.first.0) as usize;
                 let known = args.len() == item.reads.len() && !matches!(at.op, Op::Recurrence(_));
-                let written = match known.then(|| ops::written(self.body, &at, args)) {
+                let written = match known.then(|| ops::written(self.body, &at, args, &Names::default())) {
                     Some(Ok(Made::Expr(e))) => Some(e),
                     _ => None,
                 };

@@ -3,14 +3,14 @@
 use crate::TorchError;
 use crate::body::{At, Body};
 use crate::formula;
-use crate::scope::Made;
+use crate::scope::{Made, Names};
 use crate::shape::{aligned, integer, permuted, product, reshaped, short, zeros};
 use crate::tree::Expr;
 use dreamc_compiler::ir::{Attention, Binary, DType, Dim, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
 use dreamc_compiler::op::{Conv, Running, Shift, Tokens};
 
 /// The text of an operation of these operands.
-pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
+pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, TorchError> {
     let one = |e: Expr| Ok(Made::Expr(e));
     let arg = |k: usize| x[k].clone();
     let call = |name: &str| Ok(Made::Expr(Expr::call(name, x.to_vec())));
@@ -60,12 +60,16 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
         Op::Numbers => one(arg(0).method("to", vec![Expr::name("torch.get_default_dtype()")])),
         Op::Number => one(Expr::call("float", vec![arg(0)])),
         Op::Runs(r) => one(Expr::call("runs", vec![arg(0), arg(1), truth(r.begins)])),
-        Op::Conv(Conv { reverse: false, tokens: Tokens::All }) => call("conv"),
+        Op::Conv(Conv { reverse: false, tokens: Tokens::All | Tokens::Segments }) => call("conv"),
         Op::Running(Running { reverse: false, tokens: Tokens::All }) => one(arg(0).method("cumsum", vec![integer(1)])),
-        Op::Shift(Shift { by, ahead: false, places: false, segments: false }) => {
-            one(Expr::call("shift", vec![arg(0), integer(*by as i64)]))
+        Op::Running(Running { reverse: false, tokens: Tokens::Segments }) => call("running"),
+        Op::Shift(Shift { by, ahead: false, places, segments }) => {
+            let mut args = vec![arg(0), integer(*by as i64)];
+            args.extend(places.then(|| Expr::keyword("places", arg(1))));
+            args.extend(segments.then(|| Expr::keyword("segments", arg(1 + usize::from(*places)))));
+            one(Expr::call("shift", args))
         }
-        Op::Conv(_) | Op::Running(_) | Op::Shift(_) => refused("a sum over tokens of which some take no part"),
+        Op::Conv(_) | Op::Running(_) | Op::Shift(_) => refused("a sum over later tokens, or one that goes on from a state"),
         Op::Attention(a) => attention(at, a, x),
         Op::ReadSources(r) => {
             one(Expr::call("read_sources", x.iter().cloned().chain([Expr::number(r.eps)]).collect()))
@@ -75,7 +79,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr]) -> Result<Made, TorchError> {
         Op::Embed => one(Expr::call("F.embedding", vec![arg(1), arg(0)])),
         Op::CrossEntropy if at.is_read(1) => refused("a log of a sum of the head's"),
         Op::CrossEntropy => one(Expr::call("cross_entropy", vec![arg(0), arg(1)])),
-        Op::Recurrence(r) => body.recurrence(at, r, x),
+        Op::Recurrence(r) => body.recurrence(at, r, x, names),
         Op::LinearAttention(_) => refused("a recurrence in chunks"),
         Op::AddCounts => one(Expr::infix("+", arg(0), arg(1).method("diff", vec![]))),
         Op::CacheTake if !at.is_read(1) => one(arg(0).index(x[1].text())),

@@ -30,7 +30,7 @@ pub enum Made {
 /// Says how items are written.
 pub trait Writer<T> {
     /// Its text, of those of what it reads.
-    fn write(&mut self, item: &Item<T>, args: &[Expr], scope: &mut Names) -> Result<Made, crate::TorchError>;
+    fn write(&mut self, item: &Item<T>, args: &[Expr], names: &Names) -> Result<Made, crate::TorchError>;
 
     /// The name that a result should have, and whether the text of the specification says so.
     fn hint(&self, item: &Item<T>, value: Value, args: &[Expr]) -> (String, bool);
@@ -68,6 +68,11 @@ pub fn identifier(text: &str) -> String {
 }
 
 impl Names {
+    /// The same, none of which may be given again.
+    pub fn held(&self) -> Names {
+        Names { taken: self.taken.keys().map(|name| (name.clone(), None)).collect() }
+    }
+
     /// Takes a name for good.
     pub fn take(&mut self, name: &str) -> String {
         self.free(name, None, |_| false)
@@ -178,7 +183,7 @@ impl Scope {
         }
         loop {
             let args: Vec<Expr> = item.reads.iter().map(|v| self.exprs[v].clone()).collect();
-            let made = writer.write(item, &args, &mut self.names)?;
+            let made = writer.write(item, &args, &self.names)?;
             let expr = match made {
                 Made::Block(stmts, results) => {
                     self.stmts.extend(stmts);

@@ -110,7 +110,7 @@ fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchE
 }
 
 /// Writes all and compares; what is refused is counted and named.
-fn check(all: Vec<(String, Spec)>, most_refused: usize) {
+fn check(all: Vec<(String, Spec)>) {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (mut names, mut refused) = (vec![], vec![]);
@@ -118,13 +118,15 @@ fn check(all: Vec<(String, Spec)>, most_refused: usize) {
         let name = name.replace(['/', '.'], "_");
         match write(folder.path(), &name, spec, k as u64 + 1) {
             Ok(()) => names.push(name),
+            // A specification that does not compile has nothing to export.
+            Err(TorchError::Compile(e)) => println!("{name}: {e}"),
             Err(e) => refused.push(format!("{name}: {e}")),
         }
     }
     println!("{} modules; refused: {}", names.len(), refused.join("; "));
     let found = compared(&python, folder.path(), &names);
     assert!(found.is_empty(), "{found}");
-    assert!(refused.len() <= most_refused, "{refused:#?}");
+    assert!(refused.is_empty(), "{refused:#?}");
 }
 
 fn folder(path: &str, of: impl Fn(&str) -> bool) -> Vec<String> {
@@ -158,13 +160,15 @@ fn modules_compute_what_the_reference_computes() {
 #[test]
 fn every_small_example_leaves_as_it_is() {
     let tiny = |f: &str| f.starts_with("tiny");
-    check(folder("examples", tiny).into_iter().map(|f| (f.clone(), load(&format!("examples/{f}")))).collect(), 0);
+    check(folder("examples", tiny).into_iter().map(|f| (f.clone(), load(&format!("examples/{f}")))).collect());
 }
 
 /// A small specification of a mixer of the library.
 fn mixer(name: &str) -> Spec {
+    // Some heads are of 64 channels.
+    let hidden = if ["mamba2", "rwkv7"].contains(&name) { 64 } else { 16 };
     let text = format!(
-        "model m {{\n  vocab 19  hidden 16  context 16\n  a = {name} {{}}\n  mlp = mlp {{ intermediate 8 }}\n  \
+        "model m {{\n  vocab 19  hidden {hidden}  context 16\n  a = {name} {{}}\n  mlp = mlp {{ intermediate 8 }}\n  \
          repeat 2 {{ layer {{ a > mlp }} }}\n}}\n"
     );
     let ast = dreamc_dsl::parse(name, &text, Spelling::Dream).unwrap();
@@ -174,14 +178,34 @@ fn mixer(name: &str) -> Spec {
 #[test]
 fn every_mixer_of_the_library_leaves_as_it_is() {
     let names = dreamc_dsl::define::library::LIBRARY.iter().map(|(name, _)| (*name).to_string());
-    check(names.map(|name| (name.clone(), mixer(&name))).collect(), 0);
+    check(names.map(|name| (name.clone(), mixer(&name))).collect());
+}
+
+/// Definitions that are drawn, well typed by construction.
+#[test]
+fn random_definitions_leave_as_they_are() {
+    let drawn = |seed: u64| {
+        let text = random::definition::specification(seed);
+        let ast = dreamc_dsl::parse("drawn", &text, Spelling::Dream).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{seed}: {e}")).0
+    };
+    check((1..25).map(|seed| (format!("definition{seed}"), drawn(seed))).collect());
+}
+
+/// The text of a few modules, for people to read.
+#[test]
+fn modules_read_as_their_papers() {
+    let all = [("depth_recurrent", load("examples/tiny-dr-da.yaml")), ("gated_delta", mixer("gated_delta"))];
+    for (name, spec) in all.into_iter().chain([("forgetting", mixer("forgetting"))]) {
+        insta::assert_snapshot!(name, module(&spec.model, options(&spec)).unwrap().text);
+    }
 }
 
 /// Specifications over all axes of the language; those with an operation that has no form yet are
 /// named.
 #[test]
 fn random_specifications_leave_as_they_are() {
-    check((1..40).map(|seed| (format!("random{seed}"), random::spec(seed))).collect(), 8);
+    check((1..40).map(|seed| (format!("random{seed}"), random::spec(seed))).collect());
 }
 
 /// A term of a module that is left out is noticed.
