@@ -128,6 +128,11 @@ def look_up(table, index, head=None):
     return table[index] if head is None else table[head, index]
 
 
+def number(x):
+    """A number as a tensor."""
+    return torch.tensor(float(x))
+
+
 def truth(x):
     """1 where it holds, else 0."""
     return x.to(torch.get_default_dtype())

@@ -357,7 +357,11 @@ impl Writer<What> for Method<'_, '_> {
         let What::Node(n) = &item.what else { return String::new() };
         let node = &self.body.f.nodes[*n];
         match node.op {
-            Op::Reshape(_) | Op::Zeros(_) => listed(&self.body.f.ty(node.first).dims, self.body.module),
+            Op::Reshape(_) => {
+                let from = &self.body.f.ty(node.inputs[0]).dims;
+                listed(&self.body.f.ty(node.first).without(from), self.body.module)
+            }
+            Op::Zeros(_) => listed(&self.body.f.ty(node.first).dims, self.body.module),
             _ => String::new(),
         }
     }

@@ -16,7 +16,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
     let call = |name: &str| Ok(Made::Expr(Expr::call(name, x.to_vec())));
     match at.op {
         Op::Constant(c) => one(body.number(at, c.0)?),
-        Op::Unary(f) => one(unary(*f, arg(0))?),
+        Op::Unary(f) => one(unary(*f, as_tensor(arg(0)))?),
         Op::Binary(f) => one(binary(body, at, *f, x)),
         Op::StopGradient => one(arg(0).method("detach", vec![])),
         Op::Cast(to) => match to.0 {
@@ -58,7 +58,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Keep => call("keep"),
         Op::KeepInts(k) => one(Expr::call("keep", vec![arg(0), arg(1), integer(k.otherwise.into())])),
         Op::Numbers => one(arg(0).method("to", vec![Expr::name("torch.get_default_dtype()")])),
-        Op::Number => one(Expr::call("float", vec![arg(0)])),
+        Op::Number => one(Expr::call("number", vec![arg(0)])),
         Op::Runs(r) => one(Expr::call("runs", vec![arg(0), arg(1), truth(r.begins)])),
         Op::Conv(Conv { reverse: false, tokens: Tokens::All | Tokens::Segments }) => call("conv"),
         Op::Running(Running { reverse: false, tokens: Tokens::All }) => one(arg(0).method("cumsum", vec![integer(1)])),
@@ -105,6 +105,11 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
 
 fn refused<T>(operation: &'static str) -> Result<T, TorchError> {
     Err(TorchError::Unsupported(operation))
+}
+
+/// A value whose methods may be called: of a plain number, a tensor of one.
+fn as_tensor(x: Expr) -> Expr {
+    if x.text().parse::<f64>().is_ok() { Expr::call("number", vec![x]) } else { x }
 }
 
 fn truth(x: bool) -> Expr {
