@@ -3,7 +3,7 @@
     python tests/hf/modules.py DIR NAME…
 
 DIR/NAME.py is a module; DIR/NAME.safetensors holds `ids` [b, n + 1] (the last n are targets) or `ids` and `targets`, `weights.TENSOR`,
-`logits`, `loss` and `gradients.TENSOR`, perhaps `noise`. A line for each that differs: its name and what.
+`logits`, `loss` and `gradients.TENSOR`, perhaps `noise`, and `prompt` with what is `written` after it. A line for each that differs: its name and what.
 """
 
 import importlib.util
@@ -53,6 +53,10 @@ def problems(place, name):
     if "loss" in tensors and not apart(loss.reshape(1), tensors["loss"].reshape(1)) < LOGITS:
         found.append(f"loss is {loss.item()}, not {tensors['loss'].item()}")
     loss.backward()
+    if "prompt" in tensors and "noise" not in takes:
+        text = model.generate(tensors["prompt"], tensors["written"].shape[1] - 2)
+        if not torch.equal(text, tensors["written"]):
+            found.append(f"wrote {text.tolist()}, not {tensors['written'].tolist()}")
     gradients = inside(tensors, "gradients.")
     parameters = dict(model.named_parameters())
     for k, expected in gradients.items():

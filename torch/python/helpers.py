@@ -1,9 +1,17 @@
 class Weight(nn.Module):
     """A tensor under a name; a bias or a shared tensor beside it is another attribute."""
 
-    def __init__(self, *shape):
+    def __init__(self, begins):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(shape))
+        self.weight = nn.Parameter(begins)
+
+
+def picked(shape, columns, place, step):
+    """Row t is 1 at `place + t · step`, counted around, and 0 elsewhere."""
+    rows = torch.zeros(shape).reshape(-1, columns)
+    t = torch.arange(len(rows))
+    rows[t, (place + t * step) % columns] = 1.0
+    return rows.reshape(shape)
 
 
 def rms(x, eps, inner=1):

@@ -3,7 +3,7 @@
 use crate::scope::identifier;
 use crate::shape::listed;
 use crate::tree::{Expr, Stmt};
-use dreamc_compiler::compiled::TensorKind;
+use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::ir::Module;
 use dreamc_compiler::lower::Weight;
 use std::collections::BTreeSet;
@@ -53,20 +53,52 @@ pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
         let (above, last) = name.rsplit_once('.').unwrap_or(("", name));
         containers(above, last == "weight" && weight.kind != TensorKind::Balance, &mut made, &mut stmts);
         if last == "weight" && weight.kind != TensorKind::Balance && !above.is_empty() && made.insert(above.into()) {
-            let value = Expr::call("Weight", sizes.into_iter().map(Expr::name).collect());
+            let value = Expr::call("Weight", vec![beginning(weight.init, &sizes)]);
             stmts.push(assigned(above, value, comment));
             continue;
         }
-        let zeros = Expr::call("torch.zeros", sizes.into_iter().map(Expr::name).collect());
+        let begins = beginning(weight.init, &sizes);
         if weight.kind == TensorKind::Balance {
             let of = if above.is_empty() { Expr::name("self") } else { path(above) };
-            let call = of.method("register_buffer", vec![Expr::name(format!("\"{last}\"")), zeros]);
+            let call = of.method("register_buffer", vec![Expr::name(format!("\"{last}\"")), begins]);
             stmts.push(Stmt::Line(format!("{}  # {comment}", call.text())));
         } else {
-            stmts.push(assigned(name, Expr::call("nn.Parameter", vec![zeros]), comment));
+            stmts.push(assigned(name, Expr::call("nn.Parameter", vec![begins]), comment));
         }
     }
     stmts
+}
+
+/// How a tensor of these sizes begins.
+fn beginning(init: Init, sizes: &[String]) -> Expr {
+    let all = || sizes.iter().map(Expr::name).collect();
+    let shape = || Expr::name(format!("({},)", sizes.join(", ")));
+    let uniform = |a: f64, b: f64| {
+        Expr::call("torch.empty", all()).method("uniform_", vec![Expr::number(a), Expr::number(b)])
+    };
+    match init {
+        Init::Normal(deviation) => {
+            let deviation = (deviation * 1e6).round() / 1e6;
+            Expr::infix("*", Expr::call("torch.randn", all()), Expr::number(deviation))
+        }
+        Init::Constant(0.0) => Expr::call("torch.zeros", all()),
+        Init::Constant(1.0) => Expr::call("torch.ones", all()),
+        Init::Constant(c) => Expr::call("torch.full", vec![shape(), Expr::number(c)]),
+        Init::Identity { columns, from } => picked(shape(), columns, from, 1),
+        Init::Pick { place, step, columns } => picked(shape(), columns, place, step),
+        Init::Uniform(a, b) => uniform(a, b),
+        Init::LogUniform(a, b) => uniform(a, b).method("log", vec![]),
+        Init::InverseSoftplusUniform(a, b) => {
+            let steps = uniform(a.ln(), b.ln()).method("exp", vec![]);
+            steps.method("expm1", vec![]).method("log", vec![])
+        }
+    }
+}
+
+/// Rows of which each has a 1 at its place.
+fn picked(shape: Expr, columns: u64, place: u64, step: u64) -> Expr {
+    let numbers = [columns, place, step].map(|n| crate::shape::integer(n as i64));
+    Expr::call("picked", [shape].into_iter().chain(numbers).collect())
 }
 
 fn assigned(name: &str, value: Expr, comment: String) -> Stmt {

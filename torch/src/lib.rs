@@ -161,7 +161,7 @@ fn put_back(f: &mut Function) {
 pub fn readme(model: &Model, weights: bool) -> String {
     let load = match weights {
         true => "    model = load(\".\")                    # with the weights of model.safetensors\n",
-        false => "    model = Model()                      # all tensors are zero: initialise them\n",
+        false => "    model = Model()                      # begins as the recipe says\n",
     };
     let import = if weights { "load" } else { "Model" };
     format!(

@@ -98,6 +98,11 @@ fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchE
     all.insert("noise".into(), Tensor::float(&[tokens[0], tokens[1], spec.model.hidden as usize], noise));
     all.insert("logits".into(), found.logits);
     all.insert("loss".into(), Tensor::float(&[1], vec![found.loss]));
+    if !oracle.architecture().decides_anew() {
+        let (prompt, written) = written(spec, &weights, 4)?;
+        all.insert("prompt".into(), prompt);
+        all.insert("written".into(), written);
+    }
     all.extend(weights.into_iter().map(|(name, t)| (format!("weights.{name}"), t)));
     all.extend(found.gradients.into_iter().map(|(name, t)| (format!("gradients.{name}"), t)));
     let stored: Vec<(String, Vec<usize>, (Dtype, Vec<u8>))> =
@@ -107,6 +112,24 @@ fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchE
     });
     safetensors::serialize_to_file(views, None, &folder.join(format!("{name}.safetensors"))).unwrap();
     Ok(())
+}
+
+/// Two tokens, and what the likeliest tokens after them make of them, each of whole texts.
+fn written(
+    spec: &Spec,
+    weights: &IndexMap<String, Tensor>,
+    tokens: usize,
+) -> Result<(Tensor, Tensor), TorchError> {
+    let mut text = vec![1, 2];
+    for _ in 0..tokens {
+        let shape = Shape { sequence: text.len() as u64, ..Shape::default() };
+        let batch = Batch { ids: text.clone(), targets: vec![-1; text.len()], ..Batch::default() };
+        let logits = Oracle::new(&spec.model, shape, None)?.forward(weights, &batch, None).unwrap().logits;
+        let last = &logits.floats()[logits.floats().len() - spec.model.vocab as usize..];
+        let best = last.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+        text.push(best.map_or(0, |(k, _)| k as i32));
+    }
+    Ok((Tensor::int(&[1, 2], vec![1, 2]), Tensor::int(&[1, text.len()], text)))
 }
 
 /// Writes all and compares; what is refused is counted and named.
