@@ -7,6 +7,8 @@ use crate::ir::{
 };
 use crate::op::linear_attention::outside::Place;
 use crate::op::{Arrange, Cast, Constant, Contract, Reduction, Reshape, Zeros};
+use indexmap::IndexMap;
+use std::ops::Range;
 
 /// Builds one [`Function`] of a module.
 ///
@@ -22,10 +24,28 @@ pub struct Builder<'m> {
     types: Vec<Type>,
     results: Vec<(Port, Value)>,
     error: Option<TypeError>,
+    marks: Marks,
+}
+
+/// Facts about a function for people: no pass decides by them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Marks {
+    /// Names that values have in the text.
+    pub names: IndexMap<Value, String>,
+    /// Ranges of nodes that a part of the text became, and its name; a part inside another stands
+    /// before it.
+    pub parts: Vec<(Range<usize>, String)>,
+    /// The same of the step of a recurrence, by its first result.
+    pub steps: IndexMap<Value, Marks>,
 }
 
 /// Marks values that stand for parameters until `finish` numbers them.
 const PARAM: u32 = 1 << 31;
+
+/// The number that a value has in a function of so many parameters.
+fn numbered(v: Value, params: u32) -> Value {
+    if v.0 & PARAM != 0 { Value(v.0 & !PARAM) } else { Value(v.0 + params) }
+}
 
 impl<'m> Builder<'m> {
     /// A builder of a function of that name.
@@ -38,7 +58,36 @@ impl<'m> Builder<'m> {
             types: vec![],
             results: vec![],
             error: None,
+            marks: Marks::default(),
         }
+    }
+
+    /// Calls a value by the name that the text gives it, unless it has one.
+    pub fn call(&mut self, v: Value, name: &str) {
+        self.marks.names.entry(v).or_insert_with(|| name.to_string());
+    }
+
+    /// How many nodes there are.
+    pub fn place(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Says that the nodes from that place on are what a part of the text became.
+    pub fn part(&mut self, from: usize, name: &str) {
+        self.marks.parts.push((from..self.nodes.len(), name.to_string()));
+    }
+
+    /// What is known of the step of the recurrence that gives a value.
+    pub fn explain(&mut self, v: Value, step: Marks) {
+        self.marks.steps.insert(v, step);
+    }
+
+    /// Everything known of values and nodes, with the values as [`Builder::finish`] numbers them.
+    pub fn marks(&self) -> Marks {
+        let number = |v: Value| numbered(v, self.params.len() as u32);
+        let names = self.marks.names.iter().map(|(v, name)| (number(*v), name.clone())).collect();
+        let steps = self.marks.steps.iter().map(|(v, marks)| (number(*v), marks.clone())).collect();
+        Marks { names, parts: self.marks.parts.clone(), steps }
     }
 
     /// The parameter of that name, made where it is new.
@@ -203,7 +252,7 @@ impl<'m> Builder<'m> {
             return Err(e);
         }
         let shift = self.params.len() as u32;
-        let number = |v: Value| if v.0 & PARAM != 0 { Value(v.0 & !PARAM) } else { Value(v.0 + shift) };
+        let number = |v: Value| numbered(v, shift);
         let (params, mut types): (Vec<_>, Vec<_>) = self.params.into_iter().unzip();
         types.extend(self.types);
         let nodes = self

@@ -4,10 +4,13 @@ use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::say;
 use crate::show::bytes;
+use crate::spec::SpecArguments;
 use clap::{Args, Subcommand, ValueEnum};
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::Spelling;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
 use dreamc_runtime::data::Tokenizer;
+use dreamc_runtime::files;
 use dreamc_runtime::hf::export::{self, Model};
 use std::path::{Path, PathBuf};
 
@@ -21,6 +24,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum To {
     Hf(HuggingFace),
+    Torch(Torch),
     Weights(Weights),
 }
 
@@ -47,6 +51,25 @@ struct HuggingFace {
     package: bool,
 }
 
+/// Export one readable PyTorch module
+#[derive(Args)]
+#[command(after_help = "\
+The folder gets model.py, one class for each component, named as in the specification, and Model around them; README.md, how to load
+it; spec.yaml; and of a run or a checkpoint model.safetensors. The code reads what training computes, without a cache: it is to be read,
+changed and trained elsewhere. What has no form in PyTorch yet is refused by name.
+
+Examples:
+  dreamc export torch examples/tiny-dr-da.yaml -o exports/tiny
+  dreamc export torch runs/quickstart-001 -o exports/quickstart")]
+struct Torch {
+    #[command(flatten)]
+    from: From,
+
+    /// The folder to write; nothing may be there
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+}
+
 /// Export the weights alone, under the names that every checkpoint has
 #[derive(Args)]
 #[command(after_help = "\
@@ -64,7 +87,7 @@ struct Weights {
 
 #[derive(Args)]
 struct From {
-    /// A run folder, a checkpoint, an import or a .safetensors file
+    /// A run folder, a checkpoint, an import or a .safetensors file; `torch` takes a specification too
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
 
@@ -96,6 +119,7 @@ impl Stored {
 pub fn run(a: Arguments) -> Done {
     match a.to {
         To::Hf(a) => hugging_face(&a),
+        To::Torch(a) => torch(&a),
         To::Weights(a) => weights(&a),
     }
 }
@@ -117,6 +141,42 @@ fn hugging_face(a: &HuggingFace) -> Done {
         a.from.model.display()
     )?;
     Ok(())
+}
+
+fn torch(a: &Torch) -> Done {
+    let out = a.out.display();
+    let trained = if is_specification(&a.from.model) { None } else { Some(open(&a.from)?) };
+    let spec = match &trained {
+        Some(trained) => trained.spec.clone(),
+        None => SpecArguments { spec: a.from.model.clone(), set: vec![] }.load()?,
+    };
+    let segments = spec.data.as_ref().is_some_and(|d| d.document_mask);
+    let options = dreamc_torch::Options { segments, z_loss: spec.train.z_loss };
+    let module = dreamc_torch::module(&spec.model, options).map_err(|e| Failure::Error(Box::new(e)))?;
+    if a.out.symlink_metadata().is_ok() {
+        return Err(Failure::Usage(format!(
+            "{out} exists already, and nothing is written over; name another folder"
+        )));
+    }
+    let failed = |error| Failure::Error(Box::new(files::about(&a.out, error)));
+    std::fs::create_dir_all(&a.out).map_err(failed)?;
+    let shown = dreamc_dsl::show(&spec, Spelling::Yaml);
+    let readme = dreamc_torch::readme(&spec.model, trained.is_some());
+    for (name, text) in [("model.py", &module.text), ("README.md", &readme), ("spec.yaml", &shown)] {
+        std::fs::write(a.out.join(name), text).map_err(failed)?;
+    }
+    let lines = module.text.lines().count();
+    say!("{out}/model.py: {lines} lines, {} classes", module.text.matches("\nclass ").count())?;
+    if let Some(trained) = &trained {
+        let exported = export::weights(&model(trained, None, &a.from), &a.out.join("model.safetensors"))?;
+        say!("{out}/model.safetensors: {} tensors, {}", exported.tensors, bytes(exported.bytes))?;
+    }
+    Ok(())
+}
+
+/// Whether a path names a specification, not a trained model.
+fn is_specification(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream")
 }
 
 fn weights(a: &Weights) -> Done {

@@ -245,6 +245,9 @@ impl Lower<'_> {
             q = self.rope(q, c, rope, depth);
             k = k.map(|k| self.rope(k, c, rope, depth));
         }
+        for (value, name) in [(Some(q), "q"), (k, "k"), (v, "v")] {
+            value.into_iter().for_each(|value| self.b.call(value, name));
+        }
         (q, k, v)
     }
 

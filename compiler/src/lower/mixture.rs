@@ -158,6 +158,8 @@ impl Lower<'_> {
             gates = self.b.div(gates, sum);
         }
         gates = self.b.scale(gates, router.scale);
+        self.b.call(chosen, "chosen");
+        self.b.call(gates, "gates");
         // Gathered tokens are not those of the stream.
         if self.shape.observe && !self.gathered() {
             self.observe(c, Observation::Chosen, if round.is_some() { chosen } else { grouped });

@@ -33,7 +33,7 @@ pub(crate) use attention::latent_place;
 use crate::CompileError;
 use crate::architecture::{Architecture, Body, Keys, Work, remembered_as};
 use crate::bind::{Owner, Part};
-use crate::build::Builder;
+use crate::build::{Builder, Marks};
 use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{
     self, Binding, Dim, Function, Index, Input, Lifetime, Mask, Module, Op, Output, PerToken, Port,
@@ -133,6 +133,8 @@ pub struct Facts {
     pub states: IndexMap<String, State>,
     /// Observations for the host, by name.
     pub observed: IndexMap<String, (Owner, Observation)>,
+    /// The text that nodes and values of each function come from.
+    pub marks: IndexMap<String, Marks>,
 }
 
 /// A state of a layer.
@@ -151,6 +153,7 @@ impl Facts {
         self.taken.extend(more.taken);
         self.states.extend(more.states);
         self.observed.extend(more.observed);
+        self.marks.extend(more.marks);
     }
 }
 
@@ -455,8 +458,11 @@ impl<'a> Lower<'a> {
         }
     }
 
-    fn finish(self) -> Result<(Function, Vec<Weight>, Facts), CompileError> {
-        Ok((self.b.finish()?, self.weights, self.facts))
+    fn finish(mut self) -> Result<(Function, Vec<Weight>, Facts), CompileError> {
+        let marks = self.b.marks();
+        let function = self.b.finish()?;
+        self.facts.marks.insert(function.name.clone(), marks);
+        Ok((function, self.weights, self.facts))
     }
 
     pub(crate) fn dim(&mut self, name: &str, size: u64) -> Dim {
@@ -667,7 +673,10 @@ impl<'a> Lower<'a> {
             .components
             .get_full(name)
             .ok_or(CompileError::Unsupported("a component without definition"))?;
-        self.output_of(Owner::Component(number as u32), component, x)
+        let from = self.b.place();
+        let y = self.output_of(Owner::Component(number as u32), component, x)?;
+        self.b.part(from, name);
+        Ok(y)
     }
 
     /// The output of a component of what it is given.

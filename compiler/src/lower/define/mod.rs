@@ -140,6 +140,9 @@ impl Lower<'_> {
         };
         for (i, node) in graph.region.nodes.iter().enumerate() {
             let value = self.defined_node(&mut d, node, ValueId(i as u32))?;
+            if let Some(name) = &node.name {
+                self.b.call(value, name);
+            }
             d.values.push(value);
         }
         self.ahead = behind;

@@ -76,7 +76,7 @@ impl Lower<'_> {
             return Ok(vec![d.input; r.body.results.len().max(1)]);
         }
         let operands = self.step_operands(d, node, &r.body)?;
-        let step = self.step(d, (node, r), &operands, &wanted)?;
+        let (step, marks_of_step) = self.step(d, (node, r), &operands, &wanted)?;
         Program::forward(self.b.module, &step).map_err(|_| {
             CompileError::Unsupported(
                 "a function in a recurrence that is no function of elements, sum, product, norm, softmax or change of shape or order",
@@ -87,10 +87,16 @@ impl Lower<'_> {
             (Tokens::Kept, Some(slots)) => self.of_texts(d, node, r, (&step, given), slots)?,
             (tokens, marks) => {
                 let initial = self.initial_states(d, node, r)?;
+                for (&value, state) in initial.iter().zip(&r.states) {
+                    self.b.call(value, &state.name);
+                }
                 let all = [marks.into_iter().collect(), given, initial].concat();
                 self.b.ops(Recurrence { step, tokens }, &all)
             }
         };
+        if let Some(&first) = results.first() {
+            self.b.explain(first, marks_of_step);
+        }
         let mut all = vec![d.input; r.body.results.len()];
         for (k, value) in wanted.into_iter().zip(results.drain(..)) {
             all[k] = value;
@@ -212,7 +218,7 @@ impl Lower<'_> {
         (node, r): (&Node, &graph::Recurrence),
         operands: &Operands,
         wanted: &[usize],
-    ) -> Result<Step, CompileError> {
+    ) -> Result<(Step, Marks), CompileError> {
         let type_of = |v: Value, rows: usize| self.b.dims(v)[rows..].to_vec();
         let rows: Vec<(Source, Vec<Dim>)> =
             operands.rows.iter().map(|&(source, v)| (source, type_of(v, d.rows.len()))).collect();
@@ -247,6 +253,9 @@ impl Lower<'_> {
             };
             made.push(value);
         }
+        for (n, &value) in r.body.nodes.iter().zip(&made) {
+            n.name.iter().for_each(|name| values.b.call(value, name));
+        }
         let result = |k: usize| r.body.results.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
         let mut results = vec![];
         for &k in wanted {
@@ -259,7 +268,8 @@ impl Lower<'_> {
         for (port, value) in results {
             b.result(port, value);
         }
-        Ok(Step::from(b.finish()?))
+        let marks = b.marks();
+        Ok((Step::from(b.finish()?), marks))
     }
 }
 

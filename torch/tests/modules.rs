@@ -1,0 +1,268 @@
+//! Modules against what is computed without PyTorch: the goldens of the reference, and the f64
+//! interpreter, for logits, loss and every gradient. Real PyTorch runs them (`DREAMC_HF`).
+
+use dreamc_compiler::compiled::Init;
+use dreamc_compiler::ir::interpret::{Data, Tensor};
+use dreamc_compiler::ir::random::Rng;
+use dreamc_compiler::lower::Form;
+use dreamc_compiler::lower::Shape;
+use dreamc_compiler::oracle::{Batch, Oracle, Setup};
+use dreamc_compiler::random;
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::{Spec, Spelling};
+use dreamc_torch::{Options, TorchError, module};
+use indexmap::IndexMap;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn load(path: &str) -> Spec {
+    dreamc_dsl::load(root(path), &[]).unwrap_or_else(|e| panic!("{path}: {e}")).0
+}
+
+/// Python with PyTorch: `DREAMC_HF`, or `.venv-hf` of the repository.
+fn python() -> Option<PathBuf> {
+    let venv = std::env::var_os("DREAMC_HF").map_or_else(|| root(".venv-hf"), PathBuf::from);
+    let python = venv.join("bin/python");
+    let missing = format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display());
+    dreamc_skip::need(if python.exists() { Ok(python) } else { Err(missing) })
+}
+
+/// What differs between modules of a folder and the tensors beside them.
+fn compared(python: &Path, folder: &Path, names: &[String]) -> String {
+    let mut command = Command::new(python);
+    command.arg(root("tests/hf/modules.py")).arg(folder).args(names).env("OMP_NUM_THREADS", "1");
+    let output = command.output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn options(spec: &Spec) -> Options {
+    Options { segments: false, z_loss: spec.train.z_loss }
+}
+
+/// A number of the kind that a tensor begins with, so that logarithms and steps stay in bounds.
+fn number(rng: &mut Rng, init: Init, fan_in: f64) -> f64 {
+    let noise = rng.between(-1.0, 1.0);
+    match init {
+        Init::Normal(_) => noise * (3.0 / fan_in).sqrt(),
+        Init::Constant(c) => c + 0.3 * noise,
+        Init::Identity { .. } | Init::Pick { .. } => 0.5 * noise,
+        Init::Uniform(a, b) => a + (b - a) * (noise + 1.0) / 2.0,
+        Init::LogUniform(a, b) => (a.max(1e-3) + (b - a) * (noise + 1.0) / 2.0).ln(),
+        Init::InverseSoftplusUniform(a, b) => (a + (b - a) * (noise + 1.0) / 2.0).exp_m1().ln(),
+    }
+}
+
+fn bytes(data: &Data) -> (Dtype, Vec<u8>) {
+    match data {
+        Data::Float(x) => (Dtype::F64, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        Data::Int(x) => (Dtype::I32, x.iter().flat_map(|x| x.to_le_bytes()).collect()),
+    }
+}
+
+/// Writes the module of a specification and what the interpreter computes of random numbers.
+fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchError> {
+    let text = module(&spec.model, options(spec))?.text;
+    std::fs::write(folder.join(format!("{name}.py")), text).unwrap();
+    let (b, t) = (2, spec.model.context.clamp(2, 9));
+    let shape = Shape { batch: b, sequence: t, z_loss: spec.train.z_loss, ..Shape::default() };
+    let rewriting = Rewriting::off();
+    let setup = Setup { recurrence: None, rewriting: &rewriting, form: Form::Training, watch: &|_, _, _| {} };
+    let oracle = Oracle::with(&spec.model, shape, setup)?;
+    let mut rng = Rng::new(seed);
+    let mut weights = IndexMap::new();
+    for (name, sizes, _, init) in oracle.tensors() {
+        let fan_in = sizes.last().copied().unwrap_or(1).max(1) as f64;
+        let n = sizes.iter().product::<u64>();
+        let sizes: Vec<usize> = sizes.iter().map(|&n| n as usize).collect();
+        weights.insert(name, Tensor::float(&sizes, (0..n).map(|_| number(&mut rng, init, fan_in)).collect()));
+    }
+    let n = (b * t) as usize;
+    let ids: Vec<i32> = (0..n).map(|_| rng.below(spec.model.vocab) as i32).collect();
+    let targets: Vec<i32> =
+        (0..n).map(|i| if i % 5 == 4 { -1 } else { rng.below(spec.model.vocab) as i32 }).collect();
+    let noise: Vec<f64> = (0..n * spec.model.hidden as usize).map(|_| rng.between(-1.0, 1.0)).collect();
+    let batch =
+        Batch { ids: ids.clone(), targets: targets.clone(), noise: noise.clone(), ..Batch::default() };
+    let found = oracle.evaluate(&weights, &batch).unwrap();
+    let tokens = [b as usize, t as usize];
+    let mut all: IndexMap<String, Tensor> = IndexMap::new();
+    all.insert("ids".into(), Tensor::int(&tokens, ids));
+    all.insert("targets".into(), Tensor::int(&tokens, targets));
+    all.insert("noise".into(), Tensor::float(&[tokens[0], tokens[1], spec.model.hidden as usize], noise));
+    all.insert("logits".into(), found.logits);
+    all.insert("loss".into(), Tensor::float(&[1], vec![found.loss]));
+    if !oracle.architecture().decides_anew() {
+        let (prompt, written) = written(spec, &weights, 4)?;
+        all.insert("prompt".into(), prompt);
+        all.insert("written".into(), written);
+    }
+    all.extend(weights.into_iter().map(|(name, t)| (format!("weights.{name}"), t)));
+    all.extend(found.gradients.into_iter().map(|(name, t)| (format!("gradients.{name}"), t)));
+    let stored: Vec<(String, Vec<usize>, (Dtype, Vec<u8>))> =
+        all.iter().map(|(name, t)| (name.clone(), t.dims.clone(), bytes(&t.data))).collect();
+    let views = stored
+        .iter()
+        .map(|(name, dims, (dtype, data))| (name, TensorView::new(*dtype, dims.clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join(format!("{name}.safetensors"))).unwrap();
+    Ok(())
+}
+
+/// Two tokens, and what the likeliest tokens after them make of them, each of whole texts.
+fn written(
+    spec: &Spec,
+    weights: &IndexMap<String, Tensor>,
+    tokens: usize,
+) -> Result<(Tensor, Tensor), TorchError> {
+    let mut text = vec![1, 2];
+    for _ in 0..tokens {
+        let shape = Shape { sequence: text.len() as u64, ..Shape::default() };
+        let batch = Batch { ids: text.clone(), targets: vec![-1; text.len()], ..Batch::default() };
+        let logits = Oracle::new(&spec.model, shape, None)?.forward(weights, &batch, None).unwrap().logits;
+        let last = &logits.floats()[logits.floats().len() - spec.model.vocab as usize..];
+        let best = last.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+        text.push(best.map_or(0, |(k, _)| k as i32));
+    }
+    Ok((Tensor::int(&[1, 2], vec![1, 2]), Tensor::int(&[1, text.len()], text)))
+}
+
+/// Writes all and compares; what is refused is counted and named.
+fn check(all: Vec<(String, Spec)>) {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (mut names, mut refused) = (vec![], vec![]);
+    for (k, (name, spec)) in all.iter().enumerate() {
+        let name = name.replace(['/', '.'], "_");
+        match write(folder.path(), &name, spec, k as u64 + 1) {
+            Ok(()) => names.push(name),
+            // A specification that does not compile has nothing to export.
+            Err(TorchError::Compile(e)) => println!("{name}: {e}"),
+            Err(e) => refused.push(format!("{name}: {e}")),
+        }
+    }
+    println!("{} modules; refused: {}", names.len(), refused.join("; "));
+    let found = compared(&python, folder.path(), &names);
+    assert!(found.is_empty(), "{found}");
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
+fn folder(path: &str, of: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut files: Vec<String> = std::fs::read_dir(root(path))
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    files.retain(|f| (f.ends_with(".yaml") || f.ends_with(".dream")) && !f.contains(".suite.") && of(f));
+    files.sort();
+    files
+}
+
+/// Every golden of the reference that is written in Python from the semantics alone.
+#[test]
+fn modules_compute_what_the_reference_computes() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let mut names = vec![];
+    for file in folder("tests/goldens", |_| true) {
+        let name = file.trim_end_matches(".yaml").to_string();
+        let spec = load(&format!("tests/goldens/{file}"));
+        let text = module(&spec.model, options(&spec)).unwrap_or_else(|e| panic!("{name}: {e}")).text;
+        std::fs::write(place.path().join(format!("{name}.py")), text).unwrap();
+        let tensors = root(&format!("tests/goldens/{name}.safetensors"));
+        std::fs::copy(tensors, place.path().join(format!("{name}.safetensors"))).unwrap();
+        names.push(name);
+    }
+    assert!(names.len() > 40);
+    let found = compared(&python, place.path(), &names);
+    assert!(found.is_empty(), "{found}");
+}
+
+#[test]
+fn every_small_example_leaves_as_it_is() {
+    let tiny = |f: &str| f.starts_with("tiny");
+    check(
+        folder("examples", tiny).into_iter().map(|f| (f.clone(), load(&format!("examples/{f}")))).collect(),
+    );
+}
+
+/// A small specification of a mixer of the library.
+fn mixer(name: &str) -> Spec {
+    // Some heads are of 64 channels.
+    let hidden = if ["mamba2", "rwkv7"].contains(&name) { 64 } else { 16 };
+    let text = format!(
+        "model m {{\n  vocab 19  hidden {hidden}  context 16\n  a = {name} {{}}\n  mlp = mlp {{ intermediate 8 }}\n  \
+         repeat 2 {{ layer {{ a > mlp }} }}\n}}\n"
+    );
+    let ast = dreamc_dsl::parse(name, &text, Spelling::Dream).unwrap();
+    dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{name}: {e}")).0
+}
+
+#[test]
+fn every_mixer_of_the_library_leaves_as_it_is() {
+    let names = dreamc_dsl::define::library::LIBRARY.iter().map(|(name, _)| (*name).to_string());
+    check(names.map(|name| (name.clone(), mixer(&name))).collect());
+}
+
+/// Definitions that are drawn, well typed by construction.
+#[test]
+fn random_definitions_leave_as_they_are() {
+    let drawn = |seed: u64| {
+        let text = random::definition::specification(seed);
+        let ast = dreamc_dsl::parse("drawn", &text, Spelling::Dream).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{seed}: {e}")).0
+    };
+    check((1..25).map(|seed| (format!("definition{seed}"), drawn(seed))).collect());
+}
+
+/// The text of a few modules, for people to read.
+#[test]
+fn modules_read_as_their_papers() {
+    let all = [("depth_recurrent", load("examples/tiny-dr-da.yaml")), ("gated_delta", mixer("gated_delta"))];
+    for (name, spec) in all.into_iter().chain([("forgetting", mixer("forgetting"))]) {
+        insta::assert_snapshot!(name, module(&spec.model, options(&spec)).unwrap().text);
+    }
+}
+
+/// Specifications over all axes of the language; those with an operation that has no form yet are
+/// named.
+#[test]
+fn random_specifications_leave_as_they_are() {
+    check((1..40).map(|seed| (format!("random{seed}"), random::spec(seed))).collect());
+}
+
+/// A term of a module that is left out is noticed.
+#[test]
+fn a_module_that_lacks_a_term_is_noticed() {
+    let Some(python) = python() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let spec = load("tests/goldens/dr_da.yaml");
+    let text = module(&spec.model, options(&spec)).unwrap().text;
+    let faults = [
+        ("x + da + self.ea(", "da + self.ea("),
+        (" + shared\n", "\n"),
+        (".detach()[..., None]", "[..., None]"),
+        ("da = da + self.sa(x, positions, depth, depths)", "da = da"),
+    ];
+    let mut names = vec![];
+    for (k, (term, without)) in faults.iter().enumerate() {
+        assert!(text.contains(term), "{term}\n{text}");
+        std::fs::write(place.path().join(format!("fault{k}.py")), text.replace(term, without)).unwrap();
+        std::fs::copy(
+            root("tests/goldens/dr_da.safetensors"),
+            place.path().join(format!("fault{k}.safetensors")),
+        )
+        .unwrap();
+        names.push(format!("fault{k}"));
+    }
+    let found = compared(&python, place.path(), &names);
+    for (name, (term, _)) in names.iter().zip(faults) {
+        assert!(found.contains(&format!("{name}:")), "`{term}` is left out and nothing differs");
+    }
+}
