@@ -291,7 +291,8 @@ impl Measure<'_> {
             && !health.parts.is_empty()
             && !looks_ahead(&spec.model)
         {
-            let texts = Texts { rows: health::TEXTS, prompt: None, context: None };
+            let context = Some(prepare::sequence(spec));
+            let texts = Texts { rows: health::TEXTS, prompt: None, context };
             let passes = PassArguments { depth: self.depth, exit: None };
             let mut decoder = self.trained.decoder(self.device, texts, passes, true)?;
             let sampling = Health::sampling(spec);

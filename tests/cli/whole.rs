@@ -177,8 +177,6 @@ fn tiny_specifications_are_trained_probed_and_read_again() {
             format!("export hf run-{i} -o exported-{i}"),
             format!("export weights run-{i} -o weights-{i}.safetensors"),
             format!("watch run-{i} --once"),
-            format!("analyze run-{i} --data book.txt --sequences 2"),
-            format!("analyze routing run-{i} --data book.txt --sequences 2"),
             format!("resume run-{i} --set train.steps=2"),
         ];
         for line in lines {
