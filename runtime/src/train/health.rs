@@ -391,11 +391,12 @@ impl Health {
     }
 }
 
-/// What a decision is above where its token came to the part, and where the part processes it.
+/// Bounds that a decision is above where its token came to the part, and where the part processes
+/// it.
 const CAME: f32 = 0.5;
 const TAKEN: f32 = 1.5;
 
-/// What an application of a wrapped part decided about each token of a batch.
+/// The decisions of an application of a wrapped part about the tokens of a batch.
 fn taking(model: &Model, buffer: BufferId, depth: u64, elements: usize) -> Result<Vec<f32>, ModelError> {
     let mut taking = vec![0f32; elements];
     model.session().read_at(buffer, depth, 0, &mut taking)?;
