@@ -1070,8 +1070,89 @@ fn rows_of(part: Part) -> Option<Rows> {
         | Part::Left
         | Part::ChoiceGate
         | Part::ChoiceStart => Some(Rows::Each { before: 0 }),
-        // Nothing is known of another part: an error where its gradient ends, never a guess.
-        _ => None,
+        // Weights, and states that no application hands to a later one of its part: an error where
+        // a gradient ends there, never a guess.
+        Part::Table
+        | Part::Norm
+        | Part::PostNorm
+        | Part::FinalNorm
+        | Part::ResidualNorm
+        | Part::Qkv
+        | Part::QkvShared
+        | Part::Out
+        | Part::OutShared
+        | Part::QueryNorm
+        | Part::KeyNorm
+        | Part::QkvBias
+        | Part::QueryDown
+        | Part::QueryDownNorm
+        | Part::QueryUp
+        | Part::KvDown
+        | Part::KvDownNorm
+        | Part::KvUp
+        | Part::QueryBias
+        | Part::KeyBias
+        | Part::OutBias
+        | Part::Sink
+        | Part::Gate
+        | Part::Up
+        | Part::Down
+        | Part::SharedGate
+        | Part::SharedUp
+        | Part::SharedDown
+        | Part::SharedWeight
+        | Part::GateBias
+        | Part::UpBias
+        | Part::DownBias
+        | Part::LogitBias
+        | Part::Router
+        | Part::RouterQuery
+        | Part::RouterKeys
+        | Part::RouterQueryNorm
+        | Part::RouterKeyNorm
+        | Part::RouterBias
+        | Part::RouterCounts
+        | Part::Scale
+        | Part::Offset
+        | Part::PredictorUp
+        | Part::PredictorDown
+        | Part::Residual
+        | Part::Latents
+        | Part::Cached
+        | Part::Gain
+        | Part::Linear
+        | Part::Mix
+        | Part::Lambda
+        | Part::Mu
+        | Part::Delta
+        | Part::Decay
+        | Part::LaneAlpha
+        | Part::LaneBeta
+        | Part::LaneMix
+        | Part::LaneAlphaWeight
+        | Part::LaneBetaWeight
+        | Part::LaneMixWeight
+        | Part::LaneAlphaScale
+        | Part::LaneBetaScale
+        | Part::LaneBias
+        | Part::LaneScale
+        | Part::LastLanes
+        | Part::LastLaneBias
+        | Part::LastLaneScale
+        | Part::ReadQuery
+        | Part::ReadNorm
+        | Part::PassEmbedding
+        | Part::ExitGate
+        | Part::ExitBias
+        | Part::Members
+        | Part::ChoiceTable
+        | Part::ChoiceBias
+        | Part::ChoiceCounts
+        | Part::ChoiceLast
+        | Part::Text(..)
+        | Part::Low(..)
+        | Part::Own(..)
+        | Part::Kept(..) => None,
     }
 }
 

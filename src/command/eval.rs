@@ -14,6 +14,7 @@ use dreamc_compiler::{CompileError, looks_ahead};
 use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
+use dreamc_runtime::generate::NextLogits;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::health::{self, Health};
 use dreamc_runtime::train::prepare;
@@ -284,7 +285,21 @@ impl Measure<'_> {
         observer.restore(&self.trained.tensors)?;
         let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
         let Some(held) = dataset.drawn(rows)? else { return Ok(None) };
-        Ok(Health::look(&mut observer, &self.trained.spec.model, self.depth, held)?)
+        let spec = &self.trained.spec;
+        let mut health = Health::look(&mut observer, &spec.model, self.depth, held)?;
+        if let (Some(health), Some(held)) = (&mut health, dataset.drawn(health::TEXTS)?)
+            && !health.parts.is_empty()
+            && !looks_ahead(&spec.model)
+        {
+            let context = Some(prepare::sequence(spec));
+            let texts = Texts { rows: health::TEXTS, prompt: None, context };
+            let passes = PassArguments { depth: self.depth, exit: None };
+            let mut decoder = self.trained.decoder(self.device, texts, passes, true)?;
+            let sampling = Health::sampling(spec);
+            let writing: (&mut dyn NextLogits, &Tokenizer) = (decoder.as_mut(), &dataset.tokenizer);
+            health.write(&mut observer, &spec.model, self.depth, writing, (held, sampling))?;
+        }
+        Ok(health)
     }
 }
 

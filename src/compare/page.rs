@@ -400,15 +400,16 @@ fn processed(page: &mut Page, study: &Study) {
             let own: Vec<_> =
                 seen.iter().filter_map(|parts| parts.iter().find(|p| p.name == part.name)).collect();
             let mean = own.iter().map(|p| p.processed).sum::<f64>() / own.len() as f64;
+            let written: Vec<f64> = own.iter().filter_map(|p| p.generation).collect();
+            let generation = written.iter().sum::<f64>() / written.len() as f64;
             let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-            let writes = !looks_ahead(&arm.spec.model);
             let row = [
                 name(arm),
                 format!("`{}`", part.name),
                 percent(part.asked),
                 part.training.map_or(NONE.into(), percent),
                 percent(mean),
-                if writes { percent(mean) } else { NONE.into() },
+                if written.is_empty() { NONE.into() } else { percent(generation) },
             ];
             table.rows.push(row.map(Cell::from).to_vec());
         }
@@ -420,8 +421,9 @@ fn processed(page: &mut Page, study: &Study) {
     page.add(Block::Table(table));
     page.note(
         "Shares of the tokens that come to a wrapped part. Training computes what top-k chooses, or all where every token decides by itself; \
-         evaluation and generation follow one rule, `causal` of top-k, and their share is that of held-out text after the last step, \
-         the mean over seeds. A model without such a rule is evaluated by top-k and generates nothing.",
+         evaluation and generation follow one rule, `causal` of top-k. Evaluation's share is that of held-out text after the last step, \
+         generation's that of the tokens that the model then writes after held-out prompts, as `eval` would draw them; both are means over seeds. \
+         A model without such a rule is evaluated by top-k and generates nothing.",
     );
 }
 

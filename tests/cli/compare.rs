@@ -4,6 +4,7 @@
 use crate::support::sandbox::{Sandbox, metrics, newest, texts};
 use serde_json::Value;
 use std::fs;
+use std::process::Command;
 
 const LAYERED: &str = "\
 model:
@@ -429,10 +430,44 @@ fn what_skip_arms_process_is_shown_and_may_be_asked_for() {
     } else {
         assert!(processed < declared, "{processed} {declared}");
     }
+    // Generation is measured on what the model writes: the share of the last column is that of the
+    // tokens written, which `eval` of the same run finds, too.
+    let last = metrics(&sandbox.path("out/mod-seed0")).pop().unwrap()["health"].clone();
+    let written = last["written"].as_u64().unwrap();
+    assert!(written > 8, "{last}");
+    let generated: Vec<f64> =
+        last["parts"].as_array().unwrap().iter().map(|p| p["generation"].as_f64().unwrap()).collect();
+    for share in &generated {
+        let tokens = share * written as f64;
+        assert!((tokens - tokens.round()).abs() < 1e-6, "{share} of {written} tokens");
+    }
+    let row = report.lines().find(|l| l.starts_with("| mod † | `layers.0.skip.0`")).unwrap();
+    assert!(row.ends_with(&format!("| {:.1} % |", 100.0 * generated[0])), "{row} {generated:?}");
+    let again: Value = serde_json::from_str(&sandbox.good(&["eval", "out/mod-seed0", "--json"])).unwrap();
+    assert_eq!(again[0]["health"]["written"], last["written"]);
+    assert_eq!(again[0]["health"]["parts"][0]["generation"], last["parts"][0]["generation"]);
+    assert!(sandbox.good(&["eval", "out/mod-seed0"]).contains(&format!("of {written} tokens written")));
     // A suite that does not ask marks nobody.
     sandbox.write("free.suite.yaml", SKIPS);
     sandbox.good(&["compare", "free.suite.yaml", "--out", "free"]);
     assert!(!sandbox.read("free/report.md").contains('†'));
+}
+
+/// In Chromium the pointer shows the values of all arms, a click on a name hides its arm, nothing
+/// is asked for from elsewhere, and a page without scripts is whole.
+#[test]
+fn a_report_shows_values_at_the_pointer_and_hides_arms() {
+    let Some(python) = crate::serve::python() else { return };
+    let sandbox = sandbox();
+    sandbox.write("pair.suite.yaml", &SUITE.replace("seeds: [0, 1]", "seeds: [0]"));
+    sandbox.good(&["compare", "pair.suite.yaml", "--out", "out"]);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/report_client.py");
+    let output = Command::new(python).arg(script).arg(sandbox.path("out/report.html")).output().unwrap();
+    let (out, err) = texts(&output);
+    if out.contains("no Chromium") {
+        return dreamc_skip::skip("no Chromium: apt-get install chromium");
+    }
+    assert!(output.status.success() && out.contains("all well"), "{out}{err}");
 }
 
 /// A refusal says what would be written to allow it, and that is enough.

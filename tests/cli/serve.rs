@@ -478,8 +478,8 @@ fn beginnings_are_kept_behind_their_texts() {
     assert_eq!(none.metric("dreamc_cache_tokens_kept"), 0.0);
 }
 
-/// A Python with `openai` and `lm_eval`: `DREAMC_CLIENTS`, or `.venv-clients`.
-fn python() -> Option<std::path::PathBuf> {
+/// A Python with the packages of `tests/clients`: `DREAMC_CLIENTS`, or `.venv-clients`.
+pub fn python() -> Option<std::path::PathBuf> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = std::env::var_os("DREAMC_CLIENTS").map_or(root.join(".venv-clients"), Into::into);
     let python = folder.join("bin/python");

@@ -145,6 +145,15 @@ fn every_specification_is_measured() {
     }
 }
 
+/// Proofs that take a debug build less than a second a model. All proofs of all kinds of model run
+/// in tests/numerics and tests/robustness.
+#[test]
+fn every_specification_is_proved_by_the_quick_proofs() {
+    every(&specifications(), &[], |file| {
+        vec![words(&format!("verify {file} --only names,coordinates,counts"))]
+    });
+}
+
 /// Commands that write files beside the specification they read, on the tiny ones.
 #[test]
 fn tiny_specifications_are_trained_probed_and_read_again() {
@@ -164,6 +173,10 @@ fn tiny_specifications_are_trained_probed_and_read_again() {
                  --set train.warmup=0"
             ),
             format!("eval run-{i}"),
+            format!("generate run-{i} a --greedy --max-tokens 4"),
+            format!("export hf run-{i} -o exported-{i}"),
+            format!("export weights run-{i} -o weights-{i}.safetensors"),
+            format!("watch run-{i} --once"),
             format!("resume run-{i} --set train.steps=2"),
         ];
         for line in lines {
@@ -172,6 +185,7 @@ fn tiny_specifications_are_trained_probed_and_read_again() {
             failed.extend(wrong(&sandbox, &line, &[]));
         }
     }
+    failed.extend(wrong(&sandbox, &["runs", "."], &[]));
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 

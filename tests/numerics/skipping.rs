@@ -9,12 +9,16 @@ use dreamc_compiler::ir::{Module, Op, Type};
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::op::TopTokens;
 use dreamc_compiler::oracle::{self, Oracle};
+use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
-use dreamc_runtime::data::Batch;
+use dreamc_runtime::data::{Batch, Dataset, Settings};
 use dreamc_runtime::device::{Device, Group, Instrument, Session};
-use dreamc_runtime::generate::{Cached, Growing, NextLogits, Writing, compile_cached};
-use dreamc_runtime::model::{Model, Scale};
+use dreamc_runtime::generate::{Cached, Growing, Next, NextLogits, Sampling, Writing, compile_cached};
+use dreamc_runtime::model::{Model, ModelError, Scale};
+use dreamc_runtime::train::health::Health;
+use dreamc_runtime::train::prepare::health_observer;
 use dreamc_runtime::verify::{Compiler, Task, verify};
 use indexmap::IndexMap;
 
@@ -911,4 +915,97 @@ fn skipped_tokens_merge_with_the_next_chosen_one_and_share_the_update_of_the_las
         }
         assert!(skipped > 4);
     }
+}
+
+/// A decoder that counts, from its caches, what a wrapped part processed of written tokens.
+struct Counting {
+    cached: Cached,
+    /// Entries of each row's cache after its prompt.
+    begun: Vec<Option<usize>>,
+    /// Written tokens that were read, and of these the processed.
+    read: usize,
+    taken: usize,
+}
+
+impl Counting {
+    fn entries(&self, row: usize) -> usize {
+        self.cached.processed().unwrap()[0].1[0][row]
+    }
+}
+
+impl NextLogits for Counting {
+    fn rows(&self) -> usize {
+        self.cached.rows()
+    }
+
+    fn context(&self) -> usize {
+        self.cached.context()
+    }
+
+    fn admit(&mut self) -> Result<Option<usize>, ModelError> {
+        self.cached.admit()
+    }
+
+    fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
+        let logits = self.cached.step(next)?;
+        for n in next {
+            match n.prompt {
+                true => self.begun[n.row] = Some(self.entries(n.row)),
+                false => self.read += n.tokens.len(),
+            }
+        }
+        Ok(logits)
+    }
+
+    fn release(&mut self, row: usize) -> Result<(), ModelError> {
+        if let Some(begun) = self.begun[row].take() {
+            self.taken += self.entries(row) - begun;
+        }
+        self.cached.release(row)
+    }
+}
+
+/// The share of generation is that of the caches which wrote: of written tokens, none of a prompt.
+#[test]
+fn the_share_of_generation_is_of_tokens_that_were_written() {
+    let mut all = spec("[\"sa\", \"skip(capacity 0.5, causal bce 0.1) { near > mlp }\"]");
+    (all.model.vocab, all.model.context) = (256, 64);
+    let data = "data: {task: permutation, size: 4, max_steps: 2}\n";
+    let with = |text: &str| {
+        let ast = dreamc_dsl::parse("test", text, Spelling::Yaml).unwrap();
+        dreamc_dsl::check(&ast, &[]).unwrap().0
+    };
+    let all = with(&(dreamc_dsl::show(&all, Spelling::Yaml) + data));
+    let home = tempfile::tempdir().unwrap();
+    let base = std::path::Path::new("");
+    let settings = Settings { base, cache: home.path(), sequence: 64, vocab: 256, seed: 0, stride: None };
+    let dataset = Dataset::open(all.data.as_ref().unwrap(), &settings, &mut |_| {}).unwrap();
+    let device = cpu(1);
+    let weights = |model: &mut Model| {
+        for t in model.compiled().tensors.clone() {
+            model.set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
+        }
+    };
+    let observer = health_observer(&all, None, &Rewriting::default(), Narrow::Nothing).unwrap().unwrap();
+    let mut observer = Model::load(&device, observer).unwrap();
+    weights(&mut observer);
+    let writing = Writing { rows: 3, ..Writing::default() };
+    let mut cached = Cached::load(&device, compile_cached(&all, &writing).unwrap()).unwrap();
+    weights(cached.model());
+    let mut decoder = Counting { cached, begun: vec![None; 3], read: 0, taken: 0 };
+
+    let held = || dataset.drawn(8).unwrap().unwrap();
+    let mut health = Health::look(&mut observer, &all.model, None, held()).unwrap().unwrap();
+    assert_eq!((health.parts[0].generation, health.written), (None, 0));
+    let sampling = Sampling { max_tokens: 20, ..Health::sampling(&all) };
+    let (to, of) = ((&mut decoder as &mut dyn NextLogits, &*dataset.tokenizer), (held(), sampling));
+    health.write(&mut observer, &all.model, None, to, of).unwrap();
+    for row in 0..3 {
+        decoder.release(row).unwrap();
+    }
+    let Counting { read, taken, .. } = decoder;
+    assert!(taken > 0 && taken < read && read > 40, "{taken} of {read}");
+    assert_eq!(health.written, read as u64);
+    assert_eq!(health.parts[0].generation, Some(taken as f64 / read as f64));
+    assert_ne!(health.parts[0].generation, Some(health.parts[0].processed));
 }

@@ -1,21 +1,24 @@
 //! Routers' health: what of the tokens each wrapped part processes, how evenly each mixture uses
 //! its experts, and what the passes of a loop with an exit are worth.
 //!
-//! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), held-out rows.
-//! *Out*: a [`Health`]. *Promise*: shares are of the decisions that evaluation and generation make,
-//! read from the device; a token that never comes to a part, because it skips what is around it,
-//! does not count there.
+//! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), held-out rows, and,
+//! for the shares of generation, something that writes. *Out*: a [`Health`]. *Promise*: shares are
+//! of decisions that were made, read from the device; those of generation are of tokens that the
+//! model wrote and read again, never of a prompt; a token that never comes to a part, because it
+//! skips what is around it, does not count there.
 
 use crate::analysis::skips::{Wrapped, wrapped};
 use crate::analysis::{candidates, real};
-use crate::data::{Batch, Batches};
+use crate::data::{Batch, Batches, NO_LOSS, Tokenizer};
 use crate::evaluate::EvaluateError;
+use crate::generate::{NextLogits, Sampling, generate};
 use crate::model::{Model, ModelError};
 use dreamc_compiler::architecture::components;
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
 use dreamc_compiler::count::{PerToken, Shares, flops_at};
 use dreamc_compiler::matching::TOKENS as TOKENS_OF_MEAN;
+use dreamc_compiler::program::BufferId;
 use dreamc_dsl::spec::{Component, Model as Spec, SkipRule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,6 +29,12 @@ pub const TOKENS: u64 = 1 << 13;
 /// Tokens at once, or one row: observations take memory of every depth.
 pub const AT_ONCE: u64 = 1 << 11;
 
+/// Texts that are written for the shares of generation.
+pub const TEXTS: u64 = 8;
+
+/// Tokens of each at most.
+const WRITTEN: usize = 64;
+
 /// A target missed by this factor, or more, is worth a warning.
 const MISSED: f64 = 2.0;
 
@@ -34,6 +43,9 @@ const MISSED: f64 = 2.0;
 pub struct Health {
     /// Tokens that were looked at.
     pub tokens: u64,
+    /// Tokens that the model wrote for the shares of generation; 0 where it wrote nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub written: u64,
     /// FLOPs of a generated token where wrapped parts and mixtures with no-op experts process what
     /// they were seen to process; the mean over a sequence of
     /// [`TOKENS`](dreamc_compiler::matching::TOKENS) or the context. Absent where every token takes
@@ -69,8 +81,12 @@ pub struct Pass {
 pub struct Part {
     /// Its name, as its tensors begin: `layers.3.skip.0`.
     pub name: String,
-    /// Share of the tokens that came to it.
+    /// Share of the held-out tokens that came to it.
     pub processed: f64,
+    /// Share of the tokens that came to it of those that the model wrote after held-out prompts.
+    /// Absent where nothing was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<f64>,
     /// The share that its `capacity` asks for; the mean over passes that have one each.
     pub asked: f64,
     /// The share that training computes: of top-k what it chooses, of a rule that each token
@@ -150,22 +166,18 @@ impl Health {
                 let elements = model.compiled().plan.buffer(observed.buffer).elements() as usize;
                 match observed.what {
                     Observation::Taking => {
-                        let mut taking = vec![0f32; elements];
                         for w in wrapped.iter().filter(|w| observed.owner == Owner::Skip(w.number as u32)) {
-                            model
-                                .session()
-                                .read_at(observed.buffer, w.depth, 0, &mut taking)
-                                .map_err(ModelError::from)?;
+                            let taking = taking(model, observed.buffer, w.depth, elements)?;
                             let found = parts.entry((w.set, w.number)).or_default();
                             found.depths.resize(real.len(), 0);
                             let [came, taken] = by_body.entry((w.body, w.number)).or_default();
                             let tokens = real.iter().zip(&taking).zip(&mut found.depths);
                             for ((_, t), depth) in tokens.filter(|((r, _), _)| **r) {
-                                found.came += u64::from(*t > 0.5);
-                                found.taken += u64::from(*t > 1.5);
-                                *came += u64::from(*t > 0.5);
-                                *taken += u64::from(*t > 1.5);
-                                *depth += usize::from(*t > 1.5);
+                                found.came += u64::from(*t > CAME);
+                                found.taken += u64::from(*t > TAKEN);
+                                *came += u64::from(*t > CAME);
+                                *taken += u64::from(*t > TAKEN);
+                                *depth += usize::from(*t > TAKEN);
                             }
                         }
                     }
@@ -216,8 +228,9 @@ impl Health {
             };
             let share = |depth| found.by_depth.get(depth).copied().unwrap_or(0) as f64 / tokens.max(1) as f64;
             Part {
-                name: format!("layers.{set}.skip.{number}"),
+                name: name(set, number),
                 processed: share_of(found.taken, found.came),
+                generation: None,
                 asked: mean(&|w| w.asked),
                 training: Some(mean(&|w| trained_share(&w.rule, sequence))),
                 depths: if own.len() > 1 { (0..=own.len()).map(share).collect() } else { vec![] },
@@ -234,6 +247,7 @@ impl Health {
         };
         let health = Health {
             tokens,
+            written: 0,
             flops_per_token: flops.map(PerToken::mean),
             parts: parts.into_iter().map(part).collect(),
             mixtures: mixtures.into_iter().map(mixture).collect(),
@@ -243,12 +257,74 @@ impl Health {
         Ok((!nothing).then_some(health))
     }
 
+    /// Lets the model write after prompts of the rows that these batches give, and looks at what it
+    /// processed of the tokens that it wrote. The last token of a text is not among them: nothing
+    /// was read after it. The observer reads the texts that the decoder wrote: both have the same
+    /// weights, and a token's decision is a function of the text before it.
+    pub fn write(
+        &mut self,
+        model: &mut Model,
+        spec: &Spec,
+        passes: Option<u64>,
+        (decoder, tokenizer): (&mut dyn NextLogits, &Tokenizer),
+        (mut batches, sampling): (Batches, Sampling),
+    ) -> Result<(), EvaluateError> {
+        let wrapped = wrapped(spec, passes).map_err(ModelError::from)?;
+        let Some(held) = batches.take(TEXTS as usize)? else { return Ok(()) };
+        let prompts = prompts(&held, decoder.context());
+        if wrapped.is_empty() || prompts.is_empty() {
+            return Ok(());
+        }
+        let room = held.sequence.min(decoder.context());
+        let texts = generate(decoder, tokenizer, &prompts, &sampling, &mut |_, _| {})?;
+        let texts: Vec<(&Vec<u32>, Vec<u32>)> =
+            prompts.iter().zip(texts.into_iter().map(|t| t.tokens)).collect();
+        let mut sums: BTreeMap<String, [u64; 2]> = BTreeMap::new();
+        for texts in texts.chunks(model.batch().max(1)) {
+            let (batch, written) =
+                read_again(texts, model.sequence().min(room), model.sequence(), model.batch());
+            model.evaluate(&batch)?;
+            self.written += written.iter().filter(|w| **w).count() as u64;
+            for observed in model.compiled().observed.clone() {
+                if observed.what != Observation::Taking {
+                    continue;
+                }
+                let elements = model.compiled().plan.buffer(observed.buffer).elements() as usize;
+                for w in wrapped.iter().filter(|w| observed.owner == Owner::Skip(w.number as u32)) {
+                    let taking = taking(model, observed.buffer, w.depth, elements)?;
+                    let [came, taken] = sums.entry(name(w.set, w.number)).or_default();
+                    for (_, t) in written.iter().zip(&taking).filter(|(w, _)| **w) {
+                        *came += u64::from(*t > CAME);
+                        *taken += u64::from(*t > TAKEN);
+                    }
+                }
+            }
+        }
+        for part in &mut self.parts {
+            part.generation =
+                sums.get(&part.name).filter(|s| s[0] > 0).map(|&[came, taken]| share_of(taken, came));
+        }
+        Ok(())
+    }
+
+    /// How texts are written for the shares of generation.
+    pub fn sampling(spec: &dreamc_dsl::Spec) -> Sampling {
+        Sampling {
+            temperature: spec.temperature(),
+            top_p: spec.eval.top_p,
+            seed: spec.train.seed,
+            max_tokens: WRITTEN,
+            ..Sampling::default()
+        }
+    }
+
     /// Names and figures, as TensorBoard and tables have them.
     pub fn figures(&self) -> Vec<(String, f64)> {
         let parts = self.parts.iter().flat_map(|p| {
             let depths = p.depths.iter().enumerate();
             let depths = depths.map(|(depth, share)| (format!("{}/depth.{depth}", p.name), *share));
-            std::iter::once((format!("{}/processed", p.name), p.processed)).chain(depths)
+            let generation = p.generation.map(|share| (format!("{}/generation", p.name), share));
+            std::iter::once((format!("{}/processed", p.name), p.processed)).chain(generation).chain(depths)
         });
         let mixtures = self.mixtures.iter().flat_map(|m| {
             let dead = m.dead as f64 / m.experts.max(1) as f64;
@@ -265,6 +341,9 @@ impl Health {
     pub fn words(&self) -> Vec<(String, String)> {
         let part = |p: &Part| {
             let mut shares = format!("{:.1} % of {:.1} % asked for", 100.0 * p.processed, 100.0 * p.asked);
+            if let Some(share) = p.generation {
+                shares += &format!(", {:.1} % of {} tokens written", 100.0 * share, self.written);
+            }
             if !p.depths.is_empty() {
                 let each: Vec<String> =
                     p.depths.iter().map(|share| format!("{:.1}", 100.0 * share)).collect();
@@ -311,6 +390,68 @@ impl Health {
         });
         parts.chain(mixtures).collect()
     }
+}
+
+/// Bounds that a decision is above where its token came to the part, and where the part processes
+/// it.
+const CAME: f32 = 0.5;
+const TAKEN: f32 = 1.5;
+
+/// The decisions of an application of a wrapped part about the tokens of a batch.
+fn taking(model: &Model, buffer: BufferId, depth: u64, elements: usize) -> Result<Vec<f32>, ModelError> {
+    let mut taking = vec![0f32; elements];
+    model.session().read_at(buffer, depth, 0, &mut taking)?;
+    Ok(taking)
+}
+
+/// How the tensors of a wrapped part begin.
+fn name(set: u64, number: u64) -> String {
+    format!("layers.{set}.skip.{number}")
+}
+
+/// The first half of the document that each row begins with, where some of it is learned.
+fn prompts(held: &Batch, context: usize) -> Vec<Vec<u32>> {
+    let real = real(held);
+    let prompt = |row: usize| -> Option<Vec<u32>> {
+        let at = row * held.sequence;
+        let segments = &held.segments[at..at + held.sequence];
+        let document = segments.iter().take_while(|s| **s == segments[0]).count().min(context);
+        let half = document.div_ceil(2);
+        let ids = held.ids[at..at + half].iter().map(|id| *id as u32).collect();
+        (half > 0 && half < context && real[at]).then_some(ids)
+    };
+    (0..held.rows()).filter_map(prompt).collect()
+}
+
+/// Texts as rows of a batch, and the places of the tokens that the model wrote and read.
+fn read_again(
+    texts: &[(&Vec<u32>, Vec<u32>)],
+    room: usize,
+    sequence: usize,
+    rows: usize,
+) -> (Batch, Vec<bool>) {
+    let mut batch = Batch::new(sequence);
+    let mut written = vec![];
+    for (row, (prompt, text)) in texts.iter().enumerate() {
+        let read = text.len().saturating_sub(1);
+        let ids: Vec<i32> = prompt.iter().chain(&text[..read]).take(room).map(|id| *id as i32).collect();
+        batch.positions.extend(0..ids.len() as i32);
+        batch.segments.extend(ids.iter().map(|_| 0));
+        batch.targets.extend(ids.iter().map(|_| NO_LOSS));
+        batch.bytes.extend(ids.iter().map(|_| 0));
+        written.extend((0..ids.len()).map(|at| at >= prompt.len()));
+        batch.ids.extend(ids);
+        batch.pad_row(0);
+        batch.pad_rows(row + 1, 0);
+        written.resize(batch.ids.len(), false);
+    }
+    batch.pad_rows(rows, 0);
+    written.resize(batch.ids.len(), false);
+    (batch, written)
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn share_of(some: u64, all: u64) -> f64 {
@@ -410,11 +551,13 @@ mod tests {
     fn what_misses_its_target_by_half_is_warned_of() {
         let part = |processed: f64, asked: f64| {
             let depths = if asked == 0.5 { vec![] } else { vec![0.25, 0.5, 0.25] };
-            Part { name: "layers.1.skip.0".into(), processed, asked, training: Some(asked), depths }
+            let (name, training) = ("layers.1.skip.0".into(), Some(asked));
+            Part { name, processed, generation: None, asked, training, depths }
         };
         let mixture = |busiest: f64| Mixture { name: "layers.0.ea".into(), busiest, dead: 1, experts: 8 };
         let health = Health {
             tokens: 100,
+            written: 0,
             flops_per_token: None,
             parts: vec![part(0.015, 0.5), part(0.3, 0.5), part(0.25, 0.5), part(1.0, 0.5), part(0.9, 0.5)],
             mixtures: vec![mixture(1.9), mixture(2.0)],

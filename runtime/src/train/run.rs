@@ -32,7 +32,7 @@ use crate::data::{Batch, Batches, Cursor, Dataset};
 use crate::device::machine;
 use crate::device::{Device, Instrument};
 use crate::evaluate;
-use crate::generate::Cached;
+use crate::generate::{Cached, NextLogits};
 use crate::group::{Group, GroupError};
 use crate::model::{Model, Scale};
 use crate::train::sample;
@@ -554,7 +554,8 @@ impl<'a> Runner<'a> {
         self.watcher.tell(&Event::Busy("evaluating"));
         let asked = evaluate::asked_rows(&spec.train);
         let rows = dataset.most_rows(asked);
-        let whole = EvaluationLine { complete: true, ..self.measure(rows, spec.eval.examples)? };
+        let mut whole = EvaluationLine { complete: true, ..self.measure(rows, spec.eval.examples)? };
+        self.look_at_written(&mut whole)?;
         // Killed between its last checkpoint and its end, a run finds this evaluation in its
         // metrics already.
         if self.state.concluded != Some(self.state.step) {
@@ -626,6 +627,21 @@ impl<'a> Runner<'a> {
             line.problems = asked.first_chunk().map(|n| u64::from_le_bytes(*n));
         }
         Ok(line)
+    }
+
+    /// Adds what wrapped parts process of tokens that the model writes, where it has such parts and
+    /// writes.
+    fn look_at_written(&mut self, line: &mut EvaluationLine) -> Result<(), TrainError> {
+        let Setup { spec, dataset, .. } = self.setup;
+        let (Some(health), Some(observer)) = (&mut line.health, &mut self.observer) else { return Ok(()) };
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let held = match dataset.drawn(health::TEXTS)? {
+            Some(held) => held,
+            None => dataset.train(Cursor::default())?.at_most(health::TEXTS),
+        };
+        let (writing, sampling) =
+            ((writer as &mut dyn NextLogits, &*dataset.tokenizer), Health::sampling(spec));
+        Ok(health.write(observer, &spec.model, None, writing, (held, sampling))?)
     }
 
     /// Whether an evaluation is the best so far, which is remembered.
