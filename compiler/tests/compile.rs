@@ -10,6 +10,7 @@ use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Cache, CompileError, Options, PREPARE, Pass, compile, compile_watched};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Item;
+use std::time::Duration;
 
 mod clock;
 use clock::thread_time;
