@@ -278,8 +278,8 @@ fn values_outlast_the_applications_that_a_token_skips() {
 
 // Parts of authors' models ------------------------------------------------------------------------
 
-/// Parts that no component of the language said, and a definition says: docs/dev/definitions.md lists
-/// them. Each is of a component with `pre_norm false`, where it has a norm of its own.
+/// Parts that no component of the language said, and a definition says: docs/dev/definitions.md
+/// lists them. Each is of a component with `pre_norm false`, where it has a norm of its own.
 const SAID: &[(&str, &str)] = &[
     (
         "LayerNorm with gain and bias",
