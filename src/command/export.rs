@@ -87,7 +87,8 @@ struct Weights {
 
 #[derive(Args)]
 struct From {
-    /// A run folder, a checkpoint, an import or a .safetensors file; `torch` takes a specification too
+    /// A run folder, a checkpoint, an import or a .safetensors file; for `torch` a specification
+    /// too
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
 
@@ -154,7 +155,9 @@ fn torch(a: &Torch) -> Done {
     let options = dreamc_torch::Options { segments, z_loss: spec.train.z_loss };
     let module = dreamc_torch::module(&spec.model, options).map_err(|e| Failure::Error(Box::new(e)))?;
     if a.out.symlink_metadata().is_ok() {
-        return Err(Failure::Usage(format!("{out} exists already, and nothing is written over; name another folder")));
+        return Err(Failure::Usage(format!(
+            "{out} exists already, and nothing is written over; name another folder"
+        )));
     }
     let failed = |error| Failure::Error(Box::new(files::about(&a.out, error)));
     std::fs::create_dir_all(&a.out).map_err(failed)?;

@@ -12,7 +12,8 @@ fn main() {
             }
         };
         let segments = false;
-        match dreamc_torch::module(&spec.model, dreamc_torch::Options { segments, z_loss: spec.train.z_loss }) {
+        match dreamc_torch::module(&spec.model, dreamc_torch::Options { segments, z_loss: spec.train.z_loss })
+        {
             Ok(module) => std::fs::write(format!("{out}/{name}.py"), module.text).unwrap(),
             Err(e) => println!("{name}: {e}"),
         }

@@ -10,9 +10,30 @@ use std::collections::BTreeSet;
 
 /// Attributes that modules of PyTorch have already.
 const MODULE: [&str; 24] = [
-    "forward", "train", "eval", "half", "float", "double", "type", "to", "cpu", "cuda", "apply", "children",
-    "modules", "parameters", "buffers", "training", "compile", "share_memory", "state_dict", "register_buffer",
-    "zero_grad", "dump_patches", "bfloat16", "extra_repr",
+    "forward",
+    "train",
+    "eval",
+    "half",
+    "float",
+    "double",
+    "type",
+    "to",
+    "cpu",
+    "cuda",
+    "apply",
+    "children",
+    "modules",
+    "parameters",
+    "buffers",
+    "training",
+    "compile",
+    "share_memory",
+    "state_dict",
+    "register_buffer",
+    "zero_grad",
+    "dump_patches",
+    "bfloat16",
+    "extra_repr",
 ];
 
 /// A word of a name as an attribute.
@@ -52,7 +73,11 @@ pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
         }
         let (above, last) = name.rsplit_once('.').unwrap_or(("", name));
         containers(above, last == "weight" && weight.kind != TensorKind::Balance, &mut made, &mut stmts);
-        if last == "weight" && weight.kind != TensorKind::Balance && !above.is_empty() && made.insert(above.into()) {
+        if last == "weight"
+            && weight.kind != TensorKind::Balance
+            && !above.is_empty()
+            && made.insert(above.into())
+        {
             let value = Expr::call("Weight", vec![beginning(weight.init, &sizes)]);
             stmts.push(assigned(above, value, comment));
             continue;

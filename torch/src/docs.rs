@@ -1,5 +1,5 @@
-//! Docstrings: the definition of a component as it was written, or the formula of a built-in one with
-//! its paper.
+//! Docstrings: the definition of a component as it was written, or the formula of a built-in one
+//! with its paper.
 
 use dreamc_compiler::architecture::{Architecture, Work};
 use dreamc_dsl::define::library::LIBRARY;
@@ -17,15 +17,21 @@ pub fn of_component(architecture: &Architecture, name: &str) -> String {
                 None => format!("define {}\n{}", definition.name.text, definition.text.trim_end()),
             }
         }
-        Component::Sequence(_) => "Attention along the sequence: softmax(q k^T) v of heads, over the tokens so far \
+        Component::Sequence(_) => {
+            "Attention along the sequence: softmax(q k^T) v of heads, over the tokens so far \
             (Vaswani et al., 1706.03762)."
-            .into(),
-        Component::Depth(_) => "Attention along depth: a token's query reads keys and values of earlier layers of the \
+                .into()
+        }
+        Component::Depth(_) => {
+            "Attention along depth: a token's query reads keys and values of earlier layers of the \
             same token (depth-recurrent attention mixtures)."
-            .into(),
-        Component::Experts(_) => "A mixture of experts: Σ_e g_e · down_e(act(gate_e x) ⊙ up_e x) over the experts that a \
+                .into()
+        }
+        Component::Experts(_) => {
+            "A mixture of experts: Σ_e g_e · down_e(act(gate_e x) ⊙ up_e x) over the experts that a \
             router chooses (Shazeer et al., 1701.06538)."
-            .into(),
+                .into()
+        }
         Component::Mlp(_) => "A gated network: down(act(gate x) ⊙ up x) (Shazeer, 2002.05202).".into(),
     }
 }
@@ -35,11 +41,11 @@ pub fn of_body(architecture: &Architecture, body: usize) -> String {
     match &architecture.bodies[body].work {
         Work::Layer(expr) => format!("layer {{ {} }}", composition(expr)),
         Work::Statement(_) => "A statement on the stream.".into(),
-        Work::Embed => "What a pass of a loop adds to the stream where it begins.".into(),
+        Work::Embed => "The vector that a pass of a loop adds to the stream where it begins.".into(),
         Work::Enter => "The place before a loop whose passes share out the loss.".into(),
         Work::Exit(_) => "The loss of a pass that is not the last.".into(),
         Work::Choose(_) => "Where every token chooses how many passes of the loop it makes.".into(),
-        Work::Chosen => "What the passes of a loop made of a token, weighed.".into(),
+        Work::Chosen => "The streams of a loop's passes, weighed for each token.".into(),
         Work::Remember(_) => "Keeps the stream for later statements.".into(),
         Work::History(_) => "Mixes streams that were kept.".into(),
     }

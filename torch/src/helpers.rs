@@ -21,7 +21,8 @@ pub fn is_helper(name: &str) -> bool {
 fn names(text: &str, name: &str) -> bool {
     text.match_indices(name).any(|(at, _)| {
         let word = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
-        !text[..at].ends_with(word) && !text[at + name.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')
+        !text[..at].ends_with(word)
+            && !text[at + name.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')
     })
 }
 

@@ -170,7 +170,10 @@ struct Writing<'a> {
 }
 
 /// The classes of the components and of the layer of a leader, and how its bodies are called.
-pub fn classes(source: &Source, leader: usize) -> Result<(Vec<Class>, Class, Vec<(usize, Calls)>), TorchError> {
+pub fn classes(
+    source: &Source,
+    leader: usize,
+) -> Result<(Vec<Class>, Class, Vec<(usize, Calls)>), TorchError> {
     let bodies: Vec<usize> =
         (0..source.architecture.bodies.len()).filter(|&b| source.architecture.leader(b) == leader).collect();
     let weights = &source.lowered.weights[leader];
@@ -330,7 +333,9 @@ impl<'a> Writing<'a> {
             }
             let marks = &self.source.lowered.facts.marks[&self.f.name];
             let name = match port {
-                Some(port) => state_name(part.and_then(|part| inside(&port.name, part)).unwrap_or(&port.name)),
+                Some(port) => {
+                    state_name(part.and_then(|part| inside(&port.name, part)).unwrap_or(&port.name))
+                }
                 None => match marks.names.get(&v) {
                     Some(name) => identifier(name),
                     None if self.f.ty(v).dims.len() == 3 && args.iter().all(|a| a.name != "x") => "x".into(),
@@ -397,12 +402,12 @@ impl<'a> Writing<'a> {
             },
             What::Call(_) => false,
         });
-        let whole: Vec<&Argument> =
-            args.iter().filter(|a| puts && a.value.and_then(ty).is_some_and(|ty| ty.dims.len() > 1)).collect();
-        let sized: Vec<(String, Vec<Dim>)> = whole
+        let whole: Vec<&Argument> = args
             .iter()
-            .filter_map(|a| Some((a.name.clone(), a.value.and_then(ty)?.dims.clone())))
+            .filter(|a| puts && a.value.and_then(ty).is_some_and(|ty| ty.dims.len() > 1))
             .collect();
+        let sized: Vec<(String, Vec<Dim>)> =
+            whole.iter().filter_map(|a| Some((a.name.clone(), a.value.and_then(ty)?.dims.clone()))).collect();
         let body = Body {
             module: &self.source.lowered.module,
             f: self.f,
@@ -436,7 +441,8 @@ impl<'a> Writing<'a> {
         let read = read_in(self.f, self.alive(range.clone()), &gives);
         let body = self.plain();
         let items = body.items(self.alive(range.clone()), &read);
-        let (list, mut stmts, values) = self.written(&items, (&args, &numbers), &reads, Some(part), &gives)?;
+        let (list, mut stmts, values) =
+            self.written(&items, (&args, &numbers), &reads, Some(part), &gives)?;
         stmts.push(Stmt::Return(values));
         Ok((list, stmts))
     }
@@ -483,7 +489,11 @@ impl<'a> Writing<'a> {
             }
             let gives = gives.into_iter().map(Some).collect();
             let method = (!leads).then(|| self.method(false));
-            items.push(Item { reads: args, gives, what: What::Call(Call { part: attribute(&part), method }) });
+            items.push(Item {
+                reads: args,
+                gives,
+                what: What::Call(Call { part: attribute(&part), method }),
+            });
         }
         let stream = self.f.params.iter().position(|p| p.binding == Binding::Stream);
         let mut reads: Vec<Value> = stream.map(|k| Value(k as u32)).into_iter().collect();
@@ -502,7 +512,11 @@ impl<'a> Writing<'a> {
             }
         }
         let mut all_args = args.clone();
-        all_args.extend(numbers.iter().map(|(name, b)| Argument { name: name.clone(), value: Some(self.number_value(*b)) }));
+        all_args.extend(
+            numbers
+                .iter()
+                .map(|(name, b)| Argument { name: name.clone(), value: Some(self.number_value(*b)) }),
+        );
         let (list, mut stmts, values) = self.layer_written(&items, &args, &numbers, &reads, &results)?;
         stmts.push(Stmt::Return(values));
         let port = |a: &Argument| match a.value {
@@ -527,7 +541,11 @@ impl<'a> Writing<'a> {
         results: &[Value],
     ) -> Result<(Vec<String>, Vec<Stmt>, Vec<Expr>), TorchError> {
         let mut all = args.to_vec();
-        all.extend(numbers.iter().map(|(name, b)| Argument { name: name.clone(), value: Some(self.number_value(*b)) }));
+        all.extend(
+            numbers
+                .iter()
+                .map(|(name, b)| Argument { name: name.clone(), value: Some(self.number_value(*b)) }),
+        );
         self.written(items, (&all, &[]), reads, None, results)
     }
 

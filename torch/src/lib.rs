@@ -1,9 +1,9 @@
 //! A model as one readable PyTorch module.
 //!
-//! *In*: a model. *Out*: [`Module`], the text of `model.py`. *Promise*: it is printed from the IR as
-//! lowered, before any rewriting: one class for each component, named as in the specification, one
-//! for each distinct layer, and `Model` around them; tensors have the names of checkpoints. What has
-//! no form in PyTorch is refused by name.
+//! *In*: a model. *Out*: [`Module`], the text of `model.py`. *Promise*: it is printed from the IR
+//! as lowered, before any rewriting: one class for each component, named as in the specification,
+//! one for each distinct layer, and `Model` around them; tensors have the names of checkpoints. An
+//! operation with no form in PyTorch is refused by name.
 
 mod body;
 mod classes;
@@ -13,6 +13,7 @@ mod helpers;
 mod layer;
 mod model;
 mod ops;
+mod recurrence;
 mod scope;
 mod shape;
 mod tree;
@@ -52,7 +53,7 @@ pub struct Module {
 /// Options of a module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Whether documents in one sequence are told apart.
+    /// Whether attention and recurrences stop at the ends of documents.
     pub segments: bool,
     /// Weight of `mean(logsumexp(logits)²)` in the loss.
     pub z_loss: f64,
@@ -76,12 +77,19 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
     let dims = lowered.module.dims.clone();
     let sizes = other.module.dims.clone();
     // Of a share of the tokens there may be as many of both.
-    let shares: Vec<Dim> = lowered.module.functions.values().flat_map(|f| &f.nodes).filter_map(share).collect();
+    let shares: Vec<Dim> =
+        lowered.module.functions.values().flat_map(|f| &f.nodes).filter_map(share).collect();
     let varies = move |d: Dim| {
-        shares.contains(&d) || dims.get_index(d.0 as usize).is_none_or(|(name, size)| sizes.get(name) != Some(size))
+        shares.contains(&d)
+            || dims.get_index(d.0 as usize).is_none_or(|(name, size)| sizes.get(name) != Some(size))
     };
-    let source =
-        Source { architecture: &architecture, lowered: &lowered, other: &other, varies: &varies, capacities: capacities(&architecture) };
+    let source = Source {
+        architecture: &architecture,
+        lowered: &lowered,
+        other: &other,
+        varies: &varies,
+        capacities: capacities(&architecture),
+    };
     let mut classes: Vec<Class> = vec![];
     let mut calls = BTreeMap::new();
     let mut homes: Vec<(String, String)> = vec![];
@@ -102,7 +110,8 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
             Some(home) => {
                 home.init.extend(layer.init);
                 for (name, args, body) in layer.methods {
-                    let name = if name == "forward" { architecture.bodies[leader].name.clone() } else { name };
+                    let name =
+                        if name == "forward" { architecture.bodies[leader].name.clone() } else { name };
                     home.methods.push((name, args, body));
                 }
                 for (_, call) in &mut called {
@@ -138,7 +147,9 @@ fn share(node: &Node) -> Option<Dim> {
 
 /// A row of a cache that is taken and put back is read: the cache is what it was.
 fn put_back(f: &mut Function) {
-    let taken = |f: &Function, v: Value| f.nodes.iter().find(|n| n.op == Op::CacheTake && n.results().any(|r| r == v)).cloned();
+    let taken = |f: &Function, v: Value| {
+        f.nodes.iter().find(|n| n.op == Op::CacheTake && n.results().any(|r| r == v)).cloned()
+    };
     for k in 0..f.nodes.len() {
         let write = f.nodes[k].clone();
         let [cache, value, row] = write.inputs[..] else { continue };
@@ -232,7 +243,9 @@ fn text(model: &Model, classes: &[Class], renamed: &BTreeMap<String, String>) ->
     if math {
         out.push_str("import math\n");
     }
-    out.push_str("import pathlib\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n");
+    out.push_str(
+        "import pathlib\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n",
+    );
     for helper in helpers {
         out.push_str(helper);
         out.push_str("\n\n\n");
@@ -251,7 +264,8 @@ fn loader(renamed: &BTreeMap<String, String>) -> String {
         }
         out.push_str("}\n\n\n");
     }
-    let name = if renamed.is_empty() { "tensors" } else { "{RENAMED.get(k, k): v for k, v in tensors.items()}" };
+    let name =
+        if renamed.is_empty() { "tensors" } else { "{RENAMED.get(k, k): v for k, v in tensors.items()}" };
     out.push_str(&format!(
         "def load(folder):\n    \"\"\"The model with the weights of `model.safetensors` in a folder.\"\"\"\n    \
          from safetensors.torch import load_file\n\n    model = Model()\n    \

@@ -35,12 +35,20 @@ impl Writer<'_> {
             methods.push(self.pool()?);
         }
         methods.push(generate());
-        Ok(Class { name: "Model".into(), doc: format!("The model `{}`.", model.name), init: self.init(), methods })
+        Ok(Class {
+            name: "Model".into(),
+            doc: format!("The model `{}`.", model.name),
+            init: self.init(),
+            methods,
+        })
     }
 
     fn arguments(&self) -> Vec<String> {
         let all = ["self", "ids", "targets=None", "positions=None", "segments=None", "noise=None"];
-        all.iter().filter(|a| **a != "noise=None" || self.reads(Input::Noise)).map(|a| a.to_string()).collect()
+        all.iter()
+            .filter(|a| **a != "noise=None" || self.reads(Input::Noise))
+            .map(|a| a.to_string())
+            .collect()
     }
 
     /// Whether some function reads an input of the host.
@@ -58,7 +66,10 @@ impl Writer<'_> {
         for (prefix, (body, _)) in self.source.architecture.prefixes() {
             let (list, number) = prefix.split_once('.').unwrap_or((&prefix, ""));
             // Bodies of one loop are one class.
-            if lists.get(list).is_some_and(|known: &Vec<(String, usize)>| known.iter().any(|(n, _)| n == number)) {
+            if lists
+                .get(list)
+                .is_some_and(|known: &Vec<(String, usize)>| known.iter().any(|(n, _)| n == number))
+            {
                 continue;
             }
             lists.entry(list.into()).or_default().push((number.into(), body));
@@ -67,7 +78,8 @@ impl Writer<'_> {
             let class = |body: usize| capitalised(&self.source.architecture.bodies[body].name);
             let value = match list.as_str() {
                 "layers" => {
-                    let made: Vec<String> = each.iter().map(|(_, body)| format!("{}()", class(*body))).collect();
+                    let made: Vec<String> =
+                        each.iter().map(|(_, body)| format!("{}()", class(*body))).collect();
                     let same = made.iter().all(|m| *m == made[0]);
                     match same && made.len() > 2 {
                         true => format!("nn.ModuleList({} for _ in range({}))", made[0], made.len()),
@@ -101,7 +113,10 @@ impl Writer<'_> {
             ));
         }
         if self.reads(Input::Segments) {
-            out.push(Stmt::Block("if segments is None".into(), vec![line("segments = torch.zeros_like(ids)")]));
+            out.push(Stmt::Block(
+                "if segments is None".into(),
+                vec![line("segments = torch.zeros_like(ids)")],
+            ));
         }
         if self.reads(Input::Noise) {
             let hidden = self.source.architecture.model.hidden;
@@ -114,9 +129,16 @@ impl Writer<'_> {
         out.retain(|s| !matches!(s, Stmt::Assign(to, x, _) if to.len() == 1 && x.text() == to[0]));
         out.extend(self.states(&out));
         // The losses of passes are of tokens that have targets.
-        let early = self.calls.values().flat_map(|c| &c.args).any(|(_, p)| p.binding == Binding::Batch(Input::Targets));
+        let early = self
+            .calls
+            .values()
+            .flat_map(|c| &c.args)
+            .any(|(_, p)| p.binding == Binding::Batch(Input::Targets));
         if early {
-            out.push(Stmt::Block("if targets is None".into(), vec![line("targets = torch.full_like(ids, -1)")]));
+            out.push(Stmt::Block(
+                "if targets is None".into(),
+                vec![line("targets = torch.full_like(ids, -1)")],
+            ));
             out.push(line("loss_scale = 1 / (targets >= 0).sum().clamp(min=1)"));
         }
         out.push(line("extra = 0.0"));
@@ -177,7 +199,10 @@ impl Writer<'_> {
                 Block::Loop { variable, count, blocks, detached: _ } => {
                     let mut body = vec![];
                     self.blocks(blocks, depth + 1, &mut body)?;
-                    out.push(Stmt::Block(format!("for {} in range({count})", variable_name(*variable)), body));
+                    out.push(Stmt::Block(
+                        format!("for {} in range({count})", variable_name(*variable)),
+                        body,
+                    ));
                 }
             }
         }
@@ -239,8 +264,7 @@ impl Writer<'_> {
             let text = match cache.filter(|_| !whole) {
                 None => format!("{name} = {name}.detach()"),
                 Some(cache) => {
-                    let behind =
-                        state.is_some_and(|s| matches!(s.part, Part::DepthKeys | Part::DepthValues));
+                    let behind = state.is_some_and(|s| matches!(s.part, Part::DepthKeys | Part::DepthValues));
                     let row = apply.rows[cache].clone().plus(&Affine::constant(behind.into()));
                     let row = affine(&row).text();
                     format!("{name} = write({name}, {name}[{row}].detach(), {row})")
@@ -327,7 +351,8 @@ impl Writer<'_> {
             };
             params.push((Value(k as u32), expr));
         }
-        let like = f.params.iter().position(|p| p.binding == Binding::Stream).map(|k| f.types[k].dims.clone());
+        let like =
+            f.params.iter().position(|p| p.binding == Binding::Stream).map(|k| f.types[k].dims.clone());
         let dims = like.unwrap_or_default();
         let body = Body {
             module: &self.source.lowered.module,
@@ -345,8 +370,15 @@ impl Writer<'_> {
     }
 
     /// Values that are wanted of a function, the nodes that make them, and a value that is known.
-    fn pieces(&self, f: &Function, outputs: &[Output], given: Option<Output>) -> (Vec<Value>, Vec<usize>, Option<Value>) {
-        let of = |output: Output| f.results.iter().find(|(p, _)| p.binding == Binding::Output(output)).map(|(_, v)| *v);
+    fn pieces(
+        &self,
+        f: &Function,
+        outputs: &[Output],
+        given: Option<Output>,
+    ) -> (Vec<Value>, Vec<usize>, Option<Value>) {
+        let of = |output: Output| {
+            f.results.iter().find(|(p, _)| p.binding == Binding::Output(output)).map(|(_, v)| *v)
+        };
         let streams = f.results.iter().filter(|(p, _)| p.binding == Binding::Stream).map(|(_, v)| *v);
         let wanted: Vec<Value> = outputs.iter().filter_map(|o| of(*o)).chain(streams).collect();
         let known = given.and_then(of);
@@ -355,7 +387,7 @@ impl Writer<'_> {
         (wanted, (0..f.nodes.len()).filter(|&n| alive[n] && !done[n]).collect(), known)
     }
 
-    /// What a method of the head reads, as the model calls it.
+    /// The values that a method of the head reads, as the model calls it.
     fn head_args(&self, outputs: &[Output], given: Option<Output>) -> Vec<String> {
         let f = &self.source.lowered.module.functions[HEAD];
         let (wanted, nodes, known) = self.pieces(f, outputs, given);
@@ -366,13 +398,19 @@ impl Writer<'_> {
             Binding::State(_) => Some(self.source.handed(&p.name, None)),
             _ => None,
         };
-        let mut args: Vec<String> = known.filter(|v| read.contains(v)).map(|_| "logits".to_string()).into_iter().collect();
+        let mut args: Vec<String> =
+            known.filter(|v| read.contains(v)).map(|_| "logits".to_string()).into_iter().collect();
         let used = f.params.iter().enumerate().filter(|(k, _)| read.contains(&Value(*k as u32)));
         args.extend(used.filter_map(|(_, p)| port(p)));
         args
     }
 
-    fn head(&self, name: &str, outputs: &[Output], given: Option<Output>) -> Result<(String, Vec<String>, Vec<Stmt>), TorchError> {
+    fn head(
+        &self,
+        name: &str,
+        outputs: &[Output],
+        given: Option<Output>,
+    ) -> Result<(String, Vec<String>, Vec<Stmt>), TorchError> {
         let (mut stmts, values) = self.outside(HEAD, outputs, given)?;
         stmts.push(Stmt::Return(values));
         let args = std::iter::once("self".to_string()).chain(self.head_args(outputs, given)).collect();
@@ -412,7 +450,9 @@ fn affine(a: &Affine) -> Expr {
 fn generate() -> (String, Vec<String>, Vec<Stmt>) {
     let line = |text: &str| Stmt::Line(text.to_string());
     let body = vec![
-        line("\"\"\"The likeliest continuation by so many tokens; every step reads the whole text again.\"\"\""),
+        line(
+            "\"\"\"The likeliest continuation by so many tokens; every step reads the whole text again.\"\"\"",
+        ),
         Stmt::Block(
             "for _ in range(tokens)".into(),
             vec![line("ids = torch.cat([ids, self(ids)[:, -1:].argmax(-1)], 1)")],

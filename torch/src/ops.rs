@@ -3,10 +3,13 @@
 use crate::TorchError;
 use crate::body::{At, Body};
 use crate::formula;
+use crate::recurrence;
 use crate::scope::{Made, Names};
 use crate::shape::{aligned, integer, permuted, product, reshaped, short, zeros};
 use crate::tree::Expr;
-use dreamc_compiler::ir::{Attention, Binary, DType, Dim, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
+use dreamc_compiler::ir::{
+    Attention, Binary, DType, Dim, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary,
+};
 use dreamc_compiler::op::{Conv, Running, Shift, Tokens};
 
 /// The text of an operation of these operands.
@@ -35,7 +38,9 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Concat(_) => one(Expr::call("torch.cat", vec![list(x), integer(-1)])),
         Op::Zeros(_) => one(zeros(body.like.0, at.result(0), &|d| body.size_of(d))),
         Op::Arrange(_) => one(arranged(body, at, arg(0))),
-        Op::Contract(c) => one(product((arg(0), at.input(0)), (arg(1), at.input(1)), &c.over, at.result(0), body.module)),
+        Op::Contract(c) => {
+            one(product((arg(0), at.input(0)), (arg(1), at.input(1)), &c.over, at.result(0), body.module))
+        }
         Op::ByHead(by) => one(by_head(body, at, by.over, by.part, by.first, x)),
         Op::Grouped(g) => {
             let turned = at.input(1)[1] == g.over;
@@ -53,7 +58,9 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Combine => call("combine"),
         Op::TopTokens(_) => one(Expr::call("top_tokens", vec![arg(0), Expr::number(body.capacity(at)?)])),
         Op::TakeTokens => call("take_tokens"),
-        Op::PutTokens(_) => one(Expr::call("put_tokens", vec![arg(0), arg(1), Expr::name(body.size_of(at.result(0)[1]))])),
+        Op::PutTokens(_) => {
+            one(Expr::call("put_tokens", vec![arg(0), arg(1), Expr::name(body.size_of(at.result(0)[1]))]))
+        }
         Op::Decide(d) => one(Expr::call("decide", vec![arg(0), truth(d.inclusive)])),
         Op::Keep => call("keep"),
         Op::KeepInts(k) => one(Expr::call("keep", vec![arg(0), arg(1), integer(k.otherwise.into())])),
@@ -61,7 +68,9 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Number => one(Expr::call("number", vec![arg(0)])),
         Op::Runs(r) => one(Expr::call("runs", vec![arg(0), arg(1), truth(r.begins)])),
         Op::Conv(Conv { reverse: false, tokens: Tokens::All | Tokens::Segments }) => call("conv"),
-        Op::Running(Running { reverse: false, tokens: Tokens::All }) => one(arg(0).method("cumsum", vec![integer(1)])),
+        Op::Running(Running { reverse: false, tokens: Tokens::All }) => {
+            one(arg(0).method("cumsum", vec![integer(1)]))
+        }
         Op::Running(Running { reverse: false, tokens: Tokens::Segments }) => call("running"),
         Op::Shift(Shift { by, ahead: false, places, segments }) => {
             let mut args = vec![arg(0), integer(*by as i64)];
@@ -69,7 +78,9 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
             args.extend(segments.then(|| Expr::keyword("segments", arg(1 + usize::from(*places)))));
             one(Expr::call("shift", args))
         }
-        Op::Conv(_) | Op::Running(_) | Op::Shift(_) => refused("a sum over later tokens, or one that goes on from a state"),
+        Op::Conv(_) | Op::Running(_) | Op::Shift(_) => {
+            refused("a sum over later tokens, or one that goes on from a state")
+        }
         Op::Attention(a) => attention(at, a, x),
         Op::ReadSources(r) => {
             one(Expr::call("read_sources", x.iter().cloned().chain([Expr::number(r.eps)]).collect()))
@@ -79,7 +90,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Embed => one(Expr::call("F.embedding", vec![arg(1), arg(0)])),
         Op::CrossEntropy if at.is_read(1) => refused("a log of a sum of the head's"),
         Op::CrossEntropy => one(Expr::call("cross_entropy", vec![arg(0), arg(1)])),
-        Op::Recurrence(r) => body.recurrence(at, r, x, names),
+        Op::Recurrence(r) => recurrence::written(body, at, r, x, names),
         Op::LinearAttention(_) => refused("a recurrence in chunks"),
         Op::AddCounts => one(Expr::infix("+", arg(0), arg(1).method("diff", vec![]))),
         Op::CacheTake if !at.is_read(1) => one(arg(0).index(x[1].text())),
@@ -182,8 +193,11 @@ fn reduced(at: &At, how: Reduce, over: &[Dim], x: Expr) -> Expr {
         Reduce::Mean => "mean",
         Reduce::Max => "amax",
     };
-    let mut places: Vec<i64> =
-        over.iter().filter_map(|d| dims.iter().position(|e| e == d)).map(|k| k as i64 - dims.len() as i64).collect();
+    let mut places: Vec<i64> = over
+        .iter()
+        .filter_map(|d| dims.iter().position(|e| e == d))
+        .map(|k| k as i64 - dims.len() as i64)
+        .collect();
     places.sort_unstable();
     let args = match &places[..] {
         all if all.len() == dims.len() => vec![],
@@ -213,7 +227,7 @@ fn rope(r: &Rope, x: &[Expr]) -> Result<Expr, TorchError> {
     Ok(Expr::call(name, args))
 }
 
-/// What lowers frequencies, as a function of them and the base.
+/// The scaling of frequencies, as a function of them and the base.
 fn scaled(scaling: RopeScaling) -> Expr {
     let (name, numbers) = match scaling {
         RopeScaling::Linear { factor } => ("linear_frequencies", vec![factor]),

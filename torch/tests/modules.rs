@@ -4,9 +4,9 @@
 use dreamc_compiler::compiled::Init;
 use dreamc_compiler::ir::interpret::{Data, Tensor};
 use dreamc_compiler::ir::random::Rng;
+use dreamc_compiler::lower::Form;
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{Batch, Oracle, Setup};
-use dreamc_compiler::lower::Form;
 use dreamc_compiler::random;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::{Spec, Spelling};
@@ -33,7 +33,7 @@ fn python() -> Option<PathBuf> {
     dreamc_skip::need(if python.exists() { Ok(python) } else { Err(missing) })
 }
 
-/// What differs between modules of a folder and the tensors beside them.
+/// Differences between modules of a folder and the tensors beside them.
 fn compared(python: &Path, folder: &Path, names: &[String]) -> String {
     let mut command = Command::new(python);
     command.arg(root("tests/hf/modules.py")).arg(folder).args(names).env("OMP_NUM_THREADS", "1");
@@ -68,11 +68,11 @@ fn bytes(data: &Data) -> (Dtype, Vec<u8>) {
 }
 
 /// Writes the module of a specification and what the interpreter computes of random numbers.
-fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchError> {
-    let text = module(&spec.model, options(spec))?.text;
+fn write(folder: &Path, name: &str, spec: &Spec, (seed, segments): (u64, bool)) -> Result<(), TorchError> {
+    let text = module(&spec.model, Options { segments, ..options(spec) })?.text;
     std::fs::write(folder.join(format!("{name}.py")), text).unwrap();
     let (b, t) = (2, spec.model.context.clamp(2, 9));
-    let shape = Shape { batch: b, sequence: t, z_loss: spec.train.z_loss, ..Shape::default() };
+    let shape = Shape { batch: b, sequence: t, segments, z_loss: spec.train.z_loss, ..Shape::default() };
     let rewriting = Rewriting::off();
     let setup = Setup { recurrence: None, rewriting: &rewriting, form: Form::Training, watch: &|_, _, _| {} };
     let oracle = Oracle::with(&spec.model, shape, setup)?;
@@ -89,16 +89,25 @@ fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchE
     let targets: Vec<i32> =
         (0..n).map(|i| if i % 5 == 4 { -1 } else { rng.below(spec.model.vocab) as i32 }).collect();
     let noise: Vec<f64> = (0..n * spec.model.hidden as usize).map(|_| rng.between(-1.0, 1.0)).collect();
-    let batch = Batch { ids: ids.clone(), targets: targets.clone(), noise: noise.clone(), ..Batch::default() };
+    // Two documents, where they are told apart.
+    let documents: Vec<i32> = (0..n as i32).map(|i| i32::from(segments && i % t as i32 >= 4)).collect();
+    let batch = Batch {
+        ids: ids.clone(),
+        targets: targets.clone(),
+        noise: noise.clone(),
+        segments: documents.clone(),
+        ..Batch::default()
+    };
     let found = oracle.evaluate(&weights, &batch).unwrap();
     let tokens = [b as usize, t as usize];
     let mut all: IndexMap<String, Tensor> = IndexMap::new();
     all.insert("ids".into(), Tensor::int(&tokens, ids));
     all.insert("targets".into(), Tensor::int(&tokens, targets));
+    all.insert("segments".into(), Tensor::int(&tokens, documents));
     all.insert("noise".into(), Tensor::float(&[tokens[0], tokens[1], spec.model.hidden as usize], noise));
     all.insert("logits".into(), found.logits);
     all.insert("loss".into(), Tensor::float(&[1], vec![found.loss]));
-    if !oracle.architecture().decides_anew() {
+    if !segments && !oracle.architecture().decides_anew() {
         let (prompt, written) = written(spec, &weights, 4)?;
         all.insert("prompt".into(), prompt);
         all.insert("written".into(), written);
@@ -107,9 +116,9 @@ fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchE
     all.extend(found.gradients.into_iter().map(|(name, t)| (format!("gradients.{name}"), t)));
     let stored: Vec<(String, Vec<usize>, (Dtype, Vec<u8>))> =
         all.iter().map(|(name, t)| (name.clone(), t.dims.clone(), bytes(&t.data))).collect();
-    let views = stored.iter().map(|(name, dims, (dtype, data))| {
-        (name, TensorView::new(*dtype, dims.clone(), data).unwrap())
-    });
+    let views = stored
+        .iter()
+        .map(|(name, dims, (dtype, data))| (name, TensorView::new(*dtype, dims.clone(), data).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.join(format!("{name}.safetensors"))).unwrap();
     Ok(())
 }
@@ -134,12 +143,17 @@ fn written(
 
 /// Writes all and compares; what is refused is counted and named.
 fn check(all: Vec<(String, Spec)>) {
+    check_with(all, false);
+}
+
+/// The same with documents told apart or not.
+fn check_with(all: Vec<(String, Spec)>, segments: bool) {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (mut names, mut refused) = (vec![], vec![]);
     for (k, (name, spec)) in all.iter().enumerate() {
         let name = name.replace(['/', '.'], "_");
-        match write(folder.path(), &name, spec, k as u64 + 1) {
+        match write(folder.path(), &name, spec, (k as u64 + 1, segments)) {
             Ok(()) => names.push(name),
             // A specification that does not compile has nothing to export.
             Err(TorchError::Compile(e)) => println!("{name}: {e}"),
@@ -153,8 +167,11 @@ fn check(all: Vec<(String, Spec)>) {
 }
 
 fn folder(path: &str, of: impl Fn(&str) -> bool) -> Vec<String> {
-    let mut files: Vec<String> =
-        std::fs::read_dir(root(path)).unwrap().flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let mut files: Vec<String> = std::fs::read_dir(root(path))
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
     files.retain(|f| (f.ends_with(".yaml") || f.ends_with(".dream")) && !f.contains(".suite.") && of(f));
     files.sort();
     files
@@ -183,7 +200,9 @@ fn modules_compute_what_the_reference_computes() {
 #[test]
 fn every_small_example_leaves_as_it_is() {
     let tiny = |f: &str| f.starts_with("tiny");
-    check(folder("examples", tiny).into_iter().map(|f| (f.clone(), load(&format!("examples/{f}")))).collect());
+    check(
+        folder("examples", tiny).into_iter().map(|f| (f.clone(), load(&format!("examples/{f}")))).collect(),
+    );
 }
 
 /// A small specification of a mixer of the library.
@@ -201,7 +220,9 @@ fn mixer(name: &str) -> Spec {
 #[test]
 fn every_mixer_of_the_library_leaves_as_it_is() {
     let names = dreamc_dsl::define::library::LIBRARY.iter().map(|(name, _)| (*name).to_string());
-    check(names.map(|name| (name.clone(), mixer(&name))).collect());
+    let all: Vec<(String, Spec)> = names.map(|name| (name.clone(), mixer(&name))).collect();
+    check(all.clone());
+    check_with(all, true);
 }
 
 /// Definitions that are drawn, well typed by construction.
@@ -248,8 +269,11 @@ fn a_module_that_lacks_a_term_is_noticed() {
     for (k, (term, without)) in faults.iter().enumerate() {
         assert!(text.contains(term), "{term}\n{text}");
         std::fs::write(place.path().join(format!("fault{k}.py")), text.replace(term, without)).unwrap();
-        std::fs::copy(root("tests/goldens/dr_da.safetensors"), place.path().join(format!("fault{k}.safetensors")))
-            .unwrap();
+        std::fs::copy(
+            root("tests/goldens/dr_da.safetensors"),
+            place.path().join(format!("fault{k}.safetensors")),
+        )
+        .unwrap();
         names.push(format!("fault{k}"));
     }
     let found = compared(&python, place.path(), &names);
