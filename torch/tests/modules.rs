@@ -129,7 +129,8 @@ fn written(
     weights: &IndexMap<String, Tensor>,
     tokens: usize,
 ) -> Result<(Tensor, Tensor), TorchError> {
-    let mut text = vec![1, 2];
+    let prompt = vec![0, i32::from(spec.model.vocab > 1)];
+    let mut text = prompt.clone();
     for _ in 0..tokens {
         let shape = Shape { sequence: text.len() as u64, ..Shape::default() };
         let batch = Batch { ids: text.clone(), targets: vec![-1; text.len()], ..Batch::default() };
@@ -138,7 +139,7 @@ fn written(
         let best = last.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
         text.push(best.map_or(0, |(k, _)| k as i32));
     }
-    Ok((Tensor::int(&[1, 2], vec![1, 2]), Tensor::int(&[1, text.len()], text)))
+    Ok((Tensor::int(&[1, 2], prompt), Tensor::int(&[1, text.len()], text)))
 }
 
 /// Writes all and compares; what is refused is counted and named.
