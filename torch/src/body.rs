@@ -158,21 +158,24 @@ impl<'a> Body<'a> {
         if other.0 == own {
             return Ok(Expr::number(own));
         }
-        let rows = |module: &Module, dims: &[Dim]| {
-            dims.iter().take(2).map(|d| module.size(*d) as f64).product::<f64>()
-        };
-        let (here, there) = (rows(self.module, self.like.1), rows(module, self.like_there));
-        let tokens = Expr::infix(
-            "*",
-            Expr::name(format!("{}.shape[0]", self.like.0)),
-            Expr::name(format!("{}.shape[1]", self.like.0)),
-        );
         let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs();
-        match () {
-            () if near(own * here, other.0 * there) => Ok(Expr::infix("/", Expr::number(own * here), tokens)),
-            () if near(own / here, other.0 / there) => Ok(Expr::infix("*", Expr::number(own / here), tokens)),
-            () => Err(TorchError::Unsupported("a number that depends on the size of the batch")),
+        // Tokens of the batch, and those of a sequence.
+        for first in 0..2 {
+            let rows = |module: &Module, dims: &[Dim]| {
+                let sizes = dims.iter().take(2).skip(first).map(|d| module.size(*d) as f64);
+                sizes.product::<f64>()
+            };
+            let (here, there) = (rows(self.module, self.like.1), rows(module, self.like_there));
+            let names = (first..2).map(|k| Expr::name(format!("{}.shape[{k}]", self.like.0)));
+            let Some(tokens) = names.reduce(|a, b| Expr::infix("*", a, b)) else { continue };
+            if near(own * here, other.0 * there) {
+                return Ok(Expr::infix("/", Expr::number(own * here), tokens));
+            }
+            if near(own / here, other.0 / there) {
+                return Ok(Expr::infix("*", Expr::number(own / here), tokens));
+            }
         }
+        Err(TorchError::Unsupported("a number that depends on the size of the batch"))
     }
 
     /// The share of so many tokens that is this many.

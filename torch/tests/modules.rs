@@ -89,7 +89,7 @@ fn write(folder: &Path, name: &str, spec: &Spec, (seed, segments): (u64, bool)) 
     let targets: Vec<i32> =
         (0..n).map(|i| if i % 5 == 4 { -1 } else { rng.below(spec.model.vocab) as i32 }).collect();
     let noise: Vec<f64> = (0..n * spec.model.hidden as usize).map(|_| rng.between(-1.0, 1.0)).collect();
-    // Two documents, where they are told apart.
+    // Two documents, where there are marks of them.
     let documents: Vec<i32> = (0..n as i32).map(|i| i32::from(segments && i % t as i32 >= 4)).collect();
     let batch = Batch {
         ids: ids.clone(),
@@ -147,7 +147,7 @@ fn check(all: Vec<(String, Spec)>) {
     check_with(all, false);
 }
 
-/// The same with documents told apart or not.
+/// The same with marks of documents or without.
 fn check_with(all: Vec<(String, Spec)>, segments: bool) {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
