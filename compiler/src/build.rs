@@ -77,7 +77,7 @@ impl<'m> Builder<'m> {
         self.marks.parts.push((from..self.nodes.len(), name.to_string()));
     }
 
-    /// What is known of the step of the recurrence that gives a value.
+    /// Keeps the marks of the step of the recurrence that gives a value.
     pub fn explain(&mut self, v: Value, step: Marks) {
         self.marks.steps.insert(v, step);
     }

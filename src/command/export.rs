@@ -87,7 +87,8 @@ struct Weights {
 
 #[derive(Args)]
 struct From {
-    /// A run folder, a checkpoint, an import or a .safetensors file; `torch` takes a specification too
+    /// A run folder, a checkpoint, an import or a .safetensors file; for `torch` a specification
+    /// too
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
 

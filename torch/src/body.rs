@@ -5,12 +5,11 @@
 
 use crate::TorchError;
 use crate::ops;
-use crate::scope::{Item, Made, Names, Writer, identifier, statements};
+use crate::scope::{Item, Made, Names, Writer, identifier};
 use crate::shape::{Varies, listed};
-use crate::tree::{Expr, Stmt};
+use crate::tree::Expr;
 use dreamc_compiler::build::Marks;
-use dreamc_compiler::ir::{Binding, Dim, Function, Module, Op, Type, Value};
-use dreamc_compiler::op::{Recurrence, Tokens};
+use dreamc_compiler::ir::{Dim, Function, Module, Op, Value};
 use std::collections::HashSet;
 
 /// A function whose statements are written.
@@ -34,8 +33,8 @@ pub struct Body<'a> {
 pub struct At<'a> {
     pub op: &'a Op,
     f: &'a Function,
-    inputs: &'a [Value],
-    first: Value,
+    pub inputs: &'a [Value],
+    pub first: Value,
     read: Vec<bool>,
 }
 
@@ -56,7 +55,7 @@ impl At<'_> {
     }
 }
 
-/// What an item is: an operation, or a call of a part.
+/// The kinds of items: an operation, or a call of a part.
 pub enum What {
     Node(usize),
     Call(Call),
@@ -159,21 +158,24 @@ impl<'a> Body<'a> {
         if other.0 == own {
             return Ok(Expr::number(own));
         }
-        let rows = |module: &Module, dims: &[Dim]| {
-            dims.iter().take(2).map(|d| module.size(*d) as f64).product::<f64>()
-        };
-        let (here, there) = (rows(self.module, self.like.1), rows(module, self.like_there));
-        let tokens = Expr::infix(
-            "*",
-            Expr::name(format!("{}.shape[0]", self.like.0)),
-            Expr::name(format!("{}.shape[1]", self.like.0)),
-        );
         let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs();
-        match () {
-            () if near(own * here, other.0 * there) => Ok(Expr::infix("/", Expr::number(own * here), tokens)),
-            () if near(own / here, other.0 / there) => Ok(Expr::infix("*", Expr::number(own / here), tokens)),
-            () => Err(TorchError::Unsupported("a number that depends on the size of the batch")),
+        // Tokens of the batch, and those of a sequence.
+        for first in 0..2 {
+            let rows = |module: &Module, dims: &[Dim]| {
+                let sizes = dims.iter().take(2).skip(first).map(|d| module.size(*d) as f64);
+                sizes.product::<f64>()
+            };
+            let (here, there) = (rows(self.module, self.like.1), rows(module, self.like_there));
+            let names = (first..2).map(|k| Expr::name(format!("{}.shape[{k}]", self.like.0)));
+            let Some(tokens) = names.reduce(|a, b| Expr::infix("*", a, b)) else { continue };
+            if near(own * here, other.0 * there) {
+                return Ok(Expr::infix("/", Expr::number(own * here), tokens));
+            }
+            if near(own / here, other.0 / there) {
+                return Ok(Expr::infix("*", Expr::number(own / here), tokens));
+            }
         }
+        Err(TorchError::Unsupported("a number that depends on the size of the batch"))
     }
 
     /// The share of so many tokens that is this many.
@@ -208,134 +210,6 @@ impl<'a> Body<'a> {
                 matches!(n.op, Op::Binary(_)) && self.f.ty(n.first).dims.iter().all(|d| all.contains(d))
             })
     }
-
-    /// A loop over tokens.
-    pub fn recurrence(
-        &self,
-        at: &At,
-        r: &Recurrence,
-        x: &[Expr],
-        outside: &Names,
-    ) -> Result<Made, TorchError> {
-        let marks_first = match r.tokens {
-            Tokens::All => 0,
-            Tokens::Segments => 1,
-            Tokens::Kept => return Err(TorchError::Unsupported("a recurrence that goes on from a state")),
-        };
-        let (segments, x) = (x.first().filter(|_| marks_first == 1), &x[marks_first..]);
-        let unnamed = Marks::default();
-        let marks = self.marks.steps.get(&at.first).unwrap_or(&unnamed);
-        let step = batched(r.step.function(), at.input(marks_first)[0]);
-        let (states, rows) = (r.step.states().count(), r.step.row_count());
-        let outputs = r.step.outputs().count();
-        let mut names = outside.held();
-        let t = names.take("t");
-        // Rows stand first among the operands, states last; of the step states stand first.
-        let name = |k: usize| x[k].text();
-        let mut stmts = vec![];
-        let mut params: Vec<(Value, Expr)> = vec![];
-        let constants = x.len() - rows - states;
-        for k in 0..rows + constants {
-            let value = Value((states + k) as u32);
-            params.push((value, if k < rows { x[k].clone().index(format!(":, {t}")) } else { x[k].clone() }));
-        }
-        let mut held = vec![];
-        for k in 0..states {
-            let initial = &x[rows + constants + k];
-            let hint =
-                marks.names.get(&Value(k as u32)).cloned().unwrap_or_else(|| format!("state{}", k + 1));
-            let uses = self
-                .f
-                .nodes
-                .iter()
-                .flat_map(|n| &n.inputs)
-                .filter(|v| **v == at.inputs[marks_first + rows + constants + k]);
-            if matches!(initial, Expr::Atom(_)) && uses.count() == 1 {
-                params.push((Value(k as u32), initial.clone()));
-                held.push(initial.text());
-                continue;
-            }
-            let own = names.take(&hint);
-            stmts.push(Stmt::Assign(
-                vec![own.clone()],
-                initial.clone(),
-                listed(&step.types[k].dims[1..], self.module),
-            ));
-            params.push((Value(k as u32), Expr::name(own.clone())));
-            held.push(own);
-        }
-        let lists: Vec<String> =
-            (0..outputs).map(|k| names.take(if k == 0 { "o" } else { "more" })).collect();
-        stmts.extend(
-            lists.iter().map(|list| Stmt::Assign(vec![list.clone()], Expr::name("[]"), String::new())),
-        );
-        let wanted: Vec<Value> = step.results.iter().map(|(_, v)| *v).collect();
-        let inner = Body { f: &step, marks, other: None, ..*self };
-        let items = inner.items(0..step.nodes.len(), &read_in(&step, 0..step.nodes.len(), &wanted));
-        let begin: Vec<String> = held.iter().map(|own| names.take(&format!("{own}0"))).collect();
-        let mark = names.take("marks");
-        let (mut body, results) = statements(&items, &params, names, &wanted, &mut Method { body: &inner })?;
-        let (given, left) = results.split_at(outputs);
-        for (list, value) in lists.iter().zip(given) {
-            body.push(Stmt::Line(format!("{list}.append({})", value.text())));
-        }
-        let left: Vec<Expr> = match segments {
-            None => left.to_vec(),
-            Some(segments) => {
-                // A document begins on the initial states; tokens of none pass them by.
-                let first = Expr::call("document_marks", vec![segments.clone()]);
-                stmts.push(Stmt::Assign(vec![mark.clone()], first, String::new()));
-                for (own, begin) in held.iter().zip(&begin) {
-                    stmts.push(Stmt::Assign(vec![begin.clone()], Expr::name(own.clone()), String::new()));
-                }
-                let begins = held.iter().zip(&begin).rev().map(|(own, begin)| {
-                    let args = [&format!("{mark}.begins[:, {t}]"), begin, own].map(Expr::name).to_vec();
-                    Stmt::Assign(vec![own.clone()], Expr::call("choose", args), String::new())
-                });
-                begins.for_each(|s| body.insert(0, s));
-                let takes = |(own, value): (&String, &Expr)| {
-                    let args =
-                        vec![Expr::name(format!("{mark}.taking[:, {t}]")), value.clone(), Expr::name(own)];
-                    Expr::call("choose", args)
-                };
-                held.iter().zip(left).map(takes).collect()
-            }
-        };
-        let moved: Vec<(&String, String)> = held
-            .iter()
-            .zip(left.iter().map(Expr::text))
-            .filter(|(own, value)| **own != value.as_str())
-            .collect();
-        if !moved.is_empty() {
-            let to: Vec<String> = moved.iter().map(|(own, _)| own.to_string()).collect();
-            let from: Vec<String> = moved.into_iter().map(|(_, value)| value).collect();
-            body.push(Stmt::Line(format!("{} = {}", to.join(", "), from.join(", "))));
-        }
-        stmts.push(Stmt::Block(format!("for {t} in range({}.shape[1])", name(0)), body));
-        let stack =
-            |list: &String| Expr::call("torch.stack", vec![Expr::name(list), crate::shape::integer(1)]);
-        let stacked = lists.iter().map(|list| match segments {
-            None => stack(list),
-            Some(segments) => Expr::call("keep", vec![stack(list), segments.clone()]),
-        });
-        Ok(Made::Block(stmts, stacked.collect()))
-    }
-}
-
-/// A step with the batch as the first dimension of everything that rows or states go into.
-fn batched(step: &Function, batch: Dim) -> Function {
-    let mut f = step.clone();
-    let mut of_batch: Vec<bool> = f.params.iter().map(|p| p.binding != Binding::Weight).collect();
-    for node in &f.nodes {
-        let any = node.inputs.iter().any(|v| of_batch[v.index()]);
-        of_batch.extend(node.results().map(|_| any));
-    }
-    for (ty, of_batch) in f.types.iter_mut().zip(of_batch) {
-        if of_batch {
-            *ty = Type::f32(&[&[batch], &ty.dims[..]].concat());
-        }
-    }
-    f
 }
 
 /// Values that nodes of a range read, and those wanted.

@@ -1,5 +1,5 @@
-//! Docstrings: the definition of a component as it was written, or the formula of a built-in one with
-//! its paper.
+//! Docstrings: the definition of a component as it was written, or the formula of a built-in one
+//! with its paper.
 
 use dreamc_compiler::architecture::{Architecture, Work};
 use dreamc_dsl::define::library::LIBRARY;
@@ -41,11 +41,11 @@ pub fn of_body(architecture: &Architecture, body: usize) -> String {
     match &architecture.bodies[body].work {
         Work::Layer(expr) => format!("layer {{ {} }}", composition(expr)),
         Work::Statement(_) => "A statement on the stream.".into(),
-        Work::Embed => "What a pass of a loop adds to the stream where it begins.".into(),
+        Work::Embed => "The vector that a pass of a loop adds to the stream where it begins.".into(),
         Work::Enter => "The place before a loop whose passes share out the loss.".into(),
         Work::Exit(_) => "The loss of a pass that is not the last.".into(),
         Work::Choose(_) => "Where every token chooses how many passes of the loop it makes.".into(),
-        Work::Chosen => "What the passes of a loop made of a token, weighed.".into(),
+        Work::Chosen => "The streams of a loop's passes, weighed for each token.".into(),
         Work::Remember(_) => "Keeps the stream for later statements.".into(),
         Work::History(_) => "Mixes streams that were kept.".into(),
     }

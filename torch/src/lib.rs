@@ -1,9 +1,9 @@
 //! A model as one readable PyTorch module.
 //!
-//! *In*: a model. *Out*: [`Module`], the text of `model.py`. *Promise*: it is printed from the IR as
-//! lowered, before any rewriting: one class for each component, named as in the specification, one
-//! for each distinct layer, and `Model` around them; tensors have the names of checkpoints. What has
-//! no form in PyTorch is refused by name.
+//! *In*: a model. *Out*: [`Module`], the text of `model.py`. *Promise*: it is printed from the IR
+//! as lowered, before any rewriting: one class for each component, named as in the specification,
+//! one for each distinct layer, and `Model` around them; tensors have the names of checkpoints. An
+//! operation with no form in PyTorch is refused by name.
 
 mod body;
 mod classes;
@@ -13,6 +13,7 @@ mod helpers;
 mod layer;
 mod model;
 mod ops;
+mod recurrence;
 mod scope;
 mod shape;
 mod tree;
@@ -52,7 +53,7 @@ pub struct Module {
 /// Options of a module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Whether documents in one sequence are told apart.
+    /// Whether attention and recurrences stop at the ends of documents.
     pub segments: bool,
     /// Weight of `mean(logsumexp(logits)²)` in the loss.
     pub z_loss: f64,

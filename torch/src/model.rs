@@ -387,7 +387,7 @@ impl Writer<'_> {
         (wanted, (0..f.nodes.len()).filter(|&n| alive[n] && !done[n]).collect(), known)
     }
 
-    /// What a method of the head reads, as the model calls it.
+    /// The values that a method of the head reads, as the model calls it.
     fn head_args(&self, outputs: &[Output], given: Option<Output>) -> Vec<String> {
         let f = &self.source.lowered.module.functions[HEAD];
         let (wanted, nodes, known) = self.pieces(f, outputs, given);

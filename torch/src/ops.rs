@@ -3,6 +3,7 @@
 use crate::TorchError;
 use crate::body::{At, Body};
 use crate::formula;
+use crate::recurrence;
 use crate::scope::{Made, Names};
 use crate::shape::{aligned, integer, permuted, product, reshaped, short, zeros};
 use crate::tree::Expr;
@@ -89,7 +90,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Embed => one(Expr::call("F.embedding", vec![arg(1), arg(0)])),
         Op::CrossEntropy if at.is_read(1) => refused("a log of a sum of the head's"),
         Op::CrossEntropy => one(Expr::call("cross_entropy", vec![arg(0), arg(1)])),
-        Op::Recurrence(r) => body.recurrence(at, r, x, names),
+        Op::Recurrence(r) => recurrence::written(body, at, r, x, names),
         Op::LinearAttention(_) => refused("a recurrence in chunks"),
         Op::AddCounts => one(Expr::infix("+", arg(0), arg(1).method("diff", vec![]))),
         Op::CacheTake if !at.is_read(1) => one(arg(0).index(x[1].text())),
@@ -226,7 +227,7 @@ fn rope(r: &Rope, x: &[Expr]) -> Result<Expr, TorchError> {
     Ok(Expr::call(name, args))
 }
 
-/// What lowers frequencies, as a function of them and the base.
+/// The scaling of frequencies, as a function of them and the base.
 fn scaled(scaling: RopeScaling) -> Expr {
     let (name, numbers) = match scaling {
         RopeScaling::Linear { factor } => ("linear_frequencies", vec![factor]),

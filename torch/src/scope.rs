@@ -2,8 +2,8 @@
 //! where they are read.
 //!
 //! *In*: items in order, each an operation or a call, with the values that they read and give.
-//! *Out*: statements. *Promise*: a value that two read, or that the text names, has a name; a name is
-//! given again only where nothing reads the value that had it.
+//! *Out*: statements. *Promise*: a value that two read, or that the text names, has a name; a name
+//! is given again only where nothing reads the value that had it.
 
 use crate::tree::{Expr, Stmt};
 use dreamc_compiler::ir::Value;
@@ -15,7 +15,7 @@ pub struct Item<T> {
     pub reads: Vec<Value>,
     /// Values that it gives and something reads; `None` for one that nothing does.
     pub gives: Vec<Option<Value>>,
-    /// What it is.
+    /// Its kind.
     pub what: T,
 }
 
@@ -95,7 +95,7 @@ impl Names {
     }
 }
 
-/// What is known of values while statements are made.
+/// Facts about values while statements are made.
 struct Scope {
     names: Names,
     /// The text of each value: a name, or what is written where it is read.
@@ -225,7 +225,7 @@ impl Scope {
         let expr = self.exprs[&value].clone();
         if !expr.is_atom() {
             let name = name_of(&expr);
-            // What the item reads besides keeps its name.
+            // Other operands of the item keep its name.
             self.assign(&[Some(value)], vec![name], expr, String::new(), at.saturating_sub(1));
         }
     }

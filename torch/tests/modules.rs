@@ -33,7 +33,7 @@ fn python() -> Option<PathBuf> {
     dreamc_skip::need(if python.exists() { Ok(python) } else { Err(missing) })
 }
 
-/// What differs between modules of a folder and the tensors beside them.
+/// Differences between modules of a folder and the tensors beside them.
 fn compared(python: &Path, folder: &Path, names: &[String]) -> String {
     let mut command = Command::new(python);
     command.arg(root("tests/hf/modules.py")).arg(folder).args(names).env("OMP_NUM_THREADS", "1");
@@ -68,11 +68,11 @@ fn bytes(data: &Data) -> (Dtype, Vec<u8>) {
 }
 
 /// Writes the module of a specification and what the interpreter computes of random numbers.
-fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchError> {
-    let text = module(&spec.model, options(spec))?.text;
+fn write(folder: &Path, name: &str, spec: &Spec, (seed, segments): (u64, bool)) -> Result<(), TorchError> {
+    let text = module(&spec.model, Options { segments, ..options(spec) })?.text;
     std::fs::write(folder.join(format!("{name}.py")), text).unwrap();
     let (b, t) = (2, spec.model.context.clamp(2, 9));
-    let shape = Shape { batch: b, sequence: t, z_loss: spec.train.z_loss, ..Shape::default() };
+    let shape = Shape { batch: b, sequence: t, segments, z_loss: spec.train.z_loss, ..Shape::default() };
     let rewriting = Rewriting::off();
     let setup = Setup { recurrence: None, rewriting: &rewriting, form: Form::Training, watch: &|_, _, _| {} };
     let oracle = Oracle::with(&spec.model, shape, setup)?;
@@ -89,17 +89,25 @@ fn write(folder: &Path, name: &str, spec: &Spec, seed: u64) -> Result<(), TorchE
     let targets: Vec<i32> =
         (0..n).map(|i| if i % 5 == 4 { -1 } else { rng.below(spec.model.vocab) as i32 }).collect();
     let noise: Vec<f64> = (0..n * spec.model.hidden as usize).map(|_| rng.between(-1.0, 1.0)).collect();
-    let batch =
-        Batch { ids: ids.clone(), targets: targets.clone(), noise: noise.clone(), ..Batch::default() };
+    // Two documents, where there are marks of them.
+    let documents: Vec<i32> = (0..n as i32).map(|i| i32::from(segments && i % t as i32 >= 4)).collect();
+    let batch = Batch {
+        ids: ids.clone(),
+        targets: targets.clone(),
+        noise: noise.clone(),
+        segments: documents.clone(),
+        ..Batch::default()
+    };
     let found = oracle.evaluate(&weights, &batch).unwrap();
     let tokens = [b as usize, t as usize];
     let mut all: IndexMap<String, Tensor> = IndexMap::new();
     all.insert("ids".into(), Tensor::int(&tokens, ids));
     all.insert("targets".into(), Tensor::int(&tokens, targets));
+    all.insert("segments".into(), Tensor::int(&tokens, documents));
     all.insert("noise".into(), Tensor::float(&[tokens[0], tokens[1], spec.model.hidden as usize], noise));
     all.insert("logits".into(), found.logits);
     all.insert("loss".into(), Tensor::float(&[1], vec![found.loss]));
-    if !oracle.architecture().decides_anew() {
+    if !segments && !oracle.architecture().decides_anew() {
         let (prompt, written) = written(spec, &weights, 4)?;
         all.insert("prompt".into(), prompt);
         all.insert("written".into(), written);
@@ -121,7 +129,8 @@ fn written(
     weights: &IndexMap<String, Tensor>,
     tokens: usize,
 ) -> Result<(Tensor, Tensor), TorchError> {
-    let mut text = vec![1, 2];
+    let prompt = vec![0, i32::from(spec.model.vocab > 1)];
+    let mut text = prompt.clone();
     for _ in 0..tokens {
         let shape = Shape { sequence: text.len() as u64, ..Shape::default() };
         let batch = Batch { ids: text.clone(), targets: vec![-1; text.len()], ..Batch::default() };
@@ -130,17 +139,22 @@ fn written(
         let best = last.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
         text.push(best.map_or(0, |(k, _)| k as i32));
     }
-    Ok((Tensor::int(&[1, 2], vec![1, 2]), Tensor::int(&[1, text.len()], text)))
+    Ok((Tensor::int(&[1, 2], prompt), Tensor::int(&[1, text.len()], text)))
 }
 
 /// Writes all and compares; what is refused is counted and named.
 fn check(all: Vec<(String, Spec)>) {
+    check_with(all, false);
+}
+
+/// The same with marks of documents or without.
+fn check_with(all: Vec<(String, Spec)>, segments: bool) {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (mut names, mut refused) = (vec![], vec![]);
     for (k, (name, spec)) in all.iter().enumerate() {
         let name = name.replace(['/', '.'], "_");
-        match write(folder.path(), &name, spec, k as u64 + 1) {
+        match write(folder.path(), &name, spec, (k as u64 + 1, segments)) {
             Ok(()) => names.push(name),
             // A specification that does not compile has nothing to export.
             Err(TorchError::Compile(e)) => println!("{name}: {e}"),
@@ -207,7 +221,9 @@ fn mixer(name: &str) -> Spec {
 #[test]
 fn every_mixer_of_the_library_leaves_as_it_is() {
     let names = dreamc_dsl::define::library::LIBRARY.iter().map(|(name, _)| (*name).to_string());
-    check(names.map(|name| (name.clone(), mixer(&name))).collect());
+    let all: Vec<(String, Spec)> = names.map(|name| (name.clone(), mixer(&name))).collect();
+    check(all.clone());
+    check_with(all, true);
 }
 
 /// Definitions that are drawn, well typed by construction.
