@@ -238,7 +238,9 @@ pub fn open_data(spec: &Spec, data: &spec::Data, stride: Option<u64>) -> Result<
     let mut progress = Progress::new();
     let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
     progress.clear();
-    Ok(dataset?)
+    let dataset = dataset?;
+    dataset.fits_context(spec.model.context, spec.train.seed)?;
+    Ok(dataset)
 }
 
 /// Makes all of one file what is held out.

@@ -138,6 +138,16 @@ impl Dataset {
         hash(&parts)
     }
 
+    /// Refuses tasks that ask longer problems than a context of so many tokens has room for.
+    pub fn fits_context(&self, context: u64, seed: u64) -> Result<(), DataError> {
+        for task in self.tasks() {
+            for &steps in &task.longer {
+                fits(task, seed, &self.tokenizer, steps, ("the model's context has", "context", context))?;
+            }
+        }
+        Ok(())
+    }
+
     /// One line on each source.
     pub fn describe(&self) -> Vec<String> {
         self.sources.iter().map(|s| s.description.clone()).collect()
@@ -380,23 +390,8 @@ impl Opener<'_> {
             Ok(Rows::Examples(Examples::Problems { problems, tokenizer: self.tokenizer.clone() }))
         };
         // The longest problems must fit a row: better said now than at some later step.
-        let longest = Problems::new(task, self.settings.seed, Split::Train)?;
-        for problem in (0..16).filter_map(|i| longest.of_steps(task.max_steps, i)) {
-            let needed =
-                examples::example(self.tokenizer, &problem.prompt, &problem.answer)?.tokens.len() as u64;
-            if needed > self.settings.sequence {
-                return Err(DataError::Task {
-                    task: task::name(task.kind),
-                    problem: format!(
-                        "a problem of {} steps takes {needed} tokens, a sequence has {}; use sequence {}, fewer steps or \
-                         a smaller size",
-                        task.max_steps,
-                        self.settings.sequence,
-                        needed.next_power_of_two()
-                    ),
-                });
-            }
-        }
+        let most = ("a sequence has", "sequence", self.settings.sequence);
+        fits(task, self.settings.seed, self.tokenizer, task.max_steps, most)?;
         let description = format!(
             "task {}: size {}, {}, problems without end, one in {} held out",
             task::name(task.kind),
@@ -409,10 +404,61 @@ impl Opener<'_> {
             train: side(Split::Train)?,
             validation: Some(side(Split::Test)?),
             task: Some(task.clone()),
-            hash: hash(&[format!("{task:?}"), self.settings.seed.to_string()]),
+            // Longer problems, asked alone, are no part of the data that is read.
+            hash: hash(&[learned(task), self.settings.seed.to_string()]),
             description,
         })
     }
+}
+
+/// Refuses a task whose problems of so many steps take more tokens than there is room for, and says
+/// how many steps would fit. `room` is its name in a sentence, the key that has it, and its tokens.
+fn fits(
+    task: &Task,
+    seed: u64,
+    tokenizer: &Tokenizer,
+    steps: u64,
+    (name, key, room): (&str, &str, u64),
+) -> Result<(), DataError> {
+    let problems = Problems::new(task, seed, Split::Train)?;
+    let tokens = |steps: u64| -> Result<u64, DataError> {
+        let mut most = 0;
+        for problem in (0..16).filter_map(|i| problems.of_steps(steps, i)) {
+            most = most.max(examples::of_problem(tokenizer, &problem)?.tokens.len() as u64);
+        }
+        Ok(most)
+    };
+    let needed = tokens(steps)?;
+    if needed <= room {
+        return Ok(());
+    }
+    // The least that does not fit.
+    let (mut low, mut high) = (task.kind.facts().steps.least, steps);
+    while low < high {
+        let middle = (low + high) / 2;
+        match tokens(middle)? <= room {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+    }
+    let fewer = match low > task.kind.facts().steps.least {
+        true => format!("at most {}", many(low - 1, "step")),
+        false => "a smaller size".into(),
+    };
+    let problem = format!(
+        "a problem of {} takes {needed} tokens, {name} {room}; use {key} {}, or {fewer}",
+        many(steps, "step"),
+        needed.next_power_of_two()
+    );
+    Err(DataError::Task { task: task::name(task.kind), problem })
+}
+
+/// All that decides the problems to learn from, as runs of earlier versions have it in their
+/// hashes.
+fn learned(task: &Task) -> String {
+    let Task { kind, min_steps, max_steps, size, length, longer: _ } = task;
+    let length = length.map_or(String::new(), |length| format!(", length: {length}"));
+    format!("Task {{ kind: {kind:?}, min_steps: {min_steps}, max_steps: {max_steps}, size: {size}{length} }}")
 }
 
 /// Whether rows of running text begin with the begin token.

@@ -7,11 +7,12 @@
 
 use super::batch::{Batch, NO_LOSS};
 use super::shard::Shard;
-use super::task::Problems;
+use super::task::{Problem, Problems};
 use super::tokenizer::Measured;
 use super::{DataError, Tokenizer};
 use crate::rng::{Permutation, Philox};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Examples looked at for one that fits the rest of a row.
@@ -26,6 +27,16 @@ pub struct Example {
     pub bytes: Vec<u32>,
     /// The first that loss is taken on.
     pub learn: usize,
+    /// The ranges of tokens that loss is taken on, where it is not on all from the first.
+    pub asked: Vec<Range<usize>>,
+}
+
+impl Example {
+    /// The ranges of tokens that loss is taken on: each is an answer.
+    pub fn answers(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let whole = self.asked.is_empty().then_some(self.learn..self.tokens.len());
+        whole.into_iter().chain(self.asked.iter().cloned())
+    }
 }
 
 /// Where examples come from.
@@ -124,12 +135,9 @@ impl Examples {
                 let place = shard.document(part.at(i))?;
                 let tokens = shard.tokens(place.start..place.end)?;
                 let bytes = shard.bytes(place.start..place.end)?;
-                Ok(Example { tokens, bytes, learn: (place.learn - place.start) as usize })
+                Ok(Example { tokens, bytes, learn: (place.learn - place.start) as usize, asked: vec![] })
             }
-            Examples::Problems { problems, tokenizer } => {
-                let problem = problems.at(i)?;
-                example(tokenizer, &problem.prompt, &problem.answer)
-            }
+            Examples::Problems { problems, tokenizer } => of_problem(tokenizer, &problems.at(i)?),
         }
     }
 }
@@ -139,7 +147,32 @@ pub fn example(tokenizer: &Tokenizer, prompt: &str, answer: &str) -> Result<Exam
     let (Measured { ids, mut bytes }, learn) = tokenizer.measure_pair(prompt, answer)?;
     bytes.push(0);
     let tokens = ids.into_iter().chain([tokenizer.end()]).map(|t| t as i32).collect();
-    Ok(Example { tokens, bytes, learn })
+    Ok(Example { tokens, bytes, learn, asked: vec![] })
+}
+
+/// The tokens of a problem. A token is learned where some of its bytes are asked.
+pub fn of_problem(tokenizer: &Tokenizer, problem: &Problem) -> Result<Example, DataError> {
+    let mut example = example(tokenizer, &problem.prompt, &problem.answer)?;
+    let mut at = 0;
+    let places: Vec<Range<usize>> = example
+        .bytes
+        .iter()
+        .map(|&bytes| {
+            let from = at;
+            at += bytes as usize;
+            from..at
+        })
+        .collect();
+    for asked in &problem.asked {
+        let asked = problem.prompt.len() + asked.start..problem.prompt.len() + asked.end;
+        let of = |place: &Range<usize>| place.start < asked.end && asked.start < place.end;
+        let first = places.iter().position(of);
+        if let (Some(first), Some(last)) = (first, places.iter().rposition(of)) {
+            example.asked.push(first..last + 1);
+        }
+    }
+    example.learn = example.asked.first().map_or(example.learn, |first| first.start);
+    Ok(example)
 }
 
 /// Adds one example to the row begun last: the begin token and all tokens but the last are inputs.
@@ -149,10 +182,14 @@ pub fn add(example: &Example, begin: u32, mask: bool, space: usize, out: &mut Ba
         Some(segment) if used > 0 => (segment + 1, if mask { 0 } else { used as i32 }),
         _ => (0, 0),
     };
+    let mut learned = vec![false; example.tokens.len()];
+    for answer in example.answers() {
+        learned[answer].fill(true);
+    }
     for (i, &target) in example.tokens.iter().enumerate().take(space) {
         out.ids.push(if i == 0 { begin as i32 } else { example.tokens[i - 1] });
-        out.targets.push(if i >= example.learn { target } else { NO_LOSS });
-        out.bytes.push(if i >= example.learn { example.bytes[i] } else { 0 });
+        out.targets.push(if learned[i] { target } else { NO_LOSS });
+        out.bytes.push(if learned[i] { example.bytes[i] } else { 0 });
         out.positions.push(first + i as i32);
         out.segments.push(segment);
     }

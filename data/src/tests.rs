@@ -93,7 +93,7 @@ fn batches_continue_from_any_cursor_with_the_same_bits() {
         (0..40).map(|i| format!("{{\"q\": \"{i}\", \"a\": \"{}\"}}\n", "x".repeat(i))).collect();
     let long = "some running text. ".repeat(50);
     let house = House::new(&[("a.jsonl", rows.as_bytes()), ("t.txt", long.as_bytes())]);
-    let task = Task { kind: TaskKind::Permutation, min_steps: 1, max_steps: 3, size: 4 };
+    let task = Task { size: 4, ..Task::new(TaskKind::Permutation, 1, 3) };
     let mut d = data(vec![jsonl("a.jsonl"), text("t.txt"), Source::Task(task)]);
     d.sources[1].1 = 2.0;
     let set = house.open(&d, 48).unwrap();
@@ -289,7 +289,7 @@ fn shards_are_cached_by_content_and_damage_is_repaired() {
 #[test]
 fn sequences_too_short_are_refused_with_one_long_enough() {
     let house = House::new(&[]);
-    let task = Task { kind: TaskKind::Arithmetic, min_steps: 1, max_steps: 8, size: 10 };
+    let task = Task::new(TaskKind::Arithmetic, 1, 8);
     let error = house.open(&data(vec![Source::Task(task)]), 32).err().unwrap().to_string();
     assert!(error.contains("use sequence 128"), "{error}");
     let rows = format!("{{\"q\": \"{}\", \"a\": \"2\"}}\n", "long ".repeat(10)).repeat(5);

@@ -886,12 +886,7 @@ pub static CAUSAL: Section = Section {
     ],
 };
 
-const TASKS: &[(&str, &str)] = &[
-    ("arithmetic", "multi-step arithmetic in words, modulo `size`"),
-    ("composition", "a function given as a random table of `size` entries, applied several times"),
-    ("permutation", "state tracking: swaps of `size` elements"),
-];
-const TASK: Key = key("task", Type::Word(TASKS), Absent, "A generated reasoning task.");
+const TASK: Key = key("task", Type::Word(crate::task::TASKS), Absent, "A generated reasoning task.");
 const TEXT: Key = key("text", Type::Path, Absent, "A text file.");
 const JSONL: Key = key("jsonl", Type::Path, Absent, "A file of JSON objects, one a line.");
 const PARQUET: Key = key("parquet", Type::Path, Absent, "A Parquet file.");
@@ -905,12 +900,29 @@ const TEMPLATE: Key = key(
     "How both are put together.",
 );
 const MIN_STEPS: Key = key("min_steps", SIZE, Value("1"), "Fewest steps of the task.");
-const MAX_STEPS: Key = key("max_steps", SIZE, Value("4"), "Most steps of the task.");
+const MAX_STEPS: Key = key(
+    "max_steps",
+    SIZE,
+    Rule("the [task's own](tasks.md); 4 of the first three"),
+    "Most steps of the task to learn from.",
+);
+const LONGER: Key = key(
+    "longer",
+    Type::Optional(&Type::List(&SIZE)),
+    NONE,
+    "Steps above `max_steps` that are asked in evaluation alone: whether what was learned goes on to longer problems.",
+);
+const TASK_LENGTH: Key = key(
+    "length",
+    SIZE,
+    Rule("the [task's own](tasks.md)"),
+    "Of tasks that have it: symbols of a text, places, numbers, or depth.",
+);
 const TASK_SIZE: Key = key(
     "size",
     SIZE,
-    Rule("10 for arithmetic, 8 for composition, 5 for permutation"),
-    "Modulus of the arithmetic, entries of the table, or elements permuted; at least 2.",
+    Rule("the [task's own](tasks.md)"),
+    "A number of the task: a modulus, the symbols of a vocabulary, the elements that are permuted …",
 );
 
 /// One source of documents.
@@ -928,7 +940,9 @@ pub static SOURCE: Section = Section {
         TEMPLATE,
         MIN_STEPS,
         MAX_STEPS,
+        LONGER,
         TASK_SIZE,
+        TASK_LENGTH,
         key("weight", POSITIVE, Value("1"), "How often this source is drawn from, relative to the others."),
     ],
 };
@@ -948,7 +962,9 @@ pub static DATA: Section = Section {
         TEMPLATE,
         MIN_STEPS,
         MAX_STEPS,
+        LONGER,
         TASK_SIZE,
+        TASK_LENGTH,
         key("sources", Type::List(&Type::Section(&SOURCE)), Absent, "Several sources."),
         key(
             "tokenizer",

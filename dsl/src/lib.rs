@@ -16,6 +16,7 @@
 //!   [`schema`] and the reference page ([`reference()`]) are driven by it: a new key is a line
 //!   there and a line where it is read.
 //! - [`component`]: the kinds of components, a file each with its keys, its checks and its facts.
+//! - [`task`]: the generated tasks, an entry each with the numbers that it takes.
 //! - [`define`]: components that a specification writes itself, as formulas.
 //! - `check`: the meaning. [`spec`] and [`suite`] are its results and the only types that later
 //!   stages see.
@@ -57,6 +58,7 @@ pub mod source;
 pub mod spec;
 mod suggest;
 pub mod suite;
+pub mod task;
 mod yaml;
 
 pub use ast::{Ast, FileKind, Spelling};

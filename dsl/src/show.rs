@@ -494,7 +494,13 @@ fn source_keys(fields: &mut Fields, source: &Source) {
             fields.put("task", name(task.kind));
             fields.put("min_steps", int(task.min_steps));
             fields.put("max_steps", int(task.max_steps));
+            if !task.longer.is_empty() {
+                fields.put("longer", list(task.longer.iter().copied().map(int)));
+            }
             fields.put("size", int(task.size));
+            if let Some(length) = task.length {
+                fields.put("length", int(length));
+            }
             return;
         }
         Source::Text { path } => return fields.put("text", word(path)),

@@ -12,6 +12,7 @@ pub use crate::component::{
     Activation, Attention, Bias, Component, Defined, Described, Experts, HeadGate, Kind, Known, Latent,
     Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
+pub use crate::task::TaskKind;
 
 /// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever
 /// they came from.
@@ -844,20 +845,27 @@ pub struct Task {
     pub min_steps: u64,
     /// Most steps.
     pub max_steps: u64,
-    /// Modulus of the arithmetic, entries of the table, or elements permuted.
+    /// The number of [`Facts::size`](crate::task::Facts).
     pub size: u64,
+    /// The number of [`Facts::length`](crate::task::Facts), where the task has it.
+    pub length: Option<u64>,
+    /// Steps beyond `max_steps` that are asked and never trained on: whether what was learned goes
+    /// on. Ascending.
+    pub longer: Vec<u64>,
 }
 
-/// The generated tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TaskKind {
-    /// Multi-step arithmetic in words, modulo `size`.
-    Arithmetic,
-    /// A function given as a random table, applied `steps` times.
-    Composition,
-    /// State tracking: swaps of `size` elements.
-    Permutation,
+impl Task {
+    /// A task with these steps, and other numbers as they are by default.
+    pub fn new(kind: TaskKind, min_steps: u64, max_steps: u64) -> Self {
+        let facts = kind.facts();
+        let length = facts.length.map(|knob| knob.default);
+        Task { kind, min_steps, max_steps, size: facts.size.default, length, longer: vec![] }
+    }
+
+    /// The difficulties that are asked, in order.
+    pub fn difficulties(&self) -> impl Iterator<Item = u64> + '_ {
+        (self.min_steps..=self.max_steps).chain(self.longer.iter().copied())
+    }
 }
 
 /// How text becomes tokens.

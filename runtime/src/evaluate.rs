@@ -126,11 +126,11 @@ pub fn asked_rows(train: &Train) -> u64 {
 /// Exact match on problems of one difficulty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Difficulty {
-    /// Composed steps.
+    /// Steps.
     pub steps: u64,
-    /// Problems answered exactly.
+    /// Answers that are exact.
     pub right: u64,
-    /// Problems asked.
+    /// Answers asked: one a problem, or those in its text.
     pub asked: u64,
 }
 
@@ -156,33 +156,33 @@ pub fn exact_match(
 ) -> Result<Vec<Difficulty>, EvaluateError> {
     let problems = Problems::new(task, seed, Split::Test)?;
     let mut found = vec![];
-    for steps in task.min_steps..=task.max_steps {
+    for steps in task.difficulties() {
         let mut of = Difficulty { steps, ..Difficulty::default() };
         let mut left = (0..each).map_while(|i| problems.of_steps(steps, i)).peekable();
         // However many are asked for, so many are in memory.
         while left.peek().is_some() {
             let asked = left.by_ref().take(SCORED_AT_ONCE);
-            let asked = asked.map(|p| examples::example(tokenizer, &p.prompt, &p.answer));
+            let asked = asked.map(|p| examples::of_problem(tokenizer, &p));
             let asked = asked.collect::<Result<Vec<_>, _>>()?;
-            let right = greedy_matches(model, tokenizer, mask, &asked)?;
-            of.right += right.iter().filter(|&&r| r).count() as u64;
-            of.asked += asked.len() as u64;
+            of.right += greedy_matches(model, tokenizer, mask, &asked)?.iter().sum::<u64>();
+            of.asked += asked.iter().map(|e| e.answers().count() as u64).sum::<u64>();
         }
         found.push(of);
     }
     Ok(found)
 }
 
-/// For each example, whether greedy decoding writes its answer. Examples longer than a row count as
-/// wrong. With document masks a row holds as many as fit; without, each has a row for itself.
+/// For each example, how many of its answers greedy decoding writes. Examples longer than a row
+/// count as wrong. With document masks a row holds as many as fit; without, each has a row for
+/// itself.
 pub fn greedy_matches(
     model: &mut Model,
     tokenizer: &Tokenizer,
     mask: bool,
     asked: &[Example],
-) -> Result<Vec<bool>, EvaluateError> {
+) -> Result<Vec<u64>, EvaluateError> {
     let (rows, sequence) = (model.batch(), model.sequence());
-    let mut right = vec![false; asked.len()];
+    let mut right = vec![0; asked.len()];
     let mut next = 0;
     while next < asked.len() {
         let mut batch = Batch::new(sequence);
@@ -212,10 +212,11 @@ pub fn greedy_matches(
         let vocab = logits.len() / (rows * sequence);
         for (number, first) in placed {
             let example = &asked[number];
-            right[number] = (example.learn..example.tokens.len()).all(|i| {
+            let likeliest = |i: usize| {
                 let at = (first + i) * vocab;
                 argmax(&logits[at..at + vocab]) == example.tokens[i] as usize
-            });
+            };
+            right[number] = example.answers().filter(|answer| answer.clone().all(likeliest)).count() as u64;
         }
     }
     Ok(right)

@@ -6,6 +6,8 @@ use crate::progress::Progress;
 use crate::spec::SpecArguments;
 use crate::{output, say, show};
 use clap::{Args, Subcommand};
+use dreamc_dsl::spec::{Source, Task, TaskKind};
+use dreamc_runtime::data::task::{self, Problem, Problems, Split};
 use dreamc_runtime::data::{Batch, Cursor, Dataset, Settings, Tokenizer};
 use dreamc_runtime::files::cache_folder;
 use dreamc_runtime::train::prepare;
@@ -22,6 +24,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Inspect(Inspect),
+    Show(Show),
 }
 
 /// Show rows as the model would be trained on them, decoded, with the loss mask
@@ -54,6 +57,60 @@ struct Inspect {
     json: bool,
 }
 
+/// Show problems of a generated task, with what is asked in them
+#[derive(Args)]
+#[command(after_help = "\
+What is asked is green on a terminal and in ⟦brackets⟧ elsewhere.
+
+Examples:
+  dreamc data show mqar
+  dreamc data show p_hop --steps 8 --problems 10
+  dreamc data show symmetric --size 3 --held-out --json
+  dreamc data show examples/quickstart.yaml")]
+struct Show {
+    /// A task, or a specification that has one
+    #[arg(value_name = "TASK|SPEC")]
+    of: String,
+
+    /// Steps of every problem; by default those that the task draws
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+
+    /// The task's `size`
+    #[arg(long, value_name = "N")]
+    size: Option<u64>,
+
+    /// The task's `length`
+    #[arg(long, value_name = "N")]
+    length: Option<u64>,
+
+    /// Problems to show
+    #[arg(short = 'n', long, default_value_t = 4, value_name = "N")]
+    problems: u64,
+
+    /// Seed of the problems; a specification's own by default
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Those that are held out
+    #[arg(long)]
+    held_out: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A problem as JSON has it.
+#[derive(Serialize)]
+struct Shown {
+    task: &'static str,
+    steps: u64,
+    prompt: String,
+    answer: String,
+    asked: Vec<String>,
+}
+
 #[derive(Serialize)]
 struct Row<'a> {
     ids: &'a [i32],
@@ -64,7 +121,95 @@ struct Row<'a> {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let Command::Inspect(a) = a.command;
+    match a.command {
+        Command::Inspect(a) => inspect(&a),
+        Command::Show(a) => problems(&a),
+    }
+}
+
+/// The tasks that are named: one by its name, or those of a specification, with its seed.
+fn tasks(of: &str) -> Result<(Vec<Task>, u64), Failure> {
+    let named = TaskKind::ALL.iter().find(|kind| kind.facts().name == of);
+    if let Some(&kind) = named {
+        let steps = kind.facts().steps;
+        return Ok((vec![Task::new(kind, steps.least, steps.default)], 0));
+    }
+    if !Path::new(of).exists() {
+        let names: Vec<&str> = TaskKind::ALL.iter().map(|kind| kind.facts().name).collect();
+        return Err(Failure::Usage(format!("{of} is no task and no file; tasks are {}", names.join(", "))));
+    }
+    let spec = SpecArguments { spec: of.into(), set: vec![] }.load()?;
+    let sources = spec.data.iter().flat_map(|data| &data.sources);
+    let found: Vec<Task> = sources
+        .filter_map(|(source, _)| match source {
+            Source::Task(task) => Some(task.clone()),
+            Source::Text { .. } | Source::Jsonl { .. } | Source::Parquet { .. } => None,
+        })
+        .collect();
+    if found.is_empty() {
+        return Err(Failure::Usage(format!("{of} has no task; `dreamc data inspect {of}` shows its rows")));
+    }
+    Ok((found, spec.train.seed))
+}
+
+/// Shows problems of tasks.
+fn problems(a: &Show) -> Done {
+    let (tasks, seed) = tasks(&a.of)?;
+    let split = if a.held_out { Split::Test } else { Split::Train };
+    let color = output::Stream::Out.has_color();
+    let mut all = vec![];
+    for mut task in tasks {
+        task.size = a.size.unwrap_or(task.size);
+        if let Some(length) = a.length {
+            if task.length.is_none() {
+                return Err(Failure::Usage(format!("{} has no length", task::name(task.kind))));
+            }
+            task.length = Some(length);
+        }
+        if let Some(steps) = a.steps {
+            (task.min_steps, task.max_steps, task.longer) = (steps, steps, vec![]);
+        }
+        let problems = Problems::new(&task, a.seed.unwrap_or(seed), split)?;
+        if !a.json {
+            say!("{}", about(&task))?;
+        }
+        for i in 0..a.problems {
+            let problem = problems.at(i)?;
+            if a.json {
+                let asked = problem.answers().map(|range| problem.answer[range].to_string()).collect();
+                let (task, steps) = (task::name(task.kind), problem.steps);
+                all.push(Shown { task, steps, prompt: problem.prompt, answer: problem.answer, asked });
+            } else {
+                say!("{:>6}  {}", problem.steps, marked(&problem, color))?;
+            }
+        }
+    }
+    if a.json { Ok(show::json(&all)?) } else { Ok(()) }
+}
+
+/// A task and its numbers.
+fn about(task: &Task) -> String {
+    let facts = task.kind.facts();
+    let paper = if facts.paper.is_empty() { String::new() } else { format!(" (arXiv {})", facts.paper) };
+    let steps = format!("{} to {}", task.min_steps, task.max_steps);
+    let length = task.length.map_or(String::new(), |length| format!(", length {length}"));
+    format!("{}: {}{paper}\nsteps {steps}, size {}{length}", facts.name, facts.about, task.size)
+}
+
+/// A problem with what is asked marked.
+fn marked(problem: &Problem, color: bool) -> String {
+    let marks = if color { ("\x1b[32m", "\x1b[0m") } else { ("⟦", "⟧") };
+    let (mut out, mut at) = (problem.prompt.clone(), 0);
+    for asked in problem.answers() {
+        out += &problem.answer[at..asked.start];
+        out += &format!("{}{}{}", marks.0, &problem.answer[asked.clone()], marks.1);
+        at = asked.end;
+    }
+    out + &problem.answer[at..]
+}
+
+/// Shows rows.
+fn inspect(a: &Inspect) -> Done {
     let spec = a.spec.load_to_train(a.data.as_deref())?;
     let Some(data) = &spec.data else {
         return Err(Failure::Usage("the specification has no data; name a file with --data".into()));

@@ -35,7 +35,7 @@ fn help_has_examples_everywhere() {
     assert!(help.contains("dreamc train examples/quickstart.yaml"));
     let commands =
         ["check", "fmt", "show", "draw", "schema", "compile", "train", "resume", "generate", "eval", "probe"];
-    let nested = [["data", "inspect"], ["tokenizer", "train"]];
+    let nested = [["data", "inspect"], ["data", "show"], ["tokenizer", "train"]];
     let lines = commands.iter().map(|c| vec![*c]).chain(nested.iter().map(|c| c.to_vec()));
     for mut line in lines.chain([vec!["completions"]]) {
         line.push("--help");
@@ -485,6 +485,80 @@ fn data_can_be_looked_at() {
     sandbox.write("rows.jsonl", "{\"question\": \"1+1\", \"answer\": \"2\"}\n{\"question\": 3}\n");
     let (code, err) = sandbox.bad(&["data", "inspect", "tiny.yaml", "--data", "rows.jsonl"]);
     assert!(code == 1 && err.contains("rows.jsonl:2: has no field \"answer\""), "{err}");
+}
+
+/// Every task of the page is shown with what it asks, and the two halves of its problems differ.
+#[test]
+fn every_task_is_shown() {
+    let sandbox = sandbox();
+    let page = include_str!("../../docs/tasks.md");
+    let names: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("| `")?.split('`').next()).collect();
+    assert!(names.len() > 15, "{names:?}");
+    for name in &names {
+        let steps = ["data", "show", name, "--steps", "12", "-n", "3"];
+        let out = sandbox.good(&steps);
+        assert_eq!(out.lines().filter(|l| l.contains('⟦') && l.starts_with("    12  ")).count(), 3, "{out}");
+        assert_eq!(out, sandbox.good(&steps), "{name}");
+        let json = |more: &[&str]| -> serde_json::Value {
+            serde_json::from_str(&sandbox.good(&[&steps[..], &["--json"], more].concat())).unwrap()
+        };
+        let (learned, held) = (json(&[]), json(&["--held-out"]));
+        assert_eq!((&learned[0]["task"], &learned[0]["steps"]), (&(*name).into(), &12.into()));
+        assert!(!learned[0]["asked"].as_array().unwrap().is_empty());
+        let texts = |of: &serde_json::Value| -> Vec<String> {
+            of.as_array().unwrap().iter().map(|p| format!("{}{}", p["prompt"], p["answer"])).collect()
+        };
+        assert!(texts(&learned).iter().all(|t| !texts(&held).contains(t)), "{name}");
+    }
+    assert!(sandbox.good(&["data", "show", "tiny.yaml"]).starts_with("permutation: state tracking"));
+    let (code, error) = sandbox.bad(&["data", "show", "mqr"]);
+    assert!(code == 2 && names.iter().all(|name| error.contains(name)), "{error}");
+    let (_, error) = sandbox.bad(&["data", "show", "mqar", "--steps", "40"]);
+    assert!(error.contains("use length 160 or at most 16 pairs"), "{error}");
+    let (_, error) = sandbox.bad(&["data", "show", "sorting", "--length", "4"]);
+    assert!(error.contains("sorting has no length"), "{error}");
+}
+
+/// A task with several answers in a text is learned and asked, also of lengths that are never
+/// learned; numbers that do not fit are refused with what would.
+#[test]
+fn longer_problems_are_asked_than_those_learned() {
+    let sandbox = sandbox();
+    let of = |data: &str| TINY.replace("{task: permutation, size: 4, max_steps: 2}", data);
+    let flips = "{task: flip_flop, min_steps: 4, max_steps: 6, longer: [12, 24]}";
+    sandbox.write("flips.yaml", &of(flips));
+    sandbox.good(&["train", "flips.yaml", "--out", "flips"]);
+    let last = metrics(&sandbox.path("flips")).pop().unwrap();
+    let asked: Vec<u64> =
+        last["by_difficulty"].as_array().unwrap().iter().map(|d| d[0].as_u64().unwrap()).collect();
+    assert_eq!(asked, [4, 5, 6, 12, 24], "{last}");
+    // Several reads in one text are several answers.
+    let report: serde_json::Value =
+        serde_json::from_str(&sandbox.good(&["eval", "flips", "--json", "--examples", "8"])).unwrap();
+    let of_24 = &report[0]["by_difficulty"][0][1][4];
+    assert!(of_24["asked"].as_u64() > Some(8) && of_24["steps"] == 24, "{of_24}");
+    let refused = |data: &str, line: &[&str]| {
+        sandbox.write("bad.yaml", &of(data));
+        sandbox.error(line)
+    };
+    let (check, train) = (["check", "bad.yaml"], ["train", "bad.yaml", "--out", "bad"]);
+    let error = refused("{task: permutation, size: 27}", &check);
+    assert!(
+        error.contains("`size` of permutation is out of range: 27") && error.contains("elements: 2 to 26"),
+        "{error}"
+    );
+    let error = refused("{task: modular_sum, max_steps: 8, longer: [6]}", &check);
+    assert!(error.contains("`longer` has 6 after 8"), "{error}");
+    let error = refused("{task: sorting, length: 3}", &check);
+    assert!(error.contains("`length` goes with tasks that have a length"), "{error}");
+    let error = refused("{task: copying, max_steps: 40}", &train);
+    assert!(error.contains("a sequence has 32; use sequence 128, or at most 15 steps"), "{error}");
+    let error =
+        refused("{task: copying, max_steps: 8, longer: [400]}", &[&train[..], &["--dry-run"]].concat());
+    assert!(
+        error.contains("takes 802 tokens, the model's context has 64; use context 1024, or at most 31 steps"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! Multi-step arithmetic in words, modulo `size`: `start two, add five, times three, minus one =`
 //! gives `zero`.
 
+use super::Drawn;
 use crate::rng::Stream;
-use std::ops::RangeInclusive;
-
-/// Moduli it can be asked with.
-pub const SIZES: RangeInclusive<u64> = 2..=1000;
+use dreamc_dsl::spec::Task;
 
 const ONES: [&str; 20] = [
     "zero",
@@ -32,8 +30,14 @@ const ONES: [&str; 20] = [
 const TENS: [&str; 10] =
     ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
 
+/// Any numbers go together.
+pub fn check(_: &Task) -> Result<(), String> {
+    Ok(())
+}
+
 /// Draws a problem.
-pub fn problem(size: u64, steps: u64, random: &mut Stream) -> (String, String) {
+pub fn problem(task: &Task, steps: u64, random: &mut Stream) -> Drawn {
+    let size = task.size;
     let mut value = random.below(size);
     let mut prompt = format!("start {}", words(value));
     for _ in 0..steps {
@@ -55,7 +59,7 @@ pub fn problem(size: u64, steps: u64, random: &mut Stream) -> (String, String) {
         prompt.push_str(&format!(", {verb} {}", words(operand)));
     }
     prompt.push_str(" = ");
-    (prompt, words(value))
+    (prompt, words(value)).into()
 }
 
 /// A number below 1000 in words.
@@ -73,6 +77,7 @@ fn words(n: u64) -> String {
 mod tests {
     use super::*;
     use crate::rng::Philox;
+    use dreamc_dsl::spec::TaskKind;
 
     #[test]
     fn numbers_in_words() {
@@ -85,7 +90,8 @@ mod tests {
     fn answers_follow_from_the_text() {
         let value = |word: &str| ONES.iter().position(|w| *w == word).unwrap() as u64;
         for i in 0..100 {
-            let (prompt, answer) = problem(10, 4, &mut Philox::new(0, "t").stream(i));
+            let task = Task { size: 10, ..Task::new(TaskKind::Arithmetic, 1, 4) };
+            let Drawn { prompt, answer, .. } = problem(&task, 4, &mut Philox::new(0, "t").stream(i));
             let mut parts = prompt.trim_end_matches(" = ").split(", ");
             let mut x = value(parts.next().unwrap().trim_start_matches("start "));
             for part in parts {

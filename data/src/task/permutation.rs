@@ -1,14 +1,18 @@
 //! State tracking: `size` symbols in order, `steps` swaps of two places: `abcd 1-3 2-4 1-2 = `
 //! gives `dcab`.
 
+use super::Drawn;
 use crate::rng::Stream;
-use std::ops::RangeInclusive;
+use dreamc_dsl::spec::Task;
 
-/// How many symbols it can be asked with.
-pub const SIZES: RangeInclusive<u64> = 2..=26;
+/// Any numbers go together.
+pub fn check(_: &Task) -> Result<(), String> {
+    Ok(())
+}
 
 /// Draws a problem.
-pub fn problem(size: u64, steps: u64, random: &mut Stream) -> (String, String) {
+pub fn problem(task: &Task, steps: u64, random: &mut Stream) -> Drawn {
+    let size = task.size;
     let mut state: Vec<char> = (0..size).map(|i| char::from(b'a' + i as u8)).collect();
     let mut prompt: String = state.iter().collect();
     for _ in 0..steps {
@@ -19,18 +23,20 @@ pub fn problem(size: u64, steps: u64, random: &mut Stream) -> (String, String) {
         prompt.push_str(&format!(" {}-{}", i + 1, j + 1));
     }
     prompt.push_str(" = ");
-    (prompt, state.into_iter().collect())
+    (prompt, state.into_iter().collect::<String>()).into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rng::Philox;
+    use dreamc_dsl::spec::TaskKind;
 
     #[test]
     fn answers_follow_from_the_text() {
         for i in 0..100 {
-            let (prompt, answer) = problem(12, 5, &mut Philox::new(0, "t").stream(i));
+            let task = Task { size: 12, ..Task::new(TaskKind::Permutation, 1, 5) };
+            let Drawn { prompt, answer, .. } = problem(&task, 5, &mut Philox::new(0, "t").stream(i));
             let mut words = prompt.trim_end_matches(" = ").split(' ');
             let mut state: Vec<char> = words.next().unwrap().chars().collect();
             for word in words {

@@ -7,6 +7,7 @@ use crate::keys::{self, Type};
 use crate::number;
 use crate::source::Span;
 use crate::spec::*;
+use crate::task::{Facts, Knob};
 
 impl Checker {
     pub(super) fn data(&mut self, group: &Group) -> Option<Data> {
@@ -106,7 +107,7 @@ impl Checker {
             }
         };
         if kind != "task" {
-            self.misplaced_in_data(group, &["min_steps", "max_steps", "size"], "`task`");
+            self.misplaced_in_data(group, &["min_steps", "max_steps", "longer", "size", "length"], "`task`");
         }
         if !matches!(kind, "jsonl" | "parquet") {
             self.misplaced_in_data(group, &["prompt", "answer", "template"], "`jsonl` and `parquet`");
@@ -155,22 +156,23 @@ impl Checker {
     }
 
     fn task(&mut self, group: &Group) -> Option<Task> {
-        let kind = self.word(group, "task");
+        let written = self.word(group, "task");
         let (min_steps, max_steps) = (self.int(group, "min_steps"), self.int(group, "max_steps"));
-        let size = match (self.has(group, "size"), kind) {
-            (true, _) => self.int(group, "size"),
-            (false, Some("composition")) => Some(8),
-            (false, Some("permutation")) => Some(5),
-            (false, _) => Some(10),
+        let (size, length) = (self.int(group, "size"), self.int(group, "length"));
+        let kind = TaskKind::ALL.iter().copied().find(|kind| Some(kind.facts().name) == written)?;
+        let facts = kind.facts();
+        let or = |has: bool, found: Option<u64>, default: u64| if has { found } else { Some(default) };
+        let min_steps = or(self.has(group, "min_steps"), min_steps, facts.steps.least.max(1));
+        let default = facts.steps.default.max(min_steps.unwrap_or(0));
+        let max_steps = or(self.has(group, "max_steps"), max_steps, default);
+        let size = or(self.has(group, "size"), size, facts.size.default);
+        let length = match facts.length {
+            None => {
+                self.misplaced_in_data(group, &["length"], "tasks that have a length");
+                Some(None)
+            }
+            Some(knob) => or(self.has(group, "length"), length, knob.default).map(Some),
         };
-        if size == Some(1) {
-            self.error_at(
-                "out-of-range",
-                &group.path("size"),
-                "a task of size 1 has one answer",
-                "write at least 2",
-            );
-        }
         if let (Some(min), Some(max)) = (min_steps, max_steps)
             && min > max
         {
@@ -178,12 +180,60 @@ impl Checker {
             let path = if self.has(group, "min_steps") { "min_steps" } else { "max_steps" };
             self.error_at("out-of-range", &group.path(path), message, "swap them");
         }
-        let kind = match kind? {
-            "composition" => TaskKind::Composition,
-            "permutation" => TaskKind::Permutation,
-            _ => TaskKind::Arithmetic,
-        };
-        Some(Task { kind, min_steps: min_steps?, max_steps: max_steps?, size: size? })
+        let written = [
+            ("min_steps", facts.steps, min_steps),
+            ("max_steps", facts.steps, max_steps),
+            ("size", facts.size, size),
+        ];
+        for (key, knob, found) in written {
+            self.of_task(group, key, facts, knob, found);
+        }
+        if let Some(knob) = facts.length {
+            self.of_task(group, "length", facts, knob, length.flatten());
+        }
+        let longer = self.longer(group, facts, max_steps);
+        Some(Task {
+            kind,
+            min_steps: min_steps?,
+            max_steps: max_steps?,
+            size: size?,
+            length: length?,
+            longer: longer?,
+        })
+    }
+
+    /// Refuses a number that a task does not take.
+    fn of_task(&mut self, group: &Group, key: &'static str, facts: &Facts, knob: Knob, found: Option<u64>) {
+        let Some(found) = found.filter(|n| !knob.takes(*n)) else { return };
+        let Knob { about, least, most, .. } = knob;
+        let message = format!("`{key}` of {} is out of range: {found}", facts.name);
+        let help = format!("{about}: {least} to {most}");
+        self.error_at("out-of-range", &group.path(key), message, help);
+    }
+
+    /// Steps that are asked beyond those that are learned.
+    fn longer(&mut self, group: &Group, facts: &Facts, most: Option<u64>) -> Option<Vec<u64>> {
+        if !self.has(group, "longer") || self.is_none(group, "longer") {
+            return Some(vec![]);
+        }
+        let mut all = vec![];
+        for (value, path) in self.elements(group, "longer")? {
+            let steps = self.whole("longer", &keys::SIZE, 1, value)?;
+            let above = all.last().copied().or(most).unwrap_or(0);
+            if steps <= above {
+                let message = format!("`longer` has {steps} after {above}");
+                self.error_at("out-of-range", &path, message, "steps above `max_steps`, in ascending order");
+                return None;
+            }
+            if !facts.steps.takes(steps) {
+                let message = format!("`longer` of {} is out of range: {steps}", facts.name);
+                let help = format!("{}: at most {}", facts.steps.about, facts.steps.most);
+                self.error_at("out-of-range", &path, message, help);
+                return None;
+            }
+            all.push(steps);
+        }
+        Some(all)
     }
 
     pub(super) fn train(&mut self, group: &Group) -> Option<Train> {

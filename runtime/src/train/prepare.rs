@@ -92,7 +92,7 @@ fn scoring(
     rewrite: &Rewriting,
     narrow: Narrow,
 ) -> Option<Options> {
-    let sequence = sequence(spec);
+    let sequence = asked(spec);
     let row = sequence.saturating_mul(spec.model.vocab).saturating_mul(4);
     let rows = (MOST_LOGITS / row.max(1)).clamp(1, most.unwrap_or(MOST_ROWS));
     if row.saturating_mul(rows) > 16 * MOST_LOGITS {
@@ -100,6 +100,15 @@ fn scoring(
     }
     let (segments, rewrite) = (masked(spec), rewrite.clone());
     Some(Options { logits: true, segments, depth, exit, rewrite, narrow, ..forward(rows, sequence) })
+}
+
+/// Tokens of a row of problems that are asked: those of training, or the context where some are
+/// longer than what is trained on.
+fn asked(spec: &Spec) -> u64 {
+    let sources = spec.data.iter().flat_map(|d| &d.sources);
+    let longer =
+        |(source, _): &(Source, f64)| matches!(source, Source::Task(task) if !task.longer.is_empty());
+    if sources.into_iter().any(longer) { spec.model.context } else { sequence(spec) }
 }
 
 /// Compiles a specification for scoring whole rows: forward alone, logits kept; `most` rows at

@@ -57,12 +57,8 @@ pub fn write(
     for task in dataset.tasks().filter(|_| spec.eval.prompts.is_empty()) {
         let problems = Problems::new(task, spec.train.seed, Split::Test)?;
         for i in 0..PROBLEMS {
-            let problem = problems.at(i)?;
-            samples.push(Sample {
-                prompt: problem.prompt,
-                text: String::new(),
-                answer: Some(problem.answer),
-            });
+            let (prompt, answer) = problems.at(i)?.last();
+            samples.push(Sample { prompt, text: String::new(), answer: Some(answer) });
         }
     }
     if samples.is_empty()

@@ -42,7 +42,7 @@ impl Trial {
         // The shortest problem of the byte level needs some room.
         spec.model.vocab = spec.model.vocab.max(256);
         spec.model.context = spec.model.context.max(SEQUENCE);
-        let task = Task { kind: TaskKind::Permutation, min_steps: 1, max_steps: 2, size: 4 };
+        let task = Task { size: 4, ..Task::new(TaskKind::Permutation, 1, 2) };
         let data = Data {
             sources: vec![(Source::Task(task), 1.0)],
             tokenizer: Tokenizer::Bytes,
