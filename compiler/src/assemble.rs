@@ -1057,8 +1057,8 @@ fn rows_of(part: Part) -> Option<Rows> {
     match part {
         Part::Sources => Some(Rows::Whole { every: true }),
         Part::Stream => Some(Rows::Whole { every: false }),
-        // The first row is the embedding's.
-        Part::DepthKeys | Part::DepthValues => Some(Rows::Each { before: 1 }),
+        // The first row is of no application.
+        Part::DepthKeys | Part::DepthValues | Part::Behind(_) => Some(Rows::Each { before: 1 }),
         Part::Keys
         | Part::Values
         | Part::FirstValues
@@ -1069,7 +1069,8 @@ fn rows_of(part: Part) -> Option<Rows> {
         | Part::Pooled
         | Part::Left
         | Part::ChoiceGate
-        | Part::ChoiceStart => Some(Rows::Each { before: 0 }),
+        | Part::ChoiceStart
+        | Part::Kept(_) => Some(Rows::Each { before: 0 }),
         // Nothing is known of another part: an error where its gradient ends, never a guess.
         _ => None,
     }
