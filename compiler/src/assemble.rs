@@ -1057,8 +1057,8 @@ fn rows_of(part: Part) -> Option<Rows> {
     match part {
         Part::Sources => Some(Rows::Whole { every: true }),
         Part::Stream => Some(Rows::Whole { every: false }),
-        // The first row is the embedding's.
-        Part::DepthKeys | Part::DepthValues => Some(Rows::Each { before: 1 }),
+        // The first row is of no application.
+        Part::DepthKeys | Part::DepthValues | Part::Behind(_) => Some(Rows::Each { before: 1 }),
         Part::Keys
         | Part::Values
         | Part::FirstValues
@@ -1069,7 +1069,8 @@ fn rows_of(part: Part) -> Option<Rows> {
         | Part::Pooled
         | Part::Left
         | Part::ChoiceGate
-        | Part::ChoiceStart => Some(Rows::Each { before: 0 }),
+        | Part::ChoiceStart
+        | Part::Kept(_) => Some(Rows::Each { before: 0 }),
         // Weights, and states that no application hands to a later one of its part: an error where
         // a gradient ends there, never a guess.
         Part::Table
@@ -1151,8 +1152,7 @@ fn rows_of(part: Part) -> Option<Rows> {
         | Part::ChoiceLast
         | Part::Text(..)
         | Part::Low(..)
-        | Part::Own(..)
-        | Part::Kept(..) => None,
+        | Part::Own(..) => None,
     }
 }
 

@@ -660,6 +660,9 @@ pub enum Part {
     Own(Symbol, Purpose),
     /// A state or a kept value of a definition.
     Kept(Symbol),
+    /// A value that a definition keeps of its last application to each token, in a row behind that
+    /// of the application; the first row is zero.
+    Behind(Symbol),
 }
 
 /// A name that a specification gave: the same text is the same symbol. Texts are kept while the
@@ -847,7 +850,7 @@ impl Part {
                     Symbol::new(&name.0.replacen("weight", to, 1)).0
                 }
             },
-            Part::Own(name, _) | Part::Kept(name) => name.0,
+            Part::Own(name, _) | Part::Kept(name) | Part::Behind(name) => name.0,
         }
     }
 }

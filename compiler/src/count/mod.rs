@@ -844,7 +844,8 @@ impl<'a> Form<'a> {
                         | Part::DepthKeys
                         | Part::DepthValues
                         | Part::Sources
-                        | Part::Kept(_),
+                        | Part::Kept(_)
+                        | Part::Behind(_),
                     ) => true,
                     Some(Part::HandedKeys | Part::HandedValues) => training,
                     _ => false,

@@ -370,7 +370,7 @@ impl Lower<'_> {
         }
         let rows = self.architecture.rows_of(c);
         let depths = match part {
-            Part::Kept(_) if self.architecture.skipped(c) => self.dim_of(c, ".depths_behind", rows + 1),
+            Part::Behind(_) => self.dim_of(c, ".depths_behind", rows + 1),
             _ => self.dim_of(c, "depths", rows),
         };
         let ty = Type::f32(&[&[depths], &row.dims[..]].concat());

@@ -241,6 +241,7 @@ fn role(w: &Weight) -> Role {
         | Part::ChoiceGate
         | Part::ChoiceStart
         | Part::Members
-        | Part::Kept(_) => Role::Vector,
+        | Part::Kept(_)
+        | Part::Behind(_) => Role::Vector,
     }
 }

@@ -549,12 +549,12 @@ impl Formulas<'_> {
                 let y = self.output_of(&name, &applied.component, &x, d.inside);
                 each(y.chunks(self.model.hidden as usize).map(<[f64]>::to_vec).collect())
             }
+            Of::Head(dim) => each(vec![(0..g.size(*dim)).map(|i| i as f64).collect()]),
             Of::Read(_)
             | Of::State(_)
             | Of::Score
             | Of::QueryPlace
             | Of::KeyPlace
-            | Of::Head(_)
             | Of::AtQuery(_)
             | Of::AtKey(_)
             | Of::Look(_) => each(vec![vec![f64::NAN; g.elements(&dims)]]),
