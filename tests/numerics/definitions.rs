@@ -235,7 +235,6 @@ fn definitions_inside_others_keep_every_promise() {
         "layer { own }  layer { skip(threshold, capacity 0.5, penalty 0.1) { own > mlp } }  layer { own }",
         "layer { sa }  layer { skip(threshold, capacity 0.5, penalty 0.1, kv all) { own } }",
         "layer { own }  layer { skip(capacity 0.5, causal bce 0.01) { own > mlp } }  layer { own }",
-        "recur 2 kv first { own > mlp }",
     ] {
         prove(&spec(&text(body)), body);
     }

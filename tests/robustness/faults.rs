@@ -2109,12 +2109,6 @@ fn faults() -> Vec<Fault> {
                 _ => done,
             })
         }),
-        lower("an inner component that reads the stream past the norm", INNER, |_, f| {
-            let find = |name: &str| f.params.iter().position(|p| p.name == name).map(|i| Value(i as u32));
-            let (Some(weight), Some(x)) = (find("own.y.qkv.weight"), find("x")) else { return false };
-            let reader = f.nodes.iter_mut().find(|n| n.inputs.get(1) == Some(&weight));
-            reader.is_some_and(|n| std::mem::replace(&mut n.inputs[0], x) != x)
-        }),
         lower("choices from the smallest on", INNER, |module, f| {
             let Some(&at) = nodes(f, |op| matches!(op, Op::Route(_))).first() else { return false };
             let scores = f.nodes[at].inputs[0];
