@@ -169,11 +169,14 @@ struct Writing<'a> {
     parts: Vec<(Range<usize>, String)>,
 }
 
+/// The classes of a leader: of its components, of its layer, and how its bodies are called.
+type Classes = (Vec<Class>, Class, Vec<(usize, Calls)>);
+
+/// A method's text: names of its arguments, statements, results.
+type Written = (Vec<String>, Vec<Stmt>, Vec<Expr>);
+
 /// The classes of the components and of the layer of a leader, and how its bodies are called.
-pub fn classes(
-    source: &Source,
-    leader: usize,
-) -> Result<(Vec<Class>, Class, Vec<(usize, Calls)>), TorchError> {
+pub fn classes(source: &Source, leader: usize) -> Result<Classes, TorchError> {
     let bodies: Vec<usize> =
         (0..source.architecture.bodies.len()).filter(|&b| source.architecture.leader(b) == leader).collect();
     let weights = &source.lowered.weights[leader];
@@ -377,7 +380,7 @@ impl<'a> Writing<'a> {
         reads: &[Value],
         part: Option<&str>,
         results: &[Value],
-    ) -> Result<(Vec<String>, Vec<Stmt>, Vec<Expr>), TorchError> {
+    ) -> Result<Written, TorchError> {
         let mut params: Vec<(Value, Expr)> =
             args.iter().filter_map(|a| a.value.map(|v| (v, Expr::name(a.name.clone())))).collect();
         params.extend(reads.iter().filter_map(|&v| self.tensor(v, part).map(|e| (v, e))));
@@ -539,7 +542,7 @@ impl<'a> Writing<'a> {
         numbers: &[(String, Binding)],
         reads: &[Value],
         results: &[Value],
-    ) -> Result<(Vec<String>, Vec<Stmt>, Vec<Expr>), TorchError> {
+    ) -> Result<Written, TorchError> {
         let mut all = args.to_vec();
         all.extend(
             numbers

@@ -142,7 +142,7 @@ impl Writer<'_> {
             out.push(line("loss_scale = 1 / (targets >= 0).sum().clamp(min=1)"));
         }
         out.push(line("extra = 0.0"));
-        self.blocks(&self.source.architecture.blocks, 0, &mut out)?;
+        self.blocks(&self.source.architecture.blocks, &mut out)?;
         if self.source.lowered.module.functions.contains_key(POOL) {
             out.push(Stmt::Line(format!("extra = extra + self.pool({})", self.pool_args().join(", "))));
         }
@@ -192,13 +192,13 @@ impl Writer<'_> {
         &self.source.lowered.module.functions[&self.source.architecture.bodies[body].name]
     }
 
-    fn blocks(&self, blocks: &[Block], depth: usize, out: &mut Vec<Stmt>) -> Result<(), TorchError> {
+    fn blocks(&self, blocks: &[Block], out: &mut Vec<Stmt>) -> Result<(), TorchError> {
         for block in blocks {
             match block {
                 Block::Apply(apply) => self.apply(apply, out)?,
                 Block::Loop { variable, count, blocks, detached: _ } => {
                     let mut body = vec![];
-                    self.blocks(blocks, depth + 1, &mut body)?;
+                    self.blocks(blocks, &mut body)?;
                     out.push(Stmt::Block(
                         format!("for {} in range({count})", variable_name(*variable)),
                         body,

@@ -1,9 +1,9 @@
-//! Copying (arXiv 2402.01032, section 3) and selective copying (MAD, 2403.17844, section 3.1; Mamba,
-//! 2312.00752, section 4.1.1).
+//! Copying (arXiv 2402.01032, section 3) and selective copying (MAD, 2403.17844, section 3.1;
+//! Mamba, 2312.00752, section 4.1.1).
 //!
-//! Copying: letters, a bar, the letters again: `cab|` gives `cab`. Selective copying: `steps` symbols
-//! at places that chance decides among `length`, blanks (`.`) between them, and a bar; the answer is
-//! the symbols in their order: `..c.a|` gives `ca`.
+//! Copying: letters, a bar, the letters again: `cab|` gives `cab`. Selective copying: `steps`
+//! symbols at places that chance decides among `length`, blanks (`.`) between them, and a bar; the
+//! answer is the symbols in their order: `..c.a|` gives `ca`.
 
 use super::symbols::{lower, symbol};
 use super::{Drawn, chosen};

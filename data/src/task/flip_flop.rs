@@ -1,7 +1,7 @@
 //! The flip-flop language FFL(p) (arXiv 2306.00946, section 3): instructions with a bit each, the
-//! first `w` (write) and the last `r` (read), between them `i` (ignore) with `size` in a hundred and
-//! the other two alike; a bit after `r` is that of the last `w`, others are of chance. Asked is every
-//! bit that is read: `w0i1r0i0r0`. The paper trains on FFL(0.8) of 256 instructions, and asks
+//! first `w` (write) and the last `r` (read), between them `i` (ignore) with `size` in a hundred
+//! and the other two alike; a bit after `r` is that of the last `w`, others are of chance. Asked is
+//! every bit that is read: `w0i1r0i0r0`. The paper trains on FFL(0.8) of 256 instructions, and asks
 //! FFL(0.98), where reads are far from writes, and FFL(0.1).
 
 use super::{Drawn, Text};

@@ -1,8 +1,8 @@
 //! Word problems of groups (arXiv 2404.08819, section 5): the product of permutations of `size`
 //! letters, any of them (S3, S5) or the even ones (A5). An element is the symbol of its number in
 //! lexicographic order, one character up to 62 elements, two above. `steps` factors, left to right:
-//! the state is permuted by each in turn, `s[i] = s[f[i]]`. `bac=` gives one element. The paper asks
-//! for the product after every factor; here it is asked after the last.
+//! the state is permuted by each in turn, `s[i] = s[f[i]]`. `bac=` gives one element. The paper
+//! asks for the product after every factor; here it is asked after the last.
 
 use super::Drawn;
 use super::symbols::symbol;

@@ -1,5 +1,5 @@
-//! p-hop induction (arXiv 2402.09268, section 4): from the last of `length` letters, each hop goes to
-//! the letter after the latest earlier place of the same letter. `steps` hops; the answer is the
+//! p-hop induction (arXiv 2402.09268, section 4): from the last of `length` letters, each hop goes
+//! to the letter after the latest earlier place of the same letter. `steps` hops; the answer is the
 //! letter where they end, or `-` where a hop finds no such place, as the paper has it. The prompt
 //! ends with the number of hops: `bacab 2 = `.
 

@@ -1,6 +1,6 @@
 //! Memorization of MAD (arXiv 2403.17844, section 3.1): facts that are the same in every problem of
-//! every split, so that they are learned in weights or not at all. A text asks `steps` of them, each
-//! a key and its value: `aZ cQ `. Held out are texts, not facts.
+//! every split, so that they are learned in weights or not at all. A text asks `steps` of them,
+//! each a key and its value: `aZ cQ `. Held out are texts, not facts.
 
 use super::symbols::symbol;
 use super::{Drawn, Text};

@@ -3,9 +3,9 @@
 //! `steps` pairs of a key and a value, keys and values each without repetition; then every key once
 //! more, in an order and at places that chance decides, with its value after it, which is asked.
 //! The gaps have the paper's distribution: the place after gap `g` has weight `g^(a - 1)`, `a` =
-//! 0.01. Other places hold any symbol. Keys are lower-case, values upper-case: `aQcT`, then `xAaQ…`.
-//! In the paper the place after a key holds any symbol, its value being the target alone; here a
-//! text goes on with the value.
+//! 0.01. Other places hold any symbol. Keys are lower-case, values upper-case: `aQcT`, then
+//! `xAaQ…`. In the paper the place after a key holds any symbol, its value being the target alone;
+//! here a text goes on with the value.
 
 use super::symbols::{lower, upper};
 use super::{Drawn, Text, chosen};

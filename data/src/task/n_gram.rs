@@ -1,5 +1,5 @@
-//! N-gram lookup (arXiv 2402.01032, section 4.2): in `steps` letters, the letter after the only place
-//! of a group of `length` that the prompt repeats: `cabdc|ab=` gives `d`.
+//! N-gram lookup (arXiv 2402.01032, section 4.2): in `steps` letters, the letter after the only
+//! place of a group of `length` that the prompt repeats: `cabdc|ab=` gives `d`.
 
 use super::Drawn;
 use super::symbols::lower;
