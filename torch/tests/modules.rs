@@ -114,11 +114,11 @@ fn write(folder: &Path, name: &str, spec: &Spec, (seed, segments): (u64, bool)) 
     }
     all.extend(weights.into_iter().map(|(name, t)| (format!("weights.{name}"), t)));
     all.extend(found.gradients.into_iter().map(|(name, t)| (format!("gradients.{name}"), t)));
-    let stored: Vec<(String, Vec<usize>, (Dtype, Vec<u8>))> =
-        all.iter().map(|(name, t)| (name.clone(), t.dims.clone(), bytes(&t.data))).collect();
-    let views = stored
+    let stored: Vec<(Dtype, Vec<u8>)> = all.values().map(|t| bytes(&t.data)).collect();
+    let views = all
         .iter()
-        .map(|(name, dims, (dtype, data))| (name, TensorView::new(*dtype, dims.clone(), data).unwrap()));
+        .zip(&stored)
+        .map(|((name, t), (dtype, data))| (name, TensorView::new(*dtype, t.dims.clone(), data).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.join(format!("{name}.safetensors"))).unwrap();
     Ok(())
 }

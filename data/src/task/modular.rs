@@ -1,5 +1,5 @@
 //! The sum of digits modulo `size`; parity where `size` is 2 (Grazzi et al., arXiv 2411.12537,
-//! section 5.1, who train on 3 to 40 digits and ask 40 to 256): `1101=` gives `1`.
+//! section 5.1: trained on 3 to 40 digits, asked 40 to 256): `1101=` gives `1`.
 
 use super::Drawn;
 use crate::rng::Stream;

@@ -47,7 +47,7 @@ pub(super) enum Value {
 use Value::{F, I, Index, Strided};
 
 impl Value {
-    fn f(&self) -> &[f32] {
+    pub(super) fn f(&self) -> &[f32] {
         match self {
             F(x) | Strided(x, _) => x,
             _ => panic!("not floats"),
