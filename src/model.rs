@@ -95,7 +95,7 @@ impl Trained {
         set: &[String],
         rewriting: Rewriting,
     ) -> Result<Self, Failure> {
-        if path.is_file() && path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream") {
+        if spec::is_specification(path) {
             let path = path.display();
             return Err(Failure::Usage(format!(
                 "{path} is a specification, and a trained model is needed: `dreamc train {path}` makes one; name the folder of its run"

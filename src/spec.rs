@@ -144,6 +144,12 @@ fn absolute(path: &mut String, base: &Path) {
     *path = full.to_string_lossy().into_owned();
 }
 
+/// Whether a path names a specification, and not a trained model, whose folder may be called
+/// anything.
+pub fn is_specification(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream")
+}
+
 /// Replaces the sources of the specification by one file, read as the first source of its kind was,
 /// or as its name says; one that has no data at all reads it with `tokenizer`.
 pub fn replace_data(spec: &mut Spec, file: &Path, tokenizer: Option<&Path>) -> Result<(), Failure> {

@@ -1044,7 +1044,7 @@ fn loops(blocks: &[Block]) -> Vec<(u32, u64)> {
 
 /// How the applications that write a state along depth have their rows in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rows {
+pub(crate) enum Rows {
     /// One after another, behind so many rows that no application writes.
     Each { before: u64 },
     /// All in one value; of sources, applications before the passes have added to it, too.
@@ -1053,7 +1053,7 @@ enum Rows {
 
 /// The layout of a state along depth; none of a part that no gradient is known to reach through
 /// passes.
-fn rows_of(part: Part) -> Option<Rows> {
+pub(crate) fn rows_of(part: Part) -> Option<Rows> {
     match part {
         Part::Sources => Some(Rows::Whole { every: true }),
         Part::Stream => Some(Rows::Whole { every: false }),

@@ -10,6 +10,7 @@ use crate::CompileError;
 use crate::Pass;
 use crate::Watch;
 use crate::architecture::{Apply, Architecture, continues, for_each_application, run_of};
+use crate::assemble::{Rows, rows_of};
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, without_training};
 use crate::bind::Part;
 use crate::compiled::{Init, TensorKind};
@@ -372,10 +373,13 @@ impl Oracle {
                     // Of a cache, the row that it wrote.
                     let state = self.lowered.facts.states.get(&port.name);
                     let cache = state.and_then(|state| self.architecture.cache_of(state.owner));
-                    let behind = state.is_some_and(|s| matches!(s.part, Part::DepthKeys | Part::DepthValues));
+                    let before = match state.and_then(|state| rows_of(state.part)) {
+                        Some(Rows::Each { before }) => before as usize,
+                        Some(Rows::Whole { .. }) | None => 0,
+                    };
                     let (Some(cache), Data::Float(values)) = (cache, &mut value.data) else { continue };
                     let each = value.dims[1..].iter().product::<usize>();
-                    let at = (apply.rows[cache].at(variables) as usize + usize::from(behind)) * each;
+                    let at = (apply.rows[cache].at(variables) as usize + before) * each;
                     // A component that reads the rows of another writes none.
                     let Some(written) = values.get_mut(at..at + each) else { continue };
                     let row = Tensor::float(&value.dims[1..], written.to_vec());

@@ -4,7 +4,7 @@ use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::say;
 use crate::show::bytes;
-use crate::spec::SpecArguments;
+use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, Subcommand, ValueEnum};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spelling;
@@ -60,7 +60,7 @@ changed and trained elsewhere. What has no form in PyTorch yet is refused by nam
 
 Examples:
   dreamc export torch examples/tiny-dr-da.yaml -o exports/tiny
-  dreamc export torch runs/quickstart-001 -o exports/quickstart")]
+  dreamc export torch runs/quickstart-001 -o exports/quickstart-torch")]
 struct Torch {
     #[command(flatten)]
     from: From,
@@ -173,11 +173,6 @@ fn torch(a: &Torch) -> Done {
         say!("{out}/model.safetensors: {} tensors, {}", exported.tensors, bytes(exported.bytes))?;
     }
     Ok(())
-}
-
-/// Whether a path names a specification, not a trained model.
-fn is_specification(path: &Path) -> bool {
-    path.is_file() && path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream")
 }
 
 fn weights(a: &Weights) -> Done {

@@ -4,7 +4,7 @@ use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::rewriting::RewriteArguments;
-use crate::spec::SpecArguments;
+use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, value_parser};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::precision::Narrow;
@@ -81,7 +81,7 @@ pub struct Arguments {
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
     let rewrite = a.rewriting.on(device.as_ref())?;
-    let specification = a.model.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
+    let specification = is_specification(&a.model);
     let (mut spec, tensors) = if specification {
         (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
     } else {

@@ -4,7 +4,7 @@ use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
-use crate::spec::SpecArguments;
+use crate::spec::{SpecArguments, is_specification};
 use crate::{say, show};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
@@ -60,7 +60,7 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let specification = a.model.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
+    let specification = is_specification(&a.model);
     let (spec, tensors) = if specification {
         (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
     } else {

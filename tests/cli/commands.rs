@@ -539,7 +539,8 @@ fn longer_problems_are_asked_than_those_learned() {
     assert!(of_24["asked"].as_u64() > Some(8) && of_24["steps"] == 24, "{of_24}");
     let refused = |data: &str, line: &[&str]| {
         sandbox.write("bad.yaml", &of(data));
-        sandbox.error(line)
+        let (out, error) = texts(&sandbox.run(line));
+        out + &error
     };
     let (check, train) = (["check", "bad.yaml"], ["train", "bad.yaml", "--out", "bad"]);
     let error = refused("{task: permutation, size: 27}", &check);

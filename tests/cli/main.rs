@@ -23,6 +23,7 @@ mod refusals;
 mod router_tuning;
 mod serve;
 mod terminal;
+mod torch;
 mod training;
 mod whole;
 mod workers;

@@ -9,6 +9,7 @@
 Models are as transformers saves them; fields that it did not write in earlier versions are taken out of some.
 """
 
+import copy
 import json
 import pathlib
 import sys
@@ -107,7 +108,8 @@ def logits(folder, ids):
 def make(place):
     for seed, (name, (config, fields)) in enumerate(MODELS.items()):
         folder = place / name
-        config = getattr(transformers, config)(**fields)
+        # Configurations write into the objects that they are given.
+        config = getattr(transformers, config)(**copy.deepcopy(fields))
         model = AutoModelForCausalLM.from_config(config)
         randomise(model, seed)
         model.save_pretrained(folder)

@@ -5,7 +5,7 @@ use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
 use crate::support::{cpu, error, models, read, root, specs};
 use crate::tuned::{tune, tuned_leave_as_they_came};
 use dreamc_compiler::{Options, compile, looks_ahead};
-use dreamc_dsl::spec::{Item, Tokenizer, depth_choice, has_passes};
+use dreamc_dsl::spec::{Component, Item, Tokenizer, depth_choice, has_passes};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use dreamc_runtime::checkpoint::safetensors::{self as tensor_files, Dtype};
@@ -388,6 +388,12 @@ fn packages_compute_what_dreamc_computes() {
     ]
     .concat();
     for (file, spec) in models(all) {
+        // `dreamc export torch` writes these.
+        let defined = |c: &Component| matches!(c, Component::Defined(_));
+        if spec.model.components.values().any(defined) {
+            println!("{file}: has a definition, which packages refuse by name");
+            continue;
+        }
         let name = file.rsplit('/').next().unwrap().replace(['.', '-'], "_");
         prepare_package(&spec, &place, &name);
     }

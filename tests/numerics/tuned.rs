@@ -164,6 +164,13 @@ fn small() -> Vec<Value> {
              "scoring_func": "sigmoid", "norm_topk_prob": true, "routed_scaling_factor": 2.5, "n_group": 4,
              "topk_group": 2, "num_nextn_predict_layers": 0}),
         ],
+        vec![
+            json!({"model_type": "bamba", "num_attention_heads": 6, "num_hidden_layers": 3, "attn_layer_indices": [1],
+                    "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_head": 8, "mamba_d_conv": 4,
+                    "mamba_expand": 2, "mamba_chunk_size": 16, "mamba_conv_bias": true, "mamba_proj_bias": false,
+                    "mlp_bias": false, "attention_bias": false, "num_logits_to_keep": 1, "partial_rotary_factor": 0.5,
+                    "z_loss_coefficient": 0.0}),
+        ],
         vec![json!({"model_type": "ouro", "head_dim": 6, "num_key_value_heads": 4, "total_ut_steps": 3,
                     "early_exit_threshold": 1.0, "sliding_window": null, "use_sliding_window": false,
                     "max_window_layers": 2})],

@@ -153,7 +153,7 @@ pub fn wanted(f: &Function) -> Vec<(Port, Value)> {
 /// The name of a number that weights of passes are found by.
 fn number(binding: Binding) -> Option<&'static str> {
     match binding {
-        Binding::PassWeight => Some("pass_"),
+        Binding::PassWeight => Some("this_pass"),
         Binding::TurnWeight => Some("turn"),
         _ => None,
     }

@@ -817,11 +817,16 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
         Rotation::Full(base) | Rotation::Base(base) => (base, base),
         Rotation::One(base) => {
             let r = Fields::new(f.path, place, map, f.ignore);
-            if family.share != 1.0
-                && let Some(share) = r.real_or_none("partial_rotary_factor")?
-                && share != family.share
-            {
-                return r.wrong("partial_rotary_factor", &Value::from(share), &family.share.to_string());
+            for fields in [&r, f].into_iter().filter(|_| family.share != 1.0) {
+                if let Some(share) = fields.real_or_none("partial_rotary_factor")?
+                    && share != family.share
+                {
+                    return fields.wrong(
+                        "partial_rotary_factor",
+                        &Value::from(share),
+                        &family.share.to_string(),
+                    );
+                }
             }
             let one = turn(&r, around(outer), base)?;
             return Ok([one, one]);

@@ -242,7 +242,9 @@ impl Layers {
                 Known::Mlp(_) => format!("Mlp(config, \"{name}\")"),
                 Known::Own => {
                     let kind = component.kind().section().name;
-                    return Err(HfError::Export(format!("packages have no `{kind}`, and `{name}` is one")));
+                    return Err(HfError::Export(format!(
+                        "packages have no `{kind}`, and `{name}` is one; `dreamc export torch` writes it as PyTorch"
+                    )));
                 }
             };
             if sequence {

@@ -669,7 +669,7 @@ impl Formulas<'_> {
                         Of::Read(k) => d.arg(node, *k as usize).at(i).to_vec(),
                         Of::Weight(id) => self.weight_of(d, *id).each.concat(),
                         _ => {
-                            let x: Vec<Numbers> = inner
+                            let mut x: Vec<Numbers> = inner
                                 .args
                                 .iter()
                                 .map(|a| &values[a.0 as usize])
@@ -678,6 +678,11 @@ impl Formulas<'_> {
                             // One head: its dimensions are gone.
                             let mut inner = inner.clone();
                             inner.ty.dims.retain(|dim| !heads.contains(dim));
+                            let of_head;
+                            if let Of::Look(order) = &mut inner.function {
+                                of_head = row_of_head(&g, x[0], order, heads, p);
+                                x[0] = Numbers { dims: &of_head.0, of: &of_head.1 };
+                            }
                             function(&g, &inner, &x, None, &mut |held| held)
                         }
                     };
@@ -726,6 +731,36 @@ impl Formulas<'_> {
         });
         rows.collect()
     }
+}
+
+/// The part of a table that belongs to one head, where it is not looked up at that dimension;
+/// `order` keeps the places of the dimensions that are left.
+fn row_of_head(
+    g: &Sizes,
+    table: Numbers,
+    order: &mut Vec<Option<u32>>,
+    heads: &[DimId],
+    head: &Places,
+) -> (Vec<DimId>, Vec<f64>) {
+    let mut looked = vec![];
+    let left: Vec<DimId> = table
+        .dims
+        .iter()
+        .zip(order.iter())
+        .filter_map(|(dim, place)| {
+            let stays = place.is_some() || !heads.contains(dim);
+            looked.extend(stays.then_some(*place));
+            stays.then_some(*dim)
+        })
+        .collect();
+    *order = looked;
+    let mut of = vec![];
+    g.each(&left, |inner| {
+        let mut all = head.clone();
+        all.extend(inner);
+        of.push(g.of(table, &all));
+    });
+    (left, of)
 }
 
 /// Pairs `(i, i + size / 2)` of a dimension turned by `place · base^(-2i / size)`.

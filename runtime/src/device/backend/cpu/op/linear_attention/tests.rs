@@ -220,7 +220,8 @@ fn faults_in_chunks() {
         [Fault::LateDecay, Fault::LostState, Fault::OpenDocument, Fault::OpenTriangle, Fault::OtherHead]
     {
         FAULT.set(fault);
-        let noticed = (0..24).any(|seed| {
+        // Few instances have heads that share both queries and keys.
+        let noticed = (0..400).any(|seed| {
             let case = instance(seed, CHUNK as u64 + 20, false);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check_instance(&case))).is_err()
         });
