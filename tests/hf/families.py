@@ -69,7 +69,7 @@ MODELS = {
         YARN, mscale=0.7, mscale_all_dim=0.7))),
     "deepseek_v3": ("DeepseekV3Config", dict(LATENT, q_lora_rank=10, n_group=4, topk_group=2, norm_topk_prob=True,
                                              routed_scaling_factor=2.5, num_mtp_layers=0, rope_parameters=ROPE)),
-    "bamba": ("BambaConfig", dict(SIZES, num_attention_heads=6, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=6, mamba_n_groups=2, mamba_d_state=5,
+    "bamba": ("BambaConfig", dict(SIZES, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=6, mamba_n_groups=2, mamba_d_state=5,
                                   mamba_chunk_size=16, rms_norm_eps=1e-3, rope_parameters=ROPE)),
     "gemma3": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, layer_types=None, rope_parameters=dict(
         full_attention=dict(rope_type="default", rope_theta=900.0),
