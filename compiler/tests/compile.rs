@@ -62,7 +62,7 @@ fn a_gradient_of_two_weights_is_added_to_both() {
 }
 
 #[test]
-fn every_example_compiles_in_under_50_ms() {
+fn every_example_compiles_in_under_100_ms() {
     for name in examples() {
         let spec = example(&name);
         let best = (0..5)
@@ -73,7 +73,7 @@ fn every_example_compiles_in_under_50_ms() {
             })
             .min();
         println!("{name}: {best:?}, {} launches", length(&compile(&spec, &options()).unwrap().plan));
-        assert!(best.unwrap().as_millis() < 50, "{name} took {best:?}");
+        assert!(best.unwrap().as_millis() < 100, "{name} took {best:?}");
     }
 }
 
