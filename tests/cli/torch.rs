@@ -1,23 +1,14 @@
 //! Runs that leave as PyTorch modules: trained here, loaded there.
 
 use crate::support::sandbox::Sandbox;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-/// A Python with PyTorch: `DREAMC_HF`, or `.venv-hf` of the repository.
-fn python() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let venv = std::env::var_os("DREAMC_HF").map_or_else(|| root.join(".venv-hf"), PathBuf::from);
-    let python = venv.join("bin/python");
-    let missing = || format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display());
-    dreamc_skip::need(if python.exists() { Ok(python.clone()) } else { Err(missing()) })
-}
 
 /// A run, its checkpoint and its loss are the same model in PyTorch, with built-in mixers and with
 /// defined ones. Both sides are f32: `torch/tests` holds gradients to 1e-4 in f64.
 #[test]
 fn a_trained_run_is_the_same_model_in_pytorch() {
-    let Some(python) = python() else { return };
+    let Some(python) = dreamc_skip::transformers() else { return };
     let sandbox =
         Sandbox::with(&[("ids.json", "[[1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1]]")]);
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");

@@ -44,21 +44,9 @@ pub fn tensors(folder: &Path) -> BTreeMap<String, Found> {
     found
 }
 
-/// Python with `transformers`: `DREAMC_HF`, or `.venv-hf` of the repository.
-pub fn transformers() -> Option<PathBuf> {
-    let venv = std::env::var_os("DREAMC_HF").map_or_else(|| root(".venv-hf"), PathBuf::from);
-    let python = venv.join("bin/python");
-    let found = if python.exists() {
-        Ok(python)
-    } else {
-        Err(format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display()))
-    };
-    dreamc_skip::need(found)
-}
-
 /// Runs a script of `tests/hf`.
 pub fn python(script: &str, line: &[&str]) -> Option<String> {
-    let python = transformers()?;
+    let python = dreamc_skip::transformers()?;
     let mut command = Command::new(python);
     command.arg(root(&format!("tests/hf/{script}"))).args(line);
     command
@@ -377,7 +365,7 @@ fn prepare_package(spec: &Spec, at: &Path, name: &str) {
 
 #[test]
 fn packages_compute_what_dreamc_computes() {
-    if transformers().is_none() {
+    if dreamc_skip::transformers().is_none() {
         return;
     }
     let place = match std::env::var_os("DREAMC_HF_KEEP") {

@@ -1,7 +1,7 @@
 //! The mixers of the library against their authors' code (`tests/hf/mixers.py`): logits, every
 //! gradient, and generation from a cache token by token.
 
-use crate::export::{Expected, python, real, transformers, write};
+use crate::export::{Expected, python, real, write};
 use crate::support::cpu;
 use dreamc_compiler::program::{Kernel, Plan};
 use dreamc_compiler::{Options, compile};
@@ -154,7 +154,7 @@ fn write_mixer(name: &str, at: &Path) {
 
 #[test]
 fn mixers_of_the_library_are_their_authors() {
-    if transformers().is_none() {
+    if dreamc_skip::transformers().is_none() {
         return;
     }
     let only = std::env::var("DREAMC_MIXER").ok();

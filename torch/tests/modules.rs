@@ -25,14 +25,6 @@ fn load(path: &str) -> Spec {
     dreamc_dsl::load(root(path), &[]).unwrap_or_else(|e| panic!("{path}: {e}")).0
 }
 
-/// Python with PyTorch: `DREAMC_HF`, or `.venv-hf` of the repository.
-fn python() -> Option<PathBuf> {
-    let venv = std::env::var_os("DREAMC_HF").map_or_else(|| root(".venv-hf"), PathBuf::from);
-    let python = venv.join("bin/python");
-    let missing = format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display());
-    dreamc_skip::need(if python.exists() { Ok(python) } else { Err(missing) })
-}
-
 /// Differences between modules of a folder and the tensors beside them.
 fn compared(python: &Path, folder: &Path, names: &[String]) -> String {
     let mut command = Command::new(python);
@@ -149,7 +141,7 @@ fn check(all: Vec<(String, Spec)>) {
 
 /// The same with marks of documents or without.
 fn check_with(all: Vec<(String, Spec)>, segments: bool) {
-    let Some(python) = python() else { return };
+    let Some(python) = dreamc_skip::transformers() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (mut names, mut refused) = (vec![], vec![]);
     for (k, (name, spec)) in all.iter().enumerate() {
@@ -181,7 +173,7 @@ fn folder(path: &str, of: impl Fn(&str) -> bool) -> Vec<String> {
 /// Every golden of the reference that is written in Python from the semantics alone.
 #[test]
 fn modules_compute_what_the_reference_computes() {
-    let Some(python) = python() else { return };
+    let Some(python) = dreamc_skip::transformers() else { return };
     let place = tempfile::tempdir().unwrap();
     let mut names = vec![];
     for file in folder("tests/goldens", |_| true) {
@@ -256,7 +248,7 @@ fn random_specifications_leave_as_they_are() {
 /// A term of a module that is left out is noticed.
 #[test]
 fn a_module_that_lacks_a_term_is_noticed() {
-    let Some(python) = python() else { return };
+    let Some(python) = dreamc_skip::transformers() else { return };
     let place = tempfile::tempdir().unwrap();
     let spec = load("tests/goldens/dr_da.yaml");
     let text = module(&spec.model, options(&spec)).unwrap().text;

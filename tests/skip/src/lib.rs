@@ -54,3 +54,13 @@ fn program() -> String {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     name.rsplit_once('-').map_or(name.as_ref(), |(name, _)| name).to_string()
 }
+
+/// Python with transformers and PyTorch: `DREAMC_HF`, or `.venv-hf` of the repository; nothing, and
+/// counted as skipped, where it is missing.
+pub fn transformers() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let venv = std::env::var_os("DREAMC_HF").map_or_else(|| root.join(".venv-hf"), PathBuf::from);
+    let python = venv.join("bin/python");
+    let missing = format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display());
+    need(if python.exists() { Ok(python) } else { Err(missing) })
+}
