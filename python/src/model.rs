@@ -4,7 +4,7 @@ use crate::errors::{DreamcError, IntoPython};
 use dreamc::device::Kind;
 use dreamc::failure::Failure;
 use dreamc::model::{BaseArguments, PassArguments, Texts, Trained};
-use dreamc::spec::{SpecArguments, resolved};
+use dreamc::spec::{SpecArguments, is_specification, resolved};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
@@ -168,8 +168,7 @@ impl Model {
     ) -> PyResult<Self> {
         py.detach(|| {
             let device = self::device(device, threads)?;
-            let text = path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "dream");
-            let (spec, trained) = if text && path.is_file() {
+            let (spec, trained) = if is_specification(&path) {
                 (SpecArguments { spec: path, set }.load()?, None)
             } else {
                 let base = BaseArguments { base: None };
