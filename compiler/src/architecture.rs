@@ -83,6 +83,23 @@ pub enum Work {
     History(Vec<u64>),
 }
 
+impl Work {
+    /// The composition of a layer; statements and the ends of passes have none.
+    fn composition(&self) -> Option<&Expr> {
+        match self {
+            Work::Layer(expr) => Some(expr),
+            Work::Statement(_)
+            | Work::Embed
+            | Work::Enter
+            | Work::Exit(_)
+            | Work::Choose(_)
+            | Work::Chosen
+            | Work::Remember(_)
+            | Work::History(_) => None,
+        }
+    }
+}
+
 /// A loop whose loss sees every pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Leaving {
@@ -996,29 +1013,14 @@ impl Body {
         }
     }
 
-    /// The composition of a layer; statements and the ends of passes have none.
-    fn composition(&self) -> Option<&Expr> {
-        match &self.work {
-            Work::Layer(expr) => Some(expr),
-            Work::Statement(_)
-            | Work::Embed
-            | Work::Enter
-            | Work::Exit(_)
-            | Work::Choose(_)
-            | Work::Chosen
-            | Work::Remember(_)
-            | Work::History(_) => None,
-        }
-    }
-
     /// The components of its composition, in order.
     pub fn names(&self) -> Vec<&str> {
-        self.composition().map_or(vec![], names)
+        self.work.composition().map_or(vec![], names)
     }
 
     /// The wrapped parts of its composition, as [`skips`] gives them.
     pub fn skips(&self) -> Vec<(&Skip, &Expr)> {
-        self.composition().map_or(vec![], skips)
+        self.work.composition().map_or(vec![], skips)
     }
 
     /// Gives its wrapped parts other capacities, by number.
@@ -1030,7 +1032,7 @@ impl Body {
 
     /// The units of its composition.
     fn units(&self) -> impl Iterator<Item = &Expr> {
-        let all = self.composition().map_or(&[][..], units);
+        let all = self.work.composition().map_or(&[][..], units);
         all.iter().filter(|unit| **unit != Expr::Norm)
     }
 
@@ -1041,7 +1043,7 @@ impl Body {
 
     /// Numbers of its `skip`s that choose among the tokens of the pass before.
     pub fn nested(&self) -> impl Iterator<Item = u32> {
-        self.composition().into_iter().flat_map(nested)
+        self.work.composition().into_iter().flat_map(nested)
     }
 
     fn pooled(&self) -> Vec<(f64, f64)> {
@@ -1407,20 +1409,10 @@ impl Walk<'_> {
                     among,
                     chosen,
                     residual_norm: norm,
-                    components: match &work {
-                        Work::Layer(expr) => {
-                            let all = self.applied.within(self.model, expr);
-                            all.into_iter().map(String::from).collect()
-                        }
-                        Work::Statement(_)
-                        | Work::Embed
-                        | Work::Enter
-                        | Work::Exit(_)
-                        | Work::Choose(_)
-                        | Work::Chosen
-                        | Work::Remember(_)
-                        | Work::History(_) => vec![],
-                    },
+                    components: work.composition().map_or(vec![], |expr| {
+                        let all = self.applied.within(self.model, expr);
+                        all.into_iter().map(String::from).collect()
+                    }),
                     sets: 0,
                     applications: 0,
                     kept: 0,

@@ -236,7 +236,7 @@ impl Extractor<'_> {
 
 /// A class in a selection.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct Chosen {
     /// The function needs it.
     live: bool,
     marks: Marks,
@@ -252,7 +252,7 @@ pub struct Standing<'x> {
     x: &'x Extractor<'x>,
     selection: Selection,
     total: Total,
-    places: Vec<Place>,
+    chosen: Vec<Chosen>,
     /// Height of a class, above those of its operands; kept for classes that are live.
     height: Vec<usize>,
     /// Live readers of a class, and the operand that it is to them.
@@ -267,7 +267,7 @@ struct Trial {
     /// Choices before.
     set: Vec<(usize, usize)>,
     /// Classes before, in the order in which they were touched.
-    places: Vec<(usize, Place)>,
+    chosen: Vec<(usize, Chosen)>,
     touched: Vec<bool>,
     /// Readers added or dropped: class, reader, operand, whether added.
     readers: Vec<(usize, (usize, usize), bool)>,
@@ -306,7 +306,7 @@ impl<'x> Standing<'x> {
             x,
             selection,
             total: Total::default(),
-            places: vec![Place::default(); count],
+            chosen: vec![Chosen::default(); count],
             height: vec![0; count],
             readers: vec![vec![]; count],
             groups: Groups::default(),
@@ -349,7 +349,7 @@ impl<'x> Standing<'x> {
     /// Takes a move where the price falls, and says whether it did; uses up `left`.
     pub fn improve(&mut self, to: &[(usize, usize)], left: &mut usize) -> bool {
         // A class that is not reached has no price.
-        if to.iter().all(|&(c, k)| self.selection[c] == k || !self.places[c].live) {
+        if to.iter().all(|&(c, k)| self.selection[c] == k || !self.chosen[c].live) {
             return false;
         }
         let change = self.set(to).then(|| self.change());
@@ -384,30 +384,30 @@ impl<'x> Standing<'x> {
     /// circle.
     fn renew(&mut self) -> bool {
         let Some(live) = self.x.live(&self.selection) else { return false };
-        self.places.iter_mut().for_each(|p| *p = Place::default());
+        self.chosen.iter_mut().for_each(|p| *p = Chosen::default());
         self.readers.iter_mut().for_each(Vec::clear);
         self.groups = Groups::default();
         for (n, &class) in live.iter().enumerate() {
             self.height[class] = (n + 1) * GAP;
-            self.places[class].live = true;
+            self.chosen[class].live = true;
             for (k, &child) in self.choice(class).children.iter().enumerate() {
                 self.readers[child].push((class, k));
             }
         }
         for &class in live.iter().rev() {
-            self.places[class].marks = self.marks(class);
+            self.chosen[class].marks = self.marks(class);
         }
         self.total = Total::default();
         self.height[self.x.root] = usize::MAX;
         for &class in live.iter().filter(|&&class| class != self.x.root) {
-            self.places[class].marks.level = self.level(class);
+            self.chosen[class].marks.level = self.level(class);
         }
         for &class in &live {
             let charge = self.charge(class);
-            self.places[class].charge = charge;
+            self.chosen[class].charge = charge;
             self.total += charge;
             let group = self.group(class);
-            self.places[class].group = group;
+            self.chosen[class].group = group;
             self.groups.join(group);
         }
         self.total += self.launches(self.groups.kernels as f64);
@@ -421,10 +421,10 @@ impl<'x> Standing<'x> {
     /// Uses that the readers of a class make of it; its level as it is.
     fn marks(&self, class: usize) -> Marks {
         let kind = self.choice(class).kind;
-        let mut marks = Marks { level: self.places[class].marks.level, ..Marks::default() };
+        let mut marks = Marks { level: self.chosen[class].marks.level, ..Marks::default() };
         for &(reader, k) in &self.readers[class] {
             let c = self.choice(reader);
-            let read = self.x.reads(reader, c, self.places[reader].marks, k, kind);
+            let read = self.x.reads(reader, c, self.chosen[reader].marks, k, kind);
             marks.stored |= read.stored;
             marks.row_read |= read.row_read;
             marks.returned |= read.returned;
@@ -439,27 +439,27 @@ impl<'x> Standing<'x> {
         let above = c.children.iter().map(|&child| {
             let same = self.x.rows[child] == self.x.rows[class];
             let joins = self.choice(child).kind == Kind::Row && same;
-            reader_level(self.places[child].marks.level, row, joins)
+            reader_level(self.chosen[child].marks.level, row, joins)
         });
         above.max().unwrap_or(0)
     }
 
     fn charge(&self, class: usize) -> Total {
         let c = self.choice(class);
-        let later = c.sums && c.children.iter().all(|&child| self.places[child].marks.returned);
-        self.x.charge(class, c, self.places[class].marks, later)
+        let later = c.sums && c.children.iter().all(|&child| self.chosen[child].marks.returned);
+        self.x.charge(class, c, self.chosen[class].marks, later)
     }
 
     fn group(&self, class: usize) -> Option<Group> {
         let c = self.choice(class);
         let row = c.kind == Kind::Row && !c.still;
-        row.then(|| (self.places[class].marks.level, self.x.rows[class]))
+        row.then(|| (self.chosen[class].marks.level, self.x.rows[class]))
     }
 
     /// Remembers a class before it changes.
     fn touch(&mut self, class: usize) {
         if !std::mem::replace(&mut self.trial.touched[class], true) {
-            self.trial.places.push((class, self.places[class].clone()));
+            self.trial.chosen.push((class, self.chosen[class].clone()));
         }
     }
 
@@ -476,7 +476,7 @@ impl<'x> Standing<'x> {
             }
             self.trial.set.push((class, before));
             // A class set twice is changed once: its operands are those of the first choice.
-            if self.places[class].live && !changed.contains(&class) {
+            if self.chosen[class].live && !changed.contains(&class) {
                 changed.push(class);
                 let x: &'x Extractor<'x> = self.x;
                 dropped.push((class, &x.choices[class][before]));
@@ -494,9 +494,9 @@ impl<'x> Standing<'x> {
             self.detach(class, before, &mut idle);
         }
         while let Some(class) = idle.pop() {
-            if self.readers[class].is_empty() && self.places[class].live {
+            if self.readers[class].is_empty() && self.chosen[class].live {
                 self.touch(class);
-                self.places[class].live = false;
+                self.chosen[class].live = false;
                 let c = self.choice(class);
                 self.detach(class, c, &mut idle);
             }
@@ -508,13 +508,19 @@ impl<'x> Standing<'x> {
     /// that nothing turns in a circle.
     fn stand_above(&mut self, changed: &[usize]) -> bool {
         let holds = self.raise_new(changed) && {
-            let of = |c: usize| if self.places[c].live { self.height[c] } else { self.trial.heights[c] };
-            changed.iter().all(|&c| self.choice(c).children.iter().all(|&child| of(child) < self.height[c]))
+            changed.iter().all(|&c| {
+                self.choice(c).children.iter().all(|&child| self.height_with(child) < self.height[c])
+            })
         };
         for class in self.trial.raised.drain(..) {
             self.trial.heights[class] = 0;
         }
         holds
+    }
+
+    /// Height of a class with the move on trial.
+    fn height_with(&self, class: usize) -> usize {
+        if self.chosen[class].live { self.height[class] } else { self.trial.heights[class] }
     }
 
     /// Heights of the operands that were not live; `false` where these turn in a circle.
@@ -524,13 +530,13 @@ impl<'x> Standing<'x> {
             stack.extend(self.choice(class).children.iter().map(|&c| (c, false)));
         }
         while let Some((class, ready)) = stack.pop() {
-            if self.places[class].live {
+            if self.chosen[class].live {
                 continue;
             }
             let children = &self.choice(class).children;
             if ready {
-                let of = |c: usize| if self.places[c].live { self.height[c] } else { self.trial.heights[c] };
-                self.trial.heights[class] = children.iter().map(|&c| of(c)).max().unwrap_or(0) + 1;
+                self.trial.heights[class] =
+                    children.iter().map(|&c| self.height_with(c)).max().unwrap_or(0) + 1;
             } else if self.trial.heights[class] == 0 {
                 self.trial.work += 1;
                 self.trial.heights[class] = usize::MAX;
@@ -571,7 +577,7 @@ impl<'x> Standing<'x> {
                                 sound = false;
                                 break 'all;
                             }
-                            Visit::New if !self.places[c].live || self.height[c] >= lowest => {
+                            Visit::New if !self.chosen[c].live || self.height[c] >= lowest => {
                                 stack.push((c, false));
                             }
                             Visit::New | Visit::Done => {}
@@ -595,7 +601,7 @@ impl<'x> Standing<'x> {
                 self.touch(child);
                 self.readers[child].push((class, k));
                 self.trial.readers.push((child, (class, k), true));
-                if !std::mem::replace(&mut self.places[child].live, true) {
+                if !std::mem::replace(&mut self.chosen[child].live, true) {
                     stack.push(child);
                 }
             }
@@ -623,10 +629,10 @@ impl<'x> Standing<'x> {
         self.settle_levels();
         let mut change = Total::default();
         let kernels = self.groups.kernels as f64;
-        for n in 0..self.trial.places.len() {
-            let (class, ref before) = self.trial.places[n];
+        for n in 0..self.trial.chosen.len() {
+            let (class, ref before) = self.trial.chosen[n];
             let (charge, group) = (before.charge, before.group);
-            let live = self.places[class].live;
+            let live = self.chosen[class].live;
             let now = if live { self.charge(class) } else { Total::default() };
             let joins = if live { self.group(class) } else { None };
             change += now;
@@ -635,30 +641,30 @@ impl<'x> Standing<'x> {
                 self.groups.leave(group);
                 self.groups.join(joins);
             }
-            self.places[class].charge = now;
-            self.places[class].group = joins;
+            self.chosen[class].charge = now;
+            self.chosen[class].group = joins;
         }
-        self.trial.work += self.trial.places.len();
+        self.trial.work += self.trial.chosen.len();
         change += self.launches(self.groups.kernels as f64 - kernels);
         change
     }
 
     /// Marks of the classes touched, and of what they pass them on to.
     fn settle_marks(&mut self) {
-        for n in 0..self.trial.places.len() {
-            self.trial.push(self.trial.places[n].0);
+        for n in 0..self.trial.chosen.len() {
+            self.trial.push(self.trial.chosen[n].0);
         }
         while let Some(class) = self.trial.pop() {
-            if !self.places[class].live {
+            if !self.chosen[class].live {
                 continue;
             }
             let marks = self.marks(class);
-            let before = self.places[class].marks;
+            let before = self.chosen[class].marks;
             if marks == before {
                 continue;
             }
             self.touch(class);
-            self.places[class].marks = marks;
+            self.chosen[class].marks = marks;
             let c = self.choice(class);
             if c.kind == Kind::Free && !c.returns {
                 c.children.iter().for_each(|&child| self.trial.push(child));
@@ -674,19 +680,19 @@ impl<'x> Standing<'x> {
 
     /// Levels of the classes touched, of their readers, and of what reads those.
     fn settle_levels(&mut self) {
-        for n in 0..self.trial.places.len() {
-            let class = self.trial.places[n].0;
+        for n in 0..self.trial.chosen.len() {
+            let class = self.trial.chosen[n].0;
             self.trial.push(class);
             self.push_readers(class);
         }
         while let Some(class) = self.trial.pop() {
-            if !self.places[class].live {
+            if !self.chosen[class].live {
                 continue;
             }
             let level = self.level(class);
-            if level != self.places[class].marks.level {
+            if level != self.chosen[class].marks.level {
                 self.touch(class);
-                self.places[class].marks.level = level;
+                self.chosen[class].marks.level = level;
                 self.push_readers(class);
             }
         }
@@ -705,8 +711,8 @@ impl<'x> Standing<'x> {
     /// rises once.
     fn settle_heights(&mut self) {
         let mut queue = BinaryHeap::new();
-        for n in 0..self.trial.places.len() {
-            let (class, ref before) = self.trial.places[n];
+        for n in 0..self.trial.chosen.len() {
+            let (class, ref before) = self.trial.chosen[n];
             if !before.live {
                 self.height[class] = 0;
             }
@@ -714,7 +720,7 @@ impl<'x> Standing<'x> {
         }
         while let Some(Reverse((at, class))) = queue.pop() {
             // Heights only rise: a class that stands elsewhere now was looked at since.
-            if !self.places[class].live || self.height[class] != at {
+            if !self.chosen[class].live || self.height[class] != at {
                 continue;
             }
             self.trial.work += 1;
@@ -732,10 +738,10 @@ impl<'x> Standing<'x> {
     fn keep(&mut self, change: Total) {
         self.settle_heights();
         self.total += change;
-        for n in 0..self.trial.places.len() {
-            let class = self.trial.places[n].0;
-            if !self.places[class].live {
-                self.places[class] = Place::default();
+        for n in 0..self.trial.chosen.len() {
+            let class = self.trial.chosen[n].0;
+            if !self.chosen[class].live {
+                self.chosen[class] = Chosen::default();
             }
         }
         self.forget();
@@ -752,12 +758,12 @@ impl<'x> Standing<'x> {
                 readers.swap_remove(at);
             }
         }
-        for (class, _) in &trial.places {
-            let now = std::mem::take(&mut self.places[*class]);
+        for (class, _) in &trial.chosen {
+            let now = std::mem::take(&mut self.chosen[*class]);
             self.groups.leave(now.group);
         }
-        for (class, before) in &trial.places {
-            self.places[*class] = before.clone();
+        for (class, before) in &trial.chosen {
+            self.chosen[*class] = before.clone();
             self.groups.join(before.group);
         }
         for &(class, before) in trial.set.iter().rev() {
@@ -768,7 +774,7 @@ impl<'x> Standing<'x> {
     }
 
     fn forget(&mut self) {
-        for (class, _) in self.trial.places.drain(..) {
+        for (class, _) in self.trial.chosen.drain(..) {
             self.trial.touched[class] = false;
         }
         self.trial.set.clear();
