@@ -8,7 +8,7 @@
 //! graphs in `tests.rs`. Nothing in it depends on hash order or time.
 
 use super::language::{Graph, Source, Term};
-use super::price::Standing;
+use super::price::{Seen, Standing};
 use super::target::Target;
 use super::{Context, Stage};
 use crate::ir::{Dim, Extents, Op, Type, cost};
@@ -16,7 +16,6 @@ use crate::op::{Class, Reduction, Work};
 use crate::schedule::row_dims;
 use egg::{Id, Language};
 use indexmap::IndexSet;
-use std::collections::HashMap;
 
 /// The kernel of an e-node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +73,8 @@ pub struct Extractor<'g> {
     /// Whether a derivative follows, which costs twice what a product does.
     differentiated: bool,
     pub(super) classes: Vec<Id>,
-    index: HashMap<Id, usize>,
+    /// The number of a class by its id.
+    index: Vec<usize>,
     pub(super) choices: Vec<Vec<Choice>>,
     /// Bytes of the first result of a class.
     pub(super) bytes: Vec<f64>,
@@ -88,7 +88,10 @@ impl<'g> Extractor<'g> {
     pub fn new(graph: &'g Graph, root: Id, target: Target, context: &Context) -> Self {
         let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
         classes.sort();
-        let index: HashMap<Id, usize> = classes.iter().enumerate().map(|(i, c)| (*c, i)).collect();
+        let mut index = vec![usize::MAX; classes.last().map_or(0, |&id| usize::from(id) + 1)];
+        for (i, &class) in classes.iter().enumerate() {
+            index[usize::from(class)] = i;
+        }
         let module = &graph.analysis.module;
         let mut x = Extractor {
             graph,
@@ -115,13 +118,18 @@ impl<'g> Extractor<'g> {
             let choices = graph[class].nodes.iter().map(|t| x.choice(class, t)).collect();
             x.choices.push(choices);
         }
-        x.root = x.index[&graph.find(root)];
+        x.root = x.number(root);
         x
+    }
+
+    /// The number of the class of an e-node.
+    fn number(&self, id: Id) -> usize {
+        self.index[usize::from(self.graph.find(id))]
     }
 
     fn choice(&self, class: Id, term: &Term) -> Choice {
         let graph = self.graph;
-        let children = term.children().iter().map(|c| self.index[&graph.find(*c)]).collect();
+        let children = term.children().iter().map(|&c| self.number(c)).collect();
         let still = graph[class].data.source != Source::Data;
         let free = |kind| Choice {
             term: term.clone(),
@@ -184,7 +192,7 @@ impl<'g> Extractor<'g> {
 
     /// The class of `old`, and in it the e-node that `new` was added as.
     pub fn locate(&self, old: Id, new: Id) -> (usize, Option<usize>) {
-        let class = self.index[&self.graph.find(old)];
+        let class = self.number(old);
         let term = self.graph.id_to_node(new).clone().map_children(|c| self.graph.find(c));
         (class, self.choices[class].iter().position(|c| c.term == term))
     }
@@ -219,13 +227,14 @@ impl<'g> Extractor<'g> {
 
     /// Takes moves for as long as the price falls.
     fn descend(&self, now: &mut Standing, all: &[Vec<(usize, usize)>], left: &mut usize) {
+        let mut seen: Vec<Option<Seen>> = all.iter().map(|_| None).collect();
         for _ in 0..SWEEPS {
             let mut fell = false;
-            for m in all {
+            for (m, seen) in all.iter().zip(&mut seen) {
                 if *left == 0 {
                     return;
                 }
-                fell |= now.improve(m, left);
+                fell |= now.improve(m, seen, left);
             }
             if !fell {
                 return;
@@ -259,8 +268,8 @@ impl<'g> Extractor<'g> {
 
     /// The chosen term of a class.
     pub fn term(&self, selection: &Selection, class: Id) -> Option<Term> {
-        let class = *self.index.get(&self.graph.find(class))?;
-        Some(self.choices[class][selection[class]].term.clone())
+        let class = *self.index.get(usize::from(self.graph.find(class)))?;
+        Some(self.choices.get(class)?[selection[class]].term.clone())
     }
 
     /// The classes that a selection reaches.

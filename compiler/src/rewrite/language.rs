@@ -308,11 +308,11 @@ pub fn restore(
         f.param(p.name.clone(), p.binding, ty.clone());
     }
     // First values of classes already placed.
-    let mut placed: std::collections::HashMap<Id, Value> = Default::default();
+    let mut placed: Vec<Option<Value>> = vec![None; graph.total_size()];
     for start in order.iter().chain([&root]).map(|id| graph.find(*id)).filter(|id| live(*id)) {
         let mut stack = vec![(start, false)];
         while let Some((id, ready)) = stack.pop() {
-            if placed.contains_key(&id) {
+            if placed[usize::from(id)].is_some() {
                 continue;
             }
             let term = chosen(id)?;
@@ -321,7 +321,7 @@ pub fn restore(
                 stack.extend(term.children().iter().rev().map(|c| (graph.find(*c), false)));
                 continue;
             }
-            let at = |c: &Id| placed.get(&graph.find(*c)).copied();
+            let at = |c: &Id| placed[usize::from(graph.find(*c))];
             let value = match &term {
                 Term::Param(i, _) => Value(*i),
                 Term::Result(k, x) => Value(at(x)?.0 + k),
@@ -336,7 +336,7 @@ pub fn restore(
                     Value(0)
                 }
             };
-            placed.insert(id, value);
+            placed[usize::from(id)] = Some(value);
         }
     }
     Some(f)

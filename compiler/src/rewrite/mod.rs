@@ -170,6 +170,11 @@ impl Optimiser {
         Ok(Optimiser { rewriting: rewriting.clone(), report: Report::default(), names: Default::default() })
     }
 
+    /// An optimiser of the same rules with books of its own.
+    pub fn apart(&self) -> Self {
+        Optimiser { rewriting: self.rewriting.clone(), report: Report::default(), names: Default::default() }
+    }
+
     /// Whether nothing is rewritten.
     pub fn is_off(&self) -> bool {
         self.rewriting.rules == Rules::Off
@@ -341,8 +346,9 @@ pub fn rewrite(
     module.dims = graph.analysis.module.dims.clone();
     verify_function(module, &g).map_err(|e| CompileError::Rewrite(e.to_string()))?;
     let mut firings = report::sharing(module, f, &shared);
+    let of = report::Sites::new(module, f, &graph, &values);
     for (fired, (used, saved)) in fired.iter().zip(used) {
-        let sites = report::sites(module, f, &graph, &values, &fired.pairs);
+        let sites = of.of(&graph, &fired.pairs);
         firings.push(Firing { rule: fired.rule.name.into(), sites, used, saved, proof: None });
     }
     if rewriting.proofs {

@@ -77,23 +77,30 @@ const GAP: usize = 1 << 16;
 /// Level and row dimensions of a row kernel.
 type Group = (u32, Option<usize>);
 
-/// How many classes each row kernel has, by row dimensions and level.
+/// How many classes a row kernel has, and the age at which they last changed.
+#[derive(Clone, Copy, Default)]
+struct Members {
+    count: u32,
+    changed: u64,
+}
+
+/// The row kernels of a selection, by row dimensions and level.
 #[derive(Clone, Default)]
 struct Groups {
-    members: Vec<Vec<u32>>,
+    members: Vec<Vec<Members>>,
     /// Kernels that have any.
     kernels: usize,
 }
 
 impl Groups {
-    fn members(&mut self, (level, rows): Group) -> &mut u32 {
+    fn members(&mut self, (level, rows): Group) -> &mut Members {
         let rows = rows.map_or(0, |rows| rows + 1);
         if rows >= self.members.len() {
             self.members.resize(rows + 1, vec![]);
         }
         let levels = &mut self.members[rows];
         if level as usize >= levels.len() {
-            levels.resize(level as usize + 1, 0);
+            levels.resize(level as usize + 1, Members::default());
         }
         &mut levels[level as usize]
     }
@@ -101,17 +108,19 @@ impl Groups {
     /// Counts a class into a kernel.
     fn join(&mut self, group: Option<Group>) {
         let Some(group) = group else { return };
-        let members = self.members(group);
-        *members += 1;
-        self.kernels += usize::from(*members == 1);
+        let count = &mut self.members(group).count;
+        *count += 1;
+        let new = *count == 1;
+        self.kernels += usize::from(new);
     }
 
     /// Counts a class out of a kernel.
     fn leave(&mut self, group: Option<Group>) {
         let Some(group) = group else { return };
-        let members = self.members(group);
-        *members -= 1;
-        self.kernels -= usize::from(*members == 0);
+        let count = &mut self.members(group).count;
+        *count -= 1;
+        let gone = *count == 0;
+        self.kernels -= usize::from(gone);
     }
 }
 
@@ -235,7 +244,7 @@ impl Extractor<'_> {
 }
 
 /// A class in a selection.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Chosen {
     /// The function needs it.
     live: bool,
@@ -258,7 +267,18 @@ pub struct Standing<'x> {
     /// Live readers of a class, and the operand that it is to them.
     readers: Vec<Vec<(usize, usize)>>,
     groups: Groups,
+    /// How many moves were kept.
+    age: u64,
+    /// The age at which a class or one next to it last changed.
+    changed: Vec<u64>,
     trial: Trial,
+}
+
+/// Classes and kernels that a move looked at and was not worth it: until they change, it is not.
+pub(super) struct Seen {
+    age: u64,
+    classes: Vec<usize>,
+    groups: Vec<Group>,
 }
 
 /// A move on trial: what it changed, so that it can be taken back.
@@ -271,8 +291,11 @@ struct Trial {
     touched: Vec<bool>,
     /// Readers added or dropped: class, reader, operand, whether added.
     readers: Vec<(usize, (usize, usize), bool)>,
-    /// Classes looked at.
+    /// Classes looked at, as a measure of work.
     work: usize,
+    /// Classes whose surroundings the price depends on, and row kernels.
+    looked: Vec<usize>,
+    groups: Vec<Group>,
     /// Classes to look at, each once at a time.
     queue: VecDeque<usize>,
     queued: Vec<bool>,
@@ -294,6 +317,7 @@ impl Trial {
         let class = self.queue.pop_front()?;
         self.queued[class] = false;
         self.work += 1;
+        self.looked.push(class);
         Some(class)
     }
 }
@@ -310,6 +334,8 @@ impl<'x> Standing<'x> {
             height: vec![0; count],
             readers: vec![vec![]; count],
             groups: Groups::default(),
+            age: 0,
+            changed: vec![0; count],
             trial: Trial {
                 touched: vec![false; count],
                 queued: vec![false; count],
@@ -346,10 +372,19 @@ impl<'x> Standing<'x> {
         self.renew();
     }
 
-    /// Takes a move where the price falls, and says whether it did; uses up `left`.
-    pub fn improve(&mut self, to: &[(usize, usize)], left: &mut usize) -> bool {
+    /// Takes a move where the price falls, and says whether it did; uses up `left`. `seen` keeps
+    /// what an earlier trial of the same move looked at.
+    pub(super) fn improve(
+        &mut self,
+        to: &[(usize, usize)],
+        seen: &mut Option<Seen>,
+        left: &mut usize,
+    ) -> bool {
         // A class that is not reached has no price.
         if to.iter().all(|&(c, k)| self.selection[c] == k || !self.chosen[c].live) {
+            return false;
+        }
+        if seen.as_ref().is_some_and(|seen| self.is_as(seen)) {
             return false;
         }
         let change = self.set(to).then(|| self.change());
@@ -357,10 +392,28 @@ impl<'x> Standing<'x> {
         let gain = change.filter(|c| c.seconds < -1e-12 * self.total.seconds);
         match gain {
             Some(change) => self.keep(change),
-            None => self.take_back(),
+            None => {
+                *seen = Some(self.seen(to));
+                self.take_back();
+            }
         }
         *left = left.saturating_sub(self.trial.work);
         gain.is_some()
+    }
+
+    /// The classes and kernels that the move on trial looked at.
+    fn seen(&mut self, to: &[(usize, usize)]) -> Seen {
+        let mut classes = self.trial.looked.clone();
+        classes.extend(to.iter().map(|(class, _)| class));
+        classes.sort_unstable();
+        classes.dedup();
+        Seen { age: self.age, classes, groups: self.trial.groups.clone() }
+    }
+
+    /// Whether nothing of what a move looked at has changed since.
+    pub(super) fn is_as(&mut self, seen: &Seen) -> bool {
+        seen.classes.iter().all(|&c| self.changed[c] <= seen.age)
+            && seen.groups.iter().all(|&g| self.groups.members(g).changed <= seen.age)
     }
 
     /// Takes a move and gives the change in price; `None`, and nothing taken, where it turns in a
@@ -467,6 +520,8 @@ impl<'x> Standing<'x> {
     /// circle.
     fn set(&mut self, to: &[(usize, usize)]) -> bool {
         self.trial.work = 0;
+        self.trial.looked.clear();
+        self.trial.groups.clear();
         let mut dropped = vec![];
         let mut changed = vec![];
         for &(class, k) in to {
@@ -588,6 +643,7 @@ impl<'x> Standing<'x> {
             }
         }
         self.trial.work += seen.len();
+        self.trial.looked.extend(&seen);
         seen.into_iter().for_each(|class| state[class] = Visit::New);
         self.trial.visits = state;
         sound
@@ -638,6 +694,7 @@ impl<'x> Standing<'x> {
             change += now;
             change -= charge;
             if group != joins {
+                self.trial.groups.extend([group, joins].into_iter().flatten());
                 self.groups.leave(group);
                 self.groups.join(joins);
             }
@@ -738,6 +795,7 @@ impl<'x> Standing<'x> {
     fn keep(&mut self, change: Total) {
         self.settle_heights();
         self.total += change;
+        self.grow_older();
         for n in 0..self.trial.chosen.len() {
             let class = self.trial.chosen[n].0;
             if !self.chosen[class].live {
@@ -745,6 +803,32 @@ impl<'x> Standing<'x> {
             }
         }
         self.forget();
+    }
+
+    /// Marks what the move on trial changed, and what stands next to it: prices of moves that
+    /// looked there are out of date.
+    fn grow_older(&mut self) {
+        self.age += 1;
+        let trial = std::mem::take(&mut self.trial);
+        let differ = trial.chosen.iter().filter(|(class, before)| self.chosen[*class] != *before);
+        let classes: Vec<usize> = differ
+            .map(|(class, _)| *class)
+            .chain(trial.set.iter().map(|(class, _)| *class))
+            .chain(trial.readers.iter().map(|(class, ..)| *class))
+            .collect();
+        for class in classes {
+            self.changed[class] = self.age;
+            for &child in &self.choice(class).children {
+                self.changed[child] = self.age;
+            }
+            for &(reader, _) in &self.readers[class] {
+                self.changed[reader] = self.age;
+            }
+        }
+        for &group in &trial.groups {
+            self.groups.members(group).changed = self.age;
+        }
+        self.trial = trial;
     }
 
     /// Takes the move back that was set.

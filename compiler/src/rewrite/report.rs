@@ -8,7 +8,7 @@ use crate::ir::{Extents, Function, Module, cost};
 use crate::op::{Class, Moved};
 use egg::{Id, StopReason};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// The fate of all functions of a model, in order.
@@ -240,41 +240,39 @@ pub(super) fn sharing(module: &Module, f: &Function, shared: &[usize]) -> Vec<Fi
     vec![Firing { rule: super::rules::SHARE.into(), sites, used: true, saved, proof: None }]
 }
 
-/// The original nodes that a firing found an equal for; a firing on what another made has none.
-pub(super) fn sites(
-    module: &Module,
-    f: &Function,
-    graph: &Graph,
-    values: &[Id],
-    pairs: &[(Id, Id)],
-) -> Vec<String> {
-    let defined = f.definitions();
-    let mut found: Vec<usize> = vec![];
-    for (old, _) in pairs {
-        let class = graph.find(*old);
-        let of = values.iter().enumerate().filter(|(_, v)| graph.find(**v) == class);
-        // The last value of a class is the one that was computed from the others.
-        if let Some(n) = of.filter_map(|(v, _)| defined[v]).next_back() {
-            found.push(n);
-        }
-        if let Some(n) = node_of(graph, values, &defined, class) {
-            found.push(n);
-        }
-    }
-    found.sort();
-    found.dedup();
-    found.into_iter().map(|n| module.show_node(f, &f.nodes[n])).collect()
+/// The original node of each class: the last of those whose values it holds, and the one with
+/// several results whose tuple it is.
+pub(super) struct Sites<'f> {
+    module: &'f Module,
+    function: &'f Function,
+    last: HashMap<Id, usize>,
+    tuples: HashMap<Id, usize>,
 }
 
-/// The node with several results whose tuple is the class.
-fn node_of(graph: &Graph, values: &[Id], defined: &[Option<usize>], class: Id) -> Option<usize> {
-    values.iter().enumerate().find_map(|(v, id)| {
-        let tuple = match graph.id_to_node(*id) {
-            super::language::Term::Result(_, x) => graph.find(*x),
-            _ => return None,
-        };
-        (tuple == class).then(|| defined[v])?
-    })
+impl<'f> Sites<'f> {
+    /// Of a function whose values stand in the classes `values`.
+    pub(super) fn new(module: &'f Module, function: &'f Function, graph: &Graph, values: &[Id]) -> Self {
+        let (mut last, mut tuples) = (HashMap::new(), HashMap::new());
+        for (id, node) in values.iter().zip(function.definitions()) {
+            let Some(node) = node else { continue };
+            // The last value of a class is the one that was computed from the others.
+            last.insert(graph.find(*id), node);
+            if let super::language::Term::Result(_, x) = graph.id_to_node(*id) {
+                tuples.entry(graph.find(*x)).or_insert(node);
+            }
+        }
+        Sites { module, function, last, tuples }
+    }
+
+    /// The original nodes that a firing found an equal for; a firing on what another made has none.
+    pub(super) fn of(&self, graph: &Graph, pairs: &[(Id, Id)]) -> Vec<String> {
+        let classes = pairs.iter().map(|(old, _)| graph.find(*old));
+        let mut found: Vec<usize> =
+            classes.flat_map(|c| [self.last.get(&c), self.tuples.get(&c)]).flatten().copied().collect();
+        found.sort();
+        found.dedup();
+        found.into_iter().map(|n| self.module.show_node(self.function, &self.function.nodes[n])).collect()
+    }
 }
 
 /// Explains each used firing.
