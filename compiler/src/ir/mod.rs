@@ -198,6 +198,15 @@ impl Function {
         defined
     }
 
+    /// The results that each value is, by their numbers.
+    pub fn returns(&self) -> Vec<Vec<usize>> {
+        let mut returns = vec![vec![]; self.types.len()];
+        for (k, (_, v)) in self.results.iter().enumerate() {
+            returns[v.index()].push(k);
+        }
+        returns
+    }
+
     /// Indices of the nodes that read each value, each once, in order.
     pub fn readers(&self) -> Vec<Vec<usize>> {
         let mut readers: Vec<Vec<usize>> = vec![vec![]; self.types.len()];
@@ -234,6 +243,21 @@ impl Module {
         };
         assert_eq!(self.dims[index], size, "dimension {index} made twice with different sizes");
         Dim(index as u32)
+    }
+
+    /// Takes in the dimensions of `own`, which began as a copy of this module: those that both made
+    /// are one, and `functions` over `own` are renumbered.
+    pub fn adopt<'f>(&mut self, own: &Module, functions: impl Iterator<Item = &'f mut Function>) {
+        if Arc::ptr_eq(&self.dims, &own.dims) {
+            return;
+        }
+        let map: Vec<Dim> = own.dims.iter().map(|(name, &size)| self.dim(name.as_str(), size)).collect();
+        if map.iter().enumerate().all(|(i, d)| d.0 as usize == i) {
+            return;
+        }
+        for f in functions {
+            text::each_dim_of(f, &mut |d| *d = map[d.0 as usize]);
+        }
     }
 
     /// Size of a dimension.

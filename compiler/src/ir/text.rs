@@ -153,7 +153,7 @@ impl Module {
 
     /// Everything about an operation but its name: each attribute behind a space.
     fn show_attributes(&self, op: &Op) -> String {
-        let mut printer = Printer { module: self, out: String::new(), dims: vec![] };
+        let mut printer = Printer { module: self, out: String::new() };
         // Printing refuses nothing.
         let _ = op.clone().attributes(&mut printer);
         printer.out
@@ -192,8 +192,6 @@ pub(crate) trait Attributes {
 struct Printer<'m> {
     module: &'m Module,
     out: String,
-    /// Dimensions printed so far.
-    dims: Vec<Dim>,
 }
 
 impl Printer<'_> {
@@ -210,12 +208,10 @@ impl Attributes for Printer<'_> {
     }
 
     fn dim(&mut self, dim: &mut Dim) -> Parsed<()> {
-        self.dims.push(*dim);
         self.push(&name(self.module.name(*dim)))
     }
 
     fn dims(&mut self, dims: &mut Vec<Dim>) -> Parsed<()> {
-        self.dims.extend(&*dims);
         self.push(&self.module.show_dims(dims))
     }
 
@@ -240,8 +236,6 @@ impl Attributes for Printer<'_> {
     }
 
     fn function(&mut self, function: &mut Function) -> Parsed<()> {
-        self.dims.extend(function.types.iter().flat_map(|ty| &ty.dims));
-        self.dims.extend(function.nodes.iter().flat_map(|node| node.op.dims()));
         let body = self.module.show_body(function);
         let lines: Vec<String> =
             body.lines().map(|l| if l.is_empty() { String::new() } else { format!("  {l}") }).collect();
@@ -329,12 +323,75 @@ impl Attributes for Reader<'_, '_> {
     }
 }
 
+/// A visitor of dimensions alone; it prints nothing, since each function is verified after each
+/// pass.
+struct EachDim<'v>(&'v mut dyn FnMut(&mut Dim));
+
+impl Attributes for EachDim<'_> {
+    fn word(&mut self, _: &'static str) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn dim(&mut self, dim: &mut Dim) -> Parsed<()> {
+        (self.0)(dim);
+        Ok(())
+    }
+
+    fn dims(&mut self, dims: &mut Vec<Dim>) -> Parsed<()> {
+        dims.iter_mut().for_each(&mut *self.0);
+        Ok(())
+    }
+
+    fn dtype(&mut self, _: &mut DType) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn float(&mut self, _: &mut f64) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn integer(&mut self, _: &mut u64) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn flag(&mut self, _: &'static str, _: &mut bool) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn choice(&mut self, _: &[&'static str], _: &mut usize) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn function(&mut self, function: &mut Function) -> Parsed<()> {
+        each_dim_of(function, self.0);
+        Ok(())
+    }
+
+    fn text(&mut self, _: &mut String) -> Parsed<()> {
+        Ok(())
+    }
+
+    fn refuse(&mut self, _: String) -> Parsed<()> {
+        Ok(())
+    }
+}
+
 /// The dimensions among an operation's attributes.
 pub(crate) fn named_dims(op: &Op) -> Vec<Dim> {
-    let mut printer = Printer { module: &Module::default(), out: String::new(), dims: vec![] };
-    // Printing refuses nothing.
-    let _ = op.clone().attributes(&mut printer);
-    printer.dims
+    let mut named = vec![];
+    each_dim(&mut op.clone(), &mut |d| named.push(*d));
+    named
+}
+
+fn each_dim(op: &mut Op, visit: &mut dyn FnMut(&mut Dim)) {
+    // Nothing is refused.
+    let _ = op.attributes(&mut EachDim(visit));
+}
+
+/// Visits the dimensions of a function's types and operations.
+pub(super) fn each_dim_of(function: &mut Function, visit: &mut dyn FnMut(&mut Dim)) {
+    function.types.iter_mut().flat_map(|ty| &mut ty.dims).for_each(&mut *visit);
+    function.nodes.iter_mut().for_each(|node| each_dim(&mut node.op, visit));
 }
 
 /// The words of a result's binding, with a blank behind them; none for a value of the caller, and

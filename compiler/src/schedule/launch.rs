@@ -23,6 +23,8 @@ pub(super) struct Emit<'a> {
     pub defined: Vec<Option<usize>>,
     /// Nodes that read a value.
     readers: Vec<Vec<usize>>,
+    /// Results that a value is.
+    returns: Vec<Vec<usize>>,
     bind: &'a [Bind],
     /// Memory of values that have some.
     memory: HashMap<Value, View>,
@@ -45,6 +47,7 @@ pub(super) fn emit(module: &Module, placed: &Placed, bind: &[Bind]) -> Result<Sc
         needs,
         defined: f.definitions(),
         readers: f.readers(),
+        returns: f.returns(),
         bind,
         memory,
         temps: vec![],
@@ -92,10 +95,9 @@ impl<'a> Emit<'a> {
     /// The result that the new value `v` is written to, and whether it is added there. A value that
     /// is several results, as the gradient of two biases of one sum, is read for the others.
     fn result(&self, v: Value, may_add: bool) -> Option<(usize, bool)> {
-        let twice = self.f.results.iter().filter(|(_, r)| *r == v).count() > 1;
-        let used = twice || !self.readers[v.index()].is_empty();
-        let results = self.f.results.iter().zip(self.bind).enumerate();
-        results.filter(|(i, ((_, r), _))| *r == v && !self.done[*i]).find_map(|(i, (_, bind))| match bind {
+        let results = &self.returns[v.index()];
+        let used = results.len() > 1 || !self.readers[v.index()].is_empty();
+        results.iter().filter(|&&i| !self.done[i]).find_map(|&i| match self.bind[i] {
             Bind::Store => Some((i, false)),
             Bind::Add if may_add && !used => Some((i, true)),
             Bind::Add | Bind::State(_) | Bind::Ignore => None,
@@ -252,7 +254,7 @@ impl<'a> Emit<'a> {
     pub(super) fn leaves_kernel(&self, v: Value, node: usize) -> bool {
         let inside = |i: usize| self.levels[i] == self.levels[node] && self.kinds[i] == self.kinds[node];
         self.readers[v.index()].iter().any(|&i| !inside(i))
-            || self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
+            || self.returns[v.index()].iter().any(|&i| self.bind[i] != Bind::Ignore)
     }
 
     /// The value that a product is stored as: itself, or what it is cast to.

@@ -251,11 +251,12 @@ fn sink(f: &Function, kinds: &[Kind], levels: &mut [u32], defined: &[Option<usiz
             }
         }
     }
+    let returns = f.returns();
     for i in (0..f.nodes.len()).rev() {
         if !matches!(kinds[i], Kind::Row(..)) {
             continue;
         }
-        if sums_rows(f, &f.nodes[i]) || f.results.iter().any(|(_, v)| f.nodes[i].results().any(|r| r == *v)) {
+        if sums_rows(f, &f.nodes[i]) || f.nodes[i].results().any(|r| !returns[r.index()].is_empty()) {
             continue;
         }
         let Some(users) = readers.get(&i) else { continue };

@@ -57,11 +57,14 @@ struct Kernels<'a> {
     kinds: &'a [Kind],
     /// Levels: those of anchors rise where what they read is made later.
     levels: Vec<u32>,
-    bind: &'a [Bind],
+    /// Whether a value is a result that is wanted.
+    returned: Vec<bool>,
     defined: Vec<Option<usize>>,
     /// Which nodes read a value.
     readers: Vec<Vec<usize>>,
     groups: Vec<RowGroup>,
+    /// Groups, those of lower levels first.
+    by_level: Vec<usize>,
     /// The group of a row node.
     group: Vec<Option<usize>>,
     /// The nodes of each group, copies not among them.
@@ -81,7 +84,8 @@ impl<'a> Kernels<'a> {
         for (i, node) in f.nodes.iter().enumerate() {
             let Kind::Row(rows, need) = &kinds[i] else { continue };
             let same = |g: &RowGroup| g.level == levels[i] && g.rows == *rows && g.need == *need;
-            let at = groups.iter().position(same).unwrap_or_else(|| {
+            // That of the node before is among the last.
+            let at = groups.iter().rposition(same).unwrap_or_else(|| {
                 let (rows, need) = (rows.clone(), *need);
                 groups.push(RowGroup {
                     level: levels[i],
@@ -98,13 +102,17 @@ impl<'a> Kernels<'a> {
             groups[at].there.extend(node.inputs.iter().copied().chain(node.results()));
         }
         let (levels, defined) = (levels.clone(), f.definitions());
+        let wanted = |results: Vec<usize>| results.into_iter().any(|k| bind[k] != Bind::Ignore);
+        let mut by_level: Vec<usize> = (0..groups.len()).collect();
+        by_level.sort_by_key(|&g| groups[g].level);
         Kernels {
             module,
             f,
             needs,
             kinds,
             levels,
-            bind,
+            returned: f.returns().into_iter().map(wanted).collect(),
+            by_level,
             defined,
             readers: f.readers(),
             groups,
@@ -172,7 +180,7 @@ impl<'a> Kernels<'a> {
     }
 
     fn returned(&self, v: Value) -> bool {
-        self.f.results.iter().zip(self.bind).any(|((_, r), b)| *r == v && *b != Bind::Ignore)
+        self.returned[v.index()]
     }
 
     /// Whether group `g` has a copy of what makes the value.
@@ -216,11 +224,11 @@ impl<'a> Kernels<'a> {
     /// The same for all operands of a node, with the node itself.
     fn cost_of_node(&self, g: usize, n: usize, chain: usize) -> Option<(u64, BTreeSet<usize>)> {
         let (mut bytes, mut nodes) = (0, BTreeSet::from([n]));
-        let mut seen = HashSet::new();
-        for &v in &self.f.nodes[n].inputs {
+        let inputs = &self.f.nodes[n].inputs;
+        for (k, &v) in inputs.iter().enumerate() {
             let (more, made) = self.cost(g, v, chain)?;
             nodes.extend(made);
-            bytes += if seen.insert(v) { more } else { 0 };
+            bytes += if inputs[..k].contains(&v) { 0 } else { more };
         }
         Some((bytes, nodes))
     }
@@ -305,17 +313,21 @@ impl<'a> Kernels<'a> {
             };
             let first = readers.iter().map(|&r| self.levels[r]).min().unwrap_or(0);
             let wait = readers.iter().all(last);
-            let fits = |g: usize| {
+            let fits = |&g: &usize| {
                 let level = self.groups[g].level;
                 // Anchors read every row that the value is needed for: a kernel of fewer rows would
                 // leave some unwritten.
-                if self.groups[g].need != *need || !self.copyable(g, n) || level > first && !wait {
+                if self.groups[g].need != *need || !self.copyable(g, n) {
                     return None;
                 }
                 let (bytes, made) = self.cost_of_node(g, n, CHAIN)?;
                 (bytes == 0).then(|| (made.len(), level.abs_diff(first), g, made))
             };
-            let best = (0..self.groups.len()).filter_map(fits).min_by_key(|&(work, apart, ..)| (work, apart));
+            let from = self.by_level.partition_point(|&g| self.groups[g].level <= self.levels[n]);
+            let most = if wait { u32::MAX } else { first };
+            let to = self.by_level.partition_point(|&g| self.groups[g].level <= most).max(from);
+            let later = self.by_level[from..to].iter();
+            let best = later.filter_map(fits).min_by_key(|&(work, apart, g, _)| (work, apart, g));
             if let Some((_, _, g, made)) = best {
                 self.copy(g, &made);
                 for r in readers {
