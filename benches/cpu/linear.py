@@ -103,9 +103,10 @@ class Layers(torch.nn.Module):
     def __init__(self, kind):
         super().__init__()
         if kind == "gated_delta":
-            config = OlmoHybridConfig(hidden_size=HIDDEN, linear_num_value_heads=4, linear_num_key_heads=4, num_hidden_layers=LAYERS,
+            # Its check demands a layer of attention, which no layer of the model is made from.
+            config = OlmoHybridConfig(hidden_size=HIDDEN, linear_num_value_heads=4, linear_num_key_heads=4, num_hidden_layers=LAYERS + 1,
                                       linear_key_head_dim=48, linear_value_head_dim=96, linear_allow_neg_eigval=False,
-                                      layer_types=["linear_attention"] * LAYERS)
+                                      layer_types=["linear_attention"] * LAYERS + ["full_attention"])
             mixer = OlmoHybridGatedDeltaNet
         else:
             config = Mamba2Config(hidden_size=HIDDEN, num_heads=8, head_dim=64, state_size=128, n_groups=1, num_hidden_layers=LAYERS,
